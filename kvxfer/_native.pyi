@@ -1,0 +1,221 @@
+"""Reference of the compiled module: the agent's native half.
+
+Conversion only; what is a number here gets its meaning in the Python package. No call holds the
+GIL while it waits or while bytes move. Times are seconds as float, timestamps are nanoseconds of
+CLOCK_MONOTONIC, sizes are bytes. A failing call raises ``NativeError(code, message)``, with
+``code`` one of native/include/kvxfer/status.h; ``kvxfer.errors.translate`` makes the public
+exception of it.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__version__: str
+#: code name -> number, e.g. ``CODES["lease-ended"] == 31``.
+CODES: Final[dict[str, int]]
+#: "avx512-nt", "avx2-nt" or "memcpy": what the copy executor chose on this machine.
+COPY_KERNEL: Final[str]
+#: sizeof(CopyLoop), for the check of plan.LOOP_DTYPE.
+COPY_LOOP_NBYTES: Final[int]
+
+class NativeError(Exception):
+    """``args == (code, message)``."""
+
+class PoolMemory:
+    """Shareable memory of this process: a sealed memfd, mapped with guard pages around it.
+
+    The mapping lives as long as this object or any array made from it.
+    """
+
+    def __init__(self, nbytes: int, name: str, huge_pages: bool = True, numa_node: int = -1) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def page_kind(self) -> str:
+        """``"hugetlb"``, ``"transparent-huge"`` or ``"base"``: what the kernel gave."""
+    @property
+    def seals(self) -> tuple[str, ...]:
+        """Seals in force, e.g. ``("grow", "shrink", "future-write", "seal")``."""
+    def array(self) -> NDArray[np.uint8]:
+        """All bytes, writable, no copy; keeps this object alive."""
+
+class Handle:
+    """One end of a transfer, or an expectation (the receiver's handle of what peers will write)."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def state(self) -> str:
+        """``"pending"``, ``"done"``, ``"failed"`` or ``"cancelled"``; the last three are final."""
+    @property
+    def code(self) -> int:
+        """Why it ended; 0 while pending and when done."""
+    @property
+    def message(self) -> str: ...
+    @property
+    def failed_blocks(self) -> NDArray[np.uint32]:
+        """This end's block ids whose bytes cannot be relied on. Empty unless failed or cancelled."""
+    @property
+    def rails(self) -> tuple[str, ...]:
+        """Transports that moved bytes of it, as seen at this end."""
+    @property
+    def posted_ns(self) -> int: ...
+    @property
+    def first_piece_ns(self) -> int:
+        """First piece in place (destination end; 0 before, and at a source)."""
+    @property
+    def ended_ns(self) -> int: ...
+    def wait(self, timeout_s: float) -> bool:
+        """Drives progress until the state is final or the time is over; True when final.
+        ``timeout_s < 0`` waits without bound. Raises NativeError(kClosed) when the agent closes
+        first. Python signal handlers run at least every 100 ms."""
+    def wait_layer(self, layer: int, timeout_s: float) -> bool:
+        """The same for the arrival of ``layer`` (destination ends); True also when final."""
+    def layer_arrived(self, layer: int) -> bool: ...
+    def watch_layer(self, layer: int) -> bool:
+        """Asks for one LAYER event for ``layer``; True when it is in already (no event then)."""
+    def layers_ready(self, layers: int) -> None:
+        """Source of a write: the first ``layers`` layers are final and may be fetched."""
+    def cancel(self) -> None:
+        """Ends it; asynchronous: the state is final when the last byte can no longer move."""
+
+class Event:
+    """One entry of the completion ring."""
+
+    @property
+    def kind(self) -> str:
+        """``"ended"`` (handle), ``"layer"`` (handle, layer), ``"notification"`` (peer, payload),
+        ``"peer-up"``, ``"peer-lost"`` (peer, code, message), ``"region"``, ``"region-gone"`` (peer,
+        region), ``"lease-granted"`` (peer, lease: a peer granted it to us), ``"lease-ended"``
+        (lease, code; ``held`` tells whose)."""
+    @property
+    def handle(self) -> int: ...
+    @property
+    def peer(self) -> int: ...
+    @property
+    def region(self) -> int: ...
+    @property
+    def lease(self) -> int: ...
+    @property
+    def held(self) -> bool: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def code(self) -> int: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def payload(self) -> bytes: ...
+
+class AgentCore:
+    """An agent: its sockets, its progress thread, its tables.
+
+    ``options`` is a dict with exactly these keys (kvxfer/agent.py: AgentOptions gives defaults):
+    ``listen`` ("tcp://127.0.0.1:0", or "" to accept nobody), ``secret`` (bytes, b"" for none),
+    ``transports`` (list of "loopback", "shm", "tcp"), ``tcp_rails`` (int), ``silent_timeout_s``,
+    ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us`` (int),
+    ``integrity`` (bool), ``max_transfers_per_peer`` (int), ``faults`` (str, "" or the seed and
+    rates of kvxfer.testing).
+    """
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None: ...
+    @property
+    def address(self) -> str:
+        """Where it listens, port filled in; "" when it accepts nobody."""
+    @property
+    def incarnation(self) -> bytes: ...
+    @property
+    def event_fd(self) -> int:
+        """Readable while events wait, once armed by a ``drain`` that returned an empty list."""
+    def drain(self, max_events: int = 256) -> list[Event]: ...
+    def poll(self) -> bool:
+        """Drives progress once without blocking; True when anything moved or an event waits."""
+    def close(self, timeout_s: float) -> None:
+        """Fences and ends everything, says goodbye to peers, joins the thread. Idempotent."""
+    def stats(self) -> dict[str, int]: ...
+
+    # Regions. `spans`: int64 [n, 2] of address and nbytes, ascending. `footprint`: the loops
+    # (plan.LOOP_DTYPE; the dst half is used) that say which bytes block 0 of each layer owns.
+    def register(
+        self, name: str, spans: NDArray[np.int64], num_blocks: int, footprint: NDArray[np.void], layout: bytes
+    ) -> int: ...
+    def region_kind(self, region: int) -> str:
+        """``"pool"`` or ``"foreign"``."""
+    def deregister(self, region: int) -> None:
+        """Fences: when it returns no byte of the region is touched. Its transfers fail."""
+
+    # Peers: a peer is one session.
+    def connect(self, address: str, timeout_s: float) -> int:
+        """Blocks (without the GIL) until the session is open, its rails are up and its regions
+        are known."""
+    def begin_connect(self, address: str, timeout_s: float) -> int:
+        """The same without waiting: a "peer-up" or "peer-lost" event follows."""
+    def disconnect(self, peer: int) -> None: ...
+    def peer(self, peer: int) -> dict[str, Any]:
+        """``name``, ``incarnation`` (bytes), ``state`` ("connecting", "open", "lost"), ``rails``
+        (list of "shm", "tcp", ..., alive), ``notes`` (list of sentences: what was tried and is
+        not used, and why), ``code``, ``message``."""
+    def peers(self) -> list[int]: ...
+    def peer_regions(self, peer: int) -> list[dict[str, Any]]:
+        """``id``, ``name``, ``base``, ``nbytes``, ``num_blocks``, ``layout`` (bytes), ``path``
+        (the transport that will be used, "" for none yet), ``notes``."""
+
+    # A program between a local and a remote region; `write`: the source is local.
+    def install_program(
+        self, peer: int, write: bool, src_region: int, dst_region: int, num_layers: int, loops: NDArray[np.void]
+    ) -> int: ...
+
+    # Block tables: uint32, one dimension. Validated here; nothing was posted when it raises.
+    def post(
+        self,
+        peer: int,
+        program: int,
+        src_blocks: NDArray[np.uint32],
+        dst_blocks: NDArray[np.uint32],
+        first_layer: int,
+        num_layers: int,
+        layers_ready: int,
+        notify: bytes,
+        priority: int,
+        timeout_s: float,
+        integrity: bool,
+    ) -> Handle:
+        """Posts a write or a read, whichever the program is for. ``layers_ready`` counts from
+        ``first_layer`` (writes; reads take all)."""
+
+    def expect(
+        self,
+        tag: bytes,
+        region: int,
+        blocks: NDArray[np.uint32],
+        first_layer: int,
+        num_layers: int,
+        peer: int,
+        timeout_s: float,
+    ) -> Handle:
+        """Lets transfers whose ``notify`` equals ``tag`` write these blocks (``peer`` < 0: any
+        peer's), and is done when every layer of every block has arrived."""
+
+    # Leases that this agent grants; `blocks` empty and `all_blocks`: the whole region.
+    def grant(
+        self, peer: int, region: int, write: bool, all_blocks: bool, blocks: NDArray[np.uint32], ttl_s: float,
+        renewable: bool,
+    ) -> int: ...
+    def revoke(self, lease: int) -> None:
+        """Fences: when it returns no byte moves under the lease. Idempotent."""
+    def lease_state(self, lease: int) -> str:
+        """``"active"``, ``"revoked"``, ``"expired"`` or ``"peer-lost"``, ``"region-gone"``."""
+
+def crc32c(data: bytes) -> int: ...
+def sha256(data: bytes) -> bytes: ...
+def siphash128(key: bytes, data: bytes) -> bytes: ...
+def decode_frame(frame: bytes) -> str:
+    """For the fuzz test: the message's type name, or raises NativeError(kProtocol)."""
+def expand(
+    loops: NDArray[np.void], layer: int, src_blocks: NDArray[np.uint32], dst_blocks: NDArray[np.uint32]
+) -> NDArray[np.uint64]:
+    """The runs [n, 3] (src_offset, dst_offset, nbytes) of one layer, as every executor sees them."""

@@ -1,0 +1,103 @@
+// One authenticated conversation between two agents. No I/O, no clock, no threads: whole frames
+// and the time come in, frames to send and messages come out.
+//
+// Handshake (mutual challenge-response over a shared secret; an empty secret runs the same
+// steps and proves nothing, which is why an agent without one listens on loopback alone):
+//   initiator  HELLO{nonce_i, identity_i}
+//   acceptor   CHALLENGE{nonce_r, identity_r, session, proof_r}
+//   initiator  PROOF{proof_i}
+// transcript = sha256(HELLO body || CHALLENGE body without its proof)
+// proof_r = hmac(secret, "kvxfer/1 acceptor" || transcript), proof_i with "initiator";
+// keys = hmac(secret, "kvxfer/1 keys <i->r | r->i | rails>" || transcript).
+// Afterwards every frame carries the next sequence number and a mac under its direction's key.
+// Anything else - a gap, a repetition, a bad mac, a frame that its state does not allow - closes
+// the session with kProtocol or kAuthFailed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/wire.h"
+
+namespace kvxfer {
+
+using Time = std::int64_t;  // monotonic nanoseconds
+inline constexpr Time kNever = INT64_MAX;
+
+using RandomSource = std::function<void(std::span<std::byte>)>;
+
+struct SessionConfig {
+  std::string secret;
+  wire::Identity self;
+  Time handshake_timeout_ns = 2'000'000'000;
+  Time heartbeat_ns = 500'000'000;   // sent when nothing else was for this long
+  Time silent_ns = 2'000'000'000;    // nothing heard for this long: the peer is lost
+};
+
+enum class SessionRole : std::uint8_t { kInitiator, kAcceptor };
+
+enum class SessionState : std::uint8_t { kAwaitHello, kAwaitChallenge, kAwaitProof, kOpen, kClosed };
+enum class SessionEvent : std::uint8_t { kHello, kChallenge, kProof, kMessage, kViolation, kHandshakeTimeout,
+                                         kSilence, kConnectionLost, kClose };
+
+struct SessionTransition { SessionState from; SessionEvent event; SessionState to; };
+// Every transition there is; a pair that is not listed is a violation (frames) or ignored (timers).
+std::span<const SessionTransition> session_transitions() noexcept;
+
+class Session {
+ public:
+  // An initiator has its HELLO in take_output() at once.
+  Session(SessionRole role, const SessionConfig& config, Time now, const RandomSource& random);
+
+  // Consumes one whole frame (header, body, mac). Returns the message for the layer above, or
+  // nothing where the session handled it itself (handshake, heartbeats). An error means that the
+  // session closed, with the reason; output that is left should still be flushed.
+  Result<std::optional<wire::Message>> receive(Time now, wire::ByteSpan frame);
+
+  // Seals one message for the peer. Only while open.
+  void send(Time now, const wire::Message& message);
+
+  // Heartbeats due go to the output; kPeerSilent or kAuthFailed (handshake) when time ran out.
+  Status on_time(Time now);
+  Time next_deadline() const noexcept;
+
+  void connection_lost();         // end of the socket
+  void close(Time now, Code code, std::string text);  // sends GOODBYE where open
+
+  // Frames to write to the connection, in order; empties the queue.
+  std::vector<wire::Bytes> take_output();
+
+  SessionState state() const noexcept { return state_; }
+  SessionRole role() const noexcept { return role_; }
+  const wire::Identity& peer() const noexcept { return peer_; }  // once open (acceptor: once PROOF is in)
+  const wire::Id128& id() const noexcept { return session_; }
+  std::uint32_t max_body() const noexcept;  // of the next frame: small until authenticated
+
+  // Renewals: the number of the newest HEARTBEAT that the peer acknowledged was sent at this
+  // time; the holder of a lease counts its ttl from here.
+  Time acknowledged_heartbeat_sent_at() const noexcept { return acked_sent_at_; }
+  // The newest time at which the peer proved to be alive with a HEARTBEAT: renewals of its leases.
+  Time last_heartbeat_at() const noexcept { return last_heartbeat_at_; }
+
+  // Rail sockets are bound to the session: the initiator's first frame, the acceptor's check of
+  // it (each rail index is accepted once in a session), the acceptor's answer and its check.
+  wire::Bytes rail_hello(std::uint16_t rail, std::string_view transport) const;
+  bool verify_rail_hello(const wire::RailHello& hello);
+  wire::Bytes rail_welcome(std::uint16_t rail) const;
+  bool verify_rail_welcome(std::uint16_t rail, const wire::RailWelcome& welcome) const;
+
+ private:
+  // (filled in by session.cpp's needs)
+  SessionRole role_;
+  SessionState state_;
+  wire::Identity peer_;
+  wire::Id128 session_{};
+  Time acked_sent_at_ = 0;
+  Time last_heartbeat_at_ = 0;
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,218 @@
+// The interface of a transport. One instance is one rail of this agent; it serves many peers.
+//
+// Threads: every method is called under the agent's progress gate, so by one thread at a time,
+// never concurrently. Nothing here blocks, nothing here takes the GIL.
+//
+// The flow: the progress thread authenticates a stream socket for each (peer, rail) and hands it
+// to connect(). tcp moves pages over that socket, shm passes descriptors over it, verbs would
+// exchange queue pairs over it; for all of them its end is the rail's death.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvxfer/copy_program.h"
+#include "kvxfer/status.h"
+
+namespace kvxfer {
+
+using PeerId = std::uint32_t;      // a transport's own number for a connected peer
+using WorkId = std::uint64_t;      // unique in the agent, never reused
+using RegionId = std::uint64_t;    // unique in its agent, never reused: a region re-registered
+                                   // under the same name has another id (its epoch)
+using TransferId = std::uint64_t;  // unique in a session
+
+// A closed-on-destruction file descriptor.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) noexcept : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    reset(other.release());
+    return *this;
+  }
+  ~UniqueFd() { reset(); }
+  int get() const noexcept { return fd_; }
+  explicit operator bool() const noexcept { return fd_ >= 0; }
+  int release() noexcept { return std::exchange(fd_, -1); }
+  void reset(int fd = -1) noexcept;
+
+ private:
+  int fd_ = -1;
+};
+
+// Readiness of descriptors, level-triggered. The core's epoll implements it; a test may use its own.
+class Reactor {
+ public:
+  class Handler {
+   public:
+    virtual ~Handler() = default;
+    // `events` are EPOLLIN, EPOLLOUT, EPOLLHUP, EPOLLERR bits. May call add/modify/remove.
+    virtual void on_ready(std::uint32_t events) = 0;
+  };
+  virtual ~Reactor() = default;
+  virtual Status add(int fd, std::uint32_t events, Handler& handler) = 0;
+  virtual void modify(int fd, std::uint32_t events) = 0;
+  virtual void remove(int fd) noexcept = 0;  // call before closing fd
+};
+
+// The source's fence: one generation word for each transfer that it serves. A reader that moved
+// the bytes itself compares the word after its last byte; a source that ends a right bumps it
+// before the pages are used again. Backed by a memfd that peers on this host map read-only.
+class FenceTable {
+ public:
+  static constexpr std::uint32_t kNumSlots = 16384;  // transfers that one agent serves at a time
+  static Result<std::unique_ptr<FenceTable>> create();
+  ~FenceTable();
+
+  int fd() const noexcept { return fd_.get(); }  // sealed: peers can map it read-only alone
+  const std::atomic<std::uint64_t>* words() const noexcept { return words_; }
+  std::uint64_t generation(std::uint32_t slot) const noexcept {
+    return words_[slot].load(std::memory_order_acquire);
+  }
+  // Every reader that compares after this returns sees that its right has ended.
+  void bump(std::uint32_t slot) noexcept;
+
+ private:
+  FenceTable() = default;
+  UniqueFd fd_;
+  std::atomic<std::uint64_t>* words_ = nullptr;
+};
+
+struct MemorySpan {
+  std::uint64_t offset;  // from the region's base
+  std::uint64_t nbytes;
+};
+
+// Memory that the engine registers: some spans at ascending addresses in this process.
+struct LocalRegion {
+  RegionId id = 0;
+  std::byte* base = nullptr;
+  std::vector<MemorySpan> spans;
+  // Where base lies in shareable memory, or memfd < 0 for memory that is not the pool's.
+  int memfd = -1;
+  std::uint64_t memfd_id = 0;      // unique in the agent: two regions may share one pool
+  std::uint64_t memfd_offset = 0;  // of base
+  std::uint64_t memfd_nbytes = 0;  // of the whole memfd
+};
+
+// What a peer must know to reach a region over one kind of transport; opaque to the core,
+// at most kMaxKeyBytes, carried in the REGION frame.
+using RegionKeys = std::vector<std::byte>;
+inline constexpr std::size_t kMaxKeyBytes = 256;
+
+struct RemoteRegion {
+  RegionId id = 0;
+  std::uint64_t base = 0;  // address in the peer's process; 0 where that means nothing
+  std::vector<MemorySpan> spans;
+  RegionKeys keys;
+};
+
+// What the works of one transfer share. Immutable while any of them is posted.
+struct Move {
+  TransferId transfer = 0;
+  std::shared_ptr<const CopyProgram> program;
+  PieceGrid grid;
+  std::vector<std::uint32_t> src_blocks, dst_blocks;  // validated against program and regions
+  std::byte* local_base = nullptr;  // of the region at this end (destination of fetch and
+                                    // receive, source of send)
+  RegionId remote_region = 0;
+};
+
+enum class WorkKind : std::uint8_t {
+  kFetch,       // copy one piece from the peer's region to ours        (one-sided rails)
+  kSend,        // stream one piece of ours to the peer                 (two-sided rails)
+  kReceive,     // land one piece that the peer was asked to send       (two-sided rails)
+  kCheckFence,  // is the source's word still `fence_generation`?       (one-sided rails)
+};
+
+struct Work {
+  WorkId id = 0;
+  WorkKind kind = WorkKind::kFetch;
+  std::uint32_t piece = 0;          // index in move->grid; with move->transfer it names the
+                                    // piece on a two-sided rail
+  std::shared_ptr<const Move> move;
+  std::uint32_t fence_slot = 0;     // kCheckFence
+  std::uint64_t fence_generation = 0;
+};
+
+enum class CompletionKind : std::uint8_t { kWork, kRailUp, kRailDown };
+
+struct Completion {
+  CompletionKind kind = CompletionKind::kWork;
+  WorkId work = 0;     // kWork
+  PeerId peer = 0;     // kRailUp, kRailDown
+  // kWork: kOk; kCancelled; kRailFailed (another rail may redo it); kLeaseEnded (kCheckFence: the
+  // source's word moved on; kReceive: the source stopped in mid-piece); kUnsupported, kSystem.
+  Code code = Code::kOk;
+  std::string detail;  // empty when kOk: no allocation on the fast path
+};
+
+// How little a transport can stop on its own, and at once.
+enum class FenceGrain : std::uint8_t { kWork, kRegion, kPeer };
+
+struct Capabilities {
+  std::string_view name;          // "shm"
+  bool one_sided = false;         // the destination fetches; the source need not act
+  FenceGrain fence = FenceGrain::kWork;
+  std::uint32_t rank = 0;         // lower is preferred where several reach a region
+  std::uint32_t window = 8;       // pieces worth having posted at a time, for each peer
+  std::uint32_t piece_nbytes = 512 * 1024;  // what a piece should hold, about
+};
+
+struct PostResult {
+  std::size_t accepted = 0;  // a prefix; the rest was not touched
+  Code code = Code::kOk;     // why it ended: kOk (all), kAgain, kRailFailed (unknown peer)
+};
+
+struct ConnectInfo {
+  bool initiator = false;     // which end called connect
+  std::uint16_t rail = 0;     // index of this rail in the session
+  std::string peer_name;      // for messages
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual Capabilities capabilities() const noexcept = 0;
+
+  // The keys travel to peers. The memory stays registered until deregister_memory.
+  virtual Result<RegionKeys> register_memory(const LocalRegion& region) = 0;
+  virtual void deregister_memory(RegionId region) noexcept = 0;
+
+  // Takes the authenticated socket. The peer may be used once poll reports kRailUp for it; a
+  // rail that cannot come up reports kRailDown.
+  virtual Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) = 0;
+  // Afterwards nothing lands and nothing is read for this peer; outstanding work completes as
+  // cancelled. Reports no kRailDown.
+  virtual void disconnect(PeerId peer) noexcept = 0;
+
+  // Makes a peer's region reachable by work, or says in words why it is not (kUnsupported).
+  // Valid once the rail is up.
+  virtual Status attach(PeerId peer, const RemoteRegion& region) = 0;
+  virtual void detach(PeerId peer, RegionId region) noexcept = 0;
+
+  // Accepts a prefix. What is accepted completes exactly once through poll, in any order.
+  virtual PostResult post(PeerId peer, std::span<const Work> batch) noexcept = 0;
+
+  // When this returns no byte of the work lands in our memory and none of ours is read for it.
+  // Its completion (kCancelled, unless it had already completed) comes through poll. Unknown ids
+  // are ignored.
+  virtual void cancel(WorkId work) noexcept = 0;
+
+  // Advances work by a bounded amount (about 1 MiB) and reports. Does not block.
+  virtual std::size_t poll(std::span<Completion> completions) noexcept = 0;
+
+  // True while poll has something to do that no descriptor will announce.
+  virtual bool busy() const noexcept = 0;
+};
+
+}  // namespace kvxfer
