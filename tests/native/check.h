@@ -1,0 +1,235 @@
+// A test harness in one header, so that a fresh machine with a compiler alone can run the native
+// tests.
+//
+//   #include "check.h"
+//   TEST(write_after_rail_death_completes_on_survivors) {
+//     REQUIRE(agent.ok());          // a failure ends this test
+//     CHECK_EQ(num_pieces, 12);     // a failure is printed, the test goes on
+//   }
+//
+// The header brings a (weak) main: `./test_x [--seed N] [--list] [part of a test's name]`.
+// It prints one line a failure and ends with "N passed, N failed"; exit status 1 on failure.
+// TESTs must have distinct names in one binary. CHECKs belong on the test's own thread.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <iterator>
+#include <limits>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace check {
+
+struct Case {
+  const char* name;
+  void (*run)();
+};
+
+struct State {
+  std::vector<Case> cases;
+  std::uint64_t seed = 1;
+  const char* current = "";
+  std::size_t num_failures = 0;  // in the current test
+};
+
+inline State& state() {
+  static State the_state;
+  return the_state;
+}
+
+// Of this run: 1 unless --seed says otherwise. Derive every random choice of a test from it.
+inline std::uint64_t seed() { return state().seed; }
+
+// splitmix64: the same numbers on every machine, which <random>'s distributions do not promise.
+class Random {
+ public:
+  explicit Random(std::uint64_t first) : state_(first) {}
+  std::uint64_t next() {
+    std::uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  std::uint64_t below(std::uint64_t bound) { return next() % bound; }  // bound > 0
+  std::uint64_t between(std::uint64_t low, std::uint64_t high) { return low + below(high - low + 1); }
+  bool chance(unsigned percent) { return below(100) < percent; }
+  template <class T>
+  void fill(T* data, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) data[i] = static_cast<T>(next());
+  }
+  template <class Container>
+  void shuffle(Container& items) {
+    for (std::size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[below(i)]);
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+struct RequirementFailed {};
+
+inline void fail(const char* file, int line, const std::string& what) {
+  ++state().num_failures;
+  std::printf("%s:%d: %s: %s\n", file, line, state().current, what.c_str());
+  std::fflush(stdout);
+}
+
+template <class T>
+std::string show(const T& value) {
+  using D = std::decay_t<T>;
+  if constexpr (std::is_same_v<D, bool>) {
+    return value ? "true" : "false";
+  } else if constexpr (std::is_same_v<D, std::byte>) {
+    return std::to_string(std::to_integer<unsigned>(value));
+  } else if constexpr (std::is_enum_v<D>) {
+    return std::to_string(+static_cast<std::underlying_type_t<D>>(value));
+  } else if constexpr (std::is_integral_v<D>) {
+    return std::to_string(+value);
+  } else if constexpr (requires(std::ostream& out) { out << value; }) {
+    std::ostringstream out;
+    out << value;
+    return "\"" + out.str() + "\"";
+  } else if constexpr (requires { std::begin(value); std::end(value); std::size(value); }) {
+    std::string out = "[";
+    std::size_t shown = 0;
+    for (const auto& item : value) {
+      if (shown++ == 16) {
+        out += " ... " + std::to_string(std::size(value)) + " in all";
+        break;
+      }
+      if (shown > 1) out += " ";
+      out += show(item);
+    }
+    return out + "]";
+  } else if constexpr (requires { value.code(); value.message(); }) {
+    return show(value.code()) + " \"" + std::string(value.message()) + "\"";
+  } else if constexpr (requires { value.status(); }) {
+    return show(value.status());
+  } else {
+    return "(" + std::to_string(sizeof(value)) + " bytes)";
+  }
+}
+
+template <class T>
+concept PlainInteger = std::integral<T> && !std::same_as<T, bool> && !std::same_as<T, char>;
+
+// Integers compare by value, whatever their signs and widths.
+template <class A, class B>
+bool equal(const A& a, const B& b) {
+  if constexpr (PlainInteger<A> && PlainInteger<B>) {
+    return std::cmp_equal(a, b);
+  } else {
+    return a == b;
+  }
+}
+
+template <class A, class B>
+bool check_equal(const char* file, int line, const char* text, const A& a, const B& b) {
+  if (equal(a, b)) return true;
+  fail(file, line, std::string(text) + ": " + show(a) + " is not " + show(b));
+  return false;
+}
+
+template <class T>
+bool check_ok(const char* file, int line, const char* text, const T& outcome) {
+  if (outcome.ok()) return true;
+  fail(file, line, std::string(text) + " failed: " + show(outcome));
+  return false;
+}
+
+struct Registration {
+  Registration(const char* name, void (*run)()) { state().cases.push_back({name, run}); }
+};
+
+inline int usage(const char* program) {
+  std::printf("usage: %s [--seed N] [--list] [part of a test's name]\n", program);
+  return 2;
+}
+
+inline int run_all(int argc, char** argv) {
+  std::string filter;
+  bool list = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view arg = argv[i];
+    if (arg == "--seed" && i + 1 < argc) {
+      state().seed = std::strtoull(argv[++i], nullptr, 0);
+    } else if (arg == "--list") {
+      list = true;
+    } else if (!arg.empty() && arg[0] != '-' && filter.empty()) {
+      filter = arg;
+    } else {
+      return usage(argv[0]);
+    }
+  }
+  std::size_t num_passed = 0, num_failed = 0;
+  for (const Case& test : state().cases) {
+    if (std::string_view(test.name).find(filter) == std::string_view::npos) continue;
+    if (list) {
+      std::printf("%s\n", test.name);
+      continue;
+    }
+    state().current = test.name;
+    state().num_failures = 0;
+    try {
+      test.run();
+    } catch (const RequirementFailed&) {
+    } catch (const std::exception& error) {
+      fail(__FILE__, __LINE__, std::string("threw ") + error.what());
+    }
+    if (state().num_failures == 0) {
+      ++num_passed;
+    } else {
+      ++num_failed;
+      std::printf("FAILED %s (again: %s --seed %llu %s)\n", test.name, argv[0],
+                  static_cast<unsigned long long>(seed()), test.name);
+    }
+  }
+  if (list) return 0;
+  if (num_passed + num_failed == 0) {
+    std::printf("no test's name contains \"%s\"\n", filter.c_str());
+    return 1;
+  }
+  std::printf("%zu passed, %zu failed\n", num_passed, num_failed);
+  return num_failed == 0 ? 0 : 1;
+}
+
+}  // namespace check
+
+#define TEST(name)                                                           \
+  static void test_##name();                                                 \
+  static const ::check::Registration registration_##name(#name, &test_##name); \
+  static void test_##name()
+
+#define CHECK(...) \
+  ((__VA_ARGS__) ? void() : ::check::fail(__FILE__, __LINE__, "not so: " #__VA_ARGS__))
+#define CHECK_EQ(a, b) \
+  static_cast<void>(::check::check_equal(__FILE__, __LINE__, #a " == " #b, (a), (b)))
+// Of a Status or a Result: prints its code and sentence where it is not ok.
+#define CHECK_OK(...) \
+  static_cast<void>(::check::check_ok(__FILE__, __LINE__, #__VA_ARGS__, (__VA_ARGS__)))
+#define FAIL(what) ::check::fail(__FILE__, __LINE__, (what))
+
+#define REQUIRE(...)                                                            \
+  ((__VA_ARGS__) ? void()                                                       \
+                 : (::check::fail(__FILE__, __LINE__, "not so: " #__VA_ARGS__), \
+                    throw ::check::RequirementFailed{}))
+#define REQUIRE_EQ(a, b)                                                     \
+  (::check::check_equal(__FILE__, __LINE__, #a " == " #b, (a), (b)) ? void() \
+                                                                    : throw ::check::RequirementFailed{})
+#define REQUIRE_OK(...)                                                        \
+  (::check::check_ok(__FILE__, __LINE__, #__VA_ARGS__, (__VA_ARGS__)) ? void() \
+                                                                      : throw ::check::RequirementFailed{})
+
+// Weak, so that several test files may be linked into one binary.
+__attribute__((weak)) int main(int argc, char** argv) { return ::check::run_all(argc, argv); }
