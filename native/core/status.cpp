@@ -1,0 +1,57 @@
+// Codes in words, and the one system call that a Status may come from.
+#include "kvxfer/status.h"
+
+#include <unistd.h>
+
+#include <system_error>
+
+#include "kvxfer/transport.h"
+
+namespace kvxfer {
+
+std::string_view name_of(Code code) noexcept {
+  switch (code) {
+    case Code::kOk: return "ok";
+    case Code::kAgain: return "again";
+    case Code::kInvalidArgument: return "invalid-argument";
+    case Code::kOutOfRange: return "out-of-range";
+    case Code::kDuplicateBlock: return "duplicate-block";
+    case Code::kLengthMismatch: return "length-mismatch";
+    case Code::kLayoutMismatch: return "layout-mismatch";
+    case Code::kUnknownRegion: return "unknown-region";
+    case Code::kUnsupported: return "unsupported";
+    case Code::kExhausted: return "exhausted";
+    case Code::kNotPermitted: return "not-permitted";
+    case Code::kLeaseEnded: return "lease-ended";
+    case Code::kRegionGone: return "region-gone";
+    case Code::kCancelled: return "cancelled";
+    case Code::kDeadline: return "deadline";
+    case Code::kIntegrity: return "integrity";
+    case Code::kRefused: return "refused";
+    case Code::kRailFailed: return "rail-failed";
+    case Code::kPeerLost: return "peer-lost";
+    case Code::kPeerSilent: return "peer-silent";
+    case Code::kPeerRestarted: return "peer-restarted";
+    case Code::kAuthFailed: return "auth-failed";
+    case Code::kProtocol: return "protocol";
+    case Code::kUnreachable: return "unreachable";
+    case Code::kClosed: return "closed";
+    case Code::kForked: return "forked";
+    case Code::kSystem: return "system";
+    case Code::kInternal: return "internal";
+  }
+  return "unknown";  // a number that no release has given out; the wire decoder refuses it
+}
+
+Status Status::from_errno(std::string_view what, int error) {
+  return Status(Code::kSystem, std::string(what) + ": " + std::generic_category().message(error) +
+                                   " (errno " + std::to_string(error) + ")");
+}
+
+void UniqueFd::reset(int fd) noexcept {
+  const int old = std::exchange(fd_, fd);
+  // EINTR is not tried again: Linux has released the number by then, and another thread may hold it.
+  if (old >= 0 && old != fd) ::close(old);
+}
+
+}  // namespace kvxfer
