@@ -1,0 +1,48 @@
+// FenceTable of kvxfer/transport.h: the source's generation words, in memory that peers may read.
+#include <sys/mman.h>
+
+#include <cerrno>
+
+#include "core/memfd.h"
+#include "kvxfer/transport.h"
+
+namespace kvxfer {
+namespace {
+
+constexpr std::size_t kNbytes = FenceTable::kNumSlots * sizeof(std::uint64_t);
+
+// Another process reads the words: they must be plain memory, not a lock beside it.
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<std::uint64_t>) == sizeof(std::uint64_t));
+
+}  // namespace
+
+Result<std::unique_ptr<FenceTable>> FenceTable::create() {
+  Result<UniqueFd> fd = create_memfd("kvxfer-fences", kNbytes);
+  if (!fd.ok()) return fd.status();
+
+  // Writable before it is sealed; afterwards nobody can get another writable mapping.
+  void* words = ::mmap(nullptr, kNbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.value().get(), 0);
+  if (words == MAP_FAILED) return Status::from_errno("mmap of the fence table", errno);
+
+  std::unique_ptr<FenceTable> table(new FenceTable());
+  table->fd_ = std::move(fd.value());
+  // A memfd begins as zeros, which are kNumSlots words of generation 0.
+  table->words_ = static_cast<std::atomic<std::uint64_t>*>(words);
+  if (Status sealed = seal_memfd(table->fd_.get()); !sealed.ok()) return sealed;
+  return table;
+}
+
+FenceTable::~FenceTable() {
+  if (words_ != nullptr) ::munmap(words_, kNbytes);
+}
+
+void FenceTable::bump(std::uint32_t slot) noexcept {
+  // Writer's half of a seqlock. The reader moves bytes, then loads the word. Whatever is written
+  // to the pages after this returns must not be seen by a reader that still sees the old word:
+  // the increment comes first, and the fence keeps every later store behind it.
+  words_[slot].fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+}  // namespace kvxfer
