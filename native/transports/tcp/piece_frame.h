@@ -1,0 +1,47 @@
+// How one piece travels on a stream rail:
+//
+//   | PieceHeader 32 bytes | the piece's bytes, run after run in program order | PieceTrailer 8 bytes |
+//
+// Numbers are little-endian, as they lie in memory on every machine that this is built for.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "kvxfer/transport.h"
+
+namespace kvxfer::tcp {
+
+static_assert(std::endian::native == std::endian::little, "the frames are sent as they lie in memory");
+
+struct PieceHeader {
+  static constexpr std::uint32_t kMagic = 0x5a50'564bu;  // "KVPZ"
+
+  std::uint32_t magic = kMagic;
+  std::uint32_t reserved = 0;
+  TransferId transfer = 0;
+  // Of the bytes that follow. 0 with an `ended` trailer: the source gave the piece up before its
+  // first byte, so that the receiver need not wait for it.
+  std::uint64_t nbytes = 0;
+  std::uint32_t piece = 0;
+  std::uint32_t reserved2 = 0;
+};
+static_assert(sizeof(PieceHeader) == 32);
+
+// Did the source's right to these bytes hold until the last of them was read?
+enum class PieceEnd : std::uint32_t {
+  kHeld = 0x444c'4548u,   // "HELD"
+  kEnded = 0x4445'4e45u,  // "ENED"
+};
+
+struct PieceTrailer {
+  PieceEnd end = PieceEnd::kHeld;
+  std::uint32_t piece = 0;  // the header's: a stream that lost its step is noticed here
+};
+static_assert(sizeof(PieceTrailer) == 8);
+
+// A piece holds half a MiB or so, and at least one block pair of one layer; nothing that is meant
+// seriously comes near this. A header that says more is garbage, not a long wait.
+inline constexpr std::uint64_t kMaxPieceNbytes = std::uint64_t{1} << 32;
+
+}  // namespace kvxfer::tcp

@@ -1,0 +1,175 @@
+// The receiving half of one stream rail.
+#include "transports/tcp/receive_stream.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+
+namespace kvxfer::tcp {
+namespace {
+
+// The trailer and the next header ride on the call that ends a piece.
+constexpr std::size_t kMaxRunIovecs = IOV_MAX - 2;
+
+}  // namespace
+
+bool ReceiveStream::push(const Work& work) {
+  return posted_.try_emplace(Key{work.move->transfer, work.piece}, Posted{work.id, work.move}).second;
+}
+
+bool ReceiveStream::cancel(WorkId id, CompletionQueue& completions) {
+  const auto found = std::find_if(posted_.begin(), posted_.end(),
+                                  [id](const auto& entry) { return entry.second.work == id; });
+  if (found == posted_.end()) return false;
+  if (landing() && landing_.work == id) {
+    clear_window();  // it names pages of this work
+    landing_ = {};
+  }
+  posted_.erase(found);
+  completions.work(id, Code::kCancelled);
+  return true;
+}
+
+Step ReceiveStream::read(int fd, std::uint64_t max_nbytes, std::span<std::byte> scratch,
+                         CompletionQueue& completions) {
+  fill_window(max_nbytes, scratch);
+  std::uint64_t asked = window_nbytes_;
+  const std::size_t num_runs = window_.size();
+  const bool to_the_end = in_piece_ && data_have_ + window_nbytes_ == header_.nbytes;
+  if (to_the_end) {
+    window_.push_back(
+        {reinterpret_cast<std::byte*>(&trailer_) + trailer_have_, sizeof trailer_ - trailer_have_});
+    asked += sizeof trailer_ - trailer_have_;
+  }
+  // While a piece is on its way header_ is still its own: the next one has a place beside it.
+  if (to_the_end || !in_piece_) {
+    window_.push_back(
+        {reinterpret_cast<std::byte*>(&next_header_) + header_have_, sizeof next_header_ - header_have_});
+    asked += sizeof next_header_ - header_have_;
+  }
+  ssize_t count;
+  do {
+    count = ::readv(fd, window_.data() + first_iovec_, static_cast<int>(window_.size() - first_iovec_));
+  } while (count < 0 && errno == EINTR);
+  const int error = errno;
+  window_.resize(num_runs);
+  if (count < 0) {
+    if (error == EAGAIN || error == EWOULDBLOCK) return {{}, 0, true};
+    return {Status::from_errno("readv", error), 0, false};
+  }
+  if (count == 0) {
+    const char* where = in_piece_ || header_have_ != 0 ? "the peer closed its end in the middle of a piece"
+                                                       : "the peer closed its end";
+    return {Status(Code::kPeerLost, where), 0, false};
+  }
+
+  Step step{{}, static_cast<std::uint64_t>(count), static_cast<std::uint64_t>(count) < asked};
+  std::uint64_t left = step.nbytes;
+  const std::uint64_t data = std::min(left, window_nbytes_);
+  consume(data);
+  left -= data;
+  if (to_the_end) {
+    const std::uint64_t taken = std::min<std::uint64_t>(left, sizeof trailer_ - trailer_have_);
+    trailer_have_ += taken;
+    left -= taken;
+    if (trailer_have_ == sizeof trailer_) step.status = end_piece(completions);
+    if (!step.status.ok()) return step;
+  }
+  header_have_ += left;
+  if (header_have_ == sizeof next_header_) step.status = begin_piece();
+  return step;
+}
+
+void ReceiveStream::fail(Code code, const std::string& detail, CompletionQueue& completions) {
+  for (const auto& [key, posted] : posted_) completions.work(posted.work, code, detail);
+  posted_.clear();
+  landing_ = {};
+  clear_window();
+}
+
+// Makes the window name the next bytes of the piece, after what earlier calls left of it.
+void ReceiveStream::fill_window(std::uint64_t max_nbytes, std::span<std::byte> scratch) {
+  if (!in_piece_) return;
+  if (first_iovec_ != 0) {
+    window_.erase(window_.begin(), window_.begin() + static_cast<std::ptrdiff_t>(first_iovec_));
+    first_iovec_ = 0;
+  }
+  while (window_nbytes_ < max_nbytes && window_.size() < kMaxRunIovecs) {
+    const std::uint64_t unnamed = header_.nbytes - data_have_ - window_nbytes_;
+    std::uint64_t nbytes = std::min(unnamed, max_nbytes - window_nbytes_);
+    if (nbytes == 0) return;
+    if (landing()) {
+      nbytes = cursor_.append(window_, kMaxRunIovecs, nbytes);
+      if (nbytes == 0) return;
+    } else {
+      nbytes = std::min<std::uint64_t>(nbytes, scratch.size());
+      window_.push_back({scratch.data(), nbytes});
+    }
+    window_nbytes_ += nbytes;
+  }
+}
+
+// Forgets what the window names and has not received; fill_window names it anew, to scratch.
+void ReceiveStream::clear_window() {
+  window_.clear();
+  first_iovec_ = 0;
+  window_nbytes_ = 0;
+}
+
+void ReceiveStream::consume(std::uint64_t nbytes) {
+  window_nbytes_ -= nbytes;
+  data_have_ += nbytes;
+  while (nbytes != 0) {
+    iovec& first = window_[first_iovec_];
+    const std::uint64_t taken = std::min<std::uint64_t>(nbytes, first.iov_len);
+    first.iov_base = static_cast<std::byte*>(first.iov_base) + taken;
+    first.iov_len -= taken;
+    nbytes -= taken;
+    if (first.iov_len == 0) ++first_iovec_;
+  }
+}
+
+Status ReceiveStream::begin_piece() {
+  header_ = next_header_;
+  header_have_ = 0;
+  if (header_.magic != PieceHeader::kMagic || header_.reserved != 0 || header_.reserved2 != 0)
+    return Status(Code::kProtocol, "the peer sent bytes that are no piece's header");
+  if (header_.nbytes > kMaxPieceNbytes)
+    return Status(Code::kProtocol, "the peer announced a piece of " + std::to_string(header_.nbytes) +
+                                       " bytes; the bound is " + std::to_string(kMaxPieceNbytes));
+  in_piece_ = true;
+  data_have_ = 0;
+  trailer_have_ = 0;
+  clear_window();
+  const auto found = posted_.find(Key{header_.transfer, header_.piece});
+  if (found == posted_.end()) return {};  // cancelled, or fenced: to scratch
+  const std::uint64_t expected = piece_nbytes(*found->second.move, header_.piece);
+  if (header_.nbytes != 0 && header_.nbytes != expected)
+    return Status(Code::kProtocol, "the peer announced " + std::to_string(header_.nbytes) +
+                                       " bytes for piece " + std::to_string(header_.piece) + " of transfer " +
+                                       std::to_string(header_.transfer) + ", whose program says " +
+                                       std::to_string(expected));
+  landing_ = found->second;
+  cursor_ = RunCursor(*landing_.move, header_.piece, End::kDestination);
+  return {};
+}
+
+Status ReceiveStream::end_piece(CompletionQueue& completions) {
+  in_piece_ = false;
+  const Posted landed = std::exchange(landing_, {});
+  if (trailer_.piece != header_.piece ||
+      (trailer_.end != PieceEnd::kHeld && trailer_.end != PieceEnd::kEnded))
+    return Status(Code::kProtocol, "the peer sent bytes that are no piece's trailer");
+  if (!landed.move) return {};
+  if (trailer_.end == PieceEnd::kHeld && header_.nbytes != piece_nbytes(*landed.move, header_.piece))
+    return Status(Code::kProtocol, "the peer sent no bytes for a piece that has some, and says it is whole");
+  posted_.erase(Key{header_.transfer, header_.piece});
+  if (trailer_.end == PieceEnd::kHeld)
+    completions.work(landed.work, Code::kOk);
+  else
+    completions.work(landed.work, Code::kLeaseEnded,
+                     "the source's right to the pages ended as they were sent");
+  return {};
+}
+
+}  // namespace kvxfer::tcp

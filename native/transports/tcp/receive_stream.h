@@ -1,0 +1,80 @@
+// The receiving half of one stream rail: pieces land straight in the pages that were posted for
+// them; what nobody waits for goes to scratch.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transports/tcp/completion_queue.h"
+#include "transports/tcp/piece_frame.h"
+#include "transports/tcp/run_cursor.h"
+#include "transports/tcp/step.h"
+
+namespace kvxfer::tcp {
+
+class ReceiveStream {
+ public:
+  // False where the same piece is already waited for.
+  bool push(const Work& work);
+
+  // From here on no byte lands in the work's pages.
+  bool cancel(WorkId id, CompletionQueue& completions);
+
+  // At most one readv, of at most max_nbytes of pages. kProtocol where the peer's bytes are not
+  // pieces, kPeerLost at the end of the stream. `scratch` takes what nobody waits for.
+  Step read(int fd, std::uint64_t max_nbytes, std::span<std::byte> scratch, CompletionQueue& completions);
+
+  // Completes all that is left with `code`.
+  void fail(Code code, const std::string& detail, CompletionQueue& completions);
+
+  std::size_t size() const noexcept { return posted_.size(); }
+
+ private:
+  struct Key {
+    TransferId transfer;
+    std::uint32_t piece;
+    bool operator==(const Key&) const = default;
+  };
+  struct KeyHash {
+    // Transfers are numbered one by one, pieces too: a multiplier keeps their sums apart.
+    std::size_t operator()(const Key& key) const noexcept {
+      return key.transfer * 0x9e37'79b9'7f4a'7c15u + key.piece;
+    }
+  };
+  struct Posted {
+    WorkId work;
+    std::shared_ptr<const Move> move;
+  };
+
+  bool landing() const noexcept { return landing_.move != nullptr; }
+  void fill_window(std::uint64_t max_nbytes, std::span<std::byte> scratch);
+  void clear_window();
+  void consume(std::uint64_t nbytes);
+  Status begin_piece();
+  Status end_piece(CompletionQueue& completions);
+
+  std::unordered_map<Key, Posted, KeyHash> posted_;  // with the one that is landing
+
+  // Between pieces in_piece_ is false.
+  bool in_piece_ = false;
+  PieceHeader header_;            // of the piece on its way in
+  PieceHeader next_header_;       // filling up
+  PieceTrailer trailer_;
+  std::uint64_t header_have_ = 0;  // of next_header_
+  std::uint64_t trailer_have_ = 0;
+  std::uint64_t data_have_ = 0;   // of header_.nbytes
+  Posted landing_{};              // no move: to scratch
+  RunCursor cursor_;              // after the bytes that the window names
+
+  std::vector<iovec> window_;     // from first_iovec_ on: where the next bytes of the piece go
+  std::size_t first_iovec_ = 0;
+  std::uint64_t window_nbytes_ = 0;
+};
+
+}  // namespace kvxfer::tcp

@@ -1,0 +1,160 @@
+// The sending half of one stream rail.
+#include "transports/tcp/send_stream.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+
+namespace kvxfer::tcp {
+namespace {
+
+// The kernel's own bound for one call; more is EMSGSIZE.
+constexpr std::size_t kMaxIovecs = IOV_MAX;
+
+// What a piece that was cancelled on its way is padded with: the peer was told its length.
+// 64 KiB: nine iovecs for a piece of half a MiB.
+constexpr std::array<std::byte, 64 * 1024> kZeros{};
+
+}  // namespace
+
+void SendStream::push(const Work& work) {
+  Frame& frame = frames_.emplace_back();
+  frame.work = work.id;
+  frame.move = work.move;
+  frame.cursor = RunCursor(*frame.move, work.piece, End::kSource);
+  frame.header.transfer = work.move->transfer;
+  frame.header.nbytes = piece_nbytes(*work.move, work.piece);
+  frame.header.piece = frame.trailer.piece = work.piece;
+}
+
+bool SendStream::cancel(WorkId id, CompletionQueue& completions) {
+  const auto found = std::find_if(frames_.begin(), frames_.end(),
+                                  [id](const Frame& frame) { return frame.work == id && !frame.cancelled; });
+  if (found == frames_.end()) return false;
+  clear_window();  // it may name pages of this work
+  found->cancelled = true;
+  found->trailer.end = PieceEnd::kEnded;
+  if (found->sent == 0) found->header.nbytes = 0;  // nothing is out: the trailer alone will do
+  // A trailer that is partly out said `held` truly: every page had been read. What is left of
+  // those eight bytes must then be the same, or the peer takes the stream for broken.
+  if (found->sent > sizeof(PieceHeader) + found->header.nbytes) found->trailer.end = PieceEnd::kHeld;
+  found->move.reset();
+  completions.work(id, Code::kCancelled);
+  return true;
+}
+
+Step SendStream::write(int fd, std::uint64_t max_nbytes, CompletionQueue& completions) {
+  fill_window(max_nbytes);
+  msghdr message{};
+  message.msg_iov = window_.data() + first_iovec_;
+  message.msg_iovlen = window_.size() - first_iovec_;
+  ssize_t count;
+  do {
+    count = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (count < 0 && errno == EINTR);
+  if (count < 0) {
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return {{}, 0, true};
+    return {Status::from_errno("sendmsg", errno), 0, false};
+  }
+  const auto nbytes = static_cast<std::uint64_t>(count);
+  const bool would_block = nbytes < window_nbytes_;
+  consume(nbytes, completions);
+  return {{}, nbytes, would_block};
+}
+
+void SendStream::fail(Code code, const std::string& detail, CompletionQueue& completions) {
+  for (const Frame& frame : frames_)
+    if (!frame.cancelled) completions.work(frame.work, code, detail);
+  frames_.clear();
+  num_named_ = 0;
+  window_.clear();
+  first_iovec_ = 0;
+  window_nbytes_ = 0;
+}
+
+// Makes the window name up to max_nbytes, after what earlier calls left of it.
+void SendStream::fill_window(std::uint64_t max_nbytes) {
+  if (first_iovec_ != 0) {
+    window_.erase(window_.begin(), window_.begin() + static_cast<std::ptrdiff_t>(first_iovec_));
+    first_iovec_ = 0;
+  }
+  while (window_nbytes_ < max_nbytes && num_named_ < frames_.size()) {
+    Frame& frame = frames_[num_named_];
+    name_frame(frame, max_nbytes);
+    if (frame.named < frame.nbytes()) break;
+    ++num_named_;
+  }
+}
+
+void SendStream::name_frame(Frame& frame, std::uint64_t max_nbytes) {
+  const std::uint64_t header_end = sizeof frame.header;
+  const std::uint64_t data_end = header_end + frame.header.nbytes;
+  if (frame.named < header_end) {
+    if (window_.size() >= kMaxIovecs) return;
+    name(reinterpret_cast<const std::byte*>(&frame.header) + frame.named, header_end - frame.named, frame);
+  }
+  while (frame.named < data_end) {
+    if (window_nbytes_ >= max_nbytes || window_.size() >= kMaxIovecs) return;
+    const std::uint64_t room = std::min(data_end - frame.named, max_nbytes - window_nbytes_);
+    if (frame.cancelled) {
+      name(kZeros.data(), std::min<std::uint64_t>(room, kZeros.size()), frame);
+      continue;
+    }
+    const std::uint64_t nbytes = frame.cursor.append(window_, kMaxIovecs, room);
+    frame.named += nbytes;
+    window_nbytes_ += nbytes;
+    if (nbytes == 0) return;
+  }
+  if (window_.size() >= kMaxIovecs) return;
+  name(reinterpret_cast<const std::byte*>(&frame.trailer) + (frame.named - data_end),
+       frame.nbytes() - frame.named, frame);
+}
+
+void SendStream::name(const void* bytes, std::uint64_t nbytes, Frame& frame) {
+  window_.push_back({const_cast<void*>(bytes), nbytes});
+  frame.named += nbytes;
+  window_nbytes_ += nbytes;
+}
+
+// Forgets what the window names and has not sent; fill_window names it anew.
+void SendStream::clear_window() {
+  for (std::size_t i = 0; i < frames_.size() && frames_[i].named != 0; ++i) {
+    Frame& frame = frames_[i];
+    frame.named = frame.sent;
+    if (frame.cancelled) continue;
+    frame.cursor = RunCursor(*frame.move, frame.header.piece, End::kSource);
+    if (frame.sent > sizeof frame.header)
+      frame.cursor.skip(std::min(frame.sent - sizeof frame.header, frame.header.nbytes));
+  }
+  num_named_ = 0;
+  window_.clear();
+  first_iovec_ = 0;
+  window_nbytes_ = 0;
+}
+
+void SendStream::consume(std::uint64_t nbytes, CompletionQueue& completions) {
+  window_nbytes_ -= nbytes;
+  for (std::uint64_t left = nbytes; left != 0;) {
+    iovec& first = window_[first_iovec_];
+    const std::uint64_t taken = std::min<std::uint64_t>(left, first.iov_len);
+    first.iov_base = static_cast<std::byte*>(first.iov_base) + taken;
+    first.iov_len -= taken;
+    left -= taken;
+    if (first.iov_len == 0) ++first_iovec_;
+  }
+  for (std::uint64_t left = nbytes; left != 0;) {
+    Frame& frame = frames_.front();
+    const std::uint64_t taken = std::min(left, frame.nbytes() - frame.sent);
+    frame.sent += taken;
+    left -= taken;
+    if (frame.sent < frame.nbytes()) break;
+    if (!frame.cancelled) completions.work(frame.work, Code::kOk);
+    frames_.pop_front();
+    --num_named_;
+  }
+}
+
+}  // namespace kvxfer::tcp

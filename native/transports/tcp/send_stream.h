@@ -1,0 +1,63 @@
+// The sending half of one stream rail: pieces go out in the order in which they were posted,
+// straight from their pages, as many in one system call as fit.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "transports/tcp/completion_queue.h"
+#include "transports/tcp/piece_frame.h"
+#include "transports/tcp/run_cursor.h"
+#include "transports/tcp/step.h"
+
+namespace kvxfer::tcp {
+
+class SendStream {
+ public:
+  void push(const Work& work);
+
+  // From here on no page of the work is read. The peer learns from the trailer.
+  bool cancel(WorkId id, CompletionQueue& completions);
+
+  // At most one sendmsg, of at most max_nbytes. Completes what is wholly in the socket.
+  Step write(int fd, std::uint64_t max_nbytes, CompletionQueue& completions);
+
+  // Completes all that is left with `code`.
+  void fail(Code code, const std::string& detail, CompletionQueue& completions);
+
+  bool empty() const noexcept { return frames_.empty(); }
+  std::size_t size() const noexcept { return frames_.size(); }
+
+ private:
+  struct Frame {
+    WorkId work = 0;
+    std::shared_ptr<const Move> move;
+    RunCursor cursor;  // after the bytes that the window names
+    PieceHeader header;
+    PieceTrailer trailer;
+    std::uint64_t named = 0;  // bytes of header, runs and trailer that the window names or has sent
+    std::uint64_t sent = 0;
+    bool cancelled = false;   // its completion was given out, its pages are not ours any more
+
+    std::uint64_t nbytes() const noexcept { return sizeof header + header.nbytes + sizeof trailer; }
+  };
+
+  void fill_window(std::uint64_t max_nbytes);
+  void name_frame(Frame& frame, std::uint64_t max_nbytes);
+  void name(const void* bytes, std::uint64_t nbytes, Frame& frame);
+  void clear_window();
+  void consume(std::uint64_t nbytes, CompletionQueue& completions);
+
+  // A deque: the window points into its headers and trailers, so they must not move.
+  std::deque<Frame> frames_;
+  std::size_t num_named_ = 0;  // frames at the front that the window names to their end
+  std::vector<iovec> window_;  // from first_iovec_ on: what the next sendmsg is given
+  std::size_t first_iovec_ = 0;
+  std::uint64_t window_nbytes_ = 0;
+};
+
+}  // namespace kvxfer::tcp

@@ -1,0 +1,227 @@
+// Pages over connected stream sockets.
+#include "transports/tcp/tcp_transport.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "transports/tcp/receive_stream.h"
+#include "transports/tcp/send_stream.h"
+
+namespace kvxfer {
+namespace {
+
+// A poll moves about this much in each direction before it gives the gate back.
+constexpr std::uint64_t kPollNbytes = 1024 * 1024;
+
+// Works that a peer may have posted, sends and receives each. The window asks for a handful;
+// beyond this somebody has forgotten to look at PostResult.
+constexpr std::size_t kMaxPosted = 1024;
+
+constexpr std::size_t kScratchNbytes = 64 * 1024;
+
+Status set_option(int fd, int level, int name, int value, const char* what) {
+  if (::setsockopt(fd, level, name, &value, sizeof value) == 0) return {};
+  return Status::from_errno(what, errno);
+}
+
+// A socket whose peer is already gone takes no options; its first read says so in better words.
+Status prepare_socket(int fd, std::uint32_t buffer_nbytes) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0)
+    return Status::from_errno("fcntl(O_NONBLOCK)", errno);
+  if (::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) return Status::from_errno("fcntl(FD_CLOEXEC)", errno);
+  int domain = 0;
+  socklen_t length = sizeof domain;
+  if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0)
+    return Status::from_errno("getsockopt(SO_DOMAIN)", errno);
+  if (domain == AF_INET || domain == AF_INET6) {
+    // A trailer must not wait for the acknowledgement of the bytes before it.
+    if (Status status = set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1, "setsockopt(TCP_NODELAY)"); !status.ok())
+      return status;
+  }
+  if (buffer_nbytes != 0) {
+    const int nbytes = static_cast<int>(buffer_nbytes);
+    if (Status status = set_option(fd, SOL_SOCKET, SO_SNDBUF, nbytes, "setsockopt(SO_SNDBUF)"); !status.ok())
+      return status;
+    if (Status status = set_option(fd, SOL_SOCKET, SO_RCVBUF, nbytes, "setsockopt(SO_RCVBUF)"); !status.ok())
+      return status;
+  }
+  return {};
+}
+
+}  // namespace
+
+// One connected socket: its two halves, and what epoll last said about it.
+class TcpTransport::Peer final : public Reactor::Handler {
+ public:
+  void on_ready(std::uint32_t events) override {
+    // An error is read from the socket, by the call that meets it.
+    if (events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP)) readable = true;
+    if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) writable = true;
+  }
+
+  bool up() const noexcept { return static_cast<bool>(socket); }
+  bool can_write() const noexcept { return writable && !sending.empty(); }
+
+  PeerId id = 0;
+  UniqueFd socket;    // closed once the rail is down
+  std::string words;  // "tcp rail 0 to decode-0"
+  bool readable = false;
+  bool writable = true;       // until a write says otherwise
+  bool wants_writable = false;  // EPOLLOUT is asked for
+  tcp::SendStream sending;
+  tcp::ReceiveStream receiving;
+};
+
+TcpTransport::TcpTransport(Reactor& reactor, const Options& options) : reactor_(reactor), options_(options) {}
+
+TcpTransport::~TcpTransport() {
+  for (const auto& peer : peers_)
+    if (peer->up()) reactor_.remove(peer->socket.get());
+}
+
+Capabilities TcpTransport::capabilities() const noexcept {
+  Capabilities capabilities;
+  capabilities.name = options_.name;
+  capabilities.one_sided = false;
+  capabilities.fence = FenceGrain::kWork;
+  capabilities.rank = options_.rank;
+  capabilities.window = 8;
+  capabilities.piece_nbytes = 512 * 1024;
+  return capabilities;
+}
+
+// A stream reaches whatever the peer chooses to send: there is nothing to register or to attach.
+Result<RegionKeys> TcpTransport::register_memory(const LocalRegion&) { return RegionKeys{}; }
+void TcpTransport::deregister_memory(RegionId) noexcept {}
+Status TcpTransport::attach(PeerId, const RemoteRegion&) { return {}; }
+void TcpTransport::detach(PeerId, RegionId) noexcept {}
+
+Result<PeerId> TcpTransport::connect(UniqueFd socket, const ConnectInfo& info) {
+  if (Status status = prepare_socket(socket.get(), options_.socket_buffer_nbytes); !status.ok())
+    return status;
+  auto peer = std::make_unique<Peer>();
+  peer->id = next_id_++;
+  peer->socket = std::move(socket);
+  peer->words = std::string(options_.name) + " rail " + std::to_string(info.rail) + " to " + info.peer_name;
+  if (Status status = reactor_.add(peer->socket.get(), EPOLLIN, *peer); !status.ok()) return status;
+  completions_.rail_up(peer->id);
+  peers_.push_back(std::move(peer));
+  return peers_.back()->id;
+}
+
+void TcpTransport::disconnect(PeerId id) noexcept {
+  const auto found =
+      std::find_if(peers_.begin(), peers_.end(), [id](const auto& peer) { return peer->id == id; });
+  if (found == peers_.end()) return;
+  Peer& peer = **found;
+  if (peer.up()) reactor_.remove(peer.socket.get());
+  peer.sending.fail(Code::kCancelled, "disconnected", completions_);
+  peer.receiving.fail(Code::kCancelled, "disconnected", completions_);
+  completions_.forget_rail(id);
+  peers_.erase(found);
+}
+
+PostResult TcpTransport::post(PeerId id, std::span<const Work> batch) noexcept {
+  Peer* peer = find(id);
+  if (peer == nullptr || !peer->up()) return {0, Code::kRailFailed};
+  for (std::size_t i = 0; i < batch.size(); ++i)
+    if (!accept(*peer, batch[i])) return {i, Code::kAgain};
+  return {batch.size(), Code::kOk};
+}
+
+bool TcpTransport::accept(Peer& peer, const Work& work) {
+  if (work.kind != WorkKind::kSend && work.kind != WorkKind::kReceive) {
+    completions_.work(work.id, Code::kUnsupported, peer.words + ": a stream can only send and receive");
+    return true;
+  }
+  if (work.piece >= work.move->grid.num_pieces() ||
+      tcp::piece_nbytes(*work.move, work.piece) > tcp::kMaxPieceNbytes) {
+    completions_.work(
+        work.id, Code::kUnsupported,
+        peer.words + ": piece " + std::to_string(work.piece) + " is not in the grid, or too large");
+    return true;
+  }
+  if (work.kind == WorkKind::kSend) {
+    if (peer.sending.size() >= kMaxPosted) return false;
+    peer.sending.push(work);
+    return true;
+  }
+  if (peer.receiving.size() >= kMaxPosted) return false;
+  if (!peer.receiving.push(work))
+    completions_.work(work.id, Code::kUnsupported,
+                      peer.words + ": piece " + std::to_string(work.piece) + " is already waited for");
+  return true;
+}
+
+void TcpTransport::cancel(WorkId work) noexcept {
+  for (const auto& peer : peers_)
+    if (peer->sending.cancel(work, completions_) || peer->receiving.cancel(work, completions_)) return;
+}
+
+std::size_t TcpTransport::poll(std::span<Completion> completions) noexcept {
+  progress();
+  return completions_.take(completions);
+}
+
+bool TcpTransport::busy() const noexcept {
+  if (!completions_.empty()) return true;
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [](const auto& peer) { return peer->up() && (peer->readable || peer->can_write()); });
+}
+
+// Serves the peers round robin: each may use up the budget, and the next poll begins after the
+// last that was served.
+void TcpTransport::progress() noexcept {
+  std::uint64_t read_left = kPollNbytes, write_left = kPollNbytes;
+  const std::size_t first = next_turn_;
+  for (std::size_t i = 0; i < peers_.size() && read_left != 0 && write_left != 0; ++i) {
+    const std::size_t index = (first + i) % peers_.size();
+    Peer& peer = *peers_[index];
+    bool served = false;
+    while (peer.up() && peer.can_write() && write_left != 0) {
+      served = true;
+      const tcp::Step step = peer.sending.write(peer.socket.get(), write_left, completions_);
+      if (!step.status.ok()) take_down(peer, step.status);
+      write_left -= std::min(write_left, step.nbytes);
+      peer.writable = !step.would_block;
+    }
+    while (peer.up() && peer.readable && read_left != 0) {
+      served = true;
+      if (scratch_.empty()) scratch_.resize(kScratchNbytes);
+      const tcp::Step step = peer.receiving.read(peer.socket.get(), read_left, scratch_, completions_);
+      if (!step.status.ok()) take_down(peer, step.status);
+      read_left -= std::min(read_left, step.nbytes);
+      peer.readable = !step.would_block;
+    }
+    if (const bool wants_writable = !peer.sending.empty() && !peer.writable;
+        peer.up() && wants_writable != peer.wants_writable) {
+      peer.wants_writable = wants_writable;
+      reactor_.modify(peer.socket.get(), wants_writable ? EPOLLIN | EPOLLOUT : EPOLLIN);
+    }
+    if (served) next_turn_ = index + 1;
+  }
+}
+
+void TcpTransport::take_down(Peer& peer, const Status& reason) noexcept {
+  const std::string detail = peer.words + ": " + reason.message();
+  reactor_.remove(peer.socket.get());
+  peer.socket.reset();
+  peer.sending.fail(Code::kRailFailed, detail, completions_);
+  peer.receiving.fail(Code::kRailFailed, detail, completions_);
+  completions_.rail_down(peer.id, detail);
+}
+
+TcpTransport::Peer* TcpTransport::find(PeerId id) const noexcept {
+  const auto found =
+      std::find_if(peers_.begin(), peers_.end(), [id](const auto& peer) { return peer->id == id; });
+  return found == peers_.end() ? nullptr : found->get();
+}
+
+}  // namespace kvxfer

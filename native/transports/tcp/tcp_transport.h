@@ -1,0 +1,60 @@
+// Pages over connected stream sockets: the two-sided rail between hosts (tcp), and on one host
+// what carries memory that shm cannot reach (unix).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "kvxfer/transport.h"
+#include "transports/tcp/completion_queue.h"
+
+namespace kvxfer {
+
+class TcpTransport final : public Transport {
+ public:
+  struct Options {
+    std::string_view name = "tcp";  // or "unix"; of static storage
+    std::uint32_t rank = 0;
+    // Of the sockets' kernel buffers; 0 leaves them to the kernel, which grows TCP's as needed.
+    std::uint32_t socket_buffer_nbytes = 0;
+    Options() = default;
+  };
+
+  TcpTransport(Reactor& reactor, const Options& options);
+  ~TcpTransport() override;
+  TcpTransport(const TcpTransport&) = delete;
+  TcpTransport& operator=(const TcpTransport&) = delete;
+
+  Capabilities capabilities() const noexcept override;
+  Result<RegionKeys> register_memory(const LocalRegion& region) override;
+  void deregister_memory(RegionId region) noexcept override;
+  Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
+  void disconnect(PeerId peer) noexcept override;
+  Status attach(PeerId peer, const RemoteRegion& region) override;
+  void detach(PeerId peer, RegionId region) noexcept override;
+  PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
+  void cancel(WorkId work) noexcept override;
+  std::size_t poll(std::span<Completion> completions) noexcept override;
+  bool busy() const noexcept override;
+
+ private:
+  class Peer;
+
+  Peer* find(PeerId id) const noexcept;
+  void progress() noexcept;
+  bool accept(Peer& peer, const Work& work);
+  void take_down(Peer& peer, const Status& reason) noexcept;
+
+  Reactor& reactor_;
+  const Options options_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  PeerId next_id_ = 1;
+  std::size_t next_turn_ = 0;  // index in peers_: who is served first by the next poll
+  tcp::CompletionQueue completions_;
+  std::vector<std::byte> scratch_;  // empty until a peer sends what nobody waits for
+};
+
+}  // namespace kvxfer
