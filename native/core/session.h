@@ -14,6 +14,7 @@
 // the session with kProtocol or kAuthFailed.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -21,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "core/siphash.h"
 #include "core/wire.h"
 
 namespace kvxfer {
@@ -41,8 +43,11 @@ struct SessionConfig {
 enum class SessionRole : std::uint8_t { kInitiator, kAcceptor };
 
 enum class SessionState : std::uint8_t { kAwaitHello, kAwaitChallenge, kAwaitProof, kOpen, kClosed };
+// kMessage: any frame that is allowed once open. kClose: our close(), or the peer's GOODBYE.
 enum class SessionEvent : std::uint8_t { kHello, kChallenge, kProof, kMessage, kViolation, kHandshakeTimeout,
                                          kSilence, kConnectionLost, kClose };
+std::string_view name_of(SessionState state) noexcept;  // "await-hello"
+std::string_view name_of(SessionEvent event) noexcept;
 
 struct SessionTransition { SessionState from; SessionEvent event; SessionState to; };
 // Every transition there is; a pair that is not listed is a violation (frames) or ignored (timers).
@@ -50,7 +55,8 @@ std::span<const SessionTransition> session_transitions() noexcept;
 
 class Session {
  public:
-  // An initiator has its HELLO in take_output() at once.
+  // An initiator has its HELLO in take_output() at once. `config.self` fits a HELLO: its names
+  // are UTF-8, and all together stay well below wire::kMaxHandshakeBody.
   Session(SessionRole role, const SessionConfig& config, Time now, const RandomSource& random);
 
   // Consumes one whole frame (header, body, mac). Returns the message for the layer above, or
@@ -72,6 +78,7 @@ class Session {
   std::vector<wire::Bytes> take_output();
 
   SessionState state() const noexcept { return state_; }
+  const Status& reason() const noexcept { return reason_; }  // why it closed; ok before
   SessionRole role() const noexcept { return role_; }
   const wire::Identity& peer() const noexcept { return peer_; }  // once open (acceptor: once PROOF is in)
   const wire::Id128& id() const noexcept { return session_; }
@@ -91,13 +98,60 @@ class Session {
   bool verify_rail_welcome(std::uint16_t rail, const wire::RailWelcome& welcome) const;
 
  private:
-  // (filled in by session.cpp's needs)
+  // Sent heartbeats that are not acknowledged yet and whose times are kept: 16 = 8 s of the default
+  // heartbeat, and a peer that is silent for 2 s is lost. An older one's ack renews nothing.
+  static constexpr std::uint64_t kNumHeartbeatTimes = 16;
+
+  // Takes the table's transition for `event`; false, and nothing changes, where there is none.
+  bool step(SessionEvent event) noexcept;
+  Status end(SessionEvent event, Code code, std::string text);
+  // end(kViolation), and where the peer can check it a GOODBYE that tells it why.
+  Status violate(Code code, std::string text);
+  void say_goodbye(Code code, std::string text);
+
+  Status check_number_and_mac(const wire::Header& header, wire::ByteSpan frame);
+  Status on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body);
+  Status on_challenge(Time now, const wire::Challenge& challenge, wire::ByteSpan body);
+  Status on_proof(Time now, const wire::Proof& proof);
+  Status on_heartbeat(Time now, const wire::Heartbeat& heartbeat);
+  Status on_heartbeat_ack(const wire::HeartbeatAck& ack);
+  Status on_goodbye(const wire::Goodbye& goodbye);
+  void answer_unknown_version(const wire::Header& header, wire::ByteSpan body);
+  Status check_is_another(const wire::Identity& identity) const;
+  void open(Time now, wire::Identity peer);
+  void queue(const wire::Message& message);
+
+  wire::Digest prove(std::string_view label) const;
+  wire::Digest prove_rail(std::string_view label, std::uint16_t rail, std::string_view transport) const;
+  std::string peer_in_words() const;
+  std::string_view awaited_frame() const noexcept;
+
   SessionRole role_;
   SessionState state_;
+  SessionConfig config_;
+  Status reason_;
+
+  wire::Digest nonce_{};        // ours
+  wire::Bytes hello_body_;      // initiator: kept until CHALLENGE completes the transcript
+  wire::Digest transcript_{};
+  wire::Identity claimed_;      // acceptor: the peer's until its PROOF is in
   wire::Identity peer_;
   wire::Id128 session_{};
+
+  SipHashKey send_key_{}, receive_key_{};
+  wire::Digest rails_key_{};
+  std::uint64_t next_to_send_ = 0, next_to_receive_ = 0;  // sequence numbers
+  std::vector<wire::Bytes> output_;
+
+  Time started_at_ = 0;
+  Time last_heard_at_ = 0;
+  Time heartbeat_due_at_ = kNever;
+  std::uint64_t last_sent_heartbeat_ = 0, last_acked_heartbeat_ = 0, last_heard_heartbeat_ = 0;
+  std::array<Time, kNumHeartbeatTimes> heartbeat_sent_at_{};
   Time acked_sent_at_ = 0;
   Time last_heartbeat_at_ = 0;
+
+  std::vector<bool> rails_accepted_;  // by rail index; at most 8 KiB
 };
 
 }  // namespace kvxfer
