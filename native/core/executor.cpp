@@ -117,6 +117,14 @@ void runs_of(const Move& move, std::uint32_t piece, Emit&& emit) {
                move.src_blocks.data(), move.dst_blocks.data(), emit);
 }
 
+// base + count * stride, or UINT64_MAX: sums of offsets that a peer chose.
+std::uint64_t saturating_step(std::uint64_t base, std::uint64_t count, std::uint64_t stride) noexcept {
+  std::uint64_t distance, sum;
+  if (__builtin_mul_overflow(count, stride, &distance) || __builtin_add_overflow(base, distance, &sum))
+    return UINT64_MAX;
+  return sum;
+}
+
 // ---- crc32c ----
 
 constexpr std::uint32_t kCrcPolynomial = 0x82f63b78;  // Castagnoli's, bits reversed
@@ -240,6 +248,30 @@ void copy_piece(const Move& move, std::uint32_t piece, const std::byte* src_base
   });
   if (pending.nbytes != 0) copy_run_ahead(pending, {});
   copy_fence();
+}
+
+std::uint64_t piece_end(const Move& move, std::uint32_t piece_index, Side side) noexcept {
+  const Piece piece = move.grid.piece(piece_index);
+  const bool src = side == Side::kSrc;
+  const std::vector<std::uint32_t>& blocks = src ? move.src_blocks : move.dst_blocks;
+  std::uint32_t last_block = 0;
+  for (std::uint32_t pair = piece.first_pair; pair < piece.first_pair + piece.num_pairs; ++pair)
+    last_block = std::max(last_block, blocks[pair]);
+
+  std::uint64_t end = 0;
+  for (const CopyLoop& loop : move.program->loops) {
+    const std::uint32_t layer = piece.layer - loop.first_layer;  // wraps below first_layer
+    if (layer >= loop.num_layers || loop.counts[0] == 0 || loop.counts[1] == 0) continue;
+    const std::uint64_t* strides = src ? loop.src_strides : loop.dst_strides;
+    // Strides are unsigned, so the largest indices have the largest offset.
+    std::uint64_t at = src ? loop.src_offset : loop.dst_offset;
+    at = saturating_step(at, layer, src ? loop.src_layer_stride : loop.dst_layer_stride);
+    at = saturating_step(at, last_block, src ? loop.src_block_stride : loop.dst_block_stride);
+    at = saturating_step(at, loop.counts[0] - 1, strides[0]);
+    at = saturating_step(at, loop.counts[1] - 1, strides[1]);
+    end = std::max(end, saturating_step(at, 1, loop.nbytes));
+  }
+  return end;
 }
 
 std::uint32_t crc32c(std::uint32_t crc, const std::byte* bytes, std::size_t nbytes) noexcept {

@@ -21,6 +21,12 @@ void copy_fence() noexcept;
 void copy_piece(const Move& move, std::uint32_t piece, const std::byte* src_base, std::byte* dst_base) noexcept;
 
 enum class Side : std::uint8_t { kSrc, kDst };
+
+// One past the last byte that the piece touches on that side, from the region's base; UINT64_MAX
+// where the arithmetic overflows. Costs a pass over the piece's blocks, not over its runs: what a
+// transport checks before it follows a peer's offsets.
+std::uint64_t piece_end(const Move& move, std::uint32_t piece, Side side) noexcept;
+
 // crc32c (Castagnoli; SSE4.2 where there is) over the piece's bytes in program order, the same
 // at both ends.
 std::uint32_t checksum_piece(const Move& move, std::uint32_t piece, Side side, const std::byte* base) noexcept;
