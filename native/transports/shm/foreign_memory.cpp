@@ -1,0 +1,124 @@
+#include "transports/shm/foreign_memory.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+
+namespace kvxfer::shm {
+namespace {
+
+// The kernel's value, or -1 where it is built without Yama.
+int yama_ptrace_scope() {
+  int scope = -1;
+  if (std::FILE* file = std::fopen("/proc/sys/kernel/yama/ptrace_scope", "re")) {
+    if (std::fscanf(file, "%d", &scope) != 1) scope = -1;
+    std::fclose(file);
+  }
+  return scope;
+}
+
+std::string refusal_words(int error, pid_t pid, uid_t uid) {
+  const std::string failed = Status::from_errno("process_vm_readv of process " + std::to_string(pid), error).message();
+  if (error == ENOSYS) return failed + ": this kernel is built without CONFIG_CROSS_MEMORY_ATTACH";
+  if (error == ESRCH)
+    return failed + ": it lives in another pid namespace; start both containers with a common one (docker run "
+                    "--pid=container:<other>, Kubernetes shareProcessNamespace)";
+  if (error == EFAULT) return failed + ": this number belongs to another process here; give both a common pid namespace";
+  if (error != EPERM) return failed;
+
+  std::string words = failed + ": ";
+  const int scope = yama_ptrace_scope();
+  if (uid != ::geteuid())
+    words += "it runs as user " + std::to_string(uid) + " and this process as " + std::to_string(::geteuid()) +
+             "; run both as one user, or this one with CAP_SYS_PTRACE";
+  else if (scope > 0)
+    words += "Yama's ptrace_scope is " + std::to_string(scope) +
+             "; set it to 0 (sysctl kernel.yama.ptrace_scope=0), or give this process CAP_SYS_PTRACE";
+  else
+    words += "this process lacks CAP_SYS_PTRACE, or a seccomp profile forbids the call (docker run --cap-add SYS_PTRACE), "
+             "or the peer made itself undumpable";
+  return words;
+}
+
+UniqueFd open_pidfd(pid_t pid) noexcept {
+#if defined(SYS_pidfd_open)
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));  // closed on exec
+#else
+  static_cast<void>(pid);
+  return {};
+#endif
+}
+
+}  // namespace
+
+ForeignMemory::ForeignMemory(pid_t pid, uid_t uid, const Probe& probe) : pid_(pid) {
+  refusal_.clear();
+  if (pid <= 0) {
+    refusal_ = "the peer's process cannot be seen from this pid namespace; start both containers with a common one";
+    return;
+  }
+  pidfd_ = open_pidfd(pid);  // before the probe: what the probe finds is then what the pidfd means
+  Probe found;
+  iovec local{found.bytes.data(), found.bytes.size()};
+  iovec remote{reinterpret_cast<void*>(probe.address), found.bytes.size()};
+  const ssize_t nbytes = ::process_vm_readv(pid, &local, 1, &remote, 1, 0);
+  if (nbytes < 0)
+    refusal_ = refusal_words(errno, pid, uid);
+  else if (static_cast<std::size_t>(nbytes) != found.bytes.size() || found.bytes != probe.bytes)
+    refusal_ = "process " + std::to_string(pid) + " is not the one at the other end of the socket";
+}
+
+Status ForeignMemory::fetch_piece(const Move& move, std::uint32_t piece, std::uint64_t remote_base) {
+  std::size_t num_runs = 0;
+  Status status;
+  for_each_run(move.program->loops.data(), move.program->loops.size(), move.grid.piece(piece), move.src_blocks.data(),
+               move.dst_blocks.data(), [&](std::uint64_t src_offset, std::uint64_t dst_offset, std::uint64_t nbytes) {
+                 if (!status.ok()) return;
+                 local_[num_runs] = {move.local_base + dst_offset, nbytes};
+                 remote_[num_runs] = {reinterpret_cast<void*>(remote_base + src_offset), nbytes};
+                 if (++num_runs < kMaxRuns) return;
+                 status = read_runs(num_runs);
+                 num_runs = 0;
+               });
+  if (status.ok() && num_runs != 0) status = read_runs(num_runs);
+  return status.ok() ? check_alive() : status;
+}
+
+Status ForeignMemory::read_runs(std::size_t num_runs) noexcept {
+  std::size_t first = 0;
+  while (first < num_runs) {
+    const ssize_t result =
+        ::process_vm_readv(pid_, &local_[first], num_runs - first, &remote_[first], num_runs - first, 0);
+    if (result < 0 && errno == EINTR) continue;
+    if (result < 0 && errno == ESRCH)
+      return {Code::kRailFailed, "process " + std::to_string(pid_) + " is gone"};
+    if (result < 0 && errno == EFAULT) {
+      // A process that is ending has lost its pages a moment before its number.
+      if (Status alive = check_alive(); !alive.ok()) return alive;
+      return {Code::kSystem, "part of the region is not mapped any more, there or here (process_vm_readv: EFAULT); "
+                             "memory must stay mapped while it is registered"};
+    }
+    if (result < 0) return Status::from_errno("process_vm_readv", errno);
+    if (result == 0) return {Code::kSystem, "process_vm_readv moved nothing"};
+    // Runs have the same length on both sides, so both lists advance alike.
+    auto left = static_cast<std::size_t>(result);
+    while (first < num_runs && left >= local_[first].iov_len) left -= local_[first++].iov_len;
+    if (left != 0) {
+      local_[first] = {static_cast<std::byte*>(local_[first].iov_base) + left, local_[first].iov_len - left};
+      remote_[first] = {static_cast<std::byte*>(remote_[first].iov_base) + left, remote_[first].iov_len - left};
+    }
+  }
+  return {};
+}
+
+Status ForeignMemory::check_alive() const {
+  if (!pidfd_) return {};
+  pollfd ended{pidfd_.get(), POLLIN, 0};
+  if (::poll(&ended, 1, 0) > 0) return {Code::kRailFailed, "process " + std::to_string(pid_) + " is gone"};
+  return {};
+}
+
+}  // namespace kvxfer::shm

@@ -1,0 +1,52 @@
+// A peer process's own memory, read by the kernel for us (process_vm_readv): for tensors that the
+// engine allocated and that lie in no pool.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kvxfer/status.h"
+#include "kvxfer/transport.h"
+
+namespace kvxfer::shm {
+
+// What a process says about itself, for its peers to try on.
+struct Probe {
+  std::uint64_t address = 0;
+  std::array<std::byte, 16> bytes{};
+};
+
+class ForeignMemory {
+ public:
+  ForeignMemory() = default;
+
+  // Reads the peer's probe. Where that fails, refusal() says in words why and what to change.
+  ForeignMemory(pid_t pid, uid_t uid, const Probe& probe);
+
+  const std::string& refusal() const noexcept { return refusal_; }  // empty: it can be read
+
+  // One piece, straight into its pages. kRailFailed: the process is gone. kSystem: it, or we,
+  // unmapped part of the region.
+  Status fetch_piece(const Move& move, std::uint32_t piece, std::uint64_t remote_base);
+
+ private:
+  // What one call takes (IOV_MAX) on either side.
+  static constexpr std::size_t kMaxRuns = 1024;
+
+  Status read_runs(std::size_t num_runs) noexcept;
+  Status check_alive() const;
+
+  pid_t pid_ = 0;
+  // Readable once the process has ended: until then nobody else can have its number.
+  UniqueFd pidfd_;
+  std::string refusal_ = "it has not introduced itself yet";
+  std::array<iovec, kMaxRuns> local_{};
+  std::array<iovec, kMaxRuns> remote_{};
+};
+
+}  // namespace kvxfer::shm
