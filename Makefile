@@ -1,0 +1,113 @@
+# Every target sets up what it needs, from nothing; what has not changed is not done again.
+#
+#   make demo          the KV pages of real requests go from a prefill to a decode process
+#   make test          everything that a change must pass
+#   make lint          ruff, mypy, clang-format, stubs against the modules
+#   make unit          the Python tests alone; ARGS="tests/unit -k layout" goes to pytest
+#   make native-test   C++ tests: plain, ASan+UBSan, TSan (or one: native-test-plain, -asan, -tsan)
+#   make fuzz          random bytes into the frame decoders, FUZZ_S seconds
+#   make nightly       test, the slow tests, and a longer fuzz run
+#   make wheel         dist/*.whl
+#   make clean         removes what the others made
+#
+# PYTHON=python3.12 VENV=.venv312 tries another interpreter.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= $(shell nproc)
+FUZZ_S ?= 30
+ARGS ?=
+
+COMMA := ,
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+PY := $(VENV)/bin/python
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := $(PY) -m pip install --quiet
+# Two makes in one tree take turns.
+LOCK := mkdir -p build && exec 9>build/.lock && { flock 9 2>/dev/null || true; };
+
+NATIVE_SOURCES := CMakeLists.txt $(shell find native bench/native -type d -o -name '*.cpp' -o -name '*.h' \
+                    -o -name CMakeLists.txt)
+CLANG_FORMATTED = $$(git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' | sort -u)
+
+# Prints the requirements of pyproject.toml's build-system and of the extras named as arguments.
+define REQUIREMENTS
+import sys, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))
+names = sys.argv[1:]
+lines = project["build-system"]["requires"] if names == ["build"] else project["project"]["dependencies"]
+for name in names:
+    lines = lines + project["project"]["optional-dependencies"].get(name, [])
+print("\n".join(lines))
+endef
+export REQUIREMENTS
+
+.PHONY: demo test lint unit native-test native-test-plain native-test-asan native-test-tsan fuzz nightly wheel clean setup
+
+# -- Set-up ----------------------------------------------------------------------------------------
+
+setup: $(VENV)/module.stamp
+
+$(VENV)/venv.stamp:
+	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
+	PYTHON=$(PYTHON) VENV=$(VENV) .ci/system-packages; \
+	$(PYTHON) -m venv $(VENV); touch $@
+
+# cmake and ninja come from the system where it has them.
+$(VENV)/deps.stamp: pyproject.toml $(VENV)/venv.stamp
+	@$(LOCK) if [ $@ -nt pyproject.toml ]; then exit 0; fi; \
+	echo "installing dependencies into $(VENV)"; \
+	tools=""; for tool in cmake ninja; do command -v $$tool >/dev/null || tools="$$tools $$tool"; done; \
+	$(PIP) $$($(PY) -c "$$REQUIREMENTS" build) $$tools; \
+	$(PIP) -r <($(PY) -c "$$REQUIREMENTS" cli); touch $@
+
+$(VENV)/dev.stamp: $(VENV)/deps.stamp
+	@$(LOCK) if [ $@ -nt $(VENV)/deps.stamp ]; then exit 0; fi; \
+	echo "installing development dependencies into $(VENV)"; \
+	$(PIP) -r <($(PY) -c "$$REQUIREMENTS" dev control); touch $@
+
+# Editable: Python files are used where they are; the build folder is kept, so this is incremental.
+$(VENV)/module.stamp: $(NATIVE_SOURCES) $(VENV)/deps.stamp
+	@$(LOCK) touch build/.before; \
+	echo "building the native modules"; \
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --no-deps --no-build-isolation --editable .; \
+	touch -r build/.before $@
+
+# -- What one runs ---------------------------------------------------------------------------------
+
+demo: $(VENV)/module.stamp
+	$(VENV)/bin/kvxfer bench handover --transport shm
+	$(VENV)/bin/kvxfer bench handover --transport tcp
+
+test: lint native-test unit
+
+lint: $(VENV)/dev.stamp $(VENV)/module.stamp
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/clang-format --dry-run -Werror $(CLANG_FORMATTED)
+	$(VENV)/bin/mypy
+
+unit: $(VENV)/dev.stamp $(VENV)/module.stamp
+	$(PY) -m pytest -m "not slow and not gpu and not rdma" $(ARGS)
+
+native-test: native-test-plain native-test-asan native-test-tsan
+
+# $(1) name, $(2) sanitizers, $(3) optimization
+define NATIVE_TEST
+native-test-$(1): $(VENV)/deps.stamp
+	@$$(LOCK) if [ ! -e build/$(1)/build.ninja ]; then \
+	cmake -S . -B build/$(1) -G Ninja -DCMAKE_BUILD_TYPE=None "-DCMAKE_CXX_FLAGS=$(3)" \
+	  -DKVXFER_NATIVE_TESTS=ON -DKVXFER_SANITIZE=$(2) >/dev/null; fi; \
+	cmake --build build/$(1) --parallel $(JOBS)
+	cd build/$(1) && $$(QUIET_LAYOUT) ctest --output-on-failure
+endef
+$(eval $(call NATIVE_TEST,plain,,-O2 -g1))
+$(eval $(call NATIVE_TEST,asan,address$(COMMA)undefined,-O1 -g))
+$(eval $(call NATIVE_TEST,tsan,thread,-O1 -g))
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,43 @@
+"""The plain limits that benchmark ratios are taken against.
+
+The same pages, moved by the shortest code that can move them; nothing of the engine is shared.
+Page ``i`` starts at ``addr + offsets[i]`` and has ``nbytes`` bytes. Addresses are trusted: the
+caller keeps the memory alive. Offsets are uint64 [num_pages], C-contiguous, never converted.
+Each call releases the GIL, finishes what a system call leaves undone, and returns the elapsed
+nanoseconds (CLOCK_MONOTONIC). A failing system call raises ``OSError`` with its name.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: "avx512-nt", "avx2-nt" or "memcpy": what ``copy_pages_nt`` uses on this machine.
+NT_KERNEL: Final[str]
+
+def copy_pages(
+    dst_addr: int, src_addr: int, dst_offsets: NDArray[np.uint64], src_offsets: NDArray[np.uint64], nbytes: int
+) -> int:
+    """memcpy, page by page."""
+
+def copy_pages_nt(
+    dst_addr: int, src_addr: int, dst_offsets: NDArray[np.uint64], src_offsets: NDArray[np.uint64], nbytes: int
+) -> int:
+    """Non-temporal stores, page by page; a store fence at the end."""
+
+def vm_readv_pages(
+    pid: int,
+    dst_addr: int,
+    src_addr: int,
+    dst_offsets: NDArray[np.uint64],
+    src_offsets: NDArray[np.uint64],
+    nbytes: int,
+    batch: int = 1024,
+) -> int:
+    """process_vm_readv of ``batch`` pages a call; ``src_addr`` is in process ``pid``."""
+
+def send_pages(fd: int, addr: int, offsets: NDArray[np.uint64], nbytes: int, batch: int = 1024) -> int:
+    """writev of ``batch`` pages a call to a blocking descriptor."""
+
+def recv_pages(fd: int, addr: int, offsets: NDArray[np.uint64], nbytes: int, batch: int = 1024) -> int:
+    """readv of ``batch`` pages a call from a blocking descriptor; ``ConnectionError`` at its end."""
