@@ -1,0 +1,80 @@
+"""Memory that is not the engine's: for the limits, and for workloads on an engine's own tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+_HUGE_PAGE_NBYTES = 2 << 20
+# Linux 5.14; the mmap module does not name it.
+_MADV_POPULATE_WRITE = 23
+_PR_SET_PTRACER = 0x59616D61
+
+
+def create_shared(nbytes: int, name: str) -> int:
+    """Returns a memfd of at least ``nbytes``, of reserved huge pages where enough are free, as a pool's."""
+    rounded = -(-nbytes // _HUGE_PAGE_NBYTES) * _HUGE_PAGE_NBYTES
+    flags = [os.MFD_HUGETLB | os.MFD_HUGE_2MB, 0] if nbytes >= _HUGE_PAGE_NBYTES else [0]
+    for kind in flags:
+        descriptor = -1
+        try:
+            descriptor = os.memfd_create(name, os.MFD_CLOEXEC | kind)
+            os.ftruncate(descriptor, rounded)
+            # A mapping reserves the huge pages: without enough of them it fails here, not later.
+            mmap.mmap(descriptor, rounded).close()
+        except OSError:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if kind == 0:
+                raise
+        else:
+            return descriptor
+    raise AssertionError("unreachable")
+
+
+def map_shared(descriptor: int, nbytes: int) -> NDArray[np.uint8]:
+    """Maps ``nbytes`` of a memfd, advised as the engine's pool is, with every page there."""
+    rounded = -(-nbytes // _HUGE_PAGE_NBYTES) * _HUGE_PAGE_NBYTES
+    return _prepared(mmap.mmap(descriptor, rounded, mmap.MAP_SHARED), nbytes)
+
+
+def allocate_private(nbytes: int) -> NDArray[np.uint8]:
+    """Returns memory as an engine's own tensors have it: anonymous and private."""
+    return _prepared(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), nbytes)
+
+
+def address_of(array: NDArray[np.uint8]) -> int:
+    """Returns the address of the first byte."""
+    return int(array.ctypes.data)
+
+
+def allow_readers() -> None:
+    """Lets other processes of this user read our memory where Yama would not."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        # Without Yama there is nothing to allow, and the kernel does not know the request.
+        if error != errno.EINVAL:
+            raise OSError(error, f"prctl(PR_SET_PTRACER): {os.strerror(error)}")
+
+
+def rss_mib() -> float:
+    """Returns the resident memory of this process, mapped memfds included."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * mmap.PAGESIZE / (1 << 20)
+
+
+def _prepared(mapping: mmap.mmap, nbytes: int) -> NDArray[np.uint8]:
+    for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
+        try:
+            mapping.madvise(advice)
+        except OSError:
+            pass  # an older kernel, or one without huge pages: the first pass over it faults it in
+    # The array keeps the mapping alive.
+    return np.frombuffer(mapping, dtype=np.uint8)[:nbytes]

@@ -1,0 +1,52 @@
+"""Figures of a run: medians, percentiles, rates. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+GIB = 1 << 30
+MIB = 1 << 20
+KIB = 1 << 10
+
+
+def spread(values: Iterable[float], digits: int = 3) -> dict[str, float]:
+    """Returns ``{min, median, max}``."""
+    array = np.asarray(list(values), dtype=np.float64)
+    return {
+        "min": round(float(array.min()), digits),
+        "median": round(float(np.median(array)), digits),
+        "max": round(float(array.max()), digits),
+    }
+
+
+def percentiles(values: Iterable[float], digits: int = 3) -> dict[str, float]:
+    """Returns ``{p50, p90, p99}``, interpolated linearly."""
+    p50, p90, p99 = np.percentile(np.asarray(list(values), dtype=np.float64), [50, 90, 99])
+    return {"p50": round(float(p50), digits), "p90": round(float(p90), digits), "p99": round(float(p99), digits)}
+
+
+def median(values: Iterable[float], digits: int = 3) -> float:
+    """Returns the median, rounded."""
+    return round(float(np.median(np.asarray(list(values), dtype=np.float64))), digits)
+
+
+def gb_per_s(nbytes: int, elapsed_ns: float) -> float:
+    """Returns a rate in units of 1e9 bytes a second."""
+    return nbytes / max(elapsed_ns, 1.0)
+
+
+def ideal_finish_ns(released_ns: list[int], layer_nbytes: int, limit_gb_per_s: float) -> int:
+    """Returns when a mover at the limit's rate has the last layer in place.
+
+    Parameters
+    ----------
+    released_ns
+        When each layer could be moved, in order; a transfer of finished pages repeats its start.
+    """
+    layer_ns = layer_nbytes / limit_gb_per_s
+    at = 0.0
+    for released in released_ns:
+        at = max(at, float(released)) + layer_ns
+    return int(at)

@@ -1,0 +1,63 @@
+"""Entry of a worker process: ``python -m kvxfer.bench.worker ROLE OPTIONS CHANNEL [PEER]``.
+
+``OPTIONS`` is JSON; ``CHANNEL`` and ``PEER`` are the numbers of inherited sockets, to the
+coordinator and to the other worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+
+from kvxfer.bench.channel import Channel, Message
+from kvxfer.bench.errors import BenchError
+
+Role = Callable[[Message, Channel, Channel | None], Awaitable[None]]
+
+
+def _role(name: str) -> Role:
+    # A worker imports its own role alone.
+    if name in ("source", "destination"):
+        from kvxfer.bench import pages_worker
+
+        return pages_worker.run_source if name == "source" else pages_worker.run_destination
+    if name == "prefill":
+        from kvxfer.bench import prefill
+
+        return prefill.run
+    if name == "decode":
+        from kvxfer.bench import decode
+
+        return decode.run
+    raise BenchError(f"no such role: {name!r}")
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one role to its end; returns the exit status."""
+    # Ctrl-C goes to the whole group; the coordinator ends its workers in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    name, options, *descriptors = arguments
+    streams = [socket.socket(fileno=int(descriptor)) for descriptor in descriptors]
+    coordinator = Channel(streams[0], "coordinator")
+    peer = Channel(streams[1], "peer") if len(streams) > 1 else None
+    try:
+        asyncio.run(_run(_role(name), json.loads(options), coordinator, peer))
+    except Exception as error:
+        try:
+            coordinator.send_error(error)
+        except BenchError:
+            pass  # it is gone, and with it the one who asked
+        return 1
+    return 0
+
+
+async def _run(role: Role, options: Message, coordinator: Channel, peer: Channel | None) -> None:
+    await role(options, coordinator, peer)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
