@@ -1,0 +1,153 @@
+"""What can go wrong, grouped by the largest thing lost."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+# native/include/kvxfer/status.h: the numbers and their words. Held to it by a test.
+CODE_NAMES: Final[dict[int, str]] = {
+    1: "again",
+    10: "invalid-argument",
+    11: "out-of-range",
+    12: "duplicate-block",
+    13: "length-mismatch",
+    14: "layout-mismatch",
+    15: "unknown-region",
+    16: "unsupported",
+    17: "exhausted",
+    30: "not-permitted",
+    31: "lease-ended",
+    32: "region-gone",
+    33: "cancelled",
+    34: "deadline",
+    35: "integrity",
+    36: "refused",
+    50: "rail-failed",
+    70: "peer-lost",
+    71: "peer-silent",
+    72: "peer-restarted",
+    73: "auth-failed",
+    74: "protocol",
+    75: "unreachable",
+    90: "closed",
+    91: "forked",
+    92: "system",
+    93: "internal",
+}
+
+
+class KvxferError(Exception):
+    """Something that kvxfer could not do; the message says what, where and what to do next.
+
+    Attributes
+    ----------
+    code : str
+        One word for programs, e.g. ``"lease-ended"`` (native/include/kvxfer/status.h).
+    peer : str
+        Name of the peer that it concerns, or ``""``.
+    rail : str
+        Transports that the work was on, e.g. ``"shm"`` or ``"tcp,tcp"``, or ``""``.
+    failed_blocks : numpy.ndarray
+        This end's block ids (uint32) whose bytes cannot be relied on. Every error that ended a
+        transfer carries them, whatever its class; empty for all others.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        peer: str = "",
+        rail: str = "",
+        failed_blocks: NDArray[np.uint32] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.peer = peer
+        self.rail = rail
+        self.failed_blocks = np.empty(0, np.uint32) if failed_blocks is None else failed_blocks
+
+    def __str__(self) -> str:
+        where = ", ".join(
+            f"{label} {value}" for label, value in (("peer", self.peer), ("rail", self.rail)) if value
+        )
+        return f"{self.args[0]} [{self.code}{', ' + where if where else ''}]"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments: an error must survive a process pool of the engine.
+        return _rebuild, (type(self), self.args[0], self.code, self.peer, self.rail, self.failed_blocks)
+
+
+def _rebuild(
+    cls: type[KvxferError], message: str, code: str, peer: str, rail: str, failed: NDArray[np.uint32]
+) -> KvxferError:
+    return cls(message, code=code, peer=peer, rail=rail, failed_blocks=failed)
+
+
+class UsageError(KvxferError):
+    """The caller's mistake; nothing was posted and nothing changed. Do not retry unchanged."""
+
+
+class ExhaustedError(UsageError):
+    """A bounded resource (pool, slots, queue) is used up; the same call may succeed later."""
+
+
+class TransferError(KvxferError):
+    """One transfer is lost; retry it, or recompute ``failed_blocks``. The peer is still there."""
+
+
+class RailError(KvxferError):
+    """One path to a peer is lost; other rails carry on."""
+
+
+class PeerError(KvxferError):
+    """The peer is lost, with every transfer and lease of its session. Recompute, or reconnect."""
+
+
+class AgentError(KvxferError):
+    """The agent is lost (closed, forked, or broken); make a new one."""
+
+
+def class_of(code: int) -> type[KvxferError]:
+    """Returns the class for a native code: the groups of status.h, a decade or two each."""
+    if code == 17:
+        return ExhaustedError
+    # "again" reaches a caller only where a full queue was not absorbed below: nothing was posted.
+    for bound, cls in ((30, UsageError), (50, TransferError), (70, RailError), (90, PeerError)):
+        if code < bound:
+            return cls
+    return AgentError
+
+
+def translate(
+    error: BaseException,
+    *,
+    peer: str = "",
+    rail: str = "",
+    failed_blocks: NDArray[np.uint32] | None = None,
+) -> KvxferError:
+    """Makes the public exception of a ``NativeError(code, message)``.
+
+    Anything else becomes ``AgentError("internal")``: an unknown failure must not look like one
+    that is safe to retry.
+    """
+    args = error.args
+    if len(args) == 2 and isinstance(args[0], int):
+        return from_code(args[0], str(args[1]), peer=peer, rail=rail, failed_blocks=failed_blocks)
+    return AgentError(f"unexpected {type(error).__name__}: {error}", code="internal", peer=peer, rail=rail)
+
+
+def from_code(
+    code: int,
+    message: str,
+    *,
+    peer: str = "",
+    rail: str = "",
+    failed_blocks: NDArray[np.uint32] | None = None,
+) -> KvxferError:
+    """Makes the public exception of a native code and its words."""
+    name = CODE_NAMES.get(code, f"code-{code}")
+    return class_of(code)(message or name, code=name, peer=peer, rail=rail, failed_blocks=failed_blocks)

@@ -1,0 +1,173 @@
+"""How a tensor of any library lies in memory: address, shape, strides. Nothing is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvxfer.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """Where the elements of one tensor are.
+
+    Attributes
+    ----------
+    address
+        Of element ``[0, 0, ...]``.
+    shape, strides
+        Elements and bytes of each axis. Strides are never negative.
+    dtype
+        The library's name without its prefix: ``"float16"``, ``"bfloat16"``, ``"uint8"``.
+    itemsize
+        Bytes of one element.
+    owner
+        The tensor (or the array made of it); whoever uses `address` keeps this alive.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    owner: object
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first to the end of the last element, gaps included; 0 when empty."""
+        if 0 in self.shape:
+            return 0
+        return self.itemsize + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+
+def view(tensor: Any) -> TensorView:
+    """Looks at a torch tensor, a numpy array, or anything with the buffer protocol or DLPack.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument`` for read-only memory, negative or zero strides, or an object that is
+        no tensor; ``unsupported`` for memory of a device other than the CPU.
+    """
+    if isinstance(tensor, TensorView):
+        return tensor
+    if isinstance(tensor, np.ndarray):
+        return _of_array(tensor, tensor)
+    # torch by its methods: numpy knows neither bfloat16 nor float8, so DLPack through it fails.
+    if all(hasattr(tensor, name) for name in ("data_ptr", "stride", "element_size", "device")):
+        return _of_torch(tensor)
+    if hasattr(tensor, "__dlpack__"):
+        return _of_dlpack(tensor)
+    try:
+        buffer = memoryview(tensor)
+    except TypeError:
+        raise UsageError(
+            f"cannot see memory of a {type(tensor).__name__}: "
+            "pass a torch tensor, a numpy array, or an object with DLPack or the buffer protocol",
+            code="invalid-argument",
+        ) from None
+    return _of_array(np.asarray(buffer), tensor)
+
+
+def flatten(tensors: Any) -> Iterator[Any]:
+    """Yields the tensors of a nested list, tuple or dict in order; one tensor yields itself."""
+    if isinstance(tensors, Mapping):
+        for item in tensors.values():
+            yield from flatten(item)
+    elif isinstance(tensors, (list, tuple)):
+        for item in tensors:
+            yield from flatten(item)
+    else:
+        yield tensors
+
+
+def covering_spans(views: list[TensorView]) -> list[tuple[int, int]]:
+    """Returns ``(address, nbytes)`` of the few ranges that cover all views, ascending.
+
+    Ranges that overlap or touch become one; a gap between two tensors stays outside, because it
+    belongs to somebody else.
+    """
+    spans: list[tuple[int, int]] = []
+    for address, nbytes in sorted((v.address, v.nbytes) for v in views if v.nbytes):
+        if spans and address <= spans[-1][0] + spans[-1][1]:
+            first, length = spans[-1]
+            spans[-1] = (first, max(length, address + nbytes - first))
+        else:
+            spans.append((address, nbytes))
+    return spans
+
+
+def _of_array(array: np.ndarray[Any, Any], owner: object) -> TensorView:
+    if not array.flags.writeable:
+        raise UsageError(
+            "this memory is read-only, and a peer's pages could never land in it: "
+            "pass writable memory (a copy would not be the cache)",
+            code="invalid-argument",
+        )
+    if array.dtype.hasobject:
+        raise UsageError("an array of Python objects holds pointers, not bytes", code="invalid-argument")
+    return _checked(
+        TensorView(
+            address=int(array.__array_interface__["data"][0]),
+            shape=array.shape,
+            strides=array.strides,
+            dtype=array.dtype.name,
+            itemsize=array.dtype.itemsize,
+            owner=owner if owner is array else (owner, array),
+        )
+    )
+
+
+def _of_torch(tensor: Any) -> TensorView:
+    device = str(tensor.device)
+    if not device.startswith("cpu"):
+        raise UsageError(
+            f"this tensor is on {device}, and no transport of this build reaches GPU memory: "
+            "register a cache on the CPU",
+            code="unsupported",
+        )
+    itemsize = int(tensor.element_size())
+    return _checked(
+        TensorView(
+            address=int(tensor.data_ptr()),
+            shape=tuple(int(n) for n in tensor.shape),
+            strides=tuple(int(s) * itemsize for s in tensor.stride()),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            itemsize=itemsize,
+            owner=tensor,
+        )
+    )
+
+
+def _of_dlpack(tensor: Any) -> TensorView:
+    device_type, _ = tensor.__dlpack_device__()
+    if int(device_type) != 1:  # kDLCPU
+        raise UsageError(
+            f"this {type(tensor).__name__} is on DLPack device {device_type}, not on the CPU (1), "
+            "and no transport of this build reaches it",
+            code="unsupported",
+        )
+    try:
+        array = np.from_dlpack(tensor)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise UsageError(
+            f"numpy cannot import this {type(tensor).__name__} by DLPack ({error}): "
+            "view it as uint8 or uint16 and name the dtype in the layout",
+            code="unsupported",
+        ) from error
+    return _of_array(array, tensor)
+
+
+def _checked(tensor: TensorView) -> TensorView:
+    for n, stride in zip(tensor.shape, tensor.strides, strict=True):
+        if n > 1 and stride <= 0:
+            raise UsageError(
+                f"an axis of {n} elements has a stride of {stride} bytes: flipped and broadcast "
+                "tensors cannot be registered, register the tensor that they are a view of",
+                code="invalid-argument",
+            )
+    return tensor
