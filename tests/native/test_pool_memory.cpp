@@ -1,0 +1,142 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <string>
+
+#include "check.h"
+#include "core/memfd.h"
+#include "core/pool_memory.h"
+
+namespace {
+
+using namespace kvxfer;
+
+std::shared_ptr<PoolMemory> make_pool(std::size_t nbytes, bool huge_pages = true) {
+  Result<std::shared_ptr<PoolMemory>> pool =
+      PoolMemory::create({.nbytes = nbytes, .name = "test", .huge_pages = huge_pages, .numa_node = -1});
+  REQUIRE_OK(pool);
+  return pool.value();
+}
+
+bool dies_by_sigsegv(const std::byte* address, bool write) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would turn it into an exit
+    volatile auto* byte = const_cast<std::byte*>(address);
+    if (write) *byte = std::byte{1};
+    else static_cast<void>(static_cast<std::byte>(*byte));
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
+}
+
+bool has(const std::vector<std::string>& names, const char* name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+TEST(one_byte_outside_a_pool_is_a_crash_and_not_corruption) {
+  for (const std::size_t nbytes : {std::size_t{4096}, std::size_t{6} << 20}) {
+    const auto pool = make_pool(nbytes, false);
+    CHECK(dies_by_sigsegv(pool->data() - 1, true));
+    CHECK(dies_by_sigsegv(pool->data() + pool->nbytes(), true));
+    CHECK(dies_by_sigsegv(pool->data() - 1, false));
+    CHECK(!dies_by_sigsegv(pool->data(), true));
+    CHECK(!dies_by_sigsegv(pool->data() + pool->nbytes() - 1, true));
+  }
+}
+
+TEST(a_pool_is_zero_writable_and_says_its_page_kind) {
+  const auto pool = make_pool(8u << 20);
+  CHECK_EQ(pool->nbytes(), 8u << 20);
+  for (std::size_t at = 0; at < pool->nbytes(); at += 4096) REQUIRE(pool->data()[at] == std::byte{0});
+  pool->data()[pool->nbytes() - 1] = std::byte{7};
+  const std::string_view kind = pool->page_kind();
+  CHECK(kind == "hugetlb" || kind == "transparent-huge" || kind == "base");
+  CHECK(make_pool(8u << 20, false)->page_kind() == "base");
+}
+
+TEST(a_pool_cannot_change_its_size_and_has_no_second_writer) {
+  const auto pool = make_pool(1u << 20);
+  const std::vector<std::string> seals = pool->seals();
+  CHECK(has(seals, "shrink"));
+  CHECK(has(seals, "grow"));
+  CHECK(has(seals, "seal"));
+  CHECK(::ftruncate(pool->fd(), 4096) != 0);
+  CHECK(::ftruncate(pool->fd(), 2 << 20) != 0);
+  if (has(seals, "future-write")) {
+    CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, pool->fd(), 0) == MAP_FAILED);
+    const std::byte one{1};
+    CHECK(::pwrite(pool->fd(), &one, 1, 0) != 1);
+    const std::string path = "/proc/self/fd/" + std::to_string(pool->fd());
+    const UniqueFd again(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, again.get(), 0) == MAP_FAILED);
+  }
+  pool->data()[5] = std::byte{9};  // the owner goes on writing, and a reader sees it
+  void* reader = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, pool->fd(), 0);
+  REQUIRE(reader != MAP_FAILED);
+  CHECK(static_cast<const std::byte*>(reader)[5] == std::byte{9});
+  CHECK(::mprotect(reader, 4096, PROT_READ | PROT_WRITE) != 0 || !has(seals, "future-write"));
+  ::munmap(reader, 4096);
+}
+
+TEST(find_knows_the_pool_of_an_address) {
+  const auto first = make_pool(1u << 20), second = make_pool(3000);
+  const auto slice = PoolMemory::find(first->data() + 100, 1000);
+  REQUIRE(slice.has_value());
+  CHECK_EQ(slice->fd, first->fd());
+  CHECK_EQ(slice->memfd_id, first->memfd_id());
+  CHECK_EQ(slice->offset, 100u);
+  CHECK_EQ(slice->memfd_nbytes, 1u << 20);
+  CHECK(PoolMemory::find(second->data(), 3000).has_value());
+  CHECK(!PoolMemory::find(second->data(), 3001).has_value());
+  CHECK(!PoolMemory::find(first->data() - 1, 1).has_value());
+  CHECK(!PoolMemory::find(first->data() + 1, 1u << 20).has_value());
+  CHECK(!PoolMemory::find(nullptr, 1).has_value());
+  CHECK(first->memfd_id() != second->memfd_id());
+}
+
+TEST(a_slice_keeps_its_pool_and_nothing_else_does) {
+  auto pool = make_pool(4096);
+  std::byte* const data = pool->data();
+  auto slice = PoolMemory::find(data, 4096);
+  REQUIRE(slice.has_value());
+  pool.reset();
+  data[0] = std::byte{1};
+  CHECK(PoolMemory::find(data, 1).has_value());
+  slice.reset();
+  CHECK(!PoolMemory::find(data, 1).has_value());
+}
+
+TEST(impossible_wishes_are_refused_in_words) {
+  const auto nothing = PoolMemory::create({.nbytes = 0, .name = "n", .huge_pages = true, .numa_node = -1});
+  CHECK_EQ(nothing.status().code(), Code::kInvalidArgument);
+  const auto node = PoolMemory::create({.nbytes = 4096, .name = "n", .huge_pages = false, .numa_node = 900});
+  CHECK(!node.ok());
+  CHECK(node.status().message().find("900") != std::string::npos);
+}
+
+TEST(a_fence_word_begins_at_zero_and_moves_on) {
+  auto table = FenceTable::create();
+  REQUIRE_OK(table);
+  FenceTable& fences = *table.value();
+  CHECK_EQ(fences.generation(0), 0u);
+  fences.bump(FenceTable::kNumSlots - 1);
+  CHECK_EQ(fences.generation(FenceTable::kNumSlots - 1), 1u);
+  CHECK(is_sealed_against_shrinking(fences.fd()));
+  const std::size_t nbytes = FenceTable::kNumSlots * 8;
+  void* reader = ::mmap(nullptr, nbytes, PROT_READ, MAP_SHARED, fences.fd(), 0);
+  REQUIRE(reader != MAP_FAILED);
+  fences.bump(3);
+  CHECK_EQ(static_cast<const std::uint64_t*>(reader)[3], 1u);
+  ::munmap(reader, nbytes);
+  if (has(seals_of(fences.fd()), "future-write"))
+    CHECK(::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fences.fd(), 0) == MAP_FAILED);
+}
+
+}  // namespace
