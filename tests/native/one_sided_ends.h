@@ -1,0 +1,118 @@
+// Two ends of a one-sided rail under test, driven by hand: a transport, its fences and what its
+// poll reported.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "test_reactor.h"
+
+namespace kvxfer::testing {
+
+template <class T>
+struct End {
+  End() : fences(make_fences()), transport(std::make_unique<T>(reactor, *fences)) {}
+
+  static std::unique_ptr<FenceTable> make_fences() {
+    Result<std::unique_ptr<FenceTable>> table = FenceTable::create();
+    REQUIRE_OK(table);
+    return std::move(table).value();
+  }
+
+  void step() {
+    reactor.run_once(0);
+    Completion out[4];
+    const std::size_t count = transport->poll(out);
+    for (std::size_t i = 0; i < count; ++i) completions.push_back(std::move(out[i]));
+  }
+  const Completion* completion_of(WorkId work) const {
+    for (const Completion& c : completions)
+      if (c.kind == CompletionKind::kWork && c.work == work) return &c;
+    return nullptr;
+  }
+  const Completion* event(CompletionKind kind) const {
+    for (const Completion& c : completions)
+      if (c.kind == kind) return &c;
+    return nullptr;
+  }
+  // How work ended, once it has; fails the test where it never does.
+  Completion await(WorkId work) {
+    REQUIRE(reactor.run_until([this] { step(); }, [&] { return completion_of(work) != nullptr; }));
+    return *completion_of(work);
+  }
+  Completion await(CompletionKind kind) {
+    REQUIRE(reactor.run_until([this] { step(); }, [&] { return event(kind) != nullptr; }));
+    return *event(kind);
+  }
+
+  TestReactor reactor;
+  std::unique_ptr<FenceTable> fences;
+  std::unique_ptr<T> transport;
+  std::vector<Completion> completions;
+};
+
+inline std::pair<UniqueFd, UniqueFd> socket_pair() {
+  int fds[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+  return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+// Connects two ends and waits until the rail is up at both. Returns a's number for b and b's for a.
+template <class T>
+std::pair<PeerId, PeerId> connect_ends(End<T>& a, End<T>& b) {
+  auto [left, right] = socket_pair();
+  const Result<PeerId> b_at_a = a.transport->connect(std::move(left), {true, 0, "b"});
+  const Result<PeerId> a_at_b = b.transport->connect(std::move(right), {false, 0, "a"});
+  REQUIRE_OK(b_at_a);
+  REQUIRE_OK(a_at_b);
+  a.await(CompletionKind::kRailUp);
+  b.await(CompletionKind::kRailUp);
+  return {b_at_a.value(), a_at_b.value()};
+}
+
+// One layer of whole blocks: source block i of `src_blocks` to destination block i of `dst_blocks`.
+inline std::shared_ptr<const Move> block_move(RegionId src_region, std::byte* dst, std::uint64_t block_nbytes,
+                                              std::vector<std::uint32_t> src_blocks,
+                                              std::vector<std::uint32_t> dst_blocks, std::uint32_t pairs_per_piece) {
+  CopyLoop loop{};
+  loop.num_layers = 1;
+  loop.src_block_stride = loop.dst_block_stride = block_nbytes;
+  loop.counts[0] = loop.counts[1] = 1;
+  loop.nbytes = block_nbytes;
+  auto program = std::make_shared<CopyProgram>();
+  program->loops = {loop};
+  program->num_layers = 1;
+  auto move = std::make_shared<Move>();
+  move->program = program;
+  move->grid = {0, 1, static_cast<std::uint32_t>(src_blocks.size()), pairs_per_piece};
+  move->src_blocks = std::move(src_blocks);
+  move->dst_blocks = std::move(dst_blocks);
+  move->local_base = dst;
+  move->remote_region = src_region;
+  return move;
+}
+
+inline Work fetch_work(WorkId id, std::shared_ptr<const Move> move, std::uint32_t piece) {
+  Work work;
+  work.id = id;
+  work.kind = WorkKind::kFetch;
+  work.piece = piece;
+  work.move = std::move(move);
+  return work;
+}
+
+inline Work fence_work(WorkId id, std::uint32_t slot, std::uint64_t generation) {
+  Work work;
+  work.id = id;
+  work.kind = WorkKind::kCheckFence;
+  work.fence_slot = slot;
+  work.fence_generation = generation;
+  return work;
+}
+
+}  // namespace kvxfer::testing

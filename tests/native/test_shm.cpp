@@ -1,0 +1,527 @@
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "check.h"
+#include "core/pool_memory.h"
+#include "one_sided_ends.h"
+#include "transports/shm/shm_transport.h"
+
+namespace {
+
+using namespace kvxfer;
+using namespace kvxfer::testing;
+
+constexpr std::uint64_t kBlockNbytes = 4096;
+constexpr std::uint32_t kNumBlocks = 64;
+constexpr std::uint64_t kRegionNbytes = kBlockNbytes * kNumBlocks;
+using Shm = End<ShmTransport>;
+
+std::shared_ptr<PoolMemory> make_pool(std::size_t nbytes = kRegionNbytes) {
+  auto pool = PoolMemory::create({.nbytes = nbytes, .name = "shm-test", .huge_pages = false, .numa_node = -1});
+  REQUIRE_OK(pool);
+  return pool.value();
+}
+
+LocalRegion pool_region(RegionId id, std::byte* base, std::uint64_t nbytes) {
+  const auto slice = PoolMemory::find(base, nbytes);
+  REQUIRE(slice.has_value());
+  return {id, base, {{0, nbytes}}, slice->fd, slice->memfd_id, slice->offset, slice->memfd_nbytes};
+}
+
+LocalRegion foreign_region(RegionId id, std::byte* base, std::uint64_t nbytes) { return {id, base, {{0, nbytes}}}; }
+
+RemoteRegion as_remote(const LocalRegion& local, RegionKeys keys) {
+  return {local.id, reinterpret_cast<std::uintptr_t>(local.base), local.spans, std::move(keys)};
+}
+
+RemoteRegion register_at(Shm& end, const LocalRegion& local) {
+  Result<RegionKeys> keys = end.transport->register_memory(local);
+  REQUIRE_OK(keys);
+  return as_remote(local, keys.value());
+}
+
+std::byte pattern(std::uint64_t at) { return static_cast<std::byte>((at * 2654435761u) >> 13); }
+void fill_pattern(std::byte* data, std::uint64_t nbytes) {
+  for (std::uint64_t at = 0; at < nbytes; ++at) data[at] = pattern(at);
+}
+bool holds_block(const std::byte* dst, std::uint32_t dst_block, std::uint32_t src_block) {
+  for (std::uint64_t i = 0; i < kBlockNbytes; ++i)
+    if (dst[dst_block * kBlockNbytes + i] != pattern(src_block * kBlockNbytes + i)) return false;
+  return true;
+}
+
+// Fetches all blocks, reversed, in pieces of 5; checks every byte.
+void fetch_all_and_check(Shm& destination, PeerId peer, RegionId region) {
+  std::vector<std::uint32_t> src(kNumBlocks), dst(kNumBlocks);
+  for (std::uint32_t i = 0; i < kNumBlocks; ++i) {
+    src[i] = kNumBlocks - 1 - i;
+    dst[i] = i * 7 % kNumBlocks;
+  }
+  std::vector<std::byte> memory(kRegionNbytes);
+  const auto move = block_move(region, memory.data(), kBlockNbytes, src, dst, 5);
+  static WorkId next_work = 1000;
+  std::vector<Work> batch;
+  for (std::uint32_t piece = 0; piece < move->grid.num_pieces(); ++piece) batch.push_back(fetch_work(next_work++, move, piece));
+  const PostResult posted = destination.transport->post(peer, batch);
+  REQUIRE_EQ(posted.accepted, batch.size());
+  for (const Work& work : batch) {
+    const Completion completion = destination.await(work.id);
+    if (completion.code != Code::kOk) FAIL(completion.detail);
+  }
+  for (std::uint32_t i = 0; i < kNumBlocks; ++i) CHECK(holds_block(memory.data(), dst[i], src[i]));
+}
+
+std::size_t num_open_fds() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+TEST(pool_pages_arrive_byte_for_byte) {
+  Shm source, destination;
+  const auto pool = make_pool(kRegionNbytes + 8192);
+  fill_pattern(pool->data() + 8192, kRegionNbytes);  // the region begins inside the pool
+  const RemoteRegion remote = register_at(source, pool_region(7, pool->data() + 8192, kRegionNbytes));
+  const auto [peer, back] = connect_ends(destination, source);
+  static_cast<void>(back);
+  REQUIRE_OK(destination.transport->attach(peer, remote));
+  fetch_all_and_check(destination, peer, 7);
+  CHECK_EQ(destination.transport->num_mappings(), 1u);
+  while (destination.transport->busy()) destination.step();  // page tables are filled while idle, then it rests
+}
+
+TEST(foreign_pages_arrive_byte_for_byte) {
+  Shm source, destination;
+  std::vector<std::byte> memory(kRegionNbytes);
+  fill_pattern(memory.data(), kRegionNbytes);
+  const RemoteRegion remote = register_at(source, foreign_region(7, memory.data(), kRegionNbytes));
+  const PeerId peer = connect_ends(destination, source).first;
+  REQUIRE_OK(destination.transport->attach(peer, remote));
+  fetch_all_and_check(destination, peer, 7);
+}
+
+TEST(foreign_memory_of_more_runs_than_one_call_takes) {
+  Shm source, destination;
+  constexpr std::uint32_t kRuns = 5000;
+  std::vector<std::byte> from(kRuns * 128), to(kRuns * 128);
+  fill_pattern(from.data(), from.size());
+  const RemoteRegion remote = register_at(source, foreign_region(1, from.data(), from.size()));
+  const PeerId peer = connect_ends(destination, source).first;
+  REQUIRE_OK(destination.transport->attach(peer, remote));
+  std::vector<std::uint32_t> src(kRuns), dst(kRuns);
+  for (std::uint32_t i = 0; i < kRuns; ++i) {
+    src[i] = i;
+    dst[i] = kRuns - 1 - i;
+  }
+  const Work work = fetch_work(1, block_move(1, to.data(), 128, src, dst, kRuns), 0);
+  REQUIRE_EQ(destination.transport->post(peer, std::span(&work, 1)).accepted, 1u);
+  CHECK_EQ(destination.await(1).code, Code::kOk);
+  for (std::uint32_t i = 0; i < kRuns; ++i)
+    REQUIRE(std::memcmp(to.data() + std::size_t{kRuns - 1 - i} * 128, from.data() + std::size_t{i} * 128, 128) == 0);
+}
+
+TEST(unmapped_foreign_memory_fails_its_piece_in_words) {
+  Shm source, destination;
+  void* memory = ::mmap(nullptr, kRegionNbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(memory != MAP_FAILED);
+  const RemoteRegion remote =
+      register_at(source, foreign_region(1, static_cast<std::byte*>(memory), kRegionNbytes));
+  const PeerId peer = connect_ends(destination, source).first;
+  REQUIRE_OK(destination.transport->attach(peer, remote));
+  ::munmap(static_cast<std::byte*>(memory) + kRegionNbytes / 2, kRegionNbytes / 2);
+  std::vector<std::byte> to(kRegionNbytes);
+  const Work work = fetch_work(1, block_move(1, to.data(), kBlockNbytes, {0, kNumBlocks - 1}, {0, 1}, 2), 0);
+  REQUIRE_EQ(destination.transport->post(peer, std::span(&work, 1)).accepted, 1u);
+  const Completion completion = destination.await(1);
+  CHECK_EQ(completion.code, Code::kSystem);
+  CHECK(completion.detail.find("EFAULT") != std::string::npos);
+  ::munmap(memory, kRegionNbytes / 2);
+}
+
+TEST(a_fence_word_that_moved_on_ends_the_lease) {
+  Shm source, destination;
+  const PeerId peer = connect_ends(destination, source).first;
+  const Work before = fence_work(1, 42, 0);
+  REQUIRE_EQ(destination.transport->post(peer, std::span(&before, 1)).accepted, 1u);
+  CHECK_EQ(destination.await(1).code, Code::kOk);
+  source.fences->bump(42);
+  const std::vector<Work> after{fence_work(2, 42, 0), fence_work(3, 42, 1), fence_work(4, 41, 0),
+                                fence_work(5, FenceTable::kNumSlots, 0)};
+  REQUIRE_EQ(destination.transport->post(peer, after).accepted, after.size());
+  CHECK_EQ(destination.await(2).code, Code::kLeaseEnded);
+  CHECK_EQ(destination.await(3).code, Code::kOk);
+  CHECK_EQ(destination.await(4).code, Code::kOk);
+  CHECK_EQ(destination.await(5).code, Code::kInternal);
+}
+
+TEST(work_waits_for_a_memfd_that_is_late) {
+  Shm source, destination;
+  const PeerId peer = connect_ends(destination, source).first;
+  const auto pool = make_pool();
+  fill_pattern(pool->data(), kRegionNbytes);
+  const RemoteRegion remote = register_at(source, pool_region(3, pool->data(), kRegionNbytes));
+  // The keys came over another socket and were faster: the reactor has not run yet.
+  REQUIRE_OK(destination.transport->attach(peer, remote));
+  std::vector<std::byte> to(kRegionNbytes);
+  const Work work = fetch_work(1, block_move(3, to.data(), kBlockNbytes, {5}, {6}, 1), 0);
+  REQUIRE_EQ(destination.transport->post(peer, std::span(&work, 1)).accepted, 1u);
+  Completion out[4];
+  CHECK_EQ(destination.transport->poll(out), 0u);
+  CHECK(!destination.transport->busy());  // it waits for the socket, not for the processor
+  CHECK_EQ(destination.await(1).code, Code::kOk);
+  CHECK(holds_block(to.data(), 6, 5));
+}
+
+TEST(a_pool_with_two_regions_is_mapped_once_and_unmapped_after_both) {
+  Shm source, destination;
+  const PeerId peer = connect_ends(destination, source).first;
+  const auto pool = make_pool();
+  const RemoteRegion first = register_at(source, pool_region(1, pool->data(), kRegionNbytes / 2));
+  const RemoteRegion second = register_at(source, pool_region(2, pool->data() + kRegionNbytes / 2, kRegionNbytes / 2));
+  REQUIRE_OK(destination.transport->attach(peer, first));
+  REQUIRE_OK(destination.transport->attach(peer, second));
+  REQUIRE(destination.reactor.run_until([&] { destination.step(); }, [&] { return destination.transport->num_mappings() == 1; }));
+  destination.transport->detach(peer, 1);
+  CHECK_EQ(destination.transport->num_mappings(), 1u);
+  destination.transport->detach(peer, 2);
+  CHECK_EQ(destination.transport->num_mappings(), 0u);
+  REQUIRE_OK(destination.transport->attach(peer, second));  // the descriptor was kept
+  CHECK_EQ(destination.transport->num_mappings(), 1u);
+}
+
+TEST(a_deregistered_pool_is_given_back_and_may_come_again) {
+  Shm source, destination;
+  const PeerId peer = connect_ends(destination, source).first;
+  const auto pool = make_pool();
+  fill_pattern(pool->data(), kRegionNbytes);
+  const std::size_t fds_before = num_open_fds();
+  for (RegionId id = 1; id <= 3; ++id) {
+    const RemoteRegion remote = register_at(source, pool_region(id, pool->data(), kRegionNbytes));
+    REQUIRE_OK(destination.transport->attach(peer, remote));
+    fetch_all_and_check(destination, peer, id);
+    source.transport->deregister_memory(id);
+    REQUIRE(destination.reactor.run_until([&] { destination.step(); },
+                                          [&] { return destination.transport->num_mappings() == 0; }));
+    destination.transport->detach(peer, id);
+  }
+  CHECK_EQ(num_open_fds(), fds_before);
+}
+
+TEST(a_region_outside_its_pool_is_refused_and_so_is_a_piece_outside_its_region) {
+  Shm source, destination;
+  const PeerId peer = connect_ends(destination, source).first;
+  const auto pool = make_pool();
+  RemoteRegion remote = register_at(source, pool_region(1, pool->data(), kRegionNbytes));
+  REQUIRE_OK(destination.transport->attach(peer, remote));
+  std::vector<std::byte> to(kRegionNbytes);
+  const Work outside = fetch_work(1, block_move(1, to.data(), kBlockNbytes, {kNumBlocks}, {0}, 1), 0);
+  REQUIRE_EQ(destination.transport->post(peer, std::span(&outside, 1)).accepted, 1u);
+  CHECK_EQ(destination.await(1).code, Code::kInternal);
+
+  remote.spans = {{4096, kRegionNbytes}};
+  CHECK_EQ(destination.transport->attach(peer, remote).code(), Code::kUnsupported);
+  remote.spans = {{UINT64_MAX - 3, 100}};
+  CHECK_EQ(destination.transport->attach(peer, remote).code(), Code::kUnsupported);
+  remote.keys.resize(5);
+  CHECK_EQ(destination.transport->attach(peer, remote).code(), Code::kUnsupported);
+}
+
+TEST(cancelled_work_lands_nothing_and_completes_once) {
+  Shm source, destination;
+  const PeerId peer = connect_ends(destination, source).first;
+  std::vector<std::byte> from(kRegionNbytes, std::byte{1}), to(kRegionNbytes);
+  const RemoteRegion remote = register_at(source, foreign_region(1, from.data(), kRegionNbytes));
+  REQUIRE_OK(destination.transport->attach(peer, remote));
+  const auto move = block_move(1, to.data(), kBlockNbytes, {0, 1, 2}, {0, 1, 2}, 1);
+  const std::vector<Work> batch{fetch_work(1, move, 0), fetch_work(2, move, 1), fetch_work(3, move, 2)};
+  REQUIRE_EQ(destination.transport->post(peer, batch).accepted, 3u);
+  destination.transport->cancel(2);
+  destination.transport->cancel(2);
+  destination.transport->cancel(99);
+  CHECK_EQ(destination.await(1).code, Code::kOk);
+  CHECK_EQ(destination.await(2).code, Code::kCancelled);
+  CHECK_EQ(destination.await(3).code, Code::kOk);
+  destination.step();
+  CHECK_EQ(destination.completions.size(), 4u);  // rail up, and one for each work
+  CHECK(to[kBlockNbytes] == std::byte{0});
+  CHECK(to[2 * kBlockNbytes] == std::byte{1});
+}
+
+TEST(disconnect_completes_everything_as_cancelled_and_unmaps) {
+  Shm source, destination;
+  const PeerId peer = connect_ends(destination, source).first;
+  const auto pool = make_pool();
+  const RemoteRegion remote = register_at(source, pool_region(1, pool->data(), kRegionNbytes));
+  REQUIRE_OK(destination.transport->attach(peer, remote));
+  std::vector<std::byte> to(kRegionNbytes);
+  const auto move = block_move(1, to.data(), kBlockNbytes, {0, 1}, {0, 1}, 1);
+  const std::vector<Work> batch{fetch_work(1, move, 0), fetch_work(2, move, 1)};
+  REQUIRE_EQ(destination.transport->post(peer, batch).accepted, 2u);
+  destination.transport->disconnect(peer);
+  CHECK_EQ(destination.transport->num_mappings(), 0u);
+  CHECK_EQ(destination.await(1).code, Code::kCancelled);
+  CHECK_EQ(destination.await(2).code, Code::kCancelled);
+  CHECK(destination.event(CompletionKind::kRailDown) == nullptr);
+  CHECK_EQ(destination.transport->post(peer, batch).code, Code::kRailFailed);
+  CHECK_EQ(destination.reactor.num_handlers(), 0u);
+  const Completion down = source.await(CompletionKind::kRailDown);  // the other end learns it by the socket
+  CHECK(!down.detail.empty());
+}
+
+TEST(the_end_of_the_socket_fails_what_is_outstanding) {
+  Shm destination;
+  auto source = std::make_unique<Shm>();
+  const PeerId peer = connect_ends(destination, *source).first;
+  const auto pool = make_pool();
+  const LocalRegion local = pool_region(1, pool->data(), kRegionNbytes);
+  RemoteRegion remote = register_at(*source, local);
+  REQUIRE(remote.keys.size() == 32);
+  remote.keys[8] ^= std::byte{0x55};  // another memfd, which will never come
+  REQUIRE_OK(destination.transport->attach(peer, remote));
+  std::vector<std::byte> to(kRegionNbytes);
+  const Work work = fetch_work(1, block_move(1, to.data(), kBlockNbytes, {0}, {0}, 1), 0);
+  REQUIRE_EQ(destination.transport->post(peer, std::span(&work, 1)).accepted, 1u);
+  source.reset();
+  CHECK_EQ(destination.await(1).code, Code::kRailFailed);
+  const Completion down = destination.await(CompletionKind::kRailDown);
+  CHECK_EQ(down.peer, peer);
+  CHECK(down.detail.find("closed its end") != std::string::npos);
+  CHECK_EQ(destination.transport->num_mappings(), 0u);
+  CHECK_EQ(destination.transport->post(peer, std::span(&work, 1)).code, Code::kRailFailed);
+  destination.transport->disconnect(peer);
+}
+
+// ---- a peer that does not keep the rules ----
+
+// A destination, and the bare socket of a peer that speaks the side channel by hand.
+struct Impostor {
+  Impostor() {
+    auto [left, right] = socket_pair();
+    const Result<PeerId> connected = destination.transport->connect(std::move(left), {false, 0, "impostor"});
+    REQUIRE_OK(connected);
+    peer = connected.value();
+    channel.emplace(std::move(right));
+  }
+  void say(const shm::Message& message, int fd = -1) {
+    channel->queue(message, fd < 0 ? nullptr : std::make_shared<const UniqueFd>(::dup(fd)));
+    static_cast<void>(channel->flush());
+  }
+  void hello() {
+    shm::Message message;
+    message.nbytes = FenceTable::kNumSlots * 8;
+    say(message, fences->fd());
+    destination.await(CompletionKind::kRailUp);
+  }
+  shm::Message memfd(std::uint64_t nbytes) const {
+    shm::Message message;
+    message.kind = shm::MessageKind::kMemfd;
+    message.memfd_id = 1;
+    message.nbytes = nbytes;
+    return message;
+  }
+  std::string down_words() { return destination.await(CompletionKind::kRailDown).detail; }
+
+  Shm destination;
+  PeerId peer = 0;
+  std::unique_ptr<FenceTable> fences = Shm::make_fences();
+  std::optional<shm::SideChannel> channel;
+};
+
+TEST(a_memfd_without_seals_is_refused) {
+  Impostor impostor;
+  impostor.hello();
+  const UniqueFd unsealed(::memfd_create("bogus", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(::ftruncate(unsealed.get(), 8192) == 0);
+  impostor.say(impostor.memfd(8192), unsealed.get());
+  CHECK(impostor.down_words().find("F_SEAL_SHRINK") != std::string::npos);
+}
+
+TEST(a_descriptor_that_is_no_memfd_is_refused) {
+  Impostor impostor;
+  impostor.hello();
+  const UniqueFd file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+  impostor.say(impostor.memfd(8192), file.get());
+  CHECK(impostor.down_words().find("F_SEAL_SHRINK") != std::string::npos);
+}
+
+TEST(a_memfd_of_another_size_than_announced_is_refused) {
+  Impostor impostor;
+  impostor.hello();
+  const auto pool = make_pool();
+  impostor.say(impostor.memfd(kRegionNbytes * 2), pool->fd());
+  CHECK(impostor.down_words().find(std::to_string(kRegionNbytes)) != std::string::npos);
+}
+
+TEST(a_memfd_sent_twice_or_before_the_hello_is_refused) {
+  const auto pool = make_pool();
+  Impostor early;
+  early.say(early.memfd(kRegionNbytes), pool->fd());
+  CHECK(early.down_words().find("hello") != std::string::npos);
+  Impostor twice;
+  twice.hello();
+  twice.say(twice.memfd(kRegionNbytes), pool->fd());
+  twice.say(twice.memfd(kRegionNbytes), pool->fd());
+  CHECK(twice.down_words().find("twice") != std::string::npos);
+}
+
+TEST(a_message_without_its_descriptor_or_of_another_kind_is_refused) {
+  Impostor bare;
+  bare.hello();
+  bare.say(bare.memfd(4096));
+  CHECK(bare.down_words().find("descriptor") != std::string::npos);
+  Impostor garbage;
+  shm::Message noise;
+  noise.magic = {'n', 'o', 'p', 'e'};
+  garbage.say(noise, garbage.fences->fd());
+  CHECK(garbage.down_words().find("version") != std::string::npos);
+}
+
+TEST(a_peer_whose_probe_cannot_be_read_keeps_pools_and_loses_foreign_memory) {
+  Impostor impostor;
+  impostor.hello();  // probe address 0
+  std::vector<std::byte> memory(4096);
+  const LocalRegion local = foreign_region(1, memory.data(), memory.size());
+  Shm other;
+  const Status refused = impostor.destination.transport->attach(impostor.peer, register_at(other, local));
+  CHECK_EQ(refused.code(), Code::kUnsupported);
+  CHECK(refused.message().find("process_vm_readv") != std::string::npos);
+  CHECK(refused.message().find("pool") != std::string::npos);
+}
+
+TEST(a_refused_peer_leaves_no_descriptor_behind) {
+  const std::size_t fds_before = num_open_fds();
+  {
+    Impostor impostor;
+    impostor.hello();
+    const auto pool = make_pool();
+    impostor.say(impostor.memfd(kRegionNbytes), pool->fd());
+    impostor.say(impostor.memfd(4096), pool->fd());
+    impostor.down_words();
+  }
+  CHECK_EQ(num_open_fds(), fds_before);
+}
+
+TEST(a_pool_that_peers_would_refuse_is_refused_at_registration) {
+  Shm source;
+  const UniqueFd unsealed(::memfd_create("bogus", MFD_CLOEXEC));
+  REQUIRE(::ftruncate(unsealed.get(), 8192) == 0);
+  const auto refused = source.transport->register_memory({1, nullptr, {{0, 8192}}, unsealed.get(), 1, 0, 8192});
+  CHECK_EQ(refused.status().code(), Code::kInvalidArgument);
+}
+
+// ---- another process ----
+
+// A source in a child process: one region in a pool (1), one that is not (2), and fence word 9.
+struct ChildSource {
+  ChildSource() {
+    const std::string name = "kvxfer-test-shm-" + std::to_string(::getpid()) + "-" + std::to_string(check::seed());
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path + 1, name.data(), name.size());  // abstract
+    const auto address_nbytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), address_nbytes) == 0);
+    REQUIRE(::listen(listener.get(), 1) == 0);
+    auto [parent_control, child_control] = socket_pair();
+    pid = ::fork();
+    REQUIRE(pid >= 0);
+    if (pid == 0) {
+      parent_control.reset();
+      // Connected after the fork, so that the socket's credentials name this process.
+      UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), address_nbytes) != 0) ::_exit(1);
+      serve(std::move(socket), child_control.get());
+      ::_exit(0);
+    }
+    control = std::move(parent_control);
+    const Result<PeerId> connected =
+        destination.transport->connect(UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)), {false, 0, "child"});
+    REQUIRE_OK(connected);
+    peer = connected.value();
+    destination.await(CompletionKind::kRailUp);
+    for (const RegionId id : {RegionId{1}, RegionId{2}}) {
+      RemoteRegion remote{id, 0, {{0, kRegionNbytes}}, RegionKeys(32)};
+      REQUIRE(::recv(control.get(), &remote.base, sizeof remote.base, MSG_WAITALL) == sizeof remote.base);
+      REQUIRE(::recv(control.get(), remote.keys.data(), remote.keys.size(), MSG_WAITALL) == 32);
+      REQUIRE_OK(destination.transport->attach(peer, remote));
+    }
+  }
+  ~ChildSource() {
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+  }
+
+  [[noreturn]] static void serve(UniqueFd socket, int control_fd) {
+    Shm source;
+    const auto pool = make_pool();
+    std::vector<std::byte> memory(kRegionNbytes);
+    fill_pattern(pool->data(), kRegionNbytes);
+    fill_pattern(memory.data(), kRegionNbytes);
+    const LocalRegion regions[] = {pool_region(1, pool->data(), kRegionNbytes), foreign_region(2, memory.data(), kRegionNbytes)};
+    for (const LocalRegion& region : regions) {
+      const RemoteRegion remote = register_at(source, region);
+      static_cast<void>(::send(control_fd, &remote.base, sizeof remote.base, MSG_NOSIGNAL));
+      static_cast<void>(::send(control_fd, remote.keys.data(), remote.keys.size(), MSG_NOSIGNAL));
+    }
+    static_cast<void>(source.transport->connect(std::move(socket), {true, 0, "parent"}));
+    for (;;) {
+      source.step();
+      char command = 0;
+      const ssize_t got = ::recv(control_fd, &command, 1, MSG_DONTWAIT);
+      if (got == 0) ::_exit(0);
+      if (got == 1 && command == 'b') {
+        source.fences->bump(9);
+        static_cast<void>(::send(control_fd, &command, 1, MSG_NOSIGNAL));
+      }
+      source.reactor.run_once(1);
+    }
+  }
+
+  Shm destination;
+  PeerId peer = 0;
+  pid_t pid = -1;
+  UniqueFd control;
+};
+
+TEST(pages_of_another_process_arrive_byte_for_byte) {
+  ChildSource child;
+  fetch_all_and_check(child.destination, child.peer, 1);
+  fetch_all_and_check(child.destination, child.peer, 2);
+}
+
+TEST(the_fence_word_of_another_process_is_seen) {
+  ChildSource child;
+  const Work before = fence_work(1, 9, 0), after = fence_work(2, 9, 0);
+  REQUIRE_EQ(child.destination.transport->post(child.peer, std::span(&before, 1)).accepted, 1u);
+  CHECK_EQ(child.destination.await(1).code, Code::kOk);
+  char command = 'b';
+  REQUIRE(::send(child.control.get(), &command, 1, 0) == 1);
+  REQUIRE(::recv(child.control.get(), &command, 1, 0) == 1);
+  REQUIRE_EQ(child.destination.transport->post(child.peer, std::span(&after, 1)).accepted, 1u);
+  CHECK_EQ(child.destination.await(2).code, Code::kLeaseEnded);
+}
+
+TEST(a_killed_process_fails_work_on_its_memory_and_downs_the_rail) {
+  ChildSource child;
+  ::kill(child.pid, SIGKILL);
+  siginfo_t info;
+  REQUIRE(::waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOWAIT) == 0);  // gone, its number not yet free
+  std::vector<std::byte> to(kRegionNbytes);
+  const Work work = fetch_work(1, block_move(2, to.data(), kBlockNbytes, {0}, {0}, 1), 0);
+  REQUIRE_EQ(child.destination.transport->post(child.peer, std::span(&work, 1)).accepted, 1u);
+  Completion out[4];  // without the reactor: the socket's end has not been noticed
+  REQUIRE_EQ(child.destination.transport->poll(out), 1u);
+  CHECK_EQ(out[0].code, Code::kRailFailed);
+  CHECK(out[0].detail.find("gone") != std::string::npos);
+  child.destination.await(CompletionKind::kRailDown);
+}
+
+}  // namespace
