@@ -329,7 +329,8 @@ TEST(utf8_is_judged_as_rfc_3629_says) {
                            "\xee\x80\x80", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"})
     CHECK_EQ(utf8_prefix(good), std::strlen(good));
   for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xc2", "\xe0\x9f\xbf", "\xed\xa0\x80",
-                          "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xe2\x82", "\xe2\x28\xa1"})
+                          "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff",
+                          "\xe2\x82", "\xe2\x28\xa1"})
     CHECK_EQ(utf8_prefix(std::string("ok") + bad), 2);
 }
 

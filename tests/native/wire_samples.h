@@ -75,6 +75,10 @@ bool same(const T& a, const T& b) {
     for (std::size_t i = 0; i < a.size(); ++i)
       if (!same(a[i], b[i])) return false;
     return true;
+  } else if constexpr (std::is_same_v<T, Message>) {
+    return a.index() == b.index() &&
+           std::visit(
+               [&](const auto& of_a) { return same(of_a, std::get<std::decay_t<decltype(of_a)>>(b)); }, a);
   } else if constexpr (std::is_same_v<T, CopyLoop>) {
     return std::memcmp(&a, &b, sizeof a) == 0;
   } else if constexpr (requires { fields(a); }) {
@@ -86,11 +90,6 @@ bool same(const T& a, const T& b) {
   } else {
     return a == b;
   }
-}
-inline bool same(const Message& a, const Message& b) {
-  return a.index() == b.index() &&
-         std::visit(
-             [&](const auto& of_a) { return same(of_a, std::get<std::decay_t<decltype(of_a)>>(b)); }, a);
 }
 
 // ---- generation. `size` bounds the tables: 0 gives the smallest messages.
