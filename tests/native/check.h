@@ -8,6 +8,7 @@
 //   }
 //
 // The header brings a (weak) main: `./test_x [--seed N] [--list] [part of a test's name]`.
+// (KVXFER_CHECK_NO_MAIN before it leaves main out, for programs that want its Random alone.)
 // It prints one line a failure and ends with "N passed, N failed"; exit status 1 on failure.
 // TESTs must have distinct names in one binary. CHECKs belong on the test's own thread.
 #pragma once
@@ -231,5 +232,7 @@ inline int run_all(int argc, char** argv) {
   (::check::check_ok(__FILE__, __LINE__, #__VA_ARGS__, (__VA_ARGS__)) ? void() \
                                                                       : throw ::check::RequirementFailed{})
 
+#ifndef KVXFER_CHECK_NO_MAIN
 // Weak, so that several test files may be linked into one binary.
 __attribute__((weak)) int main(int argc, char** argv) { return ::check::run_all(argc, argv); }
+#endif
