@@ -1,0 +1,98 @@
+"""Moves KV-cache pages between LLM inference processes, fast and fenced.
+
+Names are loaded when they are first used, so that importing kvxfer costs next to nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvxfer.agent import Agent
+    from kvxfer.block_table import BlockTable
+    from kvxfer.directory import Directory
+    from kvxfer.directory.memory import MemoryDirectory
+    from kvxfer.errors import (
+        AgentError,
+        ExhaustedError,
+        KvxferError,
+        PeerError,
+        RailError,
+        TransferError,
+        UsageError,
+    )
+    from kvxfer.layout import KVLayout
+    from kvxfer.lease import Lease
+    from kvxfer.notification import Notification
+    from kvxfer.options import AgentOptions
+    from kvxfer.peer import Peer
+    from kvxfer.plan import CopyProgram
+    from kvxfer.pool import Pool
+    from kvxfer.region import Region, RegionDescriptor
+    from kvxfer.transfer import Incoming, Transfer
+
+__version__ = "0.1.0"
+
+# Public name -> module.
+_HOME = {
+    "Agent": "agent",
+    "AgentError": "errors",
+    "AgentOptions": "options",
+    "BlockTable": "block_table",
+    "CopyProgram": "plan",
+    "Directory": "directory",
+    "ExhaustedError": "errors",
+    "Incoming": "transfer",
+    "KVLayout": "layout",
+    "KvxferError": "errors",
+    "Lease": "lease",
+    "MemoryDirectory": "directory.memory",
+    "Notification": "notification",
+    "Peer": "peer",
+    "PeerError": "errors",
+    "Pool": "pool",
+    "RailError": "errors",
+    "Region": "region",
+    "RegionDescriptor": "region",
+    "Transfer": "transfer",
+    "TransferError": "errors",
+    "UsageError": "errors",
+}
+
+__all__ = [
+    "Agent",
+    "AgentError",
+    "AgentOptions",
+    "BlockTable",
+    "CopyProgram",
+    "Directory",
+    "ExhaustedError",
+    "Incoming",
+    "KVLayout",
+    "KvxferError",
+    "Lease",
+    "MemoryDirectory",
+    "Notification",
+    "Peer",
+    "PeerError",
+    "Pool",
+    "RailError",
+    "Region",
+    "RegionDescriptor",
+    "Transfer",
+    "TransferError",
+    "UsageError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME.get(name)
+    if module is None:
+        raise AttributeError(f"module 'kvxfer' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(f"kvxfer.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__"})

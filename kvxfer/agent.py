@@ -1,0 +1,708 @@
+"""The library's object in one process: lifetimes and verbs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvxfer._native import AgentCore, NativeError
+from kvxfer.block_table import as_ids
+from kvxfer.completion import ANY, Completions
+from kvxfer.errors import AgentError, UsageError, translate
+from kvxfer.layout import KVLayout
+from kvxfer.notification import Notification
+from kvxfer.options import AgentOptions
+from kvxfer.peer import Peer
+from kvxfer.peer_table import PeerTable
+from kvxfer.plan import consecutive, footprint
+from kvxfer.programs import ProgramCache
+from kvxfer.region import Blocks, Region, RegionDescriptor
+from kvxfer.tensor import covering_spans, flatten, view
+from kvxfer.transfer import Incoming, Transfer
+
+if TYPE_CHECKING:
+    from kvxfer._native import Event
+    from kvxfer.directory import Directory
+
+_log = logging.getLogger("kvxfer")
+
+# native/core/wire.h: kMaxName, kMaxNotify.
+_MAX_NAME_NBYTES = 128
+_MAX_NOTIFY_NBYTES = 4096
+_NUM_PRIORITIES = 256
+
+
+class Agent:
+    """Moves blocks between registered memory of this process and of its peers.
+
+    It listens from its making on, has one native progress thread, and uses no CPU when idle. Use
+    it as a context manager, ``async with`` or ``with``. All methods may be called from any thread.
+    Verbs that wait are coroutines; each has a blocking twin (`connect_blocking`,
+    `accept_blocking`, `wait_notification`, ``transfer.wait``). No coroutine needs an own thread:
+    any event loop, several, or none may use one agent.
+
+    Parameters
+    ----------
+    name
+        What peers call it, at most 128 bytes; unique where a directory is used.
+    options
+        How it behaves.
+    listen, secret
+        Taken instead of the options' when given.
+    directory
+        Where it publishes its address, and looks up names to connect to.
+
+    Raises
+    ------
+    UsageError
+        An option does not fit, e.g. listening beyond loopback without a secret.
+    AgentError
+        The address cannot be listened on, or the system refuses a resource.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: AgentOptions | None = None,
+        *,
+        listen: str | None = None,
+        secret: bytes | str | None = None,
+        directory: Directory | None = None,
+    ) -> None:
+        if not 0 < len(name.encode()) <= _MAX_NAME_NBYTES:
+            raise UsageError(
+                f"an agent's name has 1 to {_MAX_NAME_NBYTES} bytes, not {name!r}", code="invalid-argument"
+            )
+        options = options or AgentOptions()
+        if listen is not None:
+            options = replace(options, listen=listen)
+        if secret is not None:
+            options = replace(options, secret=secret)
+        try:
+            self._core = AgentCore(name, options.to_native())
+        except NativeError as error:
+            raise translate(error) from None
+        self._name = name
+        self._options = options
+        self._directory = directory
+        self._address = self._core.address
+        self._regions: dict[int, Region] = {}
+        self._programs = ProgramCache(self._core)
+        self._completions = Completions(self._core, options.spin_us, self._on_event, self._notification)
+        self._peers = PeerTable(self._core, self._completions)
+        if directory is not None and self._address:
+            directory.publish(name, self._address)
+
+    def __repr__(self) -> str:
+        return f"<Agent {self._name!r} {self._address or 'accepts nobody'}>"
+
+    # ---- lifetime ---------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """What peers call it."""
+        return self._name
+
+    @property
+    def address(self) -> str:
+        """Where it listens, port filled in, e.g. ``"tcp://127.0.0.1:40321"``; ``""`` for nowhere."""
+        return self._address
+
+    @property
+    def incarnation(self) -> bytes:
+        """16 random bytes: a restarted process is a new peer, even under the same name."""
+        return self._core.incarnation
+
+    @property
+    def options(self) -> AgentOptions:
+        """How it behaves."""
+        return self._options
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can do nothing any more (closed, or in the child of a fork)."""
+        return self._completions.lost
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Ends everything and says goodbye to peers. Idempotent.
+
+        Transfers in flight end as failed with ``closed``, leases and regions are fenced, and the
+        memory may be freed when this returns. Whoever still waits gets `AgentError`.
+
+        Parameters
+        ----------
+        timeout_s
+            How long goodbyes may take; the fences do not depend on it.
+        """
+        if self.closed:
+            return
+        if self._directory is not None and self._address:
+            self._directory.withdraw(self._name, self._address)
+        self._completions.stop_watching()
+        try:
+            self._core.close(timeout_s)
+        except NativeError as error:
+            raise translate(error) from None
+        finally:
+            self._shut()
+
+    async def aclose(self, timeout_s: float = 5.0) -> None:
+        """Closes without blocking the event loop: `close` in a thread."""
+        import asyncio
+
+        if not self.closed:
+            # The readers of this loop must go from this loop.
+            self._completions.stop_watching()
+            await asyncio.to_thread(self.close, timeout_s)
+
+    def _shut(self) -> None:
+        for region in list(self._regions.values()):
+            region._let_go()
+        self._programs.clear()
+        self._peers.clear()
+        self._completions.shut(
+            AgentError(f"agent {self._name!r} is closed: make a new one", code="closed"),
+        )
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Agent:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # ---- regions ----------------------------------------------------------------------------
+
+    def register(self, name: str, memory: Any, layout: KVLayout | None = None) -> Region:
+        """Makes memory known to peers under a name, without a copy; grants nobody a right to it.
+
+        Parameters
+        ----------
+        name
+            At most 128 bytes, unique among this agent's regions.
+        memory
+            A torch tensor, a numpy array, anything with DLPack or the buffer protocol, or a list,
+            tuple or dict of them. Kept alive until the region is deregistered. Tensors that touch
+            become one range; gaps between tensors are never touched.
+        layout
+            Where the elements lie, counted from the lowest registered byte. It may be left out
+            for one tensor of two axes, [blocks, elements of a block].
+
+        Raises
+        ------
+        UsageError
+            Read-only or device memory, a layout that reaches beyond the memory, a name in use.
+        """
+        self._completions.check()
+        views = [view(tensor) for tensor in flatten(memory)]
+        if layout is None:
+            if len(views) != 1 or len(views[0].shape) != 2:
+                raise UsageError(
+                    "a layout can be left out for one tensor [blocks, elements] alone: "
+                    'pass KVLayout.from_tensor(tensor, axes="l2bthd") or from_tensors',
+                    code="invalid-argument",
+                )
+            layout = KVLayout.from_tensor(views[0], "bd")
+        spans = covering_spans(views)
+        if not spans:
+            raise UsageError(f"region {name!r} would have no bytes", code="invalid-argument")
+        nbytes = spans[-1][0] + spans[-1][1] - spans[0][0]
+        if layout.nbytes > nbytes:
+            raise UsageError(
+                f"the layout of region {name!r} spans {layout.nbytes} bytes, the memory {nbytes}: "
+                "read the layout off the same tensors that are registered",
+                code="out-of-range",
+            )
+        try:
+            region_id = self._core.register(
+                name,
+                np.array(spans, np.int64),
+                layout.num_blocks,
+                np.array(footprint(layout)),
+                layout.to_bytes(),
+            )
+        except NativeError as error:
+            raise translate(error) from None
+        descriptor = RegionDescriptor(
+            agent=self._name,
+            incarnation=self._core.incarnation,
+            id=region_id,
+            name=name,
+            nbytes=nbytes,
+            num_blocks=layout.num_blocks,
+            layout=layout,
+        )
+        region = Region(self._completions, region_id, descriptor, views, self._region_gone)
+        self._regions[region_id] = region
+        return region
+
+    @property
+    def regions(self) -> Mapping[str, Region]:
+        """This agent's regions by name; read-only."""
+        return MappingProxyType({region.name: region for region in list(self._regions.values())})
+
+    # ---- peers ------------------------------------------------------------------------------
+
+    async def connect(self, target: str, timeout_s: float | None = None) -> Peer:
+        """Opens a session with another agent, its rails and the list of its regions.
+
+        Parameters
+        ----------
+        target
+            ``"tcp://host:port"``, or a name to look up in the directory. On one host the rails
+            are shm and a unix socket all the same.
+        timeout_s
+            For looking up and connecting together; None takes the options' ``connect_timeout_s``.
+
+        Raises
+        ------
+        PeerError
+            ``unreachable``, ``auth-failed``, ``protocol``, ...: the message says what was tried.
+        """
+        import asyncio
+
+        timeout_s = self._options.connect_timeout_s if timeout_s is None else timeout_s
+        self._completions.check()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        if "://" not in target:
+            target = await self._need_directory(target).resolve(target, timeout_s)
+        left = max(timeout_s - (loop.time() - started), 0.0)
+        try:
+            peer_id = self._core.begin_connect(target, left)
+            await self._completions.until(("peer", peer_id), lambda: self._peers.settled(peer_id))
+            return self._peers.opened(peer_id, target)
+        except NativeError as error:
+            raise translate(error, peer=target) from None
+
+    def connect_blocking(self, target: str, timeout_s: float | None = None) -> Peer:
+        """Opens a session with another agent: the blocking twin of `connect`."""
+        import time
+
+        timeout_s = self._options.connect_timeout_s if timeout_s is None else timeout_s
+        self._completions.check()
+        started = time.monotonic()
+        if "://" not in target:
+            target = self._need_directory(target).resolve_blocking(target, timeout_s)
+        left = max(timeout_s - (time.monotonic() - started), 0.0)
+        try:
+            peer_id = self._core.connect(target, left)
+            self._completions.drain()
+            return self._peers.opened(peer_id, target)
+        except NativeError as error:
+            raise translate(error, peer=target) from None
+
+    async def accept(self, name: str | None = None, timeout_s: float | None = None) -> Peer:
+        """Waits until a peer is connected, whichever side called, and returns it.
+
+        Parameters
+        ----------
+        name
+            Which; None for any. Returns at once when there is one already.
+
+        Raises
+        ------
+        TimeoutError
+            None came in time; None waits without bound.
+        """
+        import asyncio
+
+        async with asyncio.timeout(timeout_s):
+            await self._completions.until(("peer", ANY), lambda: self._peers.find(name) is not None)
+        found = self._peers.find(name)
+        return found if found is not None else await self.accept(name, timeout_s)
+
+    def accept_blocking(self, name: str | None = None, timeout_s: float | None = None) -> Peer:
+        """Blocks until a peer is connected: the twin of `accept`."""
+        found: list[Peer] = []
+
+        def is_there() -> bool:
+            if (peer := self._peers.find(name)) is not None:
+                found.append(peer)
+            return bool(found)
+
+        if not self._completions.block_until(is_there, timeout_s):
+            raise TimeoutError(f"{name or 'no peer'} has not connected to {self._name} within {timeout_s} s")
+        return found[-1]
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """Peers that are connected, the newest session last."""
+        self._completions.check()
+        return self._peers.open()
+
+    # ---- transfers --------------------------------------------------------------------------
+
+    def write(
+        self,
+        region: Region,
+        remote_region: RegionDescriptor,
+        src_blocks: Blocks,
+        dst_blocks: Blocks,
+        *,
+        layers: Iterable[int] | None = None,
+        after: Any = None,
+        notify: bytes = b"",
+        timeout_s: float | None = None,
+        priority: int = 0,
+        integrity: bool | None = None,
+        hold: bool = False,
+    ) -> Transfer:
+        """Posts a copy of blocks of `region` into blocks of a peer's region. Returns at once.
+
+        The peer must have let these blocks be written: by a lease, or by ``expect`` of `notify`
+        (whichever of the two sides comes first waits for the other until its deadline). The pages
+        must stay as they are until the transfer ends.
+
+        Parameters
+        ----------
+        region
+            Where the bytes come from.
+        remote_region
+            Where they go: ``peer.regions[name]``.
+        src_blocks, dst_blocks
+            Block ids of the two regions, equally many; pair i moves ``src_blocks[i]`` to
+            ``dst_blocks[i]``. A source block may be repeated, a destination block may not.
+        layers
+            Consecutive layers, numbered model-wide as in `KVLayout`; None for all that both ends
+            hold.
+        after
+            An asyncio or concurrent future: nothing moves before it is done, and the transfer is
+            cancelled when it fails.
+        notify
+            Delivered to the peer when all bytes are visible there, or the tag of its ``expect``;
+            at most 4096 bytes.
+        timeout_s
+            Both ends are final by then; None takes the options' ``transfer_timeout_s``.
+        priority
+            0 to 255; 0 goes first.
+        integrity
+            Whether a crc32c of every piece is checked before the end; None as in the options.
+        hold
+            Post, but let layers go only as `Transfer.release` says: for a prefill that is still
+            computing them.
+
+        Raises
+        ------
+        UsageError
+            Nothing was posted: ids out of range or repeated at the destination, tables of
+            different length, layouts that do not fit, too much in flight (`ExhaustedError`).
+        PeerError
+            The peer is lost.
+
+        Notes
+        -----
+        One call into native code. The copy program is compiled once for each pair of regions.
+        """
+        if hold and after is not None:
+            raise UsageError("hold and after both say when to start: pass one", code="invalid-argument")
+        if after is not None and not hasattr(after, "add_done_callback"):
+            raise UsageError(
+                f"after is an asyncio or concurrent future, not a {type(after).__name__}",
+                code="invalid-argument",
+            )
+        waits = after is not None and not (
+            after.done() and not after.cancelled() and after.exception() is None
+        )
+        transfer = self._post(
+            region,
+            remote_region,
+            src_blocks,
+            dst_blocks,
+            True,
+            layers,
+            notify,
+            timeout_s,
+            priority,
+            integrity,
+            hold=hold or waits,
+        )
+        if waits:
+            after.add_done_callback(transfer._follow)
+        return transfer
+
+    def read(
+        self,
+        region: Region,
+        remote_region: RegionDescriptor,
+        src_blocks: Blocks,
+        dst_blocks: Blocks,
+        *,
+        layers: Iterable[int] | None = None,
+        notify: bytes = b"",
+        timeout_s: float | None = None,
+        priority: int = 0,
+        integrity: bool | None = None,
+    ) -> Transfer:
+        """Posts a copy of blocks of a peer's region into blocks of `region`. Returns at once.
+
+        A lease of the peer must let these blocks be read. Layers may be waited for one by one
+        (`Transfer.layer`); `notify` reaches the peer when all bytes are here, so that it can free
+        its blocks.
+
+        Parameters
+        ----------
+        region
+            Where the bytes go.
+        remote_region
+            Where they come from: ``peer.regions[name]``.
+        src_blocks, dst_blocks
+            Block ids of the remote and of the local region, as in `write`.
+        layers, notify, timeout_s, priority, integrity
+            As in `write`.
+
+        Raises
+        ------
+        UsageError, PeerError
+            As in `write`.
+        """
+        return self._post(
+            region,
+            remote_region,
+            src_blocks,
+            dst_blocks,
+            False,
+            layers,
+            notify,
+            timeout_s,
+            priority,
+            integrity,
+            hold=False,
+        )
+
+    def expect(
+        self,
+        tag: bytes,
+        blocks: Blocks,
+        region: Region | None = None,
+        *,
+        layers: Iterable[int] | None = None,
+        peer: Peer | None = None,
+        timeout_s: float | None = None,
+    ) -> Incoming:
+        """Lets transfers that carry `tag` as ``notify`` write these blocks, and follows them.
+
+        May come before or after the peer's write.
+
+        Parameters
+        ----------
+        tag
+            1 to 4096 bytes, e.g. a request's id; unique among what is expected now.
+        blocks
+            Block ids of `region`, distinct.
+        region
+            May be left out when the agent has one.
+        layers
+            Consecutive layers, numbered model-wide; None for all of the region.
+        peer
+            Who may write; None for any peer.
+        timeout_s
+            It fails when not everything has arrived by then; None takes the options'
+            ``transfer_timeout_s``.
+
+        Raises
+        ------
+        UsageError
+            Ids out of range or repeated, layers that the region does not hold, a tag in use.
+        """
+        self._completions.check()
+        if region is None:
+            if len(self._regions) != 1:
+                raise UsageError(
+                    f"agent {self._name!r} has {len(self._regions)} regions: say which with region=",
+                    code="invalid-argument",
+                )
+            region = next(iter(self._regions.values()))
+        if not tag:
+            raise UsageError("an expectation needs a tag of at least one byte", code="invalid-argument")
+        held = region.layout.layers
+        wanted = held if layers is None else consecutive(layers)
+        if wanted[0] < held[0] or wanted[-1] > held[-1]:
+            raise UsageError(
+                f"layers {wanted[0]} to {wanted[-1]} were named, region {region.name!r} holds "
+                f"{held[0]} to {held[-1]} (numbered model-wide)",
+                code="out-of-range",
+            )
+        try:
+            handle = self._core.expect(
+                _payload(tag),
+                region.id,
+                as_ids(blocks),
+                wanted[0] - held[0],
+                len(wanted),
+                -1 if peer is None else peer.id,
+                self._options.transfer_timeout_s if timeout_s is None else timeout_s,
+            )
+        except NativeError as error:
+            raise translate(error, peer="" if peer is None else peer.name) from None
+        return Incoming(
+            handle,
+            self._completions,
+            peer_name="" if peer is None else peer.name,
+            layers=wanted,
+            origin=held[0],
+            arrives=True,
+        )
+
+    # ---- notifications and progress ---------------------------------------------------------
+
+    async def notifications(self) -> AsyncIterator[Notification]:
+        """Yields notifications as they arrive, each to one reader; ends when the agent closes.
+
+        Those that nobody reads are kept, up to 65536; then the oldest are dropped, with one log
+        line and a count in `stats`.
+        """
+        found: list[object] = []
+        while True:
+            try:
+                await self._completions.until(("notification", ANY), lambda: self._take(found))
+            except AgentError as error:
+                if error.code == "closed":
+                    return
+                raise
+            note = found.pop()
+            assert isinstance(note, Notification)
+            yield note
+
+    def wait_notification(self, timeout_s: float | None = None) -> Notification:
+        """Blocks until a notification is there and returns it: the twin of `notifications`.
+
+        Raises
+        ------
+        TimeoutError
+            None came in time.
+        """
+        found: list[object] = []
+        if not self._completions.block_until(lambda: self._take(found), timeout_s):
+            raise TimeoutError(f"no notification reached {self._name} within {timeout_s} s")
+        note = found[0]
+        assert isinstance(note, Notification)
+        return note
+
+    def poll_notification(self) -> Notification | None:
+        """Returns the oldest notification that nobody has read, or None; never waits."""
+        self._completions.check()
+        self._completions.drain()
+        note = self._completions.pop_notification()
+        return note if isinstance(note, Notification) else None
+
+    def poll(self) -> bool:
+        """Drives progress once from this thread, without blocking; for synchronous engine loops.
+
+        While a thread polls, the agent's own thread keeps out of its way. Returns whether
+        anything moved or came in.
+        """
+        self._completions.check()
+        return self._completions.poll()
+
+    def stats(self) -> dict[str, int]:
+        """Returns counters since the agent's making, by name: cheap, and safe to call at any time."""
+        self._completions.check()
+        counters = dict(self._core.stats())
+        counters["notifications_dropped"] = self._completions.num_notifications_dropped
+        counters["programs"] = len(self._programs)
+        return counters
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    def _post(
+        self,
+        region: Region,
+        remote: RegionDescriptor,
+        src_blocks: Blocks,
+        dst_blocks: Blocks,
+        write: bool,
+        layers: Iterable[int] | None,
+        notify: bytes,
+        timeout_s: float | None,
+        priority: int,
+        integrity: bool | None,
+        *,
+        hold: bool,
+    ) -> Transfer:
+        self._completions.check()
+        if not 0 <= priority < _NUM_PRIORITIES:
+            raise UsageError(f"priority is 0 to 255, not {priority}", code="invalid-argument")
+        peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
+        try:
+            program_id, program = self._programs.get(peer_id, write, region, remote)
+            first, count = program.window(layers)
+            handle = self._core.post(
+                peer_id,
+                program_id,
+                as_ids(src_blocks),
+                as_ids(dst_blocks),
+                first,
+                count,
+                0 if hold else count,
+                _payload(notify),
+                priority,
+                self._options.transfer_timeout_s if timeout_s is None else timeout_s,
+                self._options.integrity if integrity is None else integrity,
+            )
+        except NativeError as error:
+            raise translate(error, peer=remote.agent) from None
+        start = program.origin + first
+        return Transfer(
+            handle,
+            self._completions,
+            peer_name=remote.agent,
+            layers=range(start, start + count),
+            origin=program.origin,
+            arrives=not write,
+        )
+
+    def _region_gone(self, region: Region) -> None:
+        self._regions.pop(region.id, None)
+        self._programs.forget_region(region.id)
+
+    def _need_directory(self, target: str) -> Directory:
+        if self._directory is None:
+            raise UsageError(
+                f"{target!r} is a name, and this agent has no directory to look it up in: "
+                'pass Agent(..., directory=...), or connect to an address ("tcp://host:port")',
+                code="invalid-argument",
+            )
+        return self._directory
+
+    def _on_event(self, event: Event) -> None:
+        if event.kind == "peer-lost":
+            self._peers.forget(event.peer)
+            self._programs.forget_peer(event.peer)
+            _log.info("kvxfer: %s lost a peer: %s", self._name, event.message)
+        elif event.kind == "region-gone":
+            self._programs.forget_peer(event.peer, event.region)
+
+    def _notification(self, peer_id: int, payload: bytes) -> Notification:
+        return Notification(self._peers.get_or_nameless(peer_id), payload)
+
+    def _take(self, found: list[object]) -> bool:
+        note = self._completions.pop_notification()
+        if note is not None:
+            found.append(note)
+        return note is not None
+
+
+def _payload(notify: bytes) -> bytes:
+    if not isinstance(notify, bytes):
+        raise UsageError(f"a notification is bytes, not {type(notify).__name__}", code="invalid-argument")
+    if len(notify) > _MAX_NOTIFY_NBYTES:
+        raise UsageError(
+            f"a notification has at most {_MAX_NOTIFY_NBYTES} bytes, not {len(notify)}: send a name of it",
+            code="invalid-argument",
+        )
+    return notify

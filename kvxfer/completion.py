@@ -1,0 +1,368 @@
+"""The native completion ring -> whoever waits, on any event loop, any thread, or none."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from kvxfer._native import NativeError
+from kvxfer.errors import AgentError, KvxferError, translate
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from kvxfer._native import AgentCore, Event
+
+_log = logging.getLogger("kvxfer")
+
+#: What somebody waits for: a kind and the number of a handle, peer or lease.
+Key = tuple[str, int]
+#: A key that stands for every number of its kind.
+ANY: Final = -1
+#: The part of a key that stands for the whole of it, where others stand for a layer.
+WHOLE: Final = -1
+
+# Somebody who never reads notifications must not hold memory without bound: 64 Ki of the usual
+# few dozen bytes are some MiB.
+MAX_NOTIFICATIONS: Final = 64 * 1024
+
+_Waiter = tuple["asyncio.AbstractEventLoop", "asyncio.Future[None]"]
+
+
+class Completions:
+    """Reads the events of one agent and wakes those who wait for them.
+
+    Nobody owns the ring. Each event loop on which something is awaited watches the one event
+    descriptor; blocking calls poll it, one of them for all; whoever is first drains the ring and
+    wakes the others. An event that nobody waits for costs a dictionary look-up. All methods may be
+    called from any thread.
+
+    Parameters
+    ----------
+    core
+        The native agent; its ``event_fd`` stays open as long as it lives.
+    spin_us
+        How long a blocking call drives progress itself before it sleeps.
+    on_event
+        Called for every event but notifications, before waiters wake; must not block.
+    make_notification
+        Called with ``(peer number, payload)``; what it returns is queued.
+    """
+
+    def __init__(
+        self,
+        core: AgentCore,
+        spin_us: int,
+        on_event: Callable[[Event], None],
+        on_notification: Callable[[int, bytes], object],
+    ) -> None:
+        self.core = core
+        self._spin_s = spin_us * 1e-6
+        self._on_event = on_event
+        self._on_notification = on_notification
+        self._notifications: deque[object] = deque(maxlen=MAX_NOTIFICATIONS)
+        self.num_notifications_dropped = 0
+        self._lost: KvxferError | None = None
+        self._waiters: dict[Key, dict[int, list[_Waiter]]] = {}
+        self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+        self._lock = threading.Lock()  # of the two tables above
+        self._draining = threading.Lock()
+        # Blocking waiters: one of them, the driver, sleeps on the descriptor, the others on this.
+        self._turn = threading.Condition(threading.Lock())
+        self._driver = 0
+        self._num_blocked = 0
+        self._wake_fd = -1
+        _instances.add(self)
+
+    # ---- state ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises `AgentError` when the agent is closed, or this is the child of a fork."""
+        if self._lost is not None:
+            raise type(self._lost)(str(self._lost.args[0]), code=self._lost.code)
+
+    @property
+    def lost(self) -> bool:
+        """Whether `check` would raise."""
+        return self._lost is not None
+
+    def forked(self) -> None:
+        """In the child of a fork: no thread, no lock and no socket of the parent may be touched."""
+        self._lost = AgentError(
+            "this process was forked from the agent's, and its threads and sockets stayed there: "
+            "make a new agent after fork(), or start workers by spawn",
+            code="forked",
+        )
+
+    def stop_watching(self) -> None:
+        """Takes the descriptor out of every event loop. Called before the agent closes."""
+        import asyncio
+
+        with self._lock:
+            loops = list(self._loops)
+            self._loops.clear()
+        fd = self.core.event_fd
+        for loop in loops:
+            if loop.is_closed():
+                continue
+            if asyncio._get_running_loop() is loop:
+                loop.remove_reader(fd)
+            else:
+                # The bound method keeps the core, and with it the descriptor, until it has run.
+                _call_soon(loop, self._remove_reader, loop)
+
+    def shut(self, error: KvxferError) -> None:
+        """After the agent closed: wakes everybody who still waits; `check` raises from now on."""
+        self.drain()
+        self._lost = error
+        with self._lock:
+            waiters = [w for parts in self._waiters.values() for part in parts.values() for w in part]
+            self._waiters.clear()
+        for waiter in waiters:
+            _resolve(waiter)
+        self._wake_blocked()
+
+    # ---- draining ---------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Takes every event off the ring and wakes those who wait for it; leaves the ring armed."""
+        with self._draining:
+            try:
+                while events := self.core.drain():
+                    for event in events:
+                        self._dispatch(event)
+            except NativeError as error:
+                if self._lost is None:
+                    _log.error("kvxfer: cannot read completions: %s", translate(error))
+
+    def _dispatch(self, event: Event) -> None:
+        kind = event.kind
+        if kind == "notification":
+            if len(self._notifications) == MAX_NOTIFICATIONS:
+                self.num_notifications_dropped += 1
+                if self.num_notifications_dropped == 1:
+                    _log.warning(
+                        "kvxfer: %d notifications were not read, the oldest are dropped from now on: "
+                        "iterate agent.notifications(), or use agent.expect()",
+                        MAX_NOTIFICATIONS,
+                    )
+            self._notifications.append(self._on_notification(event.peer, event.payload))
+            self._wake(("notification", ANY))
+            return
+        self._on_event(event)
+        if kind == "ended":
+            self._wake(("handle", event.handle))
+        elif kind == "layer":
+            self._wake(("handle", event.handle), event.layer)
+        elif kind in ("peer-up", "peer-lost"):
+            self._wake(("peer", event.peer))
+            self._wake(("peer", ANY))
+        elif kind in ("region", "region-gone"):
+            self._wake(("region", event.peer))
+        elif kind == "lease-ended" and not event.held:
+            self._wake(("lease", event.lease))
+        if kind == "peer-lost":
+            self._wake(("region", event.peer))
+
+    def _wake(self, key: Key, part: int = WHOLE) -> None:
+        """Wakes those who wait for this part, or for any part when the whole has ended."""
+        if self._waiters:
+            with self._lock:
+                parts = self._waiters.get(key)
+                if parts is None:
+                    waiters: list[_Waiter] = []
+                elif part == WHOLE:
+                    waiters = [waiter for group in parts.values() for waiter in group]
+                else:
+                    waiters = list(parts.get(part, ()))
+            for waiter in waiters:
+                _resolve(waiter)
+        if self._num_blocked:
+            self._wake_blocked()
+
+    # ---- waiting on an event loop -------------------------------------------------------------
+
+    async def until(self, key: Key, is_over: Callable[[], bool], part: int = WHOLE) -> None:
+        """Returns when `is_over` is true; looks again whenever `key` has news.
+
+        Cancelling abandons the waiting and nothing else.
+        """
+        import asyncio
+
+        self.check()
+        if is_over():
+            return
+        loop = asyncio.get_running_loop()
+        self._watch(loop)
+        while True:
+            waiter = (loop, loop.create_future())
+            self._enter(key, part, waiter)
+            try:
+                # It may have happened between the last look and the entry in the table.
+                self.check()
+                if is_over():
+                    return
+                await waiter[1]
+            finally:
+                self._leave(key, part, waiter)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            if loop in self._loops:
+                return
+            self._loops.add(loop)
+        loop.add_reader(self.core.event_fd, self.drain)
+        self.drain()  # arms the descriptor, and takes what came before anybody watched
+
+    def _remove_reader(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.remove_reader(self.core.event_fd)
+
+    def _enter(self, key: Key, part: int, waiter: _Waiter) -> None:
+        with self._lock:
+            self._waiters.setdefault(key, {}).setdefault(part, []).append(waiter)
+
+    def _leave(self, key: Key, part: int, waiter: _Waiter) -> None:
+        with self._lock:
+            parts = self._waiters.get(key)
+            if parts is None:
+                return
+            group = parts.get(part, [])
+            if waiter in group:
+                group.remove(waiter)
+            if not group:
+                parts.pop(part, None)
+            if not parts:
+                del self._waiters[key]
+
+    # ---- waiting on a thread ------------------------------------------------------------------
+
+    def block_until(self, is_over: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Returns whether `is_over` became true in time; None waits without bound.
+
+        Drives progress itself for a short time, then sleeps.
+        """
+        self.check()
+        deadline = None if timeout_s is None else time.monotonic() + max(timeout_s, 0.0)
+        self.drain()
+        if is_over() or self._spin(is_over, deadline):
+            return True
+        with self._turn:
+            self._num_blocked += 1
+            try:
+                # The descriptor is armed by the drain of whoever drove last, or this one.
+                while True:
+                    self.check()
+                    if is_over():
+                        return True
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        return False
+                    if self._driver:
+                        self._turn.wait(left)
+                    else:
+                        self._drive(left)
+            finally:
+                self._num_blocked -= 1
+                if self._lost is not None and not self._num_blocked and self._wake_fd >= 0:
+                    os.close(self._wake_fd)
+                    self._wake_fd = -1
+
+    def _spin(self, is_over: Callable[[], bool], deadline: float | None) -> bool:
+        until = time.monotonic() + self._spin_s
+        if deadline is not None:
+            until = min(until, deadline)
+        while time.monotonic() < until:
+            if self.poll() and is_over():
+                return True
+        return False
+
+    def _drive(self, left_s: float | None) -> None:
+        """Sleeps on the descriptor for all blocked threads. Holds ``_turn`` on entry and return."""
+        if self._wake_fd < 0:
+            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        wake_fd = self._wake_fd
+        self._driver = threading.get_ident()
+        self._turn.release()
+        try:
+            self.drain()
+            poller = select.poll()
+            poller.register(self.core.event_fd, select.POLLIN)
+            poller.register(wake_fd, select.POLLIN)
+            poller.poll(None if left_s is None else left_s * 1000)
+            self.drain()
+            try:
+                os.eventfd_read(wake_fd)
+            except BlockingIOError:
+                pass  # woken by the ring, or by time
+        finally:
+            self._turn.acquire()
+            self._driver = 0
+            self._turn.notify_all()
+
+    def _wake_blocked(self) -> None:
+        me = threading.get_ident()
+        if self._driver == me:
+            return  # it looks again when it has drained, and then notifies the others
+        with self._turn:
+            self._turn.notify_all()
+            if self._driver and self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def poll(self) -> bool:
+        """Drives progress once without blocking; returns whether anything moved or came in."""
+        try:
+            moved = self.core.poll()
+        except NativeError as error:
+            raise translate(error) from None
+        if moved:
+            self.drain()
+        return moved
+
+    # ---- notifications ------------------------------------------------------------------------
+
+    def pop_notification(self) -> object | None:
+        """Returns the oldest notification that nobody has read, or None."""
+        try:
+            return self._notifications.popleft()
+        except IndexError:
+            return None
+
+
+def _resolve(waiter: _Waiter) -> None:
+    import asyncio
+
+    loop, future = waiter
+    if asyncio._get_running_loop() is loop:
+        _set(future)
+    else:
+        _call_soon(loop, _set, future)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object) -> None:
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        pass  # the loop closed: nobody waits there any more
+
+
+_instances: weakref.WeakSet[Completions] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for completions in list(_instances):
+        completions.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

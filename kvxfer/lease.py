@@ -1,0 +1,108 @@
+"""A peer's expiring right to named blocks of a region; ending it is a fence."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from kvxfer._native import NativeError
+from kvxfer.errors import translate
+
+if TYPE_CHECKING:
+    from kvxfer.completion import Completions
+    from kvxfer.peer import Peer
+
+
+class Lease:
+    """Blocks that a peer may read or write until the lease ends. Made by ``region.grant``.
+
+    It ends by `revoke`, by its time (renewed by the peer's heartbeats), with the peer, or with the
+    region. From then on, no byte lands in the blocks under it (a write lease), and no read under
+    it is reported done (a read lease), so that they may be used again at once. As a context
+    manager it is revoked at the end of the block.
+    """
+
+    __slots__ = ("_completions", "_id", "_mode", "_num_blocks", "_peer")
+
+    def __init__(
+        self, completions: Completions, lease_id: int, peer: Peer, mode: str, num_blocks: int | None
+    ) -> None:
+        self._completions = completions
+        self._id = lease_id
+        self._peer = peer
+        self._mode = mode
+        self._num_blocks = num_blocks
+
+    def __repr__(self) -> str:
+        blocks = "all" if self._num_blocks is None else self._num_blocks
+        return f"<Lease {self._id} {self._mode} peer={self._peer.name} blocks={blocks} {self.state}>"
+
+    @property
+    def id(self) -> int:
+        """Its number in this agent; never reused."""
+        return self._id
+
+    @property
+    def peer(self) -> Peer:
+        """Who holds it."""
+        return self._peer
+
+    @property
+    def mode(self) -> str:
+        """``"read"`` or ``"write"``."""
+        return self._mode
+
+    @property
+    def state(self) -> str:
+        """``"active"``, ``"revoked"``, ``"expired"``, ``"peer-lost"`` or ``"region-gone"``."""
+        self._completions.check()
+        try:
+            return self._completions.core.lease_state(self._id)
+        except NativeError as error:
+            raise translate(error, peer=self._peer.name) from None
+
+    @property
+    def active(self) -> bool:
+        """Whether the peer still has the right."""
+        return self.state == "active"
+
+    def revoke(self) -> None:
+        """Ends it. When this returns the fence is complete and the blocks may be used again.
+
+        Transfers under it fail at both ends with ``lease-ended``. Waits for at most one slice of
+        a copy in progress. Does nothing when it has ended.
+        """
+        self._completions.check()
+        try:
+            self._completions.core.revoke(self._id)
+        except NativeError as error:
+            raise translate(error, peer=self._peer.name) from None
+
+    async def ended(self) -> str:
+        """Waits until it has ended, for whatever reason, and returns `state`."""
+        await self._completions.until(("lease", self._id), self._is_over)
+        return self.state
+
+    def wait_ended(self, timeout_s: float | None = None) -> str:
+        """Blocks until it has ended: the twin of `ended`.
+
+        Raises
+        ------
+        TimeoutError
+            It is still active when the time is over.
+        """
+        if not self._completions.block_until(self._is_over, timeout_s):
+            raise TimeoutError(f"{self!r} has not ended after {timeout_s} s")
+        return self.state
+
+    def _is_over(self) -> bool:
+        return self._completions.core.lease_state(self._id) != "active"
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._completions.lost:
+            self.revoke()

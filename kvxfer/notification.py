@@ -1,0 +1,23 @@
+"""A small payload that arrives after the data that it names is visible."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kvxfer.peer import Peer
+
+
+class Notification(NamedTuple):
+    """What a transfer carried as ``notify``, delivered when every byte of it was in place.
+
+    Attributes
+    ----------
+    peer
+        Who posted the transfer.
+    payload
+        At most 4096 bytes, as they were passed to ``notify``.
+    """
+
+    peer: Peer
+    payload: bytes

@@ -1,0 +1,188 @@
+"""How an agent behaves: what it listens on, whom it trusts, and its bounds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from kvxfer.errors import UsageError
+
+# 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
+MIN_SECRET_NBYTES: Final = 16
+DEFAULT_TRANSPORTS: Final = ("loopback", "shm", "tcp")
+# "unix", what shm falls back to, comes with shm; alone it keeps shm out.
+TRANSPORTS: Final = (*DEFAULT_TRANSPORTS, "unix")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """Options of an agent; the defaults suit one machine.
+
+    Attributes
+    ----------
+    listen
+        ``"tcp://host:port"`` (port 0: any free one), or ``""`` to accept nobody. Another host than
+        loopback needs a secret.
+    secret
+        Shared by all agents that may connect, at least 16 bytes. None takes ``KVXFER_SECRET``, or
+        the contents of the file that ``KVXFER_SECRET_FILE`` names, or none; ``b""`` is none
+        whatever the environment says.
+    transports
+        Kinds of rails that it is willing to use.
+    tcp_rails
+        Sockets of a session between hosts, over which every transfer is striped.
+    transfer_timeout_s
+        Deadline of transfers and expectations that name none.
+    connect_timeout_s
+        The same for connecting.
+    heartbeat_interval_s, silent_timeout_s
+        A peer is lost when nothing was heard of it for ``silent_timeout_s``; heartbeats go out
+        when nothing else did for ``heartbeat_interval_s``.
+    handshake_timeout_s
+        How long a stranger may take to prove itself.
+    lease_margin_s
+        How much earlier than the owner a holder considers a lease ended.
+    spin_us
+        How long a busy agent spins before it sleeps. An idle one never does.
+    integrity
+        Whether transfers carry a crc32c for each piece unless they say otherwise.
+    max_transfers_per_peer
+        Bound on what one peer may have in flight here.
+    faults
+        Injected faults (`kvxfer.testing.FaultPlan`); ``""`` for none. For tests alone.
+    """
+
+    listen: str = "tcp://127.0.0.1:0"
+    secret: bytes | str | None = None
+    transports: tuple[str, ...] = DEFAULT_TRANSPORTS
+    tcp_rails: int = 2
+    transfer_timeout_s: float = 30.0
+    connect_timeout_s: float = 10.0
+    heartbeat_interval_s: float = 0.5
+    silent_timeout_s: float = 2.0
+    handshake_timeout_s: float = 2.0
+    lease_margin_s: float = 0.1
+    spin_us: int = 50
+    integrity: bool = False
+    # A quarter of the fence table's slots: no peer can take all (transport.h: FenceTable).
+    max_transfers_per_peer: int = 4096
+    faults: str = ""
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__slots__}
+        shown["secret"] = None if self.secret is None else "..."
+        return f"AgentOptions({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    def to_native(self) -> dict[str, Any]:
+        """Returns the native agent's options, checked, with the secret looked up.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``, naming the option and what to set it to.
+        """
+        for name in (
+            "transfer_timeout_s",
+            "connect_timeout_s",
+            "heartbeat_interval_s",
+            "silent_timeout_s",
+            "handshake_timeout_s",
+        ):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise _bad(
+                    f"option {name} is {getattr(self, name)}, but must be a positive number of seconds"
+                )
+        if self.silent_timeout_s < 2 * self.heartbeat_interval_s:
+            raise _bad(
+                f"option silent_timeout_s ({self.silent_timeout_s}) is less than two heartbeat_interval_s "
+                f"({self.heartbeat_interval_s}): one late heartbeat would lose the peer"
+            )
+        if not 0 <= self.lease_margin_s < float("inf"):
+            raise _bad(f"option lease_margin_s is {self.lease_margin_s}, but must be 0 or more seconds")
+        for name, low, high in (
+            ("tcp_rails", 1, 64),
+            ("spin_us", 0, 1_000_000),
+            ("max_transfers_per_peer", 1, 16384),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise _bad(f"option {name} is {getattr(self, name)}, not in {low} to {high}")
+        unknown = [name for name in self.transports if name not in TRANSPORTS]
+        if unknown or not self.transports:
+            raise _bad(f"option transports is {self.transports}: name some of {', '.join(TRANSPORTS)}")
+        secret = find_secret(self.secret)
+        if self.listen and not secret and not _is_loopback(self.listen):
+            raise _bad(
+                f"listening on {self.listen} without a secret would let anybody who reaches it read and "
+                "write the cache: set secret= or KVXFER_SECRET_FILE, or listen on tcp://127.0.0.1:0"
+            )
+        return {
+            "listen": self.listen,
+            "secret": secret,
+            "transports": list(self.transports),
+            "tcp_rails": self.tcp_rails,
+            "silent_timeout_s": self.silent_timeout_s,
+            "heartbeat_interval_s": self.heartbeat_interval_s,
+            "handshake_timeout_s": self.handshake_timeout_s,
+            "lease_margin_s": self.lease_margin_s,
+            "spin_us": self.spin_us,
+            "integrity": self.integrity,
+            "max_transfers_per_peer": self.max_transfers_per_peer,
+            "faults": self.faults,
+        }
+
+
+def find_secret(given: bytes | str | None) -> bytes:
+    """Returns the secret that was given, or else the environment's; ``b""`` for none.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument`` when it is shorter than 16 bytes, its file cannot be read, or both
+        variables are set. An empty variable is an error: something was meant to be in it.
+    """
+    if given is not None:
+        secret, origin = given.encode() if isinstance(given, str) else bytes(given), "the secret argument"
+        if not secret:
+            return b""
+    else:
+        value, path = os.environ.get("KVXFER_SECRET"), os.environ.get("KVXFER_SECRET_FILE")
+        if value is not None and path is not None:
+            raise _bad("KVXFER_SECRET and KVXFER_SECRET_FILE are both set: unset one")
+        if value is not None:
+            secret, origin = value.encode(), "KVXFER_SECRET"
+        elif path is not None:
+            origin = f"KVXFER_SECRET_FILE ({path})"
+            try:
+                secret = Path(path).read_bytes().rstrip(b"\r\n")
+            except OSError as error:
+                raise _bad(f"{origin} cannot be read: {error.strerror}") from None
+        else:
+            return b""
+    if len(secret) < MIN_SECRET_NBYTES:
+        raise _bad(
+            f"{origin} has {len(secret)} bytes, a secret has at least {MIN_SECRET_NBYTES}: "
+            "make one with `openssl rand -hex 32`"
+        )
+    return secret
+
+
+def _is_loopback(listen: str) -> bool:
+    import ipaddress
+
+    scheme, _, rest = listen.partition("://")
+    host, colon, port = rest.rpartition(":")
+    if scheme != "tcp" or not colon or not port.isdecimal() or int(port) > 65535:
+        raise _bad(f'option listen is {listen!r}: write "tcp://host:port", or "" to accept nobody')
+    host = host.removeprefix("[").removesuffix("]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name: where it leads is not known here
+
+
+def _bad(message: str) -> UsageError:
+    return UsageError(message, code="invalid-argument")

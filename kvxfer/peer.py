@@ -1,0 +1,177 @@
+"""Another agent, as long as the session with it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from kvxfer._native import NativeError
+from kvxfer.errors import PeerError, UsageError, from_code, translate
+from kvxfer.layout import KVLayout
+from kvxfer.region import RegionDescriptor
+
+if TYPE_CHECKING:
+    from kvxfer.completion import Completions
+
+
+class Peer:
+    """One session with another agent. Made by ``agent.connect`` and ``agent.accept``.
+
+    A peer that restarts, or connects again, is another `Peer`; leases, transfers and descriptors
+    of this one end with it.
+    """
+
+    __slots__ = ("__weakref__", "_completions", "_descriptors", "_id", "_incarnation", "_name")
+
+    def __init__(self, completions: Completions, peer_id: int, info: dict[str, Any]) -> None:
+        self._completions = completions
+        self._id = peer_id
+        self._name = str(info["name"])
+        self._incarnation = bytes(info["incarnation"])
+        self._descriptors: dict[int, RegionDescriptor] = {}
+
+    def __repr__(self) -> str:
+        return f"<Peer {self._name!r} id={self._id}>"
+
+    @property
+    def id(self) -> int:
+        """The session's number in this agent; never reused."""
+        return self._id
+
+    @property
+    def name(self) -> str:
+        """The agent's name, as it told in the handshake."""
+        return self._name
+
+    @property
+    def incarnation(self) -> bytes:
+        """16 random bytes of the agent's process: a restarted one has others."""
+        return self._incarnation
+
+    @property
+    def state(self) -> str:
+        """``"open"`` or ``"lost"``."""
+        if self._completions.lost:
+            return "lost"
+        return str(self._info()["state"])
+
+    @property
+    def rails(self) -> tuple[str, ...]:
+        """Transports of the rails that are alive, e.g. ``("shm", "unix")``."""
+        return tuple(self._info()["rails"])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what was tried and is not used, and why."""
+        return tuple(self._info()["notes"])
+
+    @property
+    def error(self) -> PeerError | None:
+        """Why it was lost; None while it is open."""
+        info = self._info()
+        if info["state"] != "lost":
+            return None
+        error = from_code(info["code"], info["message"], peer=self._name)
+        if isinstance(error, PeerError):
+            return error
+        return PeerError(str(error.args[0]), code=error.code, peer=self._name)
+
+    @property
+    def regions(self) -> Mapping[str, RegionDescriptor]:
+        """Its regions by name, as told by now; read-only. Complete for those of before the session."""
+        self._completions.check()
+        try:
+            told = self._completions.core.peer_regions(self._id)
+        except NativeError as error:
+            raise translate(error, peer=self._name) from None
+        regions = {}
+        for item in told:
+            regions[item["name"]] = self._describe(item)
+        self._descriptors = {descriptor.id: descriptor for descriptor in regions.values()}
+        return MappingProxyType(regions)
+
+    async def region(self, name: str, timeout_s: float = 10.0) -> RegionDescriptor:
+        """Returns its region `name`, waiting for it to be registered.
+
+        Raises
+        ------
+        UsageError
+            ``unknown-region``: not registered in time; names those that are.
+        PeerError
+            The peer was lost.
+        """
+        import asyncio
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._completions.until(("region", self._id), lambda: self._has(name))
+        except TimeoutError:
+            pass  # said by _named, with what there is
+        return self._named(name, timeout_s)
+
+    def wait_region(self, name: str, timeout_s: float = 10.0) -> RegionDescriptor:
+        """Returns its region `name`, blocking until it is registered: the twin of `region`."""
+        self._completions.block_until(lambda: self._has(name), timeout_s)
+        return self._named(name, timeout_s)
+
+    def disconnect(self) -> None:
+        """Ends the session: transfers and leases with the peer end at both sides."""
+        self._completions.check()
+        try:
+            self._completions.core.disconnect(self._id)
+        except NativeError as error:
+            raise translate(error, peer=self._name) from None
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    def _info(self) -> dict[str, Any]:
+        self._completions.check()
+        try:
+            return self._completions.core.peer(self._id)
+        except NativeError as error:
+            raise translate(error, peer=self._name) from None
+
+    def _describe(self, item: dict[str, Any]) -> RegionDescriptor:
+        known = self._descriptors.get(item["id"])
+        path, notes = str(item["path"]), tuple(item["notes"])
+        if known is not None and known.path == path and known.notes == notes:
+            return known
+        try:
+            layout = known.layout if known is not None else KVLayout.from_bytes(item["layout"])
+        except UsageError as error:
+            raise PeerError(
+                f"region {item['name']!r} of {self._name} has a layout that cannot be read: {error.args[0]}",
+                code="protocol",
+                peer=self._name,
+            ) from None
+        return RegionDescriptor(
+            agent=self._name,
+            incarnation=self._incarnation,
+            id=item["id"],
+            name=item["name"],
+            nbytes=item["nbytes"],
+            num_blocks=item["num_blocks"],
+            layout=layout,
+            path=path,
+            notes=notes,
+            peer_id=self._id,
+        )
+
+    def _has(self, name: str) -> bool:
+        return self.state == "lost" or any(
+            item["name"] == name for item in self._completions.core.peer_regions(self._id)
+        )
+
+    def _named(self, name: str, timeout_s: float) -> RegionDescriptor:
+        if (error := self.error) is not None:
+            raise error
+        regions = self.regions
+        if name not in regions:
+            there = ", ".join(sorted(regions)) or "none"
+            raise UsageError(
+                f"{self._name} registered no region {name!r} within {timeout_s} s (it has: {there})",
+                code="unknown-region",
+                peer=self._name,
+            )
+        return regions[name]

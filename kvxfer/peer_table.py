@@ -1,0 +1,85 @@
+"""The sessions of one agent, as one `Peer` object each."""
+
+from __future__ import annotations
+
+from kvxfer._native import AgentCore, NativeError
+from kvxfer.completion import Completions
+from kvxfer.errors import PeerError, from_code
+from kvxfer.peer import Peer
+from kvxfer.region import RegionDescriptor
+
+
+class PeerTable:
+    """Finds and remembers peers. A peer that was lost is forgotten here; who holds it keeps it."""
+
+    def __init__(self, core: AgentCore, completions: Completions) -> None:
+        self._core = core
+        self._completions = completions
+        self._peers: dict[int, Peer] = {}
+
+    def open(self) -> tuple[Peer, ...]:
+        """Returns those that are connected, the newest session last."""
+        found = []
+        for peer_id in sorted(self._core.peers()):
+            peer = self.get(peer_id)
+            if peer is not None and peer.state == "open":
+                found.append(peer)
+        return tuple(found)
+
+    def get(self, peer_id: int) -> Peer | None:
+        """Returns the one object for a session; None while the peer has not told its name."""
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            try:
+                info = self._core.peer(peer_id)
+            except NativeError:
+                return None  # lost and forgotten since it was listed
+            if info["state"] == "connecting":
+                return None
+            peer = self._peers.setdefault(peer_id, Peer(self._completions, peer_id, info))
+        return peer
+
+    def get_or_nameless(self, peer_id: int) -> Peer:
+        """The same, for a session that may be forgotten already."""
+        return self.get(peer_id) or Peer(self._completions, peer_id, {"name": "?", "incarnation": b""})
+
+    def find(self, name: str | None) -> Peer | None:
+        """Returns the newest session with `name` (None: with anybody) that is open."""
+        for peer in reversed(self.open()):
+            if name in (None, peer.name):
+                return peer
+        return None
+
+    def owner_of(self, remote: RegionDescriptor) -> Peer:
+        """Returns the session with the agent that a descriptor from elsewhere is of, or raises."""
+        for peer in reversed(self.open()):
+            if peer.incarnation == remote.incarnation:
+                return peer
+        raise PeerError(
+            f"region {remote.name!r} is of {remote.agent}, and no session is open with that incarnation "
+            "of it: connect to it first",
+            code="unreachable",
+            peer=remote.agent,
+        )
+
+    def settled(self, peer_id: int) -> bool:
+        """Whether connecting has ended, well or not."""
+        return bool(self._core.peer(peer_id)["state"] != "connecting")
+
+    def opened(self, peer_id: int, target: str) -> Peer:
+        """Returns the peer of a session that has settled, or raises why there is none."""
+        info = self._core.peer(peer_id)
+        if info["state"] != "open":
+            error = from_code(info["code"], info["message"], peer=info["name"] or target)
+            if not isinstance(error, PeerError):
+                error = PeerError(str(error.args[0]), code=error.code, peer=target)
+            raise error
+        return self._peers.setdefault(peer_id, Peer(self._completions, peer_id, info))
+
+    def forget(self, peer_id: int) -> None:
+        """Drops a session that was lost."""
+        self._peers.pop(peer_id, None)
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self._peers.clear()

@@ -1,0 +1,252 @@
+"""Registered memory that holds a cache, and its sendable form."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer._native import NativeError
+from kvxfer.block_table import BlockTable, as_ids
+from kvxfer.errors import UsageError, translate
+from kvxfer.layout import MAX_ENCODED_NBYTES, KVLayout
+from kvxfer.lease import Lease
+from kvxfer.schema import decode_object, require_fields
+
+if TYPE_CHECKING:
+    from kvxfer.completion import Completions
+    from kvxfer.peer import Peer
+    from kvxfer.tensor import TensorView
+
+DESCRIPTOR_VERSION: Final = 1
+_FIELDS: Final = ("agent", "incarnation", "id", "name", "nbytes", "num_blocks", "layout")
+_NO_BLOCKS: Final = np.empty(0, np.uint32)
+
+Blocks = BlockTable | NDArray[Any] | Iterable[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionDescriptor:
+    """What one agent needs to know of another's region. Grants no right to it: a lease does.
+
+    Attributes
+    ----------
+    agent, incarnation
+        Whose it is; a restarted agent has another incarnation.
+    id
+        Its epoch: a region that is registered again under the same name has another.
+    name
+        As it was registered.
+    nbytes
+        From its first byte to the end of its last.
+    num_blocks
+        Ids are 0 to ``num_blocks - 1``.
+    layout
+        Where its elements lie.
+    path
+        The transport that will carry transfers with it, e.g. ``"shm"``; ``""`` when none can.
+    notes
+        Sentences on what was tried and is not used, and why.
+    """
+
+    agent: str
+    incarnation: bytes
+    id: int
+    name: str
+    nbytes: int
+    num_blocks: int
+    layout: KVLayout
+    path: str = field(default="", compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    peer_id: int = field(default=-1, compare=False, repr=False)
+
+    def to_bytes(self) -> bytes:
+        """Returns it as JSON with a version, for a router or scheduler to carry."""
+        return json.dumps(
+            {
+                "kvxfer_region": DESCRIPTOR_VERSION,
+                "agent": self.agent,
+                "incarnation": self.incarnation.hex(),
+                "id": self.id,
+                "name": self.name,
+                "nbytes": self.nbytes,
+                "num_blocks": self.num_blocks,
+                "layout": base64.b64encode(self.layout.to_bytes()).decode(),
+            },
+            separators=(",", ":"),
+        ).encode()
+
+    @classmethod
+    def from_bytes(cls, encoded: bytes) -> RegionDescriptor:
+        """Reads what `to_bytes` wrote; anything else is refused, so a stranger's bytes are safe.
+
+        The agent finds the peer by the incarnation when the descriptor is used.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``, naming the field.
+        """
+        values = decode_object(encoded, 2 * MAX_ENCODED_NBYTES, "region descriptor")
+        if values.pop("kvxfer_region", None) != DESCRIPTOR_VERSION:
+            raise UsageError(
+                f"region descriptor is not of version {DESCRIPTOR_VERSION}: run the same kvxfer at both ends",
+                code="invalid-argument",
+            )
+        require_fields(values, _FIELDS, "region descriptor")
+        for name, kind in zip(_FIELDS, (str, str, int, str, int, int, str), strict=True):
+            if type(values[name]) is not kind:
+                raise UsageError(
+                    f"region descriptor field {name} is no {kind.__name__}", code="invalid-argument"
+                )
+        try:
+            values["incarnation"] = bytes.fromhex(values["incarnation"])
+            layout = base64.b64decode(values["layout"], validate=True)
+        except ValueError as error:
+            raise UsageError(f"region descriptor: {error}", code="invalid-argument") from None
+        values["layout"] = KVLayout.from_bytes(layout)
+        if values["num_blocks"] != values["layout"].num_blocks or values["nbytes"] < values["layout"].nbytes:
+            raise UsageError("region descriptor contradicts its layout", code="invalid-argument")
+        if not 0 <= values["id"] < 1 << 64:
+            raise UsageError("region descriptor field id is not in 64 bits", code="invalid-argument")
+        return cls(**values)
+
+
+class Region:
+    """Memory of this process that holds a cache. Made by ``agent.register``.
+
+    Nothing was copied; the tensors are kept alive until `deregister`.
+    """
+
+    __slots__ = ("__weakref__", "_completions", "_descriptor", "_id", "_name", "_on_gone", "_views")
+
+    def __init__(
+        self,
+        completions: Completions,
+        region_id: int,
+        descriptor: RegionDescriptor,
+        views: list[TensorView],
+        on_gone: Callable[[Region], None],
+    ) -> None:
+        self._completions = completions
+        self._id = region_id
+        self._name = descriptor.name
+        self._descriptor = descriptor
+        self._views = views
+        self._on_gone = on_gone
+
+    def __repr__(self) -> str:
+        return f"<Region {self._name!r} id={self._id} num_blocks={self.num_blocks} nbytes={self.nbytes}>"
+
+    @property
+    def id(self) -> int:
+        """Its number in this agent; never reused."""
+        return self._id
+
+    @property
+    def name(self) -> str:
+        """As it was registered; peers find it under it."""
+        return self._name
+
+    @property
+    def layout(self) -> KVLayout:
+        """Where its elements lie."""
+        return self._descriptor.layout
+
+    @property
+    def num_blocks(self) -> int:
+        """Ids are 0 to ``num_blocks - 1``."""
+        return self._descriptor.num_blocks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from its first to the end of its last, gaps between tensors included."""
+        return self._descriptor.nbytes
+
+    @property
+    def descriptor(self) -> RegionDescriptor:
+        """Its sendable form. Peers that are connected have it already."""
+        return self._descriptor
+
+    @property
+    def kind(self) -> str:
+        """``"pool"`` (peers on this host map it) or ``"foreign"`` (an engine's own memory)."""
+        self._completions.check()
+        try:
+            return self._completions.core.region_kind(self._id)
+        except NativeError as error:
+            raise translate(error) from None
+
+    def grant(
+        self,
+        peer: Peer,
+        blocks: Blocks | None = None,
+        mode: str = "read",
+        ttl_s: float = 30.0,
+        *,
+        renewable: bool = True,
+    ) -> Lease:
+        """Gives a peer the right to blocks of this region, until it ends.
+
+        Parameters
+        ----------
+        peer
+            Who may use them.
+        blocks
+            Block ids; None for the whole region.
+        mode
+            ``"read"`` or ``"write"``.
+        ttl_s
+            How long it lasts without a sign of life of the peer, on this machine's monotonic clock.
+        renewable
+            Whether the peer's heartbeats start `ttl_s` anew. If not, it ends after `ttl_s` in any case.
+
+        Raises
+        ------
+        UsageError
+            ``out-of-range`` for ids outside the region, ``unknown-region`` after `deregister`.
+        PeerError
+            The peer is lost.
+        """
+        if mode not in ("read", "write"):
+            raise UsageError(f'mode is "read" or "write", not {mode!r}', code="invalid-argument")
+        if not 0 < ttl_s < float("inf"):
+            raise UsageError(f"ttl_s is a positive number of seconds, not {ttl_s}", code="invalid-argument")
+        ids = _NO_BLOCKS if blocks is None else as_ids(blocks)
+        if blocks is not None and not len(ids):
+            raise UsageError(
+                "a lease on no blocks was asked for: leave blocks out for the whole region",
+                code="invalid-argument",
+            )
+        self._completions.check()
+        try:
+            lease_id = self._completions.core.grant(
+                peer.id, self._id, mode == "write", blocks is None, ids, ttl_s, renewable
+            )
+        except NativeError as error:
+            raise translate(error, peer=peer.name) from None
+        return Lease(self._completions, lease_id, peer, mode, None if blocks is None else len(ids))
+
+    def deregister(self) -> None:
+        """Takes the region away from peers. When this returns no byte of it is touched any more.
+
+        Its transfers and leases end with ``region-gone``, and the tensors are let go. Does nothing
+        when that was done before.
+        """
+        if not self._views:
+            return
+        self._completions.check()
+        try:
+            self._completions.core.deregister(self._id)
+        except NativeError as error:
+            raise translate(error) from None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._views = []
+        self._on_gone(self)

@@ -1,0 +1,280 @@
+"""Handles of work that moves: a posted transfer, and what a receiver expects."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer._native import NativeError
+from kvxfer.errors import KvxferError, UsageError, from_code, translate
+
+if TYPE_CHECKING:
+    from kvxfer._native import Handle
+    from kvxfer.completion import Completions
+
+
+class Stages(NamedTuple):
+    """When a transfer reached its stages, in nanoseconds of CLOCK_MONOTONIC; 0 for not yet.
+
+    Attributes
+    ----------
+    posted_ns
+        The call that made the handle.
+    first_piece_ns
+        The first piece in place; stays 0 at an end that does not receive.
+    ended_ns
+        The terminal state.
+    """
+
+    posted_ns: int
+    first_piece_ns: int
+    ended_ns: int
+
+
+class Work:
+    """What both handles have in common: one terminal state, reached once and in bounded time.
+
+    Dropping a handle neither cancels nor leaks anything. All methods may be called from any
+    thread and any event loop.
+    """
+
+    __slots__ = ("__weakref__", "_arrives", "_completions", "_handle", "_layers", "_origin", "_peer_name")
+
+    def __init__(
+        self,
+        handle: Handle,
+        completions: Completions,
+        *,
+        peer_name: str,
+        layers: range,
+        origin: int,
+        arrives: bool,
+    ) -> None:
+        self._handle = handle
+        self._completions = completions
+        self._peer_name = peer_name
+        self._layers = layers
+        self._origin = origin
+        self._arrives = arrives
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self._handle.id} peer={self._peer_name or 'any'} "
+            f"layers={self._layers.start}..{self._layers.stop - 1} {self.state}>"
+        )
+
+    # ---- state ------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """``"pending"``, ``"done"``, ``"failed"`` or ``"cancelled"``; the last three are final."""
+        return self._handle.state
+
+    @property
+    def done(self) -> bool:
+        """Whether every byte is in place (at the destination, whichever end this is)."""
+        return self._handle.state == "done"
+
+    @property
+    def error(self) -> KvxferError | None:
+        """Why it failed or was cancelled; None while pending and when done."""
+        if self._handle.state in ("pending", "done"):
+            return None
+        return from_code(
+            self._handle.code,
+            self._handle.message,
+            peer=self._peer_name,
+            rail=",".join(self._handle.rails),
+            failed_blocks=self._handle.failed_blocks,
+        )
+
+    @property
+    def failed_blocks(self) -> NDArray[np.uint32]:
+        """This end's block ids whose bytes cannot be relied on; empty unless failed or cancelled."""
+        return self._handle.failed_blocks
+
+    @property
+    def layers(self) -> range:
+        """The layers that it moves, numbered model-wide."""
+        return self._layers
+
+    @property
+    def rails(self) -> tuple[str, ...]:
+        """Transports that moved bytes of it, as seen at this end."""
+        return self._handle.rails
+
+    @property
+    def stages(self) -> Stages:
+        """When it reached its stages."""
+        return Stages(self._handle.posted_ns, self._handle.first_piece_ns, self._handle.ended_ns)
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Waits for the end.
+
+        Cancelling the waiting task abandons the waiting alone: the bytes go on moving, and the
+        pages stay in use, until the transfer ends. To stop the transfer call `cancel`.
+
+        Raises
+        ------
+        KvxferError
+            `TransferError`, or `PeerError` where the peer was lost; ``failed_blocks`` names what to
+            recompute. `AgentError` when the agent closed first.
+        """
+        return self._ended().__await__()
+
+    async def _ended(self) -> None:
+        await self._completions.until(("handle", self._handle.id), self._is_final)
+        self._raise_if_failed()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Blocks until the end, driving progress from this thread; None waits without bound.
+
+        Raises
+        ------
+        TimeoutError
+            It is still pending when the time is over; it goes on, so wait again or cancel.
+        KvxferError
+            As awaiting it does.
+        """
+        if not self._final_by(lambda left: self._handle.wait(left), timeout_s):
+            raise TimeoutError(f"{self!r} is still pending after {timeout_s} s")
+        self._raise_if_failed()
+
+    def cancel(self) -> None:
+        """Asks for its end; does nothing when it has ended.
+
+        Asynchronous: wait for the handle before the pages are used for anything else.
+        """
+        self._completions.check()
+        self._handle.cancel()
+
+    # ---- layers -----------------------------------------------------------------------------
+
+    async def layer(self, layer: int) -> None:
+        """Waits until every byte of one layer is in place, at the end that receives.
+
+        Parameters
+        ----------
+        layer
+            Numbered model-wide, one of `layers`. Layers may arrive in any order.
+
+        Raises
+        ------
+        KvxferError
+            As awaiting the handle does, when it ended before this layer arrived;
+            ``UsageError("out-of-range")`` for a layer that it does not move.
+        """
+        index = self._index(layer)
+        self._completions.check()
+        if not self._handle.watch_layer(index):
+            await self._completions.until(
+                ("handle", self._handle.id),
+                lambda: self._handle.layer_arrived(index) or self._is_final(),
+                index,
+            )
+        self._raise_unless_arrived(index)
+
+    def wait_layer(self, layer: int, timeout_s: float | None = None) -> None:
+        """Blocks until one layer is in place: the blocking twin of `layer`.
+
+        Raises
+        ------
+        TimeoutError
+            It has not arrived when the time is over.
+        """
+        index = self._index(layer)
+        if not self._final_by(lambda left: self._handle.wait_layer(index, left), timeout_s):
+            raise TimeoutError(f"layer {layer} of {self!r} has not arrived after {timeout_s} s")
+        self._raise_unless_arrived(index)
+
+    def layer_arrived(self, layer: int) -> bool:
+        """Returns whether every byte of one layer is in place, without waiting."""
+        return self._handle.layer_arrived(self._index(layer))
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    def _index(self, layer: int) -> int:
+        if not self._arrives:
+            raise UsageError(
+                "layers arrive at the other end of a write: wait for the whole transfer here, "
+                "or for layers of agent.expect() there",
+                code="unsupported",
+            )
+        if layer not in self._layers:
+            raise UsageError(
+                f"layer {layer} is not among layers {self._layers.start} to {self._layers.stop - 1} of "
+                "this transfer (numbered model-wide)",
+                code="out-of-range",
+            )
+        return layer - self._origin
+
+    def _is_final(self) -> bool:
+        return self._handle.state != "pending"
+
+    def _final_by(self, wait: Any, timeout_s: float | None) -> bool:
+        self._completions.check()
+        try:
+            over = bool(wait(-1.0 if timeout_s is None else max(timeout_s, 0.0)))
+        except NativeError as error:
+            raise translate(error, peer=self._peer_name) from None
+        # The ring holds an event for what was waited for here, and nobody else may be reading.
+        self._completions.drain()
+        return over
+
+    def _raise_if_failed(self) -> None:
+        if (error := self.error) is not None:
+            raise error
+
+    def _raise_unless_arrived(self, index: int) -> None:
+        if not self._handle.layer_arrived(index):
+            self._raise_if_failed()
+
+
+class Transfer(Work):
+    """One posted copy, at the end that posted it. Made by ``agent.write`` and ``agent.read``."""
+
+    __slots__ = ()
+
+    def release(self, num_layers: int) -> None:
+        """Lets the first `num_layers` of `layers` go, for a write that was posted with ``hold``.
+
+        Their bytes must be final. Counts only upwards; the whole transfer goes once
+        ``num_layers == len(transfer.layers)``.
+
+        Raises
+        ------
+        UsageError
+            ``out-of-range`` for more layers than it has.
+        """
+        if not 0 <= num_layers <= len(self._layers):
+            raise UsageError(
+                f"{num_layers} layers were released of a transfer of {len(self._layers)}", code="out-of-range"
+            )
+        self._completions.check()
+        try:
+            self._handle.layers_ready(num_layers)
+        except NativeError as error:
+            raise translate(error, peer=self._peer_name) from None
+
+    def _follow(self, after: Any) -> None:
+        """Posts for real when a future is done, or cancels when it failed."""
+        if self._completions.lost:
+            return
+        if after.cancelled() or after.exception() is not None:
+            self._handle.cancel()
+        else:
+            self._handle.layers_ready(len(self._layers))
+
+
+class Incoming(Work):
+    """What a receiver expects to be written. Made by ``agent.expect``.
+
+    Done when every layer of every block has arrived, from one transfer or several.
+    """
+
+    __slots__ = ()
