@@ -107,7 +107,9 @@ class LimitSource:
 class LimitDestination:
     """The destination's part, in its process."""
 
-    def __init__(self, spec: LimitSpec, descriptors: Callable[[], int], source_pid: int, address: int) -> None:
+    def __init__(
+        self, spec: LimitSpec, descriptors: Callable[[], int], source_pid: int, address: int
+    ) -> None:
         self._spec = spec
         self._pid = source_pid
         self._source_address = address
@@ -188,6 +190,11 @@ class Limit:
                 elapsed_ns = self._destination.reply()["elapsed_ns"]
             self.elapsed_ns[name].append(elapsed_ns)
             self._destination.call("limit_check", iteration=iteration)
+
+    def forget(self) -> None:
+        """Drops the times so far, as those of a warm-up."""
+        for times in self.elapsed_ns.values():
+            times.clear()
 
     def rates(self, name: str) -> list[float]:
         """Returns GB/s of each run of ``name``."""

@@ -67,7 +67,7 @@ def allow_readers() -> None:
 def rss_mib() -> float:
     """Returns the resident memory of this process, mapped memfds included."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * mmap.PAGESIZE / (1 << 20)
+    return round(pages * mmap.PAGESIZE / (1 << 20), 1)
 
 
 def _prepared(mapping: mmap.mmap, nbytes: int) -> NDArray[np.uint8]:

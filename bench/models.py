@@ -70,7 +70,7 @@ class ModelShape:
         if self.is_latent:
             return replace(self, tp=tp)
         if max(self.num_heads, tp) % min(self.num_heads, tp):
-            raise BenchError(f"{self.name} has {self.num_heads} KV heads: --tp {tp} does not divide them evenly")
+            raise BenchError(f"--tp {tp} does not divide the {self.num_heads} KV heads of {self.name} evenly")
         return replace(self, tp=tp, num_heads=max(1, self.num_heads // tp))
 
 

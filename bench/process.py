@@ -95,7 +95,8 @@ def receive_any(workers: Iterable[Worker], timeout_s: float) -> tuple[Worker, Me
             selector.register(worker.channel, selectors.EVENT_READ, worker)
         ready = selector.select(timeout_s)
     if not ready:
-        raise BenchError(f"{' and '.join(worker.role for worker in everyone)} said nothing for {timeout_s:g} s")
+        names = " and ".join(worker.role for worker in everyone)
+        raise BenchError(f"{names} said nothing for {timeout_s:g} s")
     ready_worker: Worker = ready[0][0].data
     return ready_worker, ready_worker.channel.receive(timeout_s)
 

@@ -23,8 +23,8 @@ def spread(values: Iterable[float], digits: int = 3) -> dict[str, float]:
 
 def percentiles(values: Iterable[float], digits: int = 3) -> dict[str, float]:
     """Returns ``{p50, p90, p99}``, interpolated linearly."""
-    p50, p90, p99 = np.percentile(np.asarray(list(values), dtype=np.float64), [50, 90, 99])
-    return {"p50": round(float(p50), digits), "p90": round(float(p90), digits), "p99": round(float(p99), digits)}
+    found = np.percentile(np.asarray(list(values), dtype=np.float64), [50, 90, 99])
+    return dict(zip(("p50", "p90", "p99"), found.round(digits).tolist(), strict=True))
 
 
 def median(values: Iterable[float], digits: int = 3) -> float:

@@ -45,7 +45,9 @@ def find_trace(name_or_path: str) -> Path:
         folder = Path(str(resources.files("kvxfer.bench"))) / "data"
         found = sorted(folder.glob(SAMPLES[name_or_path]))
         if not found:
-            raise BenchError(f"the sample {name_or_path!r} is missing in {folder}: reinstall kvxfer or name a file")
+            raise BenchError(
+                f"the sample {name_or_path!r} is not in {folder}: reinstall kvxfer or name a file"
+            )
         return found[0]
     path = Path(name_or_path)
     if not path.is_file():
@@ -131,7 +133,9 @@ def _read_azure(path: Path) -> Iterator[TraceRequest]:
             first = first or arrival
             yield TraceRequest(
                 arrival_s=(arrival - first).total_seconds(),
-                input_tokens=_count(where, "ContextTokens", _integer(where, "ContextTokens", row[1]), least=1),
+                input_tokens=_count(
+                    where, "ContextTokens", _integer(where, "ContextTokens", row[1]), least=1
+                ),
                 output_tokens=_count(where, "GeneratedTokens", _integer(where, "GeneratedTokens", row[2])),
             )
 

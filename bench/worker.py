@@ -48,11 +48,18 @@ def main(arguments: list[str]) -> int:
         asyncio.run(_run(_role(name), json.loads(options), coordinator, peer))
     except Exception as error:
         try:
-            coordinator.send_error(error)
+            coordinator.send_error(_first(error))
         except BenchError:
             pass  # it is gone, and with it the one who asked
         return 1
     return 0
+
+
+def _first(error: Exception) -> Exception:
+    """Returns what went wrong first in a group of tasks."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _run(role: Role, options: Message, coordinator: Channel, peer: Channel | None) -> None:

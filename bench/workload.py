@@ -20,6 +20,8 @@ Indices = NDArray[np.uint32]
 
 # The check gathers pages in slices that stay in a core's second-level cache.
 _SLICE_NBYTES = 256 << 10
+# 2^64 / golden ratio, odd: splitmix64's increment.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(values: Words) -> Words:
@@ -37,8 +39,8 @@ def page_keys(*coordinates: int, num_pages: int) -> Words:
     """Returns one key for each page ``0 … num_pages - 1`` under ``coordinates`` (request, layer, …)."""
     key = np.zeros(1, dtype=np.uint64)
     for coordinate in coordinates:
-        key = mix(key + np.uint64(coordinate + 1) * np.uint64(0x9E3779B97F4A7C15))
-    return mix(key + np.arange(1, num_pages + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+        key = mix(key + np.array([coordinate + 1], dtype=np.uint64) * _GOLDEN)
+    return mix(key + np.arange(1, num_pages + 1, dtype=np.uint64) * _GOLDEN)
 
 
 @dataclass(frozen=True, slots=True)

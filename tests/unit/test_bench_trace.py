@@ -51,7 +51,10 @@ def test_samples_are_carried(name: str) -> None:
         ("not json", "trace.jsonl:2: not JSON"),
         ([1], "trace.jsonl:2: expected an object, found list"),
         ({**GOOD, "extra": 1}, "trace.jsonl:2: fields do not fit: unknown 'extra'"),
-        ({k: v for k, v in GOOD.items() if k != "hash_ids"}, "trace.jsonl:2: fields do not fit: missing 'hash_ids'"),
+        (
+            {k: v for k, v in GOOD.items() if k != "hash_ids"},
+            "trace.jsonl:2: fields do not fit: missing 'hash_ids'",
+        ),
         ({**GOOD, "input_length": "600"}, "trace.jsonl:2: field 'input_length': expected a whole number"),
         ({**GOOD, "input_length": True}, "field 'input_length': expected a whole number"),
         ({**GOOD, "input_length": 0}, "field 'input_length': expected at least 1"),
@@ -68,8 +71,14 @@ def test_wrong_line_is_named(tmp_path: Path, record: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (["TIMESTAMP,Tokens"], "header: fields do not fit: missing 'ContextTokens', 'GeneratedTokens'; unknown"),
-        (["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,1"], ":2: expected 3 fields, found 2"),
+        (
+            ["TIMESTAMP,Tokens"],
+            "header: fields do not fit: missing 'ContextTokens', 'GeneratedTokens'; unknown",
+        ),
+        (
+            ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,1"],
+            ":2: expected 3 fields, found 2",
+        ),
         (["TIMESTAMP,ContextTokens,GeneratedTokens", "noon,1,2"], ":2: field 'TIMESTAMP': expected a date"),
         (["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,x,2"], "field 'ContextTokens'"),
         (["TIMESTAMP,ContextTokens,GeneratedTokens"], "holds no request"),

@@ -5,7 +5,9 @@ from kvxfer.bench.errors import BenchError
 from kvxfer.bench.workload import PageFiller, block_order, page_keys
 
 
-def filled(page_nbytes: int = 4096, num_pages: int = 200) -> tuple[PageFiller, np.ndarray, np.ndarray, np.ndarray]:
+def filled(
+    page_nbytes: int = 4096, num_pages: int = 200
+) -> tuple[PageFiller, np.ndarray, np.ndarray, np.ndarray]:
     filler = PageFiller(page_nbytes)
     pages = np.zeros((num_pages, page_nbytes // 8), dtype=np.uint64)
     rows = block_order("random", num_pages, seed=1)

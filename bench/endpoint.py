@@ -1,0 +1,149 @@
+"""One end of a benchmark: an agent, a cache in registered memory, and the peer at the other end."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+import kvxfer
+from kvxfer import _native
+from kvxfer.bench import memory
+from kvxfer.bench.channel import Channel, Message
+from kvxfer.bench.errors import BenchError
+from kvxfer.bench.limit import LimitCommands
+from kvxfer.bench.workload import Indices, Words
+
+_CONNECT_TIMEOUT_S = 10.0
+_REGION = "kv"
+_PR_SET_DUMPABLE = 4
+
+
+class Endpoint:
+    """The engine's part of one worker process; ``async with`` closes it.
+
+    Parameters
+    ----------
+    name
+        Of the agent.
+    transport
+        ``"shm"``, ``"unix"`` or ``"tcp"``.
+    memory_kind
+        ``"pool"`` or ``"foreign"``.
+    axes, shape, dtype
+        Of the cache, as `kvxfer.KVLayout.from_tensor` takes them.
+    num_blocks
+        The ``b`` of the axes.
+    seed
+        Of the order in which `acquire` names blocks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        transport: str,
+        memory_kind: str,
+        *,
+        axes: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        num_blocks: int,
+        seed: int = 0,
+    ) -> None:
+        # numpy has no bfloat16; nothing here computes with it.
+        element = np.dtype("uint16" if dtype == "bfloat16" else dtype)
+        nbytes = math.prod(shape) * element.itemsize
+        self._pool: kvxfer.Pool | None = None
+        if memory_kind == "pool":
+            self._pool = kvxfer.Pool(nbytes, name, num_blocks=num_blocks)
+            self._cache = self._pool.array(shape, element)
+        else:
+            self._cache = memory.allocate_private(nbytes).view(element).reshape(shape)
+        if transport == "unix":
+            _forbid_readers()
+        self._random = np.random.default_rng(seed)
+        transports = ("tcp",) if transport == "tcp" else ("shm",)
+        self.agent = kvxfer.Agent(name, kvxfer.AgentOptions(transports=transports))
+        layout = kvxfer.KVLayout.from_tensor(self._cache, axes, dtype=dtype)
+        self.region = self.agent.register(_REGION, self._cache, layout)
+        self._peer: kvxfer.Peer | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.agent.aclose()
+
+    @property
+    def peer(self) -> kvxfer.Peer:
+        """The other end, once it is connected."""
+        if self._peer is None:
+            raise BenchError("no peer is connected yet")
+        return self._peer
+
+    @property
+    def remote(self) -> kvxfer.RegionDescriptor:
+        """The peer's cache."""
+        return self.peer.regions[_REGION]
+
+    @property
+    def page_kind(self) -> str:
+        """What kind of memory pages the kernel gave, or ``"private"`` memory."""
+        return "private" if self._pool is None else self._pool.page_kind
+
+    def pages(self, page_nbytes: int) -> Words:
+        """Returns the cache as rows of 64-bit words, one a page, in the order of memory."""
+        return self._cache.reshape(-1).view(np.uint64).reshape(-1, page_nbytes // 8)
+
+    def acquire(self, num_blocks: int, owner: str) -> Indices:
+        """Takes blocks from the pool, in an order as after a day of serving: seeded, none adjacent.
+
+        A fresh pool hands out neighbours, which merge into long copies; that would flatter.
+        """
+        assert self._pool is not None
+        return self._random.permutation(self._pool.acquire(num_blocks, owner).ids)
+
+    def release(self, blocks: Indices) -> None:
+        """Gives blocks back to the pool."""
+        assert self._pool is not None
+        self._pool.release(blocks)
+
+    def handlers(self) -> dict[str, Any]:
+        """The commands with which a coordinator brings two ends together."""
+        return {
+            "open": self._open,
+            "address": self._address,
+            "connect": self._connect,
+            "accept": self._accept,
+        }
+
+    def _open(self) -> Message:
+        return {"copy_kernel": _native.COPY_KERNEL, "page_kind": self.page_kind}
+
+    def _address(self) -> Message:
+        return {"address": self.agent.address}
+
+    def _connect(self, address: str) -> Message:
+        self._peer = self.agent.connect_blocking(address, _CONNECT_TIMEOUT_S)
+        self._peer.wait_region(_REGION, _CONNECT_TIMEOUT_S)
+        return {}
+
+    def _accept(self) -> Message:
+        self._peer = self.agent.accept_blocking(timeout_s=_CONNECT_TIMEOUT_S)
+        self._peer.wait_region(_REGION, _CONNECT_TIMEOUT_S)
+        return {}
+
+
+def limit_commands(coordinator: Channel) -> dict[str, Any]:
+    """The commands with which this worker takes part in limits."""
+    return dict(LimitCommands(coordinator.descriptors.popleft).handlers())
+
+
+def _forbid_readers() -> None:
+    """Keeps process_vm_readv out, so that a pair falls back to its unix socket."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -1,0 +1,175 @@
+"""``kvxfer bench pages``: pages of one size, from one process to another, beside the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvxfer.bench.channel import Message
+from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.limit import Limit, LimitSpec, limits_for
+from kvxfer.bench.process import Worker, call_all
+from kvxfer.bench.progress import Progress
+from kvxfer.bench.stats import GIB, KIB, MIB, median, spread
+
+TRANSPORTS = ("shm", "unix", "tcp")
+OPERATIONS = ("write", "read")
+PATTERNS = ("random", "runs", "contiguous")
+MEMORY_KINDS = ("pool", "foreign")
+
+# Not measured: page faults of the peer's mapping, the compiled program, TCP's window.
+_WARMUP_ITERATIONS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PagesOptions:
+    """What is moved. A block is one page in each of ``layers`` layers."""
+
+    transport: str = "shm"
+    op: str = "write"
+    total_mib: int = 256
+    block_kib: int = 32
+    pattern: str = "random"
+    memory: str = "pool"
+    iterations: int = 7
+    layers: int = 1
+    seed: int = 1
+    timeout_s: float = 30.0
+    #: Flips a byte after each arrival, so that the check must fail.
+    corrupt: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("transport", TRANSPORTS),
+            ("op", OPERATIONS),
+            ("pattern", PATTERNS),
+            ("memory", MEMORY_KINDS),
+        ):
+            if getattr(self, name) not in known:
+                raise BenchError(f"unknown --{name} {getattr(self, name)!r}; known are {', '.join(known)}")
+        for name in ("total_mib", "block_kib", "iterations", "layers"):
+            if getattr(self, name) < 1:
+                raise BenchError(f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}")
+        if self.transport == "unix" and self.memory == "pool":
+            raise BenchError("--transport unix carries what shm cannot reach: use it with --memory foreign")
+        if self.num_blocks < 1:
+            block = f"{self.layers} x {self.block_kib} KiB"
+            raise BenchError(f"--total-mib {self.total_mib} holds no block of {block}")
+
+    @property
+    def page_nbytes(self) -> int:
+        return self.block_kib * KIB
+
+    @property
+    def num_blocks(self) -> int:
+        return self.total_mib * MIB // (self.page_nbytes * self.layers)
+
+    @property
+    def num_pages(self) -> int:
+        return self.num_blocks * self.layers
+
+    @property
+    def total_nbytes(self) -> int:
+        return self.num_pages * self.page_nbytes
+
+
+def run(options: PagesOptions, progress: Callable[[Progress], None]) -> Message:
+    """Runs it and returns the result as one JSON object; ``verified`` is false when a check failed."""
+    described: Message = asdict(options)
+    described.pop("corrupt")
+    result: Message = {
+        "bench": "pages",
+        **described,
+        "num_pages": options.num_pages,
+        "total_nbytes": options.total_nbytes,
+    }
+    try:
+        return {**result, **_measure(options, progress), "verified": True}
+    except CheckFailedError as error:
+        return {**result, "verified": False, "failure": str(error)}
+
+
+def _measure(options: PagesOptions, progress: Callable[[Progress], None]) -> Message:
+    total = options.iterations
+    with (
+        Worker("source", asdict(options)) as source,
+        Worker("destination", asdict(options)) as destination,
+    ):
+        workers = (source, destination)
+        active, passive = workers if options.op == "write" else (destination, source)
+        progress(Progress(0, total, "setting up two agents"))
+        ready = call_all(workers, "open")
+        active.call("connect", address=passive.call("address")["address"])
+        passive.call("accept")
+        spec = LimitSpec(
+            limits_for(options.transport, options.memory),
+            options.page_nbytes,
+            options.num_pages,
+            options.pattern,
+            options.seed,
+        )
+        limit = Limit(spec, source, destination)
+        moved = []
+        for iteration in range(_WARMUP_ITERATIONS + options.iterations):
+            measured = iteration - _WARMUP_ITERATIONS
+            words = "warm-up" if measured < 0 else f"iteration {measured + 1}"
+            progress(Progress(max(0, measured), total, words))
+            # The transfer goes first in every second iteration.
+            if iteration % 2:
+                limit.run(iteration)
+            moved.append(_transfer(options, iteration, source, destination))
+            if not iteration % 2:
+                limit.run(iteration)
+    return {
+        **_figures(options, moved[_WARMUP_ITERATIONS:], limit),
+        "copy_kernel": ready[1]["copy_kernel"],
+        "page_kind": ready[1]["page_kind"],
+    }
+
+
+def _transfer(options: PagesOptions, iteration: int, source: Worker, destination: Worker) -> Message:
+    """Moves the pages once: fill and clear, move, check."""
+    source.call("fill", iteration=iteration)
+    destination.call("clear")
+    if options.op == "write":
+        destination.channel.send("expect", iteration=iteration)
+        destination.reply()  # it waits now, and replies again at the end
+        active = source.call("write", iteration=iteration)
+        passive = destination.reply()
+    else:
+        source.call("serve_begin")
+        active = destination.call("read", iteration=iteration)
+        passive = source.call("serve_end")
+    checked = destination.call("check", iteration=iteration, corrupt=options.corrupt)
+    if checked["wrong"]:
+        raise CheckFailedError(
+            f"iteration {iteration} of {options.op} over {options.transport}: {checked['wrong']}"
+        )
+    if set(active["rails"]) - {options.transport}:
+        raise CheckFailedError(
+            f"asked for {options.transport}, but the bytes went over {', '.join(active['rails'])}"
+        )
+    return {**active, "cpu_ns": active["cpu_ns"] + passive["cpu_ns"]}
+
+
+def _figures(options: PagesOptions, moved: list[Message], limit: Limit) -> dict[str, Any]:
+    rates = [options.total_nbytes / one["total_ns"] for one in moved]
+    reference, *others = limit.spec.names
+    limit_rates = limit.rates(reference)[_WARMUP_ITERATIONS:]
+    figures: dict[str, Any] = {
+        "total_ms": spread(one["total_ns"] / 1e6 for one in moved),
+        "gb_per_s": spread(rates),
+        "post_ms": median(one["post_ns"] / 1e6 for one in moved),
+        "limit": {"name": reference, "gb_per_s": median(limit_rates)},
+        "limit_ratio": median(mine / its for mine, its in zip(rates, limit_rates, strict=True)),
+    }
+    for name in others:
+        # shared-copy-nt: what the same machine does with stores that bypass the caches.
+        its_rates = limit.rates(name)[_WARMUP_ITERATIONS:]
+        figures["limit_nt"] = {"name": name, "gb_per_s": median(its_rates)}
+        figures["limit_nt_ratio"] = median(mine / its for mine, its in zip(rates, its_rates, strict=True))
+    cpu_s = [one["cpu_ns"] / 1e9 for one in moved]
+    figures["cpu_s_per_gib"] = median(seconds * GIB / options.total_nbytes for seconds in cpu_s)
+    figures["rails"] = moved[-1]["rails"]
+    return figures

@@ -1,0 +1,117 @@
+"""Results for people and for programs, and progress while they come about."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
+from rich.table import Table
+
+from kvxfer.bench.channel import Message
+from kvxfer.bench.limit import DESCRIPTIONS
+from kvxfer.bench.progress import Progress
+from kvxfer.bench.stages import STAGES
+
+
+@contextmanager
+def watching(title: str) -> Iterator[Callable[[Progress], None]]:
+    """Shows progress on stderr: a bar on a terminal, a line a step elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda at: print(f"{title} {at.done}/{at.total}: {at.words}", file=sys.stderr, flush=True)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.fields[title]}"), BarColumn(), MofNCompleteColumn())
+    with ProgressBar(
+        *columns, TimeElapsedColumn(), TextColumn("{task.description}"), console=console, transient=True
+    ) as bar:
+        task = bar.add_task("", total=None, title=title)
+        yield lambda at: bar.update(task, completed=at.done, total=at.total, description=at.words)
+
+
+def print_json(result: Message) -> None:
+    """Prints one object on one line."""
+    print(json.dumps(result), flush=True)
+
+
+def print_table(result: Message) -> None:
+    """Prints a result for people, with the words that explain it."""
+    console = Console(highlight=False)
+    if not result["verified"]:
+        console.print(f"[bold red]check failed[/]: {result['failure']}", soft_wrap=True)
+    elif result["bench"] == "pages":
+        _print_pages(console, result)
+    else:
+        _print_handover(console, result)
+
+
+def _print_pages(console: Console, result: Message) -> None:
+    console.print(
+        f"[bold]{result['op']} over {result['transport']}[/]: {result['num_pages']} pages of "
+        f"{result['block_kib']} KiB, {result['pattern']}, {result['memory']} memory"
+    )
+    table = Table("", "min", "median", "max")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, unit in (("total_ms", "ms"), ("gb_per_s", "GB/s")):
+        table.add_row(unit, *(f"{result[name][key]:.2f}" for key in ("min", "median", "max")))
+    console.print(table)
+    _print_limits(console, result)
+    _print_cost(console, result)
+
+
+def _print_handover(console: Console, result: Message) -> None:
+    mib = result["total_nbytes"] / (1 << 20)
+    console.print(
+        f"[bold]{result['mode']} over {result['transport']}[/]: {result['requests']} requests of "
+        f"{result['trace']}, {result['tokens']} tokens of {result['model']}, {mib:.0f} MiB in "
+        f"{result['num_pages']} pages of {result['page_nbytes'] / 1024:g} KiB"
+    )
+    table = Table("ms after the end of prefill", "p50", "p90", "p99", "")
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    for stage, meaning in STAGES.items():
+        row = result["stages_ms"][stage]
+        table.add_row(
+            stage.replace("_", " "),
+            *(f"{row[key]:.2f}" for key in ("p50", "p90", "p99")),
+            f"[dim]{meaning}[/]",
+        )
+    table.add_section()
+    for name, label, meaning in (
+        ("limit_last_layer_ms", "(limit: last layer)", "the same layers, moved at the limit's rate"),
+        ("transfer_ms", "transfer, ms", "first layer movable to last layer in place"),
+        ("gb_per_s", "transfer, GB/s", "paced by prefill where layers are pushed"),
+    ):
+        row = result[name]
+        table.add_row(label, *(f"{row[key]:.2f}" for key in ("p50", "p90", "p99")), f"[dim]{meaning}[/]")
+    console.print(table)
+    console.print(f"hidden behind prefill: {result['hidden_share']:.1%} of the bytes (median request)")
+    _print_limits(console, result)
+    _print_cost(console, result)
+    memory = ", ".join(f"{role} {mib:.0f} MiB" for role, mib in result["rss_mib"].items())
+    console.print(f"resident memory: {memory}")
+
+
+def _print_limits(console: Console, result: Message) -> None:
+    limit = result["limit"]
+    console.print(
+        f"limit: {limit['gb_per_s']:.2f} GB/s ({DESCRIPTIONS[limit['name']]}); "
+        f"[bold]ratio to it {result['limit_ratio']:.2f}[/]"
+    )
+    if "limit_nt" in result:
+        other = result["limit_nt"]
+        ratio = f"; ratio to it {result['limit_nt_ratio']:.2f}" if "limit_nt_ratio" in result else ""
+        console.print(f"       {other['gb_per_s']:.2f} GB/s ({DESCRIPTIONS[other['name']]}){ratio}")
+
+
+def _print_cost(console: Console, result: Message) -> None:
+    post = f"post {result['post_ms']:.3f} ms, " if "post_ms" in result else ""
+    console.print(
+        f"{post}{result['cpu_s_per_gib']:.3f} CPU s/GiB at both ends, rails {', '.join(result['rails'])}, "
+        f"copy kernel {result['copy_kernel']}, {result['page_kind']} memory pages; every byte checked"
+    )

@@ -1,0 +1,55 @@
+"""Every command of ``kvxfer`` in one place, and what its exit status means."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import kvxfer
+from kvxfer.bench.errors import BenchError
+from kvxfer.cli import bench
+from kvxfer.errors import KvxferError
+
+# 0: done; 1: a check failed; 2: it could not run as asked.
+_CANNOT_RUN = 2
+_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="kvxfer",
+    help="Moves KV-cache pages between LLM inference processes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(bench.app, name="bench")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(kvxfer.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def run(arguments: list[str] | None) -> int:
+    """Runs one command; known errors become one line of words and a status."""
+    try:
+        app(args=arguments, prog_name="kvxfer")
+    except (BenchError, KvxferError) as error:
+        print(f"kvxfer: {error}", file=sys.stderr)
+        return _CANNOT_RUN
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else _CANNOT_RUN
+    return 0

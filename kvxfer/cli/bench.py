@@ -1,0 +1,107 @@
+"""``kvxfer bench``: options in, progress and a table or a line of JSON out."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from kvxfer.bench import handover as handover_bench
+from kvxfer.bench import pages as pages_bench
+from kvxfer.bench import report
+from kvxfer.bench.channel import Message
+from kvxfer.bench.models import MODELS
+from kvxfer.bench.trace import SAMPLES
+
+_CHECK_FAILED = 1
+
+app = typer.Typer(help="Measures page moves beside this machine's limits.", no_args_is_help=True)
+
+
+class Format(enum.StrEnum):
+    """How a result is shown."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+_FormatOption = Annotated[Format, typer.Option("--format", help="A table, or one JSON object on one line.")]
+_CorruptOption = Annotated[bool, typer.Option("--corrupt", hidden=True, help="Flip a byte after arrival.")]
+_SeedOption = Annotated[int, typer.Option(min=0, help="Of every random order.")]
+_TimeoutOption = Annotated[float, typer.Option("--timeout-s", help="Deadline of one transfer.")]
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    return ", ".join(names)
+
+
+@app.command()
+def pages(
+    transport: Annotated[str, typer.Option(help=_one_of(pages_bench.TRANSPORTS))] = "shm",
+    op: Annotated[str, typer.Option(help=_one_of(pages_bench.OPERATIONS))] = "write",
+    total_mib: Annotated[int, typer.Option(help="Bytes of one transfer.")] = 256,
+    block_kib: Annotated[int, typer.Option(help="Bytes of one page.")] = 32,
+    pattern: Annotated[str, typer.Option(help=_one_of(pages_bench.PATTERNS))] = "random",
+    memory: Annotated[str, typer.Option(help=_one_of(pages_bench.MEMORY_KINDS))] = "pool",
+    iterations: Annotated[int, typer.Option(help="Measured ones, after one warm-up.")] = 7,
+    layers: Annotated[int, typer.Option(help="Pages of a block, each in a layer of its own.")] = 1,
+    seed: _SeedOption = 1,
+    timeout_s: _TimeoutOption = 30.0,
+    format: _FormatOption = Format.TABLE,
+    corrupt: _CorruptOption = False,
+) -> None:
+    """Move pages of one size between two processes, interleaved with the machine's limit."""
+    options = pages_bench.PagesOptions(
+        transport, op, total_mib, block_kib, pattern, memory, iterations, layers, seed, timeout_s, corrupt
+    )
+    with report.watching("pages") as progress:
+        result = pages_bench.run(options, progress)
+    _end(result, format)
+
+
+@app.command()
+def handover(
+    model: Annotated[str, typer.Option(help=_one_of(tuple(MODELS)))] = "Llama-3.1-8B",
+    transport: Annotated[str, typer.Option(help=_one_of(handover_bench.TRANSPORTS))] = "shm",
+    trace: Annotated[str, typer.Option(help=f"A file, or a sample: {_one_of(tuple(SAMPLES))}")] = "mooncake",
+    requests: Annotated[int, typer.Option(help="Taken from the start of the trace.")] = 24,
+    max_tokens: Annotated[int, typer.Option(help="Lengths are scaled so that the longest fits.")] = 2048,
+    prefill_ms_per_layer: Annotated[float, typer.Option(help="Pace of prefill; 0: as fast as it can.")] = 5.0,
+    mode: Annotated[
+        str, typer.Option(help="push: layers go as they finish; pull: decode reads when prefill has ended.")
+    ] = "push",
+    concurrency: Annotated[int, typer.Option(help="Requests in hand at once.")] = 1,
+    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; one rank's slice moves.")] = 1,
+    seed: _SeedOption = 1,
+    timeout_s: _TimeoutOption = 30.0,
+    format: _FormatOption = Format.TABLE,
+    corrupt: _CorruptOption = False,
+) -> None:
+    """Hand the pages of real requests from a prefill process to a decode process."""
+    options = handover_bench.HandoverOptions(
+        model=model,
+        transport=transport,
+        trace=trace,
+        requests=requests,
+        max_tokens=max_tokens,
+        prefill_ms_per_layer=prefill_ms_per_layer,
+        mode=mode,
+        concurrency=concurrency,
+        tp=tp,
+        seed=seed,
+        timeout_s=timeout_s,
+        corrupt=corrupt,
+    )
+    with report.watching("handover") as progress:
+        result = handover_bench.run(options, progress)
+    _end(result, format)
+
+
+def _end(result: Message, format: Format) -> None:
+    if format is Format.JSON:
+        report.print_json(result)
+    else:
+        report.print_table(result)
+    if not result["verified"]:
+        raise typer.Exit(_CHECK_FAILED)
