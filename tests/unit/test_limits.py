@@ -102,9 +102,10 @@ def test_stream_survives_partial_calls(family: str, batch: int) -> None:
     src_offsets, dst_offsets = shuffled_offsets(1, ODD_NBYTES), shuffled_offsets(2, ODD_NBYTES)
     left, right = socket_pair(family)
     with left, right:
-        # Buffers of a few KiB: nearly every call moves a part of a page.
-        left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        right.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        # Small buffers: nearly every call moves a part of a page. Much smaller ones would have tcp
+        # wait for its delayed acknowledgements.
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
+        right.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         sender = threading.Thread(
             target=_limits.send_pages,
             args=(left.fileno(), src.ctypes.data, src_offsets, ODD_NBYTES, batch),
