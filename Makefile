@@ -33,7 +33,7 @@ LOCK := mkdir -p build && exec 9>build/.lock && { flock 9 2>/dev/null || true; }
 
 NATIVE_SOURCES := CMakeLists.txt $(shell find native bench/native -type d -o -name '*.cpp' -o -name '*.h' \
                     -o -name CMakeLists.txt)
-CLANG_FORMATTED = $$(git ls-files --cached --others --exclude-standard '*.h' '*.cpp' '*.cu' | sort -u)
+CLANG_FORMATTED = $$(find native bench/native tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 # Prints the requirements of pyproject.toml's build-system and of the extras named as arguments.
 define REQUIREMENTS
