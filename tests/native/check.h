@@ -99,8 +99,8 @@ std::string show(const T& value) {
     return std::to_string(+value);
   } else if constexpr (requires(std::ostream& out) { out << value; }) {
     std::ostringstream out;
-    out << value;
-    return "\"" + out.str() + "\"";
+    out << '"' << value << '"';
+    return out.str();
   } else if constexpr (requires { std::begin(value); std::end(value); std::size(value); }) {
     std::string out = "[";
     std::size_t shown = 0;
