@@ -53,10 +53,13 @@ FaultyTransport::FaultyTransport(std::unique_ptr<Transport> inner, const Faults&
     : inner_(std::move(inner)), faults_(faults), random_state_(faults.seed) {}
 
 Result<PeerId> FaultyTransport::connect(UniqueFd socket, const ConnectInfo& info) {
-  return inner_->connect(std::move(socket), info);
+  Result<PeerId> peer = inner_->connect(std::move(socket), info);
+  if (peer.ok()) connected_.insert(peer.value());
+  return peer;
 }
 
 void FaultyTransport::disconnect(PeerId peer) noexcept {
+  connected_.erase(peer);
   down_.erase(peer);
   inner_->disconnect(peer);
   std::erase_if(held_, [peer](const Held& held) {
@@ -70,7 +73,7 @@ Status FaultyTransport::attach(PeerId peer, const RemoteRegion& region) {
 }
 
 PostResult FaultyTransport::post(PeerId peer, std::span<const Work> batch) noexcept {
-  if (down_.contains(peer)) return {0, Code::kRailFailed};
+  if (!connected_.contains(peer) || down_.contains(peer)) return {0, Code::kRailFailed};
   const bool again = !batch.empty() && chance(faults_.again);
   const std::size_t count = again ? random(batch.size()) : batch.size();
   for (std::size_t i = 0; i < count; ++i) {

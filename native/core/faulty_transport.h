@@ -67,7 +67,8 @@ class FaultyTransport final : public Transport {
   std::uint64_t random_state_;
   std::uint64_t num_accepted_ = 0;
   std::unordered_map<WorkId, Outstanding> outstanding_;  // at the inner transport
-  std::unordered_set<PeerId> down_;                      // and not disconnected yet
+  std::unordered_set<PeerId> connected_;                 // and not disconnected yet
+  std::unordered_set<PeerId> down_;                      // of those, by our hand or of itself
   std::vector<Held> held_;
 };
 

@@ -1,0 +1,828 @@
+// What every transport promises (native/include/kvxfer/transport.h, contracts 1 to 7), as one
+// suite: hand it a Subject, and CONFORMANCE(subject) runs all of it.
+//
+// Both ends live on one thread and are driven as the core drives them: a transport is polled when
+// its descriptors or busy() say so and not otherwise, so that a missing busy() shows as a hang.
+#pragma once
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "core/faulty_transport.h"
+#include "core/pool_memory.h"
+#include "kvxfer/transport.h"
+#include "test_reactor.h"
+
+namespace kvxfer::conformance {
+
+struct Subject {
+  std::string name;
+  std::function<std::unique_ptr<Transport>(Reactor&, const FenceTable&)> make;
+  std::function<std::pair<UniqueFd, UniqueFd>()> sockets;
+  bool pool_memory = false;      // the regions lie in PoolMemory
+  std::optional<Faults> faults;  // wrapped in a FaultyTransport
+};
+
+inline std::pair<UniqueFd, UniqueFd> unix_sockets() {
+  int fds[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+  return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+inline std::pair<UniqueFd, UniqueFd> tcp_sockets() {
+  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  REQUIRE(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) == 0);
+  REQUIRE(::listen(listener.get(), 1) == 0);
+  REQUIRE(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
+  UniqueFd initiator(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  REQUIRE(::connect(initiator.get(), reinterpret_cast<sockaddr*>(&address), length) == 0);
+  UniqueFd acceptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  REQUIRE(static_cast<bool>(acceptor));
+  return {std::move(initiator), std::move(acceptor)};
+}
+
+inline std::size_t num_descriptors() {
+  DIR* const directory = ::opendir("/proc/self/fd");
+  std::size_t count = 0;
+  while (::readdir(directory) != nullptr) ++count;
+  ::closedir(directory);
+  return count;
+}
+
+// What memory holds before a test, so that a stray store shows wherever it lands: `nbytes` that
+// repeat nowhere near a page. Made once, because the tests fill gigabytes with it.
+inline const std::byte* canary(std::size_t nbytes) {
+  static std::vector<std::byte> pattern;
+  while (pattern.size() < nbytes)
+    pattern.push_back(static_cast<std::byte>((pattern.size() * 0x9e37'79b1u) >> 13 | 1));
+  return pattern.data();
+}
+
+// ---- one end ----
+
+// Bytes between guards of the same allocation.
+class Memory {
+ public:
+  static constexpr std::size_t kGuardNbytes = 64 * 1024;
+
+  Memory(std::size_t nbytes, bool pool) : nbytes_(nbytes) {
+    if (pool) {
+      PoolMemory::Options options;
+      options.nbytes = nbytes + 2 * kGuardNbytes;
+      options.name = "conformance";
+      options.huge_pages = false;
+      auto created = PoolMemory::create(options);
+      REQUIRE_OK(created);
+      pool_ = std::move(created).value();
+      all_ = pool_->data();
+    } else {
+      plain_.resize(nbytes + 2 * kGuardNbytes);
+      all_ = plain_.data();
+    }
+    fill_canary();
+  }
+
+  void fill_canary() {
+    const std::size_t all_nbytes = nbytes_ + 2 * kGuardNbytes;
+    std::memcpy(all_, canary(all_nbytes), all_nbytes);
+  }
+  void fill_random(check::Random& random) {
+    for (std::size_t i = 0; i + 8 <= nbytes_; i += 8) {
+      const std::uint64_t word = random.next();
+      std::memcpy(data() + i, &word, 8);
+    }
+  }
+  bool guards_hold() const {
+    const std::size_t behind = kGuardNbytes + nbytes_;
+    const std::byte* const expected = canary(behind + kGuardNbytes);
+    return std::memcmp(all_, expected, kGuardNbytes) == 0 &&
+           std::memcmp(all_ + behind, expected + behind, kGuardNbytes) == 0;
+  }
+  std::byte* data() { return all_ + kGuardNbytes; }
+  std::size_t nbytes() const { return nbytes_; }
+
+  LocalRegion region(RegionId id) {
+    LocalRegion region;
+    region.id = id;
+    region.base = data();
+    region.spans = {{0, nbytes_}};
+    if (pool_ != nullptr) {
+      const auto slice = PoolMemory::find(data(), nbytes_);
+      REQUIRE(slice.has_value());
+      region.memfd = slice->fd;
+      region.memfd_id = slice->memfd_id;
+      region.memfd_offset = slice->offset;
+      region.memfd_nbytes = slice->memfd_nbytes;
+    }
+    return region;
+  }
+
+ private:
+  std::size_t nbytes_;
+  std::vector<std::byte> plain_;
+  std::shared_ptr<PoolMemory> pool_;
+  std::byte* all_ = nullptr;
+};
+
+inline RegionId next_region_id() {
+  static RegionId last = 0;
+  return ++last;
+}
+inline WorkId next_work_id() {
+  static WorkId last = 0;
+  return ++last;
+}
+inline TransferId next_transfer_id() {
+  static TransferId last = 0;
+  return ++last;
+}
+
+class End {
+ public:
+  End(const Subject& subject, std::size_t nbytes, bool filled_with_random, check::Random& random)
+      : memory(nbytes, subject.pool_memory) {
+    if (filled_with_random) memory.fill_random(random);
+    auto created = FenceTable::create();
+    REQUIRE_OK(created);
+    fences = std::move(created).value();
+    transport = subject.make(reactor, *fences);
+    if (subject.faults) {
+      Faults faults = *subject.faults;
+      faults.seed += random.next();
+      transport = std::make_unique<FaultyTransport>(std::move(transport), faults);
+    }
+    region = memory.region(next_region_id());
+    auto registered = transport->register_memory(region);
+    REQUIRE_OK(registered);
+    keys = std::move(registered).value();
+    CHECK(keys.size() <= kMaxKeyBytes);
+  }
+
+  // Polls if there is a reason to. True where anything happened.
+  bool step() {
+    if (transport == nullptr) return false;
+    const bool ready = reactor.run_once(0) != 0;
+    if (!ready && !transport->busy()) return false;
+    Completion completions[16];
+    const std::size_t count = transport->poll(completions);
+    REQUIRE(count <= std::size(completions));
+    for (std::size_t i = 0; i < count; ++i) take(completions[i]);
+    return true;
+  }
+
+  PostResult post(std::span<const Work> batch) {
+    const PostResult result = transport->post(peer, batch);
+    CHECK(result.accepted <= batch.size());
+    if (result.accepted < batch.size())
+      CHECK(result.code == Code::kAgain || result.code == Code::kRailFailed);
+    if (result.code == Code::kOk) CHECK_EQ(result.accepted, batch.size());
+    for (std::size_t i = 0; i < result.accepted; ++i) accepted[batch[i].id] = true;
+    return result;
+  }
+
+  bool completed(WorkId id) const { return outcomes.contains(id); }
+  Code outcome(WorkId id) const { return outcomes.at(id).code; }
+  bool all_completed() const { return outcomes.size() == accepted.size(); }
+
+  RemoteRegion remote_region() const {
+    return {region.id, reinterpret_cast<std::uintptr_t>(region.base), region.spans, keys};
+  }
+
+  testing::TestReactor reactor;
+  Memory memory;
+  std::unique_ptr<FenceTable> fences;
+  LocalRegion region;
+  RegionKeys keys;
+  std::unique_ptr<Transport> transport;
+  PeerId peer = 0;
+  bool up = false;
+  bool down = false;
+  std::string down_detail;
+  std::unordered_map<WorkId, bool> accepted;
+  std::unordered_map<WorkId, Completion> outcomes;
+
+ private:
+  // Contract 1, for every completion of every test.
+  void take(Completion& completion) {
+    if (completion.kind == CompletionKind::kWork) {
+      if (!accepted.contains(completion.work)) return FAIL("a work completed that was never accepted");
+      if (outcomes.contains(completion.work)) return FAIL("a work completed twice");
+      if (completion.code == Code::kOk) CHECK(completion.detail.empty());
+      CHECK(completion.code != Code::kAgain);
+      outcomes[completion.work] = std::move(completion);
+      return;
+    }
+    CHECK_EQ(completion.peer, peer);
+    bool& flag = completion.kind == CompletionKind::kRailUp ? up : down;
+    CHECK(!flag);
+    flag = true;
+    if (completion.kind == CompletionKind::kRailDown) {
+      CHECK(completion.code != Code::kOk);
+      CHECK(!completion.detail.empty());
+      down_detail = completion.detail;
+    }
+  }
+};
+
+// ---- two of them ----
+
+struct Shape {
+  std::uint32_t num_layers = 3;
+  std::uint32_t num_pairs = 12;
+  std::uint32_t pairs_per_piece = 5;  // the last piece of a layer is shorter
+  std::uint32_t counts[2] = {1, 1};
+  std::uint64_t nbytes = 4096;
+};
+
+inline constexpr std::size_t kRegionNbytes = 8 * 1024 * 1024;
+
+class Pair {
+ public:
+  explicit Pair(const Subject& subject, std::size_t nbytes = kRegionNbytes)
+      : random(check::seed()),
+        src(subject, nbytes, true, random),
+        dst(subject, nbytes, false, random),
+        subject_(subject) {
+    connect();
+  }
+
+  bool one_sided() const { return dst.transport->capabilities().one_sided; }
+
+  void connect() {
+    auto [a, b] = subject_.sockets();
+    src.up = src.down = dst.up = dst.down = false;
+    auto src_peer = src.transport->connect(std::move(a), {true, 0, "dst"});
+    REQUIRE_OK(src_peer);
+    src.peer = src_peer.value();
+    auto dst_peer = dst.transport->connect(std::move(b), {false, 0, "src"});
+    REQUIRE_OK(dst_peer);
+    dst.peer = dst_peer.value();
+    REQUIRE(run_until([&] { return src.up && dst.up; }));
+    REQUIRE_OK(dst.transport->attach(dst.peer, src.remote_region()));
+    REQUIRE_OK(src.transport->attach(src.peer, dst.remote_region()));
+  }
+
+  bool step() {
+    const bool src_did = src.step();
+    return dst.step() || src_did;
+  }
+
+  // 10 s: a machine under sanitizers with other things to do. A test that passes never waits so.
+  template <class Done>
+  bool run_until(Done&& done, std::chrono::milliseconds limit = std::chrono::seconds(10)) {
+    const auto deadline = std::chrono::steady_clock::now() + limit;
+    while (!done()) {
+      if (step()) continue;
+      if (std::chrono::steady_clock::now() > deadline) return false;
+    }
+    return true;
+  }
+
+  // Until neither end has had anything to do for a while: a TCP segment may be on its way.
+  void run_until_quiet() {
+    for (int idle = 0; idle < 200;) idle = step() ? 0 : idle + 1;
+  }
+
+  check::Random random;
+  End src;
+  End dst;
+
+ private:
+  const Subject& subject_;
+};
+
+// Pages of one end's region that are to go to the other's: a random program of `shape`, and the
+// oracle that says what it means, written without copy_program.h's loops.
+class TestTransfer {
+ public:
+  TestTransfer(Pair& pair, const Shape& shape) : TestTransfer(pair, pair.src, pair.dst, shape) {}
+  TestTransfer(Pair& pair, End& from, End& to, const Shape& shape, std::uint64_t first_byte = 0)
+      : pair_(pair), src(from), dst(to) {
+    check::Random& random = pair.random;
+    auto program = std::make_shared<CopyProgram>();
+    program->num_layers = shape.num_layers;
+    const std::uint32_t num_blocks = shape.num_pairs + (shape.num_pairs < 12 ? 1 : 3);  // some stay untouched
+    std::uint64_t src_end = first_byte + random.below(64), dst_end = first_byte + random.below(64);
+    for (int kv = 0; kv < 2; ++kv) {  // keys, then values
+      CopyLoop loop{};
+      loop.num_layers = shape.num_layers;
+      loop.nbytes = shape.nbytes;
+      loop.counts[0] = shape.counts[0];
+      loop.counts[1] = shape.counts[1];
+      src_end = lay_out(random, shape, num_blocks, src_end, loop.src_offset, loop.src_strides,
+                        loop.src_block_stride, loop.src_layer_stride);
+      dst_end = lay_out(random, shape, num_blocks, dst_end, loop.dst_offset, loop.dst_strides,
+                        loop.dst_block_stride, loop.dst_layer_stride);
+      program->loops.push_back(loop);
+    }
+    REQUIRE(src_end <= src.memory.nbytes() && dst_end <= dst.memory.nbytes());
+
+    Move move;
+    move.transfer = next_transfer_id();
+    move.program = program;
+    move.grid = {0, shape.num_layers, shape.num_pairs, shape.pairs_per_piece};
+    for (auto* blocks : {&move.src_blocks, &move.dst_blocks}) {
+      for (std::uint32_t i = 0; i < num_blocks; ++i) blocks->push_back(i);
+      random.shuffle(*blocks);
+      blocks->resize(shape.num_pairs);
+    }
+    move.local_base = src.region.base;
+    move.remote_region = dst.region.id;
+    at_src = std::make_shared<Move>(move);
+    move.local_base = dst.region.base;
+    move.remote_region = src.region.id;
+    at_dst = std::make_shared<Move>(move);
+
+    original_.assign(src.memory.data(), src.memory.data() + src.memory.nbytes());
+    before_.assign(dst.memory.data(), dst.memory.data() + dst.memory.nbytes());
+    dst_works.resize(num_pieces());
+    src_works.resize(num_pieces());
+  }
+
+  std::uint32_t num_pieces() const { return at_dst->grid.num_pieces(); }
+
+  // Calls visit(src_offset, dst_offset, nbytes) for every run of a piece, unmerged.
+  template <class Visit>
+  void visit_runs(std::uint32_t index, Visit&& visit) const {
+    const Move& move = *at_dst;
+    const std::uint32_t per_layer =
+        (move.grid.num_pairs + move.grid.pairs_per_piece - 1) / move.grid.pairs_per_piece;
+    const std::uint32_t layer = index / per_layer;
+    const std::uint32_t first = index % per_layer * move.grid.pairs_per_piece;
+    const std::uint32_t last = std::min(first + move.grid.pairs_per_piece, move.grid.num_pairs);
+    for (const CopyLoop& loop : move.program->loops)
+      for (std::uint32_t pair = first; pair < last; ++pair)
+        for (std::uint32_t i = 0; i < loop.counts[0]; ++i)
+          for (std::uint32_t j = 0; j < loop.counts[1]; ++j)
+            visit(loop.src_offset + layer * loop.src_layer_stride +
+                      move.src_blocks[pair] * loop.src_block_stride + i * loop.src_strides[0] +
+                      j * loop.src_strides[1],
+                  loop.dst_offset + layer * loop.dst_layer_stride +
+                      move.dst_blocks[pair] * loop.dst_block_stride + i * loop.dst_strides[0] +
+                      j * loop.dst_strides[1],
+                  loop.nbytes);
+  }
+
+  // Posts pieces as the core does: on a two-sided rail the destination's work first, the source's
+  // once it was accepted. Back at the caller when all are posted, or a rail is down.
+  void start(const std::vector<std::uint32_t>& pieces) {
+    std::vector<Work> at_dst_works, at_src_works;
+    for (const std::uint32_t piece : pieces) {
+      Work work;
+      work.piece = piece;
+      work.kind = pair_.one_sided() ? WorkKind::kFetch : WorkKind::kReceive;
+      work.move = at_dst;
+      work.id = next_work_id();
+      at_dst_works.push_back(work);
+      work.kind = WorkKind::kSend;
+      work.move = at_src;
+      work.id = next_work_id();
+      at_src_works.push_back(work);
+    }
+    const std::size_t num_sends = pair_.one_sided() ? 0 : pieces.size();
+    std::size_t at_dst_posted = 0, at_src_posted = 0;
+    while (at_dst_posted < pieces.size() || at_src_posted < num_sends) {
+      if (!post_some(dst, at_dst_works, at_dst_posted, pieces.size(), dst_works)) return;
+      if (!post_some(src, at_src_works, at_src_posted, std::min(num_sends, at_dst_posted), src_works)) return;
+    }
+  }
+
+  std::vector<std::uint32_t> all_pieces() const {
+    std::vector<std::uint32_t> pieces(num_pieces());
+    for (std::uint32_t i = 0; i < num_pieces(); ++i) pieces[i] = i;
+    return pieces;
+  }
+  std::vector<std::uint32_t> missing_pieces() const {
+    std::vector<std::uint32_t> pieces;
+    for (std::uint32_t i = 0; i < num_pieces(); ++i)
+      if (!done(i)) pieces.push_back(i);
+    return pieces;
+  }
+  bool done(std::uint32_t piece) const {
+    const auto found = dst.outcomes.find(dst_works[piece]);
+    return found != dst.outcomes.end() && found->second.code == Code::kOk;
+  }
+
+  // Moves every piece that is not there yet; works that fail are done again while `may_fail`.
+  void finish(bool may_fail) {
+    REQUIRE(pair_.run_until([&] { return src.all_completed() && dst.all_completed(); }));
+    for (int round = 0; round < 1000; ++round) {
+      const std::vector<std::uint32_t> missing = missing_pieces();
+      if (missing.empty()) return;
+      start(missing);
+      REQUIRE(pair_.run_until([&] { return src.all_completed() && dst.all_completed(); }));
+      if (may_fail) continue;
+      for (const std::uint32_t piece : missing) REQUIRE_EQ(dst.outcome(dst_works[piece]), Code::kOk);
+    }
+    FAIL("works kept failing");
+  }
+
+  // Pieces that are done hold the source's original bytes; of all others only what they name may
+  // differ; nothing else has changed.
+  void check_bytes() const {
+    std::vector<std::byte> expected = before_;
+    for (std::uint32_t piece = 0; piece < num_pieces(); ++piece)
+      visit_runs(piece, [&](std::uint64_t from, std::uint64_t to, std::uint64_t nbytes) {
+        std::memcpy(expected.data() + to, done(piece) ? original_.data() + from : dst.memory.data() + to,
+                    nbytes);
+      });
+    if (std::memcmp(expected.data(), dst.memory.data(), expected.size()) != 0) {
+      const auto differs = std::mismatch(expected.begin(), expected.end(), dst.memory.data()).first;
+      FAIL("byte " + std::to_string(differs - expected.begin()) +
+           " of the destination is not what it should be");
+    }
+    CHECK(dst.memory.guards_hold());
+    CHECK(src.memory.guards_hold());
+  }
+
+  // The pieces alone: for tests in which other transfers write the same region.
+  void check_pieces() const {
+    for (std::uint32_t piece = 0; piece < num_pieces(); ++piece) {
+      bool same = done(piece);
+      visit_runs(piece, [&](std::uint64_t from, std::uint64_t to, std::uint64_t nbytes) {
+        same = same && std::memcmp(dst.memory.data() + to, original_.data() + from, nbytes) == 0;
+      });
+      CHECK(same);
+    }
+  }
+
+  std::vector<std::byte> piece_bytes(std::uint32_t piece) const {
+    std::vector<std::byte> bytes;
+    visit_runs(piece, [&](std::uint64_t, std::uint64_t to, std::uint64_t nbytes) {
+      bytes.insert(bytes.end(), dst.memory.data() + to, dst.memory.data() + to + nbytes);
+    });
+    return bytes;
+  }
+  void scribble_source(std::uint32_t piece) {
+    visit_runs(piece, [&](std::uint64_t from, std::uint64_t, std::uint64_t nbytes) {
+      std::memset(src.memory.data() + from, 0xee, nbytes);
+    });
+  }
+  void restore_source() { std::copy(original_.begin(), original_.end(), src.memory.data()); }
+
+ private:
+  Pair& pair_;
+
+ public:
+  End& src;
+  End& dst;
+  std::shared_ptr<const Move> at_src, at_dst;
+  std::vector<WorkId> dst_works, src_works;  // by piece, the newest; 0 for none
+
+ private:
+  static std::uint64_t lay_out(check::Random& random, const Shape& shape, std::uint32_t num_blocks,
+                               std::uint64_t offset, std::uint64_t& first, std::uint64_t (&strides)[2],
+                               std::uint64_t& block_stride, std::uint64_t& layer_stride) {
+    const auto gap = [&] { return random.chance(50) ? 0 : random.below(48); };
+    first = offset;
+    strides[1] = shape.nbytes + gap();
+    strides[0] = strides[1] * shape.counts[1] + gap();
+    block_stride = strides[0] * shape.counts[0] + gap();
+    layer_stride = block_stride * num_blocks + gap();
+    return offset + layer_stride * shape.num_layers;
+  }
+
+  // One post, of some of works[num_posted, end); steps where it met back-pressure. False: the
+  // rail is down.
+  bool post_some(End& end, const std::vector<Work>& works, std::size_t& num_posted, std::size_t last,
+                 std::vector<WorkId>& by_piece) {
+    if (num_posted >= last) return true;
+    const std::size_t count = pair_.random.between(1, last - num_posted);
+    const PostResult result = end.post(std::span(works).subspan(num_posted, count));
+    for (std::size_t i = 0; i < result.accepted; ++i, ++num_posted)
+      by_piece[works[num_posted].piece] = works[num_posted].id;
+    if (result.code == Code::kAgain) pair_.step();
+    return result.code != Code::kRailFailed;
+  }
+
+  std::vector<std::byte> original_, before_;
+};
+
+// ---- the promises ----
+
+inline const Shape kShapes[] = {
+    {1, 1, 1, {1, 1}, 1},  // one byte
+    {3, 12, 5, {1, 1}, 4096},  // whole pages
+    {2, 40, 16, {16, 2}, 192},  // slices of heads: 1024 runs and more in a piece
+    {1, 30, 30, {8, 16}, 24},  // 7680 short runs: several system calls a piece
+    {2, 3, 1, {1, 1}, 256 * 1024},  // contiguous
+    {2, 9, 100, {1, 3}, 5000},  // one piece a layer
+};
+
+inline bool may_fail(const Subject& subject) { return subject.faults && subject.faults->fail > 0; }
+
+inline void every_byte_arrives_and_no_other_changes(const Subject& subject) {
+  for (const Shape& shape : kShapes) {
+    Pair pair(subject);
+    for (int round = 0; round < 2; ++round) {
+      TestTransfer transfer(pair, shape);
+      transfer.finish(may_fail(subject));
+      transfer.check_bytes();
+      pair.dst.memory.fill_canary();
+    }
+  }
+}
+
+inline void post_accepts_a_prefix_and_the_rest_later(const Subject& subject) {
+  Pair pair(subject);
+  TestTransfer transfer(pair, {8, 600, 1, {1, 1}, 64});  // 4800 pieces: no queue is that long
+  REQUIRE_EQ(transfer.num_pieces(), 4800);
+  transfer.finish(may_fail(subject));
+  transfer.check_bytes();
+}
+
+inline void transfers_in_both_directions_do_not_mix(const Subject& subject) {
+  // What one direction writes the other must not read, or the oracle would have to know the order:
+  // forth lies in the lower part of both regions, back in the upper.
+  Pair pair(subject);
+  const Shape shape{2, 20, 3, {4, 2}, 500};
+  TestTransfer forth(pair, pair.src, pair.dst, shape);
+  TestTransfer also_forth(pair, pair.src, pair.dst, shape, kRegionNbytes / 3);
+  TestTransfer back(pair, pair.dst, pair.src, shape, kRegionNbytes / 3 * 2);
+  for (TestTransfer* transfer : {&forth, &also_forth, &back}) transfer->start(transfer->all_pieces());
+  for (TestTransfer* transfer : {&forth, &also_forth, &back}) transfer->finish(may_fail(subject));
+  REQUIRE(pair.run_until([&] { return pair.src.all_completed() && pair.dst.all_completed(); }));
+  for (TestTransfer* transfer : {&forth, &also_forth, &back}) transfer->check_pieces();
+}
+
+inline void nothing_lands_after_cancel(const Subject& subject) {
+  Pair pair(subject);
+  const Shape shapes[] = {
+      {2, 10, 1, {1, 1}, 128 * 1024}, {1, 30, 10, {4, 4}, 4000}, {1, 2, 1, {1, 1}, 1024 * 1024}};
+  for (int round = 0; round < 12; ++round) {
+    pair.dst.memory.fill_canary();
+    TestTransfer transfer(pair, shapes[round % 3]);
+    std::map<std::uint32_t, std::vector<std::byte>> at_cancel;
+    const auto cancel_some = [&](unsigned percent) {
+      for (const std::uint32_t piece : transfer.all_pieces()) {
+        if (!pair.random.chance(percent)) continue;
+        pair.dst.transport->cancel(transfer.dst_works[piece]);
+        at_cancel[piece] = transfer.piece_bytes(piece);
+      }
+    };
+    transfer.start(transfer.all_pieces());
+    cancel_some(20);  // before
+    for (std::uint64_t steps = pair.random.below(8); steps != 0; --steps) pair.step();
+    cancel_some(40);  // during
+    if (!pair.run_until([&] { return pair.src.all_completed() && pair.dst.all_completed(); }))
+      FAIL("a work did not complete");
+    cancel_some(10);  // after: means nothing
+    pair.run_until_quiet();
+    for (const auto& [piece, bytes] : at_cancel) CHECK(bytes == transfer.piece_bytes(piece));
+    for (const std::uint32_t piece : transfer.all_pieces()) {
+      const Code code = pair.dst.outcome(transfer.dst_works[piece]);
+      if (!at_cancel.contains(piece) && !may_fail(subject)) CHECK_EQ(code, Code::kOk);
+      CHECK(code == Code::kOk || code == Code::kCancelled ||
+            (may_fail(subject) && code == Code::kRailFailed));
+    }
+    transfer.check_bytes();
+    transfer.finish(may_fail(subject));  // the same pieces again, on the same rail
+    transfer.check_bytes();
+  }
+}
+
+inline void a_source_that_cancels_is_never_counted_as_done(const Subject& subject) {
+  Pair pair(subject);
+  if (pair.one_sided()) {
+    std::printf("  %s: skipped, one-sided: the source has no work to cancel\n", subject.name.c_str());
+    return;
+  }
+  for (int round = 0; round < 12; ++round) {
+    pair.dst.memory.fill_canary();
+    // The last of the shapes is larger than what a socket holds: the cancel falls in mid-piece.
+    const Shape shapes[] = {
+        {2, 10, 2, {1, 1}, 64 * 1024}, {1, 30, 10, {4, 4}, 4000}, {1, 2, 2, {1, 1}, 1200 * 1024}};
+    TestTransfer transfer(pair, shapes[round % 3]);
+    transfer.start(transfer.all_pieces());
+    for (std::uint64_t steps = pair.random.below(6); steps != 0; --steps) pair.src.step();
+    for (std::uint64_t steps = pair.random.below(3); steps != 0; --steps) pair.step();
+    for (const std::uint32_t piece : transfer.all_pieces()) {
+      if (!pair.random.chance(50)) continue;
+      pair.src.transport->cancel(transfer.src_works[piece]);
+      transfer.scribble_source(piece);  // the pages belong to somebody else from here on
+    }
+    REQUIRE(pair.run_until([&] { return pair.src.all_completed(); }));
+    pair.run_until_quiet();
+    for (const std::uint32_t piece : transfer.all_pieces())
+      pair.dst.transport->cancel(transfer.dst_works[piece]);
+    REQUIRE(pair.run_until([&] { return pair.dst.all_completed(); }));
+    for (const std::uint32_t piece : transfer.all_pieces()) {
+      if (pair.src.outcome(transfer.src_works[piece]) == Code::kOk && !may_fail(subject))
+        CHECK(transfer.done(piece));  // contract 6
+      const Code code = pair.dst.outcome(transfer.dst_works[piece]);
+      CHECK(code == Code::kOk || code == Code::kLeaseEnded || code == Code::kCancelled || may_fail(subject));
+    }
+    transfer.check_bytes();
+    transfer.restore_source();
+    transfer.finish(true);
+    transfer.check_bytes();
+  }
+}
+
+inline void nothing_lands_after_disconnect(const Subject& subject) {
+  Pair pair(subject);
+  for (int round = 0; round < 8; ++round) {
+    pair.dst.memory.fill_canary();
+    TestTransfer transfer(pair, {2, 10, 2, {1, 1}, 100 * 1024});
+    transfer.start(transfer.all_pieces());
+    for (std::uint64_t steps = pair.random.below(6); steps != 0; --steps) pair.step();
+    End& leaver = round % 2 == 0 ? pair.dst : pair.src;
+    End& other = round % 2 == 0 ? pair.src : pair.dst;
+    leaver.transport->disconnect(leaver.peer);
+    std::vector<std::byte> at_disconnect(pair.dst.memory.data(),
+                                         pair.dst.memory.data() + pair.dst.memory.nbytes());
+    REQUIRE(
+        pair.run_until([&] { return other.down && pair.src.all_completed() && pair.dst.all_completed(); }));
+    CHECK(!leaver.down);
+    for (const WorkId id : &other == &pair.dst ? transfer.dst_works : transfer.src_works) {
+      if (id == 0) continue;  // a source without work
+      CHECK(other.outcome(id) == Code::kOk || other.outcome(id) == Code::kRailFailed);
+    }
+    for (const WorkId id : &leaver == &pair.dst ? transfer.dst_works : transfer.src_works) {
+      if (id == 0) continue;
+      CHECK(leaver.outcome(id) == Code::kOk || leaver.outcome(id) == Code::kCancelled || may_fail(subject));
+    }
+    if (&leaver == &pair.dst)
+      CHECK(std::equal(at_disconnect.begin(), at_disconnect.end(), pair.dst.memory.data()));
+    transfer.check_bytes();
+
+    Work work;
+    work.id = next_work_id();
+    work.kind = pair.one_sided() ? WorkKind::kFetch : WorkKind::kReceive;
+    work.move = transfer.at_dst;
+    CHECK_EQ(pair.dst.post(std::span(&work, 1)).accepted, 0);
+    CHECK_EQ(pair.dst.post(std::span(&work, 1)).code, Code::kRailFailed);
+    other.transport->disconnect(other.peer);
+    leaver.transport->disconnect(leaver.peer);  // again: means nothing
+
+    pair.connect();  // a new rail between the same two
+    transfer.finish(may_fail(subject));
+    transfer.check_bytes();
+  }
+}
+
+inline void the_end_of_the_peer_ends_every_work(const Subject& subject) {
+  for (int round = 0; round < 6; ++round) {
+    Pair pair(subject);
+    TestTransfer transfer(pair, {1, 4, 1, {1, 1}, 700 * 1024});
+    transfer.start(transfer.all_pieces());
+    for (std::uint64_t steps = pair.random.below(6); steps != 0; --steps) pair.step();
+    End& dies = round % 2 == 0 ? pair.src : pair.dst;
+    End& lives = round % 2 == 0 ? pair.dst : pair.src;
+    dies.transport.reset();
+    REQUIRE(pair.run_until([&] { return lives.down && lives.all_completed(); }));
+    for (const auto& [id, completion] : lives.outcomes) {
+      const Code code = completion.code;
+      CHECK(code == Code::kOk || code == Code::kRailFailed || code == Code::kRegionGone);
+    }
+    transfer.check_bytes();
+    lives.transport->disconnect(lives.peer);
+    CHECK_EQ(lives.reactor.num_handlers(), 0);
+  }
+}
+
+inline void a_fence_that_moved_is_noticed(const Subject& subject) {
+  Pair pair(subject);
+  if (!pair.one_sided()) {
+    std::printf("  %s: skipped, two-sided: the source's trailers say it\n", subject.name.c_str());
+    return;
+  }
+  const auto check_fence = [&](std::uint32_t slot, std::uint64_t generation) {
+    for (;;) {  // again where a fault was injected
+      Work work;
+      work.id = next_work_id();
+      work.kind = WorkKind::kCheckFence;
+      work.fence_slot = slot;
+      work.fence_generation = generation;
+      while (pair.dst.post(std::span(&work, 1)).accepted == 0) pair.step();
+      REQUIRE(pair.run_until([&] { return pair.dst.completed(work.id); }));
+      if (pair.dst.outcome(work.id) == Code::kRailFailed && may_fail(subject)) continue;
+      return pair.dst.outcome(work.id);
+    }
+  };
+  const std::uint32_t last = FenceTable::kNumSlots - 1;
+  for (const std::uint32_t slot : {0u, 7u, last}) {
+    const std::uint64_t generation = pair.src.fences->generation(slot);
+    CHECK_EQ(check_fence(slot, generation), Code::kOk);
+    pair.src.fences->bump(slot);
+    CHECK_EQ(check_fence(slot, generation), Code::kLeaseEnded);
+    CHECK_EQ(check_fence(slot, pair.src.fences->generation(slot)), Code::kOk);
+  }
+  CHECK(check_fence(FenceTable::kNumSlots, 0) != Code::kOk);  // a peer's number, never believed
+}
+
+inline void mistakes_complete_and_harm_nobody(const Subject& subject) {
+  Pair pair(subject);
+  TestTransfer transfer(pair, {2, 4, 1, {1, 1}, 4096});
+  Work work;
+  work.id = next_work_id();
+  work.move = transfer.at_dst;
+  work.kind = pair.one_sided() ? WorkKind::kReceive : WorkKind::kFetch;
+  while (pair.dst.post(std::span(&work, 1)).accepted == 0) pair.step();
+  REQUIRE(pair.run_until([&] { return pair.dst.completed(work.id); }));
+  if (!may_fail(subject)) CHECK_EQ(pair.dst.outcome(work.id), Code::kUnsupported);
+
+  pair.dst.transport->cancel(work.id);  // completed
+  pair.dst.transport->cancel(next_work_id());  // never posted
+  pair.dst.transport->disconnect(pair.dst.peer + 1000);
+  pair.dst.transport->detach(pair.dst.peer, 12345);
+  pair.dst.transport->deregister_memory(12345);
+  work.id = next_work_id();
+  const PostResult result = pair.dst.transport->post(pair.dst.peer + 1000, std::span(&work, 1));
+  CHECK_EQ(result.accepted, 0);
+  CHECK_EQ(result.code, Code::kRailFailed);
+
+  transfer.finish(may_fail(subject));
+  transfer.check_bytes();
+}
+
+inline void pieces_without_bytes_complete(const Subject& subject) {
+  Pair pair(subject);
+  TestTransfer transfer(pair, {3, 4, 2, {0, 1}, 4096});
+  transfer.finish(may_fail(subject));
+  transfer.check_bytes();
+}
+
+inline void what_is_detached_is_not_read(const Subject& subject) {
+  Pair pair(subject);
+  if (!pair.one_sided()) {
+    std::printf("  %s: skipped, two-sided: a source sends what it chooses\n", subject.name.c_str());
+    return;
+  }
+  TestTransfer transfer(pair, {2, 4, 1, {1, 1}, 4096});
+  pair.dst.transport->detach(pair.dst.peer, pair.src.region.id);
+  transfer.start(transfer.all_pieces());
+  REQUIRE(pair.run_until([&] { return pair.dst.all_completed(); }));
+  CHECK_EQ(transfer.missing_pieces().size(), transfer.num_pieces());
+  transfer.check_bytes();
+}
+
+inline void descriptors_are_given_back(const Subject& subject) {
+  { Pair warm_up(subject); }
+  const std::size_t before = num_descriptors();
+  {
+    Pair pair(subject);
+    const std::size_t connected = num_descriptors();
+    for (int round = 0; round < 5; ++round) {
+      TestTransfer transfer(pair, {1, 4, 1, {1, 1}, 4096});
+      transfer.finish(may_fail(subject));
+      pair.src.transport->disconnect(pair.src.peer);
+      REQUIRE(pair.run_until([&] { return pair.dst.down; }));
+      pair.dst.transport->disconnect(pair.dst.peer);
+      CHECK_EQ(pair.src.reactor.num_handlers(), 0);
+      CHECK_EQ(pair.dst.reactor.num_handlers(), 0);
+      pair.connect();
+      CHECK_EQ(num_descriptors(), connected);
+    }
+  }
+  CHECK_EQ(num_descriptors(), before);
+}
+
+inline void an_idle_rail_asks_for_nothing(const Subject& subject) {
+  Pair pair(subject);
+  TestTransfer transfer(pair, {2, 10, 1, {1, 1}, 64 * 1024});
+  transfer.finish(may_fail(subject));
+  pair.run_until_quiet();
+  for (End* end : {&pair.src, &pair.dst}) {
+    CHECK(!end->transport->busy());
+    CHECK_EQ(end->reactor.run_once(20), 0);
+  }
+}
+
+}  // namespace kvxfer::conformance
+
+// One TEST for each promise; `subject` is a function that returns a Subject.
+#define CONFORMANCE_PROMISE(subject, promise) \
+  TEST(subject##_##promise) { ::kvxfer::conformance::promise(subject()); }
+#define CONFORMANCE(subject)                                                   \
+  CONFORMANCE_PROMISE(subject, every_byte_arrives_and_no_other_changes)        \
+  CONFORMANCE_PROMISE(subject, post_accepts_a_prefix_and_the_rest_later)       \
+  CONFORMANCE_PROMISE(subject, transfers_in_both_directions_do_not_mix)        \
+  CONFORMANCE_PROMISE(subject, nothing_lands_after_cancel)                     \
+  CONFORMANCE_PROMISE(subject, a_source_that_cancels_is_never_counted_as_done) \
+  CONFORMANCE_PROMISE(subject, nothing_lands_after_disconnect)                 \
+  CONFORMANCE_PROMISE(subject, the_end_of_the_peer_ends_every_work)            \
+  CONFORMANCE_PROMISE(subject, a_fence_that_moved_is_noticed)                  \
+  CONFORMANCE_PROMISE(subject, mistakes_complete_and_harm_nobody)              \
+  CONFORMANCE_PROMISE(subject, pieces_without_bytes_complete)                  \
+  CONFORMANCE_PROMISE(subject, what_is_detached_is_not_read)                   \
+  CONFORMANCE_PROMISE(subject, descriptors_are_given_back)                     \
+  CONFORMANCE_PROMISE(subject, an_idle_rail_asks_for_nothing)
