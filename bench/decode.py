@@ -63,7 +63,7 @@ class Decode:
         return {}
 
     async def _push(self, request: int, num_tokens: int) -> None:
-        blocks = self._endpoint.acquire(self._shape.blocks_for(num_tokens), f"request {request}")
+        blocks = self._endpoint.allocate(self._shape.blocks_for(num_tokens), f"request {request}")
         incoming = self._endpoint.agent.expect(
             tag(request), blocks, region=self._endpoint.region, timeout_s=self._options.timeout_s
         )
@@ -80,7 +80,7 @@ class Decode:
         self._prefill.send("request", request=request, tokens=num_tokens)
         src_blocks = (await ready)["blocks"]
         del self._ready[request]
-        blocks = self._endpoint.acquire(self._shape.blocks_for(num_tokens), f"request {request}")
+        blocks = self._endpoint.allocate(self._shape.blocks_for(num_tokens), f"request {request}")
         post_ns = time.monotonic_ns()
         transfer = self._endpoint.agent.read(
             self._endpoint.region,
@@ -111,7 +111,7 @@ class Decode:
         async with self._checking:
             # In a thread: other requests' arrivals are not to be seen late.
             await asyncio.to_thread(self._pages.check, request, blocks)
-        self._endpoint.release(blocks)
+        self._endpoint.free(blocks)
         nbytes = len(blocks) * self._shape.block_nbytes
         self._coordinator.send(
             "request",

@@ -38,7 +38,7 @@ class Endpoint:
     num_blocks
         The ``b`` of the axes.
     seed
-        Of the order in which `acquire` names blocks.
+        Of the order in which `allocate` names blocks.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Endpoint:
         nbytes = math.prod(shape) * element.itemsize
         self._pool: kvxfer.Pool | None = None
         if memory_kind == "pool":
-            self._pool = kvxfer.Pool(nbytes, name, num_blocks=num_blocks)
+            self._pool = kvxfer.Pool(num_blocks, nbytes // num_blocks, name=name)
             self._cache = self._pool.array(shape, element)
         else:
             self._cache = memory.allocate_private(nbytes).view(element).reshape(shape)
@@ -100,18 +100,18 @@ class Endpoint:
         """Returns the cache as rows of 64-bit words, one a page, in the order of memory."""
         return self._cache.reshape(-1).view(np.uint64).reshape(-1, page_nbytes // 8)
 
-    def acquire(self, num_blocks: int, owner: str) -> Indices:
+    def allocate(self, num_blocks: int, owner: str) -> Indices:
         """Takes blocks from the pool, in an order as after a day of serving: seeded, none adjacent.
 
         A fresh pool hands out neighbours, which merge into long copies; that would flatter.
         """
         assert self._pool is not None
-        return self._random.permutation(self._pool.acquire(num_blocks, owner).ids)
+        return self._random.permuted(self._pool.allocate(num_blocks, owner).ids)
 
-    def release(self, blocks: Indices) -> None:
+    def free(self, blocks: Indices) -> None:
         """Gives blocks back to the pool."""
         assert self._pool is not None
-        self._pool.release(blocks)
+        self._pool.free(blocks)
 
     def handlers(self) -> dict[str, Any]:
         """The commands with which a coordinator brings two ends together."""

@@ -75,9 +75,11 @@ class LimitSource:
     def __init__(self, spec: LimitSpec, descriptors: Callable[[], int]) -> None:
         """``descriptors`` returns the next descriptor that came with the command."""
         self._spec = spec
-        self._memory = memory.map_shared(descriptors(), spec.nbytes) if spec.is_shared else None
-        if self._memory is None:
-            self._memory = memory.allocate_private(spec.nbytes)
+        self._memory = (
+            memory.map_shared(descriptors(), spec.nbytes)
+            if spec.is_shared
+            else memory.allocate_private(spec.nbytes)
+        )
         self._stream = socket.socket(fileno=descriptors()) if spec.is_stream else None
         self._order = block_order(spec.pattern, spec.num_pages, spec.seed)
         self._filler = PageFiller(spec.page_nbytes)
@@ -86,6 +88,11 @@ class LimitSource:
 
     def address(self) -> Message:
         return {"address": memory.address_of(self._memory)}
+
+    def close(self) -> None:
+        """Ends the stream, where there is one."""
+        if self._stream is not None:
+            self._stream.close()
 
     def fill(self, iteration: int) -> Message:
         """Writes the pages of one iteration."""
@@ -125,6 +132,11 @@ class LimitDestination:
         self._src_offsets = _offsets(src_order, spec)
         self._dst_offsets = _offsets(self._order, spec)
         self._filler = PageFiller(spec.page_nbytes)
+
+    def close(self) -> None:
+        """Ends the stream, where there is one."""
+        if self._stream is not None:
+            self._stream.close()
 
     def clear(self) -> Message:
         self._memory[:] = 0

@@ -59,7 +59,7 @@ class Prefill:
         return {}
 
     async def _push(self, asked: Message) -> None:
-        request, blocks = asked["request"], self._acquire(asked)
+        request, blocks = asked["request"], self._allocate(asked)
         post_ns = time.monotonic_ns()
         transfer = self._endpoint.agent.write(
             self._endpoint.region,
@@ -75,13 +75,13 @@ class Prefill:
             released_ns.append(time.monotonic_ns())
             transfer.release(layer + 1)
         await transfer
-        self._endpoint.release(blocks)
+        self._endpoint.free(blocks)
         self._coordinator.send(
             "request", request=request, post_ns=post_ns, released_ns=released_ns, end_ns=released_ns[-1]
         )
 
     async def _pull(self, asked: Message) -> None:
-        request, blocks = asked["request"], self._acquire(asked)
+        request, blocks = asked["request"], self._allocate(asked)
         async for _ in self._layers(request, blocks):
             pass
         end_ns = time.monotonic_ns()
@@ -94,7 +94,7 @@ class Prefill:
         notification_ns = await asyncio.wait_for(self._read[request], self._options.timeout_s)
         del self._read[request]
         lease.revoke()
-        self._endpoint.release(blocks)
+        self._endpoint.free(blocks)
         self._coordinator.send("request", request=request, end_ns=end_ns, notification_ns=notification_ns)
 
     async def _layers(self, request: int, blocks: Indices) -> AsyncIterator[int]:
@@ -112,8 +112,8 @@ class Prefill:
             if future is not None and not future.done():
                 future.set_result(time.monotonic_ns())
 
-    def _acquire(self, asked: Message) -> Indices:
-        return self._endpoint.acquire(self._shape.blocks_for(asked["tokens"]), f"request {asked['request']}")
+    def _allocate(self, asked: Message) -> Indices:
+        return self._endpoint.allocate(self._shape.blocks_for(asked["tokens"]), f"request {asked['request']}")
 
 
 def tag(request: int) -> bytes:

@@ -17,6 +17,9 @@ from kvxfer.bench.limit import DESCRIPTIONS
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stages import STAGES
 
+# Of tables in files and pipes, where nobody says how wide a line may be.
+_WIDTH = 120
+
 
 @contextmanager
 def watching(title: str) -> Iterator[Callable[[Progress], None]]:
@@ -41,6 +44,8 @@ def print_json(result: Message) -> None:
 def print_table(result: Message) -> None:
     """Prints a result for people, with the words that explain it."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH)
     if not result["verified"]:
         console.print(f"[bold red]check failed[/]: {result['failure']}", soft_wrap=True)
     elif result["bench"] == "pages":
@@ -99,9 +104,11 @@ def _print_handover(console: Console, result: Message) -> None:
 
 def _print_limits(console: Console, result: Message) -> None:
     limit = result["limit"]
+    # A pushed layer cannot move before it is computed, whoever moves it.
+    paced = ", prefill's pace counted for both" if result.get("mode") == "push" else ""
     console.print(
         f"limit: {limit['gb_per_s']:.2f} GB/s ({DESCRIPTIONS[limit['name']]}); "
-        f"[bold]ratio to it {result['limit_ratio']:.2f}[/]"
+        f"[bold]ratio to it {result['limit_ratio']:.2f}[/]{paced}"
     )
     if "limit_nt" in result:
         other = result["limit_nt"]

@@ -19,7 +19,7 @@ STAGES = {
     "post": "transfer posted",
     "first_layer": "first layer in place at decode",
     "last_layer": "last layer in place",
-    "notification": "prefill's notification delivered (push), pages given back to prefill (pull)",
+    "notification": "its tag came (push); prefill may reuse its pages (pull)",
     "decode_may_start": "decode holds every page and knows it",
 }
 

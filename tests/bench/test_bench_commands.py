@@ -1,0 +1,124 @@
+"""Small runs of the commands as a user starts them: real processes, every byte checked."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+
+SPREAD = {"min", "median", "max"}
+PERCENTILES = {"p50", "p90", "p99"}
+STAGES = {"post", "first_layer", "last_layer", "notification", "decode_may_start"}
+
+PAGES = ["pages", "--total-mib", "4", "--iterations", "2"]
+HANDOVER = ["handover", "--requests", "4", "--max-tokens", "64", "--prefill-ms-per-layer", "0.2"]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    # -P: the installed package, whatever the working folder holds.
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "kvxfer.bench", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+def result_of(*arguments: str) -> dict[str, Any]:
+    """Runs it with ``--format json`` and returns its one line."""
+    done = bench(*arguments, "--format", "json")
+    assert done.returncode == 0, done.stderr + done.stdout
+    (line,) = done.stdout.splitlines()
+    result: dict[str, Any] = json.loads(line)
+    assert result["verified"] is True
+    return result
+
+
+def check_number(value: Any) -> None:
+    assert isinstance(value, int | float)
+    assert not isinstance(value, bool)
+
+
+def check_limit(limit: dict[str, Any]) -> None:
+    assert set(limit) == {"name", "gb_per_s"}
+    assert limit["gb_per_s"] > 0
+
+
+@pytest.mark.parametrize("op", ["write", "read"])
+@pytest.mark.parametrize("memory", ["pool", "foreign"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_pages_arrive_and_are_reported(transport: str, memory: str, op: str) -> None:
+    result = result_of(*PAGES, "--transport", transport, "--memory", memory, "--op", op)
+    assert result["bench"] == "pages"
+    assert (result["transport"], result["memory"], result["op"]) == (transport, memory, op)
+    assert (result["total_mib"], result["block_kib"], result["pattern"]) == (4, 32, "random")
+    assert result["iterations"] == 2
+    assert set(result["total_ms"]) == set(result["gb_per_s"]) == SPREAD
+    check_limit(result["limit"])
+    for name in ("post_ms", "limit_ratio", "cpu_s_per_gib"):
+        check_number(result[name])
+    assert isinstance(result["copy_kernel"], str)
+    assert result["rails"] == [transport]
+
+
+@pytest.mark.parametrize("pattern", ["random", "runs", "contiguous"])
+def test_pages_arrive_in_every_pattern_and_over_layers(pattern: str) -> None:
+    result = result_of(*PAGES, "--pattern", pattern, "--layers", "3", "--block-kib", "4")
+    assert result["num_pages"] == 3 * (4 * 1024 // 12)
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_handover_is_reported_in_its_stages(transport: str, mode: str) -> None:
+    result = result_of(*HANDOVER, "--transport", transport, "--mode", mode)
+    assert result["bench"] == "handover"
+    assert result["requests"] == 4
+    assert set(result["stages_ms"]) == STAGES
+    assert all(set(stage) == PERCENTILES for stage in result["stages_ms"].values())
+    assert set(result["gb_per_s"]) == PERCENTILES
+    check_limit(result["limit"])
+    for name in ("limit_ratio", "hidden_share", "cpu_s_per_gib"):
+        check_number(result[name])
+    assert set(result["rss_mib"]) == {"prefill", "decode"}
+    posted = result["stages_ms"]["post"]["p50"]
+    assert posted < 0 if mode == "push" else posted > 0
+
+
+@pytest.mark.parametrize("model", ["Qwen3-30B-A3B", "DeepSeek-V3"])
+def test_handover_of_other_shapes_with_requests_in_parallel(model: str) -> None:
+    result = result_of(*HANDOVER, "--model", model, "--trace", "azure", "--concurrency", "3")
+    assert result["model"] == model
+    assert result["model_source"].startswith("https://")
+
+
+@pytest.mark.parametrize("command", [PAGES, HANDOVER])
+@pytest.mark.parametrize("output", ["json", "table"])
+def test_corrupted_byte_ends_with_status_1(command: list[str], output: str) -> None:
+    done = bench(*command, "--corrupt", "--format", output)
+    assert done.returncode == 1, done.stderr
+    if output == "json":
+        result = json.loads(done.stdout)
+        assert result["verified"] is False
+        assert "expected 0x" in result["failure"]
+    else:
+        assert "check failed" in done.stdout
+
+
+@pytest.mark.parametrize("command", [PAGES, HANDOVER])
+def test_table_goes_to_stdout_and_progress_to_stderr(command: list[str]) -> None:
+    done = bench(*command)
+    assert done.returncode == 0, done.stderr
+    assert "every byte checked" in done.stdout
+    assert "setting up two agents" in done.stderr
+
+
+def test_unknown_trace_field_is_named(tmp_path: Any) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [], "user": 3}\n')
+    done = bench(*HANDOVER, "--trace", str(trace))
+    assert done.returncode == 2
+    assert "trace.jsonl:1: fields do not fit: unknown 'user'" in done.stderr

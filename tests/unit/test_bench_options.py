@@ -1,0 +1,59 @@
+from typing import Any
+
+import pytest
+
+from kvxfer.bench.errors import BenchError
+from kvxfer.bench.handover import HandoverOptions
+from kvxfer.bench.pages import PagesOptions
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"transport": "pigeon"}, "unknown --transport 'pigeon'; known are shm, unix, tcp"),
+        ({"op": "swap"}, "unknown --op 'swap'; known are write, read"),
+        ({"pattern": "zigzag"}, "unknown --pattern 'zigzag'"),
+        ({"memory": "tape"}, "unknown --memory 'tape'"),
+        ({"iterations": 0}, "--iterations is at least 1, not 0"),
+        ({"block_kib": -4}, "--block-kib is at least 1, not -4"),
+        ({"total_mib": 1, "block_kib": 1025}, "holds no block of 1 x 1025 KiB"),
+        ({"transport": "unix"}, "use it with --memory foreign"),
+    ],
+)
+def test_pages_options_that_do_not_fit_are_refused_in_words(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(BenchError) as caught:
+        PagesOptions(**fields)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"transport": "unix"}, "unknown --transport 'unix'; known are shm, tcp"),
+        ({"mode": "throw"}, "unknown --mode 'throw'; known are push, pull"),
+        ({"model": "GPT-2"}, "unknown model 'GPT-2'; known are Llama-3.1-8B"),
+        ({"requests": 0}, "--requests is at least 1"),
+        ({"concurrency": 0}, "--concurrency is at least 1"),
+        ({"prefill_ms_per_layer": -1.0}, "--prefill-ms-per-layer"),
+        ({"tp": 3}, "--tp 3 does not divide the 8 KV heads"),
+    ],
+)
+def test_handover_options_that_do_not_fit_are_refused_in_words(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(BenchError) as caught:
+        HandoverOptions(**fields)
+    assert words in str(caught.value)
+
+
+def test_layers_share_the_total() -> None:
+    options = PagesOptions(total_mib=64, block_kib=16, layers=4)
+    assert options.num_blocks == 1024
+    assert options.num_pages == 4096
+    assert options.total_nbytes == 64 << 20
+
+
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-30B-A3B", "DeepSeek-V3"])
+def test_defaults_fit_in_4_gib(model: str) -> None:
+    options = HandoverOptions(model=model)
+    pools_nbytes = 2 * options.num_blocks() * options.shape().block_nbytes
+    limit_nbytes = 2 * (256 << 20)
+    assert pools_nbytes + limit_nbytes <= 3 << 30
