@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import kvxfer
 from kvxfer.bench.channel import Channel, Message
 from kvxfer.bench.endpoint import Endpoint, limit_commands
 from kvxfer.bench.handover import HandoverOptions
@@ -16,7 +17,6 @@ from kvxfer.bench.prefill import tag
 from kvxfer.bench.process import serve
 from kvxfer.bench.request_pages import RequestPages, open_endpoint
 from kvxfer.bench.workload import Indices
-from kvxfer.transfer import Work
 
 
 class Decode:
@@ -93,7 +93,7 @@ class Decode:
         arrived_ns = await self._arrivals(transfer)
         await self._finish(request, num_tokens, blocks, transfer, arrived_ns=arrived_ns, post_ns=post_ns)
 
-    async def _arrivals(self, work: Work) -> list[int]:
+    async def _arrivals(self, work: kvxfer.Transfer | kvxfer.Incoming) -> list[int]:
         """Waits layer by layer, as a decode that starts early would; returns when each was in place."""
         arrived_ns = []
         for layer in range(self._shape.num_layers):
@@ -103,7 +103,14 @@ class Decode:
         # The last ones may have been in place before this loop came to look.
         return [min(ns, work.stages.ended_ns) for ns in arrived_ns]
 
-    async def _finish(self, request: int, num_tokens: int, blocks: Indices, work: Work, **seen: Any) -> None:
+    async def _finish(
+        self,
+        request: int,
+        num_tokens: int,
+        blocks: Indices,
+        work: kvxfer.Transfer | kvxfer.Incoming,
+        **seen: Any,
+    ) -> None:
         """Decode could begin now; instead every byte is checked, and the blocks are given back."""
         decode_may_start_ns = time.monotonic_ns()
         if self._options.corrupt and request == self._options.requests - 1:

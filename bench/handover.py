@@ -12,7 +12,7 @@ from kvxfer.bench.channel import Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.limit import Limit, LimitSpec, limits_for, pages_within
 from kvxfer.bench.models import ModelShape, model
-from kvxfer.bench.process import Worker, call_all, receive_any
+from kvxfer.bench.process import REPLY_TIMEOUT_S, Worker, call_all, check_timeout, receive_any
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stages import Handover, summarize
 from kvxfer.bench.stats import GIB, MIB
@@ -23,8 +23,6 @@ MODES = ("push", "pull")
 
 # The limit is measured before, between and after this many parts of the run, while nothing moves.
 _PARTS = 4
-# Set-up, fill and check of one request take far less; what is silent for so long hangs.
-_SILENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,7 @@ class HandoverOptions:
                 raise BenchError(f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}")
         if self.prefill_ms_per_layer < 0:
             raise BenchError(f"--prefill-ms-per-layer is not negative, unlike {self.prefill_ms_per_layer}")
+        check_timeout(self.timeout_s)
         self.shape()
 
     def shape(self) -> ModelShape:
@@ -169,7 +168,7 @@ def _run_part(
     seen: dict[int, dict[str, Any]] = {index: {} for index in taken}
     running = 2
     while running:
-        worker, message = receive_any(workers, _SILENCE_S)
+        worker, message = receive_any(workers, REPLY_TIMEOUT_S)
         if message["kind"] == "reply":
             running -= 1
         elif message["kind"] == "request":

@@ -9,7 +9,7 @@ from typing import Any
 from kvxfer.bench.channel import Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.limit import Limit, LimitSpec, limits_for
-from kvxfer.bench.process import Worker, call_all
+from kvxfer.bench.process import Worker, call_all, check_timeout
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stats import GIB, KIB, MIB, median, spread
 
@@ -51,6 +51,7 @@ class PagesOptions:
         for name in ("total_mib", "block_kib", "iterations", "layers"):
             if getattr(self, name) < 1:
                 raise BenchError(f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}")
+        check_timeout(self.timeout_s)
         if self.transport == "unix" and self.memory == "pool":
             raise BenchError("--transport unix carries what shm cannot reach: use it with --memory foreign")
         if self.num_blocks < 1:

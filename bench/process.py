@@ -22,6 +22,16 @@ Handlers = Mapping[str, Callable[..., Message | Awaitable[Message]]]
 # A worker imports numpy and the engine and faults in its memory before its first reply.
 REPLY_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 5.0
+# A transfer that misses its deadline is to be told by its worker, not by that worker's silence.
+MAX_TRANSFER_TIMEOUT_S = REPLY_TIMEOUT_S - 10.0
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Raises when ``--timeout-s`` is nothing, or longer than a worker may be silent."""
+    if not 0 < timeout_s <= MAX_TRANSFER_TIMEOUT_S:
+        raise BenchError(
+            f"--timeout-s is above 0 and at most {MAX_TRANSFER_TIMEOUT_S:g}, unlike {timeout_s:g}"
+        )
 
 
 class Worker:

@@ -17,6 +17,7 @@ from kvxfer.bench.pages import PagesOptions
         ({"iterations": 0}, "--iterations is at least 1, not 0"),
         ({"block_kib": -4}, "--block-kib is at least 1, not -4"),
         ({"total_mib": 1, "block_kib": 1025}, "holds no block of 1 x 1025 KiB"),
+        ({"timeout_s": 0.0}, "--timeout-s is above 0 and at most 50, unlike 0"),
         ({"transport": "unix"}, "use it with --memory foreign"),
     ],
 )
