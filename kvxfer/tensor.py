@@ -164,7 +164,7 @@ def _of_dlpack(tensor: Any) -> TensorView:
 
 def _checked(tensor: TensorView) -> TensorView:
     for n, stride in zip(tensor.shape, tensor.strides, strict=True):
-        if n > 1 and stride <= 0:
+        if n > 1 and stride <= 0 and 0 not in tensor.shape:
             raise UsageError(
                 f"an axis of {n} elements has a stride of {stride} bytes: flipped and broadcast "
                 "tensors cannot be registered, register the tensor that they are a view of",

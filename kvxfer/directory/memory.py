@@ -42,6 +42,8 @@ class MemoryDirectory:
 
         future = self._ask(name)
         try:
+            if future.done():
+                return future.result()
             return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
         except TimeoutError:
             raise self._unknown(name, timeout_s) from None

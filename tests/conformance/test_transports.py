@@ -1,0 +1,66 @@
+"""One suite over every transport, and again where the transport misbehaves within its contract."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+pytest.importorskip("kvxfer._native", reason="the native module is not built")
+
+from kvxfer import AgentOptions
+from kvxfer.testing import FaultPlan, Pair, conformance, connected_pair
+from kvxfer.testing.conformance import Check
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of the matrix."""
+
+    name: str
+    options: AgentOptions
+    path: str  # the transport that must be used
+    memory: str = "pool"
+    faults: FaultPlan | None = field(default=None)
+
+    def pair(self, shape: tuple[int, ...]) -> AbstractContextManager[Pair]:
+        plan = self.faults
+        return connected_pair(
+            replace(self.options, faults="" if plan is None else str(plan)),
+            memory=self.memory,
+            shape=shape,
+            lossy=plan is not None and plan.loses_rails,
+            seed=1 if plan is None else plan.seed,
+        )
+
+
+PLAIN = [
+    Setting("loopback", AgentOptions(transports=("loopback",)), "loopback"),
+    Setting("loopback-foreign", AgentOptions(transports=("loopback",)), "loopback", "foreign"),
+    Setting("shm", AgentOptions(transports=("shm",)), "shm"),
+    Setting("shm-foreign", AgentOptions(transports=("shm",)), "shm", "foreign"),
+    Setting("unix", AgentOptions(transports=("unix",)), "unix", "foreign"),
+    Setting("tcp", AgentOptions(transports=("tcp",), tcp_rails=1), "tcp"),
+    Setting("tcp-2-rails", AgentOptions(transports=("tcp",), tcp_rails=2), "tcp"),
+]
+SLOW = FaultPlan(seed=7, again=0.3, delay=0.3, reorder=0.5)
+LOSSY = FaultPlan(seed=11, again=0.2, delay=0.2, reorder=0.3, fail=0.02)
+SETTINGS = [
+    *PLAIN,
+    *(replace(setting, name=f"{setting.name}+slow", faults=SLOW) for setting in PLAIN),
+    *(replace(setting, name=f"{setting.name}+lossy", faults=LOSSY) for setting in PLAIN),
+]
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_contract(setting: Setting, check: Check) -> None:
+    check(setting.pair)
+
+
+@pytest.mark.parametrize("setting", PLAIN, ids=lambda setting: setting.name)
+def test_the_path_that_was_asked_for_is_used(setting: Setting) -> None:
+    with setting.pair((2, 2, 8, 4, 2, 32)) as pair:
+        assert pair.prefill.remote.path == setting.path, pair.prefill.remote.notes
+        assert pair.decode.remote.path == setting.path, pair.decode.remote.notes

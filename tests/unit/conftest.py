@@ -1,0 +1,200 @@
+"""A native agent that does nothing by itself: unit tests say what happens, and when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+class FakeHandle:
+    """A transfer whose state the test sets."""
+
+    def __init__(self, core: FakeCore, number: int) -> None:
+        self.core = core
+        self.id = number
+        self.state = "pending"
+        self.code = 0
+        self.message = ""
+        self.failed_blocks = np.empty(0, np.uint32)
+        self.rails: tuple[str, ...] = ("shm",)
+        self.posted_ns, self.first_piece_ns, self.ended_ns = 1, 0, 0
+        self.arrived: set[int] = set()
+        self.ready = -1
+        self.cancelled = False
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.state != "pending"
+
+    def wait_layer(self, layer: int, timeout_s: float) -> bool:
+        return layer in self.arrived or self.state != "pending"
+
+    def layer_arrived(self, layer: int) -> bool:
+        return layer in self.arrived or self.state == "done"
+
+    def watch_layer(self, layer: int) -> bool:
+        return self.layer_arrived(layer)
+
+    def layers_ready(self, layers: int) -> None:
+        self.ready = layers
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    # What the test makes happen.
+
+    def arrive(self, layer: int) -> None:
+        self.arrived.add(layer)
+        self.core.happen("layer", handle=self.id, layer=layer)
+
+    def end(
+        self, state: str = "done", code: int = 0, message: str = "", failed: tuple[int, ...] = ()
+    ) -> None:
+        self.failed_blocks = np.array(failed, np.uint32)
+        self.code, self.message, self.state, self.ended_ns = code, message, state, 3
+        self.core.happen("ended", handle=self.id)
+
+
+class FakeCore:
+    """Records what it is told, and reports what `happen` says."""
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        self.name, self.options = name, options
+        self.address = "tcp://127.0.0.1:7301" if options["listen"] else ""
+        self.incarnation = b"i" * 16
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.events: list[SimpleNamespace] = []
+        self.armed = False
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.handles: list[FakeHandle] = []
+        self.lease_states: dict[int, str] = {}
+        self.known: dict[int, dict[str, Any]] = {}
+        self.regions_of: dict[int, list[dict[str, Any]]] = {}
+        self.num_regions = 0
+
+    def happen(self, kind: str, **values: Any) -> None:
+        event: dict[str, Any] = dict.fromkeys(("handle", "peer", "region", "lease", "layer", "code"), 0)
+        event.update(kind=kind, held=False, message="", payload=b"")
+        self.events.append(SimpleNamespace(**{**event, **values}))
+        if self.armed:
+            self.armed = False
+            os.eventfd_write(self.event_fd, 1)
+
+    def add_peer(self, number: int, name: str, state: str = "open") -> None:
+        self.known[number] = {
+            "name": name,
+            "incarnation": name.encode().ljust(16),
+            "state": state,
+            "rails": ["shm"],
+            "notes": [],
+            "code": 0,
+            "message": "",
+        }
+
+    def drain(self, max_events: int = 256) -> list[SimpleNamespace]:
+        try:
+            os.eventfd_read(self.event_fd)
+        except BlockingIOError:
+            pass
+        events, self.events = self.events[:max_events], self.events[max_events:]
+        self.armed = not events
+        return events
+
+    def poll(self) -> bool:
+        return bool(self.events)
+
+    def close(self, timeout_s: float) -> None:
+        self.calls.append(("close", (timeout_s,)))
+
+    def stats(self) -> dict[str, int]:
+        return {"transfers": len(self.handles)}
+
+    def register(self, *arguments: Any) -> int:
+        self.calls.append(("register", arguments))
+        self.num_regions += 1
+        return self.num_regions
+
+    def region_kind(self, region: int) -> str:
+        return "foreign"
+
+    def deregister(self, region: int) -> None:
+        self.calls.append(("deregister", (region,)))
+
+    def begin_connect(self, address: str, timeout_s: float) -> int:
+        self.add_peer(1, "decode", "connecting")
+        return 1
+
+    def connect(self, address: str, timeout_s: float) -> int:
+        if address == "tcp://nowhere:1":
+            from kvxfer._native import NativeError
+
+            raise NativeError(75, "connect to nowhere:1: no route (errno 113)")
+        self.add_peer(1, "decode")
+        return 1
+
+    def disconnect(self, peer: int) -> None:
+        self.calls.append(("disconnect", (peer,)))
+
+    def peer(self, peer: int) -> dict[str, Any]:
+        return self.known[peer]
+
+    def peers(self) -> list[int]:
+        return list(self.known)
+
+    def peer_regions(self, peer: int) -> list[dict[str, Any]]:
+        return self.regions_of.get(peer, [])
+
+    def install_program(self, *arguments: Any) -> int:
+        self.calls.append(("install_program", arguments))
+        return 40 + len(self.calls)
+
+    def post(self, *arguments: Any) -> FakeHandle:
+        self.calls.append(("post", arguments))
+        return self._handle()
+
+    def expect(self, *arguments: Any) -> FakeHandle:
+        self.calls.append(("expect", arguments))
+        return self._handle()
+
+    def grant(self, *arguments: Any) -> int:
+        self.calls.append(("grant", arguments))
+        self.lease_states[9] = "active"
+        return 9
+
+    def revoke(self, lease: int) -> None:
+        self.lease_states[lease] = "revoked"
+        self.happen("lease-ended", lease=lease)
+
+    def lease_state(self, lease: int) -> str:
+        return self.lease_states[lease]
+
+    def _handle(self) -> FakeHandle:
+        self.handles.append(FakeHandle(self, len(self.handles) + 1))
+        return self.handles[-1]
+
+    def called(self, name: str) -> list[tuple[Any, ...]]:
+        return [arguments for called, arguments in self.calls if called == name]
+
+
+@pytest.fixture
+def fake_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeCore]]:
+    """The cores of the agents that the test makes, in order."""
+    pytest.importorskip("kvxfer._native", reason="the native module is not built")
+    from kvxfer import agent as agent_module
+
+    cores: list[FakeCore] = []
+
+    def make(name: str, options: dict[str, Any]) -> FakeCore:
+        cores.append(FakeCore(name, options))
+        return cores[-1]
+
+    monkeypatch.delenv("KVXFER_SECRET", raising=False)
+    monkeypatch.delenv("KVXFER_SECRET_FILE", raising=False)
+    monkeypatch.setattr(agent_module, "AgentCore", make)
+    yield cores
+    for core in cores:
+        os.close(core.event_fd)

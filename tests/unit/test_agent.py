@@ -1,0 +1,421 @@
+"""agent: verbs check, translate and pass on; what is compiled once is compiled once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("kvxfer._native", reason="the native module is not built")
+
+from kvxfer import KVLayout, Notification, Peer, Region, RegionDescriptor
+from kvxfer.agent import Agent
+from kvxfer.directory.memory import MemoryDirectory
+from kvxfer.errors import AgentError, PeerError, UsageError
+from kvxfer.plan import LOOP_DTYPE
+
+SHAPE = (4, 2, 16, 4, 2, 8)
+
+
+class Ends:
+    """An agent over a fake core, with a region, and a peer with the same one."""
+
+    def __init__(self, cores: list[Any]) -> None:
+        self.agent = Agent("prefill")
+        self.core = cores[-1]
+        self.array = np.zeros(SHAPE, np.float16)
+        self.layout = KVLayout.from_tensor(self.array, "l2bthd")
+        self.region = self.agent.register("kv", self.array, self.layout)
+        self.core.add_peer(1, "decode")
+        self.core.regions_of[1] = [self.told(70, self.layout)]
+        self.peer = self.agent.accept_blocking("decode", 0)
+        self.remote = self.peer.regions["kv"]
+
+    def told(self, number: int, layout: KVLayout, path: str = "shm") -> dict[str, Any]:
+        return {
+            "id": number,
+            "name": "kv",
+            "base": 0,
+            "nbytes": layout.nbytes,
+            "num_blocks": layout.num_blocks,
+            "layout": layout.to_bytes(),
+            "path": path,
+            "notes": [],
+        }
+
+    def post(self) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self.core.called("post")[-1]
+        return found
+
+
+@pytest.fixture
+def ends(fake_core: list[Any]) -> Ends:
+    return Ends(fake_core)
+
+
+# ---- regions ------------------------------------------------------------------------------------
+
+
+def test_register_passes_few_spans_and_the_footprint(ends: Ends) -> None:
+    layers = list(np.zeros((3, 16, 8, 4), np.uint8))
+    layout = KVLayout.from_tensors(layers, "btd")
+    region = ends.agent.register("layers", {"a": layers}, layout)
+    name, spans, num_blocks, footprint, encoded = ends.core.called("register")[-1]
+    assert (name, num_blocks) == ("layers", 16)
+    assert spans.tolist() == [[layers[0].ctypes.data, 3 * 16 * 8 * 4]]
+    assert spans.dtype == np.int64
+    assert footprint.dtype == LOOP_DTYPE
+    assert KVLayout.from_bytes(encoded) == layout
+    assert region.descriptor.layout == layout
+    assert set(ends.agent.regions) == {"kv", "layers"}
+
+
+def test_register_of_rows_needs_no_layout(ends: Ends) -> None:
+    region = ends.agent.register("rows", np.zeros((5, 96), np.uint8))
+    assert (region.num_blocks, region.layout.page_nbytes) == (5, 96)
+    with pytest.raises(UsageError, match="layout can be left out"):
+        ends.agent.register("cube", np.zeros((5, 9, 6), np.uint8))
+
+
+def test_a_layout_beyond_the_memory_is_refused(ends: Ends) -> None:
+    with pytest.raises(UsageError, match="spans") as caught:
+        ends.agent.register("half", ends.array[:2], ends.layout)
+    assert caught.value.code == "out-of-range"
+
+
+def test_deregister_lets_go_and_forgets_programs(ends: Ends) -> None:
+    ends.agent.write(ends.region, ends.remote, [1], [2])
+    ends.region.deregister()
+    ends.region.deregister()
+    assert ends.core.called("deregister") == [(1,)]
+    assert not ends.agent.regions
+    assert ends.agent.stats()["programs"] == 0
+
+
+def test_descriptor_survives_the_wire_and_finds_its_peer(ends: Ends) -> None:
+    copy = RegionDescriptor.from_bytes(ends.remote.to_bytes())
+    assert copy == ends.remote
+    assert copy.peer_id == -1
+    ends.agent.write(ends.region, copy, [1], [2])
+    assert ends.post()[0] == 1
+    ours, theirs = (name.ljust(16).encode().hex().encode() for name in ("decode", "nobody"))
+    stranger = RegionDescriptor.from_bytes(ends.remote.to_bytes().replace(ours, theirs))
+    with pytest.raises(PeerError, match="connect to it first"):
+        ends.agent.write(ends.region, stranger, [1], [2])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        (b'"id":70', b'"id":"70"'),
+        (b"kvxfer_region", b"kvxfer_legion"),
+        (b'"num_blocks":16', b'"num_blocks":17'),
+        (b'"name"', b'"nime"'),
+        (b'"incarnation":"', b'"incarnation":"xx'),
+    ],
+)
+def test_damaged_descriptors_are_refused(ends: Ends, damage: tuple[bytes, bytes]) -> None:
+    encoded = ends.remote.to_bytes()
+    assert damage[0] in encoded
+    with pytest.raises(UsageError):
+        RegionDescriptor.from_bytes(encoded.replace(*damage))
+
+
+def test_a_peers_unreadable_layout_is_its_fault(ends: Ends) -> None:
+    ends.core.regions_of[1] = [{**ends.told(71, ends.layout), "layout": b"{}"}]
+    with pytest.raises(PeerError, match="cannot be read"):
+        _ = ends.peer.regions
+
+
+def test_regions_keep_their_objects_until_news(ends: Ends) -> None:
+    assert ends.peer.regions["kv"] is ends.remote
+    ends.core.regions_of[1] = [ends.told(70, ends.layout, path="tcp")]
+    assert ends.peer.regions["kv"].path == "tcp"
+
+
+# ---- transfers ----------------------------------------------------------------------------------
+
+
+def test_write_is_one_post_with_a_cached_program(ends: Ends) -> None:
+    for _ in range(3):
+        ends.agent.write(ends.region, ends.remote, [7, 9], [3, 4], notify=b"req-42", timeout_s=5)
+    assert len(ends.core.called("install_program")) == 1
+    peer, write, src, dst, num_layers, loops = ends.core.called("install_program")[0]
+    assert (peer, write, src, dst, num_layers) == (1, True, 1, 70, 4)
+    assert loops.dtype == LOOP_DTYPE
+    _, _, from_ids, to_ids, first, count, ready, notify, priority, timeout_s, integrity = ends.post()
+    assert (from_ids.tolist(), to_ids.tolist()) == ([7, 9], [3, 4])
+    assert (first, count, ready) == (0, 4, 4)
+    assert (notify, priority, timeout_s, integrity) == (b"req-42", 0, 5, False)
+
+
+def test_read_goes_the_other_way(ends: Ends) -> None:
+    transfer = ends.agent.read(ends.region, ends.remote, [7], [3], layers=[2, 3])
+    assert ends.core.called("install_program")[0][:4] == (1, False, 70, 1)
+    assert ends.post()[4:7] == (2, 2, 2)
+    assert transfer.layers == range(2, 4)
+
+
+def test_layers_are_the_models_at_both_ends(fake_core: list[Any]) -> None:
+    agent = Agent("prefill")
+    core = fake_core[0]
+    core.add_peer(1, "decode")
+    ours, theirs = np.zeros((4, 2, 8, 4), np.uint8), np.zeros((6, 2, 8, 4), np.uint8)
+    region = agent.register("kv", ours, KVLayout.from_tensor(ours, "l2bd", first_layer=4, total_layers=10))
+    layout = KVLayout.from_tensor(theirs, "l2bd", first_layer=2, total_layers=10)
+    core.regions_of[1] = [
+        {
+            "id": 70,
+            "name": "kv",
+            "nbytes": layout.nbytes,
+            "num_blocks": 8,
+            "layout": layout.to_bytes(),
+            "path": "",
+            "notes": [],
+        }
+    ]
+    remote = agent.peers[0].regions["kv"]
+    transfer = agent.write(region, remote, [1], [2])
+    assert transfer.layers == range(4, 8)
+    assert core.called("install_program")[0][4] == 6
+    assert core.called("post")[-1][4:6] == (2, 4)  # in the destination's numbers
+    agent.write(region, remote, [1], [2], layers=range(5, 7))
+    assert core.called("post")[-1][4:6] == (3, 2)
+    read = agent.read(region, remote, [1], [2], layers=[7])
+    assert core.called("post")[-1][4:6] == (3, 1)
+    core.handles[-1].arrive(3)
+    assert read.layer_arrived(7)
+    with pytest.raises(UsageError, match="2 to 3"):
+        agent.write(region, remote, [1], [2], layers=[2, 3])
+    incoming = agent.expect(b"x", [1], layers=[6, 7])
+    assert core.called("expect")[-1][3:5] == (2, 2)
+    assert incoming.layers == range(6, 8)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"priority": 256},
+        {"notify": "text"},
+        {"notify": b"x" * 4097},
+        {"layers": []},
+        {"layers": [0, 2]},
+        {"layers": [9]},
+        {"after": 3},
+    ],
+)
+def test_mistakes_post_nothing(ends: Ends, arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        ends.agent.write(ends.region, ends.remote, [1], [2], **arguments)
+    assert not ends.core.called("post")
+
+
+def test_hold_and_release(ends: Ends) -> None:
+    transfer = ends.agent.write(ends.region, ends.remote, [1], [2], hold=True)
+    assert ends.post()[6] == 0
+    transfer.release(2)
+    assert ends.core.handles[0].ready == 2
+    with pytest.raises(UsageError):
+        transfer.release(5)
+
+
+async def test_after_lets_go_or_cancels(ends: Ends) -> None:
+    futures = [asyncio.get_running_loop().create_future() for _ in range(3)]
+    for future in futures:
+        ends.agent.write(ends.region, ends.remote, [1], [2], after=future)
+    assert ends.post()[6] == 0
+    futures[0].set_result(None)
+    futures[1].set_exception(ValueError("prefill failed"))
+    futures[2].cancel()
+    await asyncio.sleep(0)
+    assert [handle.ready for handle in ends.core.handles] == [4, -1, -1]
+    assert [handle.cancelled for handle in ends.core.handles] == [False, True, True]
+    ends.agent.write(ends.region, ends.remote, [1], [2], after=futures[0])
+    assert ends.post()[6] == 4
+
+
+def test_expect_finds_the_only_region(ends: Ends) -> None:
+    ends.agent.expect(b"req", [3, 4])
+    tag, region, blocks, first, count, peer, _ = ends.core.called("expect")[0]
+    assert (tag, region, blocks.tolist(), first, count, peer) == (b"req", 1, [3, 4], 0, 4, -1)
+    ends.agent.register("other", np.zeros((2, 2), np.uint8))
+    with pytest.raises(UsageError, match="say which"):
+        ends.agent.expect(b"req", [3])
+    with pytest.raises(UsageError, match="at least one byte"):
+        ends.agent.expect(b"", [3], ends.region)
+
+
+def test_a_lost_peers_programs_are_forgotten(ends: Ends) -> None:
+    ends.agent.write(ends.region, ends.remote, [1], [2])
+    ends.core.happen("region-gone", peer=1, region=71)
+    ends.agent.poll()
+    assert ends.agent.stats()["programs"] == 1
+    ends.core.happen("peer-lost", peer=1, code=70, message="gone")
+    ends.agent.poll()
+    assert ends.agent.stats()["programs"] == 0
+
+
+# ---- leases -------------------------------------------------------------------------------------
+
+
+def test_grant_and_revoke(ends: Ends) -> None:
+    with ends.region.grant(ends.peer, [7, 9], "write", ttl_s=30) as lease:
+        peer, region, write, everything, blocks, ttl_s, renewable = ends.core.called("grant")[0]
+        assert (peer, region, write, everything, blocks.tolist()) == (1, 1, True, False, [7, 9])
+        assert (ttl_s, renewable) == (30, True)
+        assert lease.active
+    assert lease.state == "revoked"
+    assert lease.wait_ended(0) == "revoked"
+    ends.region.grant(ends.peer)
+    assert ends.core.called("grant")[1][3] is True
+    wrong: tuple[dict[str, Any], ...] = ({"mode": "own"}, {"ttl_s": 0}, {"blocks": []})
+    for arguments in wrong:
+        with pytest.raises(UsageError):
+            ends.region.grant(ends.peer, **arguments)
+
+
+async def test_a_lease_can_be_awaited(ends: Ends) -> None:
+    lease = ends.region.grant(ends.peer)
+    waiting = asyncio.create_task(lease.ended())
+    await asyncio.sleep(0)
+    ends.core.lease_states[9] = "expired"
+    ends.core.happen("lease-ended", lease=9, held=True)  # one of a peer's, with the same number
+    ends.core.happen("lease-ended", lease=9)
+    assert await waiting == "expired"
+
+
+# ---- peers and notifications --------------------------------------------------------------------
+
+
+async def test_connect_waits_for_the_session(fake_core: list[Any]) -> None:
+    agent = Agent("prefill")
+    waiting = asyncio.create_task(agent.connect("tcp://10.0.0.7:7301"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    fake_core[0].add_peer(1, "decode")
+    fake_core[0].happen("peer-up", peer=1)
+    peer = await waiting
+    assert (peer.name, peer.state, peer.rails) == ("decode", "open", ("shm",))
+    assert agent.peers == (peer,)
+
+
+async def test_connect_says_why_not(fake_core: list[Any]) -> None:
+    agent = Agent("prefill")
+    waiting = asyncio.create_task(agent.connect("tcp://10.0.0.7:7301"))
+    await asyncio.sleep(0)
+    fake_core[0].known[1].update(state="lost", code=73, message="the proof is wrong")
+    fake_core[0].happen("peer-lost", peer=1, code=73)
+    with pytest.raises(PeerError, match="proof is wrong") as caught:
+        await waiting
+    assert caught.value.code == "auth-failed"
+    with pytest.raises(PeerError, match="no route"):
+        agent.connect_blocking("tcp://nowhere:1")
+
+
+async def test_names_are_looked_up(fake_core: list[Any]) -> None:
+    directory = MemoryDirectory()
+    decode = Agent("decode", directory=directory)
+    agent = Agent("prefill", listen="", directory=directory)
+    assert agent.address == ""
+    assert agent.connect_blocking("decode").name == "decode"
+    decode.close()
+    with pytest.raises(PeerError, match="no agent 'decode'"):
+        await agent.connect("decode", 0.001)
+    with pytest.raises(UsageError, match="no directory"):
+        Agent("lonely").connect_blocking("decode")
+
+
+async def test_accept_waits(fake_core: list[Any]) -> None:
+    agent = Agent("prefill")
+    waiting = asyncio.create_task(agent.accept("decode"))
+    await asyncio.sleep(0)
+    fake_core[0].add_peer(5, "other")
+    fake_core[0].happen("peer-up", peer=5)
+    await asyncio.sleep(0)
+    fake_core[0].add_peer(6, "decode")
+    fake_core[0].happen("peer-up", peer=6)
+    assert (await waiting).id == 6
+    assert (await agent.accept()).id == 6
+    with pytest.raises(TimeoutError, match="nobody"):
+        agent.accept_blocking("nobody", 0)
+
+
+async def test_notifications_in_either_way(ends: Ends) -> None:
+    async def first(count: int) -> list[Notification]:
+        found = []
+        async for note in ends.agent.notifications():
+            found.append(note)
+            if len(found) == count:
+                break
+        return found
+
+    waiting = asyncio.create_task(first(2))
+    await asyncio.sleep(0)
+    for payload in (b"a", b"b", b"c", b"d"):
+        ends.core.happen("notification", peer=1, payload=payload)
+    assert await waiting == [Notification(ends.peer, b"a"), Notification(ends.peer, b"b")]
+    assert ends.agent.wait_notification(0).payload == b"c"
+    note = ends.agent.poll_notification()
+    assert note is not None
+    assert note.payload == b"d"
+    assert ends.agent.poll_notification() is None
+    with pytest.raises(TimeoutError):
+        ends.agent.wait_notification(0)
+
+
+async def test_a_region_of_a_peer_can_be_waited_for(ends: Ends) -> None:
+    waiting = asyncio.create_task(ends.peer.region("later", 60))
+    await asyncio.sleep(0)
+    ends.core.regions_of[1].append({**ends.told(72, ends.layout), "name": "later"})
+    ends.core.happen("region", peer=1, region=72)
+    assert (await waiting).id == 72
+    with pytest.raises(UsageError, match="it has: kv, later"):
+        ends.peer.wait_region("never", 0)
+
+
+# ---- the end ------------------------------------------------------------------------------------
+
+
+async def test_after_close_everything_says_so(ends: Ends) -> None:
+    transfer = ends.agent.write(ends.region, ends.remote, [1], [2])
+
+    async def read_all() -> list[Notification]:
+        return [note async for note in ends.agent.notifications()]
+
+    waiting = [asyncio.ensure_future(read_all()), asyncio.ensure_future(transfer)]
+    await asyncio.sleep(0)
+    await ends.agent.aclose()
+    await ends.agent.aclose()
+    assert len(ends.core.called("close")) == 1
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert results[0] == []
+    assert isinstance(results[1], AgentError)
+    assert ends.agent.closed
+    for call in (
+        lambda: ends.agent.write(ends.region, ends.remote, [1], [2]),
+        lambda: ends.agent.expect(b"x", [1], ends.region),
+        lambda: ends.agent.register("b", np.zeros((2, 2), np.uint8)),
+        lambda: ends.agent.connect_blocking("tcp://127.0.0.1:1"),
+        lambda: ends.agent.poll(),
+        lambda: ends.agent.stats(),
+        lambda: ends.region.grant(ends.peer),
+        lambda: transfer.wait(0),
+        lambda: transfer.cancel(),
+    ):
+        with pytest.raises(AgentError, match="closed"):
+            call()
+
+
+def test_names_are_bounded() -> None:
+    for name in ("", "x" * 129):
+        with pytest.raises(UsageError):
+            Agent(name)
+
+
+def test_representations_say_what(ends: Ends) -> None:
+    assert isinstance(ends.peer, Peer)
+    assert isinstance(ends.region, Region)
+    shown = [repr(x) for x in (ends.agent, ends.peer, ends.region, ends.region.grant(ends.peer), ends.remote)]
+    assert all("decode" in text or "prefill" in text or "kv" in text for text in shown)

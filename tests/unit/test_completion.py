@@ -1,0 +1,154 @@
+"""completion: news reach whoever waits, on any loop or thread, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kvxfer._native", reason="the native module is not built")
+
+from kvxfer import completion
+from kvxfer.agent import Agent
+from kvxfer.completion import ANY, Completions
+from kvxfer.errors import AgentError
+
+
+@pytest.fixture
+def ring(fake_core: list[Any]) -> tuple[Any, Completions]:
+    agent = Agent("prefill")
+    return fake_core[0], agent._completions
+
+
+async def test_a_waiter_wakes_for_its_key_alone(ring: tuple[Any, Completions]) -> None:
+    core, completions = ring
+    over: set[int] = set()
+
+    def wait_for(number: int) -> asyncio.Task[None]:
+        return asyncio.create_task(completions.until(("lease", number), lambda: number in over))
+
+    waiters = {number: wait_for(number) for number in (1, 2)}
+    await asyncio.sleep(0)
+    over.update((1, 2))
+    core.happen("lease-ended", lease=1)
+    await waiters[1]
+    assert not waiters[2].done()
+    core.happen("lease-ended", lease=2)
+    await waiters[2]
+    assert not completions._waiters
+
+
+async def test_what_happened_before_the_wait_is_seen(ring: tuple[Any, Completions]) -> None:
+    core, completions = ring
+    core.happen("peer-up", peer=3)
+    await completions.until(("peer", 3), lambda: True)
+    looks = iter([False, True])
+    await completions.until(("peer", 3), lambda: next(looks))
+
+
+async def test_cancelling_leaves_nothing(ring: tuple[Any, Completions]) -> None:
+    _, completions = ring
+    waiting = asyncio.create_task(completions.until(("peer", ANY), lambda: False))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert waiting.cancelled()
+    assert not completions._waiters
+
+
+async def test_closing_wakes_everybody(ring: tuple[Any, Completions]) -> None:
+    _, completions = ring
+    waiting = asyncio.create_task(completions.until(("peer", ANY), lambda: False))
+    await asyncio.sleep(0)
+    completions.stop_watching()
+    completions.shut(AgentError("closed by the test", code="closed"))
+    with pytest.raises(AgentError, match="closed by the test"):
+        await waiting
+
+
+def test_several_loops_and_threads_wait_at_once(ring: tuple[Any, Completions]) -> None:
+    core, completions = ring
+    over: set[int] = set()
+    ready = threading.Barrier(5)
+    results: list[object] = []
+
+    def on_loop(number: int) -> None:
+        async def main() -> None:
+            waiting = asyncio.create_task(completions.until(("lease", number), lambda: number in over))
+            await asyncio.sleep(0)
+            ready.wait()
+            await waiting
+            results.append(number)
+
+        asyncio.run(asyncio.wait_for(main(), 60))
+
+    def on_thread(number: int) -> None:
+        ready.wait()
+        results.append(number if completions.block_until(lambda: number in over, 60) else None)
+
+    threads = [threading.Thread(target=on_loop, args=(i,)) for i in (1, 2)]
+    threads += [threading.Thread(target=on_thread, args=(i,)) for i in (3, 4)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    for number in (4, 2, 3, 1):
+        over.add(number)
+        core.happen("lease-ended", lease=number)
+    for thread in threads:
+        thread.join(60)
+    assert sorted(results, key=str) == [1, 2, 3, 4]
+
+
+def test_blocking_gives_up_in_time(ring: tuple[Any, Completions]) -> None:
+    _, completions = ring
+    assert not completions.block_until(lambda: False, 0.0)
+    assert not completions.block_until(lambda: False, 0.001)
+    assert not completions._driver
+
+
+def test_a_blocked_thread_learns_of_the_close(ring: tuple[Any, Completions]) -> None:
+    _, completions = ring
+    failures: list[BaseException] = []
+    started = threading.Event()
+
+    def wait() -> None:
+        def never() -> bool:
+            started.set()
+            return False
+
+        try:
+            completions.block_until(never, 60)
+        except AgentError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    started.wait(60)
+    completions.shut(AgentError("closed by the test", code="closed"))
+    thread.join(60)
+    assert len(failures) == 1
+
+
+def test_unread_notifications_are_bounded(
+    fake_core: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(completion, "MAX_NOTIFICATIONS", 100)
+    agent = Agent("prefill")
+    fake_core[0].add_peer(1, "decode")
+    for i in range(103):
+        fake_core[0].happen("notification", peer=1, payload=bytes([i]))
+    agent.poll()
+    assert agent.stats()["notifications_dropped"] == 3
+    assert len(caplog.records) == 1
+    assert agent.wait_notification(0).payload == bytes([3])
+
+
+def test_the_child_of_a_fork_is_told(ring: tuple[Any, Completions]) -> None:
+    _, completions = ring
+    completions.check()
+    completion._after_fork_in_child()
+    with pytest.raises(AgentError, match="forked") as caught:
+        completions.check()
+    assert caught.value.code == "forked"

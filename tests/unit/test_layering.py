@@ -1,0 +1,151 @@
+"""Arrows point down only: who may know whom, read off the sources."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "kvxfer"
+NATIVE = ROOT / "native"
+
+# Those that talk to the native core, each for its own noun.
+MAY_IMPORT_NATIVE = {
+    "agent.py",
+    "completion.py",
+    "lease.py",
+    "peer.py",
+    "peer_table.py",
+    "pool.py",
+    "programs.py",
+    "region.py",
+    "transfer.py",
+}
+PURE = (
+    "plan.py",
+    "layout.py",
+    "block_table.py",
+    "tensor.py",
+    "schema.py",
+    "errors.py",
+    "free_list.py",
+    "topology.py",
+    "options.py",
+)
+
+
+def imports(path: Path, *, types_too: bool = False) -> set[str]:
+    """Modules that a file imports anywhere in it, dotted; those under TYPE_CHECKING only if asked for."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if (
+            isinstance(node, ast.If)
+            and isinstance(node.test, ast.Name)
+            and node.test.id == "TYPE_CHECKING"
+            and not types_too
+        ):
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            found.add(node.module or "")
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return found
+
+
+def python_files(folder: Path) -> Iterator[Path]:
+    """Sources of a folder, without what is linked into it."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from python_files(path)
+        elif path.suffix == ".py":
+            yield path
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_know_no_io(name: str) -> None:
+    known = imports(PACKAGE / name, types_too=True)
+    for module in known:
+        assert not module.startswith(
+            ("kvxfer._native", "asyncio", "threading", "socket", "select", "time", "kvxfer.agent")
+        ), f"{name} imports {module}"
+
+
+@pytest.mark.parametrize("name", ["plan.py", "layout.py"])
+def test_plans_and_layouts_need_numpy_alone(name: str) -> None:
+    outside = {m.partition(".")[0] for m in imports(PACKAGE / name)} - {"kvxfer", "numpy", "__future__"}
+    assert outside <= {"collections", "dataclasses", "json", "math", "typing"}
+
+
+def test_only_the_core_modules_know_the_native_one() -> None:
+    for path in python_files(PACKAGE):
+        if any(module.startswith("kvxfer._native") for module in imports(path)):
+            assert path.parent == PACKAGE, path
+            assert path.name in MAY_IMPORT_NATIVE, path
+
+
+def test_connectors_use_the_public_package() -> None:
+    for path in python_files(ROOT / "connectors"):
+        assert not any(module.startswith("kvxfer._native") for module in imports(path, types_too=True)), path
+
+
+def test_the_package_does_not_know_what_stands_on_it() -> None:
+    for path in python_files(PACKAGE):
+        if path.parent.name in ("cli", "control", "testing"):
+            continue
+        for module in imports(path, types_too=True):
+            assert not module.startswith(
+                ("kvxfer.bench", "kvxfer.connectors", "kvxfer.cli", "kvxfer.testing")
+            ), path
+
+
+def includes(path: Path) -> set[str]:
+    return set(re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE))
+
+
+def cpp_files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.suffix in (".h", ".cpp", ".cu", ".cuh")]
+
+
+def test_the_core_knows_transports_through_their_interface() -> None:
+    for path in cpp_files(NATIVE / "core"):
+        if not path.name.startswith("runtime"):
+            assert not any(name.startswith("transports/") for name in includes(path)), path
+
+
+def test_transports_do_not_know_each_other_nor_the_engine() -> None:
+    for path in cpp_files(NATIVE / "transports"):
+        kind = path.relative_to(NATIVE / "transports").parts[0]
+        for name in includes(path):
+            if name.startswith("transports/"):
+                assert name.startswith((f"transports/{kind}/", "transports/common/")), (
+                    f"{path} includes {name}"
+                )
+            assert not name.startswith(("core/runtime", "core/engine", "bindings/")), (
+                f"{path} includes {name}"
+            )
+
+
+def test_bindings_include_the_core_alone() -> None:
+    for path in cpp_files(NATIVE / "bindings"):
+        for name in includes(path):
+            assert name.startswith(("core/", "kvxfer/", "bindings/")) or "/" not in name, (
+                f"{path} includes {name}"
+            )
+
+
+def test_public_headers_are_free_of_python_and_cuda() -> None:
+    for path in cpp_files(NATIVE / "include"):
+        text = path.read_text()
+        assert not re.search(r"#\s*include\s*[<\"](Python|nanobind|cuda)", text), path
+        assert all(name.startswith("kvxfer/") for name in includes(path)), path

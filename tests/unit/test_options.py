@@ -1,0 +1,108 @@
+"""options: what does not fit is named, and nobody listens to the world without a secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvxfer.errors import UsageError
+from kvxfer.options import AgentOptions, find_secret
+
+SECRET = "0123456789abcdef"
+
+# kvxfer/_native.pyi: AgentCore.
+NATIVE_KEYS = {
+    "listen",
+    "secret",
+    "transports",
+    "tcp_rails",
+    "silent_timeout_s",
+    "heartbeat_interval_s",
+    "handshake_timeout_s",
+    "lease_margin_s",
+    "spin_us",
+    "integrity",
+    "max_transfers_per_peer",
+    "faults",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVXFER_SECRET", raising=False)
+    monkeypatch.delenv("KVXFER_SECRET_FILE", raising=False)
+
+
+def test_native_options_are_complete() -> None:
+    assert set(AgentOptions().to_native()) == NATIVE_KEYS
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transfer_timeout_s": 0},
+        {"silent_timeout_s": float("nan")},
+        {"heartbeat_interval_s": 3.0},
+        {"tcp_rails": 0},
+        {"spin_us": -1},
+        {"transports": ()},
+        {"transports": ("smoke",)},
+        {"lease_margin_s": -1.0},
+        {"max_transfers_per_peer": 0},
+        {"secret": "short"},
+        {"listen": "7301"},
+        {"listen": "udp://127.0.0.1:1"},
+        {"listen": "tcp://127.0.0.1:99999"},
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        AgentOptions(**options).to_native()
+    assert caught.value.code == "invalid-argument"
+
+
+@pytest.mark.parametrize(
+    "listen", ["tcp://0.0.0.0:0", "tcp://10.0.0.7:7301", "tcp://[::]:0", "tcp://node-7:1"]
+)
+def test_beyond_loopback_needs_a_secret(listen: str) -> None:
+    with pytest.raises(UsageError, match="without a secret"):
+        AgentOptions(listen=listen).to_native()
+    assert AgentOptions(listen=listen, secret=SECRET).to_native()["secret"] == SECRET.encode()
+
+
+@pytest.mark.parametrize(
+    "listen", ["", "tcp://127.0.0.1:0", "tcp://localhost:7301", "tcp://[::1]:0", "tcp://127.9.9.9:1"]
+)
+def test_loopback_needs_none(listen: str) -> None:
+    assert AgentOptions(listen=listen).to_native()["secret"] == b""
+
+
+def test_secret_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KVXFER_SECRET", SECRET)
+    assert find_secret(None) == SECRET.encode()
+    assert find_secret("x" * 16) == b"x" * 16
+    assert find_secret(b"") == b""
+    file = tmp_path / "secret"
+    monkeypatch.setenv("KVXFER_SECRET_FILE", str(file))
+    with pytest.raises(UsageError, match="both set"):
+        find_secret(None)
+    monkeypatch.delenv("KVXFER_SECRET")
+    with pytest.raises(UsageError, match="cannot be read"):
+        find_secret(None)
+    file.write_bytes(SECRET.encode() + b"\n")
+    assert find_secret(None) == SECRET.encode()
+    file.write_bytes(b"short\n")
+    with pytest.raises(UsageError, match="5 bytes"):
+        find_secret(None)
+
+
+def test_an_empty_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVXFER_SECRET", "")
+    with pytest.raises(UsageError, match="0 bytes"):
+        find_secret(None)
+
+
+def test_the_secret_is_not_printed() -> None:
+    assert SECRET not in repr(AgentOptions(secret=SECRET))

@@ -1,0 +1,122 @@
+"""transfer: one end, the same for everybody who waits, and errors that name what to recompute."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kvxfer._native", reason="the native module is not built")
+
+from kvxfer.agent import Agent
+from kvxfer.errors import PeerError, TransferError, UsageError
+from kvxfer.transfer import Incoming, Transfer
+
+
+@pytest.fixture
+def incoming(fake_core: list[Any]) -> tuple[Any, Incoming]:
+    agent = Agent("decode")
+    core = fake_core[0]
+    handle = core.expect()
+    return handle, Incoming(
+        handle, agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True
+    )
+
+
+async def test_done_wakes_all_who_wait(incoming: tuple[Any, Incoming]) -> None:
+    handle, work = incoming
+    waiting = [asyncio.ensure_future(work) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert not work.done
+    handle.end()
+    await asyncio.gather(*waiting)
+    await work
+    work.wait(0)
+    assert work.state == "done"
+    assert work.error is None
+    assert work.stages.ended_ns == 3
+
+
+async def test_failure_names_the_blocks(incoming: tuple[Any, Incoming]) -> None:
+    handle, work = incoming
+    waiting = asyncio.ensure_future(work)
+    await asyncio.sleep(0)
+    handle.end("failed", 31, "the lease was revoked", failed=(3, 4))
+    with pytest.raises(TransferError, match="revoked") as caught:
+        await waiting
+    assert caught.value.failed_blocks.tolist() == [3, 4]
+    assert (caught.value.code, caught.value.peer, caught.value.rail) == ("lease-ended", "prefill", "shm")
+    with pytest.raises(TransferError):
+        work.wait(0)
+
+
+async def test_a_lost_peer_is_a_peer_error_with_blocks(incoming: tuple[Any, Incoming]) -> None:
+    handle, work = incoming
+    handle.end("failed", 71, "nothing heard for 2 s", failed=(1,))
+    with pytest.raises(PeerError) as caught:
+        await work
+    assert caught.value.failed_blocks.tolist() == [1]
+
+
+def test_wait_that_runs_out_leaves_it_pending(incoming: tuple[Any, Incoming]) -> None:
+    _, work = incoming
+    with pytest.raises(TimeoutError, match="still pending"):
+        work.wait(0)
+    assert work.state == "pending"
+
+
+async def test_layers_arrive_in_any_order(incoming: tuple[Any, Incoming]) -> None:
+    handle, work = incoming
+    waiting = {layer: asyncio.create_task(work.layer(layer)) for layer in work.layers}
+    await asyncio.sleep(0)
+    handle.arrive(4)  # the region's layer 4 is the model's 6
+    await waiting[6]
+    assert not waiting[4].done()
+    assert work.layer_arrived(6)
+    assert not work.layer_arrived(4)
+    handle.end("failed", 34, "deadline", failed=(3,))
+    for layer in (4, 5):
+        with pytest.raises(TransferError):
+            await waiting[layer]
+    await work.layer(6)
+    work.wait_layer(6, 0)
+    with pytest.raises(TransferError):
+        work.wait_layer(5, 0)
+
+
+def test_layers_of_others_are_refused(incoming: tuple[Any, Incoming]) -> None:
+    _, work = incoming
+    for layer in (3, 7, -1):
+        with pytest.raises(UsageError, match="4 to 6"):
+            work.layer_arrived(layer)
+    with pytest.raises(TimeoutError):
+        work.wait_layer(4, 0)
+
+
+async def test_cancelled_await_leaves_the_transfer(incoming: tuple[Any, Incoming]) -> None:
+    handle, work = incoming
+    waiting = asyncio.ensure_future(work)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert not handle.cancelled
+    assert work.state == "pending"
+    handle.end()
+    await work
+
+
+def test_cancel_is_passed_on(incoming: tuple[Any, Incoming]) -> None:
+    handle, work = incoming
+    work.cancel()
+    assert handle.cancelled
+
+
+def test_a_write_has_no_layers_here(fake_core: list[Any]) -> None:
+    agent = Agent("prefill")
+    work = Transfer(
+        fake_core[0].expect(), agent._completions, peer_name="d", layers=range(2), origin=0, arrives=False
+    )
+    with pytest.raises(UsageError, match="other end"):
+        work.layer_arrived(0)
+    assert "layers=0..1 pending" in repr(work)
