@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from kvxfer.errors import UsageError
@@ -153,6 +152,8 @@ def find_secret(given: bytes | str | None) -> bytes:
         if value is not None:
             secret, origin = value.encode(), "KVXFER_SECRET"
         elif path is not None:
+            from pathlib import Path
+
             origin = f"KVXFER_SECRET_FILE ({path})"
             try:
                 secret = Path(path).read_bytes().rstrip(b"\r\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -76,7 +75,7 @@ class RegionDescriptor:
                 "name": self.name,
                 "nbytes": self.nbytes,
                 "num_blocks": self.num_blocks,
-                "layout": base64.b64encode(self.layout.to_bytes()).decode(),
+                "layout": self.layout.to_bytes().decode(),
             },
             separators=(",", ":"),
         ).encode()
@@ -106,10 +105,10 @@ class RegionDescriptor:
                 )
         try:
             values["incarnation"] = bytes.fromhex(values["incarnation"])
-            layout = base64.b64decode(values["layout"], validate=True)
+            encoded_layout = values["layout"].encode()
         except ValueError as error:
             raise UsageError(f"region descriptor: {error}", code="invalid-argument") from None
-        values["layout"] = KVLayout.from_bytes(layout)
+        values["layout"] = KVLayout.from_bytes(encoded_layout)
         if values["num_blocks"] != values["layout"].num_blocks or values["nbytes"] < values["layout"].nbytes:
             raise UsageError("region descriptor contradicts its layout", code="invalid-argument")
         if not 0 <= values["id"] < 1 << 64:
