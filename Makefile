@@ -129,7 +129,7 @@ nightly: test
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000 FUZZ_SEED=$$(date +%s)
 
 wheel: $(VENV)/deps.stamp
-	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	ls -l dist
 
 clean:
