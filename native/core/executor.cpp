@@ -35,8 +35,8 @@ struct Run {
 
 // Moves `nbytes`, a multiple of kStepNbytes, to a `dst` on a cache line, and fetches the first
 // `ahead_nbytes` from `ahead` into the cache beside the last steps.
-using StreamKernel = void (*)(std::byte* dst, const std::byte* src, std::size_t nbytes, const std::byte* ahead,
-                              std::size_t ahead_nbytes) noexcept;
+using StreamKernel = void (*)(std::byte* dst, const std::byte* src, std::size_t nbytes,
+                              const std::byte* ahead, std::size_t ahead_nbytes) noexcept;
 
 struct Kernel {
   std::string_view name;
@@ -45,8 +45,9 @@ struct Kernel {
 
 #if defined(__x86_64__)
 
-__attribute__((target("avx512f"))) void stream_avx512(std::byte* dst, const std::byte* src, std::size_t nbytes,
-                                                      const std::byte* ahead, std::size_t ahead_nbytes) noexcept {
+__attribute__((target("avx512f"))) void stream_avx512(std::byte* dst, const std::byte* src,
+                                                      std::size_t nbytes, const std::byte* ahead,
+                                                      std::size_t ahead_nbytes) noexcept {
   const std::size_t ahead_from = nbytes - std::min(nbytes, ahead_nbytes);
   for (std::size_t at = 0; at < nbytes; at += kStepNbytes) {
     if (at >= ahead_from) {
@@ -135,7 +136,8 @@ class Lookahead {
 
   void copy_oldest() noexcept {
     const std::size_t oldest = num_copied_++;
-    copy_run_ahead(runs_[oldest % kNumRuns], num_copied_ < num_pushed_ ? runs_[num_copied_ % kNumRuns] : Run{});
+    copy_run_ahead(runs_[oldest % kNumRuns],
+                   num_copied_ < num_pushed_ ? runs_[num_copied_ % kNumRuns] : Run{});
   }
 
   std::array<Run, kNumRuns> runs_;
@@ -185,8 +187,8 @@ std::uint32_t crc32c_table(std::uint32_t state, const std::byte* bytes, std::siz
     // Assembled byte by byte: the same on machines of either byte order.
     state ^= byte_at(0) | byte_at(1) << 8 | byte_at(2) << 16 | byte_at(3) << 24;
     state = kSlices[7][state & 0xff] ^ kSlices[6][state >> 8 & 0xff] ^ kSlices[5][state >> 16 & 0xff] ^
-            kSlices[4][state >> 24] ^ kSlices[3][byte_at(4)] ^ kSlices[2][byte_at(5)] ^ kSlices[1][byte_at(6)] ^
-            kSlices[0][byte_at(7)];
+            kSlices[4][state >> 24] ^ kSlices[3][byte_at(4)] ^ kSlices[2][byte_at(5)] ^
+            kSlices[1][byte_at(6)] ^ kSlices[0][byte_at(7)];
   }
   for (; nbytes > 0; --nbytes, ++bytes) state = state >> 8 ^ kSlices[0][(state ^ byte_at(0)) & 0xff];
   return state;
@@ -270,7 +272,8 @@ void copy_fence() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-void copy_piece(const Move& move, std::uint32_t piece, const std::byte* src_base, std::byte* dst_base) noexcept {
+void copy_piece(const Move& move, std::uint32_t piece, const std::byte* src_base,
+                std::byte* dst_base) noexcept {
   Lookahead ahead;
   runs_of(move, piece, [&](std::uint64_t src_offset, std::uint64_t dst_offset, std::uint64_t nbytes) {
     ahead.push({dst_base + dst_offset, src_base + src_offset, nbytes});
@@ -307,7 +310,8 @@ std::uint32_t crc32c(std::uint32_t crc, const std::byte* bytes, std::size_t nbyt
   return ~kCrcKernel(~crc, bytes, nbytes);
 }
 
-std::uint32_t checksum_piece(const Move& move, std::uint32_t piece, Side side, const std::byte* base) noexcept {
+std::uint32_t checksum_piece(const Move& move, std::uint32_t piece, Side side,
+                             const std::byte* base) noexcept {
   std::uint32_t state = ~0u;
   runs_of(move, piece, [&](std::uint64_t src_offset, std::uint64_t dst_offset, std::uint64_t nbytes) {
     state = kCrcKernel(state, base + (side == Side::kSrc ? src_offset : dst_offset), nbytes);

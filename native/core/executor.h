@@ -18,7 +18,8 @@ void copy_run(std::byte* dst, const std::byte* src, std::size_t nbytes) noexcept
 void copy_fence() noexcept;
 
 // One piece, from a source region mapped at src_base into dst_base. Ends with copy_fence().
-void copy_piece(const Move& move, std::uint32_t piece, const std::byte* src_base, std::byte* dst_base) noexcept;
+void copy_piece(const Move& move, std::uint32_t piece, const std::byte* src_base,
+                std::byte* dst_base) noexcept;
 
 enum class Side : std::uint8_t { kSrc, kDst };
 
@@ -29,7 +30,8 @@ std::uint64_t piece_end(const Move& move, std::uint32_t piece, Side side) noexce
 
 // crc32c (Castagnoli; SSE4.2 where there is) over the piece's bytes in program order, the same
 // at both ends.
-std::uint32_t checksum_piece(const Move& move, std::uint32_t piece, Side side, const std::byte* base) noexcept;
+std::uint32_t checksum_piece(const Move& move, std::uint32_t piece, Side side,
+                             const std::byte* base) noexcept;
 std::uint32_t crc32c(std::uint32_t crc, const std::byte* bytes, std::size_t nbytes) noexcept;
 
 std::string_view copy_kernel_name() noexcept;  // "avx512-nt", "avx2-nt", "memcpy"

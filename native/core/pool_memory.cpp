@@ -29,7 +29,9 @@ std::size_t base_page_nbytes() noexcept {
   return nbytes;
 }
 
-std::size_t round_up(std::size_t value, std::size_t unit) noexcept { return (value + unit - 1) / unit * unit; }
+std::size_t round_up(std::size_t value, std::size_t unit) noexcept {
+  return (value + unit - 1) / unit * unit;
+}
 
 // Live pools by address. Never destroyed: arrays may outlive every static object.
 struct Registry {
@@ -50,7 +52,8 @@ Status bind_to_node(std::byte* data, std::size_t nbytes, int node) {
   constexpr int kBitsPerWord = 8 * sizeof(unsigned long);
   unsigned long mask[kMaxNodes / kBitsPerWord] = {};
   if (node >= kMaxNodes)
-    return {Code::kInvalidArgument, "numa_node " + std::to_string(node) + " is beyond " + std::to_string(kMaxNodes)};
+    return {Code::kInvalidArgument,
+            "numa_node " + std::to_string(node) + " is beyond " + std::to_string(kMaxNodes)};
   mask[node / kBitsPerWord] |= 1ul << (node % kBitsPerWord);
   if (::syscall(SYS_mbind, data, nbytes, kBind, mask, kMaxNodes + 1ul, 0u) == 0) return {};
   if (errno == EINVAL)
@@ -60,7 +63,8 @@ Status bind_to_node(std::byte* data, std::size_t nbytes, int node) {
   return {failed.code(), failed.message() + "; numa_node=-1 does without"};
 #else
   static_cast<void>(data), static_cast<void>(nbytes);
-  return {Code::kUnsupported, "this machine has no mbind: numa_node " + std::to_string(node) + " cannot be had"};
+  return {Code::kUnsupported,
+          "this machine has no mbind: numa_node " + std::to_string(node) + " cannot be had"};
 #endif
 }
 
@@ -110,7 +114,8 @@ std::size_t transparent_huge_nbytes(const std::byte* data, std::size_t nbytes) {
 
 Result<std::shared_ptr<PoolMemory>> PoolMemory::create(const Options& options) {
   if (options.nbytes == 0) return Status(Code::kInvalidArgument, "a pool of 0 bytes");
-  if (options.nbytes > SIZE_MAX / 4) return Status(Code::kInvalidArgument, "a pool's nbytes is beyond the address space");
+  if (options.nbytes > SIZE_MAX / 4)
+    return Status(Code::kInvalidArgument, "a pool's nbytes is beyond the address space");
   if (options.huge_pages && options.nbytes >= kHugePageNbytes) {
     // Too few reserved, none of 2 MiB on this machine, none on the node: the other kind will do.
     Result<std::shared_ptr<PoolMemory>> pool = create_with(options, true);
@@ -134,20 +139,24 @@ Result<std::shared_ptr<PoolMemory>> PoolMemory::create_with(const Options& optio
   // page of slack, so that the memory can begin on one and be mapped by huge pages.
   const std::size_t guard_nbytes = base_page_nbytes();
   pool->reserved_nbytes_ = pool->memfd_nbytes_ + kHugePageNbytes + 2 * guard_nbytes;
-  void* reserved = ::mmap(nullptr, pool->reserved_nbytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* reserved =
+      ::mmap(nullptr, pool->reserved_nbytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) return Status::from_errno("mmap of a pool's addresses", errno);
   pool->reserved_ = static_cast<std::byte*>(reserved);
   const auto first_usable = reinterpret_cast<std::uintptr_t>(reserved) + guard_nbytes;
-  pool->data_ = pool->reserved_ + (round_up(first_usable, kHugePageNbytes) - reinterpret_cast<std::uintptr_t>(reserved));
+  pool->data_ = pool->reserved_ +
+                (round_up(first_usable, kHugePageNbytes) - reinterpret_cast<std::uintptr_t>(reserved));
 
-  if (::mmap(pool->data_, pool->memfd_nbytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, pool->fd_.get(), 0) ==
-      MAP_FAILED)
+  if (::mmap(pool->data_, pool->memfd_nbytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+             pool->fd_.get(), 0) == MAP_FAILED)
     return Status::from_errno("mmap of a pool of " + std::to_string(pool->memfd_nbytes_) + " bytes", errno);
 
   if (options.numa_node >= 0)
-    if (Status bound = bind_to_node(pool->data_, pool->memfd_nbytes_, options.numa_node); !bound.ok()) return bound;
+    if (Status bound = bind_to_node(pool->data_, pool->memfd_nbytes_, options.numa_node); !bound.ok())
+      return bound;
   // Refused where the machine's administrator switched huge pages off: base pages then.
-  if (options.huge_pages && !hugetlb) static_cast<void>(::madvise(pool->data_, pool->memfd_nbytes_, MADV_HUGEPAGE));
+  if (options.huge_pages && !hugetlb)
+    static_cast<void>(::madvise(pool->data_, pool->memfd_nbytes_, MADV_HUGEPAGE));
   if (Status faulted = prefault(pool->data_, pool->memfd_nbytes_); !faulted.ok()) return faulted;
   if (Status sealed = seal_memfd(pool->fd_.get()); !sealed.ok()) return sealed;
 
@@ -174,7 +183,8 @@ PoolMemory::~PoolMemory() {
 
 std::optional<PoolSlice> PoolMemory::find(const std::byte* address, std::size_t nbytes) {
   Registry& live = registry();
-  std::shared_ptr<PoolMemory> pool;  // outlives the lock: it may be the last owner, and its end takes the lock
+  std::shared_ptr<PoolMemory>
+      pool;  // outlives the lock: it may be the last owner, and its end takes the lock
   {
     const std::lock_guard lock(live.mutex);
     auto after = live.pools.upper_bound(address);

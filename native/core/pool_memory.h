@@ -58,7 +58,7 @@ class PoolMemory {
   std::byte* reserved_ = nullptr;  // guard, memory, guard
   std::size_t reserved_nbytes_ = 0;
   std::byte* data_ = nullptr;
-  std::size_t nbytes_ = 0;        // asked for
+  std::size_t nbytes_ = 0;  // asked for
   std::size_t memfd_nbytes_ = 0;  // whole pages
   std::string_view page_kind_ = "base";
 };

@@ -78,7 +78,8 @@ std::pair<PeerId, PeerId> connect_ends(End<T>& a, End<T>& b) {
 // One layer of whole blocks: source block i of `src_blocks` to destination block i of `dst_blocks`.
 inline std::shared_ptr<const Move> block_move(RegionId src_region, std::byte* dst, std::uint64_t block_nbytes,
                                               std::vector<std::uint32_t> src_blocks,
-                                              std::vector<std::uint32_t> dst_blocks, std::uint32_t pairs_per_piece) {
+                                              std::vector<std::uint32_t> dst_blocks,
+                                              std::uint32_t pairs_per_piece) {
   CopyLoop loop{};
   loop.num_layers = 1;
   loop.src_block_stride = loop.dst_block_stride = block_nbytes;

@@ -106,13 +106,16 @@ TEST(copy_piece_equals_the_loop_nest_and_sums_agree_at_both_ends) {
         for (std::uint64_t i = 0; i < 2; ++i)
           for (std::uint64_t j = 0; j < 3; ++j)
             std::memcpy(expected.data() + loop.dst_offset + layer * loop.dst_layer_stride +
-                            move.dst_blocks[p] * loop.dst_block_stride + i * loop.dst_strides[0] + j * loop.dst_strides[1],
+                            move.dst_blocks[p] * loop.dst_block_stride + i * loop.dst_strides[0] +
+                            j * loop.dst_strides[1],
                         src.data() + loop.src_offset + layer * loop.src_layer_stride +
-                            move.src_blocks[p] * loop.src_block_stride + i * loop.src_strides[0] + j * loop.src_strides[1],
+                            move.src_blocks[p] * loop.src_block_stride + i * loop.src_strides[0] +
+                            j * loop.src_strides[1],
                         nbytes);
     for (std::uint32_t piece = 0; piece < move.grid.num_pieces(); ++piece) {
       copy_piece(move, piece, src.data(), dst.data());
-      CHECK_EQ(checksum_piece(move, piece, Side::kSrc, src.data()), checksum_piece(move, piece, Side::kDst, dst.data()));
+      CHECK_EQ(checksum_piece(move, piece, Side::kSrc, src.data()),
+               checksum_piece(move, piece, Side::kDst, dst.data()));
     }
     CHECK(dst == expected);
   }
@@ -123,8 +126,8 @@ TEST(piece_end_is_the_last_byte_of_the_runs) {
   const Move move = make_move(random, 8, 100);
   for (std::uint32_t piece = 0; piece < move.grid.num_pieces(); ++piece) {
     std::uint64_t src_end = 0, dst_end = 0;
-    for_each_run(move.program->loops.data(), 1, move.grid.piece(piece), move.src_blocks.data(), move.dst_blocks.data(),
-                 [&](std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) {
+    for_each_run(move.program->loops.data(), 1, move.grid.piece(piece), move.src_blocks.data(),
+                 move.dst_blocks.data(), [&](std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) {
                    src_end = std::max(src_end, src + nbytes);
                    dst_end = std::max(dst_end, dst + nbytes);
                  });

@@ -23,7 +23,9 @@ struct Pair {
     remote = {5, reinterpret_cast<std::uintptr_t>(from.data()), {{0, from.size()}}, keys.value()};
     REQUIRE_OK(destination.transport->attach(peer, remote));
   }
-  void post(const Work& work) { REQUIRE_EQ(destination.transport->post(peer, std::span(&work, 1)).accepted, 1u); }
+  void post(const Work& work) {
+    REQUIRE_EQ(destination.transport->post(peer, std::span(&work, 1)).accepted, 1u);
+  }
   Work fetch(WorkId id, std::vector<std::uint32_t> src = {0, 1, 2, 3}) {
     std::vector<std::uint32_t> dst(src.rbegin(), src.rend());
     const auto num_pairs = static_cast<std::uint32_t>(src.size());

@@ -27,8 +27,10 @@ bool dies_by_sigsegv(const std::byte* address, bool write) {
   if (child == 0) {
     std::signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would turn it into an exit
     volatile auto* byte = const_cast<std::byte*>(address);
-    if (write) *byte = std::byte{1};
-    else static_cast<void>(static_cast<std::byte>(*byte));
+    if (write)
+      *byte = std::byte{1};
+    else
+      static_cast<void>(static_cast<std::byte>(*byte));
     ::_exit(0);
   }
   int status = 0;

@@ -25,7 +25,8 @@ constexpr std::uint64_t kRegionNbytes = kBlockNbytes * kNumBlocks;
 using Shm = End<ShmTransport>;
 
 std::shared_ptr<PoolMemory> make_pool(std::size_t nbytes = kRegionNbytes) {
-  auto pool = PoolMemory::create({.nbytes = nbytes, .name = "shm-test", .huge_pages = false, .numa_node = -1});
+  auto pool =
+      PoolMemory::create({.nbytes = nbytes, .name = "shm-test", .huge_pages = false, .numa_node = -1});
   REQUIRE_OK(pool);
   return pool.value();
 }
@@ -36,7 +37,9 @@ LocalRegion pool_region(RegionId id, std::byte* base, std::uint64_t nbytes) {
   return {id, base, {{0, nbytes}}, slice->fd, slice->memfd_id, slice->offset, slice->memfd_nbytes};
 }
 
-LocalRegion foreign_region(RegionId id, std::byte* base, std::uint64_t nbytes) { return {id, base, {{0, nbytes}}}; }
+LocalRegion foreign_region(RegionId id, std::byte* base, std::uint64_t nbytes) {
+  return {id, base, {{0, nbytes}}};
+}
 
 RemoteRegion as_remote(const LocalRegion& local, RegionKeys keys) {
   return {local.id, reinterpret_cast<std::uintptr_t>(local.base), local.spans, std::move(keys)};
@@ -69,7 +72,8 @@ void fetch_all_and_check(Shm& destination, PeerId peer, RegionId region) {
   const auto move = block_move(region, memory.data(), kBlockNbytes, src, dst, 5);
   static WorkId next_work = 1000;
   std::vector<Work> batch;
-  for (std::uint32_t piece = 0; piece < move->grid.num_pieces(); ++piece) batch.push_back(fetch_work(next_work++, move, piece));
+  for (std::uint32_t piece = 0; piece < move->grid.num_pieces(); ++piece)
+    batch.push_back(fetch_work(next_work++, move, piece));
   const PostResult posted = destination.transport->post(peer, batch);
   REQUIRE_EQ(posted.accepted, batch.size());
   for (const Work& work : batch) {
@@ -95,7 +99,8 @@ TEST(pool_pages_arrive_byte_for_byte) {
   REQUIRE_OK(destination.transport->attach(peer, remote));
   fetch_all_and_check(destination, peer, 7);
   CHECK_EQ(destination.transport->num_mappings(), 1u);
-  while (destination.transport->busy()) destination.step();  // page tables are filled while idle, then it rests
+  while (destination.transport->busy())
+    destination.step();  // page tables are filled while idle, then it rests
 }
 
 TEST(foreign_pages_arrive_byte_for_byte) {
@@ -125,7 +130,8 @@ TEST(foreign_memory_of_more_runs_than_one_call_takes) {
   REQUIRE_EQ(destination.transport->post(peer, std::span(&work, 1)).accepted, 1u);
   CHECK_EQ(destination.await(1).code, Code::kOk);
   for (std::uint32_t i = 0; i < kRuns; ++i)
-    REQUIRE(std::memcmp(to.data() + std::size_t{kRuns - 1 - i} * 128, from.data() + std::size_t{i} * 128, 128) == 0);
+    REQUIRE(std::memcmp(to.data() + std::size_t{kRuns - 1 - i} * 128, from.data() + std::size_t{i} * 128,
+                        128) == 0);
 }
 
 TEST(unmapped_foreign_memory_fails_its_piece_in_words) {
@@ -185,10 +191,12 @@ TEST(a_pool_with_two_regions_is_mapped_once_and_unmapped_after_both) {
   const PeerId peer = connect_ends(destination, source).first;
   const auto pool = make_pool();
   const RemoteRegion first = register_at(source, pool_region(1, pool->data(), kRegionNbytes / 2));
-  const RemoteRegion second = register_at(source, pool_region(2, pool->data() + kRegionNbytes / 2, kRegionNbytes / 2));
+  const RemoteRegion second =
+      register_at(source, pool_region(2, pool->data() + kRegionNbytes / 2, kRegionNbytes / 2));
   REQUIRE_OK(destination.transport->attach(peer, first));
   REQUIRE_OK(destination.transport->attach(peer, second));
-  REQUIRE(destination.reactor.run_until([&] { destination.step(); }, [&] { return destination.transport->num_mappings() == 1; }));
+  REQUIRE(destination.reactor.run_until([&] { destination.step(); },
+                                        [&] { return destination.transport->num_mappings() == 1; }));
   destination.transport->detach(peer, 1);
   CHECK_EQ(destination.transport->num_mappings(), 1u);
   destination.transport->detach(peer, 2);
@@ -413,7 +421,8 @@ TEST(a_pool_that_peers_would_refuse_is_refused_at_registration) {
   Shm source;
   const UniqueFd unsealed(::memfd_create("bogus", MFD_CLOEXEC));
   REQUIRE(::ftruncate(unsealed.get(), 8192) == 0);
-  const auto refused = source.transport->register_memory({1, nullptr, {{0, 8192}}, unsealed.get(), 1, 0, 8192});
+  const auto refused =
+      source.transport->register_memory({1, nullptr, {{0, 8192}}, unsealed.get(), 1, 0, 8192});
   CHECK_EQ(refused.status().code(), Code::kInvalidArgument);
 }
 
@@ -422,7 +431,8 @@ TEST(a_pool_that_peers_would_refuse_is_refused_at_registration) {
 // A source in a child process: one region in a pool (1), one that is not (2), and fence word 9.
 struct ChildSource {
   ChildSource() {
-    const std::string name = "kvxfer-test-shm-" + std::to_string(::getpid()) + "-" + std::to_string(check::seed());
+    const std::string name =
+        "kvxfer-test-shm-" + std::to_string(::getpid()) + "-" + std::to_string(check::seed());
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path + 1, name.data(), name.size());  // abstract
@@ -437,13 +447,14 @@ struct ChildSource {
       parent_control.reset();
       // Connected after the fork, so that the socket's credentials name this process.
       UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-      if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), address_nbytes) != 0) ::_exit(1);
+      if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), address_nbytes) != 0)
+        ::_exit(1);
       serve(std::move(socket), child_control.get());
       ::_exit(0);
     }
     control = std::move(parent_control);
-    const Result<PeerId> connected =
-        destination.transport->connect(UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)), {false, 0, "child"});
+    const Result<PeerId> connected = destination.transport->connect(
+        UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)), {false, 0, "child"});
     REQUIRE_OK(connected);
     peer = connected.value();
     destination.await(CompletionKind::kRailUp);
@@ -465,7 +476,8 @@ struct ChildSource {
     std::vector<std::byte> memory(kRegionNbytes);
     fill_pattern(pool->data(), kRegionNbytes);
     fill_pattern(memory.data(), kRegionNbytes);
-    const LocalRegion regions[] = {pool_region(1, pool->data(), kRegionNbytes), foreign_region(2, memory.data(), kRegionNbytes)};
+    const LocalRegion regions[] = {pool_region(1, pool->data(), kRegionNbytes),
+                                   foreign_region(2, memory.data(), kRegionNbytes)};
     for (const LocalRegion& region : regions) {
       const RemoteRegion remote = register_at(source, region);
       static_cast<void>(::send(control_fd, &remote.base, sizeof remote.base, MSG_NOSIGNAL));
@@ -513,7 +525,8 @@ TEST(a_killed_process_fails_work_on_its_memory_and_downs_the_rail) {
   ChildSource child;
   ::kill(child.pid, SIGKILL);
   siginfo_t info;
-  REQUIRE(::waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOWAIT) == 0);  // gone, its number not yet free
+  REQUIRE(::waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOWAIT) ==
+          0);  // gone, its number not yet free
   std::vector<std::byte> to(kRegionNbytes);
   const Work work = fetch_work(1, block_move(2, to.data(), kBlockNbytes, {0}, {0}, 1), 0);
   REQUIRE_EQ(child.destination.transport->post(child.peer, std::span(&work, 1)).accepted, 1u);

@@ -228,7 +228,8 @@ void LoopbackTransport::disconnect(PeerId id) noexcept {
   if (found == peers_.end()) return;
   Peer& peer = *found->second;
   if (peer.socket) reactor_.remove(peer.socket.get());
-  std::erase_if(ready_, [id](const Completion& c) { return c.kind != CompletionKind::kWork && c.peer == id; });
+  std::erase_if(ready_,
+                [id](const Completion& c) { return c.kind != CompletionKind::kWork && c.peer == id; });
   end_work(peer, Code::kCancelled, {});
   peers_.erase(found);
 }
@@ -253,7 +254,8 @@ PostResult LoopbackTransport::post(PeerId id, std::span<const Work> batch) noexc
 // Work only moves inside poll, so what is still queued has not begun and what is not has ended.
 void LoopbackTransport::cancel(WorkId id) noexcept {
   for (auto& [peer_id, peer] : peers_) {
-    const auto work = std::find_if(peer->queue.begin(), peer->queue.end(), [id](const Work& w) { return w.id == id; });
+    const auto work =
+        std::find_if(peer->queue.begin(), peer->queue.end(), [id](const Work& w) { return w.id == id; });
     if (work == peer->queue.end()) continue;
     peer->queue.erase(work);
     ready_.push_back(failed(id, Code::kCancelled, {}));
@@ -279,8 +281,8 @@ std::size_t LoopbackTransport::poll(std::span<Completion> completions) noexcept 
 }
 
 bool LoopbackTransport::busy() const noexcept {
-  return !ready_.empty() ||
-         std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) { return !entry.second->queue.empty(); });
+  return !ready_.empty() || std::any_of(peers_.begin(), peers_.end(),
+                                        [](const auto& entry) { return !entry.second->queue.empty(); });
 }
 
 LoopbackTransport::Peer* LoopbackTransport::next_with_work() noexcept {
@@ -324,11 +326,13 @@ Completion LoopbackTransport::check_fence(Peer& peer, const Work& work) noexcept
   if (peer.exposure->fences == nullptr)
     return failed(work.id, Code::kRailFailed, "loopback: " + peer.name + " is closed");
   if (work.fence_slot >= FenceTable::kNumSlots)
-    return failed(work.id, Code::kInternal, "loopback: there is no fence slot " + std::to_string(work.fence_slot));
+    return failed(work.id, Code::kInternal,
+                  "loopback: there is no fence slot " + std::to_string(work.fence_slot));
   // Every load of the pages comes before the load of the word (FenceTable::bump has the other half).
   std::atomic_thread_fence(std::memory_order_acquire);
   if (peer.exposure->fences->generation(work.fence_slot) != work.fence_generation)
-    return failed(work.id, Code::kLeaseEnded, "loopback: " + peer.name + " ended the right to read while the bytes moved");
+    return failed(work.id, Code::kLeaseEnded,
+                  "loopback: " + peer.name + " ended the right to read while the bytes moved");
   return {CompletionKind::kWork, work.id, 0, Code::kOk, {}};
 }
 

@@ -21,25 +21,30 @@ int yama_ptrace_scope() {
 }
 
 std::string refusal_words(int error, pid_t pid, uid_t uid) {
-  const std::string failed = Status::from_errno("process_vm_readv of process " + std::to_string(pid), error).message();
+  const std::string failed =
+      Status::from_errno("process_vm_readv of process " + std::to_string(pid), error).message();
   if (error == ENOSYS) return failed + ": this kernel is built without CONFIG_CROSS_MEMORY_ATTACH";
   if (error == ESRCH)
-    return failed + ": it lives in another pid namespace; start both containers with a common one (docker run "
-                    "--pid=container:<other>, Kubernetes shareProcessNamespace)";
-  if (error == EFAULT) return failed + ": this number belongs to another process here; give both a common pid namespace";
+    return failed +
+           ": it lives in another pid namespace; start both containers with a common one (docker run "
+           "--pid=container:<other>, Kubernetes shareProcessNamespace)";
+  if (error == EFAULT)
+    return failed + ": this number belongs to another process here; give both a common pid namespace";
   if (error != EPERM) return failed;
 
   std::string words = failed + ": ";
   const int scope = yama_ptrace_scope();
   if (uid != ::geteuid())
-    words += "it runs as user " + std::to_string(uid) + " and this process as " + std::to_string(::geteuid()) +
-             "; run both as one user, or this one with CAP_SYS_PTRACE";
+    words += "it runs as user " + std::to_string(uid) + " and this process as " +
+             std::to_string(::geteuid()) + "; run both as one user, or this one with CAP_SYS_PTRACE";
   else if (scope > 0)
     words += "Yama's ptrace_scope is " + std::to_string(scope) +
              "; set it to 0 (sysctl kernel.yama.ptrace_scope=0), or give this process CAP_SYS_PTRACE";
   else
-    words += "this process lacks CAP_SYS_PTRACE, or a seccomp profile forbids the call (docker run --cap-add SYS_PTRACE), "
-             "or the peer made itself undumpable";
+    words +=
+        "this process lacks CAP_SYS_PTRACE, or a seccomp profile forbids the call (docker run --cap-add "
+        "SYS_PTRACE), "
+        "or the peer made itself undumpable";
   return words;
 }
 
@@ -57,7 +62,8 @@ UniqueFd open_pidfd(pid_t pid) noexcept {
 ForeignMemory::ForeignMemory(pid_t pid, uid_t uid, const Probe& probe) : pid_(pid) {
   refusal_.clear();
   if (pid <= 0) {
-    refusal_ = "the peer's process cannot be seen from this pid namespace; start both containers with a common one";
+    refusal_ =
+        "the peer's process cannot be seen from this pid namespace; start both containers with a common one";
     return;
   }
   pidfd_ = open_pidfd(pid);  // before the probe: what the probe finds is then what the pidfd means
@@ -74,8 +80,9 @@ ForeignMemory::ForeignMemory(pid_t pid, uid_t uid, const Probe& probe) : pid_(pi
 Status ForeignMemory::fetch_piece(const Move& move, std::uint32_t piece, std::uint64_t remote_base) {
   std::size_t num_runs = 0;
   Status status;
-  for_each_run(move.program->loops.data(), move.program->loops.size(), move.grid.piece(piece), move.src_blocks.data(),
-               move.dst_blocks.data(), [&](std::uint64_t src_offset, std::uint64_t dst_offset, std::uint64_t nbytes) {
+  for_each_run(move.program->loops.data(), move.program->loops.size(), move.grid.piece(piece),
+               move.src_blocks.data(), move.dst_blocks.data(),
+               [&](std::uint64_t src_offset, std::uint64_t dst_offset, std::uint64_t nbytes) {
                  if (!status.ok()) return;
                  local_[num_runs] = {move.local_base + dst_offset, nbytes};
                  remote_[num_runs] = {reinterpret_cast<void*>(remote_base + src_offset), nbytes};
@@ -98,8 +105,9 @@ Status ForeignMemory::read_runs(std::size_t num_runs) noexcept {
     if (result < 0 && errno == EFAULT) {
       // A process that is ending has lost its pages a moment before its number.
       if (Status alive = check_alive(); !alive.ok()) return alive;
-      return {Code::kSystem, "part of the region is not mapped any more, there or here (process_vm_readv: EFAULT); "
-                             "memory must stay mapped while it is registered"};
+      return {Code::kSystem,
+              "part of the region is not mapped any more, there or here (process_vm_readv: EFAULT); "
+              "memory must stay mapped while it is registered"};
     }
     if (result < 0) return Status::from_errno("process_vm_readv", errno);
     if (result == 0) return {Code::kSystem, "process_vm_readv moved nothing"};
@@ -108,7 +116,8 @@ Status ForeignMemory::read_runs(std::size_t num_runs) noexcept {
     while (first < num_runs && left >= local_[first].iov_len) left -= local_[first++].iov_len;
     if (left != 0) {
       local_[first] = {static_cast<std::byte*>(local_[first].iov_base) + left, local_[first].iov_len - left};
-      remote_[first] = {static_cast<std::byte*>(remote_[first].iov_base) + left, remote_[first].iov_len - left};
+      remote_[first] = {static_cast<std::byte*>(remote_[first].iov_base) + left,
+                        remote_[first].iov_len - left};
     }
   }
   return {};

@@ -26,12 +26,14 @@ constexpr std::size_t kPopulateNbytes = 1024 * 1024;
 
 Status check_memfd(int fd, std::uint64_t announced_nbytes) {
   if (announced_nbytes == 0 || announced_nbytes > kMaxMemfdNbytes)
-    return {Code::kRailFailed, "it announced a memfd of " + std::to_string(announced_nbytes) + " bytes; 1 to 2^44 are allowed"};
+    return {Code::kRailFailed,
+            "it announced a memfd of " + std::to_string(announced_nbytes) + " bytes; 1 to 2^44 are allowed"};
   struct stat file{};
   if (::fstat(fd, &file) != 0) return Status::from_errno("fstat of its memfd", errno);
   if (!is_sealed_against_shrinking(fd))
-    return {Code::kRailFailed, "its descriptor is no memfd sealed against shrinking (F_SEAL_SHRINK), so reading it "
-                               "could end this process"};
+    return {Code::kRailFailed,
+            "its descriptor is no memfd sealed against shrinking (F_SEAL_SHRINK), so reading it "
+            "could end this process"};
   if (static_cast<std::uint64_t>(file.st_size) != announced_nbytes)
     return {Code::kRailFailed, "its memfd has " + std::to_string(file.st_size) + " bytes, not the " +
                                    std::to_string(announced_nbytes) + " that it announced"};
@@ -45,8 +47,10 @@ Result<PeerMapping> PeerMapping::map(int fd, std::uint64_t nbytes) {
   mapping.nbytes_ = nbytes;
   // Beginning on a huge page, so that huge pages of the file can be mapped whole.
   mapping.reserved_nbytes_ = nbytes + kHugePageNbytes;
-  void* reserved = ::mmap(nullptr, mapping.reserved_nbytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) return Status::from_errno("mmap of " + std::to_string(nbytes) + " bytes of addresses", errno);
+  void* reserved = ::mmap(nullptr, mapping.reserved_nbytes_, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED)
+    return Status::from_errno("mmap of " + std::to_string(nbytes) + " bytes of addresses", errno);
   mapping.reserved_ = static_cast<std::byte*>(reserved);
   std::byte* const data = mapping.reserved_ + (-reinterpret_cast<std::uintptr_t>(reserved) % kHugePageNbytes);
   if (::mmap(data, nbytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
@@ -55,7 +59,8 @@ Result<PeerMapping> PeerMapping::map(int fd, std::uint64_t nbytes) {
   static_cast<void>(::madvise(data, nbytes, MADV_HUGEPAGE));  // a wish
   // A read of a page that is not there allocates it, at our expense: populate no holes.
   constexpr std::uint64_t kStatBlockNbytes = 512;
-  if (static_cast<std::uint64_t>(file.st_blocks) * kStatBlockNbytes < nbytes) mapping.populated_nbytes_ = nbytes;
+  if (static_cast<std::uint64_t>(file.st_blocks) * kStatBlockNbytes < nbytes)
+    mapping.populated_nbytes_ = nbytes;
   return mapping;
 }
 

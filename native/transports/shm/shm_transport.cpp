@@ -42,7 +42,8 @@ static_assert(sizeof(Keys) == 32 && sizeof(Keys) <= kMaxKeyBytes);
 const shm::Probe& own_probe() {
   static shm::Probe probe;
   static const bool filled = [] {
-    static_cast<void>(::getrandom(probe.bytes.data(), probe.bytes.size(), 0));  // 16 bytes are never cut short
+    static_cast<void>(
+        ::getrandom(probe.bytes.data(), probe.bytes.size(), 0));  // 16 bytes are never cut short
     probe.address = reinterpret_cast<std::uintptr_t>(probe.bytes.data());
     return true;
   }();
@@ -65,9 +66,7 @@ Message memfd_message(std::uint64_t memfd_id, std::uint64_t nbytes) {
   return message;
 }
 
-shm::SharedFd duplicate(int fd) {
-  return std::make_shared<const UniqueFd>(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-}
+shm::SharedFd duplicate(int fd) { return std::make_shared<const UniqueFd>(::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 
 Completion done(WorkId work) { return {CompletionKind::kWork, work, 0, Code::kOk, {}}; }
 Completion failed(WorkId work, Code code, std::string detail) {
@@ -109,7 +108,8 @@ struct ShmTransport::Peer final : Reactor::Handler {
     Memfd* const memfd = memfd_of(region);
     if (memfd == nullptr) return {};  // its work waits
     if (memfd->nbytes != region.keys.memfd_nbytes)
-      return {Code::kUnsupported, "the region's keys tell of a memfd of " + std::to_string(region.keys.memfd_nbytes) +
+      return {Code::kUnsupported, "the region's keys tell of a memfd of " +
+                                      std::to_string(region.keys.memfd_nbytes) +
                                       " bytes; the one that came has " + std::to_string(memfd->nbytes)};
     if (memfd->mapping) return {};
     Result<shm::PeerMapping> mapping = shm::PeerMapping::map(memfd->fd.get(), memfd->nbytes);
@@ -158,7 +158,8 @@ Result<RegionKeys> ShmTransport::register_memory(const LocalRegion& region) {
       if (Status usable = shm::check_memfd(region.memfd, region.memfd_nbytes); !usable.ok())
         return Status(Code::kInvalidArgument, "shm: peers would refuse this region: " + usable.message());
       if (exported_.size() == kMaxMemfds)
-        return Status(Code::kExhausted, "shm: regions already lie in " + std::to_string(kMaxMemfds) + " pools; use fewer, larger pools");
+        return Status(Code::kExhausted, "shm: regions already lie in " + std::to_string(kMaxMemfds) +
+                                            " pools; use fewer, larger pools");
       shm::SharedFd fd = duplicate(region.memfd);
       if (!*fd) return Status::from_errno("dup of a pool's descriptor", errno);
       found = exported_.emplace(region.memfd_id, Exported{std::move(fd), region.memfd_nbytes, 0}).first;
@@ -196,13 +197,15 @@ Status ShmTransport::attach(PeerId peer_id, const RemoteRegion& region) {
 
   Attached attached{.keys = {}, .base = region.base, .end = spans_end(region.spans), .failure = {}};
   if (region.keys.size() != sizeof(Keys))
-    return {Code::kUnsupported, "shm: keys of " + std::to_string(region.keys.size()) + " bytes are not of this version"};
+    return {Code::kUnsupported,
+            "shm: keys of " + std::to_string(region.keys.size()) + " bytes are not of this version"};
   std::memcpy(&attached.keys, region.keys.data(), sizeof(Keys));
 
   switch (attached.keys.where) {
     case Where::kForeign:
       if (!peer.foreign.refusal().empty())
-        return {Code::kUnsupported, "shm: the region of " + peer.name + " lies in no pool, and " + peer.foreign.refusal() +
+        return {Code::kUnsupported, "shm: the region of " + peer.name + " lies in no pool, and " +
+                                        peer.foreign.refusal() +
                                         ". Or let the engine take this memory from a kvxfer pool"};
       if (attached.end > UINT64_MAX - attached.base)
         return {Code::kUnsupported, "shm: the region ends beyond the address space"};
@@ -215,8 +218,7 @@ Status ShmTransport::attach(PeerId peer_id, const RemoteRegion& region) {
       if (Status mapped = peer.map_for(attached); !mapped.ok())
         return {Code::kUnsupported, "shm: the pool of " + peer.name + ": " + mapped.message()};
       break;
-    default:
-      return {Code::kUnsupported, "shm: keys of an unknown kind"};
+    default: return {Code::kUnsupported, "shm: keys of an unknown kind"};
   }
   peer.regions[region.id] = std::move(attached);
   return {};
@@ -231,7 +233,8 @@ void ShmTransport::detach(PeerId peer_id, RegionId region) noexcept {
   const Keys keys = attached->second.keys;
   peer.regions.erase(attached);
   if (keys.where != Where::kPool || peer.uses(keys.memfd_id)) return;
-  if (const auto memfd = peer.memfds.find(keys.memfd_id); memfd != peer.memfds.end()) memfd->second.mapping = {};
+  if (const auto memfd = peer.memfds.find(keys.memfd_id); memfd != peer.memfds.end())
+    memfd->second.mapping = {};
 }
 
 std::size_t ShmTransport::num_mappings() const noexcept {
@@ -265,7 +268,8 @@ void ShmTransport::disconnect(PeerId id) noexcept {
   if (found == peers_.end()) return;
   Peer& peer = *found->second;
   if (!peer.down) reactor_.remove(peer.channel.fd());
-  std::erase_if(ready_, [id](const Completion& c) { return c.kind != CompletionKind::kWork && c.peer == id; });
+  std::erase_if(ready_,
+                [id](const Completion& c) { return c.kind != CompletionKind::kWork && c.peer == id; });
   end_work(peer, Code::kCancelled, {});
   peers_.erase(found);
 }
@@ -384,7 +388,8 @@ PostResult ShmTransport::post(PeerId id, std::span<const Work> batch) noexcept {
 // Work only moves inside poll, so what is still queued has not begun and what is not has ended.
 void ShmTransport::cancel(WorkId id) noexcept {
   for (auto& [peer_id, peer] : peers_) {
-    const auto work = std::find_if(peer->queue.begin(), peer->queue.end(), [id](const Work& w) { return w.id == id; });
+    const auto work =
+        std::find_if(peer->queue.begin(), peer->queue.end(), [id](const Work& w) { return w.id == id; });
     if (work == peer->queue.end()) continue;
     peer->queue.erase(work);
     ready_.push_back(failed(id, Code::kCancelled, {}));
@@ -439,7 +444,8 @@ bool ShmTransport::take_next(Peer*& peer, Work& work) noexcept {
   for (std::size_t i = 0; i < peers_.size(); ++i, ++at) {
     if (at == peers_.end()) at = peers_.begin();
     std::deque<Work>& queue = at->second->queue;
-    const auto next = std::find_if(queue.begin(), queue.end(), [&](const Work& w) { return can_run(*at->second, w); });
+    const auto next =
+        std::find_if(queue.begin(), queue.end(), [&](const Work& w) { return can_run(*at->second, w); });
     if (next == queue.end()) continue;
     peer = at->second.get();
     work = std::move(*next);
@@ -477,7 +483,8 @@ Completion ShmTransport::fetch(Peer& peer, const Work& work, std::uint64_t& move
   } else {
     if (!region.failure.empty())
       return failed(work.id, Code::kRailFailed, "shm: the pool of " + peer.name + ": " + region.failure);
-    copy_piece(move, work.piece, peer.memfd_of(region)->mapping.data() + region.keys.memfd_offset, move.local_base);
+    copy_piece(move, work.piece, peer.memfd_of(region)->mapping.data() + region.keys.memfd_offset,
+               move.local_base);
   }
   const Piece piece = move.grid.piece(work.piece);
   moved_nbytes += piece.num_pairs * move.program->pair_nbytes(piece.layer);
@@ -498,7 +505,8 @@ Completion ShmTransport::check_fence(Peer& peer, const Work& work) noexcept {
   // read the destination.
   std::atomic_thread_fence(std::memory_order_acquire);
   if (words[work.fence_slot].load(std::memory_order_relaxed) != work.fence_generation)
-    return failed(work.id, Code::kLeaseEnded, "shm: " + peer.name + " ended the right to read while the bytes moved");
+    return failed(work.id, Code::kLeaseEnded,
+                  "shm: " + peer.name + " ended the right to read while the bytes moved");
   return done(work.id);
 }
 

@@ -29,8 +29,9 @@ Status SideChannel::flush() {
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
     if (sent < 0 && errno == ETOOMANYREFS)
-      return {Code::kRailFailed, "too many descriptors are on their way between processes of this user: raise "
-                                 "RLIMIT_NOFILE"};
+      return {Code::kRailFailed,
+              "too many descriptors are on their way between processes of this user: raise "
+              "RLIMIT_NOFILE"};
     if (sent < 0) return Status::from_errno("sendmsg", errno);
     sent_nbytes_ += static_cast<std::size_t>(sent);
     if (sent_nbytes_ < sizeof(Message)) continue;
@@ -43,7 +44,8 @@ Status SideChannel::flush() {
 Result<std::optional<Received>> SideChannel::receive() {
   for (;;) {
     // Never beyond the message: what follows may bring a descriptor of its own.
-    iovec rest{reinterpret_cast<std::byte*>(&incoming_) + incoming_nbytes_, sizeof(Message) - incoming_nbytes_};
+    iovec rest{reinterpret_cast<std::byte*>(&incoming_) + incoming_nbytes_,
+               sizeof(Message) - incoming_nbytes_};
     msghdr header{};
     header.msg_iov = &rest;
     header.msg_iovlen = 1;
@@ -71,8 +73,9 @@ Result<std::optional<Received>> SideChannel::receive() {
     }
     if (too_many) return Status(Code::kRailFailed, "it sent two descriptors in one message");
     if (header.msg_flags & MSG_CTRUNC)
-      return Status(Code::kRailFailed, "a descriptor could not be received: this process has as many files open as "
-                                       "RLIMIT_NOFILE allows, or the peer sent several at once");
+      return Status(Code::kRailFailed,
+                    "a descriptor could not be received: this process has as many files open as "
+                    "RLIMIT_NOFILE allows, or the peer sent several at once");
 
     incoming_nbytes_ += static_cast<std::size_t>(received);
     if (incoming_nbytes_ < sizeof(Message)) continue;

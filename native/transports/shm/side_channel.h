@@ -41,7 +41,9 @@ class SideChannel {
   explicit SideChannel(UniqueFd socket) : socket_(std::move(socket)) {}
   int fd() const noexcept { return socket_.get(); }
 
-  void queue(const Message& message, SharedFd attached = nullptr) { outbox_.push_back({message, std::move(attached)}); }
+  void queue(const Message& message, SharedFd attached = nullptr) {
+    outbox_.push_back({message, std::move(attached)});
+  }
   // Writes what the socket takes. Not ok: the channel is dead.
   Status flush();
   bool wants_write() const noexcept { return !outbox_.empty(); }
