@@ -551,15 +551,16 @@ TEST(heartbeats_go_out_in_time_under_other_traffic) {
 // A holder counts from the sending, a grantor from the arrival: the holder's right ends first.
 TEST(a_lease_is_counted_from_the_sending_of_the_heartbeat_that_was_acknowledged) {
   Pair pair;
+  pair.now += 5 * kMs;
   REQUIRE_OK(pair.carry(pair.initiator));
   pair.now += 10 * kMs;
   REQUIRE_OK(pair.carry(pair.acceptor));
   pair.now += 10 * kMs;
   REQUIRE_OK(pair.carry(pair.initiator));
-  CHECK_EQ(pair.initiator.acknowledged_heartbeat_sent_at(), kStart);      // HELLO's
-  CHECK_EQ(pair.acceptor.last_heartbeat_at(), kStart + 20 * kMs);         // PROOF's arrival
-  CHECK_EQ(pair.acceptor.acknowledged_heartbeat_sent_at(), kStart);       // CHALLENGE's
-  CHECK_EQ(pair.initiator.last_heartbeat_at(), kStart + 10 * kMs);
+  CHECK_EQ(pair.initiator.acknowledged_heartbeat_sent_at(), kStart);            // HELLO's
+  CHECK_EQ(pair.acceptor.last_heartbeat_at(), kStart + 25 * kMs);               // PROOF's arrival
+  CHECK_EQ(pair.acceptor.acknowledged_heartbeat_sent_at(), kStart + 5 * kMs);  // CHALLENGE's
+  CHECK_EQ(pair.initiator.last_heartbeat_at(), kStart + 15 * kMs);
 
   const Time first = pair.initiator.next_deadline(), second = first + 500 * kMs;
   REQUIRE_OK(pair.initiator.on_time(first));
