@@ -290,12 +290,14 @@ void put(Writer& out, const Accept& accept) {
   out.number(accept.fence_slot);
   out.number(accept.fence_generation);
   out.number(accept.ttl_ns);
+  out.number(accept.renewable);
 }
 void get(Reader& in, Accept& accept) {
   accept.transfer = in.number<std::uint64_t>("transfer");
   accept.fence_slot = get_fence_slot(in);
   accept.fence_generation = in.number<std::uint64_t>("fence_generation");
   accept.ttl_ns = in.number<std::uint64_t>("ttl_ns", 0, kMaxDurationNs);
+  accept.renewable = in.boolean("renewable");
 }
 
 // `first_piece` is below kMaxPieces and `num_pieces` within kMaxCreditPieces: no overflow.

@@ -129,6 +129,7 @@ struct Accept {                       // source -> destination: yes
   std::uint32_t fence_slot = 0;
   std::uint64_t fence_generation = 0;
   std::uint64_t ttl_ns = 0;           // of the lease that allows it, counted from REQUEST's sending
+  bool renewable = true;              // heartbeats extend it
 };
 struct Credit {                       // destination -> source: send these now
   TransferId transfer = 0;

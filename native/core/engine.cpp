@@ -1,0 +1,872 @@
+#include "core/engine.h"
+
+#include <algorithm>
+#include <type_traits>
+
+namespace kvxfer {
+namespace {
+
+// Enough for callers that ask why a peer went; a thousand reconnects must not grow an agent.
+constexpr std::size_t kMaxLost = 64;
+
+std::string quoted(const std::string& name) { return "'" + name + "'"; }
+
+}  // namespace
+
+Engine::Engine(EngineConfig config, EngineHost& host) : config_(std::move(config)), host_(host) {
+  free_slots_.reserve(FenceTable::kNumSlots);
+  for (std::uint32_t slot = FenceTable::kNumSlots; slot-- > 0;) free_slots_.push_back(slot);
+}
+
+Engine::~Engine() = default;
+
+// ---- connections ------------------------------------------------------------------------------
+
+SessionKey Engine::add_session(Time now, SessionRole role) {
+  now_ = now;
+  auto peer = std::make_unique<Peer>();
+  peer->key = next_session_++;
+  peer->session = std::make_unique<Session>(role, config_.session, now,
+                                            [this](std::span<std::byte> bytes) { host_.random(bytes); });
+  // Both ends number transfers in one space: the initiator of the session takes the even numbers.
+  peer->next_transfer = role == SessionRole::kInitiator ? 2 : 1;
+  Peer& added = *peers_.emplace(peer->key, std::move(peer)).first->second;
+  flush(added);
+  return added.key;
+}
+
+void Engine::on_frame(Time now, SessionKey key, wire::ByteSpan frame) {
+  now_ = now;
+  Peer* peer = find_peer(key);
+  if (peer == nullptr) return;
+  Result<std::optional<wire::Message>> received = peer->session->receive(now, frame);
+  if (!received.ok()) {
+    ++stats_.frames_refused;
+    flush(*peer);
+    lose(key, received.status());
+    return;
+  }
+  if (!peer->was_open && peer->session->state() == SessionState::kOpen) opened(*peer);
+  if (Time heard = peer->session->last_heartbeat_at(); heard != peer->heartbeat_seen) {
+    peer->heartbeat_seen = heard;
+    renew_leases(*peer);
+  }
+  if (std::optional<wire::Message> message = std::move(received).value()) on_message(*peer, std::move(*message));
+  if ((peer = find_peer(key)) != nullptr) flush(*peer);
+}
+
+void Engine::on_disconnected(Time now, SessionKey key, std::string why) {
+  now_ = now;
+  Peer* peer = find_peer(key);
+  if (peer == nullptr) return;
+  const bool known = peer->was_open;
+  peer->session->connection_lost();
+  Status reason = peer->session->reason();
+  if (reason.ok() || known)
+    reason = {Code::kPeerLost, "the connection to " + (known ? quoted(peer->session->peer().name) : "the peer") +
+                                   " ended: " + why};
+  lose(key, std::move(reason));
+}
+
+void Engine::end_session(Time now, SessionKey key, Code code, std::string text) {
+  now_ = now;
+  Peer* peer = find_peer(key);
+  if (peer == nullptr) return;
+  peer->session->close(now, code, text);
+  flush(*peer);
+  lose(key, {code, std::move(text)});
+}
+
+std::uint32_t Engine::max_body(SessionKey key) const {
+  const Peer* peer = find_peer(key);
+  return peer == nullptr ? 0 : peer->session->max_body();
+}
+
+Session* Engine::session(SessionKey key) {
+  Peer* peer = find_peer(key);
+  return peer == nullptr ? nullptr : peer->session.get();
+}
+
+Session* Engine::find_session(const wire::Id128& id, SessionKey& key) {
+  for (auto& [number, peer] : peers_)
+    if (peer->session->state() == SessionState::kOpen && peer->session->id() == id) {
+      key = number;
+      return peer->session.get();
+    }
+  return nullptr;
+}
+
+void Engine::flush(Peer& peer) {
+  for (wire::Bytes& frame : peer.session->take_output()) host_.send(peer.key, std::move(frame));
+  schedule_session(peer);
+}
+
+void Engine::send(Peer& peer, const wire::Message& message) {
+  if (peer.session->state() == SessionState::kOpen) peer.session->send(now_, message);
+}
+
+void Engine::schedule_session(Peer& peer) {
+  // Deadlines move with every frame; a timer that fires early only asks again.
+  const Time at = peer.session->next_deadline();
+  if (peer.timer_at != kNever && peer.timer_at <= at) return;
+  if (peer.timer_at != kNever) timers_.erase(peer.timer);
+  peer.timer_at = at;
+  if (at != kNever) arm(at, TimerKind::kSession, peer.key, 0, peer.timer);
+}
+
+void Engine::opened(Peer& peer) {
+  peer.was_open = true;
+  const wire::Identity& identity = peer.session->peer();
+  // A restarted process is a new peer, and what the old one held is over.
+  std::vector<SessionKey> replaced;
+  for (auto& [key, other] : peers_)
+    if (key != peer.key && other->was_open && other->session->peer().name == identity.name &&
+        other->session->peer().incarnation != identity.incarnation)
+      replaced.push_back(key);
+  for (SessionKey key : replaced)
+    lose(key, {Code::kPeerRestarted, "peer " + quoted(identity.name) + " was restarted: it came back as a new process"});
+  for (const auto& [id, region] : regions_) send(peer, region->described());
+  send(peer, wire::RegionsEnd{});
+  if (peer.session->role() == SessionRole::kInitiator) peer.rails_pending = host_.session_open(peer.key);
+  else host_.session_open(peer.key);
+}
+
+void Engine::check_up(Peer& peer) {
+  if (peer.up || !peer.regions_known || peer.rails_pending != 0) return;
+  if (peer.session->role() == SessionRole::kInitiator && peer.rails.empty()) {
+    std::string why = "no rail to " + quoted(peer.session->peer().name) + " came up";
+    for (const std::string& note : peer.notes) why += "; " + note;
+    end_session(now_, peer.key, Code::kUnreachable, why);
+    return;
+  }
+  peer.up = true;
+  host_.emit({.kind = EventKind::kPeerUp, .peer = peer.key});
+}
+
+void Engine::lose(SessionKey key, Status reason) {
+  auto found = peers_.find(key);
+  if (found == peers_.end()) return;
+  std::shared_ptr<Peer> peer = std::move(found->second);
+  peers_.erase(found);
+  if (peer->timer_at != kNever) timers_.erase(peer->timer);
+
+  PeerView view;
+  view.name = peer->session->peer().name;
+  view.incarnation = peer->session->peer().incarnation;
+  view.state = "lost";
+  view.notes = peer->notes;
+  view.reason = reason;
+  lost_[key] = std::move(view);
+  if (lost_.size() > kMaxLost) lost_.erase(lost_.begin());
+
+  // Local fences first: from here on nothing moves for this session.
+  std::vector<Source*> sources;
+  for (auto it = sources_.lower_bound({key, 0}); it != sources_.end() && it->first.first == key; ++it)
+    sources.push_back(it->second.get());
+  for (Source* source : sources) fail_source(*source, TransferEvent::kFail, reason, false);
+  std::vector<Destination*> destinations;
+  for (auto it = destinations_.lower_bound({key, 0}); it != destinations_.end() && it->first.first == key; ++it)
+    destinations.push_back(it->second.get());
+  for (Destination* destination : destinations)
+    fail_destination(*destination, TransferEvent::kFail, reason, false);
+  for (LeaseId id : peer->leases)
+    if (auto lease = leases_.find(id); lease != leases_.end()) end_lease(lease->second, LeaseEvent::kPeerLost, reason);
+  std::vector<std::uint64_t> awaited;
+  for (auto& [handle, expectation] : expectations_)
+    if (expectation->from() == key) awaited.push_back(handle);
+  for (std::uint64_t handle : awaited) end_expectation(handle, TransferState::kFailed, reason);
+
+  for (RailId rail : peer->rails) {
+    host_.drop_rail(rail);
+    rails_.erase(rail);
+  }
+  host_.close(key);
+  host_.emit({.kind = EventKind::kPeerLost, .peer = key, .code = reason.code(), .message = reason.message()});
+  graveyard_.push_back(std::move(peer));
+}
+
+void Engine::on_message(Peer& peer, wire::Message message) {
+  std::visit(
+      [&](auto& body) {
+        using T = std::decay_t<decltype(body)>;
+        if constexpr (std::is_same_v<T, wire::RegionsEnd>) {
+          peer.regions_known = true;
+          check_up(peer);
+        } else if constexpr (requires { this->on(peer, body); }) {
+          this->on(peer, body);
+        }
+        // The rest (handshake, heartbeats) never leaves the session.
+      },
+      message);
+}
+
+// ---- rails --------------------------------------------------------------------------------------
+
+void Engine::rail_up(Time now, SessionKey key, const RailInfo& info) {
+  now_ = now;
+  Peer* peer = find_peer(key);
+  if (peer == nullptr) {
+    host_.drop_rail(info.id);
+    return;
+  }
+  rails_[info.id] = Rail{info, key};
+  peer->rails.push_back(info.id);
+  for (auto& [id, remote] : peer->regions) attach(*peer, remote, info.id);
+  if (peer->rails_pending > 0) --peer->rails_pending;
+  check_up(*peer);
+}
+
+void Engine::rail_failed(Time now, SessionKey key, std::string note) {
+  now_ = now;
+  Peer* peer = find_peer(key);
+  if (peer == nullptr) return;
+  peer->notes.push_back(std::move(note));
+  if (peer->rails_pending > 0) --peer->rails_pending;
+  check_up(*peer);
+}
+
+void Engine::rail_down(Time now, RailId id, std::string why) {
+  now_ = now;
+  auto found = rails_.find(id);
+  if (found == rails_.end()) return;
+  const SessionKey key = found->second.session;
+  Peer* peer = find_peer(key);
+  const std::string words = std::string(found->second.info.capabilities.name) + " rail " +
+                            std::to_string(found->second.info.index) + " went down: " + why;
+  rails_.erase(found);
+  if (peer == nullptr) return;
+  peer->notes.push_back(words);
+  std::erase(peer->rails, id);
+  for (auto& [region, remote] : peer->regions) std::erase(remote.reach, id);
+  // Control frames may still flow, but no page ever will: the peer is lost, say so at once.
+  if (peer->rails.empty())
+    end_session(now, key, Code::kPeerLost, "the last rail to " + quoted(peer->session->peer().name) + " is gone: " + words);
+}
+
+void Engine::attach(Peer& peer, Remote& remote, RailId id) {
+  const Capabilities& capabilities = rails_.at(id).info.capabilities;
+  RemoteRegion region{remote.region.id, remote.region.base, remote.region.spans, {}};
+  bool offered = false;
+  for (const wire::TransportKeys& keys : remote.region.keys)
+    if (keys.transport == capabilities.name) {
+      region.keys = keys.keys;
+      offered = true;
+    }
+  if (!offered) return;  // the peer could not register it with that transport
+  if (Status status = host_.attach(id, region); status.ok())
+    remote.reach.push_back(id);
+  else
+    remote.notes.push_back(std::string(capabilities.name) + ": " + status.message());
+  (void)peer;
+}
+
+// ---- time ---------------------------------------------------------------------------------------
+
+void Engine::arm(Time at, TimerKind kind, std::uint64_t a, std::uint64_t b, Timers::iterator& out) {
+  out = timers_.emplace(at, TimerKey{kind, a, b});
+}
+
+void Engine::set_timer(Transfer& transfer, TimerKind kind, Time at) {
+  clear_timer(transfer);
+  if (at == kNever) return;
+  arm(at, kind, transfer.key.first, transfer.key.second, transfer.timer);
+  transfer.timed = true;
+}
+
+void Engine::clear_timer(Transfer& transfer) {
+  if (transfer.timed) timers_.erase(transfer.timer);
+  transfer.timed = false;
+}
+
+Time Engine::next_deadline() const { return timers_.empty() ? kNever : timers_.begin()->first; }
+
+void Engine::on_time(Time now) {
+  now_ = now;
+  while (!timers_.empty() && timers_.begin()->first <= now) {
+    const TimerKey timer = timers_.begin()->second;
+    timers_.erase(timers_.begin());
+    const Key key{static_cast<SessionKey>(timer.a), timer.b};
+    switch (timer.kind) {
+      case TimerKind::kSession:
+        if (Peer* peer = find_peer(key.first)) {
+          peer->timer_at = kNever;
+          Status status = peer->session->on_time(now);
+          flush(*peer);
+          if (!status.ok()) lose(key.first, std::move(status));
+        }
+        break;
+      case TimerKind::kSource:
+        if (Source* source = find_source(key)) {
+          source->timed = false;
+          fail_source(*source, TransferEvent::kFail,
+                      {Code::kDeadline, "the peer had not fetched every page when the transfer's time was over"}, true);
+        }
+        break;
+      case TimerKind::kDestination:
+        if (Destination* destination = find_destination(key)) {
+          destination->timed = false;
+          Status why{Code::kDeadline, std::string("the transfer's time was over while it was ") +
+                                          std::string(name_of(destination->state))};
+          if (destination->state == TransferState::kParked)
+            why = {Code::kNotPermitted, "no lease of the sender covers the blocks and nobody expected its tag in time"};
+          fail_destination(*destination, TransferEvent::kFail, std::move(why), true);
+        }
+        break;
+      case TimerKind::kLease:
+        if (auto lease = leases_.find(timer.a); lease != leases_.end()) {
+          if (lease->second.expires_at() > now) {
+            arm(lease->second.expires_at(), TimerKind::kLease, timer.a, 0, lease_timers_[timer.a]);
+          } else {
+            lease_timers_.erase(timer.a);
+            end_lease(lease->second, LeaseEvent::kExpire, {Code::kLeaseEnded, "the lease expired: its holder did not renew it"});
+          }
+        }
+        break;
+      case TimerKind::kExpectation:
+        expectation_timers_.erase(timer.a);
+        end_expectation(timer.a, TransferState::kFailed,
+                        {Code::kDeadline, "what was expected had not arrived when its time was over"});
+        break;
+    }
+  }
+}
+
+void Engine::pump(Time now) {
+  now_ = now;
+  graveyard_.clear();
+  again_ = false;
+  dirty_.merge(retry_);
+  retry_.clear();
+  for (auto& [id, rail] : rails_) rail.again = false;
+  for (auto& [key, source] : sources_)
+    if (!source->to_send.empty())
+      if (Peer* peer = open_peer(key.first)) send_pieces(*peer, *source);
+  // One piece for each peer in turn, lowest priority number first among what a peer has.
+  for (bool progressed = !peers_.empty(); progressed;) {
+    progressed = false;
+    auto next = peers_.upper_bound(last_served_);
+    for (std::size_t i = 0, n = peers_.size(); i < n; ++i, ++next) {
+      if (next == peers_.end()) next = peers_.begin();
+      Peer& peer = *next->second;
+      if (!peer.ready.empty() && post_next(peer, progressed)) last_served_ = peer.key;
+    }
+  }
+  confirm_dirty();
+  for (auto& [key, peer] : peers_) {
+    if (peer->session->state() == SessionState::kOpen) start_backlog(*peer);
+    flush(*peer);
+  }
+}
+
+// ---- regions ------------------------------------------------------------------------------------
+
+Result<RegionId> Engine::register_region(Time now, std::unique_ptr<Region> region) {
+  now_ = now;
+  const RegionId id = next_region_++;
+  region->memory.id = id;
+  for (auto& [key, peer] : peers_) send(*peer, region->described());
+  regions_.emplace(id, std::move(region));
+  return id;
+}
+
+Status Engine::deregister_region(Time now, RegionId id) {
+  now_ = now;
+  auto found = regions_.find(id);
+  if (found == regions_.end())
+    return {Code::kUnknownRegion, "region " + std::to_string(id) + " is not registered (any more)"};
+  const Status why{Code::kRegionGone, "region " + quoted(found->second->name) + " was deregistered"};
+  std::vector<LeaseId> leases;
+  for (auto& [lease_id, lease] : leases_)
+    if (lease.region() == id) leases.push_back(lease_id);
+  for (LeaseId lease : leases)
+    if (auto it = leases_.find(lease); it != leases_.end()) end_lease(it->second, LeaseEvent::kRegionGone, why);
+  std::vector<std::uint64_t> expected;
+  for (auto& [handle, expectation] : expectations_)
+    if (expectation->region() == id) expected.push_back(handle);
+  for (std::uint64_t handle : expected) end_expectation(handle, TransferState::kFailed, why);
+  std::vector<Source*> sources;
+  for (auto& [key, source] : sources_)
+    if (source->region == id) sources.push_back(source.get());
+  for (Source* source : sources) fail_source(*source, TransferEvent::kFail, why, true);
+  std::vector<Destination*> destinations;
+  for (auto& [key, destination] : destinations_)
+    if (destination->region == id) destinations.push_back(destination.get());
+  for (Destination* destination : destinations)
+    fail_destination(*destination, TransferEvent::kFail, why, true);
+  for (auto& [key, peer] : peers_) send(*peer, wire::RegionGone{id});
+  graveyard_.push_back(std::shared_ptr<Region>(std::move(found->second)));
+  regions_.erase(found);
+  return {};
+}
+
+const Region* Engine::region(RegionId id) const {
+  auto found = regions_.find(id);
+  return found == regions_.end() ? nullptr : found->second.get();
+}
+
+void Engine::on(Peer& peer, wire::Region& region) {
+  const RegionId id = region.id;
+  auto [found, fresh] = peer.regions.try_emplace(id);
+  if (!fresh) return;  // ids are never reused: a repetition says nothing new
+  found->second.region = std::move(region);
+  for (RailId rail : peer.rails) attach(peer, found->second, rail);
+  host_.emit({.kind = EventKind::kRegion, .peer = peer.key, .region = id});
+}
+
+void Engine::on(Peer& peer, const wire::RegionGone& gone) {
+  auto found = peer.regions.find(gone.id);
+  if (found == peer.regions.end()) return;
+  const Status why{Code::kRegionGone, "the peer deregistered its region " + quoted(found->second.region.name)};
+  std::vector<Destination*> destinations;
+  for (auto it = destinations_.lower_bound({peer.key, 0}); it != destinations_.end() && it->first.first == peer.key; ++it)
+    if (it->second->remote_region == gone.id) destinations.push_back(it->second.get());
+  for (Destination* destination : destinations)
+    fail_destination(*destination, TransferEvent::kFail, why, false);
+  for (RailId rail : found->second.reach) host_.detach(rail, gone.id);
+  peer.regions.erase(found);
+  std::erase_if(peer.programs, [&](const auto& entry) { return entry.second.src == gone.id || entry.second.dst == gone.id; });
+  std::erase_if(peer.peer_programs, [&](const auto& entry) { return entry.second.src == gone.id || entry.second.dst == gone.id; });
+  host_.emit({.kind = EventKind::kRegionGone, .peer = peer.key, .region = gone.id});
+}
+
+void Engine::on(Peer& peer, wire::Program& program) {
+  Program entry;
+  entry.program = std::make_shared<CopyProgram>(std::move(program.program));
+  entry.src = program.src_region;
+  entry.dst = program.dst_region;
+  // A peer that never stops telling programs is not a user of them.
+  if (Status status = check_program(*entry.program); !status.ok() || peer.peer_programs.size() >= 4096) {
+    end_session(now_, peer.key, Code::kProtocol, "PROGRAM refused: " + (status.ok() ? "too many" : status.message()));
+    return;
+  }
+  peer.peer_programs.insert_or_assign(program.id, std::move(entry));
+}
+
+// ---- transfers, from either end -----------------------------------------------------------------
+
+Result<std::uint32_t> Engine::install_program(Time now, SessionKey key, bool write, RegionId src, RegionId dst,
+                                              CopyProgram program) {
+  now_ = now;
+  Peer* peer = open_peer(key);
+  if (peer == nullptr) return lost_status(key);
+  if (Status status = check_program(program); !status.ok()) return status;
+  const RegionId ours = write ? src : dst, theirs = write ? dst : src;
+  const Region* local = region(ours);
+  if (local == nullptr) return Status(Code::kUnknownRegion, "region " + std::to_string(ours) + " is not registered here");
+  auto remote = peer->regions.find(theirs);
+  if (remote == peer->regions.end())
+    return Status(Code::kUnknownRegion, "peer " + quoted(peer->session->peer().name) + " has no region " +
+                                            std::to_string(theirs) + " (any more)");
+  using Half = Footprint::Half;
+  if (Status status = local->footprint.contains(program, write ? Half::kSrc : Half::kDst); !status.ok()) return status;
+  // The other half is the peer's to check; here only that it stays inside what the peer announced.
+  CopyProgram mirrored = program;
+  if (!write)
+    for (CopyLoop& loop : mirrored.loops) {
+      loop.dst_offset = loop.src_offset;
+      loop.dst_layer_stride = loop.src_layer_stride;
+      loop.dst_block_stride = loop.src_block_stride;
+      loop.dst_strides[0] = loop.src_strides[0];
+      loop.dst_strides[1] = loop.src_strides[1];
+    }
+  const wire::Region& there = remote->second.region;
+  if (auto extent = Footprint::create(mirrored, there.num_blocks, there.spans); !extent.ok()) return extent.status();
+  Program entry;
+  entry.program = std::make_shared<CopyProgram>(std::move(program));
+  entry.src = src;
+  entry.dst = dst;
+  entry.write = write;
+  const std::uint32_t id = peer->next_program++;
+  send(*peer, wire::Program{id, src, dst, *entry.program});
+  flush(*peer);
+  peer->programs.emplace(id, std::move(entry));
+  return id;
+}
+
+Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) {
+  now_ = now;
+  if (closed_) return Status(Code::kClosed, "the agent is closed");
+  Peer* peer = open_peer(request.peer);
+  if (peer == nullptr) return lost_status(request.peer);
+  auto found = peer->programs.find(request.program);
+  if (found == peer->programs.end())
+    return Status(Code::kUnknownRegion, "the program's region is gone at peer " + quoted(peer->session->peer().name));
+  const Program& program = found->second;
+  const RegionId ours = program.write ? program.src : program.dst, theirs = program.write ? program.dst : program.src;
+  const Region* local = region(ours);
+  if (local == nullptr) return Status(Code::kUnknownRegion, "region " + std::to_string(ours) + " is not registered (any more)");
+  const wire::Region& remote = peer->regions.at(theirs).region;
+  const std::size_t num_pairs = request.src_blocks.size();
+  if (num_pairs != request.dst_blocks.size())
+    return Status(Code::kLengthMismatch, "src_blocks names " + std::to_string(num_pairs) + " blocks, dst_blocks " +
+                                             std::to_string(request.dst_blocks.size()));
+  if (num_pairs > wire::kMaxBlocks)
+    return Status(Code::kInvalidArgument, "a transfer takes up to " + std::to_string(wire::kMaxBlocks) + " block pairs, not " +
+                                              std::to_string(num_pairs) + ": post several");
+  if (request.notify.size() > wire::kMaxNotify)
+    return Status(Code::kInvalidArgument, "a notification has up to " + std::to_string(wire::kMaxNotify) + " bytes");
+  if (request.num_layers == 0 || request.first_layer >= program.program->num_layers ||
+      request.num_layers > program.program->num_layers - request.first_layer || request.layers_ready > request.num_layers)
+    return Status(Code::kOutOfRange, "layers " + std::to_string(request.first_layer) + " + " + std::to_string(request.num_layers) +
+                                         " are not all of the program's " + std::to_string(program.program->num_layers));
+  if (request.timeout_ns <= 0) return Status(Code::kInvalidArgument, "a transfer's timeout is more than 0 s");
+  const auto num_blocks = [&](bool is_ours) { return is_ours ? local->num_blocks : remote.num_blocks; };
+  const auto name = [&](bool is_ours) { return is_ours ? local->name : remote.name; };
+  if (Status status = check_blocks(request.src_blocks, num_blocks(program.write), false, "src_blocks", name(program.write)); !status.ok())
+    return status;
+  if (Status status = check_blocks(request.dst_blocks, num_blocks(!program.write), true, "dst_blocks", name(!program.write)); !status.ok())
+    return status;
+
+  // As many pairs in a piece as the most modest rail wants bytes, within the bitmap's bound.
+  std::uint64_t piece_nbytes = 512 * 1024;
+  for (RailId rail : peer->rails)
+    piece_nbytes = std::min<std::uint64_t>(piece_nbytes, rails_.at(rail).info.capabilities.piece_nbytes);
+  const std::uint64_t pair_nbytes = std::max<std::uint64_t>(1, program.program->pair_nbytes(request.first_layer));
+  std::uint64_t per_piece = std::max<std::uint64_t>(1, piece_nbytes / pair_nbytes);
+  const std::uint64_t most_per_layer = wire::kMaxPieces / request.num_layers;
+  per_piece = std::max(per_piece, (num_pairs + most_per_layer - 1) / most_per_layer);
+  wire::TransferSpec spec;
+  spec.transfer = peer->next_transfer;
+  peer->next_transfer += 2;
+  spec.program = request.program;
+  spec.grid = {request.first_layer, request.num_layers, static_cast<std::uint32_t>(num_pairs),
+               static_cast<std::uint32_t>(std::min<std::uint64_t>(per_piece, std::max<std::size_t>(1, num_pairs)))};
+  spec.src_blocks = std::move(request.src_blocks);
+  spec.dst_blocks = std::move(request.dst_blocks);
+  const Key key{peer->key, spec.transfer};
+
+  const auto fill = [&](Transfer& transfer) {
+    transfer.key = key;
+    transfer.ours = true;
+    transfer.handle = program.write ? new_handle(0, 0) : new_handle(request.first_layer, request.num_layers);
+    transfer.move = make_move(spec, program, *local, theirs);
+    transfer.region = ours;
+    transfer.program = request.program;
+    transfer.notify = std::move(request.notify);
+    transfer.priority = request.priority;
+    transfer.integrity = request.integrity;
+    transfer.timeout_ns = request.timeout_ns;
+    handles_[transfer.handle->id()] = {!program.write, key};
+    peer->backlog.push_back(key);
+    return transfer.handle;
+  };
+  std::shared_ptr<Handle> handle;
+  if (program.write) {
+    auto source = std::make_unique<Source>();
+    source->layers_ready = request.layers_ready;
+    source->fenced = false;
+    handle = fill(*source);
+    set_timer(*source, TimerKind::kSource, now + request.timeout_ns);
+    sources_.emplace(key, std::move(source));
+  } else {
+    auto destination = std::make_unique<Destination>();
+    destination->remote_region = theirs;
+    destination->layers_ready = request.num_layers;
+    handle = fill(*destination);
+    set_timer(*destination, TimerKind::kDestination, now + request.timeout_ns);
+    destinations_.emplace(key, std::move(destination));
+  }
+  start_backlog(*peer);
+  flush(*peer);
+  return handle;
+}
+
+void Engine::start_backlog(Peer& peer) {
+  while (!peer.backlog.empty() && peer.num_ours < config_.max_open_transfers) {
+    const Key key = peer.backlog.front();
+    if (Source* source = find_source(key); source != nullptr && source->state == TransferState::kQueued) {
+      if (!tell_offer(peer, *source).ok()) return;  // no fence slot is free: later
+      ++peer.num_ours;
+    } else if (Destination* destination = find_destination(key);
+               destination != nullptr && destination->state == TransferState::kQueued) {
+      step(destination_transitions(), destination->state, TransferEvent::kTold);
+      destination->asked_at = now_;
+      send(peer, wire::Request{spec_of(*destination)});
+      ++peer.num_ours;
+    }  // else: ended while it waited
+    peer.backlog.pop_front();
+  }
+}
+
+void Engine::remove_ours(Peer& peer, const Transfer& transfer) {
+  std::uint32_t& open = transfer.ours ? peer.num_ours : peer.num_theirs;
+  if (open > 0) --open;
+}
+
+wire::TransferSpec Engine::spec_of(const Transfer& transfer) {
+  wire::TransferSpec spec;
+  spec.transfer = transfer.key.second;
+  spec.program = transfer.program;
+  spec.grid = transfer.move->grid;
+  spec.priority = transfer.priority;
+  spec.flags = transfer.integrity ? wire::kFlagIntegrity : 0;
+  spec.timeout_ns = static_cast<std::uint64_t>(transfer.timeout_ns);
+  spec.src_blocks = transfer.move->src_blocks;
+  spec.dst_blocks = transfer.move->dst_blocks;
+  spec.notify = transfer.notify;
+  return spec;
+}
+
+std::shared_ptr<Move> Engine::make_move(const wire::TransferSpec& spec, const Program& program, const Region& local,
+                                        RegionId remote) const {
+  auto move = std::make_shared<Move>();
+  move->transfer = spec.transfer;
+  move->program = program.program;
+  move->grid = spec.grid;
+  move->src_blocks = spec.src_blocks;
+  move->dst_blocks = spec.dst_blocks;
+  move->local_base = local.memory.base;
+  move->remote_region = remote;
+  return move;
+}
+
+Result<const Region*> Engine::check_spec(Peer& peer, const wire::TransferSpec& spec, Footprint::Half half) {
+  auto found = peer.peer_programs.find(spec.program);
+  if (found == peer.peer_programs.end())
+    return Status(Code::kInvalidArgument, "program " + std::to_string(spec.program) + " was never told");
+  Program& program = found->second;
+  const bool is_src = half == Footprint::Half::kSrc;
+  const Region* local = region(is_src ? program.src : program.dst);
+  if (local == nullptr) return Status(Code::kUnknownRegion, "the region was deregistered, or never existed");
+  if (!peer.regions.contains(is_src ? program.dst : program.src))
+    return Status(Code::kUnknownRegion, "the peer names a region of its own that it never announced");
+  bool& checked = is_src ? program.checked_src : program.checked_dst;
+  if (!checked)
+    if (Status status = local->footprint.contains(*program.program, half); !status.ok()) return status;
+  checked = true;
+  if (spec.grid.first_layer >= program.program->num_layers ||
+      spec.grid.num_layers > program.program->num_layers - spec.grid.first_layer)
+    return Status(Code::kOutOfRange, "the transfer names layers beyond the program's");
+  if (Status status = check_blocks(is_src ? spec.src_blocks : spec.dst_blocks, local->num_blocks, !is_src,
+                                   is_src ? "src_blocks" : "dst_blocks", local->name); !status.ok())
+    return status;
+  const wire::Region& remote = peer.regions.at(is_src ? program.dst : program.src).region;
+  if (Status status = check_blocks(is_src ? spec.dst_blocks : spec.src_blocks, remote.num_blocks, is_src,
+                                   is_src ? "dst_blocks" : "src_blocks", remote.name); !status.ok())
+    return status;
+  if (!is_src) {
+    // What is read from the peer's memory must be inside what it announced.
+    CopyProgram mirrored = *program.program;
+    for (CopyLoop& loop : mirrored.loops) {
+      loop.dst_offset = loop.src_offset;
+      loop.dst_layer_stride = loop.src_layer_stride;
+      loop.dst_block_stride = loop.src_block_stride;
+      std::copy(std::begin(loop.src_strides), std::end(loop.src_strides), loop.dst_strides);
+    }
+    if (!program.checked_src)
+      if (auto extent = Footprint::create(mirrored, remote.num_blocks, remote.spans); !extent.ok()) return extent.status();
+    program.checked_src = true;
+  }
+  return local;
+}
+
+void Engine::refuse(Peer& peer, TransferId transfer, const Status& why) {
+  send(peer, wire::Fail{transfer, why.code(), why.message().substr(0, wire::kMaxText)});
+}
+
+std::shared_ptr<Handle> Engine::new_handle(std::uint32_t first_layer, std::uint32_t num_layers) {
+  return std::make_shared<Handle>(next_handle_++, now_, first_layer, num_layers);
+}
+
+void Engine::end_handle(const std::shared_ptr<Handle>& handle, TransferState state, Status status,
+                        std::vector<std::uint32_t> failed) {
+  if (handle == nullptr) return;
+  const Outcome outcome = state == TransferState::kDone     ? Outcome::kDone
+                          : state == TransferState::kFailed ? Outcome::kFailed
+                                                            : Outcome::kCancelled;
+  const Code code = status.code();
+  std::string message = status.message();
+  handles_.erase(handle->id());
+  handle->end(now_, outcome, std::move(status), std::move(failed));
+  host_.emit({.kind = EventKind::kEnded, .handle = handle->id(), .code = code, .message = std::move(message)});
+}
+
+void Engine::on(Peer& peer, const wire::Done& done) {
+  Source* source = find_source({peer.key, done.transfer});
+  if (source == nullptr || !step(source_transitions(), source->state, TransferEvent::kPeerDone)) return;
+  drained_source(*source);
+}
+
+void Engine::on(Peer& peer, const wire::Fail& fail) {
+  Status why(fail.code == Code::kOk ? Code::kRefused : fail.code, "the peer ended it: " + fail.text);
+  const Key key{peer.key, fail.transfer};
+  if (Source* source = find_source(key))
+    fail_source(*source, TransferEvent::kFail, std::move(why), false);
+  else if (Destination* destination = find_destination(key))
+    fail_destination(*destination, TransferEvent::kFail, std::move(why), false);
+}
+
+void Engine::cancel(Time now, std::uint64_t handle) {
+  now_ = now;
+  const Status why{Code::kCancelled, "cancelled by the caller"};
+  if (expectations_.contains(handle)) {
+    end_expectation(handle, TransferState::kCancelled, why);
+    return;
+  }
+  auto found = handles_.find(handle);
+  if (found == handles_.end()) return;
+  const auto [is_destination, key] = found->second;
+  if (is_destination) {
+    if (Destination* destination = find_destination(key)) fail_destination(*destination, TransferEvent::kCancel, why, true);
+  } else if (Source* source = find_source(key)) {
+    fail_source(*source, TransferEvent::kCancel, why, true);
+  }
+}
+
+void Engine::on_completion(Time now, const Completion& completion) {
+  now_ = now;
+  auto found = works_.find(completion.work);
+  if (found == works_.end()) return;
+  const WorkRecord work = found->second;
+  works_.erase(found);
+  if (work.use != WorkUse::kSend) --outstanding_pieces_;
+  auto rail = rails_.find(work.rail);
+  if (rail != rails_.end() && work.use != WorkUse::kSend) --rail->second.outstanding;
+
+  if (work.use == WorkUse::kSend) {
+    Source* source = find_source(work.transfer);
+    if (source == nullptr) return;
+    source->posted.erase(completion.work);
+    if (completion.code == Code::kOk) ++stats_.pieces_sent;
+    // A piece that did not go out is the destination's to ask for again.
+    if (is_draining(source->state) && source->posted.empty()) drained_source(*source);
+    return;
+  }
+  Destination* destination = find_destination(work.transfer);
+  if (destination == nullptr) return;
+  destination->posted.erase(completion.work);
+  if (is_draining(destination->state)) {
+    if (destination->posted.empty()) drained_destination(*destination);
+    return;
+  }
+  Peer* peer = find_peer(work.transfer.first);
+  if (peer == nullptr) return;  // its transfers are draining
+
+  if (work.use == WorkUse::kFence) {
+    std::vector<std::uint32_t> layers = std::move(destination->confirming);
+    destination->confirming.clear();
+    if (completion.code == Code::kOk) {
+      confirmed(*peer, *destination, layers);
+    } else if (completion.code == Code::kLeaseEnded) {
+      ++stats_.fences_stale;
+      fail_destination(*destination, TransferEvent::kFail,
+                       {Code::kLeaseEnded, "the source ended the right to its pages while they were read"}, true);
+    } else {  // the rail died: ask on another
+      destination->to_confirm.insert(destination->to_confirm.end(), layers.begin(), layers.end());
+      dirty_.insert(destination->key);
+    }
+    return;
+  }
+  if (rail != rails_.end() && (completion.code == Code::kOk) && destination->handle)
+    destination->handle->add_rail(rail->second.info.capabilities.name);
+  if (rail != rails_.end() && completion.code == Code::kOk && destination->expectation)
+    destination->expectation->handle()->add_rail(rail->second.info.capabilities.name);
+  switch (completion.code) {
+    case Code::kOk:
+      piece_in(*peer, *destination, work.piece);
+      break;
+    case Code::kLeaseEnded:
+      fail_destination(*destination, TransferEvent::kFail,
+                       {Code::kLeaseEnded, "the source ended the right to its pages while it sent them"}, true);
+      break;
+    case Code::kRailFailed:
+    case Code::kCancelled:
+      redo(*peer, *destination, work.piece);
+      break;
+    default:
+      // This rail cannot reach that memory after all: others may.
+      if (auto remote = peer->regions.find(destination->remote_region); remote != peer->regions.end()) {
+        std::erase(remote->second.reach, work.rail);
+        remote->second.notes.push_back(completion.detail);
+        peer->notes.push_back(completion.detail);
+        if (rail != rails_.end()) host_.detach(work.rail, destination->remote_region);
+      }
+      redo(*peer, *destination, work.piece);
+  }
+}
+
+// ---- views --------------------------------------------------------------------------------------
+
+Engine::Peer* Engine::find_peer(SessionKey key) {
+  auto found = peers_.find(key);
+  return found == peers_.end() ? nullptr : found->second.get();
+}
+
+const Engine::Peer* Engine::find_peer(SessionKey key) const {
+  auto found = peers_.find(key);
+  return found == peers_.end() ? nullptr : found->second.get();
+}
+
+Engine::Peer* Engine::open_peer(SessionKey key) {
+  Peer* peer = find_peer(key);
+  return peer != nullptr && peer->session->state() == SessionState::kOpen ? peer : nullptr;
+}
+
+Status Engine::lost_status(SessionKey key) const {
+  if (find_peer(key) != nullptr) return {Code::kPeerLost, "the session with the peer is not open yet"};
+  auto lost = lost_.find(key);
+  if (lost != lost_.end()) return lost->second.reason;
+  return {Code::kPeerLost, "there is no peer " + std::to_string(key) + " (any more)"};
+}
+
+Engine::Source* Engine::find_source(Key key) {
+  auto found = sources_.find(key);
+  return found == sources_.end() ? nullptr : found->second.get();
+}
+
+Engine::Destination* Engine::find_destination(Key key) {
+  auto found = destinations_.find(key);
+  return found == destinations_.end() ? nullptr : found->second.get();
+}
+
+std::optional<PeerView> Engine::peer(SessionKey key) const {
+  const Peer* peer = find_peer(key);
+  if (peer == nullptr) {
+    auto lost = lost_.find(key);
+    return lost == lost_.end() ? std::nullopt : std::optional(lost->second);
+  }
+  PeerView view;
+  view.name = peer->session->peer().name;
+  view.incarnation = peer->session->peer().incarnation;
+  view.state = peer->up ? "open" : "connecting";
+  for (RailId rail : peer->rails) view.rails.emplace_back(rails_.at(rail).info.capabilities.name);
+  view.notes = peer->notes;
+  return view;
+}
+
+std::vector<SessionKey> Engine::open_peers() const {
+  std::vector<SessionKey> keys;
+  for (const auto& [key, peer] : peers_)
+    if (peer->up) keys.push_back(key);
+  return keys;
+}
+
+Result<std::vector<RemoteRegionView>> Engine::peer_regions(SessionKey key) const {
+  const Peer* peer = find_peer(key);
+  if (peer == nullptr) return lost_status(key);
+  std::vector<RemoteRegionView> views;
+  for (const auto& [id, remote] : peer->regions) {
+    RemoteRegionView view{remote.region, "", remote.notes};
+    std::uint32_t best = UINT32_MAX;
+    for (RailId rail : remote.reach) {
+      const Capabilities& capabilities = rails_.at(rail).info.capabilities;
+      if (capabilities.rank < best) view.path = capabilities.name;
+      best = std::min(best, capabilities.rank);
+    }
+    views.push_back(std::move(view));
+  }
+  return views;
+}
+
+void Engine::close(Time now) {
+  now_ = now;
+  closed_ = true;
+  std::vector<SessionKey> keys;
+  for (const auto& [key, peer] : peers_) keys.push_back(key);
+  for (SessionKey key : keys) end_session(now, key, Code::kClosed, "the agent was closed");
+  std::vector<std::uint64_t> expected;
+  for (const auto& [handle, expectation] : expectations_) expected.push_back(handle);
+  for (std::uint64_t handle : expected) end_expectation(handle, TransferState::kFailed, {Code::kClosed, "the agent was closed"});
+}
+
+}  // namespace kvxfer

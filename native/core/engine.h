@@ -1,0 +1,381 @@
+// What an agent does, as pure code: sessions, leases and transfers from both ends. No clock, no
+// socket, no thread, no lock: every input is a call that carries the time, every wish goes out
+// through EngineHost. Production drives it with Runtime, tests with a simulated network.
+//
+// engine.cpp           sessions, regions, rails, time
+// engine_source.cpp    transfers whose bytes are ours
+// engine_destination.cpp  transfers whose bytes become ours: scheduling, accounting, confirming
+// engine_lease.cpp     leases and expectations
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/event.h"
+#include "core/expectation.h"
+#include "core/executor.h"
+#include "core/handle.h"
+#include "core/lease.h"
+#include "core/region_table.h"
+#include "core/session.h"
+#include "core/transfer.h"
+#include "core/wire.h"
+#include "kvxfer/transport.h"
+
+namespace kvxfer {
+
+using RailId = std::uint32_t;  // an agent's own number for one peer's rail, never reused
+
+struct RailInfo {
+  RailId id = 0;
+  std::uint16_t index = 0;  // in the session; both ends use the same
+  Capabilities capabilities;
+};
+
+class EngineHost {
+ public:
+  virtual ~EngineHost() = default;
+  virtual void send(SessionKey session, wire::Bytes frame) = 0;
+  virtual void close(SessionKey session) = 0;  // after what was sent; no on_disconnected follows
+  // The peer is authenticated. An initiator starts its rails here and reports each by rail_up or
+  // rail_failed; returns how many it started.
+  virtual std::uint32_t session_open(SessionKey session) = 0;
+  virtual PostResult post(RailId rail, const Work& work) = 0;
+  virtual void cancel(RailId rail, WorkId work) = 0;
+  virtual Status attach(RailId rail, const RemoteRegion& region) = 0;
+  virtual void detach(RailId rail, RegionId region) = 0;
+  virtual void drop_rail(RailId rail) = 0;  // its outstanding work still completes
+  virtual std::uint64_t fence_generation(std::uint32_t slot) = 0;
+  virtual void bump_fence(std::uint32_t slot) = 0;
+  virtual std::uint32_t checksum(const Move& move, std::uint32_t piece, Side side) = 0;
+  virtual void emit(Event event) = 0;
+  virtual void random(std::span<std::byte> bytes) = 0;
+};
+
+struct EngineConfig {
+  SessionConfig session;
+  Time lease_margin_ns = 100'000'000;     // a reader stops this long before its lease may end
+  std::uint32_t max_open_transfers = 1024;  // of one session, in each direction
+};
+
+// What a caller asks of post().
+struct TransferRequest {
+  SessionKey peer = 0;
+  std::uint32_t program = 0;  // as install_program returned it
+  std::vector<std::uint32_t> src_blocks, dst_blocks;
+  std::uint32_t first_layer = 0, num_layers = 0;  // in the program's numbers
+  std::uint32_t layers_ready = 0;                 // writes; counted from first_layer
+  wire::Bytes notify;
+  std::uint8_t priority = 0;
+  Time timeout_ns = 0;
+  bool integrity = false;
+};
+
+struct PeerView {
+  std::string name;
+  wire::Id128 incarnation{};
+  std::string state;  // "connecting", "open", "lost"
+  std::vector<std::string> rails;
+  std::vector<std::string> notes;
+  Status reason;  // when lost
+};
+
+struct RemoteRegionView {
+  wire::Region region;
+  std::string path;  // the transport that will be used, "" for none yet
+  std::vector<std::string> notes;
+};
+
+struct EngineStats {
+  std::uint64_t pieces_in = 0, pieces_sent = 0, bytes_in = 0, transfers_done = 0, transfers_failed = 0,
+                pieces_redone = 0, fences_stale = 0, frames_refused = 0;
+};
+
+class Engine {
+ public:
+  Engine(EngineConfig config, EngineHost& host);
+  ~Engine();
+
+  // ---- connections
+  SessionKey add_session(Time now, SessionRole role);
+  void on_frame(Time now, SessionKey key, wire::ByteSpan frame);
+  void on_disconnected(Time now, SessionKey key, std::string why);
+  // Ends a session from this side: GOODBYE to the peer, everything of it fails with `code`.
+  void end_session(Time now, SessionKey key, Code code, std::string text);
+  std::uint32_t max_body(SessionKey key) const;
+  Session* session(SessionKey key);
+  Session* find_session(const wire::Id128& id, SessionKey& key);
+  bool has_session(SessionKey key) const { return peers_.contains(key); }
+
+  // ---- rails
+  void rail_up(Time now, SessionKey key, const RailInfo& rail);
+  void rail_failed(Time now, SessionKey key, std::string note);  // one that session_open started
+  void rail_down(Time now, RailId rail, std::string why);
+  void on_completion(Time now, const Completion& completion);    // CompletionKind::kWork
+
+  // ---- time
+  void on_time(Time now);
+  Time next_deadline() const;
+  // Posts whatever rails can take, and flushes what sessions have to say. Call after inputs.
+  void pump(Time now);
+  // A rail said "again" and nothing will announce that it can: pump soon.
+  bool wants_pump() const noexcept { return again_; }
+
+  // ---- regions
+  Result<RegionId> register_region(Time now, std::unique_ptr<Region> region);
+  Status deregister_region(Time now, RegionId id);  // the region's memory is not touched afterwards
+  const Region* region(RegionId id) const;
+  RegionId next_region_id() const noexcept { return next_region_; }
+
+  // ---- transfers and leases of this end's callers
+  Result<std::uint32_t> install_program(Time now, SessionKey peer, bool write, RegionId src, RegionId dst,
+                                        CopyProgram program);
+  Result<std::shared_ptr<Handle>> post(Time now, TransferRequest request);
+  void layers_ready(Time now, std::uint64_t handle, std::uint32_t layers);
+  void cancel(Time now, std::uint64_t handle);  // of a transfer or an expectation
+  Result<std::shared_ptr<Handle>> expect(Time now, wire::Bytes tag, RegionId region,
+                                         std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
+                                         std::uint32_t num_layers, std::optional<SessionKey> from, Time timeout_ns);
+  Result<LeaseId> grant(Time now, SessionKey peer, RegionId region, wire::LeaseMode mode, bool all_blocks,
+                        std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable);
+  void revoke(Time now, LeaseId lease);
+  std::optional<LeaseState> lease_state(LeaseId lease) const;
+
+  // ---- views
+  std::optional<PeerView> peer(SessionKey key) const;
+  std::vector<SessionKey> open_peers() const;
+  Result<std::vector<RemoteRegionView>> peer_regions(SessionKey key) const;
+  const EngineStats& stats() const noexcept { return stats_; }
+  std::size_t num_transfers() const noexcept { return sources_.size() + destinations_.size(); }
+
+  // Ends everything; afterwards every handle is final once work that was posted has completed.
+  void close(Time now);
+
+ private:
+  using Key = std::pair<SessionKey, TransferId>;
+  enum class TimerKind : std::uint8_t { kSession, kSource, kDestination, kLease, kExpectation };
+  struct TimerKey {
+    TimerKind kind;
+    std::uint64_t a, b;
+  };
+  using Timers = std::multimap<Time, TimerKey>;
+
+  struct Rail {
+    RailInfo info;
+    SessionKey session = 0;
+    std::uint32_t outstanding = 0;  // pieces that we wait for on it
+    bool alive = true;
+    bool again = false;             // said so in this pump
+  };
+  struct Remote {                   // a region of a peer
+    wire::Region region;
+    std::vector<RailId> reach;      // rails that its bytes can come over
+    std::vector<std::string> notes;
+  };
+  struct Program {
+    std::shared_ptr<const CopyProgram> program;
+    RegionId src = 0, dst = 0;
+    bool write = false;             // ours alone
+    bool checked_src = false, checked_dst = false;  // the peer's: its half in our region holds
+  };
+  struct Peer {
+    SessionKey key = 0;
+    std::unique_ptr<Session> session;
+    std::vector<RailId> rails;      // alive
+    std::vector<std::string> notes;
+    std::map<RegionId, Remote> regions;
+    std::map<std::uint32_t, Program> programs, peer_programs;  // that we, that the peer compiled
+    std::uint32_t next_program = 1;
+    TransferId next_transfer = 0;
+    std::uint32_t num_ours = 0, num_theirs = 0;  // open transfers, by who posted them
+    std::deque<Key> backlog;        // ours that wait for num_ours to fall
+    std::map<std::uint8_t, std::deque<TransferId>> ready;      // destinations with pieces to post
+    std::vector<LeaseId> leases;    // that we granted
+    Time heartbeat_seen = 0;
+    bool was_open = false, regions_known = false, up = false;
+    std::uint32_t rails_pending = 0;
+    Timers::iterator timer;
+    Time timer_at = kNever;
+  };
+
+  struct Transfer {                 // what both ends keep
+    Key key;
+    bool ours = false;              // posted at this end
+    TransferState state = TransferState::kQueued;
+    std::shared_ptr<Handle> handle; // of our caller, if there is one
+    std::shared_ptr<const Move> move;
+    RegionId region = 0;            // at this end
+    std::uint32_t program = 0;
+    wire::Bytes notify;
+    std::uint8_t priority = 0;
+    bool integrity = false;
+    Time timeout_ns = 0;
+    Timers::iterator timer;
+    bool timed = false;
+    Status reason;                  // once it fails
+    std::vector<LeaseId> leases;    // that allow it
+    std::map<WorkId, RailId> posted;
+  };
+  struct Source : Transfer {
+    std::uint32_t layers_ready = 0;
+    std::uint32_t fence_slot = 0;
+    std::uint64_t fence_generation = 0;
+    bool fenced = true;             // holds a slot
+    std::deque<std::pair<std::uint16_t, std::uint32_t>> to_send;  // rail index, piece
+  };
+  struct Destination : Transfer {
+    RegionId remote_region = 0;
+    std::uint32_t layers_ready = 0;
+    std::uint32_t fence_slot = 0;
+    std::uint64_t fence_generation = 0;
+    Time stop_at = kNever;          // a reader's: its lease may have ended by then
+    Time lease_ttl_ns = 0;
+    bool lease_renewable = false;
+    Time asked_at = 0;
+    std::shared_ptr<Expectation> expectation;
+    std::vector<bool> arrived;      // a bit for each piece, whichever rail brought it
+    std::uint32_t num_arrived = 0;
+    std::vector<std::uint32_t> left_in_layer;   // pieces
+    std::vector<bool> confirmed;    // layers whose bytes are in and were read under a right
+    std::uint32_t num_confirmed = 0;
+    std::vector<std::uint32_t> to_confirm;      // layers that are in
+    std::vector<std::uint32_t> confirming;      // covered by the fence check that is posted
+    std::uint32_t next_piece = 0;
+    std::deque<std::uint32_t> redo;
+    std::uint64_t num_redone = 0;
+    bool ready_listed = false;
+    bool one_sided = false;         // some piece was fetched: only the fence word confirms
+    std::unordered_map<std::uint32_t, std::uint32_t> sums_here, sums_there;  // integrity
+    std::vector<std::pair<RailId, std::uint32_t>> to_credit;  // posted in this pump, to be asked for
+  };
+  enum class WorkUse : std::uint8_t { kPiece, kFence, kSend };
+  struct WorkRecord {
+    WorkUse use;
+    Key transfer;
+    RailId rail;
+    std::uint32_t piece;
+  };
+
+  // engine.cpp
+  void flush(Peer& peer);
+  void send(Peer& peer, const wire::Message& message);
+  void on_message(Peer& peer, wire::Message message);
+  void opened(Peer& peer);
+  void check_up(Peer& peer);
+  void lose(SessionKey key, Status reason);
+  void schedule_session(Peer& peer);
+  void attach(Peer& peer, Remote& remote, RailId rail);
+  void on(Peer& peer, wire::Region& region);
+  void on(Peer& peer, const wire::RegionGone& gone);
+  void on(Peer& peer, wire::Program& program);
+  void on(Peer& peer, const wire::Lease& lease);
+  void on(Peer& peer, const wire::LeaseEnded& ended);
+  void on(Peer& peer, wire::Offer& offer);
+  void on(Peer& peer, wire::Request& request);
+  void on(Peer& peer, const wire::Accept& accept);
+  void on(Peer& peer, const wire::Credit& credit);
+  void on(Peer& peer, const wire::LayersReady& ready);
+  void on(Peer& peer, const wire::Checksums& checksums);
+  void on(Peer& peer, const wire::Done& done);
+  void on(Peer& peer, const wire::Fail& fail);
+  Peer* find_peer(SessionKey key);
+  const Peer* find_peer(SessionKey key) const;
+  Peer* open_peer(SessionKey key);
+  Status lost_status(SessionKey key) const;
+  void set_timer(Transfer& transfer, TimerKind kind, Time at);
+  void clear_timer(Transfer& transfer);
+  void arm(Time at, TimerKind kind, std::uint64_t a, std::uint64_t b, Timers::iterator& out);
+  std::shared_ptr<Handle> new_handle(std::uint32_t first_layer, std::uint32_t num_layers);
+  void end_handle(const std::shared_ptr<Handle>& handle, TransferState state, Status status,
+                  std::vector<std::uint32_t> failed);
+  void remove_ours(Peer& peer, const Transfer& transfer);
+  void start_backlog(Peer& peer);
+  // Checks a peer's TransferSpec against our half of it; the result is our region.
+  Result<const Region*> check_spec(Peer& peer, const wire::TransferSpec& spec, Footprint::Half ours);
+  std::shared_ptr<Move> make_move(const wire::TransferSpec& spec, const Program& program, const Region& local,
+                                  RegionId remote) const;
+  static wire::TransferSpec spec_of(const Transfer& transfer);
+  void refuse(Peer& peer, TransferId transfer, const Status& why);
+
+  // engine_source.cpp
+  Status tell_offer(Peer& peer, Source& source);
+  void send_pieces(Peer& peer, Source& source);
+  void fail_source(Source& source, TransferEvent event, Status why, bool tell_peer);
+  void drained_source(Source& source);
+  void release_fence(Source& source);
+  Source* find_source(Key key);
+
+  // engine_destination.cpp
+  void begin_moving(Peer& peer, Destination& destination);
+  void list_ready(Peer& peer, Destination& destination);
+  bool post_next(Peer& peer, bool& progressed);
+  std::optional<std::uint32_t> next_piece(Destination& destination);
+  Rail* choose_rail(Peer& peer, Destination& destination, bool& reachable);
+  void piece_in(Peer& peer, Destination& destination, std::uint32_t piece);
+  void count_piece(Peer& peer, Destination& destination, std::uint32_t piece);
+  void redo(Peer& peer, Destination& destination, std::uint32_t piece);
+  void confirm(Peer& peer, Destination& destination);
+  void confirmed(Peer& peer, Destination& destination, std::span<const std::uint32_t> layers);
+  void compare_sums(Peer& peer, Destination& destination, std::uint32_t piece);
+  void flush_credits(Peer& peer, Destination& destination);
+  void finish_destination(Peer& peer, Destination& destination);
+  void fail_destination(Destination& destination, TransferEvent event, Status why, bool tell_peer);
+  void drained_destination(Destination& destination);
+  std::vector<std::uint32_t> failed_blocks(const Destination& destination) const;
+  Destination* find_destination(Key key);
+  void confirm_dirty();
+
+  // engine_lease.cpp
+  bool authorize(Peer& peer, Destination& destination);
+  bool covered(const Peer& peer, RegionId region, wire::LeaseMode mode, std::span<const std::uint32_t> blocks,
+               std::vector<LeaseId>& used) const;
+  void unpark(Peer& peer);
+  void end_lease(Lease& lease, LeaseEvent event, Status why);
+  void renew_leases(Peer& peer);
+  void end_expectation(std::uint64_t handle, TransferState state, Status why);
+
+  const EngineConfig config_;
+  EngineHost& host_;
+  Time now_ = 0;
+  std::map<SessionKey, std::unique_ptr<Peer>> peers_;
+  std::map<SessionKey, PeerView> lost_;           // the newest kMaxLost
+  std::map<RailId, Rail> rails_;
+  RegionTable regions_;
+  std::map<Key, std::unique_ptr<Source>> sources_;
+  std::map<Key, std::unique_ptr<Destination>> destinations_;
+  std::unordered_map<WorkId, WorkRecord> works_;
+  std::unordered_map<std::uint64_t, std::pair<bool, Key>> handles_;  // id -> is destination, key
+  std::map<LeaseId, Lease> leases_;
+  std::map<std::uint64_t, std::shared_ptr<Expectation>> expectations_;  // by handle
+  std::map<wire::Bytes, std::uint64_t> tags_;
+  std::map<std::uint64_t, Timers::iterator> expectation_timers_;
+  std::map<LeaseId, Timers::iterator> lease_timers_;
+  std::map<LeaseId, LeaseState> ended_leases_;    // the newest kMaxEndedLeases
+  Timers timers_;
+  std::vector<std::uint32_t> free_slots_;
+  std::set<Key> dirty_;                           // destinations with layers to confirm or credits to send
+  std::set<Key> retry_;                           // the same, put off by a rail that said again
+  SessionKey next_session_ = 1;
+  RegionId next_region_ = 1;
+  WorkId next_work_ = 1;
+  LeaseId next_lease_ = 1;
+  std::uint64_t next_handle_ = 1;
+  std::uint32_t outstanding_pieces_ = 0;
+  SessionKey last_served_ = 0;
+  // What ended in this round; a caller up the stack may still hold a reference until pump().
+  std::vector<std::shared_ptr<void>> graveyard_;
+  bool again_ = false;
+  bool closed_ = false;
+  EngineStats stats_;
+};
+
+}  // namespace kvxfer

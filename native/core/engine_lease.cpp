@@ -1,0 +1,189 @@
+// Rights: leases that this agent grants, and expectations, which are rights to one tag's writes.
+#include <algorithm>
+
+#include "core/engine.h"
+
+namespace kvxfer {
+namespace {
+
+constexpr std::size_t kMaxEndedLeases = 4096;
+
+}  // namespace
+
+Result<LeaseId> Engine::grant(Time now, SessionKey key, RegionId region_id, wire::LeaseMode mode, bool all_blocks,
+                              std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable) {
+  now_ = now;
+  Peer* peer = open_peer(key);
+  if (peer == nullptr) return lost_status(key);
+  const Region* local = region(region_id);
+  if (local == nullptr) return Status(Code::kUnknownRegion, "region " + std::to_string(region_id) + " is not registered (any more)");
+  if (Status status = check_blocks(blocks, local->num_blocks, false, "blocks", local->name); !status.ok()) return status;
+  if (ttl_ns <= 0) return Status(Code::kInvalidArgument, "a lease lasts more than 0 s");
+  if (blocks.size() > wire::kMaxBlocks)
+    return Status(Code::kInvalidArgument, "a lease names up to " + std::to_string(wire::kMaxBlocks) + " blocks; leave them out for all");
+  const LeaseId id = next_lease_++;
+  leases_.emplace(id, Lease(id, key, region_id, mode, all_blocks, blocks, local->num_blocks, ttl_ns, renewable, now));
+  arm(now + ttl_ns, TimerKind::kLease, id, 0, lease_timers_[id]);
+  peer->leases.push_back(id);
+  send(*peer, wire::Lease{id, region_id, mode, renewable, static_cast<std::uint64_t>(ttl_ns), all_blocks,
+                          {blocks.begin(), blocks.end()}});
+  if (mode == wire::LeaseMode::kWrite) unpark(*peer);
+  flush(*peer);
+  return id;
+}
+
+void Engine::revoke(Time now, LeaseId id) {
+  now_ = now;
+  auto found = leases_.find(id);
+  if (found == leases_.end()) return;
+  end_lease(found->second, LeaseEvent::kRevoke, {Code::kLeaseEnded, "the lease was revoked"});
+}
+
+std::optional<LeaseState> Engine::lease_state(LeaseId id) const {
+  if (auto found = leases_.find(id); found != leases_.end()) return found->second.state();
+  if (auto ended = ended_leases_.find(id); ended != ended_leases_.end()) return ended->second;
+  return std::nullopt;
+}
+
+void Engine::end_lease(Lease& lease, LeaseEvent event, Status why) {
+  if (!lease.step(event)) return;
+  const LeaseId id = lease.id();
+  const SessionKey holder = lease.holder();
+  const LeaseState state = lease.state();
+  if (auto timer = lease_timers_.find(id); timer != lease_timers_.end()) {
+    timers_.erase(timer->second);
+    lease_timers_.erase(timer);
+  }
+  leases_.erase(id);
+  ended_leases_[id] = state;
+  if (ended_leases_.size() > kMaxEndedLeases) ended_leases_.erase(ended_leases_.begin());
+
+  const auto uses = [&](const Transfer& transfer) {
+    return std::find(transfer.leases.begin(), transfer.leases.end(), id) != transfer.leases.end();
+  };
+  std::vector<Source*> sources;
+  for (auto it = sources_.lower_bound({holder, 0}); it != sources_.end() && it->first.first == holder; ++it)
+    if (uses(*it->second)) sources.push_back(it->second.get());
+  for (Source* source : sources) fail_source(*source, TransferEvent::kFail, why, true);
+  std::vector<Destination*> destinations;
+  for (auto it = destinations_.lower_bound({holder, 0}); it != destinations_.end() && it->first.first == holder; ++it)
+    if (uses(*it->second)) destinations.push_back(it->second.get());
+  for (Destination* destination : destinations)
+    fail_destination(*destination, TransferEvent::kFail, why, true);
+  if (Peer* peer = find_peer(holder)) {
+    std::erase(peer->leases, id);
+    send(*peer, wire::LeaseEnded{id, why.code()});
+    flush(*peer);
+  }
+  host_.emit({.kind = EventKind::kLeaseEnded, .peer = holder, .lease = id, .code = why.code(), .message = why.message()});
+}
+
+void Engine::renew_leases(Peer& peer) {
+  for (LeaseId id : peer.leases)
+    if (auto lease = leases_.find(id); lease != leases_.end()) lease->second.renew(now_);
+}
+
+void Engine::on(Peer& peer, const wire::Lease& lease) {
+  host_.emit({.kind = EventKind::kLeaseGranted, .peer = peer.key, .region = lease.region, .lease = lease.id, .held = true});
+}
+
+void Engine::on(Peer& peer, const wire::LeaseEnded& ended) {
+  host_.emit({.kind = EventKind::kLeaseEnded, .peer = peer.key, .lease = ended.id, .held = true, .code = ended.code});
+}
+
+bool Engine::covered(const Peer& peer, RegionId region_id, wire::LeaseMode mode, std::span<const std::uint32_t> blocks,
+                     std::vector<LeaseId>& used) const {
+  std::vector<const Lease*> candidates;
+  for (LeaseId id : peer.leases)
+    if (auto found = leases_.find(id); found != leases_.end() && found->second.region() == region_id &&
+                                       found->second.mode() == mode && found->second.active())
+      candidates.push_back(&found->second);
+  for (const std::uint32_t block : blocks) {
+    // Blocks of one request mostly share a lease: the one that covered the last is tried first.
+    auto found = std::find_if(candidates.begin(), candidates.end(), [&](const Lease* lease) { return lease->covers(block); });
+    if (found == candidates.end()) return false;
+    if (std::find(used.begin(), used.end(), (*found)->id()) == used.end()) used.push_back((*found)->id());
+    std::iter_swap(candidates.begin(), found);
+  }
+  return true;
+}
+
+// A write may go ahead under an expectation of its tag, or under leases.
+bool Engine::authorize(Peer& peer, Destination& destination) {
+  const Move& move = *destination.move;
+  if (auto tag = tags_.find(destination.notify); !destination.notify.empty() && tag != tags_.end()) {
+    const std::shared_ptr<Expectation>& expectation = expectations_.at(tag->second);
+    if (expectation->covers(peer.key, destination.region, move.dst_blocks, move.grid.first_layer, move.grid.num_layers)) {
+      destination.expectation = expectation;
+      return true;
+    }
+  }
+  destination.leases.clear();
+  return covered(peer, destination.region, wire::LeaseMode::kWrite, move.dst_blocks, destination.leases);
+}
+
+void Engine::unpark(Peer& peer) {
+  std::vector<Key> parked;
+  for (auto it = destinations_.lower_bound({peer.key, 0}); it != destinations_.end() && it->first.first == peer.key; ++it)
+    if (it->second->state == TransferState::kParked) parked.push_back(it->first);
+  for (const Key& key : parked)
+    if (Destination* destination = find_destination(key);
+        destination != nullptr && destination->state == TransferState::kParked && authorize(peer, *destination))
+      begin_moving(peer, *destination);
+}
+
+Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, RegionId region_id,
+                                               std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
+                                               std::uint32_t num_layers, std::optional<SessionKey> from, Time timeout_ns) {
+  now_ = now;
+  if (closed_) return Status(Code::kClosed, "the agent is closed");
+  const Region* local = region(region_id);
+  if (local == nullptr) return Status(Code::kUnknownRegion, "region " + std::to_string(region_id) + " is not registered (any more)");
+  if (tag.empty() || tag.size() > wire::kMaxNotify)
+    return Status(Code::kInvalidArgument, "a tag has 1 to " + std::to_string(wire::kMaxNotify) + " bytes");
+  if (tags_.contains(tag)) return Status(Code::kInvalidArgument, "that tag is expected already: use one for each request");
+  if (num_layers == 0 || num_layers > wire::kMaxLayers || first_layer > wire::kMaxLayers)
+    return Status(Code::kOutOfRange, "an expectation names at least one layer of its region");
+  if (blocks.size() > wire::kMaxBlocks)
+    return Status(Code::kInvalidArgument, "an expectation names up to " + std::to_string(wire::kMaxBlocks) + " blocks");
+  if (timeout_ns <= 0) return Status(Code::kInvalidArgument, "an expectation's timeout is more than 0 s");
+  if (from && open_peer(*from) == nullptr) return lost_status(*from);
+  if (Status status = check_blocks(blocks, local->num_blocks, true, "blocks", local->name); !status.ok()) return status;
+  auto handle = new_handle(first_layer, num_layers);
+  auto expectation = std::make_shared<Expectation>(handle, tag, region_id, from, std::move(blocks), first_layer, num_layers);
+  expectations_.emplace(handle->id(), expectation);
+  tags_.emplace(std::move(tag), handle->id());
+  arm(now + timeout_ns, TimerKind::kExpectation, handle->id(), 0, expectation_timers_[handle->id()]);
+  std::vector<SessionKey> keys;
+  for (const auto& [key, peer] : peers_) keys.push_back(key);
+  for (SessionKey key : keys)
+    if (Peer* peer = find_peer(key)) unpark(*peer);
+  if (expectation->complete() && expectations_.contains(handle->id()))  // of no blocks
+    end_expectation(handle->id(), TransferState::kDone, {});
+  return handle;
+}
+
+void Engine::end_expectation(std::uint64_t id, TransferState state, Status why) {
+  auto found = expectations_.find(id);
+  if (found == expectations_.end()) return;
+  const std::shared_ptr<Expectation> expectation = std::move(found->second);
+  expectations_.erase(found);
+  tags_.erase(expectation->tag());
+  if (auto timer = expectation_timers_.find(id); timer != expectation_timers_.end()) {
+    timers_.erase(timer->second);
+    expectation_timers_.erase(timer);
+  }
+  // Whatever still writes under it loses its right; the handle ends when the last of it drained.
+  std::vector<Destination*> writers;
+  for (auto& [key, destination] : destinations_)
+    if (destination->expectation == expectation) writers.push_back(destination.get());
+  for (Destination* writer : writers) {
+    writer->expectation = nullptr;
+    Status reason = state == TransferState::kDone ? Status(Code::kRefused, "its blocks had all arrived by other transfers") : why;
+    fail_destination(*writer, TransferEvent::kFail, std::move(reason), true);
+  }
+  end_handle(expectation->handle(), state, std::move(why),
+             state == TransferState::kDone ? std::vector<std::uint32_t>{} : expectation->incomplete_blocks());
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,180 @@
+// Transfers whose bytes are ours: offered by us, or asked for by a peer that holds a lease.
+#include <algorithm>
+
+#include "core/engine.h"
+
+namespace kvxfer {
+
+// A fence word for the transfer, and the OFFER that names it.
+Status Engine::tell_offer(Peer& peer, Source& source) {
+  if (free_slots_.empty()) return {Code::kAgain, "every fence slot is in use"};
+  source.fence_slot = free_slots_.back();
+  free_slots_.pop_back();
+  source.fenced = true;
+  source.fence_generation = host_.fence_generation(source.fence_slot);
+  step(source_transitions(), source.state, TransferEvent::kTold);
+  send(peer, wire::Offer{spec_of(source), source.layers_ready, source.fence_slot, source.fence_generation});
+  return {};
+}
+
+void Engine::on(Peer& peer, wire::Request& request) {
+  const wire::TransferSpec& spec = request.spec;
+  const Key key{peer.key, spec.transfer};
+  if (spec.transfer % 2 == peer.next_transfer % 2 || sources_.contains(key) || destinations_.contains(key)) {
+    end_session(now_, peer.key, Code::kProtocol, "REQUEST: transfer " + std::to_string(spec.transfer) + " is not the peer's to begin");
+    return;
+  }
+  Result<const Region*> local = check_spec(peer, spec, Footprint::Half::kSrc);
+  if (!local.ok()) return refuse(peer, spec.transfer, local.status());
+  if (peer.num_theirs >= config_.max_open_transfers || free_slots_.empty())
+    return refuse(peer, spec.transfer, {Code::kRefused, "too many transfers are open at the peer: wait for some to end"});
+  const Program& program = peer.peer_programs.at(spec.program);
+  auto source = std::make_unique<Source>();
+  source->leases.reserve(1);
+  if (!covered(peer, program.src, wire::LeaseMode::kRead, spec.src_blocks, source->leases))
+    return refuse(peer, spec.transfer, {Code::kNotPermitted, "no read lease of yours covers every block of region '" +
+                                                                 local.value()->name + "' that was named"});
+  source->key = key;
+  source->state = TransferState::kServing;
+  source->region = program.src;
+  source->program = spec.program;
+  source->move = make_move(spec, program, *local.value(), program.dst);
+  source->notify = spec.notify;
+  source->priority = spec.priority;
+  source->integrity = (spec.flags & wire::kFlagIntegrity) != 0;
+  source->timeout_ns = static_cast<Time>(spec.timeout_ns);
+  source->layers_ready = spec.grid.num_layers;
+  source->fence_slot = free_slots_.back();
+  free_slots_.pop_back();
+  source->fence_generation = host_.fence_generation(source->fence_slot);
+  // The reader may act until the first of the leases that it needs ends.
+  Time ttl = kNever;
+  bool renewable = true;
+  for (LeaseId id : source->leases) {
+    const Lease& lease = leases_.at(id);
+    ttl = std::min(ttl, lease.expires_at() - now_);
+    renewable = renewable && lease.renewable();
+  }
+  if (source->leases.empty()) ttl = source->timeout_ns;  // a request of no blocks needs no lease
+  set_timer(*source, TimerKind::kSource, now_ + source->timeout_ns);
+  ++peer.num_theirs;
+  send(peer, wire::Accept{spec.transfer, source->fence_slot, source->fence_generation,
+                          static_cast<std::uint64_t>(std::max<Time>(0, ttl)), renewable});
+  sources_.emplace(key, std::move(source));
+}
+
+void Engine::layers_ready(Time now, std::uint64_t handle, std::uint32_t layers) {
+  now_ = now;
+  auto found = handles_.find(handle);
+  if (found == handles_.end() || found->second.first) return;
+  Source* source = find_source(found->second.second);
+  if (source == nullptr || layers <= source->layers_ready) return;  // layers never become unready
+  source->layers_ready = std::min(layers, source->move->grid.num_layers);
+  Peer* peer = find_peer(source->key.first);
+  if (peer == nullptr || source->state != TransferState::kServing) return;
+  send(*peer, wire::LayersReady{source->key.second, source->layers_ready});
+  flush(*peer);
+}
+
+void Engine::on(Peer& peer, const wire::Credit& credit) {
+  Source* source = find_source({peer.key, credit.transfer});
+  if (source == nullptr || source->state != TransferState::kServing) return;  // it ended meanwhile
+  const PieceGrid& grid = source->move->grid;
+  if (credit.num_pieces > grid.num_pieces() || credit.first_piece > grid.num_pieces() - credit.num_pieces ||
+      grid.piece(credit.first_piece + credit.num_pieces - 1).layer - grid.first_layer >= source->layers_ready) {
+    end_session(now_, peer.key, Code::kProtocol, "CREDIT for pieces that are not there or not ready");
+    return;
+  }
+  if (source->integrity) {
+    // The pages are ours and at rest, so the sums can be told before the bytes arrive.
+    wire::Checksums sums{credit.transfer, credit.first_piece, {}};
+    for (std::uint32_t i = 0; i < credit.num_pieces; ++i)
+      sums.crc32c.push_back(host_.checksum(*source->move, credit.first_piece + i, Side::kSrc));
+    send(peer, sums);
+  }
+  if (credit.rail == wire::kNoRail) return;
+  // No more is ever due than the pieces there are, each once on each of its rails.
+  if (source->to_send.size() + credit.num_pieces > std::size_t{grid.num_pieces()} * 2 + 64) {
+    end_session(now_, peer.key, Code::kProtocol, "CREDIT for the same pieces over and over");
+    return;
+  }
+  for (std::uint32_t i = 0; i < credit.num_pieces; ++i) source->to_send.emplace_back(credit.rail, credit.first_piece + i);
+  send_pieces(peer, *source);
+}
+
+void Engine::send_pieces(Peer& peer, Source& source) {
+  // Pieces of a rail that is not up at this end yet wait; of one that went down they are not
+  // wanted any more: the destination sees that too and asks elsewhere.
+  std::deque<std::pair<std::uint16_t, std::uint32_t>> later;
+  while (!source.to_send.empty() && source.state == TransferState::kServing) {
+    const auto [index, piece] = source.to_send.front();
+    source.to_send.pop_front();
+    Rail* rail = nullptr;
+    for (RailId id : peer.rails)
+      if (rails_.at(id).info.index == index && !rails_.at(id).info.capabilities.one_sided) rail = &rails_.at(id);
+    if (rail == nullptr || rail->again) {
+      later.emplace_back(index, piece);
+      continue;
+    }
+    Work work;
+    work.id = next_work_++;
+    work.kind = WorkKind::kSend;
+    work.piece = piece;
+    work.move = source.move;
+    const PostResult result = host_.post(rail->info.id, work);
+    if (result.accepted == 1) {
+      source.posted.emplace(work.id, rail->info.id);
+      works_.emplace(work.id, WorkRecord{WorkUse::kSend, source.key, rail->info.id, piece});
+    } else if (result.code == Code::kAgain) {
+      rail->again = true;
+      again_ = true;
+      later.emplace_back(index, piece);
+    }
+  }
+  source.to_send = std::move(later);
+}
+
+void Engine::release_fence(Source& source) {
+  if (!source.fenced) return;
+  source.fenced = false;
+  host_.bump_fence(source.fence_slot);
+  free_slots_.push_back(source.fence_slot);
+}
+
+void Engine::fail_source(Source& source, TransferEvent event, Status why, bool tell_peer) {
+  const bool told = source.state == TransferState::kServing;
+  if (!step(source_transitions(), source.state, event)) return;
+  clear_timer(source);
+  source.reason = std::move(why);
+  release_fence(source);  // whoever still reads will find out before it says done
+  source.to_send.clear();
+  for (const auto& [work, rail] : source.posted) host_.cancel(rail, work);
+  if (Peer* peer = open_peer(source.key.first); peer != nullptr && tell_peer && told)
+    refuse(*peer, source.key.second, source.reason);
+  if (source.posted.empty()) drained_source(source);
+}
+
+// The one way out: done, or nothing of it is posted any more.
+void Engine::drained_source(Source& source) {
+  step(source_transitions(), source.state, TransferEvent::kDrained);
+  release_fence(source);
+  clear_timer(source);
+  if (Peer* peer = find_peer(source.key.first)) {
+    if (source.ours && source.state != TransferState::kDone && std::find(peer->backlog.begin(), peer->backlog.end(), source.key) != peer->backlog.end())
+      std::erase(peer->backlog, source.key);
+    else
+      remove_ours(*peer, source);
+    if (source.state == TransferState::kDone && !source.ours && !source.notify.empty())
+      host_.emit({.kind = EventKind::kNotification, .peer = peer->key, .payload = source.notify});
+  }
+  ++(source.state == TransferState::kDone ? stats_.transfers_done : stats_.transfers_failed);
+  // What the destination has of it is not known here; all of it may have to be written again.
+  std::vector<std::uint32_t> failed;
+  if (source.state != TransferState::kDone) failed = source.move->src_blocks;
+  end_handle(source.handle, source.state, source.reason, std::move(failed));
+  auto found = sources_.find(source.key);
+  graveyard_.push_back(std::move(found->second));
+  sources_.erase(found);
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,39 @@
+// One entry of the completion ring: something that a caller may be waiting for.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/wire.h"
+
+namespace kvxfer {
+
+using SessionKey = std::uint32_t;  // an agent's own number for a session: a caller's `peer`
+using LeaseId = std::uint64_t;     // unique in its grantor
+
+enum class EventKind : std::uint8_t {
+  kEnded,         // handle
+  kLayer,         // handle, layer
+  kNotification,  // peer, payload
+  kPeerUp,        // peer
+  kPeerLost,      // peer, code, message
+  kRegion,        // peer, region
+  kRegionGone,    // peer, region
+  kLeaseGranted,  // peer, lease: the peer granted it to us
+  kLeaseEnded,    // peer, lease, code; held: it was granted to us
+};
+
+struct Event {
+  EventKind kind = EventKind::kEnded;
+  std::uint64_t handle = 0;
+  SessionKey peer = 0;
+  RegionId region = 0;
+  LeaseId lease = 0;
+  bool held = false;
+  std::uint32_t layer = 0;
+  Code code = Code::kOk;
+  std::string message = {};
+  wire::Bytes payload = {};
+};
+
+}  // namespace kvxfer

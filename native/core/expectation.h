@@ -1,0 +1,51 @@
+// What a receiver has named: blocks that transfers with one tag may write, and which arrived.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "core/event.h"
+#include "core/handle.h"
+#include "core/wire.h"
+
+namespace kvxfer {
+
+class Expectation {
+ public:
+  Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, RegionId region, std::optional<SessionKey> from,
+              std::vector<std::uint32_t> blocks, std::uint32_t first_layer, std::uint32_t num_layers);
+
+  // May a transfer of this peer write these blocks in these layers?
+  bool covers(SessionKey peer, RegionId region, std::span<const std::uint32_t> blocks, std::uint32_t first_layer,
+              std::uint32_t num_layers) const;
+
+  // The blocks of one layer have arrived, for good. True when that was the layer's last.
+  bool arrived(std::uint32_t layer, std::span<const std::uint32_t> blocks);
+  bool complete() const noexcept { return missing_ == 0; }
+  // Blocks that lack a layer, in the order in which they were named.
+  std::vector<std::uint32_t> incomplete_blocks() const;
+
+  const std::shared_ptr<Handle>& handle() const noexcept { return handle_; }
+  const wire::Bytes& tag() const noexcept { return tag_; }
+  RegionId region() const noexcept { return region_; }
+  const std::optional<SessionKey>& from() const noexcept { return from_; }
+  const std::vector<std::uint32_t>& blocks() const noexcept { return blocks_; }
+
+ private:
+  std::shared_ptr<Handle> handle_;
+  wire::Bytes tag_;
+  RegionId region_;
+  std::optional<SessionKey> from_;
+  std::vector<std::uint32_t> blocks_;
+  std::unordered_map<std::uint32_t, std::uint32_t> index_;  // block -> place in blocks_
+  std::uint32_t first_layer_, num_layers_;
+  std::vector<bool> bits_;                  // [num_layers, num_blocks]
+  std::vector<std::uint32_t> missing_in_layer_;
+  std::uint64_t missing_;
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,50 @@
+#include "core/lease.h"
+
+#include <array>
+
+namespace kvxfer {
+namespace {
+
+using S = LeaseState;
+using E = LeaseEvent;
+
+constexpr LeaseTransition kTable[] = {
+    {S::kActive, E::kHeartbeat, S::kActive}, {S::kActive, E::kRevoke, S::kRevoked},
+    {S::kActive, E::kExpire, S::kExpired},   {S::kActive, E::kPeerLost, S::kPeerLost},
+    {S::kActive, E::kRegionGone, S::kRegionGone},
+};
+
+}  // namespace
+
+std::span<const LeaseTransition> lease_transitions() noexcept { return kTable; }
+
+std::string_view name_of(LeaseState state) noexcept {
+  constexpr std::array<std::string_view, 5> kNames = {"active", "revoked", "expired", "peer-lost", "region-gone"};
+  return kNames[static_cast<std::size_t>(state)];
+}
+
+Lease::Lease(LeaseId id, SessionKey holder, RegionId region, wire::LeaseMode mode, bool all_blocks,
+             std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, Time ttl_ns, bool renewable, Time now)
+    : id_(id),
+      holder_(holder),
+      region_(region),
+      mode_(mode),
+      all_blocks_(all_blocks),
+      renewable_(renewable),
+      ttl_ns_(ttl_ns),
+      expires_at_(now + ttl_ns) {
+  if (all_blocks) return;
+  blocks_.resize(num_blocks);
+  for (const std::uint32_t block : blocks) blocks_[block] = true;
+}
+
+bool Lease::step(LeaseEvent event) noexcept {
+  for (const LeaseTransition& transition : kTable) {
+    if (transition.from != state_ || transition.event != event) continue;
+    state_ = transition.to;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,60 @@
+// A lease at its grantor: a peer's expiring right to named blocks of a region.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/event.h"
+#include "core/session.h"
+#include "core/wire.h"
+
+namespace kvxfer {
+
+enum class LeaseState : std::uint8_t { kActive, kRevoked, kExpired, kPeerLost, kRegionGone };
+enum class LeaseEvent : std::uint8_t { kHeartbeat, kRevoke, kExpire, kPeerLost, kRegionGone };
+
+struct LeaseTransition {
+  LeaseState from;
+  LeaseEvent event;
+  LeaseState to;
+};
+// Only an active lease has transitions: an ended one never comes back.
+std::span<const LeaseTransition> lease_transitions() noexcept;
+std::string_view name_of(LeaseState state) noexcept;
+
+class Lease {
+ public:
+  // `blocks` are below num_blocks; empty with all_blocks.
+  Lease(LeaseId id, SessionKey holder, RegionId region, wire::LeaseMode mode, bool all_blocks,
+        std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, Time ttl_ns, bool renewable, Time now);
+
+  bool step(LeaseEvent event) noexcept;
+  bool covers(std::uint32_t block) const noexcept { return all_blocks_ || blocks_[block]; }
+  void renew(Time now) noexcept {
+    if (renewable_ && step(LeaseEvent::kHeartbeat)) expires_at_ = now + ttl_ns_;
+  }
+
+  LeaseId id() const noexcept { return id_; }
+  SessionKey holder() const noexcept { return holder_; }
+  RegionId region() const noexcept { return region_; }
+  wire::LeaseMode mode() const noexcept { return mode_; }
+  LeaseState state() const noexcept { return state_; }
+  bool active() const noexcept { return state_ == LeaseState::kActive; }
+  bool renewable() const noexcept { return renewable_; }
+  Time ttl_ns() const noexcept { return ttl_ns_; }
+  Time expires_at() const noexcept { return expires_at_; }
+
+ private:
+  LeaseId id_;
+  SessionKey holder_;
+  RegionId region_;
+  wire::LeaseMode mode_;
+  LeaseState state_ = LeaseState::kActive;
+  bool all_blocks_, renewable_;
+  std::vector<bool> blocks_;
+  Time ttl_ns_, expires_at_;
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,54 @@
+#include "core/transfer.h"
+
+#include <array>
+
+namespace kvxfer {
+namespace {
+
+using S = TransferState;
+using E = TransferEvent;
+
+constexpr TransferTransition kSource[] = {
+    {S::kQueued, E::kTold, S::kServing},       {S::kQueued, E::kFail, S::kFailing},
+    {S::kQueued, E::kCancel, S::kCancelling},  {S::kServing, E::kPeerDone, S::kDone},
+    {S::kServing, E::kFail, S::kFailing},      {S::kServing, E::kCancel, S::kCancelling},
+    {S::kFailing, E::kDrained, S::kFailed},    {S::kCancelling, E::kDrained, S::kCancelled},
+};
+
+constexpr TransferTransition kDestination[] = {
+    {S::kQueued, E::kTold, S::kRequested},        {S::kQueued, E::kFail, S::kFailing},
+    {S::kQueued, E::kCancel, S::kCancelling},     {S::kParked, E::kAuthorized, S::kMoving},
+    {S::kParked, E::kFail, S::kFailing},          {S::kParked, E::kCancel, S::kCancelling},
+    {S::kRequested, E::kAccepted, S::kMoving},    {S::kRequested, E::kFail, S::kFailing},
+    {S::kRequested, E::kCancel, S::kCancelling},  {S::kMoving, E::kConfirmed, S::kDone},
+    {S::kMoving, E::kFail, S::kFailing},          {S::kMoving, E::kCancel, S::kCancelling},
+    {S::kFailing, E::kDrained, S::kFailed},       {S::kCancelling, E::kDrained, S::kCancelled},
+};
+
+}  // namespace
+
+std::span<const TransferTransition> source_transitions() noexcept { return kSource; }
+std::span<const TransferTransition> destination_transitions() noexcept { return kDestination; }
+
+bool step(std::span<const TransferTransition> table, TransferState& state, TransferEvent event) noexcept {
+  for (const TransferTransition& transition : table) {
+    if (transition.from != state || transition.event != event) continue;
+    state = transition.to;
+    return true;
+  }
+  return false;
+}
+
+std::string_view name_of(TransferState state) noexcept {
+  constexpr std::array<std::string_view, 10> kNames = {"queued",  "parked",     "requested", "moving", "serving",
+                                                       "failing", "cancelling", "done",      "failed", "cancelled"};
+  return kNames[static_cast<std::size_t>(state)];
+}
+
+std::string_view name_of(TransferEvent event) noexcept {
+  constexpr std::array<std::string_view, 8> kNames = {"told",      "authorized", "accepted", "confirmed",
+                                                      "peer-done", "fail",       "cancel",   "drained"};
+  return kNames[static_cast<std::size_t>(event)];
+}
+
+}  // namespace kvxfer

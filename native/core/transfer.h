@@ -1,0 +1,55 @@
+// The two ends of a transfer as state machines: every transition stands in one table each.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace kvxfer {
+
+enum class TransferState : std::uint8_t {
+  kQueued,      // ours, not told to the peer yet: as many are open as the session allows
+  kParked,      // destination: an offer whose blocks nobody has named yet
+  kRequested,   // destination: asked to read, waiting for ACCEPT
+  kMoving,      // destination: pieces are scheduled, moved and confirmed
+  kServing,     // source: the destination may fetch
+  kFailing,     // stopped; work that was posted is still to complete
+  kCancelling,  // the same, by the caller's wish
+  kDone,
+  kFailed,
+  kCancelled,
+};
+
+enum class TransferEvent : std::uint8_t {
+  kTold,        // OFFER or REQUEST went out
+  kAuthorized,  // a lease or an expectation covers every block
+  kAccepted,    // the source's ACCEPT came
+  kConfirmed,   // destination: every piece is in and the source's right held to the end
+  kPeerDone,    // source: the destination's DONE came
+  kFail,        // anything that ends it badly: deadline, lease, region, rail, peer, checksum
+  kCancel,      // the caller at this end
+  kDrained,     // nothing of it is posted any more
+};
+
+struct TransferTransition {
+  TransferState from;
+  TransferEvent event;
+  TransferState to;
+};
+
+std::span<const TransferTransition> source_transitions() noexcept;
+std::span<const TransferTransition> destination_transitions() noexcept;
+
+constexpr bool is_final(TransferState state) noexcept { return state >= TransferState::kDone; }
+constexpr bool is_draining(TransferState state) noexcept {
+  return state == TransferState::kFailing || state == TransferState::kCancelling;
+}
+
+// Takes the table's transition; false, and nothing changes, where there is none: the event came
+// too late (a DONE after the caller gave up) or does not belong there.
+bool step(std::span<const TransferTransition> table, TransferState& state, TransferEvent event) noexcept;
+
+std::string_view name_of(TransferState state) noexcept;
+std::string_view name_of(TransferEvent event) noexcept;
+
+}  // namespace kvxfer
