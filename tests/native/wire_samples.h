@@ -56,7 +56,7 @@ inline auto fields(const TransferSpec& m) {
 }
 inline auto fields(const Offer& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
 inline auto fields(const Request& m) { const auto& [a] = m; return std::tie(a); }
-inline auto fields(const Accept& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
+inline auto fields(const Accept& m) { const auto& [a, b, c, d, e] = m; return std::tie(a, b, c, d, e); }
 inline auto fields(const Credit& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
 inline auto fields(const LayersReady& m) { const auto& [a, b] = m; return std::tie(a, b); }
 inline auto fields(const Checksums& m) { const auto& [a, b, c] = m; return std::tie(a, b, c); }
@@ -227,7 +227,7 @@ class Sampler {
   }
   void make(Request& m) { make(m.spec); }
   void make(Accept& m) {
-    m = {random_.next(), between(0, FenceTable::kNumSlots - 1), random_.next(), duration()};
+    m = {random_.next(), between(0, FenceTable::kNumSlots - 1), random_.next(), duration(), random_.chance(50)};
   }
   void make(Credit& m) {
     m.transfer = random_.next();
