@@ -53,7 +53,9 @@ class Writer {
 
   template <class T>
     requires std::is_integral_v<T> || std::is_enum_v<T>
-  void number(T value) { append(&value, sizeof value); }
+  void number(T value) {
+    append(&value, sizeof value);
+  }
 
   // A whole record or array of bytes as it lies in memory.
   template <class T>
@@ -107,8 +109,8 @@ class Reader {
   // The first complaint counts. `field` and frame give it its place: "OFFER.src_blocks: ...".
   void fail(std::string_view field, std::string_view what) {
     if (!ok()) return;
-    status_ = Status(Code::kProtocol,
-                     std::string(frame_) + "." + std::string(field) + ": " + std::string(what));
+    status_ =
+        Status(Code::kProtocol, std::string(frame_) + "." + std::string(field) + ": " + std::string(what));
     left_ = {};
   }
 

@@ -183,8 +183,8 @@ Result<std::optional<wire::Message>> Session::receive(Time now, wire::ByteSpan f
 
   const std::optional<Event> event = event_of(header.type);
   if (!event || find_transition(state_, *event) == nullptr)
-    return violate(Code::kProtocol, std::string(wire::name_of(header.type)) + " in state " +
-                                        std::string(name_of(state_)));
+    return violate(Code::kProtocol,
+                   std::string(wire::name_of(header.type)) + " in state " + std::string(name_of(state_)));
 
   const wire::ByteSpan body = frame.subspan(wire::kHeaderNbytes, header.body_nbytes);
   Result<wire::Message> decoded = wire::decode(header, body);
@@ -226,8 +226,7 @@ Status Session::check_number_and_mac(const wire::Header& header, wire::ByteSpan 
       return violate(Code::kAuthFailed, std::string(wire::name_of(header.type)) +
                                             " with a wrong mac: altered on its way, or not the peer's");
   } else if (std::ranges::any_of(mac, [](std::byte b) { return b != std::byte{0}; })) {
-    return violate(Code::kProtocol,
-                   std::string(wire::name_of(header.type)) + " with a mac in the handshake");
+    return violate(Code::kProtocol, std::string(wire::name_of(header.type)) + " with a mac in the handshake");
   }
   if (header.sequence != next_to_receive_) {
     const char* const why = header.sequence < next_to_receive_ ? ": repeated" : ": frames are missing";
@@ -278,8 +277,9 @@ Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::B
   claimed_ = challenge.identity;
   transcript_ = sha256({hello_body_, body.first(body.size() - challenge.proof.size())});
   if (!equal_in_constant_time(challenge.proof, prove("kvxfer/1 acceptor")))
-    return violate(Code::kAuthFailed, "the peer's secret differs: the proof in its CHALLENGE is wrong; give "
-                                      "both agents the same secret");
+    return violate(Code::kAuthFailed,
+                   "the peer's secret differs: the proof in its CHALLENGE is wrong; give "
+                   "both agents the same secret");
   session_ = challenge.session;
   queue(wire::Proof{prove("kvxfer/1 initiator")});
   step(Event::kChallenge);
@@ -289,8 +289,9 @@ Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::B
 
 Status Session::on_proof(Time now, const wire::Proof& proof) {
   if (!equal_in_constant_time(proof.proof, prove("kvxfer/1 initiator")))
-    return violate(Code::kAuthFailed, "the peer's secret differs: its PROOF is wrong; give both agents the "
-                                      "same secret");
+    return violate(Code::kAuthFailed,
+                   "the peer's secret differs: its PROOF is wrong; give both agents the "
+                   "same secret");
   step(Event::kProof);
   open(now, std::move(claimed_));
   return Status();
@@ -386,9 +387,7 @@ void Session::connection_lost() {
   const std::string text = peer_in_words() + ": the connection ended";
   const std::string before = text + " before " + std::string(awaited_frame());
   switch (state_) {
-    case State::kAwaitHello:
-      (void)end(Event::kConnectionLost, Code::kPeerLost, before);
-      break;
+    case State::kAwaitHello: (void)end(Event::kConnectionLost, Code::kPeerLost, before); break;
     case State::kAwaitChallenge:
       (void)end(Event::kConnectionLost, Code::kPeerLost,
                 before + "; is the other end a kvxfer agent? Its log says why it hung up");
@@ -398,9 +397,7 @@ void Session::connection_lost() {
       (void)end(Event::kConnectionLost, Code::kAuthFailed,
                 before + ", as an agent with another secret does; give both agents the same secret");
       break;
-    case State::kOpen:
-      (void)end(Event::kConnectionLost, Code::kPeerLost, text);
-      break;
+    case State::kOpen: (void)end(Event::kConnectionLost, Code::kPeerLost, text); break;
     case State::kClosed: break;
   }
 }

@@ -44,12 +44,25 @@ enum class SessionRole : std::uint8_t { kInitiator, kAcceptor };
 
 enum class SessionState : std::uint8_t { kAwaitHello, kAwaitChallenge, kAwaitProof, kOpen, kClosed };
 // kMessage: any frame that is allowed once open. kClose: our close(), or the peer's GOODBYE.
-enum class SessionEvent : std::uint8_t { kHello, kChallenge, kProof, kMessage, kViolation, kHandshakeTimeout,
-                                         kSilence, kConnectionLost, kClose };
+enum class SessionEvent : std::uint8_t {
+  kHello,
+  kChallenge,
+  kProof,
+  kMessage,
+  kViolation,
+  kHandshakeTimeout,
+  kSilence,
+  kConnectionLost,
+  kClose
+};
 std::string_view name_of(SessionState state) noexcept;  // "await-hello"
 std::string_view name_of(SessionEvent event) noexcept;
 
-struct SessionTransition { SessionState from; SessionEvent event; SessionState to; };
+struct SessionTransition {
+  SessionState from;
+  SessionEvent event;
+  SessionState to;
+};
 // Every transition there is; a pair that is not listed is a violation (frames) or ignored (timers).
 std::span<const SessionTransition> session_transitions() noexcept;
 

@@ -18,6 +18,7 @@ std::uint64_t load(const std::byte* at) noexcept {
 struct State {
   std::uint64_t v0, v1, v2, v3;
 
+  // clang-format off
   void rounds(int count) noexcept {
     for (int i = 0; i < count; ++i) {
       v0 += v1; v1 = std::rotl(v1, 13); v1 ^= v0; v0 = std::rotl(v0, 32);
@@ -26,6 +27,7 @@ struct State {
       v2 += v1; v1 = std::rotl(v1, 17); v1 ^= v2; v2 = std::rotl(v2, 32);
     }
   }
+  // clang-format on
   void absorb(std::uint64_t word) noexcept {
     v3 ^= word;
     rounds(2);

@@ -29,10 +29,8 @@ void get(Reader& in, Identity& identity) {
   identity.host = in.array<16>("identity.host");
   identity.process = in.array<16>("identity.process");
   identity.unix_name = in.text("identity.unix_name", kMaxName);
-  identity.transports.resize(
-      in.count("identity.transports", "names", kMaxTransports, sizeof(std::uint32_t)));
-  for (std::string& transport : identity.transports)
-    transport = in.text("identity.transports", kMaxName);
+  identity.transports.resize(in.count("identity.transports", "names", kMaxTransports, sizeof(std::uint32_t)));
+  for (std::string& transport : identity.transports) transport = in.text("identity.transports", kMaxName);
 }
 
 // First in its frames and never moved, so that a peer of any release can be told what is wrong.
@@ -192,8 +190,8 @@ void put(Writer& out, const Lease& lease) {
 void get(Reader& in, Lease& lease) {
   lease.id = in.number<std::uint64_t>("id");
   lease.region = in.number<std::uint64_t>("region");
-  lease.mode = LeaseMode{in.number<std::uint8_t>("mode", std::uint8_t(LeaseMode::kRead),
-                                                 std::uint8_t(LeaseMode::kWrite))};
+  lease.mode = LeaseMode{
+      in.number<std::uint8_t>("mode", std::uint8_t(LeaseMode::kRead), std::uint8_t(LeaseMode::kWrite))};
   lease.renewable = in.boolean("renewable");
   lease.ttl_ns = in.number<std::uint64_t>("ttl_ns", 0, kMaxDurationNs);
   lease.all_blocks = in.boolean("all_blocks");
@@ -231,8 +229,8 @@ void get(Reader& in, PieceGrid& grid) {
                                    std::to_string(kMaxLayers) + " layers exist");
   const std::uint64_t num_pieces = std::uint64_t{grid.pieces_per_layer()} * grid.num_layers;
   if (num_pieces > kMaxPieces)
-    in.fail("grid.pairs_per_piece", std::to_string(num_pieces) + " pieces, at most " +
-                                        std::to_string(kMaxPieces));
+    in.fail("grid.pairs_per_piece",
+            std::to_string(num_pieces) + " pieces, at most " + std::to_string(kMaxPieces));
 }
 
 void put(Writer& out, const TransferSpec& spec) {

@@ -101,7 +101,11 @@ std::string show(const T& value) {
     std::ostringstream out;
     out << '"' << value << '"';
     return out.str();
-  } else if constexpr (requires { std::begin(value); std::end(value); std::size(value); }) {
+  } else if constexpr (requires {
+                         std::begin(value);
+                         std::end(value);
+                         std::size(value);
+                       }) {
     std::string out = "[";
     std::size_t shown = 0;
     for (const auto& item : value) {
@@ -113,7 +117,10 @@ std::string show(const T& value) {
       out += show(item);
     }
     return out + "]";
-  } else if constexpr (requires { value.code(); value.message(); }) {
+  } else if constexpr (requires {
+                         value.code();
+                         value.message();
+                       }) {
     return show(value.code()) + " \"" + std::string(value.message()) + "\"";
   } else if constexpr (requires { value.status(); }) {
     return show(value.status());
@@ -207,24 +214,21 @@ inline int run_all(int argc, char** argv) {
 
 }  // namespace check
 
-#define TEST(name)                                                           \
-  static void test_##name();                                                 \
+#define TEST(name)                                                             \
+  static void test_##name();                                                   \
   static const ::check::Registration registration_##name(#name, &test_##name); \
   static void test_##name()
 
-#define CHECK(...) \
-  ((__VA_ARGS__) ? void() : ::check::fail(__FILE__, __LINE__, "not so: " #__VA_ARGS__))
-#define CHECK_EQ(a, b) \
-  static_cast<void>(::check::check_equal(__FILE__, __LINE__, #a " == " #b, (a), (b)))
+#define CHECK(...) ((__VA_ARGS__) ? void() : ::check::fail(__FILE__, __LINE__, "not so: " #__VA_ARGS__))
+#define CHECK_EQ(a, b) static_cast<void>(::check::check_equal(__FILE__, __LINE__, #a " == " #b, (a), (b)))
 // Of a Status or a Result: prints its code and sentence where it is not ok.
-#define CHECK_OK(...) \
-  static_cast<void>(::check::check_ok(__FILE__, __LINE__, #__VA_ARGS__, (__VA_ARGS__)))
+#define CHECK_OK(...) static_cast<void>(::check::check_ok(__FILE__, __LINE__, #__VA_ARGS__, (__VA_ARGS__)))
 #define FAIL(what) ::check::fail(__FILE__, __LINE__, (what))
 
-#define REQUIRE(...)                                                            \
-  ((__VA_ARGS__) ? void()                                                       \
-                 : (::check::fail(__FILE__, __LINE__, "not so: " #__VA_ARGS__), \
-                    throw ::check::RequirementFailed{}))
+#define REQUIRE(...) \
+  ((__VA_ARGS__)     \
+       ? void()      \
+       : (::check::fail(__FILE__, __LINE__, "not so: " #__VA_ARGS__), throw ::check::RequirementFailed{}))
 #define REQUIRE_EQ(a, b)                                                     \
   (::check::check_equal(__FILE__, __LINE__, #a " == " #b, (a), (b)) ? void() \
                                                                     : throw ::check::RequirementFailed{})

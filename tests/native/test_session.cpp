@@ -74,9 +74,12 @@ struct Scene {
   State state;
 };
 constexpr Scene kScenes[] = {
-    {SessionRole::kAcceptor, State::kAwaitHello},     {SessionRole::kAcceptor, State::kAwaitProof},
-    {SessionRole::kAcceptor, State::kOpen},           {SessionRole::kAcceptor, State::kClosed},
-    {SessionRole::kInitiator, State::kAwaitChallenge}, {SessionRole::kInitiator, State::kOpen},
+    {SessionRole::kAcceptor, State::kAwaitHello},
+    {SessionRole::kAcceptor, State::kAwaitProof},
+    {SessionRole::kAcceptor, State::kOpen},
+    {SessionRole::kAcceptor, State::kClosed},
+    {SessionRole::kInitiator, State::kAwaitChallenge},
+    {SessionRole::kInitiator, State::kOpen},
     {SessionRole::kInitiator, State::kClosed},
 };
 Session& enter(Pair& pair, const Scene& scene) {
@@ -256,8 +259,8 @@ std::unique_ptr<Pair> play(Meddle meddle) {
       for (const Bytes& arrived : meddle(index, frame)) {
         const auto result = pair->other(from).receive(pair->now, arrived);
         if (!result.ok()) return pair;
-        if (result.value()) (&from == &pair->initiator ? pair->at_acceptor : pair->at_initiator)
-            .push_back(*result.value());
+        if (result.value())
+          (&from == &pair->initiator ? pair->at_acceptor : pair->at_initiator).push_back(*result.value());
       }
     }
   }
@@ -759,9 +762,9 @@ TEST(a_rail_is_refused_before_and_after_the_session) {
 
 constexpr State kStates[] = {State::kAwaitHello, State::kAwaitChallenge, State::kAwaitProof, State::kOpen,
                              State::kClosed};
-constexpr Event kEvents[] = {Event::kHello,     Event::kChallenge,        Event::kProof,
-                             Event::kMessage,   Event::kViolation,        Event::kHandshakeTimeout,
-                             Event::kSilence,   Event::kConnectionLost,   Event::kClose};
+constexpr Event kEvents[] = {Event::kHello,   Event::kChallenge,      Event::kProof,
+                             Event::kMessage, Event::kViolation,      Event::kHandshakeTimeout,
+                             Event::kSilence, Event::kConnectionLost, Event::kClose};
 
 TEST(the_table_names_each_pair_once_and_leads_to_closed) {
   std::set<std::pair<State, Event>> pairs;
@@ -829,9 +832,8 @@ TEST(every_pair_of_state_and_event_does_what_the_table_says) {
       const bool timer = event == Event::kHandshakeTimeout || event == Event::kSilence;
       const auto transitions = session_transitions();
       const auto listed = [&](Event e) {
-        return std::ranges::find_if(transitions, [&](const SessionTransition& t) {
-          return t.from == scene.state && t.event == e;
-        });
+        return std::ranges::find_if(
+            transitions, [&](const SessionTransition& t) { return t.from == scene.state && t.event == e; });
       };
       // One clock stands for both timers.
       auto found = listed(event);

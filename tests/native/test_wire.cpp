@@ -329,9 +329,9 @@ TEST(utf8_is_judged_as_rfc_3629_says) {
   for (const char* good : {"", "a", "\x7f", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf",
                            "\xee\x80\x80", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf"})
     CHECK_EQ(utf8_prefix(good), std::strlen(good));
-  for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xc2", "\xe0\x9f\xbf", "\xed\xa0\x80",
-                          "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff",
-                          "\xe2\x82", "\xe2\x28\xa1"})
+  for (const char* bad :
+       {"\x80", "\xc0\x80", "\xc1\xbf", "\xc2", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
+        "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xe2\x82", "\xe2\x28\xa1"})
     CHECK_EQ(utf8_prefix(std::string("ok") + bad), 2);
 }
 
@@ -347,8 +347,14 @@ TEST(the_layout_is_that_of_version_1) {
   };
   CHECK_EQ(kProtocolVersion, 1);
   CHECK_EQ(hex(encode(Credit{0x1122334455667788, 2, 3, 4}, 0x99)),
-           "12000000" "2b00" "0000" "9900000000000000"
-           "8877665544332211" "0200" "03000000" "04000000"
+           "12000000"
+           "2b00"
+           "0000"
+           "9900000000000000"
+           "8877665544332211"
+           "0200"
+           "03000000"
+           "04000000"
            "00000000000000000000000000000000");
   check::Random random(1);
   kvxfer::Sha256 all;

@@ -22,6 +22,7 @@ inline constexpr std::size_t kNumKinds = std::variant_size_v<Message>;
 
 // ---- comparison. A structured binding names every field: a field added to a message does not
 // compile here until it is compared.
+// clang-format off
 inline auto fields(const MemorySpan& m) { const auto& [a, b] = m; return std::tie(a, b); }
 inline auto fields(const PieceGrid& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
 inline auto fields(const CopyProgram& m) { const auto& [a, b] = m; return std::tie(a, b); }
@@ -63,6 +64,8 @@ inline auto fields(const Checksums& m) { const auto& [a, b, c] = m; return std::
 inline auto fields(const Done& m) { const auto& [a] = m; return std::tie(a); }
 inline auto fields(const Fail& m) { const auto& [a, b, c] = m; return std::tie(a, b, c); }
 
+// clang-format on
+
 template <class T>
 struct IsVector : std::false_type {};
 template <class T>
@@ -77,8 +80,8 @@ bool same(const T& a, const T& b) {
     return true;
   } else if constexpr (std::is_same_v<T, Message>) {
     return a.index() == b.index() &&
-           std::visit(
-               [&](const auto& of_a) { return same(of_a, std::get<std::decay_t<decltype(of_a)>>(b)); }, a);
+           std::visit([&](const auto& of_a) { return same(of_a, std::get<std::decay_t<decltype(of_a)>>(b)); },
+                      a);
   } else if constexpr (std::is_same_v<T, CopyLoop>) {
     return std::memcmp(&a, &b, sizeof a) == 0;
   } else if constexpr (requires { fields(a); }) {
@@ -227,7 +230,8 @@ class Sampler {
   }
   void make(Request& m) { make(m.spec); }
   void make(Accept& m) {
-    m = {random_.next(), between(0, FenceTable::kNumSlots - 1), random_.next(), duration(), random_.chance(50)};
+    m = {random_.next(), between(0, FenceTable::kNumSlots - 1), random_.next(), duration(),
+         random_.chance(50)};
   }
   void make(Credit& m) {
     m.transfer = random_.next();
