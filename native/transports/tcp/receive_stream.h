@@ -33,6 +33,11 @@ class ReceiveStream {
   // Completes all that is left with `code`.
   void fail(Code code, const std::string& detail, CompletionQueue& completions);
 
+  // Bytes until the piece on its way in is whole; 0 between pieces.
+  std::uint64_t missing_nbytes() const noexcept {
+    return in_piece_ ? header_.nbytes - data_have_ + sizeof trailer_ - trailer_have_ : 0;
+  }
+
   std::size_t size() const noexcept { return posted_.size(); }
 
  private:
