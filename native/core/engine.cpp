@@ -127,8 +127,7 @@ void Engine::opened(Peer& peer) {
     lose(key, {Code::kPeerRestarted, "peer " + quoted(identity.name) + " was restarted: it came back as a new process"});
   for (const auto& [id, region] : regions_) send(peer, region->described());
   send(peer, wire::RegionsEnd{});
-  if (peer.session->role() == SessionRole::kInitiator) peer.rails_pending = host_.session_open(peer.key);
-  else host_.session_open(peer.key);
+  if (peer.session->role() == SessionRole::kAcceptor) host_.session_open(peer.key);
 }
 
 void Engine::check_up(Peer& peer) {
@@ -180,7 +179,7 @@ void Engine::lose(SessionKey key, Status reason) {
     host_.drop_rail(rail);
     rails_.erase(rail);
   }
-  host_.close(key);
+  host_.close_session(key);
   host_.emit({.kind = EventKind::kPeerLost, .peer = key, .code = reason.code(), .message = reason.message()});
   graveyard_.push_back(std::move(peer));
 }
@@ -190,7 +189,10 @@ void Engine::on_message(Peer& peer, wire::Message message) {
       [&](auto& body) {
         using T = std::decay_t<decltype(body)>;
         if constexpr (std::is_same_v<T, wire::RegionsEnd>) {
-          peer.regions_known = true;
+          // Only now is the acceptor sure to know the session: a rail's RAIL_HELLO runs on a socket
+          // of its own and would overtake our PROOF.
+          if (!std::exchange(peer.regions_known, true) && peer.session->role() == SessionRole::kInitiator)
+            peer.rails_pending = host_.session_open(peer.key);
           check_up(peer);
         } else if constexpr (requires { this->on(peer, body); }) {
           this->on(peer, body);

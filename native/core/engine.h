@@ -45,7 +45,7 @@ class EngineHost {
  public:
   virtual ~EngineHost() = default;
   virtual void send(SessionKey session, wire::Bytes frame) = 0;
-  virtual void close(SessionKey session) = 0;  // after what was sent; no on_disconnected follows
+  virtual void close_session(SessionKey session) = 0;  // after what was sent; no on_disconnected follows
   // The peer is authenticated. An initiator starts its rails here and reports each by rail_up or
   // rail_failed; returns how many it started.
   virtual std::uint32_t session_open(SessionKey session) = 0;

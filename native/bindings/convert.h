@@ -1,0 +1,64 @@
+// Python values to native ones and back; nothing is decided here.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/wire.h"
+#include "kvxfer/copy_program.h"
+#include "kvxfer/status.h"
+
+namespace kvxfer::python {
+
+namespace nb = nanobind;
+
+using BlockIds = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Raises NativeError(code, message).
+[[noreturn]] void raise(const Status& status);
+void define_error(nb::module_& module);
+
+inline void check(const Status& status) {
+  if (!status.ok()) raise(status);
+}
+
+template <class T>
+T take(Result<T> result) {
+  if (!result.ok()) raise(result.status());
+  return std::move(result).value();
+}
+
+inline std::vector<std::uint32_t> to_vector(const BlockIds& ids) { return {ids.data(), ids.data() + ids.shape(0)}; }
+
+inline nb::object to_array(const std::vector<std::uint32_t>& ids) {
+  auto* owned = new std::vector<std::uint32_t>(ids);
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<std::uint32_t>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, std::uint32_t, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+}
+
+inline wire::Bytes to_bytes(const nb::bytes& bytes) {
+  const auto* first = reinterpret_cast<const std::byte*>(bytes.c_str());
+  return {first, first + bytes.size()};
+}
+
+template <class Container>
+nb::bytes from_bytes(const Container& bytes) {
+  return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+// Seconds to nanoseconds; a negative or absurdly long time is kNoLimit's business of the caller.
+inline std::int64_t to_ns(double seconds) {
+  constexpr double kMost = 1e9;  // seconds: 31 years, well inside 64 bits of nanoseconds
+  return static_cast<std::int64_t>(std::min(seconds, kMost) * 1e9);
+}
+
+// Records of plan.LOOP_DTYPE, which are CopyLoops to the byte.
+std::vector<CopyLoop> to_loops(nb::handle records);
+
+}  // namespace kvxfer::python

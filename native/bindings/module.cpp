@@ -1,0 +1,455 @@
+// The compiled module: kvxfer/_native.pyi is its reference.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "bindings/convert.h"
+#include "core/executor.h"
+#include "core/pool_memory.h"
+#include "core/runtime.h"
+#include "core/sha256.h"
+#include "core/siphash.h"
+
+namespace kvxfer::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+constexpr Code kCodes[] = {
+    Code::kOk,          Code::kAgain,       Code::kInvalidArgument, Code::kOutOfRange, Code::kDuplicateBlock,
+    Code::kLengthMismatch, Code::kLayoutMismatch, Code::kUnknownRegion, Code::kUnsupported, Code::kExhausted,
+    Code::kNotPermitted, Code::kLeaseEnded, Code::kRegionGone,      Code::kCancelled,  Code::kDeadline,
+    Code::kIntegrity,   Code::kRefused,     Code::kRailFailed,      Code::kPeerLost,   Code::kPeerSilent,
+    Code::kPeerRestarted, Code::kAuthFailed, Code::kProtocol,       Code::kUnreachable, Code::kClosed,
+    Code::kForked,      Code::kSystem,      Code::kInternal,
+};
+
+// Waits in slices, so that Python's signal handlers run while a caller waits for long.
+constexpr Time kSignalSlice = 100'000'000;
+
+bool wait_for(Runtime& runtime, const std::function<bool()>& done, double timeout_s) {
+  const Time deadline = timeout_s < 0 ? kNever : Runtime::now() + to_ns(timeout_s);
+  for (;;) {
+    bool finished;
+    {
+      const nb::gil_scoped_release release;
+      finished = runtime.wait(done, std::max<Time>(0, std::min(kSignalSlice, deadline - Runtime::now())));
+    }
+    if (finished) return true;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    check(runtime.check_alive());
+    if (Runtime::now() >= deadline) return false;
+  }
+}
+
+// One end of a transfer with the agent that drives it.
+struct PyHandle {
+  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<Handle> handle;
+
+  std::string_view state() const {
+    constexpr std::string_view kNames[] = {"pending", "done", "failed", "cancelled"};
+    return kNames[static_cast<std::size_t>(handle->outcome())];
+  }
+  bool wait(double timeout_s) const {
+    return wait_for(*runtime, [this] { return handle->outcome() != Outcome::kPending; }, timeout_s);
+  }
+  void check_layer(std::uint32_t layer) const {
+    if (!handle->has_layer(layer))
+      raise({Code::kOutOfRange, "layer " + std::to_string(layer) + " does not arrive here: it is not one of the transfer's"});
+  }
+  bool wait_layer(std::uint32_t layer, double timeout_s) const {
+    check_layer(layer);
+    return wait_for(
+        *runtime, [&] { return handle->outcome() != Outcome::kPending || handle->layer_arrived(layer); }, timeout_s);
+  }
+  bool layer_arrived(std::uint32_t layer) const {
+    check_layer(layer);
+    return handle->layer_arrived(layer);
+  }
+  bool watch_layer(std::uint32_t layer) const {
+    check_layer(layer);
+    return handle->watch_layer(layer);
+  }
+  void layers_ready(std::uint32_t layers) const {
+    const nb::gil_scoped_release release;
+    if (!runtime->check_alive().ok()) return;
+    runtime->with_engine([&](Engine& engine, Time now) { engine.layers_ready(now, handle->id(), layers); });
+  }
+  void cancel() const {
+    const nb::gil_scoped_release release;
+    if (!runtime->check_alive().ok()) return;
+    runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
+  }
+};
+
+std::string_view name_of_event(EventKind kind) {
+  switch (kind) {
+    case EventKind::kEnded: return "ended";
+    case EventKind::kLayer: return "layer";
+    case EventKind::kNotification: return "notification";
+    case EventKind::kPeerUp: return "peer-up";
+    case EventKind::kPeerLost: return "peer-lost";
+    case EventKind::kRegion: return "region";
+    case EventKind::kRegionGone: return "region-gone";
+    case EventKind::kLeaseGranted: return "lease-granted";
+    case EventKind::kLeaseEnded: return "lease-ended";
+    case EventKind::kLog: return "log";
+  }
+  return "";
+}
+
+class PyAgentCore {
+ public:
+  PyAgentCore(const std::string& name, const nb::dict& options) {
+    RuntimeOptions native;
+    native.name = name;
+    native.listen = nb::cast<std::string>(options["listen"]);
+    const auto secret = nb::cast<nb::bytes>(options["secret"]);
+    native.secret.assign(secret.c_str(), secret.size());
+    native.transports = nb::cast<std::vector<std::string>>(options["transports"]);
+    native.tcp_rails = nb::cast<std::uint32_t>(options["tcp_rails"]);
+    native.silent_ns = to_ns(nb::cast<double>(options["silent_timeout_s"]));
+    native.heartbeat_ns = to_ns(nb::cast<double>(options["heartbeat_interval_s"]));
+    native.handshake_ns = to_ns(nb::cast<double>(options["handshake_timeout_s"]));
+    native.lease_margin_ns = to_ns(nb::cast<double>(options["lease_margin_s"]));
+    native.spin_ns = Time{nb::cast<std::uint32_t>(options["spin_us"])} * 1000;
+    native.max_transfers_per_peer = nb::cast<std::uint32_t>(options["max_transfers_per_peer"]);
+    native.faults = nb::cast<std::string>(options["faults"]);
+    if (name.empty() || name.size() > wire::kMaxName)
+      raise({Code::kInvalidArgument, "an agent's name has 1 to " + std::to_string(wire::kMaxName) + " bytes"});
+    Result<std::unique_ptr<Runtime>> created = [&] {
+      const nb::gil_scoped_release release;
+      return Runtime::create(std::move(native));
+    }();
+    runtime_ = take(std::move(created));
+  }
+  ~PyAgentCore() {
+    const nb::gil_scoped_release release;
+    runtime_.reset();
+  }
+
+  Runtime& runtime() const { return *runtime_; }
+
+  // f(engine, now) under the gate and without the GIL; raises where it returns an error.
+  template <class F>
+  auto call(F&& f) const {
+    check(runtime_->check_alive());
+    auto result = [&] {
+      const nb::gil_scoped_release release;
+      return runtime_->with_engine(f);
+    }();
+    return result;
+  }
+
+  std::vector<Event> drain(std::size_t max_events) const { return runtime_->ring().drain(max_events); }
+
+  void close(double timeout_s) const {
+    const nb::gil_scoped_release release;
+    runtime_->close(to_ns(timeout_s));
+  }
+
+  nb::dict stats() const {
+    const EngineStats stats = call([](Engine& engine, Time) { return engine.stats(); });
+    const auto transfers = call([](Engine& engine, Time) { return engine.num_transfers(); });
+    nb::dict out;
+    out["transfers_open"] = transfers;
+    out["transfers_done"] = stats.transfers_done;
+    out["transfers_failed"] = stats.transfers_failed;
+    out["bytes_in"] = stats.bytes_in;
+    out["pieces_in"] = stats.pieces_in;
+    out["pieces_sent"] = stats.pieces_sent;
+    out["pieces_redone"] = stats.pieces_redone;
+    out["fences_stale"] = stats.fences_stale;
+    out["frames_refused"] = stats.frames_refused;
+    return out;
+  }
+
+  RegionId register_region(const std::string& name, nb::ndarray<const std::int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> spans,
+                           std::uint32_t num_blocks, nb::handle footprint, const nb::bytes& layout) const {
+    check(runtime_->check_alive());
+    CopyProgram loops;
+    loops.loops = to_loops(footprint);
+    for (const CopyLoop& loop : loops.loops) loops.num_layers = std::max(loops.num_layers, loop.first_layer + loop.num_layers);
+    std::vector<std::pair<std::byte*, std::uint64_t>> ranges;
+    for (std::size_t i = 0; i < spans.shape(0); ++i)
+      ranges.emplace_back(reinterpret_cast<std::byte*>(spans.data()[2 * i]), static_cast<std::uint64_t>(spans.data()[2 * i + 1]));
+    wire::Bytes schema = to_bytes(layout);
+    Result<RegionId> id = [&] {
+      const nb::gil_scoped_release release;
+      return runtime_->register_region(name, std::move(ranges), num_blocks, loops, std::move(schema));
+    }();
+    return take(std::move(id));
+  }
+  std::string region_kind(RegionId id) const {
+    const int memfd = call([&](Engine& engine, Time) {
+      const Region* region = engine.region(id);
+      return region == nullptr ? -2 : region->memory.memfd;
+    });
+    if (memfd == -2) raise({Code::kUnknownRegion, "region " + std::to_string(id) + " is not registered (any more)"});
+    return memfd >= 0 ? "pool" : "foreign";
+  }
+  void deregister(RegionId id) const {
+    check(runtime_->check_alive());
+    const Status status = [&] {
+      const nb::gil_scoped_release release;
+      return runtime_->deregister_region(id);
+    }();
+    check(status);
+  }
+
+  SessionKey begin_connect(const std::string& address, double timeout_s) const {
+    check(runtime_->check_alive());
+    Result<SessionKey> key = [&] {
+      const nb::gil_scoped_release release;
+      return runtime_->begin_connect(address, to_ns(timeout_s));
+    }();
+    return take(std::move(key));
+  }
+  SessionKey connect(const std::string& address, double timeout_s) const {
+    const SessionKey key = begin_connect(address, timeout_s);
+    const auto view = [&] { return runtime_->with_engine([&](Engine& engine, Time) { return engine.peer(key); }); };
+    std::optional<PeerView> peer;
+    const bool settled = wait_for(
+        *runtime_,
+        [&] {
+          peer = view();
+          return !peer || peer->state != "connecting";
+        },
+        timeout_s + 1);
+    if (settled && peer && peer->state == "open") return key;
+    if (peer && !peer->reason.ok()) raise(peer->reason);
+    raise({Code::kUnreachable, "no session with " + address + " in time"});
+  }
+  void disconnect(SessionKey key) const {
+    call([&](Engine& engine, Time now) {
+      engine.end_session(now, key, Code::kPeerLost, "disconnected by the other side");
+      return 0;
+    });
+  }
+  nb::dict peer(SessionKey key) const {
+    const std::optional<PeerView> view = call([&](Engine& engine, Time) { return engine.peer(key); });
+    if (!view) raise({Code::kPeerLost, "there is no peer " + std::to_string(key) + " (any more)"});
+    nb::dict out;
+    out["name"] = view->name;
+    out["incarnation"] = from_bytes(view->incarnation);
+    out["state"] = view->state;
+    out["rails"] = nb::cast(view->rails);
+    out["notes"] = nb::cast(view->notes);
+    out["code"] = static_cast<int>(view->reason.code());
+    out["message"] = view->reason.message();
+    return out;
+  }
+  std::vector<SessionKey> peers() const {
+    return call([](Engine& engine, Time) { return engine.open_peers(); });
+  }
+  nb::list peer_regions(SessionKey key) const {
+    const auto views = take(call([&](Engine& engine, Time) { return engine.peer_regions(key); }));
+    nb::list out;
+    for (const RemoteRegionView& view : views) {
+      std::uint64_t nbytes = 0;
+      for (const MemorySpan& span : view.region.spans) nbytes += span.nbytes;
+      nb::dict entry;
+      entry["id"] = view.region.id;
+      entry["name"] = view.region.name;
+      entry["base"] = view.region.base;
+      entry["nbytes"] = nbytes;
+      entry["num_blocks"] = view.region.num_blocks;
+      entry["layout"] = from_bytes(view.region.layout);
+      entry["path"] = view.path;
+      entry["notes"] = nb::cast(view.notes);
+      out.append(entry);
+    }
+    return out;
+  }
+
+  std::uint32_t install_program(SessionKey peer, bool write, RegionId src, RegionId dst, std::uint32_t num_layers, nb::handle loops) const {
+    CopyProgram program;
+    program.loops = to_loops(loops);
+    program.num_layers = num_layers;
+    return take(call([&](Engine& engine, Time now) { return engine.install_program(now, peer, write, src, dst, std::move(program)); }));
+  }
+
+  PyHandle post(SessionKey peer, std::uint32_t program, const BlockIds& src_blocks, const BlockIds& dst_blocks, std::uint32_t first_layer,
+                std::uint32_t num_layers, std::uint32_t layers_ready, const nb::bytes& notify, std::uint8_t priority, double timeout_s,
+                bool integrity) const {
+    TransferRequest request;
+    request.peer = peer;
+    request.program = program;
+    request.src_blocks = to_vector(src_blocks);
+    request.dst_blocks = to_vector(dst_blocks);
+    request.first_layer = first_layer;
+    request.num_layers = num_layers;
+    request.layers_ready = layers_ready;
+    request.notify = to_bytes(notify);
+    request.priority = priority;
+    request.timeout_ns = to_ns(timeout_s);
+    request.integrity = integrity;
+    return {runtime_, take(call([&](Engine& engine, Time now) { return engine.post(now, std::move(request)); }))};
+  }
+
+  PyHandle expect(const nb::bytes& tag, RegionId region, const BlockIds& blocks, std::uint32_t first_layer, std::uint32_t num_layers,
+                  std::int64_t peer, double timeout_s) const {
+    const std::optional<SessionKey> from = peer < 0 ? std::nullopt : std::optional(static_cast<SessionKey>(peer));
+    wire::Bytes bytes = to_bytes(tag);
+    std::vector<std::uint32_t> ids = to_vector(blocks);
+    return {runtime_, take(call([&](Engine& engine, Time now) {
+              return engine.expect(now, std::move(bytes), region, std::move(ids), first_layer, num_layers, from, to_ns(timeout_s));
+            }))};
+  }
+
+  LeaseId grant(SessionKey peer, RegionId region, bool write, bool all_blocks, const BlockIds& blocks, double ttl_s, bool renewable) const {
+    const std::span<const std::uint32_t> ids(blocks.data(), blocks.shape(0));
+    return take(call([&](Engine& engine, Time now) {
+      return engine.grant(now, peer, region, write ? wire::LeaseMode::kWrite : wire::LeaseMode::kRead, all_blocks, ids, to_ns(ttl_s), renewable);
+    }));
+  }
+  void revoke(LeaseId lease) const {
+    call([&](Engine& engine, Time now) {
+      engine.revoke(now, lease);
+      return 0;
+    });
+  }
+  std::string lease_state(LeaseId lease) const {
+    const auto state = runtime_->with_engine([&](Engine& engine, Time) { return engine.lease_state(lease); });
+    if (!state) raise({Code::kInvalidArgument, "there is no lease " + std::to_string(lease) + " (any more)"});
+    return std::string(name_of(*state));
+  }
+
+ private:
+  std::shared_ptr<Runtime> runtime_;
+};
+
+class PyPoolMemory {
+ public:
+  PyPoolMemory(std::size_t nbytes, const std::string& name, bool huge_pages, int numa_node) {
+    Result<std::shared_ptr<PoolMemory>> created = [&] {
+      const nb::gil_scoped_release release;
+      return PoolMemory::create({nbytes, name, huge_pages, numa_node});
+    }();
+    memory_ = take(std::move(created));
+  }
+  std::uint64_t address() const { return reinterpret_cast<std::uint64_t>(memory_->data()); }
+  std::size_t nbytes() const { return memory_->nbytes(); }
+  std::string_view page_kind() const { return memory_->page_kind(); }
+  nb::tuple seals() const { return nb::tuple(nb::cast(memory_->seals())); }
+  nb::object array() const {
+    auto* owned = new std::shared_ptr<PoolMemory>(memory_);
+    nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::shared_ptr<PoolMemory>*>(p); });
+    return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(memory_->data(), {memory_->nbytes()}, owner));
+  }
+
+ private:
+  std::shared_ptr<PoolMemory> memory_;
+};
+
+std::string decode_frame(const nb::bytes& frame) {
+  const wire::Bytes bytes = to_bytes(frame);
+  const wire::Header header = take(wire::decode_header(bytes, wire::kMaxBody));
+  if (bytes.size() != header.frame_nbytes()) raise({Code::kProtocol, "the frame's length is not what its header says"});
+  (void)take(wire::decode(header, wire::ByteSpan(bytes).subspan(wire::kHeaderNbytes, header.body_nbytes)));
+  return std::string(wire::name_of(header.type));
+}
+
+nb::object expand(nb::handle records, std::uint32_t layer, const BlockIds& src_blocks, const BlockIds& dst_blocks) {
+  const std::vector<CopyLoop> loops = to_loops(records);
+  if (src_blocks.shape(0) != dst_blocks.shape(0)) raise({Code::kLengthMismatch, "the tables differ in length"});
+  auto* runs = new std::vector<std::array<std::uint64_t, 3>>;
+  nb::capsule owner(runs, [](void* p) noexcept { delete static_cast<std::vector<std::array<std::uint64_t, 3>>*>(p); });
+  for_each_run(loops.data(), loops.size(), {layer, 0, static_cast<std::uint32_t>(src_blocks.shape(0))}, src_blocks.data(), dst_blocks.data(),
+               [&](std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) { runs->push_back({src, dst, nbytes}); });
+  return nb::cast(nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<2>>(runs->data(), {runs->size(), 3}, owner));
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  define_error(m);
+  m.attr("__version__") = KVXFER_VERSION;
+  m.attr("COPY_KERNEL") = std::string(copy_kernel_name());
+  m.attr("COPY_LOOP_NBYTES") = sizeof(CopyLoop);
+  nb::dict codes;
+  for (const Code code : kCodes) codes[nb::cast(std::string(name_of(code)))] = static_cast<int>(code);
+  m.attr("CODES") = codes;
+
+  nb::class_<PyPoolMemory>(m, "PoolMemory")
+      .def(nb::init<std::size_t, const std::string&, bool, int>(), "nbytes"_a, "name"_a, "huge_pages"_a = true, "numa_node"_a = -1)
+      .def_prop_ro("address", &PyPoolMemory::address)
+      .def_prop_ro("nbytes", &PyPoolMemory::nbytes)
+      .def_prop_ro("page_kind", &PyPoolMemory::page_kind)
+      .def_prop_ro("seals", &PyPoolMemory::seals)
+      .def("array", &PyPoolMemory::array);
+
+  nb::class_<PyHandle>(m, "Handle")
+      .def_prop_ro("id", [](const PyHandle& h) { return h.handle->id(); })
+      .def_prop_ro("state", &PyHandle::state)
+      .def_prop_ro("code", [](const PyHandle& h) { return static_cast<int>(h.handle->status().code()); })
+      .def_prop_ro("message", [](const PyHandle& h) { return h.handle->status().message(); })
+      .def_prop_ro("failed_blocks", [](const PyHandle& h) { return to_array(h.handle->failed_blocks()); })
+      .def_prop_ro("rails", [](const PyHandle& h) { return nb::tuple(nb::cast(h.handle->rails())); })
+      .def_prop_ro("posted_ns", [](const PyHandle& h) { return h.handle->posted_at(); })
+      .def_prop_ro("first_piece_ns", [](const PyHandle& h) { return h.handle->first_piece_at(); })
+      .def_prop_ro("ended_ns", [](const PyHandle& h) { return h.handle->ended_at(); })
+      .def("wait", &PyHandle::wait, "timeout_s"_a)
+      .def("wait_layer", &PyHandle::wait_layer, "layer"_a, "timeout_s"_a)
+      .def("layer_arrived", &PyHandle::layer_arrived, "layer"_a)
+      .def("watch_layer", &PyHandle::watch_layer, "layer"_a)
+      .def("layers_ready", &PyHandle::layers_ready, "layers"_a)
+      .def("cancel", &PyHandle::cancel);
+
+  nb::class_<Event>(m, "Event")
+      .def_prop_ro("kind", [](const Event& e) { return name_of_event(e.kind); })
+      .def_ro("handle", &Event::handle)
+      .def_ro("peer", &Event::peer)
+      .def_ro("region", &Event::region)
+      .def_ro("lease", &Event::lease)
+      .def_ro("held", &Event::held)
+      .def_ro("layer", &Event::layer)
+      .def_prop_ro("code", [](const Event& e) { return static_cast<int>(e.code); })
+      .def_ro("message", &Event::message)
+      .def_prop_ro("payload", [](const Event& e) { return from_bytes(e.payload); });
+
+  nb::class_<PyAgentCore>(m, "AgentCore")
+      .def(nb::init<const std::string&, const nb::dict&>(), "name"_a, "options"_a)
+      .def_prop_ro("address", [](const PyAgentCore& c) { return c.runtime().address(); })
+      .def_prop_ro("incarnation", [](const PyAgentCore& c) { return from_bytes(c.runtime().incarnation()); })
+      .def_prop_ro("event_fd", [](const PyAgentCore& c) { return c.runtime().ring().fd(); })
+      .def("drain", &PyAgentCore::drain, "max_events"_a = 256)
+      .def("poll", [](const PyAgentCore& c) { const nb::gil_scoped_release release; return c.runtime().poll(); })
+      .def("close", &PyAgentCore::close, "timeout_s"_a)
+      .def("stats", &PyAgentCore::stats)
+      .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a, "num_blocks"_a, "footprint"_a, "layout"_a)
+      .def("region_kind", &PyAgentCore::region_kind, "region"_a)
+      .def("deregister", &PyAgentCore::deregister, "region"_a)
+      .def("connect", &PyAgentCore::connect, "address"_a, "timeout_s"_a)
+      .def("begin_connect", &PyAgentCore::begin_connect, "address"_a, "timeout_s"_a)
+      .def("disconnect", &PyAgentCore::disconnect, "peer"_a)
+      .def("peer", &PyAgentCore::peer, "peer"_a)
+      .def("peers", &PyAgentCore::peers)
+      .def("peer_regions", &PyAgentCore::peer_regions, "peer"_a)
+      .def("install_program", &PyAgentCore::install_program, "peer"_a, "write"_a, "src_region"_a, "dst_region"_a, "num_layers"_a, "loops"_a)
+      .def("post", &PyAgentCore::post, "peer"_a, "program"_a, "src_blocks"_a, "dst_blocks"_a, "first_layer"_a, "num_layers"_a, "layers_ready"_a,
+           "notify"_a, "priority"_a, "timeout_s"_a, "integrity"_a)
+      .def("expect", &PyAgentCore::expect, "tag"_a, "region"_a, "blocks"_a, "first_layer"_a, "num_layers"_a, "peer"_a, "timeout_s"_a)
+      .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a, "ttl_s"_a, "renewable"_a)
+      .def("revoke", &PyAgentCore::revoke, "lease"_a)
+      .def("lease_state", &PyAgentCore::lease_state, "lease"_a);
+
+  m.def("crc32c", [](const nb::bytes& data) { return crc32c(0, reinterpret_cast<const std::byte*>(data.c_str()), data.size()); }, "data"_a);
+  m.def("sha256", [](const nb::bytes& data) { return from_bytes(sha256({to_bytes(data)})); }, "data"_a);
+  m.def("siphash128", [](const nb::bytes& key, const nb::bytes& data) {
+        SipHashKey native{};
+        if (key.size() != native.size()) raise({Code::kInvalidArgument, "a SipHash key has 16 bytes"});
+        std::memcpy(native.data(), key.c_str(), native.size());
+        return from_bytes(siphash128(native, to_bytes(data)));
+      }, "key"_a, "data"_a);
+  m.def("decode_frame", &decode_frame, "frame"_a);
+  m.def("expand", &expand, "loops"_a, "layer"_a, "src_blocks"_a, "dst_blocks"_a);
+}
+
+}  // namespace kvxfer::python

@@ -1,0 +1,35 @@
+// The core's Reactor: one epoll instance.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+
+#include "kvxfer/transport.h"
+
+namespace kvxfer {
+
+class EpollReactor final : public Reactor {
+ public:
+  EpollReactor();
+  ~EpollReactor() override;
+
+  Status add(int fd, std::uint32_t events, Handler& handler) override;
+  void modify(int fd, std::uint32_t events) override;
+  void remove(int fd) noexcept override;
+
+  // Calls the handlers that are ready, without waiting; false when none was.
+  bool run();
+  // Waits for readiness, at most this long; calls nothing. May run beside the gate's holder.
+  void wait(std::int64_t timeout_ns) const noexcept;
+
+ private:
+  struct Entry {
+    Handler* handler;
+    std::uint64_t generation;  // tells a descriptor number that was closed and reused in one round
+  };
+  UniqueFd epoll_;
+  std::unordered_map<int, Entry> entries_;
+  std::uint64_t generation_ = 0;
+};
+
+}  // namespace kvxfer

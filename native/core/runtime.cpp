@@ -1,0 +1,545 @@
+#include "core/runtime.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <ctime>
+#include <utility>
+
+#include "core/faulty_transport.h"
+#include "core/fork_guard.h"
+#include "core/pool_memory.h"
+#include "transports/loopback/loopback_transport.h"
+#include "transports/shm/shm_transport.h"
+#include "transports/tcp/tcp_transport.h"
+
+namespace kvxfer {
+namespace {
+
+// While a caller drives progress the thread keeps out of its way, and for this long after: the
+// caller's next wait is usually near, and waking the thread in between costs both of them.
+constexpr Time kCallerLinger = 200'000;
+
+// A follower looks again at least this often, whoever drives.
+constexpr auto kFollowerPause = std::chrono::milliseconds(5);
+
+void fill_random(std::span<std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t got = ::getrandom(bytes.data(), bytes.size(), 0);
+    if (got > 0) bytes = bytes.subspan(static_cast<std::size_t>(got));
+  }
+}
+
+wire::Id128 random_id() {
+  wire::Id128 id;
+  fill_random(id);
+  return id;
+}
+
+// Equal for all agents of one boot of one machine.
+wire::Id128 host_id() {
+  wire::Id128 id{};
+  if (std::FILE* file = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
+    char text[64] = {};
+    const std::size_t length = std::fread(text, 1, sizeof text - 1, file);
+    std::fclose(file);
+    std::size_t digits = 0;
+    for (std::size_t i = 0; i < length && digits < 32; ++i) {
+      const char c = text[i];
+      const int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+      if (value < 0) continue;
+      id[digits / 2] |= static_cast<std::byte>(value << (digits % 2 == 0 ? 4 : 0));
+      ++digits;
+    }
+    if (digits == 32) return id;
+  }
+  return random_id();  // alike with nobody: no transport of one host is tried
+}
+
+const wire::Id128& process_id() {
+  static wire::Id128 id = random_id();
+  static pid_t pid = ::getpid();
+  if (pid != ::getpid()) {  // a forked child is another process
+    id = random_id();
+    pid = ::getpid();
+  }
+  return id;
+}
+
+std::string hex(const wire::Id128& id) {
+  std::string text;
+  for (const std::byte b : id) {
+    constexpr char kDigits[] = "0123456789abcdef";
+    text += kDigits[static_cast<unsigned>(b) >> 4];
+    text += kDigits[static_cast<unsigned>(b) & 15];
+  }
+  return text;
+}
+
+}  // namespace
+
+Time Runtime::now() noexcept {
+  timespec time;
+  ::clock_gettime(CLOCK_MONOTONIC, &time);
+  return Time{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+// ---- life -----------------------------------------------------------------------------------------
+
+Runtime::Runtime(RuntimeOptions options) : options_(std::move(options)), owner_(::getpid()) {}
+
+Result<std::unique_ptr<Runtime>> Runtime::create(RuntimeOptions options) {
+  std::unique_ptr<Runtime> runtime(new Runtime(std::move(options)));
+  if (Status status = runtime->start(); !status.ok()) return status;
+  return runtime;
+}
+
+Status Runtime::start() {
+  Result<std::unique_ptr<FenceTable>> fences = FenceTable::create();
+  if (!fences.ok()) return fences.status();
+  fences_ = std::move(fences).value();
+  if (Status status = add_transports(); !status.ok()) return status;
+
+  self_.name = options_.name;
+  self_.incarnation = random_id();
+  self_.host = host_id();
+  self_.process = process_id();
+  self_.transports = options_.transports;
+  waker_.fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  guard_fd(waker_.fd.get());
+  guard_fd(ring_.fd());
+  if (Status status = reactor_.add(waker_.fd.get(), EPOLLIN, waker_); !status.ok()) return status;
+
+  if (!options_.listen.empty()) {
+    Result<TcpAddress> where = TcpAddress::resolve(options_.listen);
+    if (!where.ok()) return where.status();
+    if (!where.value().loopback && options_.secret.empty())
+      return {Code::kInvalidArgument, "listening on " + options_.listen +
+                                          " needs a secret: without one anybody who reaches it could read and write the cache"};
+    Result<UniqueFd> listening = listen_tcp(where.value());
+    if (!listening.ok()) return listening.status();
+    tcp_listener_.runtime = this;
+    tcp_listener_.tcp = true;
+    tcp_listener_.fd = std::move(listening).value();
+    Result<std::string> address = listening_address(tcp_listener_.fd.get());
+    if (!address.ok()) return address.status();
+    address_ = address.value();
+    self_.unix_name = "kvxfer-" + hex(random_id());
+    Result<UniqueFd> local = listen_unix(self_.unix_name);
+    if (!local.ok()) return local.status();
+    unix_listener_.runtime = this;
+    unix_listener_.fd = std::move(local).value();
+    for (Listener* listener : {&tcp_listener_, &unix_listener_}) {
+      guard_fd(listener->fd.get());
+      if (Status status = reactor_.add(listener->fd.get(), EPOLLIN, *listener); !status.ok()) return status;
+    }
+  }
+
+  EngineConfig config;
+  config.session.secret = options_.secret;
+  config.session.self = self_;
+  config.session.handshake_timeout_ns = options_.handshake_ns;
+  config.session.heartbeat_ns = options_.heartbeat_ns;
+  config.session.silent_ns = options_.silent_ns;
+  config.lease_margin_ns = options_.lease_margin_ns;
+  config.max_open_transfers = options_.max_transfers_per_peer;
+  engine_ = std::make_unique<Engine>(std::move(config), static_cast<EngineHost&>(*this));
+  thread_ = std::thread([this] { run(); });
+  ::pthread_setname_np(thread_.native_handle(), "kvxfer");
+  return {};
+}
+
+Status Runtime::add_transports() {
+  Result<Faults> faults = Faults::parse(options_.faults);
+  if (!faults.ok()) return faults.status();
+  const auto add = [&](std::unique_ptr<Transport> transport) {
+    if (!options_.faults.empty()) {
+      Faults own = faults.value();
+      own.seed += transports_.size();  // rails that fail in step would hide what failover does
+      transport = std::make_unique<FaultyTransport>(std::move(transport), own);
+    }
+    transports_.push_back(std::move(transport));
+  };
+  const auto wants = [&](std::string_view name) {
+    return std::find(options_.transports.begin(), options_.transports.end(), name) != options_.transports.end();
+  };
+  for (const std::string& name : options_.transports)
+    if (name != "loopback" && name != "shm" && name != "unix" && name != "tcp")
+      return {Code::kUnsupported, "there is no transport '" + name + "': known are loopback, shm, unix, tcp"};
+  if (wants("loopback")) add(std::make_unique<LoopbackTransport>(reactor_, *fences_));
+  if (wants("shm")) add(std::make_unique<ShmTransport>(reactor_, *fences_));
+  if (wants("shm") || wants("unix")) {
+    TcpTransport::Options stream;
+    stream.name = "unix";
+    stream.rank = 2;
+    add(std::make_unique<TcpTransport>(reactor_, stream));
+  }
+  if (wants("tcp"))
+    for (std::uint32_t i = 0; i < options_.tcp_rails; ++i) {
+      TcpTransport::Options stream;
+      stream.name = "tcp";
+      stream.rank = 3;
+      add(std::make_unique<TcpTransport>(reactor_, stream));
+    }
+  if (transports_.empty()) return {Code::kInvalidArgument, "an agent needs at least one transport"};
+  return {};
+}
+
+Runtime::~Runtime() {
+  if (is_forked(owner_)) {
+    // The thread is not ours, and a lock may be held for ever: let go of everything, run nothing.
+    thread_.detach();
+    for (std::unique_ptr<Transport>& transport : transports_) (void)transport.release();
+    (void)engine_.release();
+    for (std::unique_ptr<Connection>& connection : connections_) (void)connection.release();
+    for (Listener* listener : {&tcp_listener_, &unix_listener_}) (void)listener->fd.release();
+    (void)waker_.fd.release();
+    return;
+  }
+  close(Time{1'000'000'000});
+  transports_.clear();
+  connections_.clear();
+  unguard_fd(ring_.fd());
+}
+
+Status Runtime::check_alive() const {
+  if (is_forked(owner_))
+    return {Code::kForked, "agent '" + options_.name + "' belongs to the process that made it: a forked child makes its own"};
+  if (closed()) return {Code::kClosed, "agent '" + options_.name + "' is closed"};
+  return {};
+}
+
+void Runtime::close(Time timeout_ns) {
+  if (is_forked(owner_) || closed_.exchange(true)) return;
+  const Time deadline = now() + timeout_ns;
+  {
+    const CallerTurn turn(*this);
+    engine_->close(turn.now);
+  }
+  // What was posted still completes; nothing of it lands any more.
+  for (bool left = true; left && now() < deadline;) {
+    const std::lock_guard lock(gate_);
+    progress();
+    left = engine_->num_transfers() != 0;
+  }
+  stop_ = true;
+  const std::uint64_t one = 1;
+  (void)!::write(waker_.fd.get(), &one, sizeof one);
+  wait_changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard lock(gate_);
+  for (Listener* listener : {&tcp_listener_, &unix_listener_})
+    if (listener->fd) {
+      reactor_.remove(listener->fd.get());
+      unguard_fd(listener->fd.get());
+      listener->fd.reset();
+    }
+  for (std::unique_ptr<Connection>& connection : connections_)
+    if (connection->socket) connection->socket->close();
+  for (const auto& [place, rail] : bound_) transports_[place.first]->disconnect(place.second);
+  bound_.clear();
+  places_.clear();
+  ring_.wake();
+}
+
+// ---- the thread ---------------------------------------------------------------------------------
+
+void Runtime::Waker::on_ready(std::uint32_t) {
+  std::uint64_t count;
+  (void)!::read(fd.get(), &count, sizeof count);
+}
+
+bool Runtime::busy() const {
+  return engine_->wants_pump() || std::any_of(transports_.begin(), transports_.end(), [](const auto& t) { return t->busy(); });
+}
+
+Time Runtime::next_deadline() const {
+  Time at = engine_->next_deadline();
+  for (const auto& connection : connections_) at = std::min(at, connection->deadline);
+  return at;
+}
+
+void Runtime::run() {
+  Time moved_at = now();
+  while (!stop_) {
+    // Somebody who waits drives: two threads on the same sockets would only wake each other.
+    if (driven_ || now() - caller_at_ < kCallerLinger) {
+      std::unique_lock lock(wait_mutex_);
+      wait_changed_.wait_for(lock, driven_ ? std::chrono::nanoseconds(50'000'000) : std::chrono::nanoseconds(kCallerLinger));
+      continue;
+    }
+    bool more;
+    Time deadline;
+    {
+      const std::lock_guard lock(gate_);
+      more = progress();
+      deadline = next_deadline();
+      sleeping_until_ = more || now() - moved_at < options_.spin_ns ? 0 : deadline;
+    }
+    gate_.yield();
+    const Time at = now();
+    if (more) {
+      moved_at = at;
+    } else if (sleeping_until_ != 0) {
+      reactor_.wait(std::clamp<Time>(deadline - at, 0, 3'600'000'000'000));
+      sleeping_until_ = 0;
+      moved_at = now();
+    }
+  }
+}
+
+bool Runtime::progress() {
+  bool more = reactor_.run();
+  const Time at = now();
+  for (auto& [session, note] : std::exchange(failed_rails_, {})) engine_->rail_failed(at, session, std::move(note));
+  Completion completions[64];
+  for (std::size_t i = 0; i < transports_.size(); ++i) {
+    const std::size_t count = transports_[i]->poll(completions);
+    for (std::size_t k = 0; k < count; ++k) handle(i, completions[k], at);
+    more = more || count != 0;
+  }
+  if (engine_->next_deadline() <= at) engine_->on_time(at);
+  expire_connections(at);
+  settle(at);
+  return more || busy();
+}
+
+void Runtime::settle(Time at) {
+  engine_->pump(at);
+  for (auto& [session, control] : controls_)
+    if (!control->dead) control->socket->flush();
+  if (!sweep_) return;
+  sweep_ = false;
+  std::erase_if(connections_, [](const auto& connection) { return connection->dead; });
+}
+
+void Runtime::kick(Time) {
+  const Time until = sleeping_until_.load();
+  if (until == 0 || driven_) return;
+  if (!busy() && failed_rails_.empty() && next_deadline() >= until) return;
+  const std::uint64_t one = 1;
+  (void)!::write(waker_.fd.get(), &one, sizeof one);
+}
+
+Runtime::CallerTurn::CallerTurn(Runtime& owner) : runtime(owner), now((owner.gate_.lock(), Runtime::now())) {}
+
+Runtime::CallerTurn::~CallerTurn() {
+  runtime.settle(now);
+  runtime.kick(now);
+  runtime.gate_.unlock();
+}
+
+bool Runtime::poll() {
+  if (!check_alive().ok()) return false;
+  bool more;
+  {
+    const std::lock_guard lock(gate_);
+    more = progress();
+  }
+  caller_at_ = now();
+  return more || !ring_.empty();
+}
+
+bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
+  const Time deadline = timeout_ns < 0 ? kNever : now() + timeout_ns;
+  while (!done()) {
+    if (closed() || is_forked(owner_) || now() >= deadline) return done();
+    if (driven_.exchange(true)) {
+      // Somebody else drives; whoever ends something says so.
+      ++num_followers_;
+      std::unique_lock lock(wait_mutex_);
+      if (!done()) wait_changed_.wait_for(lock, kFollowerPause);
+      --num_followers_;
+      continue;
+    }
+    Time moved_at = now();
+    while (!done() && !closed()) {
+      bool more;
+      Time next;
+      {
+        const std::lock_guard lock(gate_);
+        more = progress();
+        next = next_deadline();
+      }
+      gate_.yield();
+      const Time at = now();
+      if (more) moved_at = at;
+      if (done() || at >= deadline) break;
+      if (!more && at - moved_at >= options_.spin_ns) {
+        reactor_.wait(std::clamp<Time>(std::min(next, deadline) - at, 0, 1'000'000'000));
+        moved_at = now();
+      }
+    }
+    caller_at_ = now();
+    driven_ = false;
+    if (num_followers_ > 0 || !(now() - caller_at_ < kCallerLinger)) wait_changed_.notify_all();
+  }
+  return true;
+}
+
+// ---- what callers do that is more than the engine's ----------------------------------------------
+
+Result<RegionId> Runtime::register_region(std::string name, std::vector<std::pair<std::byte*, std::uint64_t>> spans,
+                                          std::uint32_t num_blocks, const CopyProgram& loops, wire::Bytes layout) {
+  if (spans.empty() || spans.size() > wire::kMaxSpans || num_blocks == 0)
+    return Status(Code::kInvalidArgument, "a region has 1 to " + std::to_string(wire::kMaxSpans) + " ranges and at least one block");
+  if (name.empty() || name.size() > wire::kMaxName || layout.size() > wire::kMaxLayout)
+    return Status(Code::kInvalidArgument, "a region's name has 1 to " + std::to_string(wire::kMaxName) + " bytes, its layout up to " +
+                                              std::to_string(wire::kMaxLayout));
+  std::sort(spans.begin(), spans.end());
+  auto region = std::make_unique<Region>();
+  LocalRegion& memory = region->memory;
+  memory.base = spans.front().first;
+  for (const auto& [address, nbytes] : spans) {
+    const auto offset = static_cast<std::uint64_t>(address - memory.base);
+    if (nbytes == 0 || (!memory.spans.empty() && offset < memory.spans.back().offset + memory.spans.back().nbytes))
+      return Status(Code::kInvalidArgument, "the ranges of region '" + name + "' are empty or overlap");
+    memory.spans.push_back({offset, nbytes});
+  }
+  if (Status status = check_program(loops); !status.ok()) return status;
+  Result<Footprint> footprint = Footprint::create(loops, num_blocks, memory.spans);
+  if (!footprint.ok()) return footprint.status();
+  region->footprint = std::move(footprint).value();
+  region->name = std::move(name);
+  region->num_blocks = num_blocks;
+  region->layout = std::move(layout);
+  const std::uint64_t extent = memory.spans.back().offset + memory.spans.back().nbytes;
+  if (std::optional<PoolSlice> slice = PoolMemory::find(memory.base, extent)) {
+    memory.memfd = slice->fd;
+    memory.memfd_id = slice->memfd_id;
+    memory.memfd_offset = slice->offset;
+    memory.memfd_nbytes = slice->memfd_nbytes;
+    region->keepalive = std::move(slice->keepalive);
+  }
+  const CallerTurn turn(*this);
+  memory.id = engine_->next_region_id();
+  for (std::size_t i = 0; i < transports_.size(); ++i) {
+    Result<RegionKeys> keys = transports_[i]->register_memory(memory);
+    const std::string_view transport = transports_[i]->capabilities().name;
+    if (!keys.ok()) {
+      for (std::size_t k = 0; k < i; ++k) transports_[k]->deregister_memory(memory.id);
+      return Status(keys.status().code(), "registering '" + region->name + "' with " + std::string(transport) + ": " + keys.status().message());
+    }
+    if (region->keys.empty() || region->keys.back().transport != transport)
+      region->keys.push_back({std::string(transport), std::move(keys).value()});
+  }
+  return engine_->register_region(turn.now, std::move(region));
+}
+
+Status Runtime::deregister_region(RegionId id) {
+  const CallerTurn turn(*this);
+  Status status = engine_->deregister_region(turn.now, id);
+  if (status.ok())
+    for (auto& transport : transports_) transport->deregister_memory(id);
+  return status;
+}
+
+// ---- what the engine wants -----------------------------------------------------------------------
+
+void Runtime::handle(std::size_t transport, const Completion& completion, Time at) {
+  if (completion.kind == CompletionKind::kWork) {
+    engine_->on_completion(at, completion);
+    return;
+  }
+  auto found = bound_.find({transport, completion.peer});
+  if (found == bound_.end()) return;
+  BoundRail& rail = found->second;
+  if (completion.kind == CompletionKind::kRailUp) {
+    rail.id = next_rail_++;
+    places_[rail.id] = {transport, completion.peer};
+    engine_->rail_up(at, rail.session, {rail.id, rail.index, transports_[transport]->capabilities()});
+    return;
+  }
+  const BoundRail down = rail;
+  unbind(transport, completion.peer);
+  if (down.id != 0) engine_->rail_down(at, down.id, completion.detail);
+  else engine_->rail_failed(at, down.session, std::string(transports_[transport]->capabilities().name) + ": " + completion.detail);
+}
+
+void Runtime::unbind(std::size_t transport, PeerId peer) {
+  auto found = bound_.find({transport, peer});
+  if (found == bound_.end()) return;
+  places_.erase(found->second.id);
+  bound_.erase(found);
+  transports_[transport]->disconnect(peer);
+}
+
+void Runtime::send(SessionKey session, wire::Bytes frame) {
+  auto found = controls_.find(session);
+  if (Connection* control = found != controls_.end() ? found->second : pending_control_) control->socket->send(std::move(frame));
+}
+
+void Runtime::close_session(SessionKey session) {
+  std::vector<std::pair<std::size_t, PeerId>> rails;
+  for (const auto& [place, rail] : bound_)
+    if (rail.session == session) rails.push_back(place);
+  for (const auto& [transport, peer] : rails) unbind(transport, peer);
+  for (auto& connection : connections_)
+    if (connection->session == session && connection->kind != ConnectionKind::kFresh && !connection->dead) {
+      connection->socket->close();
+      connection->dead = true;
+      sweep_ = true;
+    }
+  controls_.erase(session);
+}
+
+PostResult Runtime::post(RailId rail, const Work& work) {
+  auto place = places_.find(rail);
+  if (place == places_.end()) return {0, Code::kRailFailed};
+  return transports_[place->second.transport]->post(place->second.peer, std::span(&work, 1));
+}
+
+void Runtime::cancel(RailId rail, WorkId work) {
+  // A rail that is gone has cancelled its work already.
+  if (auto place = places_.find(rail); place != places_.end()) transports_[place->second.transport]->cancel(work);
+}
+
+Status Runtime::attach(RailId rail, const RemoteRegion& region) {
+  auto place = places_.find(rail);
+  if (place == places_.end()) return {Code::kRailFailed, "the rail is down"};
+  return transports_[place->second.transport]->attach(place->second.peer, region);
+}
+
+void Runtime::detach(RailId rail, RegionId region) {
+  if (auto place = places_.find(rail); place != places_.end()) transports_[place->second.transport]->detach(place->second.peer, region);
+}
+
+void Runtime::drop_rail(RailId rail) {
+  if (auto place = places_.find(rail); place != places_.end()) unbind(place->second.transport, place->second.peer);
+}
+
+std::uint32_t Runtime::checksum(const Move& move, std::uint32_t piece, Side side) {
+  return checksum_piece(move, piece, side, move.local_base);
+}
+
+void Runtime::emit(Event event) {
+  if (event.kind == EventKind::kPeerLost) {
+    // Of a stranger that never became a peer there is nothing to tell a caller, only a log.
+    const bool stranger = std::any_of(connections_.begin(), connections_.end(), [&](const auto& connection) {
+      return connection->session == event.peer && connection->kind == ConnectionKind::kControl && connection->accepted && !connection->was_open;
+    });
+    if (stranger) {
+      log("a connection was refused: " + event.message);
+      return;
+    }
+  }
+  ring_.push(std::move(event));
+  if (num_followers_ > 0) wait_changed_.notify_all();
+}
+
+void Runtime::random(std::span<std::byte> bytes) { fill_random(bytes); }
+
+void Runtime::log(std::string text) {
+  Event event;
+  event.kind = EventKind::kLog;
+  event.message = std::move(text);
+  ring_.push(std::move(event));
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,193 @@
+// An agent alive: the progress thread, its sockets and transports, around an Engine.
+//
+// runtime.cpp          threads, calls, what the engine wants of its transports
+// runtime_sockets.cpp  connections from the first byte to the authenticated session or rail
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/completion_ring.h"
+#include "core/engine.h"
+#include "core/epoll_reactor.h"
+#include "core/frame_socket.h"
+#include "core/gate.h"
+#include "core/socket_address.h"
+
+namespace kvxfer {
+
+struct RuntimeOptions {
+  std::string name;
+  std::string listen;                    // "tcp://host:port", "" accepts nobody
+  std::string secret;
+  std::vector<std::string> transports;   // of "loopback", "shm", "unix", "tcp"
+  std::uint32_t tcp_rails = 1;
+  Time silent_ns = 2'000'000'000, heartbeat_ns = 500'000'000, handshake_ns = 2'000'000'000;
+  Time lease_margin_ns = 100'000'000, spin_ns = 50'000;
+  std::uint32_t max_transfers_per_peer = 1024;
+  std::string faults;                    // FaultyTransport around every transport
+};
+
+class Runtime final : private EngineHost {
+ public:
+  static Result<std::unique_ptr<Runtime>> create(RuntimeOptions options);
+  ~Runtime() override;
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  const std::string& address() const noexcept { return address_; }
+  const wire::Id128& incarnation() const noexcept { return self_.incarnation; }
+  CompletionRing& ring() noexcept { return ring_; }
+
+  // Calls f(engine, now) under the gate, pumps, and flushes what it led to. Everything that a
+  // caller asks of the engine goes through here; after close() and in a forked child it does not.
+  template <class F>
+  auto with_engine(F&& f) -> decltype(f(std::declval<Engine&>(), Time{})) {
+    const CallerTurn turn(*this);
+    return f(*engine_, turn.now);
+  }
+  Status check_alive() const;
+
+  Result<RegionId> register_region(std::string name, std::vector<std::pair<std::byte*, std::uint64_t>> spans,
+                                   std::uint32_t num_blocks, const CopyProgram& footprint, wire::Bytes layout);
+  Status deregister_region(RegionId id);
+  Result<SessionKey> begin_connect(const std::string& address, Time timeout_ns);
+
+  bool poll();  // one round on the caller's thread
+  // Drives progress on the caller's thread until done() or the time is over; false then. Another
+  // thread may be driving already: then this one sleeps until something ended.
+  bool wait(const std::function<bool()>& done, Time timeout_ns);
+  void close(Time timeout_ns);
+  bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+
+  static Time now() noexcept;
+
+ private:
+  enum class ConnectionKind : std::uint8_t { kFresh, kControl, kRail };
+  // A socket until it is a session's control connection, or a transport's.
+  struct Connection final : FrameSocket::Owner {
+    explicit Connection(Runtime& owner) : runtime(owner) {}
+    std::uint32_t max_body() override;
+    void on_frame(wire::ByteSpan frame) override;
+    void on_closed(const std::string& why) override;
+    Runtime& runtime;
+    ConnectionKind kind = ConnectionKind::kFresh;
+    std::unique_ptr<FrameSocket> socket;
+    SessionKey session = 0;
+    bool accepted = false, was_open = false, dead = false;
+    Time deadline = kNever;
+    std::string address;          // an initiator's, or who was accepted
+    TcpAddress tcp;               // an initiator's: rails go there too
+    std::uint16_t rail = 0;       // kRail
+    std::size_t transport = 0;    // kRail
+  };
+  struct Listener final : Reactor::Handler {
+    Runtime* runtime = nullptr;
+    UniqueFd fd;
+    bool tcp = false;
+    void on_ready(std::uint32_t events) override;
+  };
+  struct Waker final : Reactor::Handler {
+    UniqueFd fd;
+    void on_ready(std::uint32_t events) override;
+  };
+  struct BoundRail {              // a peer of a transport
+    SessionKey session = 0;
+    std::uint16_t index = 0;
+    RailId id = 0;                // 0 until it is up
+  };
+  struct RailPlace {
+    std::size_t transport = 0;
+    PeerId peer = 0;
+  };
+  // The gate for one call of a caller's; leaving it, what the call led to is sent and noticed.
+  struct CallerTurn {
+    explicit CallerTurn(Runtime& owner);
+    ~CallerTurn();
+    Runtime& runtime;
+    const Time now;
+  };
+
+  explicit Runtime(RuntimeOptions options);
+  Status start();
+  Status add_transports();
+
+  // runtime.cpp
+  void run();                     // the progress thread
+  bool progress();                // under the gate; true when there is more to do at once
+  void settle(Time now);          // pump and flush
+  Time next_deadline() const;
+  bool busy() const;
+  void kick(Time now);            // wakes the progress thread if it would sleep too long
+  void handle(std::size_t transport, const Completion& completion, Time now);
+  void unbind(std::size_t transport, PeerId peer);
+
+  void send(SessionKey session, wire::Bytes frame) override;
+  void close_session(SessionKey session) override;
+  std::uint32_t session_open(SessionKey session) override;
+  PostResult post(RailId rail, const Work& work) override;
+  void cancel(RailId rail, WorkId work) override;
+  Status attach(RailId rail, const RemoteRegion& region) override;
+  void detach(RailId rail, RegionId region) override;
+  void drop_rail(RailId rail) override;
+  std::uint64_t fence_generation(std::uint32_t slot) override { return fences_->generation(slot); }
+  void bump_fence(std::uint32_t slot) override { fences_->bump(slot); }
+  std::uint32_t checksum(const Move& move, std::uint32_t piece, Side side) override;
+  void emit(Event event) override;
+  void random(std::span<std::byte> bytes) override;
+
+  // runtime_sockets.cpp
+  void accept_all(Listener& listener);
+  void on_first_frame(Connection& connection, wire::ByteSpan frame);
+  void on_rail_hello(Connection& connection, const wire::RailHello& hello);
+  void on_rail_welcome(Connection& connection, wire::ByteSpan frame);
+  bool dial_rail(SessionKey session, std::size_t transport, std::uint16_t rail, const Connection& control, std::string& why);
+  void hand_over(Connection& connection, bool initiator);
+  void drop(Connection& connection, const std::string& why);
+  void expire_connections(Time now);
+  void log(std::string text);
+  std::size_t find_transport(std::string_view name) const;  // of that name's first; SIZE_MAX: none
+
+  const RuntimeOptions options_;
+  const pid_t owner_;
+  wire::Identity self_;
+  std::string address_;
+  Gate gate_;
+  EpollReactor reactor_;
+  CompletionRing ring_;
+  std::unique_ptr<FenceTable> fences_;
+  std::vector<std::unique_ptr<Transport>> transports_;
+  std::unique_ptr<Engine> engine_;
+  Listener tcp_listener_, unix_listener_;
+  Waker waker_;
+  std::list<std::unique_ptr<Connection>> connections_;
+  std::map<SessionKey, Connection*> controls_;
+  Connection* pending_control_ = nullptr;   // of the session that is being added
+  std::map<std::pair<std::size_t, PeerId>, BoundRail> bound_;
+  std::map<RailId, RailPlace> places_;
+  RailId next_rail_ = 1;
+  std::vector<std::pair<SessionKey, std::string>> failed_rails_;  // told to the engine in the next round
+  std::size_t num_fresh_ = 0;
+  bool sweep_ = false;                      // some connection is dead
+
+  std::thread thread_;
+  std::atomic<bool> stop_{false}, closed_{false};
+  std::atomic<Time> sleeping_until_{0};     // 0: the thread is awake
+  std::atomic<Time> caller_at_{0};          // a caller drove progress last
+  std::atomic<bool> driven_{false};         // a caller is driving now
+  std::mutex wait_mutex_;
+  std::condition_variable wait_changed_;
+  std::atomic<int> num_followers_{0};
+};
+
+}  // namespace kvxfer

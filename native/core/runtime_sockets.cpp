@@ -1,0 +1,284 @@
+// Connections, from the first byte to an authenticated session or a transport's rail.
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/runtime.h"
+
+namespace kvxfer {
+namespace {
+
+// Strangers that may be shaking hands at a time; the oldest gives way.
+constexpr std::size_t kMaxFresh = 64;
+
+bool has(const std::vector<std::string>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+}  // namespace
+
+// ---- accepting ----------------------------------------------------------------------------------
+
+void Runtime::Listener::on_ready(std::uint32_t) { runtime->accept_all(*this); }
+
+void Runtime::accept_all(Listener& listener) {
+  for (int i = 0; i < 16; ++i) {
+    UniqueFd fd = accept_from(listener.fd.get());
+    if (!fd) return;
+    if (num_fresh_ >= kMaxFresh) {
+      auto oldest = std::find_if(connections_.begin(), connections_.end(),
+                                 [](const auto& c) { return c->kind == ConnectionKind::kFresh && !c->dead; });
+      if (oldest != connections_.end()) drop(**oldest, "too many others are shaking hands");
+    }
+    auto connection = std::make_unique<Connection>(*this);
+    connection->accepted = true;
+    connection->address = peer_in_words(fd.get());
+    connection->deadline = now() + options_.handshake_ns;
+    connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), *connection, false, false);
+    if (!connection->socket->start().ok()) continue;
+    ++num_fresh_;
+    connections_.push_back(std::move(connection));
+  }
+}
+
+std::uint32_t Runtime::Connection::max_body() {
+  return kind == ConnectionKind::kControl ? runtime.engine_->max_body(session) : wire::kMaxHandshakeBody;
+}
+
+void Runtime::Connection::on_frame(wire::ByteSpan frame) {
+  if (dead) return;
+  switch (kind) {
+    case ConnectionKind::kFresh:
+      runtime.on_first_frame(*this, frame);
+      break;
+    case ConnectionKind::kControl:
+      runtime.engine_->on_frame(Runtime::now(), session, frame);
+      break;
+    case ConnectionKind::kRail:
+      runtime.on_rail_welcome(*this, frame);
+      break;
+  }
+}
+
+void Runtime::Connection::on_closed(const std::string& why) {
+  if (dead) return;
+  switch (kind) {
+    case ConnectionKind::kFresh:
+      runtime.drop(*this, why);
+      break;
+    case ConnectionKind::kControl:
+      runtime.engine_->on_disconnected(Runtime::now(), session, why);
+      break;
+    case ConnectionKind::kRail:
+      runtime.failed_rails_.emplace_back(session, std::string(runtime.transports_[transport]->capabilities().name) + " rail " +
+                                                      std::to_string(rail) + ": " + why);
+      runtime.drop(*this, "");
+      break;
+  }
+}
+
+void Runtime::drop(Connection& connection, const std::string& why) {
+  if (connection.dead) return;
+  connection.dead = true;
+  sweep_ = true;
+  if (connection.kind == ConnectionKind::kFresh) {
+    --num_fresh_;
+    if (!why.empty()) log("closed a connection from " + connection.address + ": " + why);
+  }
+  connection.socket->close();
+}
+
+void Runtime::expire_connections(Time at) {
+  for (auto& connection : connections_) {
+    if (connection->dead || connection->deadline > at) continue;
+    connection->deadline = kNever;
+    if (connection->kind == ConnectionKind::kControl)
+      engine_->end_session(at, connection->session, Code::kUnreachable,
+                           "no answer from " + connection->address + " within the time to connect");
+    else if (connection->kind == ConnectionKind::kRail)
+      connection->on_closed("no answer in time");
+    else
+      drop(*connection, "it did not say who it is in time");
+  }
+}
+
+void Runtime::on_first_frame(Connection& connection, wire::ByteSpan frame) {
+  Result<wire::Header> header = wire::decode_header(frame, wire::kMaxHandshakeBody);
+  if (!header.ok()) return drop(connection, header.status().message());
+  if (header.value().type == wire::FrameType::kHello) {
+    connection.kind = ConnectionKind::kControl;
+    --num_fresh_;
+    connection.deadline = kNever;  // the session has its own
+    connection.session = engine_->add_session(now(), SessionRole::kAcceptor);
+    controls_[connection.session] = &connection;
+    engine_->on_frame(now(), connection.session, frame);
+    return;
+  }
+  Result<wire::Message> message = wire::decode(header.value(), frame.subspan(wire::kHeaderNbytes, header.value().body_nbytes));
+  if (!message.ok()) return drop(connection, message.status().message());
+  if (const auto* hello = std::get_if<wire::RailHello>(&message.value())) return on_rail_hello(connection, *hello);
+  drop(connection, "it began with " + std::string(wire::name_of(header.value().type)) + " instead of HELLO");
+}
+
+void Runtime::on_rail_hello(Connection& connection, const wire::RailHello& hello) {
+  SessionKey key = 0;
+  Session* session = engine_->find_session(hello.session, key);
+  if (session == nullptr) return drop(connection, "RAIL_HELLO for a session that does not exist");
+  // Several rails of one kind are several instances: the one that serves fewest rails of the
+  // session takes it, so that both ends pair them alike.
+  std::size_t best = SIZE_MAX, fewest = SIZE_MAX;
+  for (std::size_t i = 0; i < transports_.size(); ++i) {
+    if (transports_[i]->capabilities().name != hello.transport) continue;
+    const auto bound = static_cast<std::size_t>(std::count_if(
+        bound_.begin(), bound_.end(), [&](const auto& entry) { return entry.first.first == i && entry.second.session == key; }));
+    if (bound < fewest) {
+      fewest = bound;
+      best = i;
+    }
+  }
+  if (best == SIZE_MAX) return drop(connection, "RAIL_HELLO for transport '" + hello.transport + "', which is not in use here");
+  if (!session->verify_rail_hello(hello)) return drop(connection, "RAIL_HELLO whose proof is wrong or was used before");
+  connection.socket->send(session->rail_welcome(hello.rail));
+  connection.socket->flush();
+  if (!connection.socket->open()) return;
+  connection.session = key;
+  connection.transport = best;
+  connection.rail = hello.rail;
+  hand_over(connection, false);
+}
+
+// The socket goes to its transport; what is left of the connection is swept up.
+void Runtime::hand_over(Connection& connection, bool initiator) {
+  const std::string name = engine_->session(connection.session)->peer().name;
+  Result<PeerId> peer = transports_[connection.transport]->connect(connection.socket->release(), {initiator, connection.rail, name});
+  if (peer.ok()) bound_[{connection.transport, peer.value()}] = {connection.session, connection.rail, 0};
+  else failed_rails_.emplace_back(connection.session, peer.status().message());
+  drop(connection, "");
+}
+
+// ---- dialling -----------------------------------------------------------------------------------
+
+Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeout_ns) {
+  Result<TcpAddress> where = TcpAddress::resolve(address);  // may ask a name server: before the gate
+  if (!where.ok()) return where.status();
+  if (!where.value().loopback && options_.secret.empty())
+    return Status(Code::kInvalidArgument, "connecting to " + address + " needs a secret: without one nobody proves who they are");
+  auto connection = std::make_unique<Connection>(*this);
+  bool connecting = false;
+  Result<UniqueFd> fd = dial_tcp(where.value(), connecting);
+  if (!fd.ok()) return fd.status();
+  connection->kind = ConnectionKind::kControl;
+  connection->address = address;
+  connection->tcp = std::move(where).value();
+  connection->deadline = now() + timeout_ns;
+  connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, false);
+  const CallerTurn turn(*this);
+  // Frames that the session has to say find the connection through controls_: HELLO is queued by
+  // add_session, under the number that it is about to return.
+  pending_control_ = connection.get();
+  const SessionKey key = engine_->add_session(turn.now, SessionRole::kInitiator);
+  pending_control_ = nullptr;
+  connection->session = key;
+  controls_[key] = connection.get();
+  if (Status status = connection->socket->start(); !status.ok()) {
+    engine_->on_disconnected(turn.now, key, status.message());
+    return status;
+  }
+  connections_.push_back(std::move(connection));
+  return key;
+}
+
+std::uint32_t Runtime::session_open(SessionKey key) {
+  Connection& control = *controls_.at(key);
+  control.was_open = true;
+  if (control.accepted) return 0;
+  control.deadline = kNever;
+  const wire::Identity& peer = engine_->session(key)->peer();
+  std::uint32_t started = 0;
+  std::uint16_t index = 0;
+  const auto failed = [&](std::string note) {
+    failed_rails_.emplace_back(key, std::move(note));
+    ++started;
+  };
+  const auto dial = [&](std::size_t transport) {
+    std::string why;
+    if (!dial_rail(key, transport, index, control, why)) {
+      failed(std::move(why));
+      return false;
+    }
+    ++index;
+    ++started;
+    return true;
+  };
+  const auto both = [&](std::string_view name) {
+    return find_transport(name) != SIZE_MAX && has(self_.transports, name) && has(peer.transports, name);
+  };
+  const bool same_host = peer.host == self_.host && !peer.unix_name.empty();
+  bool local = false;
+  if (same_host && peer.process == self_.process && both("loopback")) local = dial(find_transport("loopback"));
+  if (!local && same_host && both("shm")) {
+    local = dial(find_transport("shm"));
+    if (local) dial(find_transport("unix"));
+  } else if (!local && same_host && both("unix")) {
+    local = dial(find_transport("unix"));
+  } else if (!local && both("shm")) {
+    failed("shm is not used: the peer runs on another host");
+  }
+  if (!local && both("tcp"))
+    for (std::size_t i = find_transport("tcp"); i < transports_.size(); ++i) dial(i);
+  if (started == 0) {
+    std::string ours, theirs;
+    for (const std::string& name : self_.transports) ours += " " + name;
+    for (const std::string& name : peer.transports) theirs += " " + name;
+    failed("no transport in common: here" + ours + ", there" + theirs);
+  }
+  return started;
+}
+
+std::size_t Runtime::find_transport(std::string_view name) const {
+  for (std::size_t i = 0; i < transports_.size(); ++i)
+    if (transports_[i]->capabilities().name == name) return i;
+  return SIZE_MAX;
+}
+
+bool Runtime::dial_rail(SessionKey key, std::size_t transport, std::uint16_t rail, const Connection& control, std::string& why) {
+  const std::string_view name = transports_[transport]->capabilities().name;
+  const Session& session = *engine_->session(key);
+  bool connecting = false;
+  Result<UniqueFd> fd = name == "tcp" ? dial_tcp(control.tcp, connecting) : dial_unix(session.peer().unix_name);
+  if (!fd.ok()) {
+    why = std::string(name) + " is not used: " + fd.status().message();
+    return false;
+  }
+  auto connection = std::make_unique<Connection>(*this);
+  connection->kind = ConnectionKind::kRail;
+  connection->session = key;
+  connection->rail = rail;
+  connection->transport = transport;
+  connection->address = control.address;
+  connection->deadline = now() + options_.handshake_ns;
+  connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, true);
+  connection->socket->send(session.rail_hello(rail, name));
+  if (Status status = connection->socket->start(); !status.ok()) {
+    why = status.message();
+    return false;
+  }
+  connections_.push_back(std::move(connection));
+  return true;
+}
+
+void Runtime::on_rail_welcome(Connection& connection, wire::ByteSpan frame) {
+  Session* session = engine_->session(connection.session);
+  if (session == nullptr) return drop(connection, "");
+  Result<wire::Header> header = wire::decode_header(frame, wire::kMaxHandshakeBody);
+  if (header.ok()) {
+    Result<wire::Message> message = wire::decode(header.value(), frame.subspan(wire::kHeaderNbytes, header.value().body_nbytes));
+    if (message.ok())
+      if (const auto* welcome = std::get_if<wire::RailWelcome>(&message.value()))
+        if (session->verify_rail_welcome(connection.rail, *welcome)) return hand_over(connection, true);
+  }
+  connection.on_closed("the peer did not prove that the rail is its own");
+}
+
+}  // namespace kvxfer

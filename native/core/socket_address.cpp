@@ -1,0 +1,135 @@
+#include "core/socket_address.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+namespace kvxfer {
+namespace {
+
+bool is_loopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET)
+    return (ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24) == 127;
+  return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+}
+
+std::string in_words(const sockaddr* address, socklen_t length) {
+  char host[NI_MAXHOST], port[NI_MAXSERV];
+  if (::getnameinfo(address, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+    return "an address without a name";
+  return address->sa_family == AF_INET6 ? "[" + std::string(host) + "]:" + port : std::string(host) + ":" + port;
+}
+
+socklen_t unix_address(const std::string& name, sockaddr_un& out) {
+  std::memset(&out, 0, sizeof out);
+  out.sun_family = AF_UNIX;
+  std::memcpy(out.sun_path + 1, name.data(), std::min(name.size(), sizeof out.sun_path - 1));
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+}
+
+}  // namespace
+
+Result<TcpAddress> TcpAddress::resolve(const std::string& address) {
+  const auto bad = [&] {
+    return Status(Code::kInvalidArgument, "'" + address + "' is no address: write tcp://host:port");
+  };
+  if (!address.starts_with("tcp://")) return bad();
+  const std::string rest = address.substr(6);
+  const std::size_t colon = rest.rfind(':');
+  if (colon == std::string::npos || colon == 0 || colon + 1 == rest.size()) return bad();
+  std::string host = rest.substr(0, colon);
+  if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (const int error = ::getaddrinfo(host.c_str(), rest.c_str() + colon + 1, &hints, &found); error != 0)
+    return Status(error == EAI_SERVICE ? Code::kInvalidArgument : Code::kUnreachable,
+                  "cannot resolve '" + address + "': " + ::gai_strerror(error));
+  TcpAddress out;
+  const auto* bytes = reinterpret_cast<const std::byte*>(found->ai_addr);
+  out.storage.assign(bytes, bytes + found->ai_addrlen);
+  out.family = found->ai_family;
+  out.loopback = is_loopback(found->ai_addr);
+  out.text = "tcp://" + in_words(found->ai_addr, found->ai_addrlen);
+  ::freeaddrinfo(found);
+  return out;
+}
+
+Result<UniqueFd> listen_tcp(const TcpAddress& address) {
+  UniqueFd fd(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return Status::from_errno("socket", errno);
+  const int one = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(address.storage.data()), static_cast<socklen_t>(address.storage.size())) != 0 ||
+      ::listen(fd.get(), 512) != 0)
+    return Status(Code::kSystem, "cannot listen on " + address.text + ": " + std::strerror(errno) +
+                                     "; port 0 lets the kernel choose one that is free");
+  return fd;
+}
+
+Result<std::string> listening_address(int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) return Status::from_errno("getsockname", errno);
+  return "tcp://" + in_words(reinterpret_cast<sockaddr*>(&storage), length);
+}
+
+Result<UniqueFd> listen_unix(const std::string& name) {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un address;
+  const socklen_t length = unix_address(name, address);
+  if (!fd || ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 || ::listen(fd.get(), 512) != 0)
+    return Status::from_errno("listening on an abstract unix socket", errno);
+  return fd;
+}
+
+Result<UniqueFd> dial_tcp(const TcpAddress& address, bool& connecting) {
+  UniqueFd fd(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return Status::from_errno("socket", errno);
+  const int one = 1;
+  ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  connecting = false;
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(address.storage.data()), static_cast<socklen_t>(address.storage.size())) == 0)
+    return fd;
+  if (errno != EINPROGRESS) return Status(Code::kUnreachable, "cannot connect to " + address.text + ": " + std::strerror(errno));
+  connecting = true;
+  return fd;
+}
+
+Result<UniqueFd> dial_unix(const std::string& name) {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un address;
+  const socklen_t length = unix_address(name, address);
+  if (!fd || ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0)
+    return Status(Code::kUnreachable, std::string("the peer's unix socket cannot be reached (") + std::strerror(errno) +
+                                          "): it runs in another network namespace, or is overloaded");
+  return fd;
+}
+
+UniqueFd accept_from(int listener) {
+  UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (fd) {
+    const int one = 1;
+    ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);  // fails on unix sockets, rightly
+  }
+  return fd;
+}
+
+std::string peer_in_words(int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) return "a peer that is gone";
+  if (storage.ss_family == AF_UNIX) return "a process of this host";
+  return in_words(reinterpret_cast<sockaddr*>(&storage), length);
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,33 @@
+// Opening stream sockets: listening and dialling, TCP and abstract unix names.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kvxfer/status.h"
+#include "kvxfer/transport.h"
+
+namespace kvxfer {
+
+// A resolved "tcp://host:port".
+struct TcpAddress {
+  std::vector<std::byte> storage;  // a sockaddr
+  int family = 0;
+  bool loopback = false;
+  std::string text;                // numeric, as an address that can be connected to
+
+  // Resolves the host, which may block on a name server. kInvalidArgument, kUnreachable.
+  static Result<TcpAddress> resolve(const std::string& address);
+};
+
+Result<UniqueFd> listen_tcp(const TcpAddress& address);
+Result<std::string> listening_address(int fd);
+Result<UniqueFd> listen_unix(const std::string& abstract_name);
+// Non-blocking; `connecting` says whether the result is still to come.
+Result<UniqueFd> dial_tcp(const TcpAddress& address, bool& connecting);
+Result<UniqueFd> dial_unix(const std::string& abstract_name);
+UniqueFd accept_from(int listener);  // empty: nobody waits
+std::string peer_in_words(int fd);   // "127.0.0.1:4711", "a process of this host"
+
+}  // namespace kvxfer
