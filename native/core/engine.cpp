@@ -860,6 +860,12 @@ Result<std::vector<RemoteRegionView>> Engine::peer_regions(SessionKey key) const
   return views;
 }
 
+EngineLoad Engine::load() const noexcept {
+  return {works_.size(),        outstanding_pieces_, FenceTable::kNumSlots - free_slots_.size(),
+          expectations_.size(), leases_.size(),      handles_.size(),
+          timers_.size()};
+}
+
 void Engine::close(Time now) {
   now_ = now;
   closed_ = true;

@@ -100,6 +100,11 @@ struct EngineStats {
                 pieces_redone = 0, fences_stale = 0, frames_refused = 0;
 };
 
+// What is held for transfers right now: all 0 once nothing is open, `timers` one a session and lease.
+struct EngineLoad {
+  std::size_t works = 0, outstanding_pieces = 0, fences = 0, expectations = 0, leases = 0, handles = 0, timers = 0;
+};
+
 class Engine {
  public:
   Engine(EngineConfig config, EngineHost& host);
@@ -155,6 +160,7 @@ class Engine {
   std::vector<SessionKey> open_peers() const;
   Result<std::vector<RemoteRegionView>> peer_regions(SessionKey key) const;
   const EngineStats& stats() const noexcept { return stats_; }
+  EngineLoad load() const noexcept;
   std::size_t num_transfers() const noexcept { return sources_.size() + destinations_.size(); }
 
   // Ends everything; afterwards every handle is final once work that was posted has completed.
@@ -356,7 +362,7 @@ class Engine {
   std::unordered_map<std::uint64_t, std::pair<bool, Key>> handles_;  // id -> is destination, key
   std::map<LeaseId, Lease> leases_;
   std::map<std::uint64_t, std::shared_ptr<Expectation>> expectations_;  // by handle
-  std::map<wire::Bytes, std::uint64_t> tags_;
+  std::map<std::string, std::uint64_t> tags_;      // an expectation's tag -> its handle
   std::map<std::uint64_t, Timers::iterator> expectation_timers_;
   std::map<LeaseId, Timers::iterator> lease_timers_;
   std::map<LeaseId, LeaseState> ended_leases_;    // the newest kMaxEndedLeases

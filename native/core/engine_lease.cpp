@@ -8,6 +8,8 @@ namespace {
 
 constexpr std::size_t kMaxEndedLeases = 4096;
 
+std::string text_of(const wire::Bytes& tag) { return {reinterpret_cast<const char*>(tag.data()), tag.size()}; }
+
 }  // namespace
 
 Result<LeaseId> Engine::grant(Time now, SessionKey key, RegionId region_id, wire::LeaseMode mode, bool all_blocks,
@@ -111,7 +113,7 @@ bool Engine::covered(const Peer& peer, RegionId region_id, wire::LeaseMode mode,
 // A write may go ahead under an expectation of its tag, or under leases.
 bool Engine::authorize(Peer& peer, Destination& destination) {
   const Move& move = *destination.move;
-  if (auto tag = tags_.find(destination.notify); !destination.notify.empty() && tag != tags_.end()) {
+  if (auto tag = tags_.find(text_of(destination.notify)); !destination.notify.empty() && tag != tags_.end()) {
     const std::shared_ptr<Expectation>& expectation = expectations_.at(tag->second);
     if (expectation->covers(peer.key, destination.region, move.dst_blocks, move.grid.first_layer, move.grid.num_layers)) {
       destination.expectation = expectation;
@@ -141,7 +143,7 @@ Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, Region
   if (local == nullptr) return Status(Code::kUnknownRegion, "region " + std::to_string(region_id) + " is not registered (any more)");
   if (tag.empty() || tag.size() > wire::kMaxNotify)
     return Status(Code::kInvalidArgument, "a tag has 1 to " + std::to_string(wire::kMaxNotify) + " bytes");
-  if (tags_.contains(tag)) return Status(Code::kInvalidArgument, "that tag is expected already: use one for each request");
+  if (tags_.contains(text_of(tag))) return Status(Code::kInvalidArgument, "that tag is expected already: use one for each request");
   if (num_layers == 0 || num_layers > wire::kMaxLayers || first_layer > wire::kMaxLayers)
     return Status(Code::kOutOfRange, "an expectation names at least one layer of its region");
   if (blocks.size() > wire::kMaxBlocks)
@@ -152,7 +154,7 @@ Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, Region
   auto handle = new_handle(first_layer, num_layers);
   auto expectation = std::make_shared<Expectation>(handle, tag, region_id, from, std::move(blocks), first_layer, num_layers);
   expectations_.emplace(handle->id(), expectation);
-  tags_.emplace(std::move(tag), handle->id());
+  tags_.emplace(text_of(tag), handle->id());
   arm(now + timeout_ns, TimerKind::kExpectation, handle->id(), 0, expectation_timers_[handle->id()]);
   std::vector<SessionKey> keys;
   for (const auto& [key, peer] : peers_) keys.push_back(key);
@@ -168,7 +170,7 @@ void Engine::end_expectation(std::uint64_t id, TransferState state, Status why) 
   if (found == expectations_.end()) return;
   const std::shared_ptr<Expectation> expectation = std::move(found->second);
   expectations_.erase(found);
-  tags_.erase(expectation->tag());
+  tags_.erase(text_of(expectation->tag()));
   if (auto timer = expectation_timers_.find(id); timer != expectation_timers_.end()) {
     timers_.erase(timer->second);
     expectation_timers_.erase(timer);
