@@ -8,6 +8,8 @@ namespace {
 
 // Enough for callers that ask why a peer went; a thousand reconnects must not grow an agent.
 constexpr std::size_t kMaxLost = 64;
+constexpr std::size_t kMaxPeerPrograms = 4096;  // a pair of layouts each
+constexpr std::size_t kMaxPeerRegions = 4096;
 
 std::string quoted(const std::string& name) { return "'" + name + "'"; }
 
@@ -232,12 +234,16 @@ void Engine::rail_down(Time now, RailId id, std::string why) {
   auto found = rails_.find(id);
   if (found == rails_.end()) return;
   const SessionKey key = found->second.session;
+  const std::uint16_t index = found->second.info.index;
   Peer* peer = find_peer(key);
   const std::string words = std::string(found->second.info.capabilities.name) + " rail " +
                             std::to_string(found->second.info.index) + " went down: " + why;
   rails_.erase(found);
   if (peer == nullptr) return;
   peer->notes.push_back(words);
+  for (const Key& sending : sending_)
+    if (Source* source = sending.first == key ? find_source(sending) : nullptr)
+      std::erase_if(source->to_send, [&](const auto& entry) { return entry.first == index; });
   std::erase(peer->rails, id);
   for (auto& [region, remote] : peer->regions) std::erase(remote.reach, id);
   // Control frames may still flow, but no page ever will: the peer is lost, say so at once.
@@ -255,11 +261,15 @@ void Engine::attach(Peer& peer, Remote& remote, RailId id) {
       offered = true;
     }
   if (!offered) return;  // the peer could not register it with that transport
-  if (Status status = host_.attach(id, region); status.ok())
-    remote.reach.push_back(id);
-  else
+  if (Status status = host_.attach(id, region); !status.ok()) {
     remote.notes.push_back(std::string(capabilities.name) + ": " + status.message());
-  (void)peer;
+    return;
+  }
+  remote.reach.push_back(id);
+  // Some may have waited for a path.
+  for (auto it = destinations_.lower_bound({peer.key, 0}); it != destinations_.end() && it->first.first == peer.key; ++it)
+    if (it->second->state == TransferState::kMoving && it->second->remote_region == region.id)
+      list_ready(peer, *it->second);
 }
 
 // ---- time ---------------------------------------------------------------------------------------
@@ -340,8 +350,8 @@ void Engine::pump(Time now) {
   dirty_.merge(retry_);
   retry_.clear();
   for (auto& [id, rail] : rails_) rail.again = false;
-  for (auto& [key, source] : sources_)
-    if (!source->to_send.empty())
+  for (const Key& key : std::vector(sending_.begin(), sending_.end()))
+    if (Source* source = find_source(key))
       if (Peer* peer = open_peer(key.first)) send_pieces(*peer, *source);
   // One piece for each peer in turn, lowest priority number first among what a peer has.
   for (bool progressed = !peers_.empty(); progressed;) {
@@ -395,7 +405,10 @@ Status Engine::deregister_region(Time now, RegionId id) {
     if (destination->region == id) destinations.push_back(destination.get());
   for (Destination* destination : destinations)
     fail_destination(*destination, TransferEvent::kFail, why, true);
-  for (auto& [key, peer] : peers_) send(*peer, wire::RegionGone{id});
+  for (auto& [key, peer] : peers_) {
+    send(*peer, wire::RegionGone{id});
+    forget_programs(*peer, id, false);
+  }
   graveyard_.push_back(std::shared_ptr<Region>(std::move(found->second)));
   regions_.erase(found);
   return {};
@@ -408,6 +421,10 @@ const Region* Engine::region(RegionId id) const {
 
 void Engine::on(Peer& peer, wire::Region& region) {
   const RegionId id = region.id;
+  if (peer.regions.size() >= kMaxPeerRegions) {
+    end_session(now_, peer.key, Code::kProtocol, "REGION refused: too many");
+    return;
+  }
   auto [found, fresh] = peer.regions.try_emplace(id);
   if (!fresh) return;  // ids are never reused: a repetition says nothing new
   found->second.region = std::move(region);
@@ -426,9 +443,16 @@ void Engine::on(Peer& peer, const wire::RegionGone& gone) {
     fail_destination(*destination, TransferEvent::kFail, why, false);
   for (RailId rail : found->second.reach) host_.detach(rail, gone.id);
   peer.regions.erase(found);
-  std::erase_if(peer.programs, [&](const auto& entry) { return entry.second.src == gone.id || entry.second.dst == gone.id; });
-  std::erase_if(peer.peer_programs, [&](const auto& entry) { return entry.second.src == gone.id || entry.second.dst == gone.id; });
+  forget_programs(peer, gone.id, true);
   host_.emit({.kind = EventKind::kRegionGone, .peer = peer.key, .region = gone.id});
+}
+
+// Our programs from or to a region that is gone. Both agents count regions from 1, so an id alone
+// does not say whose region it is.
+void Engine::forget_programs(Peer& peer, RegionId gone, bool of_peer) {
+  std::erase_if(peer.programs, [&](const auto& entry) {
+    return (entry.second.write != of_peer ? entry.second.src : entry.second.dst) == gone;
+  });
 }
 
 void Engine::on(Peer& peer, wire::Program& program) {
@@ -436,8 +460,15 @@ void Engine::on(Peer& peer, wire::Program& program) {
   entry.program = std::make_shared<CopyProgram>(std::move(program.program));
   entry.src = program.src_region;
   entry.dst = program.dst_region;
-  // A peer that never stops telling programs is not a user of them.
-  if (Status status = check_program(*entry.program); !status.ok() || peer.peer_programs.size() >= 4096) {
+  // A peer that never stops telling programs is not a user of them. Those whose regions are gone
+  // leave only now: which way a program leads is not known before it is used.
+  if (peer.peer_programs.size() >= kMaxPeerPrograms)
+    std::erase_if(peer.peer_programs, [&](const auto& told) {
+      const Program& old = told.second;
+      return !(region(old.dst) != nullptr && peer.regions.contains(old.src)) &&
+             !(region(old.src) != nullptr && peer.regions.contains(old.dst));
+    });
+  if (Status status = check_program(*entry.program); !status.ok() || peer.peer_programs.size() >= kMaxPeerPrograms) {
     end_session(now_, peer.key, Code::kProtocol, "PROGRAM refused: " + (status.ok() ? "too many" : status.message()));
     return;
   }
@@ -492,7 +523,8 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
   if (peer == nullptr) return lost_status(request.peer);
   auto found = peer->programs.find(request.program);
   if (found == peer->programs.end())
-    return Status(Code::kUnknownRegion, "the program's region is gone at peer " + quoted(peer->session->peer().name));
+    return Status(Code::kUnknownRegion, "a region of the program is not registered any more, here or at peer " +
+                                            quoted(peer->session->peer().name));
   const Program& program = found->second;
   const RegionId ours = program.write ? program.src : program.dst, theirs = program.write ? program.dst : program.src;
   const Region* local = region(ours);
@@ -558,14 +590,14 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
     source->layers_ready = request.layers_ready;
     source->fenced = false;
     handle = fill(*source);
-    set_timer(*source, TimerKind::kSource, now + request.timeout_ns);
+    set_timer(*source, TimerKind::kSource, time_after(now, request.timeout_ns));
     sources_.emplace(key, std::move(source));
   } else {
     auto destination = std::make_unique<Destination>();
     destination->remote_region = theirs;
     destination->layers_ready = request.num_layers;
     handle = fill(*destination);
-    set_timer(*destination, TimerKind::kDestination, now + request.timeout_ns);
+    set_timer(*destination, TimerKind::kDestination, time_after(now, request.timeout_ns));
     destinations_.emplace(key, std::move(destination));
   }
   start_backlog(*peer);
@@ -629,7 +661,7 @@ Result<const Region*> Engine::check_spec(Peer& peer, const wire::TransferSpec& s
   Program& program = found->second;
   const bool is_src = half == Footprint::Half::kSrc;
   const Region* local = region(is_src ? program.src : program.dst);
-  if (local == nullptr) return Status(Code::kUnknownRegion, "the region was deregistered, or never existed");
+  if (local == nullptr) return Status(Code::kRegionGone, "the region was deregistered, or never existed");
   if (!peer.regions.contains(is_src ? program.dst : program.src))
     return Status(Code::kUnknownRegion, "the peer names a region of its own that it never announced");
   bool& checked = is_src ? program.checked_src : program.checked_dst;
@@ -686,6 +718,9 @@ void Engine::end_handle(const std::shared_ptr<Handle>& handle, TransferState sta
 void Engine::on(Peer& peer, const wire::Done& done) {
   Source* source = find_source({peer.key, done.transfer});
   if (source == nullptr || !step(source_transitions(), source->state, TransferEvent::kPeerDone)) return;
+  // A send of a piece that another rail brought, or that the peer asked for in vain, reads pages
+  // that are the caller's again from here on.
+  for (const auto& [work, rail] : source->posted) host_.cancel(rail, work);
   drained_source(*source);
 }
 

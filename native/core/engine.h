@@ -243,8 +243,7 @@ class Engine {
     std::uint32_t layers_ready = 0;
     std::uint32_t fence_slot = 0;
     std::uint64_t fence_generation = 0;
-    Time stop_at = kNever;          // a reader's: its lease may have ended by then
-    Time lease_ttl_ns = 0;
+    Time lease_ttl_ns = kNever;     // a reader's
     bool lease_renewable = false;
     Time asked_at = 0;
     std::shared_ptr<Expectation> expectation;
@@ -280,6 +279,7 @@ class Engine {
   void lose(SessionKey key, Status reason);
   void schedule_session(Peer& peer);
   void attach(Peer& peer, Remote& remote, RailId rail);
+  static void forget_programs(Peer& peer, RegionId gone, bool of_peer);
   void on(Peer& peer, wire::Region& region);
   void on(Peer& peer, const wire::RegionGone& gone);
   void on(Peer& peer, wire::Program& program);
@@ -368,6 +368,7 @@ class Engine {
   std::map<LeaseId, LeaseState> ended_leases_;    // the newest kMaxEndedLeases
   Timers timers_;
   std::vector<std::uint32_t> free_slots_;
+  std::set<Key> sending_;                         // sources with pieces that wait for their rail
   std::set<Key> dirty_;                           // destinations with layers to confirm or credits to send
   std::set<Key> retry_;                           // the same, put off by a rail that said again
   SessionKey next_session_ = 1;

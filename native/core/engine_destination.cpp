@@ -1,5 +1,6 @@
 // Transfers whose bytes become ours: authorized, scheduled, accounted, confirmed.
 #include <algorithm>
+#include <numeric>
 
 #include "core/engine.h"
 
@@ -42,7 +43,7 @@ void Engine::on(Peer& peer, wire::Offer& offer) {
   destination.fence_generation = offer.fence_generation;
   destinations_.emplace(key, std::move(owned));
   ++peer.num_theirs;
-  set_timer(destination, TimerKind::kDestination, now_ + destination.timeout_ns);
+  set_timer(destination, TimerKind::kDestination, time_after(now_, destination.timeout_ns));
   if (authorize(peer, destination)) {
     begin_moving(peer, destination);
   } else if (destination.notify.empty()) {
@@ -82,7 +83,9 @@ void Engine::begin_moving(Peer& peer, Destination& destination) {
   destination.left_in_layer.assign(grid.num_layers, grid.pieces_per_layer());
   destination.confirmed.resize(grid.num_layers);
   if (grid.num_pieces() == 0) {  // no blocks: every layer is in
-    finish_destination(peer, destination);
+    std::vector<std::uint32_t> rows(grid.num_layers);
+    std::iota(rows.begin(), rows.end(), 0);
+    confirmed(peer, destination, rows);
     return;
   }
   list_ready(peer, destination);
@@ -131,11 +134,11 @@ bool Engine::post_next(Peer& peer, bool& progressed) {
     Destination* destination = find_destination({peer.key, level->second.front()});
     std::optional<std::uint32_t> piece;
     if (destination != nullptr && destination->state == TransferState::kMoving) {
-      // A reader's lease may end at any moment from stop_at on, unless it was renewed meanwhile.
-      if (destination->lease_ttl_ns != 0) {
-        Time from = destination->asked_at;
-        if (destination->lease_renewable) from = std::max(from, peer.session->acknowledged_heartbeat_sent_at());
-        if (now_ >= from + destination->lease_ttl_ns - std::min(config_.lease_margin_ns, destination->lease_ttl_ns / 4)) {
+      // A reader stops before its lease may end, unless it was renewed meanwhile.
+      if (const Time ttl = destination->lease_ttl_ns; ttl != kNever) {
+        const Time from =
+            destination->lease_renewable ? peer.session->acknowledged_heartbeat_sent_at() : destination->asked_at;
+        if (now_ >= time_after(from, ttl - std::min(config_.lease_margin_ns, ttl / 4))) {
           fail_destination(*destination, TransferEvent::kFail,
                            {Code::kLeaseEnded, "the lease on the pages is about to expire"}, true);
           continue;
@@ -151,12 +154,11 @@ bool Engine::post_next(Peer& peer, bool& progressed) {
     bool reachable;
     Rail* rail = choose_rail(peer, *destination, reachable);
     if (rail == nullptr) {
+      if (reachable) return false;
       // With no path at all it waits for one, or for its deadline; others may have one.
-      if (!reachable && level->second.size() > 1) {
-        level->second.push_back(level->second.front());
-        level->second.pop_front();
-      }
-      return false;
+      destination->ready_listed = false;
+      level->second.pop_front();
+      continue;
     }
     const Capabilities& capabilities = rail->info.capabilities;
     Work work;

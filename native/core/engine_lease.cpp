@@ -25,7 +25,7 @@ Result<LeaseId> Engine::grant(Time now, SessionKey key, RegionId region_id, wire
     return Status(Code::kInvalidArgument, "a lease names up to " + std::to_string(wire::kMaxBlocks) + " blocks; leave them out for all");
   const LeaseId id = next_lease_++;
   leases_.emplace(id, Lease(id, key, region_id, mode, all_blocks, blocks, local->num_blocks, ttl_ns, renewable, now));
-  arm(now + ttl_ns, TimerKind::kLease, id, 0, lease_timers_[id]);
+  arm(time_after(now, ttl_ns), TimerKind::kLease, id, 0, lease_timers_[id]);
   peer->leases.push_back(id);
   send(*peer, wire::Lease{id, region_id, mode, renewable, static_cast<std::uint64_t>(ttl_ns), all_blocks,
                           {blocks.begin(), blocks.end()}});
@@ -155,7 +155,7 @@ Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, Region
   auto expectation = std::make_shared<Expectation>(handle, tag, region_id, from, std::move(blocks), first_layer, num_layers);
   expectations_.emplace(handle->id(), expectation);
   tags_.emplace(text_of(tag), handle->id());
-  arm(now + timeout_ns, TimerKind::kExpectation, handle->id(), 0, expectation_timers_[handle->id()]);
+  arm(time_after(now, timeout_ns), TimerKind::kExpectation, handle->id(), 0, expectation_timers_[handle->id()]);
   std::vector<SessionKey> keys;
   for (const auto& [key, peer] : peers_) keys.push_back(key);
   for (SessionKey key : keys)

@@ -47,16 +47,18 @@ void Engine::on(Peer& peer, wire::Request& request) {
   source->fence_slot = free_slots_.back();
   free_slots_.pop_back();
   source->fence_generation = host_.fence_generation(source->fence_slot);
-  // The reader may act until the first of the leases that it needs ends.
-  Time ttl = kNever;
+  // The reader may act until the first of the leases that it needs ends. Where heartbeats renew all
+  // of them it counts the whole time from its newest acknowledged one, else what is left from asking.
+  Time whole = kNever, left = kNever;
   bool renewable = true;
   for (LeaseId id : source->leases) {
     const Lease& lease = leases_.at(id);
-    ttl = std::min(ttl, lease.expires_at() - now_);
+    whole = std::min(whole, lease.ttl_ns());
+    left = std::min(left, lease.expires_at() - now_);
     renewable = renewable && lease.renewable();
   }
-  if (source->leases.empty()) ttl = source->timeout_ns;  // a request of no blocks needs no lease
-  set_timer(*source, TimerKind::kSource, now_ + source->timeout_ns);
+  const Time ttl = renewable ? whole : left;
+  set_timer(*source, TimerKind::kSource, time_after(now_, source->timeout_ns));
   ++peer.num_theirs;
   send(peer, wire::Accept{spec.transfer, source->fence_slot, source->fence_generation,
                           static_cast<std::uint64_t>(std::max<Time>(0, ttl)), renewable});
@@ -132,6 +134,10 @@ void Engine::send_pieces(Peer& peer, Source& source) {
     }
   }
   source.to_send = std::move(later);
+  if (source.to_send.empty())
+    sending_.erase(source.key);
+  else
+    sending_.insert(source.key);
 }
 
 void Engine::release_fence(Source& source) {
@@ -172,6 +178,7 @@ void Engine::drained_source(Source& source) {
   std::vector<std::uint32_t> failed;
   if (source.state != TransferState::kDone) failed = source.move->src_blocks;
   end_handle(source.handle, source.state, source.reason, std::move(failed));
+  sending_.erase(source.key);
   auto found = sources_.find(source.key);
   graveyard_.push_back(std::move(found->second));
   sources_.erase(found);

@@ -32,7 +32,7 @@ Lease::Lease(LeaseId id, SessionKey holder, RegionId region, wire::LeaseMode mod
       all_blocks_(all_blocks),
       renewable_(renewable),
       ttl_ns_(ttl_ns),
-      expires_at_(now + ttl_ns) {
+      expires_at_(time_after(now, ttl_ns)) {
   if (all_blocks) return;
   blocks_.resize(num_blocks);
   for (const std::uint32_t block : blocks) blocks_[block] = true;

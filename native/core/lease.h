@@ -12,6 +12,11 @@
 
 namespace kvxfer {
 
+// The sum, where it can be kept: a peer's durations may be as long as the numbers go.
+constexpr Time time_after(Time start, Time duration_ns) noexcept {
+  return duration_ns > kNever - start ? kNever : start + duration_ns;
+}
+
 enum class LeaseState : std::uint8_t { kActive, kRevoked, kExpired, kPeerLost, kRegionGone };
 enum class LeaseEvent : std::uint8_t { kHeartbeat, kRevoke, kExpire, kPeerLost, kRegionGone };
 
@@ -33,7 +38,7 @@ class Lease {
   bool step(LeaseEvent event) noexcept;
   bool covers(std::uint32_t block) const noexcept { return all_blocks_ || blocks_[block]; }
   void renew(Time now) noexcept {
-    if (renewable_ && step(LeaseEvent::kHeartbeat)) expires_at_ = now + ttl_ns_;
+    if (renewable_ && step(LeaseEvent::kHeartbeat)) expires_at_ = time_after(now, ttl_ns_);
   }
 
   LeaseId id() const noexcept { return id_; }
