@@ -800,6 +800,7 @@ void Engine::on_completion(Time now, const Completion& completion) {
     destination->expectation->handle()->add_rail(rail->second.info.capabilities.name);
   switch (completion.code) {
     case Code::kOk:
+      if (work.use == WorkUse::kFetch) destination->one_sided = true;
       piece_in(*peer, *destination, work.piece);
       break;
     case Code::kLeaseEnded:

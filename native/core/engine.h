@@ -258,11 +258,11 @@ class Engine {
     std::deque<std::uint32_t> redo;
     std::uint64_t num_redone = 0;
     bool ready_listed = false;
-    bool one_sided = false;         // some piece was fetched: only the fence word confirms
+    bool one_sided = false;         // some piece in was fetched: only the fence word confirms
     std::unordered_map<std::uint32_t, std::uint32_t> sums_here, sums_there;  // integrity
     std::vector<std::pair<RailId, std::uint32_t>> to_credit;  // posted in this pump, to be asked for
   };
-  enum class WorkUse : std::uint8_t { kPiece, kFence, kSend };
+  enum class WorkUse : std::uint8_t { kFetch, kReceive, kFence, kSend };
   struct WorkRecord {
     WorkUse use;
     Key transfer;
@@ -330,6 +330,7 @@ class Engine {
   void count_piece(Peer& peer, Destination& destination, std::uint32_t piece);
   void redo(Peer& peer, Destination& destination, std::uint32_t piece);
   void confirm(Peer& peer, Destination& destination);
+  void redo_unconfirmed(Peer& peer, Destination& destination);
   void confirmed(Peer& peer, Destination& destination, std::span<const std::uint32_t> layers);
   void compare_sums(Peer& peer, Destination& destination, std::uint32_t piece);
   void flush_credits(Peer& peer, Destination& destination);

@@ -175,10 +175,10 @@ bool Engine::post_next(Peer& peer, bool& progressed) {
     ++rail->outstanding;
     ++outstanding_pieces_;
     destination->posted.emplace(work.id, rail->info.id);
-    works_.emplace(work.id, WorkRecord{WorkUse::kPiece, destination->key, rail->info.id, *piece});
+    const WorkUse use = capabilities.one_sided ? WorkUse::kFetch : WorkUse::kReceive;
+    works_.emplace(work.id, WorkRecord{use, destination->key, rail->info.id, *piece});
     if (!destination->redo.empty()) destination->redo.pop_front();
     else ++destination->next_piece;
-    if (capabilities.one_sided) destination->one_sided = true;
     if (!capabilities.one_sided || destination->integrity) {
       if (destination->to_credit.empty()) dirty_.insert(destination->key);
       destination->to_credit.emplace_back(rail->info.id, *piece);
@@ -333,8 +333,30 @@ void Engine::confirm(Peer& peer, Destination& destination) {
       return;
     }
   }
-  fail_destination(destination, TransferEvent::kFail,
-                   {Code::kRailFailed, "no rail is left on which the source's fence can be read"}, true);
+  redo_unconfirmed(peer, destination);
+}
+
+// What was fetched can be confirmed no more, since no rail is left on which the source's fence can
+// be read. Rails whose bytes need no such question may bring it again.
+void Engine::redo_unconfirmed(Peer& peer, Destination& destination) {
+  const auto remote = peer.regions.find(destination.remote_region);
+  if (remote == peer.regions.end() || remote->second.reach.empty()) {
+    fail_destination(destination, TransferEvent::kFail,
+                     {Code::kRailFailed, "no rail is left on which the source's fence can be read"}, true);
+    return;
+  }
+  destination.to_confirm.clear();
+  destination.one_sided = false;
+  again_ = true;  // this round of posting is over
+  const std::uint32_t per_layer = destination.move->grid.pieces_per_layer();
+  for (std::uint32_t piece = 0; piece < destination.move->grid.num_pieces(); ++piece) {
+    if (!destination.arrived[piece] || destination.confirmed[piece / per_layer]) continue;
+    destination.arrived[piece] = false;
+    --destination.num_arrived;
+    ++destination.left_in_layer[piece / per_layer];
+    redo(peer, destination, piece);
+    if (destination.state != TransferState::kMoving) return;
+  }
 }
 
 void Engine::confirmed(Peer& peer, Destination& destination, std::span<const std::uint32_t> layers) {
