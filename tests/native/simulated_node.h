@@ -1,0 +1,402 @@
+// A simulated agent: an Engine on a simulated network, with real bytes behind its regions.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/engine.h"
+#include "simulated_network.h"
+
+namespace simulation {
+
+using namespace kvxfer;
+
+class Node;
+
+// Where (layer, block) lies: a block of one layer is two chunks (keys and values).
+struct Layout {
+  std::uint32_t num_layers = 4, num_blocks = 16, chunk_nbytes = 64;
+  bool block_major = false;
+  std::uint32_t gap_nbytes = 32;  // after each chunk: belongs to nobody
+
+  std::uint64_t chunk_stride() const { return chunk_nbytes + gap_nbytes; }
+  std::uint64_t layer_stride() const { return 2 * chunk_stride() * (block_major ? 1 : num_blocks); }
+  std::uint64_t block_stride() const { return 2 * chunk_stride() * (block_major ? num_layers : 1); }
+  std::uint64_t nbytes() const { return 2 * chunk_stride() * num_layers * num_blocks; }
+  std::uint64_t offset(std::uint32_t layer, std::uint32_t block) const {
+    return kFrontNbytes + layer * layer_stride() + block * block_stride();
+  }
+  // Before the first and behind the last: any offset that goes astray lands in sight.
+  static constexpr std::uint64_t kFrontNbytes = 4096;
+};
+
+inline CopyProgram program_between(const Layout& src, const Layout& dst) {
+  CopyLoop loop{};
+  loop.num_layers = src.num_layers;
+  loop.src_offset = src.offset(0, 0);
+  loop.dst_offset = dst.offset(0, 0);
+  loop.src_layer_stride = src.layer_stride();
+  loop.dst_layer_stride = dst.layer_stride();
+  loop.src_block_stride = src.block_stride();
+  loop.dst_block_stride = dst.block_stride();
+  loop.counts[0] = 2;
+  loop.counts[1] = 1;
+  loop.src_strides[0] = src.chunk_stride();
+  loop.dst_strides[0] = dst.chunk_stride();
+  loop.nbytes = src.chunk_nbytes;
+  return {{loop}, src.num_layers};
+}
+
+// A region's bytes. They outlive the agent while a peer has them mapped, as a memfd does.
+struct Memory {
+  Layout layout;
+  std::vector<std::byte> bytes;
+  bool registered = true;
+  std::set<std::uint32_t> reused;  // blocks whose pages the agent has given to something else
+
+  explicit Memory(const Layout& of) : layout(of), bytes(2 * Layout::kFrontNbytes + of.nbytes()) {}
+  std::byte* chunk(std::uint32_t layer, std::uint32_t block, std::uint32_t half) {
+    return bytes.data() + layout.offset(layer, block) + half * layout.chunk_stride();
+  }
+  void fill(std::uint32_t block, std::uint64_t seed) {
+    check::Random random(seed);
+    for (std::uint32_t layer = 0; layer < layout.num_layers; ++layer)
+      for (std::uint32_t half = 0; half < 2; ++half)
+        random.fill(chunk(layer, block, half), layout.chunk_nbytes);
+  }
+  // One block's bytes in one layer.
+  std::vector<std::byte> read(std::uint32_t layer, std::uint32_t block) {
+    std::vector<std::byte> out;
+    for (std::uint32_t half = 0; half < 2; ++half)
+      out.insert(out.end(), chunk(layer, block, half), chunk(layer, block, half) + layout.chunk_nbytes);
+    return out;
+  }
+};
+using Memories = std::map<RegionId, std::shared_ptr<Memory>>;
+
+// One rail between two nodes.
+struct Link {
+  struct End {
+    Node* node = nullptr;
+    std::uint64_t life = 0;
+    SessionKey session = 0;
+    RailId rail = 0;
+    bool dead = false;
+    std::set<RegionId> attached{};
+    std::shared_ptr<Memories> memories;
+    std::shared_ptr<std::vector<std::uint64_t>> fences;
+    Time last_at = 0;  // arrival of what this end sent last
+  };
+  Capabilities capabilities;
+  std::uint16_t index = 0;
+  End ends[2];
+};
+
+struct RailPlan {
+  Capabilities capabilities;
+  bool comes_up = true;
+};
+
+inline RailPlan one_sided_rail(std::uint32_t piece_nbytes = 128) {
+  return {{.name = "mapped", .one_sided = true, .rank = 0, .window = 8, .piece_nbytes = piece_nbytes}};
+}
+inline RailPlan two_sided_rail(std::uint32_t piece_nbytes = 128) {
+  return {{.name = "stream", .one_sided = false, .rank = 1, .window = 4, .piece_nbytes = piece_nbytes}};
+}
+
+class Node final : public EngineHost {
+ public:
+  Node(Network& network, int place, std::string name, SessionConfig session)
+      : network_(network), place_(place), name_(std::move(name)), session_config_(std::move(session)) {
+    start();
+  }
+
+  // ---- lifetimes
+  void start() {
+    ++life_;
+    paused_ = false;
+    timer_at_ = kNever;
+    memories_ = std::make_shared<Memories>();
+    fences_ = std::make_shared<std::vector<std::uint64_t>>(FenceTable::kNumSlots);
+    EngineConfig config;
+    config.session = session_config_;
+    config.session.self.name = name_;
+    random({config.session.self.incarnation.data(), 16});
+    config.max_open_transfers = max_open_transfers;
+    engine_ = std::make_unique<Engine>(config, *this);
+    note("starts");
+  }
+  // The process is gone at once. `heard`: its peers see their connections end.
+  void crash(bool heard = true) {
+    note(heard ? "crashes" : "crashes, unheard");
+    engine_.reset();
+    ++life_;
+    for (auto& [key, connection] : std::exchange(connections_, {}))
+      heard ? connection.pipe->close(connection.side, "reset") : connection.pipe->cut();
+    for (auto& [id, rail] : std::exchange(rails_, {})) {
+      rail.link->ends[rail.side].dead = true;
+      if (heard) kill_end(rail.link, 1 - rail.side, "connection reset");
+    }
+    jobs_.clear();
+    inbox_.clear();
+    paused_ = false;
+  }
+  bool alive() const { return engine_ != nullptr; }
+  bool paused() const { return paused_; }
+  void pause() {
+    note("is stopped");
+    paused_ = true;
+  }
+  void resume() {
+    if (!paused_) return;
+    note("goes on");
+    paused_ = false;
+    // Nobody says what a process does first when it goes on: look at the clock, or at its sockets.
+    if (network_.random().chance(50)) engine_->on_time(now());
+    for (auto& body : std::exchange(inbox_, {})) {
+      if (!engine_ || paused_) return;
+      body();
+      if (network_.random().chance(50)) settle();
+    }
+    settle();
+  }
+
+  // ---- what the agent's callers do; each call is followed by what a progress thread does
+  Engine& engine() { return *engine_; }
+  Time now() const { return network_.clock().now(); }
+  void settle() {
+    engine_->pump(now());
+    arm();
+    if (engine_->wants_pump()) run_soon(20 * kMicrosecond, [] {});
+  }
+  RegionId add_region(const Layout& layout) {
+    auto memory = std::make_shared<Memory>(layout);
+    auto region = std::make_unique<Region>();
+    region->memory.base = memory->bytes.data();
+    region->memory.spans = {{0, memory->bytes.size()}};
+    region->name = "kv" + std::to_string(engine_->next_region_id());
+    region->num_blocks = layout.num_blocks;
+    region->footprint =
+        Footprint::create(program_between(layout, layout), layout.num_blocks, region->memory.spans).value();
+    region->keys = {{"mapped", {}}, {"stream", {}}};
+    const RegionId id = engine_->next_region_id();
+    (*memories_)[id] = memory;
+    REQUIRE(engine_->register_region(now(), std::move(region)).ok());
+    settle();
+    return id;
+  }
+  Status deregister(RegionId id) {
+    Status status = engine_->deregister_region(now(), id);
+    memory(id).registered = false;
+    settle();
+    return status;
+  }
+  Memory& memory(RegionId id) { return *memories_->at(id); }
+  std::shared_ptr<Memories> memories() const { return memories_; }
+  void cancel(const std::shared_ptr<Handle>& handle) { engine_->cancel(now(), handle->id()), settle(); }
+  void revoke(LeaseId lease) { engine_->revoke(now(), lease), settle(); }
+
+  // The open session with the peer of that name; 0 for none.
+  SessionKey session_with(const std::string& peer) const {
+    for (const SessionKey key : engine_->open_peers())
+      if (engine_->peer(key)->name == peer) return key;
+    return 0;
+  }
+
+  // ---- connections
+  void call(Node& other, std::vector<RailPlan> rails) {
+    auto pipe = std::make_shared<Pipe>(network_, pipe_end(), other.pipe_end());
+    pipe->set_key(0, open(SessionRole::kInitiator, pipe, 0, &other, std::move(rails)));
+    other.accept(pipe, place_);
+  }
+  // An end that a test drives by hand calls.
+  std::shared_ptr<Pipe> accept_from(Pipe::End caller) {
+    const int place = caller.place;
+    auto pipe = std::make_shared<Pipe>(network_, std::move(caller), pipe_end());
+    accept(pipe, place);
+    return pipe;
+  }
+  void cut_rail(RailId id, const std::string& why) {
+    auto found = rails_.find(id);
+    if (found == rails_.end()) return;
+    const auto link = found->second.link;
+    for (int side : {0, 1}) kill_end(link, side, why);
+  }
+  std::vector<RailId> rails_with(SessionKey session) const {
+    std::vector<RailId> out;
+    for (const auto& [id, rail] : rails_)
+      if (rail.link->ends[rail.side].session == session && !rail.link->ends[rail.side].dead)
+        out.push_back(id);
+    return out;
+  }
+  std::shared_ptr<Link> link(RailId id) const { return rails_.at(id).link; }
+  std::shared_ptr<Pipe> pipe(SessionKey session) const { return connections_.at(session).pipe; }
+  int side(SessionKey session) const { return connections_.at(session).side; }
+
+  // ---- EngineHost
+  void send(SessionKey session, wire::Bytes frame) override {
+    if (auto found = connections_.find(session); found != connections_.end())
+      found->second.pipe->send(found->second.side, std::move(frame));
+    else
+      early_.push_back(std::move(frame));  // from within add_session
+  }
+  void close_session(SessionKey session) override {
+    auto found = connections_.find(session);
+    if (found == connections_.end()) return;
+    found->second.pipe->close(found->second.side);
+    connections_.erase(found);
+  }
+  std::uint32_t session_open(SessionKey session) override;
+  PostResult post(RailId rail, const Work& work) override;
+  void cancel(RailId rail, WorkId work) override;
+  Status attach(RailId rail, const RemoteRegion& region) override;
+  void detach(RailId rail, RegionId region) override;
+  void drop_rail(RailId rail) override;
+  std::uint64_t fence_generation(std::uint32_t slot) override { return fences_->at(slot); }
+  void bump_fence(std::uint32_t slot) override { ++fences_->at(slot); }
+  std::uint32_t checksum(const Move& move, std::uint32_t piece, Side side) override {
+    return checksum_piece(move, piece, side, move.local_base);
+  }
+  void emit(Event event) override {
+    note("event " + std::to_string(static_cast<int>(event.kind)) + " handle " + std::to_string(event.handle) +
+         " lease " + std::to_string(event.lease) + " " + std::string(name_of(event.code)) + " " +
+         event.message);
+    if (on_event) on_event(*this, event);
+    events.push_back(std::move(event));
+  }
+  void random(std::span<std::byte> bytes) override { network_.random().fill(bytes.data(), bytes.size()); }
+
+  void note(const std::string& line) { network_.clock().note(name_ + " " + line); }
+  int place() const { return place_; }
+  const std::string& name() const { return name_; }
+  std::uint64_t life() const { return life_; }
+  std::size_t num_works() const { return jobs_.size(); }
+
+  // ---- for tests
+  std::vector<Event> events;
+  std::function<void(Node&, const Event&)> on_event;
+  // Before bytes land: region's memory, offset and size, and on whose behalf.
+  std::function<void(Node&, SessionKey, Memory&, std::uint64_t, std::uint64_t)> on_write;
+  std::uint32_t max_open_transfers = 1024;
+  unsigned again_percent = 0;       // of posts
+  unsigned flip_percent = 0;        // of pieces that land here, one byte each
+  unsigned lost_rail_percent = 0;   // of rails that are to come up
+  Time work_ns = 100 * kMicrosecond;  // up to this for each step of a work
+  std::set<std::string_view> unattachable;  // transports that cannot reach anything here
+
+ private:
+  struct Connection {
+    std::shared_ptr<Pipe> pipe;
+    int side;
+    Node* other;
+    std::vector<RailPlan> rails;
+  };
+  struct RailEnd {
+    std::shared_ptr<Link> link;
+    int side;
+  };
+  struct Run { std::uint64_t src, dst, nbytes; };
+  struct Job {
+    Work work;
+    std::shared_ptr<Link> link;
+    int side = 0;
+    SessionKey session = 0;
+    bool stopped = false, finished = false;
+    std::vector<Run> runs;
+    std::uint64_t nbytes = 0, moved = 0;
+    WorkId sender = 0;  // kReceive: the send that it is bound to
+  };
+  struct Packet {
+    TransferId transfer;
+    std::uint32_t piece;
+    WorkId sender;
+    std::uint64_t first;
+    std::vector<std::byte> bytes;
+    bool last, held;
+  };
+
+  Pipe::End pipe_end();
+  SessionKey open(SessionRole role, std::shared_ptr<Pipe> pipe, int side, Node* other,
+                  std::vector<RailPlan> rails) {
+    const SessionKey key = engine_->add_session(now(), role);
+    connections_[key] = {pipe, side, other, std::move(rails)};
+    for (wire::Bytes& frame : std::exchange(early_, {})) pipe->send(side, std::move(frame));
+    arm();
+    return key;
+  }
+  void accept(const std::shared_ptr<Pipe>& pipe, int caller) {
+    network_.carry(caller, place_, 0, [this, pipe, life = life_] {
+      on_thread(life, [this, pipe] { pipe->set_key(1, open(SessionRole::kAcceptor, pipe, 1, nullptr, {})); });
+    });
+  }
+
+  // What the progress thread does later, if it is still that process.
+  void run_soon(Time delay, std::function<void()> body) {
+    network_.clock().after(
+        delay, [this, life = life_, body = std::move(body)]() mutable { on_thread(life, std::move(body)); });
+  }
+  void on_thread(std::uint64_t life, std::function<void()> body) {
+    if (life != life_ || !engine_) return;
+    if (paused_) {
+      inbox_.push_back(std::move(body));
+      return;
+    }
+    body();
+    if (engine_) settle();
+  }
+  void arm() {
+    const Time at = engine_->next_deadline();
+    if (at >= timer_at_) return;
+    timer_at_ = at;
+    run_soon(at - now(), [this, at] {
+      if (timer_at_ == at) timer_at_ = kNever;
+      engine_->on_time(now());
+    });
+  }
+
+  Time moment() {
+    return static_cast<Time>(network_.random().between(1, static_cast<std::uint64_t>(work_ns)));
+  }
+  void rail_meets(std::shared_ptr<Link> link, Node* other);
+  void kill_end(const std::shared_ptr<Link>& link, int side, const std::string& why);
+  void end_jobs(RailId rail, Code code);
+  void finish(const std::shared_ptr<Job>& job, Code code);
+  void fetch(const std::shared_ptr<Job>& job);
+  void send_piece(const std::shared_ptr<Job>& job);
+  void check_fence(const std::shared_ptr<Job>& job);
+  void pass(const std::shared_ptr<Job>& job, std::uint64_t first, std::uint64_t last, bool end, bool held);
+  void arrive(const std::shared_ptr<Link>& link, Packet& packet);
+  void land(Job& job, std::uint64_t first, std::span<const std::byte> bytes);
+  std::vector<std::byte> gather(const Job& job, const std::byte* base, std::uint64_t first,
+                                std::uint64_t last) const;
+  Memory& memory_at(const std::byte* base);
+
+  Network& network_;
+  const int place_;
+  const std::string name_;
+  const SessionConfig session_config_;
+  std::unique_ptr<Engine> engine_;
+  std::uint64_t life_ = 0;
+  bool paused_ = false;
+  std::vector<std::function<void()>> inbox_;
+  Time timer_at_ = kNever;
+  std::map<SessionKey, Connection> connections_;
+  std::vector<wire::Bytes> early_;
+  std::map<RailId, RailEnd> rails_;
+  RailId next_rail_ = 1;
+  std::map<WorkId, std::shared_ptr<Job>> jobs_;
+  std::shared_ptr<Memories> memories_;
+  std::shared_ptr<std::vector<std::uint64_t>> fences_;
+};
+
+}  // namespace simulation
+
+#include "simulated_rail.h"
