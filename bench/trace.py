@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ class TraceRequest:
 def find_trace(name_or_path: str) -> Path:
     """Returns the file for ``--trace``: a sample by its name, anything else as a path."""
     if name_or_path in SAMPLES:
-        folder = Path(str(resources.files("kvxfer.bench"))) / "data"
+        folder = Path(__file__).parent / "data"
         found = sorted(folder.glob(SAMPLES[name_or_path]))
         if not found:
             raise BenchError(
