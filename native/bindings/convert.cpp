@@ -8,7 +8,8 @@ PyObject* native_error = nullptr;
 }  // namespace
 
 void define_error(nb::module_& module) {
-  native_error = PyErr_NewExceptionWithDoc("kvxfer._native.NativeError", "args == (code, message)", nullptr, nullptr);
+  native_error =
+      PyErr_NewExceptionWithDoc("kvxfer._native.NativeError", "args == (code, message)", nullptr, nullptr);
   module.attr("NativeError") = nb::handle(native_error);
 }
 
@@ -20,7 +21,8 @@ void raise(const Status& status) {
 
 std::vector<CopyLoop> to_loops(nb::handle records) {
   Py_buffer view;
-  if (PyObject_GetBuffer(records.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) throw nb::python_error();
+  if (PyObject_GetBuffer(records.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0)
+    throw nb::python_error();
   const bool fits = view.ndim == 1 && view.itemsize == static_cast<Py_ssize_t>(sizeof(CopyLoop));
   std::vector<CopyLoop> loops;
   if (fits) {

@@ -35,7 +35,9 @@ T take(Result<T> result) {
   return std::move(result).value();
 }
 
-inline std::vector<std::uint32_t> to_vector(const BlockIds& ids) { return {ids.data(), ids.data() + ids.shape(0)}; }
+inline std::vector<std::uint32_t> to_vector(const BlockIds& ids) {
+  return {ids.data(), ids.data() + ids.shape(0)};
+}
 
 inline nb::object to_array(const std::vector<std::uint32_t>& ids) {
   auto* owned = new std::vector<std::uint32_t>(ids);

@@ -21,12 +21,34 @@ namespace {
 using nb::literals::operator""_a;
 
 constexpr Code kCodes[] = {
-    Code::kOk,          Code::kAgain,       Code::kInvalidArgument, Code::kOutOfRange, Code::kDuplicateBlock,
-    Code::kLengthMismatch, Code::kLayoutMismatch, Code::kUnknownRegion, Code::kUnsupported, Code::kExhausted,
-    Code::kNotPermitted, Code::kLeaseEnded, Code::kRegionGone,      Code::kCancelled,  Code::kDeadline,
-    Code::kIntegrity,   Code::kRefused,     Code::kRailFailed,      Code::kPeerLost,   Code::kPeerSilent,
-    Code::kPeerRestarted, Code::kAuthFailed, Code::kProtocol,       Code::kUnreachable, Code::kClosed,
-    Code::kForked,      Code::kSystem,      Code::kInternal,
+    Code::kOk,
+    Code::kAgain,
+    Code::kInvalidArgument,
+    Code::kOutOfRange,
+    Code::kDuplicateBlock,
+    Code::kLengthMismatch,
+    Code::kLayoutMismatch,
+    Code::kUnknownRegion,
+    Code::kUnsupported,
+    Code::kExhausted,
+    Code::kNotPermitted,
+    Code::kLeaseEnded,
+    Code::kRegionGone,
+    Code::kCancelled,
+    Code::kDeadline,
+    Code::kIntegrity,
+    Code::kRefused,
+    Code::kRailFailed,
+    Code::kPeerLost,
+    Code::kPeerSilent,
+    Code::kPeerRestarted,
+    Code::kAuthFailed,
+    Code::kProtocol,
+    Code::kUnreachable,
+    Code::kClosed,
+    Code::kForked,
+    Code::kSystem,
+    Code::kInternal,
 };
 
 // Waits in slices, so that Python's signal handlers run while a caller waits for long.
@@ -61,12 +83,14 @@ struct PyHandle {
   }
   void check_layer(std::uint32_t layer) const {
     if (!handle->has_layer(layer))
-      raise({Code::kOutOfRange, "layer " + std::to_string(layer) + " does not arrive here: it is not one of the transfer's"});
+      raise({Code::kOutOfRange,
+             "layer " + std::to_string(layer) + " does not arrive here: it is not one of the transfer's"});
   }
   bool wait_layer(std::uint32_t layer, double timeout_s) const {
     check_layer(layer);
     return wait_for(
-        *runtime, [&] { return handle->outcome() != Outcome::kPending || handle->layer_arrived(layer); }, timeout_s);
+        *runtime, [&] { return handle->outcome() != Outcome::kPending || handle->layer_arrived(layer); },
+        timeout_s);
   }
   bool layer_arrived(std::uint32_t layer) const {
     check_layer(layer);
@@ -122,7 +146,8 @@ class PyAgentCore {
     native.max_transfers_per_peer = nb::cast<std::uint32_t>(options["max_transfers_per_peer"]);
     native.faults = nb::cast<std::string>(options["faults"]);
     if (name.empty() || name.size() > wire::kMaxName)
-      raise({Code::kInvalidArgument, "an agent's name has 1 to " + std::to_string(wire::kMaxName) + " bytes"});
+      raise(
+          {Code::kInvalidArgument, "an agent's name has 1 to " + std::to_string(wire::kMaxName) + " bytes"});
     Result<std::unique_ptr<Runtime>> created = [&] {
       const nb::gil_scoped_release release;
       return Runtime::create(std::move(native));
@@ -170,15 +195,19 @@ class PyAgentCore {
     return out;
   }
 
-  RegionId register_region(const std::string& name, nb::ndarray<const std::int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> spans,
-                           std::uint32_t num_blocks, nb::handle footprint, const nb::bytes& layout) const {
+  RegionId register_region(
+      const std::string& name,
+      nb::ndarray<const std::int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> spans,
+      std::uint32_t num_blocks, nb::handle footprint, const nb::bytes& layout) const {
     check(runtime_->check_alive());
     CopyProgram loops;
     loops.loops = to_loops(footprint);
-    for (const CopyLoop& loop : loops.loops) loops.num_layers = std::max(loops.num_layers, loop.first_layer + loop.num_layers);
+    for (const CopyLoop& loop : loops.loops)
+      loops.num_layers = std::max(loops.num_layers, loop.first_layer + loop.num_layers);
     std::vector<std::pair<std::byte*, std::uint64_t>> ranges;
     for (std::size_t i = 0; i < spans.shape(0); ++i)
-      ranges.emplace_back(reinterpret_cast<std::byte*>(spans.data()[2 * i]), static_cast<std::uint64_t>(spans.data()[2 * i + 1]));
+      ranges.emplace_back(reinterpret_cast<std::byte*>(spans.data()[2 * i]),
+                          static_cast<std::uint64_t>(spans.data()[2 * i + 1]));
     wire::Bytes schema = to_bytes(layout);
     Result<RegionId> id = [&] {
       const nb::gil_scoped_release release;
@@ -191,7 +220,8 @@ class PyAgentCore {
       const Region* region = engine.region(id);
       return region == nullptr ? -2 : region->memory.memfd;
     });
-    if (memfd == -2) raise({Code::kUnknownRegion, "region " + std::to_string(id) + " is not registered (any more)"});
+    if (memfd == -2)
+      raise({Code::kUnknownRegion, "region " + std::to_string(id) + " is not registered (any more)"});
     return memfd >= 0 ? "pool" : "foreign";
   }
   void deregister(RegionId id) const {
@@ -213,7 +243,9 @@ class PyAgentCore {
   }
   SessionKey connect(const std::string& address, double timeout_s) const {
     const SessionKey key = begin_connect(address, timeout_s);
-    const auto view = [&] { return runtime_->with_engine([&](Engine& engine, Time) { return engine.peer(key); }); };
+    const auto view = [&] {
+      return runtime_->with_engine([&](Engine& engine, Time) { return engine.peer(key); });
+    };
     std::optional<PeerView> peer;
     const bool settled = wait_for(
         *runtime_,
@@ -268,15 +300,19 @@ class PyAgentCore {
     return out;
   }
 
-  std::uint32_t install_program(SessionKey peer, bool write, RegionId src, RegionId dst, std::uint32_t num_layers, nb::handle loops) const {
+  std::uint32_t install_program(SessionKey peer, bool write, RegionId src, RegionId dst,
+                                std::uint32_t num_layers, nb::handle loops) const {
     CopyProgram program;
     program.loops = to_loops(loops);
     program.num_layers = num_layers;
-    return take(call([&](Engine& engine, Time now) { return engine.install_program(now, peer, write, src, dst, std::move(program)); }));
+    return take(call([&](Engine& engine, Time now) {
+      return engine.install_program(now, peer, write, src, dst, std::move(program));
+    }));
   }
 
-  PyHandle post(SessionKey peer, std::uint32_t program, const BlockIds& src_blocks, const BlockIds& dst_blocks, std::uint32_t first_layer,
-                std::uint32_t num_layers, std::uint32_t layers_ready, const nb::bytes& notify, std::uint8_t priority, double timeout_s,
+  PyHandle post(SessionKey peer, std::uint32_t program, const BlockIds& src_blocks,
+                const BlockIds& dst_blocks, std::uint32_t first_layer, std::uint32_t num_layers,
+                std::uint32_t layers_ready, const nb::bytes& notify, std::uint8_t priority, double timeout_s,
                 bool integrity) const {
     TransferRequest request;
     request.peer = peer;
@@ -290,23 +326,28 @@ class PyAgentCore {
     request.priority = priority;
     request.timeout_ns = to_ns(timeout_s);
     request.integrity = integrity;
-    return {runtime_, take(call([&](Engine& engine, Time now) { return engine.post(now, std::move(request)); }))};
+    return {runtime_,
+            take(call([&](Engine& engine, Time now) { return engine.post(now, std::move(request)); }))};
   }
 
-  PyHandle expect(const nb::bytes& tag, RegionId region, const BlockIds& blocks, std::uint32_t first_layer, std::uint32_t num_layers,
-                  std::int64_t peer, double timeout_s) const {
-    const std::optional<SessionKey> from = peer < 0 ? std::nullopt : std::optional(static_cast<SessionKey>(peer));
+  PyHandle expect(const nb::bytes& tag, RegionId region, const BlockIds& blocks, std::uint32_t first_layer,
+                  std::uint32_t num_layers, std::int64_t peer, double timeout_s) const {
+    const std::optional<SessionKey> from =
+        peer < 0 ? std::nullopt : std::optional(static_cast<SessionKey>(peer));
     wire::Bytes bytes = to_bytes(tag);
     std::vector<std::uint32_t> ids = to_vector(blocks);
     return {runtime_, take(call([&](Engine& engine, Time now) {
-              return engine.expect(now, std::move(bytes), region, std::move(ids), first_layer, num_layers, from, to_ns(timeout_s));
+              return engine.expect(now, std::move(bytes), region, std::move(ids), first_layer, num_layers,
+                                   from, to_ns(timeout_s));
             }))};
   }
 
-  LeaseId grant(SessionKey peer, RegionId region, bool write, bool all_blocks, const BlockIds& blocks, double ttl_s, bool renewable) const {
+  LeaseId grant(SessionKey peer, RegionId region, bool write, bool all_blocks, const BlockIds& blocks,
+                double ttl_s, bool renewable) const {
     const std::span<const std::uint32_t> ids(blocks.data(), blocks.shape(0));
     return take(call([&](Engine& engine, Time now) {
-      return engine.grant(now, peer, region, write ? wire::LeaseMode::kWrite : wire::LeaseMode::kRead, all_blocks, ids, to_ns(ttl_s), renewable);
+      return engine.grant(now, peer, region, write ? wire::LeaseMode::kWrite : wire::LeaseMode::kRead,
+                          all_blocks, ids, to_ns(ttl_s), renewable);
     }));
   }
   void revoke(LeaseId lease) const {
@@ -341,7 +382,8 @@ class PyPoolMemory {
   nb::object array() const {
     auto* owned = new std::shared_ptr<PoolMemory>(memory_);
     nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::shared_ptr<PoolMemory>*>(p); });
-    return nb::cast(nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(memory_->data(), {memory_->nbytes()}, owner));
+    return nb::cast(
+        nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(memory_->data(), {memory_->nbytes()}, owner));
   }
 
  private:
@@ -351,18 +393,25 @@ class PyPoolMemory {
 std::string decode_frame(const nb::bytes& frame) {
   const wire::Bytes bytes = to_bytes(frame);
   const wire::Header header = take(wire::decode_header(bytes, wire::kMaxBody));
-  if (bytes.size() != header.frame_nbytes()) raise({Code::kProtocol, "the frame's length is not what its header says"});
+  if (bytes.size() != header.frame_nbytes())
+    raise({Code::kProtocol, "the frame's length is not what its header says"});
   (void)take(wire::decode(header, wire::ByteSpan(bytes).subspan(wire::kHeaderNbytes, header.body_nbytes)));
   return std::string(wire::name_of(header.type));
 }
 
-nb::object expand(nb::handle records, std::uint32_t layer, const BlockIds& src_blocks, const BlockIds& dst_blocks) {
+nb::object expand(nb::handle records, std::uint32_t layer, const BlockIds& src_blocks,
+                  const BlockIds& dst_blocks) {
   const std::vector<CopyLoop> loops = to_loops(records);
-  if (src_blocks.shape(0) != dst_blocks.shape(0)) raise({Code::kLengthMismatch, "the tables differ in length"});
+  if (src_blocks.shape(0) != dst_blocks.shape(0))
+    raise({Code::kLengthMismatch, "the tables differ in length"});
   auto* runs = new std::vector<std::array<std::uint64_t, 3>>;
-  nb::capsule owner(runs, [](void* p) noexcept { delete static_cast<std::vector<std::array<std::uint64_t, 3>>*>(p); });
-  for_each_run(loops.data(), loops.size(), {layer, 0, static_cast<std::uint32_t>(src_blocks.shape(0))}, src_blocks.data(), dst_blocks.data(),
-               [&](std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) { runs->push_back({src, dst, nbytes}); });
+  nb::capsule owner(
+      runs, [](void* p) noexcept { delete static_cast<std::vector<std::array<std::uint64_t, 3>>*>(p); });
+  for_each_run(loops.data(), loops.size(), {layer, 0, static_cast<std::uint32_t>(src_blocks.shape(0))},
+               src_blocks.data(), dst_blocks.data(),
+               [&](std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) {
+                 runs->push_back({src, dst, nbytes});
+               });
   return nb::cast(nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<2>>(runs->data(), {runs->size(), 3}, owner));
 }
 
@@ -378,7 +427,8 @@ NB_MODULE(_native, m) {
   m.attr("CODES") = codes;
 
   nb::class_<PyPoolMemory>(m, "PoolMemory")
-      .def(nb::init<std::size_t, const std::string&, bool, int>(), "nbytes"_a, "name"_a, "huge_pages"_a = true, "numa_node"_a = -1)
+      .def(nb::init<std::size_t, const std::string&, bool, int>(), "nbytes"_a, "name"_a,
+           "huge_pages"_a = true, "numa_node"_a = -1)
       .def_prop_ro("address", &PyPoolMemory::address)
       .def_prop_ro("nbytes", &PyPoolMemory::nbytes)
       .def_prop_ro("page_kind", &PyPoolMemory::page_kind)
@@ -420,10 +470,15 @@ NB_MODULE(_native, m) {
       .def_prop_ro("incarnation", [](const PyAgentCore& c) { return from_bytes(c.runtime().incarnation()); })
       .def_prop_ro("event_fd", [](const PyAgentCore& c) { return c.runtime().ring().fd(); })
       .def("drain", &PyAgentCore::drain, "max_events"_a = 256)
-      .def("poll", [](const PyAgentCore& c) { const nb::gil_scoped_release release; return c.runtime().poll(); })
+      .def("poll",
+           [](const PyAgentCore& c) {
+             const nb::gil_scoped_release release;
+             return c.runtime().poll();
+           })
       .def("close", &PyAgentCore::close, "timeout_s"_a)
       .def("stats", &PyAgentCore::stats)
-      .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a, "num_blocks"_a, "footprint"_a, "layout"_a)
+      .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a, "num_blocks"_a, "footprint"_a,
+           "layout"_a)
       .def("region_kind", &PyAgentCore::region_kind, "region"_a)
       .def("deregister", &PyAgentCore::deregister, "region"_a)
       .def("connect", &PyAgentCore::connect, "address"_a, "timeout_s"_a)
@@ -432,22 +487,33 @@ NB_MODULE(_native, m) {
       .def("peer", &PyAgentCore::peer, "peer"_a)
       .def("peers", &PyAgentCore::peers)
       .def("peer_regions", &PyAgentCore::peer_regions, "peer"_a)
-      .def("install_program", &PyAgentCore::install_program, "peer"_a, "write"_a, "src_region"_a, "dst_region"_a, "num_layers"_a, "loops"_a)
-      .def("post", &PyAgentCore::post, "peer"_a, "program"_a, "src_blocks"_a, "dst_blocks"_a, "first_layer"_a, "num_layers"_a, "layers_ready"_a,
-           "notify"_a, "priority"_a, "timeout_s"_a, "integrity"_a)
-      .def("expect", &PyAgentCore::expect, "tag"_a, "region"_a, "blocks"_a, "first_layer"_a, "num_layers"_a, "peer"_a, "timeout_s"_a)
-      .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a, "ttl_s"_a, "renewable"_a)
+      .def("install_program", &PyAgentCore::install_program, "peer"_a, "write"_a, "src_region"_a,
+           "dst_region"_a, "num_layers"_a, "loops"_a)
+      .def("post", &PyAgentCore::post, "peer"_a, "program"_a, "src_blocks"_a, "dst_blocks"_a, "first_layer"_a,
+           "num_layers"_a, "layers_ready"_a, "notify"_a, "priority"_a, "timeout_s"_a, "integrity"_a)
+      .def("expect", &PyAgentCore::expect, "tag"_a, "region"_a, "blocks"_a, "first_layer"_a, "num_layers"_a,
+           "peer"_a, "timeout_s"_a)
+      .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a,
+           "ttl_s"_a, "renewable"_a)
       .def("revoke", &PyAgentCore::revoke, "lease"_a)
       .def("lease_state", &PyAgentCore::lease_state, "lease"_a);
 
-  m.def("crc32c", [](const nb::bytes& data) { return crc32c(0, reinterpret_cast<const std::byte*>(data.c_str()), data.size()); }, "data"_a);
+  m.def(
+      "crc32c",
+      [](const nb::bytes& data) {
+        return crc32c(0, reinterpret_cast<const std::byte*>(data.c_str()), data.size());
+      },
+      "data"_a);
   m.def("sha256", [](const nb::bytes& data) { return from_bytes(sha256({to_bytes(data)})); }, "data"_a);
-  m.def("siphash128", [](const nb::bytes& key, const nb::bytes& data) {
+  m.def(
+      "siphash128",
+      [](const nb::bytes& key, const nb::bytes& data) {
         SipHashKey native{};
         if (key.size() != native.size()) raise({Code::kInvalidArgument, "a SipHash key has 16 bytes"});
         std::memcpy(native.data(), key.c_str(), native.size());
         return from_bytes(siphash128(native, to_bytes(data)));
-      }, "key"_a, "data"_a);
+      },
+      "key"_a, "data"_a);
   m.def("decode_frame", &decode_frame, "frame"_a);
   m.def("expand", &expand, "loops"_a, "layer"_a, "src_blocks"_a, "dst_blocks"_a);
 }

@@ -53,7 +53,8 @@ void Engine::on_frame(Time now, SessionKey key, wire::ByteSpan frame) {
     peer->heartbeat_seen = heard;
     renew_leases(*peer);
   }
-  if (std::optional<wire::Message> message = std::move(received).value()) on_message(*peer, std::move(*message));
+  if (std::optional<wire::Message> message = std::move(received).value())
+    on_message(*peer, std::move(*message));
   if ((peer = find_peer(key)) != nullptr) flush(*peer);
 }
 
@@ -65,8 +66,9 @@ void Engine::on_disconnected(Time now, SessionKey key, std::string why) {
   peer->session->connection_lost();
   Status reason = peer->session->reason();
   if (reason.ok() || known)
-    reason = {Code::kPeerLost, "the connection to " + (known ? quoted(peer->session->peer().name) : "the peer") +
-                                   " ended: " + why};
+    reason = {
+        Code::kPeerLost,
+        "the connection to " + (known ? quoted(peer->session->peer().name) : "the peer") + " ended: " + why};
   lose(key, std::move(reason));
 }
 
@@ -126,7 +128,8 @@ void Engine::opened(Peer& peer) {
         other->session->peer().incarnation != identity.incarnation)
       replaced.push_back(key);
   for (SessionKey key : replaced)
-    lose(key, {Code::kPeerRestarted, "peer " + quoted(identity.name) + " was restarted: it came back as a new process"});
+    lose(key, {Code::kPeerRestarted,
+               "peer " + quoted(identity.name) + " was restarted: it came back as a new process"});
   for (const auto& [id, region] : regions_) send(peer, region->described());
   send(peer, wire::RegionsEnd{});
   if (peer.session->role() == SessionRole::kAcceptor) host_.session_open(peer.key);
@@ -166,12 +169,14 @@ void Engine::lose(SessionKey key, Status reason) {
     sources.push_back(it->second.get());
   for (Source* source : sources) fail_source(*source, TransferEvent::kFail, reason, false);
   std::vector<Destination*> destinations;
-  for (auto it = destinations_.lower_bound({key, 0}); it != destinations_.end() && it->first.first == key; ++it)
+  for (auto it = destinations_.lower_bound({key, 0}); it != destinations_.end() && it->first.first == key;
+       ++it)
     destinations.push_back(it->second.get());
   for (Destination* destination : destinations)
     fail_destination(*destination, TransferEvent::kFail, reason, false);
   for (LeaseId id : peer->leases)
-    if (auto lease = leases_.find(id); lease != leases_.end()) end_lease(lease->second, LeaseEvent::kPeerLost, reason);
+    if (auto lease = leases_.find(id); lease != leases_.end())
+      end_lease(lease->second, LeaseEvent::kPeerLost, reason);
   std::vector<std::uint64_t> awaited;
   for (auto& [handle, expectation] : expectations_)
     if (expectation->from() == key) awaited.push_back(handle);
@@ -248,7 +253,8 @@ void Engine::rail_down(Time now, RailId id, std::string why) {
   for (auto& [region, remote] : peer->regions) std::erase(remote.reach, id);
   // Control frames may still flow, but no page ever will: the peer is lost, say so at once.
   if (peer->rails.empty())
-    end_session(now, key, Code::kPeerLost, "the last rail to " + quoted(peer->session->peer().name) + " is gone: " + words);
+    end_session(now, key, Code::kPeerLost,
+                "the last rail to " + quoted(peer->session->peer().name) + " is gone: " + words);
 }
 
 void Engine::attach(Peer& peer, Remote& remote, RailId id) {
@@ -267,7 +273,8 @@ void Engine::attach(Peer& peer, Remote& remote, RailId id) {
   }
   remote.reach.push_back(id);
   // Some may have waited for a path.
-  for (auto it = destinations_.lower_bound({peer.key, 0}); it != destinations_.end() && it->first.first == peer.key; ++it)
+  for (auto it = destinations_.lower_bound({peer.key, 0});
+       it != destinations_.end() && it->first.first == peer.key; ++it)
     if (it->second->state == TransferState::kMoving && it->second->remote_region == region.id)
       list_ready(peer, *it->second);
 }
@@ -310,8 +317,10 @@ void Engine::on_time(Time now) {
       case TimerKind::kSource:
         if (Source* source = find_source(key)) {
           source->timed = false;
-          fail_source(*source, TransferEvent::kFail,
-                      {Code::kDeadline, "the peer had not fetched every page when the transfer's time was over"}, true);
+          fail_source(
+              *source, TransferEvent::kFail,
+              {Code::kDeadline, "the peer had not fetched every page when the transfer's time was over"},
+              true);
         }
         break;
       case TimerKind::kDestination:
@@ -320,7 +329,8 @@ void Engine::on_time(Time now) {
           Status why{Code::kDeadline, std::string("the transfer's time was over while it was ") +
                                           std::string(name_of(destination->state))};
           if (destination->state == TransferState::kParked)
-            why = {Code::kNotPermitted, "no lease of the sender covers the blocks and nobody expected its tag in time"};
+            why = {Code::kNotPermitted,
+                   "no lease of the sender covers the blocks and nobody expected its tag in time"};
           fail_destination(*destination, TransferEvent::kFail, std::move(why), true);
         }
         break;
@@ -330,7 +340,8 @@ void Engine::on_time(Time now) {
             arm(lease->second.expires_at(), TimerKind::kLease, timer.a, 0, lease_timers_[timer.a]);
           } else {
             lease_timers_.erase(timer.a);
-            end_lease(lease->second, LeaseEvent::kExpire, {Code::kLeaseEnded, "the lease expired: its holder did not renew it"});
+            end_lease(lease->second, LeaseEvent::kExpire,
+                      {Code::kLeaseEnded, "the lease expired: its holder did not renew it"});
           }
         }
         break;
@@ -391,7 +402,8 @@ Status Engine::deregister_region(Time now, RegionId id) {
   for (auto& [lease_id, lease] : leases_)
     if (lease.region() == id) leases.push_back(lease_id);
   for (LeaseId lease : leases)
-    if (auto it = leases_.find(lease); it != leases_.end()) end_lease(it->second, LeaseEvent::kRegionGone, why);
+    if (auto it = leases_.find(lease); it != leases_.end())
+      end_lease(it->second, LeaseEvent::kRegionGone, why);
   std::vector<std::uint64_t> expected;
   for (auto& [handle, expectation] : expectations_)
     if (expectation->region() == id) expected.push_back(handle);
@@ -435,9 +447,11 @@ void Engine::on(Peer& peer, wire::Region& region) {
 void Engine::on(Peer& peer, const wire::RegionGone& gone) {
   auto found = peer.regions.find(gone.id);
   if (found == peer.regions.end()) return;
-  const Status why{Code::kRegionGone, "the peer deregistered its region " + quoted(found->second.region.name)};
+  const Status why{Code::kRegionGone,
+                   "the peer deregistered its region " + quoted(found->second.region.name)};
   std::vector<Destination*> destinations;
-  for (auto it = destinations_.lower_bound({peer.key, 0}); it != destinations_.end() && it->first.first == peer.key; ++it)
+  for (auto it = destinations_.lower_bound({peer.key, 0});
+       it != destinations_.end() && it->first.first == peer.key; ++it)
     if (it->second->remote_region == gone.id) destinations.push_back(it->second.get());
   for (Destination* destination : destinations)
     fail_destination(*destination, TransferEvent::kFail, why, false);
@@ -468,8 +482,10 @@ void Engine::on(Peer& peer, wire::Program& program) {
       return !(region(old.dst) != nullptr && peer.regions.contains(old.src)) &&
              !(region(old.src) != nullptr && peer.regions.contains(old.dst));
     });
-  if (Status status = check_program(*entry.program); !status.ok() || peer.peer_programs.size() >= kMaxPeerPrograms) {
-    end_session(now_, peer.key, Code::kProtocol, "PROGRAM refused: " + (status.ok() ? "too many" : status.message()));
+  if (Status status = check_program(*entry.program);
+      !status.ok() || peer.peer_programs.size() >= kMaxPeerPrograms) {
+    end_session(now_, peer.key, Code::kProtocol,
+                "PROGRAM refused: " + (status.ok() ? "too many" : status.message()));
     return;
   }
   peer.peer_programs.insert_or_assign(program.id, std::move(entry));
@@ -477,21 +493,23 @@ void Engine::on(Peer& peer, wire::Program& program) {
 
 // ---- transfers, from either end -----------------------------------------------------------------
 
-Result<std::uint32_t> Engine::install_program(Time now, SessionKey key, bool write, RegionId src, RegionId dst,
-                                              CopyProgram program) {
+Result<std::uint32_t> Engine::install_program(Time now, SessionKey key, bool write, RegionId src,
+                                              RegionId dst, CopyProgram program) {
   now_ = now;
   Peer* peer = open_peer(key);
   if (peer == nullptr) return lost_status(key);
   if (Status status = check_program(program); !status.ok()) return status;
   const RegionId ours = write ? src : dst, theirs = write ? dst : src;
   const Region* local = region(ours);
-  if (local == nullptr) return Status(Code::kUnknownRegion, "region " + std::to_string(ours) + " is not registered here");
+  if (local == nullptr)
+    return Status(Code::kUnknownRegion, "region " + std::to_string(ours) + " is not registered here");
   auto remote = peer->regions.find(theirs);
   if (remote == peer->regions.end())
     return Status(Code::kUnknownRegion, "peer " + quoted(peer->session->peer().name) + " has no region " +
                                             std::to_string(theirs) + " (any more)");
   using Half = Footprint::Half;
-  if (Status status = local->footprint.contains(program, write ? Half::kSrc : Half::kDst); !status.ok()) return status;
+  if (Status status = local->footprint.contains(program, write ? Half::kSrc : Half::kDst); !status.ok())
+    return status;
   // The other half is the peer's to check; here only that it stays inside what the peer announced.
   CopyProgram mirrored = program;
   if (!write)
@@ -503,7 +521,8 @@ Result<std::uint32_t> Engine::install_program(Time now, SessionKey key, bool wri
       loop.dst_strides[1] = loop.src_strides[1];
     }
   const wire::Region& there = remote->second.region;
-  if (auto extent = Footprint::create(mirrored, there.num_blocks, there.spans); !extent.ok()) return extent.status();
+  if (auto extent = Footprint::create(mirrored, there.num_blocks, there.spans); !extent.ok())
+    return extent.status();
   Program entry;
   entry.program = std::make_shared<CopyProgram>(std::move(program));
   entry.src = src;
@@ -523,39 +542,53 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
   if (peer == nullptr) return lost_status(request.peer);
   auto found = peer->programs.find(request.program);
   if (found == peer->programs.end())
-    return Status(Code::kUnknownRegion, "a region of the program is not registered any more, here or at peer " +
-                                            quoted(peer->session->peer().name));
+    return Status(Code::kUnknownRegion,
+                  "a region of the program is not registered any more, here or at peer " +
+                      quoted(peer->session->peer().name));
   const Program& program = found->second;
-  const RegionId ours = program.write ? program.src : program.dst, theirs = program.write ? program.dst : program.src;
+  const RegionId ours = program.write ? program.src : program.dst,
+                 theirs = program.write ? program.dst : program.src;
   const Region* local = region(ours);
-  if (local == nullptr) return Status(Code::kUnknownRegion, "region " + std::to_string(ours) + " is not registered (any more)");
+  if (local == nullptr)
+    return Status(Code::kUnknownRegion, "region " + std::to_string(ours) + " is not registered (any more)");
   const wire::Region& remote = peer->regions.at(theirs).region;
   const std::size_t num_pairs = request.src_blocks.size();
   if (num_pairs != request.dst_blocks.size())
-    return Status(Code::kLengthMismatch, "src_blocks names " + std::to_string(num_pairs) + " blocks, dst_blocks " +
+    return Status(Code::kLengthMismatch, "src_blocks names " + std::to_string(num_pairs) +
+                                             " blocks, dst_blocks " +
                                              std::to_string(request.dst_blocks.size()));
   if (num_pairs > wire::kMaxBlocks)
-    return Status(Code::kInvalidArgument, "a transfer takes up to " + std::to_string(wire::kMaxBlocks) + " block pairs, not " +
-                                              std::to_string(num_pairs) + ": post several");
+    return Status(Code::kInvalidArgument, "a transfer takes up to " + std::to_string(wire::kMaxBlocks) +
+                                              " block pairs, not " + std::to_string(num_pairs) +
+                                              ": post several");
   if (request.notify.size() > wire::kMaxNotify)
-    return Status(Code::kInvalidArgument, "a notification has up to " + std::to_string(wire::kMaxNotify) + " bytes");
+    return Status(Code::kInvalidArgument,
+                  "a notification has up to " + std::to_string(wire::kMaxNotify) + " bytes");
   if (request.num_layers == 0 || request.first_layer >= program.program->num_layers ||
-      request.num_layers > program.program->num_layers - request.first_layer || request.layers_ready > request.num_layers)
-    return Status(Code::kOutOfRange, "layers " + std::to_string(request.first_layer) + " + " + std::to_string(request.num_layers) +
-                                         " are not all of the program's " + std::to_string(program.program->num_layers));
+      request.num_layers > program.program->num_layers - request.first_layer ||
+      request.layers_ready > request.num_layers)
+    return Status(Code::kOutOfRange, "layers " + std::to_string(request.first_layer) + " + " +
+                                         std::to_string(request.num_layers) +
+                                         " are not all of the program's " +
+                                         std::to_string(program.program->num_layers));
   if (request.timeout_ns <= 0) return Status(Code::kInvalidArgument, "a transfer's timeout is more than 0 s");
   const auto num_blocks = [&](bool is_ours) { return is_ours ? local->num_blocks : remote.num_blocks; };
   const auto name = [&](bool is_ours) { return is_ours ? local->name : remote.name; };
-  if (Status status = check_blocks(request.src_blocks, num_blocks(program.write), false, "src_blocks", name(program.write)); !status.ok())
+  if (Status status = check_blocks(request.src_blocks, num_blocks(program.write), false, "src_blocks",
+                                   name(program.write));
+      !status.ok())
     return status;
-  if (Status status = check_blocks(request.dst_blocks, num_blocks(!program.write), true, "dst_blocks", name(!program.write)); !status.ok())
+  if (Status status = check_blocks(request.dst_blocks, num_blocks(!program.write), true, "dst_blocks",
+                                   name(!program.write));
+      !status.ok())
     return status;
 
   // As many pairs in a piece as the most modest rail wants bytes, within the bitmap's bound.
   std::uint64_t piece_nbytes = 512 * 1024;
   for (RailId rail : peer->rails)
     piece_nbytes = std::min<std::uint64_t>(piece_nbytes, rails_.at(rail).info.capabilities.piece_nbytes);
-  const std::uint64_t pair_nbytes = std::max<std::uint64_t>(1, program.program->pair_nbytes(request.first_layer));
+  const std::uint64_t pair_nbytes =
+      std::max<std::uint64_t>(1, program.program->pair_nbytes(request.first_layer));
   std::uint64_t per_piece = std::max<std::uint64_t>(1, piece_nbytes / pair_nbytes);
   const std::uint64_t most_per_layer = wire::kMaxPieces / request.num_layers;
   per_piece = std::max(per_piece, (num_pairs + most_per_layer - 1) / most_per_layer);
@@ -563,8 +596,9 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
   spec.transfer = peer->next_transfer;
   peer->next_transfer += 2;
   spec.program = request.program;
-  spec.grid = {request.first_layer, request.num_layers, static_cast<std::uint32_t>(num_pairs),
-               static_cast<std::uint32_t>(std::min<std::uint64_t>(per_piece, std::max<std::size_t>(1, num_pairs)))};
+  spec.grid = {
+      request.first_layer, request.num_layers, static_cast<std::uint32_t>(num_pairs),
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(per_piece, std::max<std::size_t>(1, num_pairs)))};
   spec.src_blocks = std::move(request.src_blocks);
   spec.dst_blocks = std::move(request.dst_blocks);
   const Key key{peer->key, spec.transfer};
@@ -641,8 +675,8 @@ wire::TransferSpec Engine::spec_of(const Transfer& transfer) {
   return spec;
 }
 
-std::shared_ptr<Move> Engine::make_move(const wire::TransferSpec& spec, const Program& program, const Region& local,
-                                        RegionId remote) const {
+std::shared_ptr<Move> Engine::make_move(const wire::TransferSpec& spec, const Program& program,
+                                        const Region& local, RegionId remote) const {
   auto move = std::make_shared<Move>();
   move->transfer = spec.transfer;
   move->program = program.program;
@@ -672,11 +706,13 @@ Result<const Region*> Engine::check_spec(Peer& peer, const wire::TransferSpec& s
       spec.grid.num_layers > program.program->num_layers - spec.grid.first_layer)
     return Status(Code::kOutOfRange, "the transfer names layers beyond the program's");
   if (Status status = check_blocks(is_src ? spec.src_blocks : spec.dst_blocks, local->num_blocks, !is_src,
-                                   is_src ? "src_blocks" : "dst_blocks", local->name); !status.ok())
+                                   is_src ? "src_blocks" : "dst_blocks", local->name);
+      !status.ok())
     return status;
   const wire::Region& remote = peer.regions.at(is_src ? program.dst : program.src).region;
   if (Status status = check_blocks(is_src ? spec.dst_blocks : spec.src_blocks, remote.num_blocks, is_src,
-                                   is_src ? "dst_blocks" : "src_blocks", remote.name); !status.ok())
+                                   is_src ? "dst_blocks" : "src_blocks", remote.name);
+      !status.ok())
     return status;
   if (!is_src) {
     // What is read from the peer's memory must be inside what it announced.
@@ -688,7 +724,8 @@ Result<const Region*> Engine::check_spec(Peer& peer, const wire::TransferSpec& s
       std::copy(std::begin(loop.src_strides), std::end(loop.src_strides), loop.dst_strides);
     }
     if (!program.checked_src)
-      if (auto extent = Footprint::create(mirrored, remote.num_blocks, remote.spans); !extent.ok()) return extent.status();
+      if (auto extent = Footprint::create(mirrored, remote.num_blocks, remote.spans); !extent.ok())
+        return extent.status();
     program.checked_src = true;
   }
   return local;
@@ -712,7 +749,8 @@ void Engine::end_handle(const std::shared_ptr<Handle>& handle, TransferState sta
   std::string message = status.message();
   handles_.erase(handle->id());
   handle->end(now_, outcome, std::move(status), std::move(failed));
-  host_.emit({.kind = EventKind::kEnded, .handle = handle->id(), .code = code, .message = std::move(message)});
+  host_.emit(
+      {.kind = EventKind::kEnded, .handle = handle->id(), .code = code, .message = std::move(message)});
 }
 
 void Engine::on(Peer& peer, const wire::Done& done) {
@@ -744,7 +782,8 @@ void Engine::cancel(Time now, std::uint64_t handle) {
   if (found == handles_.end()) return;
   const auto [is_destination, key] = found->second;
   if (is_destination) {
-    if (Destination* destination = find_destination(key)) fail_destination(*destination, TransferEvent::kCancel, why, true);
+    if (Destination* destination = find_destination(key))
+      fail_destination(*destination, TransferEvent::kCancel, why, true);
   } else if (Source* source = find_source(key)) {
     fail_source(*source, TransferEvent::kCancel, why, true);
   }
@@ -787,7 +826,8 @@ void Engine::on_completion(Time now, const Completion& completion) {
     } else if (completion.code == Code::kLeaseEnded) {
       ++stats_.fences_stale;
       fail_destination(*destination, TransferEvent::kFail,
-                       {Code::kLeaseEnded, "the source ended the right to its pages while they were read"}, true);
+                       {Code::kLeaseEnded, "the source ended the right to its pages while they were read"},
+                       true);
     } else {  // the rail died: ask on another
       destination->to_confirm.insert(destination->to_confirm.end(), layers.begin(), layers.end());
       dirty_.insert(destination->key);
@@ -805,12 +845,11 @@ void Engine::on_completion(Time now, const Completion& completion) {
       break;
     case Code::kLeaseEnded:
       fail_destination(*destination, TransferEvent::kFail,
-                       {Code::kLeaseEnded, "the source ended the right to its pages while it sent them"}, true);
+                       {Code::kLeaseEnded, "the source ended the right to its pages while it sent them"},
+                       true);
       break;
     case Code::kRailFailed:
-    case Code::kCancelled:
-      redo(*peer, *destination, work.piece);
-      break;
+    case Code::kCancelled: redo(*peer, *destination, work.piece); break;
     default:
       // This rail cannot reach that memory after all: others may.
       if (auto remote = peer->regions.find(destination->remote_region); remote != peer->regions.end()) {
@@ -910,7 +949,8 @@ void Engine::close(Time now) {
   for (SessionKey key : keys) end_session(now, key, Code::kClosed, "the agent was closed");
   std::vector<std::uint64_t> expected;
   for (const auto& [handle, expectation] : expectations_) expected.push_back(handle);
-  for (std::uint64_t handle : expected) end_expectation(handle, TransferState::kFailed, {Code::kClosed, "the agent was closed"});
+  for (std::uint64_t handle : expected)
+    end_expectation(handle, TransferState::kFailed, {Code::kClosed, "the agent was closed"});
 }
 
 }  // namespace kvxfer

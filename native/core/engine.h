@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "core/event.h"
-#include "core/expectation.h"
 #include "core/executor.h"
+#include "core/expectation.h"
 #include "core/handle.h"
 #include "core/lease.h"
 #include "core/region_table.h"
@@ -102,7 +102,8 @@ struct EngineStats {
 
 // What is held for transfers right now: all 0 once nothing is open, `timers` one a session and lease.
 struct EngineLoad {
-  std::size_t works = 0, outstanding_pieces = 0, fences = 0, expectations = 0, leases = 0, handles = 0, timers = 0;
+  std::size_t works = 0, outstanding_pieces = 0, fences = 0, expectations = 0, leases = 0, handles = 0,
+              timers = 0;
 };
 
 class Engine {
@@ -149,7 +150,8 @@ class Engine {
   void cancel(Time now, std::uint64_t handle);  // of a transfer or an expectation
   Result<std::shared_ptr<Handle>> expect(Time now, wire::Bytes tag, RegionId region,
                                          std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
-                                         std::uint32_t num_layers, std::optional<SessionKey> from, Time timeout_ns);
+                                         std::uint32_t num_layers, std::optional<SessionKey> from,
+                                         Time timeout_ns);
   Result<LeaseId> grant(Time now, SessionKey peer, RegionId region, wire::LeaseMode mode, bool all_blocks,
                         std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable);
   void revoke(Time now, LeaseId lease);

@@ -18,13 +18,15 @@ void Engine::on(Peer& peer, wire::Offer& offer) {
   const Key key{peer.key, spec.transfer};
   if (spec.transfer % 2 == peer.next_transfer % 2 || sources_.contains(key) || destinations_.contains(key) ||
       offer.layers_ready > spec.grid.num_layers || offer.fence_slot >= FenceTable::kNumSlots) {
-    end_session(now_, peer.key, Code::kProtocol, "OFFER: transfer " + std::to_string(spec.transfer) + " is not the peer's to begin");
+    end_session(now_, peer.key, Code::kProtocol,
+                "OFFER: transfer " + std::to_string(spec.transfer) + " is not the peer's to begin");
     return;
   }
   Result<const Region*> local = check_spec(peer, spec, Footprint::Half::kDst);
   if (!local.ok()) return refuse(peer, spec.transfer, local.status());
   if (peer.num_theirs >= config_.max_open_transfers)
-    return refuse(peer, spec.transfer, {Code::kRefused, "too many transfers are open at the peer: wait for some to end"});
+    return refuse(peer, spec.transfer,
+                  {Code::kRefused, "too many transfers are open at the peer: wait for some to end"});
   const Program& program = peer.peer_programs.at(spec.program);
   auto owned = std::make_unique<Destination>();
   Destination& destination = *owned;
@@ -48,7 +50,8 @@ void Engine::on(Peer& peer, wire::Offer& offer) {
     begin_moving(peer, destination);
   } else if (destination.notify.empty()) {
     fail_destination(destination, TransferEvent::kFail,
-                     {Code::kNotPermitted, "no write lease of yours covers every block of region '" + local.value()->name + "' that was named"},
+                     {Code::kNotPermitted, "no write lease of yours covers every block of region '" +
+                                               local.value()->name + "' that was named"},
                      true);
   }  // else: it is parked until somebody expects its tag, or its time is over
 }
@@ -57,7 +60,8 @@ void Engine::on(Peer& peer, const wire::Accept& accept) {
   Destination* destination = find_destination({peer.key, accept.transfer});
   if (destination == nullptr || destination->state != TransferState::kRequested) return;
   if (accept.fence_slot >= FenceTable::kNumSlots) {
-    end_session(now_, peer.key, Code::kProtocol, "ACCEPT: there is no fence slot " + std::to_string(accept.fence_slot));
+    end_session(now_, peer.key, Code::kProtocol,
+                "ACCEPT: there is no fence slot " + std::to_string(accept.fence_slot));
     return;
   }
   destination->fence_slot = accept.fence_slot;
@@ -100,7 +104,8 @@ void Engine::list_ready(Peer& peer, Destination& destination) {
 std::optional<std::uint32_t> Engine::next_piece(Destination& destination) {
   if (!destination.redo.empty()) return destination.redo.front();
   const PieceGrid& grid = destination.move->grid;
-  if (destination.next_piece < destination.layers_ready * grid.pieces_per_layer()) return destination.next_piece;
+  if (destination.next_piece < destination.layers_ready * grid.pieces_per_layer())
+    return destination.next_piece;
   return std::nullopt;
 }
 
@@ -136,8 +141,8 @@ bool Engine::post_next(Peer& peer, bool& progressed) {
     if (destination != nullptr && destination->state == TransferState::kMoving) {
       // A reader stops before its lease may end, unless it was renewed meanwhile.
       if (const Time ttl = destination->lease_ttl_ns; ttl != kNever) {
-        const Time from =
-            destination->lease_renewable ? peer.session->acknowledged_heartbeat_sent_at() : destination->asked_at;
+        const Time from = destination->lease_renewable ? peer.session->acknowledged_heartbeat_sent_at()
+                                                       : destination->asked_at;
         if (now_ >= time_after(from, ttl - std::min(config_.lease_margin_ns, ttl / 4))) {
           fail_destination(*destination, TransferEvent::kFail,
                            {Code::kLeaseEnded, "the lease on the pages is about to expire"}, true);
@@ -177,8 +182,10 @@ bool Engine::post_next(Peer& peer, bool& progressed) {
     destination->posted.emplace(work.id, rail->info.id);
     const WorkUse use = capabilities.one_sided ? WorkUse::kFetch : WorkUse::kReceive;
     works_.emplace(work.id, WorkRecord{use, destination->key, rail->info.id, *piece});
-    if (!destination->redo.empty()) destination->redo.pop_front();
-    else ++destination->next_piece;
+    if (!destination->redo.empty())
+      destination->redo.pop_front();
+    else
+      ++destination->next_piece;
     if (!capabilities.one_sided || destination->integrity) {
       if (destination->to_credit.empty()) dirty_.insert(destination->key);
       destination->to_credit.emplace_back(rail->info.id, *piece);
@@ -196,15 +203,17 @@ void Engine::flush_credits(Peer& peer, Destination& destination) {
   for (std::size_t i = 0; i < credits.size();) {
     const auto [rail_id, first] = credits[i];
     std::size_t n = 1;
-    while (i + n < credits.size() && credits[i + n] == std::pair<RailId, std::uint32_t>(rail_id, first + static_cast<std::uint32_t>(n)) &&
+    while (i + n < credits.size() &&
+           credits[i + n] ==
+               std::pair<RailId, std::uint32_t>(rail_id, first + static_cast<std::uint32_t>(n)) &&
            n < wire::kMaxCreditPieces)
       ++n;
     i += n;
     auto rail = rails_.find(rail_id);
     if (rail == rails_.end()) continue;  // its pieces come back as failed
     const bool one_sided = rail->second.info.capabilities.one_sided;
-    send(peer, wire::Credit{destination.key.second, one_sided ? wire::kNoRail : rail->second.info.index, first,
-                            static_cast<std::uint32_t>(n)});
+    send(peer, wire::Credit{destination.key.second, one_sided ? wire::kNoRail : rail->second.info.index,
+                            first, static_cast<std::uint32_t>(n)});
   }
   credits.clear();
 }
@@ -237,7 +246,8 @@ void Engine::piece_in(Peer& peer, Destination& destination, std::uint32_t piece)
 
 void Engine::on(Peer& peer, const wire::Checksums& checksums) {
   Destination* destination = find_destination({peer.key, checksums.transfer});
-  if (destination == nullptr || !destination->integrity || destination->state != TransferState::kMoving) return;
+  if (destination == nullptr || !destination->integrity || destination->state != TransferState::kMoving)
+    return;
   const std::uint32_t num_pieces = destination->move->grid.num_pieces();
   for (std::uint32_t i = 0; i < checksums.crc32c.size(); ++i) {
     const std::uint32_t piece = checksums.first_piece + i;
@@ -260,11 +270,12 @@ void Engine::compare_sums(Peer& peer, Destination& destination, std::uint32_t pi
     return;
   }
   const Piece named = destination.move->grid.piece(piece);
-  fail_destination(destination, TransferEvent::kFail,
-                   {Code::kIntegrity, "the checksum of layer " + std::to_string(named.layer) + ", " +
-                                          std::to_string(named.num_pairs) + " blocks from the table's place " +
-                                          std::to_string(named.first_pair) + " on, differs from the source's"},
-                   true);
+  fail_destination(
+      destination, TransferEvent::kFail,
+      {Code::kIntegrity, "the checksum of layer " + std::to_string(named.layer) + ", " +
+                             std::to_string(named.num_pairs) + " blocks from the table's place " +
+                             std::to_string(named.first_pair) + " on, differs from the source's"},
+      true);
 }
 
 void Engine::count_piece(Peer& peer, Destination& destination, std::uint32_t piece) {
@@ -372,8 +383,10 @@ void Engine::confirmed(Peer& peer, Destination& destination, std::span<const std
       if (const auto& handle = destination.expectation->handle(); handle->set_layer(layer))
         host_.emit({.kind = EventKind::kLayer, .handle = handle->id(), .layer = layer});
   }
-  if (destination.num_confirmed == grid.num_layers) finish_destination(peer, destination);
-  else if (!destination.to_confirm.empty()) dirty_.insert(destination.key);
+  if (destination.num_confirmed == grid.num_layers)
+    finish_destination(peer, destination);
+  else if (!destination.to_confirm.empty())
+    dirty_.insert(destination.key);
 }
 
 void Engine::finish_destination(Peer& peer, Destination& destination) {
@@ -388,7 +401,9 @@ std::vector<std::uint32_t> Engine::failed_blocks(const Destination& destination)
   if (destination.confirmed.empty() || destination.reason.code() == Code::kIntegrity) return move.dst_blocks;
   std::vector<bool> bad(grid.num_pairs);
   for (std::uint32_t index = 0; index < grid.num_pieces(); ++index) {
-    if (destination.arrived[index] && (!destination.one_sided || destination.confirmed[index / grid.pieces_per_layer()])) continue;
+    if (destination.arrived[index] &&
+        (!destination.one_sided || destination.confirmed[index / grid.pieces_per_layer()]))
+      continue;
     const Piece piece = grid.piece(index);
     for (std::uint32_t p = 0; p < piece.num_pairs; ++p) bad[piece.first_pair + p] = true;
   }
@@ -415,7 +430,8 @@ void Engine::drained_destination(Destination& destination) {
   clear_timer(destination);
   const bool done = destination.state == TransferState::kDone;
   if (Peer* peer = find_peer(destination.key.first)) {
-    if (destination.ours && !done && std::find(peer->backlog.begin(), peer->backlog.end(), destination.key) != peer->backlog.end())
+    if (destination.ours && !done &&
+        std::find(peer->backlog.begin(), peer->backlog.end(), destination.key) != peer->backlog.end())
       std::erase(peer->backlog, destination.key);
     else
       remove_ours(*peer, destination);

@@ -8,26 +8,39 @@ namespace {
 
 constexpr std::size_t kMaxEndedLeases = 4096;
 
-std::string text_of(const wire::Bytes& tag) { return {reinterpret_cast<const char*>(tag.data()), tag.size()}; }
+std::string text_of(const wire::Bytes& tag) {
+  return {reinterpret_cast<const char*>(tag.data()), tag.size()};
+}
 
 }  // namespace
 
-Result<LeaseId> Engine::grant(Time now, SessionKey key, RegionId region_id, wire::LeaseMode mode, bool all_blocks,
-                              std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable) {
+Result<LeaseId> Engine::grant(Time now, SessionKey key, RegionId region_id, wire::LeaseMode mode,
+                              bool all_blocks, std::span<const std::uint32_t> blocks, Time ttl_ns,
+                              bool renewable) {
   now_ = now;
   Peer* peer = open_peer(key);
   if (peer == nullptr) return lost_status(key);
   const Region* local = region(region_id);
-  if (local == nullptr) return Status(Code::kUnknownRegion, "region " + std::to_string(region_id) + " is not registered (any more)");
-  if (Status status = check_blocks(blocks, local->num_blocks, false, "blocks", local->name); !status.ok()) return status;
+  if (local == nullptr)
+    return Status(Code::kUnknownRegion,
+                  "region " + std::to_string(region_id) + " is not registered (any more)");
+  if (Status status = check_blocks(blocks, local->num_blocks, false, "blocks", local->name); !status.ok())
+    return status;
   if (ttl_ns <= 0) return Status(Code::kInvalidArgument, "a lease lasts more than 0 s");
   if (blocks.size() > wire::kMaxBlocks)
-    return Status(Code::kInvalidArgument, "a lease names up to " + std::to_string(wire::kMaxBlocks) + " blocks; leave them out for all");
+    return Status(Code::kInvalidArgument, "a lease names up to " + std::to_string(wire::kMaxBlocks) +
+                                              " blocks; leave them out for all");
   const LeaseId id = next_lease_++;
-  leases_.emplace(id, Lease(id, key, region_id, mode, all_blocks, blocks, local->num_blocks, ttl_ns, renewable, now));
+  leases_.emplace(
+      id, Lease(id, key, region_id, mode, all_blocks, blocks, local->num_blocks, ttl_ns, renewable, now));
   arm(time_after(now, ttl_ns), TimerKind::kLease, id, 0, lease_timers_[id]);
   peer->leases.push_back(id);
-  send(*peer, wire::Lease{id, region_id, mode, renewable, static_cast<std::uint64_t>(ttl_ns), all_blocks,
+  send(*peer, wire::Lease{id,
+                          region_id,
+                          mode,
+                          renewable,
+                          static_cast<std::uint64_t>(ttl_ns),
+                          all_blocks,
                           {blocks.begin(), blocks.end()}});
   if (mode == wire::LeaseMode::kWrite) unpark(*peer);
   flush(*peer);
@@ -68,7 +81,8 @@ void Engine::end_lease(Lease& lease, LeaseEvent event, Status why) {
     if (uses(*it->second)) sources.push_back(it->second.get());
   for (Source* source : sources) fail_source(*source, TransferEvent::kFail, why, true);
   std::vector<Destination*> destinations;
-  for (auto it = destinations_.lower_bound({holder, 0}); it != destinations_.end() && it->first.first == holder; ++it)
+  for (auto it = destinations_.lower_bound({holder, 0});
+       it != destinations_.end() && it->first.first == holder; ++it)
     if (uses(*it->second)) destinations.push_back(it->second.get());
   for (Destination* destination : destinations)
     fail_destination(*destination, TransferEvent::kFail, why, true);
@@ -77,7 +91,11 @@ void Engine::end_lease(Lease& lease, LeaseEvent event, Status why) {
     send(*peer, wire::LeaseEnded{id, why.code()});
     flush(*peer);
   }
-  host_.emit({.kind = EventKind::kLeaseEnded, .peer = holder, .lease = id, .code = why.code(), .message = why.message()});
+  host_.emit({.kind = EventKind::kLeaseEnded,
+              .peer = holder,
+              .lease = id,
+              .code = why.code(),
+              .message = why.message()});
 }
 
 void Engine::renew_leases(Peer& peer) {
@@ -86,15 +104,23 @@ void Engine::renew_leases(Peer& peer) {
 }
 
 void Engine::on(Peer& peer, const wire::Lease& lease) {
-  host_.emit({.kind = EventKind::kLeaseGranted, .peer = peer.key, .region = lease.region, .lease = lease.id, .held = true});
+  host_.emit({.kind = EventKind::kLeaseGranted,
+              .peer = peer.key,
+              .region = lease.region,
+              .lease = lease.id,
+              .held = true});
 }
 
 void Engine::on(Peer& peer, const wire::LeaseEnded& ended) {
-  host_.emit({.kind = EventKind::kLeaseEnded, .peer = peer.key, .lease = ended.id, .held = true, .code = ended.code});
+  host_.emit({.kind = EventKind::kLeaseEnded,
+              .peer = peer.key,
+              .lease = ended.id,
+              .held = true,
+              .code = ended.code});
 }
 
-bool Engine::covered(const Peer& peer, RegionId region_id, wire::LeaseMode mode, std::span<const std::uint32_t> blocks,
-                     std::vector<LeaseId>& used) const {
+bool Engine::covered(const Peer& peer, RegionId region_id, wire::LeaseMode mode,
+                     std::span<const std::uint32_t> blocks, std::vector<LeaseId>& used) const {
   std::vector<const Lease*> candidates;
   for (LeaseId id : peer.leases)
     if (auto found = leases_.find(id); found != leases_.end() && found->second.region() == region_id &&
@@ -102,7 +128,8 @@ bool Engine::covered(const Peer& peer, RegionId region_id, wire::LeaseMode mode,
       candidates.push_back(&found->second);
   for (const std::uint32_t block : blocks) {
     // Blocks of one request mostly share a lease: the one that covered the last is tried first.
-    auto found = std::find_if(candidates.begin(), candidates.end(), [&](const Lease* lease) { return lease->covers(block); });
+    auto found = std::find_if(candidates.begin(), candidates.end(),
+                              [&](const Lease* lease) { return lease->covers(block); });
     if (found == candidates.end()) return false;
     if (std::find(used.begin(), used.end(), (*found)->id()) == used.end()) used.push_back((*found)->id());
     std::iter_swap(candidates.begin(), found);
@@ -115,7 +142,8 @@ bool Engine::authorize(Peer& peer, Destination& destination) {
   const Move& move = *destination.move;
   if (auto tag = tags_.find(text_of(destination.notify)); !destination.notify.empty() && tag != tags_.end()) {
     const std::shared_ptr<Expectation>& expectation = expectations_.at(tag->second);
-    if (expectation->covers(peer.key, destination.region, move.dst_blocks, move.grid.first_layer, move.grid.num_layers)) {
+    if (expectation->covers(peer.key, destination.region, move.dst_blocks, move.grid.first_layer,
+                            move.grid.num_layers)) {
       destination.expectation = expectation;
       return true;
     }
@@ -126,36 +154,46 @@ bool Engine::authorize(Peer& peer, Destination& destination) {
 
 void Engine::unpark(Peer& peer) {
   std::vector<Key> parked;
-  for (auto it = destinations_.lower_bound({peer.key, 0}); it != destinations_.end() && it->first.first == peer.key; ++it)
+  for (auto it = destinations_.lower_bound({peer.key, 0});
+       it != destinations_.end() && it->first.first == peer.key; ++it)
     if (it->second->state == TransferState::kParked) parked.push_back(it->first);
   for (const Key& key : parked)
-    if (Destination* destination = find_destination(key);
-        destination != nullptr && destination->state == TransferState::kParked && authorize(peer, *destination))
+    if (Destination* destination = find_destination(key); destination != nullptr &&
+                                                          destination->state == TransferState::kParked &&
+                                                          authorize(peer, *destination))
       begin_moving(peer, *destination);
 }
 
 Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, RegionId region_id,
                                                std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
-                                               std::uint32_t num_layers, std::optional<SessionKey> from, Time timeout_ns) {
+                                               std::uint32_t num_layers, std::optional<SessionKey> from,
+                                               Time timeout_ns) {
   now_ = now;
   if (closed_) return Status(Code::kClosed, "the agent is closed");
   const Region* local = region(region_id);
-  if (local == nullptr) return Status(Code::kUnknownRegion, "region " + std::to_string(region_id) + " is not registered (any more)");
+  if (local == nullptr)
+    return Status(Code::kUnknownRegion,
+                  "region " + std::to_string(region_id) + " is not registered (any more)");
   if (tag.empty() || tag.size() > wire::kMaxNotify)
     return Status(Code::kInvalidArgument, "a tag has 1 to " + std::to_string(wire::kMaxNotify) + " bytes");
-  if (tags_.contains(text_of(tag))) return Status(Code::kInvalidArgument, "that tag is expected already: use one for each request");
+  if (tags_.contains(text_of(tag)))
+    return Status(Code::kInvalidArgument, "that tag is expected already: use one for each request");
   if (num_layers == 0 || num_layers > wire::kMaxLayers || first_layer > wire::kMaxLayers)
     return Status(Code::kOutOfRange, "an expectation names at least one layer of its region");
   if (blocks.size() > wire::kMaxBlocks)
-    return Status(Code::kInvalidArgument, "an expectation names up to " + std::to_string(wire::kMaxBlocks) + " blocks");
+    return Status(Code::kInvalidArgument,
+                  "an expectation names up to " + std::to_string(wire::kMaxBlocks) + " blocks");
   if (timeout_ns <= 0) return Status(Code::kInvalidArgument, "an expectation's timeout is more than 0 s");
   if (from && open_peer(*from) == nullptr) return lost_status(*from);
-  if (Status status = check_blocks(blocks, local->num_blocks, true, "blocks", local->name); !status.ok()) return status;
+  if (Status status = check_blocks(blocks, local->num_blocks, true, "blocks", local->name); !status.ok())
+    return status;
   auto handle = new_handle(first_layer, num_layers);
-  auto expectation = std::make_shared<Expectation>(handle, tag, region_id, from, std::move(blocks), first_layer, num_layers);
+  auto expectation =
+      std::make_shared<Expectation>(handle, tag, region_id, from, std::move(blocks), first_layer, num_layers);
   expectations_.emplace(handle->id(), expectation);
   tags_.emplace(text_of(tag), handle->id());
-  arm(time_after(now, timeout_ns), TimerKind::kExpectation, handle->id(), 0, expectation_timers_[handle->id()]);
+  arm(time_after(now, timeout_ns), TimerKind::kExpectation, handle->id(), 0,
+      expectation_timers_[handle->id()]);
   std::vector<SessionKey> keys;
   for (const auto& [key, peer] : peers_) keys.push_back(key);
   for (SessionKey key : keys)
@@ -181,7 +219,9 @@ void Engine::end_expectation(std::uint64_t id, TransferState state, Status why) 
     if (destination->expectation == expectation) writers.push_back(destination.get());
   for (Destination* writer : writers) {
     writer->expectation = nullptr;
-    Status reason = state == TransferState::kDone ? Status(Code::kRefused, "its blocks had all arrived by other transfers") : why;
+    Status reason = state == TransferState::kDone
+                        ? Status(Code::kRefused, "its blocks had all arrived by other transfers")
+                        : why;
     fail_destination(*writer, TransferEvent::kFail, std::move(reason), true);
   }
   end_handle(expectation->handle(), state, std::move(why),

@@ -21,19 +21,22 @@ void Engine::on(Peer& peer, wire::Request& request) {
   const wire::TransferSpec& spec = request.spec;
   const Key key{peer.key, spec.transfer};
   if (spec.transfer % 2 == peer.next_transfer % 2 || sources_.contains(key) || destinations_.contains(key)) {
-    end_session(now_, peer.key, Code::kProtocol, "REQUEST: transfer " + std::to_string(spec.transfer) + " is not the peer's to begin");
+    end_session(now_, peer.key, Code::kProtocol,
+                "REQUEST: transfer " + std::to_string(spec.transfer) + " is not the peer's to begin");
     return;
   }
   Result<const Region*> local = check_spec(peer, spec, Footprint::Half::kSrc);
   if (!local.ok()) return refuse(peer, spec.transfer, local.status());
   if (peer.num_theirs >= config_.max_open_transfers || free_slots_.empty())
-    return refuse(peer, spec.transfer, {Code::kRefused, "too many transfers are open at the peer: wait for some to end"});
+    return refuse(peer, spec.transfer,
+                  {Code::kRefused, "too many transfers are open at the peer: wait for some to end"});
   const Program& program = peer.peer_programs.at(spec.program);
   auto source = std::make_unique<Source>();
   source->leases.reserve(1);
   if (!covered(peer, program.src, wire::LeaseMode::kRead, spec.src_blocks, source->leases))
-    return refuse(peer, spec.transfer, {Code::kNotPermitted, "no read lease of yours covers every block of region '" +
-                                                                 local.value()->name + "' that was named"});
+    return refuse(peer, spec.transfer,
+                  {Code::kNotPermitted, "no read lease of yours covers every block of region '" +
+                                            local.value()->name + "' that was named"});
   source->key = key;
   source->state = TransferState::kServing;
   source->region = program.src;
@@ -83,7 +86,8 @@ void Engine::on(Peer& peer, const wire::Credit& credit) {
   if (source == nullptr || source->state != TransferState::kServing) return;  // it ended meanwhile
   const PieceGrid& grid = source->move->grid;
   if (credit.num_pieces > grid.num_pieces() || credit.first_piece > grid.num_pieces() - credit.num_pieces ||
-      grid.piece(credit.first_piece + credit.num_pieces - 1).layer - grid.first_layer >= source->layers_ready) {
+      grid.piece(credit.first_piece + credit.num_pieces - 1).layer - grid.first_layer >=
+          source->layers_ready) {
     end_session(now_, peer.key, Code::kProtocol, "CREDIT for pieces that are not there or not ready");
     return;
   }
@@ -100,7 +104,8 @@ void Engine::on(Peer& peer, const wire::Credit& credit) {
     end_session(now_, peer.key, Code::kProtocol, "CREDIT for the same pieces over and over");
     return;
   }
-  for (std::uint32_t i = 0; i < credit.num_pieces; ++i) source->to_send.emplace_back(credit.rail, credit.first_piece + i);
+  for (std::uint32_t i = 0; i < credit.num_pieces; ++i)
+    source->to_send.emplace_back(credit.rail, credit.first_piece + i);
   send_pieces(peer, *source);
 }
 
@@ -113,7 +118,8 @@ void Engine::send_pieces(Peer& peer, Source& source) {
     source.to_send.pop_front();
     Rail* rail = nullptr;
     for (RailId id : peer.rails)
-      if (rails_.at(id).info.index == index && !rails_.at(id).info.capabilities.one_sided) rail = &rails_.at(id);
+      if (rails_.at(id).info.index == index && !rails_.at(id).info.capabilities.one_sided)
+        rail = &rails_.at(id);
     if (rail == nullptr || rail->again) {
       later.emplace_back(index, piece);
       continue;
@@ -166,7 +172,8 @@ void Engine::drained_source(Source& source) {
   release_fence(source);
   clear_timer(source);
   if (Peer* peer = find_peer(source.key.first)) {
-    if (source.ours && source.state != TransferState::kDone && std::find(peer->backlog.begin(), peer->backlog.end(), source.key) != peer->backlog.end())
+    if (source.ours && source.state != TransferState::kDone &&
+        std::find(peer->backlog.begin(), peer->backlog.end(), source.key) != peer->backlog.end())
       std::erase(peer->backlog, source.key);
     else
       remove_ours(*peer, source);

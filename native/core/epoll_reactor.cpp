@@ -18,7 +18,8 @@ Status EpollReactor::add(int fd, std::uint32_t events, Handler& handler) {
   epoll_event event{};
   event.events = events;
   event.data.fd = fd;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return Status::from_errno("epoll_ctl(ADD)", errno);
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
+    return Status::from_errno("epoll_ctl(ADD)", errno);
   entries_[fd] = {&handler, ++generation_};
   return {};
 }

@@ -3,8 +3,8 @@
 namespace kvxfer {
 
 Expectation::Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, RegionId region,
-                         std::optional<SessionKey> from, std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
-                         std::uint32_t num_layers)
+                         std::optional<SessionKey> from, std::vector<std::uint32_t> blocks,
+                         std::uint32_t first_layer, std::uint32_t num_layers)
     : handle_(std::move(handle)),
       tag_(std::move(tag)),
       region_(region),

@@ -16,12 +16,13 @@ namespace kvxfer {
 
 class Expectation {
  public:
-  Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, RegionId region, std::optional<SessionKey> from,
-              std::vector<std::uint32_t> blocks, std::uint32_t first_layer, std::uint32_t num_layers);
+  Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, RegionId region,
+              std::optional<SessionKey> from, std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
+              std::uint32_t num_layers);
 
   // May a transfer of this peer write these blocks in these layers?
-  bool covers(SessionKey peer, RegionId region, std::span<const std::uint32_t> blocks, std::uint32_t first_layer,
-              std::uint32_t num_layers) const;
+  bool covers(SessionKey peer, RegionId region, std::span<const std::uint32_t> blocks,
+              std::uint32_t first_layer, std::uint32_t num_layers) const;
 
   // The blocks of one layer have arrived, for good. True when that was the layer's last.
   bool arrived(std::uint32_t layer, std::span<const std::uint32_t> blocks);

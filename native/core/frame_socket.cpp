@@ -45,7 +45,8 @@ void FrameSocket::send(wire::Bytes frame) {
 
 void FrameSocket::flush() {
   while (fd_ && !connecting_ && out_begin_ < out_.size()) {
-    const ssize_t sent = ::send(fd_.get(), out_.data() + out_begin_, out_.size() - out_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent =
+        ::send(fd_.get(), out_.data() + out_begin_, out_.size() - out_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) {
       out_begin_ += static_cast<std::size_t>(sent);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -117,8 +118,7 @@ void FrameSocket::read() {
       return fail(std::strerror(errno));
     }
     in_end_ += static_cast<std::size_t>(got);
-    while (fd_ && deliver()) {
-    }
+    while (fd_ && deliver()) {}
     if (static_cast<std::size_t>(got) < wanted && !exact_) return;
   }
 }

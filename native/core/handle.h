@@ -29,16 +29,26 @@ class Handle {
  public:
   // `first_layer` and `num_layers` are those whose arrival can be asked for.
   Handle(std::uint64_t id, Time posted_at, std::uint32_t first_layer, std::uint32_t num_layers)
-      : id_(id), posted_at_(posted_at), first_layer_(first_layer), arrived_(num_layers), watched_(num_layers) {}
+      : id_(id),
+        posted_at_(posted_at),
+        first_layer_(first_layer),
+        arrived_(num_layers),
+        watched_(num_layers) {}
 
   std::uint64_t id() const noexcept { return id_; }
   Time posted_at() const noexcept { return posted_at_; }
   Outcome outcome() const noexcept { return outcome_.load(std::memory_order_acquire); }
   Time first_piece_at() const noexcept { return first_piece_at_.load(std::memory_order_relaxed); }
   Time ended_at() const noexcept { return ended_at_.load(std::memory_order_relaxed); }
-  Status status() const { return locked([&] { return status_; }); }
-  std::vector<std::uint32_t> failed_blocks() const { return locked([&] { return failed_blocks_; }); }
-  std::vector<std::string> rails() const { return locked([&] { return rails_; }); }
+  Status status() const {
+    return locked([&] { return status_; });
+  }
+  std::vector<std::uint32_t> failed_blocks() const {
+    return locked([&] { return failed_blocks_; });
+  }
+  std::vector<std::string> rails() const {
+    return locked([&] { return rails_; });
+  }
 
   bool has_layer(std::uint32_t layer) const noexcept { return layer - first_layer_ < arrived_.size(); }
   bool layer_arrived(std::uint32_t layer) const {

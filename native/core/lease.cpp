@@ -9,8 +9,8 @@ using S = LeaseState;
 using E = LeaseEvent;
 
 constexpr LeaseTransition kTable[] = {
-    {S::kActive, E::kHeartbeat, S::kActive}, {S::kActive, E::kRevoke, S::kRevoked},
-    {S::kActive, E::kExpire, S::kExpired},   {S::kActive, E::kPeerLost, S::kPeerLost},
+    {S::kActive, E::kHeartbeat, S::kActive},      {S::kActive, E::kRevoke, S::kRevoked},
+    {S::kActive, E::kExpire, S::kExpired},        {S::kActive, E::kPeerLost, S::kPeerLost},
     {S::kActive, E::kRegionGone, S::kRegionGone},
 };
 
@@ -19,12 +19,14 @@ constexpr LeaseTransition kTable[] = {
 std::span<const LeaseTransition> lease_transitions() noexcept { return kTable; }
 
 std::string_view name_of(LeaseState state) noexcept {
-  constexpr std::array<std::string_view, 5> kNames = {"active", "revoked", "expired", "peer-lost", "region-gone"};
+  constexpr std::array<std::string_view, 5> kNames = {"active", "revoked", "expired", "peer-lost",
+                                                      "region-gone"};
   return kNames[static_cast<std::size_t>(state)];
 }
 
 Lease::Lease(LeaseId id, SessionKey holder, RegionId region, wire::LeaseMode mode, bool all_blocks,
-             std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, Time ttl_ns, bool renewable, Time now)
+             std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, Time ttl_ns, bool renewable,
+             Time now)
     : id_(id),
       holder_(holder),
       region_(region),

@@ -33,7 +33,8 @@ class Lease {
  public:
   // `blocks` are below num_blocks; empty with all_blocks.
   Lease(LeaseId id, SessionKey holder, RegionId region, wire::LeaseMode mode, bool all_blocks,
-        std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, Time ttl_ns, bool renewable, Time now);
+        std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, Time ttl_ns, bool renewable,
+        Time now);
 
   bool step(LeaseEvent event) noexcept;
   bool covers(std::uint32_t block) const noexcept { return all_blocks_ || blocks_[block]; }

@@ -120,8 +120,9 @@ Status Runtime::start() {
     Result<TcpAddress> where = TcpAddress::resolve(options_.listen);
     if (!where.ok()) return where.status();
     if (!where.value().loopback && options_.secret.empty())
-      return {Code::kInvalidArgument, "listening on " + options_.listen +
-                                          " needs a secret: without one anybody who reaches it could read and write the cache"};
+      return {Code::kInvalidArgument,
+              "listening on " + options_.listen +
+                  " needs a secret: without one anybody who reaches it could read and write the cache"};
     Result<UniqueFd> listening = listen_tcp(where.value());
     if (!listening.ok()) return listening.status();
     tcp_listener_.runtime = this;
@@ -167,7 +168,8 @@ Status Runtime::add_transports() {
     transports_.push_back(std::move(transport));
   };
   const auto wants = [&](std::string_view name) {
-    return std::find(options_.transports.begin(), options_.transports.end(), name) != options_.transports.end();
+    return std::find(options_.transports.begin(), options_.transports.end(), name) !=
+           options_.transports.end();
   };
   for (const std::string& name : options_.transports)
     if (name != "loopback" && name != "shm" && name != "unix" && name != "tcp")
@@ -210,7 +212,8 @@ Runtime::~Runtime() {
 
 Status Runtime::check_alive() const {
   if (is_forked(owner_))
-    return {Code::kForked, "agent '" + options_.name + "' belongs to the process that made it: a forked child makes its own"};
+    return {Code::kForked, "agent '" + options_.name +
+                               "' belongs to the process that made it: a forked child makes its own"};
   if (closed()) return {Code::kClosed, "agent '" + options_.name + "' is closed"};
   return {};
 }
@@ -256,7 +259,8 @@ void Runtime::Waker::on_ready(std::uint32_t) {
 }
 
 bool Runtime::busy() const {
-  return engine_->wants_pump() || std::any_of(transports_.begin(), transports_.end(), [](const auto& t) { return t->busy(); });
+  return engine_->wants_pump() ||
+         std::any_of(transports_.begin(), transports_.end(), [](const auto& t) { return t->busy(); });
 }
 
 Time Runtime::next_deadline() const {
@@ -271,7 +275,8 @@ void Runtime::run() {
     // Somebody who waits drives: two threads on the same sockets would only wake each other.
     if (driven_ || now() - caller_at_ < kCallerLinger) {
       std::unique_lock lock(wait_mutex_);
-      wait_changed_.wait_for(lock, driven_ ? std::chrono::nanoseconds(50'000'000) : std::chrono::nanoseconds(kCallerLinger));
+      wait_changed_.wait_for(
+          lock, driven_ ? std::chrono::nanoseconds(50'000'000) : std::chrono::nanoseconds(kCallerLinger));
       continue;
     }
     bool more;
@@ -297,7 +302,8 @@ void Runtime::run() {
 bool Runtime::progress() {
   bool more = reactor_.run();
   const Time at = now();
-  for (auto& [session, note] : std::exchange(failed_rails_, {})) engine_->rail_failed(at, session, std::move(note));
+  for (auto& [session, note] : std::exchange(failed_rails_, {}))
+    engine_->rail_failed(at, session, std::move(note));
   Completion completions[64];
   for (std::size_t i = 0; i < transports_.size(); ++i) {
     const std::size_t count = transports_[i]->poll(completions);
@@ -385,20 +391,24 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
 
 // ---- what callers do that is more than the engine's ----------------------------------------------
 
-Result<RegionId> Runtime::register_region(std::string name, std::vector<std::pair<std::byte*, std::uint64_t>> spans,
-                                          std::uint32_t num_blocks, const CopyProgram& loops, wire::Bytes layout) {
+Result<RegionId> Runtime::register_region(std::string name,
+                                          std::vector<std::pair<std::byte*, std::uint64_t>> spans,
+                                          std::uint32_t num_blocks, const CopyProgram& loops,
+                                          wire::Bytes layout) {
   if (spans.empty() || spans.size() > wire::kMaxSpans || num_blocks == 0)
-    return Status(Code::kInvalidArgument, "a region has 1 to " + std::to_string(wire::kMaxSpans) + " ranges and at least one block");
+    return Status(Code::kInvalidArgument,
+                  "a region has 1 to " + std::to_string(wire::kMaxSpans) + " ranges and at least one block");
   if (name.empty() || name.size() > wire::kMaxName || layout.size() > wire::kMaxLayout)
-    return Status(Code::kInvalidArgument, "a region's name has 1 to " + std::to_string(wire::kMaxName) + " bytes, its layout up to " +
-                                              std::to_string(wire::kMaxLayout));
+    return Status(Code::kInvalidArgument, "a region's name has 1 to " + std::to_string(wire::kMaxName) +
+                                              " bytes, its layout up to " + std::to_string(wire::kMaxLayout));
   std::sort(spans.begin(), spans.end());
   auto region = std::make_unique<Region>();
   LocalRegion& memory = region->memory;
   memory.base = spans.front().first;
   for (const auto& [address, nbytes] : spans) {
     const auto offset = static_cast<std::uint64_t>(address - memory.base);
-    if (nbytes == 0 || (!memory.spans.empty() && offset < memory.spans.back().offset + memory.spans.back().nbytes))
+    if (nbytes == 0 ||
+        (!memory.spans.empty() && offset < memory.spans.back().offset + memory.spans.back().nbytes))
       return Status(Code::kInvalidArgument, "the ranges of region '" + name + "' are empty or overlap");
     memory.spans.push_back({offset, nbytes});
   }
@@ -424,7 +434,8 @@ Result<RegionId> Runtime::register_region(std::string name, std::vector<std::pai
     const std::string_view transport = transports_[i]->capabilities().name;
     if (!keys.ok()) {
       for (std::size_t k = 0; k < i; ++k) transports_[k]->deregister_memory(memory.id);
-      return Status(keys.status().code(), "registering '" + region->name + "' with " + std::string(transport) + ": " + keys.status().message());
+      return Status(keys.status().code(), "registering '" + region->name + "' with " +
+                                              std::string(transport) + ": " + keys.status().message());
     }
     if (region->keys.empty() || region->keys.back().transport != transport)
       region->keys.push_back({std::string(transport), std::move(keys).value()});
@@ -458,8 +469,11 @@ void Runtime::handle(std::size_t transport, const Completion& completion, Time a
   }
   const BoundRail down = rail;
   unbind(transport, completion.peer);
-  if (down.id != 0) engine_->rail_down(at, down.id, completion.detail);
-  else engine_->rail_failed(at, down.session, std::string(transports_[transport]->capabilities().name) + ": " + completion.detail);
+  if (down.id != 0)
+    engine_->rail_down(at, down.id, completion.detail);
+  else
+    engine_->rail_failed(at, down.session,
+                         std::string(transports_[transport]->capabilities().name) + ": " + completion.detail);
 }
 
 void Runtime::unbind(std::size_t transport, PeerId peer) {
@@ -472,7 +486,8 @@ void Runtime::unbind(std::size_t transport, PeerId peer) {
 
 void Runtime::send(SessionKey session, wire::Bytes frame) {
   auto found = controls_.find(session);
-  if (Connection* control = found != controls_.end() ? found->second : pending_control_) control->socket->send(std::move(frame));
+  if (Connection* control = found != controls_.end() ? found->second : pending_control_)
+    control->socket->send(std::move(frame));
 }
 
 void Runtime::close_session(SessionKey session) {
@@ -497,7 +512,8 @@ PostResult Runtime::post(RailId rail, const Work& work) {
 
 void Runtime::cancel(RailId rail, WorkId work) {
   // A rail that is gone has cancelled its work already.
-  if (auto place = places_.find(rail); place != places_.end()) transports_[place->second.transport]->cancel(work);
+  if (auto place = places_.find(rail); place != places_.end())
+    transports_[place->second.transport]->cancel(work);
 }
 
 Status Runtime::attach(RailId rail, const RemoteRegion& region) {
@@ -507,11 +523,13 @@ Status Runtime::attach(RailId rail, const RemoteRegion& region) {
 }
 
 void Runtime::detach(RailId rail, RegionId region) {
-  if (auto place = places_.find(rail); place != places_.end()) transports_[place->second.transport]->detach(place->second.peer, region);
+  if (auto place = places_.find(rail); place != places_.end())
+    transports_[place->second.transport]->detach(place->second.peer, region);
 }
 
 void Runtime::drop_rail(RailId rail) {
-  if (auto place = places_.find(rail); place != places_.end()) unbind(place->second.transport, place->second.peer);
+  if (auto place = places_.find(rail); place != places_.end())
+    unbind(place->second.transport, place->second.peer);
 }
 
 std::uint32_t Runtime::checksum(const Move& move, std::uint32_t piece, Side side) {
@@ -522,7 +540,8 @@ void Runtime::emit(Event event) {
   if (event.kind == EventKind::kPeerLost) {
     // Of a stranger that never became a peer there is nothing to tell a caller, only a log.
     const bool stranger = std::any_of(connections_.begin(), connections_.end(), [&](const auto& connection) {
-      return connection->session == event.peer && connection->kind == ConnectionKind::kControl && connection->accepted && !connection->was_open;
+      return connection->session == event.peer && connection->kind == ConnectionKind::kControl &&
+             connection->accepted && !connection->was_open;
     });
     if (stranger) {
       log("a connection was refused: " + event.message);

@@ -59,7 +59,8 @@ class Runtime final : private EngineHost {
   Status check_alive() const;
 
   Result<RegionId> register_region(std::string name, std::vector<std::pair<std::byte*, std::uint64_t>> spans,
-                                   std::uint32_t num_blocks, const CopyProgram& footprint, wire::Bytes layout);
+                                   std::uint32_t num_blocks, const CopyProgram& footprint,
+                                   wire::Bytes layout);
   Status deregister_region(RegionId id);
   Result<SessionKey> begin_connect(const std::string& address, Time timeout_ns);
 
@@ -151,7 +152,8 @@ class Runtime final : private EngineHost {
   void on_first_frame(Connection& connection, wire::ByteSpan frame);
   void on_rail_hello(Connection& connection, const wire::RailHello& hello);
   void on_rail_welcome(Connection& connection, wire::ByteSpan frame);
-  bool dial_rail(SessionKey session, std::size_t transport, std::uint16_t rail, const Connection& control, std::string& why);
+  bool dial_rail(SessionKey session, std::size_t transport, std::uint16_t rail, const Connection& control,
+                 std::string& why);
   void hand_over(Connection& connection, bool initiator);
   void drop(Connection& connection, const std::string& why);
   void expire_connections(Time now);

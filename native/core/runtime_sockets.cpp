@@ -49,30 +49,21 @@ std::uint32_t Runtime::Connection::max_body() {
 void Runtime::Connection::on_frame(wire::ByteSpan frame) {
   if (dead) return;
   switch (kind) {
-    case ConnectionKind::kFresh:
-      runtime.on_first_frame(*this, frame);
-      break;
-    case ConnectionKind::kControl:
-      runtime.engine_->on_frame(Runtime::now(), session, frame);
-      break;
-    case ConnectionKind::kRail:
-      runtime.on_rail_welcome(*this, frame);
-      break;
+    case ConnectionKind::kFresh: runtime.on_first_frame(*this, frame); break;
+    case ConnectionKind::kControl: runtime.engine_->on_frame(Runtime::now(), session, frame); break;
+    case ConnectionKind::kRail: runtime.on_rail_welcome(*this, frame); break;
   }
 }
 
 void Runtime::Connection::on_closed(const std::string& why) {
   if (dead) return;
   switch (kind) {
-    case ConnectionKind::kFresh:
-      runtime.drop(*this, why);
-      break;
-    case ConnectionKind::kControl:
-      runtime.engine_->on_disconnected(Runtime::now(), session, why);
-      break;
+    case ConnectionKind::kFresh: runtime.drop(*this, why); break;
+    case ConnectionKind::kControl: runtime.engine_->on_disconnected(Runtime::now(), session, why); break;
     case ConnectionKind::kRail:
-      runtime.failed_rails_.emplace_back(session, std::string(runtime.transports_[transport]->capabilities().name) + " rail " +
-                                                      std::to_string(rail) + ": " + why);
+      runtime.failed_rails_.emplace_back(
+          session, std::string(runtime.transports_[transport]->capabilities().name) + " rail " +
+                       std::to_string(rail) + ": " + why);
       runtime.drop(*this, "");
       break;
   }
@@ -115,9 +106,11 @@ void Runtime::on_first_frame(Connection& connection, wire::ByteSpan frame) {
     engine_->on_frame(now(), connection.session, frame);
     return;
   }
-  Result<wire::Message> message = wire::decode(header.value(), frame.subspan(wire::kHeaderNbytes, header.value().body_nbytes));
+  Result<wire::Message> message =
+      wire::decode(header.value(), frame.subspan(wire::kHeaderNbytes, header.value().body_nbytes));
   if (!message.ok()) return drop(connection, message.status().message());
-  if (const auto* hello = std::get_if<wire::RailHello>(&message.value())) return on_rail_hello(connection, *hello);
+  if (const auto* hello = std::get_if<wire::RailHello>(&message.value()))
+    return on_rail_hello(connection, *hello);
   drop(connection, "it began with " + std::string(wire::name_of(header.value().type)) + " instead of HELLO");
 }
 
@@ -130,15 +123,19 @@ void Runtime::on_rail_hello(Connection& connection, const wire::RailHello& hello
   std::size_t best = SIZE_MAX, fewest = SIZE_MAX;
   for (std::size_t i = 0; i < transports_.size(); ++i) {
     if (transports_[i]->capabilities().name != hello.transport) continue;
-    const auto bound = static_cast<std::size_t>(std::count_if(
-        bound_.begin(), bound_.end(), [&](const auto& entry) { return entry.first.first == i && entry.second.session == key; }));
+    const auto bound =
+        static_cast<std::size_t>(std::count_if(bound_.begin(), bound_.end(), [&](const auto& entry) {
+          return entry.first.first == i && entry.second.session == key;
+        }));
     if (bound < fewest) {
       fewest = bound;
       best = i;
     }
   }
-  if (best == SIZE_MAX) return drop(connection, "RAIL_HELLO for transport '" + hello.transport + "', which is not in use here");
-  if (!session->verify_rail_hello(hello)) return drop(connection, "RAIL_HELLO whose proof is wrong or was used before");
+  if (best == SIZE_MAX)
+    return drop(connection, "RAIL_HELLO for transport '" + hello.transport + "', which is not in use here");
+  if (!session->verify_rail_hello(hello))
+    return drop(connection, "RAIL_HELLO whose proof is wrong or was used before");
   connection.socket->send(session->rail_welcome(hello.rail));
   connection.socket->flush();
   if (!connection.socket->open()) return;
@@ -151,9 +148,12 @@ void Runtime::on_rail_hello(Connection& connection, const wire::RailHello& hello
 // The socket goes to its transport; what is left of the connection is swept up.
 void Runtime::hand_over(Connection& connection, bool initiator) {
   const std::string name = engine_->session(connection.session)->peer().name;
-  Result<PeerId> peer = transports_[connection.transport]->connect(connection.socket->release(), {initiator, connection.rail, name});
-  if (peer.ok()) bound_[{connection.transport, peer.value()}] = {connection.session, connection.rail, 0};
-  else failed_rails_.emplace_back(connection.session, peer.status().message());
+  Result<PeerId> peer = transports_[connection.transport]->connect(connection.socket->release(),
+                                                                   {initiator, connection.rail, name});
+  if (peer.ok())
+    bound_[{connection.transport, peer.value()}] = {connection.session, connection.rail, 0};
+  else
+    failed_rails_.emplace_back(connection.session, peer.status().message());
   drop(connection, "");
 }
 
@@ -163,7 +163,8 @@ Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeo
   Result<TcpAddress> where = TcpAddress::resolve(address);  // may ask a name server: before the gate
   if (!where.ok()) return where.status();
   if (!where.value().loopback && options_.secret.empty())
-    return Status(Code::kInvalidArgument, "connecting to " + address + " needs a secret: without one nobody proves who they are");
+    return Status(Code::kInvalidArgument,
+                  "connecting to " + address + " needs a secret: without one nobody proves who they are");
   auto connection = std::make_unique<Connection>(*this);
   bool connecting = false;
   Result<UniqueFd> fd = dial_tcp(where.value(), connecting);
@@ -172,7 +173,8 @@ Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeo
   connection->address = address;
   connection->tcp = std::move(where).value();
   connection->deadline = now() + timeout_ns;
-  connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, false);
+  connection->socket =
+      std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, false);
   const CallerTurn turn(*this);
   // Frames that the session has to say find the connection through controls_: HELLO is queued by
   // add_session, under the number that it is about to return.
@@ -216,7 +218,8 @@ std::uint32_t Runtime::session_open(SessionKey key) {
   };
   const bool same_host = peer.host == self_.host && !peer.unix_name.empty();
   bool local = false;
-  if (same_host && peer.process == self_.process && both("loopback")) local = dial(find_transport("loopback"));
+  if (same_host && peer.process == self_.process && both("loopback"))
+    local = dial(find_transport("loopback"));
   if (!local && same_host && both("shm")) {
     local = dial(find_transport("shm"));
     if (local) dial(find_transport("unix"));
@@ -242,11 +245,13 @@ std::size_t Runtime::find_transport(std::string_view name) const {
   return SIZE_MAX;
 }
 
-bool Runtime::dial_rail(SessionKey key, std::size_t transport, std::uint16_t rail, const Connection& control, std::string& why) {
+bool Runtime::dial_rail(SessionKey key, std::size_t transport, std::uint16_t rail, const Connection& control,
+                        std::string& why) {
   const std::string_view name = transports_[transport]->capabilities().name;
   const Session& session = *engine_->session(key);
   bool connecting = false;
-  Result<UniqueFd> fd = name == "tcp" ? dial_tcp(control.tcp, connecting) : dial_unix(session.peer().unix_name);
+  Result<UniqueFd> fd =
+      name == "tcp" ? dial_tcp(control.tcp, connecting) : dial_unix(session.peer().unix_name);
   if (!fd.ok()) {
     why = std::string(name) + " is not used: " + fd.status().message();
     return false;
@@ -258,7 +263,8 @@ bool Runtime::dial_rail(SessionKey key, std::size_t transport, std::uint16_t rai
   connection->transport = transport;
   connection->address = control.address;
   connection->deadline = now() + options_.handshake_ns;
-  connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, true);
+  connection->socket =
+      std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, true);
   connection->socket->send(session.rail_hello(rail, name));
   if (Status status = connection->socket->start(); !status.ok()) {
     why = status.message();
@@ -273,7 +279,8 @@ void Runtime::on_rail_welcome(Connection& connection, wire::ByteSpan frame) {
   if (session == nullptr) return drop(connection, "");
   Result<wire::Header> header = wire::decode_header(frame, wire::kMaxHandshakeBody);
   if (header.ok()) {
-    Result<wire::Message> message = wire::decode(header.value(), frame.subspan(wire::kHeaderNbytes, header.value().body_nbytes));
+    Result<wire::Message> message =
+        wire::decode(header.value(), frame.subspan(wire::kHeaderNbytes, header.value().body_nbytes));
     if (message.ok())
       if (const auto* welcome = std::get_if<wire::RailWelcome>(&message.value()))
         if (session->verify_rail_welcome(connection.rail, *welcome)) return hand_over(connection, true);

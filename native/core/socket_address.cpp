@@ -18,14 +18,17 @@ namespace {
 bool is_loopback(const sockaddr* address) {
   if (address->sa_family == AF_INET)
     return (ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24) == 127;
-  return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+  return address->sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
 }
 
 std::string in_words(const sockaddr* address, socklen_t length) {
   char host[NI_MAXHOST], port[NI_MAXSERV];
-  if (::getnameinfo(address, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+  if (::getnameinfo(address, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) !=
+      0)
     return "an address without a name";
-  return address->sa_family == AF_INET6 ? "[" + std::string(host) + "]:" + port : std::string(host) + ":" + port;
+  return address->sa_family == AF_INET6 ? "[" + std::string(host) + "]:" + port
+                                        : std::string(host) + ":" + port;
 }
 
 socklen_t unix_address(const std::string& name, sockaddr_un& out) {
@@ -69,7 +72,8 @@ Result<UniqueFd> listen_tcp(const TcpAddress& address) {
   if (!fd) return Status::from_errno("socket", errno);
   const int one = 1;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(address.storage.data()), static_cast<socklen_t>(address.storage.size())) != 0 ||
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(address.storage.data()),
+             static_cast<socklen_t>(address.storage.size())) != 0 ||
       ::listen(fd.get(), 512) != 0)
     return Status(Code::kSystem, "cannot listen on " + address.text + ": " + std::strerror(errno) +
                                      "; port 0 lets the kernel choose one that is free");
@@ -79,7 +83,8 @@ Result<UniqueFd> listen_tcp(const TcpAddress& address) {
 Result<std::string> listening_address(int fd) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) return Status::from_errno("getsockname", errno);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0)
+    return Status::from_errno("getsockname", errno);
   return "tcp://" + in_words(reinterpret_cast<sockaddr*>(&storage), length);
 }
 
@@ -87,7 +92,8 @@ Result<UniqueFd> listen_unix(const std::string& name) {
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address;
   const socklen_t length = unix_address(name, address);
-  if (!fd || ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 || ::listen(fd.get(), 512) != 0)
+  if (!fd || ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      ::listen(fd.get(), 512) != 0)
     return Status::from_errno("listening on an abstract unix socket", errno);
   return fd;
 }
@@ -98,9 +104,11 @@ Result<UniqueFd> dial_tcp(const TcpAddress& address, bool& connecting) {
   const int one = 1;
   ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   connecting = false;
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(address.storage.data()), static_cast<socklen_t>(address.storage.size())) == 0)
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(address.storage.data()),
+                static_cast<socklen_t>(address.storage.size())) == 0)
     return fd;
-  if (errno != EINPROGRESS) return Status(Code::kUnreachable, "cannot connect to " + address.text + ": " + std::strerror(errno));
+  if (errno != EINPROGRESS)
+    return Status(Code::kUnreachable, "cannot connect to " + address.text + ": " + std::strerror(errno));
   connecting = true;
   return fd;
 }
@@ -110,7 +118,8 @@ Result<UniqueFd> dial_unix(const std::string& name) {
   sockaddr_un address;
   const socklen_t length = unix_address(name, address);
   if (!fd || ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0)
-    return Status(Code::kUnreachable, std::string("the peer's unix socket cannot be reached (") + std::strerror(errno) +
+    return Status(Code::kUnreachable, std::string("the peer's unix socket cannot be reached (") +
+                                          std::strerror(errno) +
                                           "): it runs in another network namespace, or is overloaded");
   return fd;
 }

@@ -9,20 +9,20 @@ using S = TransferState;
 using E = TransferEvent;
 
 constexpr TransferTransition kSource[] = {
-    {S::kQueued, E::kTold, S::kServing},       {S::kQueued, E::kFail, S::kFailing},
-    {S::kQueued, E::kCancel, S::kCancelling},  {S::kServing, E::kPeerDone, S::kDone},
-    {S::kServing, E::kFail, S::kFailing},      {S::kServing, E::kCancel, S::kCancelling},
-    {S::kFailing, E::kDrained, S::kFailed},    {S::kCancelling, E::kDrained, S::kCancelled},
+    {S::kQueued, E::kTold, S::kServing},      {S::kQueued, E::kFail, S::kFailing},
+    {S::kQueued, E::kCancel, S::kCancelling}, {S::kServing, E::kPeerDone, S::kDone},
+    {S::kServing, E::kFail, S::kFailing},     {S::kServing, E::kCancel, S::kCancelling},
+    {S::kFailing, E::kDrained, S::kFailed},   {S::kCancelling, E::kDrained, S::kCancelled},
 };
 
 constexpr TransferTransition kDestination[] = {
-    {S::kQueued, E::kTold, S::kRequested},        {S::kQueued, E::kFail, S::kFailing},
-    {S::kQueued, E::kCancel, S::kCancelling},     {S::kParked, E::kAuthorized, S::kMoving},
-    {S::kParked, E::kFail, S::kFailing},          {S::kParked, E::kCancel, S::kCancelling},
-    {S::kRequested, E::kAccepted, S::kMoving},    {S::kRequested, E::kFail, S::kFailing},
-    {S::kRequested, E::kCancel, S::kCancelling},  {S::kMoving, E::kConfirmed, S::kDone},
-    {S::kMoving, E::kFail, S::kFailing},          {S::kMoving, E::kCancel, S::kCancelling},
-    {S::kFailing, E::kDrained, S::kFailed},       {S::kCancelling, E::kDrained, S::kCancelled},
+    {S::kQueued, E::kTold, S::kRequested},       {S::kQueued, E::kFail, S::kFailing},
+    {S::kQueued, E::kCancel, S::kCancelling},    {S::kParked, E::kAuthorized, S::kMoving},
+    {S::kParked, E::kFail, S::kFailing},         {S::kParked, E::kCancel, S::kCancelling},
+    {S::kRequested, E::kAccepted, S::kMoving},   {S::kRequested, E::kFail, S::kFailing},
+    {S::kRequested, E::kCancel, S::kCancelling}, {S::kMoving, E::kConfirmed, S::kDone},
+    {S::kMoving, E::kFail, S::kFailing},         {S::kMoving, E::kCancel, S::kCancelling},
+    {S::kFailing, E::kDrained, S::kFailed},      {S::kCancelling, E::kDrained, S::kCancelled},
 };
 
 }  // namespace
@@ -40,8 +40,9 @@ bool step(std::span<const TransferTransition> table, TransferState& state, Trans
 }
 
 std::string_view name_of(TransferState state) noexcept {
-  constexpr std::array<std::string_view, 10> kNames = {"queued",  "parked",     "requested", "moving", "serving",
-                                                       "failing", "cancelling", "done",      "failed", "cancelled"};
+  constexpr std::array<std::string_view, 10> kNames = {"queued",  "parked",   "requested",  "moving",
+                                                       "serving", "failing",  "cancelling", "done",
+                                                       "failed",  "cancelled"};
   return kNames[static_cast<std::size_t>(state)];
 }
 

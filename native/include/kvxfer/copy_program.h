@@ -49,8 +49,7 @@ struct CopyProgram {
   std::uint64_t pair_nbytes(std::uint32_t layer) const noexcept {
     std::uint64_t total = 0;
     for (const CopyLoop& loop : loops)
-      if (layer - loop.first_layer < loop.num_layers)
-        total += loop.nbytes * loop.counts[0] * loop.counts[1];
+      if (layer - loop.first_layer < loop.num_layers) total += loop.nbytes * loop.counts[0] * loop.counts[1];
     return total;
   }
 };
