@@ -47,14 +47,29 @@ inline constexpr std::uint32_t kMaxCreditPieces = 65536;
 
 enum class FrameType : std::uint16_t {
   // Handshake: initiator HELLO -> CHALLENGE from the acceptor -> PROOF from the initiator.
-  kHello = 1, kChallenge = 2, kProof = 3,
+  kHello = 1,
+  kChallenge = 2,
+  kProof = 3,
   // First frame of a rail's socket, initiator to acceptor, and its answer.
-  kRailHello = 8, kRailWelcome = 9,
-  kHeartbeat = 16, kHeartbeatAck = 17, kGoodbye = 18,
-  kRegion = 24, kRegionGone = 25, kRegionsEnd = 26, kProgram = 27,
-  kLease = 32, kLeaseEnded = 33,
-  kOffer = 40, kRequest = 41, kAccept = 42, kCredit = 43, kLayersReady = 44, kChecksums = 45,
-  kDone = 46, kFail = 47,
+  kRailHello = 8,
+  kRailWelcome = 9,
+  kHeartbeat = 16,
+  kHeartbeatAck = 17,
+  kGoodbye = 18,
+  kRegion = 24,
+  kRegionGone = 25,
+  kRegionsEnd = 26,
+  kProgram = 27,
+  kLease = 32,
+  kLeaseEnded = 33,
+  kOffer = 40,
+  kRequest = 41,
+  kAccept = 42,
+  kCredit = 43,
+  kLayersReady = 44,
+  kChecksums = 45,
+  kDone = 46,
+  kFail = 47,
 };
 
 struct Identity {                     // who an agent is and where it runs
@@ -66,17 +81,38 @@ struct Identity {                     // who an agent is and where it runs
   std::vector<std::string> transports;  // that it is willing to use
 };
 
-struct Hello { std::uint16_t version = kProtocolVersion; Digest nonce{}; Identity identity; };
-struct Challenge { std::uint16_t version = kProtocolVersion; Digest nonce{}; Identity identity; Id128 session{}; Digest proof{}; };
+struct Hello {
+  std::uint16_t version = kProtocolVersion;
+  Digest nonce{};
+  Identity identity;
+};
+struct Challenge {
+  std::uint16_t version = kProtocolVersion;
+  Digest nonce{};
+  Identity identity;
+  Id128 session{};
+  Digest proof{};
+};
 struct Proof { Digest proof{}; };
-struct RailHello { Id128 session{}; std::uint16_t rail = 0; std::string transport; Digest proof{}; };
+struct RailHello {
+  Id128 session{};
+  std::uint16_t rail = 0;
+  std::string transport;
+  Digest proof{};
+};
 struct RailWelcome { Digest proof{}; };
 
 struct Heartbeat { std::uint64_t number = 0; };     // also renews every renewable lease held
 struct HeartbeatAck { std::uint64_t number = 0; };
-struct Goodbye { Code code = Code::kClosed; std::string text; };
+struct Goodbye {
+  Code code = Code::kClosed;
+  std::string text;
+};
 
-struct TransportKeys { std::string transport; RegionKeys keys; };
+struct TransportKeys {
+  std::string transport;
+  RegionKeys keys;
+};
 struct Region {
   RegionId id = 0;
   std::string name;
@@ -104,7 +140,10 @@ struct Lease {                        // grantor -> holder
   bool all_blocks = false;
   std::vector<std::uint32_t> blocks;
 };
-struct LeaseEnded { std::uint64_t id = 0; Code code = Code::kLeaseEnded; };
+struct LeaseEnded {
+  std::uint64_t id = 0;
+  Code code = Code::kLeaseEnded;
+};
 
 inline constexpr std::uint8_t kFlagIntegrity = 1;  // destination compares checksums of every piece
 struct TransferSpec {                 // common to OFFER and REQUEST
@@ -137,18 +176,25 @@ struct Credit {                       // destination -> source: send these now
   std::uint32_t first_piece = 0, num_pieces = 0;
 };
 inline constexpr std::uint16_t kNoRail = 0xffff;
-struct LayersReady { TransferId transfer = 0; std::uint32_t layers_ready = 0; };
+struct LayersReady {
+  TransferId transfer = 0;
+  std::uint32_t layers_ready = 0;
+};
 struct Checksums {                    // source -> destination, for pieces that were credited
   TransferId transfer = 0;
   std::uint32_t first_piece = 0;
   std::vector<std::uint32_t> crc32c;
 };
 struct Done { TransferId transfer = 0; };       // destination -> source: every byte is in place
-struct Fail { TransferId transfer = 0; Code code = Code::kInternal; std::string text; };
+struct Fail {
+  TransferId transfer = 0;
+  Code code = Code::kInternal;
+  std::string text;
+};
 
 using Message = std::variant<Hello, Challenge, Proof, RailHello, RailWelcome, Heartbeat, HeartbeatAck,
-                             Goodbye, Region, RegionGone, RegionsEnd, Program, Lease, LeaseEnded,
-                             Offer, Request, Accept, Credit, LayersReady, Checksums, Done, Fail>;
+                             Goodbye, Region, RegionGone, RegionsEnd, Program, Lease, LeaseEnded, Offer,
+                             Request, Accept, Credit, LayersReady, Checksums, Done, Fail>;
 
 FrameType type_of(const Message& message) noexcept;
 std::string_view name_of(FrameType type) noexcept;  // "OFFER"
