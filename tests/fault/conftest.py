@@ -1,0 +1,51 @@
+"""Nodes that end with their test, whatever happened to them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kvxfer._native", reason="the native module is not built")
+
+# Where pytest was not started as a module, the root is not on the path.
+if (ROOT := str(Path(__file__).resolve().parents[2])) not in sys.path:
+    sys.path.insert(0, ROOT)
+
+from tests.fault.node import Node, Worker
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def local() -> Iterator[Callable[..., Node]]:
+    """Makes nodes in this process."""
+    nodes: list[Node] = []
+
+    def make(name: str, *arguments: Any, **options: Any) -> Node:
+        nodes.append(Node(name, *arguments, **options))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.close()
+
+
+@pytest.fixture
+def remote() -> Iterator[Callable[..., Worker]]:
+    """Makes nodes in processes of their own."""
+    workers: list[Worker] = []
+
+    def make(name: str, *arguments: Any, **options: Any) -> Worker:
+        workers.append(Worker(name, *arguments, **options))
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        worker.finish()

@@ -1,0 +1,373 @@
+"""One end of a fault test: an agent with a cache, in this process or in another.
+
+``python -m tests.fault.node FD`` serves a `Node` on a socket; `Worker` is its proxy, which may kill,
+stop and resume the process. Nobody else's process is ever signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer import AgentOptions, KVLayout, Pool
+from kvxfer.agent import Agent
+from kvxfer.errors import KvxferError
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+# Layers, K and V, blocks, tokens, heads, dim; 2 MiB and 128 MiB in all.
+SMALL: Final = (4, 2, 32, 8, 4, 128)
+LARGE: Final = (8, 2, 64, 32, 16, 128)
+# Contracts 6 and 7: with silent_timeout_s of 1 s and transfers of seconds, everything ends before it.
+BOUND_S: Final = 10.0
+SECRET: Final = b"a secret for tests only"
+
+_RAILS: Final = {
+    "shm": AgentOptions(transports=("shm",)),
+    "tcp": AgentOptions(transports=("tcp",), tcp_rails=2),
+    "loopback": AgentOptions(transports=("loopback",)),
+}
+
+
+def options_for(transport: str, **changes: Any) -> AgentOptions:
+    """Returns options that notice a silent peer after a second."""
+    base = replace(
+        _RAILS[transport], heartbeat_interval_s=0.2, silent_timeout_s=1.0, handshake_timeout_s=1.0, secret=b""
+    )
+    return replace(base, **changes)
+
+
+class Node:
+    """An agent, a pool, a region ``"kv"``, and numbered peers, leases and works."""
+
+    def __init__(self, name: str, transport: str, shape: tuple[int, ...] = SMALL, **options: Any) -> None:
+        self.agent = Agent(name, options_for(transport, **options))
+        nbytes = int(np.prod(shape)) * 2
+        self.pool = Pool(shape[2], nbytes // shape[2], huge_pages=False)
+        self.array: NDArray[np.uint16] = self.pool.array(shape, np.uint16)
+        self.region = self.agent.register("kv", self.array, KVLayout.from_tensor(self.array, "l2bthd"))
+        self.all = list(range(shape[2]))
+        self.num_layers = shape[0]
+        self.peers: list[Any] = []
+        self.leases: list[Any] = []
+        self.works: list[Any] = []
+
+    # ---- memory -----------------------------------------------------------------------------
+
+    def fill(self, seed: int) -> None:
+        """Writes what depends on the seed and the position."""
+        self._words()[:] = self._pattern(seed)
+
+    def set(self, value: int) -> None:
+        """Writes one value everywhere: the blocks are used again."""
+        self.array[...] = value
+
+    def is_all(self, value: int) -> bool:
+        return bool((self.array == value).all())
+
+    def holds(self, seed: int, ids: Iterable[int] | None = None, layers: range | None = None) -> bool:
+        """Whether blocks hold what `fill` writes there."""
+        wanted = self._pattern(seed).view(np.uint16).reshape(self.array.shape)
+        rows = slice(None) if layers is None else slice(layers.start, layers.stop)
+        if ids is None:
+            return bool(np.array_equal(self.array[rows], wanted[rows]))
+        index = np.asarray(list(ids), np.int64)
+        return bool(np.array_equal(self.array[rows][:, :, index], wanted[rows][:, :, index]))
+
+    def _words(self) -> NDArray[np.uint64]:
+        return self.array.reshape(-1).view(np.uint64)
+
+    def _pattern(self, seed: int) -> NDArray[np.uint64]:
+        with np.errstate(over="ignore"):
+            return np.arange(1, self._words().size + 1, dtype=np.uint64) * np.uint64(
+                0x9E3779B97F4A7C15 + 2 * seed
+            )
+
+    # ---- verbs, by number --------------------------------------------------------------------
+
+    def name_of(self) -> str:
+        return self.agent.name
+
+    def address(self) -> str:
+        return self.agent.address
+
+    def connect(self, address: str, timeout_s: float = BOUND_S) -> int:
+        peer = self.agent.connect_blocking(address, timeout_s)
+        peer.wait_region("kv", timeout_s)
+        self.peers.append(peer)
+        return len(self.peers) - 1
+
+    def accept(self, name: str, timeout_s: float = BOUND_S) -> int:
+        peer = self.agent.accept_blocking(name, timeout_s)
+        peer.wait_region("kv", timeout_s)
+        self.peers.append(peer)
+        return len(self.peers) - 1
+
+    def disconnect(self, peer: int = -1) -> None:
+        self.peers[peer].disconnect()
+
+    def peer_state(self, peer: int = -1) -> tuple[str, str]:
+        """Returns the state and the code of the error."""
+        error = self.peers[peer].error
+        return self.peers[peer].state, "" if error is None else error.code
+
+    def wait_lost(self, peer: int = -1, timeout_s: float = BOUND_S) -> str:
+        """Returns why a peer was lost."""
+        _until(lambda: self.peers[peer].state == "lost", timeout_s)
+        return self.peer_state(peer)[1]
+
+    def rails(self, peer: int = -1) -> tuple[str, ...]:
+        return tuple(self.peers[peer].rails)
+
+    def grant(
+        self,
+        mode: str,
+        ids: list[int] | None = None,
+        peer: int = -1,
+        ttl_s: float = 30.0,
+        renewable: bool = True,
+    ) -> int:
+        self.leases.append(self.region.grant(self.peers[peer], ids, mode, ttl_s, renewable=renewable))
+        return len(self.leases) - 1
+
+    def revoke(self, lease: int = -1) -> str:
+        self.leases[lease].revoke()
+        return str(self.leases[lease].state)
+
+    def wait_lease(self, lease: int = -1, timeout_s: float = BOUND_S) -> str:
+        return str(self.leases[lease].wait_ended(timeout_s))
+
+    def write(self, ids: list[int] | None = None, peer: int = -1, **options: Any) -> int:
+        return self._post(self.agent.write, ids, peer, options)
+
+    def read(self, ids: list[int] | None = None, peer: int = -1, **options: Any) -> int:
+        return self._post(self.agent.read, ids, peer, options)
+
+    def _post(self, verb: Any, ids: list[int] | None, peer: int, options: dict[str, Any]) -> int:
+        ids = self.all if ids is None else ids
+        options.setdefault("timeout_s", 30.0)
+        self.works.append(verb(self.region, self.peers[peer].regions["kv"], ids, ids, **options))
+        return len(self.works) - 1
+
+    def expect(self, tag: bytes, ids: list[int] | None = None, timeout_s: float = 30.0) -> int:
+        self.works.append(self.agent.expect(tag, self.all if ids is None else ids, timeout_s=timeout_s))
+        return len(self.works) - 1
+
+    def read_until_bytes_land(self, **options: Any) -> int:
+        """Posts a read of everything into cleared memory, and returns in the middle of it."""
+        work = self.read(**options)
+        self.until_bytes_land()
+        return work
+
+    def until_bytes_land(self, timeout_s: float = BOUND_S) -> None:
+        """Returns when the first bytes of anything have landed in memory that was cleared."""
+        first = self.array[:, :, :, 0, 0, 0]
+        _until(lambda: bool(first.any()), timeout_s, 0.0002)
+
+    def release(self, num_layers: int, work: int = -1) -> None:
+        self.works[work].release(num_layers)
+
+    def wait_layer(self, layer: int, work: int = -1, timeout_s: float = BOUND_S) -> None:
+        self.works[work].wait_layer(layer, timeout_s)
+
+    def cancel(self, work: int = -1) -> None:
+        self.works[work].cancel()
+
+    def state(self, work: int = -1) -> str:
+        return str(self.works[work].state)
+
+    def end(self, work: int = -1, timeout_s: float = BOUND_S) -> KvxferError | None:
+        """Waits for the end and returns its error; TimeoutError is the hang that must not be."""
+        try:
+            self.works[work].wait(timeout_s)
+        except KvxferError as error:
+            return error
+        return None
+
+    def deregister(self) -> None:
+        self.region.deregister()
+
+    def stats(self) -> dict[str, int]:
+        return self.agent.stats()
+
+    def close(self) -> None:
+        self.agent.close()
+
+    # ---- the process --------------------------------------------------------------------------
+
+    def footprint(self) -> tuple[int, int, int]:
+        """Returns descriptors, threads and resident bytes of this process."""
+        return footprint()
+
+    def rounds(self, address: str, count: int) -> int:
+        """Connects and disconnects, `count` times; returns how many worked."""
+        for _ in range(count):
+            peer = self.agent.connect_blocking(address, BOUND_S)
+            peer.disconnect()
+        return count
+
+    def fork(self, stay_s: float = 0.0) -> tuple[int, dict[str, str]]:
+        """Forks; the child tries every verb, stays for a while, and exits as Python does.
+
+        Returns its process id and what each verb raised there (class and code).
+        """
+        read_fd, write_fd = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read_fd)
+            with os.fdopen(write_fd, "w") as out:
+                for verb, outcome in self._try_everything().items():
+                    out.write(f"{verb}={outcome}\n")
+            time.sleep(stay_s)
+            sys.exit(0)
+        os.close(write_fd)
+        with os.fdopen(read_fd) as lines:
+            outcomes = dict(line.rstrip("\n").split("=", 1) for line in lines)
+        return pid, outcomes
+
+    def reap(self, pid: int) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _try_everything(self) -> dict[str, str]:
+        peer, lease, work = self.peers[-1], self.leases[-1], self.works[-1]
+        calls = {
+            "register": lambda: self.agent.register("other", np.zeros((4, 64), np.uint8)),
+            "connect": lambda: self.agent.connect_blocking("tcp://127.0.0.1:1", 0.1),
+            "accept": lambda: self.agent.accept_blocking(None, 0.1),
+            "peers": lambda: self.agent.peers,
+            "expect": lambda: self.agent.expect(b"x", [0]),
+            "wait_notification": lambda: self.agent.wait_notification(0.1),
+            "poll_notification": self.agent.poll_notification,
+            "poll": self.agent.poll,
+            "stats": self.agent.stats,
+            "regions": lambda: peer.regions,
+            "peer.rails": lambda: peer.rails,
+            "disconnect": peer.disconnect,
+            "grant": lambda: self.region.grant(peer, None, "read"),
+            "revoke": lease.revoke,
+            "lease.wait": lambda: lease.wait_ended(0.1),
+            "wait": lambda: work.wait(0.1),
+            "cancel": work.cancel,
+            "deregister": self.region.deregister,
+            "write": lambda: self.agent.write(self.region, self._told, [0], [0]),
+            "read": lambda: self.agent.read(self.region, self._told, [0], [0]),
+        }
+        outcomes = {}
+        for verb, call in calls.items():
+            try:
+                call()  # type: ignore[operator]
+                outcomes[verb] = "nothing"
+            except KvxferError as error:
+                outcomes[verb] = f"{type(error).__name__} {error.code}"
+            except BaseException as error:
+                outcomes[verb] = f"{type(error).__name__} {error}"
+        self.agent.close()  # says nothing and does nothing
+        return outcomes
+
+    def remember_remote(self) -> None:
+        """Keeps the descriptor of the peer's region for a child that may not ask for it."""
+        self._told = self.peers[-1].regions["kv"]
+
+
+def footprint() -> tuple[int, int, int]:
+    """Returns descriptors, threads and resident bytes of this process."""
+    status = Path("/proc/self/status").read_text()
+    rss = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), rss * 1024
+
+
+class Worker:
+    """A `Node` in a process of its own. Every call of a `Node` method is a call there."""
+
+    def __init__(self, name: str, transport: str, shape: tuple[int, ...] = SMALL, **options: Any) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fault.node", str(theirs.fileno())],
+                cwd=ROOT,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+            )
+        self._connection = Connection(ours.detach())
+        self._lock = threading.Lock()
+        self.call("", name, transport, shape, **options)
+
+    def __getattr__(self, verb: str) -> Any:
+        return lambda *arguments, **options: self.call(verb, *arguments, **options)
+
+    def call(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        with self._lock:
+            self._connection.send((verb, arguments, options))
+            if not self._connection.poll(60):
+                raise TimeoutError(f"process {self.process.pid} did not answer {verb} in 60 s")
+            failed, value = self._connection.recv()
+        if failed:
+            raise value
+        return value
+
+    def kill(self) -> None:
+        """SIGKILL, and gone when this returns."""
+        self.process.kill()
+        self.process.wait(BOUND_S)
+
+    def stop(self) -> None:
+        """SIGSTOP, and all threads stand still when this returns."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def finish(self) -> None:
+        """Ends the process, whatever state it is in."""
+        self._connection.close()
+        if self.process.poll() is None:
+            self.resume()
+            self.process.kill()
+        self.process.wait(BOUND_S)
+
+
+def _until(is_over: Any, timeout_s: float, pause_s: float = 0.002) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_over():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s} s")
+        time.sleep(pause_s)
+
+
+def _serve(fd: int) -> None:
+    connection = Connection(fd)
+    node: Node | None = None
+    while True:
+        try:
+            verb, arguments, options = connection.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            if node is None:
+                node = Node(*arguments, **options)
+                value: Any = None
+            else:
+                value = getattr(node, verb)(*arguments, **options)
+            connection.send((False, value))
+        except Exception as error:
+            connection.send((True, error))
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

@@ -1,0 +1,284 @@
+"""The peer's process is killed, stopped or restarted in mid-transfer. The survivor says what was lost.
+
+Transfers of 128 MiB, or writes that are held back, so that the fault falls into the middle.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from kvxfer.errors import PeerError, TransferError
+from tests.fault.node import LARGE, SMALL, Node, Worker
+
+Local = Callable[..., Node]
+Remote = Callable[..., Worker]
+
+LOST = {"peer-lost", "peer-silent", "peer-restarted"}
+
+
+def join(survivor: Node, victim: Worker) -> None:
+    """Connects a worker to the node of this process."""
+    victim.connect(survivor.address())
+    survivor.accept(_name(victim))
+
+
+def _name(worker: Worker) -> str:
+    return str(worker.name_of())
+
+
+def works_with(survivor: Node, newcomer: Worker, seed: int) -> None:
+    """A second peer moves everything both ways: the agent is usable."""
+    join(survivor, newcomer)
+    newcomer.fill(seed)
+    newcomer.grant("read")
+    survivor.grant("write")
+    survivor.read()
+    assert survivor.end() is None
+    assert survivor.holds(seed)
+    newcomer.fill(seed + 1)
+    newcomer.write()
+    assert newcomer.end() is None
+    assert survivor.holds(seed + 1)
+
+
+def lost(error: object, code: str | None = None) -> None:
+    """Asserts an error that names the lost peer and the blocks."""
+    assert isinstance(error, PeerError | TransferError), error
+    assert error.code in (LOST if code is None else {code}), error
+    assert error.peer
+    assert len(error.failed_blocks)
+
+
+# ---- killed -------------------------------------------------------------------------------------
+
+
+def test_destination_is_killed_while_a_write_is_open(transport: str, local: Local, remote: Remote) -> None:
+    src = local("survivor", transport)
+    src.fill(1)
+    dst = remote("victim", transport)
+    join(src, dst)
+    dst.expect(b"req")
+    lease = src.grant("read")
+    table = src.pool.allocate(len(src.all), "req")
+    write = src.write(notify=b"req", hold=True)
+    src.release(2)
+    dst.wait_layer(1)
+    assert dst.holds(1, layers=range(2))
+    dst.kill()
+    error = src.end(write)
+    lost(error)
+    assert src.wait_lease(lease) == "peer-lost"
+    src.pool.free(table)
+    assert src.pool.close() == {}
+    works_with(src, remote("second", transport), 5)
+    assert src.stats()["transfers_open"] == 0
+
+
+def test_source_is_killed_while_a_write_is_open(transport: str, local: Local, remote: Remote) -> None:
+    dst = local("survivor", transport)
+    src = remote("victim", transport)
+    src.fill(2)
+    join(dst, src)
+    table = dst.pool.allocate(len(dst.all), "req")
+    lease = dst.grant("write")
+    incoming = dst.expect(b"req", timeout_s=5.0)
+    src.write(notify=b"req", hold=True)
+    src.release(2)
+    dst.wait_layer(1, incoming)
+    assert dst.holds(2, layers=range(2))
+    src.kill()
+    error = dst.end(incoming)
+    assert isinstance(error, PeerError | TransferError), error
+    assert sorted(error.failed_blocks.tolist()) == dst.all
+    assert dst.wait_lease(lease) == "peer-lost"
+    dst.pool.free(table)
+    assert dst.pool.close() == {}
+    works_with(dst, remote("second", transport), 5)
+    assert dst.stats()["transfers_open"] == 0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_source_is_killed_in_the_middle_of_a_read(
+    transport: str, local: Local, remote: Remote, seed: int
+) -> None:
+    dst = local("survivor", transport, LARGE)
+    src = remote("victim", transport, LARGE)
+    src.fill(seed)
+    join(dst, src)
+    src.grant("read")
+    read = dst.read_until_bytes_land()
+    time.sleep(0.002 * (seed - 1))
+    src.kill()
+    error = dst.end(read)
+    if error is None:
+        assert dst.holds(seed)
+    else:
+        lost(error)
+    assert dst.wait_lost() in LOST
+    assert dst.stats()["transfers_open"] == 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_destination_is_killed_in_the_middle_of_a_read(
+    transport: str, local: Local, remote: Remote, seed: int
+) -> None:
+    src = local("survivor", transport, LARGE)
+    dst = remote("victim", transport, LARGE)
+    src.fill(seed)
+    join(src, dst)
+    lease = src.grant("read")
+    dst.read_until_bytes_land()
+    time.sleep(0.002 * (seed - 1))
+    dst.kill()
+    assert src.wait_lease(lease) == "peer-lost"
+    assert src.wait_lost() in LOST
+    assert src.holds(seed)
+    assert src.stats()["transfers_open"] == 0
+
+
+# ---- stopped ------------------------------------------------------------------------------------
+
+
+def test_destination_is_stopped_while_a_write_is_open(transport: str, local: Local, remote: Remote) -> None:
+    src = local("survivor", transport)
+    src.fill(1)
+    dst = remote("victim", transport)
+    join(src, dst)
+    dst.grant("write")
+    lease = src.grant("read")
+    write = src.write(hold=True)
+    src.release(2)
+    dst.until_bytes_land()
+    dst.stop()
+    lost(src.end(write), "peer-silent")
+    assert src.wait_lease(lease) == "peer-lost"
+    works_with(src, remote("second", transport), 5)
+    dst.resume()
+    assert dst.wait_lost() in LOST
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_resumed_reader_never_reports_stale_bytes_done(
+    transport: str, local: Local, remote: Remote, seed: int
+) -> None:
+    """Contract 5 at the source: the lease ended and the pages were reused while the reader slept."""
+    src = local("survivor", transport, LARGE)
+    dst = remote("victim", transport, LARGE)
+    src.fill(seed)
+    join(src, dst)
+    lease = src.grant("read")
+    read = dst.read_until_bytes_land()
+    time.sleep(0.002 * (seed - 1))
+    dst.stop()
+    if seed == 2:
+        assert src.revoke(lease) == "revoked"
+    else:
+        assert src.wait_lease(lease) == "peer-lost"
+    src.set(7)
+    dst.resume()
+    error = dst.end(read)
+    if error is None:
+        assert dst.holds(seed), f"done with bytes of another use of the pages (seed {seed})"
+    else:
+        assert isinstance(error, PeerError | TransferError), error
+        assert len(error.failed_blocks)
+    assert src.is_all(7)
+
+
+def test_nothing_lands_from_a_writer_that_slept_past_the_fence(
+    transport: str, local: Local, remote: Remote
+) -> None:
+    """Contract 5 at the destination: what was under way when the source stopped stays out."""
+    dst = local("survivor", transport, LARGE)
+    src = remote("victim", transport, LARGE)
+    src.fill(3)
+    join(dst, src)
+    lease = dst.grant("write")
+    src.write()
+    dst.until_bytes_land()
+    src.stop()
+    # On shm the bytes need no source, so the transfer may have ended; the fence is due all the same.
+    assert dst.wait_lease(lease) == "peer-lost"
+    dst.set(7)
+    src.resume()
+    error = src.end()
+    if error is not None:
+        lost(error)
+    time.sleep(0.2)
+    assert dst.is_all(7), "bytes landed after the fence"
+
+
+def test_source_is_stopped_before_the_rest_of_a_write(transport: str, local: Local, remote: Remote) -> None:
+    """The writer releases the rest after its lease ended."""
+    dst = local("survivor", transport)
+    src = remote("victim", transport)
+    src.fill(4)
+    join(dst, src)
+    lease = dst.grant("write")
+    incoming = dst.expect(b"req", timeout_s=5.0)
+    write = src.write(notify=b"req", hold=True)
+    src.release(1)
+    dst.wait_layer(0, incoming)
+    src.stop()
+    assert dst.wait_lost() == "peer-silent"
+    assert dst.end(incoming) is not None
+    assert dst.wait_lease(lease) == "peer-lost"
+    dst.set(7)
+    src.resume()
+    src.release(4)
+    lost(src.end(write))
+    time.sleep(0.2)
+    assert dst.is_all(7)
+
+
+# ---- restarted ----------------------------------------------------------------------------------
+
+
+def test_peer_restarts_under_its_name_while_the_old_one_hangs(
+    transport: str, local: Local, remote: Remote
+) -> None:
+    src = local("survivor", transport, heartbeat_interval_s=1.0, silent_timeout_s=30.0)
+    src.fill(1)
+    old = remote("victim", transport)
+    join(src, old)
+    first = src.peers[-1]
+    old.grant("write")
+    write = src.write(hold=True)
+    src.release(2)
+    old.until_bytes_land()
+    old.stop()  # nobody closes its sockets: the newcomer alone tells
+    started = time.monotonic()
+    new = remote("victim", transport)
+    join(src, new)
+    lost(src.end(write), "peer-restarted")
+    assert time.monotonic() - started < 10
+    assert src.peers[-1] is not first
+    assert src.peers[-1].incarnation != first.incarnation
+    new.grant("write")
+    src.write()
+    assert src.end() is None
+    assert new.holds(1)
+    old.resume()
+    assert old.wait_lost() in LOST
+    assert src.peer_state()[0] == "open", "the old incarnation must not push out the new one"
+
+
+def test_peer_is_killed_and_restarts_under_its_name(transport: str, local: Local, remote: Remote) -> None:
+    src = local("survivor", transport)
+    src.fill(1)
+    old = remote("victim", transport)
+    join(src, old)
+    old.grant("write")
+    write = src.write(hold=True)
+    src.release(2)
+    old.until_bytes_land()
+    old.kill()
+    lost(src.end(write))
+    new = remote("victim", transport)
+    works_with(src, new, 9)
+
+
+assert SMALL[0] == 4  # layers that the tests above count
