@@ -91,7 +91,7 @@ class Event:
         """``"ended"`` (handle), ``"layer"`` (handle, layer), ``"notification"`` (peer, payload),
         ``"peer-up"``, ``"peer-lost"`` (peer, code, message), ``"region"``, ``"region-gone"`` (peer,
         region), ``"lease-granted"`` (peer, lease: a peer granted it to us), ``"lease-ended"``
-        (lease, code; ``held`` tells whose)."""
+        (lease, code; ``held`` tells whose), ``"log"`` (message: one line for the log)."""
     @property
     def handle(self) -> int: ...
     @property

@@ -686,6 +686,8 @@ class Agent:
             _log.info("kvxfer: %s lost a peer: %s", self._name, event.message)
         elif event.kind == "region-gone":
             self._programs.forget_peer(event.peer, event.region)
+        elif event.kind == "log":
+            _log.warning("kvxfer: %s: %s", self._name, event.message)
 
     def _notification(self, peer_id: int, payload: bytes) -> Notification:
         return Notification(self._peers.get_or_nameless(peer_id), payload)

@@ -192,6 +192,7 @@ class PyAgentCore {
     out["pieces_redone"] = stats.pieces_redone;
     out["fences_stale"] = stats.fences_stale;
     out["frames_refused"] = stats.frames_refused;
+    out["events_dropped"] = runtime_->ring().num_dropped();
     return out;
   }
 

@@ -14,6 +14,11 @@ void CompletionRing::signal() noexcept {
 
 void CompletionRing::push(Event event) {
   const std::lock_guard lock(mutex_);
+  const bool repeated = event.kind == EventKind::kNotification || event.kind == EventKind::kLog;
+  if (repeated && events_.size() >= kMaxRepeated) {
+    ++num_dropped_;
+    return;
+  }
   events_.push_back(std::move(event));
   if (!armed_) return;
   armed_ = false;
@@ -38,6 +43,11 @@ std::vector<Event> CompletionRing::drain(std::size_t max_events) {
 bool CompletionRing::empty() const {
   const std::lock_guard lock(mutex_);
   return events_.empty();
+}
+
+std::uint64_t CompletionRing::num_dropped() const {
+  const std::lock_guard lock(mutex_);
+  return num_dropped_;
 }
 
 void CompletionRing::wake() noexcept {

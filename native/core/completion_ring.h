@@ -11,9 +11,12 @@
 
 namespace kvxfer {
 
-// Not bounded itself: what fills it is (open transfers, undelivered notifications of a peer).
+// What ends a wait is always kept: there are as many as handles, peers and leases. What a peer can
+// repeat at will (notifications, refused connections) is dropped beyond kMaxRepeated, and counted.
 class CompletionRing {
  public:
+  static constexpr std::size_t kMaxRepeated = 1 << 17;
+
   CompletionRing();
 
   int fd() const noexcept { return fd_.get(); }
@@ -21,6 +24,7 @@ class CompletionRing {
   // Oldest first. Returning none arms the descriptor: the next push makes it readable.
   std::vector<Event> drain(std::size_t max_events);
   bool empty() const;
+  std::uint64_t num_dropped() const;
   // Makes the descriptor readable whatever is in the ring, for a consumer that is to go.
   void wake() noexcept;
 
@@ -28,6 +32,7 @@ class CompletionRing {
   void signal() noexcept;
   mutable std::mutex mutex_;
   std::deque<Event> events_;
+  std::uint64_t num_dropped_ = 0;
   bool armed_ = true;      // the next push signals
   bool signalled_ = false;  // the descriptor is readable
   UniqueFd fd_;

@@ -150,7 +150,8 @@ struct Completion {
   WorkId work = 0;     // kWork
   PeerId peer = 0;     // kRailUp, kRailDown
   // kWork: kOk; kCancelled; kRailFailed (another rail may redo it); kLeaseEnded (kCheckFence: the
-  // source's word moved on; kReceive: the source stopped in mid-piece); kUnsupported, kSystem.
+  // source's word moved on; kReceive: the source stopped in mid-piece); kRegionGone; kUnsupported,
+  // kSystem, kInternal (this rail cannot do it, another may).
   Code code = Code::kOk;
   std::string detail;  // empty when kOk: no allocation on the fast path
 };
@@ -205,7 +206,8 @@ class Transport {
 
   // When this returns no byte of the work lands in our memory and none of ours is read for it.
   // Its completion (kCancelled, unless it had already completed) comes through poll. Unknown ids
-  // are ignored.
+  // are ignored. A kSend cancelled between its last page and its trailer may still arrive as held:
+  // every page of it was read while the right stood.
   virtual void cancel(WorkId work) noexcept = 0;
 
   // Advances work by a bounded amount (about 1 MiB) and reports. Does not block.
