@@ -1,0 +1,162 @@
+"""A TCP proxy between two agents, that cuts, delays and swallows what passes.
+
+Of the connections to one agent the first is the session's control connection, later ones are rails.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final
+
+_CHUNK_NBYTES: Final = 1 << 16
+
+
+@dataclass
+class Link:
+    """One proxied connection.
+
+    Attributes
+    ----------
+    sent
+        What the dialling side said, its first 64 KiB: to be thrown at the other side again.
+    passed_nbytes
+        Both ways together.
+    cut_after_nbytes
+        When so much has passed, both sides are cut.
+    """
+
+    near: socket.socket
+    far: socket.socket
+    sent: bytearray = field(default_factory=bytearray)
+    passed_nbytes: int = 0
+    cut_after_nbytes: int = -1
+    swallow: bool = False
+
+    def cut(self) -> None:
+        """Ends it at both sides."""
+        for end in (self.near, self.far):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # gone already
+
+    def half_close(self) -> None:
+        """Tells the listening side that nothing more comes; its own words still pass."""
+        self.far.shutdown(socket.SHUT_WR)
+
+
+class Proxy:
+    """Forwards connections to an agent's address."""
+
+    def __init__(self, address: str, delay_s: float = 0.0) -> None:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self._target = (host, int(port))
+        self._delay_s = delay_s
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.links: list[Link] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    @property
+    def control(self) -> Link:
+        return self.links[0]
+
+    def blackhole(self) -> None:
+        """From now on nothing passes, and nobody is told."""
+        for link in self.links:
+            link.swallow = True
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(self._target, 5)
+            except OSError:
+                near.close()
+                continue
+            for end in (near, far):
+                end.settimeout(None)
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link = Link(near, far)
+            self.links.append(link)
+            self._pump(link, near, far)
+            self._pump(link, far, near)
+
+    def _pump(self, link: Link, source: socket.socket, sink: socket.socket) -> None:
+        late: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+
+        def receive() -> None:
+            while True:
+                try:
+                    data = source.recv(_CHUNK_NBYTES)
+                except OSError:
+                    data = b""
+                if source is link.near and len(link.sent) < _CHUNK_NBYTES:
+                    link.sent += data
+                if self._delay_s:
+                    late.put((time.monotonic() + self._delay_s, data))
+                else:
+                    forward(data)
+                if not data:
+                    return
+
+        def forward(data: bytes) -> None:
+            link.passed_nbytes += len(data)
+            if 0 <= link.cut_after_nbytes < link.passed_nbytes:
+                link.cut()
+                return
+            if link.swallow:
+                return
+            try:
+                if data:
+                    sink.sendall(data)
+                else:
+                    sink.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass  # the reader of this direction notices
+
+        def forward_late() -> None:
+            while True:
+                due, data = late.get()
+                time.sleep(max(due - time.monotonic(), 0))
+                forward(data)
+                if not data:
+                    return
+
+        for body in (receive, forward_late) if self._delay_s else (receive,):
+            self._threads.append(threading.Thread(target=body, daemon=True))
+            self._threads[-1].start()
+
+    def close(self) -> None:
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # nobody has dialled
+        self._listener.close()
+        for link in self.links:
+            link.cut()
+        for thread in self._threads:
+            thread.join(5)
+        for link in self.links:
+            link.near.close()
+            link.far.close()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

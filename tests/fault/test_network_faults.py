@@ -1,0 +1,322 @@
+"""Connections between two processes are cut, half-closed, swallowed and delayed; strangers throw bytes."""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from kvxfer.errors import PeerError, TransferError, UsageError
+from tests.fault.node import LARGE, SECRET, Node, Worker, footprint
+from tests.fault.proxy import Proxy
+
+Local = Callable[..., Node]
+Remote = Callable[..., Worker]
+
+LOST = {"peer-lost", "peer-silent", "peer-restarted"}
+
+
+class Line:
+    """A node here, one in another process, and a proxy between them; three rails of TCP at most."""
+
+    def __init__(
+        self, local: Local, remote: Remote, delay_s: float = 0.0, shape: tuple[int, ...] = LARGE
+    ) -> None:
+        self.here = local("here", "tcp", shape)
+        self.there = remote("there", "tcp", shape)
+        self.there.fill(3)
+        self.proxy = Proxy(self.there.address(), delay_s)
+        self.here.connect(self.proxy.address)
+        self.there.accept("here")
+
+    def rails_up(self, count: int) -> None:
+        deadline = time.monotonic() + 5
+        while len(self.here.rails()) < count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert self.here.rails() == ("tcp",) * count
+
+    def still_works(self) -> None:
+        """Both agents are usable: a direct session moves everything."""
+        self.here.set(0)
+        self.here.connect(self.there.address())
+        self.there.accept("here")
+        self.there.grant("read")
+        self.here.read()
+        assert self.here.end() is None
+        assert self.here.holds(3)
+
+
+@pytest.fixture
+def line(local: Local, remote: Remote) -> Iterator[Callable[..., Line]]:
+    lines: list[Line] = []
+
+    def make(**options: float) -> Line:
+        lines.append(Line(local, remote, **options))  # type: ignore[arg-type]
+        return lines[-1]
+
+    yield make
+    for one in lines:
+        one.proxy.close()
+
+
+# ---- cut ----------------------------------------------------------------------------------------
+
+
+def test_control_connection_is_cut(line: Callable[..., Line]) -> None:
+    ends = line()
+    ends.rails_up(2)
+    ends.there.grant("read")
+    lease = ends.here.grant("write")
+    read = ends.here.read_until_bytes_land()
+    ends.proxy.control.cut()
+    error = ends.here.end(read)
+    if error is None:
+        assert ends.here.holds(3)
+    else:
+        assert isinstance(error, PeerError | TransferError), error
+        assert error.code in LOST, error
+    assert ends.here.wait_lost() in LOST
+    assert ends.there.wait_lost() in LOST
+    assert ends.here.wait_lease(lease) == "peer-lost"
+    ends.still_works()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_one_rail_is_cut_and_the_other_carries_on(line: Callable[..., Line], seed: int) -> None:
+    ends = line()
+    ends.rails_up(2)
+    ends.there.grant("read")
+    dying = ends.proxy.links[seed]
+    dying.cut_after_nbytes = dying.passed_nbytes + random.Random(seed).randrange(1 << 20, 16 << 20)
+    read = ends.here.read()
+    assert ends.here.end(read, 30) is None
+    assert ends.here.holds(3)
+    assert ends.here.peer_state() == ("open", "")
+    assert ends.here.rails() == ("tcp",)
+    stats = ends.here.stats()
+    assert stats["pieces_redone"] > 0, stats
+    assert stats["bytes_in"] >= ends.here.array.nbytes
+
+
+def test_every_rail_is_cut(line: Callable[..., Line]) -> None:
+    """The transfer ends; whether the session survives without a rail is for the agent to say."""
+    ends = line()
+    ends.rails_up(2)
+    ends.there.grant("read")
+    for link in ends.proxy.links[1:]:
+        link.cut_after_nbytes = link.passed_nbytes + (8 << 20)
+    read = ends.here.read(timeout_s=5.0)
+    error = ends.here.end(read)
+    assert error is not None
+    assert len(error.failed_blocks)
+    ends.still_works()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_connection_is_half_closed(line: Callable[..., Line], which: int) -> None:
+    """End of file in one direction is the end of a connection: of the peer, or of one rail."""
+    ends = line()
+    ends.rails_up(2)
+    ends.there.grant("read")
+    read = ends.here.read_until_bytes_land()
+    ends.proxy.links[which].half_close()
+    error = ends.here.end(read, 30)
+    if error is None:
+        assert ends.here.holds(3)
+    else:
+        assert which == 0, f"one rail was lost, and the other could have carried on: {error}"
+        assert error.code in LOST
+    if which == 0:
+        assert ends.there.wait_lost() in LOST
+        assert ends.here.wait_lost() in LOST
+    else:
+        assert ends.here.peer_state() == ("open", "")
+    ends.still_works()
+
+
+def test_traffic_is_swallowed(line: Callable[..., Line]) -> None:
+    ends = line()
+    ends.rails_up(2)
+    ends.there.grant("read")
+    ends.there.grant("write")
+    write = ends.here.write(hold=True)
+    read = ends.here.read_until_bytes_land()
+    ends.proxy.blackhole()
+    started = time.monotonic()
+    error = ends.here.end(read)
+    if error is None:
+        assert ends.here.holds(3)
+    else:
+        assert error.code == "peer-silent", error
+    error = ends.here.end(write)
+    assert error is not None
+    assert error.code == "peer-silent", error
+    assert ends.here.wait_lost() == "peer-silent"
+    assert ends.there.wait_lost() == "peer-silent"
+    assert time.monotonic() - started < 10
+    ends.still_works()
+
+
+def test_one_rail_is_swallowed(line: Callable[..., Line]) -> None:
+    """A rail that says nothing while the session lives: the transfer ends by its deadline at the latest."""
+    ends = line()
+    ends.rails_up(2)
+    ends.there.grant("read")
+    read = ends.here.read_until_bytes_land(timeout_s=5.0)
+    ends.proxy.links[1].swallow = True
+    error = ends.here.end(read)
+    if error is None:
+        assert ends.here.holds(3)
+    else:
+        assert error.code in {"deadline", "rail-failed"}, error
+    assert ends.here.peer_state() == ("open", "")
+    ends.still_works()
+
+
+def test_everything_comes_late(line: Callable[..., Line]) -> None:
+    ends = line(delay_s=0.05, shape=(4, 2, 32, 32, 8, 128))
+    ends.there.grant("read")
+    ends.here.read(notify=b"late")
+    assert ends.here.end(timeout_s=30) is None
+    assert ends.here.holds(3)
+    incoming = ends.there.expect(b"back")
+    ends.here.fill(4)
+    ends.here.write(notify=b"back")
+    assert ends.here.end() is None
+    assert ends.there.end(incoming) is None
+    assert ends.there.holds(4)
+
+
+# ---- trust --------------------------------------------------------------------------------------
+
+
+def lines_of(caplog: pytest.LogCaptureFixture, node: Node) -> list[str]:
+    """Returns what an agent logged by now."""
+    node.agent.poll_notification()
+    return [record.getMessage() for record in caplog.records if record.name.startswith("kvxfer")]
+
+
+def test_wrong_secret(local: Local, remote: Remote, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvxfer")
+    acceptor = local("acceptor", "tcp", secret=SECRET)
+    acceptor.fill(1)
+    friend = remote("friend", "tcp", secret=SECRET)
+    friend.connect(acceptor.address())
+    acceptor.accept("friend")
+    acceptor.grant("read")
+    for secret in (b"another secret, also long", b""):
+        stranger = remote("stranger", "tcp", secret=secret)
+        with pytest.raises(PeerError) as caught:
+            stranger.connect(acceptor.address())
+        assert caught.value.code == "auth-failed", caught.value
+        assert "secret" in str(caught.value), "what to do is said"
+    friend.read()
+    assert friend.end() is None
+    assert friend.holds(1)
+    assert [peer.name for peer in acceptor.agent.peers] == ["friend"]
+    assert [peer.name for peer in acceptor.agent.peers] == ["friend"]
+
+
+def test_a_refused_stranger_is_one_line_in_the_log(
+    local: Local, remote: Remote, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvxfer")
+    acceptor = local("acceptor", "tcp", secret=SECRET)
+    stranger = remote("stranger", "tcp", secret=b"another secret, also long")
+    with pytest.raises(PeerError):
+        stranger.connect(acceptor.address())
+    time.sleep(0.2)
+    assert len(lines_of(caplog, acceptor)) == 1, lines_of(caplog, acceptor)
+
+
+@pytest.mark.parametrize("listen", ["tcp://0.0.0.0:0", "tcp://[::]:0", "tcp://example.org:0"])
+def test_nobody_listens_beyond_loopback_without_a_secret(local: Local, listen: str) -> None:
+    with pytest.raises(UsageError, match="without a secret"):
+        local("open", "tcp", listen=listen)
+
+
+# ---- bytes of strangers ---------------------------------------------------------------------------
+
+
+def garbage(rng: random.Random, recorded: list[bytes]) -> bytes:
+    """Returns random bytes, or recorded ones that were cut, spoilt, enlarged or left as they were."""
+    kind = rng.randrange(5)
+    base = bytearray(rng.choice(recorded))
+    if kind == 0 or not base:
+        return rng.randbytes(rng.randrange(1, 4096))
+    if kind == 1:
+        return bytes(base[: rng.randrange(len(base))])
+    if kind == 2:
+        for _ in range(rng.randrange(1, 8)):
+            base[rng.randrange(len(base))] ^= 1 << rng.randrange(8)
+        return bytes(base)
+    if kind == 3:
+        for i in range(min(4, len(base))):
+            base[i] = 0xFF
+        return bytes(base) + rng.randbytes(1 << 16)
+    return bytes(base)
+
+
+def throw(address: str, data: bytes, *, wait: bool) -> None:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    with socket.create_connection((host, int(port)), 5) as stranger:
+        try:
+            stranger.sendall(data)
+            if wait:
+                stranger.settimeout(0.02)
+                stranger.recv(4096)
+        except OSError:
+            pass  # closed on us, or silent: both are fine
+
+
+def test_bytes_of_strangers_disturb_nothing(line: Callable[..., Line]) -> None:
+    seed = 20240229
+    rng = random.Random(seed)
+    ends = line()
+    ends.rails_up(2)
+    ends.there.grant("read")
+    recorded = [bytes(link.sent) for link in ends.proxy.links]
+    assert all(recorded)
+    before, before_here = ends.there.footprint()[0], footprint()[0]
+    failures = []
+    for i in range(300):
+        if i % 50 == 0:
+            ends.here.set(0)
+            read = ends.here.read()
+        target = ends.there.address() if i % 2 else ends.here.address()
+        throw(target, garbage(rng, recorded), wait=i % 3 == 0)
+        if i % 50 == 49:
+            error = ends.here.end(read, 30)
+            if error is not None or not ends.here.holds(3):
+                failures.append((i, error))
+    assert not failures, f"seed {seed}: {failures}"
+    assert ends.here.peer_state() == ("open", "")
+    assert ends.there.peer_state() == ("open", "")
+    deadline = time.monotonic() + 10  # a stranger has handshake_timeout_s
+    while time.monotonic() < deadline and (
+        ends.there.footprint()[0] > before or footprint()[0] > before_here
+    ):
+        time.sleep(0.05)
+    assert ends.there.footprint()[0] <= before, f"descriptors leaked (seed {seed})"
+    assert footprint()[0] <= before_here, f"descriptors leaked (seed {seed})"
+    ends.still_works()
+
+
+def test_strangers_that_say_nothing_are_sent_away(local: Local) -> None:
+    node = local("patient", "tcp")
+    before = footprint()[0]
+    host, _, port = node.address().removeprefix("tcp://").rpartition(":")
+    strangers = [socket.create_connection((host, int(port)), 5) for _ in range(50)]
+    for stranger in strangers:
+        stranger.settimeout(10)
+        assert stranger.recv(1 << 16) is not None
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and footprint()[0] > before + 50:
+        time.sleep(0.05)
+    assert footprint()[0] <= before + 50
+    for stranger in strangers:
+        stranger.close()

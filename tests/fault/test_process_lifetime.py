@@ -1,0 +1,137 @@
+"""Forks, many rounds of connecting, and the pages around a pool."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.fault.node import ROOT, Node, Worker, footprint
+
+Local = Callable[..., Node]
+Remote = Callable[..., Worker]
+
+
+# ---- fork -----------------------------------------------------------------------------------------
+
+
+def pair(transport: str, local: Local, remote: Remote) -> tuple[Node, Worker]:
+    here, there = local("here", transport), remote("forker", transport)
+    there.connect(here.address())
+    here.accept("forker")
+    there.remember_remote()
+    there.fill(1)
+    there.grant("read")
+    here.grant("write")
+    return here, there
+
+
+def test_a_forked_child_can_do_nothing_and_disturbs_nothing(
+    transport: str, local: Local, remote: Remote
+) -> None:
+    here, there = pair(transport, local, remote)
+    write = there.write(hold=True)
+    there.release(1)
+    here.until_bytes_land()
+    pid, outcomes = there.fork()
+    assert len(outcomes) == 20
+    assert set(outcomes.values()) == {"AgentError forked"}, outcomes
+    assert there.reap(pid) == 0, "the child exits as any process does"
+    assert there.peer_state() == ("open", "")
+    there.release(there_layers := here.num_layers, write)
+    assert there_layers == 4
+    assert there.end(write) is None
+    assert here.holds(1)
+    here.set(0)
+    here.read()
+    assert here.end() is None
+    assert here.holds(1)
+    time.sleep(1.5)  # longer than silent_timeout_s
+    assert here.peer_state() == ("open", "")
+
+
+def test_a_parents_death_is_noticed_although_its_child_lives(
+    transport: str, local: Local, remote: Remote
+) -> None:
+    here, there = pair(transport, local, remote)
+    read_lease = here.grant("read")
+    there.write(hold=True)
+    pid, _ = there.fork(60.0)
+    try:
+        started = time.monotonic()
+        there.kill()
+        assert here.wait_lost() in {"peer-lost", "peer-silent"}
+        assert time.monotonic() - started < 5
+        assert here.wait_lease(read_lease) == "peer-lost"
+        os.kill(pid, 0)  # the child lives
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+# ---- rounds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "count"), [("shm", 1000), ("tcp", 300)])
+def test_rounds_of_connecting_grow_nothing(local: Local, remote: Remote, kind: str, count: int) -> None:
+    here, there = local("here", kind), remote("dialler", kind)
+    there.rounds(here.address(), 100)  # what is made once
+    settle(here)
+    mine, theirs = footprint(), there.footprint()
+    assert there.rounds(here.address(), count) == count
+    settle(here)
+    now_mine, now_theirs = footprint(), there.footprint()
+    for before, after in ((mine, now_mine), (theirs, now_theirs)):
+        assert after[0] <= before[0] + 4, f"descriptors: {before[0]} -> {after[0]}"
+        assert after[1] <= before[1], f"threads: {before[1]} -> {after[1]}"
+        assert after[2] <= before[2] + (16 << 20), f"resident: {before[2]} -> {after[2]}"
+    there.connect(here.address())
+    here.accept("dialler")
+    there.fill(2)
+    here.grant("write")
+    there.write()
+    assert there.end() is None
+    assert here.holds(2)
+
+
+def settle(node: Node) -> None:
+    """Waits until the last goodbye has arrived, and takes events off the ring."""
+    deadline = time.monotonic() + 5
+    while node.agent.peers and time.monotonic() < deadline:
+        time.sleep(0.01)
+    node.agent.poll_notification()
+    gc.collect()
+    time.sleep(0.1)
+
+
+# ---- pages around a pool ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["before", "after", "inside"])
+@pytest.mark.parametrize("huge_pages", [False, True])
+@pytest.mark.parametrize("store", [False, True], ids=["load", "store"])
+def test_one_byte_beyond_a_pool_is_death(where: str, huge_pages: bool, store: bool) -> None:
+    code = f"""
+import ctypes, faulthandler
+from kvxfer import Pool
+faulthandler.disable()
+pool = Pool(4, 4096, huge_pages={huge_pages})
+array = pool.array()
+start, end = array.ctypes.data, array.ctypes.data + pool.nbytes
+address = {{"before": start - 1, "after": end, "inside": end - 1}}[{where!r}]
+byte = (ctypes.c_ubyte * 1).from_address(address)
+if {store}:
+    byte[0] = 1
+else:
+    byte[0]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, timeout=30, capture_output=True, check=False
+    )
+    wanted = 0 if where == "inside" else -signal.SIGSEGV
+    assert done.returncode == wanted, done.stderr.decode()
