@@ -1,6 +1,6 @@
 """The peer's process is killed, stopped or restarted in mid-transfer. The survivor says what was lost.
 
-Transfers of 128 MiB, or writes that are held back, so that the fault falls into the middle.
+Transfers of 64 MiB, or writes that are held back, so that the fault falls into the middle.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from kvxfer.errors import PeerError, TransferError
-from tests.fault.node import LARGE, SMALL, Node, Worker
+from tests.fault.node import LARGE, Node, Worker
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -100,7 +100,7 @@ def test_source_is_killed_while_a_write_is_open(transport: str, local: Local, re
     assert dst.stats()["transfers_open"] == 0
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_source_is_killed_in_the_middle_of_a_read(
     transport: str, local: Local, remote: Remote, seed: int
 ) -> None:
@@ -160,7 +160,7 @@ def test_destination_is_stopped_while_a_write_is_open(transport: str, local: Loc
     assert dst.wait_lost() in LOST
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_resumed_reader_never_reports_stale_bytes_done(
     transport: str, local: Local, remote: Remote, seed: int
 ) -> None:
@@ -279,6 +279,3 @@ def test_peer_is_killed_and_restarts_under_its_name(transport: str, local: Local
     lost(src.end(write))
     new = remote("victim", transport)
     works_with(src, new, 9)
-
-
-assert SMALL[0] == 4  # layers that the tests above count

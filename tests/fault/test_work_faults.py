@@ -1,0 +1,325 @@
+"""Work that ends early: revoked, deregistered, cancelled, closed over, overdue; and work that is refused.
+
+Between two processes, over shm and tcp. What was fenced is overwritten at once and compared.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from kvxfer import KVLayout, Pool
+from kvxfer.errors import AgentError, ExhaustedError, KvxferError, PeerError, TransferError, UsageError
+from tests.fault.node import MEDIUM, Node, Worker
+
+Local = Callable[..., Node]
+Remote = Callable[..., Worker]
+
+
+@pytest.fixture
+def here(transport: str, local: Local) -> Node:
+    return local("here", transport, MEDIUM)
+
+
+@pytest.fixture
+def there(transport: str, remote: Remote, here: Node) -> Worker:
+    """The other process: full, connected."""
+    worker = remote("there", transport, MEDIUM)
+    worker.fill(3)
+    here.connect(worker.address())
+    worker.accept("here")
+    return worker
+
+
+def ended(error: KvxferError | None, *codes: str) -> None:
+    """Asserts a failure of the transfer alone, that names blocks."""
+    assert isinstance(error, TransferError), error
+    assert error.code in codes, error
+    assert len(error.failed_blocks)
+
+
+def still_works(here: Node, there: Worker) -> None:
+    """A few blocks both ways in the same session."""
+    assert here.peer_state() == ("open", "")
+    there.grant("read", [1, 2])
+    there.fill(11)
+    here.read([1, 2])
+    assert here.end() is None
+    assert here.holds(11, [1, 2])
+    there.grant("write", [5])
+    here.fill(12)
+    here.write([5])
+    assert here.end() is None
+    assert there.holds(12, [5])
+
+
+# ---- fences ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["revoke", "deregister"])
+def test_fence_at_the_destination(here: Node, there: Worker, how: str) -> None:
+    here.grant("write")
+    there.write()
+    here.until_bytes_land()
+    here.revoke() if how == "revoke" else here.deregister()
+    here.set(7)
+    error = there.end()
+    time.sleep(0.1)
+    assert here.is_all(7), "bytes landed after the fence"
+    if error is not None:
+        ended(error, "lease-ended", "region-gone")
+    assert here.peer_state() == ("open", "")
+    if how == "revoke":
+        still_works(here, there)
+
+
+@pytest.mark.parametrize("how", ["revoke", "deregister"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_fence_at_the_source(here: Node, there: Worker, how: str, seed: int) -> None:
+    """The source is the other process: a read is done with what was there before, or not done."""
+    there.grant("read")
+    read = here.read_until_bytes_land()
+    time.sleep(random.Random(seed).random() * 0.005)
+    there.revoke() if how == "revoke" else there.deregister()
+    there.set(7)
+    error = here.end(read)
+    if error is None:
+        assert here.holds(3)
+    else:
+        ended(error, "lease-ended", "region-gone")
+    assert here.peer_state() == ("open", "")
+    if how == "revoke":
+        still_works(here, there)
+
+
+def test_fences_hold_while_layers_are_held_back(here: Node, there: Worker) -> None:
+    """Deterministic: half has arrived, the rest is released after the fence."""
+    lease = here.grant("write")
+    write = there.write(hold=True)
+    there.release(2)
+    here.until_bytes_land()
+    assert here.revoke(lease) == "revoked"
+    here.set(7)
+    there.release(8)
+    ended(there.end(write), "lease-ended")
+    assert here.is_all(7)
+    still_works(here, there)
+
+
+def test_a_lease_expires_in_mid_transfer(here: Node, there: Worker) -> None:
+    lease = here.grant("write", ttl_s=0.5, renewable=False)
+    write = there.write(hold=True)
+    there.release(2)
+    here.until_bytes_land()
+    assert here.wait_lease(lease) == "expired"
+    here.set(7)
+    there.release(8)
+    ended(there.end(write), "lease-ended")
+    assert here.is_all(7)
+    still_works(here, there)
+
+
+# ---- ends -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["source", "destination"])
+def test_cancel(here: Node, there: Worker, where: str) -> None:
+    incoming = here.expect(b"req")
+    write = there.write(notify=b"req", hold=True)
+    there.release(4)
+    here.wait_layer(1, incoming)
+    there.cancel(write) if where == "source" else here.cancel(incoming)
+    error = there.end(write)
+    ended(error, *(("cancelled",) if where == "source" else ("cancelled", "not-permitted", "lease-ended")))
+    if where == "source":
+        here.cancel(incoming)
+    ended(here.end(incoming), "cancelled")
+    here.set(7)
+    time.sleep(0.1)
+    assert here.is_all(7)
+    still_works(here, there)
+
+
+def test_cancelled_read(here: Node, there: Worker) -> None:
+    there.grant("read")
+    read = here.read_until_bytes_land()
+    here.cancel(read)
+    error = here.end(read)
+    if error is None:
+        assert here.holds(3)
+    else:
+        ended(error, "cancelled")
+    here.set(7)
+    time.sleep(0.1)
+    assert here.is_all(7)
+    still_works(here, there)
+
+
+@pytest.mark.parametrize("end", ["source", "destination"])
+def test_agent_is_closed_with_work_in_flight(here: Node, there: Worker, end: str) -> None:
+    there.grant("read")
+    lease = here.grant("read")
+    write_lease = there.grant("write")
+    write = here.write([0, 1], hold=True)
+    read = here.read_until_bytes_land()
+    if end == "source":
+        there.close()
+        for work in (read, write):
+            error = here.end(work)
+            if error is None:
+                assert work == read
+                assert here.holds(3)
+            else:
+                assert isinstance(error, PeerError | TransferError), error
+                assert len(error.failed_blocks)
+        assert here.wait_lease(lease) == "peer-lost"
+        assert here.wait_lost() in {"peer-lost", "closed"}
+        return
+    here.close()
+    here.set(7)
+    for work in (read, write):
+        assert here.state(work) in ("done", "failed", "cancelled")
+    time.sleep(0.1)
+    assert here.is_all(7), "bytes landed in memory of a closed agent"
+    assert there.wait_lease(write_lease) == "peer-lost"
+    with pytest.raises(AgentError) as caught:
+        here.read()
+    assert caught.value.code == "closed"
+
+
+def test_deadline(here: Node, there: Worker) -> None:
+    incoming = here.expect(b"req", timeout_s=0.5)
+    write = there.write(notify=b"req", hold=True, timeout_s=0.5)
+    there.release(1)
+    started = time.monotonic()
+    error = here.end(incoming)
+    ended(error, "deadline", "cancelled")
+    assert sorted(error.failed_blocks.tolist()) == here.all  # type: ignore[union-attr]
+    ended(there.end(write), "deadline", "lease-ended", "not-permitted")
+    assert time.monotonic() - started < 10
+    here.set(7)
+    time.sleep(0.1)
+    assert here.is_all(7)
+    still_works(here, there)
+
+
+# ---- refused --------------------------------------------------------------------------------------
+
+
+def test_tables_that_do_not_fit_post_nothing(here: Node, there: Worker) -> None:
+    there.grant("write")
+    remote = here.peers[-1].regions["kv"]
+    before = here.stats()["transfers_open"]
+    for src, dst, code in (
+        ([64], [0], "out-of-range"),
+        ([0], [64], "out-of-range"),
+        ([-1], [0], "out-of-range"),
+        ([1 << 40], [0], "out-of-range"),
+        ([0, 1], [5, 5], "duplicate-block"),
+        ([0, 1], [5], "length-mismatch"),
+        ([0], [5, 6], "length-mismatch"),
+    ):
+        for verb in (here.agent.write, here.agent.read):
+            with pytest.raises(UsageError) as caught:
+                verb(here.region, remote, src, dst)
+            assert caught.value.code == code, caught.value
+            assert len(str(caught.value)) > 30, "it says what, where and what to do"
+    with pytest.raises(UsageError) as caught:
+        here.expect(b"req", [3, 3])
+    assert caught.value.code == "duplicate-block"
+    with pytest.raises(UsageError) as caught:
+        here.region.grant(here.peers[-1], [64], "read")
+    assert caught.value.code == "out-of-range"
+    assert here.stats()["transfers_open"] == before
+    assert there.holds(3)
+    still_works(here, there)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((8, 2, 4, 32, 4, 64), np.uint16),
+        ((8, 2, 4, 16, 4, 128), np.uint16),
+        ((8, 2, 4, 32, 2, 128), np.uint16),
+        ((8, 2, 4, 32, 4, 128), np.uint8),
+    ],
+    ids=["head size", "tokens of a block", "heads", "dtype"],
+)
+def test_layouts_that_do_not_fit_post_nothing(
+    here: Node, there: Worker, shape: tuple[int, ...], dtype: type
+) -> None:
+    there.grant("write")
+    array: np.ndarray = np.zeros(shape, dtype)
+    odd = here.agent.register("odd", array, KVLayout.from_tensor(array, "l2bthd"))
+    with pytest.raises(UsageError) as caught:
+        here.agent.write(odd, here.peers[-1].regions["kv"], [0], [0])
+    assert caught.value.code in {"layout-mismatch", "unsupported"}, caught.value
+    assert len(str(caught.value)) > 30
+    assert there.holds(3)
+    odd.deregister()
+    still_works(here, there)
+
+
+def test_nothing_is_read_or_written_without_a_lease(here: Node, there: Worker) -> None:
+    there.grant("write", [0, 1])
+    there.grant("read", [2])
+    for ids in ([0, 2], [3]):
+        here.write(ids, timeout_s=2.0)
+        ended(here.end(), "not-permitted", "deadline")
+    for ids in ([0], [2, 3]):
+        here.read(ids, timeout_s=2.0)
+        ended(here.end(), "not-permitted", "deadline")
+    assert there.holds(3)
+    assert here.is_all(0)
+    still_works(here, there)
+
+
+# ---- bounded things ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound_here", [8, 4096])
+def test_more_in_flight_than_a_peer_takes(
+    transport: str, local: Local, remote: Remote, bound_here: int
+) -> None:
+    """Back-pressure is no failure where both ends know the bound; where one does not, it is told."""
+    here = local("here", transport, max_transfers_per_peer=bound_here)
+    there = remote("there", transport, max_transfers_per_peer=8)
+    here.fill(1)
+    here.connect(there.address())
+    there.accept("here")
+    there.grant("write")
+    works = [here.write([0], hold=True) for _ in range(100)]
+    for work in works:
+        here.release(here.num_layers, work)
+    errors = [here.end(work) for work in works]
+    if bound_here == 8:
+        assert errors == [None] * 100
+    else:
+        assert all(error is None or isinstance(error, KvxferError) for error in errors)
+        codes = {error.code for error in errors if error is not None}
+        assert codes <= {"exhausted", "refused"}, codes
+        assert errors.count(None) >= 8
+    assert here.stats()["transfers_open"] == 0
+    assert there.stats()["transfers_open"] == 0
+    here.write()
+    assert here.end() is None
+    assert there.holds(1)
+
+
+def test_an_exhausted_pool_names_who_has_the_blocks() -> None:
+    pool = Pool(8, 4096, huge_pages=False)
+    table = pool.allocate(6, "req-1")
+    with pytest.raises(ExhaustedError, match="req-1") as caught:
+        pool.allocate(3, "req-2")
+    assert caught.value.code == "exhausted"
+    assert pool.num_free == 2, "all or none"
+    pool.free(table)
+    assert len(pool.allocate(8, "req-2")) == 8
+    with pytest.raises(ExhaustedError):
+        pool.array(8 * 4096 + 1)
+    with pytest.warns(ResourceWarning, match="req-2"):
+        assert pool.close() == {"req-2": list(range(8))}
