@@ -147,11 +147,13 @@ def _transfer(options: PagesOptions, iteration: int, source: Worker, destination
         raise CheckFailedError(
             f"iteration {iteration} of {options.op} over {options.transport}: {checked['wrong']}"
         )
-    if set(active["rails"]) - {options.transport}:
+    # The destination moves the bytes, so it is the one that knows how they came.
+    rails = (passive if options.op == "write" else active)["rails"]
+    if set(rails) != {options.transport}:
         raise CheckFailedError(
-            f"asked for {options.transport}, but the bytes went over {', '.join(active['rails'])}"
+            f"asked for {options.transport}, but the bytes went over {', '.join(rails) or 'no rail'}"
         )
-    return {**active, "cpu_ns": active["cpu_ns"] + passive["cpu_ns"]}
+    return {**active, "rails": rails, "cpu_ns": active["cpu_ns"] + passive["cpu_ns"]}
 
 
 def _figures(options: PagesOptions, moved: list[Message], limit: Limit) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class Destination(PagesEnd):
         )
         self.coordinator.send("reply")
         incoming.wait(self.options.timeout_s)
-        return {"cpu_ns": self.cpu_ns()}
+        return {"cpu_ns": self.cpu_ns(), "rails": list(incoming.rails)}
 
     def read(self, iteration: int) -> Message:
         src_blocks = block_order(self.options.pattern, self.options.num_blocks, self.options.seed)

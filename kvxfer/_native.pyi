@@ -61,7 +61,8 @@ class Handle:
         """This end's block ids whose bytes cannot be relied on. Empty unless failed or cancelled."""
     @property
     def rails(self) -> tuple[str, ...]:
-        """Transports that moved bytes of it, as seen at this end."""
+        """Transports that moved bytes of it, as seen at this end: a source does not see what is fetched
+        from it (loopback, shm)."""
     @property
     def posted_ns(self) -> int: ...
     @property

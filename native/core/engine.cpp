@@ -804,6 +804,8 @@ void Engine::on_completion(Time now, const Completion& completion) {
     if (source == nullptr) return;
     source->posted.erase(completion.work);
     if (completion.code == Code::kOk) ++stats_.pieces_sent;
+    if (completion.code == Code::kOk && source->handle && rail != rails_.end())
+      source->handle->add_rail(rail->second.info.capabilities.name);
     // A piece that did not go out is the destination's to ask for again.
     if (is_draining(source->state) && source->posted.empty()) drained_source(*source);
     return;
