@@ -458,6 +458,8 @@ void Engine::on(Peer& peer, const wire::RegionGone& gone) {
   for (RailId rail : found->second.reach) host_.detach(rail, gone.id);
   peer.regions.erase(found);
   forget_programs(peer, gone.id, true);
+  // Should it announce that number again, with other bounds, nothing is taken for checked.
+  for (auto& [id, told] : peer.peer_programs) told.checked_offer = false;
   host_.emit({.kind = EventKind::kRegionGone, .peer = peer.key, .region = gone.id});
 }
 
@@ -698,10 +700,24 @@ Result<const Region*> Engine::check_spec(Peer& peer, const wire::TransferSpec& s
   if (local == nullptr) return Status(Code::kRegionGone, "the region was deregistered, or never existed");
   if (!peer.regions.contains(is_src ? program.dst : program.src))
     return Status(Code::kUnknownRegion, "the peer names a region of its own that it never announced");
-  bool& checked = is_src ? program.checked_src : program.checked_dst;
-  if (!checked)
+  const wire::Region& remote = peer.regions.at(is_src ? program.dst : program.src).region;
+  bool& checked = is_src ? program.checked_request : program.checked_offer;
+  if (!checked) {
     if (Status status = local->footprint.contains(*program.program, half); !status.ok()) return status;
-  checked = true;
+    if (!is_src) {
+      // What is read from the peer's memory must be inside what it announced.
+      CopyProgram mirrored = *program.program;
+      for (CopyLoop& loop : mirrored.loops) {
+        loop.dst_offset = loop.src_offset;
+        loop.dst_layer_stride = loop.src_layer_stride;
+        loop.dst_block_stride = loop.src_block_stride;
+        std::copy(std::begin(loop.src_strides), std::end(loop.src_strides), loop.dst_strides);
+      }
+      if (auto extent = Footprint::create(mirrored, remote.num_blocks, remote.spans); !extent.ok())
+        return extent.status();
+    }
+    checked = true;
+  }
   if (spec.grid.first_layer >= program.program->num_layers ||
       spec.grid.num_layers > program.program->num_layers - spec.grid.first_layer)
     return Status(Code::kOutOfRange, "the transfer names layers beyond the program's");
@@ -709,25 +725,10 @@ Result<const Region*> Engine::check_spec(Peer& peer, const wire::TransferSpec& s
                                    is_src ? "src_blocks" : "dst_blocks", local->name);
       !status.ok())
     return status;
-  const wire::Region& remote = peer.regions.at(is_src ? program.dst : program.src).region;
   if (Status status = check_blocks(is_src ? spec.dst_blocks : spec.src_blocks, remote.num_blocks, is_src,
                                    is_src ? "dst_blocks" : "src_blocks", remote.name);
       !status.ok())
     return status;
-  if (!is_src) {
-    // What is read from the peer's memory must be inside what it announced.
-    CopyProgram mirrored = *program.program;
-    for (CopyLoop& loop : mirrored.loops) {
-      loop.dst_offset = loop.src_offset;
-      loop.dst_layer_stride = loop.src_layer_stride;
-      loop.dst_block_stride = loop.src_block_stride;
-      std::copy(std::begin(loop.src_strides), std::end(loop.src_strides), loop.dst_strides);
-    }
-    if (!program.checked_src)
-      if (auto extent = Footprint::create(mirrored, remote.num_blocks, remote.spans); !extent.ok())
-        return extent.status();
-    program.checked_src = true;
-  }
   return local;
 }
 

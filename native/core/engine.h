@@ -193,7 +193,9 @@ class Engine {
     std::shared_ptr<const CopyProgram> program;
     RegionId src = 0, dst = 0;
     bool write = false;             // ours alone
-    bool checked_src = false, checked_dst = false;  // the peer's: its half in our region holds
+    // The peer's: it holds for OFFERs, for REQUESTs. Region ids are each agent's own, so the two uses
+    // of one program name different regions, and what holds for one says nothing about the other.
+    bool checked_offer = false, checked_request = false;
   };
   struct Peer {
     SessionKey key = 0;
