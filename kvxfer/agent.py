@@ -400,7 +400,7 @@ class Agent:
         ------
         UsageError
             Nothing was posted: ids out of range or repeated at the destination, tables of
-            different length, layouts that do not fit, too much in flight (`ExhaustedError`).
+            different length, layouts that do not fit.
         PeerError
             The peer is lost.
 

@@ -148,7 +148,7 @@ class PyAgentCore {
     if (name.empty() || name.size() > wire::kMaxName)
       raise(
           {Code::kInvalidArgument, "an agent's name has 1 to " + std::to_string(wire::kMaxName) + " bytes"});
-    Result<std::unique_ptr<Runtime>> created = [&] {
+    Result<std::shared_ptr<Runtime>> created = [&] {
       const nb::gil_scoped_release release;
       return Runtime::create(std::move(native));
     }();

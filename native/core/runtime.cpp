@@ -94,8 +94,10 @@ Time Runtime::now() noexcept {
 
 Runtime::Runtime(RuntimeOptions options) : options_(std::move(options)), owner_(::getpid()) {}
 
-Result<std::unique_ptr<Runtime>> Runtime::create(RuntimeOptions options) {
-  std::unique_ptr<Runtime> runtime(new Runtime(std::move(options)));
+Result<std::shared_ptr<Runtime>> Runtime::create(RuntimeOptions options) {
+  std::shared_ptr<Runtime> runtime(new Runtime(std::move(options)), [](Runtime* owned) {
+    if (!is_forked(owned->owner_)) delete owned;
+  });
   if (Status status = runtime->start(); !status.ok()) return status;
   return runtime;
 }
@@ -194,16 +196,6 @@ Status Runtime::add_transports() {
 }
 
 Runtime::~Runtime() {
-  if (is_forked(owner_)) {
-    // The thread is not ours, and a lock may be held for ever: let go of everything, run nothing.
-    thread_.detach();
-    for (std::unique_ptr<Transport>& transport : transports_) (void)transport.release();
-    (void)engine_.release();
-    for (std::unique_ptr<Connection>& connection : connections_) (void)connection.release();
-    for (Listener* listener : {&tcp_listener_, &unix_listener_}) (void)listener->fd.release();
-    (void)waker_.fd.release();
-    return;
-  }
   close(Time{1'000'000'000});
   transports_.clear();
   connections_.clear();

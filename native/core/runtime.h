@@ -40,7 +40,9 @@ struct RuntimeOptions {
 
 class Runtime final : private EngineHost {
  public:
-  static Result<std::unique_ptr<Runtime>> create(RuntimeOptions options);
+  // In a forked child the last reference leaks it: its thread is not there, a lock of its may be
+  // held for ever, and even destroying a condition variable waits for those who wait in the parent.
+  static Result<std::shared_ptr<Runtime>> create(RuntimeOptions options);
   ~Runtime() override;
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
