@@ -48,7 +48,8 @@ class AgentOptions:
     integrity
         Whether transfers carry a crc32c for each piece unless they say otherwise.
     max_transfers_per_peer
-        Bound on what one peer may have in flight here.
+        Transfers that a peer may have open here, and that this agent opens at a peer; more of its
+        own wait their turn.
     faults
         Injected faults (`kvxfer.testing.FaultPlan`); ``""`` for none. For tests alone.
     """
