@@ -1,5 +1,7 @@
 #include "core/expectation.h"
 
+#include <algorithm>
+
 namespace kvxfer {
 
 Expectation::Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, RegionId region,
@@ -15,7 +17,9 @@ Expectation::Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, Region
       bits_(std::size_t{num_layers} * blocks_.size()),
       missing_in_layer_(num_layers, static_cast<std::uint32_t>(blocks_.size())),
       missing_(std::uint64_t{num_layers} * blocks_.size()) {
-  for (std::uint32_t i = 0; i < blocks_.size(); ++i) index_.emplace(blocks_[i], i);
+  if (!blocks_.empty())
+    index_.assign(std::size_t{*std::max_element(blocks_.begin(), blocks_.end())} + 1, kNotNamed);
+  for (std::uint32_t i = 0; i < blocks_.size(); ++i) index_[blocks_[i]] = i;
 }
 
 bool Expectation::covers(SessionKey peer, RegionId region, std::span<const std::uint32_t> blocks,
@@ -23,14 +27,14 @@ bool Expectation::covers(SessionKey peer, RegionId region, std::span<const std::
   if (region != region_ || (from_ && *from_ != peer)) return false;
   if (first_layer < first_layer_ || first_layer - first_layer_ + num_layers > num_layers_) return false;
   for (const std::uint32_t block : blocks)
-    if (!index_.contains(block)) return false;
+    if (block >= index_.size() || index_[block] == kNotNamed) return false;
   return true;
 }
 
 bool Expectation::arrived(std::uint32_t layer, std::span<const std::uint32_t> blocks) {
   const std::uint32_t row = layer - first_layer_;
   for (const std::uint32_t block : blocks) {
-    const std::size_t bit = std::size_t{row} * blocks_.size() + index_.at(block);
+    const std::size_t bit = std::size_t{row} * blocks_.size() + index_[block];
     if (bits_[bit]) continue;  // a transfer that was retried
     bits_[bit] = true;
     --missing_;

@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "core/event.h"
@@ -42,7 +41,10 @@ class Expectation {
   RegionId region_;
   std::optional<SessionKey> from_;
   std::vector<std::uint32_t> blocks_;
-  std::unordered_map<std::uint32_t, std::uint32_t> index_;  // block -> place in blocks_
+  // Block -> place in blocks_, or kNotNamed. Dense: a request may name 64 thousand blocks, and a
+  // hash of them costs milliseconds of its hand-over.
+  static constexpr std::uint32_t kNotNamed = UINT32_MAX;
+  std::vector<std::uint32_t> index_;
   std::uint32_t first_layer_, num_layers_;
   std::vector<bool> bits_;                  // [num_layers, num_blocks]
   std::vector<std::uint32_t> missing_in_layer_;
