@@ -49,7 +49,7 @@ class Clock {
   const std::deque<std::string>& lines() const { return lines_; }
 
  private:
-  static constexpr std::size_t kMaxLines = 80;
+  static constexpr std::size_t kMaxLines = 150;
   Time now_ = kSecond;  // not 0: a time that nobody set must not look like one
   std::uint64_t next_ = 0;
   std::map<std::pair<Time, std::uint64_t>, std::function<void()>> events_;

@@ -34,6 +34,16 @@ struct Layout {
   std::uint64_t offset(std::uint32_t layer, std::uint32_t block) const {
     return kFrontNbytes + layer * layer_stride() + block * block_stride();
   }
+  struct Place { std::uint32_t layer, block; };
+  // Whose byte that is, if it is anyone's.
+  std::optional<Place> place_of(std::uint64_t at) const {
+    if (at < kFrontNbytes || at - kFrontNbytes >= nbytes() ||
+        (at - kFrontNbytes) % chunk_stride() >= chunk_nbytes)
+      return {};
+    const auto index = static_cast<std::uint32_t>((at - kFrontNbytes) / chunk_stride() / 2);
+    if (block_major) return Place{index % num_layers, index / num_layers};
+    return Place{index / num_blocks, index % num_blocks};
+  }
   // Before the first and behind the last: any offset that goes astray lands in sight.
   static constexpr std::uint64_t kFrontNbytes = 4096;
 };
@@ -224,6 +234,22 @@ class Node final : public EngineHost {
     accept(pipe, place);
     return pipe;
   }
+  // A rail to a peer whose end of the session a test drives by hand; `far` has its memory.
+  RailId give_rail(SessionKey session, const RailPlan& plan, Node& far) {
+    auto link = std::make_shared<Link>();
+    link->capabilities = plan.capabilities;
+    link->ends[0] = {.node = &far, .life = far.life_, .memories = far.memories_, .fences = far.fences_};
+    link->ends[1] = {.node = this,
+                     .life = life_,
+                     .session = session,
+                     .rail = next_rail_++,
+                     .memories = memories_,
+                     .fences = fences_};
+    rails_[link->ends[1].rail] = {link, 1};
+    engine_->rail_up(now(), session, {link->ends[1].rail, 0, link->capabilities});
+    settle();
+    return link->ends[1].rail;
+  }
   void cut_rail(RailId id, const std::string& why) {
     auto found = rails_.find(id);
     if (found == rails_.end()) return;
@@ -243,6 +269,8 @@ class Node final : public EngineHost {
 
   // ---- EngineHost
   void send(SessionKey session, wire::Bytes frame) override {
+    if (const auto header = wire::decode_header(frame, wire::kMaxBody); header.ok())
+      note("to session " + std::to_string(session) + ": " + std::string(wire::name_of(header.value().type)));
     if (auto found = connections_.find(session); found != connections_.end())
       found->second.pipe->send(found->second.side, std::move(frame));
     else

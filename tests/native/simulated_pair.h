@@ -1,6 +1,7 @@
 // Two simulated agents with a region each, and what scenarios do with them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -181,5 +182,16 @@ struct Pair {
   std::uint64_t bytes_landed = 0;
   std::unique_ptr<Memory> held;
 };
+
+inline const Blocks kFrom = {1, 2, 3, 9, 5, 6, 7, 8}, kTo = {4, 5, 6, 0, 1, 9, 11, 15};
+
+inline void on_every_rail(const std::function<void(Pair&)>& scenario) {
+  for (const auto& rails : rail_sets())
+    for (std::uint64_t i = 0; i < 5; ++i) {
+      Pair pair(rails, check::seed() * 1000 + i);
+      scenario(pair);
+      pair.check_quiet();
+    }
+}
 
 }  // namespace simulation

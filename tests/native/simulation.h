@@ -50,7 +50,8 @@ class World {
     return true;
   }
   void partition(Node& a, Node& b, bool both_ways = true) {
-    clock_.note(a.name() + " is cut off from " + b.name());
+    clock_.note(a.name() +
+                (both_ways ? " and " + b.name() + " are cut off" : " is not heard by " + b.name()));
     network_.block(a.place(), b.place());
     if (both_ways) network_.block(b.place(), a.place());
   }

@@ -6,8 +6,6 @@
 namespace simulation {
 namespace {
 
-const Blocks kFrom = {1, 2, 3, 9, 5, 6, 7, 8}, kTo = {4, 5, 6, 0, 1, 9, 11, 15};
-
 // On every set of rails and from either side, in mid-transfer. `handle` is the poster's.
 void in_mid_transfer(const std::function<void(Pair&, bool write, std::shared_ptr<Handle>)>& scenario) {
   for (const auto& rails : rail_sets())

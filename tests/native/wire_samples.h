@@ -17,6 +17,8 @@ namespace wire_samples {
 
 using namespace kvxfer;
 using namespace kvxfer::wire;
+using wire::Lease;  // not core/lease.h's and core/region_table.h's, where those are included too
+using wire::Region;
 
 inline constexpr std::size_t kNumKinds = std::variant_size_v<Message>;
 

@@ -1,0 +1,283 @@
+// When a right ends, at either end and in mid-transfer: what lands no more, what is never done.
+#include <functional>
+
+#include "simulated_pair.h"
+
+namespace simulation {
+namespace {
+
+// ---- rights that end at the destination -------------------------------------------------------
+
+// In mid-transfer `end` ends the right; from then on no byte changes, and the writer fails typed.
+void write_is_fenced(const std::function<void(Pair&)>& begin, const std::function<void(Pair&)>& end,
+                     std::vector<Code> codes) {
+  on_every_rail([&](Pair& pair) {
+    begin(pair);
+    auto handle = pair.write(kFrom, kTo, "req");
+    REQUIRE(pair.until_midway(kFrom.size()));
+    end(pair);
+    pair.freeze_destination();
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kFailed);
+    CHECK(std::find(codes.begin(), codes.end(), handle->status().code()) != codes.end());
+    CHECK_EQ(handle->failed_blocks(), kFrom);
+    pair.world.run_for(kSecond);
+  });
+}
+
+TEST(after_revoke_no_byte_lands) {
+  LeaseId lease = 0;
+  write_is_fenced([&](Pair& pair) { lease = pair.grant_write(kTo); },
+                  [&](Pair& pair) { pair.dst.revoke(lease); }, {Code::kLeaseEnded});
+}
+
+TEST(after_deregistration_no_byte_lands) {
+  write_is_fenced([](Pair& pair) { pair.grant_write(); },
+                  [](Pair& pair) { CHECK_OK(pair.dst.deregister(pair.dst_region)); }, {Code::kRegionGone});
+}
+
+TEST(after_an_expectation_is_cancelled_no_byte_lands) {
+  std::shared_ptr<Handle> expected;
+  write_is_fenced([&](Pair& pair) { expected = pair.expect("req", kTo); },
+                  [&](Pair& pair) {
+                    pair.dst.cancel(expected);
+                    CHECK_EQ(expected->outcome(), Outcome::kCancelled);
+                  },
+                  {Code::kCancelled});
+}
+
+TEST(after_an_expectations_time_no_byte_lands) {
+  write_is_fenced(
+      [](Pair& pair) {
+        pair.expect("req", kTo, 250 * kMillisecond), pair.src.work_ns = pair.dst.work_ns = 60 * kMillisecond;
+      },
+      [](Pair& pair) { pair.world.until([&] { return pair.dst.engine().load().expectations == 0; }); },
+      {Code::kDeadline});
+}
+
+TEST(after_a_lease_expires_no_byte_lands) {
+  write_is_fenced(
+      [](Pair& pair) {
+        pair.grant_write(kTo, 250 * kMillisecond, false),
+            pair.src.work_ns = pair.dst.work_ns = 60 * kMillisecond;
+      },
+      [](Pair& pair) { pair.world.until([&] { return pair.dst.engine().load().leases == 0; }); },
+      {Code::kLeaseEnded});
+}
+
+TEST(after_the_session_is_ended_no_byte_lands) {
+  write_is_fenced([](Pair& pair) { pair.grant_write(); },
+                  [](Pair& pair) {
+                    pair.dst.engine().end_session(pair.dst.now(), pair.to_src, Code::kClosed, "enough");
+                    pair.dst.settle();
+                  },
+                  {Code::kPeerLost});
+}
+
+TEST(after_close_no_byte_lands_and_every_handle_is_final) {
+  std::shared_ptr<Handle> expected;
+  write_is_fenced([&](Pair& pair) { expected = pair.expect("req", kTo); },
+                  [&](Pair& pair) {
+                    pair.dst.engine().close(pair.dst.now());
+                    pair.dst.settle();
+                    CHECK_EQ(expected->outcome(), Outcome::kFailed);
+                  },
+                  {Code::kPeerLost});
+}
+
+TEST(after_a_reader_cancels_no_byte_lands) {
+  on_every_rail([](Pair& pair) {
+    pair.grant_read();
+    auto handle = pair.read(kFrom, kTo);
+    REQUIRE(pair.until_midway(kFrom.size()));
+    pair.dst.cancel(handle);
+    pair.freeze_destination();
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kCancelled);
+    CHECK_EQ(handle->status().code(), Code::kCancelled);
+    CHECK(!handle->failed_blocks().empty());
+    pair.world.run_for(kSecond);
+  });
+}
+
+// ---- rights that end at the source ------------------------------------------------------------
+
+// In mid-transfer the source ends the right and reuses the pages at once: never done.
+enum class Reader { kListens, kStopped, kCutOff };
+void read_is_fenced(const std::function<void(Pair&)>& begin, const std::function<void(Pair&)>& end,
+                    Reader reader, std::vector<Code> codes) {
+  std::size_t num_failed = 0;
+  on_every_rail([&](Pair& pair) {
+    begin(pair);
+    auto handle = pair.read(kFrom, kTo, "fetched");
+    REQUIRE(pair.until_midway(kFrom.size()));
+    if (reader == Reader::kStopped) pair.dst.pause();
+    // Frames are held up on their way, but what is mapped stays in sight.
+    if (reader == Reader::kCutOff) pair.world.partition(pair.src, pair.dst, false);
+    end(pair);
+    pair.reuse_source(kFrom);
+    if (reader == Reader::kStopped) {
+      pair.world.run_for(pair.world.random().chance(50) ? 100 * kMillisecond : 4 * kSecond);
+      pair.dst.resume();
+    }
+    REQUIRE(pair.ends(handle));
+    if (handle->outcome() == Outcome::kDone) {  // it had read all, and looked at the fence, before
+      CHECK(pair.equal_held(kFrom, kTo));
+      return;
+    }
+    ++num_failed;
+    CHECK_EQ(handle->outcome(), Outcome::kFailed);
+    CHECK(std::find(codes.begin(), codes.end(), handle->status().code()) != codes.end());
+    pair.world.run_for(kSecond);
+    CHECK(!pair.src.alive() || !pair.notified(pair.src, "fetched"));
+  });
+  CHECK(num_failed >= 15);  // of 20: done is the exception
+}
+const std::vector<Code> kAnyLoss = {Code::kLeaseEnded,   Code::kRegionGone, Code::kPeerLost,
+                                    Code::kPeerSilent,   Code::kDeadline,   Code::kRailFailed,
+                                    Code::kPeerRestarted};
+
+TEST(pages_read_under_a_revoked_lease_are_never_done) {
+  LeaseId lease = 0;
+  for (const Reader reader : {Reader::kListens, Reader::kStopped, Reader::kCutOff})
+    read_is_fenced([&](Pair& pair) { lease = pair.grant_read(kFrom); },
+                   [&](Pair& pair) { pair.src.revoke(lease); }, reader,
+                   reader != Reader::kListens ? kAnyLoss : std::vector{Code::kLeaseEnded});
+}
+
+TEST(pages_of_a_deregistered_region_are_never_done) {
+  for (const Reader reader : {Reader::kListens, Reader::kStopped, Reader::kCutOff})
+    read_is_fenced([](Pair& pair) { pair.grant_read(); },
+                   [](Pair& pair) { CHECK_OK(pair.src.deregister(pair.src_region)); }, reader,
+                   reader != Reader::kListens ? kAnyLoss : std::vector{Code::kLeaseEnded, Code::kRegionGone});
+}
+
+TEST(pages_of_a_session_that_the_source_ended_are_never_done) {
+  for (const Reader reader : {Reader::kListens, Reader::kStopped, Reader::kCutOff})
+    read_is_fenced([](Pair& pair) { pair.grant_read(); },
+                   [](Pair& pair) {
+                     pair.src.engine().end_session(pair.src.now(), pair.to_dst, Code::kClosed, "enough");
+                     pair.src.settle();
+                   },
+                   reader, kAnyLoss);
+}
+
+TEST(a_reader_that_was_stopped_until_its_lease_expired_is_never_done) {
+  read_is_fenced(
+      [](Pair& pair) { pair.grant_read(kFrom, kSecond); },
+      [](Pair& pair) { REQUIRE(pair.world.until([&] { return pair.src.engine().load().leases == 0; })); },
+      Reader::kStopped, kAnyLoss);
+}
+
+TEST(a_reader_stops_before_a_lease_that_nobody_renews_expires) {
+  on_every_rail([](Pair& pair) {
+    pair.src.work_ns = pair.dst.work_ns = 20 * kMillisecond;
+    pair.grant_read(kFrom, 80 * kMillisecond, false);
+    auto handle = pair.read(kFrom, kTo);
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
+  });
+}
+
+TEST(a_renewed_lease_carries_a_read_that_takes_longer_than_it) {
+  on_every_rail([](Pair& pair) {
+    pair.src.work_ns = pair.dst.work_ns = 800 * kMillisecond;
+    pair.grant_read(kFrom, kSecond);
+    pair.world.run_for(static_cast<Time>(pair.world.random().below(2 * kSecond)));
+    TransferRequest request = pair.request(false, kFrom, kTo);
+    request.timeout_ns = 60 * kSecond;
+    auto handle = Pair::post(pair.dst, request);
+    REQUIRE(pair.ends(handle, 60 * kSecond));
+    CHECK_OK(handle->status());
+  });
+}
+
+TEST(heartbeats_renew_a_lease_for_as_long_as_both_live) {
+  on_every_rail([](Pair& pair) {
+    const LeaseId lease = pair.grant_read(kFrom, kSecond);
+    pair.world.run_for(20 * kSecond);
+    CHECK(pair.src.engine().lease_state(lease) == LeaseState::kActive);
+    auto handle = pair.read(kFrom, kTo);
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+    pair.dst.pause();
+    REQUIRE(pair.world.until([&] { return pair.src.engine().lease_state(lease) != LeaseState::kActive; },
+                             2 * kSecond));
+    pair.dst.resume();
+  });
+}
+
+TEST(a_write_that_its_source_ends_is_never_done_with_other_bytes) {
+  for (const bool paused : {false, true})
+    for (const bool cancelled : {false, true})
+      on_every_rail([&](Pair& pair) {
+        auto expected = pair.expect("req", kTo);
+        auto handle = pair.write(kFrom, kTo, "req");
+        REQUIRE(pair.until_midway(kFrom.size()));
+        if (paused) pair.dst.pause();
+        if (cancelled) {
+          pair.src.cancel(handle);
+        } else {
+          CHECK_OK(pair.src.deregister(pair.src_region));
+        }
+        REQUIRE(pair.world.until([&] { return handle->outcome() != Outcome::kPending; }, kSecond));
+        CHECK_EQ(handle->outcome(), cancelled ? Outcome::kCancelled : Outcome::kFailed);
+        pair.reuse_source(kFrom);
+        pair.world.run_for(500 * kMillisecond);
+        pair.dst.resume();
+        REQUIRE(pair.ends(expected));
+        if (expected->outcome() == Outcome::kDone) CHECK(pair.equal_held(kFrom, kTo));
+      });
+}
+
+TEST(both_ends_may_end_a_transfer_at_the_same_time) {
+  on_every_rail([](Pair& pair) {
+    auto expected = pair.expect("req", kTo);
+    auto handle = pair.write(kFrom, kTo, "req");
+    REQUIRE(pair.until_midway(kFrom.size()));
+    pair.src.cancel(handle);
+    pair.dst.cancel(expected);
+    pair.freeze_destination();
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kCancelled);
+    CHECK_EQ(expected->outcome(), Outcome::kCancelled);
+    pair.src.cancel(handle);  // too late: nothing happens
+    CHECK_EQ(pair.num_ended(pair.src, handle), 1);
+  });
+}
+
+TEST(a_deadline_ends_both_ends) {
+  for (const bool write : {false, true})
+    on_every_rail([&](Pair& pair) {
+      pair.src.work_ns = pair.dst.work_ns = 100 * kMillisecond;
+      pair.grant_read();
+      pair.grant_write();
+      TransferRequest request = pair.request(write, kFrom, kTo, "req");
+      request.timeout_ns = 150 * kMillisecond;
+      auto handle = Pair::post(write ? pair.src : pair.dst, request);
+      REQUIRE(pair.ends(handle));
+      CHECK_EQ(handle->status().code(), Code::kDeadline);
+      pair.world.run_for(kSecond);
+      CHECK_EQ(pair.src.engine().num_transfers(), 0);
+      CHECK_EQ(pair.dst.engine().num_transfers(), 0);
+    });
+}
+
+TEST(durations_without_end_are_never_over) {
+  Pair pair;
+  pair.grant_write({}, kNever);
+  pair.grant_read({}, kNever);
+  for (const bool write : {false, true}) {
+    TransferRequest request = pair.request(write, kFrom, kTo);
+    request.timeout_ns = kNever;
+    auto handle = Pair::post(write ? pair.src : pair.dst, request);
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+  }
+  auto expected = pair.expect("never", {3}, kNever);
+  pair.world.run_for(10 * kSecond);
+  CHECK_EQ(expected->outcome(), Outcome::kPending);
+}
+
+}  // namespace
+}  // namespace simulation

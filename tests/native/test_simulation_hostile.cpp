@@ -1,0 +1,440 @@
+// A peer that knows the secret and keeps to nothing else: it may lose its own session, and nothing of
+// anybody else's.
+#include <optional>
+
+#include "simulated_pair.h"
+#include "wire_samples.h"
+
+namespace simulation {
+namespace {
+
+// Its end of the session, driven frame by frame, and an agent whose memory its rails show.
+class Mallory {
+ public:
+  Mallory(World& world, Node& victim, std::optional<RailPlan> rail = two_sided_rail())
+      : world_(world), victim_(victim), body_(world.add("mallory")), region_(body_.add_region(layout)) {
+    SessionConfig config;
+    config.secret = "secret";
+    config.self.name = "mallory";
+    session_ = std::make_unique<Session>(
+        SessionRole::kInitiator, config, world.now(),
+        [&](std::span<std::byte> bytes) { world.random().fill(bytes.data(), bytes.size()); });
+    pipe_ = victim.accept_from({body_.place(), [this](std::uint32_t, wire::Bytes frame) { receive(frame); },
+                                [this](std::uint32_t, const std::string&) { ended = true; }});
+    flush();
+    REQUIRE(world.until([&] { return session_->state() == SessionState::kOpen; }));
+    wire::Region region;
+    region.id = region_;
+    region.name = "hers";
+    region.spans = {{0, body_.memory(region_).bytes.size()}};
+    region.num_blocks = layout.num_blocks;
+    region.keys = {{"mapped", {}}, {"stream", {}}};
+    send(region);
+    send(wire::RegionsEnd{});
+    REQUIRE(world.until([&] { return key() != 0; }));
+    if (rail) victim.give_rail(key(), *rail, body_);
+  }
+
+  SessionKey key() const { return victim_.session_with("mallory"); }
+  void send(const wire::Message& message) {
+    session_->send(world_.now(), message);
+    flush();
+    world_.run_for(kMillisecond);
+  }
+  // Her program from block to block, changed to her liking.
+  template <class Change>
+  void tell_program(std::uint32_t id, RegionId theirs, bool write, Change&& change) {
+    wire::Program program{id, write ? region_ : theirs, write ? theirs : region_,
+                          program_between(layout, layout)};
+    change(program.program);
+    send(program);
+  }
+  wire::TransferSpec spec(TransferId transfer, std::uint32_t program, Blocks from, Blocks to) const {
+    wire::TransferSpec out;
+    out.transfer = transfer;
+    out.program = program;
+    out.grid = {0, layout.num_layers, static_cast<std::uint32_t>(from.size()), 1};
+    out.timeout_ns = kSecond;
+    out.src_blocks = std::move(from);
+    out.dst_blocks = std::move(to);
+    return out;
+  }
+  template <class T>
+  const T* last() const {
+    for (auto it = received.rbegin(); it != received.rend(); ++it)
+      if (const T* found = std::get_if<T>(&*it)) return found;
+    return nullptr;
+  }
+  Code refused_with() const { return last<wire::Fail>() != nullptr ? last<wire::Fail>()->code : Code::kOk; }
+  Memory& memory() { return body_.memory(region_); }
+  RegionId region() const { return region_; }
+
+  Layout layout;
+  std::vector<wire::Message> received;
+  bool ended = false;
+
+ private:
+  void receive(const wire::Bytes& frame) {
+    auto message = session_->receive(world_.now(), frame);
+    if (message.ok() && message.value()) received.push_back(std::move(*message.value()));
+    flush();
+  }
+  void flush() {
+    for (wire::Bytes& frame : session_->take_output())
+      pipe_ ? pipe_->send(0, std::move(frame)) : early_.push_back(frame);
+    if (pipe_)
+      for (wire::Bytes& frame : std::exchange(early_, {})) pipe_->send(0, std::move(frame));
+  }
+
+  World& world_;
+  Node& victim_;
+  Node& body_;
+  RegionId region_;
+  std::unique_ptr<Session> session_;
+  std::shared_ptr<Pipe> pipe_;
+  std::vector<wire::Bytes> early_;
+};
+
+// Honest agents carry on beside her: a copy from start to end.
+void check_undisturbed(Pair& pair) {
+  pair.world.after_step = nullptr;
+  pair.grant_read(kFrom);
+  auto handle = pair.read(kFrom, kTo);
+  REQUIRE(pair.ends(handle));
+  CHECK_EQ(handle->outcome(), Outcome::kDone);
+  CHECK(pair.equal(kFrom, kTo));
+  pair.check_quiet();
+}
+
+TEST(programs_that_leave_their_blocks_are_refused) {
+  using Change = void (*)(CopyLoop&);
+  constexpr Change kChanges[] = {
+      [](CopyLoop& loop) { loop.dst_offset += 8; },
+      [](CopyLoop& loop) { loop.dst_offset = 0; },
+      [](CopyLoop& loop) { loop.dst_offset = UINT64_MAX - 4; },
+      [](CopyLoop& loop) { loop.dst_block_stride *= 2; },
+      [](CopyLoop& loop) { loop.dst_block_stride = UINT64_MAX; },
+      [](CopyLoop& loop) { loop.dst_layer_stride += 1; },
+      [](CopyLoop& loop) { loop.dst_layer_stride = UINT64_MAX / 2; },
+      [](CopyLoop& loop) { loop.dst_strides[0] += loop.nbytes; },
+      [](CopyLoop& loop) { loop.nbytes *= 3; },
+      [](CopyLoop& loop) { loop.nbytes = UINT64_MAX; },
+      [](CopyLoop& loop) { loop.counts[0] = loop.counts[1] = UINT32_MAX; },
+      [](CopyLoop& loop) { loop.src_offset = UINT64_MAX - 64; },
+      [](CopyLoop& loop) { loop.src_block_stride = UINT64_MAX / 8; },
+      [](CopyLoop& loop) { loop.src_offset += 1 << 20; },
+  };
+  for (const Change change : kChanges) {
+    Pair pair;
+    Mallory mallory(pair.world, pair.dst);
+    pair.grant(pair.dst, mallory.key(), pair.dst_region, wire::LeaseMode::kWrite, {}, 10 * kSecond, true);
+    pair.freeze_destination();
+    mallory.layout = pair.dst_layout;
+    mallory.tell_program(1, pair.dst_region, true, [&](CopyProgram& program) {
+      const CopyLoop hers = program_between(Layout{}, Layout{}).loops[0];
+      program.loops[0].src_offset = hers.src_offset;
+      program.loops[0].src_layer_stride = hers.src_layer_stride;
+      program.loops[0].src_block_stride = hers.src_block_stride;
+      change(program.loops[0]);
+    });
+    mallory.send(wire::Offer{mallory.spec(2, 1, {1, 2}, {3, 4}), 4, 0, 0});
+    CHECK(mallory.refused_with() != Code::kOk);
+    CHECK(!mallory.ended);
+    check_undisturbed(pair);
+  }
+}
+
+TEST(a_program_that_was_good_for_an_offer_is_not_therefore_good_for_a_request) {
+  Pair pair;
+  Mallory mallory(pair.world, pair.dst);
+  REQUIRE_EQ(mallory.region(), pair.dst_region);  // one number, two regions
+  const Memory before(pair.destination());
+  pair.grant(pair.dst, mallory.key(), pair.dst_region, wire::LeaseMode::kRead, {1, 2}, 10 * kSecond, true);
+  for (const bool offer_first : {true, false}) {
+    mallory.layout = pair.dst_layout;
+    mallory.tell_program(1, pair.dst_region, true, [&](CopyProgram& program) {
+      CopyLoop& loop = program.loops[0];
+      (offer_first ? loop.src_offset : loop.dst_offset) = 0;  // in bounds of hers, nobody's in ours
+      (offer_first ? loop.src_layer_stride : loop.dst_layer_stride) = 8;
+      (offer_first ? loop.src_block_stride : loop.dst_block_stride) = 8;
+    });
+    const TransferId id = offer_first ? 2 : 10;
+    mallory.received.clear();
+    for (const bool offer : {offer_first, !offer_first})
+      if (offer)
+        mallory.send(wire::Offer{mallory.spec(id, 1, {1}, {2}), 4, 0, 0});
+      else
+        mallory.send(wire::Request{mallory.spec(id + 2, 1, {1}, {2})});
+    if (offer_first) CHECK(mallory.last<wire::Accept>() == nullptr);
+    CHECK_EQ(mallory.refused_with(), Code::kLayoutMismatch);
+  }
+  CHECK(!mallory.ended);
+  CHECK(pair.destination().bytes == before.bytes);
+  check_undisturbed(pair);
+}
+
+TEST(transfers_that_do_not_fit_are_refused) {
+  Pair pair;
+  Mallory mallory(pair.world, pair.dst);
+  pair.grant(pair.dst, mallory.key(), pair.dst_region, wire::LeaseMode::kWrite, {3, 4}, 10 * kSecond, true);
+  pair.freeze_destination();
+  mallory.layout = pair.dst_layout;
+  mallory.tell_program(1, pair.dst_region, true, [](CopyProgram& program) {
+    const CopyLoop hers = program_between(Layout{}, Layout{}).loops[0];
+    program.loops[0].src_layer_stride = hers.src_layer_stride;
+    program.loops[0].src_block_stride = hers.src_block_stride;
+  });
+  TransferId id = 0;
+  const auto code = [&](auto&& change) {
+    wire::Offer offer{mallory.spec(id += 2, 1, {1, 2}, {3, 4}), 4, 0, 0};
+    change(offer);
+    mallory.send(offer);
+    CHECK(mallory.last<wire::Fail>() != nullptr && mallory.last<wire::Fail>()->transfer == id);
+    return mallory.refused_with();
+  };
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.dst_blocks[0] = 16; }), Code::kOutOfRange);
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.dst_blocks[0] = UINT32_MAX; }), Code::kOutOfRange);
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.src_blocks[0] = 16; }), Code::kOutOfRange);
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.dst_blocks[0] = 4; }), Code::kDuplicateBlock);
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.dst_blocks[0] = 5; }), Code::kNotPermitted);
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.grid.first_layer = 1; }), Code::kOutOfRange);
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.grid.num_layers = 5; }), Code::kOutOfRange);
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.program = 9; }), Code::kInvalidArgument);
+  CHECK(!mallory.ended);
+  mallory.send(wire::Request{mallory.spec(100, 1, {1}, {1})});
+  CHECK(mallory.refused_with() != Code::kOk);
+  check_undisturbed(pair);
+}
+
+TEST(breaking_the_order_of_transfers_ends_her_session_alone) {
+  using Break = void (*)(Mallory&, Pair&);
+  constexpr Break kBreaks[] = {
+      [](Mallory& m, Pair&) { m.send(wire::Offer{m.spec(3, 1, {1}, {3}), 4, 0, 0}); },  // not her number
+      [](Mallory& m, Pair&) { m.send(wire::Request{m.spec(3, 2, {1}, {3})}); },
+      [](Mallory& m, Pair&) {  // one number twice
+        wire::Offer offer{m.spec(2, 1, {1}, {3}), 0, 0, 0};
+        m.send(offer);
+        m.send(offer);
+      },
+      [](Mallory& m, Pair&) {
+        m.send(wire::Offer{m.spec(2, 1, {1}, {3}), 0, 0, 0});
+        m.send(wire::Request{m.spec(2, 2, {1}, {3})});
+      },
+      [](Mallory& m, Pair&) {  // pieces that are not there
+        m.send(wire::Request{m.spec(2, 2, {1}, {3})});
+        m.send(wire::Credit{2, 0, 4, 1});
+      },
+      [](Mallory& m, Pair&) {
+        m.send(wire::Request{m.spec(2, 2, {1}, {3})});
+        m.send(wire::Credit{2, 0, 3, 2});
+      },
+      [](Mallory& m, Pair&) {  // the same over and over, for a rail that never comes
+        m.send(wire::Request{m.spec(2, 2, {1}, {3})});
+        for (int i = 0; i < 100 && !m.ended; ++i) m.send(wire::Credit{2, 7, 0, 4});
+      },
+      [](Mallory& m, Pair&) {  // programs without end
+        for (std::uint32_t id = 1; id < 5000 && !m.ended; ++id)
+          m.tell_program(id, 1, true, [](CopyProgram&) {});
+      },
+      [](Mallory& m, Pair&) {
+        m.tell_program(3, 1, true, [](CopyProgram& p) { p.loops[0].num_layers = 99; });
+      },
+      [](Mallory& m, Pair&) { m.tell_program(3, 1, true, [](CopyProgram& p) { p.loops[0].counts[1] = 0; }); },
+      [](Mallory& m, Pair&) {  // a region and another and another
+        for (RegionId id = 100; id < 5000 && !m.ended; ++id) {
+          wire::Region region;
+          region.id = id;
+          m.send(region);
+        }
+      },
+  };
+  for (const auto& rails : rail_sets())
+    for (const Break breaks : kBreaks) {
+      Pair pair(rails);
+      Mallory mallory(pair.world, pair.dst);
+      pair.grant(pair.dst, mallory.key(), pair.dst_region, wire::LeaseMode::kRead, {}, 10 * kSecond, true);
+      pair.grant(pair.dst, mallory.key(), pair.dst_region, wire::LeaseMode::kWrite, {3}, 10 * kSecond, true);
+      mallory.layout = pair.dst_layout;
+      const SessionKey key = mallory.key();
+      const auto as_hers = [](std::uint64_t& layer, std::uint64_t& block) {
+        layer = Layout{}.layer_stride();
+        block = Layout{}.block_stride();
+      };
+      mallory.tell_program(1, pair.dst_region, true, [&](CopyProgram& p) {
+        as_hers(p.loops[0].src_layer_stride, p.loops[0].src_block_stride);
+      });
+      mallory.tell_program(2, pair.dst_region, false, [&](CopyProgram& p) {
+        as_hers(p.loops[0].dst_layer_stride, p.loops[0].dst_block_stride);
+      });
+      pair.freeze_destination();
+      breaks(mallory, pair);
+      pair.world.run_for(100 * kMillisecond);
+      CHECK(mallory.ended);
+      CHECK(mallory.key() == 0);
+      CHECK(pair.dst.engine().peer(key)->reason.code() == Code::kProtocol);
+      check_undisturbed(pair);
+    }
+}
+
+// Her victim reads from her.
+struct Reading {
+  explicit Reading(RailPlan rail = one_sided_rail()) : mallory(pair.world, pair.dst, std::move(rail)) {
+    program = pair.dst.engine()
+                  .install_program(pair.dst.now(), mallory.key(), false, mallory.region(), pair.dst_region,
+                                   program_between(mallory.layout, pair.dst_layout))
+                  .value();
+    TransferRequest request = pair.request(false, {1, 2}, {3, 4});
+    request.peer = mallory.key();
+    request.program = program;
+    request.timeout_ns = kSecond;
+    handle = Pair::post(pair.dst, request);
+    pair.world.run_for(kMillisecond);
+    REQUIRE(mallory.last<wire::Request>() != nullptr);
+    id = mallory.last<wire::Request>()->spec.transfer;
+  }
+  Pair pair;
+  Mallory mallory;
+  std::uint32_t program = 0;
+  std::shared_ptr<Handle> handle;
+  TransferId id = 0;
+};
+
+TEST(accept_twice_and_done_and_layers_backwards_change_nothing) {
+  Reading reading;
+  Mallory& mallory = reading.mallory;
+  reading.pair.dst.work_ns = 20 * kMillisecond;
+  mallory.send(wire::Done{reading.id});
+  mallory.send(wire::LayersReady{reading.id, 0});
+  mallory.send(wire::LayersReady{reading.id, 4096});
+  mallory.send(wire::Checksums{reading.id, 1000, {1, 2, 3}});
+  CHECK_EQ(reading.handle->outcome(), Outcome::kPending);
+  mallory.send(wire::Accept{reading.id, 5, 0, kSecond, true});
+  mallory.send(wire::Accept{reading.id, 6, 7, 0, false});
+  mallory.send(wire::Accept{99, 6, 7, 0, false});
+  REQUIRE(reading.pair.ends(reading.handle));
+  CHECK_EQ(reading.handle->outcome(), Outcome::kDone);
+  CHECK(!mallory.ended);
+  check_undisturbed(reading.pair);
+}
+
+TEST(durations_of_a_peer_do_not_overflow_ours) {
+  for (const std::uint64_t ttl : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{INT64_MAX}})
+    for (const bool renewable : {false, true}) {
+      Reading reading;
+      reading.mallory.send(wire::Accept{reading.id, 5, 0, ttl, renewable});
+      REQUIRE(reading.pair.ends(reading.handle));
+      CHECK_EQ(reading.handle->outcome(), ttl > 1 ? Outcome::kDone : Outcome::kFailed);
+      wire::Request request{reading.mallory.spec(2, 9, {1}, {1})};
+      request.spec.timeout_ns = INT64_MAX;
+      reading.mallory.send(request);
+      check_undisturbed(reading.pair);
+    }
+}
+
+TEST(done_before_the_last_piece_was_sent_stops_the_sending) {
+  Pair pair({two_sided_rail()});
+  Mallory mallory(pair.world, pair.src);
+  pair.src.work_ns = 100 * kMillisecond;
+  const std::uint32_t program =
+      pair.src.engine()
+          .install_program(pair.src.now(), mallory.key(), true, pair.src_region, mallory.region(),
+                           program_between(pair.src_layout, mallory.layout))
+          .value();
+  TransferRequest request = pair.request(true, kFrom, kTo);
+  request.peer = mallory.key();
+  request.program = program;
+  auto handle = Pair::post(pair.src, request);
+  pair.world.run_for(kMillisecond);
+  REQUIRE(mallory.last<wire::Offer>() != nullptr);
+  const TransferId id = mallory.last<wire::Offer>()->spec.transfer;
+  mallory.send(wire::Credit{id, 0, 0, 32});
+  pair.world.run_for(20 * kMillisecond);
+  CHECK(pair.src.num_works() > 0);
+  mallory.send(wire::Done{id});
+  REQUIRE(pair.ends(handle));
+  CHECK_EQ(handle->outcome(), Outcome::kDone);
+  pair.reuse_source(kFrom);  // a send that goes on is a failure from here
+  CHECK_OK(pair.src.deregister(pair.src_region));
+  pair.check_quiet();
+}
+
+TEST(layers_that_are_not_ready_are_not_sent_to_who_asks_for_them) {
+  Pair pair({two_sided_rail()});
+  Mallory mallory(pair.world, pair.src);
+  const SessionKey key = mallory.key();
+  TransferRequest request = pair.request(true, {1}, {2});
+  request.peer = key;
+  request.program = pair.src.engine()
+                        .install_program(pair.src.now(), key, true, pair.src_region, mallory.region(),
+                                         program_between(pair.src_layout, mallory.layout))
+                        .value();
+  request.layers_ready = 2;
+  auto handle = Pair::post(pair.src, request);
+  pair.world.run_for(kMillisecond);
+  REQUIRE(mallory.last<wire::Offer>() != nullptr);
+  mallory.send(wire::Credit{mallory.last<wire::Offer>()->spec.transfer, 0, 1, 2});
+  CHECK_EQ(handle->status().code(), Code::kProtocol);
+  CHECK_EQ(pair.src.engine().stats().pieces_sent, 0);
+  CHECK(mallory.key() == 0);
+  check_undisturbed(pair);
+}
+
+TEST(random_messages_disturb_nobody_else) {
+  for (std::uint64_t round = 0; round < 60; ++round) {
+    Pair pair(rail_sets()[round % rail_sets().size()], check::seed() * 1000 + round);
+    Mallory mallory(pair.world, pair.dst, round % 2 == 0 ? one_sided_rail() : two_sided_rail());
+    const SessionKey key = mallory.key();
+    pair.grant(pair.dst, key, pair.dst_region, wire::LeaseMode::kRead, {}, 10 * kSecond, true);
+    pair.grant(pair.dst, key, pair.dst_region, wire::LeaseMode::kWrite, {3, 4}, 10 * kSecond, true);
+    Memory before(pair.destination());
+    wire_samples::Sampler sampler(pair.world.random(), 20);
+    // The first handshake and rail frames apart, whatever there is, with small numbers in places.
+    for (int i = 0; i < 300 && !mallory.ended; ++i) {
+      wire::Message message = sampler.message(5 + pair.world.random().below(wire_samples::kNumKinds - 5));
+      const auto type = wire::type_of(message);
+      if (type == wire::FrameType::kGoodbye || type == wire::FrameType::kHeartbeat ||
+          type == wire::FrameType::kHeartbeatAck)
+        continue;
+      const auto small = [&](std::uint64_t below) {
+        return static_cast<std::uint32_t>(pair.world.random().below(below));
+      };
+      const auto tame = [&](wire::TransferSpec& spec) {
+        spec.transfer = small(8);
+        spec.program = small(3);
+        for (auto* blocks : {&spec.src_blocks, &spec.dst_blocks})
+          for (std::uint32_t& block : *blocks) block = small(17);
+        spec.grid.first_layer = 0;
+        spec.grid.num_layers = 1 + small(4);
+      };
+      std::visit(
+          [&](auto& body) {
+            if constexpr (requires { body.spec; }) tame(body.spec);
+            if constexpr (requires { body.layers_ready; }) body.layers_ready = small(3);
+            if constexpr (requires { body.transfer; }) body.transfer = small(8);
+            if constexpr (requires {
+                            body.program;
+                            body.src_region;
+                          }) {
+              body.id = small(3);
+              body.src_region = small(3);
+              body.dst_region = small(3);
+              body.program = program_between(pair.dst_layout, pair.dst_layout);
+            }
+          },
+          message);
+      if (auto* offer = std::get_if<wire::Offer>(&message))
+        offer->layers_ready = std::min(offer->layers_ready, offer->spec.grid.num_layers);
+      mallory.send(message);
+    }
+    pair.world.run_for(100 * kMillisecond);
+    Memory after(pair.destination());
+    for (Memory* memory : {&before, &after})
+      for (const std::uint32_t block : {3u, 4u}) memory->fill(block, 0);
+    CHECK(before.bytes == after.bytes);
+    check_undisturbed(pair);
+    if (check::state().num_failures != 0) return;
+  }
+}
+
+}  // namespace
+}  // namespace simulation
