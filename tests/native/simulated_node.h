@@ -263,6 +263,14 @@ class Node final : public EngineHost {
         out.push_back(id);
     return out;
   }
+  // The session that runs over that connection, if it is open; two agents may have several.
+  SessionKey session_on(const Pipe& connection) const {
+    for (const SessionKey key : engine_->open_peers())
+      if (auto found = connections_.find(key);
+          found != connections_.end() && found->second.pipe.get() == &connection)
+        return key;
+    return 0;
+  }
   std::shared_ptr<Link> link(RailId id) const { return rails_.at(id).link; }
   std::shared_ptr<Pipe> pipe(SessionKey session) const { return connections_.at(session).pipe; }
   int side(SessionKey session) const { return connections_.at(session).side; }

@@ -142,7 +142,7 @@ class Workload {
     end_quarantines();
     Agent &src = agents_[a], &dst = agents_[b];
     const SessionKey to_dst = src.node->session_with(dst.node->name()),
-                     to_src = dst.node->session_with(src.node->name());
+                     to_src = to_dst == 0 ? 0 : dst.node->session_on(*src.node->pipe(to_dst));
     const std::size_t count = random_.between(1, 6);
     if (to_dst == 0 || to_src == 0 || src.free.size() < count || dst.free.size() < count) return;
     const auto kind = static_cast<Kind>(random_.below(3));
@@ -398,7 +398,7 @@ class Workload {
                     " are not the source's: " + copy.words());
   }
   void check_bytes(Copy& copy, const char* when) {
-    CHECK(!copy.dst_over);
+    if (copy.dst_over) FAIL(std::string(when) + ", but its right had ended: " + copy.words());
     for (std::uint32_t layer = copy.first_layer; layer < copy.first_layer + copy.num_layers; ++layer)
       check_layer(copy, layer, when);
     copy.dst_done = true;
@@ -461,7 +461,9 @@ class Workload {
       auto found = place ? agent.landing.find(place->block) : agent.landing.end();
       if (found == agent.landing.end()) return FAIL("bytes land where no live right is");
       const Copy& copy = *found->second;
-      CHECK(!copy.dst_over && place->layer - copy.first_layer < copy.num_layers);
+      if (copy.dst_over || place->layer - copy.first_layer >= copy.num_layers)
+        return FAIL("bytes land in block " + std::to_string(place->block) + ", layer " +
+                    std::to_string(place->layer) + ", which is for " + copy.words());
       CHECK(peer && peer->name == agents_[copy.src].node->name());
     }
   }
