@@ -37,7 +37,7 @@ class Workload {
     connect_all();
     world_.run_for(20 * kMillisecond);
     world_.after_step = [this] { check_bounded(); };
-    for (int i = 0; i < num_actions && !failed(); ++i) {
+    for (int i = 0; i < num_actions && check::state().num_failures == 0; ++i) {
       act();
       world_.run_for(static_cast<Time>(random_.between(0, 5'000)) * kMicrosecond);
     }
@@ -61,7 +61,6 @@ class Workload {
     std::map<std::uint32_t, Copy*> landing;  // block -> the copy that may write it
   };
 
-  static bool failed() { return check::state().num_failures != 0; }
   Layout layout() {
     return {.num_layers = 3,
             .num_blocks = 64,
