@@ -167,7 +167,9 @@ struct Accept {                       // source -> destination: yes
   TransferId transfer = 0;
   std::uint32_t fence_slot = 0;
   std::uint64_t fence_generation = 0;
-  std::uint64_t ttl_ns = 0;           // of the lease that allows it, counted from REQUEST's sending
+  std::uint64_t ttl_ns = 0;           // of the lease that allows it: all of it, counted from
+                                       // the newest heartbeat that was acknowledged, where it is
+                                       // renewable; else what is left, from REQUEST's sending
   bool renewable = true;              // heartbeats extend it
 };
 struct Credit {                       // destination -> source: send these now
