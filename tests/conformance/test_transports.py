@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -62,5 +63,9 @@ def test_contract(setting: Setting, check: Check) -> None:
 @pytest.mark.parametrize("setting", PLAIN, ids=lambda setting: setting.name)
 def test_the_path_that_was_asked_for_is_used(setting: Setting) -> None:
     with setting.pair((2, 2, 8, 4, 2, 32)) as pair:
-        assert pair.prefill.remote.path == setting.path, pair.prefill.remote.notes
-        assert pair.decode.remote.path == setting.path, pair.decode.remote.notes
+        for end in (pair.prefill, pair.decode):
+            # The end that was connected to knows its peer before the last of its rails is up.
+            deadline = time.monotonic() + 5
+            while end.remote.path != setting.path and time.monotonic() < deadline:
+                end.agent.poll()
+            assert end.remote.path == setting.path, end.remote.notes
