@@ -358,6 +358,8 @@ class PyAgentCore {
     });
   }
   std::string lease_state(LeaseId lease) const {
+    // Answers for a closed agent, too; a forked child must not touch the gate.
+    if (const Status status = runtime_->check_alive(); status.code() == Code::kForked) raise(status);
     const auto state = runtime_->with_engine([&](Engine& engine, Time) { return engine.lease_state(lease); });
     if (!state) raise({Code::kInvalidArgument, "there is no lease " + std::to_string(lease) + " (any more)"});
     return std::string(name_of(*state));

@@ -26,6 +26,9 @@ namespace {
 // caller's next wait is usually near, and waking the thread in between costs both of them.
 constexpr Time kCallerLinger = 200'000;
 
+// Nobody needs the thread while a caller drives; who leaves wakes it. Only a bound, should that fail.
+constexpr std::chrono::nanoseconds kParked = std::chrono::milliseconds(500);
+
 // A follower looks again at least this often, whoever drives.
 constexpr auto kFollowerPause = std::chrono::milliseconds(5);
 
@@ -226,7 +229,7 @@ void Runtime::close(Time timeout_ns) {
   stop_ = true;
   const std::uint64_t one = 1;
   (void)!::write(waker_.fd.get(), &one, sizeof one);
-  wait_changed_.notify_all();
+  notify_waiting();
   if (thread_.joinable()) thread_.join();
   const std::lock_guard lock(gate_);
   for (Listener* listener : {&tcp_listener_, &unix_listener_})
@@ -267,8 +270,10 @@ void Runtime::run() {
     // Somebody who waits drives: two threads on the same sockets would only wake each other.
     if (driven_ || now() - caller_at_ < kCallerLinger) {
       std::unique_lock lock(wait_mutex_);
-      wait_changed_.wait_for(
-          lock, driven_ ? std::chrono::nanoseconds(50'000'000) : std::chrono::nanoseconds(kCallerLinger));
+      // Either this sees that the caller has left, or the caller sees parked_ and wakes us.
+      parked_ = true;
+      wait_changed_.wait_for(lock, driven_ ? kParked : std::chrono::nanoseconds(kCallerLinger));
+      parked_ = false;
       continue;
     }
     bool more;
@@ -310,14 +315,22 @@ bool Runtime::progress() {
 
 void Runtime::settle(Time at) {
   engine_->pump(at);
-  for (auto& [session, control] : controls_)
-    if (!control->dead) control->socket->flush();
+  // Not over controls_: a flush that fails ends its session, which leaves that map. Connections stay
+  // until they are swept.
+  for (auto& connection : connections_)
+    if (connection->kind == ConnectionKind::kControl && !connection->dead) connection->socket->flush();
   if (!sweep_) return;
   sweep_ = false;
   std::erase_if(connections_, [](const auto& connection) { return connection->dead; });
 }
 
-void Runtime::kick(Time) {
+void Runtime::notify_waiting() {
+  // Under the mutex: who is between its check and its sleep would miss it otherwise.
+  { const std::lock_guard lock(wait_mutex_); }
+  wait_changed_.notify_all();
+}
+
+void Runtime::kick() {
   const Time until = sleeping_until_.load();
   if (until == 0 || driven_) return;
   if (!busy() && failed_rails_.empty() && next_deadline() >= until) return;
@@ -329,7 +342,7 @@ Runtime::CallerTurn::CallerTurn(Runtime& owner) : runtime(owner), now((owner.gat
 
 Runtime::CallerTurn::~CallerTurn() {
   runtime.settle(now);
-  runtime.kick(now);
+  runtime.kick();
   runtime.gate_.unlock();
 }
 
@@ -352,7 +365,9 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
       // Somebody else drives; whoever ends something says so.
       ++num_followers_;
       std::unique_lock lock(wait_mutex_);
-      if (!done()) wait_changed_.wait_for(lock, kFollowerPause);
+      // done() may want the gate, whose holder may want this mutex: it is asked outside, and what is
+      // missed in between costs one pause.
+      wait_changed_.wait_for(lock, kFollowerPause);
       --num_followers_;
       continue;
     }
@@ -376,7 +391,7 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
     }
     caller_at_ = now();
     driven_ = false;
-    if (num_followers_ > 0 || !(now() - caller_at_ < kCallerLinger)) wait_changed_.notify_all();
+    if (num_followers_ > 0 || parked_) notify_waiting();
   }
   return true;
 }
@@ -541,7 +556,7 @@ void Runtime::emit(Event event) {
     }
   }
   ring_.push(std::move(event));
-  if (num_followers_ > 0) wait_changed_.notify_all();
+  if (num_followers_ > 0) notify_waiting();
 }
 
 void Runtime::random(std::span<std::byte> bytes) { fill_random(bytes); }

@@ -131,7 +131,8 @@ class Runtime final : private EngineHost {
   void settle(Time now);          // pump and flush
   Time next_deadline() const;
   bool busy() const;
-  void kick(Time now);            // wakes the progress thread if it would sleep too long
+  void notify_waiting();          // followers, and the thread where it is parked
+  void kick();                    // wakes the progress thread if it would sleep too long
   void handle(std::size_t transport, const Completion& completion, Time now);
   void unbind(std::size_t transport, PeerId peer);
 
@@ -189,6 +190,7 @@ class Runtime final : private EngineHost {
   std::atomic<Time> sleeping_until_{0};     // 0: the thread is awake
   std::atomic<Time> caller_at_{0};          // a caller drove progress last
   std::atomic<bool> driven_{false};         // a caller is driving now
+  std::atomic<bool> parked_{false};         // the thread waits for that to end
   std::mutex wait_mutex_;
   std::condition_variable wait_changed_;
   std::atomic<int> num_followers_{0};
