@@ -199,10 +199,12 @@ Status Runtime::add_transports() {
 }
 
 Runtime::~Runtime() {
-  close(Time{1'000'000'000});
+  if (engine_ != nullptr) close(Time{1'000'000'000});  // else it never came to life
   transports_.clear();
   connections_.clear();
-  unguard_fd(ring_.fd());
+  // A number that stays guarded would be closed in a forked child, whoever owns it by then.
+  for (const int fd : {tcp_listener_.fd.get(), unix_listener_.fd.get(), waker_.fd.get(), ring_.fd()})
+    if (fd >= 0) unguard_fd(fd);
 }
 
 Status Runtime::check_alive() const {
