@@ -184,9 +184,10 @@ class AgentCore:
         priority: int,
         timeout_s: float,
         integrity: bool,
+        lease: int,
     ) -> Handle:
         """Posts a write or a read, whichever the program is for. ``layers_ready`` counts from
-        ``first_layer`` (writes; reads take all)."""
+        ``first_layer`` (writes; reads take all). ``lease``: the peer's, 0 for any."""
 
     def expect(
         self,

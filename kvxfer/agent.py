@@ -35,6 +35,7 @@ _log = logging.getLogger("kvxfer")
 _MAX_NAME_NBYTES = 128
 _MAX_NOTIFY_NBYTES = 4096
 _NUM_PRIORITIES = 256
+_MAX_LEASE = 2**64 - 1
 
 
 class Agent:
@@ -360,6 +361,7 @@ class Agent:
         timeout_s: float | None = None,
         priority: int = 0,
         integrity: bool | None = None,
+        lease: int | None = None,
         hold: bool = False,
     ) -> Transfer:
         """Posts a copy of blocks of `region` into blocks of a peer's region. Returns at once.
@@ -392,6 +394,10 @@ class Agent:
             0 to 255; 0 goes first.
         integrity
             Whether a crc32c of every piece is checked before the end; None as in the options.
+        lease
+            The peer's lease (`Lease.id`, as the peer said) that is meant; no other then allows it.
+            None: any that lets these blocks be reached, but where one ended on them earlier, none
+            that this agent had not been told of when it posted: ``lease-ended`` says so.
         hold
             Post, but let layers go only as `Transfer.release` says: for a prefill that is still
             computing them.
@@ -429,6 +435,7 @@ class Agent:
             timeout_s,
             priority,
             integrity,
+            lease,
             hold=hold or waits,
         )
         if waits:
@@ -447,6 +454,7 @@ class Agent:
         timeout_s: float | None = None,
         priority: int = 0,
         integrity: bool | None = None,
+        lease: int | None = None,
     ) -> Transfer:
         """Posts a copy of blocks of a peer's region into blocks of `region`. Returns at once.
 
@@ -462,7 +470,7 @@ class Agent:
             Where they come from: ``peer.regions[name]``.
         src_blocks, dst_blocks
             Block ids of the remote and of the local region, as in `write`.
-        layers, notify, timeout_s, priority, integrity
+        layers, notify, timeout_s, priority, integrity, lease
             As in `write`.
 
         Raises
@@ -481,6 +489,7 @@ class Agent:
             timeout_s,
             priority,
             integrity,
+            lease,
             hold=False,
         )
 
@@ -631,12 +640,15 @@ class Agent:
         timeout_s: float | None,
         priority: int,
         integrity: bool | None,
+        lease: int | None,
         *,
         hold: bool,
     ) -> Transfer:
         self._completions.check()
         if not 0 <= priority < _NUM_PRIORITIES:
             raise UsageError(f"priority is 0 to 255, not {priority}", code="invalid-argument")
+        if lease is not None and not 0 < lease <= _MAX_LEASE:
+            raise UsageError(f"lease is a Lease's id, not {lease!r}", code="invalid-argument")
         peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
         try:
             program_id, program = self._programs.get(peer_id, write, region, remote)
@@ -653,6 +665,7 @@ class Agent:
                 priority,
                 self._options.transfer_timeout_s if timeout_s is None else timeout_s,
                 self._options.integrity if integrity is None else integrity,
+                0 if lease is None else lease,
             )
         except NativeError as error:
             raise translate(error, peer=remote.agent) from None

@@ -39,7 +39,7 @@ class Lease:
 
     @property
     def id(self) -> int:
-        """Its number in this agent; never reused."""
+        """Its number in this agent; never reused. The peer may name it: ``agent.read(..., lease=id)``."""
         return self._id
 
     @property

@@ -308,6 +308,26 @@ def check_a_lease_expires(make_pair: MakePair) -> None:
         np.testing.assert_array_equal(dst.array, before)
 
 
+def check_a_lease_that_is_named_allows_alone(make_pair: MakePair) -> None:
+    """Contract 5: blocks that are let again are not reached by what was meant for the lease before."""
+    with make_pair(SMALL) as pair:
+        src, dst = pair.prefill, pair.decode
+        src.fill(15)
+        ended = src.region.grant(src.peer, [0, 1], "read")
+        ended.revoke()
+        lease = src.region.grant(src.peer, [0, 1], "read")
+        before = dst.array.copy()
+        error = end_of(_read(pair, dst, [0, 1], [2, 3], lease=ended.id))
+        assert error is not None
+        assert error.code == "lease-ended" or pair.lossy, error
+        np.testing.assert_array_equal(dst.array, before)
+        # Its number may outrun the news of it.
+        error = end_of(_read(pair, dst, [0, 1], [2, 3], lease=lease.id))
+        assert error is None or pair.lossy, error
+        if error is None:
+            np.testing.assert_array_equal(dst.blocks([2, 3]), src.blocks([0, 1]))
+
+
 # ---- fences --------------------------------------------------------------------------------------
 
 
@@ -513,9 +533,14 @@ def check_awaiting_follows_layers_and_notifications(make_pair: MakePair) -> None
 
 
 def _read(
-    pair: Pair, dst: Cache, from_ids: Iterable[int], to_ids: Iterable[int], timeout_s: float = BOUND_S
+    pair: Pair,
+    dst: Cache,
+    from_ids: Iterable[int],
+    to_ids: Iterable[int],
+    timeout_s: float = BOUND_S,
+    lease: int | None = None,
 ) -> Work:
-    return dst.agent.read(dst.region, dst.remote, from_ids, to_ids, timeout_s=timeout_s)
+    return dst.agent.read(dst.region, dst.remote, from_ids, to_ids, timeout_s=timeout_s, lease=lease)
 
 
 def _until_first_bytes(dst: Cache) -> None:

@@ -314,7 +314,7 @@ class PyAgentCore {
   PyHandle post(SessionKey peer, std::uint32_t program, const BlockIds& src_blocks,
                 const BlockIds& dst_blocks, std::uint32_t first_layer, std::uint32_t num_layers,
                 std::uint32_t layers_ready, const nb::bytes& notify, std::uint8_t priority, double timeout_s,
-                bool integrity) const {
+                bool integrity, LeaseId lease) const {
     TransferRequest request;
     request.peer = peer;
     request.program = program;
@@ -327,6 +327,7 @@ class PyAgentCore {
     request.priority = priority;
     request.timeout_ns = to_ns(timeout_s);
     request.integrity = integrity;
+    request.lease = lease;
     return {runtime_,
             take(call([&](Engine& engine, Time now) { return engine.post(now, std::move(request)); }))};
   }
@@ -493,7 +494,8 @@ NB_MODULE(_native, m) {
       .def("install_program", &PyAgentCore::install_program, "peer"_a, "write"_a, "src_region"_a,
            "dst_region"_a, "num_layers"_a, "loops"_a)
       .def("post", &PyAgentCore::post, "peer"_a, "program"_a, "src_blocks"_a, "dst_blocks"_a, "first_layer"_a,
-           "num_layers"_a, "layers_ready"_a, "notify"_a, "priority"_a, "timeout_s"_a, "integrity"_a)
+           "num_layers"_a, "layers_ready"_a, "notify"_a, "priority"_a, "timeout_s"_a, "integrity"_a,
+           "lease"_a)
       .def("expect", &PyAgentCore::expect, "tag"_a, "region"_a, "blocks"_a, "first_layer"_a, "num_layers"_a,
            "peer"_a, "timeout_s"_a)
       .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a,

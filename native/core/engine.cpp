@@ -418,6 +418,8 @@ Status Engine::deregister_region(Time now, RegionId id) {
   for (Destination* destination : destinations)
     fail_destination(*destination, TransferEvent::kFail, why, true);
   for (auto& [key, peer] : peers_) {
+    peer->ended_on.erase({id, wire::LeaseMode::kRead});
+    peer->ended_on.erase({id, wire::LeaseMode::kWrite});
     send(*peer, wire::RegionGone{id});
     forget_programs(*peer, id, false);
   }
@@ -615,6 +617,8 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
     transfer.notify = std::move(request.notify);
     transfer.priority = request.priority;
     transfer.integrity = request.integrity;
+    transfer.lease_named = request.lease != 0;
+    transfer.lease = transfer.lease_named ? request.lease : peer->newest_lease_told;
     transfer.timeout_ns = request.timeout_ns;
     handles_[transfer.handle->id()] = {!program.write, key};
     peer->backlog.push_back(key);
@@ -642,25 +646,38 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
 }
 
 void Engine::start_backlog(Peer& peer) {
-  while (!peer.backlog.empty() && peer.num_ours < config_.max_open_transfers) {
+  while (!peer.backlog.empty()) {
     const Key key = peer.backlog.front();
     if (Source* source = find_source(key); source != nullptr && source->state == TransferState::kQueued) {
+      if (!has_room(peer.ours, source->move->grid.num_pairs)) return;
       if (!tell_offer(peer, *source).ok()) return;  // no fence slot is free: later
-      ++peer.num_ours;
+      count_open(peer, *source);
     } else if (Destination* destination = find_destination(key);
                destination != nullptr && destination->state == TransferState::kQueued) {
+      if (!has_room(peer.ours, destination->move->grid.num_pairs)) return;
       step(destination_transitions(), destination->state, TransferEvent::kTold);
       destination->asked_at = now_;
       send(peer, wire::Request{spec_of(*destination)});
-      ++peer.num_ours;
+      count_open(peer, *destination);
     }  // else: ended while it waited
     peer.backlog.pop_front();
   }
 }
 
-void Engine::remove_ours(Peer& peer, const Transfer& transfer) {
-  std::uint32_t& open = transfer.ours ? peer.num_ours : peer.num_theirs;
-  if (open > 0) --open;
+bool Engine::has_room(const Peer::Open& open, std::uint64_t num_pairs) const {
+  return open.transfers < config_.max_open_transfers && open.pairs + num_pairs <= config_.max_open_pairs;
+}
+
+void Engine::count_open(Peer& peer, const Transfer& transfer) {
+  Peer::Open& open = transfer.ours ? peer.ours : peer.theirs;
+  ++open.transfers;
+  open.pairs += transfer.move->grid.num_pairs;
+}
+
+void Engine::count_closed(Peer& peer, const Transfer& transfer) {
+  Peer::Open& open = transfer.ours ? peer.ours : peer.theirs;
+  --open.transfers;
+  open.pairs -= transfer.move->grid.num_pairs;
 }
 
 wire::TransferSpec Engine::spec_of(const Transfer& transfer) {
@@ -669,7 +686,9 @@ wire::TransferSpec Engine::spec_of(const Transfer& transfer) {
   spec.program = transfer.program;
   spec.grid = transfer.move->grid;
   spec.priority = transfer.priority;
-  spec.flags = transfer.integrity ? wire::kFlagIntegrity : 0;
+  spec.flags = static_cast<std::uint8_t>((transfer.integrity ? wire::kFlagIntegrity : 0) |
+                                         (transfer.lease_named ? wire::kFlagLease : 0));
+  spec.lease = transfer.lease;
   spec.timeout_ns = static_cast<std::uint64_t>(transfer.timeout_ns);
   spec.src_blocks = transfer.move->src_blocks;
   spec.dst_blocks = transfer.move->dst_blocks;

@@ -64,7 +64,9 @@ class EngineHost {
 struct EngineConfig {
   SessionConfig session;
   Time lease_margin_ns = 100'000'000;     // a reader stops this long before its lease may end
-  std::uint32_t max_open_transfers = 1024;  // of one session, in each direction
+  // Of one session, in each direction. A receiver keeps the tables of all that are open.
+  std::uint32_t max_open_transfers = 1024;
+  std::uint64_t max_open_pairs = 4 * 1024 * 1024;
 };
 
 // What a caller asks of post().
@@ -78,6 +80,7 @@ struct TransferRequest {
   std::uint8_t priority = 0;
   Time timeout_ns = 0;
   bool integrity = false;
+  LeaseId lease = 0;  // of the peer's granting, the only one that may allow it; 0: any
 };
 
 struct PeerView {
@@ -206,10 +209,16 @@ class Engine {
     std::map<std::uint32_t, Program> programs, peer_programs;  // that we, that the peer compiled
     std::uint32_t next_program = 1;
     TransferId next_transfer = 0;
-    std::uint32_t num_ours = 0, num_theirs = 0;  // open transfers, by who posted them
-    std::deque<Key> backlog;        // ours that wait for num_ours to fall
+    struct Open {                   // transfers that are open, and the block pairs that they hold
+      std::uint32_t transfers = 0;
+      std::uint64_t pairs = 0;
+    } ours, theirs;                 // by who posted them
+    std::deque<Key> backlog;        // ours that wait for room among the open
     std::map<std::uint8_t, std::deque<TransferId>> ready;      // destinations with pieces to post
     std::vector<LeaseId> leases;    // that we granted
+    LeaseId newest_lease_told = 0;  // of those that the peer granted
+    // Blocks on which a right of this peer's ended: what it posted may be meant for that one.
+    std::map<std::pair<RegionId, wire::LeaseMode>, BlockSet> ended_on;
     Time heartbeat_seen = 0;
     bool was_open = false, regions_known = false, up = false;
     std::uint32_t rails_pending = 0;
@@ -232,6 +241,8 @@ class Engine {
     Timers::iterator timer;
     bool timed = false;
     Status reason;                  // once it fails
+    LeaseId lease = 0;              // as in TransferSpec
+    bool lease_named = false;
     std::vector<LeaseId> leases;    // that allow it
     std::map<WorkId, RailId> posted;
   };
@@ -241,6 +252,7 @@ class Engine {
     std::uint64_t fence_generation = 0;
     bool fenced = true;             // holds a slot
     std::deque<std::pair<std::uint16_t, std::uint32_t>> to_send;  // rail index, piece
+    std::uint64_t num_credited = 0;  // pieces, those asked for again too
   };
   struct Destination : Transfer {
     RegionId remote_region = 0;
@@ -307,7 +319,9 @@ class Engine {
   std::shared_ptr<Handle> new_handle(std::uint32_t first_layer, std::uint32_t num_layers);
   void end_handle(const std::shared_ptr<Handle>& handle, TransferState state, Status status,
                   std::vector<std::uint32_t> failed);
-  void remove_ours(Peer& peer, const Transfer& transfer);
+  bool has_room(const Peer::Open& open, std::uint64_t num_pairs) const;
+  void count_open(Peer& peer, const Transfer& transfer);
+  void count_closed(Peer& peer, const Transfer& transfer);
   void start_backlog(Peer& peer);
   // Checks a peer's TransferSpec against our half of it; the result is our region.
   Result<const Region*> check_spec(Peer& peer, const wire::TransferSpec& spec, Footprint::Half ours);
@@ -342,13 +356,14 @@ class Engine {
   void fail_destination(Destination& destination, TransferEvent event, Status why, bool tell_peer);
   void drained_destination(Destination& destination);
   std::vector<std::uint32_t> failed_blocks(const Destination& destination) const;
+  // Redoing is bounded: a rail that fails everything must not keep a transfer busy for ever.
+  static std::uint64_t max_redone(const PieceGrid& grid) { return 64 + 4 * std::uint64_t{grid.num_pieces()}; }
   Destination* find_destination(Key key);
   void confirm_dirty();
 
   // engine_lease.cpp
-  bool authorize(Peer& peer, Destination& destination);
-  bool covered(const Peer& peer, RegionId region, wire::LeaseMode mode, std::span<const std::uint32_t> blocks,
-               std::vector<LeaseId>& used) const;
+  Status authorize(Peer& peer, Destination& destination);
+  Status find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode mode) const;
   void unpark(Peer& peer);
   void end_lease(Lease& lease, LeaseEvent event, Status why);
   void renew_leases(Peer& peer);

@@ -24,7 +24,7 @@ void Engine::on(Peer& peer, wire::Offer& offer) {
   }
   Result<const Region*> local = check_spec(peer, spec, Footprint::Half::kDst);
   if (!local.ok()) return refuse(peer, spec.transfer, local.status());
-  if (peer.num_theirs >= config_.max_open_transfers)
+  if (!has_room(peer.theirs, spec.grid.num_pairs))
     return refuse(peer, spec.transfer,
                   {Code::kRefused, "too many transfers are open at the peer: wait for some to end"});
   const Program& program = peer.peer_programs.at(spec.program);
@@ -39,21 +39,20 @@ void Engine::on(Peer& peer, wire::Offer& offer) {
   destination.notify = spec.notify;
   destination.priority = spec.priority;
   destination.integrity = (spec.flags & wire::kFlagIntegrity) != 0;
+  destination.lease = spec.lease;
+  destination.lease_named = (spec.flags & wire::kFlagLease) != 0;
   destination.timeout_ns = static_cast<Time>(spec.timeout_ns);
   destination.layers_ready = offer.layers_ready;
   destination.fence_slot = offer.fence_slot;
   destination.fence_generation = offer.fence_generation;
   destinations_.emplace(key, std::move(owned));
-  ++peer.num_theirs;
+  count_open(peer, destination);
   set_timer(destination, TimerKind::kDestination, time_after(now_, destination.timeout_ns));
-  if (authorize(peer, destination)) {
+  if (Status status = authorize(peer, destination); status.ok())
     begin_moving(peer, destination);
-  } else if (destination.notify.empty()) {
-    fail_destination(destination, TransferEvent::kFail,
-                     {Code::kNotPermitted, "no write lease of yours covers every block of region '" +
-                                               local.value()->name + "' that was named"},
-                     true);
-  }  // else: it is parked until somebody expects its tag, or its time is over
+  else if (destination.notify.empty() || destination.lease_named)
+    fail_destination(destination, TransferEvent::kFail, std::move(status), true);
+  // else: it is parked until somebody expects its tag, or its time is over
 }
 
 void Engine::on(Peer& peer, const wire::Accept& accept) {
@@ -221,8 +220,7 @@ void Engine::flush_credits(Peer& peer, Destination& destination) {
 void Engine::redo(Peer& peer, Destination& destination, std::uint32_t piece) {
   if (destination.arrived[piece]) return;
   ++stats_.pieces_redone;
-  // Redoing is bounded: a rail that fails everything must not keep a transfer busy for ever.
-  if (++destination.num_redone > 64 + 4 * std::uint64_t{destination.move->grid.num_pieces()}) {
+  if (++destination.num_redone > max_redone(destination.move->grid)) {
     fail_destination(destination, TransferEvent::kFail,
                      {Code::kRailFailed, "its pieces failed again and again on every rail"}, true);
     return;
@@ -434,7 +432,7 @@ void Engine::drained_destination(Destination& destination) {
         std::find(peer->backlog.begin(), peer->backlog.end(), destination.key) != peer->backlog.end())
       std::erase(peer->backlog, destination.key);
     else
-      remove_ours(*peer, destination);
+      count_closed(*peer, destination);
     if (done && !destination.ours && !destination.notify.empty() && destination.expectation == nullptr)
       host_.emit({.kind = EventKind::kNotification, .peer = peer->key, .payload = destination.notify});
   }

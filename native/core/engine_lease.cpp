@@ -69,6 +69,9 @@ void Engine::end_lease(Lease& lease, LeaseEvent event, Status why) {
     timers_.erase(timer->second);
     lease_timers_.erase(timer);
   }
+  const RegionId region_id = lease.region();
+  const wire::LeaseMode mode = lease.mode();
+  const BlockSet blocks = lease.blocks();
   leases_.erase(id);
   ended_leases_[id] = state;
   if (ended_leases_.size() > kMaxEndedLeases) ended_leases_.erase(ended_leases_.begin());
@@ -88,6 +91,7 @@ void Engine::end_lease(Lease& lease, LeaseEvent event, Status why) {
     fail_destination(*destination, TransferEvent::kFail, why, true);
   if (Peer* peer = find_peer(holder)) {
     std::erase(peer->leases, id);
+    peer->ended_on[{region_id, mode}].insert(blocks);
     send(*peer, wire::LeaseEnded{id, why.code()});
     flush(*peer);
   }
@@ -104,6 +108,7 @@ void Engine::renew_leases(Peer& peer) {
 }
 
 void Engine::on(Peer& peer, const wire::Lease& lease) {
+  peer.newest_lease_told = std::max(peer.newest_lease_told, lease.id);
   host_.emit({.kind = EventKind::kLeaseGranted,
               .peer = peer.key,
               .region = lease.region,
@@ -119,37 +124,61 @@ void Engine::on(Peer& peer, const wire::LeaseEnded& ended) {
               .code = ended.code});
 }
 
-bool Engine::covered(const Peer& peer, RegionId region_id, wire::LeaseMode mode,
-                     std::span<const std::uint32_t> blocks, std::vector<LeaseId>& used) const {
+// The leases of the peer's that together cover what the transfer touches here.
+Status Engine::find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode mode) const {
+  const bool write = mode == wire::LeaseMode::kWrite;
+  const std::string what = "of region '" + region(transfer.region)->name + "'";
+  transfer.leases.clear();
   std::vector<const Lease*> candidates;
   for (LeaseId id : peer.leases)
-    if (auto found = leases_.find(id); found != leases_.end() && found->second.region() == region_id &&
-                                       found->second.mode() == mode && found->second.active())
+    if (auto found = leases_.find(id); found != leases_.end() && found->second.region() == transfer.region &&
+                                       found->second.mode() == mode &&
+                                       (!transfer.lease_named || id == transfer.lease))
       candidates.push_back(&found->second);
-  for (const std::uint32_t block : blocks) {
+  if (transfer.lease_named && candidates.empty())
+    return {Code::kLeaseEnded, "lease " + std::to_string(transfer.lease) + " ended, or never let you " +
+                                   (write ? "write to blocks " : "read blocks ") + what};
+  auto ended_on = peer.ended_on.find({transfer.region, mode});
+  for (const std::uint32_t block : write ? transfer.move->dst_blocks : transfer.move->src_blocks) {
     // Blocks of one request mostly share a lease: the one that covered the last is tried first.
-    auto found = std::find_if(candidates.begin(), candidates.end(),
-                              [&](const Lease* lease) { return lease->covers(block); });
-    if (found == candidates.end()) return false;
-    if (std::find(used.begin(), used.end(), (*found)->id()) == used.end()) used.push_back((*found)->id());
+    bool came_later = false;
+    auto found = std::find_if(candidates.begin(), candidates.end(), [&](const Lease* lease) {
+      if (!lease->covers(block)) return false;
+      const bool later = !transfer.lease_named && lease->id() > transfer.lease &&
+                         ended_on != peer.ended_on.end() && ended_on->second.contains(block);
+      came_later = came_later || later;
+      return !later;
+    });
+    if (found == candidates.end()) {
+      const std::string named = "block " + std::to_string(block) + " " + what;
+      if (came_later)
+        return {Code::kLeaseEnded,
+                named + " was let to you again after this was posted: post it again, or name the lease"};
+      return {Code::kNotPermitted,
+              (transfer.lease_named
+                   ? "lease " + std::to_string(transfer.lease) + " does not cover "
+                   : (write ? "no write lease of yours covers " : "no read lease of yours covers ")) +
+                  named};
+    }
+    if (std::find(transfer.leases.begin(), transfer.leases.end(), (*found)->id()) == transfer.leases.end())
+      transfer.leases.push_back((*found)->id());
     std::iter_swap(candidates.begin(), found);
   }
-  return true;
+  return {};
 }
 
 // A write may go ahead under an expectation of its tag, or under leases.
-bool Engine::authorize(Peer& peer, Destination& destination) {
+Status Engine::authorize(Peer& peer, Destination& destination) {
   const Move& move = *destination.move;
   if (auto tag = tags_.find(text_of(destination.notify)); !destination.notify.empty() && tag != tags_.end()) {
     const std::shared_ptr<Expectation>& expectation = expectations_.at(tag->second);
     if (expectation->covers(peer.key, destination.region, move.dst_blocks, move.grid.first_layer,
                             move.grid.num_layers)) {
       destination.expectation = expectation;
-      return true;
+      return {};
     }
   }
-  destination.leases.clear();
-  return covered(peer, destination.region, wire::LeaseMode::kWrite, move.dst_blocks, destination.leases);
+  return find_leases(peer, destination, wire::LeaseMode::kWrite);
 }
 
 void Engine::unpark(Peer& peer) {
@@ -160,7 +189,7 @@ void Engine::unpark(Peer& peer) {
   for (const Key& key : parked)
     if (Destination* destination = find_destination(key); destination != nullptr &&
                                                           destination->state == TransferState::kParked &&
-                                                          authorize(peer, *destination))
+                                                          authorize(peer, *destination).ok())
       begin_moving(peer, *destination);
 }
 
@@ -213,6 +242,11 @@ void Engine::end_expectation(std::uint64_t id, TransferState state, Status why) 
     timers_.erase(timer->second);
     expectation_timers_.erase(timer);
   }
+  BlockSet blocks(region(expectation->region())->num_blocks);
+  for (const std::uint32_t block : expectation->blocks()) blocks.insert(block);
+  for (auto& [key, peer] : peers_)
+    if (!expectation->from() || expectation->from() == key)
+      peer->ended_on[{expectation->region(), wire::LeaseMode::kWrite}].insert(blocks);
   // Whatever still writes under it loses its right; the handle ends when the last of it drained.
   std::vector<Destination*> writers;
   for (auto& [key, destination] : destinations_)

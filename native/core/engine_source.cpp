@@ -27,16 +27,11 @@ void Engine::on(Peer& peer, wire::Request& request) {
   }
   Result<const Region*> local = check_spec(peer, spec, Footprint::Half::kSrc);
   if (!local.ok()) return refuse(peer, spec.transfer, local.status());
-  if (peer.num_theirs >= config_.max_open_transfers || free_slots_.empty())
+  if (!has_room(peer.theirs, spec.grid.num_pairs) || free_slots_.empty())
     return refuse(peer, spec.transfer,
                   {Code::kRefused, "too many transfers are open at the peer: wait for some to end"});
   const Program& program = peer.peer_programs.at(spec.program);
   auto source = std::make_unique<Source>();
-  source->leases.reserve(1);
-  if (!covered(peer, program.src, wire::LeaseMode::kRead, spec.src_blocks, source->leases))
-    return refuse(peer, spec.transfer,
-                  {Code::kNotPermitted, "no read lease of yours covers every block of region '" +
-                                            local.value()->name + "' that was named"});
   source->key = key;
   source->state = TransferState::kServing;
   source->region = program.src;
@@ -45,6 +40,10 @@ void Engine::on(Peer& peer, wire::Request& request) {
   source->notify = spec.notify;
   source->priority = spec.priority;
   source->integrity = (spec.flags & wire::kFlagIntegrity) != 0;
+  source->lease = spec.lease;
+  source->lease_named = (spec.flags & wire::kFlagLease) != 0;
+  if (Status status = find_leases(peer, *source, wire::LeaseMode::kRead); !status.ok())
+    return refuse(peer, spec.transfer, status);
   source->timeout_ns = static_cast<Time>(spec.timeout_ns);
   source->layers_ready = spec.grid.num_layers;
   source->fence_slot = free_slots_.back();
@@ -62,7 +61,7 @@ void Engine::on(Peer& peer, wire::Request& request) {
   }
   const Time ttl = renewable ? whole : left;
   set_timer(*source, TimerKind::kSource, time_after(now_, source->timeout_ns));
-  ++peer.num_theirs;
+  count_open(peer, *source);
   send(peer, wire::Accept{spec.transfer, source->fence_slot, source->fence_generation,
                           static_cast<std::uint64_t>(std::max<Time>(0, ttl)), renewable});
   sources_.emplace(key, std::move(source));
@@ -91,6 +90,12 @@ void Engine::on(Peer& peer, const wire::Credit& credit) {
     end_session(now_, peer.key, Code::kProtocol, "CREDIT for pieces that are not there or not ready");
     return;
   }
+  // A receiver asks for every piece once, and again for those that it may redo.
+  source->num_credited += credit.num_pieces;
+  if (source->num_credited > grid.num_pieces() + max_redone(grid)) {
+    end_session(now_, peer.key, Code::kProtocol, "CREDIT for the same pieces over and over");
+    return;
+  }
   if (source->integrity) {
     // The pages are ours and at rest, so the sums can be told before the bytes arrive.
     wire::Checksums sums{credit.transfer, credit.first_piece, {}};
@@ -99,11 +104,6 @@ void Engine::on(Peer& peer, const wire::Credit& credit) {
     send(peer, sums);
   }
   if (credit.rail == wire::kNoRail) return;
-  // No more is ever due than the pieces there are, each once on each of its rails.
-  if (source->to_send.size() + credit.num_pieces > std::size_t{grid.num_pieces()} * 2 + 64) {
-    end_session(now_, peer.key, Code::kProtocol, "CREDIT for the same pieces over and over");
-    return;
-  }
   for (std::uint32_t i = 0; i < credit.num_pieces; ++i)
     source->to_send.emplace_back(credit.rail, credit.first_piece + i);
   send_pieces(peer, *source);
@@ -176,7 +176,7 @@ void Engine::drained_source(Source& source) {
         std::find(peer->backlog.begin(), peer->backlog.end(), source.key) != peer->backlog.end())
       std::erase(peer->backlog, source.key);
     else
-      remove_ours(*peer, source);
+      count_closed(*peer, source);
     if (source.state == TransferState::kDone && !source.ours && !source.notify.empty())
       host_.emit({.kind = EventKind::kNotification, .peer = peer->key, .payload = source.notify});
   }

@@ -31,13 +31,11 @@ Lease::Lease(LeaseId id, SessionKey holder, RegionId region, wire::LeaseMode mod
       holder_(holder),
       region_(region),
       mode_(mode),
-      all_blocks_(all_blocks),
       renewable_(renewable),
+      blocks_(all_blocks ? BlockSet::all(num_blocks) : BlockSet(num_blocks)),
       ttl_ns_(ttl_ns),
       expires_at_(time_after(now, ttl_ns)) {
-  if (all_blocks) return;
-  blocks_.resize(num_blocks);
-  for (const std::uint32_t block : blocks) blocks_[block] = true;
+  for (const std::uint32_t block : blocks) blocks_.insert(block);
 }
 
 bool Lease::step(LeaseEvent event) noexcept {

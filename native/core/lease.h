@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/block_set.h"
 #include "core/event.h"
 #include "core/session.h"
 #include "core/wire.h"
@@ -37,7 +38,7 @@ class Lease {
         Time now);
 
   bool step(LeaseEvent event) noexcept;
-  bool covers(std::uint32_t block) const noexcept { return all_blocks_ || blocks_[block]; }
+  bool covers(std::uint32_t block) const noexcept { return blocks_.contains(block); }
   void renew(Time now) noexcept {
     if (renewable_ && step(LeaseEvent::kHeartbeat)) expires_at_ = time_after(now, ttl_ns_);
   }
@@ -49,6 +50,7 @@ class Lease {
   LeaseState state() const noexcept { return state_; }
   bool active() const noexcept { return state_ == LeaseState::kActive; }
   bool renewable() const noexcept { return renewable_; }
+  const BlockSet& blocks() const noexcept { return blocks_; }
   Time ttl_ns() const noexcept { return ttl_ns_; }
   Time expires_at() const noexcept { return expires_at_; }
 
@@ -58,8 +60,8 @@ class Lease {
   RegionId region_;
   wire::LeaseMode mode_;
   LeaseState state_ = LeaseState::kActive;
-  bool all_blocks_, renewable_;
-  std::vector<bool> blocks_;
+  bool renewable_;
+  BlockSet blocks_;
   Time ttl_ns_, expires_at_;
 };
 

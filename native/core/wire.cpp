@@ -240,6 +240,7 @@ void put(Writer& out, const TransferSpec& spec) {
   out.number(spec.priority);
   out.number(spec.flags);
   out.number(spec.timeout_ns);
+  out.number(spec.lease);
   out.table<std::uint32_t>(spec.src_blocks);
   out.table<std::uint32_t>(spec.dst_blocks);
   out.table<std::byte>(spec.notify);
@@ -255,13 +256,14 @@ void get(Reader& in, TransferSpec& spec) {
   spec.program = in.number<std::uint32_t>("program");
   get(in, spec.grid);
   spec.priority = in.number<std::uint8_t>("priority");
-  spec.flags = in.number<std::uint8_t>("flags", 0, kFlagIntegrity);  // the only flag, and the lowest bit
+  spec.flags = in.number<std::uint8_t>("flags", 0, kFlagIntegrity | kFlagLease);
   spec.timeout_ns = in.number<std::uint64_t>("timeout_ns", 0, kMaxDurationNs);
+  spec.lease = in.number<std::uint64_t>("lease");
   get_blocks(in, "src_blocks", spec.grid, spec.src_blocks);
   get_blocks(in, "dst_blocks", spec.grid, spec.dst_blocks);
   spec.notify = in.table<std::byte>("notify", "bytes", kMaxNotify);
 }
-static_assert(kFlagIntegrity == 1);
+static_assert((kFlagIntegrity | kFlagLease) == 3);  // every bit below the bound is a flag
 
 void put(Writer& out, const Offer& offer) {
   put(out, offer.spec);

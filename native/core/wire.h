@@ -146,6 +146,7 @@ struct LeaseEnded {
 };
 
 inline constexpr std::uint8_t kFlagIntegrity = 1;  // destination compares checksums of every piece
+inline constexpr std::uint8_t kFlagLease = 2;      // `lease` is the one that is meant
 struct TransferSpec {                 // common to OFFER and REQUEST
   TransferId transfer = 0;
   std::uint32_t program = 0;
@@ -153,6 +154,9 @@ struct TransferSpec {                 // common to OFFER and REQUEST
   std::uint8_t priority = 0;          // 0 goes first
   std::uint8_t flags = 0;
   std::uint64_t timeout_ns = 0;
+  // The lease under which it was posted, or, unnamed, the newest that its poster had been told of by
+  // then. Blocks change hands: what is late must not be served under a right that came after it.
+  std::uint64_t lease = 0;
   std::vector<std::uint32_t> src_blocks, dst_blocks;
   Bytes notify;
 };

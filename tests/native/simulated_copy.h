@@ -24,7 +24,6 @@ struct Copy {
   std::uint32_t first_layer, num_layers;
   wire::Bytes tag;
   std::shared_ptr<Handle> handle, expected;  // of whoever posted; of the receiver
-  SessionKey session_at_src = 0, session_at_dst = 0;
   LeaseId lease = 0;
   // (layer, pair) -> what is to arrive
   std::map<std::pair<std::uint32_t, std::size_t>, std::vector<std::byte>> bytes;

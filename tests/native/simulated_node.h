@@ -124,8 +124,8 @@ inline RailPlan two_sided_rail(std::uint32_t piece_nbytes = 128) {
 
 class Node final : public EngineHost {
  public:
-  Node(Network& network, int place, std::string name, SessionConfig session)
-      : network_(network), place_(place), name_(std::move(name)), session_config_(std::move(session)) {
+  Node(Network& network, int place, std::string name, EngineConfig config)
+      : network_(network), place_(place), name_(std::move(name)), config_(std::move(config)) {
     start();
   }
 
@@ -136,11 +136,9 @@ class Node final : public EngineHost {
     timer_at_ = kNever;
     memories_ = std::make_shared<Memories>();
     fences_ = std::make_shared<std::vector<std::uint64_t>>(FenceTable::kNumSlots);
-    EngineConfig config;
-    config.session = session_config_;
+    EngineConfig config = config_;
     config.session.self.name = name_;
     random({config.session.self.incarnation.data(), 16});
-    config.max_open_transfers = max_open_transfers;
     engine_ = std::make_unique<Engine>(config, *this);
     note("starts");
   }
@@ -321,7 +319,6 @@ class Node final : public EngineHost {
   std::function<void(Node&, const Event&)> on_event;
   // Before bytes land: region's memory, offset and size, and on whose behalf.
   std::function<void(Node&, SessionKey, Memory&, std::uint64_t, std::uint64_t)> on_write;
-  std::uint32_t max_open_transfers = 1024;
   unsigned again_percent = 0;       // of posts
   unsigned flip_percent = 0;        // of pieces that land here, one byte each
   unsigned lost_rail_percent = 0;   // of rails that are to come up
@@ -418,7 +415,7 @@ class Node final : public EngineHost {
   Network& network_;
   const int place_;
   const std::string name_;
-  const SessionConfig session_config_;
+  const EngineConfig config_;
   std::unique_ptr<Engine> engine_;
   std::uint64_t life_ = 0;
   bool paused_ = false;

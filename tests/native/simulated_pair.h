@@ -25,8 +25,9 @@ inline const std::vector<std::vector<RailPlan>>& rail_sets() {
 struct Pair {
   static constexpr Time kTimeout = 5 * kSecond;
 
-  explicit Pair(std::vector<RailPlan> rails = {one_sided_rail()}, std::uint64_t seed = check::seed())
-      : world(seed), src(world.add("prefill")), dst(world.add("decode")) {
+  explicit Pair(std::vector<RailPlan> rails = {one_sided_rail()}, std::uint64_t seed = check::seed(),
+                EngineConfig limits = {})
+      : world(seed, std::move(limits)), src(world.add("prefill")), dst(world.add("decode")) {
     dst_layout.block_major = true;
     src_region = src.add_region(src_layout);
     dst_region = dst.add_region(dst_layout);

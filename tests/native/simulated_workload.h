@@ -13,6 +13,9 @@ class Workload {
  public:
   explicit Workload(std::uint64_t seed) : world_(seed), random_(world_.random()), network_(world_.network()) {
     rails_ = rail_sets()[random_.below(rail_sets().size())];
+    if (random_.chance(30))
+      world_.limits.max_open_transfers = 1 + static_cast<std::uint32_t>(random_.below(4));
+    if (random_.chance(30)) world_.limits.max_open_pairs = 6 + random_.below(12);
     const auto num_nodes = static_cast<int>(random_.between(2, 4));
     const bool flips = random_.chance(20);
     integrity_ = flips;
@@ -138,7 +141,6 @@ class Workload {
   void begin_copy() {
     const std::size_t a = any_agent(), b = any_agent();
     if (a == b || !may_act(a) || !may_act(b)) return;
-    end_quarantines();
     Agent &src = agents_[a], &dst = agents_[b];
     const SessionKey to_dst = src.node->session_with(dst.node->name()),
                      to_src = to_dst == 0 ? 0 : dst.node->session_on(*src.node->pipe(to_dst));
@@ -159,8 +161,6 @@ class Workload {
     copy.dst_name = dst.node->name();
     copy.src = a;
     copy.dst = b;
-    copy.session_at_src = to_dst;
-    copy.session_at_dst = to_src;
     copy.src_life = src.node->life();
     copy.dst_life = dst.node->life();
     copy.from = src.node->memories()->at(src.region);
@@ -217,6 +217,7 @@ class Workload {
     request.priority = static_cast<std::uint8_t>(random_.below(3));
     request.timeout_ns = timeout;
     request.integrity = integrity_ || random_.chance(20);
+    if (random_.chance(50)) request.lease = copy.lease;
     if (!poster.alive() || poster.paused()) return over_without_transfer(copy);
     auto handle = poster.engine().post(world_.now(), request);
     if (!handle.ok()) return over_without_transfer(copy);
@@ -356,38 +357,22 @@ class Workload {
   }
 
   // ---- the books
+  // What is over is named again at once, by whichever copy comes next: an offer that is parked, an
+  // offer or a request that is still on its way must not be served under that one's right.
   void end_source(Copy& copy) {
     if (std::exchange(copy.src_over, true)) return;
-    for (const std::uint32_t block : copy.src_blocks) {
-      copy.from->fill(block, random_.next());  // the pages are given to something else at once
-      if (copy.kind != Kind::kUnderReadLease || copy.dst_done) agents_[copy.src].free.insert(block);
-    }
-    if (copy.kind == Kind::kUnderReadLease && !copy.dst_done) quarantine_.emplace_back(&copy, true);
+    for (const std::uint32_t block : copy.src_blocks) copy.from->fill(block, random_.next());
+    give_back(copy.src, copy.src_life, copy.from, copy.src_blocks);
   }
   void end_destination(Copy& copy) {
     if (std::exchange(copy.dst_over, true)) return;
-    for (const std::uint32_t block : copy.dst_blocks) {
-      agents_[copy.dst].landing.erase(block);
-      if (copy.dst_done) agents_[copy.dst].free.insert(block);
-    }
-    if (!copy.dst_done) quarantine_.emplace_back(&copy, false);
+    for (const std::uint32_t block : copy.dst_blocks) agents_[copy.dst].landing.erase(block);
+    give_back(copy.dst, copy.dst_life, copy.to, copy.dst_blocks);
   }
-  // Rights are to blocks. An offer that is parked, an offer or a request that is still on its way may
-  // use the next right to its blocks that its peer is given: nobody names them again before it is
-  // surely over.
-  void end_quarantines() {
-    std::erase_if(quarantine_, [&](const auto& entry) {
-      const auto [copy, at_source] = entry;
-      Agent& agent = agents_[at_source ? copy->src : copy->dst];
-      const bool gone = agent.node->life() != (at_source ? copy->src_life : copy->dst_life) ||
-                        !(at_source ? copy->from : copy->to)->registered;
-      const SessionKey session = at_source ? copy->session_at_src : copy->session_at_dst;
-      if (!gone && agent.node->engine().has_session(session) && world_.now() < copy->ends_by + kMaxStop)
-        return false;
-      const Blocks& blocks = at_source ? copy->src_blocks : copy->dst_blocks;
-      if (!gone) agent.free.insert(blocks.begin(), blocks.end());
-      return true;
-    });
+  void give_back(std::size_t index, std::uint64_t life, const std::shared_ptr<Memory>& memory,
+                 const Blocks& blocks) {
+    Agent& agent = agents_[index];
+    if (agent.node->life() == life && memory->registered) agent.free.insert(blocks.begin(), blocks.end());
   }
   std::size_t index_of(const Node& node) const { return static_cast<std::size_t>(node.place()); }
   void check_layer(Copy& copy, std::uint32_t layer, const char* when) {
@@ -488,8 +473,6 @@ class Workload {
   std::vector<RailPlan> rails_;
   std::vector<Agent> agents_;
   std::vector<std::unique_ptr<Copy>> copies_;
-  std::vector<std::pair<Copy*, bool>>
-      quarantine_;  // copies whose source's (true) or destination's blocks wait
   std::map<BookKey, Copy*> posted_, expected_;
   bool integrity_ = false;
   std::uint64_t faults_ = 0;  // a bit each

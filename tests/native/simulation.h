@@ -12,15 +12,17 @@ namespace simulation {
 
 class World {
  public:
-  explicit World(std::uint64_t seed) : random_(seed), network_(clock_, random_) {}
+  explicit World(std::uint64_t seed, EngineConfig of_agents = {})
+      : limits(std::move(of_agents)), random_(seed), network_(clock_, random_) {}
   ~World() {
     if (check::state().num_failures == 0) return;
     for (const std::string& line : clock_.lines()) std::printf("    %s\n", line.c_str());
   }
 
+  EngineConfig limits;  // of agents that are added
   Node& add(const std::string& name, const std::string& secret = "secret") {
-    SessionConfig config;
-    config.secret = secret;
+    EngineConfig config = limits;
+    config.session.secret = secret;
     nodes_.push_back(std::make_unique<Node>(network_, static_cast<int>(nodes_.size()), name, config));
     return *nodes_.back();
   }

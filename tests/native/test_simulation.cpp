@@ -189,6 +189,20 @@ TEST(ten_thousand_queued_transfers_complete) {
   }
 }
 
+TEST(transfers_wait_for_room_in_the_receivers_tables) {
+  EngineConfig limits;
+  limits.max_open_pairs = 20;
+  for (const auto& rails : rail_sets()) {
+    Pair pair(rails, check::seed(), limits);
+    pair.grant_write();
+    std::vector<std::shared_ptr<Handle>> handles;
+    for (int i = 0; i < 6; ++i) handles.push_back(pair.write(kFrom, kTo));
+    for (auto& handle : handles) REQUIRE(pair.ends(handle));
+    for (auto& handle : handles) CHECK_OK(handle->status());
+    pair.check_quiet();
+  }
+}
+
 TEST(an_urgent_transfer_overtakes_those_that_can_wait) {
   on_every_rail([](Pair& pair) {
     pair.grant_read();

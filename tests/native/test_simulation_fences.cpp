@@ -230,6 +230,65 @@ TEST(a_write_that_its_source_ends_is_never_done_with_other_bytes) {
       });
 }
 
+// What is on its way when its right ends, and finds the next right to the same blocks in its place.
+TEST(what_is_late_is_not_served_under_the_next_lease) {
+  for (const bool write : {false, true})
+    for (const bool named : {false, true})
+      on_every_rail([&](Pair& pair) {
+        Node &grantor = write ? pair.dst : pair.src, &holder = write ? pair.src : pair.dst;
+        const auto grant = [&] { return write ? pair.grant_write(kTo) : pair.grant_read(kFrom); };
+        const auto post = [&](LeaseId lease) {
+          TransferRequest request = pair.request(write, kFrom, kTo);
+          request.lease = named ? lease : 0;
+          return Pair::post(holder, request);
+        };
+        const LeaseId first = grant();
+        pair.world.run_for(100 * kMillisecond);
+        auto late = post(first);
+        grantor.revoke(first);
+        const LeaseId second = grant();
+        pair.freeze_destination();
+        REQUIRE(pair.ends(late));
+        CHECK_EQ(late->status().code(), Code::kLeaseEnded);
+        pair.world.run_for(100 * kMillisecond);
+        pair.world.after_step = nullptr;
+        auto told = post(second);
+        REQUIRE(pair.ends(told));
+        CHECK_OK(told->status());
+        grantor.revoke(second);
+        pair.world.run_for(100 * kMillisecond);
+        // The lease's number came another way, and outran it.
+        auto outran = post(grant());
+        REQUIRE(pair.ends(outran));
+        CHECK_EQ(outran->status().code(), named ? Code::kOk : Code::kLeaseEnded);
+      });
+}
+
+TEST(what_is_late_for_an_expectation_is_not_served_under_a_lease) {
+  on_every_rail([&](Pair& pair) {
+    auto expected = pair.expect("req", kTo);
+    auto late = pair.write(kFrom, kTo, "req");
+    pair.dst.cancel(expected);
+    pair.grant_write(kTo);
+    pair.freeze_destination();
+    REQUIRE(pair.ends(late));
+    CHECK_EQ(late->outcome(), Outcome::kFailed);
+  });
+}
+
+TEST(a_lease_that_is_named_allows_what_it_covers_alone) {
+  on_every_rail([&](Pair& pair) {
+    const LeaseId few = pair.grant_read({1, 2});
+    pair.grant_read(kFrom);
+    TransferRequest request = pair.request(false, kFrom, kTo);
+    request.lease = few;
+    auto handle = Pair::post(pair.dst, request);
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->status().code(), Code::kNotPermitted);
+    CHECK(handle->status().message().find("does not cover block 3") != std::string::npos);
+  });
+}
+
 TEST(both_ends_may_end_a_transfer_at_the_same_time) {
   on_every_rail([](Pair& pair) {
     auto expected = pair.expect("req", kTo);

@@ -232,6 +232,12 @@ TEST(breaking_the_order_of_transfers_ends_her_session_alone) {
         m.send(wire::Request{m.spec(2, 2, {1}, {3})});
         for (int i = 0; i < 100 && !m.ended; ++i) m.send(wire::Credit{2, 7, 0, 4});
       },
+      [](Mallory& m, Pair&) {  // checksums without end
+        wire::Request request{m.spec(2, 2, {1}, {3})};
+        request.spec.flags = wire::kFlagIntegrity;
+        m.send(request);
+        for (int i = 0; i < 100 && !m.ended; ++i) m.send(wire::Credit{2, wire::kNoRail, 0, 4});
+      },
       [](Mallory& m, Pair&) {  // programs without end
         for (std::uint32_t id = 1; id < 5000 && !m.ended; ++id)
           m.tell_program(id, 1, true, [](CopyProgram&) {});

@@ -223,7 +223,7 @@ TEST(errors_name_the_frame_and_the_field) {
            "OFFER.grid.pairs_per_piece: 1052672 pieces, at most 1048576");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.grid = {0, 4096, kMaxBlocks, 1}; }),
            "OFFER.grid.pairs_per_piece: 1073741824 pieces, at most 1048576");
-  CHECK_EQ(offer_with([](Offer& m) { m.spec.flags = 2; }), "OFFER.flags: 2, must be 0 to 1");
+  CHECK_EQ(offer_with([](Offer& m) { m.spec.flags = 4; }), "OFFER.flags: 4, must be 0 to 3");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.notify.resize(kMaxNotify + 1); }),
            "OFFER.notify: 4097 bytes, at most 4096");
   CHECK_EQ(offer_with([](Offer& m) { m.layers_ready = 3; }), "OFFER.layers_ready: 3, must be 0 to 2");
@@ -360,7 +360,7 @@ TEST(the_layout_is_that_of_version_1) {
   kvxfer::Sha256 all;
   for (std::size_t kind = 0; kind < kNumKinds; ++kind)
     all.update(encode(Sampler(random, 9).message(kind), kind));
-  CHECK_EQ(hex(all.finish()), "499cf74193fee7731909c367e9cb64429e0d80e0dc03ff0d29239ff90f8c1335");
+  CHECK_EQ(hex(all.finish()), "1e7a9110838e6ebd9df6b266d87abbe798823ac8802f06d248a712aa9f61667c");
 }
 
 }  // namespace

@@ -54,8 +54,8 @@ inline auto fields(const Lease& m) {
 }
 inline auto fields(const LeaseEnded& m) { const auto& [a, b] = m; return std::tie(a, b); }
 inline auto fields(const TransferSpec& m) {
-  const auto& [a, b, c, d, e, f, g, h, i] = m;
-  return std::tie(a, b, c, d, e, f, g, h, i);
+  const auto& [a, b, c, d, e, f, g, h, i, j] = m;
+  return std::tie(a, b, c, d, e, f, g, h, i, j);
 }
 inline auto fields(const Offer& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
 inline auto fields(const Request& m) { const auto& [a] = m; return std::tie(a); }
@@ -218,7 +218,8 @@ class Sampler {
     const std::uint32_t per_layer = std::max(1u, m.grid.pieces_per_layer());
     m.grid.num_layers = between(1, std::min(most, kMaxPieces / per_layer));
     m.priority = static_cast<std::uint8_t>(random_.next());
-    m.flags = random_.chance(50) ? kFlagIntegrity : 0;
+    m.flags = static_cast<std::uint8_t>(random_.below(4));
+    m.lease = random_.next();
     m.timeout_ns = duration();
     m.src_blocks = words(m.grid.num_pairs);
     m.dst_blocks = words(m.grid.num_pairs);

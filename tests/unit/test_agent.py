@@ -145,10 +145,10 @@ def test_write_is_one_post_with_a_cached_program(ends: Ends) -> None:
     peer, write, src, dst, num_layers, loops = ends.core.called("install_program")[0]
     assert (peer, write, src, dst, num_layers) == (1, True, 1, 70, 4)
     assert loops.dtype == LOOP_DTYPE
-    _, _, from_ids, to_ids, first, count, ready, notify, priority, timeout_s, integrity = ends.post()
+    _, _, from_ids, to_ids, first, count, ready, notify, priority, timeout_s, integrity, lease = ends.post()
     assert (from_ids.tolist(), to_ids.tolist()) == ([7, 9], [3, 4])
     assert (first, count, ready) == (0, 4, 4)
-    assert (notify, priority, timeout_s, integrity) == (b"req-42", 0, 5, False)
+    assert (notify, priority, timeout_s, integrity, lease) == (b"req-42", 0, 5, False, 0)
 
 
 def test_read_goes_the_other_way(ends: Ends) -> None:
