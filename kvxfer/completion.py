@@ -131,16 +131,22 @@ class Completions:
 
     # ---- draining ---------------------------------------------------------------------------
 
-    def drain(self) -> None:
-        """Takes every event off the ring and wakes those who wait for it; leaves the ring armed."""
+    def drain(self) -> bool:
+        """Takes every event off the ring and wakes those who wait for it; leaves the ring armed.
+
+        Returns whether there was any.
+        """
+        found = False
         with self._draining:
             try:
                 while events := self.core.drain():
+                    found = True
                     for event in events:
                         self._dispatch(event)
             except NativeError as error:
                 if self._lost is None:
                     _log.error("kvxfer: cannot read completions: %s", translate(error))
+        return found
 
     def _dispatch(self, event: Event) -> None:
         kind = event.kind
@@ -291,12 +297,13 @@ class Completions:
         self._driver = threading.get_ident()
         self._turn.release()
         try:
-            self.drain()
-            poller = select.poll()
-            poller.register(self.core.event_fd, select.POLLIN)
-            poller.register(wake_fd, select.POLLIN)
-            poller.poll(None if left_s is None else left_s * 1000)
-            self.drain()
+            # What came since the caller looked may be what it waits for: it looks again first.
+            if not self.drain():
+                poller = select.poll()
+                poller.register(self.core.event_fd, select.POLLIN)
+                poller.register(wake_fd, select.POLLIN)
+                poller.poll(None if left_s is None else left_s * 1000)
+                self.drain()
             try:
                 os.eventfd_read(wake_fd)
             except BlockingIOError:

@@ -284,15 +284,15 @@ void Runtime::run() {
       const std::lock_guard lock(gate_);
       more = progress();
       deadline = next_deadline();
-      sleeping_until_ = more || now() - moved_at < options_.spin_ns ? 0 : deadline;
+      thread_until_ = more || now() - moved_at < options_.spin_ns ? 0 : deadline;
     }
     gate_.yield();
     const Time at = now();
     if (more) {
       moved_at = at;
-    } else if (sleeping_until_ != 0) {
+    } else if (thread_until_ != 0) {
       reactor_.wait(std::clamp<Time>(deadline - at, 0, 3'600'000'000'000));
-      sleeping_until_ = 0;
+      thread_until_ = 0;
       moved_at = now();
     }
   }
@@ -333,8 +333,8 @@ void Runtime::notify_waiting() {
 }
 
 void Runtime::kick() {
-  const Time until = sleeping_until_.load();
-  if (until == 0 || driven_) return;
+  const Time until = driven_ ? driver_until_ : thread_until_;
+  if (until == 0) return;
   if (!busy() && failed_rails_.empty() && next_deadline() >= until) return;
   const std::uint64_t one = 1;
   (void)!::write(waker_.fd.get(), &one, sizeof one);
@@ -354,6 +354,7 @@ bool Runtime::poll() {
   {
     const std::lock_guard lock(gate_);
     more = progress();
+    kick();
   }
   caller_at_ = now();
   return more || !ring_.empty();
@@ -376,23 +377,30 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
     Time moved_at = now();
     while (!done() && !closed()) {
       bool more;
-      Time next;
       {
         const std::lock_guard lock(gate_);
         more = progress();
-        next = next_deadline();
+        const bool sleeps = !more && now() - moved_at >= options_.spin_ns;
+        driver_until_ = sleeps ? std::min(next_deadline(), deadline) : 0;
       }
       gate_.yield();
       const Time at = now();
       if (more) moved_at = at;
       if (done() || at >= deadline) break;
-      if (!more && at - moved_at >= options_.spin_ns) {
-        reactor_.wait(std::clamp<Time>(std::min(next, deadline) - at, 0, 1'000'000'000));
+      if (driver_until_ != 0) {
+        reactor_.wait(std::clamp<Time>(driver_until_ - at, 0, 1'000'000'000));
+        driver_until_ = 0;
         moved_at = now();
       }
     }
+    driver_until_ = 0;
     caller_at_ = now();
     driven_ = false;
+    {
+      // What this one leaves undone is the thread's, which may be asleep.
+      const std::lock_guard lock(gate_);
+      kick();
+    }
     if (num_followers_ > 0 || parked_) notify_waiting();
   }
   return true;

@@ -132,7 +132,9 @@ class Runtime final : private EngineHost {
   Time next_deadline() const;
   bool busy() const;
   void notify_waiting();          // followers, and the thread where it is parked
-  void kick();                    // wakes the progress thread if it would sleep too long
+  // Under the gate, after anything that may have left work: wakes whoever drives, if it would sleep
+  // too long.
+  void kick();
   void handle(std::size_t transport, const Completion& completion, Time now);
   void unbind(std::size_t transport, PeerId peer);
 
@@ -187,7 +189,8 @@ class Runtime final : private EngineHost {
 
   std::thread thread_;
   std::atomic<bool> stop_{false}, closed_{false};
-  std::atomic<Time> sleeping_until_{0};     // 0: the thread is awake
+  // Until when they sleep on the reactor: the thread, and a caller who drives. 0: awake.
+  std::atomic<Time> thread_until_{0}, driver_until_{0};
   std::atomic<Time> caller_at_{0};          // a caller drove progress last
   std::atomic<bool> driven_{false};         // a caller is driving now
   std::atomic<bool> parked_{false};         // the thread waits for that to end

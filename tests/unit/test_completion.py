@@ -101,6 +101,28 @@ def test_several_loops_and_threads_wait_at_once(ring: tuple[Any, Completions]) -
     assert sorted(results, key=str) == [1, 2, 3, 4]
 
 
+def test_what_comes_between_the_last_look_and_the_sleep_is_seen(ring: tuple[Any, Completions]) -> None:
+    core, completions = ring
+    core.add_peer(1, "decode")
+    num_looks = 0
+
+    def is_over() -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        if completions._notifications:
+            return True
+        if num_looks == 2:  # the first is before spinning
+            core.happen("notification", peer=1, payload=b"x")
+        return False
+
+    # Without bound: a wake-up that is lost is a thread that never ends.
+    thread = threading.Thread(target=lambda: completions.block_until(is_over, None), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert num_looks == 3
+
+
 def test_blocking_gives_up_in_time(ring: tuple[Any, Completions]) -> None:
     _, completions = ring
     assert not completions.block_until(lambda: False, 0.0)
