@@ -184,7 +184,7 @@ void Engine::lose(SessionKey key, Status reason) {
 
   for (RailId rail : peer->rails) {
     host_.drop_rail(rail);
-    rails_.erase(rail);
+    forget_rail(rail);
   }
   host_.close_session(key);
   host_.emit({.kind = EventKind::kPeerLost, .peer = key, .code = reason.code(), .message = reason.message()});
@@ -218,7 +218,9 @@ void Engine::rail_up(Time now, SessionKey key, const RailInfo& info) {
     host_.drop_rail(info.id);
     return;
   }
-  rails_[info.id] = Rail{info, key};
+  Rail& rail = rails_[info.id];
+  rail.info = info;
+  rail.session = key;
   peer->rails.push_back(info.id);
   for (auto& [id, remote] : peer->regions) attach(*peer, remote, info.id);
   if (peer->rails_pending > 0) --peer->rails_pending;
@@ -243,7 +245,7 @@ void Engine::rail_down(Time now, RailId id, std::string why) {
   Peer* peer = find_peer(key);
   const std::string words = std::string(found->second.info.capabilities.name) + " rail " +
                             std::to_string(found->second.info.index) + " went down: " + why;
-  rails_.erase(found);
+  forget_rail(id);
   if (peer == nullptr) return;
   peer->notes.push_back(words);
   for (const Key& sending : sending_)
@@ -255,6 +257,43 @@ void Engine::rail_down(Time now, RailId id, std::string why) {
   if (peer->rails.empty())
     end_session(now, key, Code::kPeerLost,
                 "the last rail to " + quoted(peer->session->peer().name) + " is gone: " + words);
+}
+
+void Engine::forget_rail(RailId id) {
+  auto found = rails_.find(id);
+  if (found == rails_.end()) return;
+  if (found->second.watch) timers_.erase(*found->second.watch);
+  rails_.erase(found);
+}
+
+// A piece that we wait for is on its way.
+void Engine::count_posted(Rail& rail) {
+  ++outstanding_pieces_;
+  if (rail.outstanding++ == 0) rail.moved_at = now_;
+  if (!rail.watch) watch_rail(rail.info.id);
+}
+
+// A rail that is silent for as long as would end a session is given up while others live, though
+// nobody said that it broke: a router between may forget a connection. The last one is kept; its
+// transfers have their deadlines.
+void Engine::watch_rail(RailId id) {
+  Rail& rail = rails_.at(id);
+  rail.watch.reset();
+  if (rail.outstanding == 0) return;
+  const Time silent = config_.session.silent_ns;
+  Time at = time_after(rail.moved_at, silent);
+  if (at <= now_) {
+    const Peer* peer = find_peer(rail.session);
+    if (peer != nullptr && peer->rails.size() > 1) {
+      const std::string why = std::to_string(rail.outstanding) + " pieces were due and none came for " +
+                              std::to_string(silent / 1'000'000) + " ms";
+      host_.drop_rail(id);
+      rail_down(now_, id, why);
+      return;
+    }
+    at = time_after(now_, silent);
+  }
+  arm(at, TimerKind::kRail, id, 0, rail.watch.emplace());
 }
 
 void Engine::attach(Peer& peer, Remote& remote, RailId id) {
@@ -345,6 +384,7 @@ void Engine::on_time(Time now) {
           }
         }
         break;
+      case TimerKind::kRail: watch_rail(static_cast<RailId>(timer.a)); break;
       case TimerKind::kExpectation:
         expectation_timers_.erase(timer.a);
         end_expectation(timer.a, TransferState::kFailed,
@@ -817,7 +857,10 @@ void Engine::on_completion(Time now, const Completion& completion) {
   works_.erase(found);
   if (work.use != WorkUse::kSend) --outstanding_pieces_;
   auto rail = rails_.find(work.rail);
-  if (rail != rails_.end() && work.use != WorkUse::kSend) --rail->second.outstanding;
+  if (rail != rails_.end() && work.use != WorkUse::kSend) {
+    --rail->second.outstanding;
+    rail->second.moved_at = now_;
+  }
 
   if (work.use == WorkUse::kSend) {
     Source* source = find_source(work.transfer);

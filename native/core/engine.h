@@ -173,7 +173,7 @@ class Engine {
 
  private:
   using Key = std::pair<SessionKey, TransferId>;
-  enum class TimerKind : std::uint8_t { kSession, kSource, kDestination, kLease, kExpectation };
+  enum class TimerKind : std::uint8_t { kSession, kSource, kDestination, kLease, kExpectation, kRail };
   struct TimerKey {
     TimerKind kind;
     std::uint64_t a, b;
@@ -184,8 +184,9 @@ class Engine {
     RailInfo info;
     SessionKey session = 0;
     std::uint32_t outstanding = 0;  // pieces that we wait for on it
-    bool alive = true;
     bool again = false;             // said so in this pump
+    Time moved_at = 0;              // something came over it, or was first waited for
+    std::optional<Timers::iterator> watch;
   };
   struct Remote {                   // a region of a peer
     wire::Region region;
@@ -295,6 +296,9 @@ class Engine {
   void lose(SessionKey key, Status reason);
   void schedule_session(Peer& peer);
   void attach(Peer& peer, Remote& remote, RailId rail);
+  void count_posted(Rail& rail);
+  void watch_rail(RailId id);
+  void forget_rail(RailId id);
   static void forget_programs(Peer& peer, RegionId gone, bool of_peer);
   void on(Peer& peer, wire::Region& region);
   void on(Peer& peer, const wire::RegionGone& gone);

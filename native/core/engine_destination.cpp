@@ -176,8 +176,7 @@ bool Engine::post_next(Peer& peer, bool& progressed) {
       if (result.code == Code::kAgain) again_ = true;
       return false;
     }
-    ++rail->outstanding;
-    ++outstanding_pieces_;
+    count_posted(*rail);
     destination->posted.emplace(work.id, rail->info.id);
     const WorkUse use = capabilities.one_sided ? WorkUse::kFetch : WorkUse::kReceive;
     works_.emplace(work.id, WorkRecord{use, destination->key, rail->info.id, *piece});
@@ -328,8 +327,7 @@ void Engine::confirm(Peer& peer, Destination& destination) {
     work.fence_generation = destination.fence_generation;
     const PostResult result = host_.post(id, work);
     if (result.accepted == 1) {
-      ++rail.outstanding;
-      ++outstanding_pieces_;
+      count_posted(rail);
       destination.posted.emplace(work.id, id);
       works_.emplace(work.id, WorkRecord{WorkUse::kFence, destination.key, id, 0});
       destination.confirming = std::move(destination.to_confirm);

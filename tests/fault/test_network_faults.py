@@ -162,17 +162,14 @@ def test_traffic_is_swallowed(line: Callable[..., Line]) -> None:
 
 
 def test_one_rail_is_swallowed(line: Callable[..., Line]) -> None:
-    """A rail that says nothing while the session lives: the transfer ends by its deadline at the latest."""
+    """A rail that says nothing while the session lives is given up, and the other brings the rest."""
     ends = line()
     ends.rails_up(2)
     ends.there.grant("read")
-    read = ends.here.read_until_bytes_land(timeout_s=5.0)
+    read = ends.here.read_until_bytes_land(timeout_s=30.0)
     ends.proxy.links[1].swallow = True
-    error = ends.here.end(read)
-    if error is None:
-        assert ends.here.holds(3)
-    else:
-        assert error.code in {"deadline", "rail-failed"}, error
+    assert ends.here.end(read) is None
+    assert ends.here.holds(3)
     assert ends.here.peer_state() == ("open", "")
     ends.still_works()
 

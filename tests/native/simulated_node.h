@@ -107,6 +107,7 @@ struct Link {
   };
   Capabilities capabilities;
   std::uint16_t index = 0;
+  bool muted = false;  // nothing comes over it, and nobody is told
   End ends[2];
 };
 

@@ -103,7 +103,7 @@ inline void Node::drop_rail(RailId rail) {
   end.link->ends[end.side].dead = true;
   end_jobs(rail, Code::kCancelled);
   Node* other = end.link->ends[1 - end.side].node;
-  if (other == nullptr) return;
+  if (other == nullptr || end.link->muted) return;
   network_.carry(place_, other->place_, network_.latency(), [other, link = end.link, side = 1 - end.side] {
     other->kill_end(link, side, "the peer ended it");
   });
@@ -262,7 +262,7 @@ inline void Node::send_piece(const std::shared_ptr<Job>& job) {
 inline void Node::pass(const std::shared_ptr<Job>& job, std::uint64_t first, std::uint64_t last, bool end,
                        bool held) {
   Link::End& own = job->link->ends[job->side];
-  if (own.dead) return;
+  if (own.dead || job->link->muted) return;
   Packet packet{job->work.move->transfer, job->work.piece, job->work.id, first, {}, end, held};
   if (first != last) {
     const Memory& memory = memory_at(job->work.move->local_base);

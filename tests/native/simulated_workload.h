@@ -316,7 +316,8 @@ class Workload {
     Node& node = *agents_[index].node;
     for (const SessionKey key : node.engine().open_peers())
       if (const auto rails = node.rails_with(key); !rails.empty() && random_.chance(50))
-        return node.cut_rail(rails[random_.below(rails.size())], "cut");
+        return random_.chance(70) ? node.cut_rail(rails[random_.below(rails.size())], "cut")
+                                  : void(node.link(rails[random_.below(rails.size())])->muted = true);
   }
   void replace_region() {
     const std::size_t index = any_agent();

@@ -244,6 +244,40 @@ TEST(work_of_a_dead_rail_is_done_by_the_survivor) {
     }
 }
 
+TEST(a_rail_that_falls_silent_is_given_up_for_the_other) {
+  for (const bool write : {false, true})
+    for (std::uint64_t i = 0; i < 20; ++i) {
+      Pair pair({two_sided_rail(), two_sided_rail()}, check::seed() * 1000 + i);
+      pair.grant_read();
+      pair.grant_write();
+      TransferRequest request = pair.request(write, kFrom, kTo);
+      request.timeout_ns = 60 * kSecond;
+      auto handle = Pair::post(write ? pair.src : pair.dst, request);
+      REQUIRE(pair.until_midway(kFrom.size()));
+      pair.src.link(pair.src.rails_with(pair.to_dst)[i % 2])->muted = true;
+      REQUIRE(pair.ends(handle, 5 * kSecond));
+      CHECK_OK(handle->status());
+      CHECK(pair.equal(kFrom, kTo));
+      CHECK_EQ(pair.dst.rails_with(pair.to_src).size(), 1);
+      pair.check_quiet();
+    }
+}
+
+TEST(the_last_rail_is_kept_though_it_is_silent) {
+  Pair pair({two_sided_rail()});
+  pair.grant_read();
+  auto handle = pair.read(kFrom, kTo);
+  REQUIRE(pair.until_midway(kFrom.size()));
+  pair.src.link(pair.src.rails_with(pair.to_dst)[0])->muted = true;
+  REQUIRE(pair.ends(handle));
+  CHECK_EQ(handle->status().code(), Code::kDeadline);
+  pair.src.link(pair.src.rails_with(pair.to_dst)[0])->muted = false;
+  handle = pair.read(kFrom, kTo);
+  REQUIRE(pair.ends(handle));
+  CHECK_OK(handle->status());
+  pair.check_quiet();
+}
+
 TEST(when_the_mapped_rail_dies_the_stream_carries_on) {
   for (const bool write : {false, true})
     for (std::uint64_t i = 0; i < 20; ++i) {
