@@ -91,7 +91,7 @@ Status ForeignMemory::fetch_piece(const Move& move, std::uint32_t piece, std::ui
                  num_runs = 0;
                });
   if (status.ok() && num_runs != 0) status = read_runs(num_runs);
-  return status.ok() ? check_alive() : status;
+  return status;
 }
 
 Status ForeignMemory::read_runs(std::size_t num_runs) noexcept {

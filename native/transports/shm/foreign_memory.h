@@ -31,15 +31,16 @@ class ForeignMemory {
   const std::string& refusal() const noexcept { return refusal_; }  // empty: it can be read
 
   // One piece, straight into its pages. kRailFailed: the process is gone. kSystem: it, or we,
-  // unmapped part of the region.
+  // unmapped part of the region. It counts only if check_alive() says so afterwards.
   Status fetch_piece(const Move& move, std::uint32_t piece, std::uint64_t remote_base);
+  // kRailFailed: the process has ended.
+  Status check_alive() const;
 
  private:
   // What one call takes (IOV_MAX) on either side.
   static constexpr std::size_t kMaxRuns = 1024;
 
   Status read_runs(std::size_t num_runs) noexcept;
-  Status check_alive() const;
 
   pid_t pid_ = 0;
   // Readable once the process has ended: until then nobody else can have its number.

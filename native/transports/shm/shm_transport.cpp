@@ -22,7 +22,8 @@ using shm::MessageKind;
 
 namespace {
 
-constexpr std::uint64_t kPollNbytes = 1024 * 1024;
+// A fence waits for at most so much: a third of a millisecond.
+constexpr std::uint64_t kPollNbytes = 2 * 1024 * 1024;
 constexpr std::size_t kMaxQueued = 1024;  // works a peer; the engine posts `window` at a time
 constexpr std::size_t kMaxMemfds = 4096;  // a peer: below the usual limit of mappings, 65,530
 constexpr std::uint64_t kFenceTableNbytes = FenceTable::kNumSlots * sizeof(std::uint64_t);
@@ -408,6 +409,7 @@ std::size_t ShmTransport::poll(std::span<Completion> completions) noexcept {
   Work work;
   while (count < completions.size() && moved_nbytes < kPollNbytes && take_next(peer, work))
     completions[count++] = run(*peer, work, moved_nbytes);
+  check_foreign(completions.first(count));
   if (moved_nbytes != 0) return count;
 
   // Nothing to move: time to prepare for what will come.
@@ -418,6 +420,22 @@ std::size_t ShmTransport::poll(std::span<Completion> completions) noexcept {
         return count;
       }
   return count;
+}
+
+// What was read from a process counts if the process was there after the last byte: its number may
+// have become another's meanwhile. One question for all of a round.
+void ShmTransport::check_foreign(std::span<Completion> completions) noexcept {
+  const Peer* asked = nullptr;
+  Status alive;
+  for (const auto& [work, peer] : foreign_reads_) {
+    if (peer != asked) alive = peer->foreign.check_alive();
+    asked = peer;
+    if (alive.ok()) continue;
+    const auto of_it = [&](const Completion& each) { return each.work == work && each.code == Code::kOk; };
+    *std::find_if(completions.begin(), completions.end(), of_it) =
+        failed(work, alive.code(), "shm: reading memory of " + peer->name + ": " + alive.message());
+  }
+  foreign_reads_.clear();
 }
 
 bool ShmTransport::busy() const noexcept {
@@ -480,6 +498,7 @@ Completion ShmTransport::fetch(Peer& peer, const Work& work, std::uint64_t& move
   if (region.keys.where == Where::kForeign) {
     if (Status read = peer.foreign.fetch_piece(move, work.piece, region.base); !read.ok())
       return failed(work.id, read.code(), "shm: reading memory of " + peer.name + ": " + read.message());
+    foreign_reads_.emplace_back(work.id, &peer);
   } else {
     if (!region.failure.empty())
       return failed(work.id, Code::kRailFailed, "shm: the pool of " + peer.name + ": " + region.failure);

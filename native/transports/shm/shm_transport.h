@@ -10,6 +10,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "kvxfer/transport.h"
 #include "transports/shm/side_channel.h"
@@ -62,6 +64,7 @@ class ShmTransport final : public Transport {
   Completion run(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept;
   Completion fetch(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept;
   Completion check_fence(Peer& peer, const Work& work) noexcept;
+  void check_foreign(std::span<Completion> completions) noexcept;
 
   Reactor& reactor_;
   shm::SharedFd fences_;  // of our own table
@@ -71,6 +74,7 @@ class ShmTransport final : public Transport {
   PeerId next_peer_ = 1;
   PeerId last_served_ = 0;        // peers take turns, a piece each
   std::deque<Completion> ready_;  // that did not come from running work
+  std::vector<std::pair<WorkId, Peer*>> foreign_reads_;  // of this round of poll
 };
 
 }  // namespace kvxfer
