@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
+from kvxfer.bench import noise
 from kvxfer.bench.channel import Message
 from kvxfer.bench.limit import DESCRIPTIONS
 from kvxfer.bench.progress import Progress
@@ -41,8 +42,8 @@ def print_json(result: Message) -> None:
     print(json.dumps(result), flush=True)
 
 
-def print_table(result: Message) -> None:
-    """Prints a result for people, with the words that explain it."""
+def print_table(result: Message, beside: Message | None = None) -> None:
+    """Prints a result for people, with the words that explain it, and the noise ``beside`` it if notable."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH)
@@ -52,6 +53,8 @@ def print_table(result: Message) -> None:
         _print_pages(console, result)
     else:
         _print_handover(console, result)
+    if words := noise.in_words(beside):
+        console.print(f"[yellow]{words}[/]", soft_wrap=True)
 
 
 def _print_pages(console: Console, result: Message) -> None:

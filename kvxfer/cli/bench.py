@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvxfer.bench import handover as handover_bench
+from kvxfer.bench import noise, report, results
 from kvxfer.bench import pages as pages_bench
-from kvxfer.bench import report
 from kvxfer.bench.channel import Message
 from kvxfer.bench.models import MODELS
+from kvxfer.bench.progress import Progress
 from kvxfer.bench.trace import SAMPLES
 
 _CHECK_FAILED = 1
@@ -27,6 +30,9 @@ class Format(enum.StrEnum):
 
 
 _FormatOption = Annotated[Format, typer.Option("--format", help="A table, or one JSON object on one line.")]
+_OutOption = Annotated[
+    Path | None, typer.Option(help="Keeps the result, the machine and its noise in this directory.")
+]
 _CorruptOption = Annotated[bool, typer.Option("--corrupt", hidden=True, help="Flip a byte after arrival.")]
 _SeedOption = Annotated[int, typer.Option(min=0, help="Of every random order.")]
 _TimeoutOption = Annotated[float, typer.Option("--timeout-s", help="Deadline of one transfer.")]
@@ -49,15 +55,14 @@ def pages(
     seed: _SeedOption = 1,
     timeout_s: _TimeoutOption = 30.0,
     format: _FormatOption = Format.TABLE,
+    out: _OutOption = None,
     corrupt: _CorruptOption = False,
 ) -> None:
     """Move pages of one size between two processes, interleaved with the machine's limit."""
     options = pages_bench.PagesOptions(
         transport, op, total_mib, block_kib, pattern, memory, iterations, layers, seed, timeout_s, corrupt
     )
-    with report.watching("pages") as progress:
-        result = pages_bench.run(options, progress)
-    _end(result, format)
+    _measure("pages", lambda progress: pages_bench.run(options, progress), format, out)
 
 
 @app.command()
@@ -76,6 +81,7 @@ def handover(
     seed: _SeedOption = 1,
     timeout_s: _TimeoutOption = 30.0,
     format: _FormatOption = Format.TABLE,
+    out: _OutOption = None,
     corrupt: _CorruptOption = False,
 ) -> None:
     """Hand the pages of real requests from a prefill process to a decode process."""
@@ -93,15 +99,27 @@ def handover(
         timeout_s=timeout_s,
         corrupt=corrupt,
     )
-    with report.watching("handover") as progress:
-        result = handover_bench.run(options, progress)
-    _end(result, format)
+    _measure("handover", lambda progress: handover_bench.run(options, progress), format, out)
 
 
-def _end(result: Message, format: Format) -> None:
+def _measure(
+    title: str, run: Callable[[Callable[[Progress], None]], Message], format: Format, out: Path | None
+) -> None:
+    """Runs one benchmark under watch (its progress, the noise beside it), keeps and shows its result.
+
+    Every command ends here, so that all of them take ``--out`` and say when the machine was busy.
+    """
+    if out is not None:
+        results.check_directory(out)
+    before = noise.Sample.take()
+    with report.watching(title) as progress:
+        result = run(progress)
+    beside = noise.between(before, noise.Sample.take())
+    if out is not None:
+        results.keep(out, result, beside)
     if format is Format.JSON:
         report.print_json(result)
     else:
-        report.print_table(result)
+        report.print_table(result, beside)
     if not result["verified"]:
         raise typer.Exit(_CHECK_FAILED)

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+import kvxfer
+from kvxfer.bench import results
+
 pytest.importorskip("typer")
 
 SPREAD = {"min", "median", "max"}
@@ -114,6 +117,28 @@ def test_table_goes_to_stdout_and_progress_to_stderr(command: list[str]) -> None
     assert done.returncode == 0, done.stderr
     assert "every byte checked" in done.stdout
     assert "setting up two agents" in done.stderr
+
+
+@pytest.mark.parametrize("command", [PAGES, HANDOVER])
+def test_out_keeps_the_result_with_machine_and_noise(command: list[str], tmp_path: Any) -> None:
+    printed = result_of(*command, "--out", str(tmp_path))
+    failed = bench(*command, "--corrupt", "--out", str(tmp_path))
+    assert failed.returncode == 1
+    found = results.read(tmp_path)
+    assert found.records[0].result == printed
+    assert found.records[1].result["verified"] is False
+    assert found.records[0].machine["kvxfer"] == kvxfer.__version__
+    noise = found.records[0].noise
+    assert noise is not None
+    assert set(noise) == {"wall_s", "own_share", "other_share", "steal_share"}
+
+
+def test_out_that_is_a_file_is_refused_before_the_run(tmp_path: Any) -> None:
+    (tmp_path / "file").write_text("")
+    done = bench(*PAGES, "--out", str(tmp_path / "file"))
+    assert done.returncode == 2
+    assert "is a file; name a directory" in done.stderr
+    assert "setting up two agents" not in done.stderr
 
 
 def test_unknown_trace_field_is_named(tmp_path: Any) -> None:
