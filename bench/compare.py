@@ -1,0 +1,303 @@
+"""``kvxfer bench compare``: the same work by kvxfer and by other software, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+import kvxfer
+from kvxfer.bench import baseline_work
+from kvxfer.bench import latency as latency_bench
+from kvxfer.bench import pages as pages_bench
+from kvxfer.bench import setup as setup_bench
+from kvxfer.bench.baseline import Baseline, chosen_baselines, known_baselines
+from kvxfer.bench.channel import Message
+from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.latency import LatencyOptions
+from kvxfer.bench.pages import PagesOptions
+from kvxfer.bench.process import check_timeout
+from kvxfer.bench.progress import Progress
+from kvxfer.bench.setup import SetupOptions
+from kvxfer.bench.stats import spread
+from kvxfer.errors import KvxferError
+
+TRANSPORTS = ("shm", "tcp")
+#: What kvxfer is called among the systems.
+OURS = "kvxfer"
+
+#: work -> figure -> whether more of it is better. The first figure is the one to quote.
+FIGURES: Mapping[str, Mapping[str, bool]] = {
+    "pages": {"gb_per_s": True, "total_ms": False, "post_ms": False, "cpu_s_per_gib": False},
+    "latency": {"p50_us": False, "p99_us": False},
+    # Some shake hands when they connect, some with the first write: the sum is fair to both.
+    "setup": dict.fromkeys([*setup_bench.FIGURES, "connect_and_write_ms"], False),
+}
+# An idle process's clock shows a few microseconds a second: less than this is not told apart.
+_FLOORS = {"idle_cpu_cores": 0.001}
+_ITERATIONS = {"pages": 5, "latency": 1000, "setup": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """What is compared. In a round every system starts afresh, warms up, works and ends.
+
+    Systems never live at the same time: an idle agent of some takes a core.
+    """
+
+    against: tuple[str, ...] = ("nixl", "mooncake")
+    work: str = "pages"
+    rounds: int = 3
+    transport: str = "shm"
+    #: Of `pages`.
+    op: str = "write"
+    total_mib: int = 256
+    block_kib: int = 32
+    pattern: str = "random"
+    #: Of kvxfer's side alone; the others have memory of their process, which is ``foreign``.
+    memory: str = "pool"
+    #: Of `latency`.
+    nbytes: int = 4096
+    #: Measured ones in a round; 0: as suits the work.
+    iterations: int = 0
+    seed: int = 1
+    timeout_s: float = 30.0
+    #: Flips a byte after each arrival, so that the check must fail.
+    corrupt: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("work", tuple(FIGURES)), ("transport", TRANSPORTS)):
+            if getattr(self, name) not in known:
+                raise BenchError(f"unknown --{name} {getattr(self, name)!r}; known are {', '.join(known)}")
+        if not self.against:
+            raise BenchError("--against names nothing; give one or more, with commas between")
+        if self.rounds < 1:
+            raise BenchError(f"--rounds is at least 1, not {self.rounds}")
+        if self.iterations < 0:
+            raise BenchError(f"--iterations is at least 0, not {self.iterations}")
+        check_timeout(self.timeout_s)
+        # They refuse what does not fit.
+        if self.work == "pages":
+            self.pages  # noqa: B018
+        elif self.work == "latency":
+            self.latency  # noqa: B018
+
+    @property
+    def num_iterations(self) -> int:
+        """Measured iterations of a system in a round."""
+        return self.iterations or _ITERATIONS[self.work]
+
+    @property
+    def our_memory(self) -> str:
+        """What kind of memory kvxfer moves pages of."""
+        return {"pages": self.memory, "latency": "pool", "setup": "foreign"}[self.work]
+
+    @property
+    def pages(self) -> PagesOptions:
+        """The work `pages`."""
+        return PagesOptions(
+            self.transport,
+            self.op,
+            self.total_mib,
+            self.block_kib,
+            self.pattern,
+            self.memory,
+            self.num_iterations,
+            seed=self.seed,
+            timeout_s=self.timeout_s,
+            corrupt=self.corrupt,
+        )
+
+    @property
+    def latency(self) -> LatencyOptions:
+        """The work `latency`; both ends poll."""
+        return LatencyOptions(
+            self.transport, self.nbytes, "poll", self.num_iterations, self.seed, self.timeout_s, self.corrupt
+        )
+
+    @property
+    def setup(self) -> SetupOptions:
+        """The work `setup`; an iteration is two fresh processes."""
+        return SetupOptions(self.transport, self.num_iterations)
+
+
+def run(
+    options: CompareOptions,
+    progress: Callable[[Progress], None],
+    known: tuple[Baseline, ...] | None = None,
+) -> Message:
+    """Runs it and returns one JSON object, with what was measured when it ended early.
+
+    ``verified`` is false when a check failed, which ends the run. A system that crashes or hangs is
+    left out from there and named in ``failures``; Ctrl-C sets ``interrupted``.
+
+    Parameters
+    ----------
+    known
+        The baselines to choose from, if not those of ``make baselines``.
+    """
+    baselines = chosen_baselines(options.against, known_baselines() if known is None else known)
+    comparison = _Comparison(options, baselines, progress)
+    failure = ""
+    interrupted = False
+    try:
+        comparison.run()
+    except CheckFailedError as error:
+        failure = str(error)
+    except KeyboardInterrupt:
+        interrupted = True
+    described: Message = asdict(options)
+    described.pop("corrupt")
+    result: Message = {
+        "bench": "compare",
+        **described,
+        "against": list(options.against),
+        "iterations": options.num_iterations,
+        "systems": comparison.systems(),
+        "ratios": ratios(options.work, comparison.rounds),
+        "rounds_measured": comparison.rounds,
+        "notes": _notes(options, baselines),
+        "failures": comparison.failures,
+        "interrupted": interrupted,
+        "verified": not failure,
+    }
+    return {**result, "failure": failure} if failure else result
+
+
+class _Comparison:
+    """The rounds of one run; what they gave stays here when one is cut short."""
+
+    def __init__(
+        self, options: CompareOptions, baselines: tuple[Baseline, ...], progress: Callable[[Progress], None]
+    ) -> None:
+        self._options = options
+        self._baselines = {baseline.name: baseline for baseline in baselines}
+        self._progress = progress
+        self._identity: dict[str, Message] = {}
+        #: In order: system -> figure -> value.
+        self.rounds: list[dict[str, dict[str, float]]] = []
+        #: System -> why it was left out.
+        self.failures: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Runs all rounds, or those until kvxfer itself fails."""
+        names = [OURS, *self._baselines]
+        total = self._options.rounds * len(names)
+        for index in range(self._options.rounds):
+            self.rounds.append({})
+            for turn, name in enumerate(rotated(names, index)):
+                if name in self.failures:
+                    continue
+                done = index * len(names) + turn
+                self._progress(Progress(done, total, f"round {index + 1}: {name}"))
+                try:
+                    measured = self._ours() if name == OURS else self._theirs(self._baselines[name])
+                except CheckFailedError:
+                    raise
+                except (BenchError, KvxferError) as error:
+                    self.failures[name] = str(error)
+                    self._progress(Progress(done, total, f"{name} failed and is left out: {error}"))
+                    if name == OURS:
+                        return
+                else:
+                    self._keep(name, measured)
+        self._progress(Progress(total, total, "done"))
+
+    def systems(self) -> dict[str, Message]:
+        """Returns what each system is, and its figures over the rounds."""
+        found = {}
+        for name, identity in self._identity.items():
+            values = [one[name] for one in self.rounds if name in one]
+            figures = {figure: spread(value[figure] for value in values) for figure in values[0]}
+            found[name] = {**identity, **figures}
+        return found
+
+    def _ours(self) -> Message:
+        options = self._options
+        if options.work == "pages":
+            measured = pages_bench.run(options.pages, _no_progress)
+        elif options.work == "latency":
+            measured = latency_bench.run(options.latency, _no_progress)
+        else:
+            measured = setup_bench.run(options.setup, _no_progress)
+        if not measured["verified"]:
+            raise CheckFailedError(f"{OURS}: {measured['failure']}")
+        settings = {name: measured[name] for name in ("copy_kernel", "page_kind") if name in measured}
+        path = f"{options.transport}, {options.our_memory} memory"
+        return {**measured, "version": kvxfer.__version__, "settings": settings, "path": path}
+
+    def _theirs(self, baseline: Baseline) -> Message:
+        options = self._options
+        if options.work == "pages":
+            measured = baseline_work.run_pages(baseline, options.pages)
+        elif options.work == "latency":
+            measured = baseline_work.run_latency(baseline, options.latency)
+        else:
+            measured = baseline_work.run_setup(baseline, options.setup, options.corrupt)
+        return {**measured, "path": baseline.paths[options.transport]}
+
+    def _keep(self, name: str, measured: Message) -> None:
+        self._identity[name] = {key: measured[key] for key in ("version", "path", "settings")}
+        if self._options.work == "setup":
+            parts = (_value(measured[figure]) for figure in ("connect_ms", "first_write_ms"))
+            measured = {**measured, "connect_and_write_ms": sum(parts)}
+        figures = {figure: _value(measured[figure]) for figure in FIGURES[self._options.work]}
+        if "limit_ratio" in measured:
+            figures["limit_ratio"] = measured["limit_ratio"]
+        self.rounds[-1][name] = figures
+
+
+def rotated(names: list[str], index: int) -> list[str]:
+    """Returns the order of a round: each begins with the one after, so that none is always first."""
+    start = index % len(names)
+    return names[start:] + names[:start]
+
+
+def ratios(work: str, rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, Message]]:
+    """Returns how many times better kvxfer is, by system and figure: each round's, and their spread.
+
+    Our rate over theirs, or their time over ours: below 1 the other is better. A round counts where
+    both were measured; where ours is 0 there is no ratio.
+    """
+    found: dict[str, dict[str, Message]] = {}
+    for figure, more_is_better in FIGURES[work].items():
+        floor = _FLOORS.get(figure, 0.0)
+        by_system: dict[str, list[float]] = {}
+        for measured in rounds:
+            if OURS not in measured:
+                continue
+            mine = max(floor, measured[OURS][figure])
+            for name, figures in measured.items():
+                theirs = max(floor, figures[figure])
+                above, below = (mine, theirs) if more_is_better else (theirs, mine)
+                if name != OURS and below > 0:
+                    by_system.setdefault(name, []).append(above / below)
+        for name, values in by_system.items():
+            by_round = [round(value, 3) for value in values]
+            found.setdefault(name, {})[figure] = {**spread(values), "rounds": by_round}
+    return found
+
+
+def _no_progress(at: Progress) -> None:
+    """Drops a round's own progress: the comparison has its own."""
+
+
+def _value(figure: float | Message) -> float:
+    """Returns a figure of one round; of a spread, its median."""
+    return float(figure["median"] if isinstance(figure, dict) else figure)
+
+
+def _notes(options: CompareOptions, baselines: tuple[Baseline, ...]) -> list[str]:
+    software = {baseline.software for baseline in baselines}
+    notes = [note for baseline in baselines for note in baseline.notes]
+    if options.transport == "shm" and "nixl" in software:
+        words = (
+            "as kvxfer's path for foreign memory is: the two are alike"
+            if options.our_memory == "foreign"
+            else "not shared memory as kvxfer's pool; it has no such path. Its like: --memory foreign"
+        )
+        notes.append(f"nixl over shm is UCX cross-memory attach, {words}")
+    if options.transport == "shm" and "mooncake" in software:
+        notes.append("mooncake's non-CUDA wheel has no same-host path: its bytes go over loopback TCP")
+    if options.work == "latency" and "nixl" in software:
+        notes.append("nixl reposts one prepared transfer; kvxfer makes each write anew")
+    return notes
