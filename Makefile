@@ -7,6 +7,7 @@
 #   make native-test   C++ tests: plain, ASan+UBSan, TSan (or one: native-test-plain, -asan, -tsan)
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
 #   make nightly       test, the slow tests, and a longer fuzz run
+#   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
 #   make wheel         dist/*.whl
 #   make clean         removes what the others made
 #
@@ -47,7 +48,7 @@ print("\n".join(lines))
 endef
 export REQUIREMENTS
 
-.PHONY: demo test lint unit native-test fuzz nightly wheel clean setup
+.PHONY: demo test lint unit native-test fuzz nightly baselines wheel clean setup
 .PHONY: $(foreach build,plain asan tsan,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -128,9 +129,31 @@ nightly: test
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000 FUZZ_SEED=$$(date +%s)
 
+# What `kvxfer bench compare` measures beside kvxfer; another version is another stamp.
+NIXL := 1.5.1
+MOONCAKE := 0.3.13.post1
+
+baselines: .baselines/nixl-$(NIXL).stamp .baselines/mooncake-$(MOONCAKE).stamp
+
+# Without torch, which its wheels require and transfers between host memories never load: 5 GB less.
+.baselines/nixl-$(NIXL).stamp:
+	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
+	echo "installing NIXL $(NIXL) into .baselines/nixl"; \
+	$(PYTHON) -m venv --clear .baselines/nixl; \
+	pip=".baselines/nixl/bin/python -m pip install --quiet"; $$pip numpy; \
+	$$pip --no-deps nixl==$(NIXL) nixl-cu12==$(NIXL) nixl-cu13==$(NIXL); \
+	.baselines/nixl/bin/python -c "import nixl._api"; touch $@
+
+.baselines/mooncake-$(MOONCAKE).stamp:
+	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
+	echo "installing Mooncake $(MOONCAKE) into .baselines/mooncake"; \
+	$(PYTHON) -m venv --clear .baselines/mooncake; \
+	.baselines/mooncake/bin/python -m pip install --quiet numpy mooncake-transfer-engine-non-cuda==$(MOONCAKE); \
+	.ci/mooncake-libraries .baselines/mooncake; touch $@
+
 wheel: $(VENV)/deps.stamp
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	ls -l dist
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .baselines build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
