@@ -9,7 +9,7 @@ import typer
 
 import kvxfer
 from kvxfer.bench.errors import BenchError
-from kvxfer.cli import bench
+from kvxfer.cli import bench, doctor
 from kvxfer.errors import KvxferError
 
 # 0: done; 1: a check failed; 2: it could not run as asked.
@@ -24,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench.app, name="bench")
+app.command()(doctor.doctor)
 
 
 def _show_version(wanted: bool) -> None:

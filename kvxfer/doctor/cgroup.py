@@ -1,0 +1,56 @@
+"""What the control groups above this process allow it, in version 2 and in version 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvxfer.doctor.files import read_int, read_text
+
+# Version 1 writes "no limit" as the largest multiple of a page in 63 bits.
+_UNLIMITED_NBYTES = 1 << 62
+
+
+def memory_limit_nbytes(root: Path) -> tuple[int, str] | None:
+    """Returns the tightest memory limit and its file; None where nothing limits."""
+    limits = []
+    for file in _files(root, "memory", ("memory.max", "memory.limit_in_bytes")):
+        nbytes = read_int(file)  # "max" is no number
+        if nbytes is not None and nbytes < _UNLIMITED_NBYTES:
+            limits.append((nbytes, str(file)))
+    return min(limits, default=None)
+
+
+def cpu_limit_cores(root: Path) -> tuple[float, str] | None:
+    """Returns how many cores' time the groups above allow, and the file; None where nothing limits."""
+    limits = []
+    for file in _files(root, "cpu", ("cpu.max", "cpu.cfs_quota_us")):
+        quota, _, period = (read_text(file) or "").partition(" ")
+        if file.name == "cpu.cfs_quota_us":
+            period = read_text(file.with_name("cpu.cfs_period_us")) or ""
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:  # neither "max" nor "-1"
+            limits.append((int(quota) / int(period), str(file)))
+    return min(limits, default=None)
+
+
+def _files(root: Path, controller: str, names: tuple[str, str]) -> Iterator[Path]:
+    """Yields the files that may hold a limit, of this process's group and of all above it."""
+    v2, v1 = names
+    mount = root / "sys/fs/cgroup"
+    # A container sees its own group as the root of what is mounted, whatever /proc says.
+    paths = {(v2, mount, ""), (v2, mount / "unified", ""), (v1, mount / controller, "")}
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            paths |= {(v2, mount, path), (v2, mount / "unified", path)}
+        elif controller in controllers.split(","):
+            paths |= {(v1, mount / controller, path), (v1, mount / controllers, path)}
+    seen = set()
+    for name, base, path in sorted(paths, key=str):
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(parts), -1, -1):
+            file = base.joinpath(*parts[:depth], name)
+            if file not in seen:
+                seen.add(file)
+                yield file

@@ -1,0 +1,147 @@
+"""RDMA devices and GPUs, as the kernel and the NVIDIA driver tell of them."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvxfer import topology
+from kvxfer.doctor.files import names_in, read_fields, read_int, read_text
+from kvxfer.doctor.finding import Finding, State
+
+SUBJECT = "devices"
+_NVIDIA = "0x10de"
+# PCI's class of display controllers: VGA (0300) and 3D (0302), which GPUs of servers are.
+_DISPLAY = "0x03"
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """One port of an RDMA device; ``rate`` and ``state`` are the kernel's words."""
+
+    device: str
+    port: str
+    state: str
+    rate: str
+    link_layer: str
+    numa_node: int | None
+
+    @property
+    def active(self) -> bool:
+        return "ACTIVE" in self.state
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU; ``model`` is ``""`` where no driver names it."""
+
+    address: str
+    model: str
+    numa_node: int | None
+
+
+def rdma_ports(root: Path) -> list[RdmaPort]:
+    """Returns every port of every RDMA device."""
+    ports = []
+    for device in rdma_devices(root):
+        folder = root / "sys/class/infiniband" / device
+        node = read_int(folder / "device/numa_node")
+        for port in names_in(folder / "ports"):
+            state, rate, link_layer = (
+                read_text(folder / "ports" / port / name) or "unknown"
+                for name in ("state", "rate", "link_layer")
+            )
+            near = node if node is not None and node >= 0 else None
+            ports.append(RdmaPort(device, port, state, rate, link_layer, near))
+    return ports
+
+
+def rdma_devices(root: Path) -> list[str]:
+    """Returns the names of RDMA devices, e.g. ``["mlx5_0"]``."""
+    return names_in(root / "sys/class/infiniband")
+
+
+def gpus(root: Path) -> list[Gpu]:
+    """Returns NVIDIA GPUs: those that the driver serves, and those on the bus without one."""
+    models = {}
+    for address in names_in(root / "proc/driver/nvidia/gpus"):
+        fields = read_fields(root / "proc/driver/nvidia/gpus" / address / "information")
+        models[address.lower()] = fields.get("Model", "unknown model")
+    for address in names_in(root / "sys/bus/pci/devices"):
+        folder = root / "sys/bus/pci/devices" / address
+        kind = read_text(folder / "class") or ""
+        if read_text(folder / "vendor") == _NVIDIA and kind.startswith(_DISPLAY):
+            models.setdefault(address.lower(), "")
+    return [
+        Gpu(address, model, topology.node_of_device(address, root / "sys"))
+        for address, model in sorted(models.items())
+    ]
+
+
+def examine(root: Path) -> list[Finding]:
+    """Finds RDMA ports and GPUs, and says what kvxfer does with them in this version."""
+    return [*_rdma(root), *_gpus(root)]
+
+
+def _rdma(root: Path) -> list[Finding]:
+    why = "RDMA is for the verbs transport, which is not written yet: nothing of kvxfer uses it today"
+    ports = rdma_ports(root)
+    if not ports:
+        found = "none (/sys/class/infiniband has no device)"
+        return [Finding(SUBJECT, "RDMA", State.NOTE, found, why)]
+    findings = []
+    for port in ports:
+        change = (
+            ""
+            if port.active
+            else "bring its link up (cable, switch, `ip link set` on its netdev) before verbs can use it"
+        )
+        findings.append(
+            Finding(
+                SUBJECT,
+                f"RDMA {port.device}:{port.port}",
+                State.NOTE,
+                f"{port.state}, {port.rate}, {port.link_layer}, {_near(port.numa_node)}",
+                why,
+                change,
+            )
+        )
+    return findings
+
+
+def _gpus(root: Path) -> list[Finding]:
+    why = (
+        "GPU transports are off: none is written in this version, so an engine's cache on a GPU cannot be "
+        "registered yet; caches in host memory can"
+    )
+    driver = read_text(root / "proc/driver/nvidia/version")
+    cards = gpus(root)
+    if not cards:
+        found = "no NVIDIA GPU: none on the PCI bus, and no driver (/proc/driver/nvidia is missing)"
+        if driver is not None:
+            found = "an NVIDIA driver is loaded, and it serves no GPU to this process"
+        tool = "" if shutil.which("nvidia-smi") else "; nvidia-smi is not on the PATH"
+        return [Finding(SUBJECT, "GPU", State.NOTE, found + tool, why)]
+    findings = []
+    for index, gpu in enumerate(cards):
+        found = f"{gpu.model or 'an NVIDIA GPU without a driver'} at {gpu.address}, {_near(gpu.numa_node)}"
+        change = "" if gpu.model else "install NVIDIA's driver, or start the container with --gpus all"
+        findings.append(Finding(SUBJECT, f"GPU {index}", State.NOTE, found, why, change))
+    if driver is not None:
+        peermem = (root / "sys/module/nvidia_peermem").exists()
+        findings.append(
+            Finding(
+                SUBJECT,
+                "GPU driver",
+                State.NOTE,
+                f"{driver.splitlines()[0].removeprefix('NVRM version:').strip()}; nvidia_peermem is "
+                f"{'loaded' if peermem else 'not loaded'}",
+                "a NIC reads GPU memory through nvidia_peermem or dma-buf, once verbs is written",
+            )
+        )
+    return findings
+
+
+def _near(node: int | None) -> str:
+    return "of no NUMA node that the kernel knows" if node is None else f"on NUMA node {node}"

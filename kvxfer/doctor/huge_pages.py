@@ -1,0 +1,118 @@
+"""Huge pages: which are reserved, whether the kernel makes them by itself, what a pool gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kvxfer
+from kvxfer.doctor.files import binary_size, chosen, names_in, read_int, read_text
+from kvxfer.doctor.finding import Finding, State
+from kvxfer.errors import KvxferError
+
+SUBJECT = "huge pages"
+
+# The size that pools ask for (native/core/pool_memory.cpp).
+_POOL_PAGE_KIB = 2048
+# Enough that most of it can be mapped by huge pages, too little to disturb anybody.
+_TRIAL_NBYTES = 8 << 20
+_WHY = (
+    "base pages cost a pool's maker and every peer that maps it a page fault for each 4 KiB, and copies a "
+    "TLB miss for each page"
+)
+
+
+def examine(root: Path) -> list[Finding]:
+    """Reads what is reserved and what is automatic, and makes a pool to see what it gets."""
+    trial = pool()
+    # Two ways lead to huge pages: where a pool finds one of them, the other limits nobody.
+    lacking = State.NOTE if trial.state is State.GOOD else State.LIMITS
+    return [trial, *reserved(root, lacking), *transparent(root, lacking)]
+
+
+def pool() -> Finding:
+    """Makes a small pool and says what kind of pages the kernel gave."""
+    try:
+        with kvxfer.Pool(_TRIAL_NBYTES // 4096, 4096, name="doctor-pages") as trial:
+            kind, seals = trial.page_kind, ", ".join(trial.seals)
+    except (KvxferError, ImportError) as error:
+        found = f"a pool of {binary_size(_TRIAL_NBYTES)} cannot be made: {error}"
+        change = "see the memory findings: a limit of a control group, or memfds that are forbidden"
+        return Finding(SUBJECT, "a pool", State.BLOCKS, found, "pools are how shm is fast", change)
+    found = f"a pool of {binary_size(_TRIAL_NBYTES)} got {kind} pages, and the seals {seals}"
+    if kind != "base":
+        return Finding(SUBJECT, "a pool", State.GOOD, found, _WHY)
+    change = (
+        "reserve 2 MiB pages (next line), or let shared memory have transparent ones: "
+        "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
+    )
+    return Finding(SUBJECT, "a pool", State.LIMITS, found, _WHY, change)
+
+
+def reserved(root: Path, lacking: State = State.LIMITS) -> list[Finding]:
+    """Reads how many huge pages of each size are reserved, by NUMA node where there are several."""
+    folder = root / "sys/kernel/mm/hugepages"
+    findings = []
+    for name in names_in(folder):
+        size = name.removeprefix("hugepages-").removesuffix("kB")
+        if not size.isdecimal():
+            continue
+        count, free = (read_int(folder / name / file) for file in ("nr_hugepages", "free_hugepages"))
+        found = f"{_known(count)} reserved, {_known(free)} free{_by_node(root, name)}"
+        label = f"reserved, {binary_size(int(size) * 1024)}"
+        if int(size) != _POOL_PAGE_KIB:
+            why = "pools use 2 MiB pages alone"
+            findings.append(Finding(SUBJECT, label, State.NOTE, found, why))
+        elif free:
+            why = f"pools of up to {binary_size(free * _POOL_PAGE_KIB * 1024)} in all take them first"
+            findings.append(Finding(SUBJECT, label, State.GOOD, found, why))
+        else:
+            change = "sysctl -w vm.nr_hugepages=N, half as many as the pools have MiB; best soon after boot"
+            findings.append(Finding(SUBJECT, label, lacking, found, _WHY, change))
+    if not findings:
+        found = "this kernel has none (/sys/kernel/mm/hugepages is missing or empty)"
+        findings.append(Finding(SUBJECT, "reserved", lacking, found, _WHY, "see transparent ones"))
+    return findings
+
+
+def transparent(root: Path, lacking: State = State.LIMITS) -> list[Finding]:
+    """Reads whether the kernel makes huge pages by itself, for pools and for an engine's own memory."""
+    findings = []
+    for file, label, takes, why in (
+        ("shmem_enabled", "transparent, pools", ("always", "within_size", "advise", "force"), _WHY),
+        (
+            "enabled",
+            "transparent, other memory",
+            ("always", "madvise"),
+            "process_vm_readv pins every page of an engine's own memory: fewer and larger ones cost less",
+        ),
+    ):
+        text = read_text(root / "sys/kernel/mm/transparent_hugepage" / file)
+        if text is None:
+            found = "this kernel has no such setting"
+            findings.append(Finding(SUBJECT, label, State.NOTE, found, why, "reserve huge pages instead"))
+            continue
+        setting = chosen(text)
+        if setting in takes:
+            findings.append(Finding(SUBJECT, label, State.GOOD, f"{file} is {setting}", why))
+            continue
+        of_pools = file == "shmem_enabled"
+        change = f"echo {'advise' if of_pools else 'madvise'} > /sys/kernel/mm/transparent_hugepage/{file}"
+        state = lacking if of_pools else State.LIMITS
+        findings.append(Finding(SUBJECT, label, state, f"{file} is {setting}", why, change))
+    return findings
+
+
+def _by_node(root: Path, name: str) -> str:
+    nodes = root / "sys/devices/system/node"
+    counts = {
+        node: read_int(nodes / node / "hugepages" / name / "free_hugepages")
+        for node in names_in(nodes)
+        if node.removeprefix("node").isdecimal()
+    }
+    if len(counts) < 2:
+        return ""
+    return f" ({', '.join(f'{node}: {_known(count)} free' for node, count in counts.items())})"
+
+
+def _known(number: int | None) -> str:
+    return "unknown" if number is None else str(number)

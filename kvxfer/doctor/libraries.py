@@ -1,0 +1,112 @@
+"""Shared libraries that transports to come will use: whether they load here, and their versions."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What the dynamic linker made of a name.
+
+    Attributes
+    ----------
+    name
+        As it was asked for, e.g. ``"libucp.so.0"``.
+    path
+        The file that was loaded; ``""`` when none was, or where the kernel does not tell.
+    version
+        As the library or its file's name says; ``""`` for unknown.
+    failure
+        The linker's words; ``""`` when it was loaded.
+    """
+
+    name: str
+    path: str = ""
+    version: str = ""
+    failure: str = ""
+
+    @property
+    def loaded(self) -> bool:
+        return not self.failure
+
+    def __str__(self) -> str:
+        if not self.loaded:
+            return f"{self.name} is not found"
+        return " ".join(part for part in (self.name, self.version, "is there", self.path) if part)
+
+
+def load(name: str, version_of: Callable[[ctypes.CDLL], str] | None = None) -> Library:
+    """Opens a shared library by its name, as a transport will, and asks for its version."""
+    try:
+        handle = ctypes.CDLL(name)
+    except OSError as error:
+        return Library(name, failure=str(error))
+    path = _mapped_file(name)
+    version = ""
+    if version_of is not None:
+        try:
+            version = version_of(handle)
+        except (AttributeError, OSError, ValueError):
+            pass  # an older or newer one that does not tell it so
+    return Library(name, path, version or _version_in(path))
+
+
+def ibverbs() -> Library:
+    """The verbs library of rdma-core."""
+    return load("libibverbs.so.1")
+
+
+def ucp(extra_folders: Iterable[Path] = ()) -> Library:
+    """UCX's protocol library: the linker's, or else the one that a libucx wheel brings along."""
+    library = load("libucp.so.0", _ucp_version)
+    for folder in extra_folders:
+        if library.loaded:
+            break
+        for file in sorted(folder.glob("libucp.so*")):
+            if (found := load(str(file), _ucp_version)).loaded:
+                library = found
+                break
+    return library
+
+
+def cuda() -> Library:
+    """The CUDA driver's library; the version is the newest CUDA that the driver can serve."""
+    return load("libcuda.so.1", _cuda_version)
+
+
+def _ucp_version(handle: ctypes.CDLL) -> str:
+    tell = handle.ucp_get_version_string
+    tell.restype = ctypes.c_char_p
+    return bytes(tell()).decode(errors="replace")
+
+
+def _cuda_version(handle: ctypes.CDLL) -> str:
+    number = ctypes.c_int()
+    if handle.cuDriverGetVersion(ctypes.byref(number)) != 0:
+        return ""
+    return f"for CUDA {number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def _mapped_file(name: str) -> str:
+    """Returns the file behind a loaded library, as this process's mappings name it."""
+    stem = os.path.basename(name).partition(".so")[0] + ".so"  # noqa: PTH119 a name, not a path
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        path = line.partition("/")
+        if path[1] and Path(path[2]).name.startswith(stem):
+            return "/" + path[2]
+    return ""
+
+
+def _version_in(path: str) -> str:
+    found = re.search(r"\.so\.(\d+(?:\.\d+)+)$", path)
+    return found[1] if found else ""

@@ -1,0 +1,112 @@
+"""Everything that was found of one machine, in order, and whether it is ready."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvxfer import topology
+from kvxfer.doctor import (
+    container,
+    cpu,
+    devices,
+    foreign,
+    huge_pages,
+    memory,
+    network,
+    software,
+    transports,
+)
+from kvxfer.doctor.finding import Finding, Probe, State, run_probe
+
+ROOT = Path("/")
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found.
+
+    Attributes
+    ----------
+    findings
+        Those of one subject stand together.
+    machine
+        Facts for comparing machines: names, counts, versions.
+    peer
+        Figures of a peer, where one was asked for (`kvxfer.doctor.peer`).
+    """
+
+    findings: list[Finding]
+    machine: dict[str, Any]
+    peer: dict[str, Any] | None = field(default=None)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing blocks what was asked for."""
+        return all(finding.state is not State.BLOCKS for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it as JSON's types; ``peer`` is there when one was asked for."""
+        shown: dict[str, Any] = {
+            "findings": [finding.to_dict() for finding in self.findings],
+            "ok": self.ok,
+            "machine": self.machine,
+        }
+        if self.peer is not None:
+            shown["peer"] = self.peer
+        return shown
+
+
+def examine(required: tuple[str, ...] = (), root: Path = ROOT) -> Report:
+    """Examines this machine; takes about a tenth of a second and changes nothing.
+
+    Parameters
+    ----------
+    required
+        Transports that must work.
+    root
+        Where ``proc``, ``sys`` and ``dev`` are. What is tried (transports, seals, rights, a pool) is
+        of this machine whatever it is.
+
+    Raises
+    ------
+    UsageError
+        A required name is no transport. Nothing else: a probe that fails is a finding.
+    """
+    transports.check_names(required)
+    probes: dict[str, Probe] = {
+        transports.SUBJECT: functools.partial(transports.examine, required=required),
+        foreign.SUBJECT: foreign.examine,
+        memory.SUBJECT: memory.examine,
+        huge_pages.SUBJECT: huge_pages.examine,
+        cpu.SUBJECT: cpu.examine,
+        network.SUBJECT: network.examine,
+        devices.SUBJECT: devices.examine,
+        container.SUBJECT: container.examine,
+        software.SUBJECT: software.examine,
+    }
+    findings = []
+    for subject, probe in probes.items():
+        findings += run_probe(subject, probe, root)
+    return Report(findings, machine(root))
+
+
+def machine(root: Path = ROOT) -> dict[str, Any]:
+    """Returns the facts of a machine, as JSON's types."""
+    return {
+        "host": platform.node(),
+        "cpu": cpu.model(root),
+        "isa": cpu.isa(root),
+        "cores": len(os.sched_getaffinity(0)),
+        "numa_nodes": len(topology.numa_nodes(root / "sys")),
+        "memory_nbytes": memory.total_nbytes(root),
+        "nics": [nic.name for nic in network.nics(root) if nic.physical],
+        "rdma_devices": devices.rdma_devices(root),
+        "gpus": [gpu.model for gpu in devices.gpus(root)],
+        "copy_kernel": software.copy_kernel(),
+        "versions": software.versions(root),
+    }

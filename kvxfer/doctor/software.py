@@ -1,0 +1,122 @@
+"""Versions of kvxfer and of what stands around it, without importing any of it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import platform
+import re
+from pathlib import Path
+
+import kvxfer
+from kvxfer.doctor.files import read_text
+from kvxfer.doctor.finding import Finding, State
+
+SUBJECT = "software"
+
+#: distribution -> what it is to kvxfer.
+OTHERS = {
+    "torch": "tensors in host memory register without a copy; those on a GPU are refused in this version",
+    "vllm": "its connector is to come; until then call kvxfer from a connector of your own",
+    "sglang": "its connector is to come; until then call kvxfer from a backend of your own",
+}
+# MADV_POPULATE_WRITE and MADV_POPULATE_READ came with it.
+_GOOD_KERNEL = (5, 14)
+# F_SEAL_FUTURE_WRITE came with it.
+_LEAST_KERNEL = (5, 1)
+
+
+def version_of(distribution: str) -> str | None:
+    """Returns an installed distribution's version, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except Exception:
+        return None  # absent, or with metadata that cannot be read
+
+
+def kernel_release(root: Path) -> str:
+    """Returns the kernel's release, e.g. ``"6.8.0-45-generic"``."""
+    return read_text(root / "proc/sys/kernel/osrelease") or platform.release()
+
+
+def copy_kernel() -> str:
+    """Returns the copy that the native module chose, ``""`` where the module does not load.
+
+    By name, for here it is one more library that may be missing: nothing of it is called.
+    """
+    try:
+        return str(importlib.import_module("kvxfer._native").COPY_KERNEL)
+    except (ImportError, AttributeError):
+        return ""
+
+
+def versions(root: Path) -> dict[str, str | None]:
+    """Returns every version by name; None for what is not installed."""
+    return {
+        "kvxfer": kvxfer.__version__,
+        "python": platform.python_version(),
+        "numpy": version_of("numpy"),
+        "kernel": kernel_release(root),
+        "libc": " ".join(platform.libc_ver()).strip() or None,
+        **{name: version_of(name) for name in OTHERS},
+    }
+
+
+def examine(root: Path) -> list[Finding]:
+    """Says which versions are here, and whether the native module fits them."""
+    known = versions(root)
+    findings = [
+        native_module(),
+        Finding(
+            SUBJECT,
+            "Python",
+            State.GOOD,
+            f"{platform.python_implementation()} {known['python']}, numpy {known['numpy']}, {known['libc']}",
+            "kvxfer runs on Python 3.11 to 3.13 with numpy 1.26 or newer",
+        ),
+        kernel(root),
+    ]
+    for name, why in OTHERS.items():
+        found = known[name] or "not installed"
+        findings.append(Finding(SUBJECT, name, State.NOTE, found, why))
+    return findings
+
+
+def native_module() -> Finding:
+    """Says whether the compiled half loads, and which copies it chose."""
+    why = "all bytes move in it; it chooses the fastest copy that the processor has when it loads"
+    try:
+        module = importlib.import_module("kvxfer._native")
+        built, kernel_name = str(module.__version__), str(module.COPY_KERNEL)
+    except (ImportError, AttributeError) as error:
+        change = "install kvxfer again for this Python and processor: pip install --force-reinstall ."
+        return Finding(
+            SUBJECT, "kvxfer", State.BLOCKS, f"its native module does not load: {error}", why, change
+        )
+    found = f"{kvxfer.__version__}, copy kernel {kernel_name}"
+    if built != kvxfer.__version__:
+        found += f", but the native module is of version {built}"
+        return Finding(SUBJECT, "kvxfer", State.LIMITS, found, why, "build it again: pip install .")
+    if kernel_name == "memcpy":
+        change = "none on this processor: the non-temporal copies are written for AVX2 and AVX-512"
+        return Finding(SUBJECT, "kvxfer", State.LIMITS, found, why, change)
+    return Finding(SUBJECT, "kvxfer", State.GOOD, found, why)
+
+
+def kernel(root: Path) -> Finding:
+    """Says whether the kernel has what kvxfer uses."""
+    release = kernel_release(root)
+    why = (
+        "5.14 lets pools be faulted in by one call (MADV_POPULATE_WRITE), 5.1 forbids peers to map them "
+        "writable (F_SEAL_FUTURE_WRITE)"
+    )
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    if numbers is None:
+        return Finding(SUBJECT, "Linux", State.NOTE, release or "unknown", why)
+    version = (int(numbers[1]), int(numbers[2]))
+    if version >= _GOOD_KERNEL:
+        return Finding(SUBJECT, "Linux", State.GOOD, release, why)
+    change = f"use Linux {_GOOD_KERNEL[0]}.{_GOOD_KERNEL[1]} or newer"
+    if version < _LEAST_KERNEL:
+        change += "; on this one a peer of the same user could write into pools"
+    return Finding(SUBJECT, "Linux", State.LIMITS, release, why, change)

@@ -1,0 +1,54 @@
+"""Two agents of this process move pages over one transport: whether it works here, really tried."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+# By its lazy names: where the native module does not load, that is what a trial finds.
+import kvxfer
+from kvxfer.errors import KvxferError
+
+NUM_PAGES = 64
+PAGE_NBYTES = 4096
+_TIMEOUT_S = 5.0
+
+
+def try_transport(name: str) -> str:
+    """Moves pages over one transport and compares every byte; returns what failed, ``""`` for nothing.
+
+    Takes some milliseconds, two agents and two pools of 256 KiB.
+    """
+    try:
+        return _move(name)
+    except (KvxferError, ImportError, OSError, TimeoutError) as error:
+        return str(error)
+
+
+def _move(name: str) -> str:
+    # A secret of its own: whatever the environment says, this is nobody else's session.
+    options = kvxfer.AgentOptions(transports=(name,), secret=os.urandom(32), connect_timeout_s=_TIMEOUT_S)
+    pages = np.frombuffer(os.urandom(NUM_PAGES * PAGE_NBYTES), np.uint8).reshape(NUM_PAGES, PAGE_NBYTES)
+    blocks = range(NUM_PAGES)
+    with (
+        kvxfer.Pool(NUM_PAGES, PAGE_NBYTES, name="doctor-src", huge_pages=False) as src_pool,
+        kvxfer.Pool(NUM_PAGES, PAGE_NBYTES, name="doctor-dst", huge_pages=False) as dst_pool,
+        kvxfer.Agent("doctor-src", options) as source,
+        kvxfer.Agent("doctor-dst", options) as destination,
+    ):
+        src, dst = src_pool.array(pages.shape), dst_pool.array(pages.shape)
+        src[:] = pages
+        region = source.register("pages", src)
+        target = destination.register("pages", dst)
+        peer = destination.connect_blocking(source.address)
+        if name not in peer.rails:
+            return "; ".join(peer.notes) or f"no {name} rail came up, and the agent gave no reason"
+        region.grant(source.accept_blocking(timeout_s=_TIMEOUT_S))
+        remote = peer.wait_region("pages", _TIMEOUT_S)
+        transfer = destination.read(target, remote, blocks, blocks, timeout_s=_TIMEOUT_S)
+        transfer.wait(_TIMEOUT_S + 1)
+        wrong = np.flatnonzero((dst != pages).any(axis=1))
+        if len(wrong):
+            return f"{len(wrong)} of {NUM_PAGES} pages arrived with other bytes, the first is {wrong[0]}"
+        return ""
