@@ -6,16 +6,18 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from kvxfer.bench import noise
+from kvxfer.bench import compare_report, noise, runs_table
 from kvxfer.bench.channel import Message
 from kvxfer.bench.limit import DESCRIPTIONS
 from kvxfer.bench.progress import Progress
+from kvxfer.bench.results import Found
 from kvxfer.bench.stages import STAGES
 
 # Of tables in files and pipes, where nobody says how wide a line may be.
@@ -44,10 +46,10 @@ def print_json(result: Message) -> None:
 
 def print_table(result: Message, beside: Message | None = None) -> None:
     """Prints a result for people, with the words that explain it, and the noise ``beside`` it if notable."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH)
-    if not result["verified"]:
+    console = _console()
+    if result["bench"] == "compare":
+        compare_report.print_comparison(console, result)
+    elif not result["verified"]:
         console.print(f"[bold red]check failed[/]: {result['failure']}", soft_wrap=True)
     elif result["bench"] == "pages":
         _print_pages(console, result)
@@ -55,6 +57,20 @@ def print_table(result: Message, beside: Message | None = None) -> None:
         _print_handover(console, result)
     if words := noise.in_words(beside):
         console.print(f"[yellow]{words}[/]", soft_wrap=True)
+
+
+def print_runs(folders: tuple[Path, Path | None], found: list[Found]) -> None:
+    """Prints the runs of one directory, or of two side by side."""
+    first, second = folders
+    if second is None:
+        runs_table.print_one(_console(), str(first), *found)
+    else:
+        runs_table.print_two(_console(), (str(first), str(second)), *found)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDTH)
 
 
 def _print_pages(console: Console, result: Message) -> None:

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from kvxfer.bench import compare as compare_bench
 from kvxfer.bench import handover as handover_bench
-from kvxfer.bench import noise, report, results
+from kvxfer.bench import html, noise, report, results, runs_page
 from kvxfer.bench import pages as pages_bench
 from kvxfer.bench.channel import Message
 from kvxfer.bench.models import MODELS
@@ -18,6 +19,8 @@ from kvxfer.bench.progress import Progress
 from kvxfer.bench.trace import SAMPLES
 
 _CHECK_FAILED = 1
+_BASELINE_FAILED = 2
+_INTERRUPTED = 130
 
 app = typer.Typer(help="Measures page moves beside this machine's limits.", no_args_is_help=True)
 
@@ -27,6 +30,13 @@ class Format(enum.StrEnum):
 
     TABLE = "table"
     JSON = "json"
+
+
+class ReportFormat(enum.StrEnum):
+    """How many results are shown."""
+
+    HTML = "html"
+    TABLE = "table"
 
 
 _FormatOption = Annotated[Format, typer.Option("--format", help="A table, or one JSON object on one line.")]
@@ -102,9 +112,38 @@ def handover(
     _measure("handover", lambda progress: handover_bench.run(options, progress), format, out)
 
 
+@app.command("report")
+def report_runs(
+    first: Annotated[Path, typer.Argument(metavar="DIR", help="Where --out kept results.")],
+    second: Annotated[
+        Path | None, typer.Argument(metavar="[DIR2]", help="Another, judged against the first.")
+    ] = None,
+    format: Annotated[ReportFormat, typer.Option("--format", help="A page, or tables.")] = ReportFormat.HTML,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="The page; by default in the last directory.")
+    ] = None,
+) -> None:
+    """Show many runs on one page, or say whether those of a second directory are faster."""
+    found = [results.read(folder) for folder in (first, second) if folder is not None]
+    if format is ReportFormat.TABLE:
+        report.print_runs((first, second), found)
+        return
+    if second is None:
+        document = runs_page.one(str(first), found[0])
+    else:
+        document = runs_page.two((str(first), str(second)), *found)
+    last = second or first
+    name = "report.html" if second is None else "comparison.html"
+    path = html_file or (last if last.is_dir() else last.parent) / name
+    html.write(path, document)
+    for warning in (warning for one in found for warning in one.warnings):
+        typer.echo(f"kvxfer: {warning}", err=True)
+    typer.echo(path)
+
+
 def _measure(
     title: str, run: Callable[[Callable[[Progress], None]], Message], format: Format, out: Path | None
-) -> None:
+) -> Message:
     """Runs one benchmark under watch (its progress, the noise beside it), keeps and shows its result.
 
     Every command ends here, so that all of them take ``--out`` and say when the machine was busy.
@@ -123,3 +162,4 @@ def _measure(
         report.print_table(result, beside)
     if not result["verified"]:
         raise typer.Exit(_CHECK_FAILED)
+    return result
