@@ -25,6 +25,14 @@ def _role(name: str) -> Role:
         from kvxfer.bench import pages_worker
 
         return pages_worker.run_source if name == "source" else pages_worker.run_destination
+    if name in ("near", "far"):
+        from kvxfer.bench import latency_worker
+
+        return lambda options, coordinator, _: latency_worker.run(options, coordinator, name)
+    if name in ("hub", "crowd"):
+        from kvxfer.bench import scale_worker
+
+        return lambda options, coordinator, _: scale_worker.run(options, coordinator, name)
     if name == "prefill":
         from kvxfer.bench import prefill
 

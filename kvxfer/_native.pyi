@@ -131,8 +131,8 @@ class AgentCore:
     def incarnation(self) -> bytes: ...
     @property
     def event_fd(self) -> int:
-        """Readable while events wait, once armed by a ``drain`` that returned an empty list."""
-    def drain(self, max_events: int = 256) -> list[Event]: ...
+        """Readable while events wait, once armed by a ``drain(arm=True)`` that returned an empty list."""
+    def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]: ...
     def poll(self) -> bool:
         """Drives progress once without blocking; True when anything moved or an event waits."""
     def close(self, timeout_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
@@ -15,6 +14,7 @@ from kvxfer.block_table import as_ids
 from kvxfer.completion import ANY, Completions
 from kvxfer.errors import AgentError, UsageError, translate
 from kvxfer.layout import KVLayout
+from kvxfer.log import logger
 from kvxfer.notification import Notification
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from kvxfer._native import Event
     from kvxfer.directory import Directory
 
-_log = logging.getLogger("kvxfer")
 
 # native/core/wire.h: kMaxName, kMaxNotify.
 _MAX_NAME_NBYTES = 128
@@ -696,11 +695,11 @@ class Agent:
         if event.kind == "peer-lost":
             self._peers.forget(event.peer)
             self._programs.forget_peer(event.peer)
-            _log.info("kvxfer: %s lost a peer: %s", self._name, event.message)
+            logger().info("kvxfer: %s lost a peer: %s", self._name, event.message)
         elif event.kind == "region-gone":
             self._programs.forget_peer(event.peer, event.region)
         elif event.kind == "log":
-            _log.warning("kvxfer: %s: %s", self._name, event.message)
+            logger().warning("kvxfer: %s: %s", self._name, event.message)
 
     def _notification(self, peer_id: int, payload: bytes) -> Notification:
         return Notification(self._peers.get_or_nameless(peer_id), payload)

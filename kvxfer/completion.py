@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import threading
@@ -14,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from kvxfer._native import NativeError
 from kvxfer.errors import AgentError, KvxferError, translate
+from kvxfer.log import logger
 
 if TYPE_CHECKING:
     import asyncio
 
     from kvxfer._native import AgentCore, Event
 
-_log = logging.getLogger("kvxfer")
 
 #: What somebody waits for: a kind and the number of a handle, peer or lease.
 Key = tuple[str, int]
@@ -32,6 +31,8 @@ WHOLE: Final = -1
 # Somebody who never reads notifications must not hold memory without bound: 64 Ki of the usual
 # few dozen bytes are some MiB.
 MAX_NOTIFICATIONS: Final = 64 * 1024
+
+_DRAIN_EVENTS: Final = 256
 
 _Waiter = tuple["asyncio.AbstractEventLoop", "asyncio.Future[None]"]
 
@@ -132,20 +133,24 @@ class Completions:
     # ---- draining ---------------------------------------------------------------------------
 
     def drain(self) -> bool:
-        """Takes every event off the ring and wakes those who wait for it; leaves the ring armed.
+        """Takes every event off the ring and wakes those who wait for it; arms it where somebody sleeps.
 
         Returns whether there was any.
         """
         found = False
         with self._draining:
+            # Looked at under the lock: whoever comes to sleep on the descriptor drains after that.
+            arm = self._num_blocked > 0 or len(self._loops) > 0
             try:
-                while events := self.core.drain():
+                while events := self.core.drain(_DRAIN_EVENTS, arm):
                     found = True
                     for event in events:
                         self._dispatch(event)
+                    if not arm and len(events) < _DRAIN_EVENTS:
+                        break
             except NativeError as error:
                 if self._lost is None:
-                    _log.error("kvxfer: cannot read completions: %s", translate(error))
+                    logger().error("kvxfer: cannot read completions: %s", translate(error))
         return found
 
     def _dispatch(self, event: Event) -> None:
@@ -154,7 +159,7 @@ class Completions:
             if len(self._notifications) == MAX_NOTIFICATIONS:
                 self.num_notifications_dropped += 1
                 if self.num_notifications_dropped == 1:
-                    _log.warning(
+                    logger().warning(
                         "kvxfer: %d notifications were not read, the oldest are dropped from now on: "
                         "iterate agent.notifications(), or use agent.expect()",
                         MAX_NOTIFICATIONS,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 
 from kvxfer._native import AgentCore
+from kvxfer.log import is_debugging, logger
 from kvxfer.plan import CopyProgram, compile
 from kvxfer.region import Region, RegionDescriptor
-
-_log = logging.getLogger("kvxfer")
 
 _Key = tuple[int, bool, int, int]  # peer, write, local region, remote region
 _Entry = tuple[int, CopyProgram]  # its number in the session
@@ -47,7 +44,8 @@ class ProgramCache:
             )
             entry = number, program
             self._entries = {**self._entries, key: entry}
-            _log.debug("kvxfer: %s -> %s: %s", src.name, dst.name, program.explain())
+            if is_debugging():
+                logger().debug("kvxfer: %s -> %s: %s", src.name, dst.name, program.explain())
         return entry
 
     def forget_region(self, region_id: int) -> None:

@@ -12,6 +12,7 @@ import typer
 from kvxfer.bench import compare as compare_bench
 from kvxfer.bench import handover as handover_bench
 from kvxfer.bench import html, noise, report, results, runs_page
+from kvxfer.bench import latency as latency_bench
 from kvxfer.bench import pages as pages_bench
 from kvxfer.bench.channel import Message
 from kvxfer.bench.models import MODELS
@@ -110,6 +111,73 @@ def handover(
         corrupt=corrupt,
     )
     _measure("handover", lambda progress: handover_bench.run(options, progress), format, out)
+
+
+@app.command()
+def latency(
+    transport: Annotated[str, typer.Option(help=_one_of(latency_bench.TRANSPORTS))] = "shm",
+    nbytes: Annotated[int, typer.Option(help="Bytes of one write.")] = 4096,
+    wait: Annotated[
+        str, typer.Option(help="poll: both ends poll; event: both sleep until asyncio wakes them.")
+    ] = "poll",
+    iterations: Annotated[int, typer.Option(help="Measured round trips, after a fifth of warm-up.")] = 2000,
+    seed: _SeedOption = 1,
+    timeout_s: _TimeoutOption = 30.0,
+    format: _FormatOption = Format.TABLE,
+    out: _OutOption = None,
+    corrupt: _CorruptOption = False,
+) -> None:
+    """Write a page with a notification, seen at the far end: half of a round trip."""
+    options = latency_bench.LatencyOptions(transport, nbytes, wait, iterations, seed, timeout_s, corrupt)
+    _measure("latency", lambda progress: latency_bench.run(options, progress), format, out)
+
+
+@app.command()
+def compare(
+    against: Annotated[str, typer.Option(help="Other software, with commas between.")] = "nixl,mooncake",
+    work: Annotated[str, typer.Option(help=_one_of(tuple(compare_bench.FIGURES)))] = "pages",
+    rounds: Annotated[int, typer.Option(help="In each, every system starts afresh, in rotated order.")] = 3,
+    transport: Annotated[str, typer.Option(help=_one_of(compare_bench.TRANSPORTS))] = "shm",
+    op: Annotated[str, typer.Option(help=f"pages: {_one_of(pages_bench.OPERATIONS)}")] = "write",
+    total_mib: Annotated[int, typer.Option(help="pages: bytes of one transfer.")] = 256,
+    block_kib: Annotated[int, typer.Option(help="pages: bytes of one page.")] = 32,
+    pattern: Annotated[str, typer.Option(help=f"pages: {_one_of(pages_bench.PATTERNS)}")] = "random",
+    memory: Annotated[
+        str,
+        typer.Option(help=f"pages: kvxfer's, {_one_of(pages_bench.MEMORY_KINDS)}; foreign is NIXL's kind."),
+    ] = "pool",
+    nbytes: Annotated[int, typer.Option(help="latency: bytes of one write.")] = 4096,
+    iterations: Annotated[
+        int, typer.Option(help="Measured in a round after a warm-up; 0: 5, or 1000 of latency, 1 of setup.")
+    ] = 0,
+    seed: _SeedOption = 1,
+    timeout_s: _TimeoutOption = 30.0,
+    format: _FormatOption = Format.TABLE,
+    out: _OutOption = None,
+    corrupt: _CorruptOption = False,
+) -> None:
+    """Do the same work with other software (`make baselines` installs it), round by round."""
+    options = compare_bench.CompareOptions(
+        against=tuple(name.strip() for name in against.split(",") if name.strip()),
+        work=work,
+        rounds=rounds,
+        transport=transport,
+        op=op,
+        total_mib=total_mib,
+        block_kib=block_kib,
+        pattern=pattern,
+        memory=memory,
+        nbytes=nbytes,
+        iterations=iterations,
+        seed=seed,
+        timeout_s=timeout_s,
+        corrupt=corrupt,
+    )
+    result = _measure("compare", lambda progress: compare_bench.run(options, progress), format, out)
+    if result["interrupted"]:
+        raise typer.Exit(_INTERRUPTED)
+    if result["failures"]:
+        raise typer.Exit(_BASELINE_FAILED)
 
 
 @app.command("report")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TYPE_CHECKING
 
 from kvxfer.errors import PeerError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 class MemoryDirectory:
@@ -55,12 +57,14 @@ class MemoryDirectory:
         future = self._ask(name)
         try:
             return future.result(timeout_s)
-        except FutureTimeoutError:
+        except TimeoutError:
             raise self._unknown(name, timeout_s) from None
         finally:
             self._forget(name, future)
 
     def _ask(self, name: str) -> Future[str]:
+        from concurrent.futures import Future  # it imports logging
+
         future: Future[str] = Future()
         with self._lock:
             address = self._addresses.get(name)

@@ -172,7 +172,9 @@ class PyAgentCore {
     return result;
   }
 
-  std::vector<Event> drain(std::size_t max_events) const { return runtime_->ring().drain(max_events); }
+  std::vector<Event> drain(std::size_t max_events, bool arm) const {
+    return runtime_->ring().drain(max_events, arm);
+  }
 
   void close(double timeout_s) const {
     const nb::gil_scoped_release release;
@@ -473,7 +475,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("address", [](const PyAgentCore& c) { return c.runtime().address(); })
       .def_prop_ro("incarnation", [](const PyAgentCore& c) { return from_bytes(c.runtime().incarnation()); })
       .def_prop_ro("event_fd", [](const PyAgentCore& c) { return c.runtime().ring().fd(); })
-      .def("drain", &PyAgentCore::drain, "max_events"_a = 256)
+      .def("drain", &PyAgentCore::drain, "max_events"_a = 256, "arm"_a = true)
       .def("poll",
            [](const PyAgentCore& c) {
              const nb::gil_scoped_release release;

@@ -25,7 +25,7 @@ void CompletionRing::push(Event event) {
   signal();
 }
 
-std::vector<Event> CompletionRing::drain(std::size_t max_events) {
+std::vector<Event> CompletionRing::drain(std::size_t max_events, bool arm) {
   const std::lock_guard lock(mutex_);
   std::vector<Event> out;
   while (!events_.empty() && out.size() < max_events) {
@@ -36,7 +36,7 @@ std::vector<Event> CompletionRing::drain(std::size_t max_events) {
     std::uint64_t count;
     signalled_ = ::read(fd_.get(), &count, sizeof count) != sizeof count;
   }
-  if (out.empty()) armed_ = true;
+  if (out.empty() && arm) armed_ = true;
   return out;
 }
 

@@ -21,8 +21,9 @@ class CompletionRing {
 
   int fd() const noexcept { return fd_.get(); }
   void push(Event event);
-  // Oldest first. Returning none arms the descriptor: the next push makes it readable.
-  std::vector<Event> drain(std::size_t max_events);
+  // Oldest first. Returning none with `arm` arms the descriptor: the next push makes it readable.
+  // Who polls does without, and spares itself and the pusher a system call each.
+  std::vector<Event> drain(std::size_t max_events, bool arm);
   bool empty() const;
   std::uint64_t num_dropped() const;
   // Makes the descriptor readable whatever is in the ring, for a consumer that is to go.

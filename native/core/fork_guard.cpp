@@ -12,12 +12,16 @@ namespace {
 // Plain atomics: in a forked child no lock may be assumed to be free. Slot holds fd + 1.
 std::array<std::atomic<int>, 4096> guarded{};
 
-void close_in_child() {
+// A system call in every call of a caller's would cost more than some of the calls.
+std::atomic<pid_t> this_process{::getpid()};
+
+void in_child() {
+  this_process = ::getpid();
   for (std::atomic<int>& slot : guarded)
     if (const int value = slot.exchange(0); value != 0) ::close(value - 1);
 }
 
-[[maybe_unused]] const int registered = ::pthread_atfork(nullptr, nullptr, close_in_child);
+[[maybe_unused]] const int registered = ::pthread_atfork(nullptr, nullptr, in_child);
 
 }  // namespace
 
@@ -35,6 +39,6 @@ void unguard_fd(int fd) noexcept {
   }
 }
 
-bool is_forked(pid_t owner) noexcept { return ::getpid() != owner; }
+bool is_forked(pid_t owner) noexcept { return this_process.load(std::memory_order_relaxed) != owner; }
 
 }  // namespace kvxfer

@@ -29,6 +29,9 @@ constexpr Time kCallerLinger = 200'000;
 // Nobody needs the thread while a caller drives; who leaves wakes it. Only a bound, should that fail.
 constexpr std::chrono::nanoseconds kParked = std::chrono::milliseconds(500);
 
+// A caller's poll goes on for so long while there is work at hand, and one slice more.
+constexpr Time kPollNs = 10'000;
+
 // A follower looks again at least this often, whoever drives.
 constexpr auto kFollowerPause = std::chrono::milliseconds(5);
 
@@ -136,8 +139,12 @@ Status Runtime::start() {
     Result<std::string> address = listening_address(tcp_listener_.fd.get());
     if (!address.ok()) return address.status();
     address_ = address.value();
-    self_.unix_name = "kvxfer-" + hex(random_id());
+    self_.unix_name = name_beside(address_);
     Result<UniqueFd> local = listen_unix(self_.unix_name);
+    if (!local.ok()) {  // somebody has that name
+      self_.unix_name = "kvxfer-" + hex(random_id());
+      local = listen_unix(self_.unix_name);
+    }
     if (!local.ok()) return local.status();
     unix_listener_.runtime = this;
     unix_listener_.fd = std::move(local).value();
@@ -350,10 +357,13 @@ Runtime::CallerTurn::~CallerTurn() {
 
 bool Runtime::poll() {
   if (!check_alive().ok()) return false;
-  bool more;
+  bool more = false;
   {
     const std::lock_guard lock(gate_);
-    more = progress();
+    // What is short goes from the frame that asks to the frame that answers in one call.
+    const Time until = now() + kPollNs;
+    do more = progress() || more;
+    while (busy() && now() < until);
     kick();
   }
   caller_at_ = now();

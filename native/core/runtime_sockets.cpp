@@ -167,7 +167,9 @@ Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeo
                   "connecting to " + address + " needs a secret: without one nobody proves who they are");
   auto connection = std::make_unique<Connection>(*this);
   bool connecting = false;
-  Result<UniqueFd> fd = dial_tcp(where.value(), connecting);
+  const bool near = has(options_.transports, "shm") || has(options_.transports, "unix");
+  Result<UniqueFd> fd = near ? dial_beside(where.value()) : UniqueFd();
+  if (!fd.value()) fd = dial_tcp(where.value(), connecting);
   if (!fd.ok()) return fd.status();
   connection->kind = ConnectionKind::kControl;
   connection->address = address;

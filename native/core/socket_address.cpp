@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -122,6 +123,19 @@ Result<UniqueFd> dial_unix(const std::string& name) {
                                           std::strerror(errno) +
                                           "): it runs in another network namespace, or is overloaded");
   return fd;
+}
+
+std::string name_beside(const std::string& tcp_address) { return "kvxfer-" + tcp_address.substr(6); }
+
+UniqueFd dial_beside(const TcpAddress& address) {
+  Result<UniqueFd> fd = dial_unix(name_beside(address.text));
+  if (!fd.ok()) return {};
+  // Anybody may take a name that is free, before the agent does.
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(fd.value().get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != ::geteuid())
+    return {};
+  return std::move(fd).value();
 }
 
 UniqueFd accept_from(int listener) {

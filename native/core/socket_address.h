@@ -27,6 +27,11 @@ Result<UniqueFd> listen_unix(const std::string& abstract_name);
 // Non-blocking; `connecting` says whether the result is still to come.
 Result<UniqueFd> dial_tcp(const TcpAddress& address, bool& connecting);
 Result<UniqueFd> dial_unix(const std::string& abstract_name);
+// The abstract name beside a TCP address: who listens on one, of this host and network namespace,
+// listens on the other. A unix socket costs a third of a loopback one for a small frame.
+std::string name_beside(const std::string& tcp_address);
+// Through that name, where a process of ours listens on it; empty otherwise.
+UniqueFd dial_beside(const TcpAddress& address);
 UniqueFd accept_from(int listener);  // empty: nobody waits
 std::string peer_in_words(int fd);   // "127.0.0.1:4711", "a process of this host"
 

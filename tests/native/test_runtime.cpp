@@ -168,7 +168,7 @@ void many_callers(const std::string& transport) {
         if (t % 2 == 0) src.runtime->poll();
         src.runtime->wait([&] { return handle->outcome() != Outcome::kPending; }, 20 * kSecond);
         num_done += handle->outcome() == Outcome::kDone ? 1 : 0;
-        (void)src.runtime->ring().drain(8);
+        (void)src.runtime->ring().drain(8, true);
       }
     });
   for (std::thread& thread : threads) thread.join();

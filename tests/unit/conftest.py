@@ -95,13 +95,13 @@ class FakeCore:
             "message": "",
         }
 
-    def drain(self, max_events: int = 256) -> list[SimpleNamespace]:
+    def drain(self, max_events: int = 256, arm: bool = True) -> list[SimpleNamespace]:
         try:
             os.eventfd_read(self.event_fd)
         except BlockingIOError:
             pass
         events, self.events = self.events[:max_events], self.events[max_events:]
-        self.armed = not events
+        self.armed = self.armed or (arm and not events)
         return events
 
     def poll(self) -> bool:

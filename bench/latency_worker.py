@@ -1,0 +1,137 @@
+"""The two worker processes of ``kvxfer bench latency``: one asks, the other answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+
+import kvxfer
+from kvxfer.bench.channel import Channel, Message
+from kvxfer.bench.endpoint import Endpoint
+from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.latency import LatencyOptions
+from kvxfer.bench.process import serve
+from kvxfer.bench.workload import PageFiller, page_keys
+
+# The page that goes out, and the one that comes in.
+_OUT, _IN = 0, 1
+_LEASE_S = 3600.0
+# How many polls between two looks at the clock.
+_POLLS = 4096
+# Filling and checking a page each time would measure cold caches.
+_CHECK_EVERY = 50
+
+
+class LatencyEnd:
+    """Writes a page with a notification, and waits for the one that comes back."""
+
+    def __init__(self, options: LatencyOptions, endpoint: Endpoint) -> None:
+        self.options = options
+        self.endpoint = endpoint
+        self.agent = endpoint.agent
+        self._pages = endpoint.pages(options.nbytes)
+        self._filler = PageFiller(options.nbytes)
+        self._src = np.array([_OUT], np.uint32)
+        self._dst = np.array([_IN], np.uint32)
+        self._notes: AsyncIterator[kvxfer.Notification] | None = None
+
+    def handlers(self) -> dict[str, Any]:
+        return {"grant": self.grant, "ask": self.ask, "answer": self.answer}
+
+    def grant(self) -> Message:
+        self.endpoint.region.grant(self.endpoint.peer, [_IN], mode="write", ttl_s=_LEASE_S)
+        self._remote = self.endpoint.remote
+        return {"path": self._remote.path}
+
+    async def ask(self) -> Message:
+        """Writes, waits for the answer, and again."""
+        round_trips_ns, posts_ns = [], []
+        cpu_ns = time.process_time_ns()
+        for iteration in range(self.options.warmup + self.options.iterations):
+            self._fill(iteration, "ask")
+            start_ns = time.perf_counter_ns()
+            transfer = self._write()
+            posts_ns.append(time.perf_counter_ns() - start_ns)
+            await self._note()
+            round_trips_ns.append(time.perf_counter_ns() - start_ns)
+            self._check(iteration, "answer")
+        cpu_ns = time.process_time_ns() - cpu_ns
+        transfer.wait(self.options.timeout_s)
+        return {"round_trips_ns": round_trips_ns, "posts_ns": posts_ns, "cpu_ns": cpu_ns}
+
+    async def answer(self) -> Message:
+        """Waits for a write, and answers with one."""
+        held_ns = []
+        cpu_ns = time.process_time_ns()
+        for iteration in range(self.options.warmup + self.options.iterations):
+            await self._note()
+            seen_ns = time.perf_counter_ns()
+            self._check(iteration, "ask")
+            self._fill(iteration, "answer")
+            held_ns.append(time.perf_counter_ns() - seen_ns)
+            transfer = self._write()
+        cpu_ns = time.process_time_ns() - cpu_ns
+        transfer.wait(self.options.timeout_s)
+        return {"held_ns": held_ns, "cpu_ns": cpu_ns}
+
+    def _write(self) -> kvxfer.Transfer:
+        return self.agent.write(
+            self.endpoint.region,
+            self._remote,
+            self._src,
+            self._dst,
+            notify=b"page",
+            timeout_s=self.options.timeout_s,
+        )
+
+    async def _note(self) -> kvxfer.Notification:
+        if self.options.wait == "poll":
+            return self._poll()
+        if self._notes is None:
+            self._notes = self.agent.notifications()
+        return await anext(self._notes)
+
+    def _poll(self) -> kvxfer.Notification:
+        deadline = time.monotonic() + self.options.timeout_s
+        while time.monotonic() < deadline:
+            for _ in range(_POLLS):
+                if self.agent.poll() and (note := self.agent.poll_notification()) is not None:
+                    return note
+        raise BenchError(f"no notification came within {self.options.timeout_s:g} s")
+
+    def _fill(self, iteration: int, way: str) -> None:
+        if iteration % _CHECK_EVERY == 0:
+            self._filler.fill(self._pages, self._src, _keys(iteration, way))
+
+    def _check(self, iteration: int, way: str) -> None:
+        if iteration % _CHECK_EVERY:
+            return
+        if self.options.corrupt:
+            self._pages[_IN].view(np.uint8)[-1] ^= 1
+        wrong = self._filler.check(self._pages, self._dst, _keys(iteration, way))
+        if wrong is not None:
+            raise CheckFailedError(f"{way} of iteration {iteration}: {wrong}")
+
+
+def _keys(iteration: int, way: str) -> Any:
+    return page_keys(iteration, int(way == "answer"), num_pages=1)
+
+
+async def run(fields: Message, coordinator: Channel, name: str) -> None:
+    """Serves as one end until the coordinator ends."""
+    options = LatencyOptions(**fields)
+    endpoint = Endpoint(
+        name,
+        options.transport,
+        "foreign" if options.transport == "unix" else "pool",
+        axes="lbd",
+        shape=(1, 2, options.nbytes),
+        dtype="uint8",
+        num_blocks=2,
+    )
+    async with endpoint:
+        end = LatencyEnd(options, endpoint)
+        await serve(coordinator, {**endpoint.handlers(), **end.handlers()})

@@ -1,0 +1,96 @@
+"""``kvxfer bench setup``: what an agent costs before it moves a byte, and while it moves none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from kvxfer.bench.channel import Message
+from kvxfer.bench.errors import BenchError
+from kvxfer.bench.progress import Progress
+from kvxfer.bench.stats import spread
+
+FIGURES = {
+    "import_ms": "import kvxfer and all that it offers, above numpy's own import",
+    "create_ms": "the first agent of a process; it listens when this returns",
+    "connect_ms": "to another process on this host: authenticated, rails up, regions known",
+    "first_write_ms": "the first page of the session, seen done at its source",
+    "idle_cpu_cores": "of the process with one idle session, heartbeats included",
+    "rss_mib": "resident memory above Python with numpy, one agent and one session",
+    "threads": "of the agent",
+}
+
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SetupOptions:
+    """Each iteration is two fresh processes; ``idle_s`` is how long they are watched doing nothing."""
+
+    transport: str = "shm"
+    iterations: int = 5
+    idle_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.transport not in ("shm", "tcp"):
+            raise BenchError(f"unknown --transport {self.transport!r}; known are shm, tcp")
+        if self.iterations < 1:
+            raise BenchError(f"--iterations is at least 1, not {self.iterations}")
+        if not 0 < self.idle_s <= _TIMEOUT_S / 2:
+            raise BenchError(f"--idle-s is above 0 and at most {_TIMEOUT_S / 2:g}, unlike {self.idle_s:g}")
+
+
+def run(options: SetupOptions, progress: Callable[[Progress], None]) -> Message:
+    """Runs it and returns the result as one JSON object."""
+    seen = []
+    for iteration in range(options.iterations):
+        progress(Progress(iteration, options.iterations, "two fresh processes"))
+        seen.append(_once(options))
+    figures = {
+        name: spread((one[name] for one in seen), digits=4 if name == "idle_cpu_cores" else 2)
+        for name in FIGURES
+    }
+    return {"bench": "setup", **asdict(options), **figures, "verified": True}
+
+
+def _once(options: SetupOptions) -> dict[str, float]:
+    ours, theirs = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "kvxfer.bench.setup_process", "serve", options.transport],
+        stdin=ours,
+        stdout=subprocess.PIPE,
+        env=_environment(),
+    ) as server:
+        os.close(ours)
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().decode().strip()
+            if not address:
+                raise BenchError("the process that is to be connected to ended early")
+            measured = subprocess.run(
+                [
+                    *(sys.executable, "-P", "-m", "kvxfer.bench.setup_process", "measure", options.transport),
+                    *(address, str(options.idle_s)),
+                ],
+                capture_output=True,
+                check=False,
+                timeout=_TIMEOUT_S,
+                env=_environment(),
+            )
+        finally:
+            os.close(theirs)  # the server ends with its standard input
+    if measured.returncode != 0:
+        last = measured.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise BenchError(f"the process that was to be measured failed: {' '.join(last)}")
+    result: dict[str, float] = json.loads(measured.stdout)
+    return result
+
+
+def _environment() -> dict[str, str]:
+    # The children import what their parent imports. One thread of BLAS: its workers would spin.
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
