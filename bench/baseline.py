@@ -170,7 +170,8 @@ class BaselineEnd:
         except CheckFailedError:
             raise
         except (BenchError, ValueError, KeyError) as error:
-            raise BaselineError(f"{error}{self._ending()}") from error
+            hint = "; `make baselines` installs it anew" if "ModuleNotFoundError" in str(error) else ""
+            raise BaselineError(f"{error}{hint}{self._ending()}") from error
 
     def _ending(self) -> str:
         """Returns how the process ended, if it has, and the last lines that it wrote."""

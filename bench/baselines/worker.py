@@ -150,31 +150,34 @@ class End:
         }
 
     def ask(self, iterations: int) -> Message:
-        """Writes the first page with a notification, waits for the answer, and again."""
-        round_trips_ns = []
+        """Writes the first page with a notification, waits for the answer, and again.
+
+        Wrong bytes are told at the end: the other end waits for every write.
+        """
+        round_trips_ns: list[int] = []
+        wrong = ""
         for iteration in range(iterations):
             self._fill_every(iteration, "ask")
             start_ns = time.perf_counter_ns()
             self.software.move("write", _OUT, _IN, f"ask-{iteration}", self.options["timeout_s"])
             self._await_tag(f"answer-{iteration}")
             round_trips_ns.append(time.perf_counter_ns() - start_ns)
-            if wrong := self._check_every(iteration, "answer"):
-                return {"wrong": wrong}
-        return {"wrong": "", "round_trips_ns": round_trips_ns}
+            wrong = wrong or self._check_every(iteration, "answer")
+        return {"wrong": wrong, "round_trips_ns": round_trips_ns}
 
     def answer(self, iterations: int) -> Message:
         """Waits for a write and answers with one; says how long it held each in hand."""
         _send(self.channel, "reply")
-        held_ns = []
+        held_ns: list[int] = []
+        wrong = ""
         for iteration in range(iterations):
             self._await_tag(f"ask-{iteration}")
             seen_ns = time.perf_counter_ns()
-            if wrong := self._check_every(iteration, "ask"):
-                return {"wrong": wrong}
+            wrong = wrong or self._check_every(iteration, "ask")
             self._fill_every(iteration, "answer")
             held_ns.append(time.perf_counter_ns() - seen_ns)
             self.software.move("write", _OUT, _IN, f"answer-{iteration}", self.options["timeout_s"])
-        return {"wrong": "", "held_ns": held_ns}
+        return {"wrong": wrong, "held_ns": held_ns}
 
     def _await_tag(self, tag: str) -> None:
         deadline = time.monotonic() + self.options["timeout_s"]
