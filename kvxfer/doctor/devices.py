@@ -115,11 +115,11 @@ def _gpus(root: Path) -> list[Finding]:
         "GPU transports are off: none is written in this version, so an engine's cache on a GPU cannot be "
         "registered yet; caches in host memory can"
     )
-    driver = read_text(root / "proc/driver/nvidia/version")
+    driver = read_text(root / "proc/driver/nvidia/version") or ""
     cards = gpus(root)
     if not cards:
         found = "no NVIDIA GPU: none on the PCI bus, and no driver (/proc/driver/nvidia is missing)"
-        if driver is not None:
+        if driver:
             found = "an NVIDIA driver is loaded, and it serves no GPU to this process"
         tool = "" if shutil.which("nvidia-smi") else "; nvidia-smi is not on the PATH"
         return [Finding(SUBJECT, "GPU", State.NOTE, found + tool, why)]
@@ -128,7 +128,7 @@ def _gpus(root: Path) -> list[Finding]:
         found = f"{gpu.model or 'an NVIDIA GPU without a driver'} at {gpu.address}, {_near(gpu.numa_node)}"
         change = "" if gpu.model else "install NVIDIA's driver, or start the container with --gpus all"
         findings.append(Finding(SUBJECT, f"GPU {index}", State.NOTE, found, why, change))
-    if driver is not None:
+    if driver:
         peermem = (root / "sys/module/nvidia_peermem").exists()
         findings.append(
             Finding(

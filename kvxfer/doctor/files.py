@@ -51,6 +51,6 @@ def binary_size(nbytes: int) -> str:
     size = float(nbytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
-            return f"{size:.3g} {unit}"
+            return f"{size:.4g} {unit}"
         size /= 1024
     return f"{size:.4g} TiB"

@@ -26,11 +26,15 @@ _TRANSFER_TIMEOUT_S = 10.0
 # The order of pages, as after a day of serving: seeded, so that two runs read alike.
 _SEED = 1
 
+# The order in which an agent prefers rails; it lists them as they came up.
+_FASTEST_FIRST = ("loopback", "shm", "unix", "tcp")
+
 _WHY_SESSION = "every transfer needs a session: a socket to the peer, and one secret if either has any"
 _CHANGES = {
     "unreachable": "start the peer (kvxfer doctor --serve --listen tcp://HOST:PORT), check its address, let "
     "the port through firewalls, and give both ends a transport in common (--transports)",
     "auth-failed": "give both ends the same KVXFER_SECRET_FILE (or KVXFER_SECRET), or none",
+    "peer-lost": "check that the port is an agent's and that it is running; its log says why it hung up",
     "protocol": "check that the port is an agent's, and run the same version of kvxfer at both ends",
     "deadline": "check that the port is an agent's and that nothing on the way drops packets",
 }
@@ -122,7 +126,7 @@ def _connected(
     ]
     remote = regions.get(pages.REGION)
     if remote is None or pages.PING_REGION not in regions or not _fits(remote):
-        figures["path"] = peer.rails[0] if peer.rails else ""
+        figures["path"] = next((name for name in _FASTEST_FIRST if name in peer.rails), "")
         why = "only the pages of a `kvxfer doctor --serve` of this version are free to be read by anybody"
         names = ", ".join(regions) or "none"
         findings += [
@@ -156,7 +160,10 @@ def _path(figures: dict[str, Any], required: tuple[str, ...]) -> Finding:
         change = "give both ends a transport in common (--transports)"
         return Finding(SUBJECT, "path", State.BLOCKS, found, why, change)
     if required and path not in required:
-        change = f"--require asked for {', '.join(required)}: see the notes, and the peer's own doctor"
+        wanted = ", ".join(required)
+        change = (
+            f"{wanted} was asked for: see the notes and the peer's own doctor, or what --transports allows"
+        )
         return Finding(SUBJECT, "path", State.BLOCKS, found, why, change)
     state = State.LIMITS if notes else State.GOOD
     return Finding(SUBJECT, "path", state, found, why, "see what the notes name" if notes else "")

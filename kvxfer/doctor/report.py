@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,17 +97,25 @@ def examine(required: tuple[str, ...] = (), root: Path = ROOT) -> Report:
 
 
 def machine(root: Path = ROOT) -> dict[str, Any]:
-    """Returns the facts of a machine, as JSON's types."""
-    return {
-        "host": platform.node(),
-        "cpu": cpu.model(root),
-        "isa": cpu.isa(root),
-        "cores": len(os.sched_getaffinity(0)),
-        "numa_nodes": len(topology.numa_nodes(root / "sys")),
-        "memory_nbytes": memory.total_nbytes(root),
-        "nics": [nic.name for nic in network.nics(root) if nic.physical],
-        "rdma_devices": devices.rdma_devices(root),
-        "gpus": [gpu.model for gpu in devices.gpus(root)],
-        "copy_kernel": software.copy_kernel(),
-        "versions": software.versions(root),
+    """Returns the facts of a machine, as JSON's types; None for one that cannot be found out."""
+    facts: dict[str, Callable[[], Any]] = {
+        "host": platform.node,
+        "cpu": lambda: cpu.model(root),
+        "isa": lambda: cpu.isa(root),
+        "cores": lambda: len(os.sched_getaffinity(0)),
+        "numa_nodes": lambda: len(topology.numa_nodes(root / "sys")),
+        "memory_nbytes": lambda: memory.total_nbytes(root),
+        "nics": lambda: [nic.name for nic in network.nics(root) if nic.physical],
+        "rdma_devices": lambda: devices.rdma_devices(root),
+        "gpus": lambda: [gpu.model for gpu in devices.gpus(root)],
+        "copy_kernel": software.copy_kernel,
+        "versions": lambda: software.versions(root),
     }
+    return {name: _fact(find) for name, find in facts.items()}
+
+
+def _fact(find: Callable[[], Any]) -> Any:
+    try:
+        return find()
+    except Exception:
+        return None  # what stands in its way is told by the finding of the same subject
