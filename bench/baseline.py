@@ -153,9 +153,13 @@ class BaselineEnd:
         self.send(kind, **fields)
         return self.reply(timeout_s)
 
+    def close(self) -> None:
+        """Closes the channel, upon which the process ends."""
+        self._channel.close()
+
     def end(self) -> None:
         """Closes the channel and waits for the process, which is killed if it stays."""
-        self._channel.close()
+        self.close()
         try:
             self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -215,6 +219,9 @@ class BaselinePair:
         passive.call("connect", contact=opened[active]["contact"])
 
     def end(self) -> None:
+        """Ends both processes; one that waits for the other sees it gone at once."""
+        for end in self._ends:
+            end.close()
         for end in self._ends:
             end.end()
 
