@@ -101,12 +101,15 @@ Session* Engine::find_session(const wire::Id128& id, SessionKey& key) {
 }
 
 void Engine::flush(Peer& peer) {
+  peer.stirred = false;
   for (wire::Bytes& frame : peer.session->take_output()) host_.send(peer.key, std::move(frame));
   schedule_session(peer);
 }
 
 void Engine::send(Peer& peer, const wire::Message& message) {
-  if (peer.session->state() == SessionState::kOpen) peer.session->send(now_, message);
+  if (peer.session->state() != SessionState::kOpen) return;
+  peer.session->send(now_, message);
+  if (!std::exchange(peer.stirred, true)) stirred_.push_back(peer.key);
 }
 
 void Engine::schedule_session(Peer& peer) {
@@ -266,6 +269,11 @@ void Engine::forget_rail(RailId id) {
   rails_.erase(found);
 }
 
+void Engine::said_again(Rail& rail) {
+  rail.again = true;
+  again_rails_.push_back(rail.info.id);
+}
+
 // A piece that we wait for is on its way.
 void Engine::count_posted(Rail& rail) {
   ++outstanding_pieces_;
@@ -400,25 +408,30 @@ void Engine::pump(Time now) {
   again_ = false;
   dirty_.merge(retry_);
   retry_.clear();
-  for (auto& [id, rail] : rails_) rail.again = false;
+  for (const RailId id : std::exchange(again_rails_, {}))
+    if (auto rail = rails_.find(id); rail != rails_.end()) rail->second.again = false;
   for (const Key& key : std::vector(sending_.begin(), sending_.end()))
     if (Source* source = find_source(key))
       if (Peer* peer = open_peer(key.first)) send_pieces(*peer, *source);
   // One piece for each peer in turn, lowest priority number first among what a peer has.
-  for (bool progressed = !peers_.empty(); progressed;) {
+  for (bool progressed = !ready_peers_.empty(); progressed;) {
     progressed = false;
-    auto next = peers_.upper_bound(last_served_);
-    for (std::size_t i = 0, n = peers_.size(); i < n; ++i, ++next) {
-      if (next == peers_.end()) next = peers_.begin();
-      Peer& peer = *next->second;
-      if (!peer.ready.empty() && post_next(peer, progressed)) last_served_ = peer.key;
+    std::vector<SessionKey> turns(ready_peers_.begin(), ready_peers_.end());
+    std::rotate(turns.begin(), std::upper_bound(turns.begin(), turns.end(), last_served_), turns.end());
+    for (const SessionKey key : turns) {
+      Peer* peer = find_peer(key);
+      if (peer != nullptr && post_next(*peer, progressed)) last_served_ = key;
+      if (peer == nullptr || peer->ready.empty()) ready_peers_.erase(key);
     }
   }
   confirm_dirty();
-  for (auto& [key, peer] : peers_) {
-    if (peer->session->state() == SessionState::kOpen) start_backlog(*peer);
-    flush(*peer);
+  for (const SessionKey key : std::vector(backlogged_.begin(), backlogged_.end())) {
+    Peer* peer = open_peer(key);
+    if (peer != nullptr) start_backlog(*peer);
+    if (peer == nullptr || peer->backlog.empty()) backlogged_.erase(key);
   }
+  for (const SessionKey key : std::exchange(stirred_, {}))
+    if (Peer* peer = find_peer(key); peer != nullptr && peer->stirred) flush(*peer);
 }
 
 // ---- regions ------------------------------------------------------------------------------------
@@ -681,6 +694,7 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
     destinations_.emplace(key, std::move(destination));
   }
   start_backlog(*peer);
+  if (!peer->backlog.empty()) backlogged_.insert(peer->key);
   flush(*peer);
   return handle;
 }

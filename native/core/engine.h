@@ -223,6 +223,7 @@ class Engine {
     Time heartbeat_seen = 0;
     bool was_open = false, regions_known = false, up = false;
     std::uint32_t rails_pending = 0;
+    bool stirred = false;           // its session has something to say
     Timers::iterator timer;
     Time timer_at = kNever;
   };
@@ -297,6 +298,7 @@ class Engine {
   void schedule_session(Peer& peer);
   void attach(Peer& peer, Remote& remote, RailId rail);
   void count_posted(Rail& rail);
+  void said_again(Rail& rail);
   void watch_rail(RailId id);
   void forget_rail(RailId id);
   static void forget_programs(Peer& peer, RegionId gone, bool of_peer);
@@ -401,6 +403,11 @@ class Engine {
   LeaseId next_lease_ = 1;
   std::uint64_t next_handle_ = 1;
   std::uint32_t outstanding_pieces_ = 0;
+  // What a round has to look at, so that its cost does not grow with peers that are idle.
+  std::set<SessionKey> ready_peers_;              // with pieces to post
+  std::set<SessionKey> backlogged_;               // with transfers that wait for room
+  std::vector<SessionKey> stirred_;               // with frames to send
+  std::vector<RailId> again_rails_;
   SessionKey last_served_ = 0;
   // What ended in this round; a caller up the stack may still hold a reference until pump().
   std::vector<std::shared_ptr<void>> graveyard_;

@@ -98,6 +98,7 @@ void Engine::list_ready(Peer& peer, Destination& destination) {
   if (destination.ready_listed) return;
   destination.ready_listed = true;
   peer.ready[destination.priority].push_back(destination.key.second);
+  ready_peers_.insert(peer.key);
 }
 
 std::optional<std::uint32_t> Engine::next_piece(Destination& destination) {
@@ -172,7 +173,7 @@ bool Engine::post_next(Peer& peer, bool& progressed) {
     work.move = destination->move;
     const PostResult result = host_.post(rail->info.id, work);
     if (result.accepted == 0) {
-      rail->again = true;
+      said_again(*rail);
       if (result.code == Code::kAgain) again_ = true;
       return false;
     }

@@ -134,7 +134,7 @@ void Engine::send_pieces(Peer& peer, Source& source) {
       source.posted.emplace(work.id, rail->info.id);
       works_.emplace(work.id, WorkRecord{WorkUse::kSend, source.key, rail->info.id, piece});
     } else if (result.code == Code::kAgain) {
-      rail->again = true;
+      said_again(*rail);
       again_ = true;
       later.emplace_back(index, piece);
     }

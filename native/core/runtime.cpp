@@ -267,11 +267,7 @@ bool Runtime::busy() const {
          std::any_of(transports_.begin(), transports_.end(), [](const auto& t) { return t->busy(); });
 }
 
-Time Runtime::next_deadline() const {
-  Time at = engine_->next_deadline();
-  for (const auto& connection : connections_) at = std::min(at, connection->deadline);
-  return at;
-}
+Time Runtime::next_deadline() const { return std::min(engine_->next_deadline(), connections_due_at_); }
 
 void Runtime::run() {
   Time moved_at = now();
@@ -324,10 +320,10 @@ bool Runtime::progress() {
 
 void Runtime::settle(Time at) {
   engine_->pump(at);
-  // Not over controls_: a flush that fails ends its session, which leaves that map. Connections stay
-  // until they are swept.
-  for (auto& connection : connections_)
-    if (connection->kind == ConnectionKind::kControl && !connection->dead) connection->socket->flush();
+  // A flush that fails ends its session, which may have others told.
+  while (!unsent_.empty())
+    for (const SessionKey key : std::exchange(unsent_, {}))
+      if (auto control = controls_.find(key); control != controls_.end()) control->second->socket->flush();
   if (!sweep_) return;
   sweep_ = false;
   std::erase_if(connections_, [](const auto& connection) { return connection->dead; });
@@ -515,6 +511,7 @@ void Runtime::send(SessionKey session, wire::Bytes frame) {
   auto found = controls_.find(session);
   if (Connection* control = found != controls_.end() ? found->second : pending_control_)
     control->socket->send(std::move(frame));
+  unsent_.push_back(session);
 }
 
 void Runtime::close_session(SessionKey session) {

@@ -162,6 +162,7 @@ class Runtime final : private EngineHost {
   void hand_over(Connection& connection, bool initiator);
   void drop(Connection& connection, const std::string& why);
   void expire_connections(Time now);
+  void expect_by(Connection& connection, Time at);
   void log(std::string text);
   std::size_t find_transport(std::string_view name) const;  // of that name's first; SIZE_MAX: none
 
@@ -185,6 +186,8 @@ class Runtime final : private EngineHost {
   RailId next_rail_ = 1;
   std::vector<std::pair<SessionKey, std::string>> failed_rails_;  // told to the engine in the next round
   std::size_t num_fresh_ = 0;
+  Time connections_due_at_ = kNever;        // no deadline of theirs is earlier
+  std::vector<SessionKey> unsent_;          // sessions whose control socket has something to send
   bool sweep_ = false;                      // some connection is dead
 
   std::thread thread_;

@@ -34,7 +34,7 @@ void Runtime::accept_all(Listener& listener) {
     auto connection = std::make_unique<Connection>(*this);
     connection->accepted = true;
     connection->address = peer_in_words(fd.get());
-    connection->deadline = now() + options_.handshake_ns;
+    expect_by(*connection, now() + options_.handshake_ns);
     connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), *connection, false, false);
     if (!connection->socket->start().ok()) continue;
     ++num_fresh_;
@@ -80,9 +80,20 @@ void Runtime::drop(Connection& connection, const std::string& why) {
   connection.socket->close();
 }
 
+void Runtime::expect_by(Connection& connection, Time at) {
+  connection.deadline = at;
+  connections_due_at_ = std::min(connections_due_at_, at);
+}
+
 void Runtime::expire_connections(Time at) {
+  if (at < connections_due_at_) return;
+  connections_due_at_ = kNever;
   for (auto& connection : connections_) {
-    if (connection->dead || connection->deadline > at) continue;
+    if (connection->dead) continue;
+    if (connection->deadline > at) {
+      connections_due_at_ = std::min(connections_due_at_, connection->deadline);
+      continue;
+    }
     connection->deadline = kNever;
     if (connection->kind == ConnectionKind::kControl)
       engine_->end_session(at, connection->session, Code::kUnreachable,
@@ -174,10 +185,11 @@ Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeo
   connection->kind = ConnectionKind::kControl;
   connection->address = address;
   connection->tcp = std::move(where).value();
-  connection->deadline = now() + timeout_ns;
+  const Time due_at = now() + timeout_ns;
   connection->socket =
       std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, false);
   const CallerTurn turn(*this);
+  expect_by(*connection, due_at);
   // Frames that the session has to say find the connection through controls_: HELLO is queued by
   // add_session, under the number that it is about to return.
   pending_control_ = connection.get();
@@ -264,7 +276,7 @@ bool Runtime::dial_rail(SessionKey key, std::size_t transport, std::uint16_t rai
   connection->rail = rail;
   connection->transport = transport;
   connection->address = control.address;
-  connection->deadline = now() + options_.handshake_ns;
+  expect_by(*connection, now() + options_.handshake_ns);
   connection->socket =
       std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, true);
   connection->socket->send(session.rail_hello(rail, name));

@@ -116,6 +116,7 @@ struct ShmTransport::Peer final : Reactor::Handler {
     Result<shm::PeerMapping> mapping = shm::PeerMapping::map(memfd->fd.get(), memfd->nbytes);
     if (!mapping.ok()) return mapping.status();
     memfd->mapping = std::move(mapping).value();
+    owner.active_.insert(id);
     return {};
   }
 
@@ -383,6 +384,7 @@ PostResult ShmTransport::post(PeerId id, std::span<const Work> batch) noexcept {
   if (!peer.up) return {0, Code::kAgain};
   const std::size_t accepted = std::min(batch.size(), kMaxQueued - peer.queue.size());
   peer.queue.insert(peer.queue.end(), batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(accepted));
+  if (!peer.queue.empty()) active_.insert(id);
   return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
 }
 
@@ -413,13 +415,23 @@ std::size_t ShmTransport::poll(std::span<Completion> completions) noexcept {
   if (moved_nbytes != 0) return count;
 
   // Nothing to move: time to prepare for what will come.
-  for (auto& [id, each] : peers_)
-    for (auto& [memfd_id, memfd] : each->memfds)
+  std::erase_if(active_, [this](PeerId id) {
+    const auto found = peers_.find(id);
+    return found == peers_.end() || (found->second->queue.empty() && !needs_preparing(*found->second));
+  });
+  for (const PeerId id : active_)
+    for (auto& [memfd_id, memfd] : peers_.at(id)->memfds)
       if (memfd.mapping && !memfd.mapping.populated()) {
         memfd.mapping.populate_some();
         return count;
       }
   return count;
+}
+
+bool ShmTransport::needs_preparing(const Peer& peer) noexcept {
+  return std::any_of(peer.memfds.begin(), peer.memfds.end(), [](const auto& entry) {
+    return entry.second.mapping && !entry.second.mapping.populated();
+  });
 }
 
 // What was read from a process counts if the process was there after the last byte: its number may
@@ -440,13 +452,13 @@ void ShmTransport::check_foreign(std::span<Completion> completions) noexcept {
 
 bool ShmTransport::busy() const noexcept {
   if (!ready_.empty()) return true;
-  for (const auto& [id, peer] : peers_) {
-    for (const Work& work : peer->queue)
-      if (can_run(*peer, work)) return true;
-    for (const auto& [memfd_id, memfd] : peer->memfds)
-      if (memfd.mapping && !memfd.mapping.populated()) return true;
-  }
-  return false;
+  return std::any_of(active_.begin(), active_.end(), [this](PeerId id) {
+    const auto found = peers_.find(id);
+    if (found == peers_.end()) return false;
+    const Peer& peer = *found->second;
+    return needs_preparing(peer) || std::any_of(peer.queue.begin(), peer.queue.end(),
+                                                [&](const Work& work) { return can_run(peer, work); });
+  });
 }
 
 // Work waits while its region's memfd is still on its way. Whatever will fail runs at once.
@@ -458,17 +470,19 @@ bool ShmTransport::can_run(const Peer& peer, const Work& work) noexcept {
 }
 
 bool ShmTransport::take_next(Peer*& peer, Work& work) noexcept {
-  auto at = peers_.upper_bound(last_served_);
-  for (std::size_t i = 0; i < peers_.size(); ++i, ++at) {
-    if (at == peers_.end()) at = peers_.begin();
-    std::deque<Work>& queue = at->second->queue;
+  auto at = active_.upper_bound(last_served_);
+  for (std::size_t i = 0; i < active_.size(); ++i, ++at) {
+    if (at == active_.end()) at = active_.begin();
+    const auto found = peers_.find(*at);
+    if (found == peers_.end()) continue;
+    Peer& each = *found->second;
     const auto next =
-        std::find_if(queue.begin(), queue.end(), [&](const Work& w) { return can_run(*at->second, w); });
-    if (next == queue.end()) continue;
-    peer = at->second.get();
+        std::find_if(each.queue.begin(), each.queue.end(), [&](const Work& w) { return can_run(each, w); });
+    if (next == each.queue.end()) continue;
+    peer = &each;
     work = std::move(*next);
-    queue.erase(next);
-    last_served_ = at->first;
+    each.queue.erase(next);
+    last_served_ = *at;
     return true;
   }
   return false;

@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,6 +62,7 @@ class ShmTransport final : public Transport {
 
   static bool can_run(const Peer& peer, const Work& work) noexcept;
   bool take_next(Peer*& peer, Work& work) noexcept;
+  static bool needs_preparing(const Peer& peer) noexcept;
   Completion run(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept;
   Completion fetch(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept;
   Completion check_fence(Peer& peer, const Work& work) noexcept;
@@ -73,6 +75,7 @@ class ShmTransport final : public Transport {
   std::map<PeerId, std::unique_ptr<Peer>> peers_;
   PeerId next_peer_ = 1;
   PeerId last_served_ = 0;        // peers take turns, a piece each
+  std::set<PeerId> active_;       // with work, or a mapping to prepare
   std::deque<Completion> ready_;  // that did not come from running work
   std::vector<std::pair<WorkId, Peer*>> foreign_reads_;  // of this round of poll
 };
