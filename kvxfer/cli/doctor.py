@@ -29,6 +29,8 @@ _BLOCKED = 1
 # Of tables in files and pipes, where nobody says how wide a line may be.
 _WIDTH = 120
 _STYLES = {State.GOOD: "green", State.NOTE: "dim", State.LIMITS: "yellow", State.BLOCKS: "bold red"}
+# A minute tells what a path can do; for load, use kvxfer bench.
+_MAX_MEASURE_S = 60.0
 _ANY_PORT = "tcp://127.0.0.1:0"
 
 
@@ -45,6 +47,9 @@ def doctor(
     listen: Annotated[str, typer.Option(help="With --serve: where; beyond loopback it needs a secret.")] = "",
     transports: Annotated[str, typer.Option(help="With --peer or --serve: what this end may use.")] = "",
     timeout_s: Annotated[float, typer.Option("--timeout-s", help="With --peer: of connecting.")] = 5.0,
+    measure_s: Annotated[
+        float, typer.Option("--measure-s", help="With --peer: how long to read pages.")
+    ] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")] = False,
 ) -> None:
     """Say what this machine offers to kvxfer, and what to change; status 1 when something blocks.
@@ -62,12 +67,17 @@ def doctor(
         _check_alone("a run without --peer or --serve", {"--transports": transports})
     address = peer_probe.complete_address(peer) if peer else ""
     transports_probe.check_names(required)
+    if not 0 < measure_s <= _MAX_MEASURE_S:
+        raise UsageError(
+            f"--measure-s is above 0 and at most {_MAX_MEASURE_S:g}, not {measure_s:g}",
+            code="invalid-argument",
+        )
     if peer:
         # Mistakes in what was asked for end it before anything is examined.
         kvxfer.AgentOptions(transports=willing, connect_timeout_s=timeout_s).to_native()
     report = report_of.examine(required)
     if peer:
-        findings, report.peer = peer_probe.examine(address, willing, required, timeout_s)
+        findings, report.peer = peer_probe.examine(address, willing, required, timeout_s, measure_s)
         report.findings += findings
     if json:
         _print_json(report.to_dict())

@@ -19,9 +19,8 @@ SUBJECT = "peer"
 _LEASE_WAIT_S = 3.0
 _LEASE_RETRY_S = 0.02
 _NUM_PINGS = 200
-# Reading stops when it was measured for so long, or after so long in all, checks included.
-_MEASURED_S = 1.0
-_MAX_S = 5.0
+# Checking what came takes several times as long as its coming: of all that, no longer than this much.
+_MAX_CHECKED = 5.0
 _TRANSFER_TIMEOUT_S = 10.0
 # The order of pages, as after a day of serving: seeded, so that two runs read alike.
 _SEED = 1
@@ -63,6 +62,7 @@ def examine(
     transports: tuple[str, ...],
     required: tuple[str, ...] = (),
     connect_timeout_s: float = 5.0,
+    measure_s: float = 1.0,
 ) -> tuple[list[Finding], dict[str, Any]]:
     """Connects to an agent, names the path to it and, if it is a doctor, measures it.
 
@@ -76,6 +76,8 @@ def examine(
         When any are named, a path over another transport is `State.BLOCKS`.
     connect_timeout_s
         How long connecting may take.
+    measure_s
+        How long pages are read; the whole takes up to five times as long, for every byte is checked.
 
     Returns
     -------
@@ -103,7 +105,7 @@ def examine(
         figures |= {"connected": True, "name": peer.name}
         figures["connect_ms"] = round((time.monotonic() - started) * 1e3, 3)
         try:
-            return _connected(agent, peer, required, figures)
+            return _connected(agent, peer, required, figures, measure_s)
         except KvxferError as error:
             found = f"{peer.name} was lost: {error}"
             change = "look at the peer's log; a peer that is silent for 2 s is given up"
@@ -111,7 +113,11 @@ def examine(
 
 
 def _connected(
-    agent: kvxfer.Agent, peer: kvxfer.Peer, required: tuple[str, ...], figures: dict[str, Any]
+    agent: kvxfer.Agent,
+    peer: kvxfer.Peer,
+    required: tuple[str, ...],
+    figures: dict[str, Any],
+    measure_s: float,
 ) -> tuple[list[Finding], dict[str, Any]]:
     regions = peer.regions
     figures |= {"rails": list(peer.rails), "notes": list(peer.notes)}
@@ -141,7 +147,7 @@ def _connected(
             ),
         ]
         return findings, figures
-    findings += _measured(agent, peer, figures)
+    findings += _measured(agent, peer, figures, measure_s)
     # After the measurement: what carried the bytes, not what was meant to.
     figures.setdefault("path", remote.path)
     figures |= {"rails": list(peer.rails), "notes": list(peer.notes)}
@@ -182,7 +188,9 @@ def _fits(remote: kvxfer.RegionDescriptor) -> bool:
     return (remote.num_blocks, remote.nbytes) == (pages.NUM_PAGES, pages.TOTAL_NBYTES)
 
 
-def _measured(agent: kvxfer.Agent, peer: kvxfer.Peer, figures: dict[str, Any]) -> list[Finding]:
+def _measured(
+    agent: kvxfer.Agent, peer: kvxfer.Peer, figures: dict[str, Any], measure_s: float
+) -> list[Finding]:
     """Reads the doctor's pages over and over, and checks every byte of every reading."""
     why = "what kvxfer reaches between the two; kvxfer bench pages compares it with the machine's limits"
     try:
@@ -191,7 +199,9 @@ def _measured(agent: kvxfer.Agent, peer: kvxfer.Peer, figures: dict[str, Any]) -
             local = agent.register("pages", cache)
             ping = agent.register("ping", pool.array((1, pages.PING_NBYTES)))
             ping_us = _ping(agent, ping, peer.regions[pages.PING_REGION])
-            rate, num_readings, rails, wrong = _read(agent, local, peer.regions[pages.REGION], cache)
+            rate, num_readings, rails, wrong = _read(
+                agent, local, peer.regions[pages.REGION], cache, measure_s
+            )
             local.deregister()
             ping.deregister()
     except (TransferError, TimeoutError) as error:
@@ -243,7 +253,7 @@ def _ping(agent: kvxfer.Agent, local: kvxfer.Region, remote: kvxfer.RegionDescri
 
 
 def _read(
-    agent: kvxfer.Agent, local: kvxfer.Region, remote: kvxfer.RegionDescriptor, cache: Any
+    agent: kvxfer.Agent, local: kvxfer.Region, remote: kvxfer.RegionDescriptor, cache: Any, measure_s: float
 ) -> tuple[float, int, str, int]:
     """Returns the median rate in GB/s, how many readings were measured, what carried them, wrong pages."""
     random = np.random.default_rng(_SEED)
@@ -252,7 +262,9 @@ def _read(
     rails: dict[str, None] = {}
     wrong = 0
     warm = False
-    while sum(elapsed_ns) < _MEASURED_S * 1e9 and (not elapsed_ns or time.monotonic() - begun < _MAX_S):
+    while not elapsed_ns or (
+        sum(elapsed_ns) < measure_s * 1e9 and time.monotonic() - begun < measure_s * _MAX_CHECKED
+    ):
         # Another order each time: what an earlier reading left would be wrong in this one.
         src_blocks, dst_blocks = (random.permutation(pages.NUM_PAGES).astype(np.uint32) for _ in range(2))
         started = time.monotonic_ns()

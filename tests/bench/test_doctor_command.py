@@ -1,0 +1,264 @@
+"""``kvxfer doctor`` as a user starts it: real processes, a real peer, every byte checked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+
+SECRET = "a secret of 24 characters"
+# A peer without any region, as an engine is before it has registered its cache.
+PLAIN_AGENT = """
+import sys, kvxfer
+with kvxfer.Agent("plain-engine") as agent:
+    print(agent.address, flush=True)
+    sys.stdin.read()
+"""
+# Peers that look like a doctor: one flips a byte of a page, one grants nothing, one leaves.
+FALSE_DOCTOR = """
+import sys, kvxfer
+from kvxfer.doctor import pages
+kind = sys.argv[1]
+pool = kvxfer.Pool(1, pages.TOTAL_NBYTES + 64)
+served = pool.array((pages.NUM_PAGES, pages.PAGE_NBYTES))
+pages.fill(served)
+served[1234, 567] ^= 16
+with kvxfer.Agent("false-doctor") as agent:
+    regions = [agent.register(pages.REGION, served), agent.register(pages.PING_REGION, pool.array((1, 64)))]
+    print(agent.address, flush=True)
+    peer = agent.accept_blocking()
+    if kind == "flips":
+        for region in regions:
+            region.grant(peer)
+    if kind != "leaves":
+        sys.stdin.read()
+"""
+
+
+def environment(secret: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVXFER_")}
+    return {**kept, "KVXFER_SECRET": secret} if secret else kept
+
+
+def doctor(*arguments: str, secret: str = "") -> subprocess.CompletedProcess[str]:
+    # -P: the installed package, whatever the working folder holds.
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "kvxfer.cli", "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        env=environment(secret),
+    )
+
+
+def report_of(*arguments: str, status: int = 0, secret: str = "") -> dict[str, Any]:
+    """Runs it with ``--json`` and returns its one line; a peer is measured for a moment only."""
+    short = ["--measure-s", "0.1"] if "--peer" in arguments else []
+    done = doctor(*arguments, *short, "--json", secret=secret)
+    assert done.returncode == status, done.stderr + done.stdout
+    (line,) = done.stdout.splitlines()
+    report: dict[str, Any] = json.loads(line)
+    assert report["ok"] == (status == 0)
+    return report
+
+
+def peer_findings(report: dict[str, Any]) -> dict[str, dict[str, str]]:
+    return {finding["name"]: finding for finding in report["findings"] if finding["subject"] == "peer"}
+
+
+@contextlib.contextmanager
+def child(command: list[str], secret: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Starts a process that prints a line when it is ready; gives both, and ends it."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(secret),
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline()
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def served(*arguments: str, secret: str = "") -> Iterator[str]:
+    """Another process with ``kvxfer doctor --serve``; gives its address."""
+    command = ["-m", "kvxfer.cli", "doctor", "--serve", "--json", *arguments]
+    with child(command, secret) as (process, line):
+        yield json.loads(line)["address"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def free_address() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+
+# ---- this machine -------------------------------------------------------------------------------
+
+
+def test_findings_are_one_json_object_and_status_0() -> None:
+    report = report_of("--require", "loopback,shm,tcp")
+    assert set(report) == {"findings", "ok", "machine"}
+    states = {(finding["subject"], finding["name"]): finding["state"] for finding in report["findings"]}
+    assert states["transports", "shm"] == states["transports", "tcp"] == "good"
+    assert ("memory", "memfd seals") in states
+
+
+def test_table_names_every_subject_and_ends_with_the_verdict() -> None:
+    done = doctor()
+    assert done.returncode == 0, done.stderr
+    for subject in ("transports", "foreign memory", "huge pages", "network", "software"):
+        assert f"\n{subject}\n" in f"\n{done.stdout}"
+    assert done.stdout.splitlines()[-1].startswith("nothing blocks")
+    assert "not written in this version" in done.stdout
+
+
+def test_a_required_transport_that_is_not_there_is_status_1() -> None:
+    report = report_of("--require", "shm,verbs", status=1)
+    (verbs,) = (finding for finding in report["findings"] if finding["state"] == "blocks")
+    assert verbs["name"] == "verbs"
+    assert verbs["change"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--require", "shm,nvlink"], "unknown transport 'nvlink'; known are loopback, shm"),
+        (["--peer", "decode-0"], 'write "tcp://host:port"'),
+        (["--peer", "127.0.0.1:7301", "--transports", "pigeon"], "name some of loopback"),
+        (["--peer", "127.0.0.1:7301", "--timeout-s", "0"], "connect_timeout_s"),
+        (["--peer", "127.0.0.1:7301", "--measure-s", "0"], "--measure-s is above 0"),
+        (["--serve", "--peer", "127.0.0.1:7301"], "--peer does not go with --serve"),
+        (["--serve", "--listen", "tcp://0.0.0.0:0"], "without a secret"),
+        (["--listen", "tcp://127.0.0.1:0"], "--listen does not go with"),
+        (["--transports", "tcp"], "--transports does not go with"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(arguments: list[str], words: str) -> None:
+    done = doctor(*arguments)
+    assert done.returncode == 2, done.stdout
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+
+
+# ---- a peer -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("transports", "path"), [("", "shm"), ("tcp", "tcp"), ("unix,tcp", "unix")])
+def test_a_doctor_is_measured_over_the_path_that_is_named(transports: str, path: str) -> None:
+    willing = ["--transports", transports] if transports else []
+    # "unix" is used where both ends name it.
+    with served(*willing) as address:
+        report = report_of("--peer", address, "--require", path, *willing)
+    peer, findings = report["peer"], peer_findings(report)
+    assert peer["path"] == path
+    assert path in peer["rails"]
+    assert (peer["connected"], peer["verified"], peer["name"]) == (True, True, "kvxfer-doctor")
+    for figure in ("gb_per_s", "ping_us_p50", "connect_ms", "nbytes"):
+        assert peer[figure] > 0
+    assert findings["path"]["state"] == "good"
+    assert f"GB/s over {path}" in findings["speed"]["found"]
+    assert "every byte checked" in findings["speed"]["found"]
+
+
+def test_two_readers_one_after_the_other_are_served() -> None:
+    with served() as address:
+        for _ in range(2):
+            assert report_of("--peer", address)["peer"]["verified"] is True
+
+
+def test_another_path_than_the_required_one_is_status_1() -> None:
+    with served() as address:
+        report = report_of("--peer", address, "--require", "shm", "--transports", "tcp", status=1)
+    assert report["peer"]["path"] == "tcp"
+    assert peer_findings(report)["path"]["state"] == "blocks"
+    assert "shm was asked for" in peer_findings(report)["path"]["change"]
+
+
+def test_a_peer_that_is_no_doctor_is_connected_and_not_measured() -> None:
+    with child(["-c", PLAIN_AGENT]) as (_, address):
+        report = report_of("--peer", address.strip())
+    findings = peer_findings(report)
+    assert "connected to 'plain-engine'" in findings["session"]["found"]
+    assert findings["path"]["found"].startswith("shm")
+    assert findings["speed"]["state"] == "note"
+    assert "not measured" in findings["speed"]["found"]
+    assert "gb_per_s" not in report["peer"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("flips", "speed", "1 of the 2048 pages of one reading over shm have wrong bytes"),
+        ("grants-nothing", "speed", "pages could not be read: "),
+        ("leaves", "session", ""),
+    ],
+)
+def test_a_doctor_that_fails_is_status_1(kind: str, name: str, words: str) -> None:
+    with child(["-c", FALSE_DOCTOR, kind]) as (_, address):
+        report = report_of("--peer", address.strip(), status=1)
+    finding = peer_findings(report)[name]
+    assert finding["state"] == "blocks"
+    assert words in finding["found"]
+    assert finding["change"]
+    if kind == "flips":
+        assert report["peer"]["verified"] is False
+
+
+def test_a_peer_that_is_not_there_is_status_1() -> None:
+    report = report_of("--peer", free_address(), "--timeout-s", "2", status=1)
+    assert report["peer"]["connected"] is False
+    session = peer_findings(report)["session"]
+    assert session["state"] == "blocks"
+    assert "is not connected" in session["found"]
+    assert session["change"]
+
+
+@pytest.mark.parametrize("theirs", ["", "another secret of 29 characters"])
+def test_a_wrong_secret_is_named_and_status_1(theirs: str) -> None:
+    with served(secret=SECRET) as address:
+        report = report_of("--peer", address, secret=theirs, status=1)
+    session = peer_findings(report)["session"]
+    assert "auth-failed" in session["found"]
+    assert "KVXFER_SECRET" in session["change"]
+
+
+def test_the_right_secret_opens() -> None:
+    with served(secret=SECRET) as address:
+        assert report_of("--peer", address, secret=SECRET)["peer"]["verified"] is True
+
+
+def test_a_socket_that_is_no_agent_is_status_1() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        report = report_of("--peer", address, "--timeout-s", "1", status=1)
+    assert peer_findings(report)["session"]["change"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serving_ends_with_status_0_when_interrupted(number: signal.Signals) -> None:
+    with child(["-m", "kvxfer.cli", "doctor", "--serve"]) as (process, line):
+        assert line.startswith("serving pages at tcp://127.0.0.1:")
+        process.send_signal(number)
+        assert process.wait(30) == 0
