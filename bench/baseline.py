@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from kvxfer.bench.channel import Channel, Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
@@ -167,6 +168,11 @@ class BaselineEnd:
             self._process.wait()
         self._stderr.close()
 
+    @property
+    def has_died(self) -> bool:
+        """Whether the process ended by itself, and not well."""
+        return self._process.poll() not in (None, 0)
+
     @contextmanager
     def _in_words(self) -> Iterator[None]:
         try:
@@ -175,9 +181,9 @@ class BaselineEnd:
             raise
         except (BenchError, ValueError, KeyError) as error:
             hint = "; `make baselines` installs it anew" if "ModuleNotFoundError" in str(error) else ""
-            raise BaselineError(f"{error}{hint}{self._ending()}") from error
+            raise BaselineError(f"{error}{hint}{self.ending()}") from error
 
-    def _ending(self) -> str:
+    def ending(self) -> str:
         """Returns how the process ended, if it has, and the last lines that it wrote."""
         try:
             # A process that closed its channel is about to end.
@@ -225,11 +231,20 @@ class BaselinePair:
         for end in self._ends:
             end.end()
 
-    def __enter__(self) -> BaselinePair:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # An end whose peer died fails as well, and often first: both have to be told.
+        others = [
+            end for end in self._ends if isinstance(error, BaselineError) and end.role not in str(error)
+        ]
+        died = [f"{end.role} process{end.ending()}" for end in others if end.has_died]
         self.end()
+        if died:
+            raise BaselineError("\n".join([str(error), *died])) from error
 
 
 def _clean_environment() -> dict[str, str]:

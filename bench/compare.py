@@ -34,7 +34,7 @@ FIGURES: Mapping[str, Mapping[str, bool]] = {
 }
 # An idle process's clock shows a few microseconds a second: less than this is not told apart.
 _FLOORS = {"idle_cpu_cores": 0.001}
-_ITERATIONS = {"pages": 5, "latency": 1000, "setup": 1}
+_ITERATIONS = {"pages": 5, "latency": 500, "setup": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class CompareOptions:
         check_timeout(self.timeout_s)
         # They refuse what does not fit.
         if self.work == "pages":
-            self.pages  # noqa: B018
+            self.pages_options()
         elif self.work == "latency":
-            self.latency  # noqa: B018
+            self.latency_options()
 
     @property
     def num_iterations(self) -> int:
@@ -91,8 +91,7 @@ class CompareOptions:
         """What kind of memory kvxfer moves pages of."""
         return {"pages": self.memory, "latency": "pool", "setup": "foreign"}[self.work]
 
-    @property
-    def pages(self) -> PagesOptions:
+    def pages_options(self) -> PagesOptions:
         """The work `pages`."""
         return PagesOptions(
             self.transport,
@@ -107,15 +106,13 @@ class CompareOptions:
             corrupt=self.corrupt,
         )
 
-    @property
-    def latency(self) -> LatencyOptions:
+    def latency_options(self) -> LatencyOptions:
         """The work `latency`; both ends poll."""
         return LatencyOptions(
             self.transport, self.nbytes, "poll", self.num_iterations, self.seed, self.timeout_s, self.corrupt
         )
 
-    @property
-    def setup(self) -> SetupOptions:
+    def setup_options(self) -> SetupOptions:
         """The work `setup`; an iteration is two fresh processes."""
         return SetupOptions(self.transport, self.num_iterations)
 
@@ -214,11 +211,11 @@ class _Comparison:
     def _ours(self) -> Message:
         options = self._options
         if options.work == "pages":
-            measured = pages_bench.run(options.pages, _no_progress)
+            measured = pages_bench.run(options.pages_options(), _no_progress)
         elif options.work == "latency":
-            measured = latency_bench.run(options.latency, _no_progress)
+            measured = latency_bench.run(options.latency_options(), _no_progress)
         else:
-            measured = setup_bench.run(options.setup, _no_progress)
+            measured = setup_bench.run(options.setup_options(), _no_progress)
         if not measured["verified"]:
             raise CheckFailedError(f"{OURS}: {measured['failure']}")
         settings = {name: measured[name] for name in ("copy_kernel", "page_kind") if name in measured}
@@ -228,11 +225,11 @@ class _Comparison:
     def _theirs(self, baseline: Baseline) -> Message:
         options = self._options
         if options.work == "pages":
-            measured = baseline_work.run_pages(baseline, options.pages)
+            measured = baseline_work.run_pages(baseline, options.pages_options())
         elif options.work == "latency":
-            measured = baseline_work.run_latency(baseline, options.latency)
+            measured = baseline_work.run_latency(baseline, options.latency_options())
         else:
-            measured = baseline_work.run_setup(baseline, options.setup, options.corrupt)
+            measured = baseline_work.run_setup(baseline, options.setup_options(), options.corrupt)
         return {**measured, "path": baseline.paths[options.transport]}
 
     def _keep(self, name: str, measured: Message) -> None:

@@ -33,7 +33,7 @@ class NixlEnd:
         self.settings = {
             "backend": "UCX",
             "progress_thread": self._thread,
-            "poll_pause_us": self._pause_s * 1e6,
+            "poll_pause": f"{self._pause_s * 1e6:g} us",
             "reposts_one_handle": options["same_pages"],
             **{name: value for name, value in os.environ.items() if name.startswith(("UCX_", "NIXL_"))},
         }

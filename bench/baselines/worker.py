@@ -149,14 +149,14 @@ class End:
             "threads": _num_threads() - self.threads_before,
         }
 
-    def ask(self, iterations: int) -> Message:
+    def ask(self, first: int, iterations: int) -> Message:
         """Writes the first page with a notification, waits for the answer, and again.
 
         Wrong bytes are told at the end: the other end waits for every write.
         """
         round_trips_ns: list[int] = []
         wrong = ""
-        for iteration in range(iterations):
+        for iteration in range(first, first + iterations):
             self._fill_every(iteration, "ask")
             start_ns = time.perf_counter_ns()
             self.software.move("write", _OUT, _IN, f"ask-{iteration}", self.options["timeout_s"])
@@ -165,12 +165,12 @@ class End:
             wrong = wrong or self._check_every(iteration, "answer")
         return {"wrong": wrong, "round_trips_ns": round_trips_ns}
 
-    def answer(self, iterations: int) -> Message:
+    def answer(self, first: int, iterations: int) -> Message:
         """Waits for a write and answers with one; says how long it held each in hand."""
         _send(self.channel, "reply")
         held_ns: list[int] = []
         wrong = ""
-        for iteration in range(iterations):
+        for iteration in range(first, first + iterations):
             self._await_tag(f"ask-{iteration}")
             seen_ns = time.perf_counter_ns()
             wrong = wrong or self._check_every(iteration, "ask")

@@ -11,12 +11,16 @@ import typer
 
 from kvxfer.bench import compare as compare_bench
 from kvxfer.bench import handover as handover_bench
-from kvxfer.bench import html, noise, report, results, runs_page
+from kvxfer.bench import handover_page, html, noise, report, results, runs_page
 from kvxfer.bench import latency as latency_bench
 from kvxfer.bench import pages as pages_bench
+from kvxfer.bench import plan as plan_bench
+from kvxfer.bench import scale as scale_bench
+from kvxfer.bench import setup as setup_bench
 from kvxfer.bench.channel import Message
 from kvxfer.bench.models import MODELS
 from kvxfer.bench.progress import Progress
+from kvxfer.bench.stages import Handover
 from kvxfer.bench.trace import SAMPLES
 
 _CHECK_FAILED = 1
@@ -89,6 +93,21 @@ def handover(
     ] = "push",
     concurrency: Annotated[int, typer.Option(help="Requests in hand at once.")] = 1,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; one rank's slice moves.")] = 1,
+    arrivals: Annotated[
+        str,
+        typer.Option(help=f"{_one_of(handover_bench.ARRIVALS)}: as room comes, at random, as in the trace."),
+    ] = "closed",
+    rate: Annotated[float, typer.Option(help="Requests a second, of --arrivals poisson.")] = 2.0,
+    speedup: Annotated[
+        float, typer.Option(help="How much faster than the trace, of --arrivals trace.")
+    ] = 1.0,
+    prefix_reuse: Annotated[
+        bool,
+        typer.Option("--prefix-reuse", help="Blocks that decode holds from earlier requests do not move."),
+    ] = False,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Writes a page with a timeline of every request.")
+    ] = None,
     seed: _SeedOption = 1,
     timeout_s: _TimeoutOption = 30.0,
     format: _FormatOption = Format.TABLE,
@@ -108,9 +127,21 @@ def handover(
         tp=tp,
         seed=seed,
         timeout_s=timeout_s,
+        arrivals=arrivals,
+        rate=rate,
+        speedup=speedup,
+        prefix_reuse=prefix_reuse,
         corrupt=corrupt,
     )
-    _measure("handover", lambda progress: handover_bench.run(options, progress), format, out)
+
+    def run(progress: Callable[[Progress], None]) -> Message:
+        seen: list[Handover] = []
+        result = handover_bench.run(options, progress, seen)
+        if html_file is not None:
+            html.write(html_file, handover_page.page(result, seen))
+        return result
+
+    _measure("handover", run, format, out)
 
 
 @app.command()
@@ -148,7 +179,7 @@ def compare(
     ] = "pool",
     nbytes: Annotated[int, typer.Option(help="latency: bytes of one write.")] = 4096,
     iterations: Annotated[
-        int, typer.Option(help="Measured in a round after a warm-up; 0: 5, or 1000 of latency, 1 of setup.")
+        int, typer.Option(help="Measured in a round after a warm-up; 0: 5, or 500 of latency, 1 of setup.")
     ] = 0,
     seed: _SeedOption = 1,
     timeout_s: _TimeoutOption = 30.0,
@@ -207,6 +238,52 @@ def report_runs(
     for warning in (warning for one in found for warning in one.warnings):
         typer.echo(f"kvxfer: {warning}", err=True)
     typer.echo(path)
+
+
+@app.command()
+def plan(
+    layers: Annotated[int, typer.Option(help="Of both caches.")] = 64,
+    blocks: Annotated[int, typer.Option(help="Named by one transfer.")] = 512,
+    iterations: Annotated[int, typer.Option(help="Of compiling, and of posting.")] = 50,
+    seed: _SeedOption = 1,
+    format: _FormatOption = Format.TABLE,
+    out: _OutOption = None,
+) -> None:
+    """Compile the copy program of two layouts, and post transfers with it."""
+    options = plan_bench.PlanOptions(layers, blocks, iterations, seed)
+    _measure("plan", lambda progress: plan_bench.run(options, progress), format, out)
+
+
+@app.command()
+def setup(
+    transport: Annotated[str, typer.Option(help=_one_of(setup_bench.TRANSPORTS))] = "shm",
+    iterations: Annotated[int, typer.Option(help="Two fresh processes each.")] = 5,
+    idle_s: Annotated[float, typer.Option("--idle-s", help="How long they are watched doing nothing.")] = 2.0,
+    format: _FormatOption = Format.TABLE,
+    out: _OutOption = None,
+) -> None:
+    """Import, create and connect an agent, and let it idle."""
+    options = setup_bench.SetupOptions(transport, iterations, idle_s)
+    _measure("setup", lambda progress: setup_bench.run(options, progress), format, out)
+
+
+@app.command()
+def scale(
+    series: Annotated[
+        list[str] | None, typer.Option(help=f"{_one_of(tuple(scale_bench.SERIES))}; may be repeated. All.")
+    ] = None,
+    transport: Annotated[str, typer.Option(help=_one_of(scale_bench.TRANSPORTS))] = "shm",
+    at_most: Annotated[int, typer.Option(help="Of each series.")] = 10_000,
+    total_mib: Annotated[int, typer.Option(help="That all prefills write together.")] = 64,
+    repeats: Annotated[int, typer.Option(help="Of each step, in fresh processes; the median counts.")] = 3,
+    seed: _SeedOption = 1,
+    format: _FormatOption = Format.TABLE,
+    out: _OutOption = None,
+) -> None:
+    """Measure what grows with transfers in flight, regions, peers, and prefills at once."""
+    wanted = tuple(series or scale_bench.SERIES)
+    options = scale_bench.ScaleOptions(wanted, transport, at_most, total_mib, repeats, seed)
+    _measure("scale", lambda progress: scale_bench.run(options, progress), format, out)
 
 
 def _measure(

@@ -92,6 +92,9 @@ class StandIn:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while head := stream.recv(_FRAME.size, socket.MSG_WAITALL):
             what, offset, nbytes, length = _FRAME.unpack(head)
+            if self._misbehaves == "dies":
+                print("stand-in: the far end is on fire", file=sys.stderr, flush=True)
+                os.abort()
             if what == b"w":
                 stream.recv_into(self._memory[offset : offset + nbytes], nbytes, socket.MSG_WAITALL)
             elif what == b"r":
@@ -184,6 +187,13 @@ def test_baseline_that_crashes_is_left_out_with_its_last_words_and_what_it_gave_
     # The order of the second round begins with it: kvxfer goes on without.
     assert [list(one) for one in result["rounds_measured"]] == [SYSTEMS, ["kvxfer"], ["kvxfer"]]
     assert len(result["ratios"]["stand-in"]["gb_per_s"]["rounds"]) == 1
+
+
+def test_death_of_the_far_end_is_told_whichever_end_notices_it_first(folder: Path) -> None:
+    words = run(folder, "dies", rounds=1)["failures"]["stand-in"]
+    assert "stand-in destination process" in words
+    assert "killed by signal 6" in words
+    assert "stand-in: the far end is on fire" in words
 
 
 def test_baseline_that_refuses_says_why(folder: Path) -> None:

@@ -87,9 +87,9 @@ def test_options_that_do_not_fit_are_refused_in_words(fields: dict[str, Any], wo
 
 def test_iterations_suit_the_work_unless_given() -> None:
     assert CompareOptions(work="pages").num_iterations == 5
-    assert CompareOptions(work="latency").num_iterations == 1000
+    assert CompareOptions(work="latency").num_iterations == 500
     assert CompareOptions(work="setup").num_iterations == 1
-    assert CompareOptions(work="latency", iterations=7).latency.iterations == 7
+    assert CompareOptions(work="latency", iterations=7).latency_options().iterations == 7
 
 
 def test_software_that_is_not_installed_says_which_command_installs_it(
