@@ -18,6 +18,7 @@ _PR_GET_DUMPABLE = 3
 _CAP_SYS_PTRACE = 19
 _PROBE_TIMEOUT_S = 10.0
 _PROBE_NBYTES = 16
+_NOT_TRIED = "not tried"
 
 # Run by the child: reads its parent, not the other way round, for Yama lets every process read
 # its own children, and the engines are not each other's.
@@ -66,7 +67,8 @@ def readv() -> Finding:
         "process_vm_readv through",
     }
     change = changes.get(number, "let the cache lie in a kvxfer.Pool, which needs no such right")
-    return Finding(SUBJECT, "process_vm_readv", State.LIMITS, failure, _WHY, change)
+    state = State.NOTE if failure.startswith(_NOT_TRIED) else State.LIMITS
+    return Finding(SUBJECT, "process_vm_readv", state, failure, _WHY, change)
 
 
 def _try_readv() -> tuple[str, int]:
@@ -86,7 +88,7 @@ def _try_readv() -> tuple[str, int]:
         )
         moved, number, found = done.stdout.split()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return f"not tried: a child process could not be asked ({error})", 0
+        return f"{_NOT_TRIED}: a child process could not be asked ({error})", 0
     if int(moved) < 0:
         name = errno.errorcode.get(int(number), number)
         return f"refused: {os.strerror(int(number))} ({name}), tried by a child of the same user", int(number)
