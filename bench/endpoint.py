@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +18,6 @@ from kvxfer.bench.workload import Indices, Words
 
 _CONNECT_TIMEOUT_S = 10.0
 _REGION = "kv"
-_PR_SET_DUMPABLE = 4
 
 
 class Endpoint:
@@ -62,11 +60,8 @@ class Endpoint:
             self._cache = self._pool.array(shape, element)
         else:
             self._cache = memory.allocate_private(nbytes).view(element).reshape(shape)
-        if transport == "unix":
-            _forbid_readers()
         self._random = np.random.default_rng(seed)
-        transports = ("tcp",) if transport == "tcp" else ("shm",)
-        self.agent = kvxfer.Agent(name, kvxfer.AgentOptions(transports=transports))
+        self.agent = kvxfer.Agent(name, kvxfer.AgentOptions(transports=(transport,)))
         layout = kvxfer.KVLayout.from_tensor(self._cache, axes, dtype=dtype)
         self.region = self.agent.register(_REGION, self._cache, layout)
         self._peer: kvxfer.Peer | None = None
@@ -142,8 +137,3 @@ class Endpoint:
 def limit_commands(coordinator: Channel) -> dict[str, Any]:
     """The commands with which this worker takes part in limits."""
     return dict(LimitCommands(coordinator.descriptors.popleft).handlers())
-
-
-def _forbid_readers() -> None:
-    """Keeps process_vm_readv out, so that a pair falls back to its unix socket."""
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

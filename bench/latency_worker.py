@@ -44,7 +44,7 @@ class LatencyEnd:
     def grant(self) -> Message:
         self.endpoint.region.grant(self.endpoint.peer, [_IN], mode="write", ttl_s=_LEASE_S)
         self._remote = self.endpoint.remote
-        return {"path": self._remote.path}
+        return {}
 
     async def ask(self) -> Message:
         """Writes, waits for the answer, and again."""
@@ -60,7 +60,12 @@ class LatencyEnd:
             self._check(iteration, "answer")
         cpu_ns = time.process_time_ns() - cpu_ns
         transfer.wait(self.options.timeout_s)
-        return {"round_trips_ns": round_trips_ns, "posts_ns": posts_ns, "cpu_ns": cpu_ns}
+        return {
+            "round_trips_ns": round_trips_ns,
+            "posts_ns": posts_ns,
+            "cpu_ns": cpu_ns,
+            "path": self.endpoint.remote.path,
+        }
 
     async def answer(self) -> Message:
         """Waits for a write, and answers with one."""
@@ -75,7 +80,7 @@ class LatencyEnd:
             transfer = self._write()
         cpu_ns = time.process_time_ns() - cpu_ns
         transfer.wait(self.options.timeout_s)
-        return {"held_ns": held_ns, "cpu_ns": cpu_ns}
+        return {"held_ns": held_ns, "cpu_ns": cpu_ns, "path": self.endpoint.remote.path}
 
     def _write(self) -> kvxfer.Transfer:
         return self.agent.write(

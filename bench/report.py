@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from kvxfer.bench import compare_report, noise, runs_table
+from kvxfer.bench import compare_report, figures_report, noise, runs_table
 from kvxfer.bench.channel import Message
 from kvxfer.bench.limit import DESCRIPTIONS
 from kvxfer.bench.progress import Progress
@@ -53,8 +53,10 @@ def print_table(result: Message, beside: Message | None = None) -> None:
         console.print(f"[bold red]check failed[/]: {result['failure']}", soft_wrap=True)
     elif result["bench"] == "pages":
         _print_pages(console, result)
-    else:
+    elif result["bench"] == "handover":
         _print_handover(console, result)
+    else:
+        figures_report.print_figures(console, result)
     if words := noise.in_words(beside):
         console.print(f"[yellow]{words}[/]", soft_wrap=True)
 
@@ -113,8 +115,20 @@ def _print_handover(console: Console, result: Message) -> None:
     ):
         row = result[name]
         table.add_row(label, *(f"{row[key]:.2f}" for key in ("p50", "p90", "p99")), f"[dim]{meaning}[/]")
+    if "queue_ms" in result:
+        table.add_section()
+        for name, label, meaning in (
+            ("queue_ms", "waited", "from its arrival until decode had room"),
+            ("arrival_to_decode_ms", "arrival to decode", "waiting, prefill and the handover"),
+        ):
+            row = result[name]
+            table.add_row(label, *(f"{row[key]:.2f}" for key in ("p50", "p90", "p99")), f"[dim]{meaning}[/]")
     console.print(table)
     console.print(f"hidden behind prefill: {result['hidden_share']:.1%} of the bytes (median request)")
+    if result["prefix_reuse"]:
+        console.print(
+            f"prefix reuse: {result['reused_share']:.1%} of the bytes were at decode and did not move"
+        )
     _print_limits(console, result)
     _print_cost(console, result)
     memory = ", ".join(f"{role} {mib:.0f} MiB" for role, mib in result["rss_mib"].items())

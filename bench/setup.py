@@ -24,6 +24,8 @@ FIGURES = {
     "threads": "of the agent",
 }
 
+TRANSPORTS = ("shm", "tcp")
+
 _TIMEOUT_S = 60.0
 
 
@@ -36,8 +38,8 @@ class SetupOptions:
     idle_s: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.transport not in ("shm", "tcp"):
-            raise BenchError(f"unknown --transport {self.transport!r}; known are shm, tcp")
+        if self.transport not in TRANSPORTS:
+            raise BenchError(f"unknown --transport {self.transport!r}; known are {', '.join(TRANSPORTS)}")
         if self.iterations < 1:
             raise BenchError(f"--iterations is at least 1, not {self.iterations}")
         if not 0 < self.idle_s <= _TIMEOUT_S / 2:
