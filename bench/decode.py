@@ -4,36 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import kvxfer
+from kvxfer.bench.cache import Cache
 from kvxfer.bench.channel import Channel, Message
 from kvxfer.bench.endpoint import Endpoint, limit_commands
 from kvxfer.bench.handover import HandoverOptions
 from kvxfer.bench.memory import rss_mib
 from kvxfer.bench.prefill import tag
+from kvxfer.bench.prefix_cache import PrefixCache
 from kvxfer.bench.process import serve
-from kvxfer.bench.request_pages import RequestPages, open_endpoint
-from kvxfer.bench.workload import Indices
+from kvxfer.bench.request_pages import GroupTable, Prefix, RequestPages, open_caches
+from kvxfer.bench.stats import MIB
 
 
 class Decode:
     """Receives the pages of requests, says when it could begin, and checks every byte.
 
     Up to ``concurrency`` requests are in hand at once; each holds its blocks until it is checked.
+    With prefix reuse the blocks of its prefix stay, and do not move for the next that begins alike.
     """
 
     def __init__(
-        self, options: HandoverOptions, endpoint: Endpoint, coordinator: Channel, prefill: Channel
+        self,
+        options: HandoverOptions,
+        caches: list[Endpoint | Cache],
+        agent: kvxfer.Agent,
+        coordinator: Channel,
+        prefill: Channel,
     ) -> None:
         self._options = options
         self._shape = options.shape()
-        self._endpoint = endpoint
+        self._agent = agent
         self._coordinator = coordinator
         self._prefill = prefill
-        self._pages = RequestPages(self._shape, endpoint)
+        self._pages = RequestPages(self._shape, caches)
+        self._kept = PrefixCache(options.reuse_blocks())
         self._checking = asyncio.Lock()
         self._cpu_ns = 0
         #: request -> resolved by prefill's word that its pages can be read (pull).
@@ -47,88 +57,140 @@ class Decode:
         return {"cpu_ns": self._cpu_ns - self._pages.cpu_ns, "rss_mib": rss_mib()}
 
     async def run(self, requests: list[Message]) -> Message:
-        """Asks prefill for the requests; tells the coordinator of each when it is checked."""
+        """Asks prefill for the requests as they arrive; tells the coordinator of each when it is checked.
+
+        A request without ``arrival_ns`` (after the start) arrives when there is room for it.
+        """
         start_ns = time.process_time_ns()
+        begin_ns = time.monotonic_ns()
         slots = asyncio.Semaphore(self._options.concurrency)
-        serve_one = self._push if self._options.mode == "push" else self._pull
         watcher = asyncio.create_task(self._watch()) if self._options.mode == "pull" else None
         async with asyncio.TaskGroup() as group:
             for asked in requests:
+                arrival_ns = None
+                if asked["arrival_ns"] is not None:
+                    arrival_ns = begin_ns + asked["arrival_ns"]
+                    await asyncio.sleep(max(0, arrival_ns - time.monotonic_ns()) / 1e9)
                 await slots.acquire()
-                task = group.create_task(serve_one(asked["request"], asked["tokens"]))
+                task = group.create_task(self._serve(asked, arrival_ns or time.monotonic_ns()))
                 task.add_done_callback(lambda _: slots.release())
         if watcher is not None:
             watcher.cancel()
         self._cpu_ns += time.process_time_ns() - start_ns
         return {}
 
-    async def _push(self, request: int, num_tokens: int) -> None:
-        blocks = self._endpoint.allocate(self._shape.blocks_for(num_tokens), f"request {request}")
-        incoming = self._endpoint.agent.expect(
-            tag(request), blocks, region=self._endpoint.region, timeout_s=self._options.timeout_s
-        )
-        self._prefill.send("request", request=request, tokens=num_tokens, blocks=blocks.tolist())
-        arrived_ns = await self._arrivals(incoming)
-        # Its tag is the notification: it came when every byte was in place.
-        notification_ns = incoming.stages.ended_ns
-        await self._finish(
-            request, num_tokens, blocks, incoming, arrived_ns=arrived_ns, notification_ns=notification_ns
-        )
-
-    async def _pull(self, request: int, num_tokens: int) -> None:
-        ready = self._ready[request] = asyncio.get_running_loop().create_future()
-        self._prefill.send("request", request=request, tokens=num_tokens)
-        src_blocks = (await ready)["blocks"]
-        del self._ready[request]
-        blocks = self._endpoint.allocate(self._shape.blocks_for(num_tokens), f"request {request}")
-        post_ns = time.monotonic_ns()
-        transfer = self._endpoint.agent.read(
-            self._endpoint.region,
-            self._endpoint.remote,
-            src_blocks=np.asarray(src_blocks, dtype=np.uint32),
-            dst_blocks=blocks,
-            notify=tag(request),
-            timeout_s=self._options.timeout_s,
-        )
-        arrived_ns = await self._arrivals(transfer)
-        await self._finish(request, num_tokens, blocks, transfer, arrived_ns=arrived_ns, post_ns=post_ns)
-
-    async def _arrivals(self, work: kvxfer.Transfer | kvxfer.Incoming) -> list[int]:
-        """Waits layer by layer, as a decode that starts early would; returns when each was in place."""
-        arrived_ns = []
-        for layer in range(self._shape.num_layers):
-            await work.layer(layer)
-            arrived_ns.append(time.monotonic_ns())
-        await work
-        # The last ones may have been in place before this loop came to look.
-        return [min(ns, work.stages.ended_ns) for ns in arrived_ns]
-
-    async def _finish(
-        self,
-        request: int,
-        num_tokens: int,
-        blocks: Indices,
-        work: kvxfer.Transfer | kvxfer.Incoming,
-        **seen: Any,
-    ) -> None:
-        """Decode could begin now; instead every byte is checked, and the blocks are given back."""
-        decode_may_start_ns = time.monotonic_ns()
+    async def _serve(self, asked: Message, arrival_ns: int) -> None:
+        request = asked["request"]
+        prefix = Prefix(tuple(asked["prefix_ids"]), self._options.chunk_blocks(asked["scale"]))
+        taken = self._take(asked, prefix)
+        tables = self._pages.allocate(request, asked["tokens"], prefix, skip=len(taken))
+        seen: Message = {"arrival_ns": arrival_ns, "asked_ns": time.monotonic_ns()}
+        move = self._push if self._options.mode == "push" else self._pull
+        works = await move({**asked, "skip": len(taken)}, tables, seen)
+        # Decode could begin now; instead every byte is checked, and the blocks are given back.
+        seen["decode_may_start_ns"] = time.monotonic_ns()
+        layers_nbytes = self._pages.layers_nbytes(tables)
+        num_pages = self._pages.num_pages(tables)
+        if taken:
+            tables = [self._whole(asked, prefix, taken, tables[0])]
         if self._options.corrupt and request == self._options.requests - 1:
-            self._pages.corrupt(blocks)
+            self._pages.groups[-1].corrupt(tables[-1])
         async with self._checking:
             # In a thread: other requests' arrivals are not to be seen late.
-            await asyncio.to_thread(self._pages.check, request, blocks)
-        self._endpoint.free(blocks)
-        nbytes = len(blocks) * self._shape.block_nbytes
+            await asyncio.to_thread(self._pages.check, request, tables)
+        self._give_back(tables, prefix, len(taken))
+        nbytes = sum(layers_nbytes)
+        reused_nbytes = len(taken) * self._shape.block_nbytes
+        words = f"{asked['tokens']} tokens, {nbytes / MIB:.0f} MiB, every byte checked"
+        if taken:
+            words += f", {reused_nbytes / MIB:.0f} MiB were here"
         self._coordinator.send(
             "request",
             request=request,
             nbytes=nbytes,
-            decode_may_start_ns=decode_may_start_ns,
-            rails=list(work.rails),
-            words=f"{num_tokens} tokens, {nbytes / (1 << 20):.0f} MiB, every byte checked",
+            layers_nbytes=layers_nbytes,
+            num_pages=num_pages,
+            reused_nbytes=reused_nbytes,
+            rails=sorted({rail for work in works for rail in work.rails}),
+            words=words,
             **seen,
         )
+
+    async def _push(
+        self, asked: Message, tables: list[GroupTable], seen: Message
+    ) -> list[kvxfer.Incoming] | list[kvxfer.Transfer]:
+        incoming = [
+            self._agent.expect(
+                tag(asked["request"], group),
+                table.blocks,
+                region=pages.cache.region,
+                timeout_s=self._options.timeout_s,
+            )
+            for group, (pages, table) in enumerate(zip(self._pages.groups, tables, strict=True))
+        ]
+        self._prefill.send("request", **asked, blocks=[table.blocks.tolist() for table in tables])
+        seen["arrived_ns"] = await self._arrivals(incoming)
+        # Its tag is the notification: it came when every byte was in place.
+        seen["notification_ns"] = max(one.stages.ended_ns for one in incoming)
+        return incoming
+
+    async def _pull(
+        self, asked: Message, tables: list[GroupTable], seen: Message
+    ) -> list[kvxfer.Incoming] | list[kvxfer.Transfer]:
+        ready = self._ready[asked["request"]] = asyncio.get_running_loop().create_future()
+        self._prefill.send("request", **asked)
+        told = await ready
+        del self._ready[asked["request"]]
+        seen["post_ns"] = time.monotonic_ns()
+        transfers = [
+            self._agent.read(
+                pages.cache.region,
+                pages.cache.remote,
+                src_blocks=np.asarray(told["blocks"][group], dtype=np.uint32),
+                dst_blocks=table.blocks,
+                notify=tag(asked["request"], group),
+                lease=told["leases"][group],
+                timeout_s=self._options.timeout_s,
+            )
+            for group, (pages, table) in enumerate(zip(self._pages.groups, tables, strict=True))
+        ]
+        seen["arrived_ns"] = await self._arrivals(transfers)
+        return transfers
+
+    async def _arrivals(self, works: Sequence[kvxfer.Transfer | kvxfer.Incoming]) -> list[int]:
+        """Waits layer by layer, as a decode that starts early would; returns when each was in place."""
+        arrived_ns = []
+        for group, number in self._shape.places:
+            await works[group].layer(number)
+            arrived_ns.append(time.monotonic_ns())
+        for work in works:
+            await work
+        # The last ones may have been in place before this loop came to look.
+        ended_ns = [works[group].stages.ended_ns for group, _ in self._shape.places]
+        return [min(pair) for pair in zip(arrived_ns, ended_ns, strict=True)]
+
+    def _take(self, asked: Message, prefix: Prefix) -> list[int]:
+        """Returns the blocks that are here already; the last one always moves, with the first token."""
+        if not self._options.prefix_reuse:
+            return []
+        shared = min(prefix.num_shared, self._shape.blocks_for(asked["tokens"]) - 1)
+        return self._kept.take(prefix.contents(asked["request"], shared))
+
+    def _whole(self, asked: Message, prefix: Prefix, taken: list[int], moved: GroupTable) -> GroupTable:
+        """Returns the request's table with the blocks that did not move, for the check."""
+        blocks = np.concatenate([np.asarray(taken, dtype=np.uint32), moved.blocks])
+        return GroupTable(blocks, prefix.contents(asked["request"], len(blocks)))
+
+    def _give_back(self, tables: list[GroupTable], prefix: Prefix, num_taken: int) -> None:
+        if not self._options.prefix_reuse:
+            self._pages.free(tables)
+            return
+        (table,) = tables
+        shared = min(prefix.num_shared, len(table.blocks))
+        freed = self._kept.give_back(table.contents[:shared], table.blocks[:shared], num_taken)
+        gone = np.concatenate([np.asarray(freed, dtype=np.uint32), table.blocks[shared:]])
+        if len(gone):
+            self._pages.groups[0].cache.free(gone)
 
     async def _watch(self) -> None:
         while True:
@@ -140,7 +202,12 @@ async def run(fields: Message, coordinator: Channel, peer: Channel | None) -> No
     """Serves as decode until the coordinator ends."""
     assert peer is not None
     options = HandoverOptions(**fields)
-    shape, num_blocks = options.shape(), options.num_blocks()
-    async with open_endpoint("decode-0", options.transport, shape, num_blocks, options.seed + 1) as endpoint:
-        decode = Decode(options, endpoint, coordinator, peer)
+    shape = options.shape()
+    num_blocks = options.num_blocks()
+    num_blocks[0] += options.reuse_blocks()
+    caches = open_caches("decode-0", options.transport, shape, num_blocks, options.seed + 1)
+    endpoint = caches[0]
+    assert isinstance(endpoint, Endpoint)
+    async with endpoint:
+        decode = Decode(options, caches, endpoint.agent, coordinator, peer)
         await serve(coordinator, {**endpoint.handlers(), **decode.handlers(), **limit_commands(coordinator)})

@@ -5,7 +5,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from kvxfer.bench import trace as traces
 from kvxfer.bench.channel import Message
@@ -15,14 +18,17 @@ from kvxfer.bench.models import ModelShape, model
 from kvxfer.bench.process import REPLY_TIMEOUT_S, Worker, call_all, check_timeout, receive_any
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stages import Handover, summarize
-from kvxfer.bench.stats import GIB, MIB
+from kvxfer.bench.stats import GIB, MIB, percentiles
 from kvxfer.bench.trace import TraceRequest
 
 TRANSPORTS = ("shm", "tcp")
 MODES = ("push", "pull")
+ARRIVALS = ("closed", "poisson", "trace")
 
 # The limit is measured before, between and after this many parts of the run, while nothing moves.
 _PARTS = 4
+# Longest requests whose blocks decode keeps with prefix reuse: 1 GiB for the default model.
+_REUSED_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,11 @@ class HandoverOptions:
 
     The memory of both processes together is about ``2 * concurrency * max_tokens`` tokens, and half
     a GiB at most for the limit: 1.1 GiB for the defaults, 3.4 GiB for the largest model at a
-    concurrency of 2.
+    concurrency of 2. Prefix reuse keeps `_REUSED_REQUESTS` requests more at decode.
+
+    Requests arrive as room for them comes (``closed``), at ``rate`` a second with exponential gaps
+    (``poisson``), or as in the trace, ``speedup`` times faster (``trace``). More than
+    ``concurrency`` at once wait; the wait is measured.
     """
 
     model: str = "Llama-3.1-8B"
@@ -45,11 +55,15 @@ class HandoverOptions:
     tp: int = 1
     seed: int = 1
     timeout_s: float = 30.0
+    arrivals: str = "closed"
+    rate: float = 2.0
+    speedup: float = 1.0
+    prefix_reuse: bool = False
     #: Flips a byte of the last request after its arrival, so that the check must fail.
     corrupt: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("transport", TRANSPORTS), ("mode", MODES)):
+        for name, known in (("transport", TRANSPORTS), ("mode", MODES), ("arrivals", ARRIVALS)):
             if getattr(self, name) not in known:
                 raise BenchError(f"unknown --{name} {getattr(self, name)!r}; known are {', '.join(known)}")
         for name in ("requests", "max_tokens", "concurrency"):
@@ -57,23 +71,49 @@ class HandoverOptions:
                 raise BenchError(f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}")
         if self.prefill_ms_per_layer < 0:
             raise BenchError(f"--prefill-ms-per-layer is not negative, unlike {self.prefill_ms_per_layer}")
+        for name in ("rate", "speedup"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise BenchError(f"--{name} is above 0, unlike {getattr(self, name):g}")
         check_timeout(self.timeout_s)
-        self.shape()
+        shape = self.shape()
+        if self.prefix_reuse and len(shape.groups) > 1:
+            raise BenchError(
+                f"--prefix-reuse is for models whose layers all attend to every token, unlike {self.model}: "
+                "what is outside a window or in a state cannot be used again block by block"
+            )
 
     def shape(self) -> ModelShape:
         return model(self.model, self.tp)
 
-    def num_blocks(self) -> int:
-        """Blocks of each end's pool: as many as all requests in flight can need."""
-        return self.concurrency * self.shape().blocks_for(self.max_tokens)
+    def num_blocks(self) -> list[int]:
+        """Blocks of each end's pools, one for each group of layers: what all requests in hand can need."""
+        return [self.concurrency * group.most_blocks(self.max_tokens) for group in self.shape().groups]
+
+    def reuse_blocks(self) -> int:
+        """Blocks that decode keeps for requests to come."""
+        return _REUSED_REQUESTS * self.shape().blocks_for(self.max_tokens) if self.prefix_reuse else 0
+
+    def chunk_blocks(self, scale: float) -> int:
+        """Blocks of one prefix id of the trace, whose lengths were multiplied by ``scale``."""
+        return max(1, int(traces.PREFIX_TOKENS * scale) // self.shape().tokens_per_block)
 
 
-def run(options: HandoverOptions, progress: Callable[[Progress], None]) -> Message:
-    """Runs it and returns the result as one JSON object; ``verified`` is false when a check failed."""
+def run(
+    options: HandoverOptions, progress: Callable[[Progress], None], seen: list[Handover] | None = None
+) -> Message:
+    """Runs it and returns the result as one JSON object; ``verified`` is false when a check failed.
+
+    ``seen`` receives every request's handover, in the order of the trace.
+    """
     shape = options.shape()
-    requests = traces.scale(
-        traces.read_trace(traces.find_trace(options.trace)), options.requests, options.max_tokens
-    )
+    read = traces.read_trace(traces.find_trace(options.trace))
+    requests = traces.scale(read, options.requests, options.max_tokens)
+    if options.prefix_reuse and not any(request.prefix_ids for request in requests):
+        raise BenchError(
+            f"--prefix-reuse needs prefix ids, and {options.trace} has none: use the trace mooncake or one "
+            "of its format"
+        )
+    asked = _asked(options, requests, traces.scale_of(read, options.requests, options.max_tokens))
     described: Message = asdict(options)
     described.pop("corrupt")
     result: Message = {
@@ -85,7 +125,8 @@ def run(options: HandoverOptions, progress: Callable[[Progress], None]) -> Messa
         "block_nbytes": shape.block_nbytes,
     }
     try:
-        return {**result, **_measure(options, shape, requests, progress), "verified": True}
+        handovers = seen if seen is not None else []
+        return {**result, **_measure(options, shape, asked, progress, handovers), "verified": True}
     except CheckFailedError as error:
         return {**result, "verified": False, "failure": str(error)}
 
@@ -93,8 +134,9 @@ def run(options: HandoverOptions, progress: Callable[[Progress], None]) -> Messa
 def _measure(
     options: HandoverOptions,
     shape: ModelShape,
-    requests: list[TraceRequest],
+    requests: list[Message],
     progress: Callable[[Progress], None],
+    handovers: list[Handover],
 ) -> Message:
     prefill_end, decode_end = socket.socketpair()
     with (
@@ -114,15 +156,19 @@ def _measure(
         passive.call("accept")
         limit = _limit(options, shape, requests, prefill, decode)
         limit.run(0)
-        handovers: list[Handover] = []
-        for part in range(_PARTS):
-            taken = range(part * len(requests) // _PARTS, (part + 1) * len(requests) // _PARTS)
+        # Arrivals on a clock cannot stop for a limit between them.
+        num_parts = _PARTS if options.arrivals == "closed" else 1
+        for part in range(num_parts):
+            taken = range(part * len(requests) // num_parts, (part + 1) * len(requests) // num_parts)
             if taken:
-                handovers += _run_part(workers, taken, requests, progress)
+                handovers += _run_part(workers, requests[taken.start : taken.stop], len(requests), progress)
                 limit.run(part + 1)
         ended = call_all(workers, "usage")
     total_nbytes = sum(handover.nbytes for handover in handovers)
-    figures: Message = summarize(handovers, shape, limit)
+    figures: Message = summarize(handovers, limit)
+    if options.arrivals != "closed":
+        figures["queue_ms"] = percentiles(one.queue_ms() for one in handovers)
+        figures["arrival_to_decode_ms"] = percentiles(one.arrival_to_decode_ms() for one in handovers)
     cpu_s = sum(one["cpu_ns"] for one in ended) / 1e9
     figures["cpu_s_per_gib"] = round(cpu_s * GIB / total_nbytes, 3)
     figures["rss_mib"] = {"prefill": ended[0]["rss_mib"], "decode": ended[1]["rss_mib"]}
@@ -134,13 +180,14 @@ def _measure(
 def _limit(
     options: HandoverOptions,
     shape: ModelShape,
-    requests: list[TraceRequest],
+    requests: list[Message],
     prefill: Worker,
     decode: Worker,
 ) -> Limit:
     """The same pages as a plain copy or stream: a median request's, within 256 MiB."""
-    lengths = sorted(request.input_tokens for request in requests)
-    num_pages = shape.blocks_for(lengths[len(lengths) // 2]) * shape.num_layers * shape.num_kv
+    lengths = sorted(request["tokens"] for request in requests)
+    # A state counts as pages, too: the limit moves as many bytes.
+    num_pages = shape.request_nbytes(lengths[len(lengths) // 2]) // shape.page_nbytes
     spec = LimitSpec(
         limits_for(options.transport, "pool"),
         shape.page_nbytes,
@@ -154,29 +201,51 @@ def _limit(
     return limit
 
 
+def _asked(options: HandoverOptions, requests: list[TraceRequest], scale: float) -> list[Message]:
+    """Returns the requests as the workers get them; ``arrival_ns`` is None where they arrive on demand."""
+    arrivals_s: list[float] | None = None
+    if options.arrivals == "poisson":
+        generator = np.random.default_rng(options.seed)
+        arrivals_s = np.cumsum(generator.exponential(1 / options.rate, len(requests))).tolist()
+    elif options.arrivals == "trace":
+        arrivals_s = [(request.arrival_s - requests[0].arrival_s) / options.speedup for request in requests]
+    return [
+        {
+            "request": index,
+            "tokens": request.input_tokens,
+            "prefix_ids": request.prefix_ids if options.prefix_reuse else (),
+            "scale": scale,
+            "arrival_ns": None if arrivals_s is None else int(arrivals_s[index] * 1e9),
+        }
+        for index, request in enumerate(requests)
+    ]
+
+
 def _run_part(
     workers: tuple[Worker, Worker],
-    taken: range,
-    requests: list[TraceRequest],
+    requests: list[Message],
+    total: int,
     progress: Callable[[Progress], None],
 ) -> list[Handover]:
     """Hands over some of the requests; returns what both ends saw of each."""
     decode = workers[1]
-    described = [{"request": index, "tokens": requests[index].input_tokens} for index in taken]
     for worker in workers:
-        worker.channel.send("run", requests=described)
-    seen: dict[int, dict[str, Any]] = {index: {} for index in taken}
+        worker.channel.send("run", requests=requests)
+    first = requests[0]["request"]
+    seen: dict[int, dict[str, Any]] = {asked["request"]: {} for asked in requests}
+    arrivals_ns = [0, *(asked["arrival_ns"] or 0 for asked in requests)]
+    longest_gap_s = max(after - before for before, after in pairwise(arrivals_ns)) / 1e9
     running = 2
     while running:
-        worker, message = receive_any(workers, REPLY_TIMEOUT_S)
+        worker, message = receive_any(workers, REPLY_TIMEOUT_S + longest_gap_s)
         if message["kind"] == "reply":
             running -= 1
         elif message["kind"] == "request":
             seen[message["request"]][worker.role] = message
             if worker is decode:
-                done = taken.start + sum("decode" in ends for ends in seen.values())
-                progress(Progress(done, len(requests), f"request {message['request']}: {message['words']}"))
+                done = first + sum("decode" in ends for ends in seen.values())
+                progress(Progress(done, total, f"request {message['request']}: {message['words']}"))
     return [
-        Handover.of(index, requests[index].input_tokens, ends["prefill"], ends["decode"])
-        for index, ends in seen.items()
+        Handover.of(asked["request"], asked["tokens"], ends["prefill"], ends["decode"])
+        for asked, ends in zip(requests, seen.values(), strict=True)
     ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from kvxfer.bench.errors import BenchError
 
@@ -13,11 +15,62 @@ ELEMENT_NBYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers whose caches are counted alike: they share block tables, and are one region.
+
+    ``layers`` are the model's. A block is ``pages_per_layer`` pages in each of them; it holds
+    ``tokens_per_block`` tokens, or the whole state of one request where that is 0.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    pages_per_layer: int
+    page_nbytes: int
+    tokens_per_block: int
+    #: Tokens that the next one can see, itself included; 0: all before it.
+    window: int = 0
+
+    @property
+    def is_state(self) -> bool:
+        """An opaque row for each request, whatever its length, instead of pages of tokens."""
+        return self.tokens_per_block == 0
+
+    @property
+    def layer_nbytes(self) -> int:
+        """Bytes of one block in one layer."""
+        return self.pages_per_layer * self.page_nbytes
+
+    @property
+    def block_nbytes(self) -> int:
+        """Bytes of one block in all layers of the group."""
+        return len(self.layers) * self.layer_nbytes
+
+    def blocks_of(self, num_tokens: int) -> range:
+        """Returns the request's logical blocks that decode needs: with a window, the last ones alone."""
+        if self.is_state:
+            return range(1)
+        unseen = max(0, num_tokens - self.window + 1) if self.window else 0
+        return range(unseen // self.tokens_per_block, -(-num_tokens // self.tokens_per_block))
+
+    def most_blocks(self, max_tokens: int) -> int:
+        """Blocks that a request of at most ``max_tokens`` can need."""
+        if self.is_state:
+            return 1
+        blocks = -(-max_tokens // self.tokens_per_block)
+        # A window that begins within a block touches one more.
+        return min(blocks, -(-self.window // self.tokens_per_block) + 1) if self.window else blocks
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """What one rank keeps of a model's KV cache.
 
-    A block holds ``tokens_per_block`` tokens of every layer. In one layer it consists of
-    ``num_kv`` pages (keys, values; one for a latent cache), each ``[tokens, heads, head_dim]``.
+    A block holds ``tokens_per_block`` tokens of every layer that keeps tokens. In one layer it
+    consists of ``num_kv`` pages (keys, values; one for a latent cache), each
+    ``[tokens, heads, head_dim]``.
+
+    Where only some layers attend to every token, ``is_full`` says which; the others see the last
+    ``window`` tokens, or keep ``state_nbytes`` for each request instead of tokens.
     """
 
     name: str
@@ -29,6 +82,35 @@ class ModelShape:
     element_nbytes: int = ELEMENT_NBYTES
     tokens_per_block: int = TOKENS_PER_BLOCK
     tp: int = 1
+    is_full: Callable[[int], bool] = lambda _: True
+    window: int = 0
+    state_nbytes: int = 0
+
+    @cached_property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """The layers by the way in which they are counted; those that attend to every token first."""
+        full = tuple(layer for layer in range(self.num_layers) if self.is_full(layer))
+        others = tuple(layer for layer in range(self.num_layers) if not self.is_full(layer))
+        found = [LayerGroup("kv", full, self.num_kv, self.page_nbytes, self.tokens_per_block)]
+        if others and self.state_nbytes:
+            found.append(LayerGroup("state", others, 1, self.state_nbytes, 0))
+        elif others:
+            found.append(
+                LayerGroup(
+                    "kv-window", others, self.num_kv, self.page_nbytes, self.tokens_per_block, self.window
+                )
+            )
+        return tuple(found)
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """For each layer of the model: its group, and its number within the group."""
+        found = {
+            layer: (group, number)
+            for group, one in enumerate(self.groups)
+            for number, layer in enumerate(one.layers)
+        }
+        return tuple(found[layer] for layer in range(self.num_layers))
 
     @property
     def is_latent(self) -> bool:
@@ -47,13 +129,17 @@ class ModelShape:
 
     @property
     def block_nbytes(self) -> int:
-        """Bytes of one block in all layers."""
-        return self.num_layers * self.layer_nbytes
+        """Bytes of one block in all layers that keep tokens."""
+        return sum(group.block_nbytes for group in self.groups if not group.is_state)
 
     @property
     def token_nbytes(self) -> int:
-        """Bytes of one token in all layers."""
+        """Bytes of one token in all layers that keep it."""
         return self.block_nbytes // self.tokens_per_block
+
+    def request_nbytes(self, num_tokens: int) -> int:
+        """Bytes that decode needs of a request."""
+        return sum(len(group.blocks_of(num_tokens)) * group.block_nbytes for group in self.groups)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold ``num_tokens`` tokens; the last one may be partly used."""
@@ -63,7 +149,7 @@ class ModelShape:
         """Returns what one of ``tp`` tensor-parallel ranks keeps.
 
         KV heads are divided among the ranks, and repeated where there are more ranks than heads;
-        a latent cache is the same on every rank.
+        a latent cache is the same on every rank. The heads of a state are more, and divided.
         """
         if tp < 1:
             raise BenchError(f"--tp is a number of ranks, at least 1, not {tp}")
@@ -71,7 +157,28 @@ class ModelShape:
             return replace(self, tp=tp)
         if max(self.num_heads, tp) % min(self.num_heads, tp):
             raise BenchError(f"--tp {tp} does not divide the {self.num_heads} KV heads of {self.name} evenly")
-        return replace(self, tp=tp, num_heads=max(1, self.num_heads // tp))
+        if self.state_nbytes and _STATE_HEADS % tp:
+            raise BenchError(
+                f"--tp {tp} does not divide the {_STATE_HEADS} state heads of {self.name} evenly"
+            )
+        return replace(
+            self, tp=tp, num_heads=max(1, self.num_heads // tp), state_nbytes=self.state_nbytes // tp
+        )
+
+
+# Of Qwen3-Next: linear_num_key_heads, the smaller of its two numbers of heads.
+_STATE_HEADS = 16
+
+
+def _gated_delta_net_nbytes(key_heads: int, value_heads: int, head_dim: int, conv_kernel: int) -> int:
+    """Bytes that a gated delta net layer keeps of a request, both parts in bfloat16 (vLLM's default).
+
+    The recurrent state is [value_heads, head_dim, head_dim]; the convolution keeps the inputs of the
+    steps before: queries and keys of ``key_heads``, values of ``value_heads``.
+    """
+    recurrent = value_heads * head_dim * head_dim
+    convolution = (conv_kernel - 1) * (2 * key_heads + value_heads) * head_dim
+    return (recurrent + convolution) * ELEMENT_NBYTES
 
 
 def _config(repository: str) -> str:
@@ -88,6 +195,40 @@ MODELS: dict[str, ModelShape] = {
         ModelShape("Qwen3-30B-A3B", 48, 2, 4, 128, _config("Qwen/Qwen3-30B-A3B")),
         # 576 = kv_lora_rank 512 + qk_rope_head_dim 64
         ModelShape("DeepSeek-V3", 61, 1, 1, 576, _config("deepseek-ai/DeepSeek-V3")),
+        # text_config; sliding_window_pattern 6: every sixth layer is full
+        ModelShape(
+            "Gemma-3-27B",
+            62,
+            2,
+            16,
+            128,
+            _config("google/gemma-3-27b-it"),
+            is_full=lambda layer: layer % 6 == 5,
+            window=1024,
+        ),
+        # layer_types: sliding_attention, full_attention, sliding_attention, ...
+        ModelShape(
+            "gpt-oss-120b",
+            36,
+            2,
+            8,
+            64,
+            _config("openai/gpt-oss-120b"),
+            is_full=lambda layer: layer % 2 == 1,
+            window=128,
+        ),
+        # full_attention_interval 4; linear_num_key_heads, linear_num_value_heads, head dims,
+        # linear_conv_kernel_dim
+        ModelShape(
+            "Qwen3-Next-80B-A3B",
+            48,
+            2,
+            2,
+            256,
+            _config("Qwen/Qwen3-Next-80B-A3B-Instruct"),
+            is_full=lambda layer: layer % 4 == 3,
+            state_nbytes=_gated_delta_net_nbytes(_STATE_HEADS, 32, 128, 4),
+        ),
     )
 }
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from kvxfer.bench.cache import Cache
 from kvxfer.bench.channel import Channel, Message
 from kvxfer.bench.endpoint import Endpoint, limit_commands
 from kvxfer.bench.handover import HandoverOptions
 from kvxfer.bench.memory import rss_mib
 from kvxfer.bench.process import serve
-from kvxfer.bench.request_pages import RequestPages, open_endpoint
-from kvxfer.bench.workload import Indices
+from kvxfer.bench.request_pages import GroupTable, Prefix, RequestPages, open_caches
 
 
 class Prefill:
@@ -26,17 +26,22 @@ class Prefill:
     """
 
     def __init__(
-        self, options: HandoverOptions, endpoint: Endpoint, coordinator: Channel, decode: Channel
+        self,
+        options: HandoverOptions,
+        caches: list[Endpoint | Cache],
+        endpoint: Endpoint,
+        coordinator: Channel,
+        decode: Channel,
     ) -> None:
         self._options = options
         self._shape = options.shape()
         self._endpoint = endpoint
         self._coordinator = coordinator
         self._decode = decode
-        self._pages = RequestPages(self._shape, endpoint)
+        self._pages = RequestPages(self._shape, caches)
         self._cpu_ns = 0
-        #: request -> resolved with the time at which decode's notification came (pull).
-        self._read: dict[int, asyncio.Future[int]] = {}
+        #: request and group -> resolved with the time at which decode's notification came (pull).
+        self._read: dict[bytes, asyncio.Future[int]] = {}
 
     def handlers(self) -> dict[str, Any]:
         return {"run": self.run, "usage": self.usage}
@@ -59,78 +64,96 @@ class Prefill:
         return {}
 
     async def _push(self, asked: Message) -> None:
-        request, blocks = asked["request"], self._allocate(asked)
+        request, tables = asked["request"], self._allocate(asked)
         post_ns = time.monotonic_ns()
-        transfer = self._endpoint.agent.write(
-            self._endpoint.region,
-            self._endpoint.remote,
-            src_blocks=blocks,
-            dst_blocks=np.asarray(asked["blocks"], dtype=np.uint32),
-            notify=tag(request),
-            hold=True,
-            timeout_s=self._options.timeout_s,
-        )
+        transfers = [
+            self._endpoint.agent.write(
+                pages.cache.region,
+                pages.cache.remote,
+                src_blocks=table.blocks,
+                dst_blocks=np.asarray(asked["blocks"][group], dtype=np.uint32),
+                notify=tag(request, group),
+                hold=True,
+                timeout_s=self._options.timeout_s,
+            )
+            for group, (pages, table) in enumerate(zip(self._pages.groups, tables, strict=True))
+        ]
         released_ns = []
-        async for layer in self._layers(request, blocks):
+        async for layer in self._layers(tables):
             released_ns.append(time.monotonic_ns())
-            transfer.release(layer + 1)
-        await transfer
-        self._endpoint.free(blocks)
+            group, number = self._shape.places[layer]
+            transfers[group].release(number + 1)
+        for transfer in transfers:
+            await transfer
+        self._pages.free(tables)
         self._coordinator.send(
             "request", request=request, post_ns=post_ns, released_ns=released_ns, end_ns=released_ns[-1]
         )
 
     async def _pull(self, asked: Message) -> None:
-        request, blocks = asked["request"], self._allocate(asked)
-        async for _ in self._layers(request, blocks):
+        request, tables = asked["request"], self._allocate(asked)
+        async for _ in self._layers(tables):
             pass
         end_ns = time.monotonic_ns()
-        self._read[request] = asyncio.get_running_loop().create_future()
-        lease = self._endpoint.region.grant(
-            self._endpoint.peer, blocks=blocks, mode="read", ttl_s=self._options.timeout_s
+        loop = asyncio.get_running_loop()
+        reads = {tag(request, group): loop.create_future() for group in range(len(tables))}
+        self._read.update(reads)
+        leases = [
+            pages.cache.region.grant(
+                self._endpoint.peer, blocks=table.blocks, mode="read", ttl_s=self._options.timeout_s
+            )
+            for pages, table in zip(self._pages.groups, tables, strict=True)
+        ]
+        # The word may overtake the grant, and these blocks were another request's a moment ago: the
+        # leases are named.
+        self._decode.send(
+            "ready",
+            request=request,
+            blocks=[table.blocks.tolist() for table in tables],
+            leases=[lease.id for lease in leases],
         )
-        self._decode.send("ready", request=request, blocks=blocks.tolist())
-        # Decode's notification: it has every page. Revoking fences, and the blocks can be used again.
-        notification_ns = await asyncio.wait_for(self._read[request], self._options.timeout_s)
-        del self._read[request]
-        lease.revoke()
-        self._endpoint.free(blocks)
+        # Decode's notifications: it has every page. Revoking fences, and the blocks can be used again.
+        async with asyncio.timeout(self._options.timeout_s):
+            notification_ns = max(await asyncio.gather(*reads.values()))
+        for payload in reads:
+            del self._read[payload]
+        for lease in leases:
+            lease.revoke()
+        self._pages.free(tables)
         self._coordinator.send("request", request=request, end_ns=end_ns, notification_ns=notification_ns)
 
-    async def _layers(self, request: int, blocks: Indices) -> AsyncIterator[int]:
+    async def _layers(self, tables: list[GroupTable]) -> AsyncIterator[int]:
         """Computes the layers in order, each when it is due; yields the one that is final now."""
         due_s = time.monotonic()
         for layer in range(self._shape.num_layers):
             due_s += self._options.prefill_ms_per_layer / 1e3
-            self._pages.fill_layer(request, layer, blocks)
+            self._pages.fill_layer(layer, tables)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             yield layer
 
     async def _watch(self) -> None:
         async for note in self._endpoint.agent.notifications():
-            future = self._read.get(request_of(note.payload))
+            future = self._read.get(note.payload)
             if future is not None and not future.done():
                 future.set_result(time.monotonic_ns())
 
-    def _allocate(self, asked: Message) -> Indices:
-        return self._endpoint.allocate(self._shape.blocks_for(asked["tokens"]), f"request {asked['request']}")
+    def _allocate(self, asked: Message) -> list[GroupTable]:
+        prefix = Prefix(tuple(asked["prefix_ids"]), self._options.chunk_blocks(asked["scale"]))
+        return self._pages.allocate(asked["request"], asked["tokens"], prefix, skip=asked["skip"])
 
 
-def tag(request: int) -> bytes:
-    """Returns the notification that goes with a request's pages."""
-    return b"request-%d" % request
-
-
-def request_of(payload: bytes) -> int:
-    """Returns the request of a `tag`."""
-    return int(payload.removeprefix(b"request-"))
+def tag(request: int, group: int) -> bytes:
+    """Returns the notification that goes with a request's pages in one group of layers."""
+    return b"request-%d-%d" % (request, group)
 
 
 async def run(fields: Message, coordinator: Channel, peer: Channel | None) -> None:
     """Serves as prefill until the coordinator ends."""
     assert peer is not None
     options = HandoverOptions(**fields)
-    shape, num_blocks = options.shape(), options.num_blocks()
-    async with open_endpoint("prefill-0", options.transport, shape, num_blocks, options.seed) as endpoint:
-        prefill = Prefill(options, endpoint, coordinator, peer)
+    caches = open_caches("prefill-0", options.transport, options.shape(), options.num_blocks(), options.seed)
+    endpoint = caches[0]
+    assert isinstance(endpoint, Endpoint)
+    async with endpoint:
+        prefill = Prefill(options, caches, endpoint, coordinator, peer)
         await serve(coordinator, {**endpoint.handlers(), **prefill.handlers(), **limit_commands(coordinator)})

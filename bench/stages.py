@@ -12,7 +12,6 @@ from kvxfer.bench.stats import gb_per_s, ideal_finish_ns, median, percentiles
 
 if TYPE_CHECKING:
     from kvxfer.bench.limit import Limit
-    from kvxfer.bench.models import ModelShape
 
 #: stage -> what it means; times are counted from the end of prefill, so what hides is negative.
 STAGES = {
@@ -22,6 +21,9 @@ STAGES = {
     "notification": "its tag came (push); prefill may reuse its pages (pull)",
     "decode_may_start": "decode holds every page and knows it",
 }
+
+
+_SEEN_BY_DECODE = ("layers_nbytes", "num_pages", "reused_nbytes", "arrival_ns", "asked_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,14 @@ class Handover:
     notification_ns: int
     decode_may_start_ns: int
     rails: tuple[str, ...]
+    #: Bytes of the request in each layer; they differ where a layer sees a window or keeps a state.
+    layers_nbytes: list[int]
+    num_pages: int
+    #: Bytes that were at decode already and did not move.
+    reused_nbytes: int
+    #: When the request came, and when decode had room and asked prefill for it.
+    arrival_ns: int
+    asked_ns: int
 
     @classmethod
     def of(cls, request: int, num_tokens: int, prefill: dict[str, Any], decode: dict[str, Any]) -> Self:
@@ -56,6 +66,7 @@ class Handover:
             notification_ns=decode.get("notification_ns") or prefill["notification_ns"],
             decode_may_start_ns=decode["decode_may_start_ns"],
             rails=tuple(decode["rails"]),
+            **{name: decode[name] for name in _SEEN_BY_DECODE},
         )
 
     @property
@@ -79,14 +90,23 @@ class Handover:
 
     def hidden_share(self) -> float:
         """Share of the bytes that were in place when prefill ended."""
-        return sum(at <= self.prefill_end_ns for at in self.arrived_ns) / len(self.arrived_ns)
+        layers = zip(self.arrived_ns, self.layers_nbytes, strict=True)
+        return sum(nbytes for at, nbytes in layers if at <= self.prefill_end_ns) / self.nbytes
 
     def ideal_ns(self, limit_gb_per_s: float) -> int:
         """When a mover at the limit's rate, given the same layers at the same times, would be through."""
-        return ideal_finish_ns(self.released_ns, self.nbytes // len(self.arrived_ns), limit_gb_per_s)
+        return ideal_finish_ns(self.released_ns, self.layers_nbytes, limit_gb_per_s)
+
+    def queue_ms(self) -> float:
+        """From the request's arrival to decode's asking for it."""
+        return (self.asked_ns - self.arrival_ns) / 1e6
+
+    def arrival_to_decode_ms(self) -> float:
+        """From the request's arrival to decode's start: waiting, prefill and what the handover adds."""
+        return (self.decode_may_start_ns - self.arrival_ns) / 1e6
 
 
-def summarize(handovers: list[Handover], shape: ModelShape, limit: Limit) -> dict[str, Any]:
+def summarize(handovers: list[Handover], limit: Limit) -> dict[str, Any]:
     """Returns the figures of a run, ready for JSON."""
     reference, *others = limit.spec.names
     limit_rate = median(limit.rates(reference))
@@ -94,7 +114,7 @@ def summarize(handovers: list[Handover], shape: ModelShape, limit: Limit) -> dic
     ideal_ns = [handover.ideal_ns(limit_rate) for handover in handovers]
     figures: dict[str, Any] = {
         "total_nbytes": sum(handover.nbytes for handover in handovers),
-        "num_pages": sum(handover.nbytes for handover in handovers) // shape.page_nbytes,
+        "num_pages": sum(handover.num_pages for handover in handovers),
         "stages_ms": {stage: percentiles(one[stage] for one in stages) for stage in STAGES},
         "transfer_ms": percentiles(handover.transfer_ns() / 1e6 for handover in handovers),
         "gb_per_s": percentiles(gb_per_s(handover.nbytes, handover.transfer_ns()) for handover in handovers),
@@ -112,6 +132,8 @@ def summarize(handovers: list[Handover], shape: ModelShape, limit: Limit) -> dic
         "hidden_share": median(handover.hidden_share() for handover in handovers),
         "rails": sorted({rail for handover in handovers for rail in handover.rails}),
     }
+    reused_nbytes = sum(handover.reused_nbytes for handover in handovers)
+    figures["reused_share"] = round(reused_nbytes / (reused_nbytes + figures["total_nbytes"]), 3)
     for name in others:
         figures["limit_nt"] = {"name": name, "gb_per_s": median(limit.rates(name))}
     return figures

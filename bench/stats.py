@@ -37,16 +37,17 @@ def gb_per_s(nbytes: int, elapsed_ns: float) -> float:
     return nbytes / max(elapsed_ns, 1.0)
 
 
-def ideal_finish_ns(released_ns: list[int], layer_nbytes: int, limit_gb_per_s: float) -> int:
+def ideal_finish_ns(released_ns: list[int], layers_nbytes: list[int], limit_gb_per_s: float) -> int:
     """Returns when a mover at the limit's rate has the last layer in place.
 
     Parameters
     ----------
     released_ns
         When each layer could be moved, in order; a transfer of finished pages repeats its start.
+    layers_nbytes
+        Bytes of each of them.
     """
-    layer_ns = layer_nbytes / limit_gb_per_s
     at = 0.0
-    for released in released_ns:
-        at = max(at, float(released)) + layer_ns
+    for released, nbytes in zip(released_ns, layers_nbytes, strict=True):
+        at = max(at, float(released)) + nbytes / limit_gb_per_s
     return int(at)

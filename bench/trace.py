@@ -20,6 +20,9 @@ from kvxfer.bench.errors import BenchError
 #: name on the command line -> what the sample in ``data/`` is called.
 SAMPLES = {"mooncake": "mooncake*.jsonl", "azure": "azure*.csv"}
 
+#: Tokens of one prefix id, before lengths are scaled.
+PREFIX_TOKENS = 512
+
 _MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 _AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -81,7 +84,7 @@ def scale(requests: list[TraceRequest], num_requests: int, max_tokens: int) -> l
     taken = requests[:num_requests]
     if len(taken) < num_requests:
         raise BenchError(f"the trace holds {len(taken)} requests, fewer than --requests {num_requests}")
-    factor = min(1.0, max_tokens / max(request.input_tokens for request in taken))
+    factor = scale_of(requests, num_requests, max_tokens)
     return [
         replace(
             request,
@@ -90,6 +93,11 @@ def scale(requests: list[TraceRequest], num_requests: int, max_tokens: int) -> l
         )
         for request in taken
     ]
+
+
+def scale_of(requests: list[TraceRequest], num_requests: int, max_tokens: int) -> float:
+    """Returns the factor by which `scale` multiplies the lengths."""
+    return min(1.0, max_tokens / max(request.input_tokens for request in requests[:num_requests]))
 
 
 def _read_mooncake(path: Path) -> Iterator[TraceRequest]:

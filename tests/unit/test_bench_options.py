@@ -4,6 +4,7 @@ import pytest
 
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.handover import HandoverOptions
+from kvxfer.bench.models import MODELS
 from kvxfer.bench.pages import PagesOptions
 
 
@@ -37,6 +38,10 @@ def test_pages_options_that_do_not_fit_are_refused_in_words(fields: dict[str, An
         ({"concurrency": 0}, "--concurrency is at least 1"),
         ({"prefill_ms_per_layer": -1.0}, "--prefill-ms-per-layer"),
         ({"tp": 3}, "--tp 3 does not divide the 8 KV heads"),
+        ({"arrivals": "daily"}, "unknown --arrivals 'daily'; known are closed, poisson, trace"),
+        ({"rate": 0.0}, "--rate is above 0, unlike 0"),
+        ({"speedup": -1.0}, "--speedup is above 0, unlike -1"),
+        ({"prefix_reuse": True, "model": "Gemma-3-27B"}, "--prefix-reuse is for models whose layers all"),
     ],
 )
 def test_handover_options_that_do_not_fit_are_refused_in_words(fields: dict[str, Any], words: str) -> None:
@@ -52,9 +57,10 @@ def test_layers_share_the_total() -> None:
     assert options.total_nbytes == 64 << 20
 
 
-@pytest.mark.parametrize("model", ["Llama-3.1-8B", "Llama-3.1-70B", "Qwen3-30B-A3B", "DeepSeek-V3"])
+@pytest.mark.parametrize("model", MODELS)
 def test_defaults_fit_in_4_gib(model: str) -> None:
     options = HandoverOptions(model=model)
-    pools_nbytes = 2 * options.num_blocks() * options.shape().block_nbytes
+    groups = zip(options.shape().groups, options.num_blocks(), strict=True)
+    pools_nbytes = 2 * sum(num_blocks * group.block_nbytes for group, num_blocks in groups)
     limit_nbytes = 2 * (256 << 20)
     assert pools_nbytes + limit_nbytes <= 3 << 30

@@ -6,6 +6,8 @@ from kvxfer.bench.stages import Handover
 
 MS = 1_000_000
 
+SEEN = {"layers_nbytes": [1000, 1000], "num_pages": 4, "reused_nbytes": 0, "arrival_ns": 1, "asked_ns": 2}
+
 
 def pushed() -> Handover:
     return Handover.of(
@@ -18,6 +20,7 @@ def pushed() -> Handover:
             "notification_ns": 105 * MS,
             "decode_may_start_ns": 106 * MS,
             "rails": ["shm"],
+            **SEEN,
         },
     )
 
@@ -33,6 +36,7 @@ def pulled() -> Handover:
             "arrived_ns": [103 * MS, 105 * MS],
             "decode_may_start_ns": 106 * MS,
             "rails": ["tcp"],
+            **SEEN,
         },
     )
 
@@ -60,6 +64,16 @@ def test_push_is_timed_from_its_first_release_and_pull_from_its_post() -> None:
 def test_what_arrived_before_prefill_ended_was_hidden() -> None:
     assert pushed().hidden_share() == 0.5
     assert pulled().hidden_share() == 0.0
+
+
+def test_hidden_share_counts_bytes_where_layers_differ() -> None:
+    assert replace(pushed(), layers_nbytes=[500, 1500]).hidden_share() == 0.25
+
+
+def test_waiting_is_counted_from_the_arrival() -> None:
+    waited = replace(pushed(), arrival_ns=5 * MS, asked_ns=8 * MS)
+    assert waited.queue_ms() == 3.0
+    assert waited.arrival_to_decode_ms() == 101.0
 
 
 def test_layers_may_arrive_in_any_order() -> None:

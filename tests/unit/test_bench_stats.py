@@ -16,8 +16,8 @@ def test_rate_counts_units_of_1e9() -> None:
 
 
 def test_ideal_mover_of_finished_pages_needs_the_plain_time() -> None:
-    assert ideal_finish_ns([100, 100, 100], layer_nbytes=50, limit_gb_per_s=1.0) == 250
+    assert ideal_finish_ns([100, 100, 100], layers_nbytes=[50] * 3, limit_gb_per_s=1.0) == 250
 
 
 def test_ideal_mover_waits_for_layers_that_are_not_final_yet() -> None:
-    assert ideal_finish_ns([0, 1000, 1010], layer_nbytes=50, limit_gb_per_s=1.0) == 1100
+    assert ideal_finish_ns([0, 1000, 1010], layers_nbytes=[50] * 3, limit_gb_per_s=1.0) == 1100
