@@ -17,6 +17,8 @@ class EpollReactor final : public Reactor {
   void modify(int fd, std::uint32_t events) override;
   void remove(int fd) noexcept override;
 
+  bool usable() const noexcept { return static_cast<bool>(epoll_); }  // else no descriptor was left
+
   // Calls the handlers that are ready, without waiting; false when none was.
   bool run();
   // Waits for readiness, at most this long; calls nothing. May run beside the gate's holder.

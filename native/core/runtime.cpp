@@ -120,6 +120,8 @@ Status Runtime::start() {
   self_.process = process_id();
   self_.transports = options_.transports;
   waker_.fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!waker_.fd || ring_.fd() < 0 || !reactor_.usable())
+    return {Code::kSystem, "no descriptor is left for the agent's eventfds and its epoll: raise ulimit -n"};
   guard_fd(waker_.fd.get());
   guard_fd(ring_.fd());
   if (Status status = reactor_.add(waker_.fd.get(), EPOLLIN, waker_); !status.ok()) return status;

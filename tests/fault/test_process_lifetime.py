@@ -146,3 +146,34 @@ else:
     )
     wanted = 0 if where == "inside" else -signal.SIGSEGV
     assert done.returncode == wanted, done.stderr.decode()
+
+
+def test_too_few_descriptors_are_told_and_nothing_is_left() -> None:
+    """Whatever the descriptor is that cannot be had, making an agent fails in words, and leaks none."""
+    code = """
+import gc, os, resource
+from kvxfer import Agent, KvxferError
+
+def used():
+    gc.collect()  # a closed agent keeps its few until it goes
+    return len(os.listdir("/proc/self/fd")) - 1
+
+Agent("warm").close()
+before = used()
+told = set()
+for spare in range(16):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + spare, 4096))
+    try:
+        Agent("small").close()
+    except KvxferError as error:
+        told.add(str(error))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+    assert used() == before, (spare, used(), before)
+assert told
+for words in told:
+    assert "Bad file descriptor" not in words, words
+    print(words)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "descriptor" in done.stdout or "open files" in done.stdout
