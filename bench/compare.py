@@ -30,7 +30,13 @@ FIGURES: Mapping[str, Mapping[str, bool]] = {
     "pages": {"gb_per_s": True, "total_ms": False, "post_ms": False, "cpu_s_per_gib": False},
     "latency": {"p50_us": False, "p99_us": False},
     # Some shake hands when they connect, some with the first write: the sum is fair to both.
-    "setup": dict.fromkeys([*setup_bench.FIGURES, "connect_and_write_ms"], False),
+    "setup": dict.fromkeys(
+        (
+            *("import_ms", "create_ms", "connect_ms", "first_write_ms", "connect_and_write_ms"),
+            *("idle_cpu_cores", "rss_mib", "threads"),
+        ),
+        False,
+    ),
 }
 # An idle process's clock shows a few microseconds a second: less than this is not told apart.
 _FLOORS = {"idle_cpu_cores": 0.001}
@@ -287,11 +293,11 @@ def _notes(options: CompareOptions, baselines: tuple[Baseline, ...]) -> list[str
     software = {baseline.software for baseline in baselines}
     notes = [note for baseline in baselines for note in baseline.notes]
     if options.transport == "shm" and "nixl" in software:
-        words = (
-            "as kvxfer's path for foreign memory is: the two are alike"
-            if options.our_memory == "foreign"
-            else "not shared memory as kvxfer's pool; it has no such path. Its like: --memory foreign"
-        )
+        if options.our_memory == "foreign":
+            words = "as kvxfer's path for foreign memory is: the two are alike"
+        else:
+            words = "not shared memory as kvxfer's pool is: it has no path of that kind"
+            words += "; --memory foreign is of its kind" if options.work == "pages" else ""
         notes.append(f"nixl over shm is UCX cross-memory attach, {words}")
     if options.transport == "shm" and "mooncake" in software:
         notes.append("mooncake's non-CUDA wheel has no same-host path: its bytes go over loopback TCP")

@@ -306,6 +306,7 @@ def real(software: str) -> Any:
         {"transport": "tcp", "op": "write"},
         {"transport": "tcp", "op": "read", "block_kib": 4},
         {"work": "latency", "transport": "shm", "iterations": 20},
+        {"work": "latency", "transport": "tcp", "iterations": 150},
         {"work": "setup"},
     ],
     ids=lambda fields: "-".join(str(value) for value in fields.values()),

@@ -11,6 +11,7 @@ from kvxfer.bench import baseline as baselines
 from kvxfer.bench.baseline import Baseline, chosen_baselines, known_baselines
 from kvxfer.bench.compare import FIGURES, CompareOptions, ratios, rotated
 from kvxfer.bench.errors import BenchError
+from kvxfer.bench.setup import FIGURES as SETUP_FIGURES
 
 
 def test_every_system_is_first_and_last_once_in_as_many_rounds() -> None:
@@ -90,6 +91,10 @@ def test_iterations_suit_the_work_unless_given() -> None:
     assert CompareOptions(work="latency").num_iterations == 500
     assert CompareOptions(work="setup").num_iterations == 1
     assert CompareOptions(work="latency", iterations=7).latency_options().iterations == 7
+
+
+def test_every_figure_of_our_set_up_is_compared() -> None:
+    assert set(FIGURES["setup"]) == {*SETUP_FIGURES, "connect_and_write_ms"}
 
 
 def test_software_that_is_not_installed_says_which_command_installs_it(
