@@ -43,8 +43,9 @@ def _timeline(handovers: list[Handover]) -> Iterable[Content]:
         rows.append(
             Bar(
                 f"{one.request}: {one.num_tokens} tokens",
-                [(begin, 0.0, 0), (at["first_layer"], at["last_layer"], 1)],
+                [(begin, 0.0, 0)],
                 [(at["notification"], 2), (at["decode_may_start"], 3)],
+                [(at["first_layer"], at["last_layer"], 1)],
             )
         )
     legend = ("prefill", "first to last layer arrives", "notification", "decode may start")

@@ -20,11 +20,15 @@ COLOURS = ("var(--a)", "var(--b)", "var(--c)", "var(--d)")
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A row of `bars`: segments ``(start, end, colour index)`` and points ``(at, colour index)``."""
+    """A row of `bars`: segments ``(start, end, colour index)`` and points ``(at, colour index)``.
+
+    Those of ``inner`` are half as high and lie on the others.
+    """
 
     label: str
     segments: Sequence[tuple[float, float, int]]
     points: Sequence[tuple[float, int]] = ()
+    inner: Sequence[tuple[float, float, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,9 @@ def strip(values: Sequence[float], low: float, high: float) -> Markup:
 def bars(rows: Sequence[Bar], unit: str, legend: Sequence[str] = (), marks: Sequence[float] = ()) -> Markup:
     """Returns horizontal bars of segments on one axis, e.g. a timeline with one row a request.
 
-    ``legend`` names the colours in their order; ``marks`` draws vertical lines.
+    ``legend`` names the colours in their order, an empty name leaves one out; ``marks`` draws vertical lines.
     """
-    ends = [end for row in rows for start, stop, _ in row.segments for end in (start, stop)]
+    ends = [end for row in rows for start, stop, _ in (*row.segments, *row.inner) for end in (start, stop)]
     ends += [at for row in rows for at, _ in row.points] + list(marks)
     scale = _scale_of(ends or [0.0])
     top = _ROW_HEIGHT + 6 if legend else 0
@@ -80,12 +84,13 @@ def bars(rows: Sequence[Bar], unit: str, legend: Sequence[str] = (), marks: Sequ
     for number, row in enumerate(rows):
         y = top + number * _ROW_HEIGHT
         parts.append(_label(row.label, y))
-        for start, stop, colour in row.segments:
-            width = max(1.0, scale(stop) - scale(start))
-            parts.append(
-                f'<rect x="{scale(start):.1f}" y="{y + 4}" width="{width:.1f}" height="{_ROW_HEIGHT - 8}" '
-                f'fill="{COLOURS[colour % len(COLOURS)]}"/>'
-            )
+        for inset, segments in ((3.0, row.segments), (6.5, row.inner)):
+            for start, stop, colour in segments:
+                width = max(1.0, scale(stop) - scale(start))
+                parts.append(
+                    f'<rect x="{scale(start):.1f}" y="{y + inset}" width="{width:.1f}" '
+                    f'height="{_ROW_HEIGHT - 2 * inset:g}" fill="{COLOURS[colour % len(COLOURS)]}"/>'
+                )
         parts += [
             f'<circle cx="{scale(at):.1f}" cy="{y + _ROW_HEIGHT / 2}" r="3.5" '
             f'fill="{COLOURS[colour % len(COLOURS)]}" stroke="var(--paper)"/>'
@@ -166,6 +171,8 @@ def _axis(scale: _Scale, y: float, unit: str, top: float) -> str:
 def _legend(names: Sequence[str]) -> str:
     parts, x = [], float(_LABEL_WIDTH)
     for index, name in enumerate(names):
+        if not name:
+            continue  # a colour that this plot does not use
         colour = COLOURS[index % len(COLOURS)]
         parts.append(
             f'<rect x="{x:.0f}" y="3" width="10" height="10" fill="{colour}"/>'

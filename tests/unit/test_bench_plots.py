@@ -18,13 +18,21 @@ def numbers(root: ElementTree.Element, tag: str, name: str) -> list[float]:
 
 def test_bars_lie_on_one_axis_in_proportion() -> None:
     root = parse(plots.bars([Bar("a", [(0, 10, 0)]), Bar("b", [(10, 15, 1)])], "ms", ("x", "y"), (10,)))
-    rects = [r for r in root.iter("rect") if r.attrib["height"] == "12"]
+    rects = [r for r in root.iter("rect") if r.attrib["height"] == "14"]
     widths = [float(r.attrib["width"]) for r in rects]
     assert widths[0] == pytest.approx(2 * widths[1], abs=0.2)
     ends = float(rects[0].attrib["x"]) + widths[0]
     assert ends == pytest.approx(float(rects[1].attrib["x"]), abs=0.2)
     dashed = [line for line in root.iter("line") if "stroke-dasharray" in line.attrib]
     assert float(dashed[0].attrib["x1"]) == pytest.approx(ends, abs=0.2)
+
+
+def test_inner_segments_leave_the_outer_ones_to_be_seen() -> None:
+    root = parse(plots.bars([Bar("a", [(0, 10, 0)], inner=[(2, 10, 1)])], "ms", ("x", "", "y")))
+    outer, inner = (r for r in root.iter("rect") if float(r.attrib["height"]) != 10)
+    assert float(inner.attrib["height"]) < float(outer.attrib["height"])
+    assert float(inner.attrib["y"]) > float(outer.attrib["y"])
+    assert [text.text for text in root.iter("text") if text.text in ("x", "", "y")] == ["x", "y"]
 
 
 def test_intervals_are_logarithmic_around_the_mark() -> None:
