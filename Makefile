@@ -8,6 +8,7 @@
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
 #   make nightly       test, the slow tests, and a longer fuzz run
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
+#   make instructions  instructions for each page and each transfer, counted by callgrind
 #   make wheel         dist/*.whl
 #   make clean         removes what the others made
 #
@@ -48,7 +49,7 @@ print("\n".join(lines))
 endef
 export REQUIREMENTS
 
-.PHONY: demo test lint unit native-test fuzz nightly baselines wheel clean setup
+.PHONY: demo test lint unit native-test fuzz nightly instructions baselines wheel clean setup
 .PHONY: $(foreach build,plain asan tsan,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -124,6 +125,11 @@ $(eval $(call NATIVE_TEST,tsan,thread,-O1 -g))
 # Each fuzz_NAME with its corpus; `--seed S --runs 1` is one run again.
 fuzz: native-build-asan
 	build/asan/tests/native/fuzz_wire tests/native/corpus/wire --seed $(FUZZ_SEED) --runs $(FUZZ_RUNS)
+
+instructions: native-build-plain $(VENV)/module.stamp
+	@command -v valgrind >/dev/null || { [ $$(id -u) = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get install -qq -y valgrind >/dev/null; } || { echo 'install valgrind, please'; exit 1; }
+	$(PY) -m kvxfer.bench.instructions build/plain/bench/native/move_pages
 
 nightly: test
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)

@@ -1,0 +1,112 @@
+// Moves pages between two agents of one process and says nothing: its instructions are what is
+// counted (bench/instructions.py). One thread drives both ends.
+//
+//   move_pages TRANSPORT PAGES PAGE_NBYTES TRANSFERS
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/runtime.h"
+
+namespace {
+
+using namespace kvxfer;
+
+constexpr Time kSecond = 1'000'000'000;
+
+template <class T>
+T take(Result<T> result) {
+  if (result.ok()) return std::move(result).value();
+  std::fprintf(stderr, "move_pages: %s\n", result.status().message().c_str());
+  std::exit(1);
+}
+
+CopyProgram one_layer(std::uint64_t page_nbytes) {
+  CopyLoop loop{};
+  loop.num_layers = 1;
+  loop.src_block_stride = loop.dst_block_stride = page_nbytes;
+  loop.counts[0] = loop.counts[1] = 1;
+  loop.nbytes = page_nbytes;
+  return {{loop}, 1};
+}
+
+struct End {
+  End(const char* name, const std::string& transport, std::uint32_t num_pages, std::uint64_t page_nbytes)
+      : memory(std::make_unique_for_overwrite<std::byte[]>(num_pages * page_nbytes)) {
+    RuntimeOptions options;
+    options.name = name;
+    options.listen = "tcp://127.0.0.1:0";
+    options.transports = {transport};
+    // Seconds pass between two frames where every instruction is counted.
+    options.heartbeat_ns = 600 * kSecond;
+    options.silent_ns = 2400 * kSecond;
+    options.handshake_ns = 60 * kSecond;
+    runtime = take(Runtime::create(std::move(options)));
+    region = take(runtime->register_region("kv", {{memory.get(), num_pages * page_nbytes}}, num_pages,
+                                           one_layer(page_nbytes), {}));
+  }
+  std::unique_ptr<std::byte[]> memory;  // filling it would be counted, too
+  std::shared_ptr<Runtime> runtime;
+  RegionId region = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) {
+    std::fprintf(stderr, "usage: move_pages TRANSPORT PAGES PAGE_NBYTES TRANSFERS\n");
+    return 2;
+  }
+  const std::string transport = argv[1];
+  const auto num_pages = static_cast<std::uint32_t>(std::strtoul(argv[2], nullptr, 0));
+  const std::uint64_t page_nbytes = std::strtoull(argv[3], nullptr, 0);
+  const std::uint64_t num_transfers = std::strtoull(argv[4], nullptr, 0);
+  End src("src", transport, num_pages, page_nbytes), dst("dst", transport, num_pages, page_nbytes);
+  const auto both = [&] {
+    src.runtime->poll();
+    dst.runtime->poll();
+  };
+
+  const SessionKey there = take(src.runtime->begin_connect(dst.runtime->address(), 60 * kSecond));
+  std::vector<SessionKey> peers;
+  const auto open_peers = [](Runtime& runtime) {
+    return runtime.with_engine([](Engine& engine, Time) { return engine.open_peers(); });
+  };
+  while (open_peers(*src.runtime).empty() || (peers = open_peers(*dst.runtime)).empty()) both();
+  take(dst.runtime->with_engine([&](Engine& engine, Time now) {
+    return engine.grant(now, peers.front(), dst.region, wire::LeaseMode::kWrite, true, {}, 3600 * kSecond,
+                        true);
+  }));
+  const std::uint32_t program = take(src.runtime->with_engine([&](Engine& engine, Time now) {
+    return engine.install_program(now, there, true, src.region, dst.region, one_layer(page_nbytes));
+  }));
+
+  // Neighbours at neither end, so that no two pages are one copy.
+  std::vector<std::uint32_t> order(num_pages);
+  std::iota(order.begin(), order.end(), 0u);
+  for (std::uint32_t i = 0; i + 2 < num_pages; i += 2) std::swap(order[i], order[num_pages - 1 - i]);
+  for (std::uint64_t transfer = 0; transfer < num_transfers; ++transfer) {
+    TransferRequest request;
+    request.peer = there;
+    request.program = program;
+    request.src_blocks = order;
+    request.dst_blocks.assign(order.rbegin(), order.rend());
+    request.num_layers = request.layers_ready = 1;
+    request.timeout_ns = 600 * kSecond;
+    request.notify = wire::Bytes(8, std::byte{1});
+    const auto handle = take(src.runtime->with_engine(
+        [&](Engine& engine, Time now) { return engine.post(now, std::move(request)); }));
+    while (handle->outcome() == Outcome::kPending) both();
+    if (handle->outcome() != Outcome::kDone) {
+      std::fprintf(stderr, "move_pages: %s\n", handle->status().message().c_str());
+      return 1;
+    }
+    (void)src.runtime->ring().drain(256, false);
+    (void)dst.runtime->ring().drain(256, false);
+  }
+  return 0;
+}
