@@ -308,10 +308,9 @@ bool Runtime::progress() {
   const Time at = now();
   for (auto& [session, note] : std::exchange(failed_rails_, {}))
     engine_->rail_failed(at, session, std::move(note));
-  Completion completions[64];
   for (std::size_t i = 0; i < transports_.size(); ++i) {
-    const std::size_t count = transports_[i]->poll(completions);
-    for (std::size_t k = 0; k < count; ++k) handle(i, completions[k], at);
+    const std::size_t count = transports_[i]->poll(completions_);
+    for (std::size_t k = 0; k < count; ++k) handle(i, completions_[k], at);
     more = more || count != 0;
   }
   if (engine_->next_deadline() <= at) engine_->on_time(at);

@@ -185,6 +185,7 @@ class Runtime final : private EngineHost {
   std::map<RailId, RailPlace> places_;
   RailId next_rail_ = 1;
   std::vector<std::pair<SessionKey, std::string>> failed_rails_;  // told to the engine in the next round
+  std::vector<Completion> completions_{64};  // of one transport in one round; kept, making them costs
   std::size_t num_fresh_ = 0;
   Time connections_due_at_ = kNever;        // no deadline of theirs is earlier
   std::vector<SessionKey> unsent_;          // sessions whose control socket has something to send
