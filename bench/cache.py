@@ -32,18 +32,11 @@ class Cache:
         # As in `Endpoint`: numpy has no bfloat16, and nothing here computes with it.
         element = np.dtype("uint16" if dtype == "bfloat16" else dtype)
         nbytes = math.prod(shape) * element.itemsize
-        self._endpoint = endpoint
-        self._name = name
         self._pool = kvxfer.Pool(num_blocks, nbytes // num_blocks, name=name)
         self._cache = self._pool.array(shape, element)
         self._random = np.random.default_rng(seed)
         layout = kvxfer.KVLayout.from_tensor(self._cache, axes, dtype=dtype)
         self.region = endpoint.agent.register(name, self._cache, layout)
-
-    @property
-    def remote(self) -> kvxfer.RegionDescriptor:
-        """The peer's region of this name."""
-        return self._endpoint.peer.regions[self._name]
 
     def pages(self, page_nbytes: int) -> Words:
         """Returns the cache as rows of 64-bit words, one a page, in the order of memory."""

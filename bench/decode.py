@@ -15,7 +15,7 @@ from kvxfer.bench.channel import Channel, Message
 from kvxfer.bench.endpoint import Endpoint, limit_commands
 from kvxfer.bench.handover import HandoverOptions
 from kvxfer.bench.memory import rss_mib
-from kvxfer.bench.prefill import tag
+from kvxfer.bench.prefill import peer_named, tag
 from kvxfer.bench.prefix_cache import PrefixCache
 from kvxfer.bench.process import serve
 from kvxfer.bench.request_pages import GroupTable, Prefix, RequestPages, open_caches
@@ -35,13 +35,13 @@ class Decode:
         caches: list[Endpoint | Cache],
         agent: kvxfer.Agent,
         coordinator: Channel,
-        prefill: Channel,
+        prefills: list[Channel],
     ) -> None:
         self._options = options
         self._shape = options.shape()
         self._agent = agent
         self._coordinator = coordinator
-        self._prefill = prefill
+        self._prefills = prefills
         self._pages = RequestPages(self._shape, caches)
         self._kept = PrefixCache(options.reuse_blocks())
         self._checking = asyncio.Lock()
@@ -64,7 +64,8 @@ class Decode:
         start_ns = time.process_time_ns()
         begin_ns = time.monotonic_ns()
         slots = asyncio.Semaphore(self._options.concurrency)
-        watcher = asyncio.create_task(self._watch()) if self._options.mode == "pull" else None
+        watched = self._prefills if self._options.mode == "pull" else []
+        watchers = [asyncio.create_task(self._watch(prefill)) for prefill in watched]
         async with asyncio.TaskGroup() as group:
             for asked in requests:
                 arrival_ns = None
@@ -74,7 +75,7 @@ class Decode:
                 await slots.acquire()
                 task = group.create_task(self._serve(asked, arrival_ns or time.monotonic_ns()))
                 task.add_done_callback(lambda _: slots.release())
-        if watcher is not None:
+        for watcher in watchers:
             watcher.cancel()
         self._cpu_ns += time.process_time_ns() - start_ns
         return {}
@@ -128,7 +129,9 @@ class Decode:
             )
             for group, (pages, table) in enumerate(zip(self._pages.groups, tables, strict=True))
         ]
-        self._prefill.send("request", **asked, blocks=[table.blocks.tolist() for table in tables])
+        self._prefills[asked["prefill"]].send(
+            "request", **asked, blocks=[table.blocks.tolist() for table in tables]
+        )
         seen["arrived_ns"] = await self._arrivals(incoming)
         # Its tag is the notification: it came when every byte was in place.
         seen["notification_ns"] = max(one.stages.ended_ns for one in incoming)
@@ -138,14 +141,15 @@ class Decode:
         self, asked: Message, tables: list[GroupTable], seen: Message
     ) -> list[kvxfer.Incoming] | list[kvxfer.Transfer]:
         ready = self._ready[asked["request"]] = asyncio.get_running_loop().create_future()
-        self._prefill.send("request", **asked)
+        self._prefills[asked["prefill"]].send("request", **asked)
         told = await ready
         del self._ready[asked["request"]]
+        remotes = peer_named(self._agent, f"prefill-{asked['prefill']}").regions
         seen["post_ns"] = time.monotonic_ns()
         transfers = [
             self._agent.read(
                 pages.cache.region,
-                pages.cache.remote,
+                remotes[pages.group.name],
                 src_blocks=np.asarray(told["blocks"][group], dtype=np.uint32),
                 dst_blocks=table.blocks,
                 notify=tag(asked["request"], group),
@@ -192,22 +196,22 @@ class Decode:
         if len(gone):
             self._pages.groups[0].cache.free(gone)
 
-    async def _watch(self) -> None:
+    async def _watch(self, prefill: Channel) -> None:
         while True:
-            message = await self._prefill.receive_async()
+            message = await prefill.receive_async()
             self._ready[message["request"]].set_result(message)
 
 
-async def run(fields: Message, coordinator: Channel, peer: Channel | None) -> None:
-    """Serves as decode until the coordinator ends."""
-    assert peer is not None
+async def run(fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
+    """Serves as one of the decode processes until the coordinator ends; ``index`` says which."""
+    index = fields.pop("index")
     options = HandoverOptions(**fields)
-    shape = options.shape()
     num_blocks = options.num_blocks()
     num_blocks[0] += options.reuse_blocks()
-    caches = open_caches("decode-0", options.transport, shape, num_blocks, options.seed + 1)
+    seed = options.seed + 2 * index + 1
+    caches = open_caches(f"decode-{index}", options.transport, options.shape(), num_blocks, seed)
     endpoint = caches[0]
     assert isinstance(endpoint, Endpoint)
     async with endpoint:
-        decode = Decode(options, caches, endpoint.agent, coordinator, peer)
+        decode = Decode(options, caches, endpoint.agent, coordinator, peers)
         await serve(coordinator, {**endpoint.handlers(), **decode.handlers(), **limit_commands(coordinator)})

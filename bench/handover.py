@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -41,7 +42,8 @@ class HandoverOptions:
 
     Requests arrive as room for them comes (``closed``), at ``rate`` a second with exponential gaps
     (``poisson``), or as in the trace, ``speedup`` times faster (``trace``). More than
-    ``concurrency`` at once wait; the wait is measured.
+    ``concurrency`` at once at a decode process wait; the wait is measured. Requests go to the
+    processes in turn. Each process has an agent and a cache of its own.
     """
 
     model: str = "Llama-3.1-8B"
@@ -59,6 +61,8 @@ class HandoverOptions:
     rate: float = 2.0
     speedup: float = 1.0
     prefix_reuse: bool = False
+    prefills: int = 1
+    decodes: int = 1
     #: Flips a byte of the last request after its arrival, so that the check must fail.
     corrupt: bool = False
 
@@ -66,7 +70,7 @@ class HandoverOptions:
         for name, known in (("transport", TRANSPORTS), ("mode", MODES), ("arrivals", ARRIVALS)):
             if getattr(self, name) not in known:
                 raise BenchError(f"unknown --{name} {getattr(self, name)!r}; known are {', '.join(known)}")
-        for name in ("requests", "max_tokens", "concurrency"):
+        for name in ("requests", "max_tokens", "concurrency", "prefills", "decodes"):
             if getattr(self, name) < 1:
                 raise BenchError(f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}")
         if self.prefill_ms_per_layer < 0:
@@ -138,22 +142,20 @@ def _measure(
     progress: Callable[[Progress], None],
     handovers: list[Handover],
 ) -> Message:
-    prefill_end, decode_end = socket.socketpair()
-    with (
-        prefill_end,
-        decode_end,
-        Worker("prefill", asdict(options), prefill_end) as prefill,
-        Worker("decode", asdict(options), decode_end) as decode,
-    ):
-        prefill_end.close()
-        decode_end.close()
-        workers = (prefill, decode)
-        progress(Progress(0, len(requests), "setting up two agents"))
+    with ExitStack() as stack:
+        prefills, decodes = _start(options, stack)
+        workers = (*prefills, *decodes)
+        prefill, decode = prefills[0], decodes[0]
+        words = "two agents" if len(workers) == 2 else f"{len(workers)} agents"
+        progress(Progress(0, len(requests), f"setting up {words}"))
         opened = call_all(workers, "open")
         # The one that posts reaches out: prefill writes, decode reads.
-        active, passive = workers if options.mode == "push" else (decode, prefill)
-        active.call("connect", address=passive.call("address")["address"])
-        passive.call("accept")
+        active, passive = (prefills, decodes) if options.mode == "push" else (decodes, prefills)
+        for one in passive:
+            address = one.call("address")["address"]
+            for other in active:
+                other.call("connect", address=address)
+                one.call("accept")
         limit = _limit(options, shape, requests, prefill, decode)
         limit.run(0)
         # Arrivals on a clock cannot stop for a limit between them.
@@ -161,7 +163,9 @@ def _measure(
         for part in range(num_parts):
             taken = range(part * len(requests) // num_parts, (part + 1) * len(requests) // num_parts)
             if taken:
-                handovers += _run_part(workers, requests[taken.start : taken.stop], len(requests), progress)
+                handovers += _run_part(
+                    prefills, decodes, requests[taken.start : taken.stop], len(requests), progress
+                )
                 limit.run(part + 1)
         ended = call_all(workers, "usage")
     total_nbytes = sum(handover.nbytes for handover in handovers)
@@ -171,10 +175,35 @@ def _measure(
         figures["arrival_to_decode_ms"] = percentiles(one.arrival_to_decode_ms() for one in handovers)
     cpu_s = sum(one["cpu_ns"] for one in ended) / 1e9
     figures["cpu_s_per_gib"] = round(cpu_s * GIB / total_nbytes, 3)
-    figures["rss_mib"] = {"prefill": ended[0]["rss_mib"], "decode": ended[1]["rss_mib"]}
-    figures["copy_kernel"] = opened[1]["copy_kernel"]
-    figures["page_kind"] = opened[1]["page_kind"]
+    # The largest process of each kind.
+    figures["rss_mib"] = {
+        "prefill": max(one["rss_mib"] for one in ended[: len(prefills)]),
+        "decode": max(one["rss_mib"] for one in ended[len(prefills) :]),
+    }
+    figures["copy_kernel"] = opened[-1]["copy_kernel"]
+    figures["page_kind"] = opened[-1]["page_kind"]
     return figures
+
+
+def _start(options: HandoverOptions, stack: ExitStack) -> tuple[list[Worker], list[Worker]]:
+    """Starts the processes, with a channel between every prefill and every decode."""
+    pairs = [[socket.socketpair() for _ in range(options.decodes)] for _ in range(options.prefills)]
+    fields = asdict(options)
+    try:
+        prefills = [
+            stack.enter_context(Worker("prefill", {**fields, "index": index}, [ours for ours, _ in row]))
+            for index, row in enumerate(pairs)
+        ]
+        decodes = [
+            stack.enter_context(
+                Worker("decode", {**fields, "index": index}, [row[index][1] for row in pairs])
+            )
+            for index in range(options.decodes)
+        ]
+    finally:
+        for stream in (stream for row in pairs for pair in row for stream in pair):
+            stream.close()
+    return prefills, decodes
 
 
 def _limit(
@@ -215,6 +244,9 @@ def _asked(options: HandoverOptions, requests: list[TraceRequest], scale: float)
             "tokens": request.input_tokens,
             "prefix_ids": request.prefix_ids if options.prefix_reuse else (),
             "scale": scale,
+            # In turn, and over all pairs of processes.
+            "decode": index % options.decodes,
+            "prefill": index // options.decodes % options.prefills,
             "arrival_ns": None if arrivals_s is None else int(arrivals_s[index] * 1e9),
         }
         for index, request in enumerate(requests)
@@ -222,27 +254,29 @@ def _asked(options: HandoverOptions, requests: list[TraceRequest], scale: float)
 
 
 def _run_part(
-    workers: tuple[Worker, Worker],
+    prefills: list[Worker],
+    decodes: list[Worker],
     requests: list[Message],
     total: int,
     progress: Callable[[Progress], None],
 ) -> list[Handover]:
     """Hands over some of the requests; returns what both ends saw of each."""
-    decode = workers[1]
-    for worker in workers:
-        worker.channel.send("run", requests=requests)
+    workers = (*prefills, *decodes)
+    for role, those in (("prefill", prefills), ("decode", decodes)):
+        for index, worker in enumerate(those):
+            worker.channel.send("run", requests=[asked for asked in requests if asked[role] == index])
     first = requests[0]["request"]
     seen: dict[int, dict[str, Any]] = {asked["request"]: {} for asked in requests}
     arrivals_ns = [0, *(asked["arrival_ns"] or 0 for asked in requests)]
     longest_gap_s = max(after - before for before, after in pairwise(arrivals_ns)) / 1e9
-    running = 2
+    running = len(workers)
     while running:
         worker, message = receive_any(workers, REPLY_TIMEOUT_S + longest_gap_s)
         if message["kind"] == "reply":
             running -= 1
         elif message["kind"] == "request":
             seen[message["request"]][worker.role] = message
-            if worker is decode:
+            if worker in decodes:
                 done = first + sum("decode" in ends for ends in seen.values())
                 progress(Progress(done, total, f"request {message['request']}: {message['words']}"))
     return [

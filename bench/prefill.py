@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import kvxfer
 from kvxfer.bench.cache import Cache
 from kvxfer.bench.channel import Channel, Message
 from kvxfer.bench.endpoint import Endpoint, limit_commands
@@ -31,13 +32,13 @@ class Prefill:
         caches: list[Endpoint | Cache],
         endpoint: Endpoint,
         coordinator: Channel,
-        decode: Channel,
+        decodes: list[Channel],
     ) -> None:
         self._options = options
         self._shape = options.shape()
         self._endpoint = endpoint
         self._coordinator = coordinator
-        self._decode = decode
+        self._decodes = decodes
         self._pages = RequestPages(self._shape, caches)
         self._cpu_ns = 0
         #: request and group -> resolved with the time at which decode's notification came (pull).
@@ -54,22 +55,29 @@ class Prefill:
         """Serves the requests as decode asks for them; tells the coordinator of each at its end."""
         start_ns = time.process_time_ns()
         watcher = asyncio.create_task(self._watch()) if self._options.mode == "pull" else None
-        serve_one = self._push if self._options.mode == "push" else self._pull
         async with asyncio.TaskGroup() as group:
-            for _ in requests:
-                group.create_task(serve_one(await self._decode.receive_async()))
+            for decode in range(len(self._decodes)):
+                count = sum(asked["decode"] == decode for asked in requests)
+                group.create_task(self._serve(group, decode, count))
         if watcher is not None:
             watcher.cancel()
         self._cpu_ns += time.process_time_ns() - start_ns
         return {}
 
+    async def _serve(self, group: asyncio.TaskGroup, decode: int, count: int) -> None:
+        """Takes on the requests of one decode process as it asks for them."""
+        serve_one = self._push if self._options.mode == "push" else self._pull
+        for _ in range(count):
+            group.create_task(serve_one(await self._decodes[decode].receive_async()))
+
     async def _push(self, asked: Message) -> None:
         request, tables = asked["request"], self._allocate(asked)
+        remotes = peer_named(self._endpoint.agent, f"decode-{asked['decode']}").regions
         post_ns = time.monotonic_ns()
         transfers = [
             self._endpoint.agent.write(
                 pages.cache.region,
-                pages.cache.remote,
+                remotes[pages.group.name],
                 src_blocks=table.blocks,
                 dst_blocks=np.asarray(asked["blocks"][group], dtype=np.uint32),
                 notify=tag(request, group),
@@ -98,15 +106,14 @@ class Prefill:
         loop = asyncio.get_running_loop()
         reads = {tag(request, group): loop.create_future() for group in range(len(tables))}
         self._read.update(reads)
+        decode = peer_named(self._endpoint.agent, f"decode-{asked['decode']}")
         leases = [
-            pages.cache.region.grant(
-                self._endpoint.peer, blocks=table.blocks, mode="read", ttl_s=self._options.timeout_s
-            )
+            pages.cache.region.grant(decode, blocks=table.blocks, mode="read", ttl_s=self._options.timeout_s)
             for pages, table in zip(self._pages.groups, tables, strict=True)
         ]
         # The word may overtake the grant, and these blocks were another request's a moment ago: the
         # leases are named.
-        self._decode.send(
+        self._decodes[asked["decode"]].send(
             "ready",
             request=request,
             blocks=[table.blocks.tolist() for table in tables],
@@ -147,13 +154,22 @@ def tag(request: int, group: int) -> bytes:
     return b"request-%d-%d" % (request, group)
 
 
-async def run(fields: Message, coordinator: Channel, peer: Channel | None) -> None:
-    """Serves as prefill until the coordinator ends."""
-    assert peer is not None
+def peer_named(agent: kvxfer.Agent, name: str) -> kvxfer.Peer:
+    """Returns the connected peer of this name."""
+    return next(peer for peer in agent.peers if peer.name == name)
+
+
+async def run(fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
+    """Serves as one of the prefill processes until the coordinator ends; ``index`` says which."""
+    index = fields.pop("index")
     options = HandoverOptions(**fields)
-    caches = open_caches("prefill-0", options.transport, options.shape(), options.num_blocks(), options.seed)
+    # Every decode process may have all its requests in hand here.
+    num_blocks = [options.decodes * blocks for blocks in options.num_blocks()]
+    # Seeds of its own, so that no two processes name blocks in the same order.
+    seed = options.seed + 2 * index
+    caches = open_caches(f"prefill-{index}", options.transport, options.shape(), num_blocks, seed)
     endpoint = caches[0]
     assert isinstance(endpoint, Endpoint)
     async with endpoint:
-        prefill = Prefill(options, caches, endpoint, coordinator, peer)
+        prefill = Prefill(options, caches, endpoint, coordinator, peers)
         await serve(coordinator, {**endpoint.handlers(), **prefill.handlers(), **limit_commands(coordinator)})

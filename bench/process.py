@@ -9,7 +9,7 @@ import selectors
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -37,10 +37,10 @@ def check_timeout(timeout_s: float) -> None:
 class Worker:
     """A child process that serves commands; it ends with its channel, and is killed if it does not."""
 
-    def __init__(self, role: str, options: Message, peer: socket.socket | None = None) -> None:
-        """Starts ``role`` (worker.py); ``peer`` is its end of a channel to the other worker."""
+    def __init__(self, role: str, options: Message, peers: Sequence[socket.socket] = ()) -> None:
+        """Starts ``role`` (worker.py); ``peers`` are its ends of channels to other workers."""
         ours, theirs = socket.socketpair()
-        passed = [theirs] if peer is None else [theirs, peer]
+        passed = [theirs, *peers]
         numbers = [str(stream.fileno()) for stream in passed]
         with theirs:
             # The child imports what its parent imports: the same path, and nothing before it.

@@ -97,6 +97,8 @@ def _print_handover(console: Console, result: Message) -> None:
         f"{result['trace']}, {result['tokens']} tokens of {result['model']}, {mib:.0f} MiB in "
         f"{result['num_pages']} pages of {result['page_nbytes'] / 1024:g} KiB"
     )
+    if result["prefills"] > 1 or result["decodes"] > 1:
+        console.print(f"{result['prefills']} prefill and {result['decodes']} decode processes, in turn")
     table = Table("ms after the end of prefill", "p50", "p90", "p99", "")
     for column in table.columns[1:4]:
         column.justify = "right"

@@ -1,7 +1,7 @@
-"""Entry of a worker process: ``python -m kvxfer.bench.worker ROLE OPTIONS CHANNEL [PEER]``.
+"""Entry of a worker process: ``python -m kvxfer.bench.worker ROLE OPTIONS CHANNEL [PEER ...]``.
 
 ``OPTIONS`` is JSON; ``CHANNEL`` and ``PEER`` are the numbers of inherited sockets, to the
-coordinator and to the other worker.
+coordinator and to the other workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from kvxfer.bench.channel import Channel, Message
 from kvxfer.bench.errors import BenchError
 
-Role = Callable[[Message, Channel, Channel | None], Awaitable[None]]
+Role = Callable[[Message, Channel, list[Channel]], Awaitable[None]]
 
 
 def _role(name: str) -> Role:
@@ -24,7 +24,8 @@ def _role(name: str) -> Role:
     if name in ("source", "destination"):
         from kvxfer.bench import pages_worker
 
-        return pages_worker.run_source if name == "source" else pages_worker.run_destination
+        run = pages_worker.run_source if name == "source" else pages_worker.run_destination
+        return lambda options, coordinator, _: run(options, coordinator, None)
     if name in ("near", "far"):
         from kvxfer.bench import latency_worker
 
@@ -51,9 +52,9 @@ def main(arguments: list[str]) -> int:
     name, options, *descriptors = arguments
     streams = [socket.socket(fileno=int(descriptor)) for descriptor in descriptors]
     coordinator = Channel(streams[0], "coordinator")
-    peer = Channel(streams[1], "peer") if len(streams) > 1 else None
+    peers = [Channel(stream, "peer") for stream in streams[1:]]
     try:
-        asyncio.run(_run(_role(name), json.loads(options), coordinator, peer))
+        asyncio.run(_run(_role(name), json.loads(options), coordinator, peers))
     except Exception as error:
         try:
             coordinator.send_error(_first(error))
@@ -70,8 +71,8 @@ def _first(error: Exception) -> Exception:
     return error
 
 
-async def _run(role: Role, options: Message, coordinator: Channel, peer: Channel | None) -> None:
-    await role(options, coordinator, peer)
+async def _run(role: Role, options: Message, coordinator: Channel, peers: list[Channel]) -> None:
+    await role(options, coordinator, peers)
 
 
 if __name__ == "__main__":

@@ -105,6 +105,8 @@ def handover(
         bool,
         typer.Option("--prefix-reuse", help="Blocks that decode holds from earlier requests do not move."),
     ] = False,
+    prefills: Annotated[int, typer.Option(help="Prefill processes; requests go to them in turn.")] = 1,
+    decodes: Annotated[int, typer.Option(help="Decode processes, each with --concurrency.")] = 1,
     html_file: Annotated[
         Path | None, typer.Option("--html", help="Writes a page with a timeline of every request.")
     ] = None,
@@ -131,6 +133,8 @@ def handover(
         rate=rate,
         speedup=speedup,
         prefix_reuse=prefix_reuse,
+        prefills=prefills,
+        decodes=decodes,
         corrupt=corrupt,
     )
 

@@ -66,6 +66,26 @@ def test_open_arrivals_are_measured_from_the_arrival(
 
 
 @pytest.mark.parametrize("mode", ["push", "pull"])
+@pytest.mark.parametrize("model_name", ["Llama-3.1-8B", "Qwen3-Next-80B-A3B"])
+def test_every_prefill_serves_every_decode(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model_name: str, mode: str
+) -> None:
+    page = tmp_path / "page.html"
+    several = ("--prefills", "2", "--decodes", "3", "--concurrency", "2", "--requests", "14")
+    same = ("--model", model_name, "--mode", mode, "--html", str(page))
+    result = result_of(capsys, *several, *same)
+    requests = trace.scale(trace.read_trace(trace.find_trace("mooncake")), 14, 256)
+    shape = model(model_name)
+    assert result["total_nbytes"] == sum(shape.request_nbytes(one.input_tokens) for one in requests)
+    assert (result["prefills"], result["decodes"]) == (2, 3)
+    assert len(re.findall(r"<title>\d+: \d+ tokens</title>", page.read_text())) >= 14
+
+
+def test_fewer_requests_than_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    result_of(capsys, "--prefills", "3", "--decodes", "2", "--requests", "2", "--prefix-reuse")
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
 @pytest.mark.parametrize("concurrency", ["1", "3"])
 def test_blocks_of_a_known_prefix_do_not_move(
     capsys: pytest.CaptureFixture[str], mode: str, concurrency: str

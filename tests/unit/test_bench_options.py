@@ -39,6 +39,7 @@ def test_pages_options_that_do_not_fit_are_refused_in_words(fields: dict[str, An
         ({"prefill_ms_per_layer": -1.0}, "--prefill-ms-per-layer"),
         ({"tp": 3}, "--tp 3 does not divide the 8 KV heads"),
         ({"arrivals": "daily"}, "unknown --arrivals 'daily'; known are closed, poisson, trace"),
+        ({"decodes": 0}, "--decodes is at least 1, not 0"),
         ({"rate": 0.0}, "--rate is above 0, unlike 0"),
         ({"speedup": -1.0}, "--speedup is above 0, unlike -1"),
         ({"prefix_reuse": True, "model": "Gemma-3-27B"}, "--prefix-reuse is for models whose layers all"),
