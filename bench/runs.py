@@ -21,7 +21,7 @@ _FACTS = frozenset(
     {"verified", "failure", "rails", "copy_kernel", "page_kind", "model_source", "name", "versions", "events"}
 )
 # Fractions that were asked for.
-_ARGUMENTS = frozenset({"timeout_s", "prefill_ms_per_layer", "rate", "speedup"})
+_ARGUMENTS = frozenset({"timeout_s", "idle_s", "prefill_ms_per_layer", "rate", "speedup"})
 # Of a spread the median speaks for the run; its ends belong to single iterations.
 _SPREAD_ENDS = frozenset({"min", "max"})
 
