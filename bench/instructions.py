@@ -44,7 +44,7 @@ def count(program: str, transport: str, num_pages: int, page_nbytes: int, num_tr
 
 def measure(program: str) -> dict[str, float]:
     """Returns the counts, rounded to what repeats."""
-    figures = {}
+    figures: dict[str, float] = {}
     for kib in (4, 32):
         few, many = (count(program, _TRANSPORT, pages, kib << 10, 1) for pages in (_FEW_PAGES, _MANY_PAGES))
         figures[f"per_page_{kib}_kib"] = round((many - few) / (_MANY_PAGES - _FEW_PAGES))

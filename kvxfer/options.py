@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvxfer.errors import UsageError
@@ -13,6 +13,10 @@ MIN_SECRET_NBYTES: Final = 16
 DEFAULT_TRANSPORTS: Final = ("loopback", "shm", "tcp")
 # "unix", what shm falls back to, comes with shm; alone it keeps shm out.
 TRANSPORTS: Final = (*DEFAULT_TRANSPORTS, "unix")
+
+
+def _default_spin_us() -> int:
+    return 50 if len(os.sched_getaffinity(0)) >= 4 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,8 @@ class AgentOptions:
     lease_margin_s
         How much earlier than the owner a holder considers a lease ended.
     spin_us
-        How long a busy agent spins before it sleeps. An idle one never does.
+        How long a busy agent spins before it sleeps. An idle one never does. 50, or 0 where this
+        process may use fewer than four CPUs: there it would spin on the engine's.
     integrity
         Whether transfers carry a crc32c for each piece unless they say otherwise.
     max_transfers_per_peer
@@ -64,7 +69,7 @@ class AgentOptions:
     silent_timeout_s: float = 2.0
     handshake_timeout_s: float = 2.0
     lease_margin_s: float = 0.1
-    spin_us: int = 50
+    spin_us: int = field(default_factory=_default_spin_us)
     integrity: bool = False
     # A quarter of the fence table's slots: no peer can take all (transport.h: FenceTable).
     max_transfers_per_peer: int = 4096
