@@ -640,10 +640,16 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
       !status.ok())
     return status;
 
-  // As many pairs in a piece as the most modest rail wants bytes, within the bitmap's bound.
+  // As many pairs in a piece as the rails that are likely to carry it want bytes, within the bitmap's
+  // bound.
   std::uint64_t piece_nbytes = 512 * 1024;
-  for (RailId rail : peer->rails)
-    piece_nbytes = std::min<std::uint64_t>(piece_nbytes, rails_.at(rail).info.capabilities.piece_nbytes);
+  std::uint32_t rank = UINT32_MAX;
+  for (RailId rail : peer->rails) {
+    const Capabilities& capabilities = rails_.at(rail).info.capabilities;
+    if (capabilities.rank < rank || (capabilities.rank == rank && capabilities.piece_nbytes < piece_nbytes))
+      piece_nbytes = capabilities.piece_nbytes;
+    rank = std::min(rank, capabilities.rank);
+  }
   const std::uint64_t pair_nbytes =
       std::max<std::uint64_t>(1, program.program->pair_nbytes(request.first_layer));
   std::uint64_t per_piece = std::max<std::uint64_t>(1, piece_nbytes / pair_nbytes);

@@ -139,8 +139,10 @@ Status Engine::find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode
     return {Code::kLeaseEnded, "lease " + std::to_string(transfer.lease) + " ended, or never let you " +
                                    (write ? "write to blocks " : "read blocks ") + what};
   auto ended_on = peer.ended_on.find({transfer.region, mode});
+  // Blocks of one request mostly share a lease, and mostly one that its poster knew.
+  const Lease* last = nullptr;
   for (const std::uint32_t block : write ? transfer.move->dst_blocks : transfer.move->src_blocks) {
-    // Blocks of one request mostly share a lease: the one that covered the last is tried first.
+    if (last != nullptr && last->covers(block)) continue;
     bool came_later = false;
     auto found = std::find_if(candidates.begin(), candidates.end(), [&](const Lease* lease) {
       if (!lease->covers(block)) return false;
@@ -162,7 +164,9 @@ Status Engine::find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode
     }
     if (std::find(transfer.leases.begin(), transfer.leases.end(), (*found)->id()) == transfer.leases.end())
       transfer.leases.push_back((*found)->id());
-    std::iter_swap(candidates.begin(), found);
+    const bool known =
+        transfer.lease_named || (*found)->id() <= transfer.lease || ended_on == peer.ended_on.end();
+    last = known ? *found : nullptr;
   }
   return {};
 }

@@ -143,7 +143,11 @@ ShmTransport::~ShmTransport() {
 
 Capabilities ShmTransport::capabilities() const noexcept {
   // Only an address space in common (loopback, 0) is nearer.
-  return {.name = "shm", .one_sided = true, .fence = FenceGrain::kWork, .rank = 1};
+  return {.name = "shm",
+          .one_sided = true,
+          .fence = FenceGrain::kWork,
+          .rank = 1,
+          .piece_nbytes = kPollNbytes / 2};
 }
 
 // ---- our memory ----
