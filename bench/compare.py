@@ -224,6 +224,8 @@ class _Comparison:
             measured = setup_bench.run(options.setup_options(), _no_progress)
         if not measured["verified"]:
             raise CheckFailedError(f"{OURS}: {measured['failure']}")
+        if measured.get("interrupted"):
+            raise KeyboardInterrupt  # a round is whole, or it does not count
         settings = {name: measured[name] for name in ("copy_kernel", "page_kind") if name in measured}
         path = f"{options.transport}, {options.our_memory} memory"
         return {**measured, "version": kvxfer.__version__, "settings": settings, "path": path}

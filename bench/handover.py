@@ -14,6 +14,7 @@ import numpy as np
 from kvxfer.bench import trace as traces
 from kvxfer.bench.channel import Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.interrupt import Interrupt
 from kvxfer.bench.limit import Limit, LimitSpec, limits_for, pages_within
 from kvxfer.bench.models import ModelShape, model
 from kvxfer.bench.process import REPLY_TIMEOUT_S, Worker, call_all, check_timeout, receive_any
@@ -107,7 +108,8 @@ def run(
 ) -> Message:
     """Runs it and returns the result as one JSON object; ``verified`` is false when a check failed.
 
-    ``seen`` receives every request's handover, in the order of the trace.
+    ``seen`` receives every request's handover, in the order of the trace. After Ctrl-C the quarter of
+    the run that is under way ends, and the result is what was measured, with ``interrupted``.
     """
     shape = options.shape()
     read = traces.read_trace(traces.find_trace(options.trace))
@@ -143,6 +145,7 @@ def _measure(
     handovers: list[Handover],
 ) -> Message:
     with ExitStack() as stack:
+        interrupt = stack.enter_context(Interrupt())
         prefills, decodes = _start(options, stack)
         workers = (*prefills, *decodes)
         prefill, decode = prefills[0], decodes[0]
@@ -162,6 +165,8 @@ def _measure(
         num_parts = _PARTS if options.arrivals == "closed" else 1
         for part in range(num_parts):
             taken = range(part * len(requests) // num_parts, (part + 1) * len(requests) // num_parts)
+            if interrupt.stops(len(handovers)):
+                break
             if taken:
                 handovers += _run_part(
                     prefills, decodes, requests[taken.start : taken.stop], len(requests), progress
@@ -170,6 +175,9 @@ def _measure(
         ended = call_all(workers, "usage")
     total_nbytes = sum(handover.nbytes for handover in handovers)
     figures: Message = summarize(handovers, limit)
+    if interrupt.asked and len(handovers) < len(requests):
+        figures["interrupted"] = True
+        figures["requests"] = len(handovers)
     if options.arrivals != "closed":
         figures["queue_ms"] = percentiles(one.queue_ms() for one in handovers)
         figures["arrival_to_decode_ms"] = percentiles(one.arrival_to_decode_ms() for one in handovers)

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvxfer.bench.channel import Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.interrupt import Interrupt
 from kvxfer.bench.limit import Limit, LimitSpec, limits_for
 from kvxfer.bench.process import Worker, call_all, check_timeout
 from kvxfer.bench.progress import Progress
@@ -76,7 +77,10 @@ class PagesOptions:
 
 
 def run(options: PagesOptions, progress: Callable[[Progress], None]) -> Message:
-    """Runs it and returns the result as one JSON object; ``verified`` is false when a check failed."""
+    """Runs it and returns the result as one JSON object; ``verified`` is false when a check failed.
+
+    After Ctrl-C it is what was measured until then, with ``interrupted``.
+    """
     described: Message = asdict(options)
     described.pop("corrupt")
     result: Message = {
@@ -94,6 +98,7 @@ def run(options: PagesOptions, progress: Callable[[Progress], None]) -> Message:
 def _measure(options: PagesOptions, progress: Callable[[Progress], None]) -> Message:
     total = options.iterations
     with (
+        Interrupt() as interrupt,
         Worker("source", asdict(options)) as source,
         Worker("destination", asdict(options)) as destination,
     ):
@@ -113,17 +118,21 @@ def _measure(options: PagesOptions, progress: Callable[[Progress], None]) -> Mes
         limit = Limit(spec, source, destination)
         moved = []
         for iteration in range(_WARMUP_ITERATIONS + options.iterations):
-            measured = iteration - _WARMUP_ITERATIONS
-            words = "warm-up" if measured < 0 else f"iteration {measured + 1}"
-            progress(Progress(max(0, measured), total, words))
+            number = iteration - _WARMUP_ITERATIONS
+            if interrupt.stops(max(0, number)):
+                break
+            words = "warm-up" if number < 0 else f"iteration {number + 1}"
+            progress(Progress(max(0, number), total, words))
             # The transfer goes first in every second iteration.
             if iteration % 2:
                 limit.run(iteration)
             moved.append(_transfer(options, iteration, source, destination))
             if not iteration % 2:
                 limit.run(iteration)
+    measured = moved[_WARMUP_ITERATIONS:]
     return {
-        **_figures(options, moved[_WARMUP_ITERATIONS:], limit),
+        **({"interrupted": True} if len(measured) < options.iterations else {}),
+        **_figures(options, measured, limit),
         "copy_kernel": ready[1]["copy_kernel"],
         "page_kind": ready[1]["page_kind"],
     }

@@ -57,6 +57,8 @@ def print_table(result: Message, beside: Message | None = None) -> None:
         _print_handover(console, result)
     else:
         figures_report.print_figures(console, result)
+    if result.get("interrupted") and result["bench"] != "compare":
+        console.print("[bold]interrupted[/]: this is what was measured until then")
     if words := noise.in_words(beside):
         console.print(f"[yellow]{words}[/]", soft_wrap=True)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvxfer.bench.channel import Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.interrupt import Interrupt
 from kvxfer.bench.process import Worker, call_all
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stats import KIB, MIB, median
@@ -81,15 +82,22 @@ def run(options: ScaleOptions, progress: Callable[[Progress], None]) -> Message:
     result: Message = {"bench": "scale", **described}
     steps = [(series, count) for series in options.series for count in options.steps(series)]
     rows: dict[str, list[Message]] = {series: [] for series in options.series}
+    interrupted: Message = {}
     try:
-        for done, (series, count) in enumerate(steps):
-            progress(Progress(done, len(steps), f"{count} {series}"))
-            repeats = [_step(options, series, count) for _ in range(options.repeats)]
-            figures = {name: median((each[name] for each in repeats), digits=4) for name in COLUMNS[series]}
-            rows[series].append({"count": count, **figures})
+        with Interrupt() as interrupt:
+            for done, (series, count) in enumerate(steps):
+                if interrupt.stops(done):
+                    interrupted = {"interrupted": True}
+                    break
+                progress(Progress(done, len(steps), f"{count} {series}"))
+                repeats = [_step(options, series, count) for _ in range(options.repeats)]
+                figures = {
+                    name: median((each[name] for each in repeats), digits=4) for name in COLUMNS[series]
+                }
+                rows[series].append({"count": count, **figures})
     except CheckFailedError as error:
         return {**result, "rows": rows, "verified": False, "failure": str(error)}
-    return {**result, "rows": rows, "verified": True}
+    return {**result, **interrupted, "rows": rows, "verified": True}
 
 
 def _step(options: ScaleOptions, series: str, count: int) -> dict[str, float]:

@@ -209,8 +209,6 @@ def compare(
         corrupt=corrupt,
     )
     result = _measure("compare", lambda progress: compare_bench.run(options, progress), format, out)
-    if result["interrupted"]:
-        raise typer.Exit(_INTERRUPTED)
     if result["failures"]:
         raise typer.Exit(_BASELINE_FAILED)
 
@@ -311,4 +309,6 @@ def _measure(
         report.print_table(result, beside)
     if not result["verified"]:
         raise typer.Exit(_CHECK_FAILED)
+    if result.get("interrupted"):
+        raise typer.Exit(_INTERRUPTED)
     return result
