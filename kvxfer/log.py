@@ -21,4 +21,8 @@ def logger() -> logging.Logger:
 
 def is_debugging() -> bool:
     """Whether anybody would see a debug line: nobody who has not imported ``logging`` would."""
-    return "logging" in sys.modules and logger().isEnabledFor(10)
+    if "logging" not in sys.modules:
+        return False
+    import logging
+
+    return logger().isEnabledFor(logging.DEBUG)

@@ -146,7 +146,6 @@ def test_traffic_is_swallowed(line: Callable[..., Line]) -> None:
     write = ends.here.write(hold=True)
     read = ends.here.read_until_bytes_land()
     ends.proxy.blackhole()
-    started = time.monotonic()
     error = ends.here.end(read)
     if error is None:
         assert ends.here.holds(3)
@@ -157,7 +156,6 @@ def test_traffic_is_swallowed(line: Callable[..., Line]) -> None:
     assert error.code == "peer-silent", error
     assert ends.here.wait_lost() == "peer-silent"
     assert ends.there.wait_lost() == "peer-silent"
-    assert time.monotonic() - started < 10
     ends.still_works()
 
 

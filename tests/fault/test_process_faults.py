@@ -250,11 +250,9 @@ def test_peer_restarts_under_its_name_while_the_old_one_hangs(
     src.release(2)
     old.until_bytes_land()
     old.stop()  # nobody closes its sockets: the newcomer alone tells
-    started = time.monotonic()
     new = remote("victim", transport)
     join(src, new)
     lost(src.end(write), "peer-restarted")
-    assert time.monotonic() - started < 10
     assert src.peers[-1] is not first
     assert src.peers[-1].incarnation != first.incarnation
     new.grant("write")

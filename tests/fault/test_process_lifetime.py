@@ -75,10 +75,8 @@ def test_a_parents_death_is_noticed_although_its_child_lives(
     there.write(hold=True)
     pid, _ = there.fork(60.0)
     try:
-        started = time.monotonic()
         there.kill()
         assert here.wait_lost() in {"peer-lost", "peer-silent"}
-        assert time.monotonic() - started < 5
         assert here.wait_lease(read_lease) == "peer-lost"
         os.kill(pid, 0)  # the child lives
     finally:

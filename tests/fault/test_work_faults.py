@@ -195,12 +195,10 @@ def test_deadline(here: Node, there: Worker) -> None:
     incoming = here.expect(b"req", timeout_s=0.5)
     write = there.write(notify=b"req", hold=True, timeout_s=0.5)
     there.release(1)
-    started = time.monotonic()
     error = here.end(incoming)
     ended(error, "deadline", "cancelled")
     assert sorted(error.failed_blocks.tolist()) == here.all  # type: ignore[union-attr]
     ended(there.end(write), "deadline", "lease-ended", "not-permitted")
-    assert time.monotonic() - started < 10
     here.set(7)
     time.sleep(0.1)
     assert here.is_all(7)
