@@ -3,6 +3,7 @@
 // through EngineHost. Production drives it with Runtime, tests with a simulated network.
 //
 // engine.cpp           sessions, regions, rails, time
+// engine_transfer.cpp  transfers from either end: programs, posting, checking, ending
 // engine_source.cpp    transfers whose bytes are ours
 // engine_destination.cpp  transfers whose bytes become ours: scheduling, accounting, confirming
 // engine_lease.cpp     leases and expectations
@@ -32,6 +33,9 @@
 #include "kvxfer/transport.h"
 
 namespace kvxfer {
+
+// A name in a message.
+inline std::string quoted(const std::string& name) { return "'" + name + "'"; }
 
 using RailId = std::uint32_t;  // an agent's own number for one peer's rail, never reused
 
@@ -322,6 +326,8 @@ class Engine {
   void set_timer(Transfer& transfer, TimerKind kind, Time at);
   void clear_timer(Transfer& transfer);
   void arm(Time at, TimerKind kind, std::uint64_t a, std::uint64_t b, Timers::iterator& out);
+
+  // engine_transfer.cpp
   std::shared_ptr<Handle> new_handle(std::uint32_t first_layer, std::uint32_t num_layers);
   void end_handle(const std::shared_ptr<Handle>& handle, TransferState state, Status status,
                   std::vector<std::uint32_t> failed);
