@@ -1,0 +1,326 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "core/convert.h"
+
+namespace {
+
+using namespace kvxfer;
+
+constexpr std::array kNumbers = {Dtype::kBf16, Dtype::kF16,  Dtype::kF32,
+                                 Dtype::kE4m3, Dtype::kE5m2, Dtype::kInt8};
+constexpr std::array kNarrow = {Dtype::kE4m3, Dtype::kE5m2, Dtype::kInt8};
+constexpr std::byte kUntouched{0x5a};
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+const char* name_of(Dtype dtype) {
+  constexpr const char* names[] = {"bytes", "bf16", "f16", "f32", "e4m3", "e5m2", "int8"};
+  return names[static_cast<std::size_t>(dtype)];
+}
+
+// While it lives, everything is converted by the kernel of that name; then by the best one again.
+class WithKernel {
+ public:
+  explicit WithKernel(std::string_view name) : there_(use_convert_kernel(name)) {}
+  ~WithKernel() { use_convert_kernel(""); }
+  bool there() const { return there_; }
+
+ private:
+  bool there_;
+};
+
+std::uint32_t element_at(const std::vector<std::byte>& elements, Dtype dtype, std::size_t index) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, elements.data() + index * itemsize(dtype), itemsize(dtype));
+  return bits;
+}
+
+std::vector<std::byte> elements_of(Dtype dtype, const std::vector<std::uint32_t>& bits) {
+  std::vector<std::byte> elements(bits.size() * itemsize(dtype));
+  for (std::size_t i = 0; i < bits.size(); ++i)
+    std::memcpy(elements.data() + i * itemsize(dtype), &bits[i], itemsize(dtype));
+  return elements;
+}
+
+// Where float32 is the source: every rounding tie of every narrower dtype and its neighbours (all
+// values of a dtype with one more bit of mantissa are its values and ties), and random bits.
+std::vector<std::uint32_t> float_patterns(check::Random& random) {
+  std::vector<std::uint32_t> bits = {0,          0x7f800000, 0x7f800001, 0x7fbfffff,
+                                     0x7fc00000, 0x7fffffff, 0x7f7fffff};
+  const auto with_neighbours = [&bits](std::uint32_t middle) {
+    for (std::uint32_t pattern = middle - 1; pattern != middle + 2; ++pattern) bits.push_back(pattern);
+  };
+  // e4m3 has 3 bits, e5m2 2, down to 2^-17: in steps of the fourth bit, further down than either.
+  for (std::uint32_t step = (127 - 20) << 4; step < (127 + 18) << 4; ++step) with_neighbours(step << 19);
+  // The subnormals' ties: odd multiples of half their smallest step.
+  for (std::uint32_t k = 1; k < 16; ++k)
+    for (const float unit : {0x1p-10f, 0x1p-17f})
+      with_neighbours(number::bits_of(static_cast<float>(k) * unit));
+  for (std::uint32_t k = 0; k < 130; ++k) with_neighbours(number::bits_of(static_cast<float>(k) + 0.5f));
+  for (int i = 0; i < 4096; ++i) {  // and some ties of f16 and bf16
+    const auto h = static_cast<std::uint32_t>(random.next());
+    with_neighbours(number::bits_of(to_float(Dtype::kF16, h & 0x7bff)) | 0x1000);
+    with_neighbours((h & 0x7fff) << 16 | 0x8000);
+  }
+  for (int i = 0; i < 50000; ++i) bits.push_back(static_cast<std::uint32_t>(random.next()));
+  const std::size_t num_positive = bits.size();
+  for (std::size_t i = 0; i < num_positive; ++i) bits.push_back(bits[i] ^ number::kSign);
+  return bits;
+}
+
+std::vector<std::uint32_t> all_patterns(Dtype dtype, check::Random& random) {
+  if (dtype == Dtype::kF32) return float_patterns(random);
+  std::vector<std::uint32_t> bits(std::size_t{1} << 8 * itemsize(dtype));
+  for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = static_cast<std::uint32_t>(i);
+  return bits;
+}
+
+std::vector<Scaling> scalings(check::Random& random) {
+  std::vector<Scaling> all = {{}};
+  for (const float scale : {0.037f, 3.0f, 0.25f, 1.0f, 0x1p-126f, 0x1p127f, 1e-40f, 0.0f, kInf, kNan}) {
+    all.push_back({.dst = scale, .has_dst = true});
+    all.push_back({.src = scale, .has_src = true});
+  }
+  all.push_back({.src = 1.7f, .dst = -0.3f, .has_src = true, .has_dst = true});
+  for (int i = 0; i < 4; ++i)
+    all.push_back({.src = std::ldexp(1.0f + static_cast<float>(random.below(1000)) / 1000, 3 - i),
+                   .dst = std::ldexp(1.0f + static_cast<float>(random.below(1000)) / 1000, i - 4),
+                   .has_src = true,
+                   .has_dst = true});
+  all.push_back({.dst = number::float_of(0x7fffffff), .has_dst = true});  // a NaN with a payload
+  const std::size_t num_plain = all.size();
+  for (std::size_t i = 0; i < num_plain; ++i) {
+    all.push_back(all[i]);
+    all.back().saturate = true;
+  }
+  return all;
+}
+
+TEST(every_element_that_is_a_number_keeps_its_bits_through_float32) {
+  for (const Dtype dtype : kNumbers) {
+    if (dtype == Dtype::kF32) continue;
+    for (std::uint32_t bits = 0; bits < 1u << 8 * itemsize(dtype); ++bits) {
+      const float x = to_float(dtype, bits);
+      if (std::isnan(x)) {
+        CHECK(std::isnan(to_float(dtype, from_float(dtype, x, true))));
+        CHECK_EQ(std::signbit(x), bits >> (8 * itemsize(dtype) - 1));
+      } else {
+        CHECK_EQ(from_float(dtype, x, false), bits);
+        if (!std::isinf(x)) CHECK_EQ(from_float(dtype, x, true), bits);
+      }
+    }
+  }
+}
+
+// Among the dtype's own values none is nearer, and of two that are as near it is the even one.
+TEST(from_float_gives_the_nearest_number) {
+  check::Random random(check::seed());
+  const std::vector<std::uint32_t> patterns = float_patterns(random);
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kE4m3, Dtype::kE5m2}) {
+    const FloatFormat format = float_format(dtype);
+    for (const std::uint32_t pattern : patterns) {
+      const double x = std::abs(static_cast<double>(number::float_of(pattern)));
+      if (std::isnan(x) || x > largest(dtype)) continue;
+      const std::uint32_t sign_bit = 1u << (format.nbits - 1);
+      const std::uint32_t result = from_float(dtype, number::float_of(pattern), false);
+      CHECK_EQ((result & sign_bit) != 0, pattern >> 31 != 0);
+      const std::uint32_t code = result & (sign_bit - 1);
+      const double distance = std::abs(x - to_float(dtype, code));
+      for (const std::uint32_t other : {code - 1, code + 1}) {
+        if (other > format.largest) continue;  // below zero, too
+        const double other_distance = std::abs(x - to_float(dtype, other));
+        CHECK(distance < other_distance || (distance == other_distance && code % 2 == 0));
+      }
+    }
+  }
+}
+
+TEST(overflow_infinities_and_nans_become_what_the_header_says) {
+  struct Expected {
+    Dtype dtype;
+    float last;  // that is rounded down to the largest number
+    std::uint32_t largest, overflow, nan;
+  };
+  for (const Expected& e : {Expected{Dtype::kE4m3, 464, 0x7e, 0x7f, 0x7f},
+                            Expected{Dtype::kE5m2, std::nextafter(61440.0f, 0.0f), 0x7b, 0x7c, 0x7e},
+                            Expected{Dtype::kF16, std::nextafter(65520.0f, 0.0f), 0x7bff, 0x7c00, 0x7e00},
+                            Expected{Dtype::kBf16, number::float_of(0x7f7f7fff), 0x7f7f, 0x7f80, 0x7fc0}}) {
+    const std::uint32_t sign = 1u << (8 * itemsize(e.dtype) - 1);
+    const float beyond = std::nextafter(e.last, kInf);
+    CHECK_EQ(from_float(e.dtype, e.last, false), e.largest);
+    for (const float x : {beyond, std::numeric_limits<float>::max(), kInf}) {
+      CHECK_EQ(from_float(e.dtype, x, false), e.overflow);
+      CHECK_EQ(from_float(e.dtype, -x, false), sign | e.overflow);
+      CHECK_EQ(from_float(e.dtype, x, true), e.largest);
+      CHECK_EQ(from_float(e.dtype, -x, true), sign | e.largest);
+    }
+    for (const std::uint32_t nan : {0x7fc00000u, 0x7f800001u, 0x7fffffffu}) {
+      for (const bool saturate : {false, true}) {
+        CHECK_EQ(from_float(e.dtype, number::float_of(nan), saturate), e.nan);
+        CHECK_EQ(from_float(e.dtype, number::float_of(nan | number::kSign), saturate), sign | e.nan);
+      }
+    }
+  }
+  CHECK_EQ(from_float(Dtype::kInt8, kNan, false), 0u);
+  CHECK_EQ(from_float(Dtype::kInt8, 0.5f, false), 0u);
+  CHECK_EQ(from_float(Dtype::kInt8, 1.5f, false), 2u);
+  CHECK_EQ(from_float(Dtype::kInt8, -2.5f, false), 0xfeu);
+  CHECK_EQ(from_float(Dtype::kInt8, kInf, false), 0x7fu);
+  CHECK_EQ(from_float(Dtype::kInt8, -kInf, true), 0x80u);
+  CHECK_EQ(from_float(Dtype::kF32, kInf, false), 0x7f800000u);
+  CHECK_EQ(from_float(Dtype::kF32, -kInf, true), 0xff7fffffu);
+}
+
+TEST(convert_run_is_the_definition_for_every_element_and_kernel) {
+  check::Random random(check::seed());
+  const std::vector<Scaling> all_scalings = scalings(random);
+  for (const std::string_view kernel : {"scalar", "avx2"}) {
+    const WithKernel with(kernel);
+    if (!with.there()) continue;
+    CHECK_EQ(convert_kernel_name(), kernel);
+    for (const Dtype from : kNumbers) {
+      const std::vector<std::uint32_t> patterns = all_patterns(from, random);
+      const std::vector<std::byte> src = elements_of(from, patterns);
+      for (const Dtype to : kNumbers) {
+        std::vector<std::byte> dst(patterns.size() * itemsize(to));
+        for (const Scaling& scaling : all_scalings) {
+          convert_run(from, src.data(), to, dst.data(), patterns.size(), scaling);
+          std::size_t num_wrong = 0;
+          for (std::size_t i = 0; i < patterns.size(); ++i) {
+            float x = to_float(from, patterns[i]);
+            if (scaling.has_src) x = x * scaling.src;
+            if (scaling.has_dst) x = x / scaling.dst;
+            std::uint32_t expected = from_float(to, x, scaling.saturate);
+            std::uint32_t found = element_at(dst, to, i);
+            if (from == to && !scaling.has_src && !scaling.has_dst && !scaling.saturate)
+              expected = patterns[i];
+            // A scale that is NaN: which of two NaNs a multiplication returns is the compiler's choice.
+            if (std::isnan(scaling.src) || std::isnan(scaling.dst)) {
+              CHECK_EQ(std::isnan(to_float(to, found)), to != Dtype::kInt8);
+              if (std::isnan(to_float(from, patterns[i])) || to == Dtype::kF32) continue;
+              expected &= ~(1u << (8 * itemsize(to) - 1));
+              found &= ~(1u << (8 * itemsize(to) - 1));
+            }
+            if (found == expected) continue;
+            if (++num_wrong > 3) break;
+            FAIL(std::string(kernel) + ", " + name_of(from) + " to " + name_of(to) + ", bits " +
+                 std::to_string(patterns[i]) + ", scales " + std::to_string(scaling.src) + " and " +
+                 std::to_string(scaling.dst) + ": " + std::to_string(found) + " in place of " +
+                 std::to_string(expected));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(convert_run_touches_exactly_its_elements_at_any_alignment) {
+  check::Random random(check::seed());
+  std::vector<std::byte> src(2048), dst(2048), whole(2048);
+  for (const std::string_view kernel : {"scalar", "avx2"}) {
+    const WithKernel with(kernel);
+    if (!with.there()) continue;
+    for (const Dtype from : kNumbers) {
+      for (const Dtype to : kNumbers) {
+        for (int round = 0; round < 120; ++round) {
+          const std::size_t count = static_cast<std::size_t>(round);
+          const std::size_t at_src = random.below(40), at_dst = random.below(40);
+          random.fill(src.data(), src.size());
+          Scaling scaling{
+              .src = 0.7f, .dst = 1.3f, .has_src = random.chance(50), .has_dst = random.chance(50)};
+          // Exactly as long as it may be: a sanitizer sees a read beyond it.
+          const std::vector<std::byte> exact(
+              src.begin() + static_cast<std::ptrdiff_t>(at_src),
+              src.begin() + static_cast<std::ptrdiff_t>(at_src + count * itemsize(from)));
+          std::fill(dst.begin(), dst.end(), kUntouched);
+          convert_run(from, exact.data(), to, dst.data() + at_dst, count, scaling);
+          convert_run(from, src.data() + at_src, to, whole.data(), 128, scaling);
+          const std::size_t nbytes = count * itemsize(to);
+          CHECK(std::memcmp(dst.data() + at_dst, whole.data(), nbytes) == 0);
+          const auto untouched = [](std::byte byte) { return byte == kUntouched; };
+          const auto end = dst.begin() + static_cast<std::ptrdiff_t>(at_dst + nbytes);
+          CHECK(std::all_of(dst.begin(), dst.begin() + static_cast<std::ptrdiff_t>(at_dst), untouched));
+          CHECK(std::all_of(end, dst.end(), untouched));
+        }
+      }
+    }
+  }
+}
+
+TEST(bytes_and_unscaled_elements_of_one_dtype_are_copied) {
+  check::Random random(check::seed());
+  std::vector<std::byte> src(400), dst(400);
+  random.fill(src.data(), src.size());
+  for (const Dtype dtype : kNumbers) {
+    std::fill(dst.begin(), dst.end(), kUntouched);
+    convert_run(dtype, src.data(), dtype, dst.data(), 99, {});
+    CHECK(std::memcmp(dst.data(), src.data(), 99 * itemsize(dtype)) == 0);
+    CHECK_EQ(dst[99 * itemsize(dtype)], kUntouched);
+  }
+  std::fill(dst.begin(), dst.end(), kUntouched);
+  convert_run(Dtype::kBytes, src.data(), Dtype::kBytes, dst.data(), 99, {});
+  CHECK(std::memcmp(dst.data(), src.data(), 99) == 0);
+  CHECK_EQ(dst[99], kUntouched);
+}
+
+TEST(amax_is_the_largest_finite_magnitude) {
+  check::Random random(check::seed());
+  for (const std::string_view kernel : {"scalar", "avx2"}) {
+    const WithKernel with(kernel);
+    if (!with.there()) continue;
+    for (const Dtype dtype : kNumbers) {
+      for (const Scaling& scaling : {Scaling{}, Scaling{.src = 0.37f, .has_src = true},
+                                     Scaling{.src = 1e30f, .dst = 7, .has_src = true}}) {
+        for (int round = 0; round < 300; ++round) {
+          std::vector<std::uint32_t> patterns(static_cast<std::size_t>(round));
+          for (std::uint32_t& bits : patterns) bits = static_cast<std::uint32_t>(random.next());
+          const std::vector<std::byte> elements = elements_of(dtype, patterns);
+          float expected = 0;
+          for (const std::uint32_t bits : patterns) {
+            const float x = std::abs(to_float(dtype, bits) * scaling.src);
+            if (std::isfinite(x)) expected = std::max(expected, x);
+          }
+          CHECK_EQ(number::bits_of(amax_run(dtype, elements.data(), patterns.size(), scaling)),
+                   number::bits_of(expected));
+        }
+      }
+    }
+  }
+  CHECK_EQ(amax_run(Dtype::kBf16, nullptr, 0, {}), 0.0f);
+}
+
+TEST(a_page_scale_puts_the_largest_magnitude_on_the_largest_number) {
+  check::Random random(check::seed());
+  for (const Dtype to : kNarrow) {
+    CHECK_EQ(scale_for(to, 0), 1.0f);
+    CHECK_EQ(scale_for(to, largest(to)), 1.0f);
+    CHECK_EQ(scale_for(to, 2 * largest(to)), 2.0f);
+    for (int i = 0; i < 20000; ++i) {
+      const float amax = number::float_of(static_cast<std::uint32_t>(random.below(0x7f800000)));
+      const std::uint32_t code = from_float(to, amax / scale_for(to, amax), false);
+      CHECK(to_float(to, code) <= largest(to));  // no overflow: NaN and infinity are not
+      if (amax > 1e-30f) CHECK_EQ(to_float(to, code), largest(to));
+    }
+  }
+  CHECK_EQ(scale_for(Dtype::kBf16, 3), 1.0f);
+}
+
+TEST(only_a_kernel_that_is_there_is_taken) {
+  const std::string best(convert_kernel_name());
+  CHECK(!best.empty());
+  CHECK(!use_convert_kernel("abacus"));
+  CHECK_EQ(convert_kernel_name(), best);
+  CHECK(use_convert_kernel("scalar"));
+  CHECK_EQ(convert_kernel_name(), "scalar");
+  CHECK(use_convert_kernel(""));
+  CHECK_EQ(convert_kernel_name(), best);
+}
+
+}  // namespace
