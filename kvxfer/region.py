@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -15,15 +14,14 @@ from kvxfer.block_table import BlockTable, as_ids
 from kvxfer.errors import UsageError, translate
 from kvxfer.layout import MAX_ENCODED_NBYTES, KVLayout
 from kvxfer.lease import Lease
-from kvxfer.schema import decode_object, require_fields
+from kvxfer.schema import Field, Schema, integer, text
 
 if TYPE_CHECKING:
     from kvxfer.completion import Completions
     from kvxfer.peer import Peer
     from kvxfer.tensor import TensorView
 
-DESCRIPTOR_VERSION: Final = 1
-_FIELDS: Final = ("agent", "incarnation", "id", "name", "nbytes", "num_blocks", "layout")
+DESCRIPTOR_VERSION: Final = 2
 _NO_BLOCKS: Final = np.empty(0, np.uint32)
 
 Blocks = BlockTable | NDArray[Any] | Iterable[int]
@@ -66,54 +64,58 @@ class RegionDescriptor:
 
     def to_bytes(self) -> bytes:
         """Returns it as JSON with a version, for a router or scheduler to carry."""
-        return json.dumps(
-            {
-                "kvxfer_region": DESCRIPTOR_VERSION,
-                "agent": self.agent,
-                "incarnation": self.incarnation.hex(),
-                "id": self.id,
-                "name": self.name,
-                "nbytes": self.nbytes,
-                "num_blocks": self.num_blocks,
-                "layout": self.layout.to_bytes().decode(),
-            },
-            separators=(",", ":"),
-        ).encode()
+        return _SCHEMA.encode(self)
 
     @classmethod
     def from_bytes(cls, encoded: bytes) -> RegionDescriptor:
-        """Reads what `to_bytes` wrote; anything else is refused, so a stranger's bytes are safe.
+        """Reads what `to_bytes` of this version or another wrote; a stranger's bytes are safe to pass.
 
-        The agent finds the peer by the incarnation when the descriptor is used.
+        Fields of a newer version are passed over, unless the writer says that they are needed. The
+        agent finds the peer by the incarnation when the descriptor is used.
 
         Raises
         ------
         UsageError
             ``invalid-argument``, naming the field.
         """
-        values = decode_object(encoded, 2 * MAX_ENCODED_NBYTES, "region descriptor")
-        if values.pop("kvxfer_region", None) != DESCRIPTOR_VERSION:
-            raise UsageError(
-                f"region descriptor is not of version {DESCRIPTOR_VERSION}: run the same kvxfer at both ends",
-                code="invalid-argument",
-            )
-        require_fields(values, _FIELDS, "region descriptor")
-        for name, kind in zip(_FIELDS, (str, str, int, str, int, int, str), strict=True):
-            if type(values[name]) is not kind:
-                raise UsageError(
-                    f"region descriptor field {name} is no {kind.__name__}", code="invalid-argument"
-                )
-        try:
-            values["incarnation"] = bytes.fromhex(values["incarnation"])
-            encoded_layout = values["layout"].encode()
-        except ValueError as error:
-            raise UsageError(f"region descriptor: {error}", code="invalid-argument") from None
-        values["layout"] = KVLayout.from_bytes(encoded_layout)
+        values = _SCHEMA.decode(encoded, 2 * MAX_ENCODED_NBYTES)
+        values["layout"] = KVLayout.from_bytes(values["layout"])
         if values["num_blocks"] != values["layout"].num_blocks or values["nbytes"] < values["layout"].nbytes:
             raise UsageError("region descriptor contradicts its layout", code="invalid-argument")
         if not 0 <= values["id"] < 1 << 64:
             raise UsageError("region descriptor field id is not in 64 bits", code="invalid-argument")
         return cls(**values)
+
+
+def _read_hex(value: Any) -> bytes:
+    try:
+        return bytes.fromhex(text(value))
+    except ValueError:
+        raise ValueError("is no string of hexadecimal digits") from None
+
+
+def _read_layout(value: Any) -> bytes:
+    try:
+        return text(value).encode()
+    except UnicodeEncodeError:
+        raise ValueError("is no text") from None
+
+
+_SCHEMA: Final = Schema(
+    what="region descriptor",
+    key="kvxfer_region",
+    version=DESCRIPTOR_VERSION,
+    fields=(
+        Field("agent", text),
+        Field("incarnation", _read_hex, write=bytes.hex),
+        Field("id", integer),
+        Field("name", text),
+        Field("nbytes", integer),
+        Field("num_blocks", integer),
+        # A document of its own, with its own version and needs.
+        Field("layout", _read_layout, write=lambda layout: layout.to_bytes().decode()),
+    ),
+)
 
 
 class Region:

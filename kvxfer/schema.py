@@ -1,11 +1,175 @@
-"""JSON objects from elsewhere: bounded, and exactly the fields that were asked for."""
+"""JSON objects from elsewhere: bounded, checked, and readable across versions.
+
+What a newer writer and an older reader agree on
+-----------------------------------------------
+A document names the version of its writer, its mandatory fields, and of the others those that differ
+from their defaults. ``needs`` lists the fields without which a reader would get it wrong; a field of
+an object within is written ``outer.inner``. A reader takes the default of a field that is not there,
+passes over one that it does not know, and refuses a document that needs one that it does not know.
+So a field can be added without a new dialect: an older reader carries on wherever that is right, and
+says why where it is not.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from kvxfer.errors import UsageError
+
+#: Default of a field that must be there.
+MANDATORY: Final = object()
+# A document names a handful; far more is nobody's.
+_MAX_NEEDS: Final = 64
+_MAX_NAME: Final = 64
+_MAX_VERSION: Final = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a `Schema`.
+
+    Attributes
+    ----------
+    name
+        In the document and in what `Schema.decode` returns.
+    read
+        Turns the JSON value into the field's, or raises `ValueError` with words that follow
+        "field x ".
+    default
+        Taken where the field is missing; `MANDATORY` where it must not be.
+    needed
+        A reader that does not know the field must refuse documents in which it is no default.
+    write
+        Turns the field's value into a JSON one.
+    """
+
+    name: str
+    read: Callable[[Any], Any]
+    default: Any = MANDATORY
+    needed: bool = False
+    write: Callable[[Any], Any] = lambda value: value
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What a JSON object of one kind holds.
+
+    Attributes
+    ----------
+    what
+        Noun for error messages.
+    key
+        Field that says the version of the writer; ``""`` for an object within another document.
+    version
+        Of this writer.
+    fields
+        All that it knows.
+    """
+
+    what: str
+    key: str
+    version: int
+    fields: tuple[Field, ...]
+
+    def values_of(self, item: object) -> dict[str, Any]:
+        """Returns the JSON values of `item`'s attributes, without those that are defaults."""
+        return {
+            field.name: field.write(getattr(item, field.name))
+            for field in self.fields
+            if field.default is MANDATORY or getattr(item, field.name) != field.default
+        }
+
+    def encode(self, item: object) -> bytes:
+        """Returns `item`, whose attributes are the fields, as a JSON document of this version."""
+        values = self.values_of(item)
+        document: dict[str, Any] = {self.key: self.version, **values}
+        if needs := [field.name for field in self.fields if field.needed and field.name in values]:
+            document["needs"] = needs
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    def decode(
+        self, encoded: bytes, max_nbytes: int, within: Mapping[str, Schema] | None = None
+    ) -> dict[str, Any]:
+        """Reads a document that `encode` wrote, of this version or another.
+
+        Parameters
+        ----------
+        encoded
+            JSON.
+        max_nbytes
+            Longer ones are refused unread.
+        within
+            For each field that is an object of its own, its schema.
+
+        Returns
+        -------
+        dict
+            A value for every field, defaults included.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``, naming the field: too long, no JSON, a field twice, missing, of the
+            wrong type, or needed and not known here (then it names both versions).
+        """
+        values = decode_object(encoded, max_nbytes, self.what)
+        version = values.pop(self.key, None)
+        if type(version) is not int or not 1 <= version < _MAX_VERSION:
+            said = repr(version)[:32]
+            raise _bad(f"{self.what} has no version: field {self.key} is {said}, not a number from 1 on")
+        needs = self._needs(values.pop("needs", []))
+        within = within or {}
+        known = {field.name for field in self.fields}
+        for name, schema in within.items():
+            known |= {f"{name}.{field.name}" for field in schema.fields}
+        if strange := [name for name in needs if name not in known]:
+            raise _bad(
+                f"{self.what} of version {version} needs {_list(strange)}, which this kvxfer (version "
+                f"{self.version}) does not know: upgrade kvxfer at this end, or do without it at the other"
+            )
+        for name in needs:
+            outer, _, inner = name.partition(".")
+            holder = values.get(outer) if inner else values
+            if not isinstance(holder, dict) or (inner or outer) not in holder:
+                raise _bad(f"{self.what} needs {name}, but has no such field")
+        return self._read(values, within, "")
+
+    def _needs(self, value: Any) -> list[str]:
+        if (
+            not isinstance(value, list)
+            or len(value) > _MAX_NEEDS
+            or not all(isinstance(name, str) and 0 < len(name) <= _MAX_NAME for name in value)
+        ):
+            raise _bad(
+                f"{self.what} field needs is no list of at most {_MAX_NEEDS} names of at most {_MAX_NAME} "
+                "letters"
+            )
+        return value
+
+    def _read(self, values: dict[str, Any], within: Mapping[str, Schema], prefix: str) -> dict[str, Any]:
+        missing = [
+            field.name for field in self.fields if field.default is MANDATORY and field.name not in values
+        ]
+        if missing:
+            unknown = [name for name in values if name not in {field.name for field in self.fields}]
+            also = f" (and has unknown {_list(unknown)})" if unknown else ""
+            raise _bad(f"{self.what} lacks {_list([prefix + name for name in missing])}{also}")
+        found: dict[str, Any] = {}
+        for field in self.fields:
+            if field.name not in values:
+                found[field.name] = field.default
+                continue
+            try:
+                value = field.read(values[field.name])
+            except ValueError as error:
+                raise _bad(f"{self.what} field {prefix}{field.name} {error}") from None
+            if (inner := within.get(field.name)) is not None:
+                value = inner._read(value, {}, f"{prefix}{field.name}.")
+            found[field.name] = value
+        return found
 
 
 def decode_object(encoded: bytes, max_nbytes: int, what: str) -> dict[str, Any]:
@@ -34,14 +198,46 @@ def decode_object(encoded: bytes, max_nbytes: int, what: str) -> dict[str, Any]:
     return values
 
 
-def require_fields(values: dict[str, Any], names: tuple[str, ...], what: str) -> None:
-    """Raises ``UsageError("invalid-argument")`` unless the keys are exactly `names`."""
-    missing = [name for name in names if name not in values]
-    unknown = [name for name in values if name not in names]
-    if missing or unknown:
-        parts = [f"lacks {', '.join(missing)}"] if missing else []
-        parts += [f"has unknown {', '.join(unknown[:8])[:200]}"] if unknown else []
-        raise _bad(f"{what} {' and '.join(parts)}")
+# ---- readers of single values -------------------------------------------------------------------
+
+
+def integer(value: Any) -> int:
+    """Reads an integer; true and 1.0 are none."""
+    if type(value) is not int:
+        raise ValueError(f"is a {type(value).__name__}, not an integer")
+    return value
+
+
+def integers(value: Any) -> tuple[int, ...]:
+    """Reads a list of integers."""
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise ValueError("is no list of integers")
+    return tuple(value)
+
+
+def text(value: Any) -> str:
+    """Reads a string."""
+    if not isinstance(value, str):
+        raise ValueError(f"is a {type(value).__name__}, not a name")
+    return value
+
+
+def flag(value: Any) -> bool:
+    """Reads true or false; 0 and 1 are neither."""
+    if not isinstance(value, bool):
+        raise ValueError(f"is a {type(value).__name__}, not true or false")
+    return value
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """Reads an object, whose fields a schema of its own reads."""
+    if not isinstance(value, dict):
+        raise ValueError(f"is a {type(value).__name__}, not an object")
+    return value
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:8])[:200]
 
 
 def _bad(message: str) -> UsageError:

@@ -4,11 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from kvxfer.errors import UsageError
+
+_DTYPE_NBYTES: Final = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "float64": 8,
+}
+# vLLM's cache_dtype and the short names of configuration files.
+_DTYPE_ALIASES: Final = {
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +97,30 @@ def view(tensor: Any) -> TensorView:
             code="invalid-argument",
         ) from None
     return _of_array(np.asarray(buffer), tensor)
+
+
+def dtype_of(dtype: Any) -> tuple[str, int]:
+    """Returns ``(name, nbytes of an element)`` of a dtype of torch or numpy, or of a dtype's name.
+
+    Names are torch's without its prefix, as in `TensorView`. What engines call ``"fp8"`` is e4m3.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument`` when its size is not known.
+    """
+    if isinstance(dtype, type):  # numpy.float16 is a class, its dtype is not
+        dtype = np.dtype(dtype)
+    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    name = _DTYPE_ALIASES.get(name, name)
+    nbytes = getattr(dtype, "itemsize", None) or _DTYPE_NBYTES.get(name)
+    if nbytes is None:
+        raise UsageError(
+            f"the size of an element of dtype {name[:64]!r} is not known: name one of "
+            f"{', '.join(_DTYPE_NBYTES)}",
+            code="invalid-argument",
+        )
+    return name, int(nbytes)
 
 
 def flatten(tensors: Any) -> Iterator[Any]:
@@ -163,10 +213,10 @@ def _of_dlpack(tensor: Any) -> TensorView:
 
 
 def _checked(tensor: TensorView) -> TensorView:
-    for n, stride in zip(tensor.shape, tensor.strides, strict=True):
+    for axis, (n, stride) in enumerate(zip(tensor.shape, tensor.strides, strict=True)):
         if n > 1 and stride <= 0 and 0 not in tensor.shape:
             raise UsageError(
-                f"an axis of {n} elements has a stride of {stride} bytes: flipped and broadcast "
+                f"axis {axis}, of {n} elements, has a stride of {stride} bytes: flipped and broadcast "
                 "tensors cannot be registered, register the tensor that they are a view of",
                 code="invalid-argument",
             )

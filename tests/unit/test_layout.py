@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,54 @@ def test_axes_that_do_not_fit(shape: tuple[int, ...], axes: str, words: str) -> 
     assert caught.value.code == "invalid-argument"
 
 
+def test_what_memory_does_not_tell_is_kept() -> None:
+    layout = KVLayout.from_tensor(
+        np.zeros((2, 2, 4, 8, 4, 16), np.float16),
+        "l2bthd",
+        first_layer=np.int64(6),  # type: ignore[arg-type]
+        total_layers=8,
+        null_block=0,
+        cp_rank=1,
+        cp_size=4,
+        cp_interleave=16,
+        model="org/model",
+        group="sliding",
+    )
+    assert (layout.null_block, layout.cp_rank, layout.cp_size, layout.cp_interleave) == (0, 1, 4, 16)
+    assert (layout.model, layout.group, layout.heads) == ("org/model", "sliding", range(4))
+    assert KVLayout.from_bytes(layout.to_bytes()) == layout
+    with pytest.raises(UsageError, match="first_layer is a float, not an integer"):
+        replace(layout, first_layer=1.0)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="offsets is a tuple, not a tuple of integers"):
+        replace(layout, offsets=(0.5,))  # type: ignore[arg-type]
+
+
+def test_strides_are_of_whole_elements() -> None:
+    raw = np.zeros(4096, np.uint8)
+    tokens = np.ndarray((4, 8), np.float16, buffer=raw.data, strides=(17, 2))
+    with pytest.raises(UsageError, match="blocks are 17 bytes apart, which is no multiple of the 2 bytes"):
+        KVLayout.from_tensor(tokens, "bd")
+    layers = [np.ndarray((4, 8), np.float16, buffer=raw.data, offset=at) for at in (0, 65, 130)]
+    with pytest.raises(UsageError, match="layers are 65 bytes apart"):
+        KVLayout.from_tensors(layers, "bd")
+    with pytest.raises(UsageError, match="a layer begins at byte 65"):
+        KVLayout.from_tensors([layers[0], layers[2], layers[1]], "bd")
+
+
+def test_layers_that_meet_in_later_blocks() -> None:
+    # Neighbours are 150 bytes apart and 100 long, but layer 2 is where block 1 of layer 0 is.
+    layout = KVLayout.from_tensor(np.zeros((3, 4, 100), np.uint8), "lbd")
+    layout = replace(layout, layer_stride=0, block_stride=300, offsets=(0, 110, 1300))
+    assert layout.nbytes == 1300 + 3 * 300 + 100
+    with pytest.raises(UsageError, match="layer 0 kv 0 at byte 0 and layer 2 kv 0 at byte 300 share bytes"):
+        replace(layout, offsets=(0, 150, 300))
+
+
+def test_flipped_tensors_name_their_axis() -> None:
+    with pytest.raises(UsageError, match="axis 1, of 4 elements, has a stride of -8"):
+        KVLayout.from_tensor(np.zeros((2, 4, 8), np.uint8)[:, ::-1], "bhd")
+
+
 def test_lists_that_do_not_fit() -> None:
     one = np.zeros((4, 8), np.uint8)
     for tensors, axes in (
@@ -115,7 +164,7 @@ def damaged(**changes: Any) -> bytes:
     values = json.loads(KVLayout.from_tensor(np.zeros((4, 2, 3), np.uint8), "lbd").to_bytes())
     for name, value in changes.items():
         if value is None:
-            del values[name]
+            values.pop(name, None)
         else:
             values[name] = value
     return json.dumps(values).encode()
@@ -131,10 +180,13 @@ def damaged(**changes: Any) -> bytes:
         (b" " * 70_000, "over the bound"),
         (b'{"a":1,"a":2}', "twice"),
         (b'{"kvxfer_layout":NaN}', "version"),
-        (damaged(kvxfer_layout=2), "version 2"),
+        (damaged(kvxfer_layout=None), "no version: field kvxfer_layout is None"),
+        (damaged(kvxfer_layout=0), "no version"),
+        (damaged(kvxfer_layout="2"), "no version"),
         (damaged(kvxfer_layout=True), "version"),
         (damaged(itemsize=None), "lacks itemsize"),
-        (damaged(extra=1), "unknown extra"),
+        (damaged(itemsize=None, itemsiye=1), "lacks itemsize .and has unknown itemsiye"),
+        (damaged(extra=1, needs=["extra"]), "needs extra"),
         (damaged(num_blocks="2"), "not an integer"),
         (damaged(num_blocks=True), "not an integer"),
         (damaged(num_blocks=0), "num_blocks is 0"),
@@ -153,6 +205,30 @@ def damaged(**changes: Any) -> bytes:
         (damaged(offsets=[0, 9, 18, 30]), "must be 0"),
         (damaged(first_layer=1), "not within"),
         (damaged(num_blocks=1 << 31, block_stride=1 << 50), "bound"),
+        (damaged(dtype="float16"), "an element of float16 has 2 bytes, but itemsize is 1"),
+        (damaged(dtype="a\n"), "printable"),
+        (damaged(dtype="é"), "ASCII"),
+        (damaged(model="x" * 257), "model"),
+        (damaged(model="\ud800"), "model"),
+        (damaged(group=3), "group is a int, not a name"),
+        (damaged(null_block=2), "null_block is 2, the blocks are 0 to 1"),
+        (damaged(null_block=-2), "null_block is -2, not in -1"),
+        (damaged(cp_size=0), "cp_size is 0"),
+        (damaged(cp_size=5000), "cp_size is 5000, not in 1 to 4096"),
+        (damaged(cp_rank=2, cp_size=2), "cp_rank is 2, the ranks of cp_size 2 are 0 to 1"),
+        (damaged(cp_rank=-1, cp_size=2), "cp_rank is -1"),
+        (damaged(cp_interleave=0), "cp_interleave is 0"),
+        (damaged(cp_size=4096, cp_interleave=1 << 30), "tokens exceed"),
+        (damaged(quantization=None, needs=["quantization"]), "needs quantization, but has no such"),
+        (damaged(quantization=1), "quantization is a int, not an object"),
+        (damaged(quantization={}), "lacks quantization.per"),
+        (damaged(quantization={"per": "tensor"}), "no scales"),
+        (damaged(quantization={"per": "tensor", "scales": [1.0]}), "quantization.scales is no base64"),
+        (damaged(quantization={"per": "tensor", "scales": "AAA"}), "quantization.scales is no base64"),
+        (damaged(quantization={"per": "tensor", "scales": "AACAPw=="}), "dtype uint8 cannot be scaled"),
+        (damaged(quantization={"per": "tensor", "scales": "AADAfw=="}, dtype="int8"), "is nan as float32"),
+        (damaged(quantization={"per": "page", "saturate": 1}), "quantization.saturate is a int"),
+        (damaged(quantization={"per": "page", "offset": "4"}), "quantization.offset is a str"),
     ],
 )
 def test_bytes_from_elsewhere_are_refused(encoded: bytes, words: str) -> None:

@@ -1,0 +1,69 @@
+"""Which heads and layers of a model a rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvxfer.errors import UsageError
+
+
+def heads_of(total_heads: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
+    """Returns ``(first_head, num_heads)`` of a tensor-parallel rank.
+
+    Where there are more ranks than KV heads, each head is held by ``tp_size // total_heads``
+    consecutive ranks. A latent cache (MLA) has one head, which every rank holds.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument`` unless one of the two numbers divides the other.
+    """
+    if total_heads < 1 or not 0 <= tp_rank < tp_size:
+        raise _bad(f"tp_rank {tp_rank} of tp_size {tp_size} holds no slice of {total_heads} heads")
+    if tp_size >= total_heads and tp_size % total_heads == 0:
+        return tp_rank * total_heads // tp_size, 1
+    if total_heads % tp_size:
+        raise _bad(
+            f"{total_heads} heads cannot be divided evenly among tp_size {tp_size} ranks: "
+            "one of the two numbers must divide the other"
+        )
+    num_heads = total_heads // tp_size
+    return tp_rank * num_heads, num_heads
+
+
+def layers_of(
+    total_layers: int, pp_size: int, pp_rank: int, partition: Sequence[int] | None = None
+) -> tuple[int, int]:
+    """Returns ``(first_layer, num_layers)`` of a pipeline-parallel stage.
+
+    Parameters
+    ----------
+    total_layers, pp_size, pp_rank
+        Of the model, and of the pipeline.
+    partition
+        Layers of each stage. Engines give the remainder of a division to different stages, so it
+        is needed where `pp_size` does not divide `total_layers`.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: no such stage, no even division, or a partition of another size.
+    """
+    if total_layers < 1 or not 0 <= pp_rank < pp_size:
+        raise _bad(f"pp_rank {pp_rank} of pp_size {pp_size} holds no slice of {total_layers} layers")
+    if partition is None:
+        if total_layers % pp_size:
+            raise _bad(
+                f"{total_layers} layers cannot be divided evenly among pp_size {pp_size} stages: "
+                "pass partition=, the layers of each stage as the engine divides them"
+            )
+        partition = [total_layers // pp_size] * pp_size
+    if len(partition) != pp_size or sum(partition) != total_layers or min(partition) < 1:
+        raise _bad(
+            f"partition {list(partition)} is not {total_layers} layers in {pp_size} stages of one or more"
+        )
+    return sum(partition[:pp_rank]), partition[pp_rank]
+
+
+def _bad(message: str) -> UsageError:
+    return UsageError(message, code="invalid-argument")
