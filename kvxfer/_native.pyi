@@ -19,6 +19,8 @@ CODES: Final[dict[str, int]]
 COPY_KERNEL: Final[str]
 #: sizeof(CopyLoop), for the check of plan.LOOP_DTYPE.
 COPY_LOOP_NBYTES: Final[int]
+CONVERSION_NBYTES: Final[int]
+CONVERT_KERNEL: Final[str]
 
 class NativeError(Exception):
     """``args == (code, message)``."""
@@ -155,7 +157,7 @@ class AgentCore:
         are known."""
     def begin_connect(self, address: str, timeout_s: float) -> int:
         """The same without waiting: a "peer-up" or "peer-lost" event follows."""
-    def disconnect(self, peer: int) -> None: ...
+    def disconnect(self, peer: int, code: int = ..., text: str = ...) -> None: ...
     def peer(self, peer: int) -> dict[str, Any]:
         """``name``, ``incarnation`` (bytes), ``state`` ("connecting", "open", "lost"), ``rails``
         (list of "shm", "tcp", ..., alive), ``notes`` (list of sentences: what was tried and is
@@ -167,16 +169,20 @@ class AgentCore:
 
     # A program between a local and a remote region; `write`: the source is local.
     def install_program(
-        self, peer: int, write: bool, src_region: int, dst_region: int, num_layers: int, loops: NDArray[np.void]
-    ) -> int: ...
+        self, peer: int, write: bool, src_region: int, dst_region: int, num_layers: int, loops: NDArray[np.void],
+        conversions: NDArray[np.void], scales: NDArray[np.float32], units: tuple[int, int, int, int],
+        dst_heads: tuple[int, int, int],
+    ) -> int:
+        """What kvxfer/copy_program.py's CopyProgram holds. Checked here and told to the peer."""
 
-    # Block tables: uint32, one dimension. Validated here; nothing was posted when it raises.
+    # Ids of units (kvxfer/pairs.py), the last `num_fine` of tokens: uint32, one dimension. Validated here; nothing was posted when it raises.
     def post(
         self,
         peer: int,
         program: int,
-        src_blocks: NDArray[np.uint32],
-        dst_blocks: NDArray[np.uint32],
+        src_ids: NDArray[np.uint32],
+        dst_ids: NDArray[np.uint32],
+        num_fine: int,
         first_layer: int,
         num_layers: int,
         layers_ready: int,
@@ -196,11 +202,16 @@ class AgentCore:
         blocks: NDArray[np.uint32],
         first_layer: int,
         num_layers: int,
+        block_tokens: int,
+        first_token: int,
+        end_token: int,
+        num_heads: int,
         peer: int,
         timeout_s: float,
     ) -> Handle:
         """Lets transfers whose ``notify`` equals ``tag`` write these blocks (``peer`` < 0: any
-        peer's), and is done when every layer of every block has arrived."""
+        peer's), and is done when every layer and head of the blocks' tokens from ``first_token`` to
+        before ``end_token`` (counted over the blocks as they are named) has arrived."""
 
     # Leases that this agent grants; `blocks` empty and `all_blocks`: the whole region.
     def grant(
@@ -217,7 +228,34 @@ def sha256(data: bytes) -> bytes: ...
 def siphash128(key: bytes, data: bytes) -> bytes: ...
 def decode_frame(frame: bytes) -> str:
     """For the fuzz test: the message's type name, or raises NativeError(kProtocol)."""
+
+# A program run by itself, one layer of it. `units`: (src_units, dst_units, src_tokens, dst_tokens).
+Units = tuple[int, int, int, int]
+
 def expand(
-    loops: NDArray[np.void], layer: int, src_blocks: NDArray[np.uint32], dst_blocks: NDArray[np.uint32]
+    loops: NDArray[np.void], layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32],
+    num_fine: int = 0, units: Units = ...,
 ) -> NDArray[np.uint64]:
-    """The runs [n, 3] (src_offset, dst_offset, nbytes) of one layer, as every executor sees them."""
+    """The runs [n, 3] (src_offset, dst_offset, nbytes at the source), as every executor sees them."""
+def execute(
+    loops: NDArray[np.void], conversions: NDArray[np.void], scales: NDArray[np.float32], units: Units,
+    layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32], num_fine: int,
+    src: NDArray[np.uint8], dst: NDArray[np.uint8],
+) -> None:
+    """Copies and converts from one memory to the other, as shm does."""
+def pack(
+    loops: NDArray[np.void], conversions: NDArray[np.void], scales: NDArray[np.float32], units: Units,
+    layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32], num_fine: int, src: NDArray[np.uint8],
+) -> bytes:
+    """What crosses a stream: gathered and converted at the source."""
+def unpack(
+    loops: NDArray[np.void], conversions: NDArray[np.void], scales: NDArray[np.float32], units: Units,
+    layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32], num_fine: int, packed: bytes,
+    dst: NDArray[np.uint8],
+) -> None:
+    """Scatters what `pack` made."""
+def convert(
+    src_dtype: str, dst_dtype: str, src: NDArray[np.uint8], count: int, src_scale: float | None,
+    dst_scale: float | None, saturate: bool, kernel: str = "",
+) -> bytes:
+    """Converts `count` elements; `kernel`: "scalar", "avx2", "" for the best."""

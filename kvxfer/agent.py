@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvxfer._native import AgentCore, NativeError
-from kvxfer.block_table import as_ids
+from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.completion import ANY, Completions
 from kvxfer.errors import AgentError, UsageError, translate
 from kvxfer.layout import KVLayout
@@ -19,7 +18,8 @@ from kvxfer.notification import Notification
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
 from kvxfer.peer_table import PeerTable
-from kvxfer.plan import consecutive, footprint
+from kvxfer.plan import differences, footprint
+from kvxfer.posting import Poster
 from kvxfer.programs import ProgramCache
 from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.tensor import covering_spans, flatten, view
@@ -30,11 +30,8 @@ if TYPE_CHECKING:
     from kvxfer.directory import Directory
 
 
-# native/core/wire.h: kMaxName, kMaxNotify.
+# native/core/wire.h: kMaxName.
 _MAX_NAME_NBYTES = 128
-_MAX_NOTIFY_NBYTES = 4096
-_NUM_PRIORITIES = 256
-_MAX_LEASE = 2**64 - 1
 
 
 class Agent:
@@ -95,6 +92,7 @@ class Agent:
         self._programs = ProgramCache(self._core)
         self._completions = Completions(self._core, options.spin_us, self._on_event, self._notification)
         self._peers = PeerTable(self._core, self._completions)
+        self._poster = Poster(self._core, self._completions, self._peers, self._programs, options)
         if directory is not None and self._address:
             directory.publish(name, self._address)
 
@@ -272,6 +270,9 @@ class Agent:
         ------
         PeerError
             ``unreachable``, ``auth-failed``, ``protocol``, ...: the message says what was tried.
+        UsageError
+            ``layout-mismatch``: a region that both ends call by one name holds caches that no copy
+            program can bridge; the message compares them field by field. The session has ended.
         """
         import asyncio
 
@@ -285,7 +286,7 @@ class Agent:
         try:
             peer_id = self._core.begin_connect(target, left)
             await self._completions.until(("peer", peer_id), lambda: self._peers.settled(peer_id))
-            return self._peers.opened(peer_id, target)
+            return self._admitted(self._peers.opened(peer_id, target))
         except NativeError as error:
             raise translate(error, peer=target) from None
 
@@ -302,7 +303,7 @@ class Agent:
         try:
             peer_id = self._core.connect(target, left)
             self._completions.drain()
-            return self._peers.opened(peer_id, target)
+            return self._admitted(self._peers.opened(peer_id, target))
         except NativeError as error:
             raise translate(error, peer=target) from None
 
@@ -355,6 +356,8 @@ class Agent:
         dst_blocks: Blocks,
         *,
         layers: Iterable[int] | None = None,
+        heads: range | None = None,
+        tokens: range | None = None,
         after: Any = None,
         notify: bytes = b"",
         timeout_s: float | None = None,
@@ -376,11 +379,20 @@ class Agent:
         remote_region
             Where they go: ``peer.regions[name]``.
         src_blocks, dst_blocks
-            Block ids of the two regions, equally many; pair i moves ``src_blocks[i]`` to
-            ``dst_blocks[i]``. A source block may be repeated, a destination block may not.
+            Block ids of the two regions, in the order of the sequence's tokens. Where both ends have
+            pages of one size they are equally many and ``src_blocks[i]`` goes to ``dst_blocks[i]``;
+            else they cover the same tokens. A source block may be repeated, a destination block may
+            not; a destination's null block takes nothing.
         layers
             Consecutive layers, numbered model-wide as in `KVLayout`; None for all that both ends
             hold.
+        heads
+            Consecutive KV heads, numbered model-wide; None for all that both ends hold. For heads
+            that several ranks hold, of which one is to move them (`kvxfer.route`).
+        tokens
+            Which tokens of the sequence move, ``range(first, stop)``; both tables begin at its token
+            0. None for all that both tables name, whole blocks where pages are equal. Exactly these
+            are written: a last block that is filled in part keeps the rest of its bytes.
         after
             An asyncio or concurrent future: nothing moves before it is done, and the transfer is
             cancelled when it fails.
@@ -423,19 +435,21 @@ class Agent:
         waits = after is not None and not (
             after.done() and not after.cancelled() and after.exception() is None
         )
-        transfer = self._post(
+        transfer = self._poster.transfer(
             region,
             remote_region,
             src_blocks,
             dst_blocks,
             True,
             layers,
+            heads,
+            tokens,
             notify,
             timeout_s,
             priority,
             integrity,
             lease,
-            hold=hold or waits,
+            hold or waits,
         )
         if waits:
             after.add_done_callback(transfer._follow)
@@ -449,6 +463,8 @@ class Agent:
         dst_blocks: Blocks,
         *,
         layers: Iterable[int] | None = None,
+        heads: range | None = None,
+        tokens: range | None = None,
         notify: bytes = b"",
         timeout_s: float | None = None,
         priority: int = 0,
@@ -469,7 +485,7 @@ class Agent:
             Where they come from: ``peer.regions[name]``.
         src_blocks, dst_blocks
             Block ids of the remote and of the local region, as in `write`.
-        layers, notify, timeout_s, priority, integrity, lease
+        layers, heads, tokens, notify, timeout_s, priority, integrity, lease
             As in `write`.
 
         Raises
@@ -477,19 +493,21 @@ class Agent:
         UsageError, PeerError
             As in `write`.
         """
-        return self._post(
+        return self._poster.transfer(
             region,
             remote_region,
             src_blocks,
             dst_blocks,
             False,
             layers,
+            heads,
+            tokens,
             notify,
             timeout_s,
             priority,
             integrity,
             lease,
-            hold=False,
+            False,
         )
 
     def expect(
@@ -499,6 +517,7 @@ class Agent:
         region: Region | None = None,
         *,
         layers: Iterable[int] | None = None,
+        tokens: range | None = None,
         peer: Peer | None = None,
         timeout_s: float | None = None,
     ) -> Incoming:
@@ -516,6 +535,9 @@ class Agent:
             May be left out when the agent has one.
         layers
             Consecutive layers, numbered model-wide; None for all of the region.
+        tokens
+            Which tokens of the sequence have to arrive, of all the region's heads and whoever brings
+            them, until it is complete; `blocks` begin at its token 0. None for all of the blocks.
         peer
             Who may write; None for any peer.
         timeout_s
@@ -535,36 +557,7 @@ class Agent:
                     code="invalid-argument",
                 )
             region = next(iter(self._regions.values()))
-        if not tag:
-            raise UsageError("an expectation needs a tag of at least one byte", code="invalid-argument")
-        held = region.layout.layers
-        wanted = held if layers is None else consecutive(layers)
-        if wanted[0] < held[0] or wanted[-1] > held[-1]:
-            raise UsageError(
-                f"layers {wanted[0]} to {wanted[-1]} were named, region {region.name!r} holds "
-                f"{held[0]} to {held[-1]} (numbered model-wide)",
-                code="out-of-range",
-            )
-        try:
-            handle = self._core.expect(
-                _payload(tag),
-                region.id,
-                as_ids(blocks),
-                wanted[0] - held[0],
-                len(wanted),
-                -1 if peer is None else peer.id,
-                self._options.transfer_timeout_s if timeout_s is None else timeout_s,
-            )
-        except NativeError as error:
-            raise translate(error, peer="" if peer is None else peer.name) from None
-        return Incoming(
-            handle,
-            self._completions,
-            peer_name="" if peer is None else peer.name,
-            layers=wanted,
-            origin=held[0],
-            arrives=True,
-        )
+        return self._poster.expectation(tag, blocks, region, layers, tokens, peer, timeout_s)
 
     # ---- notifications and progress ---------------------------------------------------------
 
@@ -627,56 +620,25 @@ class Agent:
 
     # ---- inside -----------------------------------------------------------------------------
 
-    def _post(
-        self,
-        region: Region,
-        remote: RegionDescriptor,
-        src_blocks: Blocks,
-        dst_blocks: Blocks,
-        write: bool,
-        layers: Iterable[int] | None,
-        notify: bytes,
-        timeout_s: float | None,
-        priority: int,
-        integrity: bool | None,
-        lease: int | None,
-        *,
-        hold: bool,
-    ) -> Transfer:
-        self._completions.check()
-        if not 0 <= priority < _NUM_PRIORITIES:
-            raise UsageError(f"priority is 0 to 255, not {priority}", code="invalid-argument")
-        if lease is not None and not 0 < lease <= _MAX_LEASE:
-            raise UsageError(f"lease is a Lease's id, not {lease!r}", code="invalid-argument")
-        peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
-        try:
-            program_id, program = self._programs.get(peer_id, write, region, remote)
-            first, count = program.window(layers)
-            handle = self._core.post(
-                peer_id,
-                program_id,
-                as_ids(src_blocks),
-                as_ids(dst_blocks),
-                first,
-                count,
-                0 if hold else count,
-                _payload(notify),
-                priority,
-                self._options.transfer_timeout_s if timeout_s is None else timeout_s,
-                self._options.integrity if integrity is None else integrity,
-                0 if lease is None else lease,
-            )
-        except NativeError as error:
-            raise translate(error, peer=remote.agent) from None
-        start = program.origin + first
-        return Transfer(
-            handle,
-            self._completions,
-            peer_name=remote.agent,
-            layers=range(start, start + count),
-            origin=program.origin,
-            arrives=not write,
-        )
+    def _admitted(self, peer: Peer) -> Peer:
+        """Returns the peer, or ends its session where its caches can never be ours."""
+        ours = {region.name: region.layout for region in self._regions.values()}
+        if not ours:
+            return peer
+        found = [
+            f"region {name!r}: {'; '.join(reasons)}"
+            for name, remote in peer.regions.items()
+            if name in ours
+            and (reasons := differences(ours[name], remote.layout))
+            # What cannot be written may be read: scales of pages, for one, are found one way only.
+            and differences(remote.layout, ours[name])
+        ]
+        if not found:
+            return peer
+        words = f"the caches of {self._name} (source) and {peer.name} (destination) differ in "
+        words += "; in ".join(found)
+        self._core.disconnect(peer.id, CODES["layout-mismatch"], words)
+        raise UsageError(words, code="layout-mismatch", peer=peer.name)
 
     def _region_gone(self, region: Region) -> None:
         self._regions.pop(region.id, None)
@@ -709,14 +671,3 @@ class Agent:
         if note is not None:
             found.append(note)
         return note is not None
-
-
-def _payload(notify: bytes) -> bytes:
-    if not isinstance(notify, bytes):
-        raise UsageError(f"a notification is bytes, not {type(notify).__name__}", code="invalid-argument")
-    if len(notify) > _MAX_NOTIFY_NBYTES:
-        raise UsageError(
-            f"a notification has at most {_MAX_NOTIFY_NBYTES} bytes, not {len(notify)}: send a name of it",
-            code="invalid-argument",
-        )
-    return notify

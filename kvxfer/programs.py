@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from kvxfer._native import AgentCore
+from kvxfer.layout import KVLayout
 from kvxfer.log import is_debugging, logger
 from kvxfer.plan import CopyProgram, compile
 from kvxfer.region import Region, RegionDescriptor
 
-_Key = tuple[int, bool, int, int]  # peer, write, local region, remote region
-_Entry = tuple[int, CopyProgram]  # its number in the session
+# Peer, write, local region, remote region, heads, with loops of single tokens.
+_Key = tuple[int, bool, int, int, range | None, bool]
+
+
+class InstalledProgram(NamedTuple):
+    """A program that both ends have."""
+
+    number: int  # in the session
+    program: CopyProgram
+    whole_blocks: bool  # block ids are its unit ids, and every block is real
 
 
 class ProgramCache:
@@ -19,30 +30,47 @@ class ProgramCache:
     def __init__(self, core: AgentCore) -> None:
         self._core = core
         # Replaced as a whole when it changes: readers on other threads need no lock.
-        self._entries: dict[_Key, _Entry] = {}
+        self._entries: dict[_Key, InstalledProgram] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, peer_id: int, write: bool, region: Region, remote: RegionDescriptor) -> _Entry:
-        """Returns the program's number in the session and the program, compiling it the first time.
+    def get(
+        self,
+        peer_id: int,
+        write: bool,
+        region: Region,
+        remote: RegionDescriptor,
+        heads: range | None = None,
+        fine: bool = False,
+    ) -> InstalledProgram:
+        """Returns the program, compiling it and telling the peer the first time.
 
         Raises
         ------
         UsageError
-            ``layout-mismatch``.
+            ``layout-mismatch``, ``out-of-range``: as `kvxfer.plan.compile`.
         NativeError
             The peer or a region is gone.
         """
-        key = peer_id, write, region.id, remote.id
+        key = peer_id, write, region.id, remote.id, heads, fine
         entry = self._entries.get(key)
         if entry is None:
             src, dst = (region, remote) if write else (remote, region)
-            program = compile(src.layout, dst.layout)
+            program = compile(src.layout, dst.layout, heads=heads, fine=fine)
             number = self._core.install_program(
-                peer_id, write, src.id, dst.id, program.num_program_layers, np.array(program.loops)
+                peer_id,
+                write,
+                src.id,
+                dst.id,
+                program.num_program_layers,
+                np.array(program.loops),
+                np.array(program.conversions),
+                np.array(program.scales),
+                program.units,
+                program.dst_heads,
             )
-            entry = number, program
+            entry = InstalledProgram(number, program, _names_whole_blocks(src.layout, dst.layout))
             self._entries = {**self._entries, key: entry}
             if is_debugging():
                 logger().debug("kvxfer: %s -> %s: %s", src.name, dst.name, program.explain())
@@ -63,3 +91,11 @@ class ProgramCache:
     def clear(self) -> None:
         """Drops everything."""
         self._entries = {}
+
+
+def _names_whole_blocks(src: KVLayout, dst: KVLayout) -> bool:
+    return (
+        src.block_tokens == dst.block_tokens
+        and src.cp_size == dst.cp_size == 1
+        and src.null_block == dst.null_block == -1
+    )

@@ -402,8 +402,9 @@ def check_cancel_ends_at_both_ends(make_pair: MakePair) -> None:
         src.agent.poll()
         assert np.all(dst.array == 7)
         if not pair.lossy:
-            dst.region.grant(dst.peer, None, "write")
-            settle(pair, src.agent.write(src.region, src.remote, [1], [2]))
+            # Named, because a right to these blocks ended: the writer may not have heard of this one.
+            lease = dst.region.grant(dst.peer, None, "write")
+            settle(pair, src.agent.write(src.region, src.remote, [1], [2], lease=lease.id))
             same(dst, [2], src.blocks([1]))
 
 

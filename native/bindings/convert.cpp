@@ -19,19 +19,40 @@ void raise(const Status& status) {
   throw nb::python_error();
 }
 
-std::vector<CopyLoop> to_loops(nb::handle records) {
+namespace {
+
+template <class Record>
+std::vector<Record> to_records(nb::handle records, const char* what) {
   Py_buffer view;
   if (PyObject_GetBuffer(records.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0)
     throw nb::python_error();
-  const bool fits = view.ndim == 1 && view.itemsize == static_cast<Py_ssize_t>(sizeof(CopyLoop));
-  std::vector<CopyLoop> loops;
+  const bool fits = view.ndim == 1 && view.itemsize == static_cast<Py_ssize_t>(sizeof(Record));
+  std::vector<Record> out;
   if (fits) {
-    loops.resize(static_cast<std::size_t>(view.len) / sizeof(CopyLoop));
-    if (!loops.empty()) std::memcpy(loops.data(), view.buf, static_cast<std::size_t>(view.len));
+    out.resize(static_cast<std::size_t>(view.len) / sizeof(Record));
+    if (!out.empty()) std::memcpy(out.data(), view.buf, static_cast<std::size_t>(view.len));
   }
   PyBuffer_Release(&view);
-  if (!fits) raise({Code::kInvalidArgument, "loops are not a one-dimensional array of plan.LOOP_DTYPE"});
-  return loops;
+  if (!fits)
+    raise({Code::kInvalidArgument, std::string(what) + " are not a one-dimensional array of " +
+                                       std::to_string(sizeof(Record)) + "-byte records"});
+  return out;
+}
+
+}  // namespace
+
+std::vector<CopyLoop> to_loops(nb::handle loops) { return to_records<CopyLoop>(loops, "loops"); }
+
+CopyProgram to_program(std::uint32_t num_layers, nb::handle loops, nb::handle conversions, nb::handle scales,
+                       const std::array<std::uint32_t, 4>& units) {
+  CopyProgram program;
+  program.loops = to_loops(loops);
+  program.conversions = to_records<Conversion>(conversions, "conversions");
+  program.scales = to_records<float>(scales, "scales");
+  program.units[kCoarse] = {units[0], units[1]};
+  program.units[kFine] = {units[2], units[3]};
+  program.num_layers = num_layers;
+  return program;
 }
 
 }  // namespace kvxfer::python

@@ -3,8 +3,11 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -61,7 +64,13 @@ inline std::int64_t to_ns(double seconds) {
   return static_cast<std::int64_t>(std::min(seconds, kMost) * 1e9);
 }
 
-// Records of plan.LOOP_DTYPE, which are CopyLoops to the byte.
-std::vector<CopyLoop> to_loops(nb::handle records);
+// A program as kvxfer/copy_program.py holds it: records of LOOP_DTYPE and CONVERSION_DTYPE, which are
+// CopyLoops and Conversions to the byte, float32 scales, units (src, dst of units; of tokens).
+std::vector<CopyLoop> to_loops(nb::handle loops);
+CopyProgram to_program(std::uint32_t num_layers, nb::handle loops, nb::handle conversions, nb::handle scales,
+                       const std::array<std::uint32_t, 4>& units);
+
+// plan.expand, execute, pack, unpack, convert: a program run by itself, for tests and explanations.
+void define_execution(nb::module_& module);
 
 }  // namespace kvxfer::python

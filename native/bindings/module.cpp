@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "bindings/convert.h"
+#include "core/crc32c.h"
 #include "core/executor.h"
 #include "core/pool_memory.h"
 #include "core/runtime.h"
@@ -261,9 +262,9 @@ class PyAgentCore {
     if (peer && !peer->reason.ok()) raise(peer->reason);
     raise({Code::kUnreachable, "no session with " + address + " in time"});
   }
-  void disconnect(SessionKey key) const {
+  void disconnect(SessionKey key, int code, const std::string& text) const {
     call([&](Engine& engine, Time now) {
-      engine.end_session(now, key, Code::kPeerLost, "disconnected by the other side");
+      engine.end_session(now, key, static_cast<Code>(code), text);
       return 0;
     });
   }
@@ -304,24 +305,26 @@ class PyAgentCore {
   }
 
   std::uint32_t install_program(SessionKey peer, bool write, RegionId src, RegionId dst,
-                                std::uint32_t num_layers, nb::handle loops) const {
-    CopyProgram program;
-    program.loops = to_loops(loops);
-    program.num_layers = num_layers;
+                                std::uint32_t num_layers, nb::handle loops, nb::handle conversions,
+                                nb::handle scales, const std::array<std::uint32_t, 4>& units,
+                                const std::array<std::uint32_t, 3>& dst_heads) const {
+    CopyProgram program = to_program(num_layers, loops, conversions, scales, units);
+    program.dst_heads = {dst_heads[0], dst_heads[1], dst_heads[2]};
     return take(call([&](Engine& engine, Time now) {
       return engine.install_program(now, peer, write, src, dst, std::move(program));
     }));
   }
 
-  PyHandle post(SessionKey peer, std::uint32_t program, const BlockIds& src_blocks,
-                const BlockIds& dst_blocks, std::uint32_t first_layer, std::uint32_t num_layers,
+  PyHandle post(SessionKey peer, std::uint32_t program, const BlockIds& src_ids, const BlockIds& dst_ids,
+                std::uint32_t num_fine, std::uint32_t first_layer, std::uint32_t num_layers,
                 std::uint32_t layers_ready, const nb::bytes& notify, std::uint8_t priority, double timeout_s,
                 bool integrity, LeaseId lease) const {
     TransferRequest request;
     request.peer = peer;
     request.program = program;
-    request.src_blocks = to_vector(src_blocks);
-    request.dst_blocks = to_vector(dst_blocks);
+    request.src_ids = to_vector(src_ids);
+    request.dst_ids = to_vector(dst_ids);
+    request.num_fine = num_fine;
     request.first_layer = first_layer;
     request.num_layers = num_layers;
     request.layers_ready = layers_ready;
@@ -335,14 +338,16 @@ class PyAgentCore {
   }
 
   PyHandle expect(const nb::bytes& tag, RegionId region, const BlockIds& blocks, std::uint32_t first_layer,
-                  std::uint32_t num_layers, std::int64_t peer, double timeout_s) const {
+                  std::uint32_t num_layers, std::uint32_t block_tokens, std::uint64_t first_token,
+                  std::uint64_t end_token, std::uint32_t num_heads, std::int64_t peer,
+                  double timeout_s) const {
     const std::optional<SessionKey> from =
         peer < 0 ? std::nullopt : std::optional(static_cast<SessionKey>(peer));
     wire::Bytes bytes = to_bytes(tag);
     std::vector<std::uint32_t> ids = to_vector(blocks);
     return {runtime_, take(call([&](Engine& engine, Time now) {
               return engine.expect(now, std::move(bytes), region, std::move(ids), first_layer, num_layers,
-                                   from, to_ns(timeout_s));
+                                   {block_tokens, first_token, end_token, num_heads}, from, to_ns(timeout_s));
             }))};
   }
 
@@ -403,22 +408,6 @@ std::string decode_frame(const nb::bytes& frame) {
     raise({Code::kProtocol, "the frame's length is not what its header says"});
   (void)take(wire::decode(header, wire::ByteSpan(bytes).subspan(wire::kHeaderNbytes, header.body_nbytes)));
   return std::string(wire::name_of(header.type));
-}
-
-nb::object expand(nb::handle records, std::uint32_t layer, const BlockIds& src_blocks,
-                  const BlockIds& dst_blocks) {
-  const std::vector<CopyLoop> loops = to_loops(records);
-  if (src_blocks.shape(0) != dst_blocks.shape(0))
-    raise({Code::kLengthMismatch, "the tables differ in length"});
-  auto* runs = new std::vector<std::array<std::uint64_t, 3>>;
-  nb::capsule owner(
-      runs, [](void* p) noexcept { delete static_cast<std::vector<std::array<std::uint64_t, 3>>*>(p); });
-  for_each_run(loops.data(), loops.size(), {layer, 0, static_cast<std::uint32_t>(src_blocks.shape(0))},
-               src_blocks.data(), dst_blocks.data(),
-               [&](std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) {
-                 runs->push_back({src, dst, nbytes});
-               });
-  return nb::cast(nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<2>>(runs->data(), {runs->size(), 3}, owner));
 }
 
 }  // namespace
@@ -489,17 +478,18 @@ NB_MODULE(_native, m) {
       .def("deregister", &PyAgentCore::deregister, "region"_a)
       .def("connect", &PyAgentCore::connect, "address"_a, "timeout_s"_a)
       .def("begin_connect", &PyAgentCore::begin_connect, "address"_a, "timeout_s"_a)
-      .def("disconnect", &PyAgentCore::disconnect, "peer"_a)
+      .def("disconnect", &PyAgentCore::disconnect, "peer"_a, "code"_a = static_cast<int>(Code::kPeerLost),
+           "text"_a = "disconnected by the other side")
       .def("peer", &PyAgentCore::peer, "peer"_a)
       .def("peers", &PyAgentCore::peers)
       .def("peer_regions", &PyAgentCore::peer_regions, "peer"_a)
       .def("install_program", &PyAgentCore::install_program, "peer"_a, "write"_a, "src_region"_a,
-           "dst_region"_a, "num_layers"_a, "loops"_a)
-      .def("post", &PyAgentCore::post, "peer"_a, "program"_a, "src_blocks"_a, "dst_blocks"_a, "first_layer"_a,
-           "num_layers"_a, "layers_ready"_a, "notify"_a, "priority"_a, "timeout_s"_a, "integrity"_a,
-           "lease"_a)
+           "dst_region"_a, "num_layers"_a, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "dst_heads"_a)
+      .def("post", &PyAgentCore::post, "peer"_a, "program"_a, "src_ids"_a, "dst_ids"_a, "num_fine"_a,
+           "first_layer"_a, "num_layers"_a, "layers_ready"_a, "notify"_a, "priority"_a, "timeout_s"_a,
+           "integrity"_a, "lease"_a)
       .def("expect", &PyAgentCore::expect, "tag"_a, "region"_a, "blocks"_a, "first_layer"_a, "num_layers"_a,
-           "peer"_a, "timeout_s"_a)
+           "block_tokens"_a, "first_token"_a, "end_token"_a, "num_heads"_a, "peer"_a, "timeout_s"_a)
       .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a,
            "ttl_s"_a, "renewable"_a)
       .def("revoke", &PyAgentCore::revoke, "lease"_a)
@@ -522,7 +512,7 @@ NB_MODULE(_native, m) {
       },
       "key"_a, "data"_a);
   m.def("decode_frame", &decode_frame, "frame"_a);
-  m.def("expand", &expand, "loops"_a, "layer"_a, "src_blocks"_a, "dst_blocks"_a);
+  define_execution(m);
 }
 
 }  // namespace kvxfer::python

@@ -20,6 +20,10 @@ namespace kvxfer::wire {
 
 static_assert(std::endian::native == std::endian::little, "fields are copied as they lie in memory");
 
+// Has no padding, so that its bytes say all of it.
+template <class T>
+inline constexpr bool kPlain = std::has_unique_object_representations_v<T> || std::is_same_v<T, float>;
+
 // The longest prefix of `text` that is well-formed UTF-8 (RFC 3629).
 inline std::size_t utf8_prefix(std::string_view text) noexcept {
   std::size_t at = 0;
@@ -60,14 +64,14 @@ class Writer {
   // A whole record or array of bytes as it lies in memory.
   template <class T>
   void raw(const T& value) {
-    static_assert(std::has_unique_object_representations_v<T>);
+    static_assert(kPlain<T>);
     append(&value, sizeof value);
   }
 
   // A u32 count, then the items as they lie in memory.
   template <class T>
   void table(std::span<const T> items) {
-    static_assert(std::has_unique_object_representations_v<T>);
+    static_assert(kPlain<T>);
     number(static_cast<std::uint32_t>(items.size()));
     append(items.data(), items.size_bytes());
   }
@@ -160,7 +164,7 @@ class Reader {
 
   template <class T>
   std::vector<T> table(std::string_view field, std::string_view items, std::size_t at_most) {
-    static_assert(std::has_unique_object_representations_v<T>);
+    static_assert(kPlain<T>);
     std::vector<T> value(count(field, items, at_most, sizeof(T)));
     if (!value.empty()) take(value.data(), value.size() * sizeof(T));
     return value;

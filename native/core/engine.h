@@ -77,7 +77,8 @@ struct EngineConfig {
 struct TransferRequest {
   SessionKey peer = 0;
   std::uint32_t program = 0;  // as install_program returned it
-  std::vector<std::uint32_t> src_blocks, dst_blocks;
+  std::vector<std::uint32_t> src_ids, dst_ids;    // of units, the last num_fine of tokens
+  std::uint32_t num_fine = 0;
   std::uint32_t first_layer = 0, num_layers = 0;  // in the program's numbers
   std::uint32_t layers_ready = 0;                 // writes; counted from first_layer
   wire::Bytes notify;
@@ -157,8 +158,8 @@ class Engine {
   void cancel(Time now, std::uint64_t handle);  // of a transfer or an expectation
   Result<std::shared_ptr<Handle>> expect(Time now, wire::Bytes tag, RegionId region,
                                          std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
-                                         std::uint32_t num_layers, std::optional<SessionKey> from,
-                                         Time timeout_ns);
+                                         std::uint32_t num_layers, const Needed& needed,
+                                         std::optional<SessionKey> from, Time timeout_ns);
   Result<LeaseId> grant(Time now, SessionKey peer, RegionId region, wire::LeaseMode mode, bool all_blocks,
                         std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable);
   void revoke(Time now, LeaseId lease);
@@ -340,6 +341,8 @@ class Engine {
   std::shared_ptr<Move> make_move(const wire::TransferSpec& spec, const Program& program, const Region& local,
                                   RegionId remote) const;
   static wire::TransferSpec spec_of(const Transfer& transfer);
+  static std::vector<std::uint32_t> blocks_of(const Move& move, Footprint::Half half,
+                                              const std::vector<bool>& pairs);
   void refuse(Peer& peer, TransferId transfer, const Status& why);
 
   // engine_source.cpp

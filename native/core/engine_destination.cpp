@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "core/engine.h"
+#include "core/pack.h"
 
 namespace kvxfer {
 namespace {
@@ -282,7 +283,7 @@ void Engine::count_piece(Peer& peer, Destination& destination, std::uint32_t pie
   ++destination.num_arrived;
   const std::uint32_t row = piece / grid.pieces_per_layer();
   const Piece named = grid.piece(piece);
-  stats_.bytes_in += named.num_pairs * destination.move->program->pair_nbytes(named.layer);
+  stats_.bytes_in += piece_nbytes(*destination.move->program, named);
   if (--destination.left_in_layer[row] != 0) return;
   if (!destination.one_sided) {
     const std::uint32_t rows[] = {row};
@@ -376,7 +377,7 @@ void Engine::confirmed(Peer& peer, Destination& destination, std::span<const std
     const std::uint32_t layer = grid.first_layer + row;
     if (destination.handle && destination.handle->set_layer(layer))
       host_.emit({.kind = EventKind::kLayer, .handle = destination.handle->id(), .layer = layer});
-    if (destination.expectation && destination.expectation->arrived(layer, destination.move->dst_blocks))
+    if (destination.expectation && destination.expectation->arrived(layer, *destination.move))
       if (const auto& handle = destination.expectation->handle(); handle->set_layer(layer))
         host_.emit({.kind = EventKind::kLayer, .handle = handle->id(), .layer = layer});
   }
@@ -395,19 +396,16 @@ void Engine::finish_destination(Peer& peer, Destination& destination) {
 std::vector<std::uint32_t> Engine::failed_blocks(const Destination& destination) const {
   const Move& move = *destination.move;
   const PieceGrid& grid = move.grid;
-  if (destination.confirmed.empty() || destination.reason.code() == Code::kIntegrity) return move.dst_blocks;
-  std::vector<bool> bad(grid.num_pairs);
-  for (std::uint32_t index = 0; index < grid.num_pieces(); ++index) {
+  const bool all = destination.confirmed.empty() || destination.reason.code() == Code::kIntegrity;
+  std::vector<bool> bad(grid.num_pairs, all);
+  for (std::uint32_t index = 0; !all && index < grid.num_pieces(); ++index) {
     if (destination.arrived[index] &&
         (!destination.one_sided || destination.confirmed[index / grid.pieces_per_layer()]))
       continue;
     const Piece piece = grid.piece(index);
     for (std::uint32_t p = 0; p < piece.num_pairs; ++p) bad[piece.first_pair + p] = true;
   }
-  std::vector<std::uint32_t> blocks;
-  for (std::uint32_t p = 0; p < grid.num_pairs; ++p)
-    if (bad[p]) blocks.push_back(move.dst_blocks[p]);
-  return blocks;
+  return blocks_of(move, Footprint::Half::kDst, bad);
 }
 
 void Engine::fail_destination(Destination& destination, TransferEvent event, Status why, bool tell_peer) {

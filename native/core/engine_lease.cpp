@@ -141,7 +141,8 @@ Status Engine::find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode
   auto ended_on = peer.ended_on.find({transfer.region, mode});
   // Blocks of one request mostly share a lease, and mostly one that its poster knew.
   const Lease* last = nullptr;
-  for (const std::uint32_t block : write ? transfer.move->dst_blocks : transfer.move->src_blocks) {
+  for (std::uint32_t pair = 0; pair < transfer.move->grid.num_pairs; ++pair) {
+    const std::uint32_t block = write ? transfer.move->dst_block(pair) : transfer.move->src_block(pair);
     if (last != nullptr && last->covers(block)) continue;
     bool came_later = false;
     auto found = std::find_if(candidates.begin(), candidates.end(), [&](const Lease* lease) {
@@ -176,8 +177,8 @@ Status Engine::authorize(Peer& peer, Destination& destination) {
   const Move& move = *destination.move;
   if (auto tag = tags_.find(text_of(destination.notify)); !destination.notify.empty() && tag != tags_.end()) {
     const std::shared_ptr<Expectation>& expectation = expectations_.at(tag->second);
-    if (expectation->covers(peer.key, destination.region, move.dst_blocks, move.grid.first_layer,
-                            move.grid.num_layers)) {
+    if (expectation->covers(peer.key, destination.region, move)) {
+      if (Status status = expectation->follow(move); !status.ok()) return status;
       destination.expectation = expectation;
       return {};
     }
@@ -199,8 +200,8 @@ void Engine::unpark(Peer& peer) {
 
 Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, RegionId region_id,
                                                std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
-                                               std::uint32_t num_layers, std::optional<SessionKey> from,
-                                               Time timeout_ns) {
+                                               std::uint32_t num_layers, const Needed& needed,
+                                               std::optional<SessionKey> from, Time timeout_ns) {
   now_ = now;
   if (closed_) return Status(Code::kClosed, "the agent is closed");
   const Region* local = region(region_id);
@@ -221,8 +222,8 @@ Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, Region
   if (Status status = check_blocks(blocks, local->num_blocks, true, "blocks", local->name); !status.ok())
     return status;
   auto handle = new_handle(first_layer, num_layers);
-  auto expectation =
-      std::make_shared<Expectation>(handle, tag, region_id, from, std::move(blocks), first_layer, num_layers);
+  auto expectation = std::make_shared<Expectation>(handle, tag, region_id, from, std::move(blocks),
+                                                   first_layer, num_layers, needed);
   expectations_.emplace(handle->id(), expectation);
   tags_.emplace(text_of(tag), handle->id());
   arm(time_after(now, timeout_ns), TimerKind::kExpectation, handle->id(), 0,

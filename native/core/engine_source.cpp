@@ -183,7 +183,9 @@ void Engine::drained_source(Source& source) {
   ++(source.state == TransferState::kDone ? stats_.transfers_done : stats_.transfers_failed);
   // What the destination has of it is not known here; all of it may have to be written again.
   std::vector<std::uint32_t> failed;
-  if (source.state != TransferState::kDone) failed = source.move->src_blocks;
+  if (source.state != TransferState::kDone)
+    failed =
+        blocks_of(*source.move, Footprint::Half::kSrc, std::vector<bool>(source.move->grid.num_pairs, true));
   end_handle(source.handle, source.state, source.reason, std::move(failed));
   sending_.erase(source.key);
   auto found = sources_.find(source.key);

@@ -1,7 +1,9 @@
 // Transfers as both ends see them: programs, posting, what is checked of a peer's, and how they end.
 #include <algorithm>
+#include <unordered_set>
 
 #include "core/engine.h"
+#include "core/pack.h"
 
 namespace kvxfer {
 
@@ -23,17 +25,10 @@ Result<std::uint32_t> Engine::install_program(Time now, SessionKey key, bool wri
   if (Status status = local->footprint.contains(program, write ? Half::kSrc : Half::kDst); !status.ok())
     return status;
   // The other half is the peer's to check; here only that it stays inside what the peer announced.
-  CopyProgram mirrored = program;
-  if (!write)
-    for (CopyLoop& loop : mirrored.loops) {
-      loop.dst_offset = loop.src_offset;
-      loop.dst_layer_stride = loop.src_layer_stride;
-      loop.dst_block_stride = loop.src_block_stride;
-      loop.dst_strides[0] = loop.src_strides[0];
-      loop.dst_strides[1] = loop.src_strides[1];
-    }
   const wire::Region& there = remote->second.region;
-  if (auto extent = Footprint::create(mirrored, there.num_blocks, there.spans); !extent.ok())
+  if (auto extent =
+          Footprint::create(program, write ? Half::kDst : Half::kSrc, there.num_blocks, there.spans);
+      !extent.ok())
     return extent.status();
   Program entry;
   entry.program = std::make_shared<CopyProgram>(std::move(program));
@@ -64,11 +59,10 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
   if (local == nullptr)
     return Status(Code::kUnknownRegion, "region " + std::to_string(ours) + " is not registered (any more)");
   const wire::Region& remote = peer->regions.at(theirs).region;
-  const std::size_t num_pairs = request.src_blocks.size();
-  if (num_pairs != request.dst_blocks.size())
+  const std::size_t num_pairs = request.src_ids.size();
+  if (num_pairs != request.dst_ids.size())
     return Status(Code::kLengthMismatch, "src_blocks names " + std::to_string(num_pairs) +
-                                             " blocks, dst_blocks " +
-                                             std::to_string(request.dst_blocks.size()));
+                                             " blocks, dst_blocks " + std::to_string(request.dst_ids.size()));
   if (num_pairs > wire::kMaxBlocks)
     return Status(Code::kInvalidArgument, "a transfer takes up to " + std::to_string(wire::kMaxBlocks) +
                                               " block pairs, not " + std::to_string(num_pairs) +
@@ -86,28 +80,31 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
   if (request.timeout_ns <= 0) return Status(Code::kInvalidArgument, "a transfer's timeout is more than 0 s");
   const auto num_blocks = [&](bool is_ours) { return is_ours ? local->num_blocks : remote.num_blocks; };
   const auto name = [&](bool is_ours) { return is_ours ? local->name : remote.name; };
-  if (Status status = check_blocks(request.src_blocks, num_blocks(program.write), false, "src_blocks",
-                                   name(program.write));
+  if (request.num_fine > num_pairs)
+    return Status(Code::kInvalidArgument, "more single tokens are named than there are pairs");
+  using Half = Footprint::Half;
+  if (Status status = check_ids(request.src_ids, request.num_fine, *program.program, Half::kSrc,
+                                num_blocks(program.write), name(program.write));
       !status.ok())
     return status;
-  if (Status status = check_blocks(request.dst_blocks, num_blocks(!program.write), true, "dst_blocks",
-                                   name(!program.write));
+  if (Status status = check_ids(request.dst_ids, request.num_fine, *program.program, Half::kDst,
+                                num_blocks(!program.write), name(!program.write));
       !status.ok())
     return status;
 
   // As many pairs in a piece as the rails that are likely to carry it want bytes, within the bitmap's
   // bound.
-  std::uint64_t piece_nbytes = 512 * 1024;
+  std::uint64_t wanted_nbytes = 512 * 1024;
   std::uint32_t rank = UINT32_MAX;
   for (RailId rail : peer->rails) {
     const Capabilities& capabilities = rails_.at(rail).info.capabilities;
-    if (capabilities.rank < rank || (capabilities.rank == rank && capabilities.piece_nbytes < piece_nbytes))
-      piece_nbytes = capabilities.piece_nbytes;
+    if (capabilities.rank < rank || (capabilities.rank == rank && capabilities.piece_nbytes < wanted_nbytes))
+      wanted_nbytes = capabilities.piece_nbytes;
     rank = std::min(rank, capabilities.rank);
   }
-  const std::uint64_t pair_nbytes =
-      std::max<std::uint64_t>(1, program.program->pair_nbytes(request.first_layer));
-  std::uint64_t per_piece = std::max<std::uint64_t>(1, piece_nbytes / pair_nbytes);
+  const std::uint64_t unit_nbytes =
+      std::max<std::uint64_t>(1, pair_nbytes(*program.program, request.first_layer, kCoarse));
+  std::uint64_t per_piece = std::max<std::uint64_t>(1, wanted_nbytes / unit_nbytes);
   const std::uint64_t most_per_layer = wire::kMaxPieces / request.num_layers;
   per_piece = std::max(per_piece, (num_pairs + most_per_layer - 1) / most_per_layer);
   wire::TransferSpec spec;
@@ -116,9 +113,10 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
   spec.program = request.program;
   spec.grid = {
       request.first_layer, request.num_layers, static_cast<std::uint32_t>(num_pairs),
-      static_cast<std::uint32_t>(std::min<std::uint64_t>(per_piece, std::max<std::size_t>(1, num_pairs)))};
-  spec.src_blocks = std::move(request.src_blocks);
-  spec.dst_blocks = std::move(request.dst_blocks);
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(per_piece, std::max<std::size_t>(1, num_pairs))),
+      request.num_fine};
+  spec.src_ids = std::move(request.src_ids);
+  spec.dst_ids = std::move(request.dst_ids);
   const Key key{peer->key, spec.transfer};
 
   const auto fill = [&](Transfer& transfer) {
@@ -205,8 +203,8 @@ wire::TransferSpec Engine::spec_of(const Transfer& transfer) {
                                          (transfer.lease_named ? wire::kFlagLease : 0));
   spec.lease = transfer.lease;
   spec.timeout_ns = static_cast<std::uint64_t>(transfer.timeout_ns);
-  spec.src_blocks = transfer.move->src_blocks;
-  spec.dst_blocks = transfer.move->dst_blocks;
+  spec.src_ids = transfer.move->src_ids;
+  spec.dst_ids = transfer.move->dst_ids;
   spec.notify = transfer.notify;
   return spec;
 }
@@ -217,8 +215,8 @@ std::shared_ptr<Move> Engine::make_move(const wire::TransferSpec& spec, const Pr
   move->transfer = spec.transfer;
   move->program = program.program;
   move->grid = spec.grid;
-  move->src_blocks = spec.src_blocks;
-  move->dst_blocks = spec.dst_blocks;
+  move->src_ids = spec.src_ids;
+  move->dst_ids = spec.dst_ids;
   move->local_base = local.memory.base;
   move->remote_region = remote;
   return move;
@@ -240,14 +238,9 @@ Result<const Region*> Engine::check_spec(Peer& peer, const wire::TransferSpec& s
     if (Status status = local->footprint.contains(*program.program, half); !status.ok()) return status;
     if (!is_src) {
       // What is read from the peer's memory must be inside what it announced.
-      CopyProgram mirrored = *program.program;
-      for (CopyLoop& loop : mirrored.loops) {
-        loop.dst_offset = loop.src_offset;
-        loop.dst_layer_stride = loop.src_layer_stride;
-        loop.dst_block_stride = loop.src_block_stride;
-        std::copy(std::begin(loop.src_strides), std::end(loop.src_strides), loop.dst_strides);
-      }
-      if (auto extent = Footprint::create(mirrored, remote.num_blocks, remote.spans); !extent.ok())
+      if (auto extent =
+              Footprint::create(*program.program, Footprint::Half::kSrc, remote.num_blocks, remote.spans);
+          !extent.ok())
         return extent.status();
     }
     checked = true;
@@ -255,15 +248,30 @@ Result<const Region*> Engine::check_spec(Peer& peer, const wire::TransferSpec& s
   if (spec.grid.first_layer >= program.program->num_layers ||
       spec.grid.num_layers > program.program->num_layers - spec.grid.first_layer)
     return Status(Code::kOutOfRange, "the transfer names layers beyond the program's");
-  if (Status status = check_blocks(is_src ? spec.src_blocks : spec.dst_blocks, local->num_blocks, !is_src,
-                                   is_src ? "src_blocks" : "dst_blocks", local->name);
+  using Half = Footprint::Half;
+  if (Status status = check_ids(is_src ? spec.src_ids : spec.dst_ids, spec.grid.num_fine, *program.program,
+                                is_src ? Half::kSrc : Half::kDst, local->num_blocks, local->name);
       !status.ok())
     return status;
-  if (Status status = check_blocks(is_src ? spec.dst_blocks : spec.src_blocks, remote.num_blocks, is_src,
-                                   is_src ? "dst_blocks" : "src_blocks", remote.name);
+  if (Status status = check_ids(is_src ? spec.dst_ids : spec.src_ids, spec.grid.num_fine, *program.program,
+                                is_src ? Half::kDst : Half::kSrc, remote.num_blocks, remote.name);
       !status.ok())
     return status;
   return local;
+}
+
+// The blocks of those pairs, each once, in the order of the table.
+std::vector<std::uint32_t> Engine::blocks_of(const Move& move, Footprint::Half half,
+                                             const std::vector<bool>& pairs) {
+  std::vector<std::uint32_t> blocks;
+  std::unordered_set<std::uint32_t> seen;
+  const bool src = half == Footprint::Half::kSrc;
+  for (std::uint32_t pair = 0; pair < move.grid.num_pairs; ++pair) {
+    if (!pairs[pair]) continue;
+    const std::uint32_t block = src ? move.src_block(pair) : move.dst_block(pair);
+    if (seen.insert(block).second) blocks.push_back(block);
+  }
+  return blocks;
 }
 
 void Engine::refuse(Peer& peer, TransferId transfer, const Status& why) {

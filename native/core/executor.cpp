@@ -1,4 +1,4 @@
-// The CPU's copy executor: how one run of bytes is moved or summed. Kernels are compiled for
+// The CPU's copy executor: how one run of bytes is moved. Kernels are compiled for
 // their own instruction set, function by function, and one is chosen when the module loads.
 #include "core/executor.h"
 
@@ -6,6 +6,8 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+
+#include "core/cell.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -144,12 +146,6 @@ class Lookahead {
   std::size_t num_pushed_ = 0, num_copied_ = 0;
 };
 
-template <class Emit>
-void runs_of(const Move& move, std::uint32_t piece, Emit&& emit) {
-  for_each_run(move.program->loops.data(), move.program->loops.size(), move.grid.piece(piece),
-               move.src_blocks.data(), move.dst_blocks.data(), emit);
-}
-
 // base + count * stride, or UINT64_MAX: sums of offsets that a peer chose.
 std::uint64_t saturating_step(std::uint64_t base, std::uint64_t count, std::uint64_t stride) noexcept {
   std::uint64_t distance, sum;
@@ -157,107 +153,6 @@ std::uint64_t saturating_step(std::uint64_t base, std::uint64_t count, std::uint
     return UINT64_MAX;
   return sum;
 }
-
-// ---- crc32c ----
-
-constexpr std::uint32_t kCrcPolynomial = 0x82f63b78;  // Castagnoli's, bits reversed
-
-// tables[0] is the usual one; tables[k][b] is the crc of byte b followed by k zeros, so that
-// eight bytes take eight independent look-ups (Intel's slicing-by-8).
-constexpr std::array<std::array<std::uint32_t, 256>, 8> make_slices() {
-  std::array<std::array<std::uint32_t, 256>, 8> tables{};
-  for (std::uint32_t byte = 0; byte < 256; ++byte) {
-    std::uint32_t crc = byte;
-    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? kCrcPolynomial : 0);
-    tables[0][byte] = crc;
-  }
-  for (std::size_t k = 1; k < 8; ++k)
-    for (std::size_t byte = 0; byte < 256; ++byte)
-      tables[k][byte] = tables[k - 1][byte] >> 8 ^ tables[0][tables[k - 1][byte] & 0xff];
-  return tables;
-}
-constexpr auto kSlices = make_slices();
-
-// `state` is the register itself: inverted before the first byte and after the last.
-using CrcKernel = std::uint32_t (*)(std::uint32_t state, const std::byte* bytes, std::size_t nbytes) noexcept;
-
-std::uint32_t crc32c_table(std::uint32_t state, const std::byte* bytes, std::size_t nbytes) noexcept {
-  const auto byte_at = [&bytes](std::size_t i) { return std::to_integer<std::uint32_t>(bytes[i]); };
-  for (; nbytes >= 8; nbytes -= 8, bytes += 8) {
-    // Assembled byte by byte: the same on machines of either byte order.
-    state ^= byte_at(0) | byte_at(1) << 8 | byte_at(2) << 16 | byte_at(3) << 24;
-    state = kSlices[7][state & 0xff] ^ kSlices[6][state >> 8 & 0xff] ^ kSlices[5][state >> 16 & 0xff] ^
-            kSlices[4][state >> 24] ^ kSlices[3][byte_at(4)] ^ kSlices[2][byte_at(5)] ^
-            kSlices[1][byte_at(6)] ^ kSlices[0][byte_at(7)];
-  }
-  for (; nbytes > 0; --nbytes, ++bytes) state = state >> 8 ^ kSlices[0][(state ^ byte_at(0)) & 0xff];
-  return state;
-}
-
-#if defined(__x86_64__)
-
-// The instruction takes three cycles and can start every cycle, so three lanes run side by side
-// and are joined: a lane's state, moved past the bytes of the lanes after it, is linear in its
-// bits, hence a table a byte. 512 bytes a lane: joining costs 8 look-ups for 192 instructions.
-constexpr std::size_t kLaneNbytes = 512;
-
-constexpr std::array<std::array<std::uint32_t, 256>, 4> make_lane_shift() {
-  std::array<std::uint32_t, 32> moved{};  // what each bit of a state becomes after kLaneNbytes zeros
-  for (std::size_t bit = 0; bit < 32; ++bit) {
-    std::uint32_t state = 1u << bit;
-    for (std::size_t i = 0; i < kLaneNbytes; ++i) state = state >> 8 ^ kSlices[0][state & 0xff];
-    moved[bit] = state;
-  }
-  std::array<std::array<std::uint32_t, 256>, 4> tables{};
-  for (std::size_t k = 0; k < 4; ++k)
-    for (std::uint32_t byte = 0; byte < 256; ++byte)
-      for (std::size_t bit = 0; bit < 8; ++bit)
-        if (byte >> bit & 1) tables[k][byte] ^= moved[8 * k + bit];
-  return tables;
-}
-constexpr auto kLaneShift = make_lane_shift();
-
-std::uint32_t past_one_lane(std::uint64_t state) noexcept {
-  return kLaneShift[0][state & 0xff] ^ kLaneShift[1][state >> 8 & 0xff] ^ kLaneShift[2][state >> 16 & 0xff] ^
-         kLaneShift[3][state >> 24 & 0xff];
-}
-
-std::uint64_t word_at(const std::byte* bytes) noexcept {
-  std::uint64_t word;
-  std::memcpy(&word, bytes, sizeof word);
-  return word;
-}
-
-__attribute__((target("sse4.2"))) std::uint32_t crc32c_sse42(std::uint32_t state, const std::byte* bytes,
-                                                             std::size_t nbytes) noexcept {
-  std::uint64_t first = state;
-  for (; nbytes >= 3 * kLaneNbytes; nbytes -= 3 * kLaneNbytes, bytes += 3 * kLaneNbytes) {
-    std::uint64_t second = 0, third = 0;
-    for (std::size_t at = 0; at < kLaneNbytes; at += 8) {
-      first = _mm_crc32_u64(first, word_at(bytes + at));
-      second = _mm_crc32_u64(second, word_at(bytes + kLaneNbytes + at));
-      third = _mm_crc32_u64(third, word_at(bytes + 2 * kLaneNbytes + at));
-    }
-    first = past_one_lane(past_one_lane(first) ^ second) ^ third;
-  }
-  for (; nbytes >= 8; nbytes -= 8, bytes += 8) first = _mm_crc32_u64(first, word_at(bytes));
-  state = static_cast<std::uint32_t>(first);
-  for (; nbytes > 0; --nbytes, ++bytes) state = _mm_crc32_u8(state, std::to_integer<std::uint8_t>(*bytes));
-  return state;
-}
-
-CrcKernel choose_crc_kernel() noexcept {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("sse4.2") ? crc32c_sse42 : crc32c_table;
-}
-
-#else
-
-CrcKernel choose_crc_kernel() noexcept { return crc32c_table; }
-
-#endif
-
-const CrcKernel kCrcKernel = choose_crc_kernel();
 
 }  // namespace
 
@@ -272,51 +167,88 @@ void copy_fence() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
-void copy_piece(const Move& move, std::uint32_t piece, const std::byte* src_base,
-                std::byte* dst_base) noexcept {
-  Lookahead ahead;
-  runs_of(move, piece, [&](std::uint64_t src_offset, std::uint64_t dst_offset, std::uint64_t nbytes) {
-    ahead.push({dst_base + dst_offset, src_base + src_offset, nbytes});
-  });
-  ahead.drain();
+void copy_cell(const CopyLoop& loop, const Conversion* conversion, const std::byte* src, std::byte* dst,
+               const CellScales& scales) noexcept {
+  if (conversion != nullptr) return convert_cell(loop, *conversion, src, dst, scales);
+  for (std::uint32_t i = 0; i < loop.counts[0]; ++i)
+    for (std::uint32_t j = 0; j < loop.counts[1]; ++j)
+      copy_run(dst + i * loop.dst_strides[0] + j * loop.dst_strides[1],
+               src + i * loop.src_strides[0] + j * loop.src_strides[1], loop.nbytes);
+}
+
+void execute(const CopyProgram& program, const Piece& piece, const std::uint32_t* src_ids,
+             const std::uint32_t* dst_ids, const std::byte* src_base, std::byte* dst_base) noexcept {
+  const ProgramView view = program.view();
+  if (program.conversions.empty()) {
+    Lookahead ahead;
+    for_each_run(view, piece, src_ids, dst_ids,
+                 [&](std::uint64_t src_offset, std::uint64_t dst_offset, std::uint64_t nbytes) {
+                   ahead.push({dst_base + dst_offset, src_base + src_offset, nbytes});
+                 });
+    ahead.drain();
+  } else {
+    for_each_cell(view, piece, src_ids, dst_ids, [&](const Cell& cell) {
+      const Conversion* conversion = program.conversion_of(*cell.loop);
+      CellScales scales;
+      if (conversion != nullptr) scales = scales_of(view, *conversion, cell, src_base, dst_base);
+      copy_cell(*cell.loop, conversion, src_base + cell.src, dst_base + cell.dst, scales);
+    });
+  }
   copy_fence();
 }
 
+void copy_piece(const Move& move, std::uint32_t piece, const std::byte* src_base,
+                std::byte* dst_base) noexcept {
+  execute(*move.program, move.grid.piece(piece), move.src_ids.data(), move.dst_ids.data(), src_base,
+          dst_base);
+}
+
 std::uint64_t piece_end(const Move& move, std::uint32_t piece_index, Side side) noexcept {
+  const CopyProgram& program = *move.program;
   const Piece piece = move.grid.piece(piece_index);
   const bool src = side == Side::kSrc;
-  const std::vector<std::uint32_t>& blocks = src ? move.src_blocks : move.dst_blocks;
-  std::uint32_t last_block = 0;
-  for (std::uint32_t pair = piece.first_pair; pair < piece.first_pair + piece.num_pairs; ++pair)
-    last_block = std::max(last_block, blocks[pair]);
+  const std::vector<std::uint32_t>& ids = src ? move.src_ids : move.dst_ids;
+  std::uint32_t last_block[kNumGrains] = {0, 0};
+  for (std::uint32_t grain = 0; grain < kNumGrains; ++grain) {
+    std::uint32_t last = 0;
+    for (std::uint32_t pair = piece.begin(grain); pair < piece.end(grain); ++pair)
+      last = std::max(last, ids[pair]);
+    const std::uint32_t units = src ? program.units[grain].src : program.units[grain].dst;
+    last_block[grain] = units == 0 ? 0 : last / units;
+  }
 
   std::uint64_t end = 0;
-  for (const CopyLoop& loop : move.program->loops) {
+  for (const CopyLoop& loop : program.loops) {
     const std::uint32_t layer = piece.layer - loop.first_layer;  // wraps below first_layer
     if (layer >= loop.num_layers || loop.counts[0] == 0 || loop.counts[1] == 0) continue;
-    const std::uint64_t* strides = src ? loop.src_strides : loop.dst_strides;
+    if (piece.begin(loop.grain) == piece.end(loop.grain)) continue;
+    const UnitsPerBlock units = program.units[loop.grain];
+    const std::uint32_t block = last_block[loop.grain];
+    const Conversion* conversion = program.conversion_of(loop);
     // Strides are unsigned, so the largest indices have the largest offset.
-    std::uint64_t at = src ? loop.src_offset : loop.dst_offset;
-    at = saturating_step(at, layer, src ? loop.src_layer_stride : loop.dst_layer_stride);
-    at = saturating_step(at, last_block, src ? loop.src_block_stride : loop.dst_block_stride);
-    at = saturating_step(at, loop.counts[0] - 1, strides[0]);
-    at = saturating_step(at, loop.counts[1] - 1, strides[1]);
-    end = std::max(end, saturating_step(at, 1, loop.nbytes));
+    const auto beyond = [&](std::uint64_t at, std::uint64_t layer_stride, std::uint64_t block_stride,
+                            const std::uint64_t* strides, std::uint64_t nbytes) {
+      at = saturating_step(at, layer, layer_stride);
+      at = saturating_step(at, block, block_stride);
+      at = saturating_step(at, loop.counts[0] - 1, strides[0]);
+      at = saturating_step(at, loop.counts[1] - 1, strides[1]);
+      end = std::max(end, saturating_step(at, 1, nbytes));
+    };
+    if (src) {
+      beyond(saturating_step(loop.src_offset, units.src - 1, loop.src_unit_stride), loop.src_layer_stride,
+             loop.src_block_stride, loop.src_strides, loop.nbytes);
+      if (conversion != nullptr && conversion->src_scales == ScalePlace::kRegion)
+        beyond(conversion->src_offset, conversion->src_layer_stride, conversion->src_block_stride,
+               conversion->src_strides, sizeof(float));
+    } else {
+      beyond(saturating_step(loop.dst_offset, units.dst - 1, loop.dst_unit_stride), loop.dst_layer_stride,
+             loop.dst_block_stride, loop.dst_strides, dst_run_nbytes(loop, conversion));
+      if (conversion != nullptr && conversion->finds_scales())
+        beyond(conversion->dst_offset, conversion->dst_layer_stride, conversion->dst_block_stride,
+               conversion->dst_strides, sizeof(float));
+    }
   }
   return end;
-}
-
-std::uint32_t crc32c(std::uint32_t crc, const std::byte* bytes, std::size_t nbytes) noexcept {
-  return ~kCrcKernel(~crc, bytes, nbytes);
-}
-
-std::uint32_t checksum_piece(const Move& move, std::uint32_t piece, Side side,
-                             const std::byte* base) noexcept {
-  std::uint32_t state = ~0u;
-  runs_of(move, piece, [&](std::uint64_t src_offset, std::uint64_t dst_offset, std::uint64_t nbytes) {
-    state = kCrcKernel(state, base + (side == Side::kSrc ? src_offset : dst_offset), nbytes);
-  });
-  return ~state;
 }
 
 std::string_view copy_kernel_name() noexcept { return kKernel.name; }

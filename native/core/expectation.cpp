@@ -6,7 +6,7 @@ namespace kvxfer {
 
 Expectation::Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, RegionId region,
                          std::optional<SessionKey> from, std::vector<std::uint32_t> blocks,
-                         std::uint32_t first_layer, std::uint32_t num_layers)
+                         std::uint32_t first_layer, std::uint32_t num_layers, const Needed& needed)
     : handle_(std::move(handle)),
       tag_(std::move(tag)),
       region_(region),
@@ -14,43 +14,47 @@ Expectation::Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, Region
       blocks_(std::move(blocks)),
       first_layer_(first_layer),
       num_layers_(num_layers),
-      bits_(std::size_t{num_layers} * blocks_.size()),
-      missing_in_layer_(num_layers, static_cast<std::uint32_t>(blocks_.size())),
-      missing_(std::uint64_t{num_layers} * blocks_.size()) {
+      coverage_(static_cast<std::uint32_t>(blocks_.size()), num_layers, needed) {
   if (!blocks_.empty())
     index_.assign(std::size_t{*std::max_element(blocks_.begin(), blocks_.end())} + 1, kNotNamed);
   for (std::uint32_t i = 0; i < blocks_.size(); ++i) index_[blocks_[i]] = i;
 }
 
-bool Expectation::covers(SessionKey peer, RegionId region, std::span<const std::uint32_t> blocks,
-                         std::uint32_t first_layer, std::uint32_t num_layers) const {
+bool Expectation::covers(SessionKey peer, RegionId region, const Move& move) const {
   if (region != region_ || (from_ && *from_ != peer)) return false;
-  if (first_layer < first_layer_ || first_layer - first_layer_ + num_layers > num_layers_) return false;
-  for (const std::uint32_t block : blocks)
+  const PieceGrid& grid = move.grid;
+  if (grid.first_layer < first_layer_ || grid.first_layer - first_layer_ + grid.num_layers > num_layers_)
+    return false;
+  for (std::uint32_t pair = 0; pair < grid.num_pairs; ++pair) {
+    const std::uint32_t block = move.dst_block(pair);
     if (block >= index_.size() || index_[block] == kNotNamed) return false;
+  }
   return true;
 }
 
-bool Expectation::arrived(std::uint32_t layer, std::span<const std::uint32_t> blocks) {
-  const std::uint32_t row = layer - first_layer_;
-  for (const std::uint32_t block : blocks) {
-    const std::size_t bit = std::size_t{row} * blocks_.size() + index_[block];
-    if (bits_[bit]) continue;  // a transfer that was retried
-    bits_[bit] = true;
-    --missing_;
-    if (--missing_in_layer_[row] == 0) return true;
+Status Expectation::follow(const Move& move) {
+  const CopyProgram& program = *move.program;
+  if (Status status = coverage_.split(program.dst_heads, program.units[kCoarse].dst); !status.ok())
+    return status;
+  return move.grid.num_fine == 0 ? Status() : coverage_.split(program.dst_heads, program.units[kFine].dst);
+}
+
+bool Expectation::arrived(std::uint32_t layer, const Move& move) {
+  const CopyProgram& program = *move.program;
+  bool last = false;
+  for (std::uint32_t pair = 0; pair < move.grid.num_pairs; ++pair) {
+    const std::uint32_t units = program.units[move.grid.grain_of(pair)].dst;
+    const std::uint32_t id = move.dst_ids[pair];
+    const std::uint32_t block = units == 1 ? id : id / units, unit = units == 1 ? 0 : id % units;
+    last = coverage_.mark(layer - first_layer_, index_[block], unit, units, program.dst_heads) || last;
   }
-  return false;
+  return last;
 }
 
 std::vector<std::uint32_t> Expectation::incomplete_blocks() const {
   std::vector<std::uint32_t> out;
-  for (std::size_t i = 0; i < blocks_.size(); ++i)
-    for (std::size_t row = 0; row < num_layers_; ++row)
-      if (!bits_[row * blocks_.size() + i]) {
-        out.push_back(blocks_[i]);
-        break;
-      }
+  for (std::uint32_t i = 0; i < blocks_.size(); ++i)
+    if (!coverage_.complete(i)) out.push_back(blocks_[i]);
   return out;
 }
 

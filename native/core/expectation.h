@@ -1,15 +1,16 @@
-// What a receiver has named: blocks that transfers with one tag may write, and which arrived.
+// What a receiver has named: blocks that transfers with one tag may write, and what arrived.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
+#include "core/coverage.h"
 #include "core/event.h"
 #include "core/handle.h"
 #include "core/wire.h"
+#include "kvxfer/transport.h"
 
 namespace kvxfer {
 
@@ -17,15 +18,16 @@ class Expectation {
  public:
   Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, RegionId region,
               std::optional<SessionKey> from, std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
-              std::uint32_t num_layers);
+              std::uint32_t num_layers, const Needed& needed);
 
-  // May a transfer of this peer write these blocks in these layers?
-  bool covers(SessionKey peer, RegionId region, std::span<const std::uint32_t> blocks,
-              std::uint32_t first_layer, std::uint32_t num_layers) const;
+  // May a transfer of this peer write what it names?
+  bool covers(SessionKey peer, RegionId region, const Move& move) const;
+  // Once it may: makes ready to follow what it brings. kLayoutMismatch where that cannot be.
+  Status follow(const Move& move);
 
-  // The blocks of one layer have arrived, for good. True when that was the layer's last.
-  bool arrived(std::uint32_t layer, std::span<const std::uint32_t> blocks);
-  bool complete() const noexcept { return missing_ == 0; }
+  // All that the transfer brings of one layer has arrived, for good. True when that was the layer's last.
+  bool arrived(std::uint32_t layer, const Move& move);
+  bool complete() const noexcept { return coverage_.complete(); }
   // Blocks that lack a layer, in the order in which they were named.
   std::vector<std::uint32_t> incomplete_blocks() const;
 
@@ -46,9 +48,7 @@ class Expectation {
   static constexpr std::uint32_t kNotNamed = UINT32_MAX;
   std::vector<std::uint32_t> index_;
   std::uint32_t first_layer_, num_layers_;
-  std::vector<bool> bits_;                  // [num_layers, num_blocks]
-  std::vector<std::uint32_t> missing_in_layer_;
-  std::uint64_t missing_;
+  Coverage coverage_;
 };
 
 }  // namespace kvxfer

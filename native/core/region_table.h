@@ -24,15 +24,16 @@ class Footprint {
     std::uint64_t block_stride;
   };
 
-  // From loops whose dst half says what block 0 of each layer owns. Refused (kOutOfRange) where
+  enum class Half : std::uint8_t { kSrc, kDst };
+
+  // Of what `program` touches of block 0 of each layer on one side. Refused (kOutOfRange) where
   // block 0 or block num_blocks - 1, or what lies between, leaves the spans.
-  static Result<Footprint> create(const CopyProgram& loops, std::uint32_t num_blocks,
+  static Result<Footprint> create(const CopyProgram& program, Half half, std::uint32_t num_blocks,
                                   std::span<const MemorySpan> spans);
 
   // Does `program`, on this side, touch only bytes of the blocks that it is given? Costs a search
-  // for every run of block 0, at most kMaxRuns, once for each program.
+  // for every run of every unit of block 0, at most kMaxRuns, once for each program.
   static constexpr std::uint64_t kMaxRuns = 1 << 20;
-  enum class Half : std::uint8_t { kSrc, kDst };
   Status contains(const CopyProgram& program, Half half) const;
 
  private:
@@ -57,7 +58,12 @@ using RegionTable = std::map<RegionId, std::unique_ptr<Region>>;
 Status check_blocks(std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, bool distinct,
                     std::string_view what, std::string_view region_name);
 
-// Structure alone: sizes within bounds and no loop beyond num_layers.
+// The same of one side of a transfer's tables: ids of units, the last num_fine of tokens. Distinct
+// are the tokens that they name.
+Status check_ids(std::span<const std::uint32_t> ids, std::uint32_t num_fine, const CopyProgram& program,
+                 Footprint::Half half, std::uint32_t num_blocks, std::string_view region_name);
+
+// Structure alone: sizes within bounds, no loop beyond num_layers, no index beyond its table.
 Status check_program(const CopyProgram& program);
 
 }  // namespace kvxfer

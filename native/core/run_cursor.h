@@ -5,24 +5,21 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "kvxfer/copy_program.h"
 #include "kvxfer/transport.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer {
 
 enum class End : std::uint8_t { kSource, kDestination };
 
-inline std::uint64_t piece_nbytes(const Move& move, std::uint32_t index) noexcept {
-  const Piece piece = move.grid.piece(index);
-  return move.program->pair_nbytes(piece.layer) * piece.num_pairs;
-}
-
-// for_each_run of copy_program.h, made resumable: a piece may have more runs than one system
+// The cells of copy_program.h run by run, resumable: a piece may have more runs than one system
 // call takes, and a socket stops anywhere. Runs are merged where they touch at this end, which
-// is all that a stream asks for; the order of the bytes is the same at both ends. The move must
-// outlive the cursor.
+// is all that a stream asks for; the order of the bytes is the same at both ends, and the same as
+// core/pack.h's. What is converted is named at the destination only, in the form in which it
+// lands. The move must outlive the cursor.
 class RunCursor {
  public:
   RunCursor() = default;
@@ -46,6 +43,15 @@ class RunCursor {
     });
   }
 
+  // Copies `nbytes` from `bytes` to where the next bytes lie.
+  void scatter(const std::byte* bytes, std::uint64_t nbytes) noexcept {
+    walk(nbytes, [&bytes](std::byte* at, std::uint64_t num) {
+      std::memcpy(at, bytes, num);
+      bytes += num;
+      return true;
+    });
+  }
+
   void skip(std::uint64_t nbytes) noexcept {
     walk(nbytes, [](std::byte*, std::uint64_t) { return true; });
   }
@@ -54,42 +60,55 @@ class RunCursor {
   // Calls take(address, nbytes) until max_nbytes are named, the piece ends, or take says no.
   template <class Take>
   std::uint64_t walk(std::uint64_t max_nbytes, Take&& take) {
-    const std::vector<CopyLoop>& loops = move_->program->loops;
+    const CopyProgram& program = *move_->program;
     const bool source = end_ == End::kSource;
-    const std::uint32_t* blocks = (source ? move_->src_blocks : move_->dst_blocks).data() + piece_.first_pair;
     std::uint64_t left = max_nbytes;
-    for (; loop_ < loops.size(); ++loop_, pair_ = 0) {
-      const CopyLoop& loop = loops[loop_];
+    for (; loop_ < program.loops.size(); ++loop_, pair_ = 0) {
+      const CopyLoop& loop = program.loops[loop_];
       const std::uint32_t layer = piece_.layer - loop.first_layer;  // wraps below first_layer
       if (layer >= loop.num_layers || loop.nbytes == 0) continue;
-      const std::uint64_t layer_offset = source ? loop.src_offset + layer * loop.src_layer_stride
-                                                : loop.dst_offset + layer * loop.dst_layer_stride;
-      const std::uint64_t block_stride = source ? loop.src_block_stride : loop.dst_block_stride;
+      const Conversion* conversion = source ? nullptr : program.conversion_of(loop);
+      const std::uint64_t run_nbytes = source ? loop.nbytes : dst_run_nbytes(loop, conversion);
+      const std::uint64_t num_scales = num_found_scales(loop, conversion);
       const std::uint64_t* strides = source ? loop.src_strides : loop.dst_strides;
-      for (; pair_ < piece_.num_pairs; ++pair_, i_ = 0) {
-        const std::uint64_t pair_offset = layer_offset + blocks[pair_] * block_stride;
-        for (; i_ < loop.counts[0]; ++i_, j_ = 0) {
-          for (; j_ < loop.counts[1]; ++j_, within_ = 0) {
-            if (left == 0) return max_nbytes;
-            const std::uint64_t offset = pair_offset + i_ * strides[0] + j_ * strides[1] + within_;
-            const std::uint64_t nbytes = std::min(loop.nbytes - within_, left);
-            if (!take(move_->local_base + offset, nbytes)) return max_nbytes - left;
-            left -= nbytes;
-            within_ += nbytes;
-            if (within_ < loop.nbytes) return max_nbytes;  // `left` ended inside this run
-          }
-        }
+      const std::uint32_t first = piece_.begin(loop.grain), num_pairs = piece_.end(loop.grain) - first;
+      for (; pair_ < num_pairs; ++pair_, i_ = 0) {
+        const Cell cell = cell_of(loop, program.units[loop.grain], layer, move_->src_ids[first + pair_],
+                                  move_->dst_ids[first + pair_]);
+        const std::uint64_t at = source ? cell.src : cell.dst;
+        // Row counts[0] is the scales', where there are some.
+        for (; i_ < loop.counts[0]; ++i_, j_ = 0)
+          for (; j_ < loop.counts[1]; ++j_, within_ = 0)
+            if (!take_run(at + i_ * strides[0] + j_ * strides[1], run_nbytes, left, take))
+              return max_nbytes - left;
+        if (num_scales == 0) continue;
+        for (; j_ < num_scales; ++j_, within_ = 0)
+          if (!take_run(found_scale_offset(cell, *conversion, j_), sizeof(float), left, take))
+            return max_nbytes - left;
+        j_ = 0;
       }
     }
     return max_nbytes - left;
+  }
+
+  // What is left of a run of `nbytes` at `offset`. False where the walk ends in front of or in it.
+  template <class Take>
+  bool take_run(std::uint64_t offset, std::uint64_t nbytes, std::uint64_t& left, Take&& take) {
+    if (left == 0) return false;
+    const std::uint64_t num = std::min(nbytes - within_, left);
+    if (!take(move_->local_base + offset + within_, num)) return false;
+    left -= num;
+    within_ += num;
+    return within_ == nbytes;
   }
 
   const Move* move_ = nullptr;
   Piece piece_;
   End end_ = End::kSource;
   std::size_t loop_ = 0;
-  std::uint32_t pair_ = 0, i_ = 0, j_ = 0;
+  std::uint32_t pair_ = 0, i_ = 0;
+  std::uint64_t j_ = 0;
   std::uint64_t within_ = 0;  // bytes of the current run that are already named
 };
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer

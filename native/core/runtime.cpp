@@ -1,4 +1,5 @@
 #include "core/runtime.h"
+#include "core/pack.h"
 
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -437,7 +438,7 @@ Result<RegionId> Runtime::register_region(std::string name,
     memory.spans.push_back({offset, nbytes});
   }
   if (Status status = check_program(loops); !status.ok()) return status;
-  Result<Footprint> footprint = Footprint::create(loops, num_blocks, memory.spans);
+  Result<Footprint> footprint = Footprint::create(loops, Footprint::Half::kDst, num_blocks, memory.spans);
   if (!footprint.ok()) return footprint.status();
   region->footprint = std::move(footprint).value();
   region->name = std::move(name);

@@ -125,7 +125,7 @@ Session::Session(SessionRole role, const SessionConfig& config, Time now, const 
     random(session_);
     return;
   }
-  queue(wire::Hello{.nonce = nonce_, .identity = config_.self});
+  queue(wire::Hello{.nonce = nonce_, .identity = config_.self, .extensions = {}});
   const wire::ByteSpan frame = output_.back();
   const wire::ByteSpan body =
       frame.subspan(wire::kHeaderNbytes, frame.size() - wire::kHeaderNbytes - wire::kMacNbytes);
@@ -241,9 +241,10 @@ Status Session::check_number_and_mac(const wire::Header& header, wire::ByteSpan 
 // An acceptor tells a caller of another release its own version in a CHALLENGE that proves
 // nothing, so that the caller's operator reads of versions and not of a connection that ended.
 void Session::answer_unknown_version(const wire::Header& header, wire::ByteSpan body) {
-  std::uint16_t version = wire::kProtocolVersion;
-  if (body.size() >= sizeof version) std::memcpy(&version, body.data(), sizeof version);
-  if (header.type != wire::FrameType::kHello || version == wire::kProtocolVersion) return;
+  std::uint16_t versions[2] = {wire::kProtocolVersion, wire::kOldestProtocolVersion};  // newest, oldest
+  if (body.size() >= sizeof versions) std::memcpy(versions, body.data(), sizeof versions);
+  const bool common = versions[0] >= wire::kOldestProtocolVersion && versions[1] <= wire::kProtocolVersion;
+  if (header.type != wire::FrameType::kHello || common) return;
   wire::Challenge answer;
   answer.identity.name = config_.self.name;
   queue(answer);
@@ -259,7 +260,8 @@ Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body
   if (const Status self = check_is_another(hello.identity); !self.ok())
     return violate(self.code(), self.message());
   claimed_ = hello.identity;
-  wire::Challenge challenge{.nonce = nonce_, .identity = config_.self, .session = session_};
+  protocol_ = std::min(hello.version, wire::kProtocolVersion);
+  wire::Challenge challenge{.nonce = nonce_, .identity = config_.self, .extensions = {}, .session = session_};
   const wire::Bytes unproved = wire::encode(challenge, 0);
   const std::size_t transcript_nbytes =
       unproved.size() - wire::kHeaderNbytes - challenge.proof.size() - wire::kMacNbytes;
@@ -275,6 +277,7 @@ Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::B
   if (const Status self = check_is_another(challenge.identity); !self.ok())
     return violate(self.code(), self.message());
   claimed_ = challenge.identity;
+  protocol_ = std::min(challenge.version, wire::kProtocolVersion);
   transcript_ = sha256({hello_body_, body.first(body.size() - challenge.proof.size())});
   if (!equal_in_constant_time(challenge.proof, prove("kvxfer/1 acceptor")))
     return violate(Code::kAuthFailed,

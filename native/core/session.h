@@ -95,6 +95,7 @@ class Session {
   SessionRole role() const noexcept { return role_; }
   const wire::Identity& peer() const noexcept { return peer_; }  // once open (acceptor: once PROOF is in)
   const wire::Id128& id() const noexcept { return session_; }
+  std::uint16_t protocol() const noexcept { return protocol_; }  // that both ends speak, once open
   std::uint32_t max_body() const noexcept;  // of the next frame: small until authenticated
 
   // Renewals: the number of the newest HEARTBEAT that the peer acknowledged was sent at this
@@ -150,6 +151,7 @@ class Session {
   wire::Identity claimed_;      // acceptor: the peer's until its PROOF is in
   wire::Identity peer_;
   wire::Id128 session_{};
+  std::uint16_t protocol_ = wire::kProtocolVersion;
 
   SipHashKey send_key_{}, receive_key_{};
   wire::Digest rails_key_{};

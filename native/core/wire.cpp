@@ -33,13 +33,23 @@ void get(Reader& in, Identity& identity) {
   for (std::string& transport : identity.transports) transport = in.text("identity.transports", kMaxName);
 }
 
-// First in its frames and never moved, so that a peer of any release can be told what is wrong.
-std::uint16_t get_version(Reader& in) {
-  const auto version = in.number<std::uint16_t>("version");
-  if (in.ok() && version != kProtocolVersion)
-    in.fail("version", "the peer speaks protocol version " + std::to_string(version) + ", this agent " +
-                           std::to_string(kProtocolVersion) + "; run the same kvxfer release at both ends");
-  return version;
+std::string versions_in_words(std::uint16_t oldest, std::uint16_t newest) {
+  return oldest == newest ? std::to_string(newest) : std::to_string(oldest) + " to " + std::to_string(newest);
+}
+
+// First in their frames and never moved, so that a peer of any release can be told what is wrong.
+void get_versions(Reader& in, std::uint16_t& newest, std::uint16_t& oldest) {
+  newest = in.number<std::uint16_t>("version");
+  if (in.ok() && newest < kOldestProtocolVersion)
+    return in.fail("version", "the peer speaks protocol version " + std::to_string(newest) +
+                                  " at most, this agent " +
+                                  versions_in_words(kOldestProtocolVersion, kProtocolVersion) +
+                                  "; upgrade kvxfer at the peer");
+  oldest = in.number<std::uint16_t>("oldest");
+  if (in.ok() && (oldest > kProtocolVersion || oldest > newest))
+    in.fail("version", "the peer speaks protocol version " + versions_in_words(oldest, newest) +
+                           ", this agent " + versions_in_words(kOldestProtocolVersion, kProtocolVersion) +
+                           "; upgrade kvxfer here");
 }
 
 // A code that stands for a loss: what ends a thing is never "ok" and never "try again".
@@ -52,27 +62,33 @@ Code get_loss(Reader& in) {
 
 void put(Writer& out, const Hello& hello) {
   out.number(hello.version);
+  out.number(hello.oldest);
   out.raw(hello.nonce);
   put(out, hello.identity);
+  out.table<std::byte>(hello.extensions);
 }
 void get(Reader& in, Hello& hello) {
-  hello.version = get_version(in);
+  get_versions(in, hello.version, hello.oldest);
   hello.nonce = in.array<32>("nonce");
   get(in, hello.identity);
+  hello.extensions = in.table<std::byte>("extensions", "bytes", kMaxExtensions);
 }
 
 // The proof is last: what it proves is the body before it (core/session.h).
 void put(Writer& out, const Challenge& challenge) {
   out.number(challenge.version);
+  out.number(challenge.oldest);
   out.raw(challenge.nonce);
   put(out, challenge.identity);
+  out.table<std::byte>(challenge.extensions);
   out.raw(challenge.session);
   out.raw(challenge.proof);
 }
 void get(Reader& in, Challenge& challenge) {
-  challenge.version = get_version(in);
+  get_versions(in, challenge.version, challenge.oldest);
   challenge.nonce = in.array<32>("nonce");
   get(in, challenge.identity);
+  challenge.extensions = in.table<std::byte>("extensions", "bytes", kMaxExtensions);
   challenge.session = in.array<16>("session");
   challenge.proof = in.array<32>("proof");
 }
@@ -163,19 +179,53 @@ void put(Writer& out, const Program& program) {
   out.number(program.src_region);
   out.number(program.dst_region);
   out.number(program.program.num_layers);
+  for (const UnitsPerBlock& units : program.program.units) {
+    out.number(units.src);
+    out.number(units.dst);
+  }
+  out.number(program.program.dst_heads.first);
+  out.number(program.program.dst_heads.num);
+  out.number(program.program.dst_heads.total);
   out.table<CopyLoop>(program.program.loops);
+  out.table<Conversion>(program.program.conversions);
+  out.table<float>(program.program.scales);
+}
+void check_loop(Reader& in, const CopyLoop& loop, std::size_t num_conversions) {
+  if (loop.grain >= kNumGrains)
+    in.fail("loops.grain", std::to_string(loop.grain) + ", only 0 (units) and 1 (tokens) exist");
+  if (loop.conversion > num_conversions)
+    in.fail("loops.conversion",
+            std::to_string(loop.conversion) + " of " + std::to_string(num_conversions) + " conversions");
+}
+void check_conversion(Reader& in, const Conversion& conversion) {
+  for (const Dtype dtype : {conversion.src_dtype, conversion.dst_dtype})
+    if (dtype == Dtype::kBytes || static_cast<std::size_t>(dtype) >= kNumDtypes)
+      in.fail("conversions.dtype", std::to_string(static_cast<unsigned>(dtype)) + " is no number's");
+  for (const ScalePlace place : {conversion.src_scales, conversion.dst_scales})
+    if (place > ScalePlace::kRegion)
+      in.fail("conversions.scales", std::to_string(static_cast<unsigned>(place)) + " is no place");
+  if (conversion.saturate > 1 || conversion.reserved[0] != 0 || conversion.reserved[1] != 0 ||
+      conversion.reserved[2] != 0)
+    in.fail("conversions.reserved", "must be 0");
 }
 void get(Reader& in, Program& program) {
   program.id = in.number<std::uint32_t>("id");
   program.src_region = in.number<std::uint64_t>("src_region");
   program.dst_region = in.number<std::uint64_t>("dst_region");
   program.program.num_layers = in.number<std::uint32_t>("num_layers", 1, kMaxLayers);
-  program.program.loops = in.table<CopyLoop>("loops", "loops", kMaxLoops);
-  // Offsets, counts and layers are held against both regions where those are known (core/executor.h).
-  for (const CopyLoop& loop : program.program.loops) {
-    if (loop.op != 0) return in.fail("loops.op", std::to_string(loop.op) + ", only 0 (copy) exists");
-    if (loop.reserved != 0) return in.fail("loops.reserved", std::to_string(loop.reserved) + ", must be 0");
+  for (UnitsPerBlock& units : program.program.units) {
+    units.src = in.number<std::uint32_t>("units", 0, kMaxUnits);
+    units.dst = in.number<std::uint32_t>("units", 0, kMaxUnits);
   }
+  program.program.dst_heads.first = in.number<std::uint32_t>("dst_heads", 0, kMaxHeads);
+  program.program.dst_heads.num = in.number<std::uint32_t>("dst_heads", 1, kMaxHeads);
+  program.program.dst_heads.total = in.number<std::uint32_t>("dst_heads", 1, kMaxHeads);
+  // Offsets, counts and layers are held against both regions where those are known (core/region_table.h).
+  program.program.loops = in.table<CopyLoop>("loops", "loops", kMaxLoops);
+  program.program.conversions = in.table<Conversion>("conversions", "conversions", kMaxLoops);
+  program.program.scales = in.table<float>("scales", "scales", kMaxScales);
+  for (const CopyLoop& loop : program.program.loops) check_loop(in, loop, program.program.conversions.size());
+  for (const Conversion& conversion : program.program.conversions) check_conversion(in, conversion);
 }
 
 void put(Writer& out, const Lease& lease) {
@@ -212,6 +262,7 @@ void put(Writer& out, const PieceGrid& grid) {
   out.number(grid.num_layers);
   out.number(grid.num_pairs);
   out.number(grid.pairs_per_piece);
+  out.number(grid.num_fine);
 }
 void get(Reader& in, PieceGrid& grid) {
   grid.first_layer = in.number<std::uint32_t>("grid.first_layer", 0, kMaxLayers - 1);
@@ -219,6 +270,7 @@ void get(Reader& in, PieceGrid& grid) {
   grid.num_pairs = in.number<std::uint32_t>("grid.num_pairs", 0, kMaxBlocks);
   // Bounded like num_pairs: PieceGrid adds the two in 32 bits.
   grid.pairs_per_piece = in.number<std::uint32_t>("grid.pairs_per_piece", 1, kMaxBlocks);
+  grid.num_fine = in.number<std::uint32_t>("grid.num_fine", 0, grid.num_pairs);
   if (!in.ok()) {
     grid = PieceGrid();
     return;
@@ -241,15 +293,14 @@ void put(Writer& out, const TransferSpec& spec) {
   out.number(spec.flags);
   out.number(spec.timeout_ns);
   out.number(spec.lease);
-  out.table<std::uint32_t>(spec.src_blocks);
-  out.table<std::uint32_t>(spec.dst_blocks);
+  out.table<std::uint32_t>(spec.src_ids);
+  out.table<std::uint32_t>(spec.dst_ids);
   out.table<std::byte>(spec.notify);
 }
-void get_blocks(Reader& in, std::string_view field, const PieceGrid& grid,
-                std::vector<std::uint32_t>& blocks) {
-  blocks = in.table<std::uint32_t>(field, "ids", kMaxBlocks);
-  if (in.ok() && blocks.size() != grid.num_pairs)
-    in.fail(field, std::to_string(blocks.size()) + " ids for " + std::to_string(grid.num_pairs) + " pairs");
+void get_ids(Reader& in, std::string_view field, const PieceGrid& grid, std::vector<std::uint32_t>& ids) {
+  ids = in.table<std::uint32_t>(field, "ids", kMaxBlocks);
+  if (in.ok() && ids.size() != grid.num_pairs)
+    in.fail(field, std::to_string(ids.size()) + " ids for " + std::to_string(grid.num_pairs) + " pairs");
 }
 void get(Reader& in, TransferSpec& spec) {
   spec.transfer = in.number<std::uint64_t>("transfer");
@@ -259,8 +310,8 @@ void get(Reader& in, TransferSpec& spec) {
   spec.flags = in.number<std::uint8_t>("flags", 0, kFlagIntegrity | kFlagLease);
   spec.timeout_ns = in.number<std::uint64_t>("timeout_ns", 0, kMaxDurationNs);
   spec.lease = in.number<std::uint64_t>("lease");
-  get_blocks(in, "src_blocks", spec.grid, spec.src_blocks);
-  get_blocks(in, "dst_blocks", spec.grid, spec.dst_blocks);
+  get_ids(in, "src_ids", spec.grid, spec.src_ids);
+  get_ids(in, "dst_ids", spec.grid, spec.dst_ids);
   spec.notify = in.table<std::byte>("notify", "bytes", kMaxNotify);
 }
 static_assert((kFlagIntegrity | kFlagLease) == 3);  // every bit below the bound is a flag
@@ -414,12 +465,14 @@ Message get_message(std::size_t kind, Reader& in, std::index_sequence<I...>) {
 std::size_t estimate_nbytes(const Message& message) noexcept {
   constexpr std::size_t kFixed = 256;
   if (const auto* offer = std::get_if<Offer>(&message))
-    return kFixed + 8 * offer->spec.src_blocks.size() + offer->spec.notify.size();
+    return kFixed + 8 * offer->spec.src_ids.size() + offer->spec.notify.size();
   if (const auto* request = std::get_if<Request>(&message))
-    return kFixed + 8 * request->spec.src_blocks.size() + request->spec.notify.size();
+    return kFixed + 8 * request->spec.src_ids.size() + request->spec.notify.size();
   if (const auto* lease = std::get_if<Lease>(&message)) return kFixed + 4 * lease->blocks.size();
   if (const auto* program = std::get_if<Program>(&message))
-    return kFixed + sizeof(CopyLoop) * program->program.loops.size();
+    return kFixed + sizeof(CopyLoop) * program->program.loops.size() +
+           sizeof(Conversion) * program->program.conversions.size() +
+           sizeof(float) * program->program.scales.size();
   return kFixed;
 }
 

@@ -27,7 +27,11 @@ using ByteSpan = std::span<const std::byte>;
 using Id128 = std::array<std::byte, 16>;
 using Digest = std::array<std::byte, 32>;
 
-inline constexpr std::uint16_t kProtocolVersion = 1;
+// The newest protocol that this release speaks, and the oldest that it still does. Two agents talk
+// in the newest that both know (Session::protocol), so a cluster may be upgraded node by node;
+// HELLO's own layout is for ever.
+inline constexpr std::uint16_t kProtocolVersion = 2;
+inline constexpr std::uint16_t kOldestProtocolVersion = 2;
 inline constexpr std::size_t kHeaderNbytes = 16;
 inline constexpr std::size_t kMacNbytes = 16;
 // Before a peer is authenticated it may make us hold this much and no more.
@@ -36,6 +40,10 @@ inline constexpr std::uint32_t kMaxBody = 4 * 1024 * 1024;  // two tables of kMa
 inline constexpr std::uint32_t kMaxBlocks = 256 * 1024;     // block pairs in one transfer
 inline constexpr std::uint32_t kMaxPieces = 1024 * 1024;    // its bitmap is then 128 KiB
 inline constexpr std::uint32_t kMaxLoops = 8192;
+inline constexpr std::uint32_t kMaxScales = 64 * 1024;      // in a program's table
+inline constexpr std::uint32_t kMaxUnits = 1024 * 1024;     // of one block, or its tokens
+inline constexpr std::uint32_t kMaxHeads = 64 * 1024;
+inline constexpr std::uint32_t kMaxExtensions = 512;
 inline constexpr std::uint32_t kMaxSpans = 8192;
 inline constexpr std::uint32_t kMaxLayers = 4096;
 inline constexpr std::uint32_t kMaxNotify = 4096;
@@ -82,14 +90,16 @@ struct Identity {                     // who an agent is and where it runs
 };
 
 struct Hello {
-  std::uint16_t version = kProtocolVersion;
+  std::uint16_t version = kProtocolVersion, oldest = kOldestProtocolVersion;
   Digest nonce{};
   Identity identity;
+  Bytes extensions;                   // what newer releases add: skipped by those that do not know it
 };
 struct Challenge {
-  std::uint16_t version = kProtocolVersion;
+  std::uint16_t version = kProtocolVersion, oldest = kOldestProtocolVersion;
   Digest nonce{};
   Identity identity;
+  Bytes extensions;
   Id128 session{};
   Digest proof{};
 };
@@ -157,7 +167,7 @@ struct TransferSpec {                 // common to OFFER and REQUEST
   // The lease under which it was posted, or, unnamed, the newest that its poster had been told of by
   // then. Blocks change hands: what is late must not be served under a right that came after it.
   std::uint64_t lease = 0;
-  std::vector<std::uint32_t> src_blocks, dst_blocks;
+  std::vector<std::uint32_t> src_ids, dst_ids;  // of units, the last grid.num_fine of tokens
   Bytes notify;
 };
 struct Offer {                        // source -> destination: these pages may be fetched

@@ -1,344 +1,403 @@
-"""plan: for any pair of layouts the program copies byte for byte what numpy copies by index.
+"""compile + pair_units + executor: between any two layouts, what arrives is what the oracle says.
 
-The oracle indexes numpy views of both caches; it never looks at a stride, an offset or a loop.
+Every example is judged twice. The loops are expanded by the formula of their format, and each byte
+of the destination must come from the very byte that index arithmetic names, once. Then the native
+executor copies, packs and unpacks, and the destination's whole memory must be what the model has.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from kvxfer import _native
 from kvxfer.errors import UsageError
 from kvxfer.layout import KVLayout
-from kvxfer.plan import LOOP_DTYPE, CopyProgram, compile, footprint
-from kvxfer.tensor import covering_spans, flatten, view
+from kvxfer.pairs import pair_units
+from kvxfer.plan import CopyProgram, compile, differences, footprint
+from kvxfer.route import route
+from tests.property.interpreter import Pairs, program_map, units
+from tests.property.oracle import (
+    byte_offsets,
+    common_heads,
+    common_layers,
+    describe_byte,
+    describe_layout,
+    expected,
+    extent,
+    fill,
+    first_difference,
+    moves,
+    poison,
+    source_map,
+)
+from tests.property.strategies import (
+    NUM_EXAMPLES,
+    Draw,
+    Example,
+    draw_family,
+    draw_model,
+    draw_pages,
+    draw_world,
+    examples,
+    make_layout,
+    number,
+    pages,
+    parts,
+    pick,
+    transfers,
+    upto,
+)
 
-GUARD = 64
+# A run has a bound in CI; how long a million examples take is not this file's to say.
+pytestmark = pytest.mark.timeout(0 if NUM_EXAMPLES > 100_000 else 300)
 
 
-@dataclass
-class Cache:
-    """A cache in an arena of bytes, seen twice: by numpy views and by a layout."""
-
-    arena: NDArray[np.uint8]
-    base: int  # of the region in the arena
-    tensors: Any
-    #: pages[layer of this rank][kv] is a view [blocks, tokens, heads, dim]
-    pages: list[list[NDArray[Any]]]
-    layout: KVLayout
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What two ends must agree on."""
-
-    kv: int
-    tokens: int
-    heads: int
-    dim: int
-    itemsize: int
-    total_layers: int
+def pairs_of(example: Example) -> Pairs:
+    found = pair_units(
+        example.src,
+        example.dst,
+        np.array(example.src_table, np.uint32),
+        np.array(example.dst_table, np.uint32),
+        example.tokens,
+    )
+    return Pairs(found.src_ids, found.dst_ids, found.num_fine)
 
 
-def strided(
-    arena: NDArray[np.uint8], at: int, shape: list[int], strides: list[int], dtype: str
-) -> NDArray[Any]:
-    return np.ndarray(tuple(shape), dtype, buffer=arena.data, offset=at, strides=tuple(strides))
+def most_loops(src: KVLayout, dst: KVLayout, num_layers: int, num_heads: int, tokens: int) -> int:
+    """Returns how many loops suffice in one grain, whatever the strides.
+
+    Two of the axes within a unit are loops, the others are unrolled, and so are layers where an end
+    lists its offsets.
+    """
+    axes = sorted((src.num_kv, tokens, num_heads, src.head_dim))
+    unrolled = math.prod(axes[:2])
+    if src.offsets or dst.offsets:
+        # K and V of a listed layer lie anywhere.
+        unrolled = num_layers * src.num_kv * min(tokens, num_heads, src.head_dim)
+    return unrolled
 
 
-@st.composite
-def caches(draw: st.DrawFn, shape: Shape) -> Cache:
-    first_layer = draw(st.integers(0, shape.total_layers - 1))
-    num_layers = draw(st.integers(1, shape.total_layers - first_layer))
-    blocks = draw(st.integers(1, 5))
-    per_layer = draw(st.booleans())
-    apart = shape.kv == 2 and draw(st.booleans())
-    concatenated = shape.kv == 2 and not apart and draw(st.booleans())
-    counts = {
-        "l": num_layers,
-        "2": shape.kv,
-        "b": blocks,
-        "t": shape.tokens,
-        "h": shape.heads,
-        "d": shape.dim,
-    }
-    if concatenated:
-        counts["c"] = 2 * counts.pop("d")
-    letters = [
-        letter
-        for letter in counts
-        if not (letter == "l" and per_layer)
-        and not (letter == "2" and (apart or concatenated or shape.kv == 1))
-    ]
-    order = draw(st.permutations(letters))
-    # From the innermost axis outwards; padding may follow any axis.
-    strides: dict[str, int] = {}
-    size = shape.itemsize
-    for letter in reversed(order):
-        strides[letter] = size
-        size = size * counts[letter] + draw(st.sampled_from([0, 0, 0, 1, 3])) * shape.itemsize
-    num_tensors = (num_layers if per_layer else 1) * (2 if apart else 1)
-    starts, at = [], GUARD
-    for _ in range(num_tensors):
-        at += draw(st.sampled_from([0, 0, 16, 48]))
-        starts.append(at)
-        at += -(-size // 16) * 16
-    if draw(st.booleans()):
-        starts = list(draw(st.permutations(starts)))
-    arena = np.zeros(at + GUARD, np.uint8)
-    dtype = f"V{shape.itemsize}" if shape.itemsize == 16 else f"u{shape.itemsize}"
-    made = [
-        strided(arena, start, [counts[x] for x in order], [strides[x] for x in order], dtype)
-        for start in starts
-    ]
-    axes = "".join(order)
-    common: dict[str, Any] = {"first_layer": first_layer, "total_layers": shape.total_layers, "dtype": "x"}
-    if num_tensors == 1:
-        tensors: Any = made[0]
-        layout = KVLayout.from_tensor(tensors, axes, **common)
+def require_map(
+    example: Example, got: NDArray[np.int64], times: NDArray[np.int64], wanted: NDArray[np.int64]
+) -> None:
+    wrong = np.flatnonzero((got != wanted) | (times != (wanted >= 0)))
+    if not len(wrong):
+        return
+    at = int(wrong[0])
+
+    def source(byte: int) -> str:
+        return "none" if byte < 0 else describe_byte(example.src, example.src_table, byte)
+
+    pytest.fail(
+        f"{len(wrong)} bytes of the destination are wrong, the first is "
+        f"{describe_byte(example.dst, example.dst_table, at)}\n  it is written {times[at]} times\n"
+        f"  from        {source(int(got[at]))}\n  instead of  {source(int(wanted[at]))}{example!r}"
+    )
+
+
+def require_shape(example: Example, program: CopyProgram, fine: bool) -> None:
+    """Holds what a program says of itself to the layouts."""
+    src, dst = example.src, example.dst
+    layers, heads = common_layers(src, dst), common_heads(src, dst, example.heads)
+    unit = math.gcd(src.block_tokens, dst.block_tokens)
+    for layout in (src, dst):
+        if layout.cp_size > 1:
+            unit = math.gcd(unit, layout.cp_interleave)
+    assert (program.src_units, program.dst_units) == (src.block_tokens // unit, dst.block_tokens // unit)
+    if fine and (program.loops["grain"] == 1).any():
+        assert (program.src_tokens, program.dst_tokens) == (src.block_tokens, dst.block_tokens)
     else:
-        if not per_layer:
-            tensors = tuple(made)
-        elif apart:
-            tensors = {f"layer.{i}": (made[2 * i], made[2 * i + 1]) for i in range(num_layers)}
-        else:
-            tensors = list(made)
-        if per_layer and num_layers == 1 and apart:
-            tensors = [tuple(made)]
-        layout = KVLayout.from_tensors(tensors, axes, **common)
-    pages = []
-    for i in range(num_layers):
-        row = []
-        for kv in range(shape.kv):
-            which = (i if per_layer else 0) * (2 if apart else 1) + (kv if apart else 0)
-            page, names = made[which], list(order)
-            for letter, index in (("l", i), ("2", kv)):
-                if letter in names:
-                    page = page[(slice(None),) * names.index(letter) + (index,)]
-                    names.remove(letter)
-            if concatenated:
-                half = counts["c"] // 2
-                cut = slice(kv * half, (kv + 1) * half)
-                page = page[(slice(None),) * names.index("c") + (cut,)]
-                names[names.index("c")] = "d"
-            row.append(np.transpose(page, [names.index(x) for x in "bthd"]))
-        pages.append(row)
-    start_of_arena = view(arena).address
-    base = covering_spans([view(x) for x in flatten(tensors)])[0][0] - start_of_arena
-    return Cache(arena, base, tensors, pages, layout)
+        assert (program.src_tokens, program.dst_tokens) == (0, 0)
+    assert list(program.layers) == layers
+    assert program.num_program_layers == dst.num_layers
+    assert tuple(program.dst_heads) == (heads[0] - dst.first_head, len(heads), dst.num_heads)
+    for grain, tokens in ((0, unit), (1, 1)):
+        num_loops = int((program.loops["grain"] == grain).sum())
+        most = most_loops(src, dst, len(layers), len(heads), tokens)
+        assert num_loops <= most, f"{num_loops} loops of grain {grain} where {most} suffice{example!r}"
+    for name in ("loops", "conversions", "scales"):
+        assert not getattr(program, name).flags.writeable
 
 
-@st.composite
-def pairs(draw: st.DrawFn) -> tuple[Cache, Cache]:
-    shape = Shape(
-        kv=draw(st.integers(1, 2)),
-        tokens=draw(st.integers(1, 4)),
-        heads=draw(st.integers(1, 3)),
-        dim=draw(st.integers(1, 5)),
-        itemsize=draw(st.sampled_from([1, 2, 4, 8])),
-        total_layers=draw(st.integers(1, 5)),
-    )
-    return draw(caches(shape)), draw(caches(shape))
-
-
-@st.composite
-def tables(draw: st.DrawFn, src: Cache, dst: Cache) -> tuple[list[int], list[int]]:
-    dst_blocks = draw(st.lists(st.integers(0, dst.layout.num_blocks - 1), unique=True))
-    repeated = st.lists(
-        st.integers(0, src.layout.num_blocks - 1), min_size=len(dst_blocks), max_size=len(dst_blocks)
-    )
-    return draw(repeated), dst_blocks
-
-
-def run(
+def run_natively(
     program: CopyProgram,
+    layers: Sequence[int],
+    pairs: Pairs,
     src: NDArray[np.uint8],
     dst: NDArray[np.uint8],
-    src_blocks: list[int],
-    dst_blocks: list[int],
-    layers: range,
-) -> None:
-    """Executes the loops as native/include/kvxfer/copy_program.h describes them."""
-    for loop in program.loops:
-        n = int(loop["nbytes"])
-        for layer in layers:
-            step = layer - int(loop["first_layer"])
-            if not 0 <= step < int(loop["num_layers"]):
-                continue
-            for s, d in zip(src_blocks, dst_blocks, strict=True):
-                for i in range(int(loop["counts"][0])):
-                    for j in range(int(loop["counts"][1])):
-                        at = {
-                            side: int(loop[f"{side}_offset"])
-                            + step * int(loop[f"{side}_layer_stride"])
-                            + block * int(loop[f"{side}_block_stride"])
-                            + i * int(loop[f"{side}_strides"][0])
-                            + j * int(loop[f"{side}_strides"][1])
-                            for side, block in (("src", s), ("dst", d))
-                        }
-                        assert at["src"] + n <= len(src)
-                        assert at["dst"] + n <= len(dst)
-                        dst[at["dst"] : at["dst"] + n] = src[at["src"] : at["src"] + n]
+    *,
+    packed: bool,
+) -> int:
+    """Moves layers of a program with the native executor, or as a piece; returns the bytes of all pieces."""
+    nbytes = 0
+    for layer in layers:
+        which: tuple[Any, ...] = (program.loops, program.conversions, program.scales, units(program), layer)
+        which += (pairs.src_ids, pairs.dst_ids, pairs.num_fine)
+        if packed:
+            piece = _native.pack(*which, src)
+            nbytes += len(piece)
+            _native.unpack(*which, piece, dst)
+        else:
+            _native.execute(*which, src, dst)
+    return nbytes
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_program_copies_what_indexing_copies(data: st.DataObject) -> None:
-    src, dst = data.draw(pairs())
-    common = [layer for layer in src.layout.layers if layer in dst.layout.layers]
-    if not common:
-        with pytest.raises(UsageError, match="no layer is common"):
-            compile(src.layout, dst.layout)
-        return
-    src_blocks, dst_blocks = data.draw(tables(src, dst))
-    first = data.draw(st.integers(0, len(common) - 1))
-    wanted = common[first : data.draw(st.integers(first + 1, len(common)))]
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    src.arena[:] = rng.integers(0, 256, len(src.arena), np.uint8)
-    dst.arena[:] = rng.integers(0, 256, len(dst.arena), np.uint8)
+def native_map(
+    program: CopyProgram, layers: Sequence[int], pairs: Pairs, dst_nbytes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns what `program_map` does, from the runs that the native executors see."""
+    origin, times = np.full(dst_nbytes, -1, np.int64), np.zeros(dst_nbytes, np.int64)
+    for layer in layers:
+        found = _native.expand(
+            program.loops, layer, pairs.src_ids, pairs.dst_ids, pairs.num_fine, units(program)
+        ).astype(np.int64)
+        first = np.repeat(np.cumsum(found[:, 2]) - found[:, 2], found[:, 2])
+        within = np.arange(len(first)) - first
+        dst = np.repeat(found[:, 1], found[:, 2]) + within
+        origin[dst] = np.repeat(found[:, 0], found[:, 2]) + within
+        times += np.bincount(dst, minlength=dst_nbytes)
+    return origin, times
 
-    program = compile(src.layout, dst.layout)
-    moved = dst.arena.copy()
-    start, count = program.window(wanted)
-    run(
-        program, src.arena[src.base :], moved[dst.base :], src_blocks, dst_blocks, range(start, start + count)
+
+def draw_window(draw: Draw, layers: Sequence[int]) -> list[int]:
+    """Draws some consecutive ones of the common layers; mostly all."""
+    if draw(upto(3)) < 3:
+        return list(layers)
+    start = draw(upto(len(layers) - 1))
+    return list(layers[start : start + 1 + draw(upto(len(layers) - 1 - start))])
+
+
+@pytest.mark.parametrize("count", parts(0.32), ids=str)
+def test_every_byte_comes_from_where_indexing_says_once(count: int) -> None:
+    @examples(count)
+    @given(transfers(), st.booleans(), st.data())
+    def check(example: Example, fine: bool, data: st.DataObject) -> None:
+        src, dst = example.src, example.dst
+        wanted = draw_window(data.draw, common_layers(src, dst))
+        moved = moves(src, dst, example.src_table, example.dst_table, example.tokens)
+        pairs = pairs_of(example)
+        fine = fine or pairs.num_fine > 0
+        program = compile(src, dst, heads=example.heads, fine=fine)
+        require_shape(example, program, fine)
+        numbered = range(wanted[0] - dst.first_layer, wanted[-1] + 1 - dst.first_layer)
+
+        origin = source_map(src, dst, moved, extent(dst), layers=wanted, heads=example.heads)
+        got, times = program_map(program, numbered, pairs, extent(dst))
+        require_map(example, got, times, origin)
+        require_map(example, *native_map(program, numbered, pairs, extent(dst)), origin)
+
+        src_memory, before = poison(extent(src), 1), poison(extent(dst), 2)
+        fill(src, src_memory, example.src_table)
+        after = expected(src, dst, moved, example.src_table, before, layers=wanted, heads=example.heads)
+        assert np.array_equal(np.where(origin >= 0, src_memory[origin], before), after)
+        for packed in (False, True):
+            what = "pack and unpack" if packed else "execute"
+            memory, unchanged = before.copy(), src_memory.copy()
+            nbytes = run_natively(program, numbered, pairs, src_memory, memory, packed=packed)
+            if wrong := first_difference(what, dst, example.dst_table, memory, after):
+                pytest.fail(f"{wrong}{example!r}")
+            assert np.array_equal(src_memory, unchanged), f"{what} wrote into the source"
+            if packed:
+                assert nbytes == int((origin >= 0).sum()), "a piece is as large as what it carries"
+
+    check()
+
+
+@pytest.mark.parametrize("count", parts(0.05), ids=str)
+def test_all_sources_of_a_route_fill_every_destination_once(count: int) -> None:
+    @examples(count)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        model = draw_model(data.draw)
+        sides = []
+        src_tokens, dst_tokens = draw_pages(data.draw, model)
+        num_tokens = data.draw(st.integers(0, 12), label="tokens")
+        for block_tokens in (src_tokens, dst_tokens):
+            ranks = draw_world(data.draw, model, max_tp=4, context=False)
+            family, seed = draw_family(data.draw), data.draw(st.integers(0, 31))
+            layouts, tables = [], []
+            for i, rank in enumerate(ranks):
+                one = make_layout(model, rank, family, num_blocks=1, block_tokens=block_tokens)
+                table, num_blocks = number(pages(one, num_tokens), -1, seed and seed + i, 1)
+                layouts.append(
+                    make_layout(model, rank, family, num_blocks=num_blocks, block_tokens=block_tokens)
+                )
+                tables.append(table)
+            sides.append((layouts, tables))
+        (srcs, src_tables), (dsts, dst_tables) = sides
+        for name, layouts in (("src", srcs), ("dst", dsts)):
+            for layout in layouts:
+                note(describe_layout(name, layout))
+        sent = []
+        for layout, table in zip(srcs, src_tables, strict=True):
+            sent.append(poison(extent(layout), 1))
+            fill(layout, sent[-1], table)
+        shares = route(srcs, dsts)
+        for d, dst in enumerate(dsts):
+            memory, times = poison(extent(dst), 2), np.zeros(extent(dst), np.int64)
+            wanted = memory.copy()
+            fill(dst, wanted, dst_tables[d])
+            tokens = range(num_tokens)
+            there = moves(dst, dst, dst_tables[d], dst_tables[d], tokens)
+            for share in (x for x in shares if x.dst == d):
+                src = srcs[share.src]
+                example = Example(src, dst, src_tables[share.src], dst_tables[d], tokens, share.heads)
+                pairs = pairs_of(example)
+                program = compile(src, dst, heads=share.heads, fine=pairs.num_fine > 0)
+                layers = range(share.layers.start - dst.first_layer, share.layers.stop - dst.first_layer)
+                _, once = program_map(program, layers, pairs, extent(dst))
+                times += once
+                run_natively(program, layers, pairs, sent[share.src], memory, packed=False)
+            # The last page may be partly filled: only the sequence's tokens count.
+            mine = np.zeros(extent(dst), np.int64)
+            mine[byte_offsets(dst, there.dst_blocks, there.dst_slots)] = 1
+            if wrong := first_difference(f"times written, dst {d}", dst, dst_tables[d], times, mine):
+                pytest.fail(wrong)
+            wanted = np.where(mine == 1, wanted, poison(extent(dst), 2))
+            if wrong := first_difference(f"dst {d}", dst, dst_tables[d], memory, wanted):
+                pytest.fail(wrong)
+
+    check()
+
+
+@pytest.mark.parametrize("count", parts(0.03), ids=str)
+def test_what_is_out_of_common_is_refused(count: int) -> None:
+    @examples(count)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        model = draw_model(data.draw)
+        ends = [
+            make_layout(
+                model,
+                pick(data.draw, draw_world(data.draw, model, context=False)),
+                draw_family(data.draw),
+                num_blocks=2,
+                block_tokens=1,
+            )
+            for _ in range(2)
+        ]
+        if common_layers(*ends) and common_heads(*ends):
+            assert len(compile(*ends).loops)
+        else:
+            with pytest.raises(UsageError, match=r"layer|head") as caught:
+                compile(*ends)
+            assert any(letter.isdigit() for letter in str(caught.value))
+
+    check()
+
+
+_CLAIMS: dict[str, Callable[[KVLayout], dict[str, Any]]] = {
+    "dtype": lambda it: {"dtype": "elsewhere"},
+    "head_dim": lambda it: {"head_dim": it.head_dim + 1, "dim_stride": it.itemsize, **_SPREAD},
+    "total_heads": lambda it: {"total_heads": it.total_heads + 1},
+    "total_layers": lambda it: {"total_layers": it.total_layers + 1},
+    "model": lambda it: {"model": "another"},
+    "group": lambda it: {"group": "sliding"},
+}
+# Room for one more element of a head, whatever the strides were.
+_SPREAD = {
+    name: 1 << bits
+    for name, bits in (
+        ("head_stride", 10),
+        ("token_stride", 16),
+        ("block_stride", 22),
+        ("kv_stride", 40),
+        ("layer_stride", 44),
     )
-
-    for layer in wanted:
-        for kv in range(src.layout.num_kv):
-            theirs = dst.pages[layer - dst.layout.first_layer][kv]
-            ours = src.pages[layer - src.layout.first_layer][kv]
-            for s, d in zip(src_blocks, dst_blocks, strict=True):
-                theirs[d] = ours[s]
-    np.testing.assert_array_equal(moved, dst.arena)
-
-    page_nbytes = src.layout.page_nbytes
-    assert program.pair_nbytes == page_nbytes
-    assert program.explain()
-    assert list(program.layers) == common
-    assert program.num_program_layers == dst.layout.num_layers
+} | {"offset": 0, "offsets": ()}
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_footprint_is_each_byte_of_a_block_once(data: st.DataObject) -> None:
-    cache, _ = data.draw(pairs())
-    loops = footprint(cache.layout)
-    for name in ("offset", "layer_stride", "block_stride", "strides"):
-        np.testing.assert_array_equal(loops[f"src_{name}"], loops[f"dst_{name}"])
-    touched = np.zeros(len(cache.arena), np.uint8)
-    program = compile(cache.layout, cache.layout)
-    for layer in range(cache.layout.num_layers):
-        for block in range(cache.layout.num_blocks):
-            ones = np.ones(len(touched), np.uint8)
-            once = np.zeros(len(touched), np.uint8)
-            run(program, ones[cache.base :], once[cache.base :], [block], [block], range(layer, layer + 1))
-            assert int(once.sum()) == cache.layout.page_nbytes
-            touched += once
-    assert touched.max() == 1
-    expected = np.zeros_like(touched)
-    cache.arena[:] = 0
-    for row in cache.pages:
-        for page in row:
-            page[...] = np.frombuffer(b"\xff" * page.dtype.itemsize, page.dtype)[0]
-    expected[cache.arena != 0] = 1
-    np.testing.assert_array_equal(touched, expected)
-    assert cache.layout.nbytes == int(np.flatnonzero(expected)[-1]) + 1 - cache.base
+@pytest.mark.parametrize("count", parts(0.02), ids=str)
+def test_caches_of_two_models_are_told_apart_by_the_field(count: int) -> None:
+    @examples(count)
+    @given(transfers(max_tokens=4), st.sampled_from(list(_CLAIMS)), st.booleans())
+    def check(example: Example, field: str, swapped: bool) -> None:
+        src = replace(example.src, model="one", group="full")
+        dst = replace(example.dst, model="one", group="full")
+        assert differences(src, dst) == []
+        assert differences(replace(src, model=""), replace(dst, group="")) == []
+        other = replace(dst, **_CLAIMS[field](dst))
+        ends = (other, src) if swapped else (src, other)
+        found = differences(*ends)
+        assert len(found) == 1, found
+        assert field in found[0] or field.replace("_", " ") in found[0]
+        with pytest.raises(UsageError) as caught:
+            compile(*ends)
+        assert caught.value.code == "layout-mismatch"
+        assert found[0] in str(caught.value)
+
+    check()
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_layout_survives_the_wire(data: st.DataObject) -> None:
-    cache, _ = data.draw(pairs())
-    assert KVLayout.from_bytes(cache.layout.to_bytes()) == cache.layout
+@pytest.mark.parametrize("count", parts(0.02), ids=str)
+def test_footprint_is_each_byte_of_a_block_once(count: int) -> None:
+    @examples(count)
+    @given(transfers(ranges=False))
+    def check(example: Example) -> None:
+        layout = example.dst
+        loops = footprint(layout)
+        for name in ("offset", "layer_stride", "block_stride", "unit_stride", "strides"):
+            np.testing.assert_array_equal(loops[f"src_{name}"], loops[f"dst_{name}"])
+        touched = np.zeros(extent(layout), np.int64)
+        for loop in loops:
+            for layer in range(int(loop["num_layers"])):
+                i, j = np.indices(loop["counts"], np.int64)
+                for block in range(layout.num_blocks):
+                    first = (
+                        int(loop["dst_offset"])
+                        + layer * int(loop["dst_layer_stride"])
+                        + block * int(loop["dst_block_stride"])
+                        + i * int(loop["dst_strides"][0])
+                        + j * int(loop["dst_strides"][1])
+                    )
+                    np.add.at(touched, first[..., None] + np.arange(int(loop["nbytes"])), 1)
+        mine = np.zeros(extent(layout), np.int64)
+        blocks = [b for b in range(layout.num_blocks) for _ in range(layout.block_tokens)]
+        slots = list(range(layout.block_tokens)) * layout.num_blocks
+        mine[byte_offsets(layout, blocks, slots)] = 1
+        if wrong := first_difference("footprint", layout, [], touched, mine):
+            pytest.fail(f"{wrong}{example!r}")
+        assert layout.nbytes == extent(layout)
+
+    check()
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_layout_from_damaged_bytes_raises_words_alone(data: st.DataObject) -> None:
-    cache, _ = data.draw(pairs())
-    encoded = bytearray(cache.layout.to_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(encoded) - 1))
-        encoded[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
-    try:
-        layout = KVLayout.from_bytes(bytes(encoded))
-    except UsageError as error:
-        words = str(error)
-    else:
-        words = repr(KVLayout.from_bytes(layout.to_bytes()) == layout)
-    assert len(words) < 2000
-    assert words != "False"
+@pytest.mark.parametrize("count", parts(0.03), ids=str)
+def test_layout_survives_the_wire(count: int) -> None:
+    @examples(count)
+    @given(transfers(max_tokens=4))
+    def check(example: Example) -> None:
+        for layout in (example.src, example.dst):
+            assert KVLayout.from_bytes(layout.to_bytes()) == layout
+
+    check()
 
 
-def test_loop_dtype_has_the_native_size() -> None:
-    assert LOOP_DTYPE.itemsize == 112
+@pytest.mark.parametrize("count", parts(0.04), ids=str)
+def test_layout_from_damaged_bytes_raises_words_alone(count: int) -> None:
+    @examples(count)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        encoded = bytearray(data.draw(transfers(max_tokens=4)).src.to_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            at = data.draw(st.integers(0, len(encoded) - 1))
+            encoded[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
+        words = ""
+        try:
+            layout = KVLayout.from_bytes(bytes(encoded))
+        except UsageError as error:
+            words = str(error)
+        else:
+            assert KVLayout.from_bytes(layout.to_bytes()) == layout
+        assert len(words) < 2000
 
-
-def test_whole_contiguous_blocks_are_one_run() -> None:
-    kv = np.zeros((2, 4, 2, 16, 8, 64), np.float16)
-    layout = KVLayout.from_tensor(kv, "lb2thd")
-    program = compile(layout, layout)
-    assert len(program.loops) == 1
-    assert program.runs_per_pair == 1
-    assert program.smallest_run_nbytes == layout.page_nbytes
-    assert "adjacent blocks merge" in program.explain()
-
-
-def test_layers_apart_in_equal_steps_share_a_loop() -> None:
-    kv = np.zeros((6, 2, 4, 16, 8, 64), np.float16)
-    stacked = KVLayout.from_tensor(kv, "l2bthd")
-    listed = KVLayout.from_tensors(list(kv), "2bthd")
-    assert listed == stacked
-    assert len(compile(listed, stacked).loops) == 1
-
-
-def test_mismatch_names_every_field() -> None:
-    ours = KVLayout.from_tensor(np.zeros((2, 2, 4, 16, 8, 64), np.float16), "l2bthd")
-    theirs = KVLayout.from_tensor(np.zeros((2, 2, 4, 32, 4, 128), np.uint8), "l2bthd")
-    with pytest.raises(UsageError) as caught:
-        compile(ours, theirs)
-    assert caught.value.code == "layout-mismatch"
-    for word in ("dtype", "tokens of a block", "head_dim", "heads", "16", "32"):
-        assert word in str(caught.value)
-
-
-def test_more_than_two_strided_axes_are_unrolled_the_shortest_first() -> None:
-    wide = replace(
-        KVLayout.from_tensor(np.zeros((1, 2, 1, 128, 128, 2), np.uint8), "l2bthd"),
-        token_stride=1 << 20,
-        head_stride=4096,
-        dim_stride=2,
-        kv_stride=1 << 30,
-    )
-    other = replace(wide, token_stride=4096, head_stride=1 << 20)
-    program = compile(wide, other)
-    assert len(program.loops) == 4  # 2 of K and V × 2 of dim
-    assert {tuple(counts) for counts in program.loops["counts"].tolist()} == {(128, 128)}
-
-
-def test_a_program_of_too_many_loops_is_refused_in_words() -> None:
-    regular = KVLayout.from_tensor(np.zeros((64, 1, 1, 1, 1), np.uint8), "lbthd")
-    strided = replace(
-        regular,
-        block_tokens=256,
-        num_heads=256,
-        total_heads=256,
-        head_dim=256,
-        token_stride=1 << 20,
-        head_stride=1 << 11,
-        dim_stride=2,
-        layer_stride=1 << 30,
-    )
-    other = replace(strided, token_stride=1 << 11, head_stride=1 << 20)
-    offsets = tuple(int(x) << 30 for x in np.random.default_rng(3).permutation(64))
-    program = replace(other, layer_stride=0, offsets=offsets)
-    with pytest.raises(UsageError, match="loops") as caught:
-        compile(strided, program)
-    assert caught.value.code == "layout-mismatch"
+    check()

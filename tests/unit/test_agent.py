@@ -142,19 +142,20 @@ def test_write_is_one_post_with_a_cached_program(ends: Ends) -> None:
     for _ in range(3):
         ends.agent.write(ends.region, ends.remote, [7, 9], [3, 4], notify=b"req-42", timeout_s=5)
     assert len(ends.core.called("install_program")) == 1
-    peer, write, src, dst, num_layers, loops = ends.core.called("install_program")[0]
+    peer, write, src, dst, num_layers, loops, *_, units, heads = ends.core.called("install_program")[0]
     assert (peer, write, src, dst, num_layers) == (1, True, 1, 70, 4)
     assert loops.dtype == LOOP_DTYPE
-    _, _, from_ids, to_ids, first, count, ready, notify, priority, timeout_s, integrity, lease = ends.post()
+    assert (units, heads) == ((1, 1, 0, 0), (0, 2, 2))
+    _, _, from_ids, to_ids, num_fine, first, count, ready, notify, priority, timeout_s, integrity, lease = ends.post()
     assert (from_ids.tolist(), to_ids.tolist()) == ([7, 9], [3, 4])
-    assert (first, count, ready) == (0, 4, 4)
+    assert (num_fine, first, count, ready) == (0, 0, 4, 4)
     assert (notify, priority, timeout_s, integrity, lease) == (b"req-42", 0, 5, False, 0)
 
 
 def test_read_goes_the_other_way(ends: Ends) -> None:
     transfer = ends.agent.read(ends.region, ends.remote, [7], [3], layers=[2, 3])
     assert ends.core.called("install_program")[0][:4] == (1, False, 70, 1)
-    assert ends.post()[4:7] == (2, 2, 2)
+    assert ends.post()[5:8] == (2, 2, 2)
     assert transfer.layers == range(2, 4)
 
 
@@ -180,11 +181,11 @@ def test_layers_are_the_models_at_both_ends(fake_core: list[Any]) -> None:
     transfer = agent.write(region, remote, [1], [2])
     assert transfer.layers == range(4, 8)
     assert core.called("install_program")[0][4] == 6
-    assert core.called("post")[-1][4:6] == (2, 4)  # in the destination's numbers
+    assert core.called("post")[-1][5:7] == (2, 4)  # in the destination's numbers
     agent.write(region, remote, [1], [2], layers=range(5, 7))
-    assert core.called("post")[-1][4:6] == (3, 2)
+    assert core.called("post")[-1][5:7] == (3, 2)
     read = agent.read(region, remote, [1], [2], layers=[7])
-    assert core.called("post")[-1][4:6] == (3, 1)
+    assert core.called("post")[-1][5:7] == (3, 1)
     core.handles[-1].arrive(3)
     assert read.layer_arrived(7)
     with pytest.raises(UsageError, match="2 to 3"):
@@ -214,7 +215,7 @@ def test_mistakes_post_nothing(ends: Ends, arguments: dict[str, Any]) -> None:
 
 def test_hold_and_release(ends: Ends) -> None:
     transfer = ends.agent.write(ends.region, ends.remote, [1], [2], hold=True)
-    assert ends.post()[6] == 0
+    assert ends.post()[7] == 0
     transfer.release(2)
     assert ends.core.handles[0].ready == 2
     with pytest.raises(UsageError):
@@ -225,7 +226,7 @@ async def test_after_lets_go_or_cancels(ends: Ends) -> None:
     futures = [asyncio.get_running_loop().create_future() for _ in range(3)]
     for future in futures:
         ends.agent.write(ends.region, ends.remote, [1], [2], after=future)
-    assert ends.post()[6] == 0
+    assert ends.post()[7] == 0
     futures[0].set_result(None)
     futures[1].set_exception(ValueError("prefill failed"))
     futures[2].cancel()
@@ -233,13 +234,14 @@ async def test_after_lets_go_or_cancels(ends: Ends) -> None:
     assert [handle.ready for handle in ends.core.handles] == [4, -1, -1]
     assert [handle.cancelled for handle in ends.core.handles] == [False, True, True]
     ends.agent.write(ends.region, ends.remote, [1], [2], after=futures[0])
-    assert ends.post()[6] == 4
+    assert ends.post()[7] == 4
 
 
 def test_expect_finds_the_only_region(ends: Ends) -> None:
     ends.agent.expect(b"req", [3, 4])
-    tag, region, blocks, first, count, peer, _ = ends.core.called("expect")[0]
+    tag, region, blocks, first, count, *needed, peer, _ = ends.core.called("expect")[0]
     assert (tag, region, blocks.tolist(), first, count, peer) == (b"req", 1, [3, 4], 0, 4, -1)
+    assert needed == [4, 0, 8, 2]  # tokens of a block, first token, end, heads
     ends.agent.register("other", np.zeros((2, 2), np.uint8))
     with pytest.raises(UsageError, match="say which"):
         ends.agent.expect(b"req", [3])

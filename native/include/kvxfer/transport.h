@@ -120,10 +120,21 @@ struct Move {
   TransferId transfer = 0;
   std::shared_ptr<const CopyProgram> program;
   PieceGrid grid;
-  std::vector<std::uint32_t> src_blocks, dst_blocks;  // validated against program and regions
+  // Ids of units (copy_program.h), the last grid.num_fine of tokens; validated against program and regions.
+  std::vector<std::uint32_t> src_ids, dst_ids;
   std::byte* local_base = nullptr;  // of the region at this end (destination of fetch and
                                     // receive, source of send)
   RegionId remote_region = 0;
+
+  // The block that a pair's unit lies in.
+  std::uint32_t src_block(std::uint32_t pair) const noexcept {
+    const std::uint32_t units = program->units[grid.grain_of(pair)].src;
+    return units == 1 ? src_ids[pair] : src_ids[pair] / units;
+  }
+  std::uint32_t dst_block(std::uint32_t pair) const noexcept {
+    const std::uint32_t units = program->units[grid.grain_of(pair)].dst;
+    return units == 1 ? dst_ids[pair] : dst_ids[pair] / units;
+  }
 };
 
 enum class WorkKind : std::uint8_t {

@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "core/executor.h"
+#include "core/pack.h"
 
 namespace kvxfer {
 namespace {
@@ -316,8 +317,7 @@ Completion LoopbackTransport::fetch(Peer& peer, const Work& work, std::uint64_t&
   if (piece_end(move, work.piece, Side::kSrc) > attached->second)
     return failed(work.id, Code::kInternal, "loopback: the piece ends outside the region of " + peer.name);
   copy_piece(move, work.piece, exposed->second.base, move.local_base);
-  const Piece piece = move.grid.piece(work.piece);
-  moved_nbytes += piece.num_pairs * move.program->pair_nbytes(piece.layer);
+  moved_nbytes += piece_nbytes(*move.program, move.grid.piece(work.piece));
   return {CompletionKind::kWork, work.id, 0, Code::kOk, {}};
 }
 

@@ -4,11 +4,22 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 
+#include "core/executor.h"
+#include "core/pack.h"
+
 namespace kvxfer::shm {
 namespace {
+
+// What short runs are read into at a time: in the L2 cache still when they are spread from it.
+constexpr std::size_t kBufferNbytes = 128 * 1024;
+
+// Bytes that are read for each one that is wanted, at most: beyond it the runs are read one by one.
+// A run of 256 bytes costs as much as reading about 4 KiB.
+constexpr std::uint64_t kMaxSpread = 8;
 
 // The kernel's value, or -1 where it is built without Yama.
 int yama_ptrace_scope() {
@@ -77,11 +88,16 @@ ForeignMemory::ForeignMemory(pid_t pid, uid_t uid, const Probe& probe) : pid_(pi
     refusal_ = "process " + std::to_string(pid) + " is not the one at the other end of the socket";
 }
 
-Status ForeignMemory::fetch_piece(const Move& move, std::uint32_t piece, std::uint64_t remote_base) {
+Status ForeignMemory::fetch_piece(const Move& move, std::uint32_t index, std::uint64_t remote_base) {
+  const Piece piece = move.grid.piece(index);
+  return gathers_src(*move.program) || scatters_dst(*move.program) ? fetch_cells(move, piece, remote_base)
+                                                                   : fetch_runs(move, piece, remote_base);
+}
+
+Status ForeignMemory::fetch_runs(const Move& move, const Piece& piece, std::uint64_t remote_base) {
   std::size_t num_runs = 0;
   Status status;
-  for_each_run(move.program->loops.data(), move.program->loops.size(), move.grid.piece(piece),
-               move.src_blocks.data(), move.dst_blocks.data(),
+  for_each_run(move.program->view(), piece, move.src_ids.data(), move.dst_ids.data(),
                [&](std::uint64_t src_offset, std::uint64_t dst_offset, std::uint64_t nbytes) {
                  if (!status.ok()) return;
                  local_[num_runs] = {move.local_base + dst_offset, nbytes};
@@ -94,22 +110,125 @@ Status ForeignMemory::fetch_piece(const Move& move, std::uint32_t piece, std::ui
   return status;
 }
 
+Status ForeignMemory::fetch_cells(const Move& move, const Piece& piece, std::uint64_t remote_base) {
+  named_.clear();
+  fetched_.clear();
+  buffer_nbytes_ = 0;
+  Status status;
+  for_each_cell(move.program->view(), piece, move.src_ids.data(), move.dst_ids.data(), [&](const Cell& cell) {
+    if (!status.ok()) return;
+    Fetched& fetched =
+        fetched_.emplace_back(Fetched{cell, *cell.loop, move.program->conversion_of(*cell.loop), 0, 0, {}});
+    CopyLoop& loop = fetched.loop;
+    fetched.src =
+        name(remote_base + cell.src, loop.counts, loop.src_strides, loop.nbytes, loop.src_block_stride);
+    if (const Conversion* conversion = fetched.conversion;
+        conversion != nullptr && conversion->src_scales == ScalePlace::kRegion) {
+      // An axis along which the scale stays has one.
+      std::uint32_t counts[2];
+      for (int axis = 0; axis < 2; ++axis) {
+        fetched.scale_strides[axis] = conversion->src_strides[axis];
+        counts[axis] = conversion->src_strides[axis] == 0 ? 1 : loop.counts[axis];
+      }
+      fetched.scales = name(remote_base + conversion->src_offset + cell.layer * conversion->src_layer_stride +
+                                cell.src_block * conversion->src_block_stride,
+                            counts, fetched.scale_strides, sizeof(float), conversion->src_block_stride);
+    }
+    if (buffer_nbytes_ >= kBufferNbytes || named_.size() >= kMaxRuns) status = land(move);
+  });
+  if (status.ok() && !fetched_.empty()) status = land(move);
+  copy_fence();
+  return status;
+}
+
+// Names an operand of a cell, [counts[0], counts[1]] runs from `at` on, to be read behind what is
+// named already. Returns its place in the buffer and puts its strides there into `strides`.
+std::size_t ForeignMemory::name(std::uint64_t at, const std::uint32_t* counts, std::uint64_t* strides,
+                                std::uint64_t nbytes, std::uint64_t block_stride) {
+  const std::size_t place = buffer_nbytes_;
+  const std::uint64_t span = (counts[0] - 1) * strides[0] + (counts[1] - 1) * strides[1] + nbytes;
+  const std::uint64_t useful = nbytes * counts[0] * counts[1];
+  // What lies between the runs is this block's own where a block spans them all.
+  if (span <= block_stride && span <= kMaxSpread * useful) {
+    named_.push_back({reinterpret_cast<void*>(at), span});
+    buffer_nbytes_ += span;
+    return place;
+  }
+  for (std::uint32_t i = 0; i < counts[0]; ++i)
+    for (std::uint32_t j = 0; j < counts[1]; ++j)
+      named_.push_back({reinterpret_cast<void*>(at + i * strides[0] + j * strides[1]), nbytes});
+  buffer_nbytes_ += useful;
+  strides[1] = nbytes;
+  strides[0] = nbytes * counts[1];
+  return place;
+}
+
+// Reads what is named, and spreads it.
+Status ForeignMemory::land(const Move& move) {
+  if (buffer_.size() < buffer_nbytes_) buffer_.resize(std::max(buffer_nbytes_, 2 * kBufferNbytes));
+  Status status = read_buffer();
+  for (const Fetched& fetched : fetched_) {
+    if (!status.ok()) break;
+    const std::byte* src = buffer_.data() + fetched.src;
+    std::byte* dst = move.local_base + fetched.cell.dst;
+    if (fetched.conversion == nullptr) {
+      copy_cell(fetched.loop, nullptr, src, dst, {});
+      continue;
+    }
+    CellScales scales =
+        scales_of(move.program->view(), *fetched.conversion, fetched.cell, nullptr, move.local_base);
+    Conversion conversion = *fetched.conversion;
+    if (conversion.src_scales == ScalePlace::kRegion) {
+      scales.src = buffer_.data() + fetched.scales;
+      for (int axis = 0; axis < 2; ++axis)
+        conversion.src_strides[axis] =
+            fetched.conversion->src_strides[axis] == 0 ? 0 : fetched.scale_strides[axis];
+    }
+    copy_cell(fetched.loop, &conversion, src, dst, scales);
+  }
+  named_.clear();
+  fetched_.clear();
+  buffer_nbytes_ = 0;
+  return status;
+}
+
+Status ForeignMemory::read_failed(int error) const {
+  if (error == ESRCH) return {Code::kRailFailed, "process " + std::to_string(pid_) + " is gone"};
+  if (error != EFAULT) return Status::from_errno("process_vm_readv", error);
+  // A process that is ending has lost its pages a moment before its number.
+  if (Status alive = check_alive(); !alive.ok()) return alive;
+  return {Code::kSystem,
+          "part of the region is not mapped any more, there or here (process_vm_readv: EFAULT); "
+          "memory must stay mapped while it is registered"};
+}
+
+Status ForeignMemory::read_buffer() noexcept {
+  std::byte* at = buffer_.data();
+  for (std::size_t first = 0; first < named_.size();) {
+    const std::size_t num = std::min(named_.size() - first, kMaxRuns);
+    iovec local{at, static_cast<std::size_t>(buffer_.data() + buffer_nbytes_ - at)};
+    const ssize_t result = ::process_vm_readv(pid_, &local, 1, &named_[first], num, 0);
+    if (result < 0 && errno == EINTR) continue;
+    if (result < 0) return read_failed(errno);
+    if (result == 0) return {Code::kSystem, "process_vm_readv moved nothing"};
+    at += result;
+    auto left = static_cast<std::size_t>(result);
+    while (first < named_.size() && left >= named_[first].iov_len) left -= named_[first++].iov_len;
+    if (left != 0) {
+      named_[first].iov_base = static_cast<std::byte*>(named_[first].iov_base) + left;
+      named_[first].iov_len -= left;
+    }
+  }
+  return {};
+}
+
 Status ForeignMemory::read_runs(std::size_t num_runs) noexcept {
   std::size_t first = 0;
   while (first < num_runs) {
     const ssize_t result =
         ::process_vm_readv(pid_, &local_[first], num_runs - first, &remote_[first], num_runs - first, 0);
     if (result < 0 && errno == EINTR) continue;
-    if (result < 0 && errno == ESRCH)
-      return {Code::kRailFailed, "process " + std::to_string(pid_) + " is gone"};
-    if (result < 0 && errno == EFAULT) {
-      // A process that is ending has lost its pages a moment before its number.
-      if (Status alive = check_alive(); !alive.ok()) return alive;
-      return {Code::kSystem,
-              "part of the region is not mapped any more, there or here (process_vm_readv: EFAULT); "
-              "memory must stay mapped while it is registered"};
-    }
-    if (result < 0) return Status::from_errno("process_vm_readv", errno);
+    if (result < 0) return read_failed(errno);
     if (result == 0) return {Code::kSystem, "process_vm_readv moved nothing"};
     // Runs have the same length on both sides, so both lists advance alike.
     auto left = static_cast<std::size_t>(result);

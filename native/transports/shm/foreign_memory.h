@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kvxfer/status.h"
 #include "kvxfer/transport.h"
@@ -30,7 +31,9 @@ class ForeignMemory {
 
   const std::string& refusal() const noexcept { return refusal_; }  // empty: it can be read
 
-  // One piece, straight into its pages. kRailFailed: the process is gone. kSystem: it, or we,
+  // One piece, straight into its pages where runs are long. Every run costs the kernel a look-up, so
+  // short ones come through a buffer: a block's bytes from the first run to the last in one read,
+  // gaps and all (they are the same block's), and are spread and converted from there. kRailFailed: the process is gone. kSystem: it, or we,
   // unmapped part of the region. It counts only if check_alive() says so afterwards.
   Status fetch_piece(const Move& move, std::uint32_t piece, std::uint64_t remote_base);
   // kRailFailed: the process has ended.
@@ -40,7 +43,23 @@ class ForeignMemory {
   // What one call takes (IOV_MAX) on either side.
   static constexpr std::size_t kMaxRuns = 1024;
 
+  // A cell whose source is on its way into the buffer, with strides as they are there.
+  struct Fetched {
+    Cell cell;
+    CopyLoop loop;
+    const Conversion* conversion;  // null: bytes as they are
+    std::size_t src, scales;  // places in the buffer
+    std::uint64_t scale_strides[2];
+  };
+
+  Status fetch_runs(const Move& move, const Piece& piece, std::uint64_t remote_base);
+  Status fetch_cells(const Move& move, const Piece& piece, std::uint64_t remote_base);
+  std::size_t name(std::uint64_t at, const std::uint32_t* counts, std::uint64_t* strides,
+                   std::uint64_t nbytes, std::uint64_t block_stride);
+  Status land(const Move& move);
   Status read_runs(std::size_t num_runs) noexcept;
+  Status read_buffer() noexcept;
+  Status read_failed(int error) const;
 
   pid_t pid_ = 0;
   // Readable once the process has ended: until then nobody else can have its number.
@@ -48,6 +67,10 @@ class ForeignMemory {
   std::string refusal_ = "it has not introduced itself yet";
   std::array<iovec, kMaxRuns> local_{};
   std::array<iovec, kMaxRuns> remote_{};
+  std::vector<iovec> named_;  // what the buffer is filled from, in its order
+  std::vector<std::byte> buffer_;  // empty until runs are short
+  std::size_t buffer_nbytes_ = 0;  // that named_ fills
+  std::vector<Fetched> fetched_;
 };
 
 }  // namespace kvxfer::shm

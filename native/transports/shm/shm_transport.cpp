@@ -12,6 +12,7 @@
 
 #include "core/executor.h"
 #include "core/memfd.h"
+#include "core/pack.h"
 #include "transports/shm/foreign_memory.h"
 #include "transports/shm/peer_mapping.h"
 
@@ -523,8 +524,7 @@ Completion ShmTransport::fetch(Peer& peer, const Work& work, std::uint64_t& move
     copy_piece(move, work.piece, peer.memfd_of(region)->mapping.data() + region.keys.memfd_offset,
                move.local_base);
   }
-  const Piece piece = move.grid.piece(work.piece);
-  moved_nbytes += piece.num_pairs * move.program->pair_nbytes(piece.layer);
+  moved_nbytes += piece_nbytes(*move.program, move.grid.piece(work.piece));
   return done(work.id);
 }
 

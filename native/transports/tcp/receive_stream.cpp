@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <climits>
 
+#include "core/pack.h"
+
 namespace kvxfer::tcp {
 namespace {
 
@@ -66,7 +68,9 @@ Step ReceiveStream::read(int fd, std::uint64_t max_nbytes, std::span<std::byte> 
   Step step{{}, static_cast<std::uint64_t>(count), static_cast<std::uint64_t>(count) < asked};
   std::uint64_t left = step.nbytes;
   const std::uint64_t data = std::min(left, window_nbytes_);
+  if (scatters()) cursor_.scatter(scratch.data(), data);
   consume(data);
+  if (scatters()) clear_window();  // scratch is somebody else's from here on
   left -= data;
   if (to_the_end) {
     const std::uint64_t taken = std::min<std::uint64_t>(left, sizeof trailer_ - trailer_have_);
@@ -98,10 +102,11 @@ void ReceiveStream::fill_window(std::uint64_t max_nbytes, std::span<std::byte> s
     const std::uint64_t unnamed = header_.nbytes - data_have_ - window_nbytes_;
     std::uint64_t nbytes = std::min(unnamed, max_nbytes - window_nbytes_);
     if (nbytes == 0) return;
-    if (landing()) {
+    if (landing() && !scatters_) {
       nbytes = cursor_.append(window_, kMaxRunIovecs, nbytes);
       if (nbytes == 0) return;
     } else {
+      if (scatters_ && !window_.empty()) return;  // one scratch, one place in it for each byte
       nbytes = std::min<std::uint64_t>(nbytes, scratch.size());
       window_.push_back({scratch.data(), nbytes});
     }
@@ -143,13 +148,15 @@ Status ReceiveStream::begin_piece() {
   clear_window();
   const auto found = posted_.find(Key{header_.transfer, header_.piece});
   if (found == posted_.end()) return {};  // cancelled, or fenced: to scratch
-  const std::uint64_t expected = piece_nbytes(*found->second.move, header_.piece);
+  const std::uint64_t expected =
+      piece_nbytes(*found->second.move->program, found->second.move->grid.piece(header_.piece));
   if (header_.nbytes != 0 && header_.nbytes != expected)
     return Status(Code::kProtocol, "the peer announced " + std::to_string(header_.nbytes) +
                                        " bytes for piece " + std::to_string(header_.piece) + " of transfer " +
                                        std::to_string(header_.transfer) + ", whose program says " +
                                        std::to_string(expected));
   landing_ = found->second;
+  scatters_ = scatters_dst(*landing_.move->program);
   cursor_ = RunCursor(*landing_.move, header_.piece, End::kDestination);
   return {};
 }
@@ -161,7 +168,8 @@ Status ReceiveStream::end_piece(CompletionQueue& completions) {
       (trailer_.end != PieceEnd::kHeld && trailer_.end != PieceEnd::kEnded))
     return Status(Code::kProtocol, "the peer sent bytes that are no piece's trailer");
   if (!landed.move) return {};
-  if (trailer_.end == PieceEnd::kHeld && header_.nbytes != piece_nbytes(*landed.move, header_.piece))
+  if (trailer_.end == PieceEnd::kHeld &&
+      header_.nbytes != piece_nbytes(*landed.move->program, landed.move->grid.piece(header_.piece)))
     return Status(Code::kProtocol, "the peer sent no bytes for a piece that has some, and says it is whole");
   posted_.erase(Key{header_.transfer, header_.piece});
   if (trailer_.end == PieceEnd::kHeld)

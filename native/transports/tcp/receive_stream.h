@@ -1,5 +1,6 @@
 // The receiving half of one stream rail: pieces land straight in the pages that were posted for
-// them; what nobody waits for goes to scratch.
+// them where runs are long; where they are short they are scattered from scratch, at once, so
+// that it is free again when the call returns. What nobody waits for goes to scratch, too.
 #pragma once
 
 #include <sys/uio.h>
@@ -11,9 +12,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/run_cursor.h"
 #include "transports/tcp/completion_queue.h"
 #include "transports/tcp/piece_frame.h"
-#include "transports/tcp/run_cursor.h"
 #include "transports/tcp/step.h"
 
 namespace kvxfer::tcp {
@@ -27,7 +28,7 @@ class ReceiveStream {
   bool cancel(WorkId id, CompletionQueue& completions);
 
   // At most one readv, of at most max_nbytes of pages. kProtocol where the peer's bytes are not
-  // pieces, kPeerLost at the end of the stream. `scratch` takes what nobody waits for.
+  // pieces, kPeerLost at the end of the stream. `scratch` is used during the call alone.
   Step read(int fd, std::uint64_t max_nbytes, std::span<std::byte> scratch, CompletionQueue& completions);
 
   // Completes all that is left with `code`.
@@ -58,6 +59,7 @@ class ReceiveStream {
   };
 
   bool landing() const noexcept { return landing_.move != nullptr; }
+  bool scatters() const noexcept { return landing() && scatters_; }
   void fill_window(std::uint64_t max_nbytes, std::span<std::byte> scratch);
   void clear_window();
   void consume(std::uint64_t nbytes);
@@ -75,7 +77,8 @@ class ReceiveStream {
   std::uint64_t trailer_have_ = 0;
   std::uint64_t data_have_ = 0;   // of header_.nbytes
   Posted landing_{};              // no move: to scratch
-  RunCursor cursor_;              // after the bytes that the window names
+  bool scatters_ = false;         // the landing piece's runs are short
+  RunCursor cursor_;              // after the bytes that the window names, or that were scattered
 
   std::vector<iovec> window_;     // from first_iovec_ on: where the next bytes of the piece go
   std::size_t first_iovec_ = 0;

@@ -18,15 +18,22 @@ constexpr std::size_t kMaxIovecs = IOV_MAX;
 // 64 KiB: nine iovecs for a piece of half a MiB.
 constexpr std::array<std::byte, 64 * 1024> kZeros{};
 
+// What is gathered for one system call: it is to be in the L2 cache still when the kernel copies it.
+constexpr std::uint64_t kGatheredNbytes = 256 * 1024;
+
 }  // namespace
 
 void SendStream::push(const Work& work) {
   Frame& frame = frames_.emplace_back();
   frame.work = work.id;
   frame.move = work.move;
-  frame.cursor = RunCursor(*frame.move, work.piece, End::kSource);
+  frame.gathered = gathers_src(*frame.move->program);
+  if (frame.gathered)
+    frame.packer = Packer(*frame.move, work.piece);
+  else
+    frame.cursor = RunCursor(*frame.move, work.piece, End::kSource);
   frame.header.transfer = work.move->transfer;
-  frame.header.nbytes = piece_nbytes(*work.move, work.piece);
+  frame.header.nbytes = piece_nbytes(*work.move->program, work.move->grid.piece(work.piece));
   frame.header.piece = frame.trailer.piece = work.piece;
 }
 
@@ -73,6 +80,7 @@ void SendStream::fail(Code code, const std::string& detail, CompletionQueue& com
   window_.clear();
   first_iovec_ = 0;
   window_nbytes_ = 0;
+  gathered_left_ = 0;
 }
 
 // Makes the window name up to max_nbytes, after what earlier calls left of it.
@@ -103,6 +111,10 @@ void SendStream::name_frame(Frame& frame, std::uint64_t max_nbytes) {
       name(kZeros.data(), std::min<std::uint64_t>(room, kZeros.size()), frame);
       continue;
     }
+    if (frame.gathered) {
+      if (!name_gathered(frame)) return;
+      continue;
+    }
     const std::uint64_t nbytes = frame.cursor.append(window_, kMaxIovecs, room);
     frame.named += nbytes;
     window_nbytes_ += nbytes;
@@ -111,6 +123,16 @@ void SendStream::name_frame(Frame& frame, std::uint64_t max_nbytes) {
   if (window_.size() >= kMaxIovecs) return;
   name(reinterpret_cast<const std::byte*>(&frame.trailer) + (frame.named - data_end),
        frame.nbytes() - frame.named, frame);
+}
+
+// Gathers the next bytes of the frame and names them. False while the last ones are still to go.
+bool SendStream::name_gathered(Frame& frame) {
+  if (gathered_left_ != 0) return false;
+  const std::uint64_t least = std::max(kGatheredNbytes, Packer::longest_cell(*frame.move->program));
+  if (gathered_.size() < least) gathered_.resize(least);
+  gathered_left_ = frame.packer.pack(gathered_.data(), gathered_.size());
+  name(gathered_.data(), gathered_left_, frame);
+  return gathered_left_ != 0;
 }
 
 void SendStream::name(const void* bytes, std::uint64_t nbytes, Frame& frame) {
@@ -125,14 +147,22 @@ void SendStream::clear_window() {
     Frame& frame = frames_[i];
     frame.named = frame.sent;
     if (frame.cancelled) continue;
-    frame.cursor = RunCursor(*frame.move, frame.header.piece, End::kSource);
-    if (frame.sent > sizeof frame.header)
-      frame.cursor.skip(std::min(frame.sent - sizeof frame.header, frame.header.nbytes));
+    const std::uint64_t out = frame.sent > sizeof frame.header
+                                  ? std::min(frame.sent - sizeof frame.header, frame.header.nbytes)
+                                  : 0;
+    if (frame.gathered) {
+      frame.packer = Packer(*frame.move, frame.header.piece);
+      frame.packer.skip(out);
+    } else {
+      frame.cursor = RunCursor(*frame.move, frame.header.piece, End::kSource);
+      frame.cursor.skip(out);
+    }
   }
   num_named_ = 0;
   window_.clear();
   first_iovec_ = 0;
   window_nbytes_ = 0;
+  gathered_left_ = 0;
 }
 
 void SendStream::consume(std::uint64_t nbytes, CompletionQueue& completions) {
@@ -140,6 +170,8 @@ void SendStream::consume(std::uint64_t nbytes, CompletionQueue& completions) {
   for (std::uint64_t left = nbytes; left != 0;) {
     iovec& first = window_[first_iovec_];
     const std::uint64_t taken = std::min<std::uint64_t>(left, first.iov_len);
+    if (first.iov_base >= gathered_.data() && first.iov_base < gathered_.data() + gathered_.size())
+      gathered_left_ -= taken;
     first.iov_base = static_cast<std::byte*>(first.iov_base) + taken;
     first.iov_len -= taken;
     left -= taken;

@@ -1,5 +1,7 @@
-// The sending half of one stream rail: pieces go out in the order in which they were posted,
-// straight from their pages, as many in one system call as fit.
+// The sending half of one stream rail: pieces go out in the order in which they were posted, as
+// many in one system call as fit: straight from their pages where runs are long, gathered into a
+// buffer of the stream's where they are short or need conversion. The buffer is the stream's own
+// and waits for its socket alone, so no two transfers can wait for each other.
 #pragma once
 
 #include <sys/uio.h>
@@ -9,9 +11,10 @@
 #include <memory>
 #include <vector>
 
+#include "core/pack.h"
+#include "core/run_cursor.h"
 #include "transports/tcp/completion_queue.h"
 #include "transports/tcp/piece_frame.h"
-#include "transports/tcp/run_cursor.h"
 #include "transports/tcp/step.h"
 
 namespace kvxfer::tcp {
@@ -36,7 +39,9 @@ class SendStream {
   struct Frame {
     WorkId work = 0;
     std::shared_ptr<const Move> move;
-    RunCursor cursor;  // after the bytes that the window names
+    bool gathered = false;
+    RunCursor cursor;  // after the bytes that the window names; of `packer`, where it is gathered
+    Packer packer;
     PieceHeader header;
     PieceTrailer trailer;
     std::uint64_t named = 0;  // bytes of header, runs and trailer that the window names or has sent
@@ -49,6 +54,7 @@ class SendStream {
   void fill_window(std::uint64_t max_nbytes);
   void name_frame(Frame& frame, std::uint64_t max_nbytes);
   void name(const void* bytes, std::uint64_t nbytes, Frame& frame);
+  bool name_gathered(Frame& frame);
   void clear_window();
   void consume(std::uint64_t nbytes, CompletionQueue& completions);
 
@@ -58,6 +64,8 @@ class SendStream {
   std::vector<iovec> window_;  // from first_iovec_ on: what the next sendmsg is given
   std::size_t first_iovec_ = 0;
   std::uint64_t window_nbytes_ = 0;
+  std::vector<std::byte> gathered_;  // empty until runs are short
+  std::uint64_t gathered_left_ = 0;  // bytes of it that the window still names
 };
 
 }  // namespace kvxfer::tcp

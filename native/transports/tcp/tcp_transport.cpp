@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "core/pack.h"
 #include "transports/tcp/receive_stream.h"
 #include "transports/tcp/send_stream.h"
 
@@ -23,7 +24,8 @@ constexpr std::uint64_t kPollNbytes = 1024 * 1024;
 // beyond this somebody has forgotten to look at PostResult.
 constexpr std::size_t kMaxPosted = 1024;
 
-constexpr std::size_t kScratchNbytes = 64 * 1024;
+// One system call's worth of what is scattered; in the L2 cache still when it is.
+constexpr std::size_t kScratchNbytes = 256 * 1024;
 
 // The kernel grows a TCP socket's buffers as needed; fixed sizes from 512 KiB to 4 MiB were no
 // faster. A unix socket keeps its first size, 208 KiB, which holds less than half a piece: 0.82 to
@@ -176,7 +178,7 @@ bool TcpTransport::accept(Peer& peer, const Work& work) {
     return true;
   }
   if (work.piece >= work.move->grid.num_pieces() ||
-      tcp::piece_nbytes(*work.move, work.piece) > tcp::kMaxPieceNbytes) {
+      piece_nbytes(*work.move->program, work.move->grid.piece(work.piece)) > tcp::kMaxPieceNbytes) {
     completions_.work(
         work.id, Code::kUnsupported,
         peer.words + ": piece " + std::to_string(work.piece) + " is not in the grid, or too large");

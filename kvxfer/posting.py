@@ -1,0 +1,201 @@
+"""Posting: what a caller names, turned into the one native call of a transfer or an expectation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer._native import AgentCore, NativeError
+from kvxfer.block_table import as_ids
+from kvxfer.completion import Completions
+from kvxfer.errors import UsageError, translate
+from kvxfer.layout import KVLayout
+from kvxfer.options import AgentOptions
+from kvxfer.pairs import held_before, pair_units
+from kvxfer.peer import Peer
+from kvxfer.peer_table import PeerTable
+from kvxfer.plan import consecutive
+from kvxfer.programs import ProgramCache
+from kvxfer.region import Blocks, Region, RegionDescriptor
+from kvxfer.transfer import Incoming, Transfer
+
+# native/core/wire.h: kMaxNotify.
+_MAX_NOTIFY_NBYTES = 4096
+_NUM_PRIORITIES = 256
+_MAX_LEASE = 2**64 - 1
+
+
+class Poster:
+    """Posts the transfers and expectations of one agent."""
+
+    def __init__(
+        self,
+        core: AgentCore,
+        completions: Completions,
+        peers: PeerTable,
+        programs: ProgramCache,
+        options: AgentOptions,
+    ) -> None:
+        self._core = core
+        self._completions = completions
+        self._peers = peers
+        self._programs = programs
+        self._options = options
+
+    def transfer(
+        self,
+        region: Region,
+        remote: RegionDescriptor,
+        src_blocks: Blocks,
+        dst_blocks: Blocks,
+        write: bool,
+        layers: Iterable[int] | None,
+        heads: range | None,
+        tokens: range | None,
+        notify: bytes,
+        timeout_s: float | None,
+        priority: int,
+        integrity: bool | None,
+        lease: int | None,
+        hold: bool,
+    ) -> Transfer:
+        """Posts a write or a read; `Agent.write` says what the arguments mean and what it raises."""
+        self._completions.check()
+        if not 0 <= priority < _NUM_PRIORITIES:
+            raise UsageError(f"priority is 0 to 255, not {priority}", code="invalid-argument")
+        if lease is not None and not 0 < lease <= _MAX_LEASE:
+            raise UsageError(f"lease is a Lease's id, not {lease!r}", code="invalid-argument")
+        peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
+        try:
+            entry = self._programs.get(peer_id, write, region, remote, heads)
+            num_fine = 0
+            if tokens is None and entry.whole_blocks:
+                src_ids, dst_ids = as_ids(src_blocks), as_ids(dst_blocks)
+            else:
+                src, dst = (region.layout, remote.layout) if write else (remote.layout, region.layout)
+                pairs = pair_units(src, dst, as_ids(src_blocks), as_ids(dst_blocks), tokens)
+                src_ids, dst_ids, num_fine = pairs.src_ids, pairs.dst_ids, pairs.num_fine
+                if num_fine:
+                    entry = self._programs.get(peer_id, write, region, remote, heads, fine=True)
+            program = entry.program
+            first, count = program.window(layers)
+            handle = self._core.post(
+                peer_id,
+                entry.number,
+                src_ids,
+                dst_ids,
+                num_fine,
+                first,
+                count,
+                0 if hold else count,
+                payload(notify),
+                priority,
+                self._options.transfer_timeout_s if timeout_s is None else timeout_s,
+                self._options.integrity if integrity is None else integrity,
+                0 if lease is None else lease,
+            )
+        except NativeError as error:
+            raise translate(error, peer=remote.agent) from None
+        start = program.origin + first
+        return Transfer(
+            handle,
+            self._completions,
+            peer_name=remote.agent,
+            layers=range(start, start + count),
+            origin=program.origin,
+            arrives=not write,
+        )
+
+    def expectation(
+        self,
+        tag: bytes,
+        blocks: Blocks,
+        region: Region,
+        layers: Iterable[int] | None,
+        tokens: range | None,
+        peer: Peer | None,
+        timeout_s: float | None,
+    ) -> Incoming:
+        """Lets transfers with `tag` write; `Agent.expect` says what the arguments mean and raise."""
+        self._completions.check()
+        if not tag:
+            raise UsageError("an expectation needs a tag of at least one byte", code="invalid-argument")
+        layout = region.layout
+        wanted = layout.layers if layers is None else consecutive(layers)
+        if wanted[0] < layout.layers[0] or wanted[-1] > layout.layers[-1]:
+            raise UsageError(
+                f"layers {wanted[0]} to {wanted[-1]} were named, region {region.name!r} holds "
+                f"{layout.layers[0]} to {layout.layers[-1]} (numbered model-wide)",
+                code="out-of-range",
+            )
+        ids, first_token, end_token = _needed(layout, as_ids(blocks), tokens)
+        try:
+            handle = self._core.expect(
+                payload(tag),
+                region.id,
+                ids,
+                wanted[0] - layout.first_layer,
+                len(wanted),
+                layout.block_tokens,
+                first_token,
+                end_token,
+                layout.num_heads,
+                -1 if peer is None else peer.id,
+                self._options.transfer_timeout_s if timeout_s is None else timeout_s,
+            )
+        except NativeError as error:
+            raise translate(error, peer="" if peer is None else peer.name) from None
+        return Incoming(
+            handle,
+            self._completions,
+            peer_name="" if peer is None else peer.name,
+            layers=wanted,
+            origin=layout.first_layer,
+            arrives=True,
+        )
+
+
+def payload(notify: bytes) -> bytes:
+    """Returns a notification's bytes, or raises ``UsageError`` where it cannot be one."""
+    if not isinstance(notify, bytes):
+        raise UsageError(f"a notification is bytes, not {type(notify).__name__}", code="invalid-argument")
+    if len(notify) > _MAX_NOTIFY_NBYTES:
+        raise UsageError(
+            f"a notification has at most {_MAX_NOTIFY_NBYTES} bytes, not {len(notify)}: send a name of it",
+            code="invalid-argument",
+        )
+    return notify
+
+
+def _needed(
+    layout: KVLayout, ids: NDArray[np.uint32], tokens: range | None
+) -> tuple[NDArray[np.uint32], int, int]:
+    """Returns the real blocks of a table, and which of their tokens have to arrive, counted over them."""
+    first, end = 0, len(ids) * layout.block_tokens
+    if tokens is not None:
+        if not isinstance(tokens, range) or tokens.step != 1 or tokens.start < 0 or not tokens:
+            raise UsageError(
+                f"tokens {tokens!r} are no range of a sequence: pass range(first, stop) in steps of 1, "
+                "from token 0 on",
+                code="invalid-argument",
+            )
+        first, stop = held_before(layout, tokens.start), held_before(layout, tokens.stop)
+        if stop > end:
+            raise UsageError(
+                f"tokens {tokens.start} to {tokens.stop - 1} were named, but {len(ids)} blocks of "
+                f"{layout.block_tokens} tokens hold {end} of this rank's",
+                code="out-of-range",
+            )
+        end = stop
+    if layout.null_block < 0 or not (kept := ids != layout.null_block).size or kept.all():
+        return ids, first, end
+    # Nothing arrives in null blocks: they are left out, and tokens counted without them.
+    return ids[kept], _without_null(layout, kept, first), _without_null(layout, kept, end)
+
+
+def _without_null(layout: KVLayout, kept: NDArray[np.bool_], token: int) -> int:
+    block, within = divmod(token, layout.block_tokens)
+    before = int(kept[:block].sum()) * layout.block_tokens
+    return before + within if block < len(kept) and kept[block] else before

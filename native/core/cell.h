@@ -1,0 +1,39 @@
+// Cells that change their elements on the way: scales are looked up or found, runs are converted.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvxfer/copy_program.h"
+
+namespace kvxfer {
+
+// Where the scales of a cell's run (0, 0) are; null where the conversion has none at that side.
+struct CellScales {
+  const std::byte* src = nullptr;
+  const std::byte* dst = nullptr;  // that are given
+  std::byte* found = nullptr;      // where those go that are found
+};
+
+// `src_base` and `dst_base` are the regions' bases; either may be null where the conversion keeps
+// no scales in that region.
+CellScales scales_of(const ProgramView& program, const Conversion& conversion, const Cell& cell,
+                     const std::byte* src_base, std::byte* dst_base) noexcept;
+
+// Converts every run of the cell from `src` to `dst`, where its run (0, 0) lies. Strides are the
+// loop's and the conversion's; a caller that gathers or packs passes copies with strides of its own.
+void convert_cell(const CopyLoop& loop, const Conversion& conversion, const std::byte* src, std::byte* dst,
+                  const CellScales& scales) noexcept;
+
+// The same from run (0, 0) at `src` to `packed`: run after run without gaps, then the scales that
+// were found. packed_nbytes(loop, &conversion) bytes.
+void pack_cell(const CopyLoop& loop, const Conversion& conversion, const std::byte* src,
+               const CellScales& scales, std::byte* packed) noexcept;
+
+// Bytes of one pair of the loop as it crosses a stream, or lands at the destination.
+inline std::uint64_t packed_nbytes(const CopyLoop& loop, const Conversion* conversion) noexcept {
+  return dst_run_nbytes(loop, conversion) * loop.counts[0] * loop.counts[1] +
+         num_found_scales(loop, conversion) * sizeof(float);
+}
+
+}  // namespace kvxfer
