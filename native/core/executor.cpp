@@ -19,8 +19,8 @@ namespace {
 constexpr std::size_t kLineNbytes = 64;
 constexpr std::size_t kStepNbytes = 128;  // two lines an iteration: both halves of a prefetch pair
 
-// Below this a run goes through memcpy, which also leaves it in the cache. Measured over scattered
-// runs: from 1 KiB on the non-temporal copy wins, at 512 bytes the two are level.
+// Below this a run is streamed only where it fills whole lines, and its lines are fetched when it is
+// first seen rather than when its predecessor ends.
 constexpr std::size_t kStreamFromNbytes = 1024;
 
 // While a run ends, the next one's first bytes are fetched: the hardware's prefetcher starts
@@ -40,9 +40,72 @@ struct Run {
 using StreamKernel = void (*)(std::byte* dst, const std::byte* src, std::size_t nbytes,
                               const std::byte* ahead, std::size_t ahead_nbytes) noexcept;
 
+// The same of whole lines, without looking ahead: for short runs.
+using LineKernel = void (*)(std::byte* dst, const std::byte* src, std::size_t nbytes) noexcept;
+
+// All runs of a cell, short and of whole lines. The first ones are in the cache; while they are copied
+// those of the next cell of the same loop, at `next` (null: there is none), are fetched.
+using CellKernel = void (*)(const CopyLoop& loop, std::byte* dst, const std::byte* src,
+                            const std::byte* next) noexcept;
+
 struct Kernel {
   std::string_view name;
   StreamKernel stream;  // null: memcpy moves everything
+  LineKernel stream_lines;
+  CellKernel stream_cell;
+};
+
+// Short runs are asked for this far in front of the one that is copied: as many lines as the
+// processor can wait for at a time, twice. 1 to 8 KiB are all alike.
+constexpr std::size_t kAheadNbytes = 3072;
+
+void fetch(const std::byte* at, std::size_t nbytes) noexcept {
+  for (std::size_t line = 0; line < nbytes; line += kLineNbytes) __builtin_prefetch(at + line, 0);
+}
+
+// Walks over the runs of a cell, and then of the next, some runs in front of who copies them.
+class FetchAhead {
+ public:
+  static std::uint64_t num_runs_ahead(const CopyLoop& loop) noexcept {
+    return std::min<std::uint64_t>(kAheadNbytes / loop.nbytes + 1,
+                                   std::uint64_t{loop.counts[0]} * loop.counts[1]);
+  }
+
+  FetchAhead(const CopyLoop& loop, const std::byte* src, const std::byte* next) noexcept
+      : loop_(loop), next_(next), cell_(src) {
+    const std::uint64_t ahead = num_runs_ahead(loop);
+    i_ = static_cast<std::uint32_t>(ahead / loop.counts[1]);
+    j_ = static_cast<std::uint32_t>(ahead % loop.counts[1]);
+    if (i_ == loop.counts[0]) turn();
+  }
+
+  void fetch_run() noexcept {
+    if (cell_ == nullptr) return;
+    fetch(cell_ + i_ * loop_.src_strides[0] + j_ * loop_.src_strides[1], loop_.nbytes);
+    if (++j_ < loop_.counts[1]) return;
+    j_ = 0;
+    if (++i_ == loop_.counts[0]) turn();
+  }
+
+  // The runs that nobody in front of the first cell has asked for.
+  static void start(const CopyLoop& loop, const std::byte* src) noexcept {
+    FetchAhead first(loop, nullptr, nullptr);
+    first.cell_ = src;
+    first.i_ = first.j_ = 0;
+    for (std::uint64_t left = num_runs_ahead(loop); left != 0; --left) first.fetch_run();
+  }
+
+ private:
+  void turn() noexcept {
+    cell_ = next_;
+    next_ = nullptr;
+    i_ = j_ = 0;
+  }
+
+  const CopyLoop& loop_;
+  const std::byte* next_;
+  const std::byte* cell_;
+  std::uint32_t i_ = 0, j_ = 0;
 };
 
 #if defined(__x86_64__)
@@ -84,24 +147,82 @@ __attribute__((target("avx2"))) void stream_avx2(std::byte* dst, const std::byte
   }
 }
 
+__attribute__((target("avx512f"))) void stream_lines_avx512(std::byte* dst, const std::byte* src,
+                                                            std::size_t nbytes) noexcept {
+  for (std::size_t at = 0; at < nbytes; at += kLineNbytes)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + at), _mm512_loadu_si512(src + at));
+}
+
+__attribute__((target("avx2"))) void stream_lines_avx2(std::byte* dst, const std::byte* src,
+                                                       std::size_t nbytes) noexcept {
+  for (std::size_t at = 0; at < nbytes; at += kLineNbytes) {
+    const auto* from = reinterpret_cast<const __m256i*>(src + at);
+    auto* to = reinterpret_cast<__m256i*>(dst + at);
+    const __m256i first = _mm256_loadu_si256(from), second = _mm256_loadu_si256(from + 1);
+    _mm256_stream_si256(to, first);
+    _mm256_stream_si256(to + 1, second);
+  }
+}
+
+// One body for both instruction sets: `lines` is inlined into a function of its own target.
+template <class Lines>
+__attribute__((always_inline)) inline void stream_cell(const CopyLoop& loop, std::byte* dst,
+                                                       const std::byte* src, const std::byte* next,
+                                                       Lines&& lines) noexcept {
+  FetchAhead ahead(loop, src, next);
+  for (std::uint32_t i = 0; i < loop.counts[0]; ++i) {
+    std::byte* to = dst + i * loop.dst_strides[0];
+    const std::byte* from = src + i * loop.src_strides[0];
+    for (std::uint32_t j = 0; j < loop.counts[1]; ++j) {
+      ahead.fetch_run();
+      lines(to, from, loop.nbytes);
+      to += loop.dst_strides[1];
+      from += loop.src_strides[1];
+    }
+  }
+}
+
+__attribute__((target("avx512f"))) void stream_cell_avx512(const CopyLoop& loop, std::byte* dst,
+                                                           const std::byte* src,
+                                                           const std::byte* next) noexcept {
+  stream_cell(loop, dst, src, next, stream_lines_avx512);
+}
+
+__attribute__((target("avx2"))) void stream_cell_avx2(const CopyLoop& loop, std::byte* dst,
+                                                      const std::byte* src, const std::byte* next) noexcept {
+  stream_cell(loop, dst, src, next, stream_lines_avx2);
+}
+
 Kernel choose_kernel() noexcept {
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f")) return {"avx512-nt", stream_avx512};
-  if (__builtin_cpu_supports("avx2")) return {"avx2-nt", stream_avx2};
-  return {"memcpy", nullptr};
+  if (__builtin_cpu_supports("avx512f"))
+    return {"avx512-nt", stream_avx512, stream_lines_avx512, stream_cell_avx512};
+  if (__builtin_cpu_supports("avx2")) return {"avx2-nt", stream_avx2, stream_lines_avx2, stream_cell_avx2};
+  return {"memcpy", nullptr, nullptr, nullptr};
 }
 
 #else
 
-Kernel choose_kernel() noexcept { return {"memcpy", nullptr}; }
+Kernel choose_kernel() noexcept { return {"memcpy", nullptr, nullptr, nullptr}; }
 
 #endif
 
 const Kernel kKernel = choose_kernel();
 
+bool is_whole_lines(const Run& run) noexcept {
+  return (reinterpret_cast<std::uintptr_t>(run.dst) | run.nbytes) % kLineNbytes == 0;
+}
+
 void copy_run_ahead(const Run& run, const Run& next) noexcept {
-  if (kKernel.stream == nullptr || run.nbytes < kStreamFromNbytes) {
+  if (kKernel.stream == nullptr) {
     std::memcpy(run.dst, run.src, run.nbytes);
+    return;
+  }
+  if (run.nbytes < kStreamFromNbytes) {
+    if (is_whole_lines(run))
+      kKernel.stream_lines(run.dst, run.src, run.nbytes);
+    else
+      std::memcpy(run.dst, run.src, run.nbytes);
     return;
   }
   // A line that is stored only in part costs a read of it: start on a line, end on one.
@@ -120,30 +241,91 @@ void copy_run_ahead(const Run& run, const Run& next) noexcept {
 class Lookahead {
  public:
   void push(const Run& run) noexcept {
-    if (num_pushed_ - num_copied_ == kNumRuns) copy_oldest();
     if (run.nbytes < kStreamFromNbytes) {
-      for (std::size_t at = 0; at < run.nbytes; at += kLineNbytes) {
-        __builtin_prefetch(run.src + at, 0);
+      const bool reads_dst = kKernel.stream == nullptr || !is_whole_lines(run);
+      fetch(run.src, run.nbytes);
+      for (std::size_t at = 0; reads_dst && at < run.nbytes; at += kLineNbytes)
         __builtin_prefetch(run.dst + at, 1);
-      }
     }
     runs_[num_pushed_++ % kNumRuns] = run;
+    nbytes_ += run.nbytes;
+    while (num_pushed_ - num_copied_ > 1 &&
+           (nbytes_ > kAheadNbytes || num_pushed_ - num_copied_ == kNumRuns))
+      copy_oldest();
   }
   void drain() noexcept {
     while (num_copied_ < num_pushed_) copy_oldest();
   }
 
  private:
-  static constexpr std::size_t kNumRuns = 8;  // of 1 KiB at most: 16 KiB of both sides, half the L1 cache
+  static constexpr std::size_t kNumRuns = 64;
 
   void copy_oldest() noexcept {
-    const std::size_t oldest = num_copied_++;
-    copy_run_ahead(runs_[oldest % kNumRuns],
-                   num_copied_ < num_pushed_ ? runs_[num_copied_ % kNumRuns] : Run{});
+    const Run& oldest = runs_[num_copied_++ % kNumRuns];
+    nbytes_ -= oldest.nbytes;
+    copy_run_ahead(oldest, num_copied_ < num_pushed_ ? runs_[num_copied_ % kNumRuns] : Run{});
   }
 
   std::array<Run, kNumRuns> runs_;
   std::size_t num_pushed_ = 0, num_copied_ = 0;
+  std::size_t nbytes_ = 0;  // of the runs that are not copied yet
+};
+
+// Runs as they come, joined where they touch on both sides.
+class RunMerger {
+ public:
+  void push(const Run& run) noexcept {
+    if (run.src == run_.src + run_.nbytes && run.dst == run_.dst + run_.nbytes && run_.nbytes != 0) {
+      run_.nbytes += run.nbytes;
+      return;
+    }
+    if (run_.nbytes != 0) ahead_.push(run_);
+    run_ = run;
+  }
+  void drain() noexcept {
+    if (run_.nbytes != 0) ahead_.push(run_);
+    run_ = {};
+    ahead_.drain();
+  }
+
+ private:
+  Run run_;
+  Lookahead ahead_;
+};
+
+// Cells of many short runs of whole lines, as heads and tokens that change places are: run by run
+// they cost as much to name as to copy.
+class CellStream {
+ public:
+  static bool takes(const CopyLoop& loop, const std::byte* dst) noexcept {
+    const std::uint64_t all = loop.nbytes | loop.dst_strides[0] | loop.dst_strides[1] |
+                              reinterpret_cast<std::uintptr_t>(dst);
+    return kKernel.stream_cell != nullptr && loop.nbytes < kStreamFromNbytes && all % kLineNbytes == 0 &&
+           loop.counts[0] * loop.counts[1] >= kLeastRuns;
+  }
+
+  void push(const CopyLoop& loop, std::byte* dst, const std::byte* src) noexcept {
+    if (loop_ != &loop) {
+      drain();
+      FetchAhead::start(loop, src);
+      loop_ = &loop;
+    } else {
+      kKernel.stream_cell(loop, dst_, src_, src);
+    }
+    dst_ = dst;
+    src_ = src;
+  }
+  void drain() noexcept {
+    if (loop_ != nullptr) kKernel.stream_cell(*loop_, dst_, src_, nullptr);
+    loop_ = nullptr;
+  }
+
+ private:
+  static constexpr std::uint32_t kLeastRuns = 4;
+
+  const CopyLoop* loop_ = nullptr;  // of the cell that was pushed last, which is not copied yet
+  std::byte* dst_ = nullptr;
+  const std::byte* src_ = nullptr;
 };
 
 // base + count * stride, or UINT64_MAX: sums of offsets that a peer chose.
@@ -179,21 +361,25 @@ void copy_cell(const CopyLoop& loop, const Conversion* conversion, const std::by
 void execute(const CopyProgram& program, const Piece& piece, const std::uint32_t* src_ids,
              const std::uint32_t* dst_ids, const std::byte* src_base, std::byte* dst_base) noexcept {
   const ProgramView view = program.view();
-  if (program.conversions.empty()) {
-    Lookahead ahead;
-    for_each_run(view, piece, src_ids, dst_ids,
-                 [&](std::uint64_t src_offset, std::uint64_t dst_offset, std::uint64_t nbytes) {
-                   ahead.push({dst_base + dst_offset, src_base + src_offset, nbytes});
-                 });
-    ahead.drain();
-  } else {
-    for_each_cell(view, piece, src_ids, dst_ids, [&](const Cell& cell) {
-      const Conversion* conversion = program.conversion_of(*cell.loop);
-      CellScales scales;
-      if (conversion != nullptr) scales = scales_of(view, *conversion, cell, src_base, dst_base);
-      copy_cell(*cell.loop, conversion, src_base + cell.src, dst_base + cell.dst, scales);
-    });
-  }
+  RunMerger runs;
+  CellStream cells;
+  for_each_cell(view, piece, src_ids, dst_ids, [&](const Cell& cell) {
+    const CopyLoop& loop = *cell.loop;
+    const std::byte* src = src_base + cell.src;
+    std::byte* dst = dst_base + cell.dst;
+    if (const Conversion* conversion = program.conversion_of(loop)) {
+      convert_cell(loop, *conversion, src, dst, scales_of(view, *conversion, cell, src_base, dst_base));
+    } else if (CellStream::takes(loop, dst)) {
+      cells.push(loop, dst, src);
+    } else {
+      for (std::uint32_t i = 0; i < loop.counts[0]; ++i)
+        for (std::uint32_t j = 0; j < loop.counts[1]; ++j)
+          runs.push({dst + i * loop.dst_strides[0] + j * loop.dst_strides[1],
+                     src + i * loop.src_strides[0] + j * loop.src_strides[1], loop.nbytes});
+    }
+  });
+  cells.drain();
+  runs.drain();
   copy_fence();
 }
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import AgentOptions
-from kvxfer.testing import FaultPlan, Pair, conformance, connected_pair
+from kvxfer.testing import FaultPlan, Pair, conformance, connected_pair, layout_checks
 from kvxfer.testing.conformance import Check
 
 
@@ -54,7 +54,10 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+CHECKS = (*conformance.CHECKS, *layout_checks.CHECKS)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_contract(setting: Setting, check: Check) -> None:
     check(setting.pair)
