@@ -91,7 +91,7 @@ def runs(program: Program, layer: int, pairs: Pairs) -> Iterator[Runs]:
                 if conversion is None
                 else _nest(conversion, side, step, block, loop["counts"])
             )
-        yield Runs(*places, int(loop["nbytes"]), conversion, *scales)
+        yield Runs(places[0], places[1], int(loop["nbytes"]), conversion, scales[0], scales[1])
 
 
 def _nest(record: Any, side: str, step: int, block: Offsets, counts: Any) -> Offsets:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from kvxfer.layout import KVLayout
 
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class RefusedError(Exception):
@@ -254,7 +256,9 @@ def common_heads(src: KVLayout, dst: KVLayout, heads: range | None = None) -> li
     return [x for x in mine if x in theirs and (heads is None or x in heads)]
 
 
-def cut(every: Offsets, layout: KVLayout, layers: Sequence[int], heads: Sequence[int]) -> Offsets:
+def cut(
+    every: NDArray[Scalar], layout: KVLayout, layers: Sequence[int], heads: Sequence[int]
+) -> NDArray[Scalar]:
     """Returns the part of ``[layer, kv, token, head, ...]`` of some of the model's layers and heads."""
     rows = np.array(layers, np.int64) - layout.first_layer
     columns = np.array(heads, np.int64) - layout.first_head

@@ -19,7 +19,12 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "int8": np.dtype(np.int8),
 }
 LARGEST: Final = {
-    name: 127.0 if name == "int8" else float(ml_dtypes.finfo(dtype).max) for name, dtype in DTYPES.items()
+    "bfloat16": 2.0**128 - 2.0**120,
+    "float16": 65504.0,
+    "float32": 2.0**128 - 2.0**104,
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+    "int8": 127.0,
 }
 
 
@@ -55,4 +60,4 @@ def dynamic_scale(x: NDArray[np.float32], dtype: str) -> np.float32:
     if amax == 0:
         return np.float32(1)
     # A subnormal scale has too few bits: amax / scale could then lie beyond the largest number.
-    return np.maximum(np.float32(amax / np.float32(LARGEST[dtype])), np.finfo(np.float32).tiny)
+    return np.float32(max(amax / np.float32(LARGEST[dtype]), np.float32(2.0**-126)))

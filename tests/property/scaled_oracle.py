@@ -79,8 +79,8 @@ def moves_bytes(src: KVLayout, dst: KVLayout, layers: Sequence[int], heads: Sequ
     if ours.per in PAGED or theirs.per in PAGED:
         return ours.per == theirs.per
     return np.array_equal(
-        cut(static_scales(src), src, layers, heads),  # type: ignore[arg-type]
-        cut(static_scales(dst), dst, layers, heads),  # type: ignore[arg-type]
+        cut(static_scales(src), src, layers, heads),
+        cut(static_scales(dst), dst, layers, heads),
     )
 
 
@@ -144,7 +144,7 @@ def converted(
         if ours is not None and ours.per in PAGED:
             x = x * read_floats(src_memory, places(src, moved.src_blocks))[..., None]
         elif ours is not None:
-            x = x * cut(static_scales(src), src, layers, columns)[..., None]  # type: ignore[arg-type]
+            x = x * cut(static_scales(src), src, layers, columns)[..., None]
         if theirs is not None and theirs.per in PAGED:
             where = places(dst, moved.dst_blocks)
             for place in np.unique(where):
@@ -153,7 +153,7 @@ def converted(
                 after[place + np.arange(4)] = np.frombuffer(scale.tobytes(), np.uint8)
                 x[granule] = x[granule] / scale
         elif theirs is not None:
-            x = x / cut(static_scales(dst), dst, layers, columns)[..., None]  # type: ignore[arg-type]
+            x = x / cut(static_scales(dst), dst, layers, columns)[..., None]
     out = rounding.narrow(x, dst.dtype, theirs is not None and theirs.saturate)
     after[to_bytes] = np.ascontiguousarray(out)[..., None].view(np.uint8)
     return after

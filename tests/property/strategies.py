@@ -398,7 +398,8 @@ def draw_pages(draw: Draw, model: Model) -> tuple[int, int]:
     """Draws tokens of a block at both ends: equal, one a multiple of the other, or neither."""
     if model.dtype == "opaque" and model.itemsize == 1:
         return 1, 1
-    return draw(choice(*_PAGES))
+    drawn: tuple[int, int] = draw(choice(*_PAGES))
+    return drawn
 
 
 def overlapping(ranks: Sequence[Rank], other: Rank) -> list[Rank]:

@@ -308,7 +308,7 @@ def crossings(draw: st.DrawFn) -> Crossing:
         make_layout(model, rank, PLAIN, num_blocks=3, block_tokens=tokens, null_block=null)
         for rank, tokens, null in ((src_rank, src_tokens, src_null), (dst_rank, dst_tokens, dst_null))
     ]
-    both = draw_tables(draw, *sketches, max_tokens=12, ranges=dst_per not in PAGED)
+    both = draw_tables(draw, *sketches, max_tokens=12)
     for mine, rank, num_blocks, sketch in (
         (model, src_rank, both.src_num_blocks, sketches[0]),
         (theirs, dst_rank, both.dst_num_blocks, sketches[1]),
@@ -355,7 +355,7 @@ def numbers_in(layout: KVLayout, seed: int) -> Bytes:
 
 
 def run(how: str, program: CopyProgram, layer: int, pairs: interpreter.Pairs, src: Bytes, dst: Bytes) -> None:
-    which: tuple[Any, ...] = (
+    which = (
         program.loops,
         program.conversions,
         program.scales,

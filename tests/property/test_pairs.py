@@ -116,11 +116,11 @@ def test_a_range_behind_a_table_or_from_a_null_block_is_refused(count: int) -> N
         try:
             got = pair_units(src, example.dst, ids(table), ids(example.dst_table), tokens)
         except UsageError:
-            # Nothing would move, but an end that ought to hold a token has no block for it.
+            # Nothing would move, but the table of an end is too short for a sequence of that length.
             assert any(
                 at is not None and at >= len(names) * layout.block_tokens
                 for layout, names in ((src, table), (example.dst, example.dst_table))
-                for at in (local_token(layout, token) for token in tokens)
+                for at in (local_token(layout, token) for token in range(tokens.stop))
             ), repr(example)
         else:
             num_coarse = len(got.src_ids) - got.num_fine
