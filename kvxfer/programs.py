@@ -11,6 +11,7 @@ from kvxfer.layout import KVLayout
 from kvxfer.log import is_debugging, logger
 from kvxfer.plan import CopyProgram, compile
 from kvxfer.region import Region, RegionDescriptor
+from kvxfer.units import same_tokens
 
 # Peer, write, local region, remote region, heads, with loops of single tokens.
 _Key = tuple[int, bool, int, int, range | None, bool]
@@ -96,6 +97,6 @@ class ProgramCache:
 def _names_whole_blocks(src: KVLayout, dst: KVLayout) -> bool:
     return (
         src.block_tokens == dst.block_tokens
-        and src.cp_size == dst.cp_size == 1
+        and same_tokens(src, dst)
         and src.null_block == dst.null_block == -1
     )

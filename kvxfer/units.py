@@ -11,19 +11,6 @@ from kvxfer.layout import KVLayout
 _ID_BOUND: Final = 1 << 32
 
 
-def unit_tokens(src: KVLayout, dst: KVLayout) -> int:
-    """Returns the tokens of a unit.
-
-    The greatest common divisor of both page sizes, and of the interleaving of each side that is
-    context parallel. 16 and 64 make 16, 48 and 32 make 16; equal pages are units themselves.
-    """
-    unit = math.gcd(src.block_tokens, dst.block_tokens)
-    for layout in (src, dst):
-        if layout.cp_size > 1:
-            unit = math.gcd(unit, layout.cp_interleave)
-    return unit
-
-
 def same_tokens(src: KVLayout, dst: KVLayout) -> bool:
     """Says whether both ranks hold the same tokens of a sequence, in the same local numbers.
 
@@ -32,6 +19,22 @@ def same_tokens(src: KVLayout, dst: KVLayout) -> bool:
     if src.cp_size == 1 or dst.cp_size == 1:
         return src.cp_size == dst.cp_size
     return (src.cp_rank, src.cp_size, src.cp_interleave) == (dst.cp_rank, dst.cp_size, dst.cp_interleave)
+
+
+def unit_tokens(src: KVLayout, dst: KVLayout) -> int:
+    """Returns the tokens of a unit.
+
+    The greatest common divisor of both page sizes, and of the interleaving of each side that is
+    context parallel, unless both hold the same tokens. 16 and 64 make 16, 48 and 32 make 16; equal
+    pages of the same tokens are units themselves.
+    """
+    unit = math.gcd(src.block_tokens, dst.block_tokens)
+    if same_tokens(src, dst):
+        return unit
+    for layout in (src, dst):
+        if layout.cp_size > 1:
+            unit = math.gcd(unit, layout.cp_interleave)
+    return unit
 
 
 def oversized(layout: KVLayout, unit: int, side: str) -> str:

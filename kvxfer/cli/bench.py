@@ -13,11 +13,13 @@ from kvxfer.bench import compare as compare_bench
 from kvxfer.bench import handover as handover_bench
 from kvxfer.bench import handover_page, html, noise, report, results, runs_page
 from kvxfer.bench import latency as latency_bench
+from kvxfer.bench import layout_pages as layout_bench
 from kvxfer.bench import pages as pages_bench
 from kvxfer.bench import plan as plan_bench
 from kvxfer.bench import scale as scale_bench
 from kvxfer.bench import setup as setup_bench
 from kvxfer.bench.channel import Message
+from kvxfer.bench.layout_names import NAMES
 from kvxfer.bench.models import MODELS
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stages import Handover
@@ -62,22 +64,64 @@ def pages(
     transport: Annotated[str, typer.Option(help=_one_of(pages_bench.TRANSPORTS))] = "shm",
     op: Annotated[str, typer.Option(help=_one_of(pages_bench.OPERATIONS))] = "write",
     total_mib: Annotated[int, typer.Option(help="Bytes of one transfer.")] = 256,
-    block_kib: Annotated[int, typer.Option(help="Bytes of one page.")] = 32,
+    block_kib: Annotated[int, typer.Option(help="Bytes of one page; layouts have pages of their own.")] = 32,
     pattern: Annotated[str, typer.Option(help=_one_of(pages_bench.PATTERNS))] = "random",
     memory: Annotated[str, typer.Option(help=_one_of(pages_bench.MEMORY_KINDS))] = "pool",
     iterations: Annotated[int, typer.Option(help="Measured ones, after one warm-up.")] = 7,
-    layers: Annotated[int, typer.Option(help="Pages of a block, each in a layer of its own.")] = 1,
+    layers: Annotated[
+        int | None,
+        typer.Option(
+            help="Pages of a block, each in a layer of its own: 1. Of layouts: as many of the model's as fit."
+        ),
+    ] = None,
+    src_layout: Annotated[
+        str | None, typer.Option(help=f"How the sources hold the cache, + between names: {NAMES}")
+    ] = None,
+    dst_layout: Annotated[str | None, typer.Option(help="The same of the destination.")] = None,
+    shape: Annotated[str, typer.Option(help=f"Of layouts: {_one_of(tuple(MODELS))}")] = "Llama-3.1-70B",
     seed: _SeedOption = 1,
     timeout_s: _TimeoutOption = 30.0,
     format: _FormatOption = Format.TABLE,
     out: _OutOption = None,
     corrupt: _CorruptOption = False,
 ) -> None:
-    """Move pages of one size between two processes, interleaved with the machine's limit."""
-    options = pages_bench.PagesOptions(
-        transport, op, total_mib, block_kib, pattern, memory, iterations, layers, seed, timeout_s, corrupt
+    """Move pages of one size between two processes, interleaved with the machine's limit.
+
+    With --src-layout and --dst-layout, move the cache of one rank between layouts that differ,
+    interleaved with a plain copy of as many bytes.
+    """
+    if src_layout is not None or dst_layout is not None:
+        options = layout_bench.LayoutPagesOptions(
+            src_layout=src_layout or "",
+            dst_layout=dst_layout or "",
+            shape=shape,
+            transport=transport,
+            op=op,
+            total_mib=total_mib,
+            pattern=pattern,
+            memory=memory,
+            iterations=iterations,
+            layers=0 if layers is None else layers,
+            seed=seed,
+            timeout_s=timeout_s,
+            corrupt=corrupt,
+        )
+        _measure("pages", lambda progress: layout_bench.run(options, progress), format, out)
+        return
+    plain = pages_bench.PagesOptions(
+        transport,
+        op,
+        total_mib,
+        block_kib,
+        pattern,
+        memory,
+        iterations,
+        1 if layers is None else layers,
+        seed,
+        timeout_s,
+        corrupt,
     )
-    _measure("pages", lambda progress: pages_bench.run(options, progress), format, out)
+    _measure("pages", lambda progress: pages_bench.run(plain, progress), format, out)
 
 
 @app.command()

@@ -5,6 +5,7 @@ So that a plan can be judged without the native executor, and the executor witho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvxfer.layout import KVLayout
 from tests.property import rounding
 
 Bytes = NDArray[np.uint8]
@@ -56,6 +58,15 @@ class Runs:
     conversion: Any  # a record, None for bytes as they are
     src_scales: Offsets  # floats of the program's table, or bytes of the region
     dst_scales: Offsets
+
+
+def unit_tokens(src: KVLayout, dst: KVLayout) -> int:
+    """Tokens of a unit: all that both pages, and the turns of ends that take turns apart, divide into."""
+    unit = math.gcd(src.block_tokens, dst.block_tokens)
+    turns = [(end.cp_size, end.cp_rank, end.cp_interleave) for end in (src, dst) if end.cp_size > 1]
+    if len(turns) == 2 and turns[0] == turns[1]:
+        return unit
+    return math.gcd(unit, *(interleave for _, _, interleave in turns))
 
 
 def units(program: Program) -> tuple[int, int, int, int]:

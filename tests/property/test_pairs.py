@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kvxfer.errors import UsageError
 from kvxfer.layout import KVLayout
 from kvxfer.pairs import pair_units
+from tests.property.interpreter import unit_tokens
 from tests.property.oracle import RefusedError, local_token, moves
 from tests.property.strategies import (
     NUM_EXAMPLES,
@@ -33,14 +34,6 @@ pytestmark = pytest.mark.timeout(0 if NUM_EXAMPLES > 100_000 else 300)
 Places = list[tuple[int, int]]
 
 
-def unit_tokens(src: KVLayout, dst: KVLayout) -> int:
-    unit = math.gcd(src.block_tokens, dst.block_tokens)
-    for layout in (src, dst):
-        if layout.cp_size > 1:
-            unit = math.gcd(unit, layout.cp_interleave)
-    return unit
-
-
 def ids(table: list[int]) -> NDArray[np.uint32]:
     return np.array(table, np.uint32)
 
@@ -56,14 +49,12 @@ def wanted_pairs(example: Example) -> tuple[Places, Places]:
         )
     }
     unit = unit_tokens(src, dst)
+    # By the destination: a block of the source may be repeated.
+    num_moved = Counter(at // unit for _, at in places.values())
     whole: Places = []
     rest: Places = []
-    for token, place in places.items():
-        first = token // unit * unit
-        inside = example.tokens is None or (
-            first >= example.tokens.start and first + unit <= example.tokens.stop
-        )
-        (whole if inside else rest).append(place)
+    for place in places.values():
+        (whole if num_moved[place[1] // unit] == unit else rest).append(place)
     return whole, rest
 
 

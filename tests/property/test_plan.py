@@ -23,7 +23,7 @@ from kvxfer.layout import KVLayout
 from kvxfer.pairs import pair_units
 from kvxfer.plan import CopyProgram, compile, differences, footprint
 from kvxfer.route import route
-from tests.property.interpreter import Pairs, program_map, units
+from tests.property.interpreter import Pairs, program_map, unit_tokens, units
 from tests.property.oracle import (
     byte_offsets,
     common_heads,
@@ -107,10 +107,7 @@ def require_shape(example: Example, program: CopyProgram, fine: bool) -> None:
     """Holds what a program says of itself to the layouts."""
     src, dst = example.src, example.dst
     layers, heads = common_layers(src, dst), common_heads(src, dst, example.heads)
-    unit = math.gcd(src.block_tokens, dst.block_tokens)
-    for layout in (src, dst):
-        if layout.cp_size > 1:
-            unit = math.gcd(unit, layout.cp_interleave)
+    unit = unit_tokens(src, dst)
     assert (program.src_units, program.dst_units) == (src.block_tokens // unit, dst.block_tokens // unit)
     if fine and (program.loops["grain"] == 1).any():
         assert (program.src_tokens, program.dst_tokens) == (src.block_tokens, dst.block_tokens)
