@@ -88,11 +88,12 @@ def nest(elements: int, axes: list[Axis], whole_granules: bool) -> Nest:
     along which they stay must not be unrolled. For axes of which `num_unrolled` is not 0.
     """
     by_need = _by_need(axes, whole_granules)
-    # The destination is written, and writes gain most from going upwards: its far axis is outside.
-    chosen = sorted(by_need[:2], key=lambda axis: -axis.dst)
+    # The source is read in one sweep where it can be: processors fetch ahead of a sweep by themselves,
+    # while stores of whole lines past the cache are as fast in any order (native/DESIGN.md).
+    chosen = sorted(by_need[:2], key=lambda axis: -axis.src)
     outer, inner = [_NOTHING] * (2 - len(chosen)) + chosen
     starts = np.zeros((1, 4), np.int64)
-    for axis in sorted(by_need[2:], key=lambda axis: -axis.dst):
+    for axis in sorted(by_need[2:], key=lambda axis: -axis.src):
         steps = np.arange(axis.num, dtype=np.int64)[:, None] * np.array(axis.strides, np.int64)
         starts = (starts[:, None, :] + steps).reshape(-1, 4)
     return Nest(elements, outer, inner, starts)

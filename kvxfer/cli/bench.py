@@ -14,6 +14,7 @@ from kvxfer.bench import handover as handover_bench
 from kvxfer.bench import handover_page, html, noise, report, results, runs_page
 from kvxfer.bench import latency as latency_bench
 from kvxfer.bench import layout_pages as layout_bench
+from kvxfer.bench import layout_plan as layout_plan_bench
 from kvxfer.bench import pages as pages_bench
 from kvxfer.bench import plan as plan_bench
 from kvxfer.bench import scale as scale_bench
@@ -46,6 +47,10 @@ class ReportFormat(enum.StrEnum):
     TABLE = "table"
 
 
+def _one_of(names: tuple[str, ...]) -> str:
+    return ", ".join(names)
+
+
 _FormatOption = Annotated[Format, typer.Option("--format", help="A table, or one JSON object on one line.")]
 _OutOption = Annotated[
     Path | None, typer.Option(help="Keeps the result, the machine and its noise in this directory.")
@@ -53,10 +58,11 @@ _OutOption = Annotated[
 _CorruptOption = Annotated[bool, typer.Option("--corrupt", hidden=True, help="Flip a byte after arrival.")]
 _SeedOption = Annotated[int, typer.Option(min=0, help="Of every random order.")]
 _TimeoutOption = Annotated[float, typer.Option("--timeout-s", help="Deadline of one transfer.")]
-
-
-def _one_of(names: tuple[str, ...]) -> str:
-    return ", ".join(names)
+_SrcLayoutOption = Annotated[
+    str | None, typer.Option(help=f"How sources hold the cache, names with + between: {NAMES}.")
+]
+_DstLayoutOption = Annotated[str | None, typer.Option(help="How the destination holds it.")]
+_ShapeOption = Annotated[str, typer.Option(help=f"Of --src-layout: {_one_of(tuple(MODELS))}")]
 
 
 @app.command()
@@ -74,11 +80,9 @@ def pages(
             help="Pages of a block, each in a layer of its own: 1. Of layouts: as many of the model's as fit."
         ),
     ] = None,
-    src_layout: Annotated[
-        str | None, typer.Option(help=f"How the sources hold the cache, + between names: {NAMES}")
-    ] = None,
-    dst_layout: Annotated[str | None, typer.Option(help="The same of the destination.")] = None,
-    shape: Annotated[str, typer.Option(help=f"Of layouts: {_one_of(tuple(MODELS))}")] = "Llama-3.1-70B",
+    src_layout: _SrcLayoutOption = None,
+    dst_layout: _DstLayoutOption = None,
+    shape: _ShapeOption = "Llama-3.1-70B",
     seed: _SeedOption = 1,
     timeout_s: _TimeoutOption = 30.0,
     format: _FormatOption = Format.TABLE,
@@ -291,11 +295,24 @@ def plan(
     layers: Annotated[int, typer.Option(help="Of both caches.")] = 64,
     blocks: Annotated[int, typer.Option(help="Named by one transfer.")] = 512,
     iterations: Annotated[int, typer.Option(help="Of compiling, and of posting.")] = 50,
+    src_layout: _SrcLayoutOption = None,
+    dst_layout: _DstLayoutOption = None,
+    shape: _ShapeOption = "Llama-3.1-70B",
     seed: _SeedOption = 1,
     format: _FormatOption = Format.TABLE,
     out: _OutOption = None,
 ) -> None:
-    """Compile the copy program of two layouts, and post transfers with it."""
+    """Compile the copy program of two layouts, and post transfers with it.
+
+    With --src-layout and --dst-layout, the program of one pair of ranks, and a request of as many blocks
+    of the destination: one post for each source rank.
+    """
+    if src_layout is not None or dst_layout is not None:
+        named = layout_plan_bench.LayoutPlanOptions(
+            src_layout or "", dst_layout or "", shape, layers, blocks, iterations, seed
+        )
+        _measure("plan", lambda progress: layout_plan_bench.run(named, progress), format, out)
+        return
     options = plan_bench.PlanOptions(layers, blocks, iterations, seed)
     _measure("plan", lambda progress: plan_bench.run(options, progress), format, out)
 

@@ -1,15 +1,24 @@
 #include "core/coverage.h"
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 
 namespace kvxfer {
 
 Coverage::Coverage(std::uint32_t num_blocks, std::uint32_t num_layers, const Needed& needed)
-    : num_blocks_(num_blocks), num_layers_(num_layers), needed_(needed), missing_in_layer_(num_layers) {
-  slices_.push_back({0, needed.num_heads, std::vector<bool>(std::size_t{num_layers} * num_blocks)});
-  count();
+    : num_blocks_(num_blocks), needed_(needed), missing_in_layer_(num_layers) {
+  const std::uint64_t num_tokens = std::uint64_t{num_blocks} * needed.block_tokens;
+  needed_.end_token = std::min(needed.end_token, num_tokens);
+  needed_.first_token = std::min(needed.first_token, needed_.end_token);
+  const bool any = needed_.first_token < needed_.end_token;
+  const auto first = static_cast<std::uint32_t>(needed_.first_token / needed.block_tokens);
+  const auto stop =
+      static_cast<std::uint32_t>((needed_.end_token + needed.block_tokens - 1) / needed.block_tokens);
+  Layer layer{std::vector<bool>(num_blocks, true), {}, any ? stop - first : 0};
+  if (any) std::fill(layer.blocks.begin() + first, layer.blocks.begin() + stop, false);
+  slices_.push_back({0, needed.num_heads, std::vector<Layer>(num_layers, layer)});
+  std::fill(missing_in_layer_.begin(), missing_in_layer_.end(), layer.missing);
+  missing_ = std::uint64_t{layer.missing} * num_layers;
 }
 
 Status Coverage::split(const HeadSlice& heads, std::uint32_t units) {
@@ -21,79 +30,67 @@ Status Coverage::split(const HeadSlice& heads, std::uint32_t units) {
     return {Code::kLayoutMismatch, "the writer's program cuts blocks of " +
                                        std::to_string(needed_.block_tokens) + " tokens into " +
                                        std::to_string(units) + " units"};
-  const std::size_t num_slices = slices_.size();
-  const std::uint32_t had = units_;
+  const std::uint64_t num_slices = slices_.size() + (heads.num == heads.total ? 0 : 2);
+  const bool in_parts = in_parts_ || units != 1;
+  const std::uint64_t bits_of_block = in_parts ? std::uint64_t{needed_.block_tokens} + 1 : 1;
+  if (num_slices * missing_in_layer_.size() * num_blocks_ * bits_of_block > kMaxBits)
+    return {Code::kRefused,
+            "the blocks that are expected would arrive in too many parts to follow: expect "
+            "fewer of them under one tag, or let fewer writers fill them"};
+  in_parts_ = in_parts;
   cut(heads.first);
   cut(heads.first + heads.num);
-  refine(std::lcm(units_, units));
-  if (slices_.size() != num_slices || units_ != had) count();
   return {};
 }
 
 bool Coverage::mark(std::uint32_t layer, std::uint32_t block, std::uint32_t unit, std::uint32_t units,
                     const HeadSlice& heads) {
-  const std::uint32_t each = units_ / units;
-  const std::size_t first = (std::size_t{layer} * num_blocks_ + block) * units_ + std::size_t{unit} * each;
+  const std::uint32_t num_tokens = needed_.block_tokens / units;
   const bool was_complete = missing_in_layer_[layer] == 0;
   for (Slice& slice : slices_) {
     if (slice.first < heads.first || slice.first >= heads.first + heads.num) continue;
-    for (std::uint32_t i = 0; i < each; ++i) {
-      if (slice.bits[first + i]) continue;  // a transfer that was repeated, or a replica
-      slice.bits[first + i] = true;
-      if (!needs(block, unit * each + i)) continue;
-      --missing_;
-      --missing_in_layer_[layer];
-    }
+    Layer& of = slice.layers[layer];
+    if (of.blocks[block]) continue;  // a transfer that was repeated, or a replica
+    if (units != 1 && !fill(of, block, unit * num_tokens, num_tokens)) continue;
+    of.blocks[block] = true;
+    --of.missing;
+    --missing_in_layer_[layer];
+    --missing_;
   }
   return !was_complete && missing_in_layer_[layer] == 0;
 }
 
 bool Coverage::complete(std::uint32_t block) const {
-  for (const Slice& slice : slices_)
-    for (std::size_t layer = 0; layer < num_layers_; ++layer)
-      for (std::uint32_t unit = 0; unit < units_; ++unit)
-        if (!slice.bits[(layer * num_blocks_ + block) * units_ + unit] && needs(block, unit)) return false;
-  return true;
+  return std::all_of(slices_.begin(), slices_.end(), [block](const Slice& slice) {
+    return std::all_of(slice.layers.begin(), slice.layers.end(),
+                       [block](const Layer& layer) { return layer.blocks[block]; });
+  });
 }
 
+// Heads from `head` on become a slice of their own.
 void Coverage::cut(std::uint32_t head) {
-  for (std::size_t i = 0; i < slices_.size(); ++i) {
-    Slice& slice = slices_[i];
+  for (Slice& slice : slices_) {
     if (head <= slice.first || head >= slice.first + slice.num) continue;
-    Slice above{head, slice.first + slice.num - head, slice.bits};
+    Slice above{head, slice.first + slice.num - head, slice.layers};
     slice.num = head - slice.first;
+    for (std::size_t i = 0; i < above.layers.size(); ++i) {
+      missing_in_layer_[i] += above.layers[i].missing;
+      missing_ += above.layers[i].missing;
+    }
     slices_.push_back(std::move(above));
     return;
   }
 }
 
-void Coverage::refine(std::uint32_t units) {
-  if (units == units_) return;
-  const std::uint32_t each = units / units_;
-  for (Slice& slice : slices_) {
-    std::vector<bool> finer(slice.bits.size() * each);
-    for (std::size_t i = 0; i < finer.size(); ++i) finer[i] = slice.bits[i / each];
-    slice.bits = std::move(finer);
-  }
-  units_ = units;
-}
-
-void Coverage::count() {
-  std::fill(missing_in_layer_.begin(), missing_in_layer_.end(), 0);
-  for (const Slice& slice : slices_) {
-    std::size_t bit = 0;
-    for (std::uint32_t layer = 0; layer < num_layers_; ++layer)
-      for (std::uint32_t block = 0; block < num_blocks_; ++block)
-        for (std::uint32_t unit = 0; unit < units_; ++unit, ++bit)
-          missing_in_layer_[layer] += !slice.bits[bit] && needs(block, unit) ? 1 : 0;
-  }
-  missing_ = std::accumulate(missing_in_layer_.begin(), missing_in_layer_.end(), std::uint64_t{0});
-}
-
-bool Coverage::needs(std::uint32_t block, std::uint32_t unit) const {
-  const std::uint64_t tokens = needed_.block_tokens / units_;
-  const std::uint64_t first = std::uint64_t{block} * needed_.block_tokens + unit * tokens;
-  return first < needed_.end_token && first + tokens > needed_.first_token;
+// Takes part of a block; true when all that is needed of it is there.
+bool Coverage::fill(Layer& layer, std::uint32_t block, std::uint32_t first_token, std::uint32_t num_tokens) {
+  if (layer.tokens.empty()) layer.tokens.resize(std::size_t{num_blocks_} * needed_.block_tokens);
+  const auto begin = layer.tokens.begin() + static_cast<std::ptrdiff_t>(block) * needed_.block_tokens;
+  std::fill(begin + first_token, begin + first_token + num_tokens, true);
+  const std::uint64_t first = std::uint64_t{block} * needed_.block_tokens;
+  for (std::uint32_t token = 0; token < needed_.block_tokens; ++token)
+    if (!begin[token] && is_needed(first + token)) return false;
+  return true;
 }
 
 }  // namespace kvxfer

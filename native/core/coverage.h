@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "kvxfer/copy_program.h"
@@ -20,10 +19,14 @@ struct Needed {
 
 class Coverage {
  public:
+  // One bit for each layer and block, and where a block comes in parts one for each of its tokens:
+  // so much and no more, however finely writers divide the heads. 128 MiB.
+  static constexpr std::uint64_t kMaxBits = std::uint64_t{1} << 30;
+
   Coverage(std::uint32_t num_blocks, std::uint32_t num_layers, const Needed& needed);
 
   // Makes room for a writer that fills these heads, and blocks in so many units. kLayoutMismatch
-  // where its heads or units are not the region's.
+  // where its heads or units are not the region's, kRefused where kMaxBits would not suffice.
   Status split(const HeadSlice& heads, std::uint32_t units);
 
   // Unit `unit` of `units` of a block is in, in one layer and the heads of a writer that split()
@@ -35,23 +38,29 @@ class Coverage {
   bool complete(std::uint32_t block) const;  // in all layers
 
  private:
-  // Heads that always arrived together so far.
+  // Of one layer, for heads that always arrived together so far.
+  struct Layer {
+    std::vector<bool> blocks;    // all there, or not needed
+    std::vector<bool> tokens;    // [num_blocks, block_tokens]; empty until a block comes in parts
+    std::uint32_t missing = 0;   // blocks
+  };
   struct Slice {
     std::uint32_t first, num;
-    std::vector<bool> bits;  // [num_layers, num_blocks, units_]
+    std::vector<Layer> layers;
   };
 
   void cut(std::uint32_t head);
-  void refine(std::uint32_t units);
-  void count();
-  bool needs(std::uint32_t block, std::uint32_t unit) const;
+  bool fill(Layer& layer, std::uint32_t block, std::uint32_t first_token, std::uint32_t num_tokens);
+  bool is_needed(std::uint64_t token) const noexcept {
+    return token >= needed_.first_token && token < needed_.end_token;
+  }
 
-  std::uint32_t num_blocks_, num_layers_;
+  std::uint32_t num_blocks_;
   Needed needed_;
-  std::uint32_t units_ = 1;  // that a block's bits are kept in
   std::vector<Slice> slices_;
-  std::vector<std::uint64_t> missing_in_layer_;  // bits
+  std::vector<std::uint64_t> missing_in_layer_;  // blocks, over all slices
   std::uint64_t missing_ = 0;
+  bool in_parts_ = false;  // some writer brings less than whole blocks
 };
 
 }  // namespace kvxfer

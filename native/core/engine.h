@@ -380,6 +380,7 @@ class Engine {
   Status authorize(Peer& peer, Destination& destination);
   Status find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode mode) const;
   void unpark(Peer& peer);
+  static bool may_come_true(const Status& refusal);
   void end_lease(Lease& lease, LeaseEvent event, Status why);
   void renew_leases(Peer& peer);
   void end_expectation(std::uint64_t handle, TransferState state, Status why);

@@ -51,7 +51,7 @@ void Engine::on(Peer& peer, wire::Offer& offer) {
   set_timer(destination, TimerKind::kDestination, time_after(now_, destination.timeout_ns));
   if (Status status = authorize(peer, destination); status.ok())
     begin_moving(peer, destination);
-  else if (destination.notify.empty() || destination.lease_named)
+  else if (destination.notify.empty() || destination.lease_named || !may_come_true(status))
     fail_destination(destination, TransferEvent::kFail, std::move(status), true);
   // else: it is parked until somebody expects its tag, or its time is over
 }

@@ -191,11 +191,20 @@ void Engine::unpark(Peer& peer) {
   for (auto it = destinations_.lower_bound({peer.key, 0});
        it != destinations_.end() && it->first.first == peer.key; ++it)
     if (it->second->state == TransferState::kParked) parked.push_back(it->first);
-  for (const Key& key : parked)
-    if (Destination* destination = find_destination(key); destination != nullptr &&
-                                                          destination->state == TransferState::kParked &&
-                                                          authorize(peer, *destination).ok())
+  for (const Key& key : parked) {
+    Destination* destination = find_destination(key);
+    if (destination == nullptr || destination->state != TransferState::kParked) continue;
+    if (Status status = authorize(peer, *destination); status.ok())
       begin_moving(peer, *destination);
+    else if (!may_come_true(status))
+      fail_destination(*destination, TransferEvent::kFail, std::move(status), true);
+  }
+}
+
+// Whether a write that is not allowed now may be later: a lease or an expectation may still come. One
+// that does not fit what is expected never will.
+bool Engine::may_come_true(const Status& refusal) {
+  return refusal.code() == Code::kNotPermitted || refusal.code() == Code::kLeaseEnded;
 }
 
 Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, RegionId region_id,

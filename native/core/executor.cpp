@@ -63,16 +63,17 @@ void fetch(const std::byte* at, std::size_t nbytes) noexcept {
   for (std::size_t line = 0; line < nbytes; line += kLineNbytes) __builtin_prefetch(at + line, 0);
 }
 
-// Walks over the runs of a cell, and then of the next, some runs in front of who copies them.
+// Walks over the runs of a cell, and then of the next, some runs in front of who copies them. Where a
+// cell's source is read in one sweep the processor sees that for itself, and is only shown where the
+// next one begins.
 class FetchAhead {
  public:
-  static std::uint64_t num_runs_ahead(const CopyLoop& loop) noexcept {
-    return std::min<std::uint64_t>(kAheadNbytes / loop.nbytes + 1,
-                                   std::uint64_t{loop.counts[0]} * loop.counts[1]);
-  }
-
   FetchAhead(const CopyLoop& loop, const std::byte* src, const std::byte* next) noexcept
-      : loop_(loop), next_(next), cell_(src) {
+      : loop_(loop), next_(next), cell_(is_sweep(loop) ? nullptr : src) {
+    if (cell_ == nullptr) {
+      if (next != nullptr) fetch(next, kPrefetchNbytes);
+      return;
+    }
     const std::uint64_t ahead = num_runs_ahead(loop);
     i_ = static_cast<std::uint32_t>(ahead / loop.counts[1]);
     j_ = static_cast<std::uint32_t>(ahead % loop.counts[1]);
@@ -89,6 +90,7 @@ class FetchAhead {
 
   // The runs that nobody in front of the first cell has asked for.
   static void start(const CopyLoop& loop, const std::byte* src) noexcept {
+    if (is_sweep(loop)) return;
     FetchAhead first(loop, nullptr, nullptr);
     first.cell_ = src;
     first.i_ = first.j_ = 0;
@@ -96,6 +98,15 @@ class FetchAhead {
   }
 
  private:
+  static bool is_sweep(const CopyLoop& loop) noexcept {
+    return loop.src_strides[1] == loop.nbytes &&
+           (loop.counts[0] == 1 || loop.src_strides[0] == loop.counts[1] * loop.nbytes);
+  }
+  static std::uint64_t num_runs_ahead(const CopyLoop& loop) noexcept {
+    return std::min<std::uint64_t>(kAheadNbytes / loop.nbytes + 1,
+                                   std::uint64_t{loop.counts[0]} * loop.counts[1]);
+  }
+
   void turn() noexcept {
     cell_ = next_;
     next_ = nullptr;
@@ -249,8 +260,7 @@ class Lookahead {
     }
     runs_[num_pushed_++ % kNumRuns] = run;
     nbytes_ += run.nbytes;
-    while (num_pushed_ - num_copied_ > 1 &&
-           (nbytes_ > kAheadNbytes || num_pushed_ - num_copied_ == kNumRuns))
+    while (num_pushed_ - num_copied_ > 1 && (nbytes_ > kAheadNbytes || num_pushed_ - num_copied_ == kNumRuns))
       copy_oldest();
   }
   void drain() noexcept {
@@ -298,8 +308,8 @@ class RunMerger {
 class CellStream {
  public:
   static bool takes(const CopyLoop& loop, const std::byte* dst) noexcept {
-    const std::uint64_t all = loop.nbytes | loop.dst_strides[0] | loop.dst_strides[1] |
-                              reinterpret_cast<std::uintptr_t>(dst);
+    const std::uint64_t all =
+        loop.nbytes | loop.dst_strides[0] | loop.dst_strides[1] | reinterpret_cast<std::uintptr_t>(dst);
     return kKernel.stream_cell != nullptr && loop.nbytes < kStreamFromNbytes && all % kLineNbytes == 0 &&
            loop.counts[0] * loop.counts[1] >= kLeastRuns;
   }

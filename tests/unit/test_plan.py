@@ -98,15 +98,15 @@ def test_any_order_of_axes_leads_to_any_other(src_axes: str, dst_axes: str) -> N
         assert moved(program, layer, [7], [2]) == wanted(src, dst, layer, range(1, 3), whole(7, 2, 4))
 
 
-def test_tokens_and_heads_swap_with_the_destination_going_upwards() -> None:
+def test_tokens_and_heads_swap_with_the_source_going_upwards() -> None:
     src, dst = cache("l2bthd", tokens=16), cache("l2bhtd", tokens=16)
     program = compile(src, dst)
     # Of K and V (2), heads (4) and tokens (16) the shortest is unrolled: two loops over rows of 16 bytes.
     assert len(program.loops) == 2
     for loop in program.loops:
-        assert loop["counts"].tolist() == [4, 16]
-        assert loop["dst_strides"].tolist() == [16 * 16, 16]
-        assert loop["src_strides"].tolist() == [16, 4 * 16]
+        assert loop["counts"].tolist() == [16, 4]
+        assert loop["src_strides"].tolist() == [4 * 16, 16]
+        assert loop["dst_strides"].tolist() == [16, 16 * 16]
         assert loop["nbytes"] == 16
 
 
