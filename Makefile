@@ -6,7 +6,8 @@
 #   make unit          the Python tests alone; ARGS="tests/unit -k layout" goes to pytest
 #   make native-test   C++ tests: plain, ASan+UBSan, TSan (or one: native-test-plain, -asan, -tsan)
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
-#   make nightly       test, the slow tests, and a longer fuzz run
+#   make test-torch    conversions beside torch's, which is installed into an environment of its own
+#   make nightly       test, the slow tests, torch, a million layouts, and a longer fuzz run
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
 #   make instructions  instructions for each page and each transfer, counted by callgrind
 #   make wheel         dist/*.whl
@@ -49,7 +50,7 @@ print("\n".join(lines))
 endef
 export REQUIREMENTS
 
-.PHONY: demo test lint unit native-test fuzz nightly instructions baselines wheel clean setup
+.PHONY: demo test lint unit native-test test-torch fuzz nightly instructions baselines wheel clean setup
 .PHONY: $(foreach build,plain asan tsan,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -131,8 +132,21 @@ instructions: native-build-plain $(VENV)/module.stamp
 	  apt-get install -qq -y valgrind >/dev/null; } || { echo 'install valgrind, please'; exit 1; }
 	$(PY) -m kvxfer.bench.instructions build/plain/bench/native/move_pages
 
-nightly: test
+# Torch alone is there; the rest is the first environment's. The CPU build, where one is at hand.
+TORCH := 2.13.0
+.torch/torch-$(TORCH).stamp: $(VENV)/venv.stamp
+	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
+	echo "installing torch $(TORCH) into .torch"; $(PYTHON) -m venv .torch; \
+	.torch/bin/python -m pip install --quiet torch==$(TORCH); \
+	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
+	  > $$(.torch/bin/python -c "import site; print(site.getsitepackages()[0])")/kvxfer-first.pth; touch $@
+
+test-torch: .torch/torch-$(TORCH).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+	.torch/bin/python -m pytest tests/property/test_conversion.py tests/unit/test_tensor.py $(ARGS)
+
+nightly: test test-torch
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)
+	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -o faulthandler_timeout=0 $(ARGS)
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000 FUZZ_SEED=$$(date +%s)
 
 # What `kvxfer bench compare` measures beside kvxfer; another version is another stamp.
@@ -162,4 +176,4 @@ wheel: $(VENV)/deps.stamp
 	ls -l dist
 
 clean:
-	rm -rf $(VENV) .baselines build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .baselines .torch build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from kvxfer.peer import Peer
     from kvxfer.plan import CopyProgram
     from kvxfer.pool import Pool
+    from kvxfer.quantization import Quantization
     from kvxfer.region import Region, RegionDescriptor
+    from kvxfer.routing import Share, route
     from kvxfer.transfer import Incoming, Transfer
 
 __version__ = "0.1.0"
@@ -49,12 +51,15 @@ _HOME = {
     "Peer": "peer",
     "PeerError": "errors",
     "Pool": "pool",
+    "Quantization": "quantization",
     "RailError": "errors",
     "Region": "region",
     "RegionDescriptor": "region",
+    "Share": "routing",
     "Transfer": "transfer",
     "TransferError": "errors",
     "UsageError": "errors",
+    "route": "routing",
 }
 
 __all__ = [
@@ -74,12 +79,15 @@ __all__ = [
     "Peer",
     "PeerError",
     "Pool",
+    "Quantization",
     "RailError",
     "Region",
     "RegionDescriptor",
+    "Share",
     "Transfer",
     "TransferError",
     "UsageError",
+    "route",
 ]
 
 

@@ -34,7 +34,7 @@ PURE = (
     "loop_rows.py",
     "units.py",
     "pairs.py",
-    "route.py",
+    "routing.py",
     "layout.py",
     "layout_checks.py",
     "axes.py",

@@ -146,20 +146,31 @@ Status ForeignMemory::fetch_cells(const Move& move, const Piece& piece, std::uin
 std::size_t ForeignMemory::name(std::uint64_t at, const std::uint32_t* counts, std::uint64_t* strides,
                                 std::uint64_t nbytes, std::uint64_t block_stride) {
   const std::size_t place = buffer_nbytes_;
-  const std::uint64_t span = (counts[0] - 1) * strides[0] + (counts[1] - 1) * strides[1] + nbytes;
-  const std::uint64_t useful = nbytes * counts[0] * counts[1];
-  // What lies between the runs is this block's own where a block spans them all.
-  if (span <= block_stride && span <= kMaxSpread * useful) {
-    named_.push_back({reinterpret_cast<void*>(at), span});
-    buffer_nbytes_ += span;
+  const auto take = [this](std::uint64_t from, std::uint64_t length) {
+    named_.push_back({reinterpret_cast<void*>(from), length});
+    buffer_nbytes_ += length;
+  };
+  // What lies between runs is this block's own where a block spans them all.
+  const auto worth = [&](std::uint64_t span, std::uint64_t useful) {
+    return span <= block_stride && span <= kMaxSpread * useful;
+  };
+  const std::uint64_t row = (counts[1] - 1) * strides[1] + nbytes;
+  const std::uint64_t all = (counts[0] - 1) * strides[0] + row;
+  if (worth(all, nbytes * counts[0] * counts[1])) {
+    take(at, all);
     return place;
   }
-  for (std::uint32_t i = 0; i < counts[0]; ++i)
-    for (std::uint32_t j = 0; j < counts[1]; ++j)
-      named_.push_back({reinterpret_cast<void*>(at + i * strides[0] + j * strides[1]), nbytes});
-  buffer_nbytes_ += useful;
-  strides[1] = nbytes;
-  strides[0] = nbytes * counts[1];
+  const bool rows = worth(row, nbytes * counts[1]);
+  for (std::uint32_t i = 0; i < counts[0]; ++i) {
+    const std::uint64_t begin = at + i * strides[0];
+    if (rows) {
+      take(begin, row);
+      continue;
+    }
+    for (std::uint32_t j = 0; j < counts[1]; ++j) take(begin + j * strides[1], nbytes);
+  }
+  if (!rows) strides[1] = nbytes;
+  strides[0] = rows ? row : nbytes * counts[1];
   return place;
 }
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvxfer.errors import UsageError
 from kvxfer.layout import KVLayout
-from kvxfer.route import Share, route
+from kvxfer.routing import Share, route
 
 
 def rank(
