@@ -18,11 +18,9 @@ from kvxfer.notification import Notification
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
 from kvxfer.peer_table import PeerTable
-from kvxfer.plan import differences, footprint
 from kvxfer.posting import Poster
 from kvxfer.programs import ProgramCache
 from kvxfer.region import Blocks, Region, RegionDescriptor
-from kvxfer.tensor import covering_spans, flatten, view
 from kvxfer.transfer import Incoming, Transfer
 
 if TYPE_CHECKING:
@@ -206,6 +204,10 @@ class Agent:
             Read-only or device memory, a layout that reaches beyond the memory, a name in use.
         """
         self._completions.check()
+        # Loaded with the first region: an import of kvxfer that only connects does without.
+        from kvxfer.plan import footprint
+        from kvxfer.tensor import covering_spans, flatten, view
+
         views = [view(tensor) for tensor in flatten(memory)]
         if layout is None:
             if len(views) != 1 or len(views[0].shape) != 2:
@@ -625,6 +627,8 @@ class Agent:
         ours = {region.name: region.layout for region in self._regions.values()}
         if not ours:
             return peer
+        from kvxfer.plan import differences
+
         found = [
             f"region {name!r}: {'; '.join(reasons)}"
             for name, remote in peer.regions.items()

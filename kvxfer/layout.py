@@ -8,9 +8,7 @@ from typing import Any, Final, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.axes import read_many, read_one
 from kvxfer.errors import UsageError
-from kvxfer.layout_checks import block_axes, extent, integers_of, scale_axes, validate
 from kvxfer.quantization import QUANTIZATION_SCHEMA, SCALE_NBYTES, Quantization
 from kvxfer.schema import Field, Schema, integer, integers, mapping, text
 
@@ -115,6 +113,8 @@ class KVLayout:
     group: str = ""
 
     def __post_init__(self) -> None:
+        from kvxfer.layout_checks import integers_of, validate
+
         for name, value in integers_of(self).items():
             object.__setattr__(self, name, value)
         validate(self)
@@ -170,6 +170,8 @@ class KVLayout:
         UsageError
             ``invalid-argument`` when letters and axes do not fit, or the tensor overlaps itself.
         """
+        from kvxfer.axes import read_one
+
         return cls(**complete(read_one(tensor, axes, dtype, scales, scale_axes, saturate), held))
 
     @classmethod
@@ -198,6 +200,8 @@ class KVLayout:
         dtype, scales, scale_axes, saturate, **held
             As in `from_tensor`; with `scales`, register ``[tensors, scales]``.
         """
+        from kvxfer.axes import read_many
+
         return cls(**complete(read_many(tensors, axes, dtype, scales, scale_axes, saturate), held))
 
     # ---- reading it --------------------------------------------------------------------------
@@ -233,6 +237,8 @@ class KVLayout:
     @property
     def elements_nbytes(self) -> int:
         """Bytes from the region's base to the end of the last element."""
+        from kvxfer.layout_checks import block_axes, extent
+
         return int(self.layer_offsets().max()) + extent(self.itemsize, block_axes(self))
 
     @property
@@ -240,6 +246,8 @@ class KVLayout:
         """Bytes from the region's base to the end of the last element or page scale."""
         if self.quantization is None or not self.quantization.in_memory:
             return self.elements_nbytes
+        from kvxfer.layout_checks import extent, scale_axes
+
         scales = self.quantization.offset + extent(SCALE_NBYTES, scale_axes(self))
         return max(self.elements_nbytes, scales)
 

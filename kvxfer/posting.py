@@ -13,10 +13,8 @@ from kvxfer.completion import Completions
 from kvxfer.errors import UsageError, translate
 from kvxfer.layout import KVLayout
 from kvxfer.options import AgentOptions
-from kvxfer.pairs import held_before, pair_units
 from kvxfer.peer import Peer
 from kvxfer.peer_table import PeerTable
-from kvxfer.plan import consecutive
 from kvxfer.programs import ProgramCache
 from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.transfer import Incoming, Transfer
@@ -74,6 +72,8 @@ class Poster:
             if tokens is None and entry.whole_blocks:
                 src_ids, dst_ids = as_ids(src_blocks), as_ids(dst_blocks)
             else:
+                from kvxfer.pairs import pair_units
+
                 src, dst = (region.layout, remote.layout) if write else (remote.layout, region.layout)
                 pairs = pair_units(src, dst, as_ids(src_blocks), as_ids(dst_blocks), tokens)
                 src_ids, dst_ids, num_fine = pairs.src_ids, pairs.dst_ids, pairs.num_fine
@@ -123,7 +123,11 @@ class Poster:
         if not tag:
             raise UsageError("an expectation needs a tag of at least one byte", code="invalid-argument")
         layout = region.layout
-        wanted = layout.layers if layers is None else consecutive(layers)
+        wanted = layout.layers
+        if layers is not None:
+            from kvxfer.copy_program import consecutive
+
+            wanted = consecutive(layers)
         if wanted[0] < layout.layers[0] or wanted[-1] > layout.layers[-1]:
             raise UsageError(
                 f"layers {wanted[0]} to {wanted[-1]} were named, region {region.name!r} holds "
@@ -181,6 +185,8 @@ def _needed(
                 "from token 0 on",
                 code="invalid-argument",
             )
+        from kvxfer.pairs import held_before
+
         first, stop = held_before(layout, tokens.start), held_before(layout, tokens.stop)
         if stop > end:
             raise UsageError(

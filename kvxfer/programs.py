@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from kvxfer._native import AgentCore
 from kvxfer.layout import KVLayout
 from kvxfer.log import is_debugging, logger
-from kvxfer.plan import CopyProgram, compile
-from kvxfer.region import Region, RegionDescriptor
-from kvxfer.units import same_tokens
+
+if TYPE_CHECKING:
+    from kvxfer.copy_program import CopyProgram
+    from kvxfer.region import Region, RegionDescriptor
 
 # Peer, write, local region, remote region, heads, with loops of single tokens.
 _Key = tuple[int, bool, int, int, range | None, bool]
@@ -57,6 +58,8 @@ class ProgramCache:
         key = peer_id, write, region.id, remote.id, heads, fine
         entry = self._entries.get(key)
         if entry is None:
+            from kvxfer.plan import compile
+
             src, dst = (region, remote) if write else (remote, region)
             program = compile(src.layout, dst.layout, heads=heads, fine=fine)
             number = self._core.install_program(
@@ -95,6 +98,8 @@ class ProgramCache:
 
 
 def _names_whole_blocks(src: KVLayout, dst: KVLayout) -> bool:
+    from kvxfer.units import same_tokens
+
     return (
         src.block_tokens == dst.block_tokens
         and same_tokens(src, dst)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import itertools
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvxfer.errors import UsageError
 from kvxfer.schema import MANDATORY, Field, Schema, flag, integer, text
-from kvxfer.tensor import TensorView
+
+if TYPE_CHECKING:
+    from kvxfer.tensor import TensorView
 
 #: Types that can be converted and scaled, and the bytes of an element. Others are copied as bytes.
 SCALABLE_NBYTES: Final[Mapping[str, int]] = {
@@ -240,14 +241,16 @@ def _numbers(scales: ArrayLike, per: str, words: str, ndim: int) -> tuple[float,
 def _write_scales(scales: tuple[float, ...]) -> str:
     # Not decimal numbers: both ends must compute with the same 32 bits, and 5.4 letters for each
     # scale let those of 80 layers, K and V, 64 heads pass in a layout's 64 KiB.
+
     return base64.b64encode(np.array(scales, "<f4").tobytes()).decode()
 
 
 def _read_scales(value: Any) -> tuple[float, ...]:
+
     try:
         decoded = base64.b64decode(text(value), validate=True)
         return tuple(np.frombuffer(decoded, "<f4").tolist())
-    except (binascii.Error, ValueError):
+    except ValueError:  # binascii's error is one
         raise ValueError("is no base64 of float32 numbers") from None
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvxfer.errors import UsageError
 
@@ -27,8 +26,7 @@ _MAX_NAME: Final = 64
 _MAX_VERSION: Final = 1 << 31
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """One field of a `Schema`.
 
     Attributes
@@ -53,8 +51,7 @@ class Field:
     write: Callable[[Any], Any] = lambda value: value
 
 
-@dataclass(frozen=True, slots=True)
-class Schema:
+class Schema(NamedTuple):
     """What a JSON object of one kind holds.
 
     Attributes

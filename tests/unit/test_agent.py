@@ -146,7 +146,8 @@ def test_write_is_one_post_with_a_cached_program(ends: Ends) -> None:
     assert (peer, write, src, dst, num_layers) == (1, True, 1, 70, 4)
     assert loops.dtype == LOOP_DTYPE
     assert (units, heads) == ((1, 1, 0, 0), (0, 2, 2))
-    _, _, from_ids, to_ids, num_fine, first, count, ready, notify, priority, timeout_s, integrity, lease = ends.post()
+    _, _, from_ids, to_ids, num_fine, *rest = ends.post()
+    first, count, ready, notify, priority, timeout_s, integrity, lease = rest
     assert (from_ids.tolist(), to_ids.tolist()) == ([7, 9], [3, 4])
     assert (num_fine, first, count, ready) == (0, 0, 4, 4)
     assert (notify, priority, timeout_s, integrity, lease) == (b"req-42", 0, 5, False, 0)

@@ -253,9 +253,9 @@ def test_ranks_without_a_common_token_make_no_pairs() -> None:
 
 def test_equal_ranks_keep_their_local_order() -> None:
     end = pages(4, cp_rank=1, cp_size=2, cp_interleave=2)
-    # Local tokens 0 to 5 are tokens 2, 3, 6, 7, 10, 11; units of 2.
+    # Local tokens 0 to 5 are tokens 2, 3, 6, 7, 10, 11: block 5 whole, then two tokens of block 6.
     pairs = pair_units(end, end, table(5, 6), table(8, 9), range(12))
-    assert listed(pairs) == ([10, 11, 12], [16, 17, 18], 0)
+    assert listed(pairs) == ([5, 24, 25], [8, 36, 37], 2)
     pairs = pair_units(end, end, table(5, 6), table(8, 9), range(7, 9))
     assert listed(pairs) == ([23], [35], 1)
 

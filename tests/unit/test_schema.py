@@ -29,8 +29,7 @@ RICH = replace(
 DESCRIPTOR = RegionDescriptor("decode", bytes(range(16)), 7, "kv", PLAIN.nbytes, 2, PLAIN)
 
 # What the layout of a kvxfer before quantization and context parallelism would read.
-OLDER = replace(
-    kvxfer.layout._SCHEMA,
+OLDER = kvxfer.layout._SCHEMA._replace(
     version=1,
     fields=tuple(
         item
