@@ -41,3 +41,17 @@ def send_pages(fd: int, addr: int, offsets: NDArray[np.uint64], nbytes: int, bat
 
 def recv_pages(fd: int, addr: int, offsets: NDArray[np.uint64], nbytes: int, batch: int = 1024) -> int:
     """readv of ``batch`` pages a call from a blocking descriptor; ``ConnectionError`` at its end."""
+
+#: Bytes of what goes before a piece: its offset at the destination and its length.
+PIECE_HEADER_NBYTES: Final[int]
+
+def send_pieces(
+    fd: int, addresses: NDArray[np.uint64], dst_offsets: NDArray[np.uint64], nbytes: NDArray[np.uint64]
+) -> int:
+    """One message for each piece: a writev of its header and of ``nbytes[i]`` bytes at ``addresses[i]``."""
+
+def recv_pieces(fd: int, dst_addr: int, dst_nbytes: int, total: int) -> int:
+    """Reads each header, then its piece into place, until ``total`` bytes of both are in.
+
+    ``OSError`` (EBADMSG) for a piece that would lie beyond ``dst_nbytes``.
+    """

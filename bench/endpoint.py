@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,8 +21,79 @@ _CONNECT_TIMEOUT_S = 10.0
 _REGION = "kv"
 
 
-class Endpoint:
-    """The engine's part of one worker process; ``async with`` closes it.
+class AgentEnd:
+    """An agent in a worker process, and the peer at the other end; ``async with`` closes it.
+
+    Parameters
+    ----------
+    name
+        Of the agent.
+    transport
+        ``"shm"``, ``"unix"`` or ``"tcp"``.
+    remote
+        Names of the peer's regions that are waited for before anything moves.
+    silent_timeout_s
+        How long the peer may be silent, e.g. while numpy has its cores; None for the engine's own.
+    """
+
+    #: What kind of memory pages the kernel gave, or ``"private"`` memory.
+    page_kind = "private"
+
+    def __init__(
+        self, name: str, transport: str, remote: tuple[str, ...], silent_timeout_s: float | None = None
+    ) -> None:
+        options = kvxfer.AgentOptions(transports=(transport,))
+        if silent_timeout_s is not None:
+            options = replace(options, silent_timeout_s=silent_timeout_s)
+        self.agent = kvxfer.Agent(name, options)
+        self._remote_names = remote
+        self._peer: kvxfer.Peer | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.agent.aclose()
+
+    @property
+    def peer(self) -> kvxfer.Peer:
+        """The other end, once it is connected."""
+        if self._peer is None:
+            raise BenchError("no peer is connected yet")
+        return self._peer
+
+    def handlers(self) -> dict[str, Any]:
+        """The commands with which a coordinator brings two ends together."""
+        return {
+            "open": self._open,
+            "address": self._address,
+            "connect": self._connect,
+            "accept": self._accept,
+        }
+
+    def _open(self) -> Message:
+        return {"copy_kernel": _native.COPY_KERNEL, "page_kind": self.page_kind}
+
+    def _address(self) -> Message:
+        return {"address": self.agent.address}
+
+    def _connect(self, address: str) -> Message:
+        return self._met(self.agent.connect_blocking(address, _CONNECT_TIMEOUT_S))
+
+    def _accept(self) -> Message:
+        return self._met(self.agent.accept_blocking(timeout_s=_CONNECT_TIMEOUT_S))
+
+    def _met(self, peer: kvxfer.Peer) -> Message:
+        self._peer = peer
+        for name in self._remote_names:
+            peer.wait_region(name, _CONNECT_TIMEOUT_S)
+        return {}
+
+
+class Endpoint(AgentEnd):
+    """The engine's part of one worker process with one cache; ``async with`` closes it.
 
     Parameters
     ----------
@@ -51,45 +123,25 @@ class Endpoint:
         num_blocks: int,
         seed: int = 0,
     ) -> None:
+        super().__init__(name, transport, (_REGION,))
         # numpy has no bfloat16; nothing here computes with it.
         element = np.dtype("uint16" if dtype == "bfloat16" else dtype)
         nbytes = math.prod(shape) * element.itemsize
         self._pool: kvxfer.Pool | None = None
         if memory_kind == "pool":
             self._pool = kvxfer.Pool(num_blocks, nbytes // num_blocks, name=name)
+            self.page_kind = self._pool.page_kind
             self._cache = self._pool.array(shape, element)
         else:
             self._cache = memory.allocate_private(nbytes).view(element).reshape(shape)
         self._random = np.random.default_rng(seed)
-        self.agent = kvxfer.Agent(name, kvxfer.AgentOptions(transports=(transport,)))
         layout = kvxfer.KVLayout.from_tensor(self._cache, axes, dtype=dtype)
         self.region = self.agent.register(_REGION, self._cache, layout)
-        self._peer: kvxfer.Peer | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.agent.aclose()
-
-    @property
-    def peer(self) -> kvxfer.Peer:
-        """The other end, once it is connected."""
-        if self._peer is None:
-            raise BenchError("no peer is connected yet")
-        return self._peer
 
     @property
     def remote(self) -> kvxfer.RegionDescriptor:
         """The peer's cache."""
         return self.peer.regions[_REGION]
-
-    @property
-    def page_kind(self) -> str:
-        """What kind of memory pages the kernel gave, or ``"private"`` memory."""
-        return "private" if self._pool is None else self._pool.page_kind
 
     def pages(self, page_nbytes: int) -> Words:
         """Returns the cache as rows of 64-bit words, one a page, in the order of memory."""
@@ -107,31 +159,6 @@ class Endpoint:
         """Gives blocks back to the pool."""
         assert self._pool is not None
         self._pool.free(blocks)
-
-    def handlers(self) -> dict[str, Any]:
-        """The commands with which a coordinator brings two ends together."""
-        return {
-            "open": self._open,
-            "address": self._address,
-            "connect": self._connect,
-            "accept": self._accept,
-        }
-
-    def _open(self) -> Message:
-        return {"copy_kernel": _native.COPY_KERNEL, "page_kind": self.page_kind}
-
-    def _address(self) -> Message:
-        return {"address": self.agent.address}
-
-    def _connect(self, address: str) -> Message:
-        self._peer = self.agent.connect_blocking(address, _CONNECT_TIMEOUT_S)
-        self._peer.wait_region(_REGION, _CONNECT_TIMEOUT_S)
-        return {}
-
-    def _accept(self) -> Message:
-        self._peer = self.agent.accept_blocking(timeout_s=_CONNECT_TIMEOUT_S)
-        self._peer.wait_region(_REGION, _CONNECT_TIMEOUT_S)
-        return {}
 
 
 def limit_commands(coordinator: Channel) -> dict[str, Any]:

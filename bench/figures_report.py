@@ -25,6 +25,8 @@ def print_figures(console: Console, result: Message) -> None:
     for column in table.columns[1:4]:
         column.justify = "right"
     for name, meaning in _MEANINGS[result["bench"]].items():
+        if name not in result:
+            continue  # of layouts that differ
         value = result[name]
         cells = [_text(value[key]) for key in _COLUMNS] if isinstance(value, dict) else ["", _text(value), ""]
         table.add_row(name, *cells, f"[dim]{meaning}[/]")

@@ -271,13 +271,19 @@ def _resources(spec: LimitSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
         ours, theirs = socket.socketpair()
         return (ours.detach(),), (theirs.detach(),)
     if spec.names[0] == "tcp-stream":
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            ours = socket.create_connection(server.getsockname())
-            theirs, _ = server.accept()
-        for stream in (ours, theirs):
-            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ours, theirs = loopback_stream()
         return (ours.detach(),), (theirs.detach(),)
     return (), ()
+
+
+def loopback_stream() -> tuple[socket.socket, socket.socket]:
+    """Returns both ends of a TCP stream over the loopback network."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    for stream in (ours, theirs):
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return ours, theirs
 
 
 def pages_within(page_nbytes: int, num_pages: int, most_nbytes: int = GIB // 4) -> int:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 _HUGE_PAGE_NBYTES = 2 << 20
 # Linux 5.14; the mmap module does not name it.
 _MADV_POPULATE_WRITE = 23
+# Linux, every architecture that counts; the mmap module of Python 3.13 names it.
+_MAP_NORESERVE = 0x4000
 _PR_SET_PTRACER = 0x59616D61
 
 
@@ -47,6 +49,12 @@ def map_shared(descriptor: int, nbytes: int) -> NDArray[np.uint8]:
 def allocate_private(nbytes: int) -> NDArray[np.uint8]:
     """Returns memory as an engine's own tensors have it: anonymous and private."""
     return _prepared(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), nbytes)
+
+
+def reserve(nbytes: int) -> NDArray[np.uint8]:
+    """Returns addresses without memory behind them until they are touched, more than there is if need be."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return np.frombuffer(mmap.mmap(-1, nbytes, flags), dtype=np.uint8)
 
 
 def address_of(array: NDArray[np.uint8]) -> int:

@@ -17,11 +17,15 @@ from kvxfer.bench.stats import median, spread
 
 FIGURES = {
     "compile_ms": "layouts to copy program; once for each pair of layouts",
+    "install_ms": "the program checked natively, and told to the peer",
     "first_post_ms": "the first transfer of a pair of regions: compiles, and tells the peer",
     "post_ms": "a later transfer: one call, with block tables alone",
+    "post_pair_ms": "of it, what one source rank takes",
     "post_ns_per_page": "the same for each page that is named",
     "num_pages": "layers x keys and values x blocks",
     "num_loops": "strided loops of the program",
+    "runs_per_pair": "contiguous runs of a pair of pages in one layer",
+    "smallest_run_nbytes": "bytes of the shortest of them",
 }
 
 # Of a page: what is measured does not read it.

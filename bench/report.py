@@ -19,6 +19,7 @@ from kvxfer.bench.limit import DESCRIPTIONS
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.results import Found
 from kvxfer.bench.stages import STAGES
+from kvxfer.bench.stats import MIB
 
 # Of tables in files and pipes, where nobody says how wide a line may be.
 _WIDTH = 120
@@ -51,6 +52,8 @@ def print_table(result: Message, beside: Message | None = None) -> None:
         compare_report.print_comparison(console, result)
     elif not result["verified"]:
         console.print(f"[bold red]check failed[/]: {result['failure']}", soft_wrap=True)
+    elif "src_layout" in result and result["bench"] == "pages":
+        _print_layouts(console, result)
     elif result["bench"] == "pages":
         _print_pages(console, result)
     elif result["bench"] == "handover":
@@ -82,14 +85,42 @@ def _print_pages(console: Console, result: Message) -> None:
         f"[bold]{result['op']} over {result['transport']}[/]: {result['num_pages']} pages of "
         f"{result['block_kib']} KiB, {result['pattern']}, {result['memory']} memory"
     )
+    _print_spreads(console, result)
+    _print_limits(console, result)
+    _print_cost(console, result)
+
+
+def _print_layouts(console: Console, result: Message) -> None:
+    console.print(
+        f"[bold]{result['op']} over {result['transport']}, {result['src_layout']} -> "
+        f"{result['dst_layout']}[/]: {result['num_tokens']} tokens in {result['layers']} layers of "
+        f"{result['shape']}, to one rank from {result['num_sources']}, {result['pattern']}, "
+        f"{result['memory']} memory; {result['src_nbytes'] / MIB:.1f} MiB at the source, "
+        f"{result['dst_nbytes'] / MIB:.1f} at the destination",
+        soft_wrap=True,
+    )
+    console.print(f"[dim]{result['explain']}[/]", soft_wrap=True)
+    _print_spreads(console, result)
+    console.print(
+        f"plain copy: {result['plain_gb_s']:.2f} GB/s (kvxfer, as many bytes between equal layouts); "
+        f"[bold]ratio to it {result['ratio_to_plain']:.2f}[/]"
+    )
+    if "ratio_to_piecewise" in result:
+        console.print(
+            f"piece by piece: {result['piecewise_gb_s']:.2f} GB/s (a message for each of "
+            f"{result['piecewise_pieces']} pieces, {result['piecewise_nbytes'] / MIB:.1f} MiB, one loopback "
+            f"TCP stream); [bold]ratio to it {result['ratio_to_piecewise']:.1f}[/]"
+        )
+    _print_cost(console, result, "bytes checked: all after the warm-up, then a layer of each transfer")
+
+
+def _print_spreads(console: Console, result: Message) -> None:
     table = Table("", "min", "median", "max")
     for column in table.columns[1:]:
         column.justify = "right"
     for name, unit in (("total_ms", "ms"), ("gb_per_s", "GB/s")):
         table.add_row(unit, *(f"{result[name][key]:.2f}" for key in ("min", "median", "max")))
     console.print(table)
-    _print_limits(console, result)
-    _print_cost(console, result)
 
 
 def _print_handover(console: Console, result: Message) -> None:
@@ -153,9 +184,9 @@ def _print_limits(console: Console, result: Message) -> None:
         console.print(f"       {other['gb_per_s']:.2f} GB/s ({DESCRIPTIONS[other['name']]}){ratio}")
 
 
-def _print_cost(console: Console, result: Message) -> None:
+def _print_cost(console: Console, result: Message, checked: str = "every byte checked") -> None:
     post = f"post {result['post_ms']:.3f} ms, " if "post_ms" in result else ""
     console.print(
         f"{post}{result['cpu_s_per_gib']:.3f} CPU s/GiB at both ends, rails {', '.join(result['rails'])}, "
-        f"copy kernel {result['copy_kernel']}, {result['page_kind']} memory pages; every byte checked"
+        f"copy kernel {result['copy_kernel']}, {result['page_kind']} memory pages; {checked}"
     )

@@ -18,14 +18,29 @@ from kvxfer.bench.channel import Message
 from kvxfer.bench.results import Record
 
 _FACTS = frozenset(
-    {"verified", "failure", "rails", "copy_kernel", "page_kind", "model_source", "name", "versions", "events"}
+    {
+        *("verified", "failure", "rails", "copy_kernel", "page_kind", "model_source", "name", "versions"),
+        *("events", "explain", "runs_per_pair", "smallest_run_nbytes"),
+        *("piecewise_pieces", "piecewise_nbytes", "piecewise_layers", "piecewise_tokens"),
+    }
 )
 # Fractions that were asked for.
 _ARGUMENTS = frozenset({"timeout_s", "idle_s", "prefill_ms_per_layer", "rate", "speedup"})
 # Of a spread the median speaks for the run; its ends belong to single iterations.
 _SPREAD_ENDS = frozenset({"min", "max"})
 
-_MORE_IS_BETTER = ("per_s", "ratio", "share", "rate", "goodput", "fairness", "speedup")
+_MORE_IS_BETTER = (
+    "per_s",
+    "gb_s",
+    "ratio",
+    "ratio_to_plain",
+    "ratio_to_piecewise",
+    "share",
+    "rate",
+    "goodput",
+    "fairness",
+    "speedup",
+)
 _LESS_IS_BETTER = ("_ms", "_us", "_ns", "_s", "_mib", "cpu", "cores", "rss", "_ns_per", "instructions")
 
 

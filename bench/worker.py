@@ -26,6 +26,10 @@ def _role(name: str) -> Role:
 
         run = pages_worker.run_source if name == "source" else pages_worker.run_destination
         return lambda options, coordinator, _: run(options, coordinator, None)
+    if name in ("layout-source", "layout-destination"):
+        from kvxfer.bench import layout_worker
+
+        return lambda options, coordinator, _: layout_worker.run(options, coordinator, name)
     if name in ("near", "far"):
         from kvxfer.bench import latency_worker
 

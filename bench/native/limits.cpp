@@ -231,6 +231,62 @@ std::int64_t recv_pages(int fd, std::uint64_t addr, const Offsets& offsets, std:
   });
 }
 
+// -- Pieces, each a message of its own ------------------------------------------------------------
+
+// What goes before a piece: where it belongs, and how long it is.
+struct PieceHeader { std::uint64_t offset, nbytes; };
+
+std::uint64_t total_nbytes(const Offsets& nbytes) {
+  std::uint64_t total = 0;
+  for (std::size_t piece = 0; piece < nbytes.size(); ++piece) {
+    if (nbytes.data()[piece] == 0) raise_value_error("a piece has at least one byte");
+    total += sizeof(PieceHeader) + nbytes.data()[piece];
+  }
+  return total;
+}
+
+std::int64_t send_pieces(int fd, const Offsets& addresses, const Offsets& dst_offsets,
+                         const Offsets& nbytes) {
+  check_same_length(dst_offsets, addresses);
+  check_same_length(dst_offsets, nbytes);
+  std::size_t piece = 0, sent = 0;  // sent: of this piece, its header first
+  return move_all("writev", total_nbytes(nbytes), [&](std::size_t) {
+    PieceHeader header{dst_offsets.data()[piece], nbytes.data()[piece]};
+    const std::size_t header_sent = std::min(sent, sizeof(header)), payload_sent = sent - header_sent;
+    iovec parts[] = {{reinterpret_cast<std::byte*>(&header) + header_sent, sizeof(header) - header_sent},
+                     {pointer(addresses.data()[piece]) + payload_sent, header.nbytes - payload_sent}};
+    const ssize_t moved = writev(fd, parts, 2);
+    if (moved > 0) sent += static_cast<std::size_t>(moved);
+    if (sent == sizeof(header) + header.nbytes) {
+      ++piece;
+      sent = 0;
+    }
+    return moved;
+  });
+}
+
+// `total` is of headers and payloads; a piece that would reach beyond dst_nbytes is EBADMSG.
+std::int64_t recv_pieces(int fd, std::uint64_t dst_addr, std::uint64_t dst_nbytes, std::uint64_t total) {
+  PieceHeader header{};
+  std::size_t received = 0;
+  return move_all("read", total, [&](std::size_t) {
+    ssize_t moved = 0;
+    if (received < sizeof(header)) {
+      moved = read(fd, reinterpret_cast<std::byte*>(&header) + received, sizeof(header) - received);
+    } else {
+      if (header.nbytes == 0 || header.nbytes > dst_nbytes || header.offset > dst_nbytes - header.nbytes) {
+        errno = EBADMSG;
+        return static_cast<ssize_t>(-1);
+      }
+      const std::size_t done = received - sizeof(header);
+      moved = read(fd, pointer(dst_addr) + header.offset + done, header.nbytes - done);
+    }
+    if (moved > 0) received += static_cast<std::size_t>(moved);
+    if (received == sizeof(header) + header.nbytes && received > sizeof(header)) received = 0;
+    return moved;
+  });
+}
+
 }  // namespace
 
 NB_MODULE(_limits, module) {
@@ -246,4 +302,9 @@ NB_MODULE(_limits, module) {
              nb::arg("nbytes"), nb::arg("batch") = 1024);
   module.def("recv_pages", &recv_pages, nb::arg("fd"), nb::arg("addr"), nb::arg("offsets").noconvert(),
              nb::arg("nbytes"), nb::arg("batch") = 1024);
+  module.attr("PIECE_HEADER_NBYTES") = sizeof(PieceHeader);
+  module.def("send_pieces", &send_pieces, nb::arg("fd"), nb::arg("addresses").noconvert(),
+             nb::arg("dst_offsets").noconvert(), nb::arg("nbytes").noconvert());
+  module.def("recv_pieces", &recv_pieces, nb::arg("fd"), nb::arg("dst_addr"), nb::arg("dst_nbytes"),
+             nb::arg("total"));
 }

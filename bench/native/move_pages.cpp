@@ -31,7 +31,10 @@ CopyProgram one_layer(std::uint64_t page_nbytes) {
   loop.src_block_stride = loop.dst_block_stride = page_nbytes;
   loop.counts[0] = loop.counts[1] = 1;
   loop.nbytes = page_nbytes;
-  return {{loop}, 1};
+  CopyProgram program;
+  program.loops = {loop};
+  program.num_layers = 1;
+  return program;
 }
 
 struct End {
@@ -93,8 +96,8 @@ int main(int argc, char** argv) {
     TransferRequest request;
     request.peer = there;
     request.program = program;
-    request.src_blocks = order;
-    request.dst_blocks.assign(order.rbegin(), order.rend());
+    request.src_ids = order;
+    request.dst_ids.assign(order.rbegin(), order.rend());
     request.num_layers = request.layers_ready = 1;
     request.timeout_ns = 600 * kSecond;
     request.notify = wire::Bytes(8, std::byte{1});

@@ -147,3 +147,83 @@ def test_unknown_trace_field_is_named(tmp_path: Any) -> None:
     done = bench(*HANDOVER, "--trace", str(trace))
     assert done.returncode == 2
     assert "trace.jsonl:1: fields do not fit: unknown 'user'" in done.stderr
+
+
+LAYOUTS = [("tp4", "tp2"), ("nhd", "hnd"), ("bf16", "fp8"), ("p16", "p64")]
+
+
+@pytest.mark.parametrize(("src", "dst"), LAYOUTS)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_pages_between_layouts_that_differ_are_reported(transport: str, src: str, dst: str) -> None:
+    layouts = ["--src-layout", src, "--dst-layout", dst]
+    result = result_of(*PAGES, *layouts, "--transport", transport)
+    assert (result["bench"], result["src_layout"], result["dst_layout"]) == ("pages", src, dst)
+    assert 0 < result["src_nbytes"] <= 4 << 20
+    assert result["dst_nbytes"] == result["src_nbytes"] // (2 if dst == "fp8" else 1)
+    assert set(result["total_ms"]) == set(result["gb_per_s"]) == SPREAD
+    for name in ("post_ms", "plain_gb_s", "ratio_to_plain", "cpu_s_per_gib"):
+        check_number(result[name])
+    for name in ("layers", "num_tokens", "num_sources", "runs_per_pair", "smallest_run_nbytes"):
+        assert isinstance(result[name], int)
+        assert result[name] > 0
+    assert f"in {result['runs_per_pair']} runs" in result["explain"]
+    assert result["rails"] == [transport]
+    assert ("ratio_to_piecewise" in result) == (transport == "tcp")
+    if transport == "tcp":
+        for name in ("piecewise_gb_s", "ratio_to_piecewise"):
+            check_number(result[name])
+        assert 0 < result["piecewise_nbytes"] <= result["src_nbytes"]
+        assert result["piecewise_pieces"] > 0
+
+
+@pytest.mark.parametrize("memory", ["pool", "foreign"])
+def test_pages_between_layouts_can_be_read(memory: str) -> None:
+    layouts = ["--src-layout", "tp4+fp8+per-page-head", "--dst-layout", "tp2+hnd", "--shape", "Llama-3.1-8B"]
+    result = result_of(*PAGES, *layouts, "--op", "read", "--memory", memory)
+    assert (result["op"], result["memory"], result["shape"]) == ("read", memory, "Llama-3.1-8B")
+
+
+@pytest.mark.parametrize("op", ["write", "read"])
+def test_corrupted_element_between_layouts_ends_with_status_1(op: str) -> None:
+    done = bench(*PAGES, "--src-layout", "nhd", "--dst-layout", "hnd", "--op", op, "--corrupt")
+    assert done.returncode == 1, done.stderr
+    assert "check failed" in done.stdout
+    assert "token 0, head 0, dim 0 is 0x" in done.stdout
+
+
+def test_table_of_layouts_that_differ_explains_the_program() -> None:
+    done = bench(*PAGES, "--src-layout", "tp4", "--dst-layout", "tp2", "--layers", "2")
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "in 2 layers of Llama-3.1-70B",
+        "plain copy: ",
+        "in 32 runs",
+        "then a layer of each transfer",
+    ):
+        assert words in done.stdout
+
+
+def test_unknown_and_missing_layouts_are_refused_in_words() -> None:
+    unknown = bench("pages", "--src-layout", "tp4+nhdx", "--dst-layout", "tp2")
+    assert unknown.returncode == 2
+    assert "unknown name 'nhdx' in the layout 'tp4+nhdx'; known are tp1 tp2 tp4 tp8" in unknown.stderr
+    missing = bench("plan", "--dst-layout", "tp2")
+    assert missing.returncode == 2
+    assert "--src-layout is missing" in missing.stderr
+    never = bench("pages", "--src-layout", "tp2", "--dst-layout", "fp8+per-page")
+    assert never.returncode == 2
+    assert "layout-mismatch" in never.stderr
+
+
+@pytest.mark.parametrize(("src", "dst"), [("tp8", "tp4"), ("tp2+p48", "hnd+p32"), ("fp8", "pp2+apart")])
+def test_plan_between_layouts_that_differ_is_reported(src: str, dst: str) -> None:
+    plan = ["plan", "--layers", "4", "--blocks", "30", "--iterations", "3"]
+    result = result_of(*plan, "--src-layout", src, "--dst-layout", dst)
+    assert (result["bench"], result["layers"], result["blocks"]) == ("plan", 4, 30)
+    assert set(result["compile_ms"]) == set(result["post_ms"]) == set(result["post_pair_ms"]) == SPREAD
+    check_number(result["install_ms"])
+    check_number(result["first_post_ms"])
+    assert result["num_tokens"] >= 30 * 16
+    assert result["num_loops"] > 0
+    done = bench(*plan, "--src-layout", src, "--dst-layout", dst)
+    assert "of it, what one source rank takes" in done.stdout

@@ -62,6 +62,9 @@ def test_failed_run_gives_its_failure_and_no_figure() -> None:
     [
         ("gb_per_s.median", 1),
         ("limit_ratio", 1),
+        ("plain_gb_s", 1),
+        ("ratio_to_plain", 1),
+        ("ratio_to_piecewise", 1),
         ("hidden_share", 1),
         ("stages_ms.post.p50", -1),
         ("p50_us", -1),
