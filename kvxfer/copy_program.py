@@ -71,9 +71,9 @@ CONVERSION_DTYPE: Final = np.dtype(
 # native/core/wire.h: kMaxLoops.
 MAX_LOOPS: Final = 8192
 
-# native/core/pack.h: kGatherBelowNbytes. Runs that are shorter on average are gathered into one
-# stretch at the source and scattered at the destination, on rails that charge for each run.
-GATHER_BELOW_NBYTES: Final = 2048
+# native/core/pack.h: kGatherBelowNbytes. Where what lies side by side at one end is shorter on average,
+# a stream gathers it there, or scatters it.
+GATHER_BELOW_NBYTES: Final = 512
 
 COARSE: Final = 0  # CopyLoop.grain: pairs of units
 FINE: Final = 1  # pairs of single tokens
@@ -163,14 +163,12 @@ class CopyProgram:
 
         As native/core/pack.cpp decides it.
         """
-        nbytes = self._layer_sum(self.loops["nbytes"].astype(np.int64) * self._runs())
-        return bool(len(self.conversions)) or nbytes // self.runs_per_pair < GATHER_BELOW_NBYTES
+        return bool(len(self.conversions)) or self._mean_stretch("src") < GATHER_BELOW_NBYTES
 
     @property
     def scatters_dst(self) -> bool:
         """Whether such rails scatter at the destination: its runs are short on average."""
-        nbytes = self._layer_sum(self._dst_nbytes() * self._runs())
-        return nbytes // self.runs_per_pair < GATHER_BELOW_NBYTES
+        return self._mean_stretch("dst") < GATHER_BELOW_NBYTES
 
     def explain(self) -> str:
         """Returns a few sentences with numbers: what moves, in how many runs, and how."""
@@ -222,21 +220,35 @@ class CopyProgram:
         return wanted[0] - self.origin, len(wanted)
 
     def _rail_words(self) -> str:
-        why = "they change on the way" if len(self.conversions) else f"below {GATHER_BELOW_NBYTES} bytes"
-        there = f"below {GATHER_BELOW_NBYTES} bytes"
         ends = []
         if self.gathers_src:
+            why = (
+                "they change on the way"
+                if len(self.conversions)
+                else f"{self._mean_stretch('src')} bytes each"
+            )
             ends.append(f"gathered at the source ({why})")
         if self.scatters_dst:
-            ends.append(f"scattered at the destination ({there})")
+            ends.append(f"scattered at the destination ({self._mean_stretch('dst')} bytes each)")
         if not ends:
-            return (
-                f"Direct: runs have {GATHER_BELOW_NBYTES} bytes or more, and every rail moves them in place"
-            )
+            return f"Direct: what lies side by side has {GATHER_BELOW_NBYTES} bytes or more at both ends"
         return (
-            "Direct where the destination can read the source's memory; over tcp, and where a system "
-            f"call reads it, runs are {' and '.join(ends)}"
+            f"Direct where the destination maps the source's memory; on streams runs are {' and '.join(ends)}"
         )
+
+    def _mean_stretch(self, side: str) -> int:
+        """Returns the mean bytes of what lies side by side at one end, over pairs of units."""
+        loops = self.loops[self.loops["grain"] == COARSE]
+        run = (self.loops["nbytes"].astype(np.int64) if side == "src" else self._dst_nbytes())[
+            self.loops["grain"] == COARSE
+        ]
+        outer, inner = loops["counts"].astype(np.int64).T
+        outer_step, inner_step = loops[f"{side}_strides"].astype(np.int64).T
+        touches = (inner_step == run) | (inner == 1)
+        row = np.where(touches, run * inner, run)
+        stretch = np.where(touches & ((outer_step == row) | (outer == 1)), row * outer, row)
+        nbytes = run * outer * inner * loops["num_layers"]
+        return int(nbytes.sum() / (nbytes / stretch).sum())
 
     def _blocks_touch(self) -> bool:
         """Whether blocks that lie side by side at both ends become one run."""

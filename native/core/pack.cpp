@@ -25,17 +25,24 @@ void gather_cell(const CopyLoop& loop, const std::byte* src, std::byte* out) noe
       out = append_run(out, src + i * loop.src_strides[0] + j * loop.src_strides[1], loop.nbytes);
 }
 
-// Mean over the runs of the grain that most pairs are of; neighbours that merge are not counted.
-std::uint64_t mean_run_nbytes(const CopyProgram& program, bool src) noexcept {
-  double nbytes = 0, runs = 0;
+// Runs that follow each other without a gap at one end are one stretch of it. Mean over the cells of
+// the grain that most pairs are of; blocks that lie side by side are not counted.
+std::uint64_t mean_stretch_nbytes(const CopyProgram& program, bool src) noexcept {
+  double nbytes = 0, stretches = 0;
   for (const CopyLoop& loop : program.loops) {
     if (loop.grain != kCoarse) continue;
-    const double num = double{1} * loop.counts[0] * loop.counts[1] * loop.num_layers;
-    nbytes +=
-        num * static_cast<double>(src ? loop.nbytes : dst_run_nbytes(loop, program.conversion_of(loop)));
-    runs += num;
+    const std::uint64_t run = src ? loop.nbytes : dst_run_nbytes(loop, program.conversion_of(loop));
+    const std::uint64_t* strides = src ? loop.src_strides : loop.dst_strides;
+    std::uint64_t stretch = run;
+    if (strides[1] == stretch || loop.counts[1] == 1) {
+      stretch *= loop.counts[1];
+      if (strides[0] == stretch || loop.counts[0] == 1) stretch *= loop.counts[0];
+    }
+    const double all = static_cast<double>(run) * loop.counts[0] * loop.counts[1] * loop.num_layers;
+    nbytes += all;
+    stretches += all / static_cast<double>(stretch);
   }
-  return runs == 0 ? 0 : static_cast<std::uint64_t>(nbytes / runs);
+  return stretches == 0 ? 0 : static_cast<std::uint64_t>(nbytes / stretches);
 }
 
 }  // namespace
@@ -55,11 +62,11 @@ std::uint64_t piece_nbytes(const CopyProgram& program, const Piece& piece) noexc
 }
 
 bool gathers_src(const CopyProgram& program) noexcept {
-  return !program.conversions.empty() || mean_run_nbytes(program, true) < kGatherBelowNbytes;
+  return !program.conversions.empty() || mean_stretch_nbytes(program, true) < kGatherBelowNbytes;
 }
 
 bool scatters_dst(const CopyProgram& program) noexcept {
-  return mean_run_nbytes(program, false) < kGatherBelowNbytes;
+  return mean_stretch_nbytes(program, false) < kGatherBelowNbytes;
 }
 
 std::uint32_t checksum_piece(const Move& move, std::uint32_t index, Side side, const std::byte* base) {

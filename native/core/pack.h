@@ -11,15 +11,15 @@
 
 namespace kvxfer {
 
-// Runs shorter than this cost a stream, or a system call that takes iovecs, more than gathering
-// them does (native/DESIGN.md). kvxfer/copy_program.py: GATHER_BELOW_NBYTES.
-inline constexpr std::uint64_t kGatherBelowNbytes = 2048;
+// What lies side by side at one end and is shorter than this costs a stream more as an iovec than it
+// costs to be copied once more (native/DESIGN.md). kvxfer/copy_program.py: GATHER_BELOW_NBYTES.
+inline constexpr std::uint64_t kGatherBelowNbytes = 512;
 
 // Bytes of a piece as it crosses a stream; of one pair of a layer.
 std::uint64_t piece_nbytes(const CopyProgram& program, const Piece& piece) noexcept;
 std::uint64_t pair_nbytes(const CopyProgram& program, std::uint32_t layer, std::uint32_t grain) noexcept;
 
-// Are the runs of this side so short on average, or in need of conversion (at the source)?
+// Are the stretches of this side so short on average, or in need of conversion (at the source)?
 bool gathers_src(const CopyProgram& program) noexcept;
 bool scatters_dst(const CopyProgram& program) noexcept;
 

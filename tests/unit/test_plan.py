@@ -309,7 +309,7 @@ def test_long_runs_move_directly() -> None:
     assert program.smallest_run_nbytes == 4096 >= GATHER_BELOW_NBYTES
     assert not program.gathers_src
     assert not program.scatters_dst
-    assert "Direct: runs have 2048 bytes or more" in program.explain()
+    assert "Direct: what lies side by side has 512 bytes or more" in program.explain()
     assert "adjacent blocks merge" in program.explain()
 
 

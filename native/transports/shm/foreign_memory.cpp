@@ -9,7 +9,6 @@
 #include <cstdio>
 
 #include "core/executor.h"
-#include "core/pack.h"
 
 namespace kvxfer::shm {
 namespace {
@@ -17,9 +16,28 @@ namespace {
 // What short runs are read into at a time: in the L2 cache still when they are spread from it.
 constexpr std::size_t kBufferNbytes = 128 * 1024;
 
-// Bytes that are read for each one that is wanted, at most: beyond it the runs are read one by one.
-// A run of 256 bytes costs as much as reading about 4 KiB.
-constexpr std::uint64_t kMaxSpread = 8;
+// A run costs the kernel as much to find as reading 2 to 3 KiB does: where the next one begins this
+// close behind, both are read together with what lies between.
+constexpr std::uint64_t kTogetherNbytes = 2048;
+
+// The bytes from the first run to the last, and whether they are read as one. What lies between runs
+// is the block's own where a block spans them all.
+bool is_together(std::uint64_t span, std::uint64_t num_runs, std::uint64_t block_stride) noexcept {
+  return num_runs > 1 && span <= block_stride && span <= num_runs * kTogetherNbytes;
+}
+
+std::uint64_t row_nbytes(const CopyLoop& loop) noexcept {
+  return (loop.counts[1] - 1) * loop.src_strides[1] + loop.nbytes;
+}
+
+// Whether reading through the buffer needs fewer look-ups than reading into place, or nothing else will do.
+bool needs_buffer(const CopyProgram& program) noexcept {
+  return !program.conversions.empty() ||
+         std::any_of(program.loops.begin(), program.loops.end(), [](const CopyLoop& loop) {
+           return loop.grain == kCoarse && loop.nbytes < kTogetherNbytes &&
+                  is_together(row_nbytes(loop), loop.counts[1], loop.src_block_stride);
+         });
+}
 
 // The kernel's value, or -1 where it is built without Yama.
 int yama_ptrace_scope() {
@@ -90,8 +108,8 @@ ForeignMemory::ForeignMemory(pid_t pid, uid_t uid, const Probe& probe) : pid_(pi
 
 Status ForeignMemory::fetch_piece(const Move& move, std::uint32_t index, std::uint64_t remote_base) {
   const Piece piece = move.grid.piece(index);
-  return gathers_src(*move.program) || scatters_dst(*move.program) ? fetch_cells(move, piece, remote_base)
-                                                                   : fetch_runs(move, piece, remote_base);
+  return needs_buffer(*move.program) ? fetch_cells(move, piece, remote_base)
+                                     : fetch_runs(move, piece, remote_base);
 }
 
 Status ForeignMemory::fetch_runs(const Move& move, const Piece& piece, std::uint64_t remote_base) {
@@ -150,17 +168,13 @@ std::size_t ForeignMemory::name(std::uint64_t at, const std::uint32_t* counts, s
     named_.push_back({reinterpret_cast<void*>(from), length});
     buffer_nbytes_ += length;
   };
-  // What lies between runs is this block's own where a block spans them all.
-  const auto worth = [&](std::uint64_t span, std::uint64_t useful) {
-    return span <= block_stride && span <= kMaxSpread * useful;
-  };
   const std::uint64_t row = (counts[1] - 1) * strides[1] + nbytes;
   const std::uint64_t all = (counts[0] - 1) * strides[0] + row;
-  if (worth(all, nbytes * counts[0] * counts[1])) {
+  if (is_together(all, std::uint64_t{counts[0]} * counts[1], block_stride)) {
     take(at, all);
     return place;
   }
-  const bool rows = worth(row, nbytes * counts[1]);
+  const bool rows = is_together(row, counts[1], block_stride);
   for (std::uint32_t i = 0; i < counts[0]; ++i) {
     const std::uint64_t begin = at + i * strides[0];
     if (rows) {
