@@ -22,7 +22,7 @@ from kvxfer.errors import UsageError
 from kvxfer.layout import KVLayout
 from kvxfer.pairs import pair_units
 from kvxfer.plan import CopyProgram, compile, differences, footprint
-from kvxfer.route import route
+from kvxfer.routing import route
 from tests.property.interpreter import Pairs, program_map, unit_tokens, units
 from tests.property.oracle import (
     byte_offsets,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvxfer.errors import UsageError
 from kvxfer.layout import KVLayout
-from kvxfer.route import route
+from kvxfer.routing import route
 from tests.property.oracle import describe_layout, local_token
 from tests.property.strategies import (
     NUM_EXAMPLES,
