@@ -51,14 +51,27 @@ def options_for(transport: str, **changes: Any) -> AgentOptions:
 
 
 class Node:
-    """An agent, a pool, a region ``"kv"``, and numbered peers, leases and works."""
+    """An agent, a pool, a region ``"kv"``, and numbered peers, leases and works.
 
-    def __init__(self, name: str, transport: str, shape: tuple[int, ...] = SMALL, **options: Any) -> None:
+    `axes` and `held` (keywords of ``KVLayout.from_tensor``) say how the memory is laid out.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        transport: str,
+        shape: tuple[int, ...] = SMALL,
+        axes: str = "l2bthd",
+        held: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         self.agent = Agent(name, options_for(transport, **options))
         nbytes = int(np.prod(shape)) * 2
         self.pool = Pool(shape[2], nbytes // shape[2], huge_pages=False)
         self.array: NDArray[np.uint16] = self.pool.array(shape, np.uint16)
-        self.region = self.agent.register("kv", self.array, KVLayout.from_tensor(self.array, "l2bthd"))
+        self.region = self.agent.register(
+            "kv", self.array, KVLayout.from_tensor(self.array, axes, **(held or {}))
+        )
         self.all = list(range(shape[2]))
         self.num_layers = shape[0]
         self.peers: list[Any] = []
@@ -305,7 +318,15 @@ def _count(folder: str) -> int:
 class Worker:
     """A `Node` in a process of its own. Every call of a `Node` method is a call there."""
 
-    def __init__(self, name: str, transport: str, shape: tuple[int, ...] = SMALL, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        transport: str,
+        shape: tuple[int, ...] = SMALL,
+        axes: str = "l2bthd",
+        held: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
@@ -319,7 +340,7 @@ class Worker:
             )
         self._connection = Connection(ours.detach())
         self._lock = threading.Lock()
-        self.call("", name, transport, shape, **options)
+        self.call("", name, transport, shape, axes, held, **options)
 
     def __getattr__(self, verb: str) -> Any:
         return lambda *arguments, **options: self.call(verb, *arguments, **options)
