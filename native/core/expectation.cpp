@@ -14,7 +14,9 @@ Expectation::Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, Region
       blocks_(std::move(blocks)),
       first_layer_(first_layer),
       num_layers_(num_layers),
-      coverage_(static_cast<std::uint32_t>(blocks_.size()), num_layers, needed) {
+      block_tokens_(needed.block_tokens),
+      coverage_(static_cast<std::uint32_t>(blocks_.size()), num_layers, needed),
+      claims_(static_cast<std::uint32_t>(blocks_.size()), needed.block_tokens) {
   if (!blocks_.empty())
     index_.assign(std::size_t{*std::max_element(blocks_.begin(), blocks_.end())} + 1, kNotNamed);
   for (std::uint32_t i = 0; i < blocks_.size(); ++i) index_[blocks_[i]] = i;
@@ -36,7 +38,18 @@ Status Expectation::follow(const Move& move) {
   const CopyProgram& program = *move.program;
   if (Status status = coverage_.split(program.dst_heads, program.units[kCoarse].dst); !status.ok())
     return status;
-  return move.grid.num_fine == 0 ? Status() : coverage_.split(program.dst_heads, program.units[kFine].dst);
+  if (move.grid.num_fine != 0)
+    if (Status status = coverage_.split(program.dst_heads, program.units[kFine].dst); !status.ok())
+      return status;
+  std::vector<Stretch> stretches;
+  stretches.reserve(move.grid.num_pairs);
+  for (std::uint32_t pair = 0; pair < move.grid.num_pairs; ++pair) {
+    const std::uint32_t units = program.units[move.grid.grain_of(pair)].dst;
+    const std::uint32_t num_tokens = block_tokens_ / units;
+    stretches.push_back(
+        {index_[move.dst_block(pair)], units == 1 ? 0 : move.dst_ids[pair] % units * num_tokens, num_tokens});
+  }
+  return claims_.claim(move.grid.first_layer, move.grid.num_layers, program.dst_heads, stretches);
 }
 
 bool Expectation::arrived(std::uint32_t layer, const Move& move) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/claims.h"
 #include "core/coverage.h"
 #include "core/event.h"
 #include "core/handle.h"
@@ -22,7 +23,8 @@ class Expectation {
 
   // May a transfer of this peer write what it names?
   bool covers(SessionKey peer, RegionId region, const Move& move) const;
-  // Once it may: makes ready to follow what it brings. kLayoutMismatch where that cannot be.
+  // Once it may: makes ready to follow what it brings, and gives it to no other. kLayoutMismatch where
+  // that cannot be, kRefused where another brings some of it.
   Status follow(const Move& move);
 
   // All that the transfer brings of one layer has arrived, for good. True when that was the layer's last.
@@ -48,7 +50,9 @@ class Expectation {
   static constexpr std::uint32_t kNotNamed = UINT32_MAX;
   std::vector<std::uint32_t> index_;
   std::uint32_t first_layer_, num_layers_;
+  std::uint32_t block_tokens_;
   Coverage coverage_;
+  Claims claims_;
 };
 
 }  // namespace kvxfer

@@ -15,14 +15,6 @@
 
 #include "kvxfer/number.h"
 
-#if !defined(KVXFER_HD)
-#if defined(__CUDACC__)
-#define KVXFER_HD __host__ __device__
-#else
-#define KVXFER_HD
-#endif
-#endif
-
 namespace kvxfer {
 
 enum Grain : std::uint32_t { kCoarse = 0, kFine = 1 };  // units, single tokens

@@ -10,17 +10,15 @@
 #include <cstddef>
 #include <cstdint>
 
-#ifndef KVXFER_HD
 #if defined(__CUDACC__)
 #define KVXFER_HD __host__ __device__
 #else
 #define KVXFER_HD
 #endif
-#endif
 
 namespace kvxfer {
 
-// Of an element. The values are a wire format (CONVERSION_DTYPE of kvxfer/plan.py).
+// Of an element. The values are a wire format (CONVERSION_DTYPE of kvxfer/copy_program.py).
 enum class Dtype : std::uint8_t {
   kBytes = 0,  // not a number: copied as it is
   kBf16 = 1,

@@ -1,0 +1,48 @@
+// Which parts of the blocks that a receiver named some writer brings, or has brought. No second one
+// may: its source could lose its right while its bytes land, and spoil what had arrived for good.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kvxfer/copy_program.h"
+#include "kvxfer/status.h"
+
+namespace kvxfer {
+
+// Tokens of a block, by the block's place among those that were named.
+struct Stretch { std::uint32_t block, first_token, num_tokens; };
+
+class Claims {
+ public:
+  // Writers that differ in their layers or heads, of one expectation.
+  static constexpr std::size_t kMaxGroups = 4096;
+
+  Claims(std::uint32_t num_blocks, std::uint32_t block_tokens)
+      : num_blocks_(num_blocks), block_tokens_(block_tokens) {}
+
+  // Claims these tokens in these layers and heads. kRefused, and nothing changes, where some of it is
+  // another's. Costs a look for each stretch and group of writers with a layer and a head in common.
+  Status claim(std::uint32_t first_layer, std::uint32_t num_layers, const HeadSlice& heads,
+               std::span<const Stretch> stretches);
+
+ private:
+  struct Group {
+    std::uint32_t first_layer, num_layers;
+    HeadSlice heads;
+    std::vector<bool> blocks;  // claimed whole
+    std::vector<bool> tokens;  // [num_blocks, block_tokens]; empty until a block is claimed in part
+
+    bool is_of(std::uint32_t first, std::uint32_t num, const HeadSlice& of) const noexcept;
+    bool meets(std::uint32_t first, std::uint32_t num, const HeadSlice& of) const noexcept;
+  };
+
+  bool is_claimed(const Group& group, const Stretch& stretch) const;
+  void put(Group& group, const Stretch& stretch);
+
+  std::uint32_t num_blocks_, block_tokens_;
+  std::vector<Group> groups_;
+};
+
+}  // namespace kvxfer
