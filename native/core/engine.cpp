@@ -151,7 +151,7 @@ void Engine::check_up(Peer& peer) {
 void Engine::lose(SessionKey key, Status reason) {
   auto found = peers_.find(key);
   if (found == peers_.end()) return;
-  std::shared_ptr<Peer> peer = std::move(found->second);
+  std::unique_ptr<Peer> peer = std::move(found->second);
   peers_.erase(found);
   if (peer->timer_at != kNever) timers_.erase(peer->timer);
 
@@ -189,7 +189,7 @@ void Engine::lose(SessionKey key, Status reason) {
   }
   host_.close_session(key);
   host_.emit({.kind = EventKind::kPeerLost, .peer = key, .code = reason.code(), .message = reason.message()});
-  graveyard_.push_back(std::move(peer));
+  bury(std::move(peer));
 }
 
 void Engine::on_message(Peer& peer, wire::Message message) {
@@ -428,8 +428,10 @@ void Engine::pump(Time now) {
     if (peer != nullptr) start_backlog(*peer);
     if (peer == nullptr || peer->backlog.empty()) backlogged_.erase(key);
   }
-  for (const SessionKey key : std::exchange(stirred_, {}))
-    if (Peer* peer = find_peer(key); peer != nullptr && peer->stirred) flush(*peer);
+  // By index: more may join, and what is cleared keeps its memory for the next round.
+  for (std::size_t i = 0; i < stirred_.size(); ++i)
+    if (Peer* peer = find_peer(stirred_[i]); peer != nullptr && peer->stirred) flush(*peer);
+  stirred_.clear();
 }
 
 // ---- regions ------------------------------------------------------------------------------------
@@ -474,7 +476,7 @@ Status Engine::deregister_region(Time now, RegionId id) {
     send(*peer, wire::RegionGone{id});
     forget_programs(*peer, id, false);
   }
-  graveyard_.push_back(std::shared_ptr<Region>(std::move(found->second)));
+  bury(std::move(found->second));
   regions_.erase(found);
   return {};
 }

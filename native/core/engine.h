@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -220,7 +221,7 @@ class Engine {
       std::uint64_t pairs = 0;
     } ours, theirs;                 // by who posted them
     std::deque<Key> backlog;        // ours that wait for room among the open
-    std::map<std::uint8_t, std::deque<TransferId>> ready;      // destinations with pieces to post
+    std::map<std::uint8_t, std::list<TransferId>> ready;       // destinations with pieces to post
     std::vector<LeaseId> leases;    // that we granted
     LeaseId newest_lease_told = 0;  // of those that the peer granted
     // Blocks on which a right of this peer's ended: what it posted may be meant for that one.
@@ -251,14 +252,14 @@ class Engine {
     LeaseId lease = 0;              // as in TransferSpec
     bool lease_named = false;
     std::vector<LeaseId> leases;    // that allow it
-    std::map<WorkId, RailId> posted;
+    std::vector<std::pair<WorkId, RailId>> posted;  // few: as many as rails have windows for
   };
   struct Source : Transfer {
     std::uint32_t layers_ready = 0;
     std::uint32_t fence_slot = 0;
     std::uint64_t fence_generation = 0;
     bool fenced = true;             // holds a slot
-    std::deque<std::pair<std::uint16_t, std::uint32_t>> to_send;  // rail index, piece
+    std::list<std::pair<std::uint16_t, std::uint32_t>> to_send;  // rail index, piece
     std::uint64_t num_credited = 0;  // pieces, those asked for again too
   };
   struct Destination : Transfer {
@@ -278,7 +279,7 @@ class Engine {
     std::vector<std::uint32_t> to_confirm;      // layers that are in
     std::vector<std::uint32_t> confirming;      // covered by the fence check that is posted
     std::uint32_t next_piece = 0;
-    std::deque<std::uint32_t> redo;
+    std::list<std::uint32_t> redo;  // as `ready` and `to_send` a list: empty, it has allocated nothing
     std::uint64_t num_redone = 0;
     bool ready_listed = false;
     bool one_sided = false;         // some piece in was fetched: only the fence word confirms
@@ -306,6 +307,10 @@ class Engine {
   void said_again(Rail& rail);
   void watch_rail(RailId id);
   void forget_rail(RailId id);
+  template <class T>
+  void bury(std::unique_ptr<T> owned) {
+    graveyard_.emplace_back(owned.release(), [](void* dead) { delete static_cast<T*>(dead); });
+  }
   static void forget_programs(Peer& peer, RegionId gone, bool of_peer);
   void on(Peer& peer, wire::Region& region);
   void on(Peer& peer, const wire::RegionGone& gone);
@@ -338,9 +343,11 @@ class Engine {
   void start_backlog(Peer& peer);
   // Checks a peer's TransferSpec against our half of it; the result is our region.
   Result<const Region*> check_spec(Peer& peer, const wire::TransferSpec& spec, Footprint::Half ours);
-  std::shared_ptr<Move> make_move(const wire::TransferSpec& spec, const Program& program, const Region& local,
-                                  RegionId remote) const;
+  // Takes the spec's tables.
+  static std::shared_ptr<Move> make_move(wire::TransferSpec& spec, const Program& program,
+                                         const Region& local, RegionId remote);
   static wire::TransferSpec spec_of(const Transfer& transfer);
+  static void forget_work(Transfer& transfer, WorkId work);
   static std::vector<std::uint32_t> blocks_of(const Move& move, Footprint::Half half,
                                               const std::vector<bool>& pairs);
   void refuse(Peer& peer, TransferId transfer, const Status& why);
@@ -420,7 +427,7 @@ class Engine {
   std::vector<RailId> again_rails_;
   SessionKey last_served_ = 0;
   // What ended in this round; a caller up the stack may still hold a reference until pump().
-  std::vector<std::shared_ptr<void>> graveyard_;
+  std::vector<std::unique_ptr<void, void (*)(void*)>> graveyard_;
   bool again_ = false;
   bool closed_ = false;
   EngineStats stats_;

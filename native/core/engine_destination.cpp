@@ -15,7 +15,7 @@ constexpr std::uint32_t kMaxOutstandingPieces = 256;
 }  // namespace
 
 void Engine::on(Peer& peer, wire::Offer& offer) {
-  const wire::TransferSpec& spec = offer.spec;
+  wire::TransferSpec& spec = offer.spec;
   const Key key{peer.key, spec.transfer};
   if (spec.transfer % 2 == peer.next_transfer % 2 || sources_.contains(key) || destinations_.contains(key) ||
       offer.layers_ready > spec.grid.num_layers || offer.fence_slot >= FenceTable::kNumSlots) {
@@ -37,7 +37,7 @@ void Engine::on(Peer& peer, wire::Offer& offer) {
   destination.remote_region = program.src;
   destination.program = spec.program;
   destination.move = make_move(spec, program, *local.value(), program.src);
-  destination.notify = spec.notify;
+  destination.notify = std::move(spec.notify);
   destination.priority = spec.priority;
   destination.integrity = (spec.flags & wire::kFlagIntegrity) != 0;
   destination.lease = spec.lease;
@@ -179,7 +179,7 @@ bool Engine::post_next(Peer& peer, bool& progressed) {
       return false;
     }
     count_posted(*rail);
-    destination->posted.emplace(work.id, rail->info.id);
+    destination->posted.emplace_back(work.id, rail->info.id);
     const WorkUse use = capabilities.one_sided ? WorkUse::kFetch : WorkUse::kReceive;
     works_.emplace(work.id, WorkRecord{use, destination->key, rail->info.id, *piece});
     if (!destination->redo.empty())
@@ -330,7 +330,7 @@ void Engine::confirm(Peer& peer, Destination& destination) {
     const PostResult result = host_.post(id, work);
     if (result.accepted == 1) {
       count_posted(rail);
-      destination.posted.emplace(work.id, id);
+      destination.posted.emplace_back(work.id, id);
       works_.emplace(work.id, WorkRecord{WorkUse::kFence, destination.key, id, 0});
       destination.confirming = std::move(destination.to_confirm);
       destination.to_confirm.clear();
@@ -439,7 +439,7 @@ void Engine::drained_destination(Destination& destination) {
   std::shared_ptr<Expectation> expectation = std::move(destination.expectation);
   const Status reason = destination.reason;
   auto found = destinations_.find(destination.key);
-  graveyard_.push_back(std::shared_ptr<Destination>(std::move(found->second)));
+  bury(std::move(found->second));
   destinations_.erase(found);
   if (expectation == nullptr || !expectations_.contains(expectation->handle()->id())) return;
   if (!done)

@@ -127,7 +127,7 @@ void Engine::on(Peer& peer, const wire::LeaseEnded& ended) {
 // The leases of the peer's that together cover what the transfer touches here.
 Status Engine::find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode mode) const {
   const bool write = mode == wire::LeaseMode::kWrite;
-  const std::string what = "of region '" + region(transfer.region)->name + "'";
+  const auto what = [&] { return "of region " + quoted(region(transfer.region)->name); };
   transfer.leases.clear();
   std::vector<const Lease*> candidates;
   for (LeaseId id : peer.leases)
@@ -137,7 +137,7 @@ Status Engine::find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode
       candidates.push_back(&found->second);
   if (transfer.lease_named && candidates.empty())
     return {Code::kLeaseEnded, "lease " + std::to_string(transfer.lease) + " ended, or never let you " +
-                                   (write ? "write to blocks " : "read blocks ") + what};
+                                   (write ? "write to blocks " : "read blocks ") + what()};
   auto ended_on = peer.ended_on.find({transfer.region, mode});
   // Blocks of one request mostly share a lease, and mostly one that its poster knew.
   const Lease* last = nullptr;
@@ -153,7 +153,7 @@ Status Engine::find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode
       return !later;
     });
     if (found == candidates.end()) {
-      const std::string named = "block " + std::to_string(block) + " " + what;
+      const std::string named = "block " + std::to_string(block) + " " + what();
       if (came_later)
         return {Code::kLeaseEnded,
                 named + " was let to you again after this was posted: post it again, or name the lease"};
@@ -175,7 +175,8 @@ Status Engine::find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode
 // A write may go ahead under an expectation of its tag, or under leases.
 Status Engine::authorize(Peer& peer, Destination& destination) {
   const Move& move = *destination.move;
-  if (auto tag = tags_.find(text_of(destination.notify)); !destination.notify.empty() && tag != tags_.end()) {
+  if (auto tag = tags_.empty() ? tags_.end() : tags_.find(text_of(destination.notify));
+      !destination.notify.empty() && tag != tags_.end()) {
     const std::shared_ptr<Expectation>& expectation = expectations_.at(tag->second);
     if (expectation->covers(peer.key, destination.region, move)) {
       if (Status status = expectation->follow(move); !status.ok()) return status;

@@ -18,7 +18,7 @@ Status Engine::tell_offer(Peer& peer, Source& source) {
 }
 
 void Engine::on(Peer& peer, wire::Request& request) {
-  const wire::TransferSpec& spec = request.spec;
+  wire::TransferSpec& spec = request.spec;
   const Key key{peer.key, spec.transfer};
   if (spec.transfer % 2 == peer.next_transfer % 2 || sources_.contains(key) || destinations_.contains(key)) {
     end_session(now_, peer.key, Code::kProtocol,
@@ -37,7 +37,7 @@ void Engine::on(Peer& peer, wire::Request& request) {
   source->region = program.src;
   source->program = spec.program;
   source->move = make_move(spec, program, *local.value(), program.dst);
-  source->notify = spec.notify;
+  source->notify = std::move(spec.notify);
   source->priority = spec.priority;
   source->integrity = (spec.flags & wire::kFlagIntegrity) != 0;
   source->lease = spec.lease;
@@ -112,7 +112,7 @@ void Engine::on(Peer& peer, const wire::Credit& credit) {
 void Engine::send_pieces(Peer& peer, Source& source) {
   // Pieces of a rail that is not up at this end yet wait; of one that went down they are not
   // wanted any more: the destination sees that too and asks elsewhere.
-  std::deque<std::pair<std::uint16_t, std::uint32_t>> later;
+  std::list<std::pair<std::uint16_t, std::uint32_t>> later;
   while (!source.to_send.empty() && source.state == TransferState::kServing) {
     const auto [index, piece] = source.to_send.front();
     source.to_send.pop_front();
@@ -131,7 +131,7 @@ void Engine::send_pieces(Peer& peer, Source& source) {
     work.move = source.move;
     const PostResult result = host_.post(rail->info.id, work);
     if (result.accepted == 1) {
-      source.posted.emplace(work.id, rail->info.id);
+      source.posted.emplace_back(work.id, rail->info.id);
       works_.emplace(work.id, WorkRecord{WorkUse::kSend, source.key, rail->info.id, piece});
     } else if (result.code == Code::kAgain) {
       said_again(*rail);
@@ -189,7 +189,7 @@ void Engine::drained_source(Source& source) {
   end_handle(source.handle, source.state, source.reason, std::move(failed));
   sending_.erase(source.key);
   auto found = sources_.find(source.key);
-  graveyard_.push_back(std::move(found->second));
+  bury(std::move(found->second));
   sources_.erase(found);
 }
 

@@ -79,7 +79,7 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
                                          std::to_string(program.program->num_layers));
   if (request.timeout_ns <= 0) return Status(Code::kInvalidArgument, "a transfer's timeout is more than 0 s");
   const auto num_blocks = [&](bool is_ours) { return is_ours ? local->num_blocks : remote.num_blocks; };
-  const auto name = [&](bool is_ours) { return is_ours ? local->name : remote.name; };
+  const auto name = [&](bool is_ours) -> const std::string& { return is_ours ? local->name : remote.name; };
   if (request.num_fine > num_pairs)
     return Status(Code::kInvalidArgument, "more single tokens are named than there are pairs");
   using Half = Footprint::Half;
@@ -209,14 +209,14 @@ wire::TransferSpec Engine::spec_of(const Transfer& transfer) {
   return spec;
 }
 
-std::shared_ptr<Move> Engine::make_move(const wire::TransferSpec& spec, const Program& program,
-                                        const Region& local, RegionId remote) const {
+std::shared_ptr<Move> Engine::make_move(wire::TransferSpec& spec, const Program& program, const Region& local,
+                                        RegionId remote) {
   auto move = std::make_shared<Move>();
   move->transfer = spec.transfer;
   move->program = program.program;
   move->grid = spec.grid;
-  move->src_ids = spec.src_ids;
-  move->dst_ids = spec.dst_ids;
+  move->src_ids = std::move(spec.src_ids);
+  move->dst_ids = std::move(spec.dst_ids);
   move->local_base = local.memory.base;
   move->remote_region = remote;
   return move;
@@ -332,6 +332,12 @@ void Engine::cancel(Time now, std::uint64_t handle) {
   }
 }
 
+void Engine::forget_work(Transfer& transfer, WorkId work) {
+  const auto found = std::find_if(transfer.posted.begin(), transfer.posted.end(),
+                                  [work](const auto& entry) { return entry.first == work; });
+  if (found != transfer.posted.end()) transfer.posted.erase(found);
+}
+
 void Engine::on_completion(Time now, const Completion& completion) {
   now_ = now;
   auto found = works_.find(completion.work);
@@ -348,7 +354,7 @@ void Engine::on_completion(Time now, const Completion& completion) {
   if (work.use == WorkUse::kSend) {
     Source* source = find_source(work.transfer);
     if (source == nullptr) return;
-    source->posted.erase(completion.work);
+    forget_work(*source, completion.work);
     if (completion.code == Code::kOk) ++stats_.pieces_sent;
     if (completion.code == Code::kOk && source->handle && rail != rails_.end())
       source->handle->add_rail(rail->second.info.capabilities.name);
@@ -358,7 +364,7 @@ void Engine::on_completion(Time now, const Completion& completion) {
   }
   Destination* destination = find_destination(work.transfer);
   if (destination == nullptr) return;
-  destination->posted.erase(completion.work);
+  forget_work(*destination, completion.work);
   if (is_draining(destination->state)) {
     if (destination->posted.empty()) drained_destination(*destination);
     return;
