@@ -427,16 +427,16 @@ class Agent:
         -----
         One call into native code. The copy program is compiled once for each pair of regions.
         """
-        if hold and after is not None:
-            raise UsageError("hold and after both say when to start: pass one", code="invalid-argument")
-        if after is not None and not hasattr(after, "add_done_callback"):
-            raise UsageError(
-                f"after is an asyncio or concurrent future, not a {type(after).__name__}",
-                code="invalid-argument",
-            )
-        waits = after is not None and not (
-            after.done() and not after.cancelled() and after.exception() is None
-        )
+        waits = False
+        if after is not None:
+            if hold:
+                raise UsageError("hold and after both say when to start: pass one", code="invalid-argument")
+            if not hasattr(after, "add_done_callback"):
+                raise UsageError(
+                    f"after is an asyncio or concurrent future, not a {type(after).__name__}",
+                    code="invalid-argument",
+                )
+            waits = not (after.done() and not after.cancelled() and after.exception() is None)
         transfer = self._poster.transfer(
             region,
             remote_region,
@@ -599,8 +599,9 @@ class Agent:
     def poll_notification(self) -> Notification | None:
         """Returns the oldest notification that nobody has read, or None; never waits."""
         self._completions.check()
-        self._completions.drain()
         note = self._completions.pop_notification()
+        if note is None and self._completions.drain():
+            note = self._completions.pop_notification()
         return note if isinstance(note, Notification) else None
 
     def poll(self) -> bool:

@@ -85,10 +85,10 @@ class BlockTable:
 
 def as_ids(blocks: BlockTable | NDArray[Any] | Iterable[int]) -> NDArray[np.uint32]:
     """Returns block ids as contiguous uint32 [num_blocks]; what a `BlockTable` checks, without one."""
-    if isinstance(blocks, BlockTable):
-        return blocks._ids
     if isinstance(blocks, np.ndarray):
         array = blocks
+    elif isinstance(blocks, BlockTable):
+        return blocks._ids
     elif isinstance(blocks, range):
         array = np.arange(blocks.start, blocks.stop, blocks.step, dtype=np.int64)
     else:

@@ -165,7 +165,8 @@ class Completions:
                         MAX_NOTIFICATIONS,
                     )
             self._notifications.append(self._on_notification(event.peer, event.payload))
-            self._wake(("notification", ANY))
+            if self._waiters or self._num_blocked:
+                self._wake(("notification", ANY))
             return
         self._on_event(event)
         if kind == "ended":

@@ -80,7 +80,13 @@ class Poster:
                 if num_fine:
                     entry = self._programs.get(peer_id, write, region, remote, heads, fine=True)
             program = entry.program
-            first, count = program.window(layers)
+            if layers is None:
+                first, moved = entry.first, entry.layers
+                count = len(moved)
+            else:
+                first, count = program.window(layers)
+                start = program.origin + first
+                moved = range(start, start + count)
             handle = self._core.post(
                 peer_id,
                 entry.number,
@@ -98,15 +104,7 @@ class Poster:
             )
         except NativeError as error:
             raise translate(error, peer=remote.agent) from None
-        start = program.origin + first
-        return Transfer(
-            handle,
-            self._completions,
-            peer_name=remote.agent,
-            layers=range(start, start + count),
-            origin=program.origin,
-            arrives=not write,
-        )
+        return Transfer(handle, self._completions, remote.agent, moved, program.origin, not write)
 
     def expectation(
         self,
@@ -151,14 +149,8 @@ class Poster:
             )
         except NativeError as error:
             raise translate(error, peer="" if peer is None else peer.name) from None
-        return Incoming(
-            handle,
-            self._completions,
-            peer_name="" if peer is None else peer.name,
-            layers=wanted,
-            origin=layout.first_layer,
-            arrives=True,
-        )
+        name = "" if peer is None else peer.name
+        return Incoming(handle, self._completions, name, wanted, layout.first_layer, True)
 
 
 def payload(notify: bytes) -> bytes:

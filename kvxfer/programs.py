@@ -24,6 +24,8 @@ class InstalledProgram(NamedTuple):
     number: int  # in the session
     program: CopyProgram
     whole_blocks: bool  # block ids are its unit ids, and every block is real
+    first: int  # of all its layers, in its own numbers
+    layers: range  # all of them, numbered model-wide
 
 
 class ProgramCache:
@@ -33,6 +35,8 @@ class ProgramCache:
         self._core = core
         # Replaced as a whole when it changes: readers on other threads need no lock.
         self._entries: dict[_Key, InstalledProgram] = {}
+        # What was asked for last: the same two objects mostly follow each other.
+        self._last: tuple[Region, RegionDescriptor, bool, int, InstalledProgram] | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -55,6 +59,11 @@ class ProgramCache:
         NativeError
             The peer or a region is gone.
         """
+        usual = heads is None and not fine
+        last = self._last
+        known = usual and last is not None and last[0] is region and last[1] is remote
+        if known and last is not None and last[2] is write and last[3] == peer_id:
+            return last[4]
         key = peer_id, write, region.id, remote.id, heads, fine
         entry = self._entries.get(key)
         if entry is None:
@@ -74,15 +83,20 @@ class ProgramCache:
                 program.units,
                 program.dst_heads,
             )
-            entry = InstalledProgram(number, program, _names_whole_blocks(src.layout, dst.layout))
+            first, _ = program.window(None)
+            whole = _names_whole_blocks(src.layout, dst.layout)
+            entry = InstalledProgram(number, program, whole, first, program.layers)
             self._entries = {**self._entries, key: entry}
             if is_debugging():
                 logger().debug("kvxfer: %s -> %s: %s", src.name, dst.name, program.explain())
+        if usual:
+            self._last = region, remote, write, peer_id, entry
         return entry
 
     def forget_region(self, region_id: int) -> None:
         """Drops what begins or ends in a region of this agent."""
         self._entries = {key: entry for key, entry in self._entries.items() if key[2] != region_id}
+        self._last = None
 
     def forget_peer(self, peer_id: int, region_id: int | None = None) -> None:
         """Drops what leads to a peer, or to one region of it."""
@@ -91,10 +105,12 @@ class ProgramCache:
             for key, entry in self._entries.items()
             if key[0] != peer_id or region_id not in (None, key[3])
         }
+        self._last = None
 
     def clear(self) -> None:
         """Drops everything."""
         self._entries = {}
+        self._last = None
 
 
 def _names_whole_blocks(src: KVLayout, dst: KVLayout) -> bool:

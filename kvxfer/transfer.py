@@ -47,7 +47,6 @@ class Work:
         self,
         handle: Handle,
         completions: Completions,
-        *,
         peer_name: str,
         layers: range,
         origin: int,
