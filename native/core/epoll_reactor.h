@@ -21,8 +21,9 @@ class EpollReactor final : public Reactor {
 
   // Calls the handlers that are ready, without waiting; false when none was.
   bool run();
-  // Waits for readiness, at most this long; calls nothing. May run beside the gate's holder.
-  void wait(std::int64_t timeout_ns) const noexcept;
+  // Waits for readiness, its own or that of one descriptor more, at most this long; calls nothing.
+  // May run beside the gate's holder.
+  void wait(std::int64_t timeout_ns, int also = -1) const noexcept;
 
  private:
   struct Entry {

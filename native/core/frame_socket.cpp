@@ -3,6 +3,8 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -13,10 +15,27 @@ namespace {
 
 constexpr std::size_t kReadNbytes = 64 * 1024;
 
+// Frames out of the ring at a time: one loud peer must not keep the gate.
+constexpr int kRingFrames = 64;
+
+// Wakes a reader of a ring: a header of nothing, which no frame has.
+constexpr std::array<std::byte, wire::kHeaderNbytes> kWake{};
+
+bool is_local(int fd) noexcept {
+  int domain = 0;
+  socklen_t nbytes = sizeof domain;
+  return ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &nbytes) == 0 && domain == AF_UNIX;
+}
+
 }  // namespace
 
 FrameSocket::FrameSocket(Reactor& reactor, UniqueFd fd, Owner& owner, bool connecting, bool exact)
-    : reactor_(reactor), fd_(std::move(fd)), owner_(owner), connecting_(connecting), exact_(exact) {
+    : reactor_(reactor),
+      fd_(std::move(fd)),
+      owner_(owner),
+      connecting_(connecting),
+      exact_(exact),
+      local_(!exact && is_local(fd_.get())) {
   guard_fd(fd_.get());
 }
 
@@ -36,6 +55,10 @@ void FrameSocket::want(bool write) {
 void FrameSocket::send(wire::Bytes frame) {
   if (!fd_) return;
   if (out_begin_ == out_.size()) {
+    if (outbox_ != nullptr && !offered_ && outbox_->push(frame)) {
+      pushed_ = true;
+      return;
+    }
     out_ = std::move(frame);
     out_begin_ = 0;
   } else {
@@ -43,10 +66,40 @@ void FrameSocket::send(wire::Bytes frame) {
   }
 }
 
+// Sends what it takes of what is left, and with the first byte the descriptor of a ring.
+ssize_t FrameSocket::transmit() {
+  std::byte* const rest = out_.data() + out_begin_;
+  const std::size_t nbytes = out_.size() - out_begin_;
+  if (!offered_) return ::send(fd_.get(), rest, nbytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+  iovec bytes{rest, nbytes};
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof(int));
+  const int fd = offered_.get();
+  std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+  const ssize_t sent = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0 && errno != ETOOMANYREFS) return sent;
+  offered_.reset();  // the mapping stays
+  if (sent >= 0) return sent;
+  inbox_.reset();  // too many descriptors are on their way: it goes without
+  errno = EINTR;
+  return -1;
+}
+
 void FrameSocket::flush() {
+  if (std::exchange(pushed_, false) && outbox_->reader_sleeps() && out_begin_ == out_.size()) {
+    out_.assign(kWake.begin(), kWake.end());
+    out_begin_ = 0;
+  }
   while (fd_ && !connecting_ && out_begin_ < out_.size()) {
-    const ssize_t sent =
-        ::send(fd_.get(), out_.data() + out_begin_, out_.size() - out_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = transmit();
     if (sent > 0) {
       out_begin_ += static_cast<std::size_t>(sent);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -111,11 +164,12 @@ void FrameSocket::read() {
       in_begin_ = 0;
     }
     if (in_.size() < in_end_ + wanted) in_.resize(in_end_ + wanted);
-    const ssize_t got = ::recv(fd_.get(), in_.data() + in_end_, wanted, MSG_DONTWAIT);
-    if (got == 0) return fail("it closed the connection");
-    if (got < 0) {
-      if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return;
-      return fail(std::strerror(errno));
+    const ssize_t got = receive(in_.data() + in_end_, wanted);
+    if (got <= 0) {
+      if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+      const std::string why = got == 0 ? "it closed the connection" : std::strerror(errno);
+      while (fd_ && deliver()) {}  // what the peer wrote to the ring before that
+      return fail(why);
     }
     in_end_ += static_cast<std::size_t>(got);
     while (fd_ && deliver()) {}
@@ -123,7 +177,81 @@ void FrameSocket::read() {
   }
 }
 
+ssize_t FrameSocket::receive(std::byte* into, std::size_t nbytes) {
+  // An offer comes once; descriptors that nobody asked for are closed by the kernel.
+  if (!local_ || outbox_ != nullptr || arrived_) return ::recv(fd_.get(), into, nbytes, MSG_DONTWAIT);
+  iovec bytes{into, nbytes};
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};  // one: others do not come
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t got = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (got < 0) return got;
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
+      arrived_ = UniqueFd(fd);
+    }
+  }
+  if (arrived_ && inbox_ != nullptr) use_ring(std::move(arrived_));
+  return got;
+}
+
+bool FrameSocket::share_memory() {
+  if (!local_) return false;
+  Result<std::unique_ptr<RingReader>> inbox = RingReader::create();
+  if (!inbox.ok()) return false;  // the socket alone does, too
+  inbox_ = std::move(inbox).value();
+  offered_ = inbox_->take_fd();
+  if (arrived_) use_ring(std::move(arrived_));
+  return true;
+}
+
+void FrameSocket::use_ring(UniqueFd fd) {
+  // An offer that cannot be used is as good as none.
+  if (Result<std::unique_ptr<RingWriter>> outbox = RingWriter::map(fd.get()); outbox.ok())
+    outbox_ = std::move(outbox).value();
+}
+
+bool FrameSocket::read_ring() {
+  if (!fd_ || inbox_ == nullptr || inbox_->empty()) return false;
+  bool any = false;
+  for (int i = 0; i < kRingFrames && fd_ && deliver(); ++i) any = true;
+  return any;
+}
+
+bool FrameSocket::fall_asleep() noexcept {
+  if (!fd_ || inbox_ == nullptr) return true;
+  inbox_->fall_asleep();
+  return !inbox_->has(num_delivered_);
+}
+
+void FrameSocket::wake_up() noexcept {
+  if (inbox_ != nullptr) inbox_->wake_up();
+}
+
 bool FrameSocket::deliver() {
+  if (inbox_ != nullptr) {
+    // Its number says whether the ring's frame or the socket's comes next.
+    const Result<bool> next = inbox_->next(num_delivered_, owner_.max_body(), from_ring_);
+    if (!next.ok()) {
+      fail(next.status().message());
+      return false;
+    }
+    if (next.value()) {
+      ++num_delivered_;
+      owner_.on_frame(from_ring_);
+      return true;
+    }
+    while (in_end_ - in_begin_ >= kWake.size() &&
+           std::equal(kWake.begin(), kWake.end(), in_.data() + in_begin_))
+      in_begin_ += kWake.size();
+  }
   const wire::ByteSpan have(in_.data() + in_begin_, in_end_ - in_begin_);
   const Result<wire::Header> header = wire::decode_header(have, owner_.max_body());
   if (!header.ok()) {
@@ -133,6 +261,7 @@ bool FrameSocket::deliver() {
   const std::size_t nbytes = header.value().frame_nbytes();
   if (have.size() < nbytes) return false;
   in_begin_ += nbytes;
+  ++num_delivered_;
   owner_.on_frame(have.first(nbytes));
   return true;
 }

@@ -1,10 +1,14 @@
-// A stream socket that carries frames: bytes in, whole frames out, and back.
+// A stream socket that carries frames: bytes in, whole frames out, and back. Between two processes of
+// one host most of them then go through a pair of rings in shared memory (frame_ring.h). The socket
+// stays: for what is too large, for whoever sleeps, and to tell when the peer is gone.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "core/frame_ring.h"
 #include "core/wire.h"
 #include "kvxfer/transport.h"
 
@@ -32,6 +36,16 @@ class FrameSocket final : public Reactor::Handler {
   UniqueFd release() noexcept;  // the socket, for another owner
 
   bool open() const noexcept { return static_cast<bool>(fd_); }
+
+  // The peer is known: offers it a ring to write to, and uses the one that it offers. False where the
+  // socket is not of one host. A peer that knows of no rings goes on as before.
+  bool share_memory();
+  bool read_ring();  // delivers what the ring holds; true when that was anything
+  // Until wake_up() the peer says over the socket when it has written to the ring. False where
+  // something is in it already: look again.
+  bool fall_asleep() noexcept;
+  void wake_up() noexcept;
+
   void on_ready(std::uint32_t events) override;
 
  private:
@@ -39,7 +53,10 @@ class FrameSocket final : public Reactor::Handler {
   static constexpr std::size_t kMaxUnsent = 4 * (wire::kMaxBody + 64);
 
   void read();
-  bool deliver();  // one buffered frame, if it is whole
+  ssize_t receive(std::byte* into, std::size_t nbytes);
+  ssize_t transmit();
+  void use_ring(UniqueFd fd);
+  bool deliver();  // the next frame, if it is there and whole
   void fail(const std::string& why);
   void want(bool write);
 
@@ -47,10 +64,19 @@ class FrameSocket final : public Reactor::Handler {
   UniqueFd fd_;
   Owner& owner_;
   bool connecting_, exact_, writing_ = false;
+  const bool local_;
   std::vector<std::byte> in_;
   std::size_t in_begin_ = 0, in_end_ = 0;
   std::vector<std::byte> out_;
   std::size_t out_begin_ = 0;
+
+  std::uint64_t num_delivered_ = 0;  // which is the number of the frame that comes next
+  std::unique_ptr<RingReader> inbox_;
+  std::unique_ptr<RingWriter> outbox_;
+  UniqueFd offered_;                 // the inbox's, until it has gone out
+  UniqueFd arrived_;                 // the peer's offer, until it is known who sent it
+  wire::Bytes from_ring_;
+  bool pushed_ = false;              // since the last flush
 };
 
 }  // namespace kvxfer

@@ -33,6 +33,13 @@ constexpr std::chrono::nanoseconds kParked = std::chrono::milliseconds(500);
 // A caller's poll goes on for so long while there is work at hand, and one slice more.
 constexpr Time kPollNs = 10'000;
 
+// Rounds of moving between two looks at the sockets: a transfer of one piece needs two, its bytes and
+// the source's fence.
+constexpr int kMoves = 4;
+
+// Rounds that frames through memory may keep from the sockets.
+constexpr int kRoundsWithoutSockets = 16;
+
 // A follower looks again at least this often, whoever drives.
 constexpr auto kFollowerPause = std::chrono::milliseconds(5);
 
@@ -121,9 +128,11 @@ Status Runtime::start() {
   self_.process = process_id();
   self_.transports = options_.transports;
   waker_.fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!waker_.fd || ring_.fd() < 0 || !reactor_.usable())
+  rouse_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!waker_.fd || !rouse_ || ring_.fd() < 0 || !reactor_.usable())
     return {Code::kSystem, "no descriptor is left for the agent's eventfds and its epoll: raise ulimit -n"};
   guard_fd(waker_.fd.get());
+  guard_fd(rouse_.get());
   guard_fd(ring_.fd());
   if (Status status = reactor_.add(waker_.fd.get(), EPOLLIN, waker_); !status.ok()) return status;
 
@@ -213,7 +222,8 @@ Runtime::~Runtime() {
   transports_.clear();
   connections_.clear();
   // A number that stays guarded would be closed in a forked child, whoever owns it by then.
-  for (const int fd : {tcp_listener_.fd.get(), unix_listener_.fd.get(), waker_.fd.get(), ring_.fd()})
+  for (const int fd :
+       {tcp_listener_.fd.get(), unix_listener_.fd.get(), waker_.fd.get(), rouse_.get(), ring_.fd()})
     if (fd >= 0) unguard_fd(fd);
 }
 
@@ -239,8 +249,7 @@ void Runtime::close(Time timeout_ns) {
     left = engine_->num_transfers() != 0;
   }
   stop_ = true;
-  const std::uint64_t one = 1;
-  (void)!::write(waker_.fd.get(), &one, sizeof one);
+  wake_reactor();
   notify_waiting();
   if (thread_.joinable()) thread_.join();
   const std::lock_guard lock(gate_);
@@ -265,10 +274,11 @@ void Runtime::Waker::on_ready(std::uint32_t) {
   (void)!::read(fd.get(), &count, sizeof count);
 }
 
-bool Runtime::busy() const {
-  return engine_->wants_pump() ||
-         std::any_of(transports_.begin(), transports_.end(), [](const auto& t) { return t->busy(); });
+bool Runtime::moving() const {
+  return std::any_of(transports_.begin(), transports_.end(), [](const auto& t) { return t->busy(); });
 }
+
+bool Runtime::busy() const { return engine_->wants_pump() || moving(); }
 
 Time Runtime::next_deadline() const { return std::min(engine_->next_deadline(), connections_due_at_); }
 
@@ -291,41 +301,69 @@ void Runtime::run() {
       more = progress();
       deadline = next_deadline();
       thread_until_ = more || now() - moved_at < options_.spin_ns ? 0 : deadline;
+      if (thread_until_ != 0 && !rest_rings()) {
+        thread_until_ = 0;
+        more = true;
+      }
     }
     gate_.yield();
     const Time at = now();
     if (more) {
       moved_at = at;
     } else if (thread_until_ != 0) {
-      reactor_.wait(std::clamp<Time>(deadline - at, 0, 3'600'000'000'000));
+      reactor_.wait(std::clamp<Time>(deadline - at, 0, 3'600'000'000'000), rouse_.get());
       thread_until_ = 0;
+      if (std::uint64_t count; roused_.exchange(false)) (void)!::read(rouse_.get(), &count, sizeof count);
       moved_at = now();
     }
   }
 }
 
 bool Runtime::progress() {
-  bool more = reactor_.run();
+  bool more = read_rings();
+  // Whoever is kept busy through memory spares the system call, most of the time.
+  if (!more || ++rounds_without_sockets_ > kRoundsWithoutSockets) {
+    rounds_without_sockets_ = 0;
+    more = reactor_.run() || more;
+  }
   const Time at = now();
   for (auto& [session, note] : std::exchange(failed_rails_, {}))
     engine_->rail_failed(at, session, std::move(note));
+  more = move(at) || more;
+  if (engine_->next_deadline() <= at) engine_->on_time(at);
+  expire_connections(at);
+  engine_->pump(at);
+  // What that posted is moved at once: a page goes from the frame that offers it to the one that
+  // says it is there without asking the kernel in between what else there is.
+  for (int round = 0; round < kMoves && moving() && now() - at < kPollNs; ++round) {
+    move(at);
+    engine_->pump(at);
+  }
+  flush_sockets();
+  return more || busy();
+}
+
+bool Runtime::move(Time at) {
+  bool more = false;
   for (std::size_t i = 0; i < transports_.size(); ++i) {
     const std::size_t count = transports_[i]->poll(completions_);
     for (std::size_t k = 0; k < count; ++k) handle(i, completions_[k], at);
     more = more || count != 0;
   }
-  if (engine_->next_deadline() <= at) engine_->on_time(at);
-  expire_connections(at);
-  settle(at);
-  return more || busy();
+  return more;
 }
 
 void Runtime::settle(Time at) {
   engine_->pump(at);
-  // A flush that fails ends its session, which may have others told.
-  while (!unsent_.empty())
-    for (const SessionKey key : std::exchange(unsent_, {}))
-      if (auto control = controls_.find(key); control != controls_.end()) control->second->socket->flush();
+  flush_sockets();
+}
+
+void Runtime::flush_sockets() {
+  // By index: a flush that fails ends its session, which may have others told.
+  for (std::size_t i = 0; i < unsent_.size(); ++i)
+    if (auto control = controls_.find(unsent_[i]); control != controls_.end())
+      control->second->socket->flush();
+  unsent_.clear();
   if (!sweep_) return;
   sweep_ = false;
   std::erase_if(connections_, [](const auto& connection) { return connection->dead; });
@@ -340,7 +378,20 @@ void Runtime::notify_waiting() {
 void Runtime::kick() {
   const Time until = driven_ ? driver_until_ : thread_until_;
   if (until == 0) return;
-  if (!busy() && failed_rails_.empty() && next_deadline() >= until) return;
+  // Who sleeps must hear of rings that were read meanwhile.
+  if (!busy() && failed_rails_.empty() && next_deadline() >= until && rest_rings()) return;
+  wake_reactor();
+}
+
+// For certain, unlike wake_reactor: what that makes readable another thread may read first.
+void Runtime::rouse_thread() {
+  const std::uint64_t one = 1;
+  (void)!::write(rouse_.get(), &one, sizeof one);
+  roused_ = true;  // afterwards: who reads it finds what to read
+  thread_until_ = 0;
+}
+
+void Runtime::wake_reactor() {
   const std::uint64_t one = 1;
   (void)!::write(waker_.fd.get(), &one, sizeof one);
 }
@@ -362,6 +413,9 @@ bool Runtime::poll() {
     const Time until = now() + kPollNs;
     do more = progress() || more;
     while (busy() && now() < until);
+    // For a thread that sleeps peers would have to say over the socket what a caller who polls on sees
+    // at once: it is to wait as after every caller.
+    if (!sharing_.empty() && thread_until_ != 0 && until - caller_at_ < kCallerLinger) rouse_thread();
     kick();
   }
   caller_at_ = now();
@@ -389,7 +443,7 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
         const std::lock_guard lock(gate_);
         more = progress();
         const bool sleeps = !more && now() - moved_at >= options_.spin_ns;
-        driver_until_ = sleeps ? std::min(next_deadline(), deadline) : 0;
+        driver_until_ = sleeps && rest_rings() ? std::min(next_deadline(), deadline) : 0;
       }
       gate_.yield();
       const Time at = now();

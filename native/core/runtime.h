@@ -88,6 +88,7 @@ class Runtime final : private EngineHost {
     std::unique_ptr<FrameSocket> socket;
     SessionKey session = 0;
     bool accepted = false, was_open = false, dead = false;
+    bool tried_memory = false;   // share_memory has had its say
     Time deadline = kNever;
     std::string address;          // an initiator's, or who was accepted
     TcpAddress tcp;               // an initiator's: rails go there too
@@ -128,13 +129,18 @@ class Runtime final : private EngineHost {
   // runtime.cpp
   void run();                     // the progress thread
   bool progress();                // under the gate; true when there is more to do at once
+  bool move(Time now);            // what transports have to move; true when something ended
   void settle(Time now);          // pump and flush
+  void flush_sockets();           // and sweep up what they ended
   Time next_deadline() const;
+  bool moving() const;            // a transport has something to move
   bool busy() const;
   void notify_waiting();          // followers, and the thread where it is parked
   // Under the gate, after anything that may have left work: wakes whoever drives, if it would sleep
   // too long.
   void kick();
+  void wake_reactor();            // whoever sleeps on it
+  void rouse_thread();
   void handle(std::size_t transport, const Completion& completion, Time now);
   void unbind(std::size_t transport, PeerId peer);
 
@@ -161,6 +167,11 @@ class Runtime final : private EngineHost {
                  std::string& why);
   void hand_over(Connection& connection, bool initiator);
   void drop(Connection& connection, const std::string& why);
+  void share_memory(Connection& connection);
+  bool read_rings();              // wakes them, too; true when a frame was in one
+  // Before somebody sleeps on the reactor: peers are to say over the socket when they have written to
+  // a ring. False where something is in one already.
+  bool rest_rings();
   void expire_connections(Time now);
   void expect_by(Connection& connection, Time at);
   void log(std::string text);
@@ -178,6 +189,7 @@ class Runtime final : private EngineHost {
   std::unique_ptr<Engine> engine_;
   Listener tcp_listener_, unix_listener_;
   Waker waker_;
+  UniqueFd rouse_;                          // the thread's alone
   std::list<std::unique_ptr<Connection>> connections_;
   std::map<SessionKey, Connection*> controls_;
   Connection* pending_control_ = nullptr;   // of the session that is being added
@@ -190,11 +202,15 @@ class Runtime final : private EngineHost {
   Time connections_due_at_ = kNever;        // no deadline of theirs is earlier
   std::vector<SessionKey> unsent_;          // sessions whose control socket has something to send
   bool sweep_ = false;                      // some connection is dead
+  std::vector<SessionKey> sharing_;         // sessions whose frames may come through memory
+  bool rings_sleep_ = false;
+  int rounds_without_sockets_ = 0;
 
   std::thread thread_;
   std::atomic<bool> stop_{false}, closed_{false};
   // Until when they sleep on the reactor: the thread, and a caller who drives. 0: awake.
   std::atomic<Time> thread_until_{0}, driver_until_{0};
+  std::atomic<bool> roused_{false};
   std::atomic<Time> caller_at_{0};          // a caller drove progress last
   std::atomic<bool> driven_{false};         // a caller is driving now
   std::atomic<bool> parked_{false};         // the thread waits for that to end

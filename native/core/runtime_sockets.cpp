@@ -50,7 +50,10 @@ void Runtime::Connection::on_frame(wire::ByteSpan frame) {
   if (dead) return;
   switch (kind) {
     case ConnectionKind::kFresh: runtime.on_first_frame(*this, frame); break;
-    case ConnectionKind::kControl: runtime.engine_->on_frame(Runtime::now(), session, frame); break;
+    case ConnectionKind::kControl:
+      runtime.engine_->on_frame(Runtime::now(), session, frame);
+      if (!tried_memory) runtime.share_memory(*this);
+      break;
     case ConnectionKind::kRail: runtime.on_rail_welcome(*this, frame); break;
   }
 }
@@ -67,6 +70,43 @@ void Runtime::Connection::on_closed(const std::string& why) {
       runtime.drop(*this, "");
       break;
   }
+}
+
+// Control frames go through memory as soon as both ends have proved who they are.
+void Runtime::share_memory(Connection& connection) {
+  const Session* session = connection.dead ? nullptr : engine_->session(connection.session);
+  if (session == nullptr || session->state() != SessionState::kOpen) return;
+  connection.tried_memory = true;
+  if (has(options_.transports, "shm") && connection.socket->share_memory())
+    sharing_.push_back(connection.session);
+}
+
+bool Runtime::read_rings() {
+  bool more = false;
+  for (std::size_t i = 0; i < sharing_.size();) {  // by index: a frame may end sessions
+    const auto control = controls_.find(sharing_[i]);
+    if (control == controls_.end()) {
+      sharing_[i] = sharing_.back();
+      sharing_.pop_back();
+      continue;
+    }
+    FrameSocket& socket = *control->second->socket;
+    if (rings_sleep_) socket.wake_up();
+    more = socket.read_ring() || more;
+    ++i;
+  }
+  rings_sleep_ = false;
+  return more;
+}
+
+bool Runtime::rest_rings() {
+  if (rings_sleep_) return true;
+  rings_sleep_ = true;
+  bool quiet = true;
+  for (const SessionKey key : sharing_)
+    if (const auto control = controls_.find(key); control != controls_.end())
+      quiet = control->second->socket->fall_asleep() && quiet;
+  return quiet;
 }
 
 void Runtime::drop(Connection& connection, const std::string& why) {

@@ -1,0 +1,275 @@
+// Frames through shared memory: in order, around the end, asleep and awake, and from a writer who lies.
+#include "core/frame_ring.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "core/epoll_reactor.h"
+#include "core/frame_socket.h"
+#include "core/memfd.h"
+
+namespace kvxfer {
+namespace {
+
+wire::Bytes frame_of(std::uint64_t sequence, std::size_t text_nbytes = 8) {
+  return wire::encode(wire::Goodbye{Code::kClosed, std::string(text_nbytes, 'x')}, sequence);
+}
+
+struct Ring {
+  std::unique_ptr<RingReader> reader;
+  std::unique_ptr<RingWriter> writer;
+  RingMemory* memory = nullptr;  // a third mapping, for who lies
+
+  Ring() {
+    reader = std::move(RingReader::create()).value();
+    const UniqueFd fd = reader->take_fd();
+    writer = std::move(RingWriter::map(fd.get())).value();
+    memory = static_cast<RingMemory*>(
+        ::mmap(nullptr, sizeof(RingMemory), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
+  }
+  ~Ring() { ::munmap(memory, sizeof(RingMemory)); }
+
+  Result<bool> next(std::uint64_t sequence, wire::Bytes& frame) {
+    return reader->next(sequence, wire::kMaxBody, frame);
+  }
+};
+
+TEST(frames_come_out_as_they_went_in_around_the_end_many_times) {
+  Ring ring;
+  check::Random random(check::seed());
+  std::uint64_t written = 0, read = 0;
+  wire::Bytes frame;
+  while (read < 20'000) {
+    const wire::Bytes out = frame_of(written, written % 400);
+    if (random.next() % 3 != 0 && ring.writer->push(out)) {
+      ++written;
+      continue;
+    }
+    if (read == written) continue;
+    const Result<bool> next = ring.next(read, frame);
+    REQUIRE(next.ok() && next.value());
+    REQUIRE(frame == frame_of(read, read % 400));
+    ++read;
+  }
+}
+
+TEST(a_full_ring_takes_nothing_until_something_was_read) {
+  Ring ring;
+  std::uint64_t written = 0;
+  while (ring.writer->push(frame_of(written))) ++written;
+  CHECK_EQ(written, kRingNbytes / frame_of(0).size());
+  wire::Bytes frame;
+  CHECK(ring.next(0, frame).value());
+  CHECK(ring.writer->push(frame_of(written)));
+  CHECK(!ring.writer->push(frame_of(written + 1)));
+}
+
+TEST(a_frame_whose_turn_has_not_come_stays) {
+  Ring ring;
+  wire::Bytes frame;
+  CHECK(ring.writer->push(frame_of(7)));
+  CHECK(!ring.next(6, frame).value());
+  CHECK(!ring.reader->has(6));
+  CHECK(ring.reader->has(7));
+  CHECK(ring.next(7, frame).value());
+  CHECK(ring.reader->empty());
+}
+
+TEST(places_that_cannot_be_end_in_an_error_or_in_a_full_ring) {
+  wire::Bytes frame;
+  for (const std::uint64_t lie : {std::uint64_t{1}, std::uint64_t{kRingNbytes} + 1, UINT64_MAX}) {
+    Ring ring;
+    ring.memory->written = lie;
+    CHECK(ring.reader->has(0));  // so that nobody sleeps on it
+    CHECK(!ring.next(0, frame).ok());
+  }
+  for (const std::uint64_t lie : {std::uint64_t{1}, std::uint64_t{1} << 40, UINT64_MAX - kRingNbytes}) {
+    Ring ring;
+    ring.memory->read = lie;
+    CHECK(!ring.writer->push(frame_of(0)));
+  }
+}
+
+TEST(lengths_that_cannot_be_end_in_an_error) {
+  wire::Bytes frame;
+  for (const std::uint32_t body_nbytes : {std::uint32_t{1000}, wire::kMaxBody + 1, UINT32_MAX}) {
+    Ring ring;
+    CHECK(ring.writer->push(frame_of(0)));
+    std::memcpy(ring.memory->bytes, &body_nbytes, sizeof body_nbytes);
+    CHECK(!ring.next(0, frame).ok());
+  }
+}
+
+TEST(noise_in_the_memory_crashes_nobody) {
+  check::Random random(check::seed());
+  wire::Bytes frame;
+  for (int round = 0; round < 2000; ++round) {
+    Ring ring;
+    for (std::uint64_t i = 0; i < 8; ++i) (void)ring.writer->push(frame_of(i));
+    for (int i = 0; i < 4; ++i)
+      ring.memory->bytes[random.next() % 512] = static_cast<std::byte>(random.next());
+    if (round % 2 == 0) ring.memory->written = random.next() % (2 * kRingNbytes);
+    if (round % 3 == 0) ring.memory->read = random.next() % (2 * kRingNbytes);
+    for (std::uint64_t i = 0; i < 16; ++i) {
+      const Result<bool> next = ring.next(i, frame);
+      if (!next.ok()) break;
+      (void)ring.writer->push(frame_of(i));
+    }
+  }
+}
+
+TEST(a_writer_takes_no_memory_that_could_shrink_or_is_too_small) {
+  const UniqueFd small = std::move(create_memfd("small", 4096)).value();
+  CHECK(seal_memfd(small.get()).ok());
+  CHECK(!RingWriter::map(small.get()).ok());
+  const UniqueFd loose = std::move(create_memfd("loose", sizeof(RingMemory))).value();
+  CHECK(!RingWriter::map(loose.get()).ok());
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  CHECK(!RingWriter::map(null.get()).ok());
+}
+
+TEST(a_sleeper_is_told_once_and_misses_nothing) {
+  Ring ring;
+  CHECK(ring.writer->push(frame_of(0)));
+  CHECK(!ring.writer->reader_sleeps());
+  ring.reader->fall_asleep();
+  CHECK(ring.reader->has(0));  // it came before: the reader must not sleep
+  CHECK(ring.writer->push(frame_of(1)));
+  CHECK(ring.writer->reader_sleeps());
+  CHECK(!ring.writer->reader_sleeps());
+}
+
+TEST(no_wake_up_is_lost_between_two_threads) {
+  constexpr std::uint64_t kFrames = 50'000;
+  Ring ring;
+  std::atomic<std::uint64_t> wakes{0};
+  std::thread writing([&] {
+    for (std::uint64_t i = 0; i < kFrames; ++i) {
+      const wire::Bytes frame = frame_of(i, i % 64);
+      while (!ring.writer->push(frame)) std::this_thread::yield();
+      if (ring.writer->reader_sleeps()) {
+        wakes.fetch_add(1);
+        wakes.notify_one();
+      }
+    }
+  });
+  wire::Bytes frame;
+  std::uint64_t heard = 0;
+  for (std::uint64_t read = 0; read < kFrames;) {
+    if (ring.next(read, frame).value()) {
+      ++read;
+      continue;
+    }
+    ring.reader->fall_asleep();
+    if (ring.reader->has(read)) continue;  // a wake-up may come all the same
+    wakes.wait(heard);  // for ever, if one is lost
+    heard = wakes.load();
+  }
+  writing.join();
+}
+
+// Two ends of a socket that know each other, as after a handshake.
+struct End final : FrameSocket::Owner {
+  explicit End(Reactor& reactor, UniqueFd fd)
+      : socket(std::make_unique<FrameSocket>(reactor, std::move(fd), *this, false, false)) {
+    static_cast<void>(socket->start());
+  }
+  std::uint32_t max_body() override { return wire::kMaxBody; }
+  void on_frame(wire::ByteSpan frame) override { frames.emplace_back(frame.begin(), frame.end()); }
+  void on_closed(const std::string& why) override { closed = why; }
+  void say(wire::Bytes frame) {
+    socket->send(std::move(frame));
+    socket->flush();
+  }
+  std::unique_ptr<FrameSocket> socket;
+  std::vector<wire::Bytes> frames;
+  std::string closed;
+};
+
+struct Ends {
+  explicit Ends(int kind = SOCK_STREAM) {
+    std::array<int, 2> fds{};
+    REQUIRE(::socketpair(AF_UNIX, kind, 0, fds.data()) == 0);
+    a = std::make_unique<End>(reactor, UniqueFd(fds[0]));
+    b = std::make_unique<End>(reactor, UniqueFd(fds[1]));
+  }
+  void share() {
+    CHECK(a->socket->share_memory());
+    CHECK(b->socket->share_memory());
+    a->say(frame_of(0));  // the offers go with them
+    b->say(frame_of(0));
+    while (reactor.run()) {}
+    REQUIRE(a->frames.size() == 1 && b->frames.size() == 1);
+  }
+  EpollReactor reactor;
+  std::unique_ptr<End> a, b;
+};
+
+TEST(frames_keep_their_order_where_some_are_too_large_for_the_ring) {
+  Ends ends;
+  ends.share();
+  check::Random random(check::seed());
+  std::uint64_t written = 1;
+  for (int round = 0; round < 200; ++round) {
+    for (int i = 0; i < 20; ++i) {
+      wire::Bytes frame = frame_of(written++);
+      // Larger than what is free by now.
+      if (random.next() % 4 == 0)
+        frame = wire::encode(wire::Checksums{1, 0, std::vector<std::uint32_t>(4000)}, written - 1);
+      ends.a->say(std::move(frame));
+    }
+    while (ends.b->socket->read_ring() || ends.reactor.run()) {}
+  }
+  REQUIRE(ends.b->closed.empty());
+  REQUIRE(ends.b->frames.size() == written);
+  for (std::uint64_t i = 0; i < written; ++i)
+    CHECK_EQ(wire::decode_header(ends.b->frames[i], wire::kMaxBody).value().sequence, i);
+}
+
+TEST(the_socket_is_silent_while_the_reader_is_awake_and_wakes_it_once_asleep) {
+  Ends ends;
+  ends.share();
+  ends.a->say(frame_of(1));
+  CHECK(!ends.reactor.run());
+  CHECK(ends.b->socket->read_ring());
+  CHECK(ends.b->socket->fall_asleep());
+  ends.a->say(frame_of(2));
+  CHECK(ends.reactor.run());
+  CHECK_EQ(ends.b->frames.size(), 3u);
+  CHECK(!ends.reactor.run());
+}
+
+TEST(what_was_written_before_the_end_is_delivered_before_it) {
+  Ends ends;
+  ends.share();
+  ends.a->say(frame_of(1));
+  ends.a->say(frame_of(2));
+  ends.a->socket->close();
+  while (ends.reactor.run()) {}
+  CHECK_EQ(ends.b->frames.size(), 3u);
+  CHECK_EQ(ends.b->closed, std::string("it closed the connection"));
+}
+
+TEST(a_peer_that_offers_no_ring_gets_everything_over_the_socket) {
+  Ends ends;
+  CHECK(ends.a->socket->share_memory());  // b never does, and knows nothing of it
+  for (std::uint64_t i = 0; i < 100; ++i) ends.a->say(frame_of(i));
+  for (std::uint64_t i = 0; i < 100; ++i) ends.b->say(frame_of(i));
+  while (ends.reactor.run()) {}
+  CHECK_EQ(ends.a->frames.size(), 100u);
+  CHECK_EQ(ends.b->frames.size(), 100u);
+}
+
+}  // namespace
+}  // namespace kvxfer
