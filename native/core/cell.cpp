@@ -19,15 +19,56 @@ std::uint64_t in_bytes(ScalePlace place, std::uint64_t stride) noexcept {
   return place == ScalePlace::kProgram ? stride * sizeof(float) : stride;
 }
 
+// Where the run lies whose turn comes Traffic::kAheadNbytes later: in the cell, or in the next one.
+class RunsAhead {
+ public:
+  RunsAhead(const CopyLoop& loop, const std::byte* src, const std::byte* next) noexcept
+      : loop_(loop), cell_(src), next_(next) {
+    const std::uint64_t num_runs = std::uint64_t{loop.counts[0]} * loop.counts[1];
+    if (num_runs == 0 || loop.nbytes == 0) return;
+    const std::uint64_t ahead = std::min(Traffic::kAheadNbytes / loop.nbytes + 1, num_runs);
+    i_ = static_cast<std::uint32_t>(ahead / loop.counts[1]);
+    j_ = static_cast<std::uint32_t>(ahead % loop.counts[1]);
+    turn_at_end();
+  }
+
+  // Null behind the next cell, too.
+  const std::byte* pop() noexcept {
+    if (cell_ == nullptr) return nullptr;
+    const std::byte* run = cell_ + i_ * loop_.src_strides[0] + j_ * loop_.src_strides[1];
+    if (++j_ == loop_.counts[1]) {
+      j_ = 0;
+      ++i_;
+      turn_at_end();
+    }
+    return run;
+  }
+
+ private:
+  void turn_at_end() noexcept {
+    if (i_ != loop_.counts[0]) return;
+    cell_ = next_;
+    next_ = nullptr;
+    i_ = j_ = 0;
+  }
+
+  const CopyLoop& loop_;
+  const std::byte* cell_;
+  const std::byte* next_;
+  std::uint32_t i_ = 0, j_ = 0;
+};
+
 class CellConverter {
  public:
   CellConverter(const CopyLoop& loop, const Conversion& conversion, const std::byte* src, std::byte* dst,
-                const CellScales& scales) noexcept
+                const CellScales& scales, const Traffic& traffic) noexcept
       : loop_(loop),
         conversion_(conversion),
         src_(src),
         dst_(dst),
         scales_(scales),
+        traffic_(traffic),
+        ahead_(loop, src, traffic.next),
         count_(loop.nbytes / itemsize(conversion.src_dtype)) {
     scaling_.has_src = conversion.src_scales != ScalePlace::kNone;
     scaling_.has_dst = conversion.dst_scales != ScalePlace::kNone;
@@ -35,6 +76,7 @@ class CellConverter {
   }
 
   void run() noexcept {
+    if (loop_.nbytes == 0 || loop_.counts[0] == 0 || loop_.counts[1] == 0) return;
     if (conversion_.finds_scales()) {
       find_scales();
       return;
@@ -63,8 +105,9 @@ class CellConverter {
 
   void convert(std::uint32_t i, std::uint32_t j) noexcept {
     const std::byte* from = src_run(i, j);
+    traffic_.next = ahead_.pop();
     convert_run(conversion_.src_dtype, from, conversion_.dst_dtype,
-                dst_ + i * loop_.dst_strides[0] + j * loop_.dst_strides[1], count_, scaling_);
+                dst_ + i * loop_.dst_strides[0] + j * loop_.dst_strides[1], count_, scaling_, traffic_);
   }
 
   // An axis along which the scale stays is inside a granule; along the others granules follow
@@ -93,6 +136,8 @@ class CellConverter {
   const std::byte* src_;
   std::byte* dst_;
   const CellScales& scales_;
+  Traffic traffic_;
+  RunsAhead ahead_;
   std::size_t count_;
   Scaling scaling_;
 };
@@ -115,8 +160,27 @@ CellScales scales_of(const ProgramView& program, const Conversion& conversion, c
 }
 
 void convert_cell(const CopyLoop& loop, const Conversion& conversion, const std::byte* src, std::byte* dst,
-                  const CellScales& scales) noexcept {
-  CellConverter(loop, conversion, src, dst, scales).run();
+                  const CellScales& scales, const std::byte* next) noexcept {
+  CellConverter(loop, conversion, src, dst, scales, {.next = next, .stream = true}).run();
+}
+
+void ConvertStream::push(const CopyLoop& loop, const Conversion& conversion, const std::byte* src,
+                         std::byte* dst, const CellScales& scales) noexcept {
+  convert_pushed(loop_ == &loop ? src : nullptr);
+  loop_ = &loop;
+  conversion_ = &conversion;
+  src_ = src;
+  dst_ = dst;
+  scales_ = scales;
+}
+
+void ConvertStream::drain() noexcept {
+  convert_pushed(nullptr);
+  loop_ = nullptr;
+}
+
+void ConvertStream::convert_pushed(const std::byte* next) noexcept {
+  if (loop_ != nullptr) convert_cell(*loop_, *conversion_, src_, dst_, scales_, next);
 }
 
 void pack_cell(const CopyLoop& loop, const Conversion& conversion, const std::byte* src,
@@ -124,14 +188,14 @@ void pack_cell(const CopyLoop& loop, const Conversion& conversion, const std::by
   CopyLoop dense = loop;
   dense.dst_strides[1] = dst_run_nbytes(loop, &conversion);
   dense.dst_strides[0] = dense.dst_strides[1] * loop.counts[1];
-  if (!conversion.finds_scales()) return convert_cell(dense, conversion, src, packed, scales);
+  if (!conversion.finds_scales()) return CellConverter(dense, conversion, src, packed, scales, {}).run();
   Conversion found = conversion;
   if (found.dst_strides[1] != 0) found.dst_strides[1] = sizeof(float);
   if (found.dst_strides[0] != 0)
     found.dst_strides[0] = sizeof(float) * (conversion.dst_strides[1] != 0 ? loop.counts[1] : 1);
   CellScales to = scales;
   to.found = packed + dense.dst_strides[0] * loop.counts[0];
-  convert_cell(dense, found, src, packed, to);
+  CellConverter(dense, found, src, packed, to, {}).run();
 }
 
 }  // namespace kvxfer

@@ -22,10 +22,30 @@ CellScales scales_of(const ProgramView& program, const Conversion& conversion, c
 
 // Converts every run of the cell from `src` to `dst`, where its run (0, 0) lies. Strides are the
 // loop's and the conversion's; a caller that gathers or packs passes copies with strides of its own.
+// `dst` is written past the cache where lines are filled: copy_fence() comes before it is published.
+// `next`: where run (0, 0) of the loop's next cell lies at the source, to be fetched meanwhile.
 void convert_cell(const CopyLoop& loop, const Conversion& conversion, const std::byte* src, std::byte* dst,
-                  const CellScales& scales) noexcept;
+                  const CellScales& scales, const std::byte* next = nullptr) noexcept;
 
-// The same from run (0, 0) at `src` to `packed`: run after run without gaps, then the scales that
+// convert_cell() of one cell after the other, each when the next one is known. Ends with drain().
+class ConvertStream {
+ public:
+  // `loop` and `conversion` are kept by address.
+  void push(const CopyLoop& loop, const Conversion& conversion, const std::byte* src, std::byte* dst,
+            const CellScales& scales) noexcept;
+  void drain() noexcept;
+
+ private:
+  void convert_pushed(const std::byte* next) noexcept;
+
+  const CopyLoop* loop_ = nullptr;  // of the cell that was pushed last, which is not converted yet
+  const Conversion* conversion_ = nullptr;
+  const std::byte* src_ = nullptr;
+  std::byte* dst_ = nullptr;
+  CellScales scales_;
+};
+
+// The same from run (0, 0) at `src` to `packed`, through the cache: run after run without gaps, then the scales that
 // were found. packed_nbytes(loop, &conversion) bytes.
 void pack_cell(const CopyLoop& loop, const Conversion& conversion, const std::byte* src,
                const CellScales& scales, std::byte* packed) noexcept;

@@ -1,4 +1,4 @@
-// Conversion of a run of elements from one dtype to another, vectorised (AVX2 with F16C where the
+// Conversion of a run of elements from one dtype to another, vectorised (AVX2 with F16C and FMA where the
 // machine has them, chosen once at run time). What a number becomes is number.h's to say; every
 // kernel gives the same bits.
 #pragma once
@@ -18,12 +18,21 @@ struct Scaling {
   bool saturate = false;  // see from_float()
 };
 
+// What the memory around a conversion can be told. Results are the same whatever it says.
+struct Traffic {
+  // Bytes that a source's elements are asked for before they are converted.
+  static constexpr std::size_t kAheadNbytes = 2048;
+
+  const std::byte* next = nullptr;  // as many bytes as the run has will be wanted from there
+  bool stream = false;  // nobody reads the destination soon: past the cache, where lines are whole
+};
+
 // Converts `count` elements. Neither side need be aligned; the two must not overlap. Nothing
 // outside of count * itemsize(from) bytes is read, nothing outside of count * itemsize(to) bytes
 // is written. Elements of one dtype, neither scaled nor saturated, keep their bits, and so do
 // bytes (Dtype::kBytes on either side: `count` bytes are copied).
 void convert_run(Dtype from, const std::byte* src, Dtype to, std::byte* dst, std::size_t count,
-                 const Scaling& scaling) noexcept;
+                 const Scaling& scaling, const Traffic& traffic = {}) noexcept;
 
 // The largest |x| of those elements that are finite after the source's scale; 0 where there is none.
 // Of `scaling` only the source's side is used.

@@ -373,12 +373,13 @@ void execute(const CopyProgram& program, const Piece& piece, const std::uint32_t
   const ProgramView view = program.view();
   RunMerger runs;
   CellStream cells;
+  ConvertStream converted;
   for_each_cell(view, piece, src_ids, dst_ids, [&](const Cell& cell) {
     const CopyLoop& loop = *cell.loop;
     const std::byte* src = src_base + cell.src;
     std::byte* dst = dst_base + cell.dst;
     if (const Conversion* conversion = program.conversion_of(loop)) {
-      convert_cell(loop, *conversion, src, dst, scales_of(view, *conversion, cell, src_base, dst_base));
+      converted.push(loop, *conversion, src, dst, scales_of(view, *conversion, cell, src_base, dst_base));
     } else if (CellStream::takes(loop, dst)) {
       cells.push(loop, dst, src);
     } else {
@@ -389,6 +390,7 @@ void execute(const CopyProgram& program, const Piece& piece, const std::uint32_t
     }
   });
   cells.drain();
+  converted.drain();
   runs.drain();
   copy_fence();
 }

@@ -221,6 +221,100 @@ TEST(convert_run_is_the_definition_for_every_element_and_kernel) {
   }
 }
 
+// Scales at which an inverse is most easily wrong: long and short significands, those beside a short
+// one, those that a page's magnitude gives, those that put x / scale beside a tie; and the ends of
+// the range in which there is an inverse.
+std::vector<float> hard_scales(check::Random& random, int num_random) {
+  std::vector<float> scales = {
+      0x1p-60f, 0x1p60f, std::nextafter(0x1p-60f, 0.0f), std::nextafter(0x1p60f, kInf), 1.5f, -1.5f,
+      0.1f,     -0.037f};
+  for (std::uint32_t top = 0; top < 1u << 6; ++top)  // beside a multiple of 2^17
+    for (const int beside : {-34, -33, -32, -9, -1, 0, 1, 2, 31, 32, 33, 34})
+      scales.push_back(number::float_of(0x3c800000 + (top << 17) + static_cast<std::uint32_t>(beside)));
+  for (int i = 0; i < num_random; ++i) {
+    const auto bits = static_cast<std::uint32_t>(random.next());
+    const float anything = number::float_of((bits & 0x007fffff) | (120 + bits % 16) << 23);
+    const float bf16 = number::float_of(number::bits_of(anything) & 0xffff0000);
+    const auto tie = static_cast<float>(16 + bits % 16);
+    scales.push_back(anything);
+    scales.push_back(scale_for(kNarrow[bits % kNarrow.size()], bf16));
+    scales.push_back(number::float_of(number::bits_of(bf16 / tie) + bits % 5 - 2));
+  }
+  return scales;
+}
+
+// Counts what differs between the kernels; a message for the first.
+std::size_t num_differences(Dtype from, Dtype to, const std::vector<std::uint32_t>& patterns,
+                            const Scaling& scaling) {
+  const std::vector<std::byte> src = elements_of(from, patterns);
+  std::vector<std::byte> best(patterns.size() * itemsize(to)), scalar(best.size());
+  convert_run(from, src.data(), to, best.data(), patterns.size(), scaling);
+  {
+    const WithKernel with("scalar");
+    convert_run(from, src.data(), to, scalar.data(), patterns.size(), scaling);
+  }
+  std::size_t num = 0;
+  for (std::size_t i = 0; best != scalar && i < patterns.size(); ++i) {
+    if (element_at(best, to, i) == element_at(scalar, to, i) || ++num > 1) continue;
+    FAIL(std::string(name_of(from)) + " to " + name_of(to) + ", bits " + std::to_string(patterns[i]) +
+         " over bits " + std::to_string(number::bits_of(scaling.dst)) + ": " +
+         std::to_string(element_at(best, to, i)) + " in place of " +
+         std::to_string(element_at(scalar, to, i)));
+  }
+  return num;
+}
+
+TEST(no_inverse_of_a_scale_is_told_from_a_division) {
+  check::Random random(check::seed());
+  const std::vector<float> scales = hard_scales(random, 60);
+  for (const Dtype from : {Dtype::kBf16, Dtype::kF16}) {
+    const std::vector<std::uint32_t> patterns = all_patterns(from, random);
+    for (std::size_t i = 0; i < scales.size(); ++i)
+      for (const Dtype to : kNarrow) {
+        const Scaling scaling{.dst = scales[i], .has_dst = true, .saturate = i % 2 == 0};
+        CHECK_EQ(num_differences(from, to, patterns, scaling), 0u);
+      }
+  }
+}
+
+TEST(a_float32_beside_a_tie_falls_on_the_side_that_division_gives) {
+  check::Random random(check::seed());
+  for (const float scale : hard_scales(random, 300)) {
+    std::vector<std::uint32_t> patterns = {0, number::kInfinity, 0x7fc00001, 0x7f7fffff, 0x00800000,
+                                           1, 0x33333333};
+    for (std::uint32_t tie = 1; tie < 512; ++tie)
+      for (const float unit : {0x1p-10f, 0x1p-17f, 0.5f, 1.0f, 64.0f}) {
+        const std::uint32_t near = number::bits_of(std::abs(scale) * (static_cast<float>(tie) * unit));
+        for (std::uint32_t pattern = near - 3; pattern != near + 4; ++pattern) patterns.push_back(pattern);
+      }
+    const std::size_t num_positive = patterns.size();
+    for (std::size_t i = 0; i < num_positive; ++i) patterns.push_back(patterns[i] ^ number::kSign);
+    for (const Dtype to : kNarrow)
+      CHECK_EQ(num_differences(Dtype::kF32, to, patterns, {.dst = scale, .has_dst = true}), 0u);
+  }
+}
+
+TEST(what_memory_is_told_changes_no_result) {
+  check::Random random(check::seed());
+  constexpr std::size_t kCount = 3 * Traffic::kAheadNbytes;
+  std::vector<std::byte> src(kCount * 4 + 64), plain(kCount * 4), memory(kCount * 4 + 128);
+  random.fill(src.data(), src.size());
+  auto* dst = memory.data() + -reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+  const Scaling scaling{.dst = 0.7f, .has_dst = true};
+  for (const Dtype from : kNumbers)
+    for (const Dtype to : kNumbers)
+      for (const std::size_t count :
+           {std::size_t{1}, std::size_t{64}, std::size_t{128}, std::size_t{200}, kCount})
+        for (const std::size_t at : {std::size_t{0}, std::size_t{4}, std::size_t{32}}) {
+          convert_run(from, src.data(), to, plain.data(), count, scaling);
+          std::fill(memory.begin(), memory.end(), kUntouched);
+          convert_run(from, src.data(), to, dst + at, count, scaling,
+                      {.next = src.data() + 64, .stream = true});
+          CHECK(std::memcmp(dst + at, plain.data(), count * itemsize(to)) == 0);
+          CHECK_EQ(dst[at + count * itemsize(to)], kUntouched);
+        }
+}
+
 TEST(convert_run_touches_exactly_its_elements_at_any_alignment) {
   check::Random random(check::seed());
   std::vector<std::byte> src(2048), dst(2048), whole(2048);
