@@ -16,8 +16,10 @@ struct Stretch { std::uint32_t block, first_token, num_tokens; };
 
 class Claims {
  public:
-  // Writers that differ in their layers or heads, of one expectation.
+  // Writers that differ in their layers or heads, of one expectation, and what they may make us hold:
+  // 128 MiB.
   static constexpr std::size_t kMaxGroups = 4096;
+  static constexpr std::uint64_t kMaxBits = std::uint64_t{1} << 30;
 
   Claims(std::uint32_t num_blocks, std::uint32_t block_tokens)
       : num_blocks_(num_blocks), block_tokens_(block_tokens) {}
@@ -43,6 +45,7 @@ class Claims {
 
   std::uint32_t num_blocks_, block_tokens_;
   std::vector<Group> groups_;
+  std::uint64_t num_bits_ = 0;  // of all groups
 };
 
 }  // namespace kvxfer

@@ -22,12 +22,18 @@
 #include <vector>
 
 #include "check.h"
+#include "conformance_wishes.h"
+#include "core/executor.h"
 #include "core/faulty_transport.h"
 #include "core/pool_memory.h"
 #include "kvxfer/transport.h"
+#include "program_samples.h"
 #include "test_reactor.h"
 
 namespace kvxfer::conformance {
+
+using program_samples::for_each_read;
+using program_samples::for_each_written;
 
 struct Subject {
   std::string name;
@@ -309,77 +315,17 @@ class Pair {
   const Subject& subject_;
 };
 
-// Pages of one end's region that are to go to the other's: a random program of `shape`, and the
-// oracle that says what it means, written without copy_program.h's loops.
+// Pages of one end's region that are to go to the other's by a random program, and what is to arrive
+// (program_samples.h).
 class TestTransfer {
  public:
   TestTransfer(Pair& pair, const Shape& shape) : TestTransfer(pair, pair.src, pair.dst, shape) {}
   TestTransfer(Pair& pair, End& from, End& to, const Shape& shape, std::uint64_t first_byte = 0)
-      : pair_(pair), src(from), dst(to) {
-    check::Random& random = pair.random;
-    auto program = std::make_shared<CopyProgram>();
-    program->num_layers = shape.num_layers;
-    const std::uint32_t num_blocks = shape.num_pairs + (shape.num_pairs < 12 ? 1 : 3);  // some stay untouched
-    std::uint64_t src_end = first_byte + random.below(64), dst_end = first_byte + random.below(64);
-    for (int kv = 0; kv < 2; ++kv) {  // keys, then values
-      CopyLoop loop{};
-      loop.num_layers = shape.num_layers;
-      loop.nbytes = shape.nbytes;
-      loop.counts[0] = shape.counts[0];
-      loop.counts[1] = shape.counts[1];
-      src_end = lay_out(random, shape, num_blocks, src_end, loop.src_offset, loop.src_strides,
-                        loop.src_block_stride, loop.src_layer_stride);
-      dst_end = lay_out(random, shape, num_blocks, dst_end, loop.dst_offset, loop.dst_strides,
-                        loop.dst_block_stride, loop.dst_layer_stride);
-      program->loops.push_back(loop);
-    }
-    REQUIRE(src_end <= src.memory.nbytes() && dst_end <= dst.memory.nbytes());
-
-    Move move;
-    move.transfer = next_transfer_id();
-    move.program = program;
-    move.grid = {0, shape.num_layers, shape.num_pairs, shape.pairs_per_piece};
-    for (auto* blocks : {&move.src_blocks, &move.dst_blocks}) {
-      for (std::uint32_t i = 0; i < num_blocks; ++i) blocks->push_back(i);
-      random.shuffle(*blocks);
-      blocks->resize(shape.num_pairs);
-    }
-    move.local_base = src.region.base;
-    move.remote_region = dst.region.id;
-    at_src = std::make_shared<Move>(move);
-    move.local_base = dst.region.base;
-    move.remote_region = src.region.id;
-    at_dst = std::make_shared<Move>(move);
-
-    original_.assign(src.memory.data(), src.memory.data() + src.memory.nbytes());
-    before_.assign(dst.memory.data(), dst.memory.data() + dst.memory.nbytes());
-    dst_works.resize(num_pieces());
-    src_works.resize(num_pieces());
-  }
+      : TestTransfer(pair, from, to, move_of(pair.random, shape, first_byte)) {}
+  TestTransfer(Pair& pair, const Wish& wish)
+      : TestTransfer(pair, pair.src, pair.dst, sample_of(pair, wish)) {}
 
   std::uint32_t num_pieces() const { return at_dst->grid.num_pieces(); }
-
-  // Calls visit(src_offset, dst_offset, nbytes) for every run of a piece, unmerged.
-  template <class Visit>
-  void visit_runs(std::uint32_t index, Visit&& visit) const {
-    const Move& move = *at_dst;
-    const std::uint32_t per_layer =
-        (move.grid.num_pairs + move.grid.pairs_per_piece - 1) / move.grid.pairs_per_piece;
-    const std::uint32_t layer = index / per_layer;
-    const std::uint32_t first = index % per_layer * move.grid.pairs_per_piece;
-    const std::uint32_t last = std::min(first + move.grid.pairs_per_piece, move.grid.num_pairs);
-    for (const CopyLoop& loop : move.program->loops)
-      for (std::uint32_t pair = first; pair < last; ++pair)
-        for (std::uint32_t i = 0; i < loop.counts[0]; ++i)
-          for (std::uint32_t j = 0; j < loop.counts[1]; ++j)
-            visit(loop.src_offset + layer * loop.src_layer_stride +
-                      move.src_blocks[pair] * loop.src_block_stride + i * loop.src_strides[0] +
-                      j * loop.src_strides[1],
-                  loop.dst_offset + layer * loop.dst_layer_stride +
-                      move.dst_blocks[pair] * loop.dst_block_stride + i * loop.dst_strides[0] +
-                      j * loop.dst_strides[1],
-                  loop.nbytes);
-  }
 
   // Posts pieces as the core does: on a two-sided rail the destination's work first, the source's
   // once it was accepted. Back at the caller when all are posted, or a rail is down.
@@ -439,11 +385,12 @@ class TestTransfer {
   // differ; nothing else has changed.
   void check_bytes() const {
     std::vector<std::byte> expected = before_;
-    for (std::uint32_t piece = 0; piece < num_pieces(); ++piece)
-      visit_runs(piece, [&](std::uint64_t from, std::uint64_t to, std::uint64_t nbytes) {
-        std::memcpy(expected.data() + to, done(piece) ? original_.data() + from : dst.memory.data() + to,
-                    nbytes);
+    for (std::uint32_t piece = 0; piece < num_pieces(); ++piece) {
+      const std::byte* const from = done(piece) ? after_.data() : dst.memory.data();
+      for_each_written(*at_dst, piece, [&](std::uint64_t at, std::uint64_t nbytes) {
+        std::memcpy(expected.data() + at, from + at, nbytes);
       });
+    }
     if (std::memcmp(expected.data(), dst.memory.data(), expected.size()) != 0) {
       const auto differs = std::mismatch(expected.begin(), expected.end(), dst.memory.data()).first;
       FAIL("byte " + std::to_string(differs - expected.begin()) +
@@ -457,8 +404,8 @@ class TestTransfer {
   void check_pieces() const {
     for (std::uint32_t piece = 0; piece < num_pieces(); ++piece) {
       bool same = done(piece);
-      visit_runs(piece, [&](std::uint64_t from, std::uint64_t to, std::uint64_t nbytes) {
-        same = same && std::memcmp(dst.memory.data() + to, original_.data() + from, nbytes) == 0;
+      for_each_written(*at_dst, piece, [&](std::uint64_t at, std::uint64_t nbytes) {
+        same = same && std::memcmp(dst.memory.data() + at, after_.data() + at, nbytes) == 0;
       });
       CHECK(same);
     }
@@ -466,14 +413,14 @@ class TestTransfer {
 
   std::vector<std::byte> piece_bytes(std::uint32_t piece) const {
     std::vector<std::byte> bytes;
-    visit_runs(piece, [&](std::uint64_t, std::uint64_t to, std::uint64_t nbytes) {
-      bytes.insert(bytes.end(), dst.memory.data() + to, dst.memory.data() + to + nbytes);
+    for_each_written(*at_dst, piece, [&](std::uint64_t at, std::uint64_t nbytes) {
+      bytes.insert(bytes.end(), dst.memory.data() + at, dst.memory.data() + at + nbytes);
     });
     return bytes;
   }
   void scribble_source(std::uint32_t piece) {
-    visit_runs(piece, [&](std::uint64_t from, std::uint64_t, std::uint64_t nbytes) {
-      std::memset(src.memory.data() + from, 0xee, nbytes);
+    for_each_read(*at_dst, piece, [&](std::uint64_t at, std::uint64_t nbytes) {
+      std::memset(src.memory.data() + at, 0xee, nbytes);
     });
   }
   void restore_source() { std::copy(original_.begin(), original_.end(), src.memory.data()); }
@@ -488,6 +435,64 @@ class TestTransfer {
   std::vector<WorkId> dst_works, src_works;  // by piece, the newest; 0 for none
 
  private:
+  TestTransfer(Pair& pair, End& from, End& to, Move move) : pair_(pair), src(from), dst(to) {
+    REQUIRE(move.grid.num_pieces() == 0 || piece_ends(move, Side::kSrc) <= src.memory.nbytes());
+    REQUIRE(move.grid.num_pieces() == 0 || piece_ends(move, Side::kDst) <= dst.memory.nbytes());
+    move.transfer = next_transfer_id();
+    move.local_base = src.region.base;
+    move.remote_region = dst.region.id;
+    at_src = std::make_shared<Move>(move);
+    move.local_base = dst.region.base;
+    move.remote_region = src.region.id;
+    at_dst = std::make_shared<Move>(move);
+
+    original_.assign(src.memory.data(), src.memory.data() + src.memory.nbytes());
+    before_.assign(dst.memory.data(), dst.memory.data() + dst.memory.nbytes());
+    after_ = before_;
+    for (std::uint32_t piece = 0; piece < num_pieces(); ++piece)
+      program_samples::apply(move, piece, original_.data(), after_.data());
+    dst_works.resize(num_pieces());
+    src_works.resize(num_pieces());
+  }
+  static std::uint64_t piece_ends(const Move& move, Side side) {
+    std::uint64_t end = 0;
+    for (std::uint32_t piece = 0; piece < move.grid.num_pieces(); ++piece)
+      end = std::max(end, piece_end(move, piece, side));
+    return end;
+  }
+  static Move sample_of(Pair& pair, const Wish& wish) {
+    program_samples::Sample sample(pair.random, wish);
+    REQUIRE(sample.src.end <= pair.src.memory.nbytes());
+    sample.fill_source(pair.src.memory.data());
+    return sample.move;
+  }
+  static Move move_of(check::Random& random, const Shape& shape, std::uint64_t first_byte) {
+    auto program = std::make_shared<CopyProgram>();
+    program->num_layers = shape.num_layers;
+    const std::uint32_t num_blocks = shape.num_pairs + (shape.num_pairs < 12 ? 1 : 3);  // some stay untouched
+    std::uint64_t src_end = first_byte + random.below(64), dst_end = first_byte + random.below(64);
+    for (int kv = 0; kv < 2; ++kv) {  // keys, then values
+      CopyLoop loop{};
+      loop.num_layers = shape.num_layers;
+      loop.nbytes = shape.nbytes;
+      loop.counts[0] = shape.counts[0];
+      loop.counts[1] = shape.counts[1];
+      src_end = lay_out(random, shape, num_blocks, src_end, loop.src_offset, loop.src_strides,
+                        loop.src_block_stride, loop.src_layer_stride);
+      dst_end = lay_out(random, shape, num_blocks, dst_end, loop.dst_offset, loop.dst_strides,
+                        loop.dst_block_stride, loop.dst_layer_stride);
+      program->loops.push_back(loop);
+    }
+    Move move;
+    move.program = program;
+    move.grid = {0, shape.num_layers, shape.num_pairs, shape.pairs_per_piece};
+    for (auto* blocks : {&move.src_ids, &move.dst_ids}) {
+      for (std::uint32_t i = 0; i < num_blocks; ++i) blocks->push_back(i);
+      random.shuffle(*blocks);
+      blocks->resize(shape.num_pairs);
+    }
+    return move;
+  }
   static std::uint64_t lay_out(check::Random& random, const Shape& shape, std::uint32_t num_blocks,
                                std::uint64_t offset, std::uint64_t& first, std::uint64_t (&strides)[2],
                                std::uint64_t& block_stride, std::uint64_t& layer_stride) {
@@ -513,7 +518,7 @@ class TestTransfer {
     return result.code != Code::kRailFailed;
   }
 
-  std::vector<std::byte> original_, before_;
+  std::vector<std::byte> original_, before_, after_;  // the source; the destination, and as it is to be
 };
 
 // ---- the promises ----
@@ -534,6 +539,18 @@ inline void every_byte_arrives_and_no_other_changes(const Subject& subject) {
     Pair pair(subject);
     for (int round = 0; round < 2; ++round) {
       TestTransfer transfer(pair, shape);
+      transfer.finish(may_fail(subject));
+      transfer.check_bytes();
+      pair.dst.memory.fill_canary();
+    }
+  }
+}
+
+inline void programs_of_every_kind_arrive(const Subject& subject) {
+  for (const Wish& wish : wishes()) {
+    Pair pair(subject);
+    for (int round = 0; round < 2; ++round) {
+      TestTransfer transfer(pair, wish);
       transfer.finish(may_fail(subject));
       transfer.check_bytes();
       pair.dst.memory.fill_canary();
@@ -567,9 +584,11 @@ inline void nothing_lands_after_cancel(const Subject& subject) {
   Pair pair(subject);
   const Shape shapes[] = {
       {2, 10, 1, {1, 1}, 128 * 1024}, {1, 30, 10, {4, 4}, 4000}, {1, 2, 1, {1, 1}, 1024 * 1024}};
-  for (int round = 0; round < 12; ++round) {
+  const std::vector<Wish> large = large_wishes();
+  for (int round = 0; round < 18; ++round) {
     pair.dst.memory.fill_canary();
-    TestTransfer transfer(pair, shapes[round % 3]);
+    TestTransfer transfer =
+        round < 12 ? TestTransfer(pair, shapes[round % 3]) : TestTransfer(pair, large[round % 3u]);
     std::map<std::uint32_t, std::vector<std::byte>> at_cancel;
     const auto cancel_some = [&](unsigned percent) {
       for (const std::uint32_t piece : transfer.all_pieces()) {
@@ -605,12 +624,14 @@ inline void a_source_that_cancels_is_never_counted_as_done(const Subject& subjec
     std::printf("  %s: skipped, one-sided: the source has no work to cancel\n", subject.name.c_str());
     return;
   }
-  for (int round = 0; round < 12; ++round) {
+  const std::vector<Wish> large = large_wishes();
+  for (int round = 0; round < 30; ++round) {
     pair.dst.memory.fill_canary();
     // The last of the shapes is larger than what a socket holds: the cancel falls in mid-piece.
     const Shape shapes[] = {
         {2, 10, 2, {1, 1}, 64 * 1024}, {1, 30, 10, {4, 4}, 4000}, {1, 2, 2, {1, 1}, 1200 * 1024}};
-    TestTransfer transfer(pair, shapes[round % 3]);
+    TestTransfer transfer =
+        round < 12 ? TestTransfer(pair, shapes[round % 3]) : TestTransfer(pair, large[round % 3u]);
     transfer.start(transfer.all_pieces());
     for (std::uint64_t steps = pair.random.below(6); steps != 0; --steps) pair.src.step();
     for (std::uint64_t steps = pair.random.below(3); steps != 0; --steps) pair.step();
@@ -814,6 +835,7 @@ inline void an_idle_rail_asks_for_nothing(const Subject& subject) {
   TEST(subject##_##promise) { ::kvxfer::conformance::promise(subject()); }
 #define CONFORMANCE(subject)                                                   \
   CONFORMANCE_PROMISE(subject, every_byte_arrives_and_no_other_changes)        \
+  CONFORMANCE_PROMISE(subject, programs_of_every_kind_arrive)                  \
   CONFORMANCE_PROMISE(subject, post_accepts_a_prefix_and_the_rest_later)       \
   CONFORMANCE_PROMISE(subject, transfers_in_both_directions_do_not_mix)        \
   CONFORMANCE_PROMISE(subject, nothing_lands_after_cancel)                     \

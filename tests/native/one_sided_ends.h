@@ -75,10 +75,10 @@ std::pair<PeerId, PeerId> connect_ends(End<T>& a, End<T>& b) {
   return {b_at_a.value(), a_at_b.value()};
 }
 
-// One layer of whole blocks: source block i of `src_blocks` to destination block i of `dst_blocks`.
+// One layer of whole blocks: source block i of `src_ids` to destination block i of `dst_ids`.
 inline std::shared_ptr<const Move> block_move(RegionId src_region, std::byte* dst, std::uint64_t block_nbytes,
-                                              std::vector<std::uint32_t> src_blocks,
-                                              std::vector<std::uint32_t> dst_blocks,
+                                              std::vector<std::uint32_t> src_ids,
+                                              std::vector<std::uint32_t> dst_ids,
                                               std::uint32_t pairs_per_piece) {
   CopyLoop loop{};
   loop.num_layers = 1;
@@ -90,9 +90,9 @@ inline std::shared_ptr<const Move> block_move(RegionId src_region, std::byte* ds
   program->num_layers = 1;
   auto move = std::make_shared<Move>();
   move->program = program;
-  move->grid = {0, 1, static_cast<std::uint32_t>(src_blocks.size()), pairs_per_piece};
-  move->src_blocks = std::move(src_blocks);
-  move->dst_blocks = std::move(dst_blocks);
+  move->grid = {0, 1, static_cast<std::uint32_t>(src_ids.size()), pairs_per_piece};
+  move->src_ids = std::move(src_ids);
+  move->dst_ids = std::move(dst_ids);
   move->local_base = dst;
   move->remote_region = src_region;
   return move;

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "core/engine.h"
+#include "core/pack.h"
+#include "simulated_layout.h"
 #include "simulated_network.h"
 
 namespace simulation {
@@ -20,77 +22,6 @@ namespace simulation {
 using namespace kvxfer;
 
 class Node;
-
-// Where (layer, block) lies: a block of one layer is two chunks (keys and values).
-struct Layout {
-  std::uint32_t num_layers = 4, num_blocks = 16, chunk_nbytes = 64;
-  bool block_major = false;
-  std::uint32_t gap_nbytes = 32;  // after each chunk: belongs to nobody
-
-  std::uint64_t chunk_stride() const { return chunk_nbytes + gap_nbytes; }
-  std::uint64_t layer_stride() const { return 2 * chunk_stride() * (block_major ? 1 : num_blocks); }
-  std::uint64_t block_stride() const { return 2 * chunk_stride() * (block_major ? num_layers : 1); }
-  std::uint64_t nbytes() const { return 2 * chunk_stride() * num_layers * num_blocks; }
-  std::uint64_t offset(std::uint32_t layer, std::uint32_t block) const {
-    return kFrontNbytes + layer * layer_stride() + block * block_stride();
-  }
-  struct Place { std::uint32_t layer, block; };
-  // Whose byte that is, if it is anyone's.
-  std::optional<Place> place_of(std::uint64_t at) const {
-    if (at < kFrontNbytes || at - kFrontNbytes >= nbytes() ||
-        (at - kFrontNbytes) % chunk_stride() >= chunk_nbytes)
-      return {};
-    const auto index = static_cast<std::uint32_t>((at - kFrontNbytes) / chunk_stride() / 2);
-    if (block_major) return Place{index % num_layers, index / num_layers};
-    return Place{index / num_blocks, index % num_blocks};
-  }
-  // Before the first and behind the last: any offset that goes astray lands in sight.
-  static constexpr std::uint64_t kFrontNbytes = 4096;
-};
-
-inline CopyProgram program_between(const Layout& src, const Layout& dst) {
-  CopyLoop loop{};
-  loop.num_layers = src.num_layers;
-  loop.src_offset = src.offset(0, 0);
-  loop.dst_offset = dst.offset(0, 0);
-  loop.src_layer_stride = src.layer_stride();
-  loop.dst_layer_stride = dst.layer_stride();
-  loop.src_block_stride = src.block_stride();
-  loop.dst_block_stride = dst.block_stride();
-  loop.counts[0] = 2;
-  loop.counts[1] = 1;
-  loop.src_strides[0] = src.chunk_stride();
-  loop.dst_strides[0] = dst.chunk_stride();
-  loop.nbytes = src.chunk_nbytes;
-  return {{loop}, src.num_layers};
-}
-
-// A region's bytes. They outlive the agent while a peer has them mapped, as a memfd does.
-struct Memory {
-  Layout layout;
-  std::vector<std::byte> bytes;
-  bool registered = true;
-  std::set<std::uint32_t> reused;  // blocks whose pages the agent has given to something else
-
-  explicit Memory(const Layout& of) : layout(of), bytes(2 * Layout::kFrontNbytes + of.nbytes()) {}
-  std::byte* chunk(std::uint32_t layer, std::uint32_t block, std::uint32_t half) {
-    return bytes.data() + layout.offset(layer, block) + half * layout.chunk_stride();
-  }
-  void fill(std::uint32_t block, std::uint64_t seed) {
-    check::Random random(seed);
-    for (std::uint32_t layer = 0; layer < layout.num_layers; ++layer)
-      for (std::uint32_t half = 0; half < 2; ++half)
-        random.fill(chunk(layer, block, half), layout.chunk_nbytes);
-  }
-  // One block's bytes in one layer.
-  std::vector<std::byte> read(std::uint32_t layer, std::uint32_t block) {
-    std::vector<std::byte> out;
-    for (std::uint32_t half = 0; half < 2; ++half)
-      out.insert(out.end(), chunk(layer, block, half), chunk(layer, block, half) + layout.chunk_nbytes);
-    return out;
-  }
-};
-using Memories = std::map<RegionId, std::shared_ptr<Memory>>;
 
 // One rail between two nodes.
 struct Link {
@@ -193,8 +124,9 @@ class Node final : public EngineHost {
     region->memory.spans = {{0, memory->bytes.size()}};
     region->name = "kv" + std::to_string(engine_->next_region_id());
     region->num_blocks = layout.num_blocks;
-    region->footprint =
-        Footprint::create(program_between(layout, layout), layout.num_blocks, region->memory.spans).value();
+    region->footprint = Footprint::create(program_between(layout, layout), Footprint::Half::kDst,
+                                          layout.num_blocks, region->memory.spans)
+                            .value();
     region->keys = {{"mapped", {}}, {"stream", {}}};
     const RegionId id = engine_->next_region_id();
     (*memories_)[id] = memory;

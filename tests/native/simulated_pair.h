@@ -11,8 +11,6 @@
 
 namespace simulation {
 
-using Blocks = std::vector<std::uint32_t>;
-
 inline const std::vector<std::vector<RailPlan>>& rail_sets() {
   static const std::vector<std::vector<RailPlan>> sets = {{one_sided_rail()},
                                                           {two_sided_rail()},
@@ -59,8 +57,8 @@ struct Pair {
     out.program = write ? write_program : read_program;
     out.num_layers = src_layout.num_layers;
     out.layers_ready = out.num_layers;
-    out.src_blocks = std::move(from);
-    out.dst_blocks = std::move(to);
+    out.src_ids = std::move(from);
+    out.dst_ids = std::move(to);
     out.notify = bytes(notify);
     out.timeout_ns = kTimeout;
     return out;
@@ -84,7 +82,7 @@ struct Pair {
   }
   std::shared_ptr<Handle> expect(const std::string& tag, Blocks blocks, Time timeout = kTimeout) {
     auto handle = dst.engine().expect(dst.now(), bytes(tag), dst_region, std::move(blocks), 0,
-                                      dst_layout.num_layers, {}, timeout);
+                                      dst_layout.num_layers, {}, {}, timeout);
     REQUIRE_OK(handle);
     dst.settle();
     return handle.value();

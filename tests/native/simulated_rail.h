@@ -148,8 +148,7 @@ inline PostResult Node::post(RailId rail, const Work& work) {
         own.attached.contains(work.move->remote_region));
   if (work.kind != WorkKind::kCheckFence) {
     const Piece piece = work.move->grid.piece(work.piece);
-    for_each_run(work.move->program->loops.data(), work.move->program->loops.size(), piece,
-                 work.move->src_blocks.data(), work.move->dst_blocks.data(),
+    for_each_run(work.move->program->view(), piece, work.move->src_ids.data(), work.move->dst_ids.data(),
                  [&](std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) {
                    job->runs.push_back({src, dst, nbytes});
                    job->nbytes += nbytes;
@@ -267,8 +266,8 @@ inline void Node::pass(const std::shared_ptr<Job>& job, std::uint64_t first, std
   if (first != last) {
     const Memory& memory = memory_at(job->work.move->local_base);
     CHECK(memory.registered);
-    for (const std::uint32_t block : job->work.move->src_blocks)
-      if (memory.reused.contains(block)) {
+    for (std::uint32_t pair = 0; pair < job->work.move->grid.num_pairs; ++pair)
+      if (memory.reused.contains(job->work.move->src_block(pair))) {
         FAIL(name_ + " sends a page that it has given to something else");
         break;
       }

@@ -1,21 +1,18 @@
-// Random copies between random agents under random faults, and the promises that hold after every
-// step whatever happens. The judge keeps its own books: who may write what, and what was where.
+// Random copies between random agents with pages of random sizes, under random faults: whatever
+// happens, the judge's promises hold after every step.
 #pragma once
 
-#include <set>
-
-#include "simulated_copy.h"
-#include "simulated_pair.h"
+#include "simulated_judge.h"
 
 namespace simulation {
 
-class Workload {
+class Workload : public Judge {
  public:
-  explicit Workload(std::uint64_t seed) : world_(seed), random_(world_.random()), network_(world_.network()) {
+  explicit Workload(std::uint64_t seed) : Judge(seed), network_(world_.network()) {
     rails_ = rail_sets()[random_.below(rail_sets().size())];
     if (random_.chance(30))
       world_.limits.max_open_transfers = 1 + static_cast<std::uint32_t>(random_.below(4));
-    if (random_.chance(30)) world_.limits.max_open_pairs = 6 + random_.below(12);
+    if (random_.chance(30)) world_.limits.max_open_pairs = 20 + random_.below(30);
     const auto num_nodes = static_cast<int>(random_.between(2, 4));
     const bool flips = random_.chance(20);
     integrity_ = flips;
@@ -51,25 +48,21 @@ class Workload {
       if (agent.node->alive()) Pair::check_nothing_left(*agent.node);
     world_.after_step = nullptr;
   }
-  std::size_t num_done() const { return num_done_; }
-  std::size_t num_copies() const { return copies_.size(); }
+  std::size_t num_with_single_tokens() const { return num_fine_; }
 
  private:
   using Kind = Copy::Kind;
-  struct Agent {
-    Node* node;
-    Layout layout;
-    RegionId region;
-    std::set<std::uint32_t> free;
-    std::map<std::uint32_t, Copy*> landing;  // block -> the copy that may write it
-  };
 
   Layout layout() {
+    constexpr std::uint32_t kTokens[] = {1, 2, 4, 4, 6};
+    const std::uint32_t block_tokens = kTokens[random_.below(std::size(kTokens))];
     return {.num_layers = 3,
             .num_blocks = 64,
-            .chunk_nbytes = 32,
+            .chunk_nbytes = block_tokens * kHeads * 2,
             .block_major = random_.chance(50),
-            .gap_nbytes = random_.chance(50) ? 0u : 16u};
+            .gap_nbytes = random_.chance(50) ? 0u : 16u,
+            .block_tokens = block_tokens,
+            .num_heads = kHeads};
   }
   std::size_t any_agent() { return random_.below(agents_.size()); }
   bool may_act(std::size_t agent) const {
@@ -99,8 +92,9 @@ class Workload {
     if (dice < 600) return begin_copy();
     if (dice < 640)
       return with_copy([&](Copy& copy) {
-        if ((faults_ & 8) != 0 && random_.chance(50)) cut_off(copy.src, copy.dst, false);  // nobody is told
-        cancel_at_source(copy);
+        Part& part = any_part(copy);
+        if ((faults_ & 8) != 0 && random_.chance(50)) cut_off(part.src, copy.dst, false);  // nobody is told
+        cancel_at_source(copy, part);
       });
     if (dice < 680) return with_copy([&](Copy& copy) { end_at_destination(copy); });
     if (dice < 780) return with_copy([&](Copy& copy) { release_layers(copy); });
@@ -123,7 +117,7 @@ class Workload {
   void end_leases_that_served() {
     for (auto& copy : copies_) {
       if (copy->lease == 0 || !copy->dst_done) continue;
-      if (copy->kind == Kind::kUnderReadLease && !copy->src_over) cancel_at_source(*copy);
+      if (copy->read() && !copy->parts[0].src_over) cancel_at_source(*copy, copy->parts[0]);
       if (copy->kind == Kind::kUnderWriteLease && !copy->dst_over) end_at_destination(*copy);
     }
   }
@@ -139,76 +133,155 @@ class Workload {
   }
 
   void begin_copy() {
-    const std::size_t a = any_agent(), b = any_agent();
-    if (a == b || !may_act(a) || !may_act(b)) return;
-    Agent &src = agents_[a], &dst = agents_[b];
-    const SessionKey to_dst = src.node->session_with(dst.node->name()),
-                     to_src = to_dst == 0 ? 0 : dst.node->session_on(*src.node->pipe(to_dst));
-    const std::size_t count = random_.between(1, 6);
-    if (to_dst == 0 || to_src == 0 || src.free.size() < count || dst.free.size() < count) return;
-    const auto kind = static_cast<Kind>(random_.below(3));
-    const bool write = kind != Kind::kUnderReadLease;
-    Node& poster = write ? *src.node : *dst.node;
-    const auto program =
-        poster.engine().install_program(poster.now(), write ? to_dst : to_src, write, src.region, dst.region,
-                                        program_between(src.layout, dst.layout));
-    if (!program.ok()) return;
-
+    const std::size_t to = any_agent();
+    if (!may_act(to)) return;
+    Agent& dst = agents_[to];
     auto owned = std::make_unique<Copy>();
     Copy& copy = *owned;
-    copy.kind = kind;
-    copy.src_name = src.node->name();
+    copy.kind = static_cast<Kind>(random_.below(3));
     copy.dst_name = dst.node->name();
-    copy.src = a;
-    copy.dst = b;
-    copy.src_life = src.node->life();
+    copy.dst = to;
     copy.dst_life = dst.node->life();
-    copy.from = src.node->memories()->at(src.region);
     copy.to = dst.node->memories()->at(dst.region);
-    copy.src_blocks = take(src, count);
-    copy.dst_blocks = take(dst, count);
+    const std::size_t count = random_.between(1, dst.layout.block_tokens > 2 ? 3 : 6);
+    if (dst.free.size() < count) return;
+    copy.end_token = static_cast<std::uint32_t>(count) * dst.layout.block_tokens;
+    if (random_.chance(50)) {
+      copy.first_token = static_cast<std::uint32_t>(random_.below(copy.end_token));
+      copy.end_token = static_cast<std::uint32_t>(random_.between(copy.first_token + 1, copy.end_token));
+    }
     copy.first_layer = static_cast<std::uint32_t>(random_.below(2));
     copy.num_layers = static_cast<std::uint32_t>(random_.between(1, 3 - copy.first_layer));
     copy.tag = Pair::bytes("copy-" + std::to_string(copies_.size()));
+    if (!choose_parts(copy)) return;
+    copy.blocks = take(dst, count);
+    for (const std::uint32_t block : copy.blocks) dst.landing[block] = &copy;
     const Time timeout = static_cast<Time>(random_.between(5, 3000)) * kMillisecond;
     copy.ends_by = world_.now() + timeout + kMaxStop + kSecond;
-    for (std::uint32_t layer = copy.first_layer; layer < copy.first_layer + copy.num_layers; ++layer)
-      for (std::size_t i = 0; i < count; ++i)
-        copy.bytes[{layer, i}] = copy.from->read(layer, copy.src_blocks[i]);
-    for (const std::uint32_t block : copy.dst_blocks) dst.landing[block] = &copy;
     copies_.push_back(std::move(owned));
 
+    grant(copy);
+    // The receiver names its blocks before the first offer, after the last, or between.
+    const std::size_t expected_before = random_.below(copy.parts.size() + 1);
+    for (std::size_t i = 0; i <= copy.parts.size(); ++i) {
+      if (copy.kind == Kind::kExpected && i == expected_before) expect(copy, timeout);
+      if (random_.chance(30)) world_.run_for(static_cast<Time>(random_.below(1'000)) * kMicrosecond);
+      if (i < copy.parts.size()) post(copy, i, timeout);
+    }
+  }
+
+  // Who brings which heads. What is expected may come from several agents; some of it comes twice,
+  // or never comes.
+  bool choose_parts(Copy& copy) {
+    std::vector<Heads> slices = {{0, kHeads}};
+    if (random_.chance(50)) {
+      const auto cut = static_cast<std::uint32_t>(random_.between(1, kHeads - 1));
+      slices = {{0, cut}, {cut, kHeads - cut}};
+      if (copy.kind != Kind::kExpected) slices.resize(1);  // a write or a read of some heads
+    }
+    if (copy.kind == Kind::kExpected && slices.size() > 1 && random_.chance(10)) {
+      slices.pop_back();
+      copy.is_whole = false;
+    }
+    random_.shuffle(slices);
+    if (copy.kind == Kind::kExpected && random_.chance(15)) slices.push_back(slices[0]);
+    for (const Heads& heads : slices) {
+      const std::size_t from = any_agent();
+      Agent& src = agents_[from];
+      const std::size_t count = (copy.end_token + src.layout.block_tokens - 1) / src.layout.block_tokens;
+      const auto between = sessions(from, copy.dst);
+      if (from == copy.dst || !may_act(from) || src.free.size() < count || between.first == 0) {
+        for (Part& part : copy.parts) give_back(part.src, part.src_life, part.from, part.blocks);
+        return false;
+      }
+      Part& part = copy.parts.emplace_back();
+      part.src_name = src.node->name();
+      part.src = from;
+      part.src_life = src.node->life();
+      part.sessions = between;
+      part.from = src.node->memories()->at(src.region);
+      part.blocks = take(src, count);
+      part.heads = heads;
+      fill_cells(copy, part);
+    }
+    return true;
+  }
+  void fill_cells(Copy& copy, Part& part) {
+    for (std::uint32_t layer = copy.first_layer; layer < copy.first_layer + copy.num_layers; ++layer)
+      for (std::uint32_t token = copy.first_token; token < copy.end_token; ++token)
+        for (std::uint32_t head = part.heads.first; head < part.heads.first + part.heads.num; ++head) {
+          const auto [found, is_first] = copy.cells.try_emplace({layer, token, head});
+          if (is_first)
+            found->second = part.from->read(layer, part.blocks, token, head);
+          else  // a replica
+            part.from->write(layer, part.blocks, token, head, found->second);
+        }
+  }
+  // Each end's number for the session between the two; 0, 0 where there is none.
+  std::pair<SessionKey, SessionKey> sessions(std::size_t from, std::size_t to) {
+    Node &src = *agents_[from].node, &dst = *agents_[to].node;
+    const SessionKey to_dst = src.alive() && dst.alive() ? src.session_with(dst.name()) : 0;
+    if (to_dst == 0) return {0, 0};
+    const SessionKey to_src = dst.session_on(*src.pipe(to_dst));
+    return to_src == 0 ? std::pair<SessionKey, SessionKey>{0, 0} : std::pair{to_dst, to_src};
+  }
+  void grant(Copy& copy) {
+    if (copy.kind == Kind::kExpected) return;
+    const Part& part = copy.parts[0];
+    const auto [to_dst, to_src] = part.sessions;
     const Time ttl = static_cast<Time>(random_.between(20, 3000)) * kMillisecond;
     const bool renewable = random_.chance(70);
-    if (kind == Kind::kUnderReadLease)
+    Agent &src = agents_[part.src], &dst = agents_[copy.dst];
+    if (copy.read())
       copy.lease =
-          Pair::grant(*src.node, to_dst, src.region, wire::LeaseMode::kRead, copy.src_blocks, ttl, renewable);
-    else if (kind == Kind::kUnderWriteLease)
-      copy.lease = Pair::grant(*dst.node, to_src, dst.region, wire::LeaseMode::kWrite, copy.dst_blocks, ttl,
-                               renewable);
-    const auto expect = [&] {
-      auto expected = dst.node->engine().expect(
-          world_.now(), copy.tag, dst.region, copy.dst_blocks, copy.first_layer, copy.num_layers,
-          random_.chance(50) ? std::optional(to_src) : std::nullopt, timeout);
-      if (!expected.ok()) return;  // the session ended meanwhile
-      copy.expected = expected.value();
-      for (std::uint32_t layer = copy.first_layer; layer < copy.first_layer + copy.num_layers; ++layer)
-        copy.expected->watch_layer(layer);
-      expected_[{b, copy.dst_life, copy.expected->id()}] = &copy;
-      dst.node->settle();
-    };
-    const bool expect_first = random_.chance(50);
-    if (kind == Kind::kExpected && expect_first) expect();
-    if (random_.chance(30)) world_.run_for(static_cast<Time>(random_.below(1'000)) * kMicrosecond);
-    if (kind == Kind::kExpected && !copy.expected && may_act(b) && dst.node->life() == copy.dst_life &&
-        copy.to->registered)
-      expect();
-
+          Pair::grant(*src.node, to_dst, src.region, wire::LeaseMode::kRead, part.blocks, ttl, renewable);
+    else
+      copy.lease =
+          Pair::grant(*dst.node, to_src, dst.region, wire::LeaseMode::kWrite, copy.blocks, ttl, renewable);
+  }
+  void expect(Copy& copy, Time timeout) {
+    if (!can(copy.dst, copy.dst_life) || !copy.to->registered) return;
+    Agent& dst = agents_[copy.dst];
+    std::optional<SessionKey> from;
+    if (random_.chance(30) && std::all_of(copy.parts.begin(), copy.parts.end(),
+                                          [&](const Part& part) { return part.src == copy.parts[0].src; }))
+      from = copy.parts[0].sessions.second;
+    auto expected = dst.node->engine().expect(
+        world_.now(), copy.tag, dst.region, copy.blocks, copy.first_layer, copy.num_layers,
+        {copy.to->layout.block_tokens, copy.first_token, copy.end_token, kHeads}, from, timeout);
+    if (!expected.ok()) return;  // the session ended meanwhile
+    copy.expected = expected.value();
+    for (std::uint32_t layer = copy.first_layer; layer < copy.first_layer + copy.num_layers; ++layer)
+      copy.expected->watch_layer(layer);
+    expected_[{copy.dst, copy.dst_life, copy.expected->id()}] = {&copy, 0};
+    dst.node->settle();
+  }
+  void post(Copy& copy, std::size_t index, Time timeout) {
+    Part& part = copy.parts[index];
+    const auto gone = [&] { copy.read() ? end_destination(copy) : end_source(part); };
+    const bool write = !copy.read();
+    const std::size_t at = write ? part.src : copy.dst;
+    if (!can(at, write ? part.src_life : copy.dst_life) ||
+        !agents_[write ? copy.dst : part.src].node->alive())
+      return gone();
+    Agent &src = agents_[part.src], &dst = agents_[copy.dst];
+    Node& poster = *agents_[at].node;
+    if (src.node->life() != part.src_life || dst.node->life() != copy.dst_life) return gone();
+    const SessionKey peer = write ? part.sessions.first : part.sessions.second;
+    const Layout &src_layout = part.from->layout, &dst_layout = copy.to->layout;
+    const Ids ids =
+        ids_between(src_layout, dst_layout, part.blocks, copy.blocks, copy.first_token, copy.end_token);
+    if (!part.from->registered || !copy.to->registered) return gone();
+    const auto program = poster.engine().install_program(
+        poster.now(), peer, write, src.region, dst.region,
+        program_between(src_layout, dst_layout, ids.num_fine != 0 || random_.chance(50), part.heads));
+    if (!program.ok()) return gone();
     TransferRequest request;
-    request.peer = write ? to_dst : to_src;
+    request.peer = peer;
     request.program = program.value();
-    request.src_blocks = copy.src_blocks;
-    request.dst_blocks = copy.dst_blocks;
+    request.src_ids = ids.src;
+    request.dst_ids = ids.dst;
+    request.num_fine = ids.num_fine;
     request.first_layer = copy.first_layer;
     request.num_layers = copy.num_layers;
     request.layers_ready =
@@ -218,21 +291,15 @@ class Workload {
     request.timeout_ns = timeout;
     request.integrity = integrity_ || random_.chance(20);
     if (random_.chance(50)) request.lease = copy.lease;
-    if (!poster.alive() || poster.paused()) return over_without_transfer(copy);
     auto handle = poster.engine().post(world_.now(), request);
-    if (!handle.ok()) return over_without_transfer(copy);
-    copy.handle = handle.value();
-    posted_[{write ? a : b, write ? copy.src_life : copy.dst_life, copy.handle->id()}] = &copy;
+    if (!handle.ok()) return gone();
+    num_fine_ += ids.num_fine != 0;
+    part.handle = handle.value();
+    posted_[{at, write ? part.src_life : copy.dst_life, part.handle->id()}] = {&copy, index};
     if (!write)
       for (std::uint32_t layer = copy.first_layer; layer < copy.first_layer + copy.num_layers; ++layer)
-        copy.handle->watch_layer(layer);
+        part.handle->watch_layer(layer);
     poster.settle();
-  }
-  void over_without_transfer(Copy& copy) {
-    if (copy.kind == Kind::kUnderReadLease)
-      end_destination(copy);
-    else
-      end_source(copy);
   }
 
   template <class Do>
@@ -244,22 +311,23 @@ class Workload {
   bool can(std::size_t agent, std::uint64_t life) const {
     return may_act(agent) && agents_[agent].node->life() == life;
   }
-  void cancel_at_source(Copy& copy) {
-    if (!can(copy.src, copy.src_life)) return;
-    Node& node = *agents_[copy.src].node;
-    if (copy.kind == Kind::kUnderReadLease)
+  Part& any_part(Copy& copy) { return copy.parts[random_.below(copy.parts.size())]; }
+  void cancel_at_source(Copy& copy, Part& part) {
+    if (!can(part.src, part.src_life)) return;
+    Node& node = *agents_[part.src].node;
+    if (copy.read())
       node.revoke(copy.lease);
-    else if (copy.handle)
-      node.cancel(copy.handle);
-    end_source(copy);
+    else if (part.handle)
+      node.cancel(part.handle);
+    end_source(part);
   }
   void end_at_destination(Copy& copy) {
     if (!can(copy.dst, copy.dst_life)) return;
     Node& node = *agents_[copy.dst].node;
     if (copy.kind == Kind::kUnderWriteLease)
       node.revoke(copy.lease);
-    else if (copy.kind == Kind::kUnderReadLease && copy.handle)
-      node.cancel(copy.handle);
+    else if (copy.read() && copy.parts[0].handle)
+      node.cancel(copy.parts[0].handle);
     else if (copy.expected)
       node.cancel(copy.expected);
     else
@@ -267,9 +335,10 @@ class Workload {
     end_destination(copy);
   }
   void release_layers(Copy& copy) {
-    if (copy.kind == Kind::kUnderReadLease || !copy.handle || !can(copy.src, copy.src_life)) return;
-    Node& node = *agents_[copy.src].node;
-    node.engine().layers_ready(node.now(), copy.handle->id(),
+    Part& part = any_part(copy);
+    if (copy.read() || !part.handle || !can(part.src, part.src_life)) return;
+    Node& node = *agents_[part.src].node;
+    node.engine().layers_ready(node.now(), part.handle->id(),
                                static_cast<std::uint32_t>(random_.between(0, copy.num_layers)));
     node.settle();
   }
@@ -287,7 +356,8 @@ class Workload {
     Agent& agent = agents_[index];
     if (!agent.node->alive()) return;
     for (auto& copy : copies_) {
-      if (copy->src == index && copy->src_life == agent.node->life()) copy->src_over = true;
+      for (Part& part : copy->parts)
+        if (part.src == index && part.src_life == agent.node->life()) part.src_over = true;
       if (copy->dst == index && copy->dst_life == agent.node->life()) copy->dst_over = true;
     }
     agent.node->crash(random_.chance(50));
@@ -326,7 +396,8 @@ class Workload {
     auto memory = agent.node->memories()->at(agent.region);
     CHECK_OK(agent.node->deregister(agent.region));
     for (auto& copy : copies_) {
-      if (copy->from == memory) copy->src_over = true;
+      for (Part& part : copy->parts)
+        if (part.from == memory) part.src_over = true;
       if (copy->to == memory) copy->dst_over = true;
     }
     for (std::uint32_t block = 0; block < agent.layout.num_blocks; ++block)
@@ -357,128 +428,11 @@ class Workload {
     }
   }
 
-  // ---- the books
-  // What is over is named again at once, by whichever copy comes next: an offer that is parked, an
-  // offer or a request that is still on its way must not be served under that one's right.
-  void end_source(Copy& copy) {
-    if (std::exchange(copy.src_over, true)) return;
-    for (const std::uint32_t block : copy.src_blocks) copy.from->fill(block, random_.next());
-    give_back(copy.src, copy.src_life, copy.from, copy.src_blocks);
-  }
-  void end_destination(Copy& copy) {
-    if (std::exchange(copy.dst_over, true)) return;
-    for (const std::uint32_t block : copy.dst_blocks) agents_[copy.dst].landing.erase(block);
-    give_back(copy.dst, copy.dst_life, copy.to, copy.dst_blocks);
-  }
-  void give_back(std::size_t index, std::uint64_t life, const std::shared_ptr<Memory>& memory,
-                 const Blocks& blocks) {
-    Agent& agent = agents_[index];
-    if (agent.node->life() == life && memory->registered) agent.free.insert(blocks.begin(), blocks.end());
-  }
-  std::size_t index_of(const Node& node) const { return static_cast<std::size_t>(node.place()); }
-  void check_layer(Copy& copy, std::uint32_t layer, const char* when) {
-    for (std::size_t i = 0; i < copy.dst_blocks.size(); ++i)
-      if (copy.to->read(layer, copy.dst_blocks[i]) != copy.bytes.at({layer, i}))
-        return FAIL(std::string(when) + ", but the bytes of layer " + std::to_string(layer) +
-                    " are not the source's: " + copy.words());
-  }
-  void check_bytes(Copy& copy, const char* when) {
-    if (copy.dst_over) FAIL(std::string(when) + ", but its right had ended: " + copy.words());
-    for (std::uint32_t layer = copy.first_layer; layer < copy.first_layer + copy.num_layers; ++layer)
-      check_layer(copy, layer, when);
-    copy.dst_done = true;
-    ++num_done_;
-  }
-
-  void on_event(Node& node, const Event& event) {
-    const std::size_t index = index_of(node);
-    const auto of = [&](auto& books) -> Copy* {
-      auto found = books.find({index, node.life(), event.handle});
-      return found == books.end() ? nullptr : found->second;
-    };
-    if (event.kind == EventKind::kLayer) {
-      if (Copy* copy = of(posted_)) check_layer(*copy, event.layer, "a layer was reported");
-      if (Copy* copy = of(expected_)) check_layer(*copy, event.layer, "a layer was reported");
-    } else if (event.kind == EventKind::kEnded) {
-      if (Copy* copy = of(posted_)) {
-        CHECK_EQ(++copy->num_ended, 1);
-        const bool done = copy->handle->outcome() == Outcome::kDone;
-        CHECK(copy->handle->outcome() != Outcome::kPending);
-        if (copy->kind == Kind::kUnderReadLease) {
-          if (done) check_bytes(*copy, "a read is done");
-          end_destination(*copy);
-        } else {
-          if (done) CHECK(copy->dst_done);
-          end_source(*copy);
-        }
-      }
-      if (Copy* copy = of(expected_)) {
-        CHECK_EQ(++copy->num_expected_ended, 1);
-        if (copy->expected->outcome() == Outcome::kDone) check_bytes(*copy, "what was expected is done");
-        end_destination(*copy);
-      }
-    } else if (event.kind == EventKind::kNotification) {
-      for (auto& copy : copies_) {
-        if (copy->tag != event.payload) continue;
-        if (copy->kind == Kind::kUnderReadLease)
-          CHECK(copy->dst_done);
-        else if (copy->kind == Kind::kUnderWriteLease)
-          check_bytes(*copy, "a notification came");
-        else
-          FAIL("a notification came for what is expected");
-      }
-    } else if (event.kind == EventKind::kLeaseEnded && !event.held) {
-      for (auto& copy : copies_) {
-        if (copy->lease != event.lease || copy->lease == 0) continue;
-        if (copy->kind == Kind::kUnderReadLease && copy->src == index && copy->src_life == node.life())
-          end_source(*copy);
-        if (copy->kind == Kind::kUnderWriteLease && copy->dst == index && copy->dst_life == node.life())
-          end_destination(*copy);
-      }
-    }
-  }
-  void on_write(Node& node, SessionKey from, Memory& memory, std::uint64_t offset, std::uint64_t nbytes) {
-    Agent& agent = agents_[index_of(node)];
-    if (&memory != &node.memory(agent.region)) return FAIL("bytes land in a region that is gone");
-    const auto peer = node.engine().peer(from);
-    for (std::uint64_t at = offset; at < offset + nbytes; ++at) {
-      const auto place = memory.layout.place_of(at);
-      auto found = place ? agent.landing.find(place->block) : agent.landing.end();
-      if (found == agent.landing.end()) return FAIL("bytes land where no live right is");
-      const Copy& copy = *found->second;
-      if (copy.dst_over || place->layer - copy.first_layer >= copy.num_layers)
-        return FAIL("bytes land in block " + std::to_string(place->block) + ", layer " +
-                    std::to_string(place->layer) + ", which is for " + copy.words());
-      CHECK(peer && peer->name == agents_[copy.src].node->name());
-    }
-  }
-  void check_bounded() {
-    if (++num_steps_ % 64 != 0) return;
-    for (auto& copy : copies_)
-      if (world_.now() > copy->ends_by) check_ended(*copy);
-  }
-  void check_ended(Copy& copy) {
-    const bool write = copy.kind != Kind::kUnderReadLease;
-    if (copy.handle &&
-        agents_[write ? copy.src : copy.dst].node->life() == (write ? copy.src_life : copy.dst_life))
-      CHECK_EQ(copy.num_ended, 1);
-    if (copy.expected && agents_[copy.dst].node->life() == copy.dst_life)
-      CHECK_EQ(copy.num_expected_ended, 1);
-  }
-
-  static constexpr Time kMaxStop = 4 * kSecond;
-  using BookKey = std::tuple<std::size_t, std::uint64_t, std::uint64_t>;  // agent, life, handle
-  World world_;
-  check::Random& random_;
   Network& network_;
   std::vector<RailPlan> rails_;
-  std::vector<Agent> agents_;
-  std::vector<std::unique_ptr<Copy>> copies_;
-  std::map<BookKey, Copy*> posted_, expected_;
   bool integrity_ = false;
   std::uint64_t faults_ = 0;  // a bit each
-  std::size_t num_done_ = 0;
-  std::uint64_t num_steps_ = 0;
+  std::size_t num_fine_ = 0;  // transfers with single tokens
 };
 
 }  // namespace simulation

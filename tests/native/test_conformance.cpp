@@ -51,11 +51,49 @@ Subject faulty_shm_foreign() {
   return with_faults(shm_foreign(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05");
 }
 
+// Sockets that take a few KiB at a time: a piece is on its way for many system calls, and stops
+// anywhere in a header, a run or a trailer.
+std::pair<UniqueFd, UniqueFd> tiny_sockets() {
+  auto sockets = conformance::tcp_sockets();
+  for (const UniqueFd* socket : {&sockets.first, &sockets.second}) {
+    // A receive buffer below loopback's segments of 64 KiB waits for the kernel's timers.
+    const int send_nbytes = 4096, receive_nbytes = 32 * 1024;
+    REQUIRE(::setsockopt(socket->get(), SOL_SOCKET, SO_SNDBUF, &send_nbytes, sizeof send_nbytes) == 0);
+    REQUIRE(::setsockopt(socket->get(), SOL_SOCKET, SO_RCVBUF, &receive_nbytes, sizeof receive_nbytes) == 0);
+  }
+  return sockets;
+}
+Subject tiny_tcp() {
+  Subject subject = tcp();
+  subject.name = "tcp with tiny buffers";
+  subject.sockets = tiny_sockets;
+  return subject;
+}
+Subject tiny_unix_stream() {
+  Subject subject = unix_stream();
+  subject.name = "unix with tiny buffers";
+  subject.make = [](Reactor& reactor, const FenceTable&) -> std::unique_ptr<Transport> {
+    TcpTransport::Options options;
+    options.name = "unix";
+    options.socket_buffer_nbytes = 4096;
+    return std::make_unique<TcpTransport>(reactor, options);
+  };
+  return subject;
+}
+
 CONFORMANCE(tcp)
 CONFORMANCE(unix_stream)
 CONFORMANCE(loopback)
 CONFORMANCE(shm_pool)
 CONFORMANCE(shm_foreign)
+CONFORMANCE_PROMISE(tiny_tcp, programs_of_every_kind_arrive)
+CONFORMANCE_PROMISE(tiny_tcp, nothing_lands_after_cancel)
+CONFORMANCE_PROMISE(tiny_tcp, a_source_that_cancels_is_never_counted_as_done)
+CONFORMANCE_PROMISE(tiny_tcp, nothing_lands_after_disconnect)
+CONFORMANCE_PROMISE(tiny_unix_stream, programs_of_every_kind_arrive)
+CONFORMANCE_PROMISE(tiny_unix_stream, nothing_lands_after_cancel)
+CONFORMANCE_PROMISE(tiny_unix_stream, a_source_that_cancels_is_never_counted_as_done)
+CONFORMANCE_PROMISE(tiny_unix_stream, nothing_lands_after_disconnect)
 CONFORMANCE(faulty_tcp)
 CONFORMANCE(faulty_unix_stream)
 CONFORMANCE(faulty_loopback)

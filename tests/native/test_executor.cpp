@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "check.h"
+#include "core/crc32c.h"
 #include "core/executor.h"
+#include "core/pack.h"
 
 namespace {
 
@@ -45,11 +47,11 @@ Move make_move(check::Random& random, std::uint32_t num_pairs, std::uint64_t nby
   program->num_layers = 2;
   move.program = program;
   move.grid = {0, 2, num_pairs, 3};
-  move.src_blocks.resize(num_pairs);
-  std::iota(move.src_blocks.begin(), move.src_blocks.end(), 0u);
-  move.dst_blocks = move.src_blocks;
-  random.shuffle(move.src_blocks);
-  random.shuffle(move.dst_blocks);
+  move.src_ids.resize(num_pairs);
+  std::iota(move.src_ids.begin(), move.src_ids.end(), 0u);
+  move.dst_ids = move.src_ids;
+  random.shuffle(move.src_ids);
+  random.shuffle(move.dst_ids);
   return move;
 }
 
@@ -106,10 +108,10 @@ TEST(copy_piece_equals_the_loop_nest_and_sums_agree_at_both_ends) {
         for (std::uint64_t i = 0; i < 2; ++i)
           for (std::uint64_t j = 0; j < 3; ++j)
             std::memcpy(expected.data() + loop.dst_offset + layer * loop.dst_layer_stride +
-                            move.dst_blocks[p] * loop.dst_block_stride + i * loop.dst_strides[0] +
+                            move.dst_ids[p] * loop.dst_block_stride + i * loop.dst_strides[0] +
                             j * loop.dst_strides[1],
                         src.data() + loop.src_offset + layer * loop.src_layer_stride +
-                            move.src_blocks[p] * loop.src_block_stride + i * loop.src_strides[0] +
+                            move.src_ids[p] * loop.src_block_stride + i * loop.src_strides[0] +
                             j * loop.src_strides[1],
                         nbytes);
     for (std::uint32_t piece = 0; piece < move.grid.num_pieces(); ++piece) {
@@ -126,8 +128,8 @@ TEST(piece_end_is_the_last_byte_of_the_runs) {
   const Move move = make_move(random, 8, 100);
   for (std::uint32_t piece = 0; piece < move.grid.num_pieces(); ++piece) {
     std::uint64_t src_end = 0, dst_end = 0;
-    for_each_run(move.program->loops.data(), 1, move.grid.piece(piece), move.src_blocks.data(),
-                 move.dst_blocks.data(), [&](std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) {
+    for_each_run(move.program->view(), move.grid.piece(piece), move.src_ids.data(), move.dst_ids.data(),
+                 [&](std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) {
                    src_end = std::max(src_end, src + nbytes);
                    dst_end = std::max(dst_end, dst + nbytes);
                  });
@@ -142,7 +144,7 @@ TEST(piece_end_saturates_where_offsets_overflow) {
   auto program = std::make_shared<CopyProgram>(*move.program);
   program->loops[0].src_block_stride = UINT64_MAX / 2;  // wraps to something small
   move.program = program;
-  move.src_blocks.assign(8, 4);
+  move.src_ids.assign(8, 4);
   CHECK_EQ(piece_end(move, 0, Side::kSrc), UINT64_MAX);
 }
 

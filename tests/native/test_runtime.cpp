@@ -21,7 +21,10 @@ CopyProgram one_layer() {
   loop.src_block_stride = loop.dst_block_stride = kBlockNbytes;
   loop.counts[0] = loop.counts[1] = 1;
   loop.nbytes = kBlockNbytes;
-  return {{loop}, 1};
+  CopyProgram program;
+  program.loops = {loop};
+  program.num_layers = 1;
+  return program;
 }
 
 struct End {
@@ -88,7 +91,7 @@ struct Ends {
     TransferRequest request;
     request.peer = there;
     request.program = program;
-    request.src_blocks = request.dst_blocks = {block};
+    request.src_ids = request.dst_ids = {block};
     request.num_layers = request.layers_ready = 1;
     request.timeout_ns = 20 * kSecond;
     request.notify = notify;
@@ -139,7 +142,7 @@ TEST(a_caller_who_sleeps_while_it_drives_is_woken_for_what_another_begins) {
       const auto handle = both.write(round % kBlocks, tag);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));  // parked there, and the driver asleep
       const auto expected = both.dst.runtime->with_engine([&](Engine& engine, Time now) {
-        return engine.expect(now, tag, both.dst.region, {round % kBlocks}, 0, 1, {}, 20 * kSecond);
+        return engine.expect(now, tag, both.dst.region, {round % kBlocks}, 0, 1, {}, {}, 20 * kSecond);
       });
       REQUIRE(expected.ok());
       CHECK(ends(expected.value(), 10 * kSecond));

@@ -241,8 +241,8 @@ TEST(a_receiver_serves_many_sources_in_turn) {
       request.program = src.engine()
                             .install_program(src.now(), key, true, from, to, program_between(layout, layout))
                             .value();
-      for (std::uint32_t block = 0; block < layout.num_blocks; ++block) request.src_blocks.push_back(block);
-      request.dst_blocks = request.src_blocks;
+      for (std::uint32_t block = 0; block < layout.num_blocks; ++block) request.src_ids.push_back(block);
+      request.dst_ids = request.src_ids;
       request.num_layers = layout.num_layers;
       request.timeout_ns = 60 * kSecond;
       handles.push_back(Pair::post(src, request));
@@ -316,10 +316,10 @@ TEST(callers_mistakes_are_named_and_nothing_is_posted) {
     change(request);
     return pair.src.engine().post(pair.src.now(), std::move(request)).status().code();
   };
-  CHECK_EQ(code([](auto& r) { r.src_blocks[0] = 16; }), Code::kOutOfRange);
-  CHECK_EQ(code([](auto& r) { r.dst_blocks[0] = 16; }), Code::kOutOfRange);
-  CHECK_EQ(code([](auto& r) { r.dst_blocks[1] = r.dst_blocks[0]; }), Code::kDuplicateBlock);
-  CHECK_EQ(code([](auto& r) { r.dst_blocks.pop_back(); }), Code::kLengthMismatch);
+  CHECK_EQ(code([](auto& r) { r.src_ids[0] = 16; }), Code::kOutOfRange);
+  CHECK_EQ(code([](auto& r) { r.dst_ids[0] = 16; }), Code::kOutOfRange);
+  CHECK_EQ(code([](auto& r) { r.dst_ids[1] = r.dst_ids[0]; }), Code::kDuplicateBlock);
+  CHECK_EQ(code([](auto& r) { r.dst_ids.pop_back(); }), Code::kLengthMismatch);
   CHECK_EQ(code([](auto& r) { r.num_layers = 5; }), Code::kOutOfRange);
   CHECK_EQ(code([](auto& r) { r.timeout_ns = 0; }), Code::kInvalidArgument);
   CHECK_EQ(code([](auto& r) { r.program = 99; }), Code::kUnknownRegion);

@@ -133,7 +133,7 @@ TEST(closing_an_agent_ends_every_handle_of_both) {
       CHECK(handle->status().code() == (source_closes == write ? Code::kClosed : Code::kPeerLost) ||
             handle->status().code() == Code::kRailFailed || handle->status().code() == Code::kLeaseEnded);
       CHECK(!closed.engine().post(closed.now(), pair.request(source_closes, kFrom, kTo)).ok());
-      CHECK(!closed.engine().expect(closed.now(), Pair::bytes("x"), 1, {1}, 0, 1, {}, kSecond).ok());
+      CHECK(!closed.engine().expect(closed.now(), Pair::bytes("x"), 1, {1}, 0, 1, {}, {}, kSecond).ok());
     });
 }
 

@@ -1,5 +1,6 @@
 // A peer that knows the secret and keeps to nothing else: it may lose its own session, and nothing of
 // anybody else's.
+#include <functional>
 #include <optional>
 
 #include "simulated_pair.h"
@@ -55,8 +56,8 @@ class Mallory {
     out.program = program;
     out.grid = {0, layout.num_layers, static_cast<std::uint32_t>(from.size()), 1};
     out.timeout_ns = kSecond;
-    out.src_blocks = std::move(from);
-    out.dst_blocks = std::move(to);
+    out.src_ids = std::move(from);
+    out.dst_ids = std::move(to);
     return out;
   }
   template <class T>
@@ -192,11 +193,11 @@ TEST(transfers_that_do_not_fit_are_refused) {
     CHECK(mallory.last<wire::Fail>() != nullptr && mallory.last<wire::Fail>()->transfer == id);
     return mallory.refused_with();
   };
-  CHECK_EQ(code([](wire::Offer& o) { o.spec.dst_blocks[0] = 16; }), Code::kOutOfRange);
-  CHECK_EQ(code([](wire::Offer& o) { o.spec.dst_blocks[0] = UINT32_MAX; }), Code::kOutOfRange);
-  CHECK_EQ(code([](wire::Offer& o) { o.spec.src_blocks[0] = 16; }), Code::kOutOfRange);
-  CHECK_EQ(code([](wire::Offer& o) { o.spec.dst_blocks[0] = 4; }), Code::kDuplicateBlock);
-  CHECK_EQ(code([](wire::Offer& o) { o.spec.dst_blocks[0] = 5; }), Code::kNotPermitted);
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.dst_ids[0] = 16; }), Code::kOutOfRange);
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.dst_ids[0] = UINT32_MAX; }), Code::kOutOfRange);
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.src_ids[0] = 16; }), Code::kOutOfRange);
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.dst_ids[0] = 4; }), Code::kDuplicateBlock);
+  CHECK_EQ(code([](wire::Offer& o) { o.spec.dst_ids[0] = 5; }), Code::kNotPermitted);
   CHECK_EQ(code([](wire::Offer& o) { o.spec.grid.first_layer = 1; }), Code::kOutOfRange);
   CHECK_EQ(code([](wire::Offer& o) { o.spec.grid.num_layers = 5; }), Code::kOutOfRange);
   CHECK_EQ(code([](wire::Offer& o) { o.spec.program = 9; }), Code::kInvalidArgument);
@@ -204,6 +205,128 @@ TEST(transfers_that_do_not_fit_are_refused) {
   mallory.send(wire::Request{mallory.spec(100, 1, {1}, {1})});
   CHECK(mallory.refused_with() != Code::kOk);
   check_undisturbed(pair);
+}
+
+// Blocks of four tokens in two units: hers, and the victim's.
+struct Units {
+  Units() : mallory(pair.world, pair.dst) {
+    pair.grant(pair.dst, mallory.key(), pair.dst_region, wire::LeaseMode::kWrite, {3, 4}, 10 * kSecond, true);
+    pair.freeze_destination();
+    hers.block_tokens = 2;
+    theirs = pair.dst_layout;
+    theirs.block_tokens = 4;
+  }
+  void tell(std::uint32_t program_id, const std::function<void(CopyProgram&)>& change = [](CopyProgram&) {}) {
+    mallory.tell_program(program_id, pair.dst_region, true, [&](CopyProgram& program) {
+      program = program_between(hers, theirs, true);
+      change(program);
+    });
+  }
+  // Offers these; how they are refused, kOk where they are not. `num_fine`: of the last ids.
+  Code offer(std::uint32_t program, Blocks from, Blocks to, std::uint32_t num_fine) {
+    wire::Offer offer{mallory.spec(id += 2, program, std::move(from), std::move(to)), 0, 0, 0};
+    offer.spec.grid.num_fine = num_fine;
+    mallory.received.clear();
+    mallory.send(offer);
+    const auto* fail = mallory.last<wire::Fail>();
+    CHECK(fail == nullptr || fail->transfer == id);
+    return mallory.refused_with();
+  }
+  Pair pair;
+  Mallory mallory;
+  Layout hers, theirs;
+  TransferId id = 0;
+};
+
+TEST(units_and_tokens_that_do_not_fit_are_refused) {
+  Units units;
+  units.hers.chunk_nbytes = units.theirs.chunk_nbytes / 2;  // tokens of one size
+  units.tell(1);
+  units.tell(2, [](CopyProgram& program) {  // whole units alone
+    program.units[kFine] = {0, 0};
+    program.loops.resize(1);
+  });
+  // Block 3 is units 6 and 7, tokens 12 to 15; block 4 units 8 and 9, tokens 16 to 19.
+  CHECK_EQ(units.offer(1, {0, 1, 4}, {6, 7, 16}, 1), Code::kOk);
+  CHECK_EQ(units.offer(2, {0, 1, 4}, {6, 7, 16}, 1), Code::kInvalidArgument);
+  CHECK_EQ(units.offer(2, {0}, {0}, 1), Code::kInvalidArgument);
+  CHECK_EQ(units.offer(2, {0}, {6}, 0), Code::kOk);
+  CHECK_EQ(units.offer(1, {0, 1}, {6, 6}, 0), Code::kDuplicateBlock);
+  CHECK_EQ(units.offer(1, {0, 1}, {12, 12}, 2), Code::kDuplicateBlock);
+  for (std::uint32_t token = 12; token < 20; ++token)
+    CHECK_EQ(units.offer(1, {0, 4}, {7, token}, 1),
+             token == 14 || token == 15 ? Code::kDuplicateBlock : Code::kOk);
+  CHECK_EQ(units.offer(1, {0}, {32}, 0), Code::kOutOfRange);  // 16 blocks
+  CHECK_EQ(units.offer(1, {0}, {64}, 1), Code::kOutOfRange);
+  CHECK_EQ(units.offer(1, {16}, {6}, 0), Code::kOutOfRange);
+  CHECK_EQ(units.offer(1, {32}, {12}, 1), Code::kOutOfRange);
+  CHECK_EQ(units.offer(1, {UINT32_MAX}, {12}, 1), Code::kOutOfRange);
+  // What of a block is hers to write is of a block that was let to her.
+  CHECK_EQ(units.offer(1, {0}, {5}, 0), Code::kNotPermitted);
+  CHECK_EQ(units.offer(1, {0}, {10}, 0), Code::kNotPermitted);
+  CHECK_EQ(units.offer(1, {0}, {11}, 1), Code::kNotPermitted);
+  CHECK_EQ(units.offer(1, {0}, {20}, 1), Code::kNotPermitted);
+  CHECK(!units.mallory.ended);
+  check_undisturbed(units.pair);
+}
+
+TEST(more_tokens_than_pairs_end_her_session) {
+  Units units;
+  units.tell(1);
+  units.offer(1, {0, 1}, {6, 7}, 3);
+  units.pair.world.run_for(100 * kMillisecond);
+  CHECK(units.mallory.ended);
+  check_undisturbed(units.pair);
+}
+
+TEST(programs_whose_units_scales_or_heads_cannot_be_are_refused) {
+  using Change = void (*)(CopyProgram&);
+  const auto converting = [](CopyProgram& program) -> Conversion& {
+    Conversion& conversion = program.conversions.emplace_back();
+    conversion.src_dtype = conversion.dst_dtype = Dtype::kInt8;
+    for (CopyLoop& loop : program.loops) loop.conversion = 1;
+    return conversion;
+  };
+  static const auto& convert = converting;
+  constexpr Change kChanges[] = {
+      [](CopyProgram& p) { p.units[kCoarse].dst = 0; },
+      [](CopyProgram& p) { p.units[kCoarse].dst = 4; },
+      [](CopyProgram& p) {
+        p.units[kCoarse] = {wire::kMaxUnits, wire::kMaxUnits}, p.units[kFine] = {0, 0}, p.loops.resize(1);
+      },
+      [](CopyProgram& p) { p.units[kFine] = {0, 0}; },
+      [](CopyProgram& p) { p.units[kFine].src = 4; },
+      [](CopyProgram& p) { p.loops[0].dst_unit_stride *= 2; },
+      [](CopyProgram& p) { p.loops[1].dst_unit_stride = UINT64_MAX; },
+      [](CopyProgram& p) { p.loops[1].dst_offset += p.loops[1].nbytes; },
+      [](CopyProgram& p) { p.dst_heads = {1, 1, 1}; },
+      [](CopyProgram& p) { convert(p).dst_dtype = Dtype::kF32; },
+      [](CopyProgram& p) { convert(p).src_dtype = Dtype::kF32, p.loops[0].nbytes = 6; },
+      [](CopyProgram& p) { convert(p).src_scales = ScalePlace::kProgram; },
+      [](CopyProgram& p) { convert(p).dst_scales = ScalePlace::kProgram; },
+      [](CopyProgram& p) { convert(p).dst_scales = ScalePlace::kRegion; },
+      [](CopyProgram& p) {  // of whole blocks, into bytes that are nobody's
+        Conversion& conversion = convert(p);
+        conversion.dst_scales = ScalePlace::kRegion;
+        conversion.dst_block_stride = p.loops[0].dst_block_stride;
+        p.units[kCoarse] = {1, 1};
+        p.units[kFine] = {0, 0};
+        p.loops.resize(1);
+      },
+      [](CopyProgram& p) {  // her own scales, beyond what she announced
+        Conversion& conversion = convert(p);
+        conversion.src_scales = ScalePlace::kRegion;
+        conversion.src_offset = 1 << 24;
+      },
+  };
+  for (const Change change : kChanges) {
+    Units units;
+    units.hers.chunk_nbytes = units.theirs.chunk_nbytes / 2;
+    units.tell(1, change);
+    if (!units.mallory.ended) CHECK(units.offer(1, {0}, {6}, 0) != Code::kOk);
+    units.pair.world.run_for(100 * kMillisecond);
+    check_undisturbed(units.pair);
+  }
 }
 
 TEST(breaking_the_order_of_transfers_ends_her_session_alone) {
@@ -407,7 +530,7 @@ TEST(random_messages_disturb_nobody_else) {
       const auto tame = [&](wire::TransferSpec& spec) {
         spec.transfer = small(8);
         spec.program = small(3);
-        for (auto* blocks : {&spec.src_blocks, &spec.dst_blocks})
+        for (auto* blocks : {&spec.src_ids, &spec.dst_ids})
           for (std::uint32_t& block : *blocks) block = small(17);
         spec.grid.first_layer = 0;
         spec.grid.num_layers = 1 + small(4);
@@ -424,7 +547,11 @@ TEST(random_messages_disturb_nobody_else) {
               body.id = small(3);
               body.src_region = small(3);
               body.dst_region = small(3);
-              body.program = program_between(pair.dst_layout, pair.dst_layout);
+              Layout hers = pair.dst_layout, theirs = pair.dst_layout;
+              hers.block_tokens = 1 + small(2);
+              theirs.block_tokens = hers.block_tokens * (1 + small(2));
+              hers.chunk_nbytes = theirs.chunk_nbytes / theirs.block_tokens * hers.block_tokens;
+              body.program = program_between(hers, theirs, small(2) != 0);
             }
           },
           message);

@@ -20,7 +20,8 @@ class RawPeer {
  public:
   static constexpr std::uint32_t kNumBlocks = 16;
 
-  explicit RawPeer(std::uint64_t page_nbytes = 4096, bool unix_sockets = false)
+  // `run_nbytes`: of the runs that pages are cut into, the second first; 0 for one.
+  explicit RawPeer(std::uint64_t page_nbytes = 4096, bool unix_sockets = false, std::uint64_t run_nbytes = 0)
       : transport(reactor, TcpTransport::Options()),
         page_nbytes_(page_nbytes),
         memory(kNumBlocks * page_nbytes, false) {
@@ -33,13 +34,20 @@ class RawPeer {
     loop.num_layers = 1;
     loop.counts[0] = loop.counts[1] = 1;
     loop.nbytes = loop.src_block_stride = loop.dst_block_stride = page_nbytes;
+    if (run_nbytes != 0) {
+      loop.nbytes = run_nbytes;
+      loop.counts[0] = 2;
+      loop.counts[1] = static_cast<std::uint32_t>(page_nbytes / run_nbytes / 2);
+      loop.src_strides[0] = loop.dst_strides[0] = run_nbytes;
+      loop.src_strides[1] = loop.dst_strides[1] = 2 * run_nbytes;
+    }
     program->loops = {loop};
     auto the_move = std::make_shared<Move>();
     the_move->transfer = 77;
     the_move->program = program;
     the_move->grid = {0, 1, kNumBlocks / 2, 4};  // two pieces of four pages, in every second block
-    for (std::uint32_t i = 0; i < kNumBlocks / 2; ++i) the_move->src_blocks.push_back(kNumBlocks - 1 - 2 * i);
-    the_move->dst_blocks = the_move->src_blocks;
+    for (std::uint32_t i = 0; i < kNumBlocks / 2; ++i) the_move->src_ids.push_back(kNumBlocks - 1 - 2 * i);
+    the_move->dst_ids = the_move->src_ids;
     the_move->local_base = memory.data();
     move = the_move;
   }
@@ -140,8 +148,8 @@ TEST(a_piece_travels_as_header_pages_trailer) {
   CHECK_EQ(header.nbytes, raw.piece_nbytes());
   const std::vector<std::byte> bytes = raw.receive(raw.piece_nbytes());
   for (std::uint32_t i = 0; i < 4; ++i)
-    CHECK(std::memcmp(bytes.data() + i * 4096, raw.memory.data() + raw.move->src_blocks[4 + i] * 4096,
-                      4096) == 0);
+    CHECK(std::memcmp(bytes.data() + i * 4096, raw.memory.data() + raw.move->src_ids[4 + i] * 4096, 4096) ==
+          0);
   const auto trailer = raw.receive_one<PieceTrailer>();
   CHECK(trailer.end == PieceEnd::kHeld);
   CHECK_EQ(trailer.piece, 1);
@@ -185,6 +193,123 @@ TEST(a_send_cancelled_in_mid_piece_is_padded_and_ended) {
   }
 }
 
+// A piece as the program says it, of a memory that looks like this.
+std::vector<std::byte> piece_of(const RawPeer& raw, std::uint32_t piece, const std::byte* memory) {
+  return program_samples::packed(*raw.move, piece, memory);
+}
+
+TEST(what_is_cancelled_behind_a_gathered_piece_leaves_it_whole) {
+  for (const bool unix_sockets : {false, true}) {
+    RawPeer raw(2 * 1024 * 1024, unix_sockets, 256);  // 8 MiB a piece, in runs of 256 bytes
+    check::Random random(check::seed());
+    const std::vector<std::byte> first = piece_of(raw, 0, raw.memory.data()),
+                                 second = piece_of(raw, 1, raw.memory.data());
+    const WorkId work = raw.post(WorkKind::kSend, 0);
+    CHECK_EQ(raw.receive_one<PieceHeader>().nbytes, first.size());
+    // Again and again something behind it is cancelled, wherever the socket stands in it: what was
+    // gathered and has not gone out is forgotten, and gathered again from there.
+    std::uint64_t num_cancelled = 0;
+    for (std::size_t at = 0; at < first.size();) {
+      const std::size_t nbytes = std::min<std::size_t>(first.size() - at, random.between(1, 300'000));
+      const std::vector<std::byte> part = raw.receive(nbytes);
+      REQUIRE(std::equal(part.begin(), part.end(), first.begin() + static_cast<std::ptrdiff_t>(at)));
+      at += nbytes;
+      if (at + 4 * 1024 * 1024 > first.size()) continue;  // the piece may be out, and the next begun
+      for (std::uint64_t steps = random.below(3); steps != 0; --steps) raw.step();
+      const WorkId behind = raw.post(WorkKind::kSend, 1);
+      if (random.chance(50)) raw.step();
+      raw.transport.cancel(behind);
+      ++num_cancelled;
+    }
+    CHECK(num_cancelled > 5);
+    CHECK(raw.receive_one<PieceTrailer>().end == PieceEnd::kHeld);
+    for (; num_cancelled != 0; --num_cancelled) {
+      CHECK_EQ(raw.receive_one<PieceHeader>().nbytes, 0);
+      CHECK(raw.receive_one<PieceTrailer>().end == PieceEnd::kEnded);
+    }
+    REQUIRE(raw.run_until_done(work));
+    CHECK_EQ(raw.outcome(work), Code::kOk);
+    const WorkId next = raw.post(WorkKind::kSend, 1);
+    CHECK_EQ(raw.receive_one<PieceHeader>().piece, 1);
+    CHECK(raw.receive(second.size()) == second);
+    CHECK(raw.receive_one<PieceTrailer>().end == PieceEnd::kHeld);
+    REQUIRE(raw.run_until_done(next));
+  }
+}
+
+TEST(a_gathered_send_cancelled_in_mid_piece_reads_no_page_from_there_on) {
+  for (const bool unix_sockets : {false, true})
+    for (std::uint64_t seed = 0; seed < 4; ++seed) {
+      RawPeer raw(2 * 1024 * 1024, unix_sockets, 256);
+      check::Random random(check::seed() + seed);
+      std::memset(raw.memory.data(), 0x11, raw.memory.nbytes());
+      const WorkId work = raw.post(WorkKind::kSend, 0);
+      const WorkId next = raw.post(WorkKind::kSend, 1);
+      CHECK_EQ(raw.receive_one<PieceHeader>().nbytes, raw.piece_nbytes());
+      const std::size_t before = random.between(1, 2 * 1024 * 1024);
+      CHECK(raw.receive(before) == filled(before, 0x11));
+      for (int i = 0; i < 20; ++i) raw.step();
+      raw.transport.cancel(work);
+      std::memset(raw.memory.data(), 0x22, raw.memory.nbytes());  // somebody else's bytes from here on
+      const std::vector<std::byte> rest = raw.receive(raw.piece_nbytes() - before);
+      CHECK(std::find(rest.begin(), rest.end(), std::byte{0x22}) == rest.end());
+      CHECK(rest.back() == std::byte{0});
+      CHECK(raw.receive_one<PieceTrailer>().end == PieceEnd::kEnded);
+      CHECK_EQ(raw.receive_one<PieceHeader>().piece, 1);
+      CHECK(raw.receive(raw.piece_nbytes()) == filled(raw.piece_nbytes(), 0x22));
+      CHECK(raw.receive_one<PieceTrailer>().end == PieceEnd::kHeld);
+      REQUIRE(raw.run_until_done(next));
+      CHECK_EQ(raw.outcome(work), Code::kCancelled);
+      CHECK_EQ(raw.outcome(next), Code::kOk);
+    }
+}
+
+TEST(short_runs_are_scattered_as_their_bytes_come_and_not_after_a_cancel) {
+  RawPeer raw(16 * 1024, false, 128);
+  check::Random random(check::seed());
+  std::vector<std::byte> image(raw.memory.nbytes());
+  random.fill(image.data(), image.size());
+  std::vector<std::byte> expected(raw.memory.data(), raw.memory.data() + raw.memory.nbytes());
+  const WorkId work = raw.post(WorkKind::kReceive, 0);
+  const WorkId cancelled = raw.post(WorkKind::kReceive, 1);
+  const auto send_in_parts = [&](const std::vector<std::byte>& bytes, std::size_t first, std::size_t last) {
+    while (first < last) {
+      const std::size_t nbytes = std::min<std::size_t>(last - first, random.between(1, 900));
+      raw.send(bytes.data() + first, nbytes);
+      raw.step();
+      first += nbytes;
+    }
+  };
+  const std::vector<std::byte> pieces[] = {piece_of(raw, 0, image.data()), piece_of(raw, 1, image.data())};
+  raw.send_header(0, raw.piece_nbytes());
+  send_in_parts(pieces[0], 0, pieces[0].size());
+  raw.send_trailer(0, PieceEnd::kHeld);
+  REQUIRE(raw.run_until_done(work));
+  program_samples::for_each_written(*raw.move, 0, [&](std::uint64_t at, std::uint64_t nbytes) {
+    std::memcpy(expected.data() + at, image.data() + at, nbytes);
+  });
+  CHECK(std::memcmp(expected.data(), raw.memory.data(), expected.size()) == 0);
+
+  raw.send_header(1, raw.piece_nbytes());
+  send_in_parts(pieces[1], 0, 20'000);
+  for (int i = 0; i < 20; ++i) raw.step();
+  raw.transport.cancel(cancelled);
+  std::memcpy(expected.data(), raw.memory.data(), expected.size());
+  send_in_parts(pieces[1], 20'000, pieces[1].size());
+  raw.send_trailer(1, PieceEnd::kHeld);
+  const WorkId again = raw.post(WorkKind::kReceive, 1);
+  for (int i = 0; i < 20; ++i) raw.step();
+  CHECK(std::memcmp(expected.data(), raw.memory.data(), expected.size()) == 0);
+  raw.send_header(1, raw.piece_nbytes());
+  send_in_parts(pieces[1], 0, pieces[1].size());
+  raw.send_trailer(1, PieceEnd::kHeld);
+  REQUIRE(raw.run_until_done(again));
+  CHECK_EQ(raw.outcome(again), Code::kOk);
+  CHECK_EQ(raw.outcome(cancelled), Code::kCancelled);
+  CHECK(piece_of(raw, 1, raw.memory.data()) == pieces[1]);
+  CHECK(raw.memory.guards_hold());
+}
+
 TEST(a_receive_is_done_only_when_the_trailer_says_held) {
   RawPeer raw;
   const std::vector<std::byte> page = filled(raw.piece_nbytes(), 0x33);
@@ -225,7 +350,7 @@ TEST(a_piece_may_arrive_byte_by_byte) {
   REQUIRE(raw.run_until_done(work));
   CHECK_EQ(raw.outcome(work), Code::kOk);
   for (std::uint32_t i = 0; i < 4; ++i)
-    CHECK(std::memcmp(raw.memory.data() + raw.move->dst_blocks[i] * 64, filled(64, 0x44).data(), 64) == 0);
+    CHECK(std::memcmp(raw.memory.data() + raw.move->dst_ids[i] * 64, filled(64, 0x44).data(), 64) == 0);
 }
 
 TEST(what_nobody_waits_for_is_drained) {

@@ -54,6 +54,15 @@ void check_rejected_or_canonical(FrameType type, ByteSpan body) {
   CHECK(std::ranges::equal(body_of(again), body));
 }
 
+Conversion number_conversion() {
+  Conversion conversion{};
+  conversion.src_dtype = Dtype::kBf16;
+  conversion.dst_dtype = Dtype::kE4m3;
+  conversion.src_scales = ScalePlace::kRegion;
+  conversion.saturate = 1;
+  return conversion;
+}
+
 TEST(every_message_comes_back_as_it_was) {
   check::Random random(check::seed());
   for (const std::uint64_t size : {0, 1, 5, 40, 700}) {
@@ -80,13 +89,15 @@ TEST(every_message_comes_back_as_it_was) {
 
 TEST(the_largest_messages_fit_their_bounds) {
   Offer offer;
-  offer.spec.grid = {0, 4, kMaxBlocks, 1};
-  offer.spec.src_blocks.resize(kMaxBlocks, 7);
-  offer.spec.dst_blocks.resize(kMaxBlocks, 8);
+  offer.spec.grid = {0, 4, kMaxBlocks, 1, kMaxBlocks};
+  offer.spec.src_ids.resize(kMaxBlocks, 7);
+  offer.spec.dst_ids.resize(kMaxBlocks, 8);
   offer.spec.notify.resize(kMaxNotify);
   Program program;
   program.program.num_layers = kMaxLayers;
   program.program.loops.resize(kMaxLoops);
+  program.program.conversions.resize(kMaxLoops, number_conversion());
+  program.program.scales.resize(kMaxScales, 0.5f);
   Lease lease;
   lease.blocks.resize(kMaxBlocks);
   Region region;
@@ -198,7 +209,7 @@ TEST(errors_name_the_frame_and_the_field) {
   };
   Offer offer;
   offer.spec.grid = {0, 2, 3, 1};
-  offer.spec.src_blocks = offer.spec.dst_blocks = {1, 2, 3};
+  offer.spec.src_ids = offer.spec.dst_ids = {1, 2, 3};
   CHECK_EQ(rejection(offer), "accepted");
   const auto offer_with = [&](auto change) {
     Offer changed = offer;
@@ -206,11 +217,10 @@ TEST(errors_name_the_frame_and_the_field) {
     return rejection(changed);
   };
 
-  CHECK_EQ(offer_with([](Offer& m) { m.spec.src_blocks.resize(300000); }),
-           "OFFER.src_blocks: 300000 ids, at most 262144");
-  CHECK_EQ(offer_with([](Offer& m) { m.spec.dst_blocks.pop_back(); }), "OFFER.dst_blocks: 2 ids for 3 pairs");
-  CHECK_EQ(offer_with([](Offer& m) { m.spec.src_blocks.push_back(4); }),
-           "OFFER.src_blocks: 4 ids for 3 pairs");
+  CHECK_EQ(offer_with([](Offer& m) { m.spec.src_ids.resize(300000); }),
+           "OFFER.src_ids: 300000 ids, at most 262144");
+  CHECK_EQ(offer_with([](Offer& m) { m.spec.dst_ids.pop_back(); }), "OFFER.dst_ids: 2 ids for 3 pairs");
+  CHECK_EQ(offer_with([](Offer& m) { m.spec.src_ids.push_back(4); }), "OFFER.src_ids: 4 ids for 3 pairs");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.grid.num_layers = 0; }),
            "OFFER.grid.num_layers: 0, must be 1 to 4096");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.grid.first_layer = 4095; }),
@@ -223,6 +233,8 @@ TEST(errors_name_the_frame_and_the_field) {
            "OFFER.grid.pairs_per_piece: 1052672 pieces, at most 1048576");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.grid = {0, 4096, kMaxBlocks, 1}; }),
            "OFFER.grid.pairs_per_piece: 1073741824 pieces, at most 1048576");
+  CHECK_EQ(offer_with([](Offer& m) { m.spec.grid.num_fine = 3; }), "accepted");
+  CHECK_EQ(offer_with([](Offer& m) { m.spec.grid.num_fine = 4; }), "OFFER.grid.num_fine: 4, must be 0 to 3");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.flags = 4; }), "OFFER.flags: 4, must be 0 to 3");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.notify.resize(kMaxNotify + 1); }),
            "OFFER.notify: 4097 bytes, at most 4096");
@@ -232,7 +244,7 @@ TEST(errors_name_the_frame_and_the_field) {
            "OFFER.timeout_ns: 18446744073709551615, must be 0 to 9223372036854775807");
 
   // A transfer of nothing is a transfer.
-  CHECK_EQ(rejection(Request{{.grid = {0, 1, 0, 1}, .src_blocks = {}, .dst_blocks = {}, .notify = {}}}),
+  CHECK_EQ(rejection(Request{{.grid = {0, 1, 0, 1}, .src_ids = {}, .dst_ids = {}, .notify = {}}}),
            "accepted");
 
   const auto region_with = [&](std::uint64_t base, std::vector<MemorySpan> spans) {
@@ -253,13 +265,40 @@ TEST(errors_name_the_frame_and_the_field) {
   Program program;
   program.program.num_layers = 1;
   program.program.loops.resize(1);
-  program.program.loops[0].reserved = 1;
-  CHECK_EQ(rejection(program), "PROGRAM.loops.reserved: 1, must be 0");
-  program.program.loops[0] = {};
-  program.program.loops[0].op = 9;
-  CHECK_EQ(rejection(program), "PROGRAM.loops.op: 9, only 0 (copy) exists");
-  program.program.loops.resize(kMaxLoops + 1);
-  CHECK_EQ(rejection(program), "PROGRAM.loops: 8193 loops, at most 8192");
+  CHECK_EQ(rejection(program), "accepted");
+  const auto program_with = [&](auto change) {
+    Program changed = program;
+    changed.program.conversions = {number_conversion()};
+    change(changed.program);
+    return rejection(changed);
+  };
+  CHECK_EQ(program_with([](CopyProgram& p) { p.loops[0].conversion = 1; }), "accepted");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.loops[0].grain = 2; }),
+           "PROGRAM.loops.grain: 2, only 0 (units) and 1 (tokens) exist");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.loops[0].conversion = 2; }),
+           "PROGRAM.loops.conversion: 2 of 1 conversions");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.loops.resize(kMaxLoops + 1); }),
+           "PROGRAM.loops: 8193 loops, at most 8192");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.conversions.resize(kMaxLoops + 1, p.conversions[0]); }),
+           "PROGRAM.conversions: 8193 conversions, at most 8192");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.scales.resize(kMaxScales + 1); }),
+           "PROGRAM.scales: 65537 scales, at most 65536");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.conversions[0].src_dtype = Dtype::kBytes; }),
+           "PROGRAM.conversions.dtype: 0 is no number's");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.conversions[0].dst_dtype = Dtype{7}; }),
+           "PROGRAM.conversions.dtype: 7 is no number's");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.conversions[0].dst_scales = ScalePlace{3}; }),
+           "PROGRAM.conversions.scales: 3 is no place");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.conversions[0].saturate = 2; }),
+           "PROGRAM.conversions.reserved: must be 0");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.conversions[0].reserved[2] = 1; }),
+           "PROGRAM.conversions.reserved: must be 0");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.units[kCoarse].dst = kMaxUnits + 1; }),
+           "PROGRAM.units: 1048577, must be 0 to 1048576");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.dst_heads.num = 0; }),
+           "PROGRAM.dst_heads: 0, must be 1 to 65536");
+  CHECK_EQ(program_with([](CopyProgram& p) { p.dst_heads.total = kMaxHeads + 1; }),
+           "PROGRAM.dst_heads: 65537, must be 1 to 65536");
 
   CHECK_EQ(rejection(Lease{.mode = LeaseMode{3}, .blocks = {}}), "LEASE.mode: 3, must be 1 to 2");
   CHECK_EQ(rejection(LeaseEnded{1, Code::kOk}), "LEASE_ENDED.code: 0 is no code of a loss");
@@ -275,10 +314,25 @@ TEST(errors_name_the_frame_and_the_field) {
   CHECK_EQ(rejection(hello), "HELLO.identity.name: not UTF-8");
   hello.identity.name.assign(kMaxName + 1, 'x');
   CHECK_EQ(rejection(hello), "HELLO.identity.name: 129 bytes, at most 128");
-  hello.version = 2;
-  CHECK_EQ(rejection(hello),
-           "HELLO.version: the peer speaks protocol version 2, this agent 1; run the same kvxfer release at "
-           "both ends");
+  hello.identity.name = "prefill-0";
+  hello.extensions.resize(kMaxExtensions + 1);
+  CHECK_EQ(rejection(hello), "HELLO.extensions: 513 bytes, at most 512");
+  hello.extensions.resize(kMaxExtensions);
+  CHECK_EQ(rejection(hello), "accepted");
+  const auto hello_of = [&](std::uint16_t newest, std::uint16_t oldest) {
+    hello.version = newest;
+    hello.oldest = oldest;
+    return rejection(hello);
+  };
+  CHECK_EQ(hello_of(9, 2), "accepted");
+  CHECK_EQ(hello_of(2, 0), "accepted");
+  CHECK_EQ(hello_of(1, 1),
+           "HELLO.version: the peer speaks protocol version 1 at most, this agent 2; upgrade kvxfer at the "
+           "peer");
+  CHECK_EQ(hello_of(9, 3),
+           "HELLO.version: the peer speaks protocol version 3 to 9, this agent 2; upgrade kvxfer here");
+  CHECK_EQ(hello_of(3, 3),
+           "HELLO.version: the peer speaks protocol version 3, this agent 2; upgrade kvxfer here");
   CHECK_EQ(rejection(RailHello{.rail = kNoRail, .transport = {}}),
            "RAIL_HELLO.rail: 65535, must be 0 to 65534");
 }
@@ -335,8 +389,8 @@ TEST(utf8_is_judged_as_rfc_3629_says) {
     CHECK_EQ(utf8_prefix(std::string("ok") + bad), 2);
 }
 
-// What version 1 looks like. If this fails, the layout changed: raise kProtocolVersion.
-TEST(the_layout_is_that_of_version_1) {
+// What version 2 looks like. If this fails, the layout changed: raise kProtocolVersion.
+TEST(the_layout_is_that_of_version_2) {
   const auto hex = [](ByteSpan bytes) {
     std::string out;
     for (const std::byte b : bytes) {
@@ -345,7 +399,7 @@ TEST(the_layout_is_that_of_version_1) {
     }
     return out;
   };
-  CHECK_EQ(kProtocolVersion, 1);
+  CHECK_EQ(kProtocolVersion, 2);
   CHECK_EQ(hex(encode(Credit{0x1122334455667788, 2, 3, 4}, 0x99)),
            "12000000"
            "2b00"
@@ -360,7 +414,7 @@ TEST(the_layout_is_that_of_version_1) {
   kvxfer::Sha256 all;
   for (std::size_t kind = 0; kind < kNumKinds; ++kind)
     all.update(encode(Sampler(random, 9).message(kind), kind));
-  CHECK_EQ(hex(all.finish()), "1e7a9110838e6ebd9df6b266d87abbe798823ac8802f06d248a712aa9f61667c");
+  CHECK_EQ(hex(all.finish()), "42bff3820c741a91f4fd8a057c1c48b41e21e5d71dc6cea727b122d1249b422c");
 }
 
 }  // namespace

@@ -26,14 +26,22 @@ inline constexpr std::size_t kNumKinds = std::variant_size_v<Message>;
 // compile here until it is compared.
 // clang-format off
 inline auto fields(const MemorySpan& m) { const auto& [a, b] = m; return std::tie(a, b); }
-inline auto fields(const PieceGrid& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
-inline auto fields(const CopyProgram& m) { const auto& [a, b] = m; return std::tie(a, b); }
+inline auto fields(const PieceGrid& m) { const auto& [a, b, c, d, e] = m; return std::tie(a, b, c, d, e); }
+inline auto fields(const UnitsPerBlock& m) { const auto& [a, b] = m; return std::tie(a, b); }
+inline auto fields(const HeadSlice& m) { const auto& [a, b, c] = m; return std::tie(a, b, c); }
+inline auto fields(const CopyProgram& m) {
+  const auto& [a, b, c, d, e, f] = m;
+  return std::tie(a, b, c, d, e, f);
+}
 inline auto fields(const Identity& m) {
   const auto& [a, b, c, d, e, f] = m;
   return std::tie(a, b, c, d, e, f);
 }
-inline auto fields(const Hello& m) { const auto& [a, b, c] = m; return std::tie(a, b, c); }
-inline auto fields(const Challenge& m) { const auto& [a, b, c, d, e] = m; return std::tie(a, b, c, d, e); }
+inline auto fields(const Hello& m) { const auto& [a, b, c, d, e] = m; return std::tie(a, b, c, d, e); }
+inline auto fields(const Challenge& m) {
+  const auto& [a, b, c, d, e, f, g] = m;
+  return std::tie(a, b, c, d, e, f, g);
+}
 inline auto fields(const Proof& m) { const auto& [a] = m; return std::tie(a); }
 inline auto fields(const RailHello& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
 inline auto fields(const RailWelcome& m) { const auto& [a] = m; return std::tie(a); }
@@ -80,11 +88,15 @@ bool same(const T& a, const T& b) {
     for (std::size_t i = 0; i < a.size(); ++i)
       if (!same(a[i], b[i])) return false;
     return true;
+  } else if constexpr (std::is_array_v<T>) {
+    return std::equal(std::begin(a), std::end(a), std::begin(b),
+                      [](const auto& of_a, const auto& of_b) { return same(of_a, of_b); });
   } else if constexpr (std::is_same_v<T, Message>) {
     return a.index() == b.index() &&
            std::visit([&](const auto& of_a) { return same(of_a, std::get<std::decay_t<decltype(of_a)>>(b)); },
                       a);
-  } else if constexpr (std::is_same_v<T, CopyLoop>) {
+  } else if constexpr (std::is_same_v<T, CopyLoop> || std::is_same_v<T, Conversion> ||
+                       std::is_same_v<T, float>) {  // a NaN is the same as itself
     return std::memcmp(&a, &b, sizeof a) == 0;
   } else if constexpr (requires { fields(a); }) {
     return std::apply(
@@ -148,12 +160,18 @@ class Sampler {
     for (auto& transport : m.transports) transport = text(8);
   }
   void make(Hello& m) {
+    m.version = static_cast<std::uint16_t>(between(kProtocolVersion, UINT16_MAX));
+    m.oldest = static_cast<std::uint16_t>(between(0, kProtocolVersion));
     random_.fill(m.nonce.data(), m.nonce.size());
     make(m.identity);
+    m.extensions = bytes(kMaxExtensions);
   }
   void make(Challenge& m) {
+    m.version = static_cast<std::uint16_t>(between(kProtocolVersion, UINT16_MAX));
+    m.oldest = static_cast<std::uint16_t>(between(0, kProtocolVersion));
     random_.fill(m.nonce.data(), m.nonce.size());
     make(m.identity);
+    m.extensions = bytes(kMaxExtensions);
     random_.fill(m.session.data(), m.session.size());
     random_.fill(m.proof.data(), m.proof.size());
   }
@@ -185,17 +203,35 @@ class Sampler {
   }
   void make(RegionGone& m) { m.id = random_.next(); }
   void make(RegionsEnd&) {}
+  void make(Conversion& m) {
+    std::byte raw[sizeof m];
+    random_.fill(raw, sizeof raw);
+    std::memcpy(&m, raw, sizeof m);
+    m.src_dtype = static_cast<Dtype>(between(1, kNumDtypes - 1));
+    m.dst_dtype = static_cast<Dtype>(between(1, kNumDtypes - 1));
+    m.src_scales = static_cast<ScalePlace>(between(0, 2));
+    m.dst_scales = static_cast<ScalePlace>(between(0, 2));
+    m.saturate = static_cast<std::uint8_t>(between(0, 1));
+    std::fill(std::begin(m.reserved), std::end(m.reserved), std::uint8_t{0});
+  }
   void make(Program& m) {
     m.id = u32();
     m.src_region = random_.next();
     m.dst_region = random_.next();
     m.program.num_layers = between(1, kMaxLayers);
+    for (UnitsPerBlock& units : m.program.units) units = {between(0, kMaxUnits), between(0, kMaxUnits)};
+    m.program.dst_heads = {between(0, kMaxHeads), between(1, kMaxHeads), between(1, kMaxHeads)};
+    m.program.conversions.resize(upto(kMaxLoops));
+    for (Conversion& conversion : m.program.conversions) make(conversion);
+    m.program.scales.resize(upto(kMaxScales));
+    for (float& scale : m.program.scales) scale = number::float_of(u32());
     m.program.loops.resize(upto(kMaxLoops));
     for (auto& loop : m.program.loops) {
       std::byte raw[sizeof loop];
       random_.fill(raw, sizeof raw);
       std::memcpy(&loop, raw, sizeof loop);
-      loop.op = loop.reserved = 0;
+      loop.grain = between(0, kNumGrains - 1);
+      loop.conversion = static_cast<std::uint32_t>(random_.below(m.program.conversions.size() + 1));
     }
   }
   void make(Lease& m) {
@@ -213,6 +249,7 @@ class Sampler {
     m.program = u32();
     m.grid.first_layer = between(0, kMaxLayers - 1);
     m.grid.num_pairs = static_cast<std::uint32_t>(upto(kMaxBlocks));
+    m.grid.num_fine = static_cast<std::uint32_t>(upto(m.grid.num_pairs));
     m.grid.pairs_per_piece = random_.chance(10) ? kMaxBlocks : between(1, m.grid.num_pairs + 1);
     const std::uint32_t most = kMaxLayers - m.grid.first_layer;
     const std::uint32_t per_layer = std::max(1u, m.grid.pieces_per_layer());
@@ -221,8 +258,8 @@ class Sampler {
     m.flags = static_cast<std::uint8_t>(random_.below(4));
     m.lease = random_.next();
     m.timeout_ns = duration();
-    m.src_blocks = words(m.grid.num_pairs);
-    m.dst_blocks = words(m.grid.num_pairs);
+    m.src_ids = words(m.grid.num_pairs);
+    m.dst_ids = words(m.grid.num_pairs);
     m.notify = bytes(kMaxNotify);
   }
   void make(Offer& m) {

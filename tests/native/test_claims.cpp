@@ -1,0 +1,76 @@
+// Which writer brings what: a token of a head of a layer is one writer's, or nobody's.
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "check.h"
+#include "core/claims.h"
+
+namespace {
+
+using namespace kvxfer;
+
+using Cell = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
+
+std::uint32_t any(check::Random& random, std::uint64_t low, std::uint64_t high) {
+  return static_cast<std::uint32_t>(random.between(low, high));
+}
+
+TEST(claims_are_given_as_a_set_of_cells_gives_them) {
+  check::Random random(check::seed());
+  std::size_t num_given = 0, num_refused = 0;
+  for (int round = 0; round < 300; ++round) {
+    const std::uint32_t num_blocks = any(random, 1, 12), num_layers = any(random, 1, 4),
+                        num_heads = any(random, 1, 4);
+    constexpr std::uint32_t kBlockTokens[] = {1, 4, 12};
+    const std::uint32_t block_tokens = kBlockTokens[random.below(3)];
+    Claims claims(num_blocks, block_tokens);
+    std::set<Cell> claimed;  // layer, head, block, token
+    for (int i = 0; i < 30; ++i) {
+      const std::uint32_t first_layer = any(random, 0, num_layers - 1),
+                          layers = any(random, 1, num_layers - first_layer);
+      HeadSlice heads{any(random, 0, num_heads - 1), 1, num_heads};
+      heads.num = any(random, 1, num_heads - heads.first);
+      std::vector<Stretch> stretches;
+      std::set<Cell> wanted;
+      // Of one transfer no token is named twice.
+      for (std::uint32_t block = any(random, 0, num_blocks - 1); block < num_blocks && random.chance(60);
+           ++block) {
+        const std::uint32_t units = random.chance(40)   ? 1
+                                    : random.chance(50) ? block_tokens
+                                                        : (block_tokens + 3) / 4;
+        const std::uint32_t tokens = block_tokens / units;
+        for (std::uint32_t unit = 0; unit < units; ++unit)
+          if (units == 1 || random.chance(30)) stretches.push_back({block, unit * tokens, tokens});
+      }
+      random.shuffle(stretches);
+      for (const Stretch& stretch : stretches)
+        for (std::uint32_t layer = first_layer; layer < first_layer + layers; ++layer)
+          for (std::uint32_t head = heads.first; head < heads.first + heads.num; ++head)
+            for (std::uint32_t token = stretch.first_token; token < stretch.first_token + stretch.num_tokens;
+                 ++token)
+              wanted.insert({layer, head, stretch.block, token});
+      const bool free = std::none_of(wanted.begin(), wanted.end(),
+                                     [&](const Cell& cell) { return claimed.contains(cell); });
+      const Status status = claims.claim(first_layer, layers, heads, stretches);
+      REQUIRE_EQ(status.code(), free ? Code::kOk : Code::kRefused);
+      if (free) claimed.merge(wanted);
+      (free && !stretches.empty() ? num_given : num_refused) += 1;
+    }
+  }
+  CHECK(num_given > 500 && num_refused > 500);
+}
+
+TEST(groups_of_writers_are_bounded) {
+  Claims claims(4, 1);
+  const std::vector<Stretch> nothing;
+  const HeadSlice all{0, 1, 1};
+  for (std::uint32_t layer = 0; layer < Claims::kMaxGroups; ++layer)
+    CHECK_OK(claims.claim(layer, 1, all, nothing));
+  CHECK_EQ(claims.claim(Claims::kMaxGroups, 1, all, nothing).code(), Code::kRefused);
+  CHECK_OK(claims.claim(7, 1, all, std::vector<Stretch>{{2, 0, 1}}));
+  CHECK_EQ(claims.claim(7, 1, all, std::vector<Stretch>{{2, 0, 1}}).code(), Code::kRefused);
+}
+
+}  // namespace

@@ -1,0 +1,274 @@
+// Pieces on their way through a stream: gathered and converted at the source, scattered at the
+// destination, in parts of any size, are what the copy executor makes in one go.
+#include <sys/uio.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "core/crc32c.h"
+#include "core/executor.h"
+#include "core/pack.h"
+#include "core/region_table.h"
+#include "core/run_cursor.h"
+#include "program_samples.h"
+
+namespace {
+
+using namespace program_samples;
+using Bytes = std::vector<std::byte>;
+
+// Both memories of a sample, and what is to be in the destination's.
+struct Ends {
+  Ends(check::Random& random, const Wish& wish)
+      : sample(random, wish), src(sample.src.end), dst(sample.dst.end) {
+    CHECK_OK(check_program(*sample.move.program));
+    sample.fill_source(src.data());
+    random.fill(dst.data(), dst.size());
+    at_src = at_dst = sample.move;
+    at_src.local_base = src.data();
+    at_dst.local_base = dst.data();
+    expected = dst;
+    for (std::uint32_t piece = 0; piece < num_pieces(); ++piece)
+      apply(sample.move, piece, src.data(), expected.data());
+  }
+  std::uint32_t num_pieces() const { return sample.move.grid.num_pieces(); }
+  Bytes packed_piece(std::uint32_t piece) const { return packed(sample.move, piece, expected.data()); }
+  bool landed() const {
+    if (dst == expected) return true;
+    const auto differs = std::mismatch(dst.begin(), dst.end(), expected.begin()).first;
+    FAIL("byte " + std::to_string(differs - dst.begin()) + " of " + std::to_string(dst.size()) +
+         " is not what it should be");
+    return false;
+  }
+
+  Sample sample;
+  Bytes src, dst, expected;
+  Move at_src, at_dst;
+};
+
+// A buffer whose ends are guarded: what is packed must stay in its room.
+Bytes pack_in_parts(check::Random& random, Packer& packer, std::uint64_t longest) {
+  Bytes out;
+  for (;;) {
+    const std::size_t room = longest + random.below(random.chance(50) ? 16 : 4 * longest + 1);
+    Bytes buffer(room + 64, std::byte{0x5a});
+    const std::size_t nbytes = packer.pack(buffer.data(), room);
+    REQUIRE(nbytes <= room);
+    CHECK(std::all_of(buffer.end() - 64, buffer.end(), [](std::byte b) { return b == std::byte{0x5a}; }));
+    if (nbytes == 0) return out;
+    out.insert(out.end(), buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(nbytes));
+  }
+}
+
+template <class Check>
+void on_many_programs(Check&& check_ends) {
+  check::Random random(check::seed());
+  for (int round = 0; round < 600 && check::state().num_failures == 0; ++round) {
+    Ends ends(random, any_wish(random));
+    check_ends(random, ends);
+    if (check::state().num_failures != 0)
+      std::printf("  round %d: %u and %u units, %u coarse and %u fine pairs\n", round,
+                  ends.sample.wish.units.src, ends.sample.wish.units.dst, ends.sample.wish.num_coarse,
+                  ends.sample.wish.num_fine);
+  }
+}
+
+TEST(execute_does_what_the_program_says_element_by_element) {
+  on_many_programs([](check::Random&, Ends& ends) {
+    for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece)
+      copy_piece(ends.at_dst, piece, ends.src.data(), ends.dst.data());
+    CHECK(ends.landed());
+  });
+}
+
+TEST(a_piece_is_packed_in_the_order_and_form_in_which_it_lands) {
+  on_many_programs([](check::Random&, Ends& ends) {
+    const std::uint64_t longest = Packer::longest_cell(*ends.sample.move.program);
+    for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
+      const Bytes expected = ends.packed_piece(piece);
+      CHECK_EQ(piece_nbytes(*ends.sample.move.program, ends.sample.move.grid.piece(piece)), expected.size());
+      Packer packer(ends.at_src, piece);
+      Bytes out(expected.size() + longest);
+      CHECK_EQ(packer.pack(out.data(), out.size()), expected.size());
+      CHECK_EQ(packer.pack(out.data() + expected.size(), longest), 0);
+      out.resize(expected.size());
+      CHECK(out == expected);
+    }
+  });
+}
+
+TEST(packing_in_parts_gives_the_same_bytes) {
+  on_many_programs([](check::Random& random, Ends& ends) {
+    const std::uint64_t longest = Packer::longest_cell(*ends.sample.move.program);
+    for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
+      Packer packer(ends.at_src, piece);
+      CHECK(pack_in_parts(random, packer, longest) == ends.packed_piece(piece));
+    }
+  });
+}
+
+TEST(packing_after_a_skip_goes_on_behind_it) {
+  on_many_programs([](check::Random& random, Ends& ends) {
+    const std::uint64_t longest = Packer::longest_cell(*ends.sample.move.program);
+    for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
+      const Bytes expected = ends.packed_piece(piece);
+      Packer packer(ends.at_src, piece);
+      std::size_t at = 0;
+      // Skips of any length, some in a row, with parts packed between them.
+      while (at < expected.size()) {
+        const std::size_t skipped = random.chance(30) ? 0 : random.below(expected.size() - at + 1);
+        packer.skip(skipped);
+        at += skipped;
+        if (random.chance(30)) continue;
+        Bytes buffer(longest + random.below(2 * longest + 1));
+        const std::size_t nbytes = packer.pack(buffer.data(), buffer.size());
+        REQUIRE(nbytes <= expected.size() - at);
+        CHECK(std::equal(buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(nbytes),
+                         expected.begin() + static_cast<std::ptrdiff_t>(at)));
+        at += nbytes;
+      }
+      Bytes buffer(longest);
+      CHECK_EQ(packer.pack(buffer.data(), buffer.size()), 0);
+    }
+  });
+}
+
+TEST(scattering_in_parts_lands_what_execute_lands) {
+  on_many_programs([](check::Random& random, Ends& ends) {
+    for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
+      const Bytes bytes = ends.packed_piece(piece);
+      RunCursor cursor(ends.at_dst, piece, End::kDestination);
+      for (std::size_t at = 0; at < bytes.size();) {
+        const std::size_t nbytes = random.between(
+            1, random.chance(50) ? std::min<std::size_t>(7, bytes.size() - at) : bytes.size() - at);
+        cursor.scatter(bytes.data() + at, nbytes);
+        at += nbytes;
+      }
+      cursor.scatter(bytes.data(), 0);
+    }
+    CHECK(ends.landed());
+  });
+}
+
+TEST(iovecs_of_a_cursor_name_the_same_bytes_in_any_parts) {
+  on_many_programs([](check::Random& random, Ends& ends) {
+    const bool converts = ends.sample.wish.conversions.has_value();
+    for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
+      const Bytes bytes = ends.packed_piece(piece);
+      for (const End end : {End::kSource, End::kDestination}) {
+        if (end == End::kSource && converts) continue;  // nothing in the source's memory looks like it
+        ends.dst = ends.expected;
+        RunCursor cursor(end == End::kSource ? ends.at_src : ends.at_dst, piece, end);
+        std::size_t at = 0;
+        while (at < bytes.size()) {
+          if (random.chance(20)) {
+            const std::size_t skipped = random.below(bytes.size() - at + 1);
+            cursor.skip(skipped);
+            at += skipped;
+          }
+          std::vector<iovec> window;
+          const std::uint64_t named =
+              cursor.append(window, random.between(1, 20), random.between(1, 2 * bytes.size()));
+          REQUIRE(named != 0 || at == bytes.size());
+          for (const iovec& part : window) {
+            REQUIRE(part.iov_len <= bytes.size() - at);
+            CHECK(std::memcmp(part.iov_base, bytes.data() + at, part.iov_len) == 0);
+            at += part.iov_len;
+          }
+        }
+        std::vector<iovec> window;
+        CHECK_EQ(cursor.append(window, 8, 1000), 0);
+      }
+    }
+  });
+}
+
+TEST(checksums_agree_at_both_ends_and_with_what_crossed) {
+  on_many_programs([](check::Random& random, Ends& ends) {
+    ends.dst = ends.expected;
+    for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
+      const Bytes bytes = ends.packed_piece(piece);
+      const std::uint32_t sum = crc32c(0, bytes.data(), bytes.size());
+      CHECK_EQ(checksum_piece(ends.at_src, piece, Side::kSrc, ends.src.data()), sum);
+      CHECK_EQ(checksum_piece(ends.at_dst, piece, Side::kDst, ends.dst.data()), sum);
+      // One bit of what landed, scales included.
+      std::vector<std::pair<std::uint64_t, std::uint64_t>> written;
+      for_each_written(ends.sample.move, piece,
+                       [&](std::uint64_t at, std::uint64_t nbytes) { written.push_back({at, nbytes}); });
+      const auto [at, nbytes] =
+          written[random.chance(30) ? written.size() - 1 : random.below(written.size())];
+      std::byte& byte = ends.dst[at + random.below(nbytes)];
+      byte ^= std::byte{1};
+      CHECK(checksum_piece(ends.at_dst, piece, Side::kDst, ends.dst.data()) != sum);
+      byte ^= std::byte{1};
+    }
+  });
+}
+
+// The end of the last block that a piece names, whichever of its units: what the program could
+// touch of it.
+std::uint64_t brute_end(const Move& move, std::uint32_t index, Side side) {
+  const bool src = side == Side::kSrc;
+  std::uint64_t end = 0;
+  const std::uint32_t per_layer = move.grid.pieces_per_layer();
+  const std::uint32_t layer = move.grid.first_layer + index / per_layer,
+                      first = index % per_layer * move.grid.pairs_per_piece;
+  for (std::uint32_t pair = first; pair < std::min(first + move.grid.pairs_per_piece, move.grid.num_pairs);
+       ++pair)
+    for (const CopyLoop& loop : move.program->loops) {
+      if (layer < loop.first_layer || layer >= loop.first_layer + loop.num_layers) continue;
+      if ((loop.grain == kFine) != (pair >= move.grid.num_pairs - move.grid.num_fine)) continue;
+      const UnitsPerBlock units = move.program->units[loop.grain];
+      for (std::uint32_t unit = 0; unit < (src ? units.src : units.dst); ++unit) {
+        const std::uint32_t src_id =
+            src ? move.src_ids[pair] / units.src * units.src + unit : move.src_ids[pair];
+        const std::uint32_t dst_id =
+            src ? move.dst_ids[pair] : move.dst_ids[pair] / units.dst * units.dst + unit;
+        const std::vector<Run> runs = runs_of(*move.program, loop, layer, src_id, dst_id);
+        for (const Run& run : runs) {
+          end = std::max(end, src ? run.src + run.src_nbytes : run.dst + run.dst_nbytes);
+          if (run.conversion == nullptr) continue;
+          const ScalePlace place = src ? run.conversion->src_scales : run.conversion->dst_scales;
+          if (place == ScalePlace::kRegion)
+            end = std::max(end, (src ? run.src_scale : run.dst_scale) + sizeof(float));
+        }
+      }
+    }
+  return end;
+}
+
+TEST(piece_end_is_behind_all_of_the_blocks_that_a_piece_names) {
+  on_many_programs([](check::Random&, Ends& ends) {
+    for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
+      for (const Side side : {Side::kSrc, Side::kDst})
+        CHECK_EQ(piece_end(ends.sample.move, piece, side), brute_end(ends.sample.move, piece, side));
+      std::uint64_t read = 0, written = 0;
+      for_each_read(ends.sample.move, piece,
+                    [&](std::uint64_t at, std::uint64_t nbytes) { read = std::max(read, at + nbytes); });
+      for_each_written(ends.sample.move, piece, [&](std::uint64_t at, std::uint64_t nbytes) {
+        written = std::max(written, at + nbytes);
+      });
+      CHECK(piece_end(ends.sample.move, piece, Side::kSrc) >= read);
+      CHECK(piece_end(ends.sample.move, piece, Side::kDst) >= written);
+    }
+  });
+}
+
+TEST(short_runs_are_gathered_and_long_ones_are_not) {
+  check::Random random(check::seed());
+  Wish wish{.run_elements = 64, .conversions = {}};
+  CHECK(gathers_src(*Sample(random, wish).move.program));
+  CHECK(scatters_dst(*Sample(random, wish).move.program));
+  wish.run_elements = kGatherBelowNbytes;
+  CHECK(!gathers_src(*Sample(random, wish).move.program));
+  CHECK(!scatters_dst(*Sample(random, wish).move.program));
+  wish.conversions = Conversions{.src = Dtype::kBf16, .dst = Dtype::kE4m3};
+  CHECK(gathers_src(*Sample(random, wish).move.program));  // nobody else can convert
+  CHECK(!scatters_dst(*Sample(random, wish).move.program));
+  wish.run_elements = kGatherBelowNbytes / 2;  // 2 KiB there, 1 KiB here
+  CHECK(scatters_dst(*Sample(random, wish).move.program));
+}
+
+}  // namespace
