@@ -61,7 +61,8 @@ class Quantization:
         ``head_stride`` for ``"page"``.
     saturate
         Values too large for the stored type become its largest number, rather than NaN (e4m3fn) or
-        infinity (e5m2, float16), which is what torch and ml_dtypes make of them.
+        infinity (e5m2, float16), as ml_dtypes has it. torch has the same but for e4m3fn, which it
+        saturates.
     """
 
     per: str
