@@ -1,7 +1,8 @@
 """``kvxfer bench pages --src-layout --dst-layout``: one rank's cache from ranks that hold it otherwise.
 
 Beside it, in the same run and over the same transport, kvxfer copies as many bytes between two equal
-caches: what remains is what the difference of the layouts costs.
+caches: what remains is what the difference of the layouts costs. So do the shortest code that can
+(bench/limit.py) and, over tcp, a message for each contiguous piece.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kvxfer.bench.channel import Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.interrupt import Interrupt
 from kvxfer.bench.layout_work import LayoutWork
-from kvxfer.bench.limit import loopback_stream
+from kvxfer.bench.limit import Limit, LimitSpec, limits_for, loopback_stream
 from kvxfer.bench.pages import MEMORY_KINDS, OPERATIONS, PATTERNS, TRANSPORTS
 from kvxfer.bench.process import Worker, call_all, check_timeout
 from kvxfer.bench.progress import Progress
@@ -88,7 +89,8 @@ def run(options: LayoutPagesOptions, progress: Callable[[Progress], None]) -> Me
     ``src_nbytes`` and ``dst_nbytes``, of the elements that move; ``runs_per_pair``,
     ``smallest_run_nbytes`` and ``explain``, as `kvxfer.plan.CopyProgram` has them. All rates count bytes
     at the source: ``gb_per_s`` {min, median, max}; ``plain_gb_s``, of a copy of as many bytes between
-    two caches like the destination's, and ``ratio_to_plain``; over tcp also ``piecewise_gb_s``, of
+    two caches like the destination's, and ``ratio_to_plain``; ``limit`` {name, gb_per_s}, as without
+    layouts, on pages of that cache's size, and ``limit_ratio``; over tcp also ``piecewise_gb_s``, of
     ``piecewise_pieces`` messages of a piece each (the first ``piecewise_layers`` layers and
     ``piecewise_tokens`` tokens, ``piecewise_nbytes``), and ``ratio_to_piecewise``. Ratios are medians
     over iterations. ``total_ms``, ``post_ms``, ``cpu_s_per_gib`` and ``rails`` as without layouts.
@@ -118,6 +120,7 @@ def _measure(options: LayoutPagesOptions, progress: Callable[[Progress], None]) 
         passive.call("accept")
         source.call("fill")
         pieces = _Piecewise(source, destination) if options.transport == "tcp" else None
+        limit = Limit(_limit_of(options), source, destination)
         moved: dict[str, list[Message]] = {_MOVED: [], _PLAIN: []}
         for iteration in range(_WARMUP_ITERATIONS + options.iterations):
             number = iteration - _WARMUP_ITERATIONS
@@ -129,14 +132,34 @@ def _measure(options: LayoutPagesOptions, progress: Callable[[Progress], None]) 
                 moved[what].append(_transfer(options, what, iteration, source, destination))
             if pieces is not None:
                 pieces.run(check=number < 0)
+            limit.run(iteration)
     measured = {what: those[_WARMUP_ITERATIONS:] for what, those in moved.items()}
     done = len(measured[_MOVED])
     return {
         **({"interrupted": True} if done < options.iterations else {}),
         **_figures(options.work.src_nbytes, measured),
+        **_limit_figures(options.work.src_nbytes, measured[_MOVED], limit),
         **(pieces.figures(options.work.src_nbytes, measured[_MOVED]) if pieces is not None else {}),
         "copy_kernel": ready[1]["copy_kernel"],
         "page_kind": ready[1]["page_kind"],
+    }
+
+
+def _limit_of(options: LayoutPagesOptions) -> LimitSpec:
+    """Returns the limit on as many bytes in pages of the plain copy's size."""
+    name, *_ = limits_for(options.transport, options.memory)
+    page_nbytes = options.work.plain.page_nbytes
+    num_pages = max(1, options.work.src_nbytes // page_nbytes)
+    return LimitSpec((name,), page_nbytes, num_pages, options.pattern, options.seed)
+
+
+def _limit_figures(src_nbytes: int, moved: list[Message], limit: Limit) -> Message:
+    (name,) = limit.spec.names
+    rates = limit.rates(name)[_WARMUP_ITERATIONS:]
+    mine = [src_nbytes / one["total_ns"] for one in moved]
+    return {
+        "limit": {"name": name, "gb_per_s": median(rates)},
+        "limit_ratio": median(my / its for my, its in zip(mine, rates, strict=True)),
     }
 
 

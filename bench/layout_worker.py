@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import kvxfer
 from kvxfer.bench import memory
 from kvxfer.bench.channel import Channel, Message
-from kvxfer.bench.endpoint import AgentEnd
+from kvxfer.bench.endpoint import AgentEnd, limit_commands
 from kvxfer.bench.layout_pages import LayoutPagesOptions
 from kvxfer.bench.pieces import PieceDestination, PieceSource
 from kvxfer.bench.process import serve
@@ -260,4 +260,4 @@ async def run(fields: Message, coordinator: Channel, role: str) -> None:
     options = LayoutPagesOptions(**fields)
     kind = LayoutSource if role == "layout-source" else LayoutDestination
     async with kind(options, coordinator) as end:
-        await serve(coordinator, end.handlers())
+        await serve(coordinator, {**end.handlers(), **limit_commands(coordinator)})

@@ -75,6 +75,11 @@ class RankSpec:
         return STAND_INS[self.named.dtype].itemsize
 
     @property
+    def page_nbytes(self) -> int:
+        """Bytes of the keys, or the values, of one block in one layer."""
+        return self.named.block_tokens * len(self.heads) * self.head_dim * self.itemsize
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the memory that `RankCache` wants."""
         offsets, each = self._tensors()

@@ -105,6 +105,7 @@ def _print_layouts(console: Console, result: Message) -> None:
         f"plain copy: {result['plain_gb_s']:.2f} GB/s (kvxfer, as many bytes between equal layouts); "
         f"[bold]ratio to it {result['ratio_to_plain']:.2f}[/]"
     )
+    _print_limits(console, result)
     if "ratio_to_piecewise" in result:
         console.print(
             f"piece by piece: {result['piecewise_gb_s']:.2f} GB/s (a message for each of "
