@@ -27,6 +27,10 @@ class RawPeer {
         memory(kNumBlocks * page_nbytes, false) {
     auto [ours, theirs] = unix_sockets ? conformance::unix_sockets() : conformance::tcp_sockets();
     socket = std::move(theirs);
+    // A kernel that grows its buffers can hold a whole piece: what is cancelled then has gone out.
+    const int nbytes = 256 * 1024;
+    REQUIRE(::setsockopt(ours.get(), SOL_SOCKET, SO_SNDBUF, &nbytes, sizeof nbytes) == 0);
+    REQUIRE(::setsockopt(socket.get(), SOL_SOCKET, SO_RCVBUF, &nbytes, sizeof nbytes) == 0);
     peer = transport.connect(std::move(ours), {true, 3, "decode-0"}).value();
     auto program = std::make_shared<CopyProgram>();
     program->num_layers = 1;
