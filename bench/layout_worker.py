@@ -65,6 +65,30 @@ class LayoutEnd(AgentEnd):
         """Returns the block table of a share's source."""
         return self.plain_blocks if what == _PLAIN else self.src_blocks[share.src]
 
+    def post(self, verb: str, what: str, **more: Any) -> tuple[list[kvxfer.Transfer], int]:
+        """Posts every share by ``agent.write`` or ``agent.read``; returns them and when that began."""
+        ours, theirs = self.agent.regions, self.peer.regions
+        work = []
+        for share in self.shares[what]:
+            names = self.names(what, share)
+            mine, its = names if verb == "write" else names[::-1]
+            work.append((ours[mine], theirs[its], self.blocks_of(what, share), share))
+        self.start_cpu()
+        start_ns = time.monotonic_ns()
+        return [
+            getattr(self.agent, verb)(
+                region,
+                remote,
+                src_blocks=blocks,
+                dst_blocks=self.dst_blocks,
+                layers=share.layers,
+                heads=share.heads,
+                timeout_s=self.options.timeout_s,
+                **more,
+            )
+            for region, remote, blocks, share in work
+        ], start_ns
+
     def start_cpu(self) -> None:
         self._cpu_ns = time.process_time_ns()
 
@@ -112,28 +136,7 @@ class LayoutSource(LayoutEnd):
         return {}
 
     def write(self, what: str, iteration: int) -> Message:
-        regions, remote = self.agent.regions, self.peer.regions
-        work = [
-            (regions[src], remote[dst], self.blocks_of(what, share), share)
-            for share in self.shares[what]
-            for src, dst in (self.names(what, share),)
-        ]
-        self.start_cpu()
-        start_ns = time.monotonic_ns()
-        transfers = [
-            self.agent.write(
-                region,
-                target,
-                src_blocks=blocks,
-                dst_blocks=self.dst_blocks,
-                layers=share.layers,
-                heads=share.heads,
-                notify=_tag(what, iteration),
-                timeout_s=self.options.timeout_s,
-            )
-            for region, target, blocks, share in work
-        ]
-        return self.wait(transfers, start_ns)
+        return self.wait(*self.post("write", what, notify=_tag(what, iteration)))
 
     def serve_begin(self) -> Message:
         """From here the progress thread serves a read; this one waits for the coordinator."""
@@ -200,27 +203,7 @@ class LayoutDestination(LayoutEnd):
         return {"cpu_ns": self.cpu_ns(), "rails": list(incoming.rails)}
 
     def read(self, what: str) -> Message:
-        regions, remote = self.agent.regions, self.peer.regions
-        work = [
-            (regions[dst], remote[src], self.blocks_of(what, share), share)
-            for share in self.shares[what]
-            for src, dst in (self.names(what, share),)
-        ]
-        self.start_cpu()
-        start_ns = time.monotonic_ns()
-        transfers = [
-            self.agent.read(
-                region,
-                target,
-                src_blocks=blocks,
-                dst_blocks=self.dst_blocks,
-                layers=share.layers,
-                heads=share.heads,
-                timeout_s=self.options.timeout_s,
-            )
-            for region, target, blocks, share in work
-        ]
-        return self.wait(transfers, start_ns)
+        return self.wait(*self.post("read", what))
 
     def check(self, what: str, layer: int, corrupt: bool) -> Message:
         """Compares the elements of one layer, or of all where it is -1; ``corrupt`` flips a bit before."""

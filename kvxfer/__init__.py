@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvxfer.agent import Agent
     from kvxfer.block_table import BlockTable
+    from kvxfer.copy_program import CopyProgram
     from kvxfer.directory import Directory
     from kvxfer.directory.memory import MemoryDirectory
     from kvxfer.errors import (
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from kvxfer.notification import Notification
     from kvxfer.options import AgentOptions
     from kvxfer.peer import Peer
-    from kvxfer.plan import CopyProgram
     from kvxfer.pool import Pool
     from kvxfer.quantization import Quantization
     from kvxfer.region import Region, RegionDescriptor
@@ -39,7 +39,7 @@ _HOME = {
     "AgentError": "errors",
     "AgentOptions": "options",
     "BlockTable": "block_table",
-    "CopyProgram": "plan",
+    "CopyProgram": "copy_program",
     "Directory": "directory",
     "ExhaustedError": "errors",
     "Incoming": "transfer",

@@ -60,9 +60,14 @@ class ProgramCache:
             The peer or a region is gone.
         """
         usual = heads is None and not fine
-        last = self._last
-        known = usual and last is not None and last[0] is region and last[1] is remote
-        if known and last is not None and last[2] is write and last[3] == peer_id:
+        if (
+            usual
+            and (last := self._last) is not None
+            and last[0] is region
+            and last[1] is remote
+            and last[2] is write
+            and last[3] == peer_id
+        ):
             return last[4]
         key = peer_id, write, region.id, remote.id, heads, fine
         entry = self._entries.get(key)

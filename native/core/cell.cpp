@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/convert.h"
+#include "core/runs_ahead.h"
 
 namespace kvxfer {
 namespace {
@@ -19,45 +20,6 @@ std::uint64_t in_bytes(ScalePlace place, std::uint64_t stride) noexcept {
   return place == ScalePlace::kProgram ? stride * sizeof(float) : stride;
 }
 
-// Where the run lies whose turn comes Traffic::kAheadNbytes later: in the cell, or in the next one.
-class RunsAhead {
- public:
-  RunsAhead(const CopyLoop& loop, const std::byte* src, const std::byte* next) noexcept
-      : loop_(loop), cell_(src), next_(next) {
-    const std::uint64_t num_runs = std::uint64_t{loop.counts[0]} * loop.counts[1];
-    if (num_runs == 0 || loop.nbytes == 0) return;
-    const std::uint64_t ahead = std::min(Traffic::kAheadNbytes / loop.nbytes + 1, num_runs);
-    i_ = static_cast<std::uint32_t>(ahead / loop.counts[1]);
-    j_ = static_cast<std::uint32_t>(ahead % loop.counts[1]);
-    turn_at_end();
-  }
-
-  // Null behind the next cell, too.
-  const std::byte* pop() noexcept {
-    if (cell_ == nullptr) return nullptr;
-    const std::byte* run = cell_ + i_ * loop_.src_strides[0] + j_ * loop_.src_strides[1];
-    if (++j_ == loop_.counts[1]) {
-      j_ = 0;
-      ++i_;
-      turn_at_end();
-    }
-    return run;
-  }
-
- private:
-  void turn_at_end() noexcept {
-    if (i_ != loop_.counts[0]) return;
-    cell_ = next_;
-    next_ = nullptr;
-    i_ = j_ = 0;
-  }
-
-  const CopyLoop& loop_;
-  const std::byte* cell_;
-  const std::byte* next_;
-  std::uint32_t i_ = 0, j_ = 0;
-};
-
 class CellConverter {
  public:
   CellConverter(const CopyLoop& loop, const Conversion& conversion, const std::byte* src, std::byte* dst,
@@ -68,7 +30,7 @@ class CellConverter {
         dst_(dst),
         scales_(scales),
         traffic_(traffic),
-        ahead_(loop, src, traffic.next),
+        ahead_(loop, src, traffic.next, Traffic::kAheadNbytes),
         count_(loop.nbytes / itemsize(conversion.src_dtype)) {
     scaling_.has_src = conversion.src_scales != ScalePlace::kNone;
     scaling_.has_dst = conversion.dst_scales != ScalePlace::kNone;
@@ -76,7 +38,6 @@ class CellConverter {
   }
 
   void run() noexcept {
-    if (loop_.nbytes == 0 || loop_.counts[0] == 0 || loop_.counts[1] == 0) return;
     if (conversion_.finds_scales()) {
       find_scales();
       return;

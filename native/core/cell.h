@@ -45,8 +45,8 @@ class ConvertStream {
   CellScales scales_;
 };
 
-// The same from run (0, 0) at `src` to `packed`, through the cache: run after run without gaps, then the scales that
-// were found. packed_nbytes(loop, &conversion) bytes.
+// The same from run (0, 0) at `src` to `packed`, through the cache: run after run without gaps, then the
+// scales that were found. packed_nbytes(loop, &conversion) bytes.
 void pack_cell(const CopyLoop& loop, const Conversion& conversion, const std::byte* src,
                const CellScales& scales, std::byte* packed) noexcept;
 

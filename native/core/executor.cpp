@@ -1,5 +1,5 @@
-// The CPU's copy executor: how one run of bytes is moved. Kernels are compiled for
-// their own instruction set, function by function, and one is chosen when the module loads.
+// The CPU's copy executor: runs of bytes, one by one and by the cell. Kernels are compiled for their own
+// instruction set, function by function, and one is chosen when the module loads.
 #include "core/executor.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/cell.h"
+#include "core/runs_ahead.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -63,61 +64,21 @@ void fetch(const std::byte* at, std::size_t nbytes) noexcept {
   for (std::size_t line = 0; line < nbytes; line += kLineNbytes) __builtin_prefetch(at + line, 0);
 }
 
-// Walks over the runs of a cell, and then of the next, some runs in front of who copies them. Where a
-// cell's source is read in one sweep the processor sees that for itself, and is only shown where the
-// next one begins.
-class FetchAhead {
- public:
-  FetchAhead(const CopyLoop& loop, const std::byte* src, const std::byte* next) noexcept
-      : loop_(loop), next_(next), cell_(is_sweep(loop) ? nullptr : src) {
-    if (cell_ == nullptr) {
-      if (next != nullptr) fetch(next, kPrefetchNbytes);
-      return;
-    }
-    const std::uint64_t ahead = num_runs_ahead(loop);
-    i_ = static_cast<std::uint32_t>(ahead / loop.counts[1]);
-    j_ = static_cast<std::uint32_t>(ahead % loop.counts[1]);
-    if (i_ == loop.counts[0]) turn();
-  }
+// Where a cell's source is read in one sweep the processor sees that for itself, and is only shown
+// where the next one begins.
+bool is_sweep(const CopyLoop& loop) noexcept {
+  return loop.src_strides[1] == loop.nbytes &&
+         (loop.counts[0] == 1 || loop.src_strides[0] == loop.counts[1] * loop.nbytes);
+}
 
-  void fetch_run() noexcept {
-    if (cell_ == nullptr) return;
-    fetch(cell_ + i_ * loop_.src_strides[0] + j_ * loop_.src_strides[1], loop_.nbytes);
-    if (++j_ < loop_.counts[1]) return;
-    j_ = 0;
-    if (++i_ == loop_.counts[0]) turn();
-  }
-
-  // The runs that nobody in front of the first cell has asked for.
-  static void start(const CopyLoop& loop, const std::byte* src) noexcept {
-    if (is_sweep(loop)) return;
-    FetchAhead first(loop, nullptr, nullptr);
-    first.cell_ = src;
-    first.i_ = first.j_ = 0;
-    for (std::uint64_t left = num_runs_ahead(loop); left != 0; --left) first.fetch_run();
-  }
-
- private:
-  static bool is_sweep(const CopyLoop& loop) noexcept {
-    return loop.src_strides[1] == loop.nbytes &&
-           (loop.counts[0] == 1 || loop.src_strides[0] == loop.counts[1] * loop.nbytes);
-  }
-  static std::uint64_t num_runs_ahead(const CopyLoop& loop) noexcept {
-    return std::min<std::uint64_t>(kAheadNbytes / loop.nbytes + 1,
-                                   std::uint64_t{loop.counts[0]} * loop.counts[1]);
-  }
-
-  void turn() noexcept {
-    cell_ = next_;
-    next_ = nullptr;
-    i_ = j_ = 0;
-  }
-
-  const CopyLoop& loop_;
-  const std::byte* next_;
-  const std::byte* cell_;
-  std::uint32_t i_ = 0, j_ = 0;
-};
+// Asks for the runs that nobody in front of the first cell has asked for.
+void fetch_first(const CopyLoop& loop, const std::byte* src) noexcept {
+  if (is_sweep(loop)) return;
+  const std::uint64_t num_runs = RunsAhead::num_ahead(loop, kAheadNbytes);
+  for (std::uint64_t k = 0; k < num_runs; ++k)
+    fetch(src + k / loop.counts[1] * loop.src_strides[0] + k % loop.counts[1] * loop.src_strides[1],
+          loop.nbytes);
+}
 
 #if defined(__x86_64__)
 
@@ -180,12 +141,14 @@ template <class Lines>
 __attribute__((always_inline)) inline void stream_cell(const CopyLoop& loop, std::byte* dst,
                                                        const std::byte* src, const std::byte* next,
                                                        Lines&& lines) noexcept {
-  FetchAhead ahead(loop, src, next);
+  const bool sweep = is_sweep(loop);
+  if (sweep && next != nullptr) fetch(next, kPrefetchNbytes);
+  RunsAhead ahead(loop, sweep ? nullptr : src, sweep ? nullptr : next, kAheadNbytes);
   for (std::uint32_t i = 0; i < loop.counts[0]; ++i) {
     std::byte* to = dst + i * loop.dst_strides[0];
     const std::byte* from = src + i * loop.src_strides[0];
     for (std::uint32_t j = 0; j < loop.counts[1]; ++j) {
-      ahead.fetch_run();
+      if (const std::byte* run = ahead.pop()) fetch(run, loop.nbytes);
       lines(to, from, loop.nbytes);
       to += loop.dst_strides[1];
       from += loop.src_strides[1];
@@ -317,7 +280,7 @@ class CellStream {
   void push(const CopyLoop& loop, std::byte* dst, const std::byte* src) noexcept {
     if (loop_ != &loop) {
       drain();
-      FetchAhead::start(loop, src);
+      fetch_first(loop, src);
       loop_ = &loop;
     } else {
       kKernel.stream_cell(loop, dst_, src_, src);

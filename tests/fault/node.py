@@ -318,15 +318,8 @@ def _count(folder: str) -> int:
 class Worker:
     """A `Node` in a process of its own. Every call of a `Node` method is a call there."""
 
-    def __init__(
-        self,
-        name: str,
-        transport: str,
-        shape: tuple[int, ...] = SMALL,
-        axes: str = "l2bthd",
-        held: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Takes what `Node` takes."""
         ours, theirs = socket.socketpair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
@@ -340,7 +333,7 @@ class Worker:
             )
         self._connection = Connection(ours.detach())
         self._lock = threading.Lock()
-        self.call("", name, transport, shape, axes, held, **options)
+        self.call("", *arguments, **options)
 
     def __getattr__(self, verb: str) -> Any:
         return lambda *arguments, **options: self.call(verb, *arguments, **options)
