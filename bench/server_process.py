@@ -1,0 +1,137 @@
+"""A server in a process group of its own: started, waited for, asked over HTTP, ended with all it began."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from kvxfer.bench.errors import BenchError
+
+# Above what a request waits for a dead prefill engine before it is computed again.
+_REQUEST_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 20.0
+
+# The server is not to outlive who started it, whatever ends that one: 1 is PR_SET_PDEATHSIG.
+_LAUNCH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+class ServerProcess:
+    """A program that serves HTTP on a loopback port that the system chose.
+
+    Parameters
+    ----------
+    name
+        What errors call it.
+    command
+        The program and its arguments; ``--host`` and ``--port`` are added.
+    log
+        The file that takes what it prints.
+    environment
+        Variables beside those of this process.
+    ready_timeout_s
+        How long it may take until it answers ``/health``.
+
+    Notes
+    -----
+    To be made by a thread that lives as long as the server shall: the server ends with it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        ready_timeout_s: float = 30.0,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._ready_timeout_s = ready_timeout_s
+        # Linux lets two sockets with SO_REUSEADDR bind one port as long as neither listens: so the
+        # port that it has chosen stays ours, and is not chosen for others, until the server listens.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.port: int = self._reserved.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _LAUNCH, *command, "--host", "127.0.0.1", "--port", str(self.port)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )
+        self.client = httpx.Client(base_url=self.url, timeout=_REQUEST_TIMEOUT_S)
+
+    @property
+    def pid(self) -> int:
+        """The server's; also the number of the group that all its processes belong to."""
+        return self._process.pid
+
+    def wait_ready(self) -> Self:
+        """Waits until the server answers; raises with the end of its log if it ends or is too slow."""
+        deadline = time.monotonic() + self._ready_timeout_s
+        while True:
+            try:
+                if self.client.get("/health").is_success:
+                    return self
+            except httpx.TransportError:
+                pass
+            if self.has_ended():
+                raise BenchError(f"{self.name} ended before it was up; {self.last_words()}")
+            if time.monotonic() > deadline:
+                raise BenchError(
+                    f"{self.name} was not up after {self._ready_timeout_s:g} s; {self.last_words()}"
+                )
+            time.sleep(0.1)
+
+    def has_ended(self) -> bool:
+        """Whether the process is gone. It is not reaped, so that its group's number stays its own."""
+        if self._process.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to every process of the server: ``SIGKILL``, ``SIGSTOP``, ``SIGCONT``."""
+        os.killpg(self.pid, number)
+
+    def last_words(self, num_lines: int = 25) -> str:
+        """Returns the end of the log, with the file's name."""
+        lines = self.log.read_text(errors="replace").splitlines()[-num_lines:]
+        return "\n".join([f"the end of {self.log}:", *lines])
+
+    def stop(self) -> None:
+        """Ends the server, and with force what is left of its group. Idempotent."""
+        self.client.close()
+        self._reserved.close()
+        if self._process.returncode is not None:
+            return
+        # What is stopped would not hear of its end.
+        self.signal(signal.SIGCONT)
+        os.kill(self.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        while not self.has_ended() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,135 @@
+"""Models of a few megabytes with random weights, for real engines: the cache's shapes without the cost.
+
+They are made on the spot, from a seed, and need no download. What they say is noise, but noise that
+hangs on every token before it: where one wrong block reaches the attention, other tokens come out.
+transformers and tokenizers make them; both come with the engines.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from kvxfer.bench.errors import BenchError
+
+#: One token a character, so that a prompt's length can be counted, and what comes out can be read.
+ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:;!?'\"()-+*/=<>@#%&_$\n"
+_SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+_PAD, _BOS, _EOS, _UNK = range(4)
+# A multiple of 64, to which engines round vocabularies up.
+VOCABULARY = 128
+MAX_TOKENS = 4096
+
+# At 0.02, which trained models start from, one token is repeated for ever; from 0.06 on the layers
+# outweigh the residual and 32 greedy tokens are 15 to 30 different ones.
+_STANDARD_DEVIATION = 0.08
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": MAX_TOKENS,
+    "tie_word_embeddings": False,
+    "pad_token_id": _PAD,
+    "bos_token_id": _BOS,
+    "eos_token_id": _EOS,
+}
+
+#: name -> (transformers' configuration class, its arguments beside the common ones)
+_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": (
+        "LlamaConfig",
+        {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32},
+    ),
+}
+NAMES = tuple(_MODELS)
+
+
+def save(name: str, folder: Path, seed: int = 1) -> Path:
+    """Makes a model and its tokenizer and writes both to ``folder``, as engines read them.
+
+    Parameters
+    ----------
+    name
+        One of ``NAMES``.
+    folder
+        Made if need be. Where a model of this name and seed is there already, nothing is done.
+
+    Returns
+    -------
+    Path
+        ``folder``
+    """
+    if name not in _MODELS:
+        raise BenchError(f"there is no tiny model {name!r}; there are {', '.join(NAMES)}")
+    label = json.dumps([name, seed, _MODELS[name], _COMMON, _STANDARD_DEVIATION])
+    stamp = folder / "tiny-model.json"
+    if stamp.exists() and stamp.read_text() == label:
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    _save_weights(name, folder, seed)
+    _save_tokenizer(folder)
+    stamp.write_text(label)
+    return folder
+
+
+def _save_weights(name: str, folder: Path, seed: int) -> None:
+    torch, transformers = _import("torch"), _import("transformers")
+    config_class, arguments = _MODELS[name]
+    config = getattr(transformers, config_class)(**{**_COMMON, **arguments})
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Vectors are norms and biases, which are right as they come.
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, _STANDARD_DEVIATION)
+        # What is no letter is never the most likely token, so that no answer ends early.
+        head = model.get_output_embeddings().weight
+        head[: len(_SPECIAL)] = 0.0
+        head[len(_SPECIAL) + len(ALPHABET) :] = 0.0
+    model.save_pretrained(folder)
+
+
+def _save_tokenizer(folder: Path) -> None:
+    tokenizers = _import("tokenizers")
+    spare = [f"<spare{number}>" for number in range(VOCABULARY - len(_SPECIAL) - len(ALPHABET))]
+    vocabulary = {token: number for number, token in enumerate([*_SPECIAL, *ALPHABET, *spare])}
+    # Without merges, one character is one token.
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab=vocabulary, merges=[], unk_token=_SPECIAL[_UNK])
+    )
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    tokenizer.add_special_tokens(list(_SPECIAL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": MAX_TOKENS,
+                "pad_token": _SPECIAL[_PAD],
+                "bos_token": _SPECIAL[_BOS],
+                "eos_token": _SPECIAL[_EOS],
+                "unk_token": _SPECIAL[_UNK],
+                "chat_template": _CHAT_TEMPLATE,
+            }
+        )
+    )
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise BenchError(
+            f"tiny models are made with {name}, which is not here: {error}; `make demo-vllm` and "
+            f"`make test-vllm` set up an environment that has it"
+        ) from error

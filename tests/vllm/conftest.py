@@ -1,0 +1,25 @@
+"""Real vLLM engines on the CPU, in the environment that ``make test-vllm`` sets up.
+
+Elsewhere there is nothing to collect here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            # Three engines start within the first test that asks for them; vLLM's own warnings are
+            # not ours to answer.
+            item.add_marker(pytest.mark.timeout(300), append=False)
+            item.add_marker(pytest.mark.filterwarnings("default"), append=False)
