@@ -1,0 +1,173 @@
+"""The class that vLLM makes twice: beside its scheduler, and beside each worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from kvxfer.connectors.vllm.cache_groups import groups_of
+from kvxfer.connectors.vllm.scheduler_half import SchedulerHalf
+from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.connectors.vllm.step import RankMetadata, StepMetadata
+from kvxfer.connectors.vllm.worker_half import Place, WorkerHalf
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+
+class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
+    """Hands requests' caches from a prefill to a decode engine: decode reads when prefill has ended.
+
+    Each method is the engine's verb; what it means here is said by `SchedulerHalf` and `WorkerHalf`,
+    of which an instance has the one that its role names.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        settings = Settings.of(self._kv_transfer_config.kv_connector_extra_config)
+        groups = groups_of(kv_cache_config)
+        _require_supported(vllm_config)
+        engine_id = str(self._kv_transfer_config.engine_id)
+        self._num_groups = len(groups)
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        self._invalid_block_ids: set[int] = set()
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerHalf(engine_id, groups, settings)
+        else:
+            place = _place(vllm_config, kv_cache_config, engine_id, settings)
+            self._worker = WorkerHalf(place, groups, settings)
+
+    # ---- beside the scheduler ---------------------------------------------------------------
+
+    @property
+    def _deciding(self) -> SchedulerHalf:
+        assert self._scheduler is not None, "this connector was made for a worker"
+        return self._scheduler
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        self._deciding.set_ranks(
+            {place: each for place, each in metadata.items() if isinstance(each, RankMetadata)}
+        )
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        count = self._deciding.num_external_tokens(request, num_computed_tokens)
+        return count, count > 0
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        self._deciding.allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
+        return tuple(self._kv_cache_config.transfer_group_ids)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        return self._deciding.step(scheduler_output)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self._deciding.received(connector_output.finished_recving or set())
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self._deciding.finished(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self._deciding.finished(request, block_ids)
+
+    # ---- beside a worker --------------------------------------------------------------------
+
+    @property
+    def _moving(self) -> WorkerHalf:
+        assert self._worker is not None, "this connector was made for the scheduler"
+        return self._worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self._moving.register(kv_caches)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return self._moving.rank
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        step = self._get_connector_metadata()
+        assert isinstance(step, StepMetadata)
+        self._moving.step(step)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are asynchronous: no forward waits for one."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Caches are read where they are: nothing is saved."""
+
+    def wait_for_save(self) -> None:
+        """See `save_kv_layer`."""
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = self._moving.collect(finished_req_ids)
+        # Block ids tell a request only where there is one group.
+        by_block = self._num_groups == 1
+        if by_block:
+            self._invalid_block_ids.update(*results.failed.values())
+        return KVConnectorTransferResults(
+            finished_sending=results.sent,
+            finished_recving=results.received,
+            failed_recving=set() if by_block else set(results.failed),
+        )
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        found, self._invalid_block_ids = self._invalid_block_ids, set()
+        return found
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+
+def _require_supported(config: VllmConfig) -> None:
+    parallel = config.parallel_config
+    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+        if (size := getattr(parallel, name, 1)) > 1:
+            raise NotImplementedError(f"KvxferConnector cannot hand over with {name} {size} yet: use 1")
+
+
+def _place(config: VllmConfig, caches: KVCacheConfig, engine_id: str, settings: Settings) -> Place:
+    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    model = config.model_config
+    text = model.hf_text_config
+    sizes = "/".join(
+        f"{name} {getattr(text, name, 0)}" for name in ("num_hidden_layers", "hidden_size", "vocab_size")
+    )
+    return Place(
+        engine_id=engine_id,
+        tp_rank=get_tensor_model_parallel_rank(),
+        tp_size=config.parallel_config.tensor_parallel_size,
+        model=settings.model or f"{model.hf_config.architectures[0]}/{sizes}",
+        cache_dtype=str(config.cache_config.cache_dtype),
+        total_heads=model.get_total_num_kv_heads(),
+        num_blocks=caches.num_blocks,
+    )

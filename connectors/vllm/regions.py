@@ -1,0 +1,109 @@
+"""The engine's cache tensors as regions of a worker's agent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kvxfer
+from kvxfer.connectors.vllm.cache_groups import CacheGroup
+from kvxfer.slices import heads_of
+
+# A region of nothing: reads of no block of it carry receipts, whatever layers a rank holds.
+_RECEIPTS: Final = "receipts"
+_NULL_BLOCK: Final = 0
+
+
+class CacheRegions:
+    """One region for each cache group, and one for receipts.
+
+    A page of a region is what the engine's kernels call a block, which may be a part of what its
+    block tables do.
+
+    Parameters
+    ----------
+    agent
+        Of this worker.
+    groups
+        Cache groups that are transferred.
+    caches
+        As the engine registers them: a tensor [block, head, token, content] for each layer.
+    model, total_heads, tp_rank, tp_size, num_blocks
+        Of the engine and this worker.
+
+    Raises
+    ------
+    kvxfer.UsageError
+        The tensors lie where no agent reaches (device memory), or in an order that is not known.
+    """
+
+    def __init__(
+        self,
+        agent: kvxfer.Agent,
+        groups: tuple[CacheGroup, ...],
+        caches: dict[str, Any],
+        *,
+        model: str,
+        cache_dtype: str,
+        total_heads: int,
+        tp_rank: int,
+        tp_size: int,
+        num_blocks: int,
+    ) -> None:
+        self.groups = groups
+        self.regions: list[kvxfer.Region] = []
+        self.pages_per_block: list[int] = []
+        for group in groups:
+            tensors = [caches[name] for name in group.layer_names]
+            num_pages, num_heads = tensors[0].shape[:2]
+            latent = num_heads == 1 and getattr(group.spec, "head_size_v", 0) == 0
+            if latent:
+                first_head, all_heads = 0, 1  # alike on every rank
+            elif num_heads == max(total_heads // tp_size, 1):
+                first_head, all_heads = heads_of(total_heads, tp_size, tp_rank)[0], total_heads
+            else:
+                # Slots of the kernel's own: a shard matches the same shard alone.
+                first_head, all_heads = tp_rank * num_heads, tp_size * num_heads
+            if tensors[0].device.type == "cpu":
+                # The kernels of the CPU lay a head's page out as their instructions like it.
+                views = [tensor.flatten(2) for tensor in tensors]
+                axes, declared = "bhd", f"{model}, packed for {_instructions()}"
+            else:
+                views, axes, declared = tensors, "bhtd" if latent else "bhtc", model
+            layout = kvxfer.KVLayout.from_tensors(
+                views,
+                axes,
+                dtype=_dtype(cache_dtype),
+                first_head=first_head,
+                total_heads=all_heads,
+                null_block=_NULL_BLOCK,
+                model=declared,
+                group=group.name,
+            )
+            self.regions.append(agent.register(group.name, tensors, layout))
+            self.pages_per_block.append(num_pages // num_blocks)
+        self.receipts = agent.register(_RECEIPTS, np.zeros((1, 1), np.uint8))
+
+
+def pages_of(table: Sequence[int], pages_per_block: int) -> NDArray[np.uint32]:
+    """Returns the pages of a table of the engine's blocks; 0, which is no block, becomes pages 0."""
+    ids = np.array(table, np.uint32)
+    if pages_per_block == 1:
+        return ids
+    pages = ids[:, None] * np.uint32(pages_per_block) + np.arange(pages_per_block, dtype=np.uint32)
+    return np.where(ids[:, None] == 0, np.uint32(0), pages).astype(np.uint32).reshape(-1)
+
+
+def _instructions() -> str:
+    import torch
+
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
+def _dtype(cache_dtype: str) -> str | None:
+    if cache_dtype.startswith("fp8"):
+        return "float8_e5m2" if "e5m2" in cache_dtype else "float8_e4m3fn"
+    return None

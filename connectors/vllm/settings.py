@@ -1,0 +1,107 @@
+"""What a user sets under ``kv_connector_extra_config``."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+import kvxfer
+
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Settings(BaseModel):
+    """Settings of one engine's connector; the defaults suit engines on one machine.
+
+    Attributes
+    ----------
+    host
+        Where the engine's agents listen, and what other engines dial. Beyond loopback a secret is
+        needed. Ports are picked by the system and told with each request.
+    secret_file
+        The file that holds the secret of all engines; None takes ``KVXFER_SECRET`` or
+        ``KVXFER_SECRET_FILE``, or no secret.
+    allowed_hosts
+        Hosts and networks (``"10.0.0.0/8"``) that this engine dials when a request's parameters
+        name them; None for any. A name is compared as it is written.
+    lease_ttl_s
+        How long prefill keeps the blocks of a finished request for decode to fetch.
+    load_timeout_s, connect_timeout_s
+        Deadlines of a request's fetch, once it began, and of connecting to a prefill engine.
+    transports
+        Kinds of rails to use; None for all.
+    model
+        Declared name of the model: engines of two names never exchange a cache. "" derives one from
+        the model's architecture and sizes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    secret_file: Path | None = None
+    allowed_hosts: tuple[str, ...] | None = None
+    lease_ttl_s: _Seconds = 120.0
+    load_timeout_s: _Seconds = 30.0
+    connect_timeout_s: _Seconds = 5.0
+    transports: tuple[str, ...] | None = None
+    model: str = ""
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _readable(cls, hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for host in hosts or ():
+            if "/" in host:
+                ipaddress.ip_network(host, strict=False)
+        return hosts
+
+    @classmethod
+    def of(cls, extra_config: dict[str, Any]) -> Settings:
+        """Reads ``kv_connector_extra_config``.
+
+        Raises
+        ------
+        ValueError
+            Names every setting that is unknown or out of range.
+        """
+        try:
+            return cls(**extra_config)
+        except ValidationError as error:
+            found = "; ".join(
+                f"{'.'.join(map(str, item['loc']))}: {item['msg']}"
+                for item in error.errors(include_url=False)
+            )
+            raise ValueError(
+                f"kv_connector_extra_config of KvxferConnector: {found} "
+                f"(settings: {', '.join(cls.model_fields)})"
+            ) from None
+
+    def agent_options(self) -> kvxfer.AgentOptions:
+        """Returns how this engine's agents behave."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        options: dict[str, Any] = {
+            "listen": f"tcp://{host}:0",
+            "transfer_timeout_s": self.load_timeout_s,
+            "connect_timeout_s": self.connect_timeout_s,
+        }
+        if self.secret_file is not None:
+            options["secret"] = self.secret_file.read_bytes().rstrip(b"\r\n")
+        if self.transports is not None:
+            options["transports"] = self.transports
+        return kvxfer.AgentOptions(**options)
+
+    def may_dial(self, host: str) -> bool:
+        """Returns whether a request's parameters may send this engine to `host`."""
+        if self.allowed_hosts is None or host in self.allowed_hosts:
+            return True
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return any(
+            address in ipaddress.ip_network(network, strict=False)
+            for network in self.allowed_hosts
+            if "/" in network
+        )
