@@ -6,9 +6,12 @@ Elsewhere there is nothing to collect here.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.vllm.engine import Engines, start_engines
 
 HERE = Path(__file__).parent
 
@@ -23,3 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # not ours to answer.
             item.add_marker(pytest.mark.timeout(300), append=False)
             item.add_marker(pytest.mark.filterwarnings("default"), append=False)
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """A small Llama with grouped heads, alone and as a pair."""
+    yield from start_engines("llama", tmp_path_factory.mktemp("llama"))
