@@ -386,7 +386,9 @@ void Engine::on_time(Time now) {
           } else {
             lease_timers_.erase(timer.a);
             end_lease(lease->second, LeaseEvent::kExpire,
-                      {Code::kLeaseEnded, "the lease expired: its holder did not renew it"});
+                      {Code::kLeaseEnded, lease->second.renewable()
+                                              ? "the lease expired: its holder did not renew it"
+                                              : "the lease expired"});
           }
         }
         break;
@@ -451,12 +453,7 @@ Status Engine::deregister_region(Time now, RegionId id) {
   if (found == regions_.end())
     return {Code::kUnknownRegion, "region " + std::to_string(id) + " is not registered (any more)"};
   const Status why{Code::kRegionGone, "region " + quoted(found->second->name) + " was deregistered"};
-  std::vector<LeaseId> leases;
-  for (auto& [lease_id, lease] : leases_)
-    if (lease.region() == id) leases.push_back(lease_id);
-  for (LeaseId lease : leases)
-    if (auto it = leases_.find(lease); it != leases_.end())
-      end_lease(it->second, LeaseEvent::kRegionGone, why);
+  end_leases(id, why);
   std::vector<std::uint64_t> expected;
   for (auto& [handle, expectation] : expectations_)
     if (expectation->region() == id) expected.push_back(handle);
@@ -632,11 +629,12 @@ void Engine::close(Time now) {
   closed_ = true;
   std::vector<SessionKey> keys;
   for (const auto& [key, peer] : peers_) keys.push_back(key);
-  for (SessionKey key : keys) end_session(now, key, Code::kClosed, "the agent was closed");
+  const Status why{Code::kClosed, "the agent was closed"};
+  for (SessionKey key : keys) end_session(now, key, why.code(), why.message());
+  for (const auto& [id, region] : regions_) end_leases(id, why);
   std::vector<std::uint64_t> expected;
   for (const auto& [handle, expectation] : expectations_) expected.push_back(handle);
-  for (std::uint64_t handle : expected)
-    end_expectation(handle, TransferState::kFailed, {Code::kClosed, "the agent was closed"});
+  for (std::uint64_t handle : expected) end_expectation(handle, TransferState::kFailed, why);
 }
 
 }  // namespace kvxfer

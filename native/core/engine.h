@@ -161,8 +161,10 @@ class Engine {
                                          std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
                                          std::uint32_t num_layers, const Needed& needed,
                                          std::optional<SessionKey> from, Time timeout_ns);
-  Result<LeaseId> grant(Time now, SessionKey peer, RegionId region, wire::LeaseMode mode, bool all_blocks,
-                        std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable);
+  // To a peer, which is told of it; or to the bearer: any peer that names the id, which is handed on by
+  // other ways and cannot be guessed. Such a lease is one to read, and not renewable.
+  Result<LeaseId> grant(Time now, std::optional<SessionKey> peer, RegionId region, wire::LeaseMode mode,
+                        bool all_blocks, std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable);
   void revoke(Time now, LeaseId lease);
   std::optional<LeaseState> lease_state(LeaseId lease) const;
 
@@ -222,7 +224,7 @@ class Engine {
     } ours, theirs;                 // by who posted them
     std::deque<Key> backlog;        // ours that wait for room among the open
     std::map<std::uint8_t, std::list<TransferId>> ready;       // destinations with pieces to post
-    std::vector<LeaseId> leases;    // that we granted
+    std::vector<LeaseId> leases;    // that we granted to it
     LeaseId newest_lease_told = 0;  // of those that the peer granted
     // Blocks on which a right of this peer's ended: what it posted may be meant for that one.
     std::map<std::pair<RegionId, wire::LeaseMode>, BlockSet> ended_on;
@@ -388,8 +390,10 @@ class Engine {
   Status find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode mode) const;
   void unpark(Peer& peer);
   static bool may_come_true(const Status& refusal);
-  void end_lease(Lease& lease, LeaseEvent event, Status why);
+  void end_lease(Lease& lease, LeaseEvent event, const Status& why);
+  void end_leases(RegionId region, const Status& why);
   void renew_leases(Peer& peer);
+  LeaseId draw_bearer_id();
   void end_expectation(std::uint64_t handle, TransferState state, Status why);
 
   const EngineConfig config_;
@@ -408,7 +412,8 @@ class Engine {
   std::map<std::string, std::uint64_t> tags_;      // an expectation's tag -> its handle
   std::map<std::uint64_t, Timers::iterator> expectation_timers_;
   std::map<LeaseId, Timers::iterator> lease_timers_;
-  std::map<LeaseId, LeaseState> ended_leases_;    // the newest kMaxEndedLeases
+  std::unordered_map<LeaseId, LeaseState> ended_leases_;
+  std::deque<LeaseId> ended_lease_ids_;           // those, as they ended: the newest kMaxEndedLeases
   Timers timers_;
   std::vector<std::uint32_t> free_slots_;
   std::set<Key> sending_;                         // sources with pieces that wait for their rail

@@ -1,5 +1,6 @@
 // Rights: leases that this agent grants, and expectations, which are rights to one tag's writes.
 #include <algorithm>
+#include <bit>
 
 #include "core/engine.h"
 
@@ -14,12 +15,17 @@ std::string text_of(const wire::Bytes& tag) {
 
 }  // namespace
 
-Result<LeaseId> Engine::grant(Time now, SessionKey key, RegionId region_id, wire::LeaseMode mode,
-                              bool all_blocks, std::span<const std::uint32_t> blocks, Time ttl_ns,
-                              bool renewable) {
+Result<LeaseId> Engine::grant(Time now, std::optional<SessionKey> holder, RegionId region_id,
+                              wire::LeaseMode mode, bool all_blocks, std::span<const std::uint32_t> blocks,
+                              Time ttl_ns, bool renewable) {
   now_ = now;
-  Peer* peer = open_peer(key);
-  if (peer == nullptr) return lost_status(key);
+  if (closed_) return Status(Code::kClosed, "the agent is closed");
+  Peer* peer = holder ? open_peer(*holder) : nullptr;
+  if (holder && peer == nullptr) return lost_status(*holder);
+  if (!holder && mode == wire::LeaseMode::kWrite)
+    return Status(Code::kInvalidArgument,
+                  "a lease to write is of one peer, since several that name it could write over each other: "
+                  "name the peer, or use expect(tag, blocks) where the writer is not known yet");
   const Region* local = region(region_id);
   if (local == nullptr)
     return Status(Code::kUnknownRegion,
@@ -30,10 +36,11 @@ Result<LeaseId> Engine::grant(Time now, SessionKey key, RegionId region_id, wire
   if (blocks.size() > wire::kMaxBlocks)
     return Status(Code::kInvalidArgument, "a lease names up to " + std::to_string(wire::kMaxBlocks) +
                                               " blocks; leave them out for all");
-  const LeaseId id = next_lease_++;
+  const LeaseId id = holder ? next_lease_++ : draw_bearer_id();
   leases_.emplace(
-      id, Lease(id, key, region_id, mode, all_blocks, blocks, local->num_blocks, ttl_ns, renewable, now));
+      id, Lease(id, holder, region_id, mode, all_blocks, blocks, local->num_blocks, ttl_ns, renewable, now));
   arm(time_after(now, ttl_ns), TimerKind::kLease, id, 0, lease_timers_[id]);
+  if (peer == nullptr) return id;
   peer->leases.push_back(id);
   send(*peer, wire::Lease{id,
                           region_id,
@@ -45,6 +52,15 @@ Result<LeaseId> Engine::grant(Time now, SessionKey key, RegionId region_id, wire
   if (mode == wire::LeaseMode::kWrite) unpark(*peer);
   flush(*peer);
   return id;
+}
+
+LeaseId Engine::draw_bearer_id() {
+  for (;;) {
+    std::array<std::byte, sizeof(LeaseId)> bytes;
+    host_.random(bytes);
+    const LeaseId id = (std::bit_cast<LeaseId>(bytes) & (kBearerBit - 1)) | kBearerBit;
+    if (!leases_.contains(id) && !ended_leases_.contains(id)) return id;
+  }
 }
 
 void Engine::revoke(Time now, LeaseId id) {
@@ -60,46 +76,57 @@ std::optional<LeaseState> Engine::lease_state(LeaseId id) const {
   return std::nullopt;
 }
 
-void Engine::end_lease(Lease& lease, LeaseEvent event, Status why) {
-  if (!lease.step(event)) return;
+void Engine::end_lease(Lease& live, LeaseEvent event, const Status& why) {
+  if (!live.step(event)) return;
+  const Lease lease = std::move(live);
   const LeaseId id = lease.id();
-  const SessionKey holder = lease.holder();
-  const LeaseState state = lease.state();
+  leases_.erase(id);
   if (auto timer = lease_timers_.find(id); timer != lease_timers_.end()) {
     timers_.erase(timer->second);
     lease_timers_.erase(timer);
   }
-  const RegionId region_id = lease.region();
-  const wire::LeaseMode mode = lease.mode();
-  const BlockSet blocks = lease.blocks();
-  leases_.erase(id);
-  ended_leases_[id] = state;
-  if (ended_leases_.size() > kMaxEndedLeases) ended_leases_.erase(ended_leases_.begin());
+  ended_leases_[id] = lease.state();
+  ended_lease_ids_.push_back(id);
+  if (ended_lease_ids_.size() > kMaxEndedLeases) {
+    ended_leases_.erase(ended_lease_ids_.front());
+    ended_lease_ids_.pop_front();
+  }
 
+  // Its holder's, or every peer's: session keys begin at 1.
+  const Key first{lease.holder().value_or(0), 0};
   const auto uses = [&](const Transfer& transfer) {
     return std::find(transfer.leases.begin(), transfer.leases.end(), id) != transfer.leases.end();
   };
   std::vector<Source*> sources;
-  for (auto it = sources_.lower_bound({holder, 0}); it != sources_.end() && it->first.first == holder; ++it)
+  for (auto it = sources_.lower_bound(first); it != sources_.end() && lease.admits(it->first.first); ++it)
     if (uses(*it->second)) sources.push_back(it->second.get());
   for (Source* source : sources) fail_source(*source, TransferEvent::kFail, why, true);
   std::vector<Destination*> destinations;
-  for (auto it = destinations_.lower_bound({holder, 0});
-       it != destinations_.end() && it->first.first == holder; ++it)
+  for (auto it = destinations_.lower_bound(first); it != destinations_.end() && lease.admits(it->first.first);
+       ++it)
     if (uses(*it->second)) destinations.push_back(it->second.get());
   for (Destination* destination : destinations)
     fail_destination(*destination, TransferEvent::kFail, why, true);
-  if (Peer* peer = find_peer(holder)) {
+  if (Peer* peer = lease.holder() ? find_peer(*lease.holder()) : nullptr) {
     std::erase(peer->leases, id);
-    peer->ended_on[{region_id, mode}].insert(blocks);
+    peer->ended_on[{lease.region(), lease.mode()}].insert(lease.blocks());
     send(*peer, wire::LeaseEnded{id, why.code()});
     flush(*peer);
   }
   host_.emit({.kind = EventKind::kLeaseEnded,
-              .peer = holder,
+              .peer = lease.holder().value_or(0),
               .lease = id,
               .code = why.code(),
               .message = why.message()});
+}
+
+void Engine::end_leases(RegionId region, const Status& why) {
+  std::vector<LeaseId> ids;
+  for (const auto& [id, lease] : leases_)
+    if (lease.region() == region) ids.push_back(id);
+  for (const LeaseId id : ids)
+    if (auto lease = leases_.find(id); lease != leases_.end())
+      end_lease(lease->second, LeaseEvent::kRegionGone, why);
 }
 
 void Engine::renew_leases(Peer& peer) {
@@ -124,17 +151,21 @@ void Engine::on(Peer& peer, const wire::LeaseEnded& ended) {
               .code = ended.code});
 }
 
-// The leases of the peer's that together cover what the transfer touches here.
+// The leases that together cover what the transfer touches here: of the peer's, or the one that it names.
 Status Engine::find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode mode) const {
   const bool write = mode == wire::LeaseMode::kWrite;
   const auto what = [&] { return "of region " + quoted(region(transfer.region)->name); };
   transfer.leases.clear();
   std::vector<const Lease*> candidates;
-  for (LeaseId id : peer.leases)
+  const auto consider = [&](LeaseId id) {
     if (auto found = leases_.find(id); found != leases_.end() && found->second.region() == transfer.region &&
-                                       found->second.mode() == mode &&
-                                       (!transfer.lease_named || id == transfer.lease))
+                                       found->second.mode() == mode && found->second.admits(peer.key))
       candidates.push_back(&found->second);
+  };
+  if (transfer.lease_named)
+    consider(transfer.lease);
+  else
+    for (const LeaseId id : peer.leases) consider(id);
   if (transfer.lease_named && candidates.empty())
     return {Code::kLeaseEnded, "lease " + std::to_string(transfer.lease) + " ended, or never let you " +
                                    (write ? "write to blocks " : "read blocks ") + what()};

@@ -24,14 +24,14 @@ std::string_view name_of(LeaseState state) noexcept {
   return kNames[static_cast<std::size_t>(state)];
 }
 
-Lease::Lease(LeaseId id, SessionKey holder, RegionId region, wire::LeaseMode mode, bool all_blocks,
-             std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, Time ttl_ns, bool renewable,
-             Time now)
+Lease::Lease(LeaseId id, std::optional<SessionKey> holder, RegionId region, wire::LeaseMode mode,
+             bool all_blocks, std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, Time ttl_ns,
+             bool renewable, Time now)
     : id_(id),
       holder_(holder),
       region_(region),
       mode_(mode),
-      renewable_(renewable),
+      renewable_(renewable && holder),
       blocks_(all_blocks ? BlockSet::all(num_blocks) : BlockSet(num_blocks)),
       ttl_ns_(ttl_ns),
       expires_at_(time_after(now, ttl_ns)) {

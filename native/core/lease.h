@@ -1,7 +1,8 @@
-// A lease at its grantor: a peer's expiring right to named blocks of a region.
+// A lease at its grantor: an expiring right to named blocks of a region, of one peer or of its bearer.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -30,21 +31,28 @@ struct LeaseTransition {
 std::span<const LeaseTransition> lease_transitions() noexcept;
 std::string_view name_of(LeaseState state) noexcept;
 
+// Ids of bearers' leases have this bit, which counted ones never reach, and stay below 2^63: on their
+// way to the bearer they pass programs whose integers have a sign.
+inline constexpr LeaseId kBearerBit = LeaseId{1} << 62;
+
 class Lease {
  public:
-  // `blocks` are below num_blocks; empty with all_blocks.
-  Lease(LeaseId id, SessionKey holder, RegionId region, wire::LeaseMode mode, bool all_blocks,
+  // `blocks` are below num_blocks; empty with all_blocks. Without a holder it is its bearer's: of any
+  // peer that names it, and nobody's heartbeats renew it.
+  Lease(LeaseId id, std::optional<SessionKey> holder, RegionId region, wire::LeaseMode mode, bool all_blocks,
         std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, Time ttl_ns, bool renewable,
         Time now);
 
   bool step(LeaseEvent event) noexcept;
   bool covers(std::uint32_t block) const noexcept { return blocks_.contains(block); }
+  // Whether a peer that names it may use it.
+  bool admits(SessionKey peer) const noexcept { return !holder_ || *holder_ == peer; }
   void renew(Time now) noexcept {
     if (renewable_ && step(LeaseEvent::kHeartbeat)) expires_at_ = time_after(now, ttl_ns_);
   }
 
   LeaseId id() const noexcept { return id_; }
-  SessionKey holder() const noexcept { return holder_; }
+  std::optional<SessionKey> holder() const noexcept { return holder_; }
   RegionId region() const noexcept { return region_; }
   wire::LeaseMode mode() const noexcept { return mode_; }
   LeaseState state() const noexcept { return state_; }
@@ -56,7 +64,7 @@ class Lease {
 
  private:
   LeaseId id_;
-  SessionKey holder_;
+  std::optional<SessionKey> holder_;
   RegionId region_;
   wire::LeaseMode mode_;
   LeaseState state_ = LeaseState::kActive;

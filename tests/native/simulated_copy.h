@@ -55,6 +55,7 @@ struct Copy {
   Time ends_by = 0;
 
   bool read() const { return kind == Kind::kUnderReadLease; }
+  bool of_bearer() const { return (lease & kBearerBit) != 0; }
   // Token of the sequence; the block is one of ours.
   std::uint32_t token_at(const Layout::Place& place) const {
     const auto found = std::find(blocks.begin(), blocks.end(), place.block);

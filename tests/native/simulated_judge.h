@@ -16,6 +16,7 @@ class Judge {
   std::size_t num_done() const { return num_done_; }
   std::size_t num_copies() const { return copies_.size(); }
   std::size_t num_done_together() const { return num_done_together_; }  // by several writers
+  std::size_t num_shared() const { return num_shared_; }  // done under a lease that served another, too
 
  protected:
   using Kind = Copy::Kind;
@@ -67,6 +68,9 @@ class Judge {
     copy.dst_done = true;
     ++num_done_;
     num_done_together_ += copy.parts.size() > 1;
+    num_shared_ += std::any_of(copies_.begin(), copies_.end(), [&](const auto& other) {
+      return copy.of_bearer() && other.get() != &copy && other->lease == copy.lease && other->dst_done;
+    });
   }
   // What failed is named once, and is of the table.
   void check_failed(const Handle& handle, const Blocks& table, const Copy& copy) {
@@ -189,7 +193,7 @@ class Judge {
   std::map<BookKey, Booked> posted_, expected_;
 
  private:
-  std::size_t num_done_ = 0, num_done_together_ = 0;
+  std::size_t num_done_ = 0, num_done_together_ = 0, num_shared_ = 0;
   std::uint64_t num_steps_ = 0;
 };
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -94,8 +95,9 @@ struct Pair {
   LeaseId grant_read(Blocks blocks = {}, Time ttl = 10 * kSecond, bool renewable = true) {
     return grant(src, to_dst, src_region, wire::LeaseMode::kRead, std::move(blocks), ttl, renewable);
   }
-  static LeaseId grant(Node& node, SessionKey to, RegionId region, wire::LeaseMode mode, Blocks blocks,
-                       Time ttl, bool renewable) {
+  // Without a peer it is the bearer's.
+  static LeaseId grant(Node& node, std::optional<SessionKey> to, RegionId region, wire::LeaseMode mode,
+                       Blocks blocks, Time ttl, bool renewable) {
     auto lease = node.engine().grant(node.now(), to, region, mode, blocks.empty(), blocks, ttl, renewable);
     REQUIRE_OK(lease);
     node.settle();

@@ -185,6 +185,7 @@ class Workload : public Judge {
     }
     random_.shuffle(slices);
     if (copy.kind == Kind::kExpected && random_.chance(15)) slices.push_back(slices[0]);
+    if (copy.read() && share_part(copy, slices[0])) return true;
     for (const Heads& heads : slices) {
       const std::size_t from = any_agent();
       Agent& src = agents_[from];
@@ -206,6 +207,32 @@ class Workload : public Judge {
     }
     return true;
   }
+  // One more reads what a bearer's lease lets any agent read, while others may still be about it.
+  bool share_part(Copy& copy, const Heads& heads) {
+    for (auto it = copies_.rbegin(); it != copies_.rend(); ++it) {
+      const Copy& other = **it;
+      const Part& shared = other.parts[0];
+      if (!other.of_bearer() || shared.src_over || shared.src == copy.dst ||
+          !can(shared.src, shared.src_life) || !random_.chance(70))
+        continue;
+      const std::uint32_t block_tokens = shared.from->layout.block_tokens;
+      const std::size_t count = (copy.end_token + block_tokens - 1) / block_tokens;
+      const auto between = sessions(shared.src, copy.dst);
+      if (shared.blocks.size() < count || between.first == 0) continue;
+      copy.lease = other.lease;
+      Part& part = copy.parts.emplace_back();
+      part.src_name = shared.src_name;
+      part.src = shared.src;
+      part.src_life = shared.src_life;
+      part.sessions = between;
+      part.from = shared.from;
+      part.blocks.assign(shared.blocks.begin(), shared.blocks.begin() + static_cast<std::ptrdiff_t>(count));
+      part.heads = heads;
+      fill_cells(copy, part);
+      return true;
+    }
+    return false;
+  }
   void fill_cells(Copy& copy, Part& part) {
     for (std::uint32_t layer = copy.first_layer; layer < copy.first_layer + copy.num_layers; ++layer)
       for (std::uint32_t token = copy.first_token; token < copy.end_token; ++token)
@@ -226,15 +253,15 @@ class Workload : public Judge {
     return to_src == 0 ? std::pair<SessionKey, SessionKey>{0, 0} : std::pair{to_dst, to_src};
   }
   void grant(Copy& copy) {
-    if (copy.kind == Kind::kExpected) return;
+    if (copy.kind == Kind::kExpected || copy.lease != 0) return;
     const Part& part = copy.parts[0];
     const auto [to_dst, to_src] = part.sessions;
     const Time ttl = static_cast<Time>(random_.between(20, 3000)) * kMillisecond;
     const bool renewable = random_.chance(70);
     Agent &src = agents_[part.src], &dst = agents_[copy.dst];
     if (copy.read())
-      copy.lease =
-          Pair::grant(*src.node, to_dst, src.region, wire::LeaseMode::kRead, part.blocks, ttl, renewable);
+      copy.lease = Pair::grant(*src.node, random_.chance(60) ? std::nullopt : std::optional(to_dst),
+                               src.region, wire::LeaseMode::kRead, part.blocks, ttl, renewable);
     else
       copy.lease =
           Pair::grant(*dst.node, to_src, dst.region, wire::LeaseMode::kWrite, copy.blocks, ttl, renewable);
@@ -290,7 +317,7 @@ class Workload : public Judge {
     request.priority = static_cast<std::uint8_t>(random_.below(3));
     request.timeout_ns = timeout;
     request.integrity = integrity_ || random_.chance(20);
-    if (random_.chance(50)) request.lease = copy.lease;
+    if (copy.of_bearer() || random_.chance(50)) request.lease = copy.lease;
     auto handle = poster.engine().post(world_.now(), request);
     if (!handle.ok()) return gone();
     num_fine_ += ids.num_fine != 0;

@@ -9,7 +9,7 @@ namespace {
 TEST(promises_hold_under_random_faults) {
   const char* const wanted = std::getenv("KVXFER_SIMULATION_ROUNDS");
   const std::uint64_t num_rounds = wanted != nullptr ? std::strtoull(wanted, nullptr, 0) : 300;
-  std::size_t num_copies = 0, num_done = 0, num_together = 0, num_fine = 0;
+  std::size_t num_copies = 0, num_done = 0, num_together = 0, num_shared = 0, num_fine = 0;
   for (std::uint64_t seed = check::seed(); seed < check::seed() + num_rounds; ++seed) {
     {
       Workload workload(seed);
@@ -19,18 +19,22 @@ TEST(promises_hold_under_random_faults) {
       num_copies += workload.num_copies();
       num_done += workload.num_done();
       num_together += workload.num_done_together();
+      num_shared += workload.num_shared();
       num_fine += workload.num_with_single_tokens();
     }
     if (check::state().num_failures == 0) continue;
     std::printf("the simulation failed with seed %llu\n", static_cast<unsigned long long>(seed));
     return;
   }
-  std::printf("%zu copies, %zu done, %zu of these by several writers; %zu transfers with single tokens\n",
-              num_copies, num_done, num_together, num_fine);
+  std::printf(
+      "%zu copies, %zu done, %zu of these by several writers, %zu under a lease that served others; "
+      "%zu transfers with single tokens\n",
+      num_copies, num_done, num_together, num_shared, num_fine);
   if (num_rounds < 100) return;
   // Faults must not keep all from happening.
   CHECK(num_done * 5 > num_copies);
   CHECK(num_together * 20 > num_done);
+  CHECK(num_shared * 40 > num_done);
   CHECK(num_fine * 5 > num_copies);
 }
 

@@ -138,5 +138,15 @@ TEST(a_lease_covers_its_blocks_and_is_renewed_where_it_may_be) {
   CHECK_EQ(endless.expires_at(), kNever);
 }
 
+TEST(a_lease_admits_its_holder_or_where_there_is_none_any_peer) {
+  const Lease held(1, 5, 1, wire::LeaseMode::kRead, true, {}, 4, 100, true, 10);
+  for (SessionKey peer = 1; peer < 10; ++peer) CHECK_EQ(held.admits(peer), peer == 5);
+  Lease bearers(kBearerBit, std::nullopt, 1, wire::LeaseMode::kRead, true, {}, 4, 100, true, 10);
+  for (SessionKey peer = 1; peer < 10; ++peer) CHECK(bearers.admits(peer));
+  CHECK(!bearers.renewable());
+  bearers.renew(60);
+  CHECK_EQ(bearers.expires_at(), 110);
+}
+
 }  // namespace
 }  // namespace kvxfer
