@@ -1,4 +1,4 @@
-"""A peer's expiring right to named blocks of a region; ending it is a fence."""
+"""An expiring right of a peer, or of its bearer, to named blocks of a region; ending it is a fence."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ class Lease:
     """Blocks that a peer may read or write until the lease ends. Made by ``region.grant``.
 
     It ends by `revoke`, by its time (renewed by the peer's heartbeats), with the peer, or with the
-    region. From then on, no byte lands in the blocks under it (a write lease), and no read under
-    it is reported done (a read lease), so that they may be used again at once. As a context
-    manager it is revoked at the end of the block.
+    region. From then on, no byte lands in the blocks under it (a write lease), and no read under it
+    is reported done (a read lease), so that they may be used again at once. As a context manager it
+    is revoked at the end of the block.
+
+    A bearer lease, one that was granted to no peer in particular, lets any peer read that names its
+    `id`. It is not renewed, and a peer that is lost ends its own reads alone.
     """
 
     __slots__ = ("_completions", "_id", "_mode", "_num_blocks", "_peer")
 
     def __init__(
-        self, completions: Completions, lease_id: int, peer: Peer, mode: str, num_blocks: int | None
+        self, completions: Completions, lease_id: int, peer: Peer | None, mode: str, num_blocks: int | None
     ) -> None:
         self._completions = completions
         self._id = lease_id
@@ -35,17 +38,26 @@ class Lease:
 
     def __repr__(self) -> str:
         blocks = "all" if self._num_blocks is None else self._num_blocks
-        return f"<Lease {self._id} {self._mode} peer={self._peer.name} blocks={blocks} {self.state}>"
+        peer = self._peer_name or "any"
+        return f"<Lease {self._id} {self._mode} peer={peer} blocks={blocks} {self.state}>"
 
     @property
     def id(self) -> int:
-        """Its number in this agent; never reused. The peer may name it: ``agent.read(..., lease=id)``."""
+        """Its number in this agent, below 2**63 and never reused: ``agent.read(..., lease=id)`` names it.
+
+        A bearer lease's is random, and whoever knows it may read. Hand it on as text where programs
+        on the way keep JSON's numbers as floats, which hold 53 bits.
+        """
         return self._id
 
     @property
-    def peer(self) -> Peer:
-        """Who holds it."""
+    def peer(self) -> Peer | None:
+        """Who holds it; None for whoever names it."""
         return self._peer
+
+    @property
+    def _peer_name(self) -> str:
+        return "" if self._peer is None else self._peer.name
 
     @property
     def mode(self) -> str:
@@ -59,7 +71,7 @@ class Lease:
         try:
             return self._completions.core.lease_state(self._id)
         except NativeError as error:
-            raise translate(error, peer=self._peer.name) from None
+            raise translate(error, peer=self._peer_name) from None
 
     @property
     def active(self) -> bool:
@@ -76,7 +88,7 @@ class Lease:
         try:
             self._completions.core.revoke(self._id)
         except NativeError as error:
-            raise translate(error, peer=self._peer.name) from None
+            raise translate(error, peer=self._peer_name) from None
 
     async def ended(self) -> str:
         """Waits until it has ended, for whatever reason, and returns `state`."""

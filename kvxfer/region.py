@@ -185,32 +185,41 @@ class Region:
 
     def grant(
         self,
-        peer: Peer,
+        peer: Peer | None,
         blocks: Blocks | None = None,
         mode: str = "read",
         ttl_s: float = 30.0,
         *,
-        renewable: bool = True,
+        renewable: bool | None = None,
     ) -> Lease:
         """Gives a peer the right to blocks of this region, until it ends.
+
+        Without a peer it is a bearer lease: any authenticated peer that names its id may read, several
+        at once and again, also those that connect later. For a source that does not know yet who will
+        read: it hands on `Lease.id`, by its router for example, and the reader passes it to
+        ``agent.read(..., lease=id)``. The id cannot be guessed and is told to nobody; who does not
+        name it is not let in by it.
 
         Parameters
         ----------
         peer
-            Who may use them.
+            Who may use them; None for whoever names the lease.
         blocks
             Block ids; None for the whole region.
         mode
-            ``"read"`` or ``"write"``.
+            ``"read"`` or ``"write"``; a bearer lease is one to read.
         ttl_s
             How long it lasts without a sign of life of the peer, on this machine's monotonic clock.
         renewable
-            Whether the peer's heartbeats start `ttl_s` anew. If not, it ends after `ttl_s` in any case.
+            Whether the peer's heartbeats start `ttl_s` anew, as they do unless this is False. If not,
+            it ends after `ttl_s` in any case. A bearer lease never is: nobody's heartbeats are its
+            holder's.
 
         Raises
         ------
         UsageError
-            ``out-of-range`` for ids outside the region, ``unknown-region`` after `deregister`.
+            ``out-of-range`` for ids outside the region, ``unknown-region`` after `deregister`,
+            ``invalid-argument`` for a bearer lease to write or one that is to be renewed.
         PeerError
             The peer is lost.
         """
@@ -218,6 +227,12 @@ class Region:
             raise UsageError(f'mode is "read" or "write", not {mode!r}', code="invalid-argument")
         if not 0 < ttl_s < float("inf"):
             raise UsageError(f"ttl_s is a positive number of seconds, not {ttl_s}", code="invalid-argument")
+        if peer is None and renewable:
+            raise UsageError(
+                "a lease of whoever names it is renewed by nobody's heartbeats: leave renewable out, and "
+                "choose ttl_s long enough for the last reader to end",
+                code="invalid-argument",
+            )
         ids = _NO_BLOCKS if blocks is None else as_ids(blocks)
         if blocks is not None and not len(ids):
             raise UsageError(
@@ -227,10 +242,16 @@ class Region:
         self._completions.check()
         try:
             lease_id = self._completions.core.grant(
-                peer.id, self._id, mode == "write", blocks is None, ids, ttl_s, renewable
+                -1 if peer is None else peer.id,
+                self._id,
+                mode == "write",
+                blocks is None,
+                ids,
+                ttl_s,
+                peer is not None and renewable is not False,
             )
         except NativeError as error:
-            raise translate(error, peer=peer.name) from None
+            raise translate(error, peer="" if peer is None else peer.name) from None
         return Lease(self._completions, lease_id, peer, mode, None if blocks is None else len(ids))
 
     def deregister(self) -> None:

@@ -52,6 +52,11 @@ constexpr Code kCodes[] = {
     Code::kInternal,
 };
 
+// Below 0 it is nobody in particular.
+std::optional<SessionKey> to_peer(std::int64_t peer) {
+  return peer < 0 ? std::nullopt : std::optional(static_cast<SessionKey>(peer));
+}
+
 // Waits in slices, so that Python's signal handlers run while a caller waits for long.
 constexpr Time kSignalSlice = 100'000'000;
 
@@ -341,22 +346,22 @@ class PyAgentCore {
                   std::uint32_t num_layers, std::uint32_t block_tokens, std::uint64_t first_token,
                   std::uint64_t end_token, std::uint32_t num_heads, std::int64_t peer,
                   double timeout_s) const {
-    const std::optional<SessionKey> from =
-        peer < 0 ? std::nullopt : std::optional(static_cast<SessionKey>(peer));
     wire::Bytes bytes = to_bytes(tag);
     std::vector<std::uint32_t> ids = to_vector(blocks);
     return {runtime_, take(call([&](Engine& engine, Time now) {
               return engine.expect(now, std::move(bytes), region, std::move(ids), first_layer, num_layers,
-                                   {block_tokens, first_token, end_token, num_heads}, from, to_ns(timeout_s));
+                                   {block_tokens, first_token, end_token, num_heads}, to_peer(peer),
+                                   to_ns(timeout_s));
             }))};
   }
 
-  LeaseId grant(SessionKey peer, RegionId region, bool write, bool all_blocks, const BlockIds& blocks,
+  LeaseId grant(std::int64_t peer, RegionId region, bool write, bool all_blocks, const BlockIds& blocks,
                 double ttl_s, bool renewable) const {
     const std::span<const std::uint32_t> ids(blocks.data(), blocks.shape(0));
     return take(call([&](Engine& engine, Time now) {
-      return engine.grant(now, peer, region, write ? wire::LeaseMode::kWrite : wire::LeaseMode::kRead,
-                          all_blocks, ids, to_ns(ttl_s), renewable);
+      return engine.grant(now, to_peer(peer), region,
+                          write ? wire::LeaseMode::kWrite : wire::LeaseMode::kRead, all_blocks, ids,
+                          to_ns(ttl_s), renewable);
     }));
   }
   void revoke(LeaseId lease) const {

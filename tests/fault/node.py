@@ -149,12 +149,20 @@ class Node:
         self,
         mode: str,
         ids: list[int] | None = None,
-        peer: int = -1,
+        peer: int | None = -1,
         ttl_s: float = 30.0,
-        renewable: bool = True,
+        renewable: bool | None = None,
     ) -> int:
-        self.leases.append(self.region.grant(self.peers[peer], ids, mode, ttl_s, renewable=renewable))
+        """Grants to a peer, or, None, to whoever names the lease."""
+        holder = None if peer is None else self.peers[peer]
+        self.leases.append(self.region.grant(holder, ids, mode, ttl_s, renewable=renewable))
         return len(self.leases) - 1
+
+    def lease_id(self, lease: int = -1) -> int:
+        return int(self.leases[lease].id)
+
+    def lease_state(self, lease: int = -1) -> str:
+        return str(self.leases[lease].state)
 
     def revoke(self, lease: int = -1) -> str:
         self.leases[lease].revoke()

@@ -139,6 +139,32 @@ def test_destination_is_killed_in_the_middle_of_a_read(
     assert src.stats()["transfers_open"] == 0
 
 
+def test_a_reader_that_is_killed_leaves_a_bearer_lease_to_the_others(
+    transport: str, local: Local, remote: Remote
+) -> None:
+    src = local("source", transport, LARGE)
+    src.fill(3)
+    src.grant("read", peer=None)
+    number = src.lease_id()
+    victim, survivor = remote("victim", transport, LARGE), remote("survivor", transport, LARGE)
+    join(src, victim)
+    join(src, survivor)
+    read = survivor.read(lease=number)
+    victim.read_until_bytes_land(lease=number)
+    victim.kill()
+    assert survivor.end(read) is None
+    assert survivor.holds(3)
+    assert src.wait_lost(0) in LOST
+    assert src.lease_state() == "active"
+    # Whoever takes its place was handed the number, too.
+    successor = remote("victim", transport, LARGE)
+    join(src, successor)
+    successor.read(lease=number)
+    assert successor.end() is None
+    assert successor.holds(3)
+    assert src.stats()["transfers_open"] == 0
+
+
 # ---- stopped ------------------------------------------------------------------------------------
 
 
@@ -185,6 +211,40 @@ def test_resumed_reader_never_reports_stale_bytes_done(
     else:
         assert isinstance(error, PeerError | TransferError), error
         assert len(error.failed_blocks)
+    assert src.is_all(7)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_revoke_fences_every_reader_of_a_bearer_lease(
+    transport: str, local: Local, remote: Remote, seed: int
+) -> None:
+    """Contract 5 at the source, for two readers at once: one sleeps, one goes on."""
+    src = local("source", transport, LARGE)
+    src.fill(seed)
+    src.grant("read", peer=None)
+    number = src.lease_id()
+    sleeper, awake = remote("sleeper", transport, LARGE), remote("awake", transport, LARGE)
+    join(src, sleeper)
+    join(src, awake)
+    # On two processors it decides who is in the middle when the right ends.
+    first, second = (sleeper, awake) if seed == 1 else (awake, sleeper)
+    first.read_until_bytes_land(lease=number)
+    second.read_until_bytes_land(lease=number)
+    sleeper.stop()
+    assert src.revoke() == "revoked"
+    src.set(7)
+    sleeper.resume()
+    for reader in (sleeper, awake):
+        error = reader.end()
+        if error is None:
+            assert reader.holds(seed), f"done with bytes of another use of the pages (seed {seed})"
+        else:
+            assert isinstance(error, PeerError | TransferError), error
+            assert error.code in {"lease-ended", *LOST}, error
+            assert len(error.failed_blocks)
+    # The number is worth nothing any more.
+    awake.read(lease=number)
+    assert awake.end().code == "lease-ended"
     assert src.is_all(7)
 
 

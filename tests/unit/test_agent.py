@@ -279,6 +279,20 @@ def test_grant_and_revoke(ends: Ends) -> None:
             ends.region.grant(ends.peer, **arguments)
 
 
+def test_a_lease_of_no_peer_in_particular(ends: Ends) -> None:
+    lease = ends.region.grant(None, [7, 9])
+    peer, _, write, everything, blocks, _, renewable = ends.core.called("grant")[0]
+    assert (peer, write, everything, blocks.tolist(), renewable) == (-1, False, False, [7, 9], False)
+    assert lease.peer is None
+    assert "peer=any" in repr(lease)
+    with pytest.raises(UsageError, match="renewed by nobody's heartbeats"):
+        ends.region.grant(None, renewable=True)
+    ends.region.grant(None, renewable=False)
+    ends.region.grant(ends.peer, renewable=False)
+    ends.region.grant(ends.peer, renewable=True)
+    assert [arguments[-1] for arguments in ends.core.called("grant")] == [False, False, False, True]
+
+
 async def test_a_lease_can_be_awaited(ends: Ends) -> None:
     lease = ends.region.grant(ends.peer)
     waiting = asyncio.create_task(lease.ended())

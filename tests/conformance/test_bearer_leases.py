@@ -1,0 +1,104 @@
+"""Leases of no peer in particular, over every transport: a source grants, and hears later who reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+pytest.importorskip("kvxfer._native", reason="the native module is not built")
+
+from kvxfer import Agent, KVLayout, Region, TransferError, UsageError
+from kvxfer.options import AgentOptions
+
+SHAPE = (3, 2, 16, 4, 2, 32)
+IDS = [3, 9, 4, 12]
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture(params=["loopback", "shm", "unix", "tcp"])
+def options(request: pytest.FixtureRequest) -> AgentOptions:
+    return AgentOptions(transports=(request.param,))
+
+
+class End:
+    """An agent with a cache."""
+
+    def __init__(self, name: str, options: AgentOptions) -> None:
+        self.agent = Agent(name, options)
+        self.array = np.zeros(SHAPE, np.uint16)
+        layout = KVLayout.from_tensor(self.array, "l2bthd")
+        self.region: Region = self.agent.register("kv", self.array, layout)
+
+    def read(self, address: str, lease: int | None) -> str:
+        """Connects, where that was not done; returns how a read ended: ``"done"`` or the code."""
+        peer = self.agent.connect_blocking(address, TIMEOUT_S)
+        remote = peer.wait_region("kv", TIMEOUT_S)
+        read = self.agent.read(self.region, remote, IDS, IDS, lease=lease, timeout_s=TIMEOUT_S)
+        try:
+            read.wait(TIMEOUT_S)
+        except TransferError as error:
+            return error.code
+        return "done"
+
+
+@pytest.fixture
+def make(options: AgentOptions) -> Iterator[Callable[[str], End]]:
+    with ExitStack() as ends:
+
+        def add(name: str) -> End:
+            end = End(name, options)
+            ends.callback(end.agent.close)
+            return end
+
+        yield add
+
+
+def test_peers_that_connect_later_read_under_a_lease_that_they_name(make: Callable[[str], End]) -> None:
+    prefill = make("prefill")
+    prefill.array[...] = np.arange(prefill.array.size, dtype=np.uint16).reshape(SHAPE)
+    lease = prefill.region.grant(None, IDS, ttl_s=60)
+    assert lease.peer is None
+    assert "any" in repr(lease)
+    assert 0 < lease.id < 2**63
+    # On its way to decode, as a request's parameter.
+    told = int(json.loads(json.dumps({"lease": str(lease.id)}))["lease"])
+    for name in ("decode-0", "decode-1"):
+        decode = make(name)
+        # Unnamed it lets nobody read, and no other number does.
+        assert decode.read(prefill.agent.address, None) == "not-permitted"
+        assert decode.read(prefill.agent.address, told ^ 1) == "lease-ended"
+        assert not decode.array.any()
+        assert decode.read(prefill.agent.address, told) == "done"
+        assert np.array_equal(decode.array[:, :, IDS], prefill.array[:, :, IDS])
+    assert lease.active
+    lease.revoke()
+    assert (lease.state, lease.wait_ended(0)) == ("revoked", "revoked")
+    assert decode.read(prefill.agent.address, told) == "lease-ended"
+
+
+def test_it_ends_by_its_time_or_with_its_region(make: Callable[[str], End]) -> None:
+    prefill, decode = make("prefill"), make("decode")
+    short = prefill.region.grant(None, ttl_s=0.2)
+    # A reader that sends heartbeats all the while is no reason to keep it.
+    decode.read(prefill.agent.address, short.id)
+    assert short.wait_ended(TIMEOUT_S) == "expired"
+    assert decode.read(prefill.agent.address, short.id) == "lease-ended"
+    lease = prefill.region.grant(None)
+    prefill.agent.peers[0].disconnect()
+    assert lease.active, "a peer that goes takes nothing but its own reads along"
+    prefill.region.deregister()
+    assert lease.wait_ended(TIMEOUT_S) == "region-gone"
+
+
+def test_a_lease_to_write_needs_a_peer(make: Callable[[str], End]) -> None:
+    prefill = make("prefill")
+    with pytest.raises(UsageError, match=r"expect\(tag, blocks\)") as caught:
+        prefill.region.grant(None, IDS, "write")
+    assert caught.value.code == "invalid-argument"
+    with pytest.raises(UsageError, match="leave renewable out"):
+        prefill.region.grant(None, IDS, renewable=True)
+    assert prefill.region.grant(None, IDS, renewable=False).active
