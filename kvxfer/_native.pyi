@@ -169,16 +169,8 @@ class AgentCore:
 
     # A program between a local and a remote region; `write`: the source is local.
     def install_program(
-        self,
-        peer: int,
-        write: bool,
-        src_region: int,
-        dst_region: int,
-        num_layers: int,
-        loops: NDArray[np.void],
-        conversions: NDArray[np.void],
-        scales: NDArray[np.float32],
-        units: tuple[int, int, int, int],
+        self, peer: int, write: bool, src_region: int, dst_region: int, num_layers: int, loops: NDArray[np.void],
+        conversions: NDArray[np.void], scales: NDArray[np.float32], units: tuple[int, int, int, int],
         dst_heads: tuple[int, int, int],
     ) -> int:
         """What kvxfer/copy_program.py's CopyProgram holds. Checked here and told to the peer."""
@@ -224,13 +216,7 @@ class AgentCore:
     # Leases that this agent grants; `blocks` empty and `all_blocks`: the whole region. `peer` < 0: the
     # bearer's, one to read and not renewable, whose id is below 2**63 and cannot be guessed.
     def grant(
-        self,
-        peer: int,
-        region: int,
-        write: bool,
-        all_blocks: bool,
-        blocks: NDArray[np.uint32],
-        ttl_s: float,
+        self, peer: int, region: int, write: bool, all_blocks: bool, blocks: NDArray[np.uint32], ttl_s: float,
         renewable: bool,
     ) -> int: ...
     def revoke(self, lease: int) -> None:
@@ -248,64 +234,29 @@ def decode_frame(frame: bytes) -> str:
 Units = tuple[int, int, int, int]
 
 def expand(
-    loops: NDArray[np.void],
-    layer: int,
-    src_ids: NDArray[np.uint32],
-    dst_ids: NDArray[np.uint32],
-    num_fine: int = 0,
-    units: Units = ...,
+    loops: NDArray[np.void], layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32],
+    num_fine: int = 0, units: Units = ...,
 ) -> NDArray[np.uint64]:
     """The runs [n, 3] (src_offset, dst_offset, nbytes at the source), as every executor sees them."""
-
 def execute(
-    loops: NDArray[np.void],
-    conversions: NDArray[np.void],
-    scales: NDArray[np.float32],
-    units: Units,
-    layer: int,
-    src_ids: NDArray[np.uint32],
-    dst_ids: NDArray[np.uint32],
-    num_fine: int,
-    src: NDArray[np.uint8],
-    dst: NDArray[np.uint8],
+    loops: NDArray[np.void], conversions: NDArray[np.void], scales: NDArray[np.float32], units: Units,
+    layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32], num_fine: int,
+    src: NDArray[np.uint8], dst: NDArray[np.uint8],
 ) -> None:
     """Copies and converts from one memory to the other, as shm does."""
-
 def pack(
-    loops: NDArray[np.void],
-    conversions: NDArray[np.void],
-    scales: NDArray[np.float32],
-    units: Units,
-    layer: int,
-    src_ids: NDArray[np.uint32],
-    dst_ids: NDArray[np.uint32],
-    num_fine: int,
-    src: NDArray[np.uint8],
+    loops: NDArray[np.void], conversions: NDArray[np.void], scales: NDArray[np.float32], units: Units,
+    layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32], num_fine: int, src: NDArray[np.uint8],
 ) -> bytes:
     """What crosses a stream: gathered and converted at the source."""
-
 def unpack(
-    loops: NDArray[np.void],
-    conversions: NDArray[np.void],
-    scales: NDArray[np.float32],
-    units: Units,
-    layer: int,
-    src_ids: NDArray[np.uint32],
-    dst_ids: NDArray[np.uint32],
-    num_fine: int,
-    packed: bytes,
+    loops: NDArray[np.void], conversions: NDArray[np.void], scales: NDArray[np.float32], units: Units,
+    layer: int, src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32], num_fine: int, packed: bytes,
     dst: NDArray[np.uint8],
 ) -> None:
     """Scatters what `pack` made."""
-
 def convert(
-    src_dtype: str,
-    dst_dtype: str,
-    src: NDArray[np.uint8],
-    count: int,
-    src_scale: float | None,
-    dst_scale: float | None,
-    saturate: bool,
-    kernel: str = "",
+    src_dtype: str, dst_dtype: str, src: NDArray[np.uint8], count: int, src_scale: float | None,
+    dst_scale: float | None, saturate: bool, kernel: str = "",
 ) -> bytes:
     """Converts `count` elements; `kernel`: "scalar", "avx2", "" for the best."""
