@@ -43,6 +43,8 @@ _COMMON = {
     "pad_token_id": _PAD,
     "bos_token_id": _BOS,
     "eos_token_id": _EOS,
+    # bfloat16 can die of an illegal instruction where the CPU has AMX, and has more ties.
+    "dtype": "float32",
 }
 
 #: name -> (transformers' configuration class, its arguments beside the common ones)
@@ -84,21 +86,23 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 64,
         },
     ),
-    # Three layers with a state for each request, and one with a cache of tokens.
+    # Three layers with a state for each request, and one with a cache of tokens. The CPU's kernel of
+    # such states knows bfloat16 and these sizes alone.
     "qwen3-next": (
         "Qwen3NextConfig",
         {
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "head_dim": 64,
-            "linear_key_head_dim": 32,
-            "linear_value_head_dim": 32,
-            "linear_num_key_heads": 4,
-            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
             "num_experts": 4,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 64,
             "shared_expert_intermediate_size": 64,
+            "dtype": "bfloat16",
         },
     ),
 }
@@ -139,7 +143,7 @@ def _save_weights(name: str, folder: Path, seed: int) -> None:
     config_class, arguments = _MODELS[name]
     config = getattr(transformers, config_class)(**{**_COMMON, **arguments})
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=config.dtype)
     with torch.no_grad():
         for label, parameter in model.named_parameters():
             # Other vectors are norms and biases, which are right as they come.

@@ -63,7 +63,7 @@ class VllmServer(ServerProcess):
     name
         What errors call it.
     model
-        A folder with a model and its tokenizer.
+        A folder with a model and its tokenizer (`kvxfer.bench.tiny_models`).
     log
         The file that takes what it prints.
     kv_transfer_config
@@ -92,8 +92,8 @@ class VllmServer(ServerProcess):
             raise BenchError(f"no {program}: `make demo-vllm` and `make test-vllm` set up a vLLM for the CPU")
         command = [
             *(str(program), "serve", str(model), "--served-model-name", MODEL),
-            # bfloat16 can die of an illegal instruction where the CPU has AMX.
-            *("--dtype", "float32", "--enforce-eager"),
+            # In the dtype that it is saved in: by itself vLLM computes float32 models in float16.
+            *("--dtype", json.loads((model / "config.json").read_text())["dtype"], "--enforce-eager"),
             *("--block-size", str(TOKENS_PER_BLOCK), "--num-gpu-blocks-override", str(num_blocks)),
             *("--max-model-len", "1024", "--max-num-batched-tokens", "1024", "--max-num-seqs", "16"),
         ]
