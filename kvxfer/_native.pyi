@@ -217,7 +217,7 @@ class AgentCore:
     # bearer's, one to read and not renewable, whose id is below 2**63 and cannot be guessed.
     def grant(
         self, peer: int, region: int, write: bool, all_blocks: bool, blocks: NDArray[np.uint32], ttl_s: float,
-        renewable: bool,
+        renewable: bool, bearer_id: int,
     ) -> int: ...
     def revoke(self, lease: int) -> None:
         """Fences: when it returns no byte moves under the lease. Idempotent."""

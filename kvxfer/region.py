@@ -191,6 +191,7 @@ class Region:
         ttl_s: float = 30.0,
         *,
         renewable: bool | None = None,
+        lease_id: int | None = None,
     ) -> Lease:
         """Gives a peer the right to blocks of this region, until it ends.
 
@@ -214,6 +215,10 @@ class Region:
             Whether the peer's heartbeats start `ttl_s` anew, as they do unless this is False. If not,
             it ends after `ttl_s` in any case. A bearer lease never is: nobody's heartbeats are its
             holder's.
+
+        lease_id
+            The id of a bearer lease that had to be handed on before the grant: a number that nobody
+            guesses and that was never used, ``2**62 + secrets.randbits(62)``. None draws one.
 
         Raises
         ------
@@ -249,6 +254,7 @@ class Region:
                 ids,
                 ttl_s,
                 peer is not None and renewable is not False,
+                lease_id or 0,
             )
         except NativeError as error:
             raise translate(error, peer="" if peer is None else peer.name) from None

@@ -8,9 +8,13 @@ from typing import Any
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
+    MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
+
+# These and no kinds derived from them, which keep other things in a page.
+_SUPPORTED = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class CacheGroup:
     block_size
         Tokens of a block.
     window
-        Tokens that the next one sees, itself not counted; 0 for all.
+        Tokens that a token sees, itself among them; 0 for all.
     """
 
     index: int
@@ -40,11 +44,18 @@ class CacheGroup:
     block_size: int
     window: int
 
-    def is_held(self, table: tuple[int, ...], num_tokens: int) -> bool:
-        """Returns whether a table of `num_tokens` has every block that the last token looks at."""
-        # The decode engine computes the last token of the prompt itself: it samples from it.
-        first = max(num_tokens - 1 - self.window, 0) if self.window else 0
-        return all(table[first // self.block_size :])
+    def can_load(self, table: tuple[int, ...], block_size: int, num_tokens: int) -> bool:
+        """Returns whether a source's table has all that is looked at from the prompt's last token on.
+
+        A decode engine computes the last token itself, to sample from it. Both engines free blocks
+        before a window, each by its own block size, and prefill has gone one token further.
+        """
+        if not self.window:
+            return all(table)
+        needed = max(num_tokens - self.window, 0)
+        # Blocks that are kept here begin with the one of this token; a part of it may lie before.
+        kept = max(num_tokens - self.window + 1, 0) // self.block_size * self.block_size
+        return needed >= kept and all(table[kept // block_size :])
 
 
 def groups_of(config: KVCacheConfig) -> tuple[CacheGroup, ...]:
@@ -65,7 +76,7 @@ def groups_of(config: KVCacheConfig) -> tuple[CacheGroup, ...]:
             else [spec]
         )
         for other in specs:
-            if not isinstance(other, FullAttentionSpec | SlidingWindowSpec) or other.tokens_per_state != 1:
+            if type(other) not in _SUPPORTED or other.tokens_per_state != 1:
                 raise NotImplementedError(
                     f"KvxferConnector cannot hand over cache group {index} ({type(other).__name__}) yet: "
                     "full attention, latent attention (MLA) and sliding windows are supported"
@@ -74,7 +85,7 @@ def groups_of(config: KVCacheConfig) -> tuple[CacheGroup, ...]:
                 raise NotImplementedError(
                     f"KvxferConnector cannot hand over cache group {index} yet: its layers differ in shape"
                 )
-        window = specs[0].sliding_window - 1 if isinstance(specs[0], SlidingWindowSpec) else 0
+        window = specs[0].sliding_window if isinstance(specs[0], SlidingWindowSpec) else 0
         groups.append(
             CacheGroup(index, f"kv.{index}", tuple(group.layer_names), specs[0], spec.block_size, window)
         )

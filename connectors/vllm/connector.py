@@ -16,10 +16,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from kvxfer.connectors.vllm.cache_groups import groups_of
+from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.scheduler_half import SchedulerHalf
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import RankMetadata, StepMetadata
-from kvxfer.connectors.vllm.worker_half import Place, WorkerHalf
+from kvxfer.connectors.vllm.worker_half import WorkerHalf
 
 if TYPE_CHECKING:
     import torch
@@ -45,12 +46,17 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         groups = groups_of(kv_cache_config)
         _require_supported(vllm_config)
         engine_id = str(self._kv_transfer_config.engine_id)
-        self._num_groups = len(groups)
+        # Block ids tell a request only where there is one group, and blocks can be computed anew from the
+        # first that is missing only where nothing before it has left a window.
+        self._reports_blocks = len(kv_cache_config.kv_cache_groups) == 1 and groups[0].window == 0
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._invalid_block_ids: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerHalf(engine_id, groups, settings)
+            roles = self._kv_transfer_config
+            self._scheduler = SchedulerHalf(
+                engine_id, roles.is_kv_producer, roles.is_kv_consumer, groups, settings
+            )
         else:
             place = _place(vllm_config, kv_cache_config, engine_id, settings)
             self._worker = WorkerHalf(place, groups, settings)
@@ -128,14 +134,12 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = self._moving.collect(finished_req_ids)
-        # Block ids tell a request only where there is one group.
-        by_block = self._num_groups == 1
-        if by_block:
+        if self._reports_blocks:
             self._invalid_block_ids.update(*results.failed.values())
         return KVConnectorTransferResults(
             finished_sending=results.sent,
             finished_recving=results.received,
-            failed_recving=set() if by_block else set(results.failed),
+            failed_recving=set() if self._reports_blocks else set(results.failed),
         )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -166,7 +170,7 @@ def _place(config: VllmConfig, caches: KVCacheConfig, engine_id: str, settings: 
         engine_id=engine_id,
         tp_rank=get_tensor_model_parallel_rank(),
         tp_size=config.parallel_config.tensor_parallel_size,
-        model=settings.model or f"{model.hf_config.architectures[0]}/{sizes}",
+        model=settings.model or f"{'+'.join(model.hf_config.architectures or ['?'])}/{sizes}",
         cache_dtype=str(config.cache_config.cache_dtype),
         total_heads=model.get_total_num_kv_heads(),
         num_blocks=caches.num_blocks,

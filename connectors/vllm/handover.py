@@ -8,17 +8,20 @@ can be checked without a connection, the prefill's agents check the rest by thei
 from __future__ import annotations
 
 import hashlib
+import re
+from array import array
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvxfer.connectors.vllm.settings import Settings
 
 VERSION: Final = 1
-_MAX_RANKS: Final = 1024
+_MAX_RANKS: Final = 64
 _MAX_GROUPS: Final = 64
-_MAX_BLOCKS: Final = 4_194_304  # native/core/wire.h: kMaxBlocks
+# One reading of an address, here and where it is dialled: no user part, no path, no control character.
+_ADDRESS: Final = r"^tcp://(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})$"
 
 _BlockId = Annotated[int, Field(ge=0, lt=2**32)]
 _Lease = Annotated[str, Field(pattern=r"^[0-9a-f]{1,16}$")]
@@ -35,12 +38,23 @@ class Rank(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     name: Annotated[str, Field(min_length=1, max_length=128)]
-    address: Annotated[str, Field(max_length=300)]
+    address: Annotated[str, Field(max_length=300, pattern=_ADDRESS)]
 
     @property
     def host(self) -> str:
         """What `address` dials."""
-        return urlsplit(self.address).hostname or ""
+        return self._parts[0] or self._parts[1]
+
+    @property
+    def port(self) -> int:
+        """The port of `address`."""
+        return int(self._parts[2])
+
+    @property
+    def _parts(self) -> tuple[str, str, str]:
+        found = re.fullmatch(_ADDRESS, self.address)
+        assert found is not None, "the field's pattern is the same"
+        return found[1] or "", found[2] or "", found[3]
 
 
 class _Own(BaseModel):
@@ -52,9 +66,7 @@ class _Own(BaseModel):
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=_MAX_RANKS)]
     leases: Annotated[tuple[_Lease, ...], Field(min_length=1, max_length=_MAX_GROUPS)]
     block_sizes: Annotated[tuple[_Tokens, ...], Field(max_length=_MAX_GROUPS)]
-    pages_per_block: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(max_length=_MAX_GROUPS)
-    ]
+    pages_per_block: Annotated[tuple[_Tokens, ...], Field(max_length=_MAX_GROUPS)]
     num_tokens: Annotated[int, Field(ge=1, le=2**31)]
     prompt: Annotated[str, Field(max_length=64)]
 
@@ -65,13 +77,11 @@ class _Passed(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     remote_request_id: Annotated[str, Field(min_length=1, max_length=1024)]
-    remote_block_ids: Annotated[
-        tuple[Annotated[tuple[_BlockId, ...], Field(max_length=_MAX_BLOCKS)], ...],
-        Field(max_length=_MAX_GROUPS),
-    ]
+    remote_block_ids: tuple[tuple[_BlockId, ...], ...]
     kvxfer: _Own
 
 
+@dataclass(frozen=True, slots=True)
 class Handover:
     """A finished request at a prefill engine.
 
@@ -91,37 +101,24 @@ class Handover:
         Of the prompt, all of them computed.
     """
 
-    __slots__ = ("block_sizes", "leases", "num_tokens", "pages_per_block", "ranks", "request_id", "tables")
-
-    def __init__(
-        self,
-        request_id: str,
-        ranks: tuple[Rank, ...],
-        leases: tuple[int, ...],
-        tables: tuple[tuple[int, ...], ...],
-        block_sizes: tuple[int, ...],
-        pages_per_block: tuple[int, ...],
-        num_tokens: int,
-    ) -> None:
-        self.request_id = request_id
-        self.ranks = ranks
-        self.leases = leases
-        self.tables = tables
-        self.block_sizes = block_sizes
-        self.pages_per_block = pages_per_block
-        self.num_tokens = num_tokens
+    request_id: str
+    ranks: tuple[Rank, ...]
+    leases: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
+    block_sizes: tuple[int, ...]
+    pages_per_block: tuple[int, ...]
+    num_tokens: int
 
     def params(self, engine_id: str, prompt: str) -> dict[str, Any]:
         """Returns the ``kv_transfer_params`` of the prefill's response, for a router to hand on."""
-        first = urlsplit(self.ranks[0].address)
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_engine_id": engine_id,
             "remote_request_id": self.request_id,
             "remote_block_ids": [list(table) for table in self.tables],
-            "remote_host": first.hostname,
-            "remote_port": first.port,
+            "remote_host": self.ranks[0].host,
+            "remote_port": self.ranks[0].port,
             "tp_size": len(self.ranks),
             "kvxfer": {
                 "version": VERSION,
@@ -145,6 +142,7 @@ class Handover:
             Missing or absurd fields, another version, a host that may not be dialled, parameters
             of another prompt.
         """
+        _require_bounded(params.get("remote_block_ids"), request.num_prompt_tokens, num_groups)
         try:
             passed = _Passed.model_validate(params)
         except ValidationError as error:
@@ -157,30 +155,24 @@ class Handover:
                 f"kv_transfer_params are of version {own.version}, this engine reads {VERSION}: "
                 "run one release of kvxfer on both engines"
             )
-        for what, given in (
-            ("remote_block_ids", passed.remote_block_ids),
-            ("leases", own.leases),
-            ("block_sizes", own.block_sizes),
-            ("pages_per_block", own.pages_per_block),
-        ):
-            if len(given) != num_groups:
-                raise HandoverError(
-                    f"{what} name {len(given)} cache groups, this engine has {num_groups}: both engines "
-                    "run one model with one kind of cache manager"
-                )
+        for what in ("leases", "block_sizes", "pages_per_block"):
+            if (given := len(getattr(own, what))) != num_groups:
+                raise HandoverError(_of_other_groups(what, given, num_groups))
         if own.num_tokens != request.num_prompt_tokens or own.prompt != prompt_digest(request):
             raise HandoverError(
                 f"kv_transfer_params are of another prompt ({own.num_tokens} tokens, this one has "
                 f"{request.num_prompt_tokens}): the router must send both engines the same request"
             )
-        for table, block_size in zip(passed.remote_block_ids, own.block_sizes, strict=True):
+        for table, block_size, pages in zip(
+            passed.remote_block_ids, own.block_sizes, own.pages_per_block, strict=True
+        ):
             if len(table) != -(-own.num_tokens // block_size):
                 raise HandoverError(
                     f"{len(table)} blocks of {block_size} tokens do not hold the prompt's {own.num_tokens}"
                 )
+            if block_size % pages:
+                raise HandoverError(f"a block of {block_size} tokens is not {pages} pages of equal size")
         for rank in own.ranks:
-            if urlsplit(rank.address).scheme != "tcp" or not rank.host:
-                raise HandoverError(f"rank {rank.name!r} is at {rank.address!r}, not at tcp://host:port")
             if not settings.may_dial(rank.host):
                 raise HandoverError(
                     f"host {rank.host} is not among this engine's allowed_hosts "
@@ -201,10 +193,31 @@ def prompt_digest(request: Any) -> str:
     """Returns 32 hexadecimal digits of all that decides a prompt's cache: tokens, media, adapter.
 
     With it a router that mixes up two requests is found out before one reads the other's cache.
+    Embeddings instead of tokens have none: they are not handed over.
     """
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr(request.prompt_token_ids).encode())
+    digest.update(array("q", request.prompt_token_ids).tobytes())
     digest.update(repr([feature.identifier for feature in request.mm_features or ()]).encode())
     lora = request.lora_request
     digest.update(repr(None if lora is None else lora.lora_name).encode())
     return digest.hexdigest()
+
+
+def _require_bounded(tables: Any, num_tokens: int, num_groups: int) -> None:
+    """Refuses what is too long to be this request's, before every element of it is looked at."""
+    if not isinstance(tables, list | tuple):
+        raise HandoverError("kv_transfer_params name no remote_block_ids: was the request prefilled?")
+    if len(tables) != num_groups:
+        raise HandoverError(_of_other_groups("remote_block_ids", len(tables), num_groups))
+    for table in tables:
+        if not isinstance(table, list | tuple) or len(table) > num_tokens:
+            raise HandoverError(
+                f"remote_block_ids hold a table that is not up to {num_tokens} blocks, one for each token"
+            )
+
+
+def _of_other_groups(what: str, given: int, num_groups: int) -> str:
+    return (
+        f"{what} name {given} cache groups, this engine has {num_groups}: both engines run one model "
+        "with one kind of cache manager"
+    )

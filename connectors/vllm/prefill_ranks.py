@@ -23,15 +23,16 @@ class PrefillRanks:
         """Returns a session with a rank, or one that is to be."""
         future = self._peers.get(rank)
         if future is None or (future.done() and not _is_open(future)):
+            self._forget_lost()
             future = self._diallers.submit(self._dial, rank)
             self._peers[rank] = future
-            self._forget_lost()
         return future
 
     def _dial(self, rank: Rank) -> kvxfer.Peer:
         peer = self._agent.connect_blocking(rank.address)
         if peer.name != rank.name:
             # Another engine got the port of one that is gone.
+            peer.disconnect()
             raise kvxfer.PeerError(
                 f"{rank.address} is {peer.name!r} now, the request was prefilled by {rank.name!r}",
                 code="peer-restarted",
@@ -51,4 +52,9 @@ class PrefillRanks:
 
 
 def _is_open(future: Future[kvxfer.Peer]) -> bool:
-    return future.exception() is None and future.result().state == "open"
+    if future.cancelled() or future.exception() is not None:
+        return False
+    try:
+        return future.result().state == "open"
+    except kvxfer.KvxferError:
+        return False  # so long lost that the agent has forgotten it

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import kvxfer
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
+from kvxfer.connectors.vllm.place import Place
 from kvxfer.slices import heads_of
 
 # A region of nothing: reads of no block of it carry receipts, whatever layers a rank holds.
@@ -31,8 +32,8 @@ class CacheRegions:
         Cache groups that are transferred.
     caches
         As the engine registers them: a tensor [block, head, token, content] for each layer.
-    model, total_heads, tp_rank, tp_size, num_blocks
-        Of the engine and this worker.
+    place
+        Of this worker.
 
     Raises
     ------
@@ -45,38 +46,38 @@ class CacheRegions:
         agent: kvxfer.Agent,
         groups: tuple[CacheGroup, ...],
         caches: dict[str, Any],
-        *,
-        model: str,
-        cache_dtype: str,
-        total_heads: int,
-        tp_rank: int,
-        tp_size: int,
-        num_blocks: int,
+        place: Place,
     ) -> None:
         self.groups = groups
         self.regions: list[kvxfer.Region] = []
         self.pages_per_block: list[int] = []
         for group in groups:
             tensors = [caches[name] for name in group.layer_names]
-            num_pages, num_heads = tensors[0].shape[:2]
+            num_pages, num_heads, *_ = tensors[0].shape
+            if tensors[0].ndim != 4 or num_pages % place.num_blocks:
+                raise NotImplementedError(
+                    f"KvxferConnector reads caches [block, head, token, content]; {group.layer_names[0]} has "
+                    f"{tuple(tensors[0].shape)}, of {place.num_blocks} blocks"
+                )
             latent = num_heads == 1 and getattr(group.spec, "head_size_v", 0) == 0
             if latent:
                 first_head, all_heads = 0, 1  # alike on every rank
-            elif num_heads == max(total_heads // tp_size, 1):
-                first_head, all_heads = heads_of(total_heads, tp_size, tp_rank)[0], total_heads
+            elif num_heads == max(place.total_heads // place.tp_size, 1):
+                first_head, _ = heads_of(place.total_heads, place.tp_size, place.tp_rank)
+                all_heads = place.total_heads
             else:
                 # Slots of the kernel's own: a shard matches the same shard alone.
-                first_head, all_heads = tp_rank * num_heads, tp_size * num_heads
+                first_head, all_heads = place.tp_rank * num_heads, place.tp_size * num_heads
             if tensors[0].device.type == "cpu":
                 # The kernels of the CPU lay a head's page out as their instructions like it.
-                views = [tensor.flatten(2) for tensor in tensors]
-                axes, declared = "bhd", f"{model}, packed for {_instructions()}"
+                views = [tensor.view(num_pages, num_heads, -1) for tensor in tensors]
+                axes, declared = "bhd", f"{place.model}, packed for {_instructions()}"
             else:
-                views, axes, declared = tensors, "bhtd" if latent else "bhtc", model
+                views, axes, declared = tensors, "bhtd" if latent else "bhtc", place.model
             layout = kvxfer.KVLayout.from_tensors(
                 views,
                 axes,
-                dtype=_dtype(cache_dtype),
+                dtype=_dtype(place.cache_dtype),
                 first_head=first_head,
                 total_heads=all_heads,
                 null_block=_NULL_BLOCK,
@@ -84,7 +85,7 @@ class CacheRegions:
                 group=group.name,
             )
             self.regions.append(agent.register(group.name, tensors, layout))
-            self.pages_per_block.append(num_pages // num_blocks)
+            self.pages_per_block.append(num_pages // place.num_blocks)
         self.receipts = agent.register(_RECEIPTS, np.zeros((1, 1), np.uint8))
 
 

@@ -35,14 +35,25 @@ class SchedulerHalf:
     ----------
     engine_id
         This engine's, for routers.
+    produces, consumes
+        What its role lets it do: the engine guards blocks in flight by it.
     groups
         Cache groups that are transferred.
     settings
         As the user set them.
     """
 
-    def __init__(self, engine_id: str, groups: tuple[CacheGroup, ...], settings: Settings) -> None:
+    def __init__(
+        self,
+        engine_id: str,
+        produces: bool,
+        consumes: bool,
+        groups: tuple[CacheGroup, ...],
+        settings: Settings,
+    ) -> None:
         self._engine_id = engine_id
+        self._produces = produces
+        self._consumes = consumes
         self._groups = groups
         self._settings = settings
         self._ranks: tuple[Rank, ...] = ()
@@ -54,9 +65,15 @@ class SchedulerHalf:
 
     def set_ranks(self, ranks: dict[tuple[int, int], RankMetadata]) -> None:
         """Learns where the workers' agents are, by (pipeline, tensor) rank."""
+        if not ranks:
+            _log.warning(
+                "kvxfer: the workers did not say where their agents are, so nothing is handed over: behind a "
+                "MultiConnector, name KvxferConnector first"
+            )
+            return
         ordered = [rank for _, rank in sorted(ranks.items())]
         self._ranks = tuple(Rank(name=rank.name, address=rank.address) for rank in ordered)
-        self._pages_per_block = ordered[0].pages_per_block if ordered else ()
+        self._pages_per_block = ordered[0].pages_per_block
 
     # ---- decode -----------------------------------------------------------------------------
 
@@ -65,16 +82,23 @@ class SchedulerHalf:
         params = request.kv_transfer_params
         if not params or not params.get("do_remote_prefill"):
             return 0
-        handover = self._handover(request)
         missing: int = max(request.num_prompt_tokens - num_computed, 0)
+        if not self._consumes:
+            _log.warning(
+                "kvxfer: request %s was prefilled elsewhere, but this engine's kv_role is kv_producer: "
+                "it computes the prompt itself",
+                request.request_id,
+            )
+            return 0
+        handover = self._handover(request)
         if isinstance(handover, str):
             # Blocks are allocated and reported as not loaded: the engine's policy says what follows.
             return missing
-        for group, table in zip(self._groups, handover.tables, strict=True):
-            if not group.is_held(table, handover.num_tokens):
+        for group, table, block_size in zip(self._groups, handover.tables, handover.block_sizes, strict=True):
+            if not group.can_load(table, block_size, handover.num_tokens):
                 _log.info(
-                    "kvxfer: request %s: the prefill engine gave back a block that the last token looks at; "
-                    "the prompt is computed here",
+                    "kvxfer: request %s: prefill gave back a block that the last token looks at; the prompt "
+                    "is computed here",
                     request.request_id,
                 )
                 return 0
@@ -88,8 +112,18 @@ class SchedulerHalf:
         if params.get("do_remote_prefill"):
             # Once for each request: a load that failed is computed here when the request comes again.
             params["do_remote_prefill"] = False
-            self._order(request, self._tables(block_ids) if num_external else (), num_external)
-        elif params.get("do_remote_decode"):
+            handover = self._handover(request)
+            self._handovers.pop(request.request_id, None)
+            if num_external:
+                self._fetching.add(request.request_id)
+                num_tokens = request.num_prompt_tokens
+                tables = self._tables(block_ids)
+                self._next.fetches.append(
+                    FetchOrder(request.request_id, handover, tables, num_tokens - num_external, num_tokens)
+                )
+            elif isinstance(handover, Handover):
+                self._next.released.append(handover)
+        elif params.get("do_remote_decode") and self._produces:
             self._prefills.setdefault(request.request_id, _Prefill(request))
 
     def received(self, request_ids: set[str]) -> None:
@@ -101,6 +135,8 @@ class SchedulerHalf:
         known = self._handovers.get(request.request_id)
         if known is None:
             try:
+                if request.prompt_token_ids is None:
+                    raise HandoverError("prompts of embeddings are not handed over")
                 known = Handover.read(
                     request.kv_transfer_params or {}, request, len(self._groups), self._settings
                 )
@@ -109,35 +145,6 @@ class SchedulerHalf:
                 _log.warning("kvxfer: request %s: %s", request.request_id, error)
             self._handovers[request.request_id] = known
         return known
-
-    def _order(self, request: Request, tables: Tables, num_external: int) -> None:
-        handover = self._handover(request)
-        self._handovers.pop(request.request_id, None)
-        first_token = request.num_prompt_tokens - num_external
-        if tables:
-            self._fetching.add(request.request_id)
-        if isinstance(handover, str):
-            if tables:
-                self._next.fetches.append(
-                    FetchOrder(
-                        request.request_id, tables, first_token, request.num_prompt_tokens, refusal=handover
-                    )
-                )
-            return
-        self._next.fetches.append(
-            FetchOrder(
-                request.request_id,
-                tables,
-                first_token,
-                request.num_prompt_tokens,
-                handover.request_id,
-                handover.ranks,
-                handover.leases,
-                handover.tables,
-                handover.block_sizes,
-                handover.pages_per_block,
-            )
-        )
 
     # ---- prefill ----------------------------------------------------------------------------
 
@@ -151,16 +158,16 @@ class SchedulerHalf:
     def _grant_if_complete(self, prefill: _Prefill, output: SchedulerOutput) -> None:
         """Grants the prompt's blocks in the step that computes its last token.
 
-        A lease of that step is in force when the engine's response tells it; the request may have
+        A lease of that step is in force when the engine's response tells it. The request may have
         been preempted since an earlier grant, and has other blocks then.
         """
         request = prefill.request
         request_id = request.request_id
         computed = request.num_computed_tokens + output.num_scheduled_tokens[request_id]
-        if computed < request.num_prompt_tokens:
-            return
         state = output.kv_connector_block_state
-        block_ids = None if state is None else state.get_block_ids(request_id)
+        if computed < request.num_prompt_tokens or state is None or request.prompt_token_ids is None:
+            return
+        block_ids = state.get_block_ids(request_id)
         if block_ids is None:
             return
         tables = tuple(
@@ -168,7 +175,7 @@ class SchedulerHalf:
             for group, table in zip(self._groups, self._tables(block_ids), strict=True)
         )
         if prefill.grant is not None:
-            if prefill.grant.tables == tables:
+            if _is_same_but_for_windows(prefill.grant.tables, tables):
                 return
             self._next.withdrawn.append(request_id)
         # Nobody guesses them; the lowest bits differ, so that no two groups draw one number.
@@ -186,8 +193,7 @@ class SchedulerHalf:
         request_id = request.request_id
         if params and params.get("do_remote_prefill"):
             # It ended before it was scheduled: nobody will fetch, so the prefill need not wait.
-            params["do_remote_prefill"] = False
-            self._order(request, (), 0)
+            self.allocated(request, block_ids, 0)
         if request_id in self._fetching:
             self._next.abandoned.append(request_id)
         prefill = self._prefills.pop(request_id, None)
@@ -216,3 +222,11 @@ class SchedulerHalf:
 
     def _tables(self, block_ids: tuple[list[int], ...]) -> Tables:
         return tuple(tuple(block_ids[group.index]) for group in self._groups)
+
+
+def _is_same_but_for_windows(before: Tables, now: Tables) -> bool:
+    """Whether only blocks that left a window are gone."""
+    return all(
+        len(old) == len(new) and all(block in (0, was) for was, block in zip(old, new, strict=True))
+        for old, new in zip(before, now, strict=True)
+    )

@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
 )
 
-from kvxfer.connectors.vllm.handover import Rank
+from kvxfer.connectors.vllm.handover import Handover
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RankMetadata(KVConnectorHandshakeMetadata):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Blocks of a prompt whose last token is computed in this step: anybody who names a lease may read.
+    """Blocks of a prompt whose last token is computed in this step: who names a lease may read them.
 
     Attributes
     ----------
@@ -51,35 +51,27 @@ class FetchOrder:
 
     Attributes
     ----------
-    remote_request_id, ranks, leases, src_tables, src_block_sizes, src_pages_per_block
-        As in `Handover`.
-    dst_tables
-        For each cache group this engine's blocks of the whole prompt; 0 for none. Empty where
-        nothing is to be fetched and the prefill is to be told that its blocks are free.
+    handover
+        Where it was; or why its parameters cannot be used.
+    tables
+        For each cache group this engine's blocks of the whole prompt; 0 for none.
     first_token, num_tokens
         Which tokens of the prompt are missing here: from the first to the prompt's end.
-    refusal
-        Why the request's parameters cannot be used; "" where they can.
     """
 
     request_id: str
-    dst_tables: tuple[tuple[int, ...], ...]
+    handover: Handover | str
+    tables: tuple[tuple[int, ...], ...]
     first_token: int
     num_tokens: int
-    remote_request_id: str = ""
-    ranks: tuple[Rank, ...] = ()
-    leases: tuple[int, ...] = ()
-    src_tables: tuple[tuple[int, ...], ...] = ()
-    src_block_sizes: tuple[int, ...] = ()
-    src_pages_per_block: tuple[int, ...] = ()
-    refusal: str = ""
 
 
 @dataclass(slots=True)
 class StepMetadata(KVConnectorMetadata):
-    """One step: what to grant, what to take back, what to fetch, what to stop fetching."""
+    """One step: what to grant, to take back, to fetch, to stop fetching, and to let prefill have again."""
 
     grants: list[Grant] = field(default_factory=list)
     withdrawn: list[str] = field(default_factory=list)
     fetches: list[FetchOrder] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
+    released: list[Handover] = field(default_factory=list)

@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
 import kvxfer
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
 from kvxfer.connectors.vllm.fetches import Fetches
-from kvxfer.connectors.vllm.handouts import Handouts
+from kvxfer.connectors.vllm.kept_blocks import KeptBlocks
+from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.regions import CacheRegions
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import RankMetadata, StepMetadata
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Which worker of which engine this is.
-
-    Attributes
-    ----------
-    engine_id
-        Of its engine.
-    tp_rank, tp_size
-        Among the workers that divide heads.
-    model
-        Declared name of the model.
-    cache_dtype
-        As the engine was told, e.g. ``"auto"`` or ``"fp8"``.
-    total_heads
-        KV heads of the model.
-    num_blocks
-        Of the engine's cache.
-    """
-
-    engine_id: str
-    tp_rank: int
-    tp_size: int
-    model: str
-    cache_dtype: str
-    total_heads: int
-    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +27,7 @@ class StepResults:
     received
         Requests whose fetch has ended, those that failed among them.
     failed
-        Of these the ones that failed, with the blocks of group 0 that lack bytes.
+        Of these the ones that failed, with the blocks of the first group that lack bytes.
     """
 
     sent: set[str]
@@ -69,29 +42,15 @@ class WorkerHalf:
         self._place = place
         self._groups = groups
         self._settings = settings
-        # The name's end tells ranks apart, its beginning engines.
-        self._agent = kvxfer.Agent(f"{place.engine_id[:100]}.{place.tp_rank}", settings.agent_options())
-        self._handouts = Handouts(self._agent, settings.lease_ttl_s)
+        self._agent = kvxfer.Agent(_name(place), settings.agent_options())
+        self._kept = KeptBlocks(self._agent, settings.lease_ttl_s)
         self._regions: CacheRegions | None = None
         self._fetches: Fetches | None = None
 
     def register(self, caches: dict[str, Any]) -> None:
         """Registers the engine's cache tensors, once they are there."""
-        place = self._place
-        self._regions = CacheRegions(
-            self._agent,
-            self._groups,
-            caches,
-            model=place.model,
-            cache_dtype=place.cache_dtype,
-            total_heads=place.total_heads,
-            tp_rank=place.tp_rank,
-            tp_size=place.tp_size,
-            num_blocks=place.num_blocks,
-        )
-        self._fetches = Fetches(
-            self._agent, self._regions, place.tp_rank, place.tp_size, self._settings.load_timeout_s
-        )
+        self._regions = CacheRegions(self._agent, self._groups, caches, self._place)
+        self._fetches = Fetches(self._agent, self._regions, self._place, self._settings)
 
     @property
     def rank(self) -> RankMetadata:
@@ -104,17 +63,19 @@ class WorkerHalf:
         assert self._regions is not None, "the engine steps before it has registered its caches"
         assert self._fetches is not None
         for request_id in step.withdrawn:
-            self._handouts.withdraw(request_id)
+            self._kept.withdraw(request_id)
         for grant in step.grants:
-            self._handouts.grant(grant, self._regions)
+            self._kept.grant(grant, self._regions)
         for order in step.fetches:
             self._fetches.begin(order)
         for request_id in step.abandoned:
             self._fetches.abandon(request_id)
+        for handover in step.released:
+            self._fetches.release(handover)
 
     def collect(self, finished_request_ids: set[str]) -> StepResults:
         """Returns what has ended, each request once."""
-        sent = self._handouts.collect(finished_request_ids)
+        sent = self._kept.collect(finished_request_ids)
         received, failed = (set(), {}) if self._fetches is None else self._fetches.collect()
         return StepResults(sent, received, failed)
 
@@ -122,5 +83,11 @@ class WorkerHalf:
         """Ends everything: when it returns, no byte lands in the engine's caches any more."""
         if self._fetches is not None:
             self._fetches.close()
-        self._handouts.close()
+        self._kept.close()
         self._agent.close()
+
+
+def _name(place: Place) -> str:
+    """Two engines may be given one id, and one that restarts keeps it: their agents are others."""
+    engine = place.engine_id.encode(errors="replace")[:96].decode(errors="ignore")
+    return f"{engine}.{place.tp_rank}.{secrets.token_hex(4)}"

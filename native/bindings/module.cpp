@@ -356,12 +356,12 @@ class PyAgentCore {
   }
 
   LeaseId grant(std::int64_t peer, RegionId region, bool write, bool all_blocks, const BlockIds& blocks,
-                double ttl_s, bool renewable) const {
+                double ttl_s, bool renewable, LeaseId bearer_id) const {
     const std::span<const std::uint32_t> ids(blocks.data(), blocks.shape(0));
     return take(call([&](Engine& engine, Time now) {
       return engine.grant(now, to_peer(peer), region,
                           write ? wire::LeaseMode::kWrite : wire::LeaseMode::kRead, all_blocks, ids,
-                          to_ns(ttl_s), renewable);
+                          to_ns(ttl_s), renewable, bearer_id);
     }));
   }
   void revoke(LeaseId lease) const {
@@ -496,7 +496,7 @@ NB_MODULE(_native, m) {
       .def("expect", &PyAgentCore::expect, "tag"_a, "region"_a, "blocks"_a, "first_layer"_a, "num_layers"_a,
            "block_tokens"_a, "first_token"_a, "end_token"_a, "num_heads"_a, "peer"_a, "timeout_s"_a)
       .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a,
-           "ttl_s"_a, "renewable"_a)
+           "ttl_s"_a, "renewable"_a, "bearer_id"_a)
       .def("revoke", &PyAgentCore::revoke, "lease"_a)
       .def("lease_state", &PyAgentCore::lease_state, "lease"_a);
 

@@ -17,7 +17,7 @@ std::string text_of(const wire::Bytes& tag) {
 
 Result<LeaseId> Engine::grant(Time now, std::optional<SessionKey> holder, RegionId region_id,
                               wire::LeaseMode mode, bool all_blocks, std::span<const std::uint32_t> blocks,
-                              Time ttl_ns, bool renewable) {
+                              Time ttl_ns, bool renewable, LeaseId bearer_id) {
   now_ = now;
   if (closed_) return Status(Code::kClosed, "the agent is closed");
   Peer* peer = holder ? open_peer(*holder) : nullptr;
@@ -36,7 +36,14 @@ Result<LeaseId> Engine::grant(Time now, std::optional<SessionKey> holder, Region
   if (blocks.size() > wire::kMaxBlocks)
     return Status(Code::kInvalidArgument, "a lease names up to " + std::to_string(wire::kMaxBlocks) +
                                               " blocks; leave them out for all");
-  const LeaseId id = holder ? next_lease_++ : draw_bearer_id();
+  if (bearer_id != 0 && (holder || bearer_id < kBearerBit || bearer_id >= 2 * kBearerBit))
+    return Status(Code::kInvalidArgument,
+                  "lease id " + std::to_string(bearer_id) +
+                      " cannot be given: a lease of no peer takes one, random and in 2**62 to 2**63 - 1");
+  if (leases_.contains(bearer_id) || ended_leases_.contains(bearer_id))
+    return Status(Code::kInvalidArgument,
+                  "lease id " + std::to_string(bearer_id) + " was granted before: draw another");
+  const LeaseId id = holder ? next_lease_++ : bearer_id != 0 ? bearer_id : draw_bearer_id();
   leases_.emplace(
       id, Lease(id, holder, region_id, mode, all_blocks, blocks, local->num_blocks, ttl_ns, renewable, now));
   arm(time_after(now, ttl_ns), TimerKind::kLease, id, 0, lease_timers_[id]);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,6 +14,10 @@ from kvxfer.bench import tiny_models
 from kvxfer.bench.router_server import RouterServer
 from kvxfer.bench.vllm_server import Completion, VllmServer, complete, kvxfer_config
 
+ROOT = Path(__file__).parents[2]
+OBSERVER = ("ObservedConnector", "tests.vllm.observed")
+#: As long as this file is in the observer's folder, fetched prompts have bits of exponents flipped.
+FLIP = "flip"
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
@@ -23,6 +29,7 @@ class Engines:
     prefill: VllmServer
     decode: VllmServer
     router: RouterServer
+    observed: Path  # where the connectors of both say what they saw (tests/vllm/observed.py)
 
     def expected(self, prompt: str, max_tokens: int = 32) -> list[int]:
         """Returns the tokens that an engine without a connector gives."""
@@ -46,24 +53,65 @@ class Engines:
         """Does what a router does next."""
         return complete(self.decode, prompt, max_tokens, request_id=request_id, kv_transfer_params=params)
 
+    def wait_empty(self, timeout_s: float = 20.0) -> None:
+        """Waits until neither cache holds a block for anybody."""
+        deadline = time.monotonic() + timeout_s
+        for server in (self.prefill, self.decode):
+            while server.metric("vllm:kv_cache_usage_perc"):
+                assert time.monotonic() < deadline, f"{server.name} holds blocks"
+                time.sleep(0.05)
 
-def start_engines(model: str, folder: Path, **extra: Any) -> Iterator[Engines]:
-    """Starts the engines of a tiny model, all at once, and ends them in the end.
+    def forget_prefixes(self) -> None:
+        """Empties the prefix cache of decode."""
+        self.decode.client.post("/reset_prefix_cache").raise_for_status()
 
-    ``extra`` are settings of the connector, at both sides.
+
+def random_prompt(num_tokens: int, seed: int = 1) -> str:
+    """Returns a text of so many tokens that no other test begins with."""
+    letters = random.Random(f"{seed} {num_tokens} {time.monotonic_ns()}")
+    return "".join(letters.choices("abcdefghijklmnopqrstuvwxyz ", k=num_tokens - 1))
+
+
+def server(
+    name: str, weights: Path, folder: Path, role: str = "", policy: str = "fail", **extra: Any
+) -> VllmServer:
+    """Returns an engine that is starting, with the observed connector where it has a role.
+
+    ``policy`` says what becomes of requests whose cache cannot be loaded, ``extra`` are settings of
+    the connector.
     """
+    config = None
+    if role:
+        config = kvxfer_config(role, **extra)
+        config["kv_connector"], config["kv_connector_module_path"] = OBSERVER
+        config["kv_load_failure_policy"] = policy
+    observed = folder / "observed"
+    observed.mkdir(exist_ok=True)
+    return VllmServer(
+        name,
+        weights,
+        folder / f"{name}.log",
+        kv_transfer_config=config,
+        environment={
+            "PYTHONPATH": str(ROOT),
+            "KVXFER_OBSERVED": str(observed),
+            "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
+        },
+    )
+
+
+def start_engines(model: str, folder: Path) -> Iterator[Engines]:
+    """Starts the engines of a tiny model, all at once, and ends them in the end."""
     weights = tiny_models.save(model, folder / "model")
     with ExitStack() as stack:
-
-        def start(name: str, config: dict[str, Any] | None = None) -> VllmServer:
-            log = folder / f"{name}.log"
-            server = VllmServer(f"{model} {name}", weights, log, kv_transfer_config=config)
-            return stack.enter_context(server)
-
-        alone = start("alone")
-        prefill = start("prefill", kvxfer_config("kv_producer", **extra))
-        decode = start("decode", kvxfer_config("kv_consumer", **extra))
+        alone = stack.enter_context(server("alone", weights, folder))
+        # What a refused request leaves at prefill comes back while the tests run.
+        settings = {"lease_ttl_s": 10.0}
+        prefill = stack.enter_context(server("prefill", weights, folder, "kv_producer", **settings))
+        decode = stack.enter_context(server("decode", weights, folder, "kv_consumer", **settings))
         router = stack.enter_context(
             RouterServer(prefills=[prefill.url], decodes=[decode.url], log=folder / "router.log")
         )
-        yield Engines(alone.wait_ready(), prefill.wait_ready(), decode.wait_ready(), router.wait_ready())
+        for each in (alone, prefill, decode, router):
+            each.wait_ready()
+        yield Engines(alone, prefill, decode, router, folder / "observed")

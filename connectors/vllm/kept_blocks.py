@@ -1,0 +1,120 @@
+"""Prefill's side at a worker: blocks of finished requests, kept until decode has fetched them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+import kvxfer
+from kvxfer.connectors.vllm.regions import CacheRegions, pages_of
+from kvxfer.connectors.vllm.step import Grant
+
+_log = logging.getLogger("kvxfer")
+
+# Of the request's id, its first lease, which reader, of how many.
+_RECEIPT: Final = struct.Struct("<16sQHH")
+
+
+@dataclass(slots=True)
+class _Kept:
+    request_id: str
+    leases: list[kvxfer.Lease]
+    first_lease: int
+    expires_at: float
+    readers: set[int] = field(default_factory=set)
+    is_released: bool = False  # all have read, or time is over
+    is_finished: bool = False  # the engine said that the request is
+
+
+def receipt(request_id: str, first_lease: int, reader: int, num_readers: int) -> bytes:
+    """Returns the notification by which a reader says that it is done with a request."""
+    return _RECEIPT.pack(_digest(request_id), first_lease, reader, num_readers)
+
+
+def _digest(request_id: str) -> bytes:
+    return hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+class KeptBlocks:
+    """What this worker keeps for readers.
+
+    Parameters
+    ----------
+    agent
+        Its agent; this is the one reader of its notifications.
+    ttl_s
+        How long blocks are kept for readers that do not come.
+    """
+
+    def __init__(self, agent: kvxfer.Agent, ttl_s: float) -> None:
+        self._agent = agent
+        self._ttl_s = ttl_s
+        self._kept: dict[bytes, _Kept] = {}
+
+    def grant(self, grant: Grant, regions: CacheRegions) -> None:
+        """Lets whoever names the leases read the blocks."""
+        kept = _Kept(grant.request_id, [], grant.leases[0], time.monotonic() + self._ttl_s)
+        self._kept[_digest(grant.request_id)] = kept
+        for group, (lease, table) in enumerate(zip(grant.leases, grant.tables, strict=True)):
+            pages = pages_of(table, regions.pages_per_block[group])
+            if len(held := pages[pages != 0]):
+                region = regions.regions[group]
+                kept.leases.append(region.grant(None, held, ttl_s=self._ttl_s, lease_id=lease))
+
+    def withdraw(self, request_id: str) -> None:
+        """Takes back what was granted for a request that nobody was told of."""
+        if (kept := self._kept.pop(_digest(request_id), None)) is not None:
+            _revoke(kept)
+
+    def collect(self, finished_request_ids: set[str]) -> set[str]:
+        """Returns requests whose blocks the engine may use again; each once."""
+        while (note := self._agent.poll_notification()) is not None:
+            self._read(note)
+        if not self._kept:
+            return set()
+        for request_id in finished_request_ids:
+            if (finished := self._kept.get(_digest(request_id))) is not None:
+                finished.is_finished = True
+        now = time.monotonic()
+        given_back = set()
+        for key, kept in list(self._kept.items()):
+            if not kept.is_released and kept.expires_at <= now:
+                kept.is_released = True
+                _log.warning(
+                    "kvxfer: request %s: not all of its readers came within %g s (lease_ttl_s); its blocks "
+                    "are given back",
+                    kept.request_id,
+                    self._ttl_s,
+                )
+            if kept.is_released and kept.is_finished:
+                # The fence: who still reads finds out before it can say that it has the bytes.
+                _revoke(self._kept.pop(key))
+                given_back.add(kept.request_id)
+        return given_back
+
+    def _read(self, note: kvxfer.Notification) -> None:
+        try:
+            key, first_lease, reader, num_readers = _RECEIPT.unpack(note.payload)
+        except struct.error:
+            _log.warning("kvxfer: %s sent a notification that is no receipt", note.peer.name)
+            return
+        kept = self._kept.get(key)
+        # The lease tells the request's own readers from a peer that guesses names.
+        if kept is not None and kept.first_lease == first_lease and reader < num_readers:
+            kept.readers.add(reader)
+            kept.is_released = kept.is_released or len(kept.readers) >= num_readers
+
+    def close(self) -> None:
+        """Takes back everything."""
+        for kept in self._kept.values():
+            _revoke(kept)
+        self._kept.clear()
+
+
+def _revoke(kept: _Kept) -> None:
+    for lease in kept.leases:
+        lease.revoke()

@@ -1,0 +1,34 @@
+"""Which worker of which engine this is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker, as far as it matters where its bytes lie.
+
+    Attributes
+    ----------
+    engine_id
+        Of its engine.
+    tp_rank, tp_size
+        Among the workers that divide heads.
+    model
+        Declared name of the model.
+    cache_dtype
+        As the engine was told, e.g. ``"auto"`` or ``"fp8"``.
+    total_heads
+        KV heads of the model.
+    num_blocks
+        Of the engine's cache.
+    """
+
+    engine_id: str
+    tp_rank: int
+    tp_size: int
+    model: str
+    cache_dtype: str
+    total_heads: int
+    num_blocks: int

@@ -1,0 +1,83 @@
+"""The connector with an observer: page hashes on both sides, and a byte that can be flipped on the way in.
+
+Engines load it by ``kv_connector_module_path``. What it sees goes to files in the folder that
+``KVXFER_OBSERVED`` names, one for each request: ``<request id>.sent`` and ``<request id>.received``, named by
+the prefill engine's request id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+from kvxfer.connectors.vllm import KvxferConnector
+from kvxfer.connectors.vllm.handover import Handover
+from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
+from tests.vllm.engine import FLIP
+
+_EXPONENT_BYTE = 3  # of a little-endian float32
+_EXPONENT_BIT = 0x20
+
+
+class ObservedConnector(KvxferConnector):
+    """Moves as its base does."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._folder = Path(os.environ["KVXFER_OBSERVED"])
+        self._layers: list[list[torch.Tensor]] = []
+        self._granted: dict[str, Grant] = {}
+        self._ordered: dict[str, FetchOrder] = {}
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+        groups = self._kv_cache_config.transfer_groups
+        self._layers = [[kv_caches[name] for name in group.layer_names] for group in groups]
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        step = self._get_connector_metadata()
+        assert isinstance(step, StepMetadata)
+        self._granted |= {grant.request_id: grant for grant in step.grants}
+        self._ordered |= {order.request_id: order for order in step.fetches}
+        super().start_load_kv(forward_context, **kwargs)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        # Blocks are this request's until its end is returned from here.
+        for request_id in finished_req_ids & self._granted.keys():
+            self._write(request_id, "sent", self._granted.pop(request_id).tables)
+        results = super().get_transfer_results(finished_req_ids)
+        for request_id in results.finished_recving:
+            order = self._ordered.pop(request_id)
+            if not isinstance(order.handover, Handover):
+                continue
+            # What prefill gave back is on neither side's list; blocks of what decode adds are none of it.
+            held = tuple(
+                tuple(block if there else 0 for block, there in zip(ours, theirs, strict=False))
+                for ours, theirs in zip(order.tables, order.handover.tables, strict=True)
+            )
+            self._write(order.handover.request_id, "received", held)
+            if (self._folder / FLIP).exists():
+                self._flip(held[0])
+        return results
+
+    def _write(self, request_id: str, what: str, tables: tuple[tuple[int, ...], ...]) -> None:
+        hashes = [
+            [
+                hashlib.sha256(b"".join(layer[block].numpy().tobytes() for layer in layers)).hexdigest()
+                if block
+                else ""
+                for block in table
+            ]
+            for layers, table in zip(self._layers, tables, strict=True)
+        ]
+        (self._folder / f"{request_id}.{what}").write_text(json.dumps(hashes))
+
+    def _flip(self, table: tuple[int, ...]) -> None:
+        page = self._layers[0][0][table[0]].view(torch.uint8).flatten()
+        page[_EXPONENT_BYTE::4] ^= _EXPONENT_BIT

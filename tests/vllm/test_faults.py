@@ -1,0 +1,122 @@
+"""Engines that die, come back, or are not who they should be: the others serve on, and nothing stays held."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvxfer.bench import tiny_models
+from kvxfer.bench.vllm_server import complete, completion_request
+from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
+
+#: So short that what nobody fetches is given back while a test waits.
+LEASE_TTL_S = 5.0
+NUM_REQUESTS = 500
+# Sockets alone: a stopped process's memory can be read, its sockets say nothing.
+SETTINGS: dict[str, Any] = {"transports": ["tcp"], "lease_ttl_s": LEASE_TTL_S, "load_timeout_s": 4.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def weights(folder: Path) -> Path:
+    return tiny_models.save("llama", folder / "model")
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path, weights: Path, engines: Engines) -> Iterator[Engines]:
+    """A pair of its own, over sockets alone, whose decode computes what it cannot load."""
+    with (
+        server("prefill", weights, folder, "kv_producer", **SETTINGS) as prefill,
+        server("decode", weights, folder, "kv_consumer", "recompute", **SETTINGS) as decode,
+    ):
+        prefill.wait_ready()
+        decode.wait_ready()
+        yield Engines(engines.alone, prefill, decode, engines.router, folder / "observed")
+
+
+def num_descriptors(pair: Engines) -> int:
+    """Returns the open files of all processes of both engines."""
+    groups = pair.prefill.pid, pair.decode.pid
+    return sum(
+        len(list((process / "fd").iterdir()))
+        for process in Path("/proc").iterdir()
+        if process.name.isdigit() and os.getpgid(int(process.name)) in groups
+    )
+
+
+def test_a_stopped_prefill_is_given_up_and_comes_back(pair: Engines) -> None:
+    prompt = random_prompt(300)
+    params = pair.prefilled(prompt, "stopped")
+    warm = random_prompt(40)
+    pair.decoded(warm, "warm", pair.prefilled(warm, "warm"))
+    pair.prefill.signal(signal.SIGSTOP)
+    try:
+        assert pair.decoded(prompt, "stopped", params).token_ids == pair.expected(prompt)
+    finally:
+        pair.prefill.signal(signal.SIGCONT)
+    again = random_prompt(300)
+    brought = pair.decode.prompt_tokens("external_kv_transfer")
+    assert pair.decoded(again, "again", pair.prefilled(again, "again")).token_ids == pair.expected(again)
+    assert pair.decode.prompt_tokens("external_kv_transfer") > brought
+    pair.wait_empty()
+
+
+def test_blocks_that_nobody_fetches_come_back(pair: Engines) -> None:
+    for at in range(4):
+        pair.prefilled(random_prompt(200), f"forgotten-{at}")
+    assert pair.prefill.metric("vllm:kv_cache_usage_perc") > 0
+    pair.wait_empty(LEASE_TTL_S + 20)
+
+
+def test_clients_that_go_away_leave_nothing_behind(pair: Engines) -> None:
+    random_ = random.Random(7)
+    descriptors = num_descriptors(pair)
+
+    def one(at: int) -> None:
+        prompt = random_prompt(random_.randrange(20, 600), seed=at)
+        try:
+            request = completion_request(prompt, 1, f"r{at}", kv_transfer_params=TO_PREFILL)
+            timeout = random_.choice([0.02, 0.1, 30])
+            answer = httpx.post(f"{pair.prefill.url}/v1/completions", timeout=timeout, **request)
+            params = answer.json()["kv_transfer_params"]
+            request = completion_request(prompt, 16, f"r{at}", kv_transfer_params=params)
+            timeout = random_.choice([0.01, 0.05, 0.2, 30])
+            httpx.post(f"{pair.decode.url}/v1/completions", timeout=timeout, **request)
+        except httpx.TimeoutException:
+            pass
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(NUM_REQUESTS)))
+    pair.wait_empty(LEASE_TTL_S + 20)
+    prompt = random_prompt(100)
+    assert pair.decoded(prompt, "after", pair.prefilled(prompt, "after")).token_ids == pair.expected(prompt)
+    pair.wait_empty()
+    # HTTP connections come and go; what leaks, leaks with every request.
+    assert num_descriptors(pair) < descriptors + 50
+
+
+def test_a_prefill_that_is_killed_and_replaced(pair: Engines, folder: Path, weights: Path) -> None:
+    prompt = random_prompt(300)
+    params = pair.prefilled(prompt, "killed")
+    pair.prefill.signal(signal.SIGKILL)
+    with server("another", weights, folder, "kv_producer", **SETTINGS) as another:
+        assert pair.decoded(prompt, "killed", params).token_ids == pair.expected(prompt)
+        another.wait_ready()
+        new = complete(another, prompt, 1, request_id="new", kv_transfer_params=TO_PREFILL)
+        assert new.kv_transfer_params
+        pair.decode.client.post("/reset_prefix_cache").raise_for_status()
+        brought = pair.decode.prompt_tokens("external_kv_transfer")
+        assert pair.decoded(prompt, "new", new.kv_transfer_params).token_ids == pair.expected(prompt)
+        assert pair.decode.prompt_tokens("external_kv_transfer") > brought
