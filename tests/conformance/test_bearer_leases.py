@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -102,3 +103,16 @@ def test_a_lease_to_write_needs_a_peer(make: Callable[[str], End]) -> None:
     with pytest.raises(UsageError, match="leave renewable out"):
         prefill.region.grant(None, IDS, renewable=True)
     assert prefill.region.grant(None, IDS, renewable=False).active
+
+
+def test_agents_that_share_a_number_grant_what_was_told_before(make: Callable[[str], End]) -> None:
+    number = 2**62 + secrets.randbits(62)
+    decode = make("decode")
+    for rank in range(2):
+        prefill = make(f"prefill-{rank}")
+        prefill.array[...] = rank + 1
+        assert prefill.region.grant(None, IDS, lease_id=number).id == number
+        with pytest.raises(UsageError, match="granted before"):
+            prefill.region.grant(None, IDS, lease_id=number)
+        assert decode.read(prefill.agent.address, number) == "done"
+        assert (decode.array[:, :, IDS] == rank + 1).all()

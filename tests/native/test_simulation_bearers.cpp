@@ -207,6 +207,28 @@ TEST(ids_are_of_their_own_kind_and_do_not_repeat) {
   CHECK_EQ(all_of_them, kBearerBit);
 }
 
+TEST(whoever_told_its_number_before_brings_it) {
+  on_every_rail([](Readers& all) {
+    const auto grant = [&](std::optional<SessionKey> peer, LeaseId drawn) {
+      return all.src.engine().grant(all.world.now(), peer, all.region, wire::LeaseMode::kRead, true, {},
+                                    10 * kSecond, false, drawn);
+    };
+    const LeaseId drawn = kBearerBit | 77;
+    CHECK_EQ(all.code_of(*all.readers[0], drawn), Code::kLeaseEnded);
+    CHECK_EQ(grant(std::nullopt, drawn).value(), drawn);
+    CHECK_EQ(all.code_of(*all.readers[0], drawn), Code::kOk);
+    CHECK_EQ(grant(std::nullopt, drawn).status().code(), Code::kInvalidArgument);
+    all.src.revoke(drawn);
+    CHECK_EQ(grant(std::nullopt, drawn).status().code(), Code::kInvalidArgument);
+    CHECK_EQ(all.code_of(*all.readers[0], drawn), Code::kLeaseEnded);
+    for (const LeaseId wrong : {LeaseId{1}, kBearerBit - 1, kBearerBit << 1, kBearerBit * 3})
+      CHECK_EQ(grant(std::nullopt, wrong).status().code(), Code::kInvalidArgument);
+    const SessionKey key = all.src.session_with(all.readers[0]->node->name());
+    CHECK_EQ(grant(key, kBearerBit | 78).status().code(), Code::kInvalidArgument);
+    CHECK_EQ(all.src.engine().load().leases, 0);
+  });
+}
+
 // ---- its end ------------------------------------------------------------------------------------
 
 // While two read, the right ends and the pages are used again at once: neither is done with what came
