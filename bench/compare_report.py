@@ -17,6 +17,7 @@ _LABELS = {
     "p99_us": "p99 us",
     "import_ms": "import ms",
     "create_ms": "create ms",
+    "register_ms": "register ms",
     "connect_ms": "connect ms",
     "first_write_ms": "1st write ms",
     "connect_and_write_ms": "both, ms",

@@ -48,7 +48,9 @@ def _measure(transport: str, address: str, idle_s: float) -> None:
     agent = kvxfer.Agent("near", kvxfer.AgentOptions(transports=(transport,)))
     times.append(time.perf_counter())
     cache = np.zeros((1, 4, 4096), np.uint8)
+    start = time.perf_counter()
     region = agent.register("kv", cache, kvxfer.KVLayout.from_tensor(cache, "lbd"))
+    register_s = time.perf_counter() - start
     start = time.perf_counter()
     peer = agent.connect_blocking(address, 30)
     remote = peer.wait_region("kv", 30)
@@ -76,6 +78,7 @@ def _measure(transport: str, address: str, idle_s: float) -> None:
     figures = {
         "import_ms": (times[1] - times[0]) * 1e3,
         "create_ms": (times[2] - times[1]) * 1e3,
+        "register_ms": register_s * 1e3,
         "connect_ms": connect_s * 1e3,
         "first_write_ms": write_s * 1e3,
         "idle_cpu_cores": cpu_s / idle_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -45,8 +44,7 @@ class Scales(NamedTuple):
     block: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Crossing:
+class Crossing(NamedTuple):
     """How the elements of one layout become those of the other, for some layers and heads.
 
     Attributes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,8 +34,7 @@ class Steps(NamedTuple):
     unit: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoopPart:
+class LoopPart(NamedTuple):
     """The loops of one kind: over units, over single tokens, or over the scales of pages.
 
     `axes` are merged; `nbytes` is a run's at the source.

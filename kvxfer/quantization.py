@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import operator
 from collections.abc import Mapping
@@ -242,11 +241,13 @@ def _numbers(scales: ArrayLike, per: str, words: str, ndim: int) -> tuple[float,
 def _write_scales(scales: tuple[float, ...]) -> str:
     # Not decimal numbers: both ends must compute with the same 32 bits, and 5.4 letters for each
     # scale let those of 80 layers, K and V, 64 heads pass in a layout's 64 KiB.
+    import base64  # few layouts have scales to send
 
     return base64.b64encode(np.array(scales, "<f4").tobytes()).decode()
 
 
 def _read_scales(value: Any) -> tuple[float, ...]:
+    import base64
 
     try:
         decoded = base64.b64decode(text(value), validate=True)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from kvxfer.errors import UsageError
 from kvxfer.layout import KVLayout
-from kvxfer.plan import differences
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +220,8 @@ def _require_cover(wanted: _Slice, pieces: list[_Slice], who: str, cp_rank: int,
 
 
 def _require_bridges(shares: list[Share], srcs: Sequence[KVLayout], dsts: Sequence[KVLayout]) -> None:
+    from kvxfer.plan import differences  # the planner is loaded when somebody plans
+
     for share in shares:
         if found := differences(srcs[share.src], dsts[share.dst]):
             raise _mismatch(f"source {share.src} cannot serve destination {share.dst}: {'; '.join(found)}")

@@ -12,7 +12,6 @@ says why where it is not.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -81,6 +80,8 @@ class Schema(NamedTuple):
 
     def encode(self, item: object) -> bytes:
         """Returns `item`, whose attributes are the fields, as a JSON document of this version."""
+        import json  # loaded with the first region, as the planner is
+
         values = self.values_of(item)
         document: dict[str, Any] = {self.key: self.version, **values}
         if needs := [field.name for field in self.fields if field.needed and field.name in values]:
@@ -177,6 +178,8 @@ def decode_object(encoded: bytes, max_nbytes: int, what: str) -> dict[str, Any]:
     UsageError
         ``invalid-argument``: longer than `max_nbytes`, no JSON, no object, or a key given twice.
     """
+    import json
+
     if len(encoded) > max_nbytes:
         raise _bad(f"{what} of {len(encoded)} bytes is over the bound of {max_nbytes}")
 

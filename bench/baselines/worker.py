@@ -82,7 +82,9 @@ class End:
         start_ns = time.monotonic_ns()
         self.software: Software = module.create(options)
         self.create_ns = time.monotonic_ns() - start_ns
+        start_ns = time.monotonic_ns()
         self.software.register(int(self.memory.ctypes.data), self.memory.nbytes)
+        self.register_ns = time.monotonic_ns() - start_ns
 
     def open(self) -> Message:
         return {
@@ -91,6 +93,7 @@ class End:
             "contact": {**self.software.contact(), "address": int(self.memory.ctypes.data)},
             "import_ms": self.import_ns / 1e6,
             "create_ms": self.create_ns / 1e6,
+            "register_ms": self.register_ns / 1e6,
         }
 
     def connect(self, contact: Message) -> Message:
