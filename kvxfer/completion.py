@@ -52,8 +52,9 @@ class Completions:
     spin_us
         How long a blocking call drives progress itself before it sleeps.
     on_event
-        Called for every event but notifications, before waiters wake; must not block.
-    make_notification
+        Called for every event but notifications and what becomes of a transfer, before waiters wake;
+        must not block.
+    on_notification
         Called with ``(peer number, payload)``; what it returns is queued.
     """
 
@@ -73,6 +74,9 @@ class Completions:
         self._lost: KvxferError | None = None
         self._waiters: dict[Key, dict[int, list[_Waiter]]] = {}
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+        # Whether one of them ever watched: counting the set takes longer than all else that an idle
+        # drain does, and to arm for a loop that is gone is one needless write.
+        self._watched = False
         self._lock = threading.Lock()  # of the two tables above
         self._draining = threading.Lock()
         # Blocking waiters: one of them, the driver, sleeps on the descriptor, the others on this.
@@ -109,6 +113,7 @@ class Completions:
         with self._lock:
             loops = list(self._loops)
             self._loops.clear()
+            self._watched = False
         fd = self.core.event_fd
         for loop in loops:
             if loop.is_closed():
@@ -140,7 +145,7 @@ class Completions:
         found = False
         with self._draining:
             # Looked at under the lock: whoever comes to sleep on the descriptor drains after that.
-            arm = self._num_blocked > 0 or len(self._loops) > 0
+            arm = self._watched or self._num_blocked > 0
             try:
                 while events := self.core.drain(_DRAIN_EVENTS, arm):
                     found = True
@@ -155,6 +160,11 @@ class Completions:
 
     def _dispatch(self, event: Event) -> None:
         kind = event.kind
+        if kind == "ended" or kind == "layer":
+            # The usual ones, and mostly nobody waits for them in Python.
+            if self._waiters or self._num_blocked:
+                self._wake(("handle", event.handle), WHOLE if kind == "ended" else event.layer)
+            return
         if kind == "notification":
             if len(self._notifications) == MAX_NOTIFICATIONS:
                 self.num_notifications_dropped += 1
@@ -169,11 +179,7 @@ class Completions:
                 self._wake(("notification", ANY))
             return
         self._on_event(event)
-        if kind == "ended":
-            self._wake(("handle", event.handle))
-        elif kind == "layer":
-            self._wake(("handle", event.handle), event.layer)
-        elif kind in ("peer-up", "peer-lost"):
+        if kind in ("peer-up", "peer-lost"):
             self._wake(("peer", event.peer))
             self._wake(("peer", ANY))
         elif kind in ("region", "region-gone"):
@@ -230,6 +236,7 @@ class Completions:
             if loop in self._loops:
                 return
             self._loops.add(loop)
+            self._watched = True
         loop.add_reader(self.core.event_fd, self.drain)
         self.drain()  # arms the descriptor, and takes what came before anybody watched
 
@@ -342,10 +349,12 @@ class Completions:
 
     def pop_notification(self) -> object | None:
         """Returns the oldest notification that nobody has read, or None."""
+        if not self._notifications:
+            return None
         try:
             return self._notifications.popleft()
         except IndexError:
-            return None
+            return None  # another thread took it meanwhile
 
 
 def _resolve(waiter: _Waiter) -> None:

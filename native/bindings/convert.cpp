@@ -13,6 +13,16 @@ void define_error(nb::module_& module) {
   module.attr("NativeError") = nb::handle(native_error);
 }
 
+bool BlockIds::open(PyObject* object) noexcept {
+  close();
+  view_ = {};
+  if (PyObject_GetBuffer(object, &view_, PyBUF_ND | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  return view_.ndim == 1 && view_.itemsize == sizeof(std::uint32_t) && std::string_view(view_.format) == "I";
+}
+
 void raise(const Status& status) {
   const nb::tuple args = nb::make_tuple(static_cast<int>(status.code()), status.message());
   PyErr_SetObject(native_error, args.ptr());

@@ -23,12 +23,12 @@ std::byte* at(const MutableBytes& bytes) { return reinterpret_cast<std::byte*>(b
 // One layer of a transfer, as a move of one piece, checked as far as memory goes.
 std::shared_ptr<Move> one_piece(CopyProgram program, std::uint32_t layer, const BlockIds& src_ids,
                                 const BlockIds& dst_ids, std::uint32_t num_fine) {
-  if (src_ids.shape(0) != dst_ids.shape(0)) raise({Code::kLengthMismatch, "the tables differ in length"});
+  if (src_ids.size() != dst_ids.size()) raise({Code::kLengthMismatch, "the tables differ in length"});
   program.num_layers = layer + 1;
   for (const CopyLoop& loop : program.loops)
     program.num_layers = std::max(program.num_layers, loop.first_layer + loop.num_layers);
   check(check_program(program));
-  const auto num_pairs = static_cast<std::uint32_t>(src_ids.shape(0));
+  const auto num_pairs = static_cast<std::uint32_t>(src_ids.size());
   if (num_fine > num_pairs || (num_fine != 0 && program.units[kFine].src == 0))
     raise({Code::kInvalidArgument, "the program has no loops of single tokens, or fewer pairs are named"});
   auto move = std::make_shared<Move>();

@@ -357,7 +357,7 @@ class PyAgentCore {
 
   LeaseId grant(std::int64_t peer, RegionId region, bool write, bool all_blocks, const BlockIds& blocks,
                 double ttl_s, bool renewable, LeaseId bearer_id) const {
-    const std::span<const std::uint32_t> ids(blocks.data(), blocks.shape(0));
+    const std::span<const std::uint32_t> ids(blocks.data(), blocks.size());
     return take(call([&](Engine& engine, Time now) {
       return engine.grant(now, to_peer(peer), region,
                           write ? wire::LeaseMode::kWrite : wire::LeaseMode::kRead, all_blocks, ids,
