@@ -41,7 +41,7 @@ class PeerTable:
 
     def get_or_nameless(self, peer_id: int) -> Peer:
         """The same, for a session that may be forgotten already."""
-        return self._peers.get(peer_id) or self.get(peer_id) or Peer(self._completions, peer_id, {"name": "?", "incarnation": b""})
+        return self.get(peer_id) or Peer(self._completions, peer_id, {"name": "?", "incarnation": b""})
 
     def find(self, name: str | None) -> Peer | None:
         """Returns the newest session with `name` (None: with anybody) that is open."""

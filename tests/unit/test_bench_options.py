@@ -1,7 +1,10 @@
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+from kvxfer.bench import setup
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.handover import HandoverOptions
 from kvxfer.bench.models import MODELS
@@ -65,3 +68,16 @@ def test_defaults_fit_in_4_gib(model: str) -> None:
     pools_nbytes = 2 * sum(num_blocks * group.block_nbytes for group, num_blocks in groups)
     limit_nbytes = 2 * (256 << 20)
     assert pools_nbytes + limit_nbytes <= 3 << 30
+
+
+def test_setup_measures_from_bytecode_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    environment = setup._environment("a-folder")
+    written = subprocess.run(
+        [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert written.stdout.split() == ["False", "a-folder"]

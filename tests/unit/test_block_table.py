@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvxfer.block_table import BlockTable, as_ids
+from kvxfer.copy_program import LOOP_DTYPE
 from kvxfer.errors import UsageError
 
 
@@ -87,3 +88,18 @@ def test_is_an_array_and_a_value() -> None:
     assert np.asarray(table, np.int64).dtype == np.int64
     assert table == BlockTable(np.array([1, 2]))
     assert repr(BlockTable(range(20))).endswith("num_blocks=20)")
+
+
+@pytest.mark.parametrize(
+    "ids", [[0], np.zeros(1, np.int64), np.zeros(1, np.float32), np.zeros((1, 1), np.uint32)]
+)
+def test_the_native_module_takes_ids_as_they_are_made_here_alone(ids: Any) -> None:
+    native = pytest.importorskip("kvxfer._native", reason="the native module is not built")
+    loops = np.zeros(1, LOOP_DTYPE)
+    loops["num_layers"], loops["nbytes"], loops["counts"] = 1, 16, 1
+    made = as_ids([0])
+    assert native.expand(loops, 0, made, made).tolist() == [[0, 0, 16]]
+    with pytest.raises(TypeError):
+        native.expand(loops, 0, made, ids)
+    with pytest.raises(TypeError):
+        native.expand(loops, 0, np.zeros(4, np.uint32)[::2], made)
