@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,9 +71,11 @@ def test_defaults_fit_in_4_gib(model: str) -> None:
     assert pools_nbytes + limit_nbytes <= 3 << 30
 
 
-def test_setup_measures_from_bytecode_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_measures_from_bytecode_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    environment = setup._environment("a-folder")
+    environment = setup._environment(str(tmp_path))
     written = subprocess.run(
         [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"],
         env=environment,
@@ -80,4 +83,4 @@ def test_setup_measures_from_bytecode_whatever_the_environment_says(monkeypatch:
         text=True,
         check=True,
     )
-    assert written.stdout.split() == ["False", "a-folder"]
+    assert written.stdout.split() == ["False", str(tmp_path)]
