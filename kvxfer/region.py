@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DESCRIPTOR_VERSION: Final = 2
 _NO_BLOCKS: Final = np.empty(0, np.uint32)
+# native/core/lease.h: kBearerBit.
+_MIN_BEARER: Final = 1 << 62
 
 Blocks = BlockTable | NDArray[Any] | Iterable[int]
 
@@ -238,6 +240,10 @@ class Region:
                 "choose ttl_s long enough for the last reader to end",
                 code="invalid-argument",
             )
+        if lease_id is not None and not _MIN_BEARER <= lease_id < 2 * _MIN_BEARER:
+            raise UsageError(
+                f"lease_id is 2**62 + secrets.randbits(62), not {lease_id}", code="invalid-argument"
+            )
         ids = _NO_BLOCKS if blocks is None else as_ids(blocks)
         if blocks is not None and not len(ids):
             raise UsageError(
@@ -254,7 +260,7 @@ class Region:
                 ids,
                 ttl_s,
                 peer is not None and renewable is not False,
-                lease_id or 0,
+                0 if lease_id is None else lease_id,
             )
         except NativeError as error:
             raise translate(error, peer="" if peer is None else peer.name) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +73,14 @@ def random_prompt(num_tokens: int, seed: int = 1) -> str:
 
 
 def server(
-    name: str, weights: Path, folder: Path, role: str = "", policy: str = "fail", **extra: Any
+    name: str,
+    weights: Path,
+    folder: Path,
+    role: str = "",
+    policy: str = "fail",
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    **extra: Any,
 ) -> VllmServer:
     """Returns an engine that is starting, with the observed connector where it has a role.
 
@@ -92,7 +99,9 @@ def server(
         weights,
         folder / f"{name}.log",
         kv_transfer_config=config,
+        arguments=arguments,
         environment={
+            **(environment or {}),
             "PYTHONPATH": str(ROOT),
             "KVXFER_OBSERVED": str(observed),
             "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
@@ -106,7 +115,7 @@ def start_engines(model: str, folder: Path) -> Iterator[Engines]:
     with ExitStack() as stack:
         alone = stack.enter_context(server("alone", weights, folder))
         # What a refused request leaves at prefill comes back while the tests run.
-        settings = {"lease_ttl_s": 10.0}
+        settings: dict[str, Any] = {"lease_ttl_s": 10.0}
         prefill = stack.enter_context(server("prefill", weights, folder, "kv_producer", **settings))
         decode = stack.enter_context(server("decode", weights, folder, "kv_consumer", **settings))
         router = stack.enter_context(

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from kvxfer.bench import tiny_models
+from kvxfer.bench.errors import BenchError
 from kvxfer.bench.vllm_server import complete, completion_request
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
 
@@ -105,6 +106,29 @@ def test_clients_that_go_away_leave_nothing_behind(pair: Engines) -> None:
     pair.wait_empty()
     # HTTP connections come and go; what leaks, leaks with every request.
     assert num_descriptors(pair) < descriptors + 50
+
+
+def test_strangers_are_refused_by_their_request_alone(
+    pair: Engines, folder: Path, weights: Path, tmp_path: Path
+) -> None:
+    # One does not know the secret (here there is none), the other has another model's cache.
+    other_weights = tiny_models.save("deepseek", tmp_path / "model")
+    secret = {"KVXFER_SECRET": "0123456789abcdef0123456789abcdef"}
+    with (
+        server("stranger", weights, folder, "kv_consumer", environment=secret, **SETTINGS) as stranger,
+        server("other-model", other_weights, folder, "kv_consumer", **SETTINGS) as other,
+    ):
+        for engine, reason in ((stranger, "auth-failed"), (other, "layout-mismatch")):
+            engine.wait_ready()
+            prompt = random_prompt(100)
+            params = pair.prefilled(prompt, engine.name)
+            with pytest.raises(BenchError, match="answered 500"):
+                complete(engine, prompt, kv_transfer_params=params)
+            assert reason in engine.log.read_text(errors="replace")
+            assert complete(engine, prompt).token_ids
+    prompt = random_prompt(100)
+    assert pair.decoded(prompt, "own", pair.prefilled(prompt, "own")).token_ids == pair.expected(prompt)
+    pair.wait_empty(LEASE_TTL_S + 20)
 
 
 def test_a_prefill_that_is_killed_and_replaced(pair: Engines, folder: Path, weights: Path) -> None:

@@ -1,30 +1,101 @@
-"""Models whose caches are not one tensor of keys and values a layer: each as a pair of its own."""
+"""Caches of other kinds: windows with block tables of their own, a latent for all heads, divided heads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from kvxfer.bench.vllm_server import TOKENS_PER_BLOCK, complete
-from tests.vllm.engine import Engines, start_engines
+from kvxfer.bench import tiny_models
+from kvxfer.bench.vllm_server import VllmServer, complete
+from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
 
-TEXT = "Windows, latents and states: what a layer keeps of a request is not always its keys and values. " * 10
+# Around a block, around a window of 64, and far beyond it.
+LENGTHS = (20, 64, 70, 95, 130, 500)
 
 
-@pytest.fixture(scope="module", params=["gemma3", "deepseek", "qwen3-next"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """Engines of one model; those of the one before have ended."""
-    with contextmanager(start_engines)(request.param, tmp_path_factory.mktemp(request.param)) as engines:
+def handed_over(prefill: VllmServer, decode: VllmServer, prompt: str) -> tuple[list[int], int]:
+    """Returns the tokens of a pair, and how many of the prompt's came from the prefill engine."""
+    before = decode.prompt_tokens("external_kv_transfer")
+    params = complete(prefill, prompt, 1, kv_transfer_params=TO_PREFILL).kv_transfer_params
+    tokens = complete(decode, prompt, kv_transfer_params=params).token_ids
+    return tokens, decode.prompt_tokens("external_kv_transfer") - before
+
+
+@contextmanager
+def pair_of(model: str, folder: Path) -> Iterator[tuple[VllmServer, VllmServer]]:
+    weights = tiny_models.save(model, folder / "model")
+    with (
+        server("prefill", weights, folder, "kv_producer") as prefill,
+        server("decode", weights, folder, "kv_consumer") as decode,
+    ):
+        yield prefill.wait_ready(), decode.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmServer, VllmServer]]:
+    with pair_of("gemma3", tmp_path_factory.mktemp("gemma3")) as engines:
         yield engines
 
 
-# Within a block and a window, beyond a window of 64 tokens, and far beyond.
-@pytest.mark.parametrize("num_tokens", [TOKENS_PER_BLOCK - 1, 3 * TOKENS_PER_BLOCK, 150, 850])
-def test_tokens_of_other_caches_are_those_of_one_engine(pair: Engines, num_tokens: int) -> None:
-    prompt = f"{num_tokens} {TEXT}"[:num_tokens]
-    moved = pair.decode.prompt_tokens("external_kv_transfer")
-    answer = complete(pair.router, prompt)
-    assert answer.token_ids == pair.expected(prompt)
-    assert pair.decode.prompt_tokens("external_kv_transfer") - moved >= num_tokens - TOKENS_PER_BLOCK
+@pytest.mark.parametrize("length", LENGTHS)
+def test_windows(windows: tuple[VllmServer, VllmServer], length: int) -> None:
+    prefill, decode = windows
+    prompt = random_prompt(length)
+    tokens, brought = handed_over(prefill, decode, prompt)
+    assert brought >= length - 1
+    assert tokens == complete(prefill, prompt).token_ids
+    assert len(set(tokens)) > 4
+
+
+def test_a_window_that_prefill_has_left_is_computed_by_decode(
+    windows: tuple[VllmServer, VllmServer],
+) -> None:
+    # The last token of a prompt looks at one that prefill has given back: the last of a block.
+    prefill, decode = windows
+    prompt = random_prompt(64 + 32 * 4 - 1)
+    tokens, brought = handed_over(prefill, decode, prompt)
+    assert tokens == complete(prefill, prompt).token_ids
+    assert brought == 0
+
+
+def test_latents_arrive_as_they_left(tmp_path: Path) -> None:
+    # vLLM's CPU kernels for latents give other tokens where a token is decoded than where it is
+    # prefilled, in one engine alone: so pages are compared, and that tokens were not computed anew.
+    with pair_of("deepseek", tmp_path) as (prefill, decode):
+        for length in LENGTHS:
+            _, brought = handed_over(prefill, decode, random_prompt(length))
+            assert brought >= length - 1
+    pages = {
+        what: {path.stem: path.read_text() for path in (tmp_path / "observed").glob(f"*.{what}")}
+        for what in ("sent", "received")
+    }
+    assert pages["sent"] == pages["received"]
+    assert len(pages["sent"]) == len(LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """The session's model with its heads divided among two workers, as prefill and as decode."""
+    folder = tmp_path_factory.mktemp("two-ranks")
+    weights = tiny_models.save("llama", folder / "model")
+    with server("two-ranks", weights, folder, "kv_both", arguments=["--tensor-parallel-size", "2"]) as engine:
+        yield engine.wait_ready()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_heads_divide(engines: Engines, two_ranks: VllmServer, length: int) -> None:
+    prompt = random_prompt(length)
+    tokens, brought = handed_over(engines.prefill, two_ranks, prompt)
+    assert tokens == engines.expected(prompt)
+    assert brought >= length - 1
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_heads_meet(engines: Engines, two_ranks: VllmServer, length: int) -> None:
+    prompt = random_prompt(length)
+    tokens, brought = handed_over(two_ranks, engines.decode, prompt)
+    assert tokens == engines.expected(prompt)
+    assert brought >= length - 1
