@@ -1,0 +1,156 @@
+"""What a decode engine believes of parameters that came by way of a router: nothing that it can check."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic")
+
+from kvxfer.connectors.vllm.handover import Handover, HandoverError, Rank, prompt_digest
+from kvxfer.connectors.vllm.settings import Settings
+
+
+def request_of(num_tokens: int = 100, first: int = 0) -> Any:
+    """What the reader looks at of an engine's request."""
+    tokens = list(range(first, first + num_tokens))
+    return SimpleNamespace(
+        prompt_token_ids=tokens, num_prompt_tokens=num_tokens, mm_features=[], lora_request=None
+    )
+
+
+def handover(num_groups: int = 1, address: str = "tcp://10.0.0.7:7301") -> Handover:
+    return Handover(
+        request_id="cmpl-1",
+        ranks=(Rank(name="p.0", address=address), Rank(name="p.1", address="tcp://[fd00::1]:80")),
+        leases=tuple((1 << 62) + group for group in range(num_groups)),
+        tables=((7, 9, 0, 4),) * num_groups,
+        block_sizes=(32,) * num_groups,
+        pages_per_block=(2,) * num_groups,
+        num_tokens=100,
+    )
+
+
+def passed(**changes: Any) -> dict[str, Any]:
+    """Parameters as they arrive: through JSON, changed on the way."""
+    params: dict[str, Any] = json.loads(json.dumps(handover().params("engine", prompt_digest(request_of()))))
+    own = changes.pop("own", {})
+    params["kvxfer"] |= own
+    return {**params, **changes}
+
+
+def read(params: dict[str, Any], **settings: Any) -> Handover:
+    return Handover.read(params, request_of(), 1, Settings(**settings))
+
+
+def test_what_was_told_is_read() -> None:
+    assert read(passed()) == handover()
+
+
+def test_fields_of_newer_releases_are_passed_over() -> None:
+    assert read(passed(own={"colour": "red"}, remote_colour="red")) == handover()
+
+
+def test_routers_find_the_usual_names() -> None:
+    params = passed()
+    assert params["do_remote_prefill"]
+    assert not params["do_remote_decode"]
+    assert (params["remote_host"], params["remote_port"]) == ("10.0.0.7", 7301)
+    assert params["remote_block_ids"] == [[7, 9, 0, 4]]
+    assert params["tp_size"] == 2
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "tcp://evil.example\0@10.0.0.7:80",
+        "tcp://evil.example@10.0.0.7:80",
+        "tcp://10.0.0.7:80\n",
+        "tcp://10.0.0.7:80/path",
+        "tcp://10.0.0.7:٣",
+        "tcp://a℀b:1",
+        "tcp://[foo",
+        "tcp://[zz]:1",
+        "tcp://:80",
+        "http://10.0.0.7:80",
+        "tcp://" + "a" * 300 + ":1",
+        "",
+    ],
+)
+def test_addresses_have_one_reading(address: str) -> None:
+    with pytest.raises(HandoverError, match=r"ranks\.0\.address"):
+        read(passed(own={"ranks": [{"name": "p.0", "address": address}]}))
+
+
+def test_only_allowed_hosts_are_dialled() -> None:
+    allowed = ("10.0.0.0/8", "fd00::/8")
+    assert read(passed(), allowed_hosts=allowed)
+    with pytest.raises(HandoverError, match="host fd00::1 is not among"):
+        read(passed(), allowed_hosts=("10.0.0.7",))
+    with pytest.raises(HandoverError, match=r"host 10\.0\.0\.7 is not among"):
+        read(passed(), allowed_hosts=("prefill.example", "fd00::1"))
+    ranks = [{"name": "p.0", "address": "tcp://prefill.example:1"}]
+    with pytest.raises(HandoverError, match=r"host prefill\.example is not among"):
+        read(passed(own={"ranks": ranks}), allowed_hosts=allowed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"own": {"version": 2}}, "version 2"),
+        ({"own": {"leases": []}}, "leases"),
+        ({"own": {"leases": ["7", "8"]}}, "name 2 cache groups"),
+        ({"own": {"leases": ["-7"]}}, "leases"),
+        ({"own": {"ranks": [{"name": "p", "address": "tcp://h:1"}] * 65}}, "ranks"),
+        ({"own": {"block_sizes": [33]}}, "pages of equal size"),
+        ({"own": {"block_sizes": [16]}}, "do not hold"),
+        ({"own": {"num_tokens": 99}}, "another prompt"),
+        ({"own": {"prompt": "0" * 32}}, "another prompt"),
+        ({"kvxfer": None}, "kvxfer"),
+        ({"remote_block_ids": None}, "no remote_block_ids"),
+        ({"remote_block_ids": [[1] * 101]}, "up to 100 blocks"),
+        ({"remote_block_ids": [[-1] * 4]}, "remote_block_ids"),
+        ({"remote_block_ids": [[0.5] * 4]}, "remote_block_ids"),
+        ({"remote_block_ids": [[[]] * 4]}, "remote_block_ids"),
+        ({"remote_block_ids": [[1] * 4] * 2}, "2 cache groups"),
+        ({"remote_request_id": ""}, "remote_request_id"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(HandoverError, match=word):
+        read(passed(**changes))
+
+
+def test_a_digest_is_of_all_that_decides_a_cache() -> None:
+    requests = [request_of(), request_of(99), request_of(first=1), request_of(), request_of()]
+    requests[3].mm_features = [SimpleNamespace(identifier="image")]
+    requests[4].lora_request = SimpleNamespace(lora_name="adapter")
+    assert len({prompt_digest(request) for request in requests}) == 5
+    assert prompt_digest(request_of()) == prompt_digest(requests[0])
+
+
+@pytest.mark.parametrize(
+    ("extra", "word"),
+    [
+        ({"lease_ttl": 5}, "lease_ttl: "),
+        ({"lease_ttl_s": 0}, "lease_ttl_s"),
+        ({"lease_ttl_s": float("nan")}, "lease_ttl_s"),
+        ({"allowed_hosts": ["10.0.0.0/99"]}, "allowed_hosts"),
+    ],
+)
+def test_settings_are_checked_when_the_engine_starts(extra: dict[str, Any], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        Settings.of(extra)
+
+
+def test_settings_reach_the_agent(tmp_path: Any) -> None:
+    (tmp_path / "secret").write_text("0123456789abcdef\n")
+    options = Settings.of(
+        {"host": "fd00::1", "secret_file": str(tmp_path / "secret"), "transports": ["tcp"]}
+    ).agent_options()
+    assert options.listen == "tcp://[fd00::1]:0"
+    assert options.secret == b"0123456789abcdef"
+    assert options.transports == ("tcp",)
