@@ -69,7 +69,7 @@ class Engines:
 def random_prompt(num_tokens: int, seed: int = 1) -> str:
     """Returns a text of so many tokens that no other test begins with."""
     letters = random.Random(f"{seed} {num_tokens} {time.monotonic_ns()}")
-    return "".join(letters.choices("abcdefghijklmnopqrstuvwxyz ", k=num_tokens - 1))
+    return "".join(letters.choices("abcdefghijklmnopqrstuvwxyz ", k=num_tokens))
 
 
 def server(

@@ -13,7 +13,7 @@ from kvxfer.bench.vllm_server import VllmServer, complete
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
 
 # Around a block, around a window of 64, and far beyond it.
-LENGTHS = (20, 64, 70, 95, 130, 500)
+LENGTHS = (20, 64, 70, 96, 130, 500)
 
 
 def handed_over(prefill: VllmServer, decode: VllmServer, prompt: str) -> tuple[list[int], int]:
