@@ -31,6 +31,8 @@ class Settings(BaseModel):
         How long prefill keeps the blocks of a finished request for decode to fetch.
     load_timeout_s, connect_timeout_s
         Deadlines of a request's fetch, once it began, and of connecting to a prefill engine.
+    silent_timeout_s
+        An engine of which nothing was heard for so long is lost, with what is fetched from it.
     transports
         Kinds of rails to use; None for all.
     model
@@ -46,6 +48,7 @@ class Settings(BaseModel):
     lease_ttl_s: _Seconds = 120.0
     load_timeout_s: _Seconds = 30.0
     connect_timeout_s: _Seconds = 5.0
+    silent_timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
     transports: tuple[str, ...] | None = None
     model: str = ""
 
@@ -85,6 +88,7 @@ class Settings(BaseModel):
             "listen": f"tcp://{host}:0",
             "transfer_timeout_s": self.load_timeout_s,
             "connect_timeout_s": self.connect_timeout_s,
+            "silent_timeout_s": self.silent_timeout_s,
         }
         if self.secret_file is not None:
             options["secret"] = self.secret_file.read_bytes().rstrip(b"\r\n")

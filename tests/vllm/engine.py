@@ -89,7 +89,9 @@ def server(
     """
     config = None
     if role:
-        config = kvxfer_config(role, **extra)
+        # Where a dozen processes share two cores, a silence of seconds is nobody's death.
+        patience = {"connect_timeout_s": 20.0, "silent_timeout_s": 15.0}
+        config = kvxfer_config(role, **{**patience, **extra})
         config["kv_connector"], config["kv_connector_module_path"] = OBSERVER
         config["kv_load_failure_policy"] = policy
     observed = folder / "observed"

@@ -22,7 +22,12 @@ from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
 LEASE_TTL_S = 5.0
 NUM_REQUESTS = 500
 # Sockets alone: a stopped process's memory can be read, its sockets say nothing.
-SETTINGS: dict[str, Any] = {"transports": ["tcp"], "lease_ttl_s": LEASE_TTL_S, "load_timeout_s": 4.0}
+SETTINGS: dict[str, Any] = {
+    "transports": ["tcp"],
+    "lease_ttl_s": LEASE_TTL_S,
+    "load_timeout_s": 4.0,
+    "silent_timeout_s": 2.0,
+}
 
 
 @pytest.fixture(scope="module")
