@@ -217,7 +217,6 @@ class Region:
             Whether the peer's heartbeats start `ttl_s` anew, as they do unless this is False. If not,
             it ends after `ttl_s` in any case. A bearer lease never is: nobody's heartbeats are its
             holder's.
-
         lease_id
             The id of a bearer lease that had to be handed on before the grant: a number that nobody
             guesses and that was never used, ``2**62 + secrets.randbits(62)``. None draws one.

@@ -68,16 +68,20 @@ class CacheRegions:
             else:
                 # Slots of the kernel's own: a shard matches the same shard alone.
                 first_head, all_heads = place.tp_rank * num_heads, place.tp_size * num_heads
+            dtype = _dtype(place.cache_dtype)
+            # Nothing is converted on the way: the scales of a quantized cache are the engine's, and are
+            # not told to its connector.
+            declared = f"{place.model}, {dtype or tensors[0].dtype}"
             if tensors[0].device.type == "cpu":
-                # The kernels of the CPU lay a head's page out as their instructions like it.
+                # The kernels of the CPU lay a head's page out as their instructions and its type like it.
                 views = [tensor.view(num_pages, num_heads, -1) for tensor in tensors]
-                axes, declared = "bhd", f"{place.model}, packed for {_instructions()}"
+                axes, declared = "bhd", f"{declared}, packed for {_instructions()}"
             else:
-                views, axes, declared = tensors, "bhtd" if latent else "bhtc", place.model
+                views, axes = tensors, "bhtd" if latent else "bhtc"
             layout = kvxfer.KVLayout.from_tensors(
                 views,
                 axes,
-                dtype=_dtype(place.cache_dtype),
+                dtype=dtype,
                 first_head=first_head,
                 total_heads=all_heads,
                 null_block=_NULL_BLOCK,
