@@ -2,9 +2,10 @@
 
 ``python -m kvxfer.bench.router --prefill URL --decode URL --port N``, either URL any number of times.
 
-It speaks the protocol that vLLM's connectors and the community's routers have settled on, and nothing
-more: a request goes to a prefill engine for one token, and with the ``kv_transfer_params`` of that
-answer, as they are, to a decode engine, whose answer is the client's. In production one of those
+It speaks the protocol that vLLM's connectors and the community's routers have settled on: a request
+goes to a prefill engine for one token, and with the ``kv_transfer_params`` of that answer, as they are,
+to a decode engine, whose answer is the client's. With ``--dispatch concurrent`` both are asked at once,
+and kvxfer's prefill pushes: see `concurrent` for what a router has to know. In production one of those
 routers (llm-d's, Dynamo's, vLLM's own) stands here: they know of load, prefixes and failures; this
 one takes engines in turn and says what went wrong.
 """
@@ -17,6 +18,7 @@ import contextlib
 import itertools
 import json
 import logging
+import secrets
 import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -97,6 +99,8 @@ class Backends:
 
     prefills: Sequence[Backend]
     decodes: Sequence[Backend]
+    #: Where the agents of a prefill engine are, as its last answer told.
+    ranks: dict[Backend, Any] = field(default_factory=dict)
     _turns: dict[str, itertools.cycle[Backend]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,27 +119,77 @@ async def sequential(
     backends: Backends, path: str, body: Body, headers: Mapping[str, str]
 ) -> tuple[Backend, httpx.Response]:
     """Asks decode when prefill has ended: decode pulls the pages."""
+    return await _in_turn(backends, backends.next("prefill"), path, body, headers)
+
+
+async def concurrent(
+    backends: Backends, path: str, body: Body, headers: Mapping[str, str]
+) -> tuple[Backend, httpx.Response]:
+    """Asks both at once: prefill pushes the pages while it computes them.
+
+    Both are told a key that is drawn for this request alone, and decode where prefill's agents are.
+    Every answer of prefill tells that, so the first request to an engine goes in turn.
+    """
     prefill = backends.next("prefill")
-    answer = await prefill.ask(path, prefill_body(body), headers)
+    ranks = backends.ranks.get(prefill)
+    if ranks is None:
+        return await _in_turn(backends, prefill, path, body, headers)
+    own = {"version": 1, "push": secrets.token_hex(16)}
+    decode = backends.next("decode")
+    params = {"do_remote_prefill": True, "do_remote_decode": False, "kvxfer": {**own, "ranks": ranks}}
+    tasks = (
+        asyncio.create_task(_prefilled(backends, prefill, path, body, headers, kvxfer=own)),
+        asyncio.create_task(decode.ask(path, {**body, "kv_transfer_params": params}, headers)),
+    )
     try:
-        async with contextlib.aclosing(answer):
-            handed_over = json.loads(await answer.aread()).get("kv_transfer_params")
-    except httpx.TransportError as error:
-        raise prefill.failed(error) from error
-    except (ValueError, AttributeError) as error:
-        raise RouteError(502, f"{prefill} answered what is no JSON object: {error}", prefill) from error
+        # When one fails the other need not go on.
+        await asyncio.gather(*tasks)
+        return decode, tasks[1].result()
+    except BaseException:
+        # It may have restarted: what it says next time is believed again.
+        backends.ranks.pop(prefill, None)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        if not tasks[1].cancelled() and tasks[1].exception() is None:
+            await tasks[1].result().aclose()
+        raise
+
+
+DISPATCHES: Mapping[str, Dispatch] = {"sequential": sequential, "concurrent": concurrent}
+
+
+async def _in_turn(
+    backends: Backends, prefill: Backend, path: str, body: Body, headers: Mapping[str, str]
+) -> tuple[Backend, httpx.Response]:
+    handed_over = await _prefilled(backends, prefill, path, body, headers)
     if not handed_over:
         _log.warning("%s handed nothing over for %s; decode computes it", prefill, headers["X-Request-Id"])
     decode = backends.next("decode")
     return decode, await decode.ask(path, {**body, "kv_transfer_params": handed_over or None}, headers)
 
 
-DISPATCHES: Mapping[str, Dispatch] = {"sequential": sequential}
+async def _prefilled(
+    backends: Backends, prefill: Backend, path: str, body: Body, headers: Mapping[str, str], **params: Any
+) -> dict[str, Any] | None:
+    """Returns what prefill says for decode, when it has ended."""
+    answer = await prefill.ask(path, prefill_body(body, **params), headers)
+    try:
+        async with contextlib.aclosing(answer):
+            told: dict[str, Any] | None = json.loads(await answer.aread()).get("kv_transfer_params")
+    except httpx.TransportError as error:
+        raise prefill.failed(error) from error
+    except (ValueError, AttributeError) as error:
+        raise RouteError(502, f"{prefill} answered what is no JSON object: {error}", prefill) from error
+    own = (told or {}).get("kvxfer")
+    if isinstance(own, dict) and "ranks" in own:
+        backends.ranks[prefill] = own["ranks"]
+    return told
 
 
-def prefill_body(body: Body) -> dict[str, Any]:
+def prefill_body(body: Body, **params: Any) -> dict[str, Any]:
     """Returns a client's request as a prefill engine gets it: one token, at once, and keep the pages."""
-    asked = {**body, "stream": False, "max_tokens": 1, "n": 1, "kv_transfer_params": dict(_TO_PREFILL)}
+    asked = {**body, "stream": False, "max_tokens": 1, "n": 1, "kv_transfer_params": _TO_PREFILL | params}
     if "max_completion_tokens" in body:
         asked["max_completion_tokens"] = 1
     # Neither fits an answer of one token in one piece.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
-    """Hands requests' caches from a prefill to a decode engine: decode reads when prefill has ended.
+    """Hands requests' caches from a prefill to a decode engine.
 
     Each method is the engine's verb; what it means here is said by `SchedulerHalf` and `WorkerHalf`,
     of which an instance has the one that its role names.
@@ -49,6 +50,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         # Block ids tell a request only where there is one group, and blocks can be computed anew from the
         # first that is missing only where nothing before it has left a window.
         self._reports_blocks = len(kv_cache_config.kv_cache_groups) == 1 and groups[0].window == 0
+        self._saves_by_layer = not getattr(vllm_config.parallel_config, "use_ubatching", False)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._invalid_block_ids: set[int] = set()
@@ -116,6 +118,10 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return self._moving.rank
 
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        assert isinstance(kv_connector_metadata, StepMetadata)
+        self._moving.before_forward(kv_connector_metadata)
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         step = self._get_connector_metadata()
         assert isinstance(step, StepMetadata)
@@ -127,10 +133,13 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Caches are read where they are: nothing is saved."""
+        # A layer of which half a batch is computed (two batches overlapped) goes at the step's end.
+        if self._saves_by_layer:
+            self._moving.layer_done(layer_name)
 
     def wait_for_save(self) -> None:
-        """See `save_kv_layer`."""
+        # Called as well when the forward raised: what it computed is nobody's cache.
+        self._moving.after_forward(whole=sys.exc_info()[0] is None)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = self._moving.collect(finished_req_ids)

@@ -1,28 +1,41 @@
-"""Decode's side at a worker: prompts that were computed elsewhere, on their way into this cache."""
+"""Decode's side at a worker: prompts that are computed elsewhere, on their way into this cache.
+
+From a handover the pages are read when prefill has ended; for an appointment prefill is told where they
+go and writes them as it computes. Either way the engine's own steps ask how far it has come.
+"""
 
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 import kvxfer
+from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.handover import Handover
-from kvxfer.connectors.vllm.kept_blocks import receipt
+from kvxfer.connectors.vllm.notes import (
+    KEY_NBYTES,
+    Leaving,
+    Note,
+    Receipt,
+    Refusal,
+    RegistrationPart,
+    digest_of,
+    send,
+)
+from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
 from kvxfer.connectors.vllm.place import Place
-from kvxfer.connectors.vllm.prefill_ranks import PrefillRanks
-from kvxfer.connectors.vllm.regions import CacheRegions, pages_of
+from kvxfer.connectors.vllm.prefill_ranks import PrefillRanks, is_open
+from kvxfer.connectors.vllm.regions import CacheRegions, remote_region
+from kvxfer.connectors.vllm.registration import Registration, Share, tag_of
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import FetchOrder
 
 _log = logging.getLogger("kvxfer")
 
-_NO_IDS: Final = np.empty(0, np.uint32)
 _MAX_KNOWN_SHARES: Final = 1024
 
 
@@ -31,22 +44,22 @@ class _Fetch:
     order: FetchOrder
     dial_until: float
     sessions: list[Future[kvxfer.Peer]] = field(default_factory=list)
-    transfers: list[tuple[int, kvxfer.Transfer]] = field(default_factory=list)  # with their group
-    is_posted: bool = False  # all of its transfers are
+    # Reads that were posted, or writes that are expected; with their group.
+    work: list[tuple[int, kvxfer.Transfer | kvxfer.Incoming]] = field(default_factory=list)
+    is_posted: bool = False  # all of its work is
+    tag: bytes = b""  # that its writes carry
     failure: str = ""
 
     def fail(self, why: str) -> None:
         """Ends what is under way; the first reason stays."""
         self.failure = self.failure or why
-        for _, transfer in self.transfers:
-            if transfer.state == "pending":
-                transfer.cancel()
+        for _, each in self.work:
+            if each.state == "pending":
+                each.cancel()
 
 
 class Fetches:
-    """What this worker fetches.
-
-    No thread waits for anything: the engine's own steps ask how far it has come.
+    """What this worker fetches. No thread waits for anything.
 
     Parameters
     ----------
@@ -70,10 +83,10 @@ class Fetches:
         """Starts one; a session that is open already is read from at once."""
         fetch = _Fetch(order, time.monotonic() + self._settings.connect_timeout_s)
         self._fetches[order.request_id] = fetch
-        if isinstance(order.handover, str):
-            fetch.fail(order.handover)
+        if isinstance(order.source, str):
+            fetch.fail(order.source)
             return
-        fetch.sessions = [self._ranks.session(rank) for rank in order.handover.ranks]
+        fetch.sessions = [self._ranks.session(rank) for rank in order.source.ranks]
         self._advance(fetch)
 
     def abandon(self, request_id: str) -> None:
@@ -96,21 +109,28 @@ class Fetches:
             if fetch.failure:
                 failed[request_id] = self._missing(fetch)
                 _log.warning("kvxfer: request %s: cache not loaded: %s", request_id, fetch.failure)
-            if isinstance(fetch.order.handover, Handover):
-                self._release(fetch.order.handover, fetch.sessions)
+            # A push that came whole needs no word: who wrote it knows.
+            if isinstance(fetch.order.source, Handover) or (fetch.failure and fetch.sessions):
+                self._release(fetch.order.source, fetch.sessions)
         return ended, failed
 
-    def release(self, handover: Handover) -> None:
+    def refused(self, note: Refusal) -> None:
+        """Takes in that prefill does not push a request."""
+        for fetch in self._fetches.values():
+            if fetch.tag and fetch.tag == note.tag:
+                fetch.fail(f"prefill refused: {note.reason}")
+
+    def release(self, source: Handover | Appointment) -> None:
         """Tells every prefill rank that this worker does not need a request's blocks."""
-        self._release(handover, [self._ranks.session(rank) for rank in handover.ranks])
+        self._release(source, [self._ranks.session(rank) for rank in source.ranks])
 
     def close(self) -> None:
         """Stops everything; returns when nothing can land any more."""
         for fetch in self._fetches.values():
             fetch.fail("the engine shuts down")
-            for _, transfer in fetch.transfers:
+            for _, each in fetch.work:
                 try:
-                    transfer.wait(self._settings.load_timeout_s)
+                    each.wait(self._settings.load_timeout_s)
                 except (kvxfer.KvxferError, TimeoutError):
                     pass  # it ended, or the agent's close ends it
         self._fetches.clear()
@@ -135,49 +155,90 @@ class Fetches:
                 fetch.fail(f"no session within {self._settings.connect_timeout_s:g} s (connect_timeout_s)")
             else:
                 return False
-        for _, transfer in fetch.transfers:
-            if transfer.state in ("failed", "cancelled"):
-                fetch.fail(str(transfer.error))
-        return all(transfer.state != "pending" for _, transfer in fetch.transfers)
+        for _, each in fetch.work:
+            if each.state in ("failed", "cancelled"):
+                fetch.fail(str(each.error))
+        is_over = all(each.state != "pending" for _, each in fetch.work)
+        # Expected writes are anybody's, so no lost session ends them.
+        if fetch.tag and not is_over and not all(is_open(session) for session in fetch.sessions):
+            fetch.fail("prefill was lost before it had pushed all")
+        return is_over
 
     def _post(self, fetch: _Fetch) -> None:
-        order = fetch.order
-        assert isinstance(order.handover, Handover)
         peers = [session.result() for session in fetch.sessions]
+        if isinstance(fetch.order.source, Handover):
+            self._read(fetch, fetch.order.source, peers)
+        elif isinstance(fetch.order.source, Appointment):
+            self._expect(fetch, fetch.order.source, peers)
+
+    def _read(self, fetch: _Fetch, handover: Handover, peers: list[kvxfer.Peer]) -> None:
+        order = fetch.order
         for group, region in enumerate(self._regions.regions):
-            src, dst, tokens = self._pages(order, order.handover, group)
-            if not len(dst):
+            src = GroupTable(
+                handover.tables[group], handover.block_sizes[group], handover.pages_per_block[group]
+            )
+            pairs = pair_pages(src, self._table(order, group), order.first_token, order.num_tokens)
+            if not len(pairs.dst):
                 continue
-            remotes = [_region_of(peer, region.name) for peer in peers]
+            remotes = [remote_region(peer, region.name) for peer in peers]
             for share in self._shares_of(group, region, remotes):
                 transfer = self._agent.read(
                     region,
                     remotes[share.src],
-                    src,
-                    dst,
+                    pairs.src,
+                    pairs.dst,
                     layers=share.layers,
                     heads=share.heads,
-                    tokens=tokens,
+                    tokens=pairs.tokens,
                     timeout_s=self._settings.load_timeout_s,
-                    lease=order.handover.leases[group],
+                    lease=handover.leases[group],
                 )
-                fetch.transfers.append((group, transfer))
+                fetch.work.append((group, transfer))
 
-    def _pages(
-        self, order: FetchOrder, handover: Handover, group: int
-    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32], range | None]:
-        """Returns which pages come from which, and of pages of unlike size the tokens that are missing."""
-        ratio = self._regions.pages_per_block[group]
-        src_ratio = handover.pages_per_block[group]
-        page_tokens = self._regions.groups[group].block_size // ratio
-        src = pages_of(handover.tables[group], src_ratio)
-        dst = pages_of(order.tables[group], ratio)
-        if handover.block_sizes[group] // src_ratio != page_tokens:
-            return src, dst, range(order.first_token, order.num_tokens)
-        first, stop = order.first_token // page_tokens, -(-order.num_tokens // page_tokens)
-        src, dst = src[first:stop], dst[first:stop]
-        both = (src != 0) & (dst != 0)
-        return src[both], dst[both], None
+    def _expect(self, fetch: _Fetch, appointment: Appointment, peers: list[kvxfer.Peer]) -> None:
+        """Lets prefill write, and tells each of its ranks where to."""
+        order = fetch.order
+        tables = [self._table(order, group) for group in range(len(self._regions.groups))]
+        shares: list[list[Share]] = [[] for _ in peers]
+        fetch.tag = secrets.token_bytes(KEY_NBYTES)
+        for group, region in enumerate(self._regions.regions):
+            page_size = tables[group].page_size
+            pages = tables[group].pages[order.first_token // page_size : -(-order.num_tokens // page_size)]
+            if not pages.any():
+                continue
+            remotes = [remote_region(peer, region.name) for peer in peers]
+            for share in self._shares_of(group, region, remotes):
+                layers, heads = (
+                    (share.layers.start, share.layers.stop),
+                    (share.heads.start, share.heads.stop),
+                )
+                shares[share.src].append(Share(group=group, layers=layers, heads=heads))
+            incoming = self._agent.expect(
+                tag_of(fetch.tag, group),
+                pages[pages != 0],
+                region,
+                timeout_s=self._settings.push_timeout_s,
+            )
+            fetch.work.append((group, incoming))
+        for peer, wanted in zip(peers, shares, strict=True):
+            registration = Registration(
+                tag=fetch.tag.hex(),
+                prompt=appointment.prompt,
+                first_token=order.first_token,
+                num_tokens=order.num_tokens,
+                tables=tuple(table.blocks for table in tables),
+                block_sizes=tuple(table.block_size for table in tables),
+                pages_per_block=tuple(table.pages_per_block for table in tables),
+                shares=tuple(wanted),
+            )
+            content = registration.model_dump_json().encode()
+            for part in RegistrationPart.split(appointment.key, self._reader, self._num_readers, content):
+                send(self._agent, self._regions, peer, part)
+
+    def _table(self, order: FetchOrder, group: int) -> GroupTable:
+        return GroupTable(
+            order.tables[group], self._regions.groups[group].block_size, self._regions.pages_per_block[group]
+        )
 
     def _shares_of(
         self, group: int, region: kvxfer.Region, remotes: list[kvxfer.RegionDescriptor]
@@ -199,37 +260,28 @@ class Fetches:
             ratio = self._regions.pages_per_block[0]
             pages = [
                 int(page)
-                for group, transfer in fetch.transfers
-                if group == 0 and transfer.state != "done"
-                for page in transfer.failed_blocks
+                for group, each in fetch.work
+                if group == 0 and each.state != "done"
+                for page in each.failed_blocks
             ]
             if pages:
                 return {page // ratio for page in pages}
         block_size = self._regions.groups[0].block_size
         return set(order.tables[0][order.first_token // block_size :]) - {0}
 
-    def _release(self, handover: Handover, sessions: list[Future[kvxfer.Peer]]) -> None:
-        note = receipt(handover.request_id, handover.leases[0], self._reader, self._num_readers)
+    def _release(self, source: Handover | Appointment | str, sessions: list[Future[kvxfer.Peer]]) -> None:
+        if isinstance(source, str):
+            return
+        note: Note
+        if isinstance(source, Handover):
+            request = digest_of(source.request_id)
+            note = Receipt(request, source.leases[0], self._reader, self._num_readers)
+        else:
+            note = Leaving(source.key, self._reader, self._num_readers)
         for session in sessions:
             # Called at once where the session is there, else by who dials: the engine may step no more.
             session.add_done_callback(lambda session: self._send(session, note))
 
-    def _send(self, session: Future[kvxfer.Peer], note: bytes) -> None:
-        try:
-            peer = session.result()
-            remote = _region_of(peer, self._regions.receipts.name)
-            self._agent.read(self._regions.receipts, remote, _NO_IDS, _NO_IDS, notify=note)
-        except Exception as error:
-            # It is gone and its blocks with it, or the lease's time gives them back.
-            _log.debug("kvxfer: a receipt was not sent: %s", error)
-
-
-def _region_of(peer: kvxfer.Peer, name: str) -> kvxfer.RegionDescriptor:
-    remote = peer.regions.get(name)
-    if remote is None:
-        raise kvxfer.UsageError(
-            f"{peer.name} has no region {name}: both engines run one model with one kind of cache manager",
-            code="unknown-region",
-            peer=peer.name,
-        )
-    return remote
+    def _send(self, session: Future[kvxfer.Peer], note: Note) -> None:
+        if not session.cancelled() and session.exception() is None:
+            send(self._agent, self._regions, session.result(), note)

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kvxfer.connectors.vllm.settings import Settings
 
 VERSION: Final = 1
-_MAX_RANKS: Final = 64
-_MAX_GROUPS: Final = 64
+MAX_RANKS: Final = 64
+MAX_GROUPS: Final = 64
 # One reading of an address, here and where it is dialled: no user part, no path, no control character.
 _ADDRESS: Final = r"^tcp://(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})$"
 
@@ -63,10 +63,10 @@ class _Own(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     version: int
-    ranks: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=_MAX_RANKS)]
-    leases: Annotated[tuple[_Lease, ...], Field(min_length=1, max_length=_MAX_GROUPS)]
-    block_sizes: Annotated[tuple[_Tokens, ...], Field(max_length=_MAX_GROUPS)]
-    pages_per_block: Annotated[tuple[_Tokens, ...], Field(max_length=_MAX_GROUPS)]
+    ranks: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=MAX_RANKS)]
+    leases: Annotated[tuple[_Lease, ...], Field(min_length=1, max_length=MAX_GROUPS)]
+    block_sizes: Annotated[tuple[_Tokens, ...], Field(max_length=MAX_GROUPS)]
+    pages_per_block: Annotated[tuple[_Tokens, ...], Field(max_length=MAX_GROUPS)]
     num_tokens: Annotated[int, Field(ge=1, le=2**31)]
     prompt: Annotated[str, Field(max_length=64)]
 
@@ -146,15 +146,9 @@ class Handover:
         try:
             passed = _Passed.model_validate(params)
         except ValidationError as error:
-            found = error.errors(include_url=False, include_input=False)
-            shown = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in found[:3])
-            raise HandoverError(f"kv_transfer_params cannot be read: {shown}") from None
+            raise HandoverError(in_words(error)) from None
         own = passed.kvxfer
-        if own.version != VERSION:
-            raise HandoverError(
-                f"kv_transfer_params are of version {own.version}, this engine reads {VERSION}: "
-                "run one release of kvxfer on both engines"
-            )
+        require_version(own.version)
         for what in ("leases", "block_sizes", "pages_per_block"):
             if (given := len(getattr(own, what))) != num_groups:
                 raise HandoverError(_of_other_groups(what, given, num_groups))
@@ -172,12 +166,7 @@ class Handover:
                 )
             if block_size % pages:
                 raise HandoverError(f"a block of {block_size} tokens is not {pages} pages of equal size")
-        for rank in own.ranks:
-            if not settings.may_dial(rank.host):
-                raise HandoverError(
-                    f"host {rank.host} is not among this engine's allowed_hosts "
-                    f"({', '.join(settings.allowed_hosts or ())})"
-                )
+        require_allowed(own.ranks, settings)
         return cls(
             passed.remote_request_id,
             own.ranks,
@@ -201,6 +190,32 @@ def prompt_digest(request: Any) -> str:
     lora = request.lora_request
     digest.update(repr(None if lora is None else lora.lora_name).encode())
     return digest.hexdigest()
+
+
+def in_words(error: ValidationError) -> str:
+    """Returns what is wrong with parameters: the first fields and why."""
+    found = error.errors(include_url=False, include_input=False)
+    shown = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in found[:3])
+    return f"kv_transfer_params cannot be read: {shown}"
+
+
+def require_version(version: int) -> None:
+    """Refuses parameters of another version than this engine's."""
+    if version != VERSION:
+        raise HandoverError(
+            f"kv_transfer_params are of version {version}, this engine reads {VERSION}: "
+            "run one release of kvxfer on both engines"
+        )
+
+
+def require_allowed(ranks: tuple[Rank, ...], settings: Settings) -> None:
+    """Refuses hosts that this engine's user does not let it dial."""
+    for rank in ranks:
+        if not settings.may_dial(rank.host):
+            raise HandoverError(
+                f"host {rank.host} is not among this engine's allowed_hosts "
+                f"({', '.join(settings.allowed_hosts or ())})"
+            )
 
 
 def _require_bounded(tables: Any, num_tokens: int, num_groups: int) -> None:

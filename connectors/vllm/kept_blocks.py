@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import struct
 import time
 from dataclasses import dataclass, field
-from typing import Final
 
 import kvxfer
+from kvxfer.connectors.vllm.notes import Receipt, digest_of
 from kvxfer.connectors.vllm.regions import CacheRegions, pages_of
 from kvxfer.connectors.vllm.step import Grant
 
 _log = logging.getLogger("kvxfer")
-
-# Of the request's id, its first lease, which reader, of how many.
-_RECEIPT: Final = struct.Struct("<16sQHH")
 
 
 @dataclass(slots=True)
@@ -30,35 +25,23 @@ class _Kept:
     is_finished: bool = False  # the engine said that the request is
 
 
-def receipt(request_id: str, first_lease: int, reader: int, num_readers: int) -> bytes:
-    """Returns the notification by which a reader says that it is done with a request."""
-    return _RECEIPT.pack(_digest(request_id), first_lease, reader, num_readers)
-
-
-def _digest(request_id: str) -> bytes:
-    return hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=16).digest()
-
-
 class KeptBlocks:
     """What this worker keeps for readers.
 
     Parameters
     ----------
-    agent
-        Its agent; this is the one reader of its notifications.
     ttl_s
         How long blocks are kept for readers that do not come.
     """
 
-    def __init__(self, agent: kvxfer.Agent, ttl_s: float) -> None:
-        self._agent = agent
+    def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
         self._kept: dict[bytes, _Kept] = {}
 
     def grant(self, grant: Grant, regions: CacheRegions) -> None:
         """Lets whoever names the leases read the blocks."""
         kept = _Kept(grant.request_id, [], grant.leases[0], time.monotonic() + self._ttl_s)
-        self._kept[_digest(grant.request_id)] = kept
+        self._kept[digest_of(grant.request_id)] = kept
         for group, (lease, table) in enumerate(zip(grant.leases, grant.tables, strict=True)):
             pages = pages_of(table, regions.pages_per_block[group])
             if len(held := pages[pages != 0]):
@@ -67,17 +50,27 @@ class KeptBlocks:
 
     def withdraw(self, request_id: str) -> None:
         """Takes back what was granted for a request that nobody was told of."""
-        if (kept := self._kept.pop(_digest(request_id), None)) is not None:
+        if (kept := self._kept.pop(digest_of(request_id), None)) is not None:
             _revoke(kept)
+
+    def note(self, receipt: Receipt) -> None:
+        """Takes in that a reader is done."""
+        kept = self._kept.get(receipt.request)
+        # The lease tells the request's own readers from a peer that guesses names.
+        if (
+            kept is not None
+            and kept.first_lease == receipt.first_lease
+            and receipt.reader < receipt.num_readers
+        ):
+            kept.readers.add(receipt.reader)
+            kept.is_released = kept.is_released or len(kept.readers) >= receipt.num_readers
 
     def collect(self, finished_request_ids: set[str]) -> set[str]:
         """Returns requests whose blocks the engine may use again; each once."""
-        while (note := self._agent.poll_notification()) is not None:
-            self._read(note)
         if not self._kept:
             return set()
         for request_id in finished_request_ids:
-            if (finished := self._kept.get(_digest(request_id))) is not None:
+            if (finished := self._kept.get(digest_of(request_id))) is not None:
                 finished.is_finished = True
         now = time.monotonic()
         given_back = set()
@@ -95,18 +88,6 @@ class KeptBlocks:
                 _revoke(self._kept.pop(key))
                 given_back.add(kept.request_id)
         return given_back
-
-    def _read(self, note: kvxfer.Notification) -> None:
-        try:
-            key, first_lease, reader, num_readers = _RECEIPT.unpack(note.payload)
-        except struct.error:
-            _log.warning("kvxfer: %s sent a notification that is no receipt", note.peer.name)
-            return
-        kept = self._kept.get(key)
-        # The lease tells the request's own readers from a peer that guesses names.
-        if kept is not None and kept.first_lease == first_lease and reader < num_readers:
-            kept.readers.add(reader)
-            kept.is_released = kept.is_released or len(kept.readers) >= num_readers
 
     def close(self) -> None:
         """Takes back everything."""

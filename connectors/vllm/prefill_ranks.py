@@ -22,7 +22,7 @@ class PrefillRanks:
     def session(self, rank: Rank) -> Future[kvxfer.Peer]:
         """Returns a session with a rank, or one that is to be."""
         future = self._peers.get(rank)
-        if future is None or (future.done() and not _is_open(future)):
+        if future is None or (future.done() and not is_open(future)):
             self._forget_lost()
             future = self._diallers.submit(self._dial, rank)
             self._peers[rank] = future
@@ -43,7 +43,7 @@ class PrefillRanks:
     def _forget_lost(self) -> None:
         """Engines come and go for as long as this one serves."""
         for rank, future in list(self._peers.items()):
-            if future.done() and not _is_open(future):
+            if future.done() and not is_open(future):
                 del self._peers[rank]
 
     def close(self) -> None:
@@ -51,7 +51,8 @@ class PrefillRanks:
         self._diallers.shutdown(wait=False, cancel_futures=True)
 
 
-def _is_open(future: Future[kvxfer.Peer]) -> bool:
+def is_open(future: Future[kvxfer.Peer]) -> bool:
+    """Whether a session is there, and lasts."""
     if future.cancelled() or future.exception() is not None:
         return False
     try:

@@ -13,13 +13,13 @@ from kvxfer.connectors.vllm.cache_groups import CacheGroup
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.slices import heads_of
 
-# A region of nothing: reads of no block of it carry receipts, whatever layers a rank holds.
-_RECEIPTS: Final = "receipts"
+# A region of nothing: reads of no block of it carry notes, whatever layers a rank holds.
+_NOTES: Final = "notes"
 _NULL_BLOCK: Final = 0
 
 
 class CacheRegions:
-    """One region for each cache group, and one for receipts.
+    """One region for each cache group, and one for notes.
 
     A page of a region is what the engine's kernels call a block, which may be a part of what its
     block tables do.
@@ -90,7 +90,7 @@ class CacheRegions:
             )
             self.regions.append(agent.register(group.name, tensors, layout))
             self.pages_per_block.append(num_pages // place.num_blocks)
-        self.receipts = agent.register(_RECEIPTS, np.zeros((1, 1), np.uint8))
+        self.notes = agent.register(_NOTES, np.zeros((1, 1), np.uint8))
 
 
 def pages_of(table: Sequence[int], pages_per_block: int) -> NDArray[np.uint32]:
@@ -112,3 +112,15 @@ def _dtype(cache_dtype: str) -> str | None:
     if cache_dtype.startswith("fp8"):
         return "float8_e5m2" if "e5m2" in cache_dtype else "float8_e4m3fn"
     return None
+
+
+def remote_region(peer: kvxfer.Peer, name: str) -> kvxfer.RegionDescriptor:
+    """Returns a peer's region that holds what ours of this name does."""
+    remote = peer.regions.get(name)
+    if remote is None:
+        raise kvxfer.UsageError(
+            f"{peer.name} has no region {name}: both engines run one model with one kind of cache manager",
+            code="unknown-region",
+            peer=peer.name,
+        )
+    return remote

@@ -10,10 +10,11 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from kvxfer.connectors.vllm.appointment import Appointment, answer, is_push, read_key
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
 from kvxfer.connectors.vllm.handover import Handover, HandoverError, Rank, prompt_digest
 from kvxfer.connectors.vllm.settings import Settings
-from kvxfer.connectors.vllm.step import FetchOrder, Grant, RankMetadata, StepMetadata
+from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, RankMetadata, StepMetadata
 
 _log = logging.getLogger("kvxfer")
 
@@ -25,7 +26,10 @@ class _Prefill:
     """A request that is computed here and decoded elsewhere."""
 
     request: Request
+    key: bytes = b""  # of a push; nothing is granted then
+    prompt: str = ""
     grant: Grant | None = None
+    stop_token: int = 0  # of the last chunk that was announced
 
 
 class SchedulerHalf:
@@ -59,7 +63,7 @@ class SchedulerHalf:
         self._ranks: tuple[Rank, ...] = ()
         self._pages_per_block: tuple[int, ...] = ()
         self._prefills: dict[str, _Prefill] = {}
-        self._handovers: dict[str, Handover | str] = {}
+        self._sources: dict[str, Handover | Appointment | str] = {}
         self._fetching: set[str] = set()
         self._next = StepMetadata()
 
@@ -90,12 +94,13 @@ class SchedulerHalf:
                 request.request_id,
             )
             return 0
-        handover = self._handover(request)
-        if isinstance(handover, str):
-            # Blocks are allocated and reported as not loaded: the engine's policy says what follows.
+        source = self._source(request)
+        if not isinstance(source, Handover):
+            # Where it cannot be used, blocks are allocated and reported as not loaded: the engine's policy
+            # says what follows.
             return missing
-        for group, table, block_size in zip(self._groups, handover.tables, handover.block_sizes, strict=True):
-            if not group.can_load(table, block_size, handover.num_tokens):
+        for group, table, block_size in zip(self._groups, source.tables, source.block_sizes, strict=True):
+            if not group.can_load(table, block_size, source.num_tokens):
                 _log.info(
                     "kvxfer: request %s: prefill gave back a block that the last token looks at; the prompt "
                     "is computed here",
@@ -112,48 +117,86 @@ class SchedulerHalf:
         if params.get("do_remote_prefill"):
             # Once for each request: a load that failed is computed here when the request comes again.
             params["do_remote_prefill"] = False
-            handover = self._handover(request)
-            self._handovers.pop(request.request_id, None)
+            source = self._source(request)
+            self._sources.pop(request.request_id, None)
             if num_external:
                 self._fetching.add(request.request_id)
                 num_tokens = request.num_prompt_tokens
                 tables = self._tables(block_ids)
                 self._next.fetches.append(
-                    FetchOrder(request.request_id, handover, tables, num_tokens - num_external, num_tokens)
+                    FetchOrder(request.request_id, source, tables, num_tokens - num_external, num_tokens)
                 )
-            elif isinstance(handover, Handover):
-                self._next.released.append(handover)
-        elif params.get("do_remote_decode") and self._produces:
-            self._prefills.setdefault(request.request_id, _Prefill(request))
+            elif not isinstance(source, str):
+                self._next.released.append(source)
+        elif params.get("do_remote_decode") and self._produces and request.request_id not in self._prefills:
+            self._prefills[request.request_id] = self._prefill(request)
 
     def received(self, request_ids: set[str]) -> None:
         """Forgets requests whose fetch has ended at every worker."""
         self._fetching -= request_ids
 
-    def _handover(self, request: Request) -> Handover | str:
+    def _source(self, request: Request) -> Handover | Appointment | str:
         """Returns the request's parameters, read once, or why they cannot be used."""
-        known = self._handovers.get(request.request_id)
+        known = self._sources.get(request.request_id)
         if known is None:
+            params = request.kv_transfer_params or {}
             try:
                 if request.prompt_token_ids is None:
                     raise HandoverError("prompts of embeddings are not handed over")
-                known = Handover.read(
-                    request.kv_transfer_params or {}, request, len(self._groups), self._settings
-                )
+                if is_push(params):
+                    known = Appointment.read(params, request, self._settings)
+                else:
+                    known = Handover.read(params, request, len(self._groups), self._settings)
             except HandoverError as error:
                 known = str(error)
                 _log.warning("kvxfer: request %s: %s", request.request_id, error)
-            self._handovers[request.request_id] = known
+            self._sources[request.request_id] = known
         return known
 
     # ---- prefill ----------------------------------------------------------------------------
 
+    def _prefill(self, request: Request) -> _Prefill:
+        params = request.kv_transfer_params or {}
+        if not is_push(params) or request.prompt_token_ids is None:
+            return _Prefill(request)
+        try:
+            key = read_key(params)
+            if any(prefill.key == key for prefill in self._prefills.values()):
+                raise HandoverError("its key is another request's: a router draws one for each")
+            return _Prefill(request, key, prompt_digest(request))
+        except HandoverError as error:
+            _log.warning("kvxfer: request %s is not pushed: %s", request.request_id, error)
+            return _Prefill(request)
+
     def step(self, output: SchedulerOutput) -> StepMetadata:
         """Returns what the workers have to do in this step."""
+        for request_id in (output.preempted_req_ids or set()) & self._prefills.keys():
+            self._next.settled.append(request_id)
         for request_id in output.num_scheduled_tokens.keys() & self._prefills.keys():
-            self._grant_if_complete(self._prefills[request_id], output)
+            prefill = self._prefills[request_id]
+            if prefill.key:
+                self._announce(prefill, output)
+            else:
+                self._grant_if_complete(prefill, output)
         step, self._next = self._next, StepMetadata()
         return step
+
+    def _announce(self, prefill: _Prefill, output: SchedulerOutput) -> None:
+        """Tells the workers which tokens of a pushed prompt this step computes."""
+        request = prefill.request
+        first = request.num_computed_tokens
+        num_tokens = request.num_prompt_tokens
+        stop = min(first + output.num_scheduled_tokens[request.request_id], num_tokens)
+        if first >= num_tokens:
+            # It goes on past its prompt: a window may leave blocks that are still being read.
+            self._next.settled.append(request.request_id)
+            return
+        tables = self._prompt_tables(output, request.request_id, stop)
+        if tables is not None:
+            prefill.stop_token = stop
+            self._next.chunks.append(
+                Chunk(request.request_id, prefill.key, prefill.prompt, tables, first, stop, num_tokens)
+            )
 
     def _grant_if_complete(self, prefill: _Prefill, output: SchedulerOutput) -> None:
         """Grants the prompt's blocks in the step that computes its last token.
@@ -164,16 +207,11 @@ class SchedulerHalf:
         request = prefill.request
         request_id = request.request_id
         computed = request.num_computed_tokens + output.num_scheduled_tokens[request_id]
-        state = output.kv_connector_block_state
-        if computed < request.num_prompt_tokens or state is None or request.prompt_token_ids is None:
+        if computed < request.num_prompt_tokens or request.prompt_token_ids is None:
             return
-        block_ids = state.get_block_ids(request_id)
-        if block_ids is None:
+        tables = self._prompt_tables(output, request_id, request.num_prompt_tokens)
+        if tables is None:
             return
-        tables = tuple(
-            table[: -(-request.num_prompt_tokens // group.block_size)]
-            for group, table in zip(self._groups, self._tables(block_ids), strict=True)
-        )
         if prefill.grant is not None:
             if _is_same_but_for_windows(prefill.grant.tables, tables):
                 return
@@ -182,6 +220,17 @@ class SchedulerHalf:
         leases = tuple(1 << 62 | secrets.randbits(54) << 8 | index for index in range(len(tables)))
         prefill.grant = Grant(request_id, leases, tables)
         self._next.grants.append(prefill.grant)
+
+    def _prompt_tables(self, output: SchedulerOutput, request_id: str, num_tokens: int) -> Tables | None:
+        """Returns the request's blocks of so many tokens, for each group."""
+        state = output.kv_connector_block_state
+        block_ids = None if state is None else state.get_block_ids(request_id)
+        if block_ids is None:
+            return None
+        return tuple(
+            table[: -(-num_tokens // group.block_size)]
+            for group, table in zip(self._groups, self._tables(block_ids), strict=True)
+        )
 
     # ---- the end ----------------------------------------------------------------------------
 
@@ -197,13 +246,15 @@ class SchedulerHalf:
         if request_id in self._fetching:
             self._next.abandoned.append(request_id)
         prefill = self._prefills.pop(request_id, None)
-        if prefill is None or prefill.grant is None:
+        if prefill is None or (prefill.grant is None and not prefill.stop_token):
             return False, None
-        grant = prefill.grant
-        whole = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
-        if not whole or not self._ranks:
+        is_whole = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+        if not is_whole or not self._ranks:
             self._next.withdrawn.append(request_id)
             return False, None
+        grant = prefill.grant
+        if grant is None:
+            return True, answer(self._engine_id, self._ranks)
         # Blocks that left a sliding window since they were granted are not the request's any more.
         held = tuple(
             tuple(block if at < len(now) and now[at] == block else 0 for at, block in enumerate(granted))

@@ -31,6 +31,8 @@ class Settings(BaseModel):
         How long prefill keeps the blocks of a finished request for decode to fetch.
     load_timeout_s, connect_timeout_s
         Deadlines of a request's fetch, once it began, and of connecting to a prefill engine.
+    push_timeout_s
+        How long decode waits for a prompt that is pushed to it, from its registration to the last byte.
     silent_timeout_s
         An engine of which nothing was heard for so long is lost, with what is fetched from it.
     transports
@@ -48,6 +50,7 @@ class Settings(BaseModel):
     lease_ttl_s: _Seconds = 120.0
     load_timeout_s: _Seconds = 30.0
     connect_timeout_s: _Seconds = 5.0
+    push_timeout_s: _Seconds = 120.0
     silent_timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
     transports: tuple[str, ...] | None = None
     model: str = ""

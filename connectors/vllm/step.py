@@ -9,6 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
 )
 
+from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.handover import Handover
 
 
@@ -46,13 +47,39 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchOrder:
-    """A request whose prompt was computed elsewhere.
+class Chunk:
+    """Tokens of a pushed prompt that are computed in this step.
 
     Attributes
     ----------
-    handover
-        Where it was; or why its parameters cannot be used.
+    key
+        The push's, as the router drew it.
+    prompt
+        `prompt_digest` of the request.
+    tables
+        For each cache group its blocks up to the chunk's last token; 0 for none.
+    first_token, stop_token, num_tokens
+        The chunk, and how long the prompt is.
+    """
+
+    request_id: str
+    key: bytes
+    prompt: str
+    tables: tuple[tuple[int, ...], ...]
+    first_token: int
+    stop_token: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOrder:
+    """A request whose prompt is computed elsewhere.
+
+    Attributes
+    ----------
+    source
+        A handover, where decode reads when prefill has ended; an appointment, where prefill writes as
+        it computes; or why the request's parameters cannot be used.
     tables
         For each cache group this engine's blocks of the whole prompt; 0 for none.
     first_token, num_tokens
@@ -60,7 +87,7 @@ class FetchOrder:
     """
 
     request_id: str
-    handover: Handover | str
+    source: Handover | Appointment | str
     tables: tuple[tuple[int, ...], ...]
     first_token: int
     num_tokens: int
@@ -68,10 +95,26 @@ class FetchOrder:
 
 @dataclass(slots=True)
 class StepMetadata(KVConnectorMetadata):
-    """One step: what to grant, to take back, to fetch, to stop fetching, and to let prefill have again."""
+    """What a step asks of the workers.
+
+    Attributes
+    ----------
+    grants, chunks
+        Of prompts that are computed here: to let be read, to push.
+    withdrawn
+        Of these, requests whose blocks are not theirs any more.
+    settled
+        Requests whose blocks this step's forward may overwrite: nothing may still be read from them.
+    fetches, abandoned
+        Prompts that are computed elsewhere: to bring here, to stop bringing.
+    released
+        Prompts that are computed elsewhere and not wanted: prefill need not keep them.
+    """
 
     grants: list[Grant] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
     withdrawn: list[str] = field(default_factory=list)
+    settled: list[str] = field(default_factory=list)
     fetches: list[FetchOrder] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
-    released: list[Handover] = field(default_factory=list)
+    released: list[Handover | Appointment] = field(default_factory=list)

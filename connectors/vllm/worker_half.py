@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import dataclass
 from typing import Any
 
 import kvxfer
+from kvxfer.connectors.vllm import notes
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
 from kvxfer.connectors.vllm.fetches import Fetches
 from kvxfer.connectors.vllm.kept_blocks import KeptBlocks
 from kvxfer.connectors.vllm.place import Place
+from kvxfer.connectors.vllm.pushes import Pushes
 from kvxfer.connectors.vllm.regions import CacheRegions
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import RankMetadata, StepMetadata
+
+_log = logging.getLogger("kvxfer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class StepResults:
     Attributes
     ----------
     sent
-        Requests whose blocks were fetched, or whose time is over.
+        Requests whose blocks were fetched or pushed, or whose time is over.
     received
         Requests whose fetch has ended, those that failed among them.
     failed
@@ -43,14 +48,16 @@ class WorkerHalf:
         self._groups = groups
         self._settings = settings
         self._agent = kvxfer.Agent(_name(place), settings.agent_options())
-        self._kept = KeptBlocks(self._agent, settings.lease_ttl_s)
+        self._kept = KeptBlocks(settings.lease_ttl_s)
         self._regions: CacheRegions | None = None
         self._fetches: Fetches | None = None
+        self._pushes: Pushes | None = None
 
     def register(self, caches: dict[str, Any]) -> None:
         """Registers the engine's cache tensors, once they are there."""
         self._regions = CacheRegions(self._agent, self._groups, caches, self._place)
         self._fetches = Fetches(self._agent, self._regions, self._place, self._settings)
+        self._pushes = Pushes(self._agent, self._regions, self._settings)
 
     @property
     def rank(self) -> RankMetadata:
@@ -58,31 +65,82 @@ class WorkerHalf:
         assert self._regions is not None, "the engine asks before it has registered its caches"
         return RankMetadata(self._agent.name, self._agent.address, tuple(self._regions.pages_per_block))
 
+    # ---- the parts of a step ----------------------------------------------------------------
+
+    def before_forward(self, step: StepMetadata) -> None:
+        """Lets go of blocks that this step's forward may overwrite, and announces what it computes.
+
+        Returns at once, unless blocks are being read that are needed now.
+        """
+        assert self._pushes is not None, "the engine steps before it has registered its caches"
+        self._read_notes()
+        for request_id in step.withdrawn:
+            self._kept.withdraw(request_id)
+            self._pushes.withdraw(request_id)
+        for request_id in step.settled:
+            self._pushes.settle(request_id)
+        for chunk in step.chunks:
+            self._pushes.begin(chunk)
+
+    def layer_done(self, layer_name: str) -> None:
+        """Lets one layer go that this step has computed."""
+        assert self._pushes is not None
+        if self._pushes.are_computed:
+            self._read_notes()
+            self._pushes.layer_done(layer_name)
+
     def step(self, step: StepMetadata) -> None:
         """Does what the scheduler half asks for. Returns at once."""
         assert self._regions is not None, "the engine steps before it has registered its caches"
         assert self._fetches is not None
-        for request_id in step.withdrawn:
-            self._kept.withdraw(request_id)
         for grant in step.grants:
             self._kept.grant(grant, self._regions)
         for order in step.fetches:
             self._fetches.begin(order)
         for request_id in step.abandoned:
             self._fetches.abandon(request_id)
-        for handover in step.released:
-            self._fetches.release(handover)
+        for source in step.released:
+            self._fetches.release(source)
+
+    def after_forward(self, whole: bool) -> None:
+        """Lets all go that this step has computed, unless its forward failed."""
+        assert self._pushes is not None
+        self._pushes.step_done(whole)
 
     def collect(self, finished_request_ids: set[str]) -> StepResults:
         """Returns what has ended, each request once."""
-        sent = self._kept.collect(finished_request_ids)
-        received, failed = (set(), {}) if self._fetches is None else self._fetches.collect()
+        assert self._fetches is not None
+        assert self._pushes is not None
+        self._read_notes()
+        sent = self._kept.collect(finished_request_ids) | self._pushes.collect(finished_request_ids)
+        received, failed = self._fetches.collect()
         return StepResults(sent, received, failed)
+
+    def _read_notes(self) -> None:
+        assert self._fetches is not None
+        assert self._pushes is not None
+        while (notification := self._agent.poll_notification()) is not None:
+            try:
+                note = notes.read(notification.payload)
+            except ValueError as error:
+                _log.warning("kvxfer: %s sent a note that cannot be read: %s", notification.peer.name, error)
+                continue
+            match note:
+                case notes.Receipt():
+                    self._kept.note(note)
+                case notes.Refusal():
+                    self._fetches.refused(note)
+                case notes.RegistrationPart() | notes.Leaving():
+                    self._pushes.note(notification.peer, note)
+
+    # ---- the end ----------------------------------------------------------------------------
 
     def close(self) -> None:
         """Ends everything: when it returns, no byte lands in the engine's caches any more."""
         if self._fetches is not None:
             self._fetches.close()
+        if self._pushes is not None:
+            self._pushes.close()
         self._kept.close()
         self._agent.close()
 

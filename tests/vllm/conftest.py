@@ -6,6 +6,7 @@ Elsewhere there is nothing to collect here.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ HERE = Path(__file__).parent
 
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
+else:
+    # What vLLM and torch warn of while they are imported is not ours to answer.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import kvxfer.connectors.vllm.connector  # noqa: F401
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +54,40 @@ class Engines:
     ) -> Completion:
         """Does what a router does next."""
         return complete(self.decode, prompt, max_tokens, request_id=request_id, kv_transfer_params=params)
+
+    def ranks(self) -> list[dict[str, str]]:
+        """Returns where prefill's agents are, as its answers tell."""
+        params = self.prefilled("Where?", f"ranks {secrets.token_hex(4)}")
+        ranks: list[dict[str, str]] = params["kvxfer"]["ranks"]
+        return ranks
+
+    def pushed(
+        self,
+        prompt: str,
+        ranks: list[dict[str, str]],
+        *,
+        max_tokens: int = 32,
+        key: str = "",
+        prefill_waits_s: float = 0.0,
+        decode_waits_s: float = 0.0,
+    ) -> Completion:
+        """Does what a router does that asks both engines at once; either may be asked later."""
+        own = {"version": 1, "push": key or secrets.token_hex(16)}
+
+        def prefill() -> None:
+            time.sleep(prefill_waits_s)
+            complete(self.prefill, prompt, 1, kv_transfer_params={**TO_PREFILL, "kvxfer": own})
+
+        def decode() -> Completion:
+            time.sleep(decode_waits_s)
+            params = {"do_remote_prefill": True, "kvxfer": {**own, "ranks": ranks}}
+            return complete(self.decode, prompt, max_tokens, kv_transfer_params=params)
+
+        with ThreadPoolExecutor(2) as threads:
+            asked = threads.submit(prefill)
+            answer = threads.submit(decode).result()
+            asked.result()
+        return answer
 
     def wait_empty(self, timeout_s: float = 20.0) -> None:
         """Waits until neither cache holds a block for anybody."""

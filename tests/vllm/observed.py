@@ -1,8 +1,8 @@
 """The connector with an observer: page hashes on both sides, and a byte that can be flipped on the way in.
 
 Engines load it by ``kv_connector_module_path``. What it sees goes to files in the folder that
-``KVXFER_OBSERVED`` names, one for each request: ``<request id>.sent`` and ``<request id>.received``, named by
-the prefill engine's request id.
+``KVXFER_OBSERVED`` names, one for each request: ``<name>.sent`` and ``<name>.received``, named by the
+prefill engine's request id, or by the key of a push.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 from kvxfer.connectors.vllm import KvxferConnector
+from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.handover import Handover
-from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
+from kvxfer.connectors.vllm.step import FetchOrder, StepMetadata
 from tests.vllm.engine import FLIP
 
 _EXPONENT_BYTE = 3  # of a little-endian float32
@@ -32,7 +33,7 @@ class ObservedConnector(KvxferConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         self._folder = Path(os.environ["KVXFER_OBSERVED"])
         self._layers: list[list[torch.Tensor]] = []
-        self._granted: dict[str, Grant] = {}
+        self._computed: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {}
         self._ordered: dict[str, FetchOrder] = {}
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -43,25 +44,31 @@ class ObservedConnector(KvxferConnector):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         step = self._get_connector_metadata()
         assert isinstance(step, StepMetadata)
-        self._granted |= {grant.request_id: grant for grant in step.grants}
+        self._computed |= {grant.request_id: (grant.request_id, grant.tables) for grant in step.grants}
+        self._computed |= {chunk.request_id: (chunk.key.hex(), chunk.tables) for chunk in step.chunks}
         self._ordered |= {order.request_id: order for order in step.fetches}
         super().start_load_kv(forward_context, **kwargs)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         # Blocks are this request's until its end is returned from here.
-        for request_id in finished_req_ids & self._granted.keys():
-            self._write(request_id, "sent", self._granted.pop(request_id).tables)
+        for request_id in finished_req_ids & self._computed.keys():
+            name, tables = self._computed.pop(request_id)
+            self._write(name, "sent", tables)
         results = super().get_transfer_results(finished_req_ids)
         for request_id in results.finished_recving:
             order = self._ordered.pop(request_id)
-            if not isinstance(order.handover, Handover):
+            if isinstance(order.source, Handover):
+                # What prefill gave back is on neither side's list; blocks of what decode adds are none of it.
+                name = order.source.request_id
+                held = tuple(
+                    tuple(block if there else 0 for block, there in zip(ours, theirs, strict=False))
+                    for ours, theirs in zip(order.tables, order.source.tables, strict=True)
+                )
+            elif isinstance(order.source, Appointment):
+                name, held = order.source.key.hex(), order.tables
+            else:
                 continue
-            # What prefill gave back is on neither side's list; blocks of what decode adds are none of it.
-            held = tuple(
-                tuple(block if there else 0 for block, there in zip(ours, theirs, strict=False))
-                for ours, theirs in zip(order.tables, order.handover.tables, strict=True)
-            )
-            self._write(order.handover.request_id, "received", held)
+            self._write(name, "received", held)
             if (self._folder / FLIP).exists():
                 self._flip(held[0])
         return results

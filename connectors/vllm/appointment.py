@@ -1,0 +1,107 @@
+"""A request that both engines are sent at once: what a router tells each of them beforehand.
+
+Prefill is told a key, decode the key and where prefill's ranks are (the router has that from prefill's
+last response). By the key decode's registration and prefill's request find each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvxfer.connectors.vllm.handover import (
+    MAX_RANKS,
+    VERSION,
+    HandoverError,
+    Rank,
+    in_words,
+    prompt_digest,
+    require_allowed,
+    require_version,
+)
+from kvxfer.connectors.vllm.settings import Settings
+
+_Key = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class _Prefill(BaseModel):
+    """The part under ``kvxfer``, as prefill gets it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    version: int
+    push: _Key
+
+
+class _Decode(_Prefill):
+    """The part under ``kvxfer``, as decode gets it."""
+
+    ranks: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=MAX_RANKS)]
+
+
+def is_push(params: dict[str, Any]) -> bool:
+    """Whether a request's parameters name a key."""
+    own = params.get("kvxfer")
+    return isinstance(own, dict) and "push" in own
+
+
+@dataclass(frozen=True, slots=True)
+class Appointment:
+    """Where decode is to be pushed a request from.
+
+    Attributes
+    ----------
+    key
+        16 bytes that the router drew for this request alone.
+    ranks
+        Prefill's agents, one for each rank.
+    prompt
+        `prompt_digest` of the request here: prefill refuses another.
+    """
+
+    key: bytes
+    ranks: tuple[Rank, ...]
+    prompt: str
+
+    @classmethod
+    def read(cls, params: dict[str, Any], request: Any, settings: Settings) -> Appointment:
+        """Reads the parameters of a request that arrived at a decode engine.
+
+        Raises
+        ------
+        HandoverError
+            Missing or absurd fields, another version, a host that may not be dialled.
+        """
+        try:
+            own = _Decode.model_validate(params["kvxfer"])
+        except ValidationError as error:
+            raise HandoverError(in_words(error)) from None
+        require_version(own.version)
+        require_allowed(own.ranks, settings)
+        return cls(bytes.fromhex(own.push), own.ranks, prompt_digest(request))
+
+
+def read_key(params: dict[str, Any]) -> bytes:
+    """Returns the key of a request that arrived at a prefill engine.
+
+    Raises
+    ------
+    HandoverError
+        It is none, or of another version.
+    """
+    try:
+        own = _Prefill.model_validate(params["kvxfer"])
+    except ValidationError as error:
+        raise HandoverError(in_words(error)) from None
+    require_version(own.version)
+    return bytes.fromhex(own.push)
+
+
+def answer(engine_id: str, ranks: tuple[Rank, ...]) -> dict[str, Any]:
+    """Returns the ``kv_transfer_params`` of a pushed request's response: where the ranks are now."""
+    return {
+        "remote_engine_id": engine_id,
+        "kvxfer": {"version": VERSION, "ranks": [rank.model_dump() for rank in ranks]},
+    }

@@ -1,0 +1,146 @@
+"""What workers of two engines tell each other, as notifications of their agents.
+
+Every note is of one request and names it by what only those know who were told of it: its lease, its
+key, its tag. A stranger's bytes are safe to read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+
+import kvxfer
+from kvxfer.connectors.vllm.regions import CacheRegions, remote_region
+
+_log = logging.getLogger("kvxfer")
+
+KEY_NBYTES: Final = 16
+# An agent's notification has at most 4096 bytes.
+_PART_NBYTES: Final = 4000
+_MAX_PARTS: Final = 4096
+_NO_IDS: Final = np.empty(0, np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A reader is done with a request that it fetched, or does not want it."""
+
+    FORM: ClassVar = struct.Struct("<B16sQHH")
+    KIND: ClassVar = 1
+
+    request: bytes  # see `digest_of`
+    first_lease: int
+    reader: int
+    num_readers: int
+
+    def encode(self) -> bytes:
+        """Returns the notification."""
+        return self.FORM.pack(self.KIND, self.request, self.first_lease, self.reader, self.num_readers)
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationPart:
+    """A piece of a `Registration`: it may be longer than a notification."""
+
+    FORM: ClassVar = struct.Struct("<B16sHHHH")
+    KIND: ClassVar = 2
+
+    key: bytes
+    reader: int
+    num_readers: int
+    part: int
+    num_parts: int
+    content: bytes
+
+    def encode(self) -> bytes:
+        """Returns the notification."""
+        head = self.FORM.pack(self.KIND, self.key, self.reader, self.num_readers, self.part, self.num_parts)
+        return head + self.content
+
+    @classmethod
+    def split(cls, key: bytes, reader: int, num_readers: int, content: bytes) -> list[RegistrationPart]:
+        """Returns the parts of an encoded registration."""
+        pieces = [content[at : at + _PART_NBYTES] for at in range(0, len(content), _PART_NBYTES)]
+        return [cls(key, reader, num_readers, at, len(pieces), piece) for at, piece in enumerate(pieces)]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A reader that does not want, or no longer wants, to be pushed a request."""
+
+    FORM: ClassVar = struct.Struct("<B16sHH")
+    KIND: ClassVar = 3
+
+    key: bytes
+    reader: int
+    num_readers: int
+
+    def encode(self) -> bytes:
+        """Returns the notification."""
+        return self.FORM.pack(self.KIND, self.key, self.reader, self.num_readers)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Prefill will not push what a reader registered for."""
+
+    FORM: ClassVar = struct.Struct("<B16s")
+    KIND: ClassVar = 4
+
+    tag: bytes
+    reason: str
+
+    def encode(self) -> bytes:
+        """Returns the notification."""
+        return self.FORM.pack(self.KIND, self.tag) + self.reason.encode(errors="replace")[:_PART_NBYTES]
+
+
+Note = Receipt | RegistrationPart | Leaving | Refusal
+
+
+def read(payload: bytes) -> Note:
+    """Returns what a notification says.
+
+    Raises
+    ------
+    ValueError
+        It is none of these.
+    """
+    try:
+        match payload[:1]:
+            case b"\x01":
+                return Receipt(*Receipt.FORM.unpack(payload)[1:])
+            case b"\x02":
+                head = RegistrationPart.FORM
+                part = RegistrationPart(*(*head.unpack_from(payload)[1:], payload[head.size :]))
+                if part.part >= part.num_parts or part.num_parts > _MAX_PARTS:
+                    raise ValueError(f"part {part.part} of {part.num_parts}")
+                return part
+            case b"\x03":
+                return Leaving(*Leaving.FORM.unpack(payload)[1:])
+            case b"\x04":
+                head = Refusal.FORM
+                reason = payload[head.size :].decode(errors="replace")
+                return Refusal(*(*head.unpack_from(payload)[1:], reason))
+    except struct.error as error:
+        raise ValueError(f"{len(payload)} bytes of kind {payload[0]}: {error}") from None
+    raise ValueError(f"{len(payload)} bytes that begin with {payload[:1].hex() or 'nothing'}")
+
+
+def digest_of(request_id: str) -> bytes:
+    """Returns what notes call a request by."""
+    return hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def send(agent: kvxfer.Agent, regions: CacheRegions, peer: kvxfer.Peer, note: Note) -> None:
+    """Sends a note, or does nothing where the peer is gone: each side has a deadline of its own."""
+    try:
+        remote = remote_region(peer, regions.notes.name)
+        agent.read(regions.notes, remote, _NO_IDS, _NO_IDS, notify=note.encode())
+    except Exception as error:
+        _log.debug("kvxfer: a note was not sent to %s: %s", peer.name, error)

@@ -1,0 +1,72 @@
+"""Pages of two tables of the same tokens, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.connectors.vllm.regions import pages_of
+
+Ids = NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTable:
+    """One request's table of one cache group, at one engine.
+
+    Attributes
+    ----------
+    blocks
+        The engine's, in the order of the tokens; 0 for none.
+    block_size
+        Tokens of a block.
+    pages_per_block
+        Pages of the region in a block.
+    """
+
+    blocks: tuple[int, ...]
+    block_size: int
+    pages_per_block: int
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self.block_size // self.pages_per_block
+
+    @property
+    def pages(self) -> Ids:
+        """The region's, in the order of the tokens; 0 for none."""
+        return pages_of(self.blocks, self.pages_per_block)
+
+
+class PagePairs(NamedTuple):
+    """What `Agent.read` and `Agent.write` are called with.
+
+    Attributes
+    ----------
+    src, dst
+        Pages, equally many where `tokens` is None.
+    tokens
+        Which tokens move, where pages are of unlike size; None for whole pages.
+    num_lacking
+        Pages that the destination has and the source has not; they are left out.
+    """
+
+    src: Ids
+    dst: Ids
+    tokens: range | None
+    num_lacking: int
+
+
+def pair_pages(src: GroupTable, dst: GroupTable, first_token: int, stop_token: int) -> PagePairs:
+    """Returns the pages of some tokens at both ends, where both have one."""
+    if src.page_size != dst.page_size:
+        return PagePairs(src.pages, dst.pages, range(first_token, stop_token), 0)
+    first, stop = first_token // dst.page_size, -(-stop_token // dst.page_size)
+    src_pages, dst_pages = src.pages[first:stop], dst.pages[first:stop]
+    both = (src_pages != 0) & (dst_pages != 0)
+    num_lacking = int(np.count_nonzero(dst_pages)) - int(np.count_nonzero(both))
+    return PagePairs(src_pages[both], dst_pages[both], None, num_lacking)

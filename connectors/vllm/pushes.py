@@ -1,0 +1,412 @@
+"""Prefill's side at a worker: requests whose layers are written to decode as the forward finishes them.
+
+Every write is posted with ``hold`` before the forward of the step that computes its tokens, and its
+layers are let go one by one. What a reader missed because it registered later is written at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import kvxfer
+from kvxfer.connectors.vllm.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart, send
+from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
+from kvxfer.connectors.vllm.regions import CacheRegions, remote_region
+from kvxfer.connectors.vllm.registration import Registration
+from kvxfer.connectors.vllm.registrations import Arrival, Registrations
+from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.connectors.vllm.step import Chunk
+
+_log = logging.getLogger("kvxfer")
+
+# How long a step waits for writes from pages that it is about to overwrite, before it cancels them.
+_SETTLE_S: Final = 1.0
+_MAX_ENDED: Final = 1024
+
+
+@dataclass(slots=True)
+class _Reader:
+    """A decode worker of one push."""
+
+    peer: kvxfer.Peer
+    registration: Registration | None  # None of one that wants nothing
+    posted: list[int] = field(default_factory=list)  # tokens of each group that are written, or on their way
+    writes: list[kvxfer.Transfer] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has all it registered for, or will never have it; no write of it is under way."""
+        if any(write.state == "pending" for write in self.writes):
+            return False
+        if self.registration is None or self.failure:
+            return True
+        return all(posted >= self.registration.num_tokens for posted in self.posted)
+
+
+@dataclass(slots=True)
+class _Push:
+    """One request."""
+
+    chunk: Chunk  # the newest
+    ready: int = 0  # tokens of which every layer is computed
+    readers: dict[int, _Reader] = field(default_factory=dict)
+    num_readers: int = 0  # 0 as long as none has come
+    expires_at: float = 0.0  # 0 until its request has finished
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every reader has."""
+        return bool(self.num_readers) and all(
+            reader in self.readers and self.readers[reader].has_ended for reader in range(self.num_readers)
+        )
+
+
+class Pushes:
+    """What this worker pushes.
+
+    Parameters
+    ----------
+    agent, regions
+        Of this worker.
+    settings
+        Its deadlines.
+    """
+
+    def __init__(self, agent: kvxfer.Agent, regions: CacheRegions, settings: Settings) -> None:
+        self._agent = agent
+        self._regions = regions
+        self._settings = settings
+        self._registrations = Registrations(settings.lease_ttl_s)
+        self._pushes: dict[bytes, _Push] = {}
+        self._keys: dict[str, bytes] = {}  # by request id
+        self._ended: dict[bytes, str] = {}  # why; the last of them
+        self._positions = {
+            name: (index, position)
+            for index, group in enumerate(regions.groups)
+            for position, name in enumerate(group.layer_names)
+        }
+        # Of the step that runs: which pushes it computes, their held writes, and layers that are done.
+        self._computing: set[bytes] = set()
+        self._held: list[tuple[int, kvxfer.Transfer]] = []
+        self._done: list[set[int]] = [set() for _ in regions.groups]
+        self._num_done = [0] * len(regions.groups)
+
+    # ---- before a forward -------------------------------------------------------------------
+
+    def withdraw(self, request_id: str) -> None:
+        """Ends one whose pages are not its own any more; when it returns, none of them is read."""
+        key = self._keys.pop(request_id, None)
+        if key is None:
+            return
+        self._end(key, "its request ended before its prompt was computed")
+
+    def settle(self, request_id: str) -> None:
+        """Returns when no page of this request is read that the next forward may overwrite."""
+        key = self._keys.get(request_id)
+        if key is None:
+            return
+        deadline = time.monotonic() + _SETTLE_S
+        for reader in self._pushes[key].readers.values():
+            if not all(_ended_by(write, deadline) for write in reader.writes):
+                self._fail(reader, "its pages were needed before they were fetched")
+                self._quiesce(reader)
+
+    def begin(self, chunk: Chunk) -> None:
+        """Posts what the forward is about to compute, and what was computed before and is not written."""
+        if (key := self._keys.get(chunk.request_id)) is None:
+            key = self._keys[chunk.request_id] = self._free_key(chunk)
+            self._ended.pop(key, None)
+            self._pushes[key] = _Push(chunk)
+        push = self._pushes[key]
+        push.chunk = replace(chunk, key=key)
+        push.ready = chunk.first_token
+        self._computing.add(key)
+        for reader in push.readers.values():
+            self._serve(push, reader)
+        self._admit(push)
+
+    def _free_key(self, chunk: Chunk) -> bytes:
+        if chunk.key not in self._pushes:
+            return chunk.key
+        _log.warning(
+            "kvxfer: request %s is not pushed: its key is that of a request whose blocks are still kept; a "
+            "router draws a key for each",
+            chunk.request_id,
+        )
+        return secrets.token_bytes(KEY_NBYTES)
+
+    # ---- in a forward -----------------------------------------------------------------------
+
+    @property
+    def are_computed(self) -> bool:
+        """Whether the step that runs computes anything that is pushed."""
+        return bool(self._computing)
+
+    def layer_done(self, layer_name: str) -> None:
+        """Lets one layer of all that this step computes go."""
+        index, position = self._positions.get(layer_name, (-1, 0))
+        if index < 0 or not self._computing:
+            return
+        done = self._done[index]
+        done.add(position)
+        while self._num_done[index] in done:
+            self._num_done[index] += 1
+        for group, write in self._held:
+            if group == index:
+                self._release(group, write)
+
+    def step_done(self, whole: bool) -> None:
+        """Lets all go that this step computed; or ends it, where the forward did not come to its end."""
+        if not self._computing:
+            return
+        computing, self._computing = self._computing, set()
+        if whole:
+            for group, region in enumerate(self._regions.regions):
+                self._num_done[group] = len(region.layout.layers)
+            for group, write in self._held:
+                self._release(group, write)
+        for key in computing:
+            push = self._pushes.get(key)
+            if push is None:
+                continue
+            if not whole:
+                self._end(key, "its forward failed")
+                continue
+            push.ready = push.chunk.stop_token
+        self._held.clear()
+        for group, done in enumerate(self._done):
+            done.clear()
+            self._num_done[group] = 0
+
+    def _release(self, group: int, write: kvxfer.Transfer) -> None:
+        first = self._regions.regions[group].layout.layers[0]
+        count = min(first + self._num_done[group] - write.layers.start, len(write.layers))
+        if count > 0 and write.state == "pending":
+            write.release(count)
+
+    # ---- notes ------------------------------------------------------------------------------
+
+    def note(self, peer: kvxfer.Peer, note: RegistrationPart | Leaving) -> None:
+        """Takes in what a reader says."""
+        try:
+            self._registrations.add(peer, note)
+        except ValueError as error:
+            _log.warning("kvxfer: %s: %s", peer.name, error)
+        if (push := self._pushes.get(note.key)) is not None:
+            self._admit(push)
+        elif (why := self._ended.get(note.key)) is not None:
+            for arrival in self._registrations.take(note.key):
+                self._refuse(arrival.peer, arrival.registration, why)
+
+    def _admit(self, push: _Push) -> None:
+        for arrival in self._registrations.take(push.chunk.key):
+            push.num_readers = push.num_readers or arrival.num_readers
+            if arrival.num_readers != push.num_readers or arrival.reader >= push.num_readers:
+                self._refuse(arrival.peer, arrival.registration, "its readers do not agree on their number")
+                continue
+            known = push.readers.get(arrival.reader)
+            if known is None:
+                reader = push.readers[arrival.reader] = self._reader(push, arrival)
+                self._serve(push, reader)
+            elif known.peer.id != arrival.peer.id:
+                # One key is one request: who comes second was not meant.
+                self._refuse(arrival.peer, arrival.registration, "another engine is pushed it")
+            elif arrival.registration is None:
+                known.failure = known.failure or "it left"
+                self._cancel(known)
+
+    def _reader(self, push: _Push, arrival: Arrival) -> _Reader:
+        registration = arrival.registration
+        reader = _Reader(arrival.peer, registration)
+        if registration is None:
+            return reader
+        num_groups = len(self._regions.groups)
+        reader.posted = [registration.first_token] * num_groups
+        if registration.prompt != push.chunk.prompt or registration.num_tokens != push.chunk.num_tokens:
+            self._fail(
+                reader,
+                f"decode has another prompt ({registration.num_tokens} tokens, prefill's has "
+                f"{push.chunk.num_tokens}): the router must send both engines the same request",
+            )
+        elif len(registration.tables) != num_groups:
+            self._fail(
+                reader, f"decode has {len(registration.tables)} cache groups, prefill has {num_groups}"
+            )
+        return reader
+
+    # ---- writes -----------------------------------------------------------------------------
+
+    def _serve(self, push: _Push, reader: _Reader) -> None:
+        """Posts all that this reader lacks and that is computed, or is being computed now."""
+        self._look_after(reader)
+        if reader.registration is None or reader.failure:
+            return
+        try:
+            self._post(push, reader, reader.registration, push.ready, False)
+            if push.chunk.key in self._computing:
+                self._post(push, reader, reader.registration, push.chunk.stop_token, True)
+        except kvxfer.KvxferError as error:
+            self._fail(reader, str(error))
+        except Exception as error:
+            # What came from outside may surprise us; it must not end the engine.
+            _log.exception("kvxfer: request %s: cannot be pushed", push.chunk.request_id)
+            self._fail(reader, f"{type(error).__name__}: {error}")
+
+    def _post(
+        self, push: _Push, reader: _Reader, registration: Registration, stop_token: int, hold: bool
+    ) -> None:
+        chunk = push.chunk
+        stops = [
+            stop_token
+            if stop_token >= chunk.num_tokens
+            else stop_token - stop_token % self._table(chunk, group).page_size
+            for group in range(len(self._regions.groups))
+        ]
+        for share in registration.shares:
+            group, region = share.group, self._regions.regions[share.group]
+            first, stop = reader.posted[group], stops[group]
+            if first >= stop:
+                continue
+            pairs = pair_pages(self._table(chunk, group), registration.table(group), first, stop)
+            if pairs.num_lacking:
+                raise kvxfer.UsageError(
+                    f"prefill has given back {pairs.num_lacking} pages of {region.name} that decode asks for",
+                    code="out-of-range",
+                )
+            if not len(pairs.dst):
+                continue
+            write = self._agent.write(
+                region,
+                remote_region(reader.peer, region.name),
+                pairs.src,
+                pairs.dst,
+                layers=range(*share.layers),
+                heads=range(*share.heads),
+                tokens=pairs.tokens,
+                notify=registration.tag_of(group),
+                timeout_s=self._settings.load_timeout_s,
+                hold=hold,
+            )
+            reader.writes = [each for each in reader.writes if each.state == "pending"]
+            reader.writes.append(write)
+            if hold:
+                self._held.append((group, write))
+                self._release(group, write)
+        reader.posted = [max(posted, stop) for posted, stop in zip(reader.posted, stops, strict=True)]
+
+    def _table(self, chunk: Chunk, group: int) -> GroupTable:
+        return GroupTable(
+            chunk.tables[group], self._regions.groups[group].block_size, self._regions.pages_per_block[group]
+        )
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    def collect(self, finished_request_ids: set[str]) -> set[str]:
+        """Returns requests whose blocks the engine may use again; each once."""
+        self._registrations.expire()
+        now = time.monotonic()
+        for request_id in finished_request_ids & self._keys.keys():
+            push = self._pushes[self._keys[request_id]]
+            push.expires_at = push.expires_at or now + self._settings.lease_ttl_s
+        given_back = set()
+        for key, push in list(self._pushes.items()):
+            if not push.expires_at:
+                continue
+            for reader in push.readers.values():
+                self._look_after(reader)
+            if push.expires_at <= now:
+                for reader in push.readers.values():
+                    self._fail(reader, f"it took more than {self._settings.lease_ttl_s:g} s (lease_ttl_s)")
+                if any(not reader.has_ended for reader in push.readers.values()):
+                    continue
+            elif not push.has_ended:
+                continue
+            if not push.has_ended:
+                _log.warning(
+                    "kvxfer: request %s: not all of its readers came within %g s (lease_ttl_s); its blocks "
+                    "are given back",
+                    push.chunk.request_id,
+                    self._settings.lease_ttl_s,
+                )
+            del self._pushes[key], self._keys[push.chunk.request_id]
+            self._remember(key, "prefill has given its blocks back")
+            given_back.add(push.chunk.request_id)
+        return given_back
+
+    def close(self) -> None:
+        """Ends everything."""
+        for key in list(self._pushes):
+            self._end(key, "the engine shuts down")
+        self._keys.clear()
+
+    def _look_after(self, reader: _Reader) -> None:
+        """Fails a reader of which a write failed, or that is gone."""
+        failed = next((write for write in reader.writes if write.state in ("failed", "cancelled")), None)
+        if failed is not None:
+            self._fail(reader, str(failed.error))
+        elif not reader.has_ended and _is_lost(reader.peer):
+            reader.failure = reader.failure or "its engine is gone"
+
+    def _end(self, key: bytes, why: str) -> None:
+        push = self._pushes.pop(key)
+        self._keys.pop(push.chunk.request_id, None)
+        self._computing.discard(key)
+        self._remember(key, why)
+        for reader in push.readers.values():
+            self._fail(reader, why)
+        for reader in push.readers.values():
+            self._quiesce(reader)
+
+    def _fail(self, reader: _Reader, why: str) -> None:
+        """Stops writing to a reader, and says why; the first reason stays."""
+        if reader.failure or reader.has_ended:
+            return
+        reader.failure = why
+        self._cancel(reader)
+        self._refuse(reader.peer, reader.registration, why)
+
+    def _cancel(self, reader: _Reader) -> None:
+        for write in reader.writes:
+            if write.state == "pending":
+                write.cancel()
+
+    def _quiesce(self, reader: _Reader) -> None:
+        """Returns when nothing is read for a reader any more, at the cost of its session if need be."""
+        deadline = time.monotonic() + self._settings.silent_timeout_s + _SETTLE_S
+        if not all(_ended_by(write, deadline) for write in reader.writes):
+            _log.warning("kvxfer: %s does not let go of a push that was cancelled", reader.peer.name)
+            try:
+                reader.peer.disconnect()
+            except kvxfer.KvxferError:
+                pass  # it is gone by itself
+
+    def _refuse(self, peer: kvxfer.Peer, registration: Registration | None, why: str) -> None:
+        if registration is not None:
+            send(self._agent, self._regions, peer, Refusal(bytes.fromhex(registration.tag), why))
+
+    def _remember(self, key: bytes, why: str) -> None:
+        if len(self._ended) >= _MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+        self._ended[key] = why
+
+
+def _ended_by(write: kvxfer.Transfer, deadline: float) -> bool:
+    try:
+        write.wait(max(deadline - time.monotonic(), 0.0))
+    except TimeoutError:
+        return False
+    except kvxfer.KvxferError:
+        pass  # it ended
+    return True
+
+
+def _is_lost(peer: kvxfer.Peer) -> bool:
+    try:
+        return peer.state != "open"
+    except kvxfer.KvxferError:
+        return True  # so long lost that the agent has forgotten it

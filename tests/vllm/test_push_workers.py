@@ -1,0 +1,281 @@
+"""Pushes between worker halves: layers that arrive during a forward, and all that can come between."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from kvxfer.connectors.vllm.step import StepMetadata
+from tests.vllm.workers import LAYERS, NUM_LAYERS, Pushed, Worker, collected, some_tokens, until, workers
+
+TOKENS = 100
+
+
+def forward(prefill: list[Worker], pushed: Pushed, first: int, stop: int, whole: torch.Tensor) -> None:
+    """Does one step that computes a chunk."""
+    for worker in prefill:
+        worker.half.before_forward(pushed.chunk(first, stop))
+    for layer, name in enumerate(LAYERS):
+        pushed.compute(prefill, layer, first, stop, whole)
+        for worker in prefill:
+            worker.half.layer_done(name)
+    for worker in prefill:
+        worker.half.after_forward(whole=True)
+        worker.half.collect(set())
+
+
+def is_there(decode: list[Worker], pushed: Pushed, layer: int, whole: torch.Tensor) -> bool:
+    return bool(torch.equal(pushed.arrived(decode, layer), whole[layer]))
+
+
+def test_a_layer_arrives_while_the_next_is_computed() -> None:
+    pushed, whole = Pushed.draw("layers", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        # Decode's session opens and its registration comes in.
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        prefill[0].half.before_forward(pushed.chunk(0, TOKENS))
+        for layer, name in enumerate(LAYERS):
+            pushed.compute(prefill, layer, 0, TOKENS, whole)
+            prefill[0].half.layer_done(name)
+            until(partial(is_there, decode, pushed, layer, whole), f"layer {layer}")
+            for later in range(layer + 1, NUM_LAYERS):
+                assert not pushed.arrived(decode, later).any()
+        prefill[0].half.after_forward(whole=True)
+        (result,) = collected(decode)
+        assert result.received == {"layers"}
+        assert not result.failed
+        assert collected(prefill, {"layers"})[0].sent == {"layers"}
+
+
+def prefill_knows(prefill: list[Worker], pushed: Pushed) -> bool:
+    """Whether a registration waits at every worker of prefill."""
+    for worker in prefill:
+        worker.half.collect(set())
+        assert worker.half._pushes is not None
+        waiting = worker.half._pushes._registrations._waiting.get(pushed.key)
+        if waiting is None or not waiting.arrivals:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_chunks_and_registrations_in_any_order(seed: int) -> None:
+    random_ = random.Random(seed)
+    num_tokens = random_.choice([1, 31, 32, 33, 64, 200, random_.randrange(1, 1000)])
+    cuts = sorted(random_.sample(range(1, num_tokens), min(random_.randrange(4), num_tokens - 1)))
+    pushed, whole = Pushed.draw(f"seed {seed}", num_tokens, seed), some_tokens(num_tokens, seed)
+    # What decode's prefix cache has is whole blocks; it differs from what prefill would send.
+    pushed.first_token = random_.randrange(-(-num_tokens // 32)) * 32 if random_.random() < 0.5 else 0
+    steps = list(zip([0, *cuts], [*cuts, num_tokens], strict=True))
+    comes_at = random_.randrange(len(steps) + 1)
+    with (
+        workers("prefill", random_.choice([1, 2])) as prefill,
+        workers("decode", random_.choice([1, 2])) as decode,
+    ):
+        for at, (first, stop) in enumerate(steps):
+            if at == comes_at:
+                for worker in decode:
+                    worker.half.step(pushed.order(prefill))
+            for worker in decode:
+                worker.half.collect(set())
+            forward(prefill, pushed, first, stop, whole)
+        if comes_at == len(steps):
+            for worker in decode:
+                worker.half.step(pushed.order(prefill))
+        received: list[set[str]] = [set() for _ in decode]
+        sent: list[set[str]] = [set() for _ in prefill]
+        finished = {pushed.name}
+
+        def is_over() -> bool:
+            for at, worker in enumerate(decode):
+                result = worker.half.collect(set())
+                assert not result.failed
+                received[at] |= result.received
+            for at, worker in enumerate(prefill):
+                sent[at] |= worker.half.collect(finished).sent
+            finished.clear()
+            return all(received) and all(sent)
+
+        until(is_over, "both sides")
+        for layer in range(NUM_LAYERS):
+            arrived = pushed.arrived(decode, layer)
+            assert torch.equal(arrived[pushed.first_token :], whole[layer, pushed.first_token :])
+            assert not arrived[: pushed.first_token].any()
+
+
+def test_a_long_table_comes_in_parts() -> None:
+    num_blocks = 6000
+    pushed = Pushed.draw("long", 32 * (num_blocks - 1), num_blocks=num_blocks)
+    with (
+        workers("prefill", num_blocks=num_blocks, num_layers=1) as prefill,
+        workers("decode", num_blocks=num_blocks, num_layers=1) as decode,
+    ):
+        prefill[0].caches[0][:] = torch.rand(num_blocks, 1, 1, 1)
+        decode[0].half.step(pushed.order(prefill))
+        prefill[0].half.before_forward(pushed.chunk(0, pushed.num_tokens))
+        prefill[0].half.after_forward(whole=True)
+        until(
+            lambda: bool(prefill[0].half.collect(set())) and bool(decode[0].half.collect(set()).received),
+            "the push",
+        )
+        src, dst = (
+            cache.caches[0][list(table)]
+            for cache, table in ((prefill[0], pushed.src), (decode[0], pushed.dst))
+        )
+        assert torch.equal(src, dst)
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "failed"])
+def test_a_forward_that_does_not_end_is_not_taken_for_a_cache(how: str) -> None:
+    pushed, whole = Pushed.draw("broken", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        prefill[0].half.before_forward(pushed.chunk(0, TOKENS))
+        pushed.compute(prefill, 0, 0, TOKENS, whole)
+        prefill[0].half.layer_done(LAYERS[0])
+        if how == "failed":
+            prefill[0].half.after_forward(whole=False)
+        else:
+            prefill[0].half.before_forward(StepMetadata(withdrawn=["broken"]))
+        (result,) = collected(decode)
+        assert result.received == result.failed.keys() == {"broken"}
+        # Nothing is read from its pages any more.
+        for cache in prefill[0].caches:
+            cache.fill_(7)
+        prefill[0].half.after_forward(whole=True)
+        assert not any((cache == 7).any() for cache in decode[0].caches)
+
+
+def test_one_that_registers_after_the_end_is_told_so() -> None:
+    pushed = Pushed.draw("late", TOKENS)
+    with workers("prefill") as prefill, workers("decode", push_timeout_s=60.0) as decode:
+        prefill[0].half.before_forward(pushed.chunk(0, 50))
+        prefill[0].half.before_forward(StepMetadata(withdrawn=["late"]))
+        decode[0].half.step(pushed.order(prefill))
+        until(
+            lambda: bool(prefill[0].half.collect(set())) and bool(decode[0].half.collect(set()).failed),
+            "word",
+        )
+
+
+def test_another_prompt_is_refused() -> None:
+    pushed, whole = Pushed.draw("another", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill, prompt="another digest"))
+        forward(prefill, pushed, 0, TOKENS, whole)
+        until(
+            lambda: bool(prefill[0].half.collect(set())) and bool(decode[0].half.collect(set()).failed),
+            "refusal",
+        )
+        assert not any(cache.any() for cache in decode[0].caches)
+        assert collected(prefill, {"another"})[0].sent == {"another"}
+
+
+def test_one_key_is_one_reader() -> None:
+    pushed, whole = Pushed.draw("twice", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode, workers("thief") as thief:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        prefill[0].half.before_forward(pushed.chunk(0, 64))
+        prefill[0].half.after_forward(whole=True)
+        thief[0].half.step(pushed.order(prefill))
+        until(
+            lambda: bool(prefill[0].half.collect(set())) and bool(thief[0].half.collect(set()).failed),
+            "refusal",
+        )
+        assert not any(cache.any() for cache in thief[0].caches)
+        forward(prefill, pushed, 64, TOKENS, whole)
+        (result,) = collected(decode)
+        assert not result.failed
+
+
+def test_a_reader_that_leaves_holds_nothing() -> None:
+    pushed, whole = Pushed.draw("left", TOKENS), some_tokens(TOKENS)
+    with workers("prefill", lease_ttl_s=600.0) as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        prefill[0].half.before_forward(pushed.chunk(0, 64))
+        decode[0].half.step(StepMetadata(abandoned=["left"]))
+        (result,) = collected(decode)
+        assert result.failed.keys() == {"left"}
+        # From here on its pages are another's.
+        for cache in decode[0].caches:
+            cache.fill_(7)
+        prefill[0].half.after_forward(whole=True)
+        forward(prefill, pushed, 64, TOKENS, whole)
+        assert collected(prefill, {"left"})[0].sent == {"left"}
+        assert all((cache == 7).all() for cache in decode[0].caches)
+
+
+def test_one_that_decode_holds_already_is_given_back() -> None:
+    pushed, whole = Pushed.draw("held", TOKENS), some_tokens(TOKENS)
+    with workers("prefill", lease_ttl_s=600.0) as prefill, workers("decode") as decode:
+        forward(prefill, pushed, 0, TOKENS, whole)
+        source = pushed.order(prefill).fetches[0].source
+        assert not isinstance(source, str)
+        decode[0].half.step(StepMetadata(released=[source]))
+        assert collected(prefill, {"held"})[0].sent == {"held"}
+
+
+def test_a_key_that_comes_again_is_no_push() -> None:
+    pushed, whole = Pushed.draw("first", TOKENS), some_tokens(TOKENS)
+    again = Pushed.draw("second", TOKENS, seed=9)
+    again.key = pushed.key
+    with workers("prefill", lease_ttl_s=3.0) as prefill, workers("decode") as decode:
+        forward(prefill, pushed, 0, 64, whole)
+        forward(prefill, again, 0, TOKENS, some_tokens(TOKENS, 9))
+        forward(prefill, pushed, 64, TOKENS, whole)
+        decode[0].half.step(pushed.order(prefill))
+        sent: set[str] = set()
+
+        def is_over() -> bool:
+            sent.update(prefill[0].half.collect({"first", "second"} - sent).sent)
+            return bool(decode[0].half.collect(set()).received)
+
+        until(is_over, "the first")
+        assert all(is_there(decode, pushed, layer, whole) for layer in range(NUM_LAYERS))
+        until(lambda: is_over() or sent == {"first", "second"}, "both given back")
+
+
+def test_nobody_comes() -> None:
+    pushed, whole = Pushed.draw("alone", TOKENS), some_tokens(TOKENS)
+    with workers("prefill", lease_ttl_s=0.2) as prefill:
+        forward(prefill, pushed, 0, TOKENS, whole)
+        assert collected(prefill, {"alone"})[0].sent == {"alone"}
+
+
+def test_a_prefill_that_is_gone_ends_the_wait() -> None:
+    pushed = Pushed.draw("gone", TOKENS)
+    with workers("decode", push_timeout_s=600.0) as decode:
+        with workers("prefill") as prefill:
+            decode[0].half.step(pushed.order(prefill))
+            until(
+                lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration"
+            )
+        (result,) = collected(decode)
+        assert result.failed.keys() == {"gone"}
+
+
+def test_pages_that_are_needed_are_let_go_first() -> None:
+    pushed, whole = Pushed.draw("preempted", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        forward(prefill, pushed, 0, 64, whole)
+        prefill[0].half.before_forward(StepMetadata(settled=["preempted"]))
+        for cache in prefill[0].caches:
+            cache.fill_(7)
+        # It comes again with other blocks, and computes from the start.
+        again = Pushed.draw("preempted", TOKENS, seed=5)
+        again.key, again.dst = pushed.key, pushed.dst
+        forward(prefill, again, 0, 70, whole)
+        forward(prefill, again, 70, TOKENS, whole)
+        (result,) = collected(decode)
+        assert not result.failed
+        for layer in range(NUM_LAYERS):
+            assert is_there(decode, pushed, layer, whole)

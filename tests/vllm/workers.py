@@ -1,0 +1,145 @@
+"""Worker halves of two engines in this process, on tensors of their own: no engine, no model."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from kvxfer.connectors.vllm.appointment import Appointment
+from kvxfer.connectors.vllm.cache_groups import CacheGroup
+from kvxfer.connectors.vllm.handover import Rank
+from kvxfer.connectors.vllm.place import Place
+from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.connectors.vllm.step import Chunk, FetchOrder, StepMetadata
+from kvxfer.connectors.vllm.worker_half import StepResults, WorkerHalf
+
+NUM_HEADS, BLOCK_SIZE, NUM_LAYERS = 4, 32, 3
+BOUND_S = 20.0
+LAYERS = tuple(f"layers.{layer}" for layer in range(NUM_LAYERS))
+
+
+@dataclass
+class Worker:
+    """One worker half, and its layers' tensors [block, head, token, content]."""
+
+    half: WorkerHalf
+    caches: list[torch.Tensor]
+
+    @property
+    def rank(self) -> Rank:
+        return Rank(name=self.half.rank.name, address=self.half.rank.address)
+
+
+@contextmanager
+def workers(
+    engine: str, tp_size: int = 1, num_blocks: int = 64, num_layers: int = NUM_LAYERS, **settings: Any
+) -> Iterator[list[Worker]]:
+    """Yields the workers of an engine; closes them in the end."""
+    num_heads = NUM_HEADS // tp_size
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=num_heads, head_size=4, dtype=torch.float32)
+    group = CacheGroup(0, "kv.0", LAYERS[:num_layers], spec, BLOCK_SIZE, 0)
+    made = []
+    try:
+        for rank in range(tp_size):
+            place = Place(
+                engine_id=engine,
+                tp_rank=rank,
+                tp_size=tp_size,
+                model="tiny",
+                cache_dtype="auto",
+                total_heads=NUM_HEADS,
+                num_blocks=num_blocks,
+            )
+            half = WorkerHalf(place, (group,), Settings(**{"silent_timeout_s": 5.0, **settings}))
+            caches = [torch.zeros(num_blocks, num_heads, BLOCK_SIZE, 8) for _ in range(num_layers)]
+            made.append(Worker(half, caches))
+            half.register(dict(zip(group.layer_names, caches, strict=True)))
+        yield made
+    finally:
+        for worker in made:
+            worker.half.close()
+
+
+@dataclass
+class Pushed:
+    """One prompt on its way from the workers of prefill to those of decode."""
+
+    name: str
+    src: tuple[int, ...]
+    dst: tuple[int, ...]
+    num_tokens: int
+    key: bytes
+    first_token: int = 0
+
+    @classmethod
+    def draw(cls, name: str, num_tokens: int, seed: int = 0, num_blocks: int = 64) -> Pushed:
+        """Returns one with scattered blocks."""
+        random_ = random.Random(seed)
+        count = -(-num_tokens // BLOCK_SIZE)
+        src, dst = (tuple(random_.sample(range(1, num_blocks), count)) for _ in range(2))
+        return cls(name, src, dst, num_tokens, random_.randbytes(16))
+
+    def chunk(self, first: int, stop: int) -> StepMetadata:
+        """Returns the step in which prefill computes some of its tokens."""
+        table = self.src[: -(-stop // BLOCK_SIZE)]
+        return StepMetadata(
+            chunks=[Chunk(self.name, self.key, "digest", (table,), first, stop, self.num_tokens)]
+        )
+
+    def order(self, prefill: list[Worker], prompt: str = "digest") -> StepMetadata:
+        """Returns the step in which decode asks for it."""
+        source = Appointment(self.key, tuple(worker.rank for worker in prefill), prompt)
+        return StepMetadata(
+            fetches=[FetchOrder(self.name, source, (self.dst,), self.first_token, self.num_tokens)]
+        )
+
+    def compute(self, prefill: list[Worker], layer: int, first: int, stop: int, whole: torch.Tensor) -> None:
+        """Writes a layer of some tokens where prefill's blocks are, as a forward would; all heads of it."""
+        num_heads = NUM_HEADS // len(prefill)
+        for token in range(first, stop):
+            block, within = self.src[token // BLOCK_SIZE], token % BLOCK_SIZE
+            for at, worker in enumerate(prefill):
+                heads = whole[layer, token, at * num_heads : (at + 1) * num_heads]
+                worker.caches[layer][block, :, within] = heads
+
+    def arrived(self, decode: list[Worker], layer: int) -> torch.Tensor:
+        """Returns a layer of all of its tokens as decode's blocks hold it: [token, head, content]."""
+        pages = [torch.cat([worker.caches[layer][block] for worker in decode], dim=0) for block in self.dst]
+        return torch.cat([page.transpose(0, 1) for page in pages])[: self.num_tokens]
+
+
+def some_tokens(num_tokens: int, seed: int = 0) -> torch.Tensor:
+    """Returns what a model would have computed: [layer, token, head, content]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(NUM_LAYERS, num_tokens, NUM_HEADS, 8, generator=generator) + 1
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Waits, in a bounded time."""
+    deadline = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {BOUND_S} s"
+        time.sleep(0.001)
+
+
+def collected(workers: list[Worker], finished: set[str] | None = None) -> list[StepResults]:
+    """Steps every worker until each has reported something; returns what they did."""
+    results: list[StepResults | None] = [None] * len(workers)
+
+    def all_have() -> bool:
+        for at, worker in enumerate(workers):
+            if results[at] is None:
+                result = worker.half.collect(finished or set())
+                if result.sent or result.received:
+                    results[at] = result
+        return None not in results
+
+    until(all_have, "a report of every worker")
+    return [result for result in results if result is not None]
