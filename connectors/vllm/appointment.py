@@ -80,7 +80,7 @@ class Appointment:
             raise HandoverError(in_words(error)) from None
         require_version(own.version)
         require_allowed(own.ranks, settings)
-        return cls(bytes.fromhex(own.push), own.ranks, prompt_digest(request))
+        return cls(bytes.fromhex(own.push), own.ranks, prompt_digest(request, request.num_prompt_tokens))
 
 
 def read_key(params: dict[str, Any]) -> bytes:

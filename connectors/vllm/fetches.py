@@ -16,6 +16,7 @@ from typing import Final
 import kvxfer
 from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.handover import Handover
+from kvxfer.connectors.vllm.mail import send
 from kvxfer.connectors.vllm.notes import (
     KEY_NBYTES,
     Leaving,
@@ -24,7 +25,6 @@ from kvxfer.connectors.vllm.notes import (
     Refusal,
     RegistrationPart,
     digest_of,
-    send,
 )
 from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
 from kvxfer.connectors.vllm.place import Place
@@ -37,12 +37,13 @@ from kvxfer.connectors.vllm.step import FetchOrder
 _log = logging.getLogger("kvxfer")
 
 _MAX_KNOWN_SHARES: Final = 1024
+_EARLY_S: Final = 1.0
 
 
 @dataclass(slots=True)
 class _Fetch:
     order: FetchOrder
-    dial_until: float
+    begun_at: float
     sessions: list[Future[kvxfer.Peer]] = field(default_factory=list)
     # Reads that were posted, or writes that are expected; with their group.
     work: list[tuple[int, kvxfer.Transfer | kvxfer.Incoming]] = field(default_factory=list)
@@ -81,7 +82,7 @@ class Fetches:
 
     def begin(self, order: FetchOrder) -> None:
         """Starts one; a session that is open already is read from at once."""
-        fetch = _Fetch(order, time.monotonic() + self._settings.connect_timeout_s)
+        fetch = _Fetch(order, time.monotonic())
         self._fetches[order.request_id] = fetch
         if isinstance(order.source, str):
             fetch.fail(order.source)
@@ -151,18 +152,35 @@ class Fetches:
                     # What came from outside may surprise us; it must not end the engine.
                     _log.exception("kvxfer: request %s: cannot be fetched", fetch.order.request_id)
                     fetch.fail(f"{type(error).__name__}: {error}")
-            elif time.monotonic() > fetch.dial_until:
+            elif time.monotonic() > fetch.begun_at + self._settings.connect_timeout_s:
                 fetch.fail(f"no session within {self._settings.connect_timeout_s:g} s (connect_timeout_s)")
             else:
                 return False
-        for _, each in fetch.work:
-            if each.state in ("failed", "cancelled"):
-                fetch.fail(str(each.error))
+        failed = [each.error for _, each in fetch.work if each.state in ("failed", "cancelled")]
+        if failed and not fetch.failure and self._was_early(fetch, failed):
+            fetch.is_posted = False
+            fetch.work.clear()
+            return False
+        for why in failed:
+            fetch.fail(str(why))
         is_over = all(each.state != "pending" for _, each in fetch.work)
         # Expected writes are anybody's, so no lost session ends them.
         if fetch.tag and not is_over and not all(is_open(session) for session in fetch.sessions):
             fetch.fail("prefill was lost before it had pushed all")
         return is_over
+
+    def _was_early(self, fetch: _Fetch, errors: list[kvxfer.KvxferError | None]) -> bool:
+        """Whether all of it failed for leases that may be in force the next time we ask.
+
+        A response that brings a request back tells them one step before decode's workers hear of them.
+        """
+        return (
+            isinstance(fetch.order.source, Handover)
+            and fetch.order.source.comes_back
+            and time.monotonic() < fetch.begun_at + _EARLY_S
+            and len(errors) == len(fetch.work)
+            and all(error is not None and error.code == "lease-ended" for error in errors)
+        )
 
     def _post(self, fetch: _Fetch) -> None:
         peers = [session.result() for session in fetch.sessions]

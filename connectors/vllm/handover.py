@@ -1,4 +1,6 @@
-"""What a prefill engine tells a decode engine of a finished request, by way of a router.
+"""What an engine tells the one that goes on with a finished request, by way of a router.
+
+Mostly prefill tells decode; where a later turn follows, decode tells the prefill engine of that turn.
 
 The field names around ``kvxfer`` are those that routers already pass and look at; all that this
 connector needs is under ``kvxfer``. A decode engine believes none of it: `Handover.read` checks what
@@ -83,22 +85,24 @@ class _Passed(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A finished request at a prefill engine.
+    """A finished request at another engine.
 
     Attributes
     ----------
     request_id
-        The prefill engine's.
+        That engine's.
     ranks
         Its agents, one for each rank.
     leases
         One for each cache group: whoever names it may read the group's blocks.
     tables
-        For each cache group the blocks of the prompt, in its order; 0 for none.
+        For each cache group the blocks of its tokens, in their order; 0 for none.
     block_sizes, pages_per_block
         Tokens of a block, and pages of the ranks' regions in it, for each group.
     num_tokens
-        Of the prompt, all of them computed.
+        All of the prompt; of a request that comes back from decode, what it has computed.
+    comes_back
+        Whether it does.
     """
 
     request_id: str
@@ -108,12 +112,17 @@ class Handover:
     block_sizes: tuple[int, ...]
     pages_per_block: tuple[int, ...]
     num_tokens: int
+    comes_back: bool = False
 
-    def params(self, engine_id: str, prompt: str) -> dict[str, Any]:
-        """Returns the ``kv_transfer_params`` of the prefill's response, for a router to hand on."""
+    def params(self, engine_id: str, request: Any) -> dict[str, Any]:
+        """Returns the ``kv_transfer_params`` of a response, for a router to hand on.
+
+        They go to a decode engine, or those of a return to the next turn's prefill engine.
+        """
         return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
+            "do_remote_prefill": not self.comes_back,
+            "do_remote_decode": self.comes_back,
+            "remote_num_tokens": self.num_tokens if self.comes_back else 0,
             "remote_engine_id": engine_id,
             "remote_request_id": self.request_id,
             "remote_block_ids": [list(table) for table in self.tables],
@@ -128,19 +137,20 @@ class Handover:
                 "block_sizes": list(self.block_sizes),
                 "pages_per_block": list(self.pages_per_block),
                 "num_tokens": self.num_tokens,
-                "prompt": prompt,
+                "prompt": prompt_digest(request, self.num_tokens),
             },
         }
 
     @classmethod
     def read(cls, params: dict[str, Any], request: Any, num_groups: int, settings: Settings) -> Handover:
-        """Reads the parameters of a request that arrived at a decode engine.
+        """Reads the parameters of a request that arrived at an engine that is to go on with it.
 
         Raises
         ------
         HandoverError
             Missing or absurd fields, another version, a host that may not be dialled, parameters
-            of another prompt.
+            of another prompt: decode is handed all of its tokens, the prefill of a later turn some
+            that it begins with.
         """
         _require_bounded(params.get("remote_block_ids"), request.num_prompt_tokens, num_groups)
         try:
@@ -152,7 +162,11 @@ class Handover:
         for what in ("leases", "block_sizes", "pages_per_block"):
             if (given := len(getattr(own, what))) != num_groups:
                 raise HandoverError(_of_other_groups(what, given, num_groups))
-        if own.num_tokens != request.num_prompt_tokens or own.prompt != prompt_digest(request):
+        comes_back = is_return(params)
+        is_part = comes_back and own.num_tokens < request.num_prompt_tokens
+        if not (is_part or own.num_tokens == request.num_prompt_tokens) or own.prompt != prompt_digest(
+            request, own.num_tokens
+        ):
             raise HandoverError(
                 f"kv_transfer_params are of another prompt ({own.num_tokens} tokens, this one has "
                 f"{request.num_prompt_tokens}): the router must send both engines the same request"
@@ -175,18 +189,26 @@ class Handover:
             own.block_sizes,
             own.pages_per_block,
             own.num_tokens,
+            comes_back,
         )
 
 
-def prompt_digest(request: Any) -> str:
-    """Returns 32 hexadecimal digits of all that decides a prompt's cache: tokens, media, adapter.
+def is_return(params: dict[str, Any]) -> bool:
+    """Whether a request's parameters are for prefill, and say what decode has of its beginning."""
+    asked = params.get("do_remote_decode") and not params.get("do_remote_prefill")
+    return bool(asked and params.get("remote_block_ids"))
+
+
+def prompt_digest(request: Any, num_tokens: int) -> str:
+    """Returns 32 hexadecimal digits of all that decides a cache: the first tokens, media, adapter.
 
     With it a router that mixes up two requests is found out before one reads the other's cache.
     Embeddings instead of tokens have none: they are not handed over.
     """
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(array("q", request.prompt_token_ids).tobytes())
-    digest.update(repr([feature.identifier for feature in request.mm_features or ()]).encode())
+    digest.update(array("q", request.all_token_ids[:num_tokens]).tobytes())
+    media = [item.identifier for item in request.mm_features or () if item.mm_position.offset < num_tokens]
+    digest.update(repr(media).encode())
     lora = request.lora_request
     digest.update(repr(None if lora is None else lora.lora_name).encode())
     return digest.hexdigest()

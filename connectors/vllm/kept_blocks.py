@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import kvxfer
 from kvxfer.connectors.vllm.notes import Receipt, digest_of
-from kvxfer.connectors.vllm.regions import CacheRegions, pages_of
+from kvxfer.connectors.vllm.paging import pages_of
+from kvxfer.connectors.vllm.regions import CacheRegions
 from kvxfer.connectors.vllm.step import Grant
 
 _log = logging.getLogger("kvxfer")

@@ -7,23 +7,14 @@ key, its tag. A stranger's bytes are safe to read.
 from __future__ import annotations
 
 import hashlib
-import logging
 import struct
 from dataclasses import dataclass
 from typing import ClassVar, Final
-
-import numpy as np
-
-import kvxfer
-from kvxfer.connectors.vllm.regions import CacheRegions, remote_region
-
-_log = logging.getLogger("kvxfer")
 
 KEY_NBYTES: Final = 16
 # An agent's notification has at most 4096 bytes.
 _PART_NBYTES: Final = 4000
 _MAX_PARTS: Final = 4096
-_NO_IDS: Final = np.empty(0, np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +126,3 @@ def read(payload: bytes) -> Note:
 def digest_of(request_id: str) -> bytes:
     """Returns what notes call a request by."""
     return hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=16).digest()
-
-
-def send(agent: kvxfer.Agent, regions: CacheRegions, peer: kvxfer.Peer, note: Note) -> None:
-    """Sends a note, or does nothing where the peer is gone: each side has a deadline of its own."""
-    try:
-        remote = remote_region(peer, regions.notes.name)
-        agent.read(regions.notes, remote, _NO_IDS, _NO_IDS, notify=note.encode())
-    except Exception as error:
-        _log.debug("kvxfer: a note was not sent to %s: %s", peer.name, error)

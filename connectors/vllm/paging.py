@@ -1,14 +1,13 @@
-"""Pages of two tables of the same tokens, side by side."""
+"""Pages of the engine's blocks, and those of two tables of the same tokens side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from kvxfer.connectors.vllm.regions import pages_of
 
 Ids = NDArray[np.uint32]
 
@@ -59,6 +58,15 @@ class PagePairs(NamedTuple):
     dst: Ids
     tokens: range | None
     num_lacking: int
+
+
+def pages_of(table: Sequence[int], pages_per_block: int) -> Ids:
+    """Returns the pages of a table of the engine's blocks; 0, which is no block, becomes pages 0."""
+    ids = np.array(table, np.uint32)
+    if pages_per_block == 1:
+        return ids
+    pages = ids[:, None] * np.uint32(pages_per_block) + np.arange(pages_per_block, dtype=np.uint32)
+    return np.where(ids[:, None] == 0, np.uint32(0), pages).astype(np.uint32).reshape(-1)
 
 
 def pair_pages(src: GroupTable, dst: GroupTable, first_token: int, stop_token: int) -> PagePairs:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import kvxfer
-from kvxfer.connectors.vllm.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart, send
+from kvxfer.connectors.vllm.mail import send
+from kvxfer.connectors.vllm.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart
 from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
 from kvxfer.connectors.vllm.regions import CacheRegions, remote_region
 from kvxfer.connectors.vllm.registration import Registration

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 import kvxfer
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
@@ -91,15 +89,6 @@ class CacheRegions:
             self.regions.append(agent.register(group.name, tensors, layout))
             self.pages_per_block.append(num_pages // place.num_blocks)
         self.notes = agent.register(_NOTES, np.zeros((1, 1), np.uint8))
-
-
-def pages_of(table: Sequence[int], pages_per_block: int) -> NDArray[np.uint32]:
-    """Returns the pages of a table of the engine's blocks; 0, which is no block, becomes pages 0."""
-    ids = np.array(table, np.uint32)
-    if pages_per_block == 1:
-        return ids
-    pages = ids[:, None] * np.uint32(pages_per_block) + np.arange(pages_per_block, dtype=np.uint32)
-    return np.where(ids[:, None] == 0, np.uint32(0), pages).astype(np.uint32).reshape(-1)
 
 
 def _instructions() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -12,7 +12,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from kvxfer.connectors.vllm.appointment import Appointment, answer, is_push, read_key
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
-from kvxfer.connectors.vllm.handover import Handover, HandoverError, Rank, prompt_digest
+from kvxfer.connectors.vllm.handover import Handover, HandoverError, Rank, is_return, prompt_digest
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, RankMetadata, StepMetadata
 
@@ -65,6 +65,7 @@ class SchedulerHalf:
         self._prefills: dict[str, _Prefill] = {}
         self._sources: dict[str, Handover | Appointment | str] = {}
         self._fetching: set[str] = set()
+        self._kept: set[str] = set()  # decoded here, and to be fetched when they have ended
         self._next = StepMetadata()
 
     def set_ranks(self, ranks: dict[tuple[int, int], RankMetadata]) -> None:
@@ -79,57 +80,76 @@ class SchedulerHalf:
         self._ranks = tuple(Rank(name=rank.name, address=rank.address) for rank in ordered)
         self._pages_per_block = ordered[0].pages_per_block
 
-    # ---- decode -----------------------------------------------------------------------------
+    # ---- what was computed elsewhere --------------------------------------------------------
 
     def num_external_tokens(self, request: Request, num_computed: int) -> int:
-        """Returns how many tokens of the prompt, behind those that are computed, a prefill engine has."""
-        params = request.kv_transfer_params
-        if not params or not params.get("do_remote_prefill"):
+        """Returns how many tokens of the prompt, behind those that are computed, another engine has."""
+        params = request.kv_transfer_params or {}
+        comes_back = is_return(params)
+        if not params.get("do_remote_prefill") and not comes_back:
             return 0
-        missing: int = max(request.num_prompt_tokens - num_computed, 0)
         if not self._consumes:
             _log.warning(
-                "kvxfer: request %s was prefilled elsewhere, but this engine's kv_role is kv_producer: "
+                "kvxfer: request %s was computed elsewhere, but this engine's kv_role is kv_producer: "
                 "it computes the prompt itself",
                 request.request_id,
             )
             return 0
         source = self._source(request)
-        if not isinstance(source, Handover):
-            # Where it cannot be used, blocks are allocated and reported as not loaded: the engine's policy
-            # says what follows.
-            return missing
+        if isinstance(source, Handover) and not self._can_load(request, source):
+            return 0
+        if isinstance(source, str) and comes_back:
+            # It goes on in another way than decode did: it is computed.
+            return 0
+        # Where it cannot be used otherwise, blocks are allocated and reported as not loaded: the engine's
+        # policy says what follows.
+        return max(self._num_loaded(request, source) - num_computed, 0)
+
+    def _num_loaded(self, request: Request, source: Handover | Appointment | str) -> int:
+        """Returns how many tokens are there after a load."""
+        num_tokens: int = request.num_prompt_tokens
+        if not isinstance(source, Handover) or not source.comes_back:
+            return num_tokens
+        # Prefill is to compute at least one.
+        return min(source.num_tokens, num_tokens - 1)
+
+    def _can_load(self, request: Request, source: Handover) -> bool:
         for group, table, block_size in zip(self._groups, source.tables, source.block_sizes, strict=True):
             if not group.can_load(table, block_size, source.num_tokens):
                 _log.info(
-                    "kvxfer: request %s: prefill gave back a block that the last token looks at; the prompt "
+                    "kvxfer: request %s: a block that the next token looks at was given back; the prompt "
                     "is computed here",
                     request.request_id,
                 )
-                return 0
-        return missing
+                return False
+        return True
 
     def allocated(self, request: Request, block_ids: tuple[list[int], ...], num_external: int) -> None:
-        """Orders the fetch of a request that got its blocks, or follows one that is computed here."""
+        """Orders the fetch of a request that got its blocks, and follows one that is to be handed over."""
         params = request.kv_transfer_params
         if not params:
             return
-        if params.get("do_remote_prefill"):
-            # Once for each request: a load that failed is computed here when the request comes again.
-            params["do_remote_prefill"] = False
+        request_id = request.request_id
+        is_decode = bool(params.get("do_remote_prefill"))
+        if is_decode or is_return(params):
             source = self._source(request)
-            self._sources.pop(request.request_id, None)
+            self._sources.pop(request_id, None)
             if num_external:
-                self._fetching.add(request.request_id)
-                num_tokens = request.num_prompt_tokens
-                tables = self._tables(block_ids)
-                self._next.fetches.append(
-                    FetchOrder(request.request_id, source, tables, num_tokens - num_external, num_tokens)
-                )
+                self._fetching.add(request_id)
+                stop = self._num_loaded(request, source)
+                tables = self._tables(block_ids, stop)
+                self._next.fetches.append(FetchOrder(request_id, source, tables, stop - num_external, stop))
             elif not isinstance(source, str):
                 self._next.released.append(source)
-        elif params.get("do_remote_decode") and self._produces and request.request_id not in self._prefills:
-            self._prefills[request.request_id] = self._prefill(request)
+            # Once for each request: a load that failed is computed here when the request comes again.
+            params["do_remote_prefill"] = False
+            params.pop("remote_block_ids", None)
+        wants_more = bool(params.get("do_remote_decode"))
+        if is_decode:
+            if (wants_more or self._settings.return_decoded) and self._produces:
+                self._kept.add(request_id)
+        elif wants_more and self._produces and request_id not in self._kept | self._prefills.keys():
+            self._prefills[request_id] = self._prefill(request)
 
     def received(self, request_ids: set[str]) -> None:
         """Forgets requests whose fetch has ended at every worker."""
@@ -163,7 +183,7 @@ class SchedulerHalf:
             key = read_key(params)
             if any(prefill.key == key for prefill in self._prefills.values()):
                 raise HandoverError("its key is another request's: a router draws one for each")
-            return _Prefill(request, key, prompt_digest(request))
+            return _Prefill(request, key, prompt_digest(request, request.num_prompt_tokens))
         except HandoverError as error:
             _log.warning("kvxfer: request %s is not pushed: %s", request.request_id, error)
             return _Prefill(request)
@@ -216,9 +236,7 @@ class SchedulerHalf:
             if _is_same_but_for_windows(prefill.grant.tables, tables):
                 return
             self._next.withdrawn.append(request_id)
-        # Nobody guesses them; the lowest bits differ, so that no two groups draw one number.
-        leases = tuple(1 << 62 | secrets.randbits(54) << 8 | index for index in range(len(tables)))
-        prefill.grant = Grant(request_id, leases, tables)
+        prefill.grant = Grant(request_id, _draw_leases(len(tables)), tables)
         self._next.grants.append(prefill.grant)
 
     def _prompt_tables(self, output: SchedulerOutput, request_id: str, num_tokens: int) -> Tables | None:
@@ -227,10 +245,7 @@ class SchedulerHalf:
         block_ids = None if state is None else state.get_block_ids(request_id)
         if block_ids is None:
             return None
-        return tuple(
-            table[: -(-num_tokens // group.block_size)]
-            for group, table in zip(self._groups, self._tables(block_ids), strict=True)
-        )
+        return self._tables(block_ids, num_tokens)
 
     # ---- the end ----------------------------------------------------------------------------
 
@@ -240,15 +255,18 @@ class SchedulerHalf:
         """Returns whether the request's blocks stay until a worker gives them back, and what to tell."""
         params = request.kv_transfer_params
         request_id = request.request_id
-        if params and params.get("do_remote_prefill"):
-            # It ended before it was scheduled: nobody will fetch, so the prefill need not wait.
+        if params and (params.get("do_remote_prefill") or is_return(params)):
+            # It ended before it was scheduled: nobody will fetch, so the other engine need not wait.
             self.allocated(request, block_ids, 0)
         if request_id in self._fetching:
             self._next.abandoned.append(request_id)
+        is_whole = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+        if request_id in self._kept:
+            self._kept.discard(request_id)
+            return self._hand_back(request, block_ids) if is_whole and self._ranks else (False, None)
         prefill = self._prefills.pop(request_id, None)
         if prefill is None or (prefill.grant is None and not prefill.stop_token):
             return False, None
-        is_whole = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
         if not is_whole or not self._ranks:
             self._next.withdrawn.append(request_id)
             return False, None
@@ -260,19 +278,51 @@ class SchedulerHalf:
             tuple(block if at < len(now) and now[at] == block else 0 for at, block in enumerate(granted))
             for granted, now in zip(grant.tables, self._tables(block_ids), strict=True)
         )
-        handover = Handover(
-            request_id,
+        handover = self._handover(request, grant.leases, held, request.num_prompt_tokens)
+        return True, handover.params(self._engine_id, request)
+
+    def _hand_back(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Lets a later turn's prefill read what was decoded.
+
+        The response is on its way before the workers hear of the leases, in the next step: whoever is
+        faster asks again (`Fetches`).
+        """
+        # What follows from the last token was never computed.
+        num_tokens = request.num_tokens - 1
+        tables = self._tables(block_ids, num_tokens)
+        leases = _draw_leases(len(tables))
+        self._next.grants.append(Grant(request.request_id, leases, tables))
+        handover = replace(self._handover(request, leases, tables, num_tokens), comes_back=True)
+        return True, handover.params(self._engine_id, request)
+
+    def _handover(
+        self, request: Request, leases: tuple[int, ...], tables: Tables, num_tokens: int
+    ) -> Handover:
+        return Handover(
+            request.request_id,
             self._ranks,
-            grant.leases,
-            held,
+            leases,
+            tables,
             tuple(group.block_size for group in self._groups),
             self._pages_per_block,
-            request.num_prompt_tokens,
+            num_tokens,
         )
-        return True, handover.params(self._engine_id, prompt_digest(request))
 
-    def _tables(self, block_ids: tuple[list[int], ...]) -> Tables:
-        return tuple(tuple(block_ids[group.index]) for group in self._groups)
+    def _tables(self, block_ids: tuple[list[int], ...], num_tokens: int | None = None) -> Tables:
+        """Returns the tables of the groups that are transferred, of all or of the first tokens."""
+        return tuple(
+            tuple(
+                block_ids[group.index][: None if num_tokens is None else -(-num_tokens // group.block_size)]
+            )
+            for group in self._groups
+        )
+
+
+def _draw_leases(count: int) -> tuple[int, ...]:
+    """Returns ids that nobody guesses; the lowest bits differ, so that no two groups draw one number."""
+    return tuple(1 << 62 | secrets.randbits(54) << 8 | index for index in range(count))
 
 
 def _is_same_but_for_windows(before: Tables, now: Tables) -> bool:

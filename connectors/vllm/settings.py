@@ -35,6 +35,9 @@ class Settings(BaseModel):
         How long decode waits for a prompt that is pushed to it, from its registration to the last byte.
     silent_timeout_s
         An engine of which nothing was heard for so long is lost, with what is fetched from it.
+    return_decoded
+        Whether decode keeps every finished request for the next turn's prefill to fetch, for
+        `lease_ttl_s`; else only those whose parameters say ``do_remote_decode`` as well.
     transports
         Kinds of rails to use; None for all.
     model
@@ -52,6 +55,7 @@ class Settings(BaseModel):
     connect_timeout_s: _Seconds = 5.0
     push_timeout_s: _Seconds = 120.0
     silent_timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    return_decoded: bool = False
     transports: tuple[str, ...] | None = None
     model: str = ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from kvxfer.connectors.vllm.handover import Handover, HandoverError, Rank, prompt_digest
+from kvxfer.connectors.vllm.handover import Handover, HandoverError, Rank, is_return, prompt_digest
 from kvxfer.connectors.vllm.settings import Settings
 
 
@@ -18,7 +19,11 @@ def request_of(num_tokens: int = 100, first: int = 0) -> Any:
     """What the reader looks at of an engine's request."""
     tokens = list(range(first, first + num_tokens))
     return SimpleNamespace(
-        prompt_token_ids=tokens, num_prompt_tokens=num_tokens, mm_features=[], lora_request=None
+        prompt_token_ids=tokens,
+        all_token_ids=tokens,
+        num_prompt_tokens=num_tokens,
+        mm_features=[],
+        lora_request=None,
     )
 
 
@@ -36,7 +41,7 @@ def handover(num_groups: int = 1, address: str = "tcp://10.0.0.7:7301") -> Hando
 
 def passed(**changes: Any) -> dict[str, Any]:
     """Parameters as they arrive: through JSON, changed on the way."""
-    params: dict[str, Any] = json.loads(json.dumps(handover().params("engine", prompt_digest(request_of()))))
+    params: dict[str, Any] = json.loads(json.dumps(handover().params("engine", request_of())))
     own = changes.pop("own", {})
     params["kvxfer"] |= own
     return {**params, **changes}
@@ -126,10 +131,30 @@ def test_what_cannot_be_is_refused_in_words(changes: dict[str, Any], word: str) 
 
 def test_a_digest_is_of_all_that_decides_a_cache() -> None:
     requests = [request_of(), request_of(99), request_of(first=1), request_of(), request_of()]
-    requests[3].mm_features = [SimpleNamespace(identifier="image")]
+    requests[3].mm_features = [SimpleNamespace(identifier="image", mm_position=SimpleNamespace(offset=7))]
     requests[4].lora_request = SimpleNamespace(lora_name="adapter")
-    assert len({prompt_digest(request) for request in requests}) == 5
-    assert prompt_digest(request_of()) == prompt_digest(requests[0])
+    digests = [prompt_digest(request, request.num_prompt_tokens) for request in requests]
+    assert len(set(digests)) == 5
+    assert prompt_digest(request_of(), 100) == digests[0]
+    # Of its beginning nothing matters that comes later.
+    assert prompt_digest(requests[3], 7) == prompt_digest(requests[0], 7) != prompt_digest(requests[3], 8)
+
+
+def test_what_decode_hands_back_is_the_beginning_of_the_next_turn() -> None:
+    decoded = replace(handover(), comes_back=True)
+    params = json.loads(json.dumps(decoded.params("engine", request_of())))
+    assert is_return(params)
+    assert params["remote_num_tokens"] == 100
+    longer = request_of(180)
+    assert Handover.read(params, longer, 1, Settings()) == decoded
+    with pytest.raises(HandoverError, match="another prompt"):
+        Handover.read(params, request_of(180, first=1), 1, Settings())
+    with pytest.raises(HandoverError, match="another prompt"):
+        Handover.read(params, request_of(99), 1, Settings())
+    # What is handed to decode is all of its prompt.
+    assert not is_return(passed())
+    with pytest.raises(HandoverError, match="another prompt"):
+        Handover.read(passed(), longer, 1, Settings())
 
 
 @pytest.mark.parametrize(

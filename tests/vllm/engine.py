@@ -22,6 +22,8 @@ OBSERVER = ("ObservedConnector", "tests.vllm.observed")
 FLIP = "flip"
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
+Ranks = list[dict[str, str]]
+
 
 @dataclass(frozen=True)
 class Engines:
@@ -55,39 +57,13 @@ class Engines:
         """Does what a router does next."""
         return complete(self.decode, prompt, max_tokens, request_id=request_id, kv_transfer_params=params)
 
-    def ranks(self) -> list[dict[str, str]]:
+    def ranks(self) -> Ranks:
         """Returns where prefill's agents are, as its answers tell."""
-        params = self.prefilled("Where?", f"ranks {secrets.token_hex(4)}")
-        ranks: list[dict[str, str]] = params["kvxfer"]["ranks"]
-        return ranks
+        return ranks_of(self.prefill)
 
-    def pushed(
-        self,
-        prompt: str,
-        ranks: list[dict[str, str]],
-        *,
-        max_tokens: int = 32,
-        key: str = "",
-        prefill_waits_s: float = 0.0,
-        decode_waits_s: float = 0.0,
-    ) -> Completion:
-        """Does what a router does that asks both engines at once; either may be asked later."""
-        own = {"version": 1, "push": key or secrets.token_hex(16)}
-
-        def prefill() -> None:
-            time.sleep(prefill_waits_s)
-            complete(self.prefill, prompt, 1, kv_transfer_params={**TO_PREFILL, "kvxfer": own})
-
-        def decode() -> Completion:
-            time.sleep(decode_waits_s)
-            params = {"do_remote_prefill": True, "kvxfer": {**own, "ranks": ranks}}
-            return complete(self.decode, prompt, max_tokens, kv_transfer_params=params)
-
-        with ThreadPoolExecutor(2) as threads:
-            asked = threads.submit(prefill)
-            answer = threads.submit(decode).result()
-            asked.result()
-        return answer
+    def pushed(self, prompt: str, ranks: Ranks, **how: Any) -> Completion:
+        """Does what a router does that asks both engines at once."""
+        return push(self.prefill, self.decode, prompt, ranks, **how)
 
     def wait_empty(self, timeout_s: float = 20.0) -> None:
         """Waits until neither cache holds a block for anybody."""
@@ -100,6 +76,44 @@ class Engines:
     def forget_prefixes(self) -> None:
         """Empties the prefix cache of decode."""
         self.decode.client.post("/reset_prefix_cache").raise_for_status()
+
+
+def ranks_of(prefill: VllmServer) -> Ranks:
+    """Returns where an engine's agents are, as its answers tell."""
+    params = complete(prefill, random_prompt(5), 1, kv_transfer_params=TO_PREFILL).kv_transfer_params
+    assert params, f"{prefill.name} handed nothing over"
+    ranks: Ranks = params["kvxfer"]["ranks"]
+    return ranks
+
+
+def push(
+    prefill: VllmServer,
+    decode: VllmServer,
+    prompt: str,
+    ranks: Ranks,
+    *,
+    max_tokens: int = 32,
+    key: str = "",
+    prefill_waits_s: float = 0.0,
+    decode_waits_s: float = 0.0,
+) -> Completion:
+    """Does what a router does that asks both engines at once; either may be asked later."""
+    own = {"version": 1, "push": key or secrets.token_hex(16)}
+
+    def ask_prefill() -> None:
+        time.sleep(prefill_waits_s)
+        complete(prefill, prompt, 1, kv_transfer_params={**TO_PREFILL, "kvxfer": own})
+
+    def ask_decode() -> Completion:
+        time.sleep(decode_waits_s)
+        params = {"do_remote_prefill": True, "kvxfer": {**own, "ranks": ranks}}
+        return complete(decode, prompt, max_tokens, kv_transfer_params=params)
+
+    with ThreadPoolExecutor(2) as threads:
+        asked = threads.submit(ask_prefill)
+        answer = threads.submit(ask_decode).result()
+        asked.result()
+    return answer
 
 
 def random_prompt(num_tokens: int, seed: int = 1) -> str:
@@ -154,8 +168,9 @@ def start_engines(model: str, folder: Path) -> Iterator[Engines]:
         alone = stack.enter_context(server("alone", weights, folder))
         # What a refused request leaves at prefill comes back while the tests run.
         settings: dict[str, Any] = {"lease_ttl_s": 10.0}
-        prefill = stack.enter_context(server("prefill", weights, folder, "kv_producer", **settings))
-        decode = stack.enter_context(server("decode", weights, folder, "kv_consumer", **settings))
+        # Either may fetch from the other: a later turn's prefill does.
+        prefill = stack.enter_context(server("prefill", weights, folder, "kv_both", **settings))
+        decode = stack.enter_context(server("decode", weights, folder, "kv_both", **settings))
         router = stack.enter_context(
             RouterServer(prefills=[prefill.url], decodes=[decode.url], log=folder / "router.log")
         )

@@ -10,17 +10,27 @@ import pytest
 
 from kvxfer.bench import tiny_models
 from kvxfer.bench.vllm_server import VllmServer, complete
-from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
+from tests.vllm.engine import TO_PREFILL, Engines, push, random_prompt, ranks_of, server
 
 # Around a block, around a window of 64, and far beyond it.
 LENGTHS = (20, 64, 70, 96, 130, 500)
 
 
-def handed_over(prefill: VllmServer, decode: VllmServer, prompt: str) -> tuple[list[int], int]:
+@pytest.fixture(params=["pull", "push"])
+def how(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def handed_over(
+    prefill: VllmServer, decode: VllmServer, prompt: str, how: str = "pull"
+) -> tuple[list[int], int]:
     """Returns the tokens of a pair, and how many of the prompt's came from the prefill engine."""
     before = decode.prompt_tokens("external_kv_transfer")
-    params = complete(prefill, prompt, 1, kv_transfer_params=TO_PREFILL).kv_transfer_params
-    tokens = complete(decode, prompt, kv_transfer_params=params).token_ids
+    if how == "push":
+        tokens = push(prefill, decode, prompt, ranks_of(prefill)).token_ids
+    else:
+        params = complete(prefill, prompt, 1, kv_transfer_params=TO_PREFILL).kv_transfer_params
+        tokens = complete(decode, prompt, kv_transfer_params=params).token_ids
     return tokens, decode.prompt_tokens("external_kv_transfer") - before
 
 
@@ -41,39 +51,43 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmServ
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_windows(windows: tuple[VllmServer, VllmServer], length: int) -> None:
+def test_windows(windows: tuple[VllmServer, VllmServer], length: int, how: str) -> None:
     prefill, decode = windows
     prompt = random_prompt(length)
-    tokens, brought = handed_over(prefill, decode, prompt)
+    tokens, brought = handed_over(prefill, decode, prompt, how)
     assert brought >= length - 1
     assert tokens == complete(prefill, prompt).token_ids
     assert len(set(tokens)) > 4
 
 
 def test_a_window_that_prefill_has_left_is_computed_by_decode(
-    windows: tuple[VllmServer, VllmServer],
+    windows: tuple[VllmServer, VllmServer], how: str
 ) -> None:
-    # The last token of a prompt looks at one that prefill has given back: the last of a block.
+    # The last token of a prompt looks at one that prefill has given back when it has ended: the last
+    # of a block. In a push it was written before.
     prefill, decode = windows
     prompt = random_prompt(64 + 32 * 4 - 1)
-    tokens, brought = handed_over(prefill, decode, prompt)
+    tokens, brought = handed_over(prefill, decode, prompt, how)
     assert tokens == complete(prefill, prompt).token_ids
-    assert brought == 0
+    assert brought >= len(prompt) - 1 if how == "push" else brought == 0
 
 
 def test_latents_arrive_as_they_left(tmp_path: Path) -> None:
     # vLLM's CPU kernels for latents give other tokens where a token is decoded than where it is
     # prefilled, in one engine alone: so pages are compared, and that tokens were not computed anew.
     with pair_of("deepseek", tmp_path) as (prefill, decode):
-        for length in LENGTHS:
-            _, brought = handed_over(prefill, decode, random_prompt(length))
-            assert brought >= length - 1
+        for how in ("pull", "push"):
+            for length in LENGTHS:
+                _, brought = handed_over(prefill, decode, random_prompt(length), how)
+                assert brought >= length - 1
     pages = {
         what: {path.stem: path.read_text() for path in (tmp_path / "observed").glob(f"*.{what}")}
         for what in ("sent", "received")
     }
-    assert pages["sent"] == pages["received"]
-    assert len(pages["sent"]) == len(LENGTHS)
+    received = pages["received"]
+    # `ranks_of` asks prefill for a prompt that nobody fetches.
+    assert {name: pages["sent"][name] for name in received} == received
+    assert len(received) == 2 * len(LENGTHS)
 
 
 @pytest.fixture(scope="module")
@@ -86,16 +100,16 @@ def two_ranks(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_heads_divide(engines: Engines, two_ranks: VllmServer, length: int) -> None:
+def test_heads_divide(engines: Engines, two_ranks: VllmServer, length: int, how: str) -> None:
     prompt = random_prompt(length)
-    tokens, brought = handed_over(engines.prefill, two_ranks, prompt)
+    tokens, brought = handed_over(engines.prefill, two_ranks, prompt, how)
     assert tokens == engines.expected(prompt)
     assert brought >= length - 1
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_heads_meet(engines: Engines, two_ranks: VllmServer, length: int) -> None:
+def test_heads_meet(engines: Engines, two_ranks: VllmServer, length: int, how: str) -> None:
     prompt = random_prompt(length)
-    tokens, brought = handed_over(two_ranks, engines.decode, prompt)
+    tokens, brought = handed_over(two_ranks, engines.decode, prompt, how)
     assert tokens == engines.expected(prompt)
     assert brought >= length - 1

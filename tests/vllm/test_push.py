@@ -15,9 +15,7 @@ import pytest
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.router_server import RouterServer
 from kvxfer.bench.vllm_server import TOKENS_PER_BLOCK, complete, completion_request
-from tests.vllm.engine import FLIP, TO_PREFILL, Engines, random_prompt
-
-Ranks = list[dict[str, str]]
+from tests.vllm.engine import FLIP, TO_PREFILL, Engines, Ranks, random_prompt
 
 
 @pytest.fixture(scope="module")

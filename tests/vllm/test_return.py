@@ -1,0 +1,81 @@
+"""Later turns: prefill fetches what decode has added, and computes the rest alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvxfer.bench.vllm_server import TOKENS_PER_BLOCK, Completion, complete
+from tests.vllm.engine import TO_PREFILL, Engines, random_prompt
+
+NUM_DECODED = 100
+
+
+def first_turn(engines: Engines, prompt: str) -> Completion:
+    """Hands a prompt over, and asks decode to keep what it adds."""
+    params = engines.prefilled(prompt, "turn 1")
+    return engines.decoded(prompt, "turn 1", {**params, "do_remote_decode": True}, NUM_DECODED)
+
+
+def next_turn(engines: Engines, tokens: list[int], params: dict[str, Any]) -> Completion:
+    """Does what a router does with the parameters of decode's answer: hands them to prefill as they are."""
+    return complete(engines.prefill, tokens, 1, kv_transfer_params=params)
+
+
+def test_prefill_fetches_what_decode_has_added(engines: Engines) -> None:
+    prompt = random_prompt(200)
+    turn = first_turn(engines, prompt)
+    assert turn.token_ids == engines.expected(prompt, NUM_DECODED)
+    assert turn.kv_transfer_params
+    tokens = turn.prompt_token_ids + turn.token_ids + list(random_prompt(60, seed=2).encode())
+    moved = engines.prefill.prompt_tokens("external_kv_transfer")
+    answer = next_turn(engines, tokens, turn.kv_transfer_params)
+    # Its prefix cache has whole blocks of the first prompt; decode has all but what the last token adds.
+    moved = engines.prefill.prompt_tokens("external_kv_transfer") - moved
+    assert moved == 200 + NUM_DECODED - 1 - 200 // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
+    # And goes on as ever: its cache goes to decode, and decode says what one engine says.
+    assert answer.kv_transfer_params
+    alone = complete(engines.alone, tokens).token_ids
+    assert engines.decoded(tokens, "turn 2", answer.kv_transfer_params).token_ids == alone  # type: ignore[arg-type]
+    engines.wait_empty()
+
+
+def test_what_prefill_fetched_is_what_it_computes_with(engines: Engines) -> None:
+    # A page that is overwritten between the turns changes what prefill says.
+    prompt = random_prompt(64)
+    turn = first_turn(engines, prompt)
+    assert turn.kv_transfer_params
+    tokens = turn.prompt_token_ids + turn.token_ids
+    flip = engines.observed / "flip"
+    flip.touch()
+    try:
+        changed = complete(engines.prefill, tokens, 24, kv_transfer_params=turn.kv_transfer_params)
+    finally:
+        flip.unlink()
+    assert changed.token_ids != complete(engines.alone, tokens, 24).token_ids
+    engines.prefill.client.post("/reset_prefix_cache").raise_for_status()
+    engines.wait_empty(30)
+
+
+def test_a_turn_that_goes_on_in_another_way_is_computed(engines: Engines) -> None:
+    turn = first_turn(engines, random_prompt(100))
+    assert turn.kv_transfer_params
+    tokens = turn.prompt_token_ids + turn.token_ids
+    tokens[120] ^= 1
+    moved = engines.prefill.prompt_tokens("external_kv_transfer")
+    answer = next_turn(engines, tokens, turn.kv_transfer_params)
+    assert answer.token_ids == complete(engines.alone, tokens, 1).token_ids
+    assert engines.prefill.prompt_tokens("external_kv_transfer") == moved
+    engines.wait_empty(30)
+
+
+def test_a_turn_that_never_comes_holds_nothing(engines: Engines) -> None:
+    assert first_turn(engines, random_prompt(100)).kv_transfer_params
+    engines.wait_empty(30)
+
+
+def test_parameters_of_another_kind_fail_no_turn(engines: Engines) -> None:
+    for absurd in ({"remote_block_ids": [[1]]}, {"remote_block_ids": 7, "kvxfer": {"version": 1}}):
+        tokens = list(random_prompt(50).encode())
+        answer = next_turn(engines, tokens, {**TO_PREFILL, **absurd})
+        assert answer.token_ids == complete(engines.alone, tokens, 1).token_ids
+    engines.wait_empty(30)
