@@ -53,6 +53,11 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self._saves_by_layer = not getattr(vllm_config.parallel_config, "use_ubatching", False)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
+        self._waits = settings.waits
+        if self._waits and not self._reports_blocks:
+            raise ValueError(
+                'loads "synchronous" needs a cache of one group without a window: leave it "asynchronous"'
+            )
         self._invalid_block_ids: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
             roles = self._kv_transfer_config
@@ -81,7 +86,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         count = self._deciding.num_external_tokens(request, num_computed_tokens)
-        return count, count > 0
+        return count, count > 0 and not self._waits
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -128,7 +133,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self._moving.step(step)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are asynchronous: no forward waits for one."""
+        if self._waits:
+            self._moving.wait_for_layer(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any

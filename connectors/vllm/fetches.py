@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -95,18 +95,50 @@ class Fetches:
         if (fetch := self._fetches.get(request_id)) is not None:
             fetch.fail("the request ended")
 
+    def wait_for_layer(self, layer_name: str, timeout_s: float) -> bool:
+        """Waits for a layer of all that this step's forward needs; returns whether it need not wait more."""
+        waiting = [fetch for fetch in self._fetches.values() if fetch.order.waits]
+        if not waiting:
+            return True
+        index, position = self._regions.position(layer_name)
+        deadline = time.monotonic() + timeout_s
+        return all(self._has_layer(fetch, index, position, deadline) for fetch in waiting)
+
+    def _has_layer(self, fetch: _Fetch, index: int, position: int, deadline: float) -> bool:
+        while not fetch.is_posted and not fetch.failure:
+            self._advance(fetch)
+            if time.monotonic() > deadline:
+                return False
+            wait(fetch.sessions, max(deadline - time.monotonic(), 0.0))
+        layer = self._regions.regions[index].layout.layers[position] if index >= 0 else -1
+        for group, each in fetch.work:
+            if group != index or layer not in each.layers or fetch.failure:
+                continue
+            try:
+                each.wait_layer(layer, max(deadline - time.monotonic(), 0.0))
+            except TimeoutError:
+                self._advance(fetch)
+                return bool(fetch.failure)
+            except kvxfer.KvxferError as error:
+                fetch.fail(str(error))
+        return True
+
     def collect(self) -> tuple[set[str], dict[str, set[int]]]:
         """Returns requests whose fetch has ended, and of those that failed the blocks that lack bytes.
 
-        Blocks of failed requests are of the first cache group. Each request is returned once.
+        Blocks of failed requests are of the first cache group. Each request is returned once; one that
+        its forward waited for only if it failed, since it runs.
         """
         ended: set[str] = set()
         failed: dict[str, set[int]] = {}
         for request_id, fetch in list(self._fetches.items()):
+            if fetch.order.waits:
+                self._see_out(fetch)
             if not self._advance(fetch):
                 continue
             del self._fetches[request_id]
-            ended.add(request_id)
+            if not fetch.order.waits:
+                ended.add(request_id)
             if fetch.failure:
                 failed[request_id] = self._missing(fetch)
                 _log.warning("kvxfer: request %s: cache not loaded: %s", request_id, fetch.failure)
@@ -114,6 +146,18 @@ class Fetches:
             if isinstance(fetch.order.source, Handover) or (fetch.failure and fetch.sessions):
                 self._release(fetch.order.source, fetch.sessions)
         return ended, failed
+
+    def _see_out(self, fetch: _Fetch) -> None:
+        """Waits for the end of one whose layers are here: only then it is known to be what was granted."""
+        if not fetch.is_posted:
+            fetch.fail("no layer of its forward waited for it")
+        for _, each in fetch.work:
+            try:
+                each.wait(self._settings.load_timeout_s)
+            except TimeoutError:
+                fetch.fail(f"not loaded within {self._settings.load_timeout_s:g} s (load_timeout_s)")
+            except kvxfer.KvxferError as error:
+                fetch.fail(str(error))
 
     def refused(self, note: Refusal) -> None:
         """Takes in that prefill does not push a request."""

@@ -86,11 +86,6 @@ class Pushes:
         self._pushes: dict[bytes, _Push] = {}
         self._keys: dict[str, bytes] = {}  # by request id
         self._ended: dict[bytes, str] = {}  # why; the last of them
-        self._positions = {
-            name: (index, position)
-            for index, group in enumerate(regions.groups)
-            for position, name in enumerate(group.layer_names)
-        }
         # Of the step that runs: which pushes it computes, their held writes, and layers that are done.
         self._computing: set[bytes] = set()
         self._held: list[tuple[int, kvxfer.Transfer]] = []
@@ -150,7 +145,7 @@ class Pushes:
 
     def layer_done(self, layer_name: str) -> None:
         """Lets one layer of all that this step computes go."""
-        index, position = self._positions.get(layer_name, (-1, 0))
+        index, position = self._regions.position(layer_name)
         if index < 0 or not self._computing:
             return
         done = self._done[index]

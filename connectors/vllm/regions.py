@@ -89,6 +89,15 @@ class CacheRegions:
             self.regions.append(agent.register(group.name, tensors, layout))
             self.pages_per_block.append(num_pages // place.num_blocks)
         self.notes = agent.register(_NOTES, np.zeros((1, 1), np.uint8))
+        self._positions = {
+            name: (index, position)
+            for index, group in enumerate(groups)
+            for position, name in enumerate(group.layer_names)
+        }
+
+    def position(self, layer_name: str) -> tuple[int, int]:
+        """Returns a layer's group and its place in the group's region; (-1, 0) where it has none."""
+        return self._positions.get(layer_name, (-1, 0))
 
 
 def _instructions() -> str:

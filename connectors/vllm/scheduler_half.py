@@ -108,10 +108,11 @@ class SchedulerHalf:
     def _num_loaded(self, request: Request, source: Handover | Appointment | str) -> int:
         """Returns how many tokens are there after a load."""
         num_tokens: int = request.num_prompt_tokens
-        if not isinstance(source, Handover) or not source.comes_back:
-            return num_tokens
-        # Prefill is to compute at least one.
-        return min(source.num_tokens, num_tokens - 1)
+        comes_back = isinstance(source, Handover) and source.comes_back
+        if comes_back or self._settings.waits:
+            # The forward that follows is to compute at least one.
+            num_tokens -= 1
+        return min(source.num_tokens, num_tokens) if isinstance(source, Handover) else num_tokens
 
     def _can_load(self, request: Request, source: Handover) -> bool:
         for group, table, block_size in zip(self._groups, source.tables, source.block_sizes, strict=True):
@@ -135,10 +136,14 @@ class SchedulerHalf:
             source = self._source(request)
             self._sources.pop(request_id, None)
             if num_external:
-                self._fetching.add(request_id)
+                waits = self._settings.waits
+                if not waits:
+                    self._fetching.add(request_id)
                 stop = self._num_loaded(request, source)
                 tables = self._tables(block_ids, stop)
-                self._next.fetches.append(FetchOrder(request_id, source, tables, stop - num_external, stop))
+                self._next.fetches.append(
+                    FetchOrder(request_id, source, tables, stop - num_external, stop, waits)
+                )
             elif not isinstance(source, str):
                 self._next.released.append(source)
             # Once for each request: a load that failed is computed here when the request comes again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -31,6 +31,9 @@ class Settings(BaseModel):
         How long prefill keeps the blocks of a finished request for decode to fetch.
     load_timeout_s, connect_timeout_s
         Deadlines of a request's fetch, once it began, and of connecting to a prefill engine.
+    loads
+        ``"asynchronous"``: other requests go on while a cache is fetched. ``"synchronous"``: the
+        forward that needs it waits, layer by layer; for caches of one group without a window.
     push_timeout_s
         How long decode waits for a prompt that is pushed to it, from its registration to the last byte.
     silent_timeout_s
@@ -53,6 +56,7 @@ class Settings(BaseModel):
     lease_ttl_s: _Seconds = 120.0
     load_timeout_s: _Seconds = 30.0
     connect_timeout_s: _Seconds = 5.0
+    loads: Literal["asynchronous", "synchronous"] = "asynchronous"
     push_timeout_s: _Seconds = 120.0
     silent_timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
     return_decoded: bool = False
@@ -102,6 +106,11 @@ class Settings(BaseModel):
         if self.transports is not None:
             options["transports"] = self.transports
         return kvxfer.AgentOptions(**options)
+
+    @property
+    def waits(self) -> bool:
+        """Whether forwards wait for what they load."""
+        return self.loads == "synchronous"
 
     def may_dial(self, host: str) -> bool:
         """Returns whether a request's parameters may send this engine to `host`."""

@@ -83,7 +83,9 @@ class FetchOrder:
     tables
         For each cache group this engine's blocks of the whole prompt; 0 for none.
     first_token, num_tokens
-        Which tokens of the prompt are missing here: from the first to the prompt's end.
+        Which tokens of the prompt are missing here, from the first to before the last number.
+    waits
+        Whether this step's forward waits for it, layer by layer.
     """
 
     request_id: str
@@ -91,6 +93,7 @@ class FetchOrder:
     tables: tuple[tuple[int, ...], ...]
     first_token: int
     num_tokens: int
+    waits: bool = False
 
 
 @dataclass(slots=True)

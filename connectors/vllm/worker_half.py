@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import kvxfer
 from kvxfer.connectors.vllm import notes
@@ -19,6 +19,9 @@ from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import RankMetadata, StepMetadata
 
 _log = logging.getLogger("kvxfer")
+
+# While a forward waits: prefill may refuse.
+_READ_NOTES_EVERY_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,12 @@ class WorkerHalf:
             self._pushes.settle(request_id)
         for chunk in step.chunks:
             self._pushes.begin(chunk)
+
+    def wait_for_layer(self, layer_name: str) -> None:
+        """Waits until a layer of all that this step's forward loads is there, or is known to be lost."""
+        assert self._fetches is not None
+        while not self._fetches.wait_for_layer(layer_name, _READ_NOTES_EVERY_S):
+            self._read_notes()
 
     def layer_done(self, layer_name: str) -> None:
         """Lets one layer go that this step has computed."""

@@ -93,11 +93,11 @@ class Pushed:
             chunks=[Chunk(self.name, self.key, "digest", (table,), first, stop, self.num_tokens)]
         )
 
-    def order(self, prefill: list[Worker], prompt: str = "digest") -> StepMetadata:
+    def order(self, prefill: list[Worker], prompt: str = "digest", waits: bool = False) -> StepMetadata:
         """Returns the step in which decode asks for it."""
         source = Appointment(self.key, tuple(worker.rank for worker in prefill), prompt)
         return StepMetadata(
-            fetches=[FetchOrder(self.name, source, (self.dst,), self.first_token, self.num_tokens)]
+            fetches=[FetchOrder(self.name, source, (self.dst,), self.first_token, self.num_tokens, waits)]
         )
 
     def compute(self, prefill: list[Worker], layer: int, first: int, stop: int, whole: torch.Tensor) -> None:
