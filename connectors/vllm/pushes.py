@@ -82,7 +82,7 @@ class Pushes:
         self._agent = agent
         self._regions = regions
         self._settings = settings
-        self._registrations = Registrations(settings.lease_ttl_s)
+        self._registrations = Registrations(max(settings.lease_ttl_s, settings.push_timeout_s))
         self._pushes: dict[bytes, _Push] = {}
         self._keys: dict[str, bytes] = {}  # by request id
         self._ended: dict[bytes, str] = {}  # why; the last of them
@@ -223,11 +223,11 @@ class Pushes:
             return reader
         num_groups = len(self._regions.groups)
         reader.posted = [registration.first_token] * num_groups
-        if registration.prompt != push.chunk.prompt or registration.num_tokens != push.chunk.num_tokens:
+        if registration.prompt != push.chunk.prompt or registration.num_tokens > push.chunk.num_tokens:
             self._fail(
                 reader,
-                f"decode has another prompt ({registration.num_tokens} tokens, prefill's has "
-                f"{push.chunk.num_tokens}): the router must send both engines the same request",
+                f"decode has another prompt (of which it asks for {registration.num_tokens} tokens, prefill's "
+                f"has {push.chunk.num_tokens}): the router must send both engines the same request",
             )
         elif len(registration.tables) != num_groups:
             self._fail(
@@ -257,9 +257,11 @@ class Pushes:
         self, push: _Push, reader: _Reader, registration: Registration, stop_token: int, hold: bool
     ) -> None:
         chunk = push.chunk
+        is_last = stop_token >= registration.num_tokens
+        # A page that is filled in part waits until it is full.
         stops = [
-            stop_token
-            if stop_token >= chunk.num_tokens
+            registration.num_tokens
+            if is_last
             else stop_token - stop_token % self._table(chunk, group).page_size
             for group in range(len(self._regions.groups))
         ]

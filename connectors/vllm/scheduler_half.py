@@ -168,7 +168,7 @@ class SchedulerHalf:
             try:
                 if request.prompt_token_ids is None:
                     raise HandoverError("prompts of embeddings are not handed over")
-                if is_push(params):
+                if is_push(params) and not is_return(params):
                     known = Appointment.read(params, request, self._settings)
                 else:
                     known = Handover.read(params, request, len(self._groups), self._settings)
@@ -213,8 +213,9 @@ class SchedulerHalf:
         num_tokens = request.num_prompt_tokens
         stop = min(first + output.num_scheduled_tokens[request.request_id], num_tokens)
         if first >= num_tokens:
-            # It goes on past its prompt: a window may leave blocks that are still being read.
-            self._next.settled.append(request.request_id)
+            # It goes on past its prompt, and a window leaves blocks that may still be read.
+            if any(group.window for group in self._groups):
+                self._next.settled.append(request.request_id)
             return
         tables = self._prompt_tables(output, request.request_id, stop)
         if tables is not None:

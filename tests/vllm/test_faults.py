@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -136,7 +137,9 @@ def test_strangers_are_refused_by_their_request_alone(
     pair.wait_empty(LEASE_TTL_S + 20)
 
 
-def test_a_prefill_that_is_killed_and_replaced(pair: Engines, folder: Path, weights: Path) -> None:
+def test_engines_are_killed_and_replaced_one_after_the_other(
+    pair: Engines, folder: Path, weights: Path
+) -> None:
     prompt = random_prompt(300)
     params = pair.prefilled(prompt, "killed")
     pair.prefill.signal(signal.SIGKILL)
@@ -149,3 +152,24 @@ def test_a_prefill_that_is_killed_and_replaced(pair: Engines, folder: Path, weig
         brought = pair.decode.prompt_tokens("external_kv_transfer")
         assert pair.decoded(prompt, "new", new.kv_transfer_params).token_ids == pair.expected(prompt)
         assert pair.decode.prompt_tokens("external_kv_transfer") > brought
+        # Now decode dies while it fetches, or before, or after.
+        long = [random_prompt(900, seed=at) for at in range(4)]
+        handed = [
+            complete(another, prompt, 1, kv_transfer_params=TO_PREFILL).kv_transfer_params for prompt in long
+        ]
+        with ThreadPoolExecutor(len(long)) as threads:
+            asked = [
+                threads.submit(complete, pair.decode, prompt, 200, kv_transfer_params=params)
+                for prompt, params in zip(long, handed, strict=True)
+            ]
+            time.sleep(0.05)
+            pair.decode.signal(signal.SIGKILL)
+            assert all(answer.exception() is not None for answer in asked)
+        with server("another-decode", weights, folder, "kv_consumer", **SETTINGS) as another_decode:
+            replaced = Engines(pair.alone, another, another_decode, pair.router, pair.observed)
+            another_decode.wait_ready()
+            replaced.wait_empty(LEASE_TTL_S + 20)
+            prompt = random_prompt(100)
+            params = replaced.prefilled(prompt, "replaced")
+            assert replaced.decoded(prompt, "replaced", params).token_ids == pair.expected(prompt)
+            replaced.wait_empty()

@@ -77,6 +77,7 @@ class Pushed:
     num_tokens: int
     key: bytes
     first_token: int = 0
+    num_wanted: int = 0  # by decode; 0 for all
 
     @classmethod
     def draw(cls, name: str, num_tokens: int, seed: int = 0, num_blocks: int = 64) -> Pushed:
@@ -96,9 +97,9 @@ class Pushed:
     def order(self, prefill: list[Worker], prompt: str = "digest", waits: bool = False) -> StepMetadata:
         """Returns the step in which decode asks for it."""
         source = Appointment(self.key, tuple(worker.rank for worker in prefill), prompt)
-        return StepMetadata(
-            fetches=[FetchOrder(self.name, source, (self.dst,), self.first_token, self.num_tokens, waits)]
-        )
+        stop = self.num_wanted or self.num_tokens
+        table = self.dst[: -(-stop // BLOCK_SIZE)]
+        return StepMetadata(fetches=[FetchOrder(self.name, source, (table,), self.first_token, stop, waits)])
 
     def compute(self, prefill: list[Worker], layer: int, first: int, stop: int, whole: torch.Tensor) -> None:
         """Writes a layer of some tokens where prefill's blocks are, as a forward would; all heads of it."""
