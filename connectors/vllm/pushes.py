@@ -226,8 +226,8 @@ class Pushes:
         if registration.prompt != push.chunk.prompt or registration.num_tokens > push.chunk.num_tokens:
             self._fail(
                 reader,
-                f"decode has another prompt (of which it asks for {registration.num_tokens} tokens, prefill's "
-                f"has {push.chunk.num_tokens}): the router must send both engines the same request",
+                f"decode has another prompt (it asks for {registration.num_tokens} tokens, prefill's has "
+                f"{push.chunk.num_tokens}): the router must send both engines the same request",
             )
         elif len(registration.tables) != num_groups:
             self._fail(
