@@ -168,13 +168,13 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
 
 def _require_supported(config: VllmConfig) -> None:
     parallel = config.parallel_config
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name, 1)) > 1:
             raise NotImplementedError(f"KvxferConnector cannot hand over with {name} {size} yet: use 1")
 
 
 def _place(config: VllmConfig, caches: KVCacheConfig, engine_id: str, settings: Settings) -> Place:
-    from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+    from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 
     model = config.model_config
     text = model.hf_text_config
@@ -189,4 +189,7 @@ def _place(config: VllmConfig, caches: KVCacheConfig, engine_id: str, settings: 
         cache_dtype=str(config.cache_config.cache_dtype),
         total_heads=model.get_total_num_kv_heads(),
         num_blocks=caches.num_blocks,
+        pp_rank=get_pp_group().rank_in_group,
+        pp_size=config.parallel_config.pipeline_parallel_size,
+        num_layers=text.num_hidden_layers if config.parallel_config.pipeline_parallel_size > 1 else 0,
     )

@@ -73,8 +73,8 @@ class Fetches:
     def __init__(self, agent: kvxfer.Agent, regions: CacheRegions, place: Place, settings: Settings) -> None:
         self._agent = agent
         self._regions = regions
-        self._reader = place.tp_rank
-        self._num_readers = place.tp_size
+        self._reader = place.rank
+        self._num_readers = place.num_ranks
         self._settings = settings
         self._ranks = PrefillRanks(agent)
         self._fetches: dict[str, _Fetch] = {}

@@ -15,6 +15,10 @@ class Place:
         Of its engine.
     tp_rank, tp_size
         Among the workers that divide heads.
+    pp_rank, pp_size
+        Among those that divide layers.
+    num_layers
+        Of the model; 0 where every worker has all.
     model
         Declared name of the model.
     cache_dtype
@@ -32,3 +36,16 @@ class Place:
     cache_dtype: str
     total_heads: int
     num_blocks: int
+    pp_rank: int = 0
+    pp_size: int = 1
+    num_layers: int = 0
+
+    @property
+    def rank(self) -> int:
+        """Its number among the engine's workers."""
+        return self.pp_rank * self.tp_size + self.tp_rank
+
+    @property
+    def num_ranks(self) -> int:
+        """How many workers the engine has."""
+        return self.pp_size * self.tp_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+from vllm.model_executor.models.utils import extract_layer_index
 
 import kvxfer
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
@@ -83,6 +84,7 @@ class CacheRegions:
                 first_head=first_head,
                 total_heads=all_heads,
                 null_block=_NULL_BLOCK,
+                **_stage(groups, place),
                 model=declared,
                 group=group.name,
             )
@@ -104,6 +106,23 @@ def _instructions() -> str:
     import torch
 
     return str(torch.backends.cpu.get_cpu_capability())
+
+
+def _stage(groups: tuple[CacheGroup, ...], place: Place) -> dict[str, Any]:
+    """Returns which layers a worker has that shares the model's with others."""
+    if place.pp_size == 1:
+        return {}
+    if len(groups) != 1:
+        raise NotImplementedError(
+            f"KvxferConnector cannot hand over {len(groups)} cache groups with pipeline_parallel_size "
+            f"{place.pp_size} yet: which of a group's layers a worker has is known for one group alone"
+        )
+    layers = [extract_layer_index(name) for name in groups[0].layer_names]
+    if layers != list(range(layers[0], layers[0] + len(layers))):
+        raise NotImplementedError(
+            f"KvxferConnector cannot hand over layers {layers} of a stage: they leave gaps"
+        )
+    return {"first_layer": layers[0], "total_layers": place.num_layers}
 
 
 def _dtype(cache_dtype: str) -> str | None:

@@ -99,6 +99,7 @@ class Settings(BaseModel):
             "listen": f"tcp://{host}:0",
             "transfer_timeout_s": self.load_timeout_s,
             "connect_timeout_s": self.connect_timeout_s,
+            "handshake_timeout_s": self.connect_timeout_s,
             "silent_timeout_s": self.silent_timeout_s,
         }
         if self.secret_file is not None:

@@ -157,4 +157,4 @@ class WorkerHalf:
 def _name(place: Place) -> str:
     """Two engines may be given one id, and one that restarts keeps it: their agents are others."""
     engine = place.engine_id.encode(errors="replace")[:96].decode(errors="ignore")
-    return f"{engine}.{place.tp_rank}.{secrets.token_hex(4)}"
+    return f"{engine}.{place.rank}.{secrets.token_hex(4)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from kvxfer.connectors.vllm.worker_half import StepResults, WorkerHalf
 
 NUM_HEADS, BLOCK_SIZE, NUM_LAYERS = 4, 32, 3
 BOUND_S = 20.0
+# Where a dozen agents share two cores, a silence of seconds is nobody's death.
+PATIENCE = {"connect_timeout_s": 15.0, "silent_timeout_s": 10.0}
 LAYERS = tuple(f"layers.{layer}" for layer in range(NUM_LAYERS))
 
 
@@ -30,7 +33,8 @@ class Worker:
     """One worker half, and its layers' tensors [block, head, token, content]."""
 
     half: WorkerHalf
-    caches: list[torch.Tensor]
+    caches: dict[int, torch.Tensor]  # by layer
+    heads: slice
 
     @property
     def rank(self) -> Rank:
@@ -39,28 +43,40 @@ class Worker:
 
 @contextmanager
 def workers(
-    engine: str, tp_size: int = 1, num_blocks: int = 64, num_layers: int = NUM_LAYERS, **settings: Any
+    engine: str,
+    tp_size: int = 1,
+    pp_size: int = 1,
+    num_blocks: int = 64,
+    num_layers: int = NUM_LAYERS,
+    **settings: Any,
 ) -> Iterator[list[Worker]]:
     """Yields the workers of an engine; closes them in the end."""
     num_heads = NUM_HEADS // tp_size
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=num_heads, head_size=4, dtype=torch.float32)
-    group = CacheGroup(0, "kv.0", LAYERS[:num_layers], spec, BLOCK_SIZE, 0)
     made = []
     try:
-        for rank in range(tp_size):
+        for pp_rank, tp_rank in itertools.product(range(pp_size), range(tp_size)):
+            first, stop = (num_layers * stage // pp_size for stage in (pp_rank, pp_rank + 1))
+            group = CacheGroup(0, "kv.0", LAYERS[first:stop], spec, BLOCK_SIZE, 0)
             place = Place(
                 engine_id=engine,
-                tp_rank=rank,
+                tp_rank=tp_rank,
                 tp_size=tp_size,
                 model="tiny",
                 cache_dtype="auto",
                 total_heads=NUM_HEADS,
                 num_blocks=num_blocks,
+                pp_rank=pp_rank,
+                pp_size=pp_size,
+                num_layers=num_layers if pp_size > 1 else 0,
             )
-            half = WorkerHalf(place, (group,), Settings(**{"silent_timeout_s": 5.0, **settings}))
-            caches = [torch.zeros(num_blocks, num_heads, BLOCK_SIZE, 8) for _ in range(num_layers)]
-            made.append(Worker(half, caches))
-            half.register(dict(zip(group.layer_names, caches, strict=True)))
+            half = WorkerHalf(place, (group,), Settings(**{**PATIENCE, **settings}))
+            caches = {
+                layer: torch.zeros(num_blocks, num_heads, BLOCK_SIZE, 8) for layer in range(first, stop)
+            }
+            heads = slice(tp_rank * num_heads, (tp_rank + 1) * num_heads)
+            made.append(Worker(half, caches, heads))
+            half.register({LAYERS[layer]: cache for layer, cache in caches.items()})
         yield made
     finally:
         for worker in made:
@@ -103,16 +119,16 @@ class Pushed:
 
     def compute(self, prefill: list[Worker], layer: int, first: int, stop: int, whole: torch.Tensor) -> None:
         """Writes a layer of some tokens where prefill's blocks are, as a forward would; all heads of it."""
-        num_heads = NUM_HEADS // len(prefill)
         for token in range(first, stop):
             block, within = self.src[token // BLOCK_SIZE], token % BLOCK_SIZE
-            for at, worker in enumerate(prefill):
-                heads = whole[layer, token, at * num_heads : (at + 1) * num_heads]
-                worker.caches[layer][block, :, within] = heads
+            for worker in prefill:
+                if layer in worker.caches:
+                    worker.caches[layer][block, :, within] = whole[layer, token, worker.heads]
 
     def arrived(self, decode: list[Worker], layer: int) -> torch.Tensor:
         """Returns a layer of all of its tokens as decode's blocks hold it: [token, head, content]."""
-        pages = [torch.cat([worker.caches[layer][block] for worker in decode], dim=0) for block in self.dst]
+        ranks = [worker.caches[layer] for worker in decode if layer in worker.caches]
+        pages = [torch.cat([cache[block] for cache in ranks], dim=0) for block in self.dst]
         return torch.cat([page.transpose(0, 1) for page in pages])[: self.num_tokens]
 
 
