@@ -343,3 +343,67 @@ def test_models_are_those_of_decode(client: httpx.Client) -> None:
     # The engine here has none: what it answers is passed on, whatever it is.
     assert client.get("/v1/models").status_code == 404
     assert client.get("/health").is_success
+
+
+RANKS = [{"name": "p.0", "address": "tcp://127.0.0.1:7"}]
+TOLD = {"choices": [], "kv_transfer_params": {"kvxfer": {"version": 1, "ranks": RANKS}}}
+
+
+@pytest.fixture
+def concurrent(stack: ExitStack, prefill: Engine, decode: Engine) -> httpx.Client:
+    """A client of a router that asks both at once, and knows where prefill's agents are."""
+    client = between(stack, [prefill.url], [decode.url], dispatch="concurrent")
+    prefill.begin(TOLD)
+    client.post("/v1/completions", json={"prompt": "first"}).raise_for_status()
+    # It did not know yet.
+    assert "push" not in prefill.body()["kv_transfer_params"].get("kvxfer", {})
+    assert decode.body()["kv_transfer_params"] == TOLD["kv_transfer_params"]
+    prefill.begin(TOLD)
+    decode.begin({"choices": [{"text": "from decode"}]})
+    return client
+
+
+def test_both_are_told_one_key_and_decode_where_prefill_is(
+    concurrent: httpx.Client, prefill: Engine, decode: Engine
+) -> None:
+    for _ in range(2):
+        answer = concurrent.post("/v1/completions", json={"prompt": "a", "max_tokens": 9})
+        assert answer.json() == {"choices": [{"text": "from decode"}]}
+    keys = []
+    for (_, asked, _), (_, also_asked, _) in zip(prefill.asked, decode.asked, strict=True):
+        own = asked["kv_transfer_params"].pop("kvxfer")
+        assert asked["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
+        assert (asked["max_tokens"], also_asked["max_tokens"]) == (1, 9)
+        assert also_asked["kv_transfer_params"] == {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "kvxfer": {**own, "ranks": RANKS},
+        }
+        keys.append(own["push"])
+    assert len(set(keys)) == 2
+    assert all(len(key) == 32 for key in keys)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_when_one_of_both_fails_the_other_is_let_off(
+    concurrent: httpx.Client, prefill: Engine, decode: Engine, role: str
+) -> None:
+    failing, waiting = (prefill, decode) if role == "prefill" else (decode, prefill)
+    failing.answer, waiting.answer = JSONResponse({"error": "no"}, 500), NEVER
+    answer = concurrent.post("/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 502
+    assert answer.json()["error"]["backend"] == failing.url
+    assert waiting.client_left.wait(BOUND_S)
+    # Prefill may have restarted: it is asked alone, and tells anew.
+    prefill.begin(TOLD)
+    decode.begin({})
+    concurrent.post("/v1/completions", json={"prompt": "b"}).raise_for_status()
+    assert "kvxfer" not in prefill.body()["kv_transfer_params"]
+
+
+def test_a_client_that_leaves_cancels_both(concurrent: httpx.Client, prefill: Engine, decode: Engine) -> None:
+    prefill.answer = decode.answer = NEVER
+    with pytest.raises(httpx.ReadTimeout):
+        concurrent.post("/v1/completions", json={"prompt": "a"}, timeout=0.5)
+    assert prefill.client_left.wait(BOUND_S)
+    assert decode.client_left.wait(BOUND_S)
