@@ -1,8 +1,9 @@
 """Disaggregated serving with vLLM, shown: are the tokens those of one engine?
 
 ``make demo-vllm``. A prefill and a decode engine of a tiny model run on the CPU with kvxfer's
-connector and a router before them, and a third engine, alone, says what the tokens must be. Status 1
-when one differs, or when decode computed by itself what it was to get.
+connector and routers before them: one asks prefill and then decode, which pulls; one asks both at
+once, and prefill pushes. A third engine, alone, says what the tokens must be. Status 1 when one
+differs, or when decode computed by itself what it was to get.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _TEXT = (
 # Within a block, a token more than a block, blocks to the last token, and many. The first letters
 # differ, so that none finds the beginning of another in a cache.
 _NUM_TOKENS = (20, 33, 64, 150, 400, 900)
-_PROMPTS = tuple(f"{number}. {_TEXT * 6}"[:length] for number, length in enumerate(_NUM_TOKENS))
+# How a router asks, and what that makes of the transfer.
+_DISPATCHES = (("sequential", "pull"), ("concurrent", "push"))
 _MAX_TOKENS = 32
 
 
@@ -38,6 +40,7 @@ _MAX_TOKENS = 32
 class Answer:
     """One prompt, answered by one engine and by two."""
 
+    how: str
     num_prompt_tokens: int
     num_moved_tokens: int
     alone: list[int]
@@ -86,18 +89,30 @@ def _answers(stack: ExitStack, folder: Path, console: Console) -> list[Answer]:
         )
         for role, kind in (("prefill", "kv_producer"), ("decode", "kv_consumer"))
     )
-    router = stack.enter_context(RouterServer([prefill.url], [decode.url], folder / "router.log"))
-    servers: list[ServerProcess] = [alone, prefill, decode, router]
+    routers = [
+        stack.enter_context(
+            RouterServer([prefill.url], [decode.url], folder / f"{dispatch}-router.log", dispatch)
+        )
+        for dispatch, _ in _DISPATCHES
+    ]
+    servers: list[ServerProcess] = [alone, prefill, decode, *routers]
     for server in servers:
         server.wait_ready()
     console.print(f"up after {time.monotonic() - started_s:.0f} s")
-    return [_answer(alone, router, decode, prompt) for prompt in _PROMPTS]
+    # A router learns from the first answer where prefill's agents are.
+    complete(routers[-1], "Where?", 1)
+    return [
+        _answer(how, alone, router, decode, f"{how} {number}. {_TEXT * 6}"[:length])
+        for router, (_, how) in zip(routers, _DISPATCHES, strict=True)
+        for number, length in enumerate(_NUM_TOKENS)
+    ]
 
 
-def _answer(alone: VllmServer, router: RouterServer, decode: VllmServer, prompt: str) -> Answer:
+def _answer(how: str, alone: VllmServer, router: RouterServer, decode: VllmServer, prompt: str) -> Answer:
     moved_before = decode.prompt_tokens("external_kv_transfer")
     together = complete(router, prompt, _MAX_TOKENS)
     return Answer(
+        how,
         len(together.prompt_token_ids),
         decode.prompt_tokens("external_kv_transfer") - moved_before,
         complete(alone, prompt, _MAX_TOKENS).token_ids,
@@ -107,9 +122,10 @@ def _answer(alone: VllmServer, router: RouterServer, decode: VllmServer, prompt:
 
 
 def _table(answers: list[Answer]) -> Table:
-    table = Table("prompt", "moved", "answer", "tokens of both", box=None, header_style="bold")
+    table = Table("", "prompt", "moved", "answer", "tokens of both", box=None, header_style="bold")
     for answer in answers:
         table.add_row(
+            answer.how,
             f"{answer.num_prompt_tokens} tokens",
             f"{answer.num_moved_tokens} tokens",
             # Brackets in an answer are no markup.
