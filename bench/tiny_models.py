@@ -27,6 +27,8 @@ MAX_TOKENS = 4096
 _STANDARD_DEVIATION = 0.15
 # Where queries and keys are normalized, their norms' weights are what makes attention choose.
 _ATTENTION_NORM_WEIGHT = 2.0
+# States as they come forget a token within three. With this they remember some twenty.
+_STATE_DECAY_LOG = -3.0
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -105,6 +107,22 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "dtype": "bfloat16",
         },
     ),
+    # The same with states of another kind (Mamba2), which the CPU computes in float32.
+    "granite-hybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "attention_multiplier": 0.125,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_head": 64,
+            "mamba_d_state": 32,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 512,
+        },
+    ),
 }
 NAMES = tuple(_MODELS)
 
@@ -126,7 +144,8 @@ def save(name: str, folder: Path, seed: int = 1) -> Path:
     """
     if name not in _MODELS:
         raise BenchError(f"there is no tiny model {name!r}; there are {', '.join(NAMES)}")
-    label = json.dumps([name, seed, _MODELS[name], _COMMON, _STANDARD_DEVIATION, _ATTENTION_NORM_WEIGHT])
+    constants = [_STANDARD_DEVIATION, _ATTENTION_NORM_WEIGHT, _STATE_DECAY_LOG]
+    label = json.dumps([name, seed, _MODELS[name], _COMMON, *constants])
     stamp = folder / "tiny-model.json"
     if stamp.exists() and stamp.read_text() == label:
         return folder
@@ -151,6 +170,8 @@ def _save_weights(name: str, folder: Path, seed: int) -> None:
                 parameter.normal_(0.0, _STANDARD_DEVIATION)
             elif label.endswith(("q_norm.weight", "k_norm.weight")):
                 parameter.fill_(_ATTENTION_NORM_WEIGHT)
+            elif label.endswith("A_log"):
+                parameter.fill_(_STATE_DECAY_LOG)
         if config.tie_word_embeddings:
             # Such models scale embeddings up by this; the last token would outweigh the layers.
             model.get_input_embeddings().weight /= config.hidden_size**0.5

@@ -66,8 +66,12 @@ class Appointment:
     prompt: str
 
     @classmethod
-    def read(cls, params: dict[str, Any], request: Any, settings: Settings) -> Appointment:
+    def read(
+        cls, params: dict[str, Any], request: Any, settings: Settings, num_held_back: int = 0
+    ) -> Appointment:
         """Reads the parameters of a request that arrived at a decode engine.
+
+        Prefill does not compute the last `num_held_back` tokens of its prompt.
 
         Raises
         ------
@@ -80,7 +84,8 @@ class Appointment:
             raise HandoverError(in_words(error)) from None
         require_version(own.version)
         require_allowed(own.ranks, settings)
-        return cls(bytes.fromhex(own.push), own.ranks, prompt_digest(request, request.num_prompt_tokens))
+        digest = prompt_digest(request, request.num_prompt_tokens - num_held_back)
+        return cls(bytes.fromhex(own.push), own.ranks, digest)
 
 
 def read_key(params: dict[str, Any]) -> bytes:

@@ -1,25 +1,34 @@
-"""The engine's cache groups: layers with one block table, each a region of the worker's agent."""
+"""The engine's cache groups: layers with one block table, each a region of the worker's agent.
+
+A block of most groups holds tokens. A block of a Mamba or GDN group holds a state, which stands for all
+tokens before it: of a request's blocks the last one counts, and it has to be the state after exactly
+the tokens that a decode engine does not compute (`kvxfer.connectors.vllm.held_back`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
+    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
 
+from kvxfer.connectors.vllm.state_parts import part_names
+
 # These and no kinds derived from them, which keep other things in a page.
-_SUPPORTED = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec)
+_SUPPORTED = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, MambaSpec)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """One cache group that takes part in transfers.
+    """One cache group that takes part in transfers, or one part of a group's states.
 
     Attributes
     ----------
@@ -35,6 +44,10 @@ class CacheGroup:
         Tokens of a block.
     window
         Tokens that a token sees, itself among them; 0 for all.
+    is_state
+        Whether a block holds a state and not tokens.
+    part
+        Which part of its states this is (`kvxfer.connectors.vllm.state_parts`); "" is all.
     """
 
     index: int
@@ -43,16 +56,29 @@ class CacheGroup:
     spec: Any
     block_size: int
     window: int
+    is_state: bool = False
+    part: str = ""
 
-    def can_load(self, table: tuple[int, ...], block_size: int, num_tokens: int) -> bool:
-        """Returns whether a source's table has all that is looked at from the prompt's last token on.
+    def blocks_of(self, table: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+        """Returns the blocks of a table that hold a prompt's first tokens; of states all but the last are 0.
 
-        A decode engine computes the last token itself, to sample from it. Both engines free blocks
-        before a window, each by its own block size, and prefill has gone one token further.
+        Earlier ones are states at which prompts of the same beginning may go on, and tables end with
+        blocks for tokens that are not there yet.
         """
+        blocks = tuple(table[: -(-num_tokens // self.block_size)])
+        return (0,) * (len(blocks) - 1) + blocks[-1:] if self.is_state else blocks
+
+    def can_load(self, table: tuple[int, ...], block_size: int, num_tokens: int, next_token: int) -> bool:
+        """Returns whether a source's table of some tokens has all that is looked at from the next one on.
+
+        A decode engine computes a prompt's last token itself, to sample from it. Both engines free
+        blocks before a window, each by its own block size, and prefill may have gone one token further.
+        """
+        if self.is_state:
+            return table[-1] != 0
         if not self.window:
             return all(table)
-        needed = max(num_tokens - self.window, 0)
+        needed = max(next_token + 1 - self.window, 0)
         # Blocks that are kept here begin with the one of this token; a part of it may lie before.
         kept = max(num_tokens - self.window + 1, 0) // self.block_size * self.block_size
         return needed >= kept and all(table[kept // block_size :])
@@ -76,17 +102,22 @@ def groups_of(config: KVCacheConfig) -> tuple[CacheGroup, ...]:
             else [spec]
         )
         for other in specs:
-            if type(other) not in _SUPPORTED or other.tokens_per_state != 1:
+            is_state = isinstance(other, MambaSpec)
+            if type(other) not in _SUPPORTED or not (is_state or other.tokens_per_state == 1):
                 raise NotImplementedError(
                     f"KvxferConnector cannot hand over cache group {index} ({type(other).__name__}) yet: "
-                    "full attention, latent attention (MLA) and sliding windows are supported"
+                    "full attention, latent attention (MLA), sliding windows, Mamba and GDN are supported"
                 )
             if other != specs[0]:
                 raise NotImplementedError(
                     f"KvxferConnector cannot hand over cache group {index} yet: its layers differ in shape"
                 )
+        is_state = isinstance(specs[0], MambaSpec)
         window = specs[0].sliding_window if isinstance(specs[0], SlidingWindowSpec) else 0
-        groups.append(
-            CacheGroup(index, f"kv.{index}", tuple(group.layer_names), specs[0], spec.block_size, window)
-        )
+        layer_names = tuple(group.layer_names)
+        for part in part_names(specs[0]) if is_state else ("",):
+            name = f"kv.{index}.{part}" if part else f"kv.{index}"
+            groups.append(
+                CacheGroup(index, name, layer_names, specs[0], spec.block_size, window, is_state, part)
+            )
     return tuple(groups)

@@ -49,14 +49,22 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         engine_id = str(self._kv_transfer_config.engine_id)
         # Block ids tell a request only where there is one group, and blocks can be computed anew from the
         # first that is missing only where nothing before it has left a window.
-        self._reports_blocks = len(kv_cache_config.kv_cache_groups) == 1 and groups[0].window == 0
+        self._reports_blocks = len(kv_cache_config.kv_cache_groups) == 1 and not (
+            groups[0].window or groups[0].is_state
+        )
+        # A prompt's beginning may be here without its state: that comes with every handover. What a
+        # window looks at does not.
+        self._brings_states = any(group.is_state for group in groups) and not any(
+            group.window for group in groups
+        )
         self._saves_by_layer = not getattr(vllm_config.parallel_config, "use_ubatching", False)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._waits = settings.waits
         if self._waits and not self._reports_blocks:
             raise ValueError(
-                'loads "synchronous" needs a cache of one group without a window: leave it "asynchronous"'
+                'loads "synchronous" needs a cache of one group, without a window or states: leave it '
+                '"asynchronous"'
             )
         self._invalid_block_ids: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
@@ -81,6 +89,13 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self._deciding.set_ranks(
             {place: each for place, each in metadata.items() if isinstance(each, RankMetadata)}
         )
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        return self._brings_states
+
+    def on_new_request(self, request: Request) -> None:
+        self._deciding.arrived(request)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int

@@ -298,9 +298,7 @@ class Fetches:
                 send(self._agent, self._regions, peer, part)
 
     def _table(self, order: FetchOrder, group: int) -> GroupTable:
-        return GroupTable(
-            order.tables[group], self._regions.groups[group].block_size, self._regions.pages_per_block[group]
-        )
+        return self._regions.table(group, order.tables[group])
 
     def _shares_of(
         self, group: int, region: kvxfer.Region, remotes: list[kvxfer.RegionDescriptor]

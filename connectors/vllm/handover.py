@@ -100,7 +100,8 @@ class Handover:
     block_sizes, pages_per_block
         Tokens of a block, and pages of the ranks' regions in it, for each group.
     num_tokens
-        All of the prompt; of a request that comes back from decode, what it has computed.
+        Of the prompt, all that prefill computes; of a request that comes back from decode, what that
+        has computed.
     comes_back
         Whether it does.
     """
@@ -142,15 +143,24 @@ class Handover:
         }
 
     @classmethod
-    def read(cls, params: dict[str, Any], request: Any, num_groups: int, settings: Settings) -> Handover:
+    def read(
+        cls,
+        params: dict[str, Any],
+        request: Any,
+        num_groups: int,
+        settings: Settings,
+        num_held_back: int = 0,
+    ) -> Handover:
         """Reads the parameters of a request that arrived at an engine that is to go on with it.
+
+        Prefill does not compute the last `num_held_back` tokens of its prompt.
 
         Raises
         ------
         HandoverError
             Missing or absurd fields, another version, a host that may not be dialled, parameters
-            of another prompt: decode is handed all of its tokens, the prefill of a later turn some
-            that it begins with.
+            of another prompt: decode is handed all that prefill computes, the prefill of a later
+            turn some tokens that its prompt begins with.
         """
         _require_bounded(params.get("remote_block_ids"), request.num_prompt_tokens, num_groups)
         try:
@@ -163,13 +173,14 @@ class Handover:
             if (given := len(getattr(own, what))) != num_groups:
                 raise HandoverError(_of_other_groups(what, given, num_groups))
         comes_back = is_return(params)
-        is_part = comes_back and own.num_tokens < request.num_prompt_tokens
-        if not (is_part or own.num_tokens == request.num_prompt_tokens) or own.prompt != prompt_digest(
+        num_prefilled = request.num_prompt_tokens - num_held_back
+        is_part = comes_back and own.num_tokens < num_prefilled
+        if not (is_part or own.num_tokens == num_prefilled) or own.prompt != prompt_digest(
             request, own.num_tokens
         ):
             raise HandoverError(
                 f"kv_transfer_params are of another prompt ({own.num_tokens} tokens, this one has "
-                f"{request.num_prompt_tokens}): the router must send both engines the same request"
+                f"{num_prefilled} for prefill): the router must send both engines the same request"
             )
         for table, block_size, pages in zip(
             passed.remote_block_ids, own.block_sizes, own.pages_per_block, strict=True

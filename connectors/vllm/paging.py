@@ -24,11 +24,14 @@ class GroupTable:
         Tokens of a block.
     pages_per_block
         Pages of the region in a block.
+    is_state
+        Whether a block is a state: then the last one counts, and others are 0.
     """
 
     blocks: tuple[int, ...]
     block_size: int
     pages_per_block: int
+    is_state: bool = False
 
     @property
     def page_size(self) -> int:
@@ -70,11 +73,17 @@ def pages_of(table: Sequence[int], pages_per_block: int) -> Ids:
 
 
 def pair_pages(src: GroupTable, dst: GroupTable, first_token: int, stop_token: int) -> PagePairs:
-    """Returns the pages of some tokens at both ends, where both have one."""
+    """Returns the pages of some tokens at both ends, where both have one; of states, the last at both."""
+    if src.is_state or dst.is_state:
+        # Blocks of states may be of unlike size: that says where an engine makes one, and not what it is.
+        return _both(src.pages[-1:], dst.pages[-1:])
     if src.page_size != dst.page_size:
         return PagePairs(src.pages, dst.pages, range(first_token, stop_token), 0)
     first, stop = first_token // dst.page_size, -(-stop_token // dst.page_size)
-    src_pages, dst_pages = src.pages[first:stop], dst.pages[first:stop]
+    return _both(src.pages[first:stop], dst.pages[first:stop])
+
+
+def _both(src_pages: Ids, dst_pages: Ids) -> PagePairs:
     both = (src_pages != 0) & (dst_pages != 0)
     num_lacking = int(np.count_nonzero(dst_pages)) - int(np.count_nonzero(both))
     return PagePairs(src_pages[both], dst_pages[both], None, num_lacking)

@@ -223,11 +223,14 @@ class Pushes:
             return reader
         num_groups = len(self._regions.groups)
         reader.posted = [registration.first_token] * num_groups
-        if registration.prompt != push.chunk.prompt or registration.num_tokens > push.chunk.num_tokens:
+        asks, has = registration.num_tokens, push.chunk.num_tokens
+        # Of states there are those of all tokens alone.
+        is_too_short = asks < has and any(group.is_state for group in self._regions.groups)
+        if registration.prompt != push.chunk.prompt or asks > has or is_too_short:
             self._fail(
                 reader,
-                f"decode has another prompt (it asks for {registration.num_tokens} tokens, prefill's has "
-                f"{push.chunk.num_tokens}): the router must send both engines the same request",
+                f"decode has another prompt (it asks for {asks} tokens, prefill's has {has}): the router "
+                "must send both engines the same request",
             )
         elif len(registration.tables) != num_groups:
             self._fail(
@@ -260,9 +263,7 @@ class Pushes:
         is_last = stop_token >= registration.num_tokens
         # A page that is filled in part waits until it is full.
         stops = [
-            registration.num_tokens
-            if is_last
-            else stop_token - stop_token % self._table(chunk, group).page_size
+            registration.num_tokens if is_last else self._whole(chunk, group, stop_token)
             for group in range(len(self._regions.groups))
         ]
         for share in registration.shares:
@@ -297,10 +298,13 @@ class Pushes:
                 self._release(group, write)
         reader.posted = [max(posted, stop) for posted, stop in zip(reader.posted, stops, strict=True)]
 
+    def _whole(self, chunk: Chunk, group: int, stop_token: int) -> int:
+        """Returns how many tokens of an unfinished prompt are in full pages; a state is of all tokens."""
+        table = self._table(chunk, group)
+        return 0 if table.is_state else stop_token - stop_token % table.page_size
+
     def _table(self, chunk: Chunk, group: int) -> GroupTable:
-        return GroupTable(
-            chunk.tables[group], self._regions.groups[group].block_size, self._regions.pages_per_block[group]
-        )
+        return self._regions.table(group, chunk.tables[group])
 
     # ---- the end ----------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -9,7 +10,9 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 import kvxfer
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
+from kvxfer.connectors.vllm.paging import GroupTable
 from kvxfer.connectors.vllm.place import Place
+from kvxfer.connectors.vllm.state_parts import part_of
 from kvxfer.slices import heads_of
 
 # A region of nothing: reads of no block of it carry notes, whatever layers a rank holds.
@@ -18,7 +21,7 @@ _NULL_BLOCK: Final = 0
 
 
 class CacheRegions:
-    """One region for each cache group, and one for notes.
+    """One region for each cache group, or part of its states, and one for notes.
 
     A page of a region is what the engine's kernels call a block, which may be a part of what its
     block tables do.
@@ -52,54 +55,89 @@ class CacheRegions:
         self.pages_per_block: list[int] = []
         for group in groups:
             tensors = [caches[name] for name in group.layer_names]
-            num_pages, num_heads, *_ = tensors[0].shape
+            num_pages, _, *_ = tensors[0].shape
             if tensors[0].ndim != 4 or num_pages % place.num_blocks:
                 raise NotImplementedError(
                     f"KvxferConnector reads caches [block, head, token, content]; {group.layer_names[0]} has "
                     f"{tuple(tensors[0].shape)}, of {place.num_blocks} blocks"
                 )
-            latent = num_heads == 1 and getattr(group.spec, "head_size_v", 0) == 0
-            if latent:
-                first_head, all_heads = 0, 1  # alike on every rank
-            elif num_heads == max(place.total_heads // place.tp_size, 1):
-                first_head, _ = heads_of(place.total_heads, place.tp_size, place.tp_rank)
-                all_heads = place.total_heads
-            else:
-                # Slots of the kernel's own: a shard matches the same shard alone.
-                first_head, all_heads = place.tp_rank * num_heads, place.tp_size * num_heads
-            dtype = _dtype(place.cache_dtype)
-            # Nothing is converted on the way: the scales of a quantized cache are the engine's, and are
-            # not told to its connector.
-            declared = f"{place.model}, {dtype or tensors[0].dtype}"
+            pages = _states(group, tensors, place) if group.is_state else _tokens(group, tensors, place)
+            declared = f"{place.model}, {pages.declared}"
             if tensors[0].device.type == "cpu":
-                # The kernels of the CPU lay a head's page out as their instructions and its type like it.
-                views = [tensor.view(num_pages, num_heads, -1) for tensor in tensors]
-                axes, declared = "bhd", f"{declared}, packed for {_instructions()}"
-            else:
-                views, axes = tensors, "bhtd" if latent else "bhtc"
+                # The kernels of the CPU lay a page out as their instructions and its type like it.
+                declared = f"{declared}, packed for {_instructions()}"
             layout = kvxfer.KVLayout.from_tensors(
-                views,
-                axes,
-                dtype=dtype,
-                first_head=first_head,
-                total_heads=all_heads,
+                pages.views,
+                pages.axes,
+                dtype=pages.dtype,
+                first_head=pages.first_head,
+                total_heads=pages.total_heads,
                 null_block=_NULL_BLOCK,
                 **_stage(groups, place),
                 model=declared,
                 group=group.name,
             )
-            self.regions.append(agent.register(group.name, tensors, layout))
+            self.regions.append(agent.register(group.name, pages.views, layout))
             self.pages_per_block.append(num_pages // place.num_blocks)
         self.notes = agent.register(_NOTES, np.zeros((1, 1), np.uint8))
         self._positions = {
             name: (index, position)
             for index, group in enumerate(groups)
             for position, name in enumerate(group.layer_names)
+            if not group.is_state
         }
 
+    def table(self, index: int, blocks: tuple[int, ...]) -> GroupTable:
+        """Returns some of this engine's blocks as a table of one group."""
+        group = self.groups[index]
+        return GroupTable(blocks, group.block_size, self.pages_per_block[index], group.is_state)
+
     def position(self, layer_name: str) -> tuple[int, int]:
-        """Returns a layer's group and its place in the group's region; (-1, 0) where it has none."""
+        """Returns a layer's group and its place in the group's region; (-1, 0) where it has none.
+
+        Forwards do not say that a layer's states are there, or needed: they have none.
+        """
         return self._positions.get(layer_name, (-1, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """Tensors of a group as `kvxfer.KVLayout.from_tensors` reads them, and what they do not tell."""
+
+    views: list[Any]
+    axes: str
+    first_head: int
+    total_heads: int
+    declared: str
+    dtype: str | None = None
+
+
+def _tokens(group: CacheGroup, tensors: list[Any], place: Place) -> _Pages:
+    num_pages, num_heads, *_ = tensors[0].shape
+    latent = num_heads == 1 and getattr(group.spec, "head_size_v", 0) == 0
+    if latent:
+        first_head, total_heads = 0, 1  # alike on every rank
+    elif num_heads == max(place.total_heads // place.tp_size, 1):
+        first_head, _ = heads_of(place.total_heads, place.tp_size, place.tp_rank)
+        total_heads = place.total_heads
+    else:
+        # Slots of the kernel's own: a shard matches the same shard alone.
+        first_head, total_heads = place.tp_rank * num_heads, place.tp_size * num_heads
+    dtype = _dtype(place.cache_dtype)
+    # Nothing is converted on the way: the scales of a quantized cache are the engine's, and are
+    # not told to its connector.
+    declared = str(dtype or tensors[0].dtype)
+    if tensors[0].device.type == "cpu":
+        views, axes = [tensor.view(num_pages, num_heads, -1) for tensor in tensors], "bhd"
+    else:
+        views, axes = tensors, "bhtd" if latent else "bhtc"
+    return _Pages(views, axes, first_head, total_heads, declared, dtype)
+
+
+def _states(group: CacheGroup, tensors: list[Any], place: Place) -> _Pages:
+    part = part_of(group.part, group.spec, tensors)
+    tp_rank, tp_size = (0, 1) if group.spec.tp_replicated else (place.tp_rank, place.tp_size)
+    return _Pages(part.views, part.axes, tp_rank * part.num_heads, tp_size * part.num_heads, part.declared)
 
 
 def _instructions() -> str:

@@ -13,6 +13,7 @@ from vllm.v1.request import Request, RequestStatus
 from kvxfer.connectors.vllm.appointment import Appointment, answer, is_push, read_key
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
 from kvxfer.connectors.vllm.handover import Handover, HandoverError, Rank, is_return, prompt_digest
+from kvxfer.connectors.vllm.held_back import hold_back, num_held_back
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, RankMetadata, StepMetadata
 
@@ -60,6 +61,7 @@ class SchedulerHalf:
         self._consumes = consumes
         self._groups = groups
         self._settings = settings
+        self._num_held_back = num_held_back(groups)
         self._ranks: tuple[Rank, ...] = ()
         self._pages_per_block: tuple[int, ...] = ()
         self._prefills: dict[str, _Prefill] = {}
@@ -80,6 +82,14 @@ class SchedulerHalf:
         self._ranks = tuple(Rank(name=rank.name, address=rank.address) for rank in ordered)
         self._pages_per_block = ordered[0].pages_per_block
 
+    def arrived(self, request: Request) -> None:
+        """Has prefill end where decode begins, if that is before the prompt's end."""
+        params = request.kv_transfer_params or {}
+        is_prefill = params.get("do_remote_decode") and not params.get("do_remote_prefill")
+        if self._num_held_back and self._produces and is_prefill:
+            # What cannot be shortened is computed whole, here and at decode.
+            params["do_remote_decode"] = hold_back(request, self._num_held_back)
+
     # ---- what was computed elsewhere --------------------------------------------------------
 
     def num_external_tokens(self, request: Request, num_computed: int) -> int:
@@ -97,6 +107,11 @@ class SchedulerHalf:
             return 0
         source = self._source(request)
         if isinstance(source, Handover) and not self._can_load(request, source):
+            _log.info(
+                "kvxfer: request %s: what its next token looks at was given back; the prompt is computed "
+                "here",
+                request.request_id,
+            )
             return 0
         if isinstance(source, str) and comes_back:
             # It goes on in another way than decode did: it is computed.
@@ -109,21 +124,20 @@ class SchedulerHalf:
         """Returns how many tokens are there after a load."""
         num_tokens: int = request.num_prompt_tokens
         comes_back = isinstance(source, Handover) and source.comes_back
-        if comes_back or self._settings.waits:
+        if comes_back or self._settings.waits or self._num_held_back:
             # The forward that follows is to compute at least one.
             num_tokens -= 1
         return min(source.num_tokens, num_tokens) if isinstance(source, Handover) else num_tokens
 
     def _can_load(self, request: Request, source: Handover) -> bool:
-        for group, table, block_size in zip(self._groups, source.tables, source.block_sizes, strict=True):
-            if not group.can_load(table, block_size, source.num_tokens):
-                _log.info(
-                    "kvxfer: request %s: a block that the next token looks at was given back; the prompt "
-                    "is computed here",
-                    request.request_id,
-                )
-                return False
-        return True
+        num_loaded = self._num_loaded(request, source)
+        if self._num_held_back and num_loaded != source.num_tokens:
+            return False  # its states are of tokens beyond
+        next_token = min(num_loaded, request.num_prompt_tokens - 1)
+        return all(
+            group.can_load(table, block_size, source.num_tokens, next_token)
+            for group, table, block_size in zip(self._groups, source.tables, source.block_sizes, strict=True)
+        )
 
     def allocated(self, request: Request, block_ids: tuple[list[int], ...], num_external: int) -> None:
         """Orders the fetch of a request that got its blocks, and follows one that is to be handed over."""
@@ -168,10 +182,12 @@ class SchedulerHalf:
             try:
                 if request.prompt_token_ids is None:
                     raise HandoverError("prompts of embeddings are not handed over")
+                # A turn's prefill has them taken from it already.
+                held_back = self._num_held_back if params.get("do_remote_prefill") else 0
                 if is_push(params) and not is_return(params):
-                    known = Appointment.read(params, request, self._settings)
+                    known = Appointment.read(params, request, self._settings, held_back)
                 else:
-                    known = Handover.read(params, request, len(self._groups), self._settings)
+                    known = Handover.read(params, request, len(self._groups), self._settings, held_back)
             except HandoverError as error:
                 known = str(error)
                 _log.warning("kvxfer: request %s: %s", request.request_id, error)
@@ -282,7 +298,9 @@ class SchedulerHalf:
         # Blocks that left a sliding window since they were granted are not the request's any more.
         held = tuple(
             tuple(block if at < len(now) and now[at] == block else 0 for at, block in enumerate(granted))
-            for granted, now in zip(grant.tables, self._tables(block_ids), strict=True)
+            for granted, now in zip(
+                grant.tables, self._tables(block_ids, request.num_prompt_tokens), strict=True
+            )
         )
         handover = self._handover(request, grant.leases, held, request.num_prompt_tokens)
         return True, handover.params(self._engine_id, request)
@@ -297,6 +315,11 @@ class SchedulerHalf:
         """
         # What follows from the last token was never computed.
         num_tokens = request.num_tokens - 1
+        if self._num_held_back:
+            # Or it was, where the engine is a step ahead of its answers: its states are of that token too.
+            num_tokens = request.num_computed_tokens
+            if num_tokens > request.num_tokens:
+                return False, None
         tables = self._tables(block_ids, num_tokens)
         leases = _draw_leases(len(tables))
         self._next.grants.append(Grant(request.request_id, leases, tables))
@@ -316,14 +339,9 @@ class SchedulerHalf:
             num_tokens,
         )
 
-    def _tables(self, block_ids: tuple[list[int], ...], num_tokens: int | None = None) -> Tables:
-        """Returns the tables of the groups that are transferred, of all or of the first tokens."""
-        return tuple(
-            tuple(
-                block_ids[group.index][: None if num_tokens is None else -(-num_tokens // group.block_size)]
-            )
-            for group in self._groups
-        )
+    def _tables(self, block_ids: tuple[list[int], ...], num_tokens: int) -> Tables:
+        """Returns the tables of the groups that are transferred, of the first tokens."""
+        return tuple(group.blocks_of(block_ids[group.index], num_tokens) for group in self._groups)
 
 
 def _draw_leases(count: int) -> tuple[int, ...]:

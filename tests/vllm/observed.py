@@ -18,11 +18,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 
 from kvxfer.connectors.vllm import KvxferConnector
 from kvxfer.connectors.vllm.appointment import Appointment
+from kvxfer.connectors.vllm.cache_groups import groups_of
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.step import FetchOrder, StepMetadata
 from tests.vllm.engine import FLIP
 
-_EXPONENT_BYTE = 3  # of a little-endian float32
+_EXPONENT_BYTE = 3  # of a little-endian float32, and of every other bfloat16
 _EXPONENT_BIT = 0x20
 
 
@@ -32,14 +33,14 @@ class ObservedConnector(KvxferConnector):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._folder = Path(os.environ["KVXFER_OBSERVED"])
+        self._groups = groups_of(kv_cache_config)
         self._layers: list[list[torch.Tensor]] = []
         self._computed: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {}
         self._ordered: dict[str, FetchOrder] = {}
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         super().register_kv_caches(kv_caches)
-        groups = self._kv_cache_config.transfer_groups
-        self._layers = [[kv_caches[name] for name in group.layer_names] for group in groups]
+        self._layers = [[kv_caches[name] for name in group.layer_names] for group in self._groups]
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         step = self._get_connector_metadata()
@@ -69,14 +70,16 @@ class ObservedConnector(KvxferConnector):
             else:
                 continue
             self._write(name, "received", held)
-            if (self._folder / FLIP).exists():
-                self._flip(held[0])
+            if (flip := self._folder / FLIP).exists():
+                states = flip.read_text() == "states"
+                at = next(at for at, group in enumerate(self._groups) if group.is_state == states)
+                self._flip(self._layers[at][0], held[at])
         return results
 
     def _write(self, request_id: str, what: str, tables: tuple[tuple[int, ...], ...]) -> None:
         hashes = [
             [
-                hashlib.sha256(b"".join(layer[block].numpy().tobytes() for layer in layers)).hexdigest()
+                hashlib.sha256(b"".join(_bytes_of(layer[block]) for layer in layers)).hexdigest()
                 if block
                 else ""
                 for block in table
@@ -85,6 +88,11 @@ class ObservedConnector(KvxferConnector):
         ]
         (self._folder / f"{request_id}.{what}").write_text(json.dumps(hashes))
 
-    def _flip(self, table: tuple[int, ...]) -> None:
-        page = self._layers[0][0][table[0]].view(torch.uint8).flatten()
+    def _flip(self, layer: torch.Tensor, table: tuple[int, ...]) -> None:
+        block = next(block for block in table if block)
+        page = layer[block].view(torch.uint8).flatten()
         page[_EXPONENT_BYTE::4] ^= _EXPONENT_BIT
+
+
+def _bytes_of(page: torch.Tensor) -> bytes:
+    return bytes(page.contiguous().view(torch.uint8).numpy().tobytes())

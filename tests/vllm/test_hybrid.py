@@ -1,0 +1,203 @@
+"""Caches with states (GDN, Mamba2): decode goes on from the state before the prompt's last token."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvxfer.bench import tiny_models
+from kvxfer.bench.router_server import RouterServer
+from kvxfer.bench.vllm_server import complete, completion_request
+from tests.vllm.engine import FLIP, TO_PREFILL, Engines, random_prompt, server
+
+#: So short that what nobody fetches is given back while a test waits.
+LEASE_TTL_S = 10.0
+# Of the engine's making: what one layer's states take is a whole number of attention's tokens.
+GDN_BLOCK = 288
+# The CPU's kernel of GDN knows bfloat16 alone, which rounds otherwise where a prompt is cut otherwise.
+# So all is computed in chunks of 32, and prompts have one token more, which one engine computes by
+# itself as decode does.
+GDN_CHUNK = 32
+GDN_LENGTHS = (33, 65, GDN_BLOCK + 1, GDN_BLOCK + 33, 2 * GDN_BLOCK + 1, 897)
+# Mamba2 is computed in float32. Chunks of 128 tokens; one block holds a request's state, however long.
+MAMBA2_CHUNK = 128
+MAMBA2_LENGTHS = (2, 3, 64, 127, 128, 129, 130, 256, 257, 258, 700, 990)
+
+
+@contextmanager
+def pair_of(model: str, folder: Path, *arguments: str) -> Iterator[Engines]:
+    """Starts a pair and a router; what one engine says is asked of prefill, without a handover."""
+    weights = tiny_models.save(model, folder / "model")
+    options: dict[str, Any] = {"arguments": arguments, "lease_ttl_s": LEASE_TTL_S}
+    with ExitStack() as stack:
+        # Either may fetch from the other: a later turn's prefill does.
+        prefill = stack.enter_context(server("prefill", weights, folder, "kv_both", **options))
+        decode = stack.enter_context(server("decode", weights, folder, "kv_both", **options))
+        router = stack.enter_context(
+            RouterServer(prefills=[prefill.url], decodes=[decode.url], log=folder / "router.log")
+        )
+        for each in (prefill, decode, router):
+            each.wait_ready()
+        yield Engines(prefill, prefill, decode, router, folder / "observed")
+
+
+@pytest.fixture(scope="module")
+def gdn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """States beside prefixes that are kept: at each block's end there is one to go on from."""
+    chunks = ("--max-num-batched-tokens", str(GDN_CHUNK))
+    with pair_of("qwen3-next", tmp_path_factory.mktemp("gdn"), *chunks) as engines:
+        yield engines
+
+
+@pytest.fixture(scope="module")
+def mamba2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """States without prefixes: vLLM's CPU kernels of Mamba2 keep none."""
+    arguments = ("--no-enable-prefix-caching", "--max-num-batched-tokens", str(MAMBA2_CHUNK))
+    with pair_of("granite-hybrid", tmp_path_factory.mktemp("mamba2"), *arguments) as engines:
+        yield engines
+
+
+def assert_handed_over(engines: Engines, prompt: str, num_held: int = 0) -> None:
+    """Decode has all of a prompt but its last token and what it holds, and says what one engine says."""
+    before = engines.decode.prompt_tokens("external_kv_transfer")
+    request_id = f"{hash(prompt)}"
+    params = engines.prefilled(prompt, request_id)
+    tokens = engines.decoded(prompt, request_id, params).token_ids
+    assert engines.decode.prompt_tokens("external_kv_transfer") - before == len(prompt) - 1 - num_held
+    assert tokens == engines.expected(prompt)
+    assert len(set(tokens)) > 4
+    sent, received = (
+        json.loads((engines.observed / f"{params['remote_request_id']}.{what}").read_text())
+        for what in ("sent", "received")
+    )
+    assert sent == received
+    assert all(any(hashes) for hashes in sent)
+
+
+@pytest.mark.parametrize("length", GDN_LENGTHS)
+def test_gdn(gdn: Engines, length: int) -> None:
+    assert_handed_over(gdn, random_prompt(length))
+
+
+@pytest.mark.parametrize("length", MAMBA2_LENGTHS)
+def test_mamba2(mamba2: Engines, length: int) -> None:
+    assert_handed_over(mamba2, random_prompt(length))
+
+
+# Behind the first, decode has a state to go on from. Behind the second it has two blocks of tokens and
+# no state at their end: that one comes from prefill.
+@pytest.mark.parametrize("beginning", [2 * GDN_BLOCK + 1, 2 * GDN_BLOCK + 33])
+def test_of_a_beginning_that_decode_holds_the_state_alone_is_moved(gdn: Engines, beginning: int) -> None:
+    prompt = random_prompt(beginning)
+    assert_handed_over(gdn, prompt)
+    assert_handed_over(gdn, prompt + random_prompt(3 * GDN_CHUNK), num_held=2 * GDN_BLOCK)
+
+
+@pytest.mark.parametrize("later", ["prefill", "decode"])
+@pytest.mark.parametrize(("kind", "length"), [("gdn", GDN_BLOCK + 33), ("mamba2", 300)])
+def test_states_are_pushed_with_the_last_token(
+    request: pytest.FixtureRequest, kind: str, length: int, later: str
+) -> None:
+    engines: Engines = request.getfixturevalue(kind)
+    ranks, prompt, key = engines.ranks(), random_prompt(length), secrets.token_hex(16)
+    before = engines.decode.prompt_tokens("external_kv_transfer")
+    waits = {f"{later}_waits_s": 0.3}
+    assert engines.pushed(prompt, ranks, key=key, **waits).token_ids == engines.expected(prompt)
+    assert engines.decode.prompt_tokens("external_kv_transfer") - before == length - 1
+    sent, received = (
+        json.loads((engines.observed / f"{key}.{what}").read_text()) for what in ("sent", "received")
+    )
+    assert sent == received
+
+
+# Where a token of its own ends an answer, the engine has computed what follows before it knows.
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_a_later_turn_goes_on_from_the_state_of_decode(mamba2: Engines, ends_early: bool) -> None:
+    prompt = random_prompt(200)
+    expected = mamba2.expected(prompt, 100)
+    params = {**mamba2.prefilled(prompt, "turn 1"), "do_remote_decode": True}
+    stop: dict[str, Any] = {"stop_token_ids": [expected[40]]} if ends_early else {}
+    turn = complete(mamba2.decode, prompt, 100, kv_transfer_params=params, **stop)
+    assert turn.finish_reason == ("stop" if ends_early else "length")
+    assert turn.token_ids == expected[: len(turn.token_ids)]
+    assert turn.kv_transfer_params
+    tokens = turn.prompt_token_ids + turn.token_ids + list(random_prompt(60).encode())
+    before = mamba2.prefill.prompt_tokens("external_kv_transfer")
+    answer = complete(mamba2.prefill, tokens, 1, kv_transfer_params=turn.kv_transfer_params)
+    moved = mamba2.prefill.prompt_tokens("external_kv_transfer") - before
+    assert moved in (200 + len(turn.token_ids) - 1, 200 + len(turn.token_ids))
+    assert answer.kv_transfer_params
+    again = complete(mamba2.decode, tokens, kv_transfer_params=answer.kv_transfer_params)
+    assert again.token_ids == complete(mamba2.prefill, tokens).token_ids
+    mamba2.wait_empty()
+
+
+@pytest.mark.parametrize("what", ["states", "tokens"])
+@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
+def test_flipped_exponents_change_the_tokens(request: pytest.FixtureRequest, kind: str, what: str) -> None:
+    engines: Engines = request.getfixturevalue(kind)
+    prompt = random_prompt(97)
+    expected = engines.expected(prompt)
+    flip = engines.observed / FLIP
+    flip.write_text(what)
+    try:
+        params = engines.prefilled(prompt, f"flipped {what}")
+        assert engines.decoded(prompt, f"flipped {what}", params).token_ids != expected
+    finally:
+        flip.unlink()
+
+
+def test_many_at_once_each_go_on_from_their_own_state(mamba2: Engines) -> None:
+    prompts = [random_prompt(2 + 61 * number) for number in range(12)]
+    before = mamba2.decode.prompt_tokens("external_kv_transfer")
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        answers = list(threads.map(lambda prompt: complete(mamba2.router, prompt).token_ids, prompts))
+    moved = mamba2.decode.prompt_tokens("external_kv_transfer") - before
+    assert moved == sum(len(prompt) - 1 for prompt in prompts)
+    assert answers == [mamba2.expected(prompt) for prompt in prompts]
+
+
+def test_a_prompt_of_one_token_is_decodes_own(mamba2: Engines) -> None:
+    answer = complete(mamba2.prefill, "k", 1, kv_transfer_params=TO_PREFILL)
+    assert answer.kv_transfer_params is None
+    before = mamba2.decode.prompt_tokens("local_compute")
+    assert complete(mamba2.router, "k").token_ids == mamba2.expected("k")
+    assert mamba2.decode.prompt_tokens("local_compute") - before == 1
+
+
+def test_prefill_goes_no_further_than_it_hands_over(mamba2: Engines) -> None:
+    # A router is to ask for one token. If it does not, the state is still that before the last token.
+    prompt = random_prompt(200)
+    answer = complete(mamba2.prefill, prompt, 16, min_tokens=8, kv_transfer_params=TO_PREFILL)
+    assert answer.kv_transfer_params
+    assert len(answer.token_ids) == 1
+    assert answer.prompt_token_ids == complete(mamba2.prefill, prompt, 1).prompt_token_ids
+    tokens = mamba2.decoded(prompt, "no further", answer.kv_transfer_params).token_ids
+    assert tokens == mamba2.expected(prompt)
+
+
+@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
+def test_nothing_stays_held(request: pytest.FixtureRequest, kind: str) -> None:
+    engines: Engines = request.getfixturevalue(kind)
+    prompt = random_prompt(300)
+    assert engines.decoded(prompt, "early", engines.prefilled(prompt, "early"), max_tokens=1).token_ids
+    engines.prefilled(random_prompt(300), "forgotten")
+    for number, timeout_s in enumerate((0.01, 0.03, 0.1, 0.3)):
+        for engine, params in ((engines.prefill, TO_PREFILL), (engines.decode, None)):
+            left = random_prompt(400, seed=number)
+            params = params or engines.prefilled(left, f"left {number}")
+            body = completion_request(left, 64, f"left {number}", kv_transfer_params=params)
+            try:
+                httpx.post(f"{engine.url}/v1/completions", timeout=timeout_s, **body)
+            except httpx.TimeoutException:
+                pass
+    engines.wait_empty(LEASE_TTL_S + 20)
+    assert_handed_over(engines, random_prompt(97))

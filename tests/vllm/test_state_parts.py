@@ -1,0 +1,247 @@
+"""States of engines with unlike tensor parallelism: workers without an engine, rows against an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+from vllm.v1.kv_cache_interface import MambaSpec
+
+from kvxfer.connectors.vllm.appointment import Appointment
+from kvxfer.connectors.vllm.cache_groups import CacheGroup, groups_of
+from kvxfer.connectors.vllm.handover import Handover, Rank
+from kvxfer.connectors.vllm.place import Place
+from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, StepMetadata
+from kvxfer.connectors.vllm.worker_half import WorkerHalf
+from tests.vllm.workers import until
+
+NUM_BLOCKS = 5
+PADDING_NBYTES = 96
+NUM_LAYERS = 2
+NUM_INPUTS = 3
+EARLIER_BLOCK, SRC_BLOCK, DST_BLOCK = 1, 2, 4
+BLOCK_SIZE, NUM_TOKENS = 64, 100
+# (heads of each projection of a convolution, dim of one), and the state's heads, rows and columns
+KINDS = {
+    "GDN_ATTN": (((4, 16), (4, 16), (8, 32)), (8, 32, 16)),
+    "MAMBA2": (((8, 32), (2, 16), (2, 16)), (8, 32, 16)),
+}
+
+
+class Rows:
+    """What a rank of one of these layers holds, made from the whole model's states."""
+
+    def __init__(self, kind: str, dim_first: bool, seed: int = 0) -> None:
+        self.kind, self.dim_first = kind, dim_first
+        random = np.random.default_rng(seed)
+        projections, state = KINDS[kind]
+        self.inputs = [
+            random.integers(0, 2**16, (NUM_LAYERS, NUM_INPUTS, heads, dim), np.uint16)
+            for heads, dim in projections
+        ]
+        self.state = random.integers(0, 2**32, (NUM_LAYERS, *state), np.uint32)
+
+    def spec(self, tp_size: int) -> MambaSpec:
+        conv_dim = sum(each[0, 0].size for each in self.inputs) // tp_size
+        _, heads, rows, columns = self.state.shape
+        conv = (conv_dim, NUM_INPUTS) if self.dim_first else (NUM_INPUTS, conv_dim)
+        return MambaSpec(
+            block_size=BLOCK_SIZE,
+            shapes=(conv, (heads // tp_size, rows, columns)),
+            dtypes=(torch.bfloat16, torch.float32),
+            mamba_type=MambaAttentionBackendEnum[self.kind],
+        )
+
+    def row(self, layer: int, rank: int, tp_size: int) -> NDArray[np.uint8]:
+        """Returns the bytes of a rank's row: its heads of each projection's inputs, and their states."""
+        mine = [np.split(each[layer], tp_size, axis=1)[rank] for each in self.inputs]
+        conv = np.concatenate([each.reshape(NUM_INPUTS, -1) for each in mine], axis=1)
+        state = np.split(self.state[layer], tp_size)[rank]
+        conv = conv.T if self.dim_first else conv
+        return np.concatenate(
+            [np.ascontiguousarray(conv).view(np.uint8).ravel(), state.view(np.uint8).ravel()]
+        )
+
+
+def groups_with(spec: MambaSpec) -> tuple[CacheGroup, ...]:
+    group = SimpleNamespace(layer_names=[f"layer.{at}" for at in range(NUM_LAYERS)], kv_cache_spec=spec)
+    config: Any = SimpleNamespace(transfer_group_ids=[0], kv_cache_groups=[group])
+    return groups_of(config)
+
+
+class Worker:
+    """One rank, its caches as an engine makes them: rows of bytes with padding behind."""
+
+    def __init__(self, spec: MambaSpec, rank: int, tp_size: int) -> None:
+        nbytes = spec.page_size_bytes
+        pages = torch.full((NUM_LAYERS, NUM_BLOCKS, nbytes + PADDING_NBYTES), 0x5A, dtype=torch.int8)
+        self.pages = pages.numpy().view(np.uint8)
+        self.groups = groups_with(spec)
+        place = Place("engine", rank, tp_size, "model", "auto", 4, NUM_BLOCKS)
+        self.half = WorkerHalf(place, self.groups, Settings())
+        caches = {f"layer.{at}": pages[at, :, None, None, :nbytes] for at in range(NUM_LAYERS)}
+        self.half.register(caches)
+
+    @property
+    def rank(self) -> Rank:
+        return Rank(name=self.half.rank.name, address=self.half.rank.address)
+
+
+@contextmanager
+def engine(spec: MambaSpec, tp_size: int) -> Iterator[list[Worker]]:
+    with ExitStack() as stack:
+        workers = []
+        for rank in range(tp_size):
+            workers.append(Worker(spec, rank, tp_size))
+            stack.callback(workers[-1].half.close)
+        yield workers
+
+
+def nothing() -> None:
+    """What prefill computes where nothing can be moved."""
+
+
+def pull(prefill: list[Worker], decode: list[Worker], compute: Callable[[], None]) -> dict[str, set[int]]:
+    """Takes one request's states over when they are computed; returns what failed."""
+    compute()
+    num_groups = len(prefill[0].groups)
+    leases = tuple((1 << 62) + at for at in range(num_groups))
+    tables, sizes = ((0, SRC_BLOCK),) * num_groups, (BLOCK_SIZE,) * num_groups
+    for worker in prefill:
+        worker.half.step(StepMetadata(grants=[Grant("request", leases, tables)]))
+    ranks = tuple(worker.rank for worker in prefill)
+    handover = Handover("request", ranks, leases, tables, sizes, (1,) * num_groups, NUM_TOKENS)
+    order(decode, handover)
+    return collected(prefill, decode)
+
+
+def push(
+    prefill: list[Worker], decode: list[Worker], compute: Callable[[], None], late: bool = False
+) -> dict[str, set[int]]:
+    """Takes one request's states over in the step that computes them; returns what failed."""
+    key = bytes(16)
+    source = Appointment(key, tuple(worker.rank for worker in prefill), "digest")
+    if not late:
+        order(decode, source)
+        until(lambda: all(knows(worker, key, decode) for worker in prefill), "registrations")
+    num_groups = len(prefill[0].groups)
+    # The first chunk ends with a state that nobody needs.
+    for table, first, stop in (((EARLIER_BLOCK,), 0, BLOCK_SIZE), ((0, SRC_BLOCK), BLOCK_SIZE, NUM_TOKENS)):
+        chunk = Chunk("request", key, "digest", (table,) * num_groups, first, stop, NUM_TOKENS)
+        for worker in prefill:
+            worker.half.before_forward(StepMetadata(chunks=[chunk]))
+        if stop == NUM_TOKENS:
+            compute()
+        for worker in prefill:
+            worker.half.after_forward(whole=True)
+    if late:
+        order(decode, source)
+    return collected(prefill, decode)
+
+
+def push_late(
+    prefill: list[Worker], decode: list[Worker], compute: Callable[[], None]
+) -> dict[str, set[int]]:
+    """As `push`, but decode comes when all is computed."""
+    return push(prefill, decode, compute, late=True)
+
+
+def knows(worker: Worker, key: bytes, decode: list[Worker]) -> bool:
+    """Whether every reader's registration waits at a worker of prefill."""
+    for each in (*decode, worker):
+        assert not each.half.collect(set()).received
+    assert worker.half._pushes is not None
+    waiting = worker.half._pushes._registrations._waiting.get(key)
+    return waiting is not None and len(waiting.arrivals) == len(decode)
+
+
+def order(decode: list[Worker], source: Handover | Appointment) -> None:
+    """Has every worker of decode ask for the request."""
+    tables = ((0, DST_BLOCK),) * len(decode[0].groups)
+    for worker in decode:
+        worker.half.step(StepMetadata(fetches=[FetchOrder("request", source, tables, 0, NUM_TOKENS)]))
+
+
+def collected(prefill: list[Worker], decode: list[Worker]) -> dict[str, set[int]]:
+    """Returns what failed; what did not is given back at prefill."""
+    failed: dict[str, set[int]] = {}
+    ended = {"received": 0, "sent": 0}
+
+    def all_have() -> bool:
+        for worker in decode:
+            results = worker.half.collect(set())
+            ended["received"] += len(results.received)
+            failed.update(results.failed)
+        ended["sent"] += sum(len(worker.half.collect({"request"}).sent) for worker in prefill)
+        return ended["received"] == len(decode) and (bool(failed) or ended["sent"] == len(prefill))
+
+    until(all_have, "every worker's end")
+    return failed
+
+
+@pytest.mark.parametrize("how", [pull, push, push_late])
+@pytest.mark.parametrize("dim_first", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("src_tp", "dst_tp"), [(1, 1), (2, 2), (1, 2), (2, 1)])
+def test_rows_of_any_two_sizes_are_those_of_the_model(
+    how: Callable[..., dict[str, set[int]]], kind: str, dim_first: bool, src_tp: int, dst_tp: int
+) -> None:
+    rows = Rows(kind, dim_first)
+    with engine(rows.spec(src_tp), src_tp) as prefill, engine(rows.spec(dst_tp), dst_tp) as decode:
+
+        def compute() -> None:
+            for rank, worker in enumerate(prefill):
+                for layer in range(NUM_LAYERS):
+                    row = rows.row(layer, rank, src_tp)
+                    worker.pages[layer, SRC_BLOCK, : len(row)] = row
+
+        assert how(prefill, decode, compute) == {}
+        for rank, worker in enumerate(decode):
+            expected = np.full_like(worker.pages, 0x5A)
+            for layer in range(NUM_LAYERS):
+                row = rows.row(layer, rank, dst_tp)
+                expected[layer, DST_BLOCK, : len(row)] = row
+            assert np.array_equal(worker.pages, expected)
+
+
+def row_of_one_piece(tp_size: int) -> MambaSpec:
+    """Rows of a kind whose parts are not told apart."""
+    return MambaSpec(
+        block_size=BLOCK_SIZE,
+        shapes=((NUM_INPUTS, 64 // tp_size), (64 // tp_size, 16)),
+        dtypes=(torch.float32, torch.float32),
+        mamba_type=MambaAttentionBackendEnum.MAMBA1,
+    )
+
+
+def test_rows_of_one_piece_go_to_the_same_shard() -> None:
+    random = np.random.default_rng(1)
+    with engine(row_of_one_piece(2), 2) as prefill, engine(row_of_one_piece(2), 2) as decode:
+        for worker in prefill:
+            worker.pages[:] = random.integers(0, 256, worker.pages.shape, np.uint8)
+        assert pull(prefill, decode, nothing) == {}
+        for source, destination in zip(prefill, decode, strict=True):
+            row = slice(0, -PADDING_NBYTES)
+            assert np.array_equal(source.pages[:, SRC_BLOCK, row], destination.pages[:, DST_BLOCK, row])
+
+
+@pytest.mark.parametrize(("src_tp", "dst_tp"), [(1, 2), (2, 1)])
+def test_rows_of_one_piece_are_refused_at_another_size(
+    src_tp: int, dst_tp: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        engine(row_of_one_piece(src_tp), src_tp) as prefill,
+        engine(row_of_one_piece(dst_tp), dst_tp) as decode,
+    ):
+        assert "request" in pull(prefill, decode, nothing)
+        for worker in decode:
+            assert (worker.pages == 0x5A).all()
+    assert "differ in region 'kv.0'" in caplog.text
