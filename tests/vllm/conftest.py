@@ -24,6 +24,9 @@ else:
         warnings.simplefilter("ignore")
         import kvxfer.connectors.vllm.connector  # noqa: F401
 
+#: They take seconds, and an engine that starts takes half a minute: what is broken here fails first.
+WITHOUT_ENGINES = ("test_engine_interface", "test_scheduler", "test_statistics", "test_worker")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -32,6 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # not ours to answer.
             item.add_marker(pytest.mark.timeout(300), append=False)
             item.add_marker(pytest.mark.filterwarnings("default"), append=False)
+    items.sort(key=lambda item: item.path.stem not in WITHOUT_ENGINES and HERE in item.path.parents)
 
 
 @pytest.fixture(scope="session")
