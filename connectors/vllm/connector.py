@@ -20,11 +20,14 @@ from kvxfer.connectors.vllm.cache_groups import groups_of
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.scheduler_half import SchedulerHalf
 from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.connectors.vllm.statistics import Metrics, TransferStatistics
 from kvxfer.connectors.vllm.step import RankMetadata, StepMetadata
 from kvxfer.connectors.vllm.worker_half import WorkerHalf
 
 if TYPE_CHECKING:
     import torch
+    from vllm.config.kv_transfer import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -175,6 +178,39 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         found, self._invalid_block_ids = self._invalid_block_ids, set()
         return found
+
+    # ---- sleep, from vLLM 0.33 on -----------------------------------------------------------
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
+        return True
+
+    def unregister_kv_caches(self) -> None:
+        self._moving.sleep()
+
+    def restore_kv_caches(self) -> None:
+        self._moving.wake()
+
+    # ---- what is counted --------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return None if self._worker is None else self._worker.take_statistics()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return TransferStatistics() if data is None else TransferStatistics(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        return Metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    # ---- the end ----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         if self._worker is not None:

@@ -32,6 +32,7 @@ from kvxfer.connectors.vllm.prefill_ranks import PrefillRanks, is_open
 from kvxfer.connectors.vllm.regions import CacheRegions, remote_region
 from kvxfer.connectors.vllm.registration import Registration, Share, tag_of
 from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.connectors.vllm.statistics import Recorder
 from kvxfer.connectors.vllm.step import FetchOrder
 
 _log = logging.getLogger("kvxfer")
@@ -50,10 +51,15 @@ class _Fetch:
     is_posted: bool = False  # all of its work is
     tag: bytes = b""  # that its writes carry
     failure: str = ""
+    code: str = ""  # of the failure
+    begun_ns: int = field(default_factory=time.monotonic_ns)
+    nbytes: int = 0
+    num_pages: int = 0
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: str, code: str) -> None:
         """Ends what is under way; the first reason stays."""
-        self.failure = self.failure or why
+        if not self.failure:
+            self.failure, self.code = why, code
         for _, each in self.work:
             if each.state == "pending":
                 each.cancel()
@@ -68,14 +74,24 @@ class Fetches:
         Of this worker.
     settings
         Its deadlines.
+    statistics
+        Told of every fetch that ends.
     """
 
-    def __init__(self, agent: kvxfer.Agent, regions: CacheRegions, place: Place, settings: Settings) -> None:
+    def __init__(
+        self,
+        agent: kvxfer.Agent,
+        regions: CacheRegions,
+        place: Place,
+        settings: Settings,
+        statistics: Recorder,
+    ) -> None:
         self._agent = agent
         self._regions = regions
         self._reader = place.rank
         self._num_readers = place.num_ranks
         self._settings = settings
+        self._statistics = statistics
         self._ranks = PrefillRanks(agent)
         self._fetches: dict[str, _Fetch] = {}
         self._shares: dict[tuple[int, tuple[int, ...]], tuple[kvxfer.Share, ...]] = {}
@@ -85,7 +101,7 @@ class Fetches:
         fetch = _Fetch(order, time.monotonic())
         self._fetches[order.request_id] = fetch
         if isinstance(order.source, str):
-            fetch.fail(order.source)
+            fetch.fail(order.source, "bad-handover")
             return
         fetch.sessions = [self._ranks.session(rank) for rank in order.source.ranks]
         self._advance(fetch)
@@ -93,7 +109,7 @@ class Fetches:
     def abandon(self, request_id: str) -> None:
         """Stops one whose request has ended; it is still collected, when nothing can land any more."""
         if (fetch := self._fetches.get(request_id)) is not None:
-            fetch.fail("the request ended")
+            fetch.fail("the request ended", "abandoned")
 
     def wait_for_layer(self, layer_name: str, timeout_s: float) -> bool:
         """Waits for a layer of all that this step's forward needs; returns whether it need not wait more."""
@@ -120,7 +136,7 @@ class Fetches:
                 self._advance(fetch)
                 return bool(fetch.failure)
             except kvxfer.KvxferError as error:
-                fetch.fail(str(error))
+                fetch.fail(str(error), error.code)
         return True
 
     def collect(self) -> tuple[set[str], dict[str, set[int]]]:
@@ -141,7 +157,10 @@ class Fetches:
                 ended.add(request_id)
             if fetch.failure:
                 failed[request_id] = self._missing(fetch)
+                self._statistics.failed(fetch.code)
                 _log.warning("kvxfer: request %s: cache not loaded: %s", request_id, fetch.failure)
+            else:
+                self._count(fetch)
             # A push that came whole needs no word: who wrote it knows.
             if isinstance(fetch.order.source, Handover) or (fetch.failure and fetch.sessions):
                 self._release(fetch.order.source, fetch.sessions)
@@ -150,36 +169,54 @@ class Fetches:
     def _see_out(self, fetch: _Fetch) -> None:
         """Waits for the end of one whose layers are here: only then it is known to be what was granted."""
         if not fetch.is_posted:
-            fetch.fail("no layer of its forward waited for it")
+            fetch.fail("no layer of its forward waited for it", "abandoned")
         for _, each in fetch.work:
             try:
                 each.wait(self._settings.load_timeout_s)
             except TimeoutError:
-                fetch.fail(f"not loaded within {self._settings.load_timeout_s:g} s (load_timeout_s)")
+                why = f"not loaded within {self._settings.load_timeout_s:g} s (load_timeout_s)"
+                fetch.fail(why, "deadline")
             except kvxfer.KvxferError as error:
-                fetch.fail(str(error))
+                fetch.fail(str(error), error.code)
 
     def refused(self, note: Refusal) -> None:
         """Takes in that prefill does not push a request."""
         for fetch in self._fetches.values():
             if fetch.tag and fetch.tag == note.tag:
-                fetch.fail(f"prefill refused: {note.reason}")
+                fetch.fail(f"prefill refused: {note.reason}", "refused")
 
     def release(self, source: Handover | Appointment) -> None:
         """Tells every prefill rank that this worker does not need a request's blocks."""
         self._release(source, [self._ranks.session(rank) for rank in source.ranks])
 
-    def close(self) -> None:
-        """Stops everything; returns when nothing can land any more."""
+    def stop(self, why: str, code: str) -> None:
+        """Stops every fetch; returns when nothing can land any more. They are still to be collected."""
         for fetch in self._fetches.values():
-            fetch.fail("the engine shuts down")
+            fetch.fail(why, code)
             for _, each in fetch.work:
                 try:
                     each.wait(self._settings.load_timeout_s)
                 except (kvxfer.KvxferError, TimeoutError):
-                    pass  # it ended, or the agent's close ends it
+                    pass  # it ended, or the end of its region or of the agent ends it
+
+    def close(self) -> None:
+        """Stops everything; returns when nothing can land any more."""
+        self.stop("the engine shuts down", "closed")
         self._fetches.clear()
         self._ranks.close()
+
+    def _count(self, fetch: _Fetch) -> None:
+        stages = [each.stages for _, each in fetch.work]
+        self._statistics.loaded(
+            fetch.order.request_id,
+            began_ns=fetch.begun_ns,
+            noticed_ns=time.monotonic_ns(),
+            stages=[(each.posted_ns, each.ended_ns) for each in stages],
+            rails=[rail for _, each in fetch.work for rail in each.rails],
+            nbytes=fetch.nbytes,
+            num_pages=fetch.num_pages,
+            num_ranks=len(fetch.sessions),
+        )
 
     # ---- one fetch ----------------------------------------------------------------------------
 
@@ -191,26 +228,28 @@ class Fetches:
                     self._post(fetch)
                     fetch.is_posted = True
                 except kvxfer.KvxferError as error:
-                    fetch.fail(str(error))
+                    fetch.fail(str(error), error.code)
                 except Exception as error:
                     # What came from outside may surprise us; it must not end the engine.
                     _log.exception("kvxfer: request %s: cannot be fetched", fetch.order.request_id)
-                    fetch.fail(f"{type(error).__name__}: {error}")
+                    fetch.fail(f"{type(error).__name__}: {error}", "internal")
             elif time.monotonic() > fetch.begun_at + self._settings.connect_timeout_s:
-                fetch.fail(f"no session within {self._settings.connect_timeout_s:g} s (connect_timeout_s)")
+                why = f"no session within {self._settings.connect_timeout_s:g} s (connect_timeout_s)"
+                fetch.fail(why, "unreachable")
             else:
                 return False
         failed = [each.error for _, each in fetch.work if each.state in ("failed", "cancelled")]
         if failed and not fetch.failure and self._was_early(fetch, failed):
             fetch.is_posted = False
             fetch.work.clear()
+            fetch.nbytes = fetch.num_pages = 0
             return False
-        for why in failed:
-            fetch.fail(str(why))
+        for lost in failed:
+            fetch.fail(str(lost), "internal" if lost is None else lost.code)
         is_over = all(each.state != "pending" for _, each in fetch.work)
         # Expected writes are anybody's, so no lost session ends them.
         if fetch.tag and not is_over and not all(is_open(session) for session in fetch.sessions):
-            fetch.fail("prefill was lost before it had pushed all")
+            fetch.fail("prefill was lost before it had pushed all", "peer-lost")
         return is_over
 
     def _was_early(self, fetch: _Fetch, errors: list[kvxfer.KvxferError | None]) -> bool:
@@ -242,6 +281,8 @@ class Fetches:
             pairs = pair_pages(src, self._table(order, group), order.first_token, order.num_tokens)
             if not len(pairs.dst):
                 continue
+            fetch.num_pages += len(pairs.dst)
+            fetch.nbytes += len(pairs.dst) * region.layout.block_nbytes
             remotes = [remote_region(peer, region.name) for peer in peers]
             for share in self._shares_of(group, region, remotes):
                 transfer = self._agent.read(
@@ -282,6 +323,9 @@ class Fetches:
                 timeout_s=self._settings.push_timeout_s,
             )
             fetch.work.append((group, incoming))
+            num_pages = int((pages != 0).sum())
+            fetch.num_pages += num_pages
+            fetch.nbytes += num_pages * region.layout.block_nbytes
         for peer, wanted in zip(peers, shares, strict=True):
             registration = Registration(
                 tag=fetch.tag.hex(),

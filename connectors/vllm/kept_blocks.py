@@ -10,6 +10,7 @@ import kvxfer
 from kvxfer.connectors.vllm.notes import Receipt, digest_of
 from kvxfer.connectors.vllm.paging import pages_of
 from kvxfer.connectors.vllm.regions import CacheRegions
+from kvxfer.connectors.vllm.statistics import Recorder
 from kvxfer.connectors.vllm.step import Grant
 
 _log = logging.getLogger("kvxfer")
@@ -33,11 +34,17 @@ class KeptBlocks:
     ----------
     ttl_s
         How long blocks are kept for readers that do not come.
+    statistics
+        Told of receipts, and of requests that were kept in vain.
     """
 
-    def __init__(self, ttl_s: float) -> None:
+    def __init__(self, ttl_s: float, statistics: Recorder) -> None:
         self._ttl_s = ttl_s
+        self._statistics = statistics
         self._kept: dict[bytes, _Kept] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     def grant(self, grant: Grant, regions: CacheRegions) -> None:
         """Lets whoever names the leases read the blocks."""
@@ -64,6 +71,7 @@ class KeptBlocks:
             and receipt.reader < receipt.num_readers
         ):
             kept.readers.add(receipt.reader)
+            self._statistics.received()
             kept.is_released = kept.is_released or len(kept.readers) >= receipt.num_readers
 
     def collect(self, finished_request_ids: set[str]) -> set[str]:
@@ -78,6 +86,7 @@ class KeptBlocks:
         for key, kept in list(self._kept.items()):
             if not kept.is_released and kept.expires_at <= now:
                 kept.is_released = True
+                self._statistics.expired()
                 _log.warning(
                     "kvxfer: request %s: not all of its readers came within %g s (lease_ttl_s); its blocks "
                     "are given back",
@@ -89,6 +98,13 @@ class KeptBlocks:
                 _revoke(self._kept.pop(key))
                 given_back.add(kept.request_id)
         return given_back
+
+    def let_go(self) -> None:
+        """Ends every lease, since the blocks lose their bytes; the engine has them back as they are due."""
+        for kept in self._kept.values():
+            _revoke(kept)
+            kept.leases.clear()
+            kept.is_released = True
 
     def close(self) -> None:
         """Takes back everything."""

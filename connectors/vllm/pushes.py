@@ -86,6 +86,9 @@ class Pushes:
         self._pushes: dict[bytes, _Push] = {}
         self._keys: dict[str, bytes] = {}  # by request id
         self._ended: dict[bytes, str] = {}  # why; the last of them
+        # Requests whose pushes ended in sleep: their blocks are due now, or when they have finished.
+        self._due: set[str] = set()
+        self._owed: set[str] = set()
         # Of the step that runs: which pushes it computes, their held writes, and layers that are done.
         self._computing: set[bytes] = set()
         self._held: list[tuple[int, kvxfer.Transfer]] = []
@@ -96,6 +99,7 @@ class Pushes:
 
     def withdraw(self, request_id: str) -> None:
         """Ends one whose pages are not its own any more; when it returns, none of them is read."""
+        self._owed.discard(request_id)
         key = self._keys.pop(request_id, None)
         if key is None:
             return
@@ -315,7 +319,9 @@ class Pushes:
         for request_id in finished_request_ids & self._keys.keys():
             push = self._pushes[self._keys[request_id]]
             push.expires_at = push.expires_at or now + self._settings.lease_ttl_s
-        given_back = set()
+        given_back = self._due | (finished_request_ids & self._owed)
+        self._due = set()
+        self._owed -= given_back
         for key, push in list(self._pushes.items()):
             if not push.expires_at:
                 continue
@@ -339,6 +345,12 @@ class Pushes:
             self._remember(key, "prefill has given its blocks back")
             given_back.add(push.chunk.request_id)
         return given_back
+
+    def let_go(self) -> None:
+        """Ends every push, since its pages lose their bytes; the engine has them back as they are due."""
+        for key, push in list(self._pushes.items()):
+            (self._due if push.expires_at else self._owed).add(push.chunk.request_id)
+            self._end(key, "its engine sleeps")
 
     def close(self) -> None:
         """Ends everything."""

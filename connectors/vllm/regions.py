@@ -52,6 +52,9 @@ class CacheRegions:
     ) -> None:
         self.groups = groups
         self.regions: list[kvxfer.Region] = []
+        self._agent = agent
+        self._memory: list[tuple[str, list[Any], kvxfer.KVLayout]] = []
+        self._is_registered = False
         self.pages_per_block: list[int] = []
         for group in groups:
             tensors = [caches[name] for name in group.layer_names]
@@ -77,9 +80,10 @@ class CacheRegions:
                 model=declared,
                 group=group.name,
             )
-            self.regions.append(agent.register(group.name, pages.views, layout))
+            self._memory.append((group.name, pages.views, layout))
             self.pages_per_block.append(num_pages // place.num_blocks)
         self.notes = agent.register(_NOTES, np.zeros((1, 1), np.uint8))
+        self.register()
         self._positions = {
             name: (index, position)
             for index, group in enumerate(groups)
@@ -91,6 +95,21 @@ class CacheRegions:
         """Returns some of this engine's blocks as a table of one group."""
         group = self.groups[index]
         return GroupTable(blocks, group.block_size, self.pages_per_block[index], group.is_state)
+
+    def register(self) -> None:
+        """Makes the caches known to peers; anew, where `deregister` took them away."""
+        if not self._is_registered:
+            self.regions = [self._agent.register(*each) for each in self._memory]
+            self._is_registered = True
+
+    def deregister(self) -> None:
+        """Takes the caches away from peers: when this returns, no byte of them is touched any more.
+
+        Notes still go out. Transfers of the regions of before fail.
+        """
+        for region in self.regions:
+            region.deregister()
+        self._is_registered = False
 
     def position(self, layer_name: str) -> tuple[int, int]:
         """Returns a layer's group and its place in the group's region; (-1, 0) where it has none.

@@ -16,6 +16,7 @@ from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.pushes import Pushes
 from kvxfer.connectors.vllm.regions import CacheRegions
 from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.connectors.vllm.statistics import Recorder, TransferStatistics
 from kvxfer.connectors.vllm.step import RankMetadata, StepMetadata
 
 _log = logging.getLogger("kvxfer")
@@ -51,7 +52,8 @@ class WorkerHalf:
         self._groups = groups
         self._settings = settings
         self._agent = kvxfer.Agent(_name(place), settings.agent_options())
-        self._kept = KeptBlocks(settings.lease_ttl_s)
+        self._statistics = Recorder()
+        self._kept = KeptBlocks(settings.lease_ttl_s, self._statistics)
         self._regions: CacheRegions | None = None
         self._fetches: Fetches | None = None
         self._pushes: Pushes | None = None
@@ -59,7 +61,7 @@ class WorkerHalf:
     def register(self, caches: dict[str, Any]) -> None:
         """Registers the engine's cache tensors, once they are there."""
         self._regions = CacheRegions(self._agent, self._groups, caches, self._place)
-        self._fetches = Fetches(self._agent, self._regions, self._place, self._settings)
+        self._fetches = Fetches(self._agent, self._regions, self._place, self._settings, self._statistics)
         self._pushes = Pushes(self._agent, self._regions, self._settings)
 
     @property
@@ -141,6 +143,33 @@ class WorkerHalf:
                     self._fetches.refused(note)
                 case notes.RegistrationPart() | notes.Leaving():
                     self._pushes.note(notification.peer, note)
+
+    def take_statistics(self) -> TransferStatistics | None:
+        """Returns what was counted since the last call; None when nothing has happened."""
+        return self._statistics.take(len(self._kept))
+
+    # ---- sleep ------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Lets go of the caches, whose memory the engine gives away: the fence of all that moves.
+
+        What was still fetched, pushed or kept ends as failed or given back, by the next `collect`.
+        Idempotent.
+        """
+        if self._regions is None or self._fetches is None or self._pushes is None:
+            return
+        self._fetches.stop("the engine sleeps", "cancelled")
+        self._pushes.let_go()
+        self._kept.let_go()
+        self._regions.deregister()
+
+    def wake(self) -> None:
+        """Registers the caches anew, where `sleep` let them go. Idempotent.
+
+        Sessions have lasted: peers are told of the new regions, and what they knew of the old ones fails.
+        """
+        if self._regions is not None:
+            self._regions.register()
 
     # ---- the end ----------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import pytest
 from vllm.v1.request import Request, RequestStatus
 
 from kvxfer.bench import tiny_models
-from kvxfer.connectors.vllm.handover import Handover, Rank, prompt_digest
+from kvxfer.connectors.vllm.handover import Handover, Rank
 from kvxfer.connectors.vllm.step import Grant, StepMetadata
 from tests.vllm.stepping import BLOCK_SIZE, NUM_BLOCKS, TO_PREFILL, Answers, Engine, caches, config, request
 
@@ -63,7 +63,7 @@ def from_prefill(
         pages_per_block=(1,) * num_groups,
         num_tokens=len(prompt),
     )
-    made.kv_transfer_params = {**handover.params("prefill", prompt_digest(made)), **damage}
+    made.kv_transfer_params = {**handover.params("prefill", made), **damage}
     return made
 
 
@@ -312,8 +312,8 @@ def test_parameters_that_cannot_be_used_fail_their_request(make: Make) -> None:
     engine = make("kv_consumer")
     engine.add(from_prefill(PROMPT, request_id="a", kvxfer=None), from_prefill(PROMPT[::-1], request_id="b"))
     orders = {order.request_id: order for order in engine.step().fetches}
-    assert isinstance(orders["a"].handover, str)
-    assert isinstance(orders["b"].handover, Handover)
+    assert isinstance(orders["a"].source, str)
+    assert isinstance(orders["b"].source, Handover)
     engine.step(lose(engine, "a", 0))
     engine.step(Answers(received={"b"}))
     engine.run()
@@ -410,7 +410,7 @@ class Walk:
         draw, engine = self._random, self.engine
         answers = Answers(sent={each for each in sorted(engine.can_be_sent) if draw.random() < 0.3})
         for request_id, order in sorted(engine.fetching.items()):
-            if isinstance(order.handover, str) or draw.random() < 0.1:
+            if isinstance(order.source, str) or draw.random() < 0.1:
                 at = draw.randrange(order.first_token // BLOCK_SIZE, len(order.tables[0]))
                 lost = lose(engine, request_id, at)
                 answers.failed |= lost.failed

@@ -1,0 +1,195 @@
+"""The worker half over real agents, with tensors that no model filled: prefill and decode in one process."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+
+from kvxfer.connectors.vllm.cache_groups import groups_of
+from kvxfer.connectors.vllm.handover import Handover, Rank
+from kvxfer.connectors.vllm.place import Place
+from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
+from kvxfer.connectors.vllm.worker_half import StepResults, WorkerHalf
+from tests.vllm.stepping import BLOCK_SIZE, HEAD_SIZE, NUM_BLOCKS, NUM_HEADS, caches
+
+GROUPS = groups_of(caches())
+SRC, DST = (5, 9, 2), (7, 3, 11)
+NUM_TOKENS = 3 * BLOCK_SIZE - 4
+_PAGE_NBYTES = NUM_HEADS * BLOCK_SIZE * 2 * HEAD_SIZE * 4
+
+
+class Worker:
+    """A worker half and the tensors that it registered."""
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        self.caches = {
+            layer: torch.rand(NUM_BLOCKS, NUM_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
+            for layer in GROUPS[0].layer_names
+        }
+        place = Place(name, 0, 1, "model", "auto", NUM_HEADS, NUM_BLOCKS)
+        self.half = WorkerHalf(place, GROUPS, Settings(**settings))
+        self.half.register(self.caches)
+
+    @property
+    def rank(self) -> Rank:
+        return Rank(name=self.half.rank.name, address=self.half.rank.address)
+
+    def pages(self, blocks: tuple[int, ...]) -> torch.Tensor:
+        return torch.stack([tensor[list(blocks)] for tensor in self.caches.values()])
+
+    def until(self, what: str, request_id: str, finished: set[str] | None = None) -> StepResults:
+        """Steps as an engine does until a request is sent or received."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            results = self.half.collect(finished or set())
+            if request_id in getattr(results, what):
+                return results
+            self.half.before_forward(StepMetadata())
+            self.half.step(StepMetadata())
+        raise AssertionError(f"{request_id} is not among what was {what}")
+
+
+@pytest.fixture
+def prefill() -> Iterator[Worker]:
+    worker = Worker("prefill")
+    yield worker
+    worker.half.close()
+
+
+@pytest.fixture
+def decode() -> Iterator[Worker]:
+    worker = Worker("decode")
+    yield worker
+    worker.half.close()
+
+
+_request_ids = count(1)
+
+
+def granted(prefill: Worker) -> Handover:
+    """A request that prefill has computed."""
+    request_id = f"request-{next(_request_ids)}"
+    lease = 2**62 + secrets.randbits(62)
+    prefill.half.step(StepMetadata(grants=[Grant(request_id, (lease,), (SRC,))]))
+    return Handover(request_id, (prefill.rank,), (lease,), (SRC,), (BLOCK_SIZE,), (1,), NUM_TOKENS)
+
+
+def order(handover: Handover | str, request_id: str = "a") -> StepMetadata:
+    return StepMetadata(fetches=[FetchOrder(request_id, handover, (DST,), 0, NUM_TOKENS)])
+
+
+def counted(worker: Worker) -> dict[str, Any]:
+    statistics = worker.half.take_statistics()
+    return {} if statistics is None else statistics.data
+
+
+def test_what_prefill_granted_is_read_and_given_back(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    decode.half.step(order(handover))
+    assert not decode.until("received", "a").failed
+    assert torch.equal(decode.pages(DST), prefill.pages(SRC))
+    prefill.until("sent", handover.request_id, {handover.request_id})
+
+
+def test_both_ends_count_it(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    assert counted(prefill)["kept"] == 1
+    decode.half.step(order(handover))
+    decode.until("received", "a")
+    data = counted(decode)
+    assert data["nbytes"] == [len(SRC) * _PAGE_NBYTES * len(decode.caches)]
+    assert data["num_pages"] == [len(DST)]
+    assert sum(data["rails"].values()) >= 1
+    assert all(len(data[name]) == 1 and data[name][0] >= 0 for name in ("connect_s", "load_s", "notice_s"))
+    prefill.until("sent", handover.request_id, {handover.request_id})
+    data = counted(prefill)
+    assert (data["receipts"], data["expired"], data["kept"]) == (1, 0, 0)
+    assert not counted(decode)
+
+
+def test_failures_are_counted_by_their_code(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    prefill.half.before_forward(StepMetadata(withdrawn=[handover.request_id]))
+    decode.half.step(order(handover))
+    assert decode.until("received", "a").failed == {"a": set(DST)}
+    nobody = Rank(name="nobody", address="tcp://127.0.0.1:1")
+    decode.half.step(order(Handover("x", (nobody,), (1,), (SRC,), (BLOCK_SIZE,), (1,), NUM_TOKENS), "b"))
+    decode.until("received", "b")
+    decode.half.step(order("what the router passed cannot be read", "c"))
+    decode.until("received", "c")
+    assert counted(decode)["failures"] == {"lease-ended": 1, "peer-lost": 1, "bad-handover": 1}
+
+
+def test_what_nobody_reads_is_counted_as_kept_in_vain() -> None:
+    prefill = Worker("prefill", lease_ttl_s=0.05)
+    try:
+        handover = granted(prefill)
+        prefill.until("sent", handover.request_id, {handover.request_id})
+        assert counted(prefill)["expired"] == 1
+    finally:
+        prefill.half.close()
+
+
+# ---- sleep ------------------------------------------------------------------------------------
+
+
+def test_a_prefill_that_slept_hands_over_again(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    decode.half.step(order(handover))
+    decode.until("received", "a")
+    prefill.until("sent", handover.request_id, {handover.request_id})
+    prefill.half.sleep()
+    prefill.half.sleep()
+    for tensor in prefill.caches.values():
+        tensor.fill_(0.5)  # memory that came back has other bytes
+    prefill.half.wake()
+    prefill.half.wake()
+    again = granted(prefill)
+    # Over the session of before.
+    decode.half.step(order(again, "b"))
+    assert not decode.until("received", "b").failed
+    assert torch.equal(decode.pages(DST), prefill.pages(SRC))
+    prefill.until("sent", again.request_id, {again.request_id})
+
+
+def test_what_was_told_before_a_sleep_is_not_read_after_it(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    prefill.half.sleep()
+    prefill.half.wake()
+    before = decode.pages(DST).clone()
+    decode.half.step(order(handover))
+    assert decode.until("received", "a").failed == {"a": set(DST)}
+    assert torch.equal(decode.pages(DST), before)
+    prefill.until("sent", handover.request_id, {handover.request_id})
+
+
+def test_a_sleeping_prefill_fails_who_reads(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    prefill.half.sleep()
+    prefill.half.step(StepMetadata())
+    decode.half.step(order(handover))
+    assert decode.until("received", "a").failed == {"a": set(DST)}
+
+
+def test_a_decode_that_falls_asleep_is_written_into_by_nobody(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    decode.half.step(order(handover))
+    decode.half.sleep()
+    # The fence: whatever was under way, nothing lands from here on.
+    for tensor in decode.caches.values():
+        tensor.zero_()
+    assert "a" in decode.half.collect(set()).received
+    decode.half.wake()
+    assert not decode.pages(DST).any()
+    prefill.until("sent", handover.request_id, {handover.request_id})
+    again = granted(prefill)
+    decode.half.step(order(again, "b"))
+    assert not decode.until("received", "b").failed
+    assert torch.equal(decode.pages(DST), prefill.pages(SRC))
