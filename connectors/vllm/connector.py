@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -21,7 +22,7 @@ from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.scheduler_half import SchedulerHalf
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.statistics import Metrics, TransferStatistics
-from kvxfer.connectors.vllm.step import RankMetadata, StepMetadata
+from kvxfer.connectors.vllm.step import RankMetadata, RanksMetadata, StepMetadata
 from kvxfer.connectors.vllm.worker_half import WorkerHalf
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             place = _place(vllm_config, kv_cache_config, engine_id, settings)
             self._worker = WorkerHalf(place, groups, settings)
+            self._own_place = place.pp_rank, place.tp_rank
+            self._has_told_rank = False
 
     # ---- beside the scheduler ---------------------------------------------------------------
 
@@ -89,9 +92,10 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        self._deciding.set_ranks(
-            {place: each for place, each in metadata.items() if isinstance(each, RankMetadata)}
-        )
+        # Behind a MultiConnector it may be another child's; ours come with the first step then.
+        ours = {place: each for place, each in metadata.items() if isinstance(each, RankMetadata)}
+        if ours:
+            self._deciding.set_ranks(ours)
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
@@ -118,6 +122,9 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         return self._deciding.step(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        workers = connector_output.kv_connector_worker_meta
+        if isinstance(workers, RanksMetadata):
+            self._deciding.set_ranks(workers.ranks)
         self._deciding.received(connector_output.finished_recving or set())
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -144,6 +151,12 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         assert isinstance(kv_connector_metadata, StepMetadata)
         self._moving.before_forward(kv_connector_metadata)
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        if self._has_told_rank:
+            return None
+        self._has_told_rank = True
+        return RanksMetadata({self._own_place: self._moving.rank})
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         step = self._get_connector_metadata()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
 )
 
 from kvxfer.connectors.vllm.appointment import Appointment
@@ -26,6 +27,24 @@ class RankMetadata(KVConnectorHandshakeMetadata):
     name: str
     address: str
     pages_per_block: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RanksMetadata(KVConnectorWorkerMetadata):
+    """The same with a worker's first step: a MultiConnector passes on the handshake of one child alone.
+
+    Attributes
+    ----------
+    ranks
+        By (pipeline, tensor) rank.
+    """
+
+    ranks: dict[tuple[int, int], RankMetadata]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Adds another worker's."""
+        assert isinstance(other, RanksMetadata)
+        return RanksMetadata({**self.ranks, **other.ranks})
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,9 @@ else:
         import kvxfer.connectors.vllm.connector  # noqa: F401
 
 #: They take seconds, and an engine that starts takes half a minute: what is broken here fails first.
-WITHOUT_ENGINES = ("test_engine_interface", "test_scheduler", "test_statistics", "test_worker")
+WITHOUT_ENGINES = (
+    *("test_engine_interface", "test_multi_connector", "test_scheduler", "test_statistics", "test_worker"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

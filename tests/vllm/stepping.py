@@ -152,6 +152,7 @@ class Answers:
     received: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     invalid_blocks: set[int] = field(default_factory=set)
+    told_by_workers: Any = None  # what build_connector_worker_meta gave
 
 
 class Engine:
@@ -227,7 +228,7 @@ class Engine:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def step(self, answers: Answers | None = None) -> Any:
-        """Schedules once, takes what the workers answer of the step that is due, returns what it told them."""
+        """Schedules once and takes what the workers answer of the step that is due; returns their orders."""
         output = self.scheduler.schedule()
         meta: Any = output.kv_connector_metadata
         sampled = []
@@ -269,6 +270,7 @@ class Engine:
             finished_recving=answers.received,
             failed_recving=answers.failed,
             invalid_block_ids=answers.invalid_blocks,
+            kv_connector_worker_meta=answers.told_by_workers,
         )
         made = self.scheduler.update_from_output(
             output,
