@@ -41,8 +41,8 @@ class AgentOptions:
     connect_timeout_s
         The same for connecting.
     heartbeat_interval_s, silent_timeout_s
-        A peer is lost when nothing was heard of it for ``silent_timeout_s``; heartbeats go out
-        when nothing else did for ``heartbeat_interval_s``.
+        A peer is lost when nothing was heard of it for ``silent_timeout_s``, not counting the time
+        for which this process itself stood still; heartbeats go out every ``heartbeat_interval_s``.
     handshake_timeout_s
         How long a stranger may take to prove itself.
     lease_margin_s

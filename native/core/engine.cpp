@@ -183,11 +183,12 @@ void Engine::lose(SessionKey key, Status reason) {
     if (expectation->from() == key) awaited.push_back(handle);
   for (std::uint64_t handle : awaited) end_expectation(handle, TransferState::kFailed, reason);
 
+  // In this order: a peer that listens still hears why before its rails end.
+  host_.close_session(key);
   for (RailId rail : peer->rails) {
     host_.drop_rail(rail);
     forget_rail(rail);
   }
-  host_.close_session(key);
   host_.emit({.kind = EventKind::kPeerLost, .peer = key, .code = reason.code(), .message = reason.message()});
   bury(std::move(peer));
 }
@@ -275,14 +276,17 @@ void Engine::said_again(Rail& rail) {
 // A piece that we wait for is on its way.
 void Engine::count_posted(Rail& rail) {
   ++outstanding_pieces_;
-  if (rail.outstanding++ == 0) rail.moved_at = now_;
+  if (rail.outstanding++ == 0) {
+    rail.moved_at = now_;
+    rail.forgiven = false;
+  }
   if (!rail.watch) watch_rail(rail.info.id);
 }
 
 // A rail that is silent for as long as would end a session is given up while others live, though
 // nobody said that it broke: a router between may forget a connection. The last one is kept; its
 // transfers have their deadlines.
-void Engine::watch_rail(RailId id) {
+void Engine::watch_rail(RailId id, Time late) {
   Rail& rail = rails_.at(id);
   rail.watch.reset();
   if (rail.outstanding == 0) return;
@@ -290,7 +294,9 @@ void Engine::watch_rail(RailId id) {
   Time at = time_after(rail.moved_at, silent);
   if (at <= now_) {
     const Peer* peer = find_peer(rail.session);
-    if (peer != nullptr && peer->rails.size() > 1) {
+    // What came while this agent stood still it has not looked at yet; once, as in a session.
+    const bool forgive = late >= silent / 4 && !std::exchange(rail.forgiven, true);
+    if (!forgive && peer != nullptr && peer->rails.size() > 1) {
       const std::string why = std::to_string(rail.outstanding) + " pieces were due and none came for " +
                               std::to_string(silent / 1'000'000) + " ms";
       host_.drop_rail(id);
@@ -346,6 +352,7 @@ Time Engine::next_deadline() const { return timers_.empty() ? kNever : timers_.b
 
 void Engine::on_time(Time now) {
   now_ = now;
+  const Time late = timers_.empty() ? 0 : now - timers_.begin()->first;
   while (!timers_.empty() && timers_.begin()->first <= now) {
     const TimerKey timer = timers_.begin()->second;
     timers_.erase(timers_.begin());
@@ -392,7 +399,7 @@ void Engine::on_time(Time now) {
           }
         }
         break;
-      case TimerKind::kRail: watch_rail(static_cast<RailId>(timer.a)); break;
+      case TimerKind::kRail: watch_rail(static_cast<RailId>(timer.a), late); break;
       case TimerKind::kExpectation:
         expectation_timers_.erase(timer.a);
         end_expectation(timer.a, TransferState::kFailed,

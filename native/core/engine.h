@@ -196,6 +196,7 @@ class Engine {
     std::uint32_t outstanding = 0;  // pieces that we wait for on it
     bool again = false;             // said so in this pump
     Time moved_at = 0;              // something came over it, or was first waited for
+    bool forgiven = false;          // since then: a standstill of our own
     std::optional<Timers::iterator> watch;
   };
   struct Remote {                   // a region of a peer
@@ -309,7 +310,7 @@ class Engine {
   void attach(Peer& peer, Remote& remote, RailId rail);
   void count_posted(Rail& rail);
   void said_again(Rail& rail);
-  void watch_rail(RailId id);
+  void watch_rail(RailId id, Time late = 0);  // `late`: how much too late this agent asks
   void forget_rail(RailId id);
   template <class T>
   void bury(std::unique_ptr<T> owned) {

@@ -349,6 +349,7 @@ void Engine::on_completion(Time now, const Completion& completion) {
   if (rail != rails_.end() && work.use != WorkUse::kSend) {
     --rail->second.outstanding;
     rail->second.moved_at = now_;
+    rail->second.forgiven = false;
   }
 
   if (work.use == WorkUse::kSend) {

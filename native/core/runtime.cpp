@@ -330,8 +330,7 @@ bool Runtime::progress() {
   for (auto& [session, note] : std::exchange(failed_rails_, {}))
     engine_->rail_failed(at, session, std::move(note));
   more = move(at) || more;
-  if (engine_->next_deadline() <= at) engine_->on_time(at);
-  expire_connections(at);
+  if (next_deadline() <= at) more = judge(at) || more;
   engine_->pump(at);
   // What that posted is moved at once: a page goes from the frame that offers it to the one that
   // says it is there without asking the kernel in between what else there is.
@@ -341,6 +340,17 @@ bool Runtime::progress() {
   }
   flush_sockets();
   return more || busy();
+}
+
+// The thread may have stood still between its look at the sockets and `at`, and while memory keeps it busy
+// it does not look at them at all. Whatever had come by then is heard before time is held against anybody.
+bool Runtime::judge(Time at) {
+  bool more = read_rings();
+  more = reactor_.run() || more;
+  more = move(at) || more;
+  engine_->on_time(at);
+  expire_connections(at);
+  return more;
 }
 
 bool Runtime::move(Time at) {
@@ -571,10 +581,6 @@ void Runtime::send(SessionKey session, wire::Bytes frame) {
 }
 
 void Runtime::close_session(SessionKey session) {
-  std::vector<std::pair<std::size_t, PeerId>> rails;
-  for (const auto& [place, rail] : bound_)
-    if (rail.session == session) rails.push_back(place);
-  for (const auto& [transport, peer] : rails) unbind(transport, peer);
   for (auto& connection : connections_)
     if (connection->session == session && connection->kind != ConnectionKind::kFresh && !connection->dead) {
       connection->socket->close();
@@ -582,6 +588,10 @@ void Runtime::close_session(SessionKey session) {
       sweep_ = true;
     }
   controls_.erase(session);
+  std::vector<std::pair<std::size_t, PeerId>> rails;
+  for (const auto& [place, rail] : bound_)
+    if (rail.session == session) rails.push_back(place);
+  for (const auto& [transport, peer] : rails) unbind(transport, peer);
 }
 
 PostResult Runtime::post(RailId rail, const Work& work) {

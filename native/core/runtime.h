@@ -130,6 +130,7 @@ class Runtime final : private EngineHost {
   void run();                     // the progress thread
   bool progress();                // under the gate; true when there is more to do at once
   bool move(Time now);            // what transports have to move; true when something ended
+  bool judge(Time now);           // what has a deadline; true when something came first
   void settle(Time now);          // pump and flush
   void flush_sockets();           // and sweep up what they ended
   Time next_deadline() const;

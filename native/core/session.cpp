@@ -117,8 +117,8 @@ Session::Session(SessionRole role, const SessionConfig& config, Time now, const 
     : role_(role),
       state_(role == SessionRole::kInitiator ? State::kAwaitChallenge : State::kAwaitHello),
       config_(config),
-      started_at_(now),
       last_heard_at_(now),
+      give_up_at_(after(now, config.handshake_timeout_ns)),
       acked_sent_at_(now) {  // an initiator's: CHALLENGE will acknowledge HELLO like a heartbeat
   random(nonce_);
   if (role == SessionRole::kAcceptor) {
@@ -194,6 +194,9 @@ Result<std::optional<wire::Message>> Session::receive(Time now, wire::ByteSpan f
   }
   wire::Message& message = decoded.value();
   last_heard_at_ = now;
+  if (state_ == State::kOpen) give_up_at_ = after(now, config_.silent_ns);
+  stood_still_ns_ = 0;
+  num_standstills_ = 0;
 
   Status status;
   if (const auto* hello = std::get_if<wire::Hello>(&message)) {
@@ -308,6 +311,7 @@ void Session::open(Time now, wire::Identity peer) {
   send_key_ = initiator ? initiator_key : acceptor_key;
   receive_key_ = initiator ? acceptor_key : initiator_key;
   rails_key_ = prove("kvxfer/1 keys rails");
+  give_up_at_ = after(now, config_.silent_ns);
   last_heartbeat_at_ = now;  // the peer has just answered a nonce
   heartbeat_due_at_ = after(now, config_.heartbeat_ns);
 }
@@ -346,18 +350,32 @@ void Session::send([[maybe_unused]] Time now, const wire::Message& message) {
   if (state_ == State::kOpen) queue(message);
 }
 
+// Whoever is asked later than it wanted to be has not run meanwhile: it was stopped or starved, or its
+// machine was paused. That is not the peer's silence. What the peer sent may be unread yet; it may have
+// stood still, too, and come back a little later: half the limit is the least that it has left.
+void Session::forgive_standstill(Time now) {
+  const Time limit = limit_ns(), late = now - std::max(next_deadline(), last_heard_at_);
+  if (late < limit / 4 || num_standstills_ == kMaxStandstills) return;
+  ++num_standstills_;
+  stood_still_ns_ += late;
+  give_up_at_ = std::max(after(give_up_at_, late), after(now, limit / 2));
+}
+
 Status Session::on_time(Time now) {
   if (state_ == State::kClosed) return Status();
+  forgive_standstill(now);
   if (state_ != State::kOpen) {
-    if (now < next_deadline()) return Status();
+    if (now < give_up_at_) return Status();
     return end(Event::kHandshakeTimeout, Code::kAuthFailed,
                peer_in_words() + ": no " + std::string(awaited_frame()) + " within " +
                    milliseconds(config_.handshake_timeout_ns) +
                    " of the connection; is the other end a kvxfer agent?");
   }
-  if (now >= after(last_heard_at_, config_.silent_ns)) {
-    const std::string text = "nothing heard for " + milliseconds(now - last_heard_at_) + ", the limit is " +
-                             milliseconds(config_.silent_ns);
+  if (now >= give_up_at_) {
+    std::string text = "nothing heard for " + milliseconds(now - last_heard_at_) + ", the limit is " +
+                       milliseconds(config_.silent_ns);
+    if (stood_still_ns_ > 0)
+      text += " beside the " + milliseconds(stood_still_ns_) + " that this agent stood still itself";
     say_goodbye(Code::kPeerSilent, text);
     return end(Event::kSilence, Code::kPeerSilent, peer_in_words() + ": " + text);
   }
@@ -373,8 +391,11 @@ Status Session::on_time(Time now) {
 
 Time Session::next_deadline() const noexcept {
   if (state_ == State::kClosed) return kNever;
-  if (state_ != State::kOpen) return after(started_at_, config_.handshake_timeout_ns);
-  return std::min(heartbeat_due_at_, after(last_heard_at_, config_.silent_ns));
+  return std::min(heartbeat_due_at_, give_up_at_);  // no heartbeat is due in the handshake
+}
+
+Time Session::limit_ns() const noexcept {
+  return state_ == State::kOpen ? config_.silent_ns : config_.handshake_timeout_ns;
 }
 
 std::string_view Session::awaited_frame() const noexcept {

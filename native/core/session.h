@@ -80,7 +80,8 @@ class Session {
   // Seals one message for the peer. Only while open.
   void send(Time now, const wire::Message& message);
 
-  // Heartbeats due go to the output; kPeerSilent or kAuthFailed (handshake) when time ran out.
+  // Heartbeats due go to the output; kPeerSilent or kAuthFailed (handshake) when time ran out. Called much
+  // later than next_deadline(), it was this agent that stood still, and the peer is given more time.
   Status on_time(Time now);
   Time next_deadline() const noexcept;
 
@@ -115,6 +116,9 @@ class Session {
   // Sent heartbeats that are not acknowledged yet and whose times are kept: 16 = 8 s of the default
   // heartbeat, and a peer that is silent for 2 s is lost. An older one's ack renews nothing.
   static constexpr std::uint64_t kNumHeartbeatTimes = 16;
+  // Standstills of this agent that are not held against a peer of which nothing is heard between them:
+  // each may be as long as it likes, but the peer is found out in the fourth.
+  static constexpr int kMaxStandstills = 3;
 
   // Takes the table's transition for `event`; false, and nothing changes, where there is none.
   bool step(SessionEvent event) noexcept;
@@ -122,6 +126,8 @@ class Session {
   // end(kViolation), and where the peer can check it a GOODBYE that tells it why.
   Status violate(Code code, std::string text);
   void say_goodbye(Code code, std::string text);
+  void forgive_standstill(Time now);
+  Time limit_ns() const noexcept;  // of the handshake, or of silence
 
   Status check_number_and_mac(const wire::Header& header, wire::ByteSpan frame);
   Status on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body);
@@ -158,8 +164,10 @@ class Session {
   std::uint64_t next_to_send_ = 0, next_to_receive_ = 0;  // sequence numbers
   std::vector<wire::Bytes> output_;
 
-  Time started_at_ = 0;
   Time last_heard_at_ = 0;
+  Time give_up_at_ = 0;
+  Time stood_still_ns_ = 0;     // this agent, since the peer was heard
+  int num_standstills_ = 0;     // those
   Time heartbeat_due_at_ = kNever;
   std::uint64_t last_sent_heartbeat_ = 0, last_acked_heartbeat_ = 0, last_heard_heartbeat_ = 0;
   std::array<Time, kNumHeartbeatTimes> heartbeat_sent_at_{};

@@ -142,6 +142,9 @@ class Node:
         _until(lambda: self.peers[peer].state == "lost", timeout_s)
         return self.peer_state(peer)[1]
 
+    def loss_in_words(self, peer: int = -1) -> str:
+        return str(self.peers[peer].error)
+
     def rails(self, peer: int = -1) -> tuple[str, ...]:
         return tuple(self.peers[peer].rails)
 

@@ -25,8 +25,11 @@ struct Pair {
   static constexpr Time kTimeout = 5 * kSecond;
 
   explicit Pair(std::vector<RailPlan> rails = {one_sided_rail()}, std::uint64_t seed = check::seed(),
-                EngineConfig limits = {})
-      : world(seed, std::move(limits)), src(world.add("prefill")), dst(world.add("decode")) {
+                const EngineConfig& limits = {})
+      : Pair(std::move(rails), seed, limits, limits) {}
+  Pair(std::vector<RailPlan> rails, std::uint64_t seed, const EngineConfig& of_src,
+       const EngineConfig& of_dst)
+      : world(seed, of_src), src(world.add("prefill")), dst((world.limits = of_dst, world.add("decode"))) {
     dst_layout.block_major = true;
     src_region = src.add_region(src_layout);
     dst_region = dst.add_region(dst_layout);

@@ -604,6 +604,84 @@ TEST(a_silent_peer_is_lost) {
   }
 }
 
+// Asked late, an agent has stood still itself.
+TEST(a_standstill_of_its_own_is_not_the_peers_silence) {
+  Pair pair;
+  REQUIRE_OK(pair.handshake());
+  pair.now += 10'000 * kMs;
+  CHECK_OK(pair.initiator.on_time(pair.now));
+  CHECK_EQ(pair.initiator.take_output().size(), 1);  // the heartbeat that was due
+  // It is as if it had been asked in time: half a second of silence, a second and a half is left.
+  const Time left = pair.now + 1500 * kMs;
+  while (pair.initiator.next_deadline() < left) {
+    pair.now = pair.initiator.next_deadline();
+    REQUIRE_OK(pair.initiator.on_time(pair.now));
+  }
+  CHECK_OK(pair.initiator.on_time(left - 1));
+  pair.initiator.take_output();
+  const Status status = pair.initiator.on_time(left);
+  CHECK_EQ(status.code(), Code::kPeerSilent);
+  CHECK(says(status,
+             "nothing heard for 11500 ms, the limit is 2000 ms beside the 9500 ms that this agent "
+             "stood still itself"));
+}
+
+TEST(a_peer_that_was_silent_before_a_standstill_has_half_the_limit_left) {
+  Pair pair;
+  REQUIRE_OK(pair.handshake());
+  for (const Time at : {500 * kMs, 1000 * kMs, 1500 * kMs}) REQUIRE_OK(pair.initiator.on_time(kStart + at));
+  pair.now = kStart + 5000 * kMs;
+  CHECK_OK(pair.initiator.on_time(pair.now));
+  CHECK_OK(pair.initiator.on_time(pair.now + 500 * kMs));
+  CHECK_OK(pair.initiator.on_time(pair.now + 1000 * kMs - 1));
+  CHECK_EQ(pair.initiator.on_time(pair.now + 1000 * kMs).code(), Code::kPeerSilent);
+}
+
+TEST(a_peer_that_is_heard_after_a_standstill_has_the_whole_limit) {
+  for (const bool clock_first : {false, true}) {
+    Pair pair;
+    REQUIRE_OK(pair.handshake());
+    pair.now += 10'000 * kMs;
+    REQUIRE_OK(pair.acceptor.on_time(pair.now));
+    if (clock_first) CHECK_OK(pair.initiator.on_time(pair.now));
+    REQUIRE_OK(pair.carry(pair.acceptor));
+    for (Time at = pair.now; at < pair.now + 2000 * kMs; at = pair.initiator.next_deadline())
+      REQUIRE_OK(pair.initiator.on_time(at));
+    const Status status = pair.initiator.on_time(pair.now + 2000 * kMs);
+    CHECK_EQ(status.code(), Code::kPeerSilent);
+    CHECK(!says(status, "stood still"));
+  }
+}
+
+TEST(standstill_after_standstill_does_not_keep_a_dead_peer) {
+  for (const Time standstill : {600 * kMs, 1100 * kMs, 2600 * kMs, 100'000 * kMs}) {
+    Pair pair;
+    REQUIRE_OK(pair.handshake());
+    int num_standstills = 0;
+    for (Status status; status.ok(); ++num_standstills) {
+      REQUIRE(num_standstills < 12);
+      pair.now = pair.initiator.next_deadline() + standstill;
+      status = pair.initiator.on_time(pair.now);
+      if (!status.ok()) CHECK_EQ(status.code(), Code::kPeerSilent);
+    }
+    CHECK(num_standstills >= 4);  // the fourth is the first that may count
+  }
+}
+
+TEST(a_standstill_in_the_handshake_is_not_held_against_the_stranger_either) {
+  Pair pair;
+  const Time deadline = pair.acceptor.next_deadline();
+  pair.now = deadline + 3000 * kMs;
+  CHECK_OK(pair.acceptor.on_time(pair.now));
+  CHECK_EQ(pair.acceptor.next_deadline(), pair.now + 1000 * kMs);
+  REQUIRE_OK(pair.handshake());
+  CHECK_EQ(pair.acceptor.state(), State::kOpen);
+
+  Pair other;
+  CHECK_OK(other.acceptor.on_time(pair.now));
+  CHECK_EQ(other.acceptor.on_time(pair.now + 1000 * kMs).code(), Code::kAuthFailed);
+}
+
 TEST(heartbeats_keep_an_idle_session_open) {
   Pair pair;
   REQUIRE_OK(pair.handshake());
@@ -911,7 +989,10 @@ bool cause(Event event, Pair& pair, Session& session) {
     case Event::kViolation: (void)session.receive(pair.now, Bytes(40, std::byte{0xee})); return true;
     case Event::kHandshakeTimeout:
       // The same clock serves both timers; which one runs is the state's to say.
-    case Event::kSilence: (void)session.on_time(pair.now + 3600'000 * kMs); return true;
+    case Event::kSilence:
+      for (int i = 0; i < 10 && session.state() != State::kClosed; ++i)
+        (void)session.on_time(session.next_deadline());
+      return true;
     case Event::kConnectionLost: session.connection_lost(); return true;
     case Event::kClose: session.close(pair.now, Code::kClosed, "enough"); return true;
   }

@@ -1,0 +1,111 @@
+"""A process stands still for longer than it would let a peer be silent: stopped here, starved elsewhere.
+
+It must not take its own standstill for the peer's silence, nor keep a peer for it that is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kvxfer.errors import PeerError, TransferError
+from tests.fault.node import Node, Worker
+from tests.fault.test_process_faults import join
+
+Local = Callable[..., Node]
+Remote = Callable[..., Worker]
+
+HASTY_S = 1.0  # the patience of whoever is stopped, as in `options_for`
+PATIENT_S = 30.0  # nobody is lost for a stop that is meant to be short, however busy the machine
+
+
+def test_stop_beyond_its_own_patience_costs_a_process_no_peer(
+    transport: str, local: Local, remote: Remote
+) -> None:
+    src = local("patient", transport, silent_timeout_s=PATIENT_S)
+    src.fill(1)
+    dst = remote("hasty", transport)
+    join(src, dst)
+    dst.expect(b"req")
+    write = src.write(notify=b"req", hold=True)
+    src.release(2)
+    dst.wait_layer(1)
+    for _ in range(2):
+        dst.stop()
+        time.sleep(2.2 * HASTY_S)
+        dst.resume()
+        assert dst.peer_state() == ("open", "")
+    src.release(4)
+    assert src.end(write) is None
+    assert dst.end() is None
+    assert dst.holds(1)
+    assert dst.peer_state() == ("open", "")
+    assert src.peer_state() == ("open", "")
+
+
+def test_pause_of_the_whole_machine_costs_nobody_a_peer(transport: str, remote: Remote) -> None:
+    """Both processes stop, and the impatient one is the first that goes on: nothing waits to be read."""
+    silent_s = 5.0
+    src = remote("patient", transport, silent_timeout_s=PATIENT_S)
+    dst = remote("hasty", transport, silent_timeout_s=silent_s)
+    src.fill(2)
+    dst.connect(src.address())
+    src.accept("hasty")
+    dst.grant("write", ttl_s=60.0)
+    src.write(hold=True)
+    src.release(2)
+    dst.until_bytes_land()
+    for process in (src, dst):
+        process.stop()
+    time.sleep(1.2 * silent_s)
+    dst.resume()
+    # It looks at its clock within a heartbeat, and leaves the other at least half its patience.
+    time.sleep(0.5)
+    assert dst.peer_state() == ("open", "")
+    src.resume()
+    src.release(4)
+    assert src.end() is None
+    assert dst.holds(2)
+    assert dst.peer_state() == ("open", "")
+
+
+def test_peer_that_hangs_since_the_stop_is_found_out(transport: str, remote: Remote) -> None:
+    src = remote("patient", transport, silent_timeout_s=PATIENT_S)
+    dst = remote("hasty", transport)
+    src.fill(3)
+    dst.connect(src.address())
+    src.accept("hasty")
+    lease = dst.grant("write")
+    work = dst.expect(b"req")
+    src.write(notify=b"req", hold=True)
+    dst.stop()
+    src.stop()  # for good
+    time.sleep(1.5 * HASTY_S)
+    dst.resume()
+    assert dst.wait_lost() == "peer-silent"
+    assert dst.wait_lease(lease) == "peer-lost"
+    error = dst.end(work)
+    assert isinstance(error, PeerError | TransferError), error
+    assert error.code == "peer-silent"
+
+
+def test_process_that_was_given_up_while_it_was_stopped_is_told_why(
+    transport: str, local: Local, remote: Remote
+) -> None:
+    src = local("hasty", transport)
+    src.fill(4)
+    dst = remote("patient", transport, silent_timeout_s=PATIENT_S)
+    join(src, dst)
+    dst.grant("write")
+    write = src.write(hold=True)
+    src.release(1)
+    dst.until_bytes_land()
+    dst.stop()
+    assert src.wait_lost() == "peer-silent"
+    error = src.end(write)
+    assert isinstance(error, PeerError | TransferError), error
+    assert error.code == "peer-silent"
+    dst.resume()
+    assert dst.wait_lost() == "peer-lost"
+    words = dst.loss_in_words()
+    assert "said goodbye (peer-silent): nothing heard for" in words, words
