@@ -20,6 +20,7 @@ void CompletionRing::push(Event event) {
     return;
   }
   events_.push_back(std::move(event));
+  any_.store(true, std::memory_order_release);
   if (!armed_) return;
   armed_ = false;
   signal();
@@ -32,17 +33,13 @@ std::vector<Event> CompletionRing::drain(std::size_t max_events, bool arm) {
     out.push_back(std::move(events_.front()));
     events_.pop_front();
   }
+  any_.store(!events_.empty(), std::memory_order_release);
   if (signalled_ && events_.empty()) {
     std::uint64_t count;
     signalled_ = ::read(fd_.get(), &count, sizeof count) != sizeof count;
   }
   if (out.empty() && arm) armed_ = true;
   return out;
-}
-
-bool CompletionRing::empty() const {
-  const std::lock_guard lock(mutex_);
-  return events_.empty();
 }
 
 std::uint64_t CompletionRing::num_dropped() const {

@@ -100,7 +100,8 @@ Session* Engine::find_session(const wire::Id128& id, SessionKey& key) {
 
 void Engine::flush(Peer& peer) {
   peer.stirred = false;
-  for (wire::Bytes& frame : peer.session->take_output()) host_.send(peer.key, std::move(frame));
+  peer.session->take_output(outgoing_);
+  for (wire::Bytes& frame : outgoing_) host_.send(peer.key, std::move(frame));
   schedule_session(peer);
 }
 
@@ -423,9 +424,9 @@ void Engine::pump(Time now) {
   // One piece for each peer in turn, lowest priority number first among what a peer has.
   for (bool progressed = !ready_peers_.empty(); progressed;) {
     progressed = false;
-    std::vector<SessionKey> turns(ready_peers_.begin(), ready_peers_.end());
-    std::rotate(turns.begin(), std::upper_bound(turns.begin(), turns.end(), last_served_), turns.end());
-    for (const SessionKey key : turns) {
+    turns_.assign(ready_peers_.begin(), ready_peers_.end());
+    std::rotate(turns_.begin(), std::upper_bound(turns_.begin(), turns_.end(), last_served_), turns_.end());
+    for (const SessionKey key : turns_) {
       Peer* peer = find_peer(key);
       if (peer != nullptr && post_next(*peer, progressed)) last_served_ = key;
       if (peer == nullptr || peer->ready.empty()) ready_peers_.erase(key);

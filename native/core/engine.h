@@ -432,6 +432,8 @@ class Engine {
   std::set<SessionKey> ready_peers_;              // with pieces to post
   std::set<SessionKey> backlogged_;               // with transfers that wait for room
   std::vector<SessionKey> stirred_;               // with frames to send
+  std::vector<wire::Bytes> outgoing_;             // of one of them, and whose turn it is: kept, as making
+  std::vector<SessionKey> turns_;                 // them costs
   std::vector<RailId> again_rails_;
   SessionKey last_served_ = 0;
   // What ended in this round; a caller up the stack may still hold a reference until pump().

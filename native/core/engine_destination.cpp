@@ -431,7 +431,8 @@ void Engine::drained_destination(Destination& destination) {
     else
       count_closed(*peer, destination);
     if (done && !destination.ours && !destination.notify.empty() && destination.expectation == nullptr)
-      host_.emit({.kind = EventKind::kNotification, .peer = peer->key, .payload = destination.notify});
+      host_.emit(
+          {.kind = EventKind::kNotification, .peer = peer->key, .payload = std::move(destination.notify)});
   }
   ++(done ? stats_.transfers_done : stats_.transfers_failed);
   end_handle(destination.handle, destination.state, destination.reason,

@@ -178,7 +178,7 @@ void Engine::drained_source(Source& source) {
     else
       count_closed(*peer, source);
     if (source.state == TransferState::kDone && !source.ours && !source.notify.empty())
-      host_.emit({.kind = EventKind::kNotification, .peer = peer->key, .payload = source.notify});
+      host_.emit({.kind = EventKind::kNotification, .peer = peer->key, .payload = std::move(source.notify)});
   }
   ++(source.state == TransferState::kDone ? stats_.transfers_done : stats_.transfers_failed);
   // What the destination has of it is not known here; all of it may have to be written again.

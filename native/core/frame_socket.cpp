@@ -253,9 +253,10 @@ bool FrameSocket::deliver() {
       in_begin_ += kWake.size();
   }
   const wire::ByteSpan have(in_.data() + in_begin_, in_end_ - in_begin_);
+  if (have.size() < wire::kHeaderNbytes) return false;
   const Result<wire::Header> header = wire::decode_header(have, owner_.max_body());
   if (!header.ok()) {
-    if (header.status().code() != Code::kAgain) fail(header.status().message());
+    fail(header.status().message());
     return false;
   }
   const std::size_t nbytes = header.value().frame_nbytes();

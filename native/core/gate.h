@@ -14,6 +14,7 @@ namespace kvxfer {
 class Gate {
  public:
   void lock() {
+    if (mutex_.try_lock()) return;
     waiting_.fetch_add(1, std::memory_order_relaxed);
     mutex_.lock();
     waiting_.fetch_sub(1, std::memory_order_relaxed);

@@ -40,6 +40,9 @@ constexpr int kMoves = 4;
 // Rounds that frames through memory may keep from the sockets.
 constexpr int kRoundsWithoutSockets = 16;
 
+// A caller who polls looks at sockets that are quiet at least this often.
+constexpr Time kLookNs = 5'000;
+
 // A follower looks again at least this often, whoever drives.
 constexpr auto kFollowerPause = std::chrono::milliseconds(5);
 
@@ -319,12 +322,13 @@ void Runtime::run() {
   }
 }
 
-bool Runtime::progress() {
+bool Runtime::progress(bool look) {
   bool more = read_rings();
   // Whoever is kept busy through memory spares the system call, most of the time.
-  if (!more || ++rounds_without_sockets_ > kRoundsWithoutSockets) {
+  if ((look && !more) || ++rounds_without_sockets_ > kRoundsWithoutSockets) {
     rounds_without_sockets_ = 0;
-    more = reactor_.run() || more;
+    sockets_quiet_ = !reactor_.run();
+    more = more || !sockets_quiet_;
   }
   const Time at = now();
   for (auto& [session, note] : std::exchange(failed_rails_, {}))
@@ -334,12 +338,18 @@ bool Runtime::progress() {
   engine_->pump(at);
   // What that posted is moved at once: a page goes from the frame that offers it to the one that
   // says it is there without asking the kernel in between what else there is.
-  for (int round = 0; round < kMoves && moving() && now() - at < kPollNs; ++round) {
+  bool still = moving();
+  for (int round = 0; round < kMoves && still && now() - at < kPollNs; ++round) {
     move(at);
     engine_->pump(at);
+    still = moving();
   }
-  flush_sockets();
-  return more || busy();
+  if (!unsent_.empty() || sweep_) {
+    flush_sockets();
+    still = moving();
+  }
+  left_ = still || engine_->wants_pump();
+  return more || left_;
 }
 
 // The thread may have stood still between its look at the sockets and `at`, and while memory keeps it busy
@@ -420,9 +430,13 @@ bool Runtime::poll() {
   {
     const std::lock_guard lock(gate_);
     // What is short goes from the frame that asks to the frame that answers in one call.
-    const Time until = now() + kPollNs;
-    do more = progress() || more;
-    while (busy() && now() < until);
+    const Time start = now(), until = start + kPollNs;
+    // Of sessions whose frames come through memory the sockets tell next to nothing, and asking takes
+    // longer than all else that an idle poll does.
+    const bool look = !sockets_quiet_ || sharing_.size() != controls_.size() || start - looked_at_ >= kLookNs;
+    if (look) looked_at_ = start;
+    do more = progress(look) || more;
+    while (left_ && now() < until);
     // For a thread that sleeps peers would have to say over the socket what a caller who polls on sees
     // at once: it is to wait as after every caller.
     if (!sharing_.empty() && thread_until_ != 0 && until - caller_at_ < kCallerLinger) rouse_thread();

@@ -128,7 +128,8 @@ class Runtime final : private EngineHost {
 
   // runtime.cpp
   void run();                     // the progress thread
-  bool progress();                // under the gate; true when there is more to do at once
+  // Under the gate; true when there is more to do at once. `look`: at the sockets, whatever came else.
+  bool progress(bool look = true);
   bool move(Time now);            // what transports have to move; true when something ended
   bool judge(Time now);           // what has a deadline; true when something came first
   void settle(Time now);          // pump and flush
@@ -206,6 +207,9 @@ class Runtime final : private EngineHost {
   std::vector<SessionKey> sharing_;         // sessions whose frames may come through memory
   bool rings_sleep_ = false;
   int rounds_without_sockets_ = 0;
+  Time looked_at_ = 0;                      // at the sockets, for a caller who polls
+  bool sockets_quiet_ = false;              // nothing was there at the last look
+  bool left_ = false;                       // busy() as the last round left it
 
   std::thread thread_;
   std::atomic<bool> stop_{false}, closed_{false};

@@ -434,6 +434,11 @@ void Session::close([[maybe_unused]] Time now, Code code, std::string text) {
 
 std::vector<wire::Bytes> Session::take_output() { return std::exchange(output_, {}); }
 
+void Session::take_output(std::vector<wire::Bytes>& into) {
+  into.clear();
+  std::swap(into, output_);
+}
+
 std::uint32_t Session::max_body() const noexcept {
   return state_ == State::kOpen ? wire::kMaxBody : wire::kMaxHandshakeBody;
 }

@@ -90,6 +90,8 @@ class Session {
 
   // Frames to write to the connection, in order; empties the queue.
   std::vector<wire::Bytes> take_output();
+  // The same for who calls it often: what `into` held is gone, its memory is used for what comes next.
+  void take_output(std::vector<wire::Bytes>& into);
 
   SessionState state() const noexcept { return state_; }
   const Status& reason() const noexcept { return reason_; }  // why it closed; ok before

@@ -248,7 +248,7 @@ PostResult LoopbackTransport::post(PeerId id, std::span<const Work> batch) noexc
   Peer& peer = *found->second;
   if (peer.exposure == nullptr) return {0, Code::kAgain};  // not up yet
   const std::size_t accepted = std::min(batch.size(), kMaxQueued - peer.queue.size());
-  peer.queue.insert(peer.queue.end(), batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(accepted));
+  for (const Work& work : batch.first(accepted)) peer.queue.push_back(work);  // as in shm
   return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
 }
 
