@@ -264,6 +264,37 @@ def test_a_prefill_that_is_gone_ends_the_wait() -> None:
         assert result.failed.keys() == {"gone"}
 
 
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+def test_an_engine_that_sleeps_lets_go_and_comes_back(who: str) -> None:
+    pushed, whole = Pushed.draw("asleep", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        prefill[0].half.before_forward(pushed.chunk(0, 64))
+        sleeper = prefill[0] if who == "prefill" else decode[0]
+        sleeper.half.sleep()
+        # Its memory is another's now.
+        for cache in sleeper.caches.values():
+            cache.fill_(7)
+        prefill[0].half.after_forward(whole=True)
+        (result,) = collected(decode)
+        assert result.failed.keys() == {"asleep"}
+        if who == "decode":
+            assert all((cache == 7).all() for cache in decode[0].caches.values())
+        else:
+            assert not any((cache == 7).any() for cache in decode[0].caches.values())
+        sleeper.half.wake()
+        assert collected(prefill, {"asleep"})[0].sent == {"asleep"}
+        again = Pushed.draw("awake", TOKENS, seed=3)
+        decode[0].half.step(again.order(prefill))
+        forward(prefill, again, 0, TOKENS, whole)
+        until(
+            lambda: bool(prefill[0].half.collect(set())) and bool(decode[0].half.collect(set()).received),
+            "the next push",
+        )
+        assert all(is_there(decode, again, layer, whole) for layer in range(NUM_LAYERS))
+
+
 def test_pages_that_are_needed_are_let_go_first() -> None:
     pushed, whole = Pushed.draw("preempted", TOKENS), some_tokens(TOKENS)
     with workers("prefill") as prefill, workers("decode") as decode:
