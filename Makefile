@@ -10,6 +10,7 @@
 #   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own
 #   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
 #   make nightly       test, the slow tests, torch, a million layouts, and a longer fuzz run
+#   make bench-serving-setup  vLLM for the CPU, and NIXL beside it, for `kvxfer bench serving`
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
 #   make instructions  instructions for each page and each transfer, counted by callgrind
 #   make wheel         dist/*.whl
@@ -52,7 +53,7 @@ print("\n".join(lines))
 endef
 export REQUIREMENTS
 
-.PHONY: demo demo-vllm test lint unit native-test test-torch test-vllm fuzz nightly instructions baselines wheel clean setup
+.PHONY: demo demo-vllm bench-serving-setup test lint unit native-test test-torch test-vllm fuzz nightly instructions baselines wheel clean setup
 .PHONY: $(foreach build,plain asan tsan,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -192,6 +193,22 @@ baselines: .baselines/nixl-$(NIXL).stamp .baselines/mooncake-$(MOONCAKE).stamp
 	pip=".baselines/nixl/bin/python -m pip install --quiet"; $$pip numpy; \
 	$$pip --no-deps nixl==$(NIXL) nixl-cu12==$(NIXL) nixl-cu13==$(NIXL); \
 	.baselines/nixl/bin/python -c "import nixl._api"; touch $@
+
+bench-serving-setup: .vllm/nixl-$(NIXL).stamp $(VENV)/module.stamp
+
+# For vLLM's own connector; these wheels and no others. vLLM's environment has all that they require.
+NIXL_SHA256 := aa90914d7df16fb586e57be633972917c6c2489b004ad241913ecda02207eaab
+# Of Python 3.11, 3.12 and 3.13.
+NIXL_CU13_SHA256 := 6279834382eeabab60bfc2fe62c2363cda3bf520278bbd4a007932cc76073de5 \
+  ce48b601bad4c4503a5d9d418e6f4b1289a3a68e407af99f0f7e377f8371f49b \
+  a19951cbee1a2e77a988076d8329d60b9fa667247e7918fb0bd6dbbb3e761c27
+.vllm/nixl-$(NIXL).stamp: .vllm/vllm-$(VLLM).stamp
+	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
+	echo "installing NIXL $(NIXL) into .vllm"; \
+	.vllm/bin/python -m pip install --quiet --no-deps --require-hashes -r <( \
+	  echo "nixl==$(NIXL) --hash=sha256:$(NIXL_SHA256)"; \
+	  echo "nixl-cu13==$(NIXL) $(NIXL_CU13_SHA256:%=--hash=sha256:%)"); \
+	.vllm/bin/python -c "import nixl._api"; touch $@
 
 .baselines/mooncake-$(MOONCAKE).stamp:
 	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from kvxfer.bench import compare_report, figures_report, noise, runs_table
+from kvxfer.bench import compare_report, figures_report, noise, runs_table, serving_report
 from kvxfer.bench.channel import Message
 from kvxfer.bench.limit import DESCRIPTIONS
 from kvxfer.bench.progress import Progress
@@ -50,6 +50,8 @@ def print_table(result: Message, beside: Message | None = None) -> None:
     console = _console()
     if result["bench"] == "compare":
         compare_report.print_comparison(console, result)
+    elif result["bench"] == "serving":
+        serving_report.print_serving(console, result)
     elif not result["verified"]:
         console.print(f"[bold red]check failed[/]: {result['failure']}", soft_wrap=True)
     elif "src_layout" in result and result["bench"] == "pages":

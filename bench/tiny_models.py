@@ -55,6 +55,19 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaConfig",
         {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32},
     ),
+    # Pages of 64 KiB in 32 layers, as many and as large as those of Llama-3.1-8B in bfloat16 with blocks
+    # of 16 tokens: 64 KiB a token to hand over, where everything else is as small as it can be.
+    "llama-pages": (
+        "LlamaConfig",
+        {
+            "num_hidden_layers": 32,
+            "hidden_size": 128,
+            "intermediate_size": 128,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "head_dim": 32,
+        },
+    ),
     # Layers that see a window of 64 tokens and layers that see all: groups with tables of their own.
     "gemma3": (
         "Gemma3TextConfig",

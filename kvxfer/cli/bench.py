@@ -11,18 +11,20 @@ import typer
 
 from kvxfer.bench import compare as compare_bench
 from kvxfer.bench import handover as handover_bench
-from kvxfer.bench import handover_page, html, noise, report, results, runs_page
+from kvxfer.bench import handover_page, html, noise, report, results, runs_page, serving_page, serving_systems
 from kvxfer.bench import latency as latency_bench
 from kvxfer.bench import layout_pages as layout_bench
 from kvxfer.bench import layout_plan as layout_plan_bench
 from kvxfer.bench import pages as pages_bench
 from kvxfer.bench import plan as plan_bench
 from kvxfer.bench import scale as scale_bench
+from kvxfer.bench import serving as serving_bench
 from kvxfer.bench import setup as setup_bench
 from kvxfer.bench.channel import Message
 from kvxfer.bench.layout_names import NAMES
 from kvxfer.bench.models import MODELS
 from kvxfer.bench.progress import Progress
+from kvxfer.bench.serving_stages import Served
 from kvxfer.bench.stages import Handover
 from kvxfer.bench.trace import SAMPLES
 
@@ -257,6 +259,70 @@ def compare(
         corrupt=corrupt,
     )
     result = _measure("compare", lambda progress: compare_bench.run(options, progress), format, out)
+    if result["failures"]:
+        raise typer.Exit(_BASELINE_FAILED)
+
+
+@app.command()
+def serving(
+    systems: Annotated[
+        str, typer.Option(help=f"With commas between, of {_one_of(serving_systems.NAMES)}.")
+    ] = ",".join(serving_systems.NAMES),
+    trace: Annotated[str, typer.Option(help=f"A file, or a sample: {_one_of(tuple(SAMPLES))}")] = "mooncake",
+    requests: Annotated[int, typer.Option(help="Taken from the start of the trace.")] = 12,
+    max_tokens: Annotated[
+        int, typer.Option(help="Lengths are scaled so that the longest prompt fits.")
+    ] = 2048,
+    max_output_tokens: Annotated[int, typer.Option(help="Longer answers end there.")] = 16,
+    rounds: Annotated[int, typer.Option(help="In each every system serves all, in rotated order.")] = 3,
+    arrivals: Annotated[
+        str,
+        typer.Option(help=f"{_one_of(serving_bench.ARRIVALS)}: as room comes, at random, as in the trace."),
+    ] = "closed",
+    concurrency: Annotated[int, typer.Option(help="Requests in hand at once, of --arrivals closed.")] = 2,
+    rate: Annotated[float, typer.Option(help="Requests a second, of --arrivals poisson.")] = 0.5,
+    speedup: Annotated[
+        float, typer.Option(help="How much faster than the trace, of --arrivals trace.")
+    ] = 1.0,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Writes a page with a timeline of every request.")
+    ] = None,
+    seed: _SeedOption = 1,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", help="How long a server may say nothing.")
+    ] = 60.0,
+    format: _FormatOption = Format.TABLE,
+    out: _OutOption = None,
+) -> None:
+    """Serve a trace with prefill and decode on real engines, with this connector and with others, in turns.
+
+    Needs `make bench-serving-setup`. A minute for each engine pair to start, then the rounds.
+    """
+    options = serving_bench.ServingOptions(
+        systems=tuple(name.strip() for name in systems.split(",") if name.strip()),
+        trace=trace,
+        requests=requests,
+        max_tokens=max_tokens,
+        max_output_tokens=max_output_tokens,
+        rounds=rounds,
+        arrivals=arrivals,
+        concurrency=concurrency,
+        rate=rate,
+        speedup=speedup,
+        seed=seed,
+        timeout_s=timeout_s,
+    )
+    serving_bench.requests_of(options)
+    serving_systems.enter_environment()
+
+    def run(progress: Callable[[Progress], None]) -> Message:
+        seen: dict[str, list[Served]] = {}
+        result = serving_bench.run(options, progress, seen)
+        if html_file is not None:
+            html.write(html_file, serving_page.page(result, seen))
+        return result
+
+    result = _measure("serving", run, format, out)
     if result["failures"]:
         raise typer.Exit(_BASELINE_FAILED)
 

@@ -1,0 +1,145 @@
+"""What `kvxfer bench serving` compares: ways to serve a model, by one engine or by prefill and decode."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kvxfer.bench.errors import BenchError
+
+#: Installs what any of them needs.
+SETUP: Final = "make bench-serving-setup"
+OURS: Final = "kvxfer-pull"
+ALONE: Final = "alone"
+
+_TREE: Final = Path(__file__).resolve().parent.parent
+_OBSERVER: Final = "kvxfer.bench.serving_observer"
+# Engines of other systems are stopped while one is measured: such a silence is nobody's death.
+_SILENT_TIMEOUT_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One way to serve. ``name`` stands in tables and in JSON.
+
+    Attributes
+    ----------
+    words
+        What it is, for the reader of a table.
+    connector
+        ``--kv-transfer-config`` of both engines but for the role; None is one engine alone, whose
+        clients ask it without a router.
+    dispatch
+        How the router asks the engines, one of `kvxfer.bench.router.DISPATCHES`.
+    needs
+        Modules that the engines' environment must have.
+    environment
+        Variables of the engines.
+    port_variable
+        A variable that names a port of its own for each engine.
+    """
+
+    name: str
+    words: str
+    connector: Mapping[str, Any] | None = None
+    dispatch: str = "sequential"
+    needs: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    port_variable: str = ""
+
+    def kv_transfer_config(self, role: str) -> dict[str, Any] | None:
+        """Returns what ``--kv-transfer-config`` gets; ``role`` is ``kv_producer`` or ``kv_consumer``."""
+        return None if self.connector is None else {**self.connector, "kv_role": role}
+
+    def missing(self) -> str:
+        """Returns why it cannot run in this environment; empty where it can."""
+        absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        return f"{', '.join(absent)} is not installed beside vLLM: `{SETUP}` installs it" if absent else ""
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what was set, for the result."""
+        if self.connector is None:
+            return {}
+        return {
+            "connector": self.connector["kv_connector"],
+            **self.connector.get("kv_connector_extra_config", {}),
+            **self.environment,
+            "dispatch": self.dispatch,
+        }
+
+
+def _kvxfer() -> dict[str, Any]:
+    return {
+        "kv_connector": "KvxferConnector",
+        "kv_connector_module_path": _OBSERVER,
+        "kv_connector_extra_config": {"silent_timeout_s": _SILENT_TIMEOUT_S},
+    }
+
+
+def _nixl(**extra: Any) -> dict[str, Any]:
+    return {
+        "kv_connector": "NixlConnector",
+        "kv_connector_module_path": "kvxfer.bench.serving_nixl",
+        "kv_buffer_device": "cpu",
+        "kv_connector_extra_config": extra,
+    }
+
+
+_KNOWN: Final = (
+    System(ALONE, "one engine does both, and no router stands before it"),
+    System(OURS, "KvxferConnector: decode reads when prefill has ended", _kvxfer()),
+    System(
+        "nixl",
+        "NixlConnector, its progress thread and its pool of threads off: the engine's own calls progress it",
+        _nixl(progress_thread=False, num_threads=0),
+        needs=("nixl",),
+        port_variable="VLLM_NIXL_SIDE_CHANNEL_PORT",
+    ),
+    System(
+        "nixl+thread",
+        "NixlConnector as it comes: a progress thread, and a pool of 4 threads, in each engine",
+        _nixl(),
+        needs=("nixl",),
+        port_variable="VLLM_NIXL_SIDE_CHANNEL_PORT",
+    ),
+)
+NAMES: Final = tuple(system.name for system in _KNOWN)
+
+
+def chosen(names: tuple[str, ...], known: tuple[System, ...] = _KNOWN) -> tuple[System, ...]:
+    """Returns the systems of ``--systems`` in the order of tables; raises when one is unknown."""
+    by_name = {system.name: system for system in known}
+    for name in names:
+        if name not in by_name:
+            raise BenchError(f"unknown --systems {name!r}; known are {', '.join(by_name)}")
+    if not names:
+        raise BenchError(f"--systems names nothing; known are {', '.join(by_name)}")
+    return tuple(system for system in known if system.name in names)
+
+
+def enter_environment() -> None:
+    """Makes sure that vLLM is here: starts this command again in the tree's `.vllm` where it is not.
+
+    Does not return where it does so. Raises where there is no such environment.
+    """
+    if importlib.util.find_spec("vllm") is not None:
+        return
+    python = _TREE / ".vllm" / "bin" / "python"
+    if not python.exists():
+        raise BenchError(
+            f"there is no vLLM beside {sys.executable}, and no {python}: `{SETUP}` sets up .vllm (3.5 GB), "
+            "a vLLM for the CPU, with NIXL"
+        )
+    # Without PYTHONPATH and the like it finds what it was set up with.
+    os.execv(python, [str(python), "-P", "-m", "kvxfer.bench", *_own_arguments()])
+
+
+def _own_arguments() -> list[str]:
+    """Returns what stands behind ``kvxfer bench`` on the command line."""
+    arguments = sys.argv[1:]
+    return arguments[1:] if arguments[:1] == ["bench"] else arguments
