@@ -73,8 +73,8 @@ class ServingOptions:
                 raise BenchError(f"--{name} is above 0, unlike {getattr(self, name):g}")
         if self.max_tokens + self.max_output_tokens > tiny_models.MAX_TOKENS:
             raise BenchError(
-                f"--max-tokens {self.max_tokens} and --max-output-tokens {self.max_output_tokens} are together "
-                f"more than the {tiny_models.MAX_TOKENS} tokens of the model"
+                f"--max-tokens {self.max_tokens} and --max-output-tokens {self.max_output_tokens}: "
+                f"together more than the {tiny_models.MAX_TOKENS} tokens of the model"
             )
         if not 0 < self.timeout_s < float("inf"):
             raise BenchError(f"--timeout-s is above 0, unlike {self.timeout_s:g}")
@@ -120,6 +120,11 @@ def requests_of(options: ServingOptions) -> list[TraceRequest]:
     """Reads the trace and scales its lengths; raises where it cannot be used."""
     read = traces.read_trace(traces.find_trace(options.trace))
     return traces.scale(read, options.requests, options.max_tokens)
+
+
+def num_warm_ups(options: ServingOptions) -> int:
+    """Returns how many of the longest prompts touch every block: engines take those first that are new."""
+    return math.ceil(options.num_blocks() * TOKENS_PER_BLOCK / options.max_tokens) + 1
 
 
 def run(
@@ -236,11 +241,15 @@ class _Comparison:
         if first.answer.error:
             raise BenchError(f"{system.name}: the first request failed: {first.answer.error}")
         measured.first = summarize([first])
-        num_warm_ups = math.ceil(options.num_blocks() * TOKENS_PER_BLOCK / options.max_tokens) + 1
-        self._serve(
+        warm_ups = self._serve(
             deployment,
-            [self._asked(system, "warm", index, options.max_tokens) for index in range(num_warm_ups)],
+            [
+                self._asked(system, "warm", index, options.max_tokens)
+                for index in range(num_warm_ups(options))
+            ],
         )
+        if errors := [one.answer.error for one in warm_ups if one.answer.error]:
+            raise BenchError(f"{system.name}: {len(errors)} of {len(warm_ups)} warm-ups failed: {errors[0]}")
         deployment.settle()
         time.sleep(_REST_S)
         idle = threads.watch(deployment.groups, _IDLE_S)

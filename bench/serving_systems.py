@@ -19,6 +19,8 @@ ALONE: Final = "alone"
 
 _TREE: Final = Path(__file__).resolve().parent.parent
 _OBSERVER: Final = "kvxfer.bench.serving_observer"
+# Shared memory for messages, cross-memory attach for pages; by itself UCX sends messages over tcp.
+_UCX: Final = {"UCX_TLS": "posix,sysv,cma,self,tcp"}
 # Engines of other systems are stopped while one is measured: such a silence is nobody's death.
 _SILENT_TIMEOUT_S: Final = 3600.0
 
@@ -98,6 +100,7 @@ _KNOWN: Final = (
         "NixlConnector, its progress thread and its pool of threads off: the engine's own calls progress it",
         _nixl(progress_thread=False, num_threads=0),
         needs=("nixl",),
+        environment=_UCX,
         port_variable="VLLM_NIXL_SIDE_CHANNEL_PORT",
     ),
     System(
@@ -105,6 +108,7 @@ _KNOWN: Final = (
         "NixlConnector as it comes: a progress thread, and a pool of 4 threads, in each engine",
         _nixl(),
         needs=("nixl",),
+        environment=_UCX,
         port_variable="VLLM_NIXL_SIDE_CHANNEL_PORT",
     ),
 )
