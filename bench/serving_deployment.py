@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+import httpx
+
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.router_server import RouterServer
 from kvxfer.bench.server_process import ServerProcess
@@ -16,7 +18,8 @@ from kvxfer.bench.serving_events import FOLDER_VARIABLE, Observations
 from kvxfer.bench.serving_systems import System
 from kvxfer.bench.vllm_server import VllmServer
 
-_SETTLE_TIMEOUT_S: Final = 30.0
+# Above NIXL's lease of 30 s, after which blocks that nobody fetched are given back.
+_SETTLE_TIMEOUT_S: Final = 60.0
 _ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -57,7 +60,7 @@ class Deployment:
                         kv_transfer_config=system.kv_transfer_config(_ROLES.get(role, "")),
                         num_blocks=num_blocks,
                         arguments=arguments,
-                        environment={**system.environment, FOLDER_VARIABLE: str(seen), **_port(system)},
+                        environment={**system.environment, **self._port(), FOLDER_VARIABLE: str(seen)},
                     )
                 )
                 self.observations[role] = Observations(seen)
@@ -73,6 +76,10 @@ class Deployment:
         except BaseException:
             self._stack.close()
             raise
+
+    def _port(self) -> dict[str, str]:
+        name = self.system.port_variable
+        return {name: str(_reserved_port(self._stack))} if name else {}
 
     @property
     def _servers(self) -> list[ServerProcess]:
@@ -114,13 +121,20 @@ class Deployment:
         """Waits until no engine works, and none keeps blocks for another."""
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S
         for engine in self.engines.values():
-            while engine.num_requests() or engine.metric("vllm:kv_cache_usage_perc"):
+            while self._is_busy(engine):
                 if time.monotonic() > deadline:
                     raise BenchError(
                         f"{engine.name} still holds blocks {_SETTLE_TIMEOUT_S:g} s after its last request; "
                         f"{engine.last_words()}"
                     )
-                time.sleep(0.05)
+                time.sleep(0.1)
+
+    def _is_busy(self, engine: VllmServer) -> bool:
+        try:
+            return bool(engine.num_requests() or engine.metric("vllm:kv_cache_usage_perc"))
+        except httpx.HTTPError as error:
+            words = self.ending() or f"{type(error).__name__}: {error}"
+            raise BenchError(f"{engine.name} does not say how busy it is; {words}") from error
 
     def ending(self) -> str:
         """Returns the last words of a process that has ended by itself; empty where all are up."""
@@ -140,9 +154,10 @@ class Deployment:
         self.close()
 
 
-def _port(system: System) -> dict[str, str]:
-    """Returns a free port under the variable that the system wants it in."""
-    if not system.port_variable:
-        return {}
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return {system.port_variable: str(listener.getsockname()[1])}
+def _reserved_port(stack: ExitStack) -> int:
+    """Returns a free port that stays ours until the stack closes, as `ServerProcess` keeps its own."""
+    listener = stack.enter_context(socket.socket())
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", 0))
+    port: int = listener.getsockname()[1]
+    return port

@@ -120,6 +120,8 @@ def _ratios(ratios: Message) -> Table:
 
 def _tokens(tokens: Message) -> str:
     words = f"{tokens['requests']} requests, {tokens['handed_over']} handed over"
+    if tokens["failed"]:
+        words += f", {tokens['failed']} failed ({tokens['failure']})"
     if tokens["compared"]:
         words += f"; {tokens['equal']} of {tokens['compared']} answers have the tokens of one engine"
     return words

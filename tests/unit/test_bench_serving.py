@@ -537,7 +537,8 @@ def test_every_system_serves_every_request_of_every_round(
     assert all(len(those) == 6 for those in seen.values())
     for name in ("kvxfer-pull", "nixl"):
         tokens = result["tokens"][name]
-        assert tokens == {"requests": 6, "handed_over": 6, "compared": 6, "equal": 6}
+        assert tokens.pop("failure") == ""
+        assert tokens == {"requests": 6, "failed": 0, "handed_over": 6, "compared": 6, "equal": 6}
         system = result["systems"][name]
         assert list(system["stages_ms"]) == list(STAGES)
         # Each of the two halves says 5 us a step.
@@ -577,7 +578,8 @@ def test_engine_that_dies_is_left_out_with_its_last_words_and_what_it_gave_is_ke
 def test_engine_that_never_comes_up_is_left_out() -> None:
     never = System("nixl", "dies", {"kv_connector": "N"}, environment={"STAND_IN_DIES": "kv_consumer:1"})
     result, _ = run(known=(SYSTEMS[1], never))
-    assert "nixl: the first request failed" in result["failures"]["nixl"]
+    assert "nixl: the first request failed 3 times" in result["failures"]["nixl"]
+    assert "the engine is on fire" in result["failures"]["nixl"]
     assert list(result["systems"]) == ["kvxfer-pull"]
 
 
