@@ -382,7 +382,7 @@ class _Comparison:
         found = {}
         for name, one in self.measured.items():
             given = _token_ids(one)
-            both = expected.keys() & given.keys()
+            both = expected.keys() & given.keys() if one is not alone else set()
             errors = [served.answer.error for served in one.served if served.answer.error]
             found[name] = {
                 "requests": len(one.served),
