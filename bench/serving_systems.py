@@ -96,6 +96,12 @@ _KNOWN: Final = (
     System(ALONE, "one engine does both, and no router stands before it"),
     System(OURS, "KvxferConnector: decode reads when prefill has ended", _kvxfer()),
     System(
+        "kvxfer-push",
+        "KvxferConnector: both engines are asked at once, prefill writes layers as it computes them",
+        _kvxfer(),
+        dispatch="concurrent",
+    ),
+    System(
         "nixl",
         "NixlConnector, its progress thread and its pool of threads off: the engine's own calls progress it",
         _nixl(progress_thread=False, num_threads=0),

@@ -21,6 +21,7 @@ from kvxfer.bench import report, serving, serving_load, serving_observer, servin
 from kvxfer.bench import serving_threads as threads
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.progress import Progress
+from kvxfer.bench.router import DISPATCHES
 from kvxfer.bench.serving import ServingOptions
 from kvxfer.bench.serving_events import FOLDER_VARIABLE, Costs, Observations, Seen
 from kvxfer.bench.serving_load import Answer, Asked
@@ -365,7 +366,7 @@ def test_group_that_is_gone_uses_nothing() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"systems": ("vllm",)}, "unknown --systems 'vllm'; known are alone, kvxfer-pull, nixl, nixl+thread"),
+        ({"systems": ("vllm",)}, "unknown --systems 'vllm'; known are alone, kvxfer-pull, kvxfer-push, nixl"),
         ({"systems": ()}, "--systems names nothing"),
         ({"arrivals": "burst"}, "unknown --arrivals 'burst'"),
         ({"rounds": 0}, "--rounds is at least 1"),
@@ -415,6 +416,7 @@ def test_both_roles_get_one_connector_and_the_one_engine_none() -> None:
         assert (prefill.pop("kv_role"), decode.pop("kv_role")) == ("kv_producer", "kv_consumer")
         assert prefill == decode
         assert prefill["kv_connector_module_path"].startswith("kvxfer.bench.serving_")
+        assert system.dispatch in DISPATCHES
 
 
 # ---- whole runs, with a stand-in for the engines --------------------------------------------------
@@ -452,7 +454,7 @@ class Handler(BaseHTTPRequestHandler):
         if role == "kv_producer":
             self.see("finished", name)
             self.see("given_back", name)
-            self.answer(json.dumps({"choices": [{}], "kv_transfer_params": {"of": name}}).encode())
+            self.answer(json.dumps({"choices": [{}], "kv_transfer_params": {"kvxfer": {"ranks": []}}}).encode())
             return
         if role:
             assert body["kv_transfer_params"]
@@ -506,6 +508,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 SYSTEMS = (
     System("alone", "one engine"),
     System("kvxfer-pull", "ours", {"kv_connector": "KvxferConnector"}),
+    System("kvxfer-push", "both at once", {"kv_connector": "KvxferConnector"}, dispatch="concurrent"),
     System("nixl", "theirs", {"kv_connector": "NixlConnector"}, environment={"A_VARIABLE": "1"}),
     System("nixl+thread", "not here", {"kv_connector": "NixlConnector"}, needs=("no_such_module",)),
 )
@@ -533,9 +536,9 @@ def test_every_system_serves_every_request_of_every_round(
     arrivals: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result, seen = run(arrivals=arrivals, rate=100.0)
-    assert list(result["systems"]) == ["alone", "kvxfer-pull", "nixl"]
+    assert list(result["systems"]) == ["alone", "kvxfer-pull", "kvxfer-push", "nixl"]
     assert all(len(those) == 6 for those in seen.values())
-    for name in ("kvxfer-pull", "nixl"):
+    for name in ("kvxfer-pull", "kvxfer-push", "nixl"):
         tokens = result["tokens"][name]
         assert tokens.pop("failure") == ""
         assert tokens == {"requests": 6, "failed": 0, "handed_over": 6, "compared": 6, "equal": 6}
@@ -546,7 +549,7 @@ def test_every_system_serves_every_request_of_every_round(
         assert system["own_ms"]["decide"]["p50"] == 0.003
         assert system["first"]["first_token_ms"]["p50"] > 0
     assert "stages_ms" not in result["systems"]["alone"]
-    assert set(result["ratios"]) == {"alone", "nixl"}
+    assert set(result["ratios"]) == {"alone", "kvxfer-push", "nixl"}
     # What is not installed says which command installs it, and stands in no one's way.
     assert "`make bench-serving-setup` installs it" in result["failures"]["nixl+thread"]
     assert json.loads(json.dumps(result))["verified"] is True
@@ -589,7 +592,7 @@ def test_interrupted_run_keeps_the_turns_that_were_whole() -> None:
         if at.words == "round 2: nixl":
             signal.raise_signal(signal.SIGINT)
 
-    result, seen = run(interrupt, SYSTEMS[1:3])
+    result, seen = run(interrupt, (SYSTEMS[1], SYSTEMS[3]))
     assert result["interrupted"] is True
     assert {name: len(those) for name, those in seen.items()} == {"kvxfer-pull": 3, "nixl": 3}
 
