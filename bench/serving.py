@@ -53,8 +53,8 @@ class ServingOptions:
 
     systems: tuple[str, ...] = systems.NAMES
     trace: str = "mooncake"
-    requests: int = 12
-    max_tokens: int = 2048
+    requests: int = 8
+    max_tokens: int = 1024
     max_output_tokens: int = 16
     rounds: int = 3
     arrivals: str = "closed"
@@ -171,7 +171,7 @@ def run(
         "prompt_tokens": sum(request.input_tokens for request in requests),
         "ratios": ratios({name: by_round(one) for name, one in comparison.measured.items()}),
         "tokens": comparison.tokens(),
-        "logs": str(folder),
+        "logs": {"folder": str(folder)},
         "failures": comparison.failures,
         "interrupted": interrupted,
         "verified": True,

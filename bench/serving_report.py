@@ -34,7 +34,7 @@ def print_serving(console: Console, result: Message) -> None:
         settings = ", ".join(f"{key}={value}" for key, value in system["settings"].items())
         console.print(f"{name}: {system['words']}" + (f"; {settings}" if settings else ""), soft_wrap=True)
         console.print(f"  [dim]{_tokens(result['tokens'][name])}[/]", soft_wrap=True)
-    console.print(f"[dim]engines' logs: {result['logs']}[/]", soft_wrap=True)
+    console.print(f"[dim]engines' logs: {result['logs']['folder']}[/]", soft_wrap=True)
     for name, words in result["failures"].items():
         console.print(f"[bold red]{name} was left out from there[/]: ", end="")
         console.print(words, markup=False, soft_wrap=True)

@@ -269,10 +269,10 @@ def serving(
         str, typer.Option(help=f"With commas between, of {_one_of(serving_systems.NAMES)}.")
     ] = ",".join(serving_systems.NAMES),
     trace: Annotated[str, typer.Option(help=f"A file, or a sample: {_one_of(tuple(SAMPLES))}")] = "mooncake",
-    requests: Annotated[int, typer.Option(help="Taken from the start of the trace.")] = 12,
+    requests: Annotated[int, typer.Option(help="Taken from the start of the trace.")] = 8,
     max_tokens: Annotated[
         int, typer.Option(help="Lengths are scaled so that the longest prompt fits.")
-    ] = 2048,
+    ] = 1024,
     max_output_tokens: Annotated[int, typer.Option(help="Longer answers end there.")] = 16,
     rounds: Annotated[int, typer.Option(help="In each every system serves all, in rotated order.")] = 3,
     arrivals: Annotated[
