@@ -454,7 +454,8 @@ class Handler(BaseHTTPRequestHandler):
         if role == "kv_producer":
             self.see("finished", name)
             self.see("given_back", name)
-            self.answer(json.dumps({"choices": [{}], "kv_transfer_params": {"kvxfer": {"ranks": []}}}).encode())
+            told = {"kvxfer": {"ranks": []}}
+            self.answer(json.dumps({"choices": [{}], "kv_transfer_params": told}).encode())
             return
         if role:
             assert body["kv_transfer_params"]
