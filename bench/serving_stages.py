@@ -51,15 +51,16 @@ class Served:
     def ends_ns(self) -> dict[str, int]:
         """Returns when each stage ended, in order; one that was over before it could begin took no time.
 
-        Where prefill pushes, decode has its blocks, and its order, before prefill has ended.
+        Where prefill pushes, decode has its blocks, and its order, before prefill has ended, and may
+        have answered before prefill's scheduler hears that it has: no stage ends behind the first token.
         """
         assert self.seen is not None
-        at = self.answer.arrival_ns
+        at, first_token_ns = self.answer.arrival_ns, self.answer.token_ns[0]
         found = {}
         for stage, event in _END_OF.items():
-            at = max(at, self.seen.at_ns[event])
+            at = min(max(at, self.seen.at_ns[event]), first_token_ns)
             found[stage] = at
-        return {**found, "resume": max(at, self.answer.token_ns[0])}
+        return {**found, "resume": first_token_ns}
 
     def stages_ms(self) -> dict[str, float]:
         """Returns what each stage took; their sum is the time to first token."""

@@ -193,6 +193,13 @@ def test_push_whose_decode_has_its_blocks_first_loses_no_time_to_what_was_hidden
     assert list(stages) == list(STAGES)
 
 
+def test_push_that_is_answered_before_prefill_hears_that_it_ended_is_all_prefill() -> None:
+    one = served({"finished": 120}, {"asked": 1, "allocated": 2, "ordered": 3, "loaded": 90})
+    stages = one.stages_ms()
+    assert stages == {"prefill": 100, "to_decode": 0, "order": 0, "load": 0, "resume": 0}
+    assert sum(stages.values()) == one.answer.first_token_ms
+
+
 def test_request_that_decode_computed_itself_is_not_handed_over() -> None:
     one = served({"finished": 40}, {})
     assert not one.was_handed_over
