@@ -179,7 +179,9 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self._moving.after_forward(whole=sys.exc_info()[0] is None)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        results = self._moving.collect(finished_req_ids)
+        step = self._get_connector_metadata()
+        assert isinstance(step, StepMetadata)
+        results = self._moving.collect(finished_req_ids, step.is_idle)
         if self._reports_blocks:
             self._invalid_block_ids.update(*results.failed.values())
         return KVConnectorTransferResults(

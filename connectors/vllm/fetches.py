@@ -179,6 +179,21 @@ class Fetches:
             except kvxfer.KvxferError as error:
                 fetch.fail(str(error), error.code)
 
+    def rest(self, timeout_s: float) -> bool:
+        """Waits for news of the oldest, without turning; returns whether there is any to wait for."""
+        for fetch in self._fetches.values():
+            for _, each in fetch.work:
+                if each.state == "pending":
+                    try:
+                        each.wait(timeout_s)
+                    except (TimeoutError, kvxfer.KvxferError):
+                        pass  # `collect` sees what became of it
+                    return True
+            if not fetch.is_posted and not fetch.failure:
+                wait(fetch.sessions, timeout_s)
+                return True
+        return False
+
     def refused(self, note: Refusal) -> None:
         """Takes in that prefill does not push a request."""
         for fetch in self._fetches.values():

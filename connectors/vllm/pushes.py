@@ -27,6 +27,9 @@ _log = logging.getLogger("kvxfer")
 # How long a step waits for writes from pages that it is about to overwrite, before it cancels them.
 _SETTLE_S: Final = 1.0
 _MAX_ENDED: Final = 1024
+# In a forward, of each write: each costs a frame and wakes the other end, and what is left for the end
+# of the forward is an eighth.
+_NUM_RELEASES: Final = 8
 
 
 @dataclass(slots=True)
@@ -95,6 +98,9 @@ class Pushes:
         self._done: list[set[int]] = [set() for _ in regions.groups]
         self._num_done = [0] * len(regions.groups)
 
+    def __len__(self) -> int:
+        return len(self._pushes)
+
     # ---- before a forward -------------------------------------------------------------------
 
     def withdraw(self, request_id: str) -> None:
@@ -156,6 +162,9 @@ class Pushes:
         done.add(position)
         while self._num_done[index] in done:
             self._num_done[index] += 1
+        every = max(len(self._regions.regions[index].layout.layers) // _NUM_RELEASES, 1)
+        if self._num_done[index] % every:
+            return
         for group, write in self._held:
             if group == index:
                 self._release(group, write)

@@ -23,6 +23,8 @@ _log = logging.getLogger("kvxfer")
 
 # While a forward waits: prefill may refuse.
 _READ_NOTES_EVERY_S: Final = 0.05
+# Of an idle step: so long a new request may wait for its first.
+_REST_S: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,18 @@ class WorkerHalf:
         assert self._pushes is not None
         self._pushes.step_done(whole)
 
-    def collect(self, finished_request_ids: set[str]) -> StepResults:
-        """Returns what has ended, each request once."""
+    def collect(self, finished_request_ids: set[str], is_idle: bool = False) -> StepResults:
+        """Returns what has ended, each request once.
+
+        An engine that has nothing to compute asks again and again: its processes would take two cores
+        from whoever computes what it waits for. There this waits for news, for a moment.
+        """
+        results = self._collect(finished_request_ids)
+        if is_idle and not (results.sent or results.received or results.failed) and self._rest():
+            return self._collect(set())
+        return results
+
+    def _collect(self, finished_request_ids: set[str]) -> StepResults:
         assert self._fetches is not None
         assert self._pushes is not None
         self._read_notes()
@@ -127,22 +139,39 @@ class WorkerHalf:
         received, failed = self._fetches.collect()
         return StepResults(sent, received, failed)
 
-    def _read_notes(self) -> None:
+    def _rest(self) -> bool:
+        """Waits for news; returns whether any can come."""
         assert self._fetches is not None
         assert self._pushes is not None
+        if self._fetches.rest(_REST_S):
+            return True
+        if not self._kept and not self._pushes:
+            return False
+        try:
+            self._take(self._agent.wait_notification(_REST_S))
+        except TimeoutError:
+            pass
+        return True
+
+    def _read_notes(self) -> None:
         while (notification := self._agent.poll_notification()) is not None:
-            try:
-                note = notes.read(notification.payload)
-            except ValueError as error:
-                _log.warning("kvxfer: %s sent a note that cannot be read: %s", notification.peer.name, error)
-                continue
-            match note:
-                case notes.Receipt():
-                    self._kept.note(note)
-                case notes.Refusal():
-                    self._fetches.refused(note)
-                case notes.RegistrationPart() | notes.Leaving():
-                    self._pushes.note(notification.peer, note)
+            self._take(notification)
+
+    def _take(self, notification: kvxfer.Notification) -> None:
+        assert self._fetches is not None
+        assert self._pushes is not None
+        try:
+            note = notes.read(notification.payload)
+        except ValueError as error:
+            _log.warning("kvxfer: %s sent a note that cannot be read: %s", notification.peer.name, error)
+            return
+        match note:
+            case notes.Receipt():
+                self._kept.note(note)
+            case notes.Refusal():
+                self._fetches.refused(note)
+            case notes.RegistrationPart() | notes.Leaving():
+                self._pushes.note(notification.peer, note)
 
     def take_statistics(self) -> TransferStatistics | None:
         """Returns what was counted since the last call; None when nothing has happened."""
