@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from kvxfer.bench import noise, tiny_models
 from kvxfer.bench import serving_load as load
 from kvxfer.bench import serving_systems as systems
 from kvxfer.bench import serving_threads as threads
-from kvxfer.bench import tiny_models
 from kvxfer.bench import trace as traces
 from kvxfer.bench.channel import Message
 from kvxfer.bench.compare import rotated
@@ -175,6 +175,7 @@ def run(
         "failures": comparison.failures,
         "interrupted": interrupted,
         "verified": True,
+        "noise": comparison.noise,
     }
 
 
@@ -199,6 +200,8 @@ class _Comparison:
         self.measured = {system.name: _Measured(system) for system in chosen}
         #: System -> why it was left out.
         self.failures: dict[str, str] = {}
+        #: Beside the rounds. Of an engine that has ended nobody knows what its processes used.
+        self.noise: Message | None = None
 
     def run(self, stack: ExitStack) -> None:
         """Starts every system, one after the other, and runs all rounds."""
@@ -214,12 +217,16 @@ class _Comparison:
             except BenchError as error:
                 self._fail(system.name, str(error))
             self._done += 1
-        for number in range(self._options.rounds):
-            for name in rotated(list(up), number):
-                if name not in self.failures:
-                    self._say(f"round {number + 1}: {name}")
-                    self._take_turn(up[name], number)
-                self._done += 1
+        before = noise.Sample.take()
+        try:
+            for number in range(self._options.rounds):
+                for name in rotated(list(up), number):
+                    if name not in self.failures:
+                        self._say(f"round {number + 1}: {name}")
+                        self._take_turn(up[name], number)
+                    self._done += 1
+        finally:
+            self.noise = noise.between(before, noise.Sample.take())
         self._say("ending the engines")
 
     def _start(self, system: System, model: Path, stack: ExitStack) -> Deployment:

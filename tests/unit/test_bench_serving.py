@@ -603,6 +603,8 @@ def test_interrupted_run_keeps_the_turns_that_were_whole() -> None:
     result, seen = run(interrupt, (SYSTEMS[1], SYSTEMS[3]))
     assert result["interrupted"] is True
     assert {name: len(those) for name, those in seen.items()} == {"kvxfer-pull": 3, "nixl": 3}
+    # What the engines took is not called a neighbour's because they have ended.
+    assert result["noise"]["own_share"] > 0
 
 
 @pytest.mark.usefixtures("stand_in")
