@@ -73,14 +73,19 @@ class _Own(BaseModel):
     prompt: Annotated[str, Field(max_length=64)]
 
 
-class _Passed(BaseModel):
-    """All that is read of ``kv_transfer_params``."""
+class _Named(BaseModel):
+    """What names a request at the other engine."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     remote_request_id: Annotated[str, Field(min_length=1, max_length=1024)]
-    remote_block_ids: tuple[tuple[_BlockId, ...], ...]
     kvxfer: _Own
+
+
+class _Passed(_Named):
+    """All that is read of ``kv_transfer_params``."""
+
+    remote_block_ids: tuple[tuple[_BlockId, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +207,27 @@ class Handover:
             own.num_tokens,
             comes_back,
         )
+
+
+def unwanted(params: dict[str, Any], settings: Settings) -> Handover:
+    """Reads what it takes to tell the other engine that nobody wants a request's blocks.
+
+    Of no prompt in particular: an engine that refused a request before it looked at it has none.
+
+    Raises
+    ------
+    HandoverError
+        Missing or absurd fields, another version, a host that may not be dialled.
+    """
+    try:
+        named = _Named.model_validate(params)
+    except ValidationError as error:
+        raise HandoverError(in_words(error)) from None
+    own = named.kvxfer
+    require_version(own.version)
+    require_allowed(own.ranks, settings)
+    leases = tuple(int(lease, 16) for lease in own.leases)
+    return Handover(named.remote_request_id, own.ranks, leases, (), (), (), own.num_tokens)
 
 
 def is_return(params: dict[str, Any]) -> bool:

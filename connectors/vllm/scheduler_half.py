@@ -12,7 +12,14 @@ from vllm.v1.request import Request, RequestStatus
 
 from kvxfer.connectors.vllm.appointment import Appointment, answer, is_push, read_key
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
-from kvxfer.connectors.vllm.handover import Handover, HandoverError, Rank, is_return, prompt_digest
+from kvxfer.connectors.vllm.handover import (
+    Handover,
+    HandoverError,
+    Rank,
+    is_return,
+    prompt_digest,
+    unwanted,
+)
 from kvxfer.connectors.vllm.held_back import hold_back, num_held_back
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, RankMetadata, StepMetadata
@@ -279,8 +286,7 @@ class SchedulerHalf:
         params = request.kv_transfer_params
         request_id = request.request_id
         if params and (params.get("do_remote_prefill") or is_return(params)):
-            # It ended before it was scheduled: nobody will fetch, so the other engine need not wait.
-            self.allocated(request, block_ids, 0)
+            self._decline(request, params)
         if request_id in self._fetching:
             self._next.abandoned.append(request_id)
         is_whole = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
@@ -305,6 +311,22 @@ class SchedulerHalf:
         )
         handover = self._handover(request, grant.leases, held, request.num_prompt_tokens)
         return True, handover.params(self._engine_id, request)
+
+    def _decline(self, request: Request, params: dict[str, Any]) -> None:
+        """Tells the other engine of a request that ended before it was scheduled that nobody will fetch.
+
+        The engine calls with a stand-in, of one token, for what it refused before it got here.
+        """
+        self._sources.pop(request.request_id, None)
+        try:
+            if is_push(params) and not is_return(params):
+                self._next.released.append(Appointment.read(params, request, self._settings))
+            else:
+                self._next.released.append(unwanted(params, self._settings))
+        except HandoverError as error:
+            _log.debug("kvxfer: request %s is not given back: %s", request.request_id, error)
+        params["do_remote_prefill"] = False
+        params.pop("remote_block_ids", None)
 
     def _hand_back(
         self, request: Request, block_ids: tuple[list[int], ...]

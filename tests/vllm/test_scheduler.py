@@ -347,6 +347,19 @@ def test_an_aborted_decode_leaves_nothing(make: Make, overlapping: bool, state: 
     assert_empty(engine)
 
 
+def test_a_request_that_the_front_end_refused_is_given_back(make: Make) -> None:
+    # The engine calls with a stand-in of one token.
+    engine = make("kv_consumer")
+    params = from_prefill(PROMPT, 4, "a").kv_transfer_params
+    engine.add(request([0], 1, params, "a"))
+    engine.abort("a")
+    assert [each.request_id for each in engine.step().released] == ["prefilled a"]
+    engine.add(request([0], 1, {**params, "kvxfer": None}, "b"))
+    engine.abort("b")
+    assert not engine.step().released
+    assert_empty(engine)
+
+
 def test_a_producer_that_is_asked_to_fetch_computes(make: Make) -> None:
     engine = make("kv_producer")
     engine.add(from_prefill(PROMPT, 3, "a"))
