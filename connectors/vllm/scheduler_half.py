@@ -131,7 +131,10 @@ class SchedulerHalf:
         """Returns how many tokens are there after a load."""
         num_tokens: int = request.num_prompt_tokens
         comes_back = isinstance(source, Handover) and source.comes_back
-        if comes_back or self._settings.waits or self._num_held_back:
+        # The engine takes no block for what a window has left behind all that is loaded, and computes the
+        # last token again: that one looks at a token more.
+        leaves_window = isinstance(source, Appointment) and any(group.window for group in self._groups)
+        if comes_back or leaves_window or self._settings.waits or self._num_held_back:
             # The forward that follows is to compute at least one.
             num_tokens -= 1
         return min(source.num_tokens, num_tokens) if isinstance(source, Handover) else num_tokens
