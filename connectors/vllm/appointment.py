@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from kvxfer.connectors.vllm.handover import (
     MAX_RANKS,
     VERSION,
-    HandoverError,
     Rank,
-    in_words,
+    parsed,
     prompt_digest,
     require_allowed,
     require_version,
@@ -78,10 +77,7 @@ class Appointment:
         HandoverError
             Missing or absurd fields, another version, a host that may not be dialled.
         """
-        try:
-            own = _Decode.model_validate(params["kvxfer"])
-        except ValidationError as error:
-            raise HandoverError(in_words(error)) from None
+        own = parsed(_Decode, params["kvxfer"])
         require_version(own.version)
         require_allowed(own.ranks, settings)
         digest = prompt_digest(request, request.num_prompt_tokens - num_held_back)
@@ -96,10 +92,7 @@ def read_key(params: dict[str, Any]) -> bytes:
     HandoverError
         It is none, or of another version.
     """
-    try:
-        own = _Prefill.model_validate(params["kvxfer"])
-    except ValidationError as error:
-        raise HandoverError(in_words(error)) from None
+    own = parsed(_Prefill, params["kvxfer"])
     require_version(own.version)
     return bytes.fromhex(own.push)
 

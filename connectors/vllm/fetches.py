@@ -44,7 +44,7 @@ _EARLY_S: Final = 1.0
 @dataclass(slots=True)
 class _Fetch:
     order: FetchOrder
-    begun_at: float
+    begun_ns: int = field(default_factory=time.monotonic_ns)
     sessions: list[Future[kvxfer.Peer]] = field(default_factory=list)
     # Reads that were posted, or writes that are expected; with their group.
     work: list[tuple[int, kvxfer.Transfer | kvxfer.Incoming]] = field(default_factory=list)
@@ -52,9 +52,13 @@ class _Fetch:
     tag: bytes = b""  # that its writes carry
     failure: str = ""
     code: str = ""  # of the failure
-    begun_ns: int = field(default_factory=time.monotonic_ns)
     nbytes: int = 0
     num_pages: int = 0
+
+    @property
+    def age_s(self) -> float:
+        """How long ago it was ordered."""
+        return (time.monotonic_ns() - self.begun_ns) / 1e9
 
     def fail(self, why: str, code: str) -> None:
         """Ends what is under way; the first reason stays."""
@@ -98,7 +102,7 @@ class Fetches:
 
     def begin(self, order: FetchOrder) -> None:
         """Starts one; a session that is open already is read from at once."""
-        fetch = _Fetch(order, time.monotonic())
+        fetch = _Fetch(order)
         self._fetches[order.request_id] = fetch
         if isinstance(order.source, str):
             fetch.fail(order.source, "bad-handover")
@@ -248,7 +252,7 @@ class Fetches:
                     # What came from outside may surprise us; it must not end the engine.
                     _log.exception("kvxfer: request %s: cannot be fetched", fetch.order.request_id)
                     fetch.fail(f"{type(error).__name__}: {error}", "internal")
-            elif time.monotonic() > fetch.begun_at + self._settings.connect_timeout_s:
+            elif fetch.age_s > self._settings.connect_timeout_s:
                 why = f"no session within {self._settings.connect_timeout_s:g} s (connect_timeout_s)"
                 fetch.fail(why, "unreachable")
             else:
@@ -275,7 +279,7 @@ class Fetches:
         return (
             isinstance(fetch.order.source, Handover)
             and fetch.order.source.comes_back
-            and time.monotonic() < fetch.begun_at + _EARLY_S
+            and fetch.age_s < _EARLY_S
             and len(errors) == len(fetch.work)
             and all(error is not None and error.code == "lease-ended" for error in errors)
         )

@@ -13,7 +13,7 @@ import hashlib
 import re
 from array import array
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,6 +25,7 @@ MAX_GROUPS: Final = 64
 # One reading of an address, here and where it is dialled: no user part, no path, no control character.
 _ADDRESS: Final = r"^tcp://(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})$"
 
+_Model = TypeVar("_Model", bound=BaseModel)
 _BlockId = Annotated[int, Field(ge=0, lt=2**32)]
 _Lease = Annotated[str, Field(pattern=r"^[0-9a-f]{1,16}$")]
 _Tokens = Annotated[int, Field(ge=1, le=2**20)]
@@ -168,10 +169,7 @@ class Handover:
             turn some tokens that its prompt begins with.
         """
         _require_bounded(params.get("remote_block_ids"), request.num_prompt_tokens, num_groups)
-        try:
-            passed = _Passed.model_validate(params)
-        except ValidationError as error:
-            raise HandoverError(in_words(error)) from None
+        passed = parsed(_Passed, params)
         own = passed.kvxfer
         require_version(own.version)
         for what in ("leases", "block_sizes", "pages_per_block"):
@@ -219,10 +217,7 @@ def unwanted(params: dict[str, Any], settings: Settings) -> Handover:
     HandoverError
         Missing or absurd fields, another version, a host that may not be dialled.
     """
-    try:
-        named = _Named.model_validate(params)
-    except ValidationError as error:
-        raise HandoverError(in_words(error)) from None
+    named = parsed(_Named, params)
     own = named.kvxfer
     require_version(own.version)
     require_allowed(own.ranks, settings)
@@ -251,11 +246,20 @@ def prompt_digest(request: Any, num_tokens: int) -> str:
     return digest.hexdigest()
 
 
-def in_words(error: ValidationError) -> str:
-    """Returns what is wrong with parameters: the first fields and why."""
-    found = error.errors(include_url=False, include_input=False)
-    shown = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in found[:3])
-    return f"kv_transfer_params cannot be read: {shown}"
+def parsed(model: type[_Model], document: Any) -> _Model:
+    """Returns parameters as one of our models.
+
+    Raises
+    ------
+    HandoverError
+        Names the first fields that are wrong, and why.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        shown = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in found[:3])
+        raise HandoverError(f"kv_transfer_params cannot be read: {shown}") from None
 
 
 def require_version(version: int) -> None:

@@ -1,7 +1,8 @@
 """Prefill's side at a worker: requests whose layers are written to decode as the forward finishes them.
 
 Every write is posted with ``hold`` before the forward of the step that computes its tokens, and its
-layers are let go one by one. What a reader missed because it registered later is written at once.
+layers are let go in it, an eighth at a time. What a reader missed because it registered later is
+written at once.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class Pushes:
         return bool(self._computing)
 
     def layer_done(self, layer_name: str) -> None:
-        """Lets one layer of all that this step computes go."""
+        """Counts one layer of this step as computed; an eighth of them is let go at a time."""
         index, position = self._regions.position(layer_name)
         if index < 0 or not self._computing:
             return

@@ -69,6 +69,7 @@ class SchedulerHalf:
         self._groups = groups
         self._settings = settings
         self._num_held_back = num_held_back(groups)
+        self._has_windows = any(group.window for group in groups)
         self._ranks: tuple[Rank, ...] = ()
         self._pages_per_block: tuple[int, ...] = ()
         self._prefills: dict[str, _Prefill] = {}
@@ -79,12 +80,6 @@ class SchedulerHalf:
 
     def set_ranks(self, ranks: dict[tuple[int, int], RankMetadata]) -> None:
         """Learns where the workers' agents are, by (pipeline, tensor) rank."""
-        if not ranks:
-            _log.warning(
-                "kvxfer: the workers did not say where their agents are, so nothing is handed over: behind a "
-                "MultiConnector, name KvxferConnector first"
-            )
-            return
         ordered = [rank for _, rank in sorted(ranks.items())]
         self._ranks = tuple(Rank(name=rank.name, address=rank.address) for rank in ordered)
         self._pages_per_block = ordered[0].pages_per_block
@@ -133,7 +128,7 @@ class SchedulerHalf:
         comes_back = isinstance(source, Handover) and source.comes_back
         # The engine takes no block for what a window has left behind all that is loaded, and computes the
         # last token again: that one looks at a token more.
-        leaves_window = isinstance(source, Appointment) and any(group.window for group in self._groups)
+        leaves_window = isinstance(source, Appointment) and self._has_windows
         if comes_back or leaves_window or self._settings.waits or self._num_held_back:
             # The forward that follows is to compute at least one.
             num_tokens -= 1
@@ -241,7 +236,7 @@ class SchedulerHalf:
         stop = min(first + output.num_scheduled_tokens[request.request_id], num_tokens)
         if first >= num_tokens:
             # It goes on past its prompt, and a window leaves blocks that may still be read.
-            if any(group.window for group in self._groups):
+            if self._has_windows:
                 self._next.settled.append(request.request_id)
             return
         tables = self._prompt_tables(output, request.request_id, stop)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -101,10 +100,9 @@ def test_another_prompt_is_refused_at_once(engines: Engines, ranks: Ranks) -> No
     own = {"version": 1, "push": secrets.token_hex(16)}
     complete(engines.prefill, random_prompt(100), 1, kv_transfer_params={**TO_PREFILL, "kvxfer": own})
     params = {"do_remote_prefill": True, "kvxfer": {**own, "ranks": ranks}}
-    began = time.monotonic()
     with pytest.raises(BenchError, match="answered 500"):
         complete(engines.decode, random_prompt(100, seed=2), kv_transfer_params=params)
-    assert time.monotonic() - began < 60  # and not after push_timeout_s
+    assert "prefill refused: decode has another prompt" in engines.decode.log.read_text(errors="replace")
     engines.wait_empty()
 
 
