@@ -6,6 +6,7 @@ by the fields of `Quantization` alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.property.oracle import (
     common_layers,
     cut,
     extent,
+    local_token,
 )
 
 PAGED = ("page", "page_head")
@@ -99,12 +101,29 @@ def obstacle(src: KVLayout, dst: KVLayout, heads: range | None, fine: bool) -> s
     # A page scale is of a whole page: it is written when all that it stands for comes at once.
     if fine:
         return "a part of a page would change its scale"
-    steps = [src.block_tokens, *(x.cp_interleave for x in (src, dst) if x.cp_size > 1)]
+    steps = [src.block_tokens]
+    # Ranks that take the same turns hold the same tokens, however short a turn is.
+    period = math.lcm(src.cp_size * src.cp_interleave, dst.cp_size * dst.cp_interleave)
+    if any(local_token(src, token) != local_token(dst, token) for token in range(period)):
+        steps += [layout.cp_interleave for layout in (src, dst) if layout.cp_size > 1]
     if any(step % dst.block_tokens for step in steps):
         return "a page of the destination comes from several"
     if scaled.per == "page" and len(columns) != dst.num_heads:
         return "some heads of a page would change its scale"
     return None
+
+
+def is_scattered(src: KVLayout, dst: KVLayout) -> bool:
+    """Whether a page of the destination has one scale and its dims lie apart at both ends.
+
+    Tokens, heads and dims may be one axis more than a program can go through at once.
+    """
+    scaled = dst.quantization
+    return (
+        scaled is not None
+        and scaled.per in PAGED
+        and all(layout.dim_stride > rounding.DTYPES[layout.dtype].itemsize for layout in (src, dst))
+    )
 
 
 def converted(
