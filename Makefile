@@ -7,9 +7,10 @@
 #   make native-test   C++ tests: plain, ASan+UBSan, TSan (or one: native-test-plain, -asan, -tsan)
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
 #   make test-torch    conversions beside torch's, which is installed into an environment of its own
-#   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own
+#   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own;
+#                      VLLM_TESTS="slow or not slow" as at night, with more pairs of engines
 #   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
-#   make nightly       test, the slow tests, torch, a million layouts, and a longer fuzz run
+#   make nightly       test, the slow tests, torch, a million layouts, all engines, a longer fuzz run
 #   make bench-serving-setup  vLLM for the CPU, and NIXL beside it, for `kvxfer bench serving`
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
 #   make instructions  instructions for each page and each transfer, counted by callgrind
@@ -24,6 +25,7 @@ JOBS ?= $(shell nproc)
 FUZZ_RUNS ?= 1000000
 FUZZ_SEED ?= 1
 ARGS ?=
+VLLM_TESTS ?= not slow
 
 COMMA := ,
 SHELL := /bin/bash
@@ -169,7 +171,7 @@ VLLM_SHA256 := ad44bdad85566b1532aa95066d6c92a5f6715867efe7df9cf2178f182af814c6
 # Starting an engine takes a minute where two share two cores: pytest's own bounds are wider there.
 test-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.vllm/bin/python -c "import kvxfer, vllm" 2>/dev/null || .vllm/bin/python -c "import kvxfer, vllm"
-	.vllm/bin/python -m pytest tests/vllm -o faulthandler_timeout=290 $(ARGS)
+	.vllm/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" -o faulthandler_timeout=290 $(ARGS)
 
 demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.vllm/bin/python -m kvxfer.bench.demo_vllm $(ARGS)
@@ -177,6 +179,7 @@ demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 nightly: test test-torch
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)
 	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -o timeout=0 -o faulthandler_timeout=0 $(ARGS)
+	@$(MAKE) --no-print-directory test-vllm VLLM_TESTS="slow or not slow"
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000 FUZZ_SEED=$$(date +%s)
 
 # What `kvxfer bench compare` measures beside kvxfer; another version is another stamp.

@@ -21,6 +21,7 @@ from kvxfer.connectors.vllm.regions import CacheRegions, remote_region
 from kvxfer.connectors.vllm.registration import Registration
 from kvxfer.connectors.vllm.registrations import Arrival, Registrations
 from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.connectors.vllm.statistics import Recorder
 from kvxfer.connectors.vllm.step import Chunk
 
 _log = logging.getLogger("kvxfer")
@@ -80,12 +81,17 @@ class Pushes:
         Of this worker.
     settings
         Its deadlines.
+    statistics
+        Counts readers that have all, and requests that were kept in vain.
     """
 
-    def __init__(self, agent: kvxfer.Agent, regions: CacheRegions, settings: Settings) -> None:
+    def __init__(
+        self, agent: kvxfer.Agent, regions: CacheRegions, settings: Settings, statistics: Recorder
+    ) -> None:
         self._agent = agent
         self._regions = regions
         self._settings = settings
+        self._statistics = statistics
         self._registrations = Registrations(max(settings.lease_ttl_s, settings.push_timeout_s))
         self._pushes: dict[bytes, _Push] = {}
         self._keys: dict[str, bytes] = {}  # by request id
@@ -337,7 +343,8 @@ class Pushes:
                 continue
             for reader in push.readers.values():
                 self._look_after(reader)
-            if push.expires_at <= now:
+            is_late = push.expires_at <= now and not push.has_ended
+            if is_late:
                 for reader in push.readers.values():
                     self._fail(reader, f"it took more than {self._settings.lease_ttl_s:g} s (lease_ttl_s)")
                 if any(not reader.has_ended for reader in push.readers.values()):
@@ -351,10 +358,20 @@ class Pushes:
                     push.chunk.request_id,
                     self._settings.lease_ttl_s,
                 )
+            for reader in push.readers.values():
+                if reader.registration is not None and not reader.failure:
+                    self._statistics.received()
+            if is_late:
+                self._statistics.expired()
             del self._pushes[key], self._keys[push.chunk.request_id]
             self._remember(key, "prefill has given its blocks back")
             given_back.add(push.chunk.request_id)
         return given_back
+
+    @property
+    def num_kept(self) -> int:
+        """Returns how many requests have finished whose blocks are kept for readers."""
+        return sum(push.expires_at > 0 for push in self._pushes.values())
 
     def let_go(self) -> None:
         """Ends every push, since its pages lose their bytes; the engine has them back as they are due."""

@@ -155,7 +155,7 @@ class Recorder:
         self._current.data[_FAILURES] = _sum(self._current.data[_FAILURES], {code: 1})
 
     def received(self) -> None:
-        """Counts a receipt of a reader."""
+        """Counts a reader that has all of a request."""
         self._current.data[_RECEIPTS] += 1
 
     def expired(self) -> None:
@@ -222,7 +222,7 @@ class Metrics(KVConnectorPromMetrics):
         self._receipts = per_engine(
             counter(
                 name="vllm:kvxfer_receipts",
-                documentation="Readers that said that they are done with a request; counted at prefill.",
+                documentation="Readers that have all of a request; counted at prefill.",
                 labelnames=labelnames,
             )
         )

@@ -64,7 +64,7 @@ class WorkerHalf:
         """Registers the engine's cache tensors, once they are there."""
         self._regions = CacheRegions(self._agent, self._groups, caches, self._place)
         self._fetches = Fetches(self._agent, self._regions, self._place, self._settings, self._statistics)
-        self._pushes = Pushes(self._agent, self._regions, self._settings)
+        self._pushes = Pushes(self._agent, self._regions, self._settings, self._statistics)
 
     @property
     def rank(self) -> RankMetadata:
@@ -175,7 +175,8 @@ class WorkerHalf:
 
     def take_statistics(self) -> TransferStatistics | None:
         """Returns what was counted since the last call; None when nothing has happened."""
-        return self._statistics.take(len(self._kept))
+        num_pushed = self._pushes.num_kept if self._pushes is not None else 0
+        return self._statistics.take(len(self._kept) + num_pushed)
 
     # ---- sleep ------------------------------------------------------------------------------
 

@@ -167,8 +167,9 @@ def start_engines(model: str, folder: Path) -> Iterator[Engines]:
     weights = tiny_models.save(model, folder / "model")
     with ExitStack() as stack:
         alone = stack.enter_context(server("alone", weights, folder))
-        # What a refused request leaves at prefill comes back while the tests run.
-        settings: dict[str, Any] = {"lease_ttl_s": 10.0}
+        # What a refused request leaves at prefill comes back while the tests run, and who waits for a
+        # prefill that was never asked gives up.
+        settings: dict[str, Any] = {"lease_ttl_s": 10.0, "push_timeout_s": 30.0}
         # Either may fetch from the other: a later turn's prefill does.
         prefill = stack.enter_context(server("prefill", weights, folder, "kv_both", **settings))
         decode = stack.enter_context(server("decode", weights, folder, "kv_both", **settings))

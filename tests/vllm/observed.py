@@ -2,7 +2,8 @@
 
 Engines load it by ``kv_connector_module_path``. What it sees goes to files in the folder that
 ``KVXFER_OBSERVED`` names, one for each request: ``<name>.sent`` and ``<name>.received``, named by the
-prefill engine's request id, or by the key of a push.
+prefill engine's request id, or by the key of a push. A second worker's end in ``.1``. They hold, for each
+group, block and head, the hash of what lies in all layers; "" for a block that is none.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 
 from kvxfer.connectors.vllm import KvxferConnector
 from kvxfer.connectors.vllm.appointment import Appointment
-from kvxfer.connectors.vllm.cache_groups import groups_of
+from kvxfer.connectors.vllm.cache_groups import CacheGroup, groups_of
 from kvxfer.connectors.vllm.handover import Handover
+from kvxfer.connectors.vllm.state_parts import part_of
 from kvxfer.connectors.vllm.step import FetchOrder, StepMetadata
 from tests.vllm.engine import FLIP
 
@@ -34,13 +37,16 @@ class ObservedConnector(KvxferConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         self._folder = Path(os.environ["KVXFER_OBSERVED"])
         self._groups = groups_of(kv_cache_config)
+        self._rank = vllm_config.parallel_config.rank
         self._layers: list[list[torch.Tensor]] = []
+        self._heads: list[list[torch.Tensor]] = []
         self._computed: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {}
         self._ordered: dict[str, FetchOrder] = {}
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         super().register_kv_caches(kv_caches)
         self._layers = [[kv_caches[name] for name in group.layer_names] for group in self._groups]
+        self._heads = [_heads_first(*each) for each in zip(self._groups, self._layers, strict=True)]
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         step = self._get_connector_metadata()
@@ -79,14 +85,15 @@ class ObservedConnector(KvxferConnector):
     def _write(self, request_id: str, what: str, tables: tuple[tuple[int, ...], ...]) -> None:
         hashes = [
             [
-                hashlib.sha256(b"".join(_bytes_of(layer[block]) for layer in layers)).hexdigest()
+                [_hash(head) for head in zip(*(layer[block] for layer in layers), strict=True)]
                 if block
                 else ""
                 for block in table
             ]
-            for layers, table in zip(self._layers, tables, strict=True)
+            for layers, table in zip(self._heads, tables, strict=True)
         ]
-        (self._folder / f"{request_id}.{what}").write_text(json.dumps(hashes))
+        rank = f".{self._rank}" if self._rank else ""
+        (self._folder / f"{request_id}.{what}{rank}").write_text(json.dumps(hashes))
 
     def _flip(self, layer: torch.Tensor, table: tuple[int, ...]) -> None:
         block = next(block for block in table if block)
@@ -94,5 +101,17 @@ class ObservedConnector(KvxferConnector):
         page[_EXPONENT_BYTE::4] ^= _EXPONENT_BIT
 
 
-def _bytes_of(page: torch.Tensor) -> bytes:
-    return bytes(page.contiguous().view(torch.uint8).numpy().tobytes())
+def _heads_first(group: CacheGroup, layers: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns each layer's tensor as [block, head, ...]."""
+    if group.is_state:
+        part = part_of(group.part, group.spec, layers)
+        return [view.movedim(part.axes.index("h"), 1) for view in part.views]
+    # Latents have no heads.
+    return [layer if layer.dim() == 4 else layer[:, None] for layer in layers]
+
+
+def _hash(layers: Iterable[torch.Tensor]) -> str:
+    sha256 = hashlib.sha256()
+    for layer in layers:
+        sha256.update(layer.contiguous().view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()

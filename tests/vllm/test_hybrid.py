@@ -49,6 +49,16 @@ def pair_of(model: str, folder: Path, *arguments: str) -> Iterator[Engines]:
         yield Engines(prefill, prefill, decode, router, folder / "observed")
 
 
+# Two more engines: at night. GDN, which comes in models that are asked for, is in every run.
+KINDS = ("gdn", pytest.param("mamba2", marks=pytest.mark.slow))
+
+
+@pytest.fixture
+def hybrid(request: pytest.FixtureRequest, kind: str) -> Engines:
+    engines: Engines = request.getfixturevalue(kind)
+    return engines
+
+
 @pytest.fixture(scope="module")
 def gdn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """States beside prefixes that are kept: at each block's end there is one to go on from."""
@@ -87,6 +97,7 @@ def test_gdn(gdn: Engines, length: int) -> None:
     assert_handed_over(gdn, random_prompt(length))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", MAMBA2_LENGTHS)
 def test_mamba2(mamba2: Engines, length: int) -> None:
     assert_handed_over(mamba2, random_prompt(length))
@@ -102,23 +113,22 @@ def test_of_a_beginning_that_decode_holds_the_state_alone_is_moved(gdn: Engines,
 
 
 @pytest.mark.parametrize("later", ["prefill", "decode"])
-@pytest.mark.parametrize(("kind", "length"), [("gdn", GDN_BLOCK + 33), ("mamba2", 300)])
-def test_states_are_pushed_with_the_last_token(
-    request: pytest.FixtureRequest, kind: str, length: int, later: str
-) -> None:
-    engines: Engines = request.getfixturevalue(kind)
-    ranks, prompt, key = engines.ranks(), random_prompt(length), secrets.token_hex(16)
-    before = engines.decode.prompt_tokens("external_kv_transfer")
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_are_pushed_with_the_last_token(hybrid: Engines, later: str) -> None:
+    length = GDN_BLOCK + 33
+    ranks, prompt, key = hybrid.ranks(), random_prompt(length), secrets.token_hex(16)
+    before = hybrid.decode.prompt_tokens("external_kv_transfer")
     waits = {f"{later}_waits_s": 0.3}
-    assert engines.pushed(prompt, ranks, key=key, **waits).token_ids == engines.expected(prompt)
-    assert engines.decode.prompt_tokens("external_kv_transfer") - before == length - 1
+    assert hybrid.pushed(prompt, ranks, key=key, **waits).token_ids == hybrid.expected(prompt)
+    assert hybrid.decode.prompt_tokens("external_kv_transfer") - before == length - 1
     sent, received = (
-        json.loads((engines.observed / f"{key}.{what}").read_text()) for what in ("sent", "received")
+        json.loads((hybrid.observed / f"{key}.{what}").read_text()) for what in ("sent", "received")
     )
     assert sent == received
 
 
 # Where a token of its own ends an answer, the engine has computed what follows before it knows.
+@pytest.mark.slow
 @pytest.mark.parametrize("ends_early", [False, True])
 def test_a_later_turn_goes_on_from_the_state_of_decode(mamba2: Engines, ends_early: bool) -> None:
     prompt = random_prompt(200)
@@ -141,20 +151,20 @@ def test_a_later_turn_goes_on_from_the_state_of_decode(mamba2: Engines, ends_ear
 
 
 @pytest.mark.parametrize("what", ["states", "tokens"])
-@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
-def test_flipped_exponents_change_the_tokens(request: pytest.FixtureRequest, kind: str, what: str) -> None:
-    engines: Engines = request.getfixturevalue(kind)
+@pytest.mark.parametrize("kind", KINDS)
+def test_flipped_exponents_change_the_tokens(hybrid: Engines, what: str) -> None:
     prompt = random_prompt(97)
-    expected = engines.expected(prompt)
-    flip = engines.observed / FLIP
+    expected = hybrid.expected(prompt)
+    flip = hybrid.observed / FLIP
     flip.write_text(what)
     try:
-        params = engines.prefilled(prompt, f"flipped {what}")
-        assert engines.decoded(prompt, f"flipped {what}", params).token_ids != expected
+        params = hybrid.prefilled(prompt, f"flipped {what}")
+        assert hybrid.decoded(prompt, f"flipped {what}", params).token_ids != expected
     finally:
         flip.unlink()
 
 
+@pytest.mark.slow
 def test_many_at_once_each_go_on_from_their_own_state(mamba2: Engines) -> None:
     prompts = [random_prompt(2 + 61 * number) for number in range(12)]
     before = mamba2.decode.prompt_tokens("external_kv_transfer")
@@ -165,39 +175,40 @@ def test_many_at_once_each_go_on_from_their_own_state(mamba2: Engines) -> None:
     assert answers == [mamba2.expected(prompt) for prompt in prompts]
 
 
-def test_a_prompt_of_one_token_is_decodes_own(mamba2: Engines) -> None:
-    answer = complete(mamba2.prefill, "k", 1, kv_transfer_params=TO_PREFILL)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_of_one_token_is_decodes_own(hybrid: Engines) -> None:
+    answer = complete(hybrid.prefill, "k", 1, kv_transfer_params=TO_PREFILL)
     assert answer.kv_transfer_params is None
-    before = mamba2.decode.prompt_tokens("local_compute")
-    assert complete(mamba2.router, "k").token_ids == mamba2.expected("k")
-    assert mamba2.decode.prompt_tokens("local_compute") - before == 1
+    before = hybrid.decode.prompt_tokens("local_compute")
+    assert complete(hybrid.router, "k").token_ids == hybrid.expected("k")
+    assert hybrid.decode.prompt_tokens("local_compute") - before == 1
 
 
-def test_prefill_goes_no_further_than_it_hands_over(mamba2: Engines) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefill_goes_no_further_than_it_hands_over(hybrid: Engines) -> None:
     # A router is to ask for one token. If it does not, the state is still that before the last token.
-    prompt = random_prompt(200)
-    answer = complete(mamba2.prefill, prompt, 16, min_tokens=8, kv_transfer_params=TO_PREFILL)
+    prompt = random_prompt(6 * GDN_CHUNK + 1)
+    answer = complete(hybrid.prefill, prompt, 16, min_tokens=8, kv_transfer_params=TO_PREFILL)
     assert answer.kv_transfer_params
     assert len(answer.token_ids) == 1
-    assert answer.prompt_token_ids == complete(mamba2.prefill, prompt, 1).prompt_token_ids
-    tokens = mamba2.decoded(prompt, "no further", answer.kv_transfer_params).token_ids
-    assert tokens == mamba2.expected(prompt)
+    assert answer.prompt_token_ids == complete(hybrid.prefill, prompt, 1).prompt_token_ids
+    tokens = hybrid.decoded(prompt, "no further", answer.kv_transfer_params).token_ids
+    assert tokens == hybrid.expected(prompt)
 
 
-@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
-def test_nothing_stays_held(request: pytest.FixtureRequest, kind: str) -> None:
-    engines: Engines = request.getfixturevalue(kind)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_stays_held(hybrid: Engines) -> None:
     prompt = random_prompt(300)
-    assert engines.decoded(prompt, "early", engines.prefilled(prompt, "early"), max_tokens=1).token_ids
-    engines.prefilled(random_prompt(300), "forgotten")
+    assert hybrid.decoded(prompt, "early", hybrid.prefilled(prompt, "early"), max_tokens=1).token_ids
+    hybrid.prefilled(random_prompt(300), "forgotten")
     for number, timeout_s in enumerate((0.01, 0.03, 0.1, 0.3)):
-        for engine, params in ((engines.prefill, TO_PREFILL), (engines.decode, None)):
+        for engine, params in ((hybrid.prefill, TO_PREFILL), (hybrid.decode, None)):
             left = random_prompt(400, seed=number)
-            params = params or engines.prefilled(left, f"left {number}")
+            params = params or hybrid.prefilled(left, f"left {number}")
             body = completion_request(left, 64, f"left {number}", kv_transfer_params=params)
             try:
                 httpx.post(f"{engine.url}/v1/completions", timeout=timeout_s, **body)
             except httpx.TimeoutException:
                 pass
-    engines.wait_empty(LEASE_TTL_S + 20)
-    assert_handed_over(engines, random_prompt(97))
+    hybrid.wait_empty(LEASE_TTL_S + 20)
+    assert_handed_over(hybrid, random_prompt(97))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -108,27 +108,30 @@ def test_another_prompt_is_refused_at_once(engines: Engines, ranks: Ranks) -> No
 
 @pytest.mark.parametrize("who", ["prefill", "decode"])
 def test_clients_that_go_away_leave_nothing_behind(engines: Engines, ranks: Ranks, who: str) -> None:
-    for at in range(10):
-        own = {"version": 1, "push": secrets.token_hex(16)}
-        prompt = random_prompt(900, seed=at)
+    def ask(url: str, prompt: str, params: dict[str, Any], timeout_s: float) -> int:
+        request = completion_request(prompt, 1, kv_transfer_params=params)
+        try:
+            return httpx.post(f"{url}/v1/completions", timeout=timeout_s, **request).status_code
+        except httpx.TimeoutException:
+            return 499
 
-        def ask(url: str, params: dict[str, Any], timeout_s: float, prompt: str = prompt) -> int:
-            request = completion_request(prompt, 1, kv_transfer_params=params)
-            try:
-                return httpx.post(f"{url}/v1/completions", timeout=timeout_s, **request).status_code
-            except httpx.TimeoutException:
-                return 499
-
-        patience = {"prefill": 60.0, "decode": 60.0, who: 0.01 * (at + 1)}
-        with ThreadPoolExecutor(2) as threads:
-            prefill = threads.submit(
-                ask, engines.prefill.url, {**TO_PREFILL, "kvxfer": own}, patience["prefill"]
-            )
-            params = {"do_remote_prefill": True, "kvxfer": {**own, "ranks": ranks}}
-            decode = threads.submit(ask, engines.decode.url, params, patience["decode"])
-            answers = {"prefill": prefill.result(), "decode": decode.result()}
-        if who == "decode":
-            assert answers["prefill"] == 200
+    # All at once: decode waits `push_timeout_s` for a prefill that was never asked.
+    with ThreadPoolExecutor(20) as threads:
+        asked: dict[str, list[Future[int]]] = {"prefill": [], "decode": []}
+        for at in range(10):
+            own = {"version": 1, "push": secrets.token_hex(16)}
+            prompt = random_prompt(900, seed=at)
+            patience = {"prefill": 60.0, "decode": 60.0, who: 0.01 * (at + 1)}
+            to_prefill = {**TO_PREFILL, "kvxfer": own}
+            to_decode = {"do_remote_prefill": True, "kvxfer": {**own, "ranks": ranks}}
+            for side, server, params in (
+                ("prefill", engines.prefill, to_prefill),
+                ("decode", engines.decode, to_decode),
+            ):
+                asked[side].append(threads.submit(ask, server.url, prompt, params, patience[side]))
+        answers = {side: [answer.result() for answer in of_side] for side, of_side in asked.items()}
+    if who == "decode":
+        assert set(answers["prefill"]) == {200}
     engines.wait_empty(30)
     prompt = random_prompt(100)
     assert engines.pushed(prompt, ranks).token_ids == engines.expected(prompt)

@@ -49,6 +49,14 @@ def test_a_layer_arrives_while_the_next_is_computed() -> None:
         assert result.received == {"layers"}
         assert not result.failed
         assert collected(prefill, {"layers"})[0].sent == {"layers"}
+        assert counted(prefill) == (1, 0)
+
+
+def counted(prefill: list[Worker]) -> tuple[int, int]:
+    """Returns how many readers have all, and how many requests were kept in vain."""
+    taken = prefill[0].half.take_statistics()
+    assert taken is not None
+    return taken.data["receipts"], taken.data["expired"]
 
 
 def prefill_knows(prefill: list[Worker], pushed: Pushed) -> bool:
@@ -250,6 +258,7 @@ def test_nobody_comes() -> None:
     with workers("prefill", lease_ttl_s=0.2) as prefill:
         forward(prefill, pushed, 0, TOKENS, whole)
         assert collected(prefill, {"alone"})[0].sent == {"alone"}
+        assert counted(prefill) == (0, 1)
 
 
 def test_a_prefill_that_is_gone_ends_the_wait() -> None:
@@ -285,6 +294,9 @@ def test_an_engine_that_sleeps_lets_go_and_comes_back(who: str) -> None:
             assert not any((cache == 7).any() for cache in decode[0].caches.values())
         sleeper.half.wake()
         assert collected(prefill, {"asleep"})[0].sent == {"asleep"}
+        # Regions that come back are announced.
+        others = [prefill[0].half._agent, decode[0].half._agent]
+        until(lambda: all("kv.0" in peer.regions for agent in others for peer in agent.peers), "its region")
         again = Pushed.draw("awake", TOKENS, seed=3)
         decode[0].half.step(again.order(prefill))
         forward(prefill, again, 0, TOKENS, whole)
