@@ -253,8 +253,9 @@ def _require_few(parts: list[LoopPart]) -> None:
     """Refuses what needs too many loops, before any is made."""
     if any(part.num_unrolled == 0 for part in parts):
         raise _mismatch(
-            "scales of pages are found in one loop over tokens and dims, but those lie so differently at "
-            "the two ends that they take more: keep head_dim contiguous at one end at least"
+            "scales of pages are found in one loop over what shares one, but tokens, heads and dims lie so "
+            "differently at the two ends that they take more: keep head_dim contiguous at both ends, or a "
+            "scale for each head"
         )
     num_loops = sum(part.num_stretches * part.num_unrolled for part in parts)
     if num_loops > MAX_LOOPS:

@@ -114,15 +114,15 @@ def obstacle(src: KVLayout, dst: KVLayout, heads: range | None, fine: bool) -> s
 
 
 def is_scattered(src: KVLayout, dst: KVLayout) -> bool:
-    """Whether a page of the destination has one scale and its dims lie apart at both ends.
+    """Whether a page of the destination has one scale for all heads and dims lie apart at one end.
 
     Tokens, heads and dims may be one axis more than a program can go through at once.
     """
     scaled = dst.quantization
     return (
         scaled is not None
-        and scaled.per in PAGED
-        and all(layout.dim_stride > rounding.DTYPES[layout.dtype].itemsize for layout in (src, dst))
+        and scaled.per == "page"
+        and any(layout.dim_stride > rounding.DTYPES[layout.dtype].itemsize for layout in (src, dst))
     )
 
 
