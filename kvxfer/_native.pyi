@@ -20,6 +20,7 @@ COPY_KERNEL: Final[str]
 #: sizeof(CopyLoop), for the check of plan.LOOP_DTYPE.
 COPY_LOOP_NBYTES: Final[int]
 CONVERSION_NBYTES: Final[int]
+#: "avx512", "avx2" or "scalar": what converts dtypes on this machine.
 CONVERT_KERNEL: Final[str]
 
 class NativeError(Exception):
@@ -259,4 +260,4 @@ def convert(
     src_dtype: str, dst_dtype: str, src: NDArray[np.uint8], count: int, src_scale: float | None,
     dst_scale: float | None, saturate: bool, kernel: str = "",
 ) -> bytes:
-    """Converts `count` elements; `kernel`: "scalar", "avx2", "" for the best."""
+    """Converts `count` elements; `kernel`: "scalar", "avx2", "avx512", "" for the best."""

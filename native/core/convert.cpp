@@ -48,9 +48,9 @@ struct ScalarLoops {
 constexpr ConvertKernel kScalar = make_kernel<ScalarLoops>("scalar");
 
 const ConvertKernel* kernel_named(std::string_view name) noexcept {
-  const ConvertKernel* avx2 = avx2_convert_kernel();
-  if (avx2 != nullptr && (name.empty() || name == avx2->name)) return avx2;
-  return name.empty() || name == kScalar.name ? &kScalar : nullptr;
+  for (const ConvertKernel* kernel : {avx512_convert_kernel(), avx2_convert_kernel(), &kScalar})
+    if (kernel != nullptr && (name.empty() || name == kernel->name)) return kernel;
+  return nullptr;
 }
 
 std::atomic<const ConvertKernel*> the_kernel{kernel_named("")};

@@ -1,5 +1,5 @@
-// Conversion of a run of elements from one dtype to another, vectorised (AVX2 with F16C and FMA where the
-// machine has them, chosen once at run time). What a number becomes is number.h's to say; every
+// Conversion of a run of elements from one dtype to another, vectorised (AVX-512, or AVX2 with F16C and FMA,
+// where the machine has them, chosen once at run time). What a number becomes is number.h's to say; every
 // kernel gives the same bits.
 #pragma once
 
@@ -43,7 +43,7 @@ float amax_run(Dtype from, const std::byte* src, std::size_t count, const Scalin
 // has so few bits that amax / scale could lie beyond the largest number. 1 for wider dtypes.
 float scale_for(Dtype to, float amax) noexcept;
 
-std::string_view convert_kernel_name() noexcept;  // "avx2", "scalar"
+std::string_view convert_kernel_name() noexcept;  // "avx512", "avx2", "scalar"
 
 // Makes every later call use the kernel of that name: for tests that compare them. False, and
 // nothing changes, where there is none or this machine cannot run it. "" is the best one.

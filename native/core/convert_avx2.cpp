@@ -5,109 +5,17 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
+
+#include "core/factors.h"
+#include "core/fp8_code.h"
 
 namespace kvxfer {
 namespace {
 
 #define KVXFER_AVX2_MEMBER __attribute__((target("avx2,f16c,fma"), always_inline)) inline
 #define KVXFER_AVX2 KVXFER_AVX2_MEMBER static
-
-// What stands for x / scale without a division, which costs as much as all the rest.
-struct Inverse {
-  enum Kind : std::uint8_t {
-    kNone,    // nothing: divide
-    kHigh,    // x * high is x / scale, to the bit
-    kHighLow  // fma(x, high, x * low) rounds to the same 8-bit number as x / scale
-  };
-  Kind kind = kNone;
-  float high = 1, low = 0;
-  float bf16 = 0;  // x * bf16 rounds to the same 8-bit float as x / scale where x is a bf16; 0: there is none
-};
-
-constexpr std::uint32_t significand_of(float x) { return (number::bits_of(x) & 0x7fffff) | 0x800000; }
-
-// Far from underflow of any product that is not far below the smallest number of 8 bits, and
-// from overflow of any that is not far above the largest.
-bool is_moderate(float scale) noexcept { return std::abs(scale) >= 0x1p-60f && std::abs(scale) <= 0x1p60f; }
-
-// Whether q = fma(x, high, x * low) may stand for RN(x / scale) where that is rounded to 8 bits.
-//
-// q is RN(x / scale * (1 + e)), |e| < 2^-45: high + low is 1 / scale to 2^-46, and the product that
-// is rounded by itself is 2^-23 of the sum. Rounding to 8 bits tells the two apart only if a tie t
-// lies between them or is one of them. Then a midpoint h of t and a float beside it lies between
-// x / scale and x / scale * (1 + e). In integers, each a power of two times the number: scale is S,
-// 2^23 <= S < 2^24; t is T < 2^8 (int8's are longest); h is H = T * 2^k +- 1, k >= 17,
-// 2^24 < H < 2^26; and x, near S * H > 2^47 and a float, is a multiple of 2^17, as is S * T * 2^k.
-// So x - S * H is S or -S modulo 2^17. It is not 0: H is odd, so S * H has more than 24 bits. So
-// |x - S * H| is at least the distance of S from the next multiple of 2^17, or 2^17 if that is 0.
-// But it would have to be at most 2^50 * 2^-45.
-bool high_and_low_do(float scale) noexcept {
-  constexpr std::uint32_t kModulus = 1u << 17, kNear = 32;
-  const std::uint32_t distance = significand_of(scale) % kModulus;
-  return distance == 0 || (distance > kNear && distance < kModulus - kNear);
-}
-
-// Whether x * inverse, `inverse` being 1 / scale to 3 * 2^-24, may stand for x / scale where x is a bf16
-// and the quotient becomes an 8-bit float.
-//
-// Both are x / scale to 2^-22, rounding included, so they differ only if x / scale is as near to a
-// tie. A tie is T, a bf16 X, with 16 <= T < 32 and 128 <= X < 256, each times a power of two: S * T
-// would lie within 2^29 * 2^-22 of X times 2^20 or 2^21. There are 16 candidates of X, to be tried.
-bool product_does(float scale, float inverse) noexcept {
-  constexpr std::uint32_t kNear = 1u << 8;
-  const std::uint32_t significand = significand_of(scale);
-  for (std::uint32_t tie = 16; tie < 32; ++tie) {
-    const std::uint32_t product = significand * tie;
-    const int shift = product < 1u << 28 ? 20 : 21;
-    const std::uint32_t nearest = (product + (1u << (shift - 1))) >> shift;
-    const std::uint32_t distance = product - (nearest << shift) + kNear;  // wraps where it is far
-    const auto x = static_cast<float>(nearest);
-    if (distance <= 2 * kNear && x * inverse != x / scale) return false;
-  }
-  return true;
-}
-
-Inverse find_inverse(float scale) noexcept {
-  Inverse out;
-  if (!is_moderate(scale)) return out;
-  const double inverse = 1.0 / static_cast<double>(scale);
-  const auto nearest = static_cast<float>(inverse);
-  if (significand_of(scale) == 0x800000) return {Inverse::kHigh, nearest, 0, nearest};
-  const std::uint32_t bits = number::bits_of(nearest);
-  if (high_and_low_do(scale)) {
-    // Of high's sign, and not 0: infinities and the sign of 0 stay what they are.
-    const bool too_large = std::abs(static_cast<double>(nearest)) > std::abs(inverse);
-    out.kind = Inverse::kHighLow;
-    out.high = number::float_of(too_large ? bits - 1 : bits);
-    out.low = static_cast<float>(inverse - static_cast<double>(out.high));
-  }
-  for (const std::uint32_t candidate : {bits, bits - 1, bits + 1})
-    if (out.bf16 == 0 && product_does(scale, number::float_of(candidate)))
-      out.bf16 = number::float_of(candidate);
-  return out;
-}
-
-// The same, remembered: runs are short, and there are as many scales as heads, often just one.
-Inverse inverse_of(float scale) noexcept {
-  struct Known {
-    float scale = 1;
-    Inverse inverse = {Inverse::kHigh, 1, 0, 1};
-  };
-  thread_local std::array<Known, 64> known;
-  const std::uint32_t bits = number::bits_of(scale);
-  Known& place = known[bits * 0x9e3779b1u >> 26];
-  if (number::bits_of(place.scale) != bits) place = {scale, find_inverse(scale)};
-  return place.inverse;
-}
-
-// A scale that is NaN must not bring a payload in: see Avx2Loops::store().
-float without_nan_payload(float scale) noexcept {
-  return scale == scale ? scale : number::float_of(number::kInfinity | number::kQuiet);
-}
 
 // 32 elements, in order: one vector of 8-bit elements, two of 16-bit ones.
 struct Lanes { __m256 at[4]; };
@@ -221,37 +129,15 @@ struct Avx2Loops {
     return _mm256_andnot_si256(_mm256_and_si256(nan, _mm256_set1_epi16(0x01ff)), f16);
   }
 
-  // The least magnitude that is overflow however one goes on from there (e4m3: the place of its NaN,
-  // 480; e5m2: of its infinity, 2^16).
-  template <Dtype kTo>
-  static constexpr std::uint32_t kBeyond = (float_format(kTo).overflow << (23 - float_format(kTo).mantissa)) +
-                                           (static_cast<std::uint32_t>(127 - float_format(kTo).bias) << 23);
-
-  // What fp8_codes() gives has this many zeros below the code.
-  template <Dtype kTo>
-  static constexpr int kCodeShift = 7 - float_format(kTo).mantissa;
-
-  // The codes, shifted, of magnitudes of which none lies beyond kBeyond.
-  //
-  // Let 2^e be the magnitude's power of two, or the smallest normal number's. Adding 2^(e + drop)
-  // puts the code's last bit in place of the sum's last bit: the addition rounds, ties to even,
-  // and leaves 2^mantissa + (the code's mantissa), or just the mantissa of a subnormal, in the
-  // sum's low half. The exponent's share is e - e_min, for the leading bit counts for one more: the
-  // upper half holds it, kCodeShift too far left. One instruction shifts and adds both.
+  // The codes, shifted, of magnitudes of which none lies beyond kBeyond. See fp8_code.h.
   template <Dtype kTo, int kFurther = 0>
   KVXFER_AVX2 __m256i fp8_codes(__m256 magnitude) {
-    constexpr std::uint32_t mantissa = float_format(kTo).mantissa, drop = 23 - mantissa;
-    constexpr std::uint32_t smallest = 128 - float_format(kTo).bias;
-    // Lies in the sum's low half beforehand, a negative number there: minus the share of an exponent
-    // e_min + drop. Even, so that ties are not touched.
-    constexpr std::uint32_t offset = -((smallest + drop) << mantissa) & 0xffff;
-    static_assert(offset % 2 == 0);
+    using Code = Fp8Code<kTo>;
     const __m256i power = _mm256_max_epi32(_mm256_and_si256(bits_of(magnitude), splat(number::kInfinity)),
-                                           splat(smallest << 23));
-    // times 2^drop, and the offset with it
-    const __m256 sum = _mm256_fmadd_ps(_mm256_castsi256_ps(power),
-                                       _mm256_castsi256_ps(splat(((127 + drop) << 23) + offset)), magnitude);
-    return _mm256_madd_epi16(bits_of(sum), splat(1u << (16 + kFurther) | 1u << (kCodeShift<kTo> + kFurther)));
+                                           splat(Code::kLeastPower));
+    const __m256 sum =
+        _mm256_fmadd_ps(_mm256_castsi256_ps(power), _mm256_castsi256_ps(splat(Code::kRounder)), magnitude);
+    return _mm256_madd_epi16(bits_of(sum), splat(Code::template kPlaces<kFurther>));
   }
 
   // Rounded to an integer; NaN is 0. Below -128 packing saturates: what the conversion gives
@@ -295,10 +181,11 @@ struct Avx2Loops {
       __m256i magnitude[4], codes[4];
       for (std::size_t k = 0; k < 4; ++k) {
         magnitude[k] = magnitude_of(x.at[k]);
-        codes[k] = fp8_codes<kTo>(_mm256_castsi256_ps(_mm256_min_epi32(magnitude[k], splat(kBeyond<kTo>))));
+        codes[k] =
+            fp8_codes<kTo>(_mm256_castsi256_ps(_mm256_min_epi32(magnitude[k], splat(Fp8Code<kTo>::kBeyond))));
       }
-      const __m256i low = _mm256_srli_epi16(_mm256_packs_epi32(codes[0], codes[1]), kCodeShift<kTo>);
-      const __m256i high = _mm256_srli_epi16(_mm256_packs_epi32(codes[2], codes[3]), kCodeShift<kTo>);
+      const __m256i low = _mm256_srli_epi16(_mm256_packs_epi32(codes[0], codes[1]), Fp8Code<kTo>::kShift);
+      const __m256i high = _mm256_srli_epi16(_mm256_packs_epi32(codes[2], codes[3]), Fp8Code<kTo>::kShift);
       // Saturation keeps a sign, and a code's top bit is free.
       const __m256i signs =
           _mm256_and_si256(pack_bytes(bits_of(x.at[0]), bits_of(x.at[1]), bits_of(x.at[2]), bits_of(x.at[3])),
@@ -323,30 +210,8 @@ struct Avx2Loops {
 
   // ---- loops ----
 
-  // How the source's and the destination's scale are applied. A branch of the loop's own, always
-  // taken alike, in place of four loops a pair.
-  struct Factors {
-    __m256 times, over, high, low;
-    bool has_times, has_over, has_high, has_high_low;
-  };
-
-  template <Dtype kTo>
-  KVXFER_AVX2 Factors factors_of(const Scaling& scaling) {
-    Inverse inverse;
-    if (scaling.has_dst) inverse = inverse_of(scaling.dst);
-    const bool has_high = inverse.kind == Inverse::kHigh;
-    const bool has_high_low = inverse.kind == Inverse::kHighLow && itemsize(kTo) == 1;
-    return {_mm256_set1_ps(without_nan_payload(scaling.src)),
-            _mm256_set1_ps(without_nan_payload(scaling.dst)),
-            _mm256_set1_ps(inverse.high),
-            _mm256_set1_ps(inverse.low),
-            scaling.has_src,
-            scaling.has_dst && !has_high && !has_high_low,
-            has_high,
-            has_high_low};
-  }
-
   // A step converts kStep elements. Between any two dtypes:
+  // The branches are always taken alike, in place of four loops a pair.
   template <Dtype kFrom, Dtype kTo>
   struct AnyStep {
     Factors factors;
@@ -354,15 +219,16 @@ struct Avx2Loops {
 
     KVXFER_AVX2_MEMBER void operator()(const std::byte* src, std::byte* dst, bool stream) const {
       Lanes x = load<kFrom>(src);
+      const __m256 high = _mm256_set1_ps(factors.high);
       if (factors.has_times)
-        for (__m256& lanes : x.at) lanes = _mm256_mul_ps(lanes, factors.times);
+        for (__m256& lanes : x.at) lanes = _mm256_mul_ps(lanes, _mm256_set1_ps(factors.times));
       if (factors.has_over)
-        for (__m256& lanes : x.at) lanes = _mm256_div_ps(lanes, factors.over);
+        for (__m256& lanes : x.at) lanes = _mm256_div_ps(lanes, _mm256_set1_ps(factors.over));
       if (factors.has_high)
-        for (__m256& lanes : x.at) lanes = _mm256_mul_ps(lanes, factors.high);
+        for (__m256& lanes : x.at) lanes = _mm256_mul_ps(lanes, high);
       if (factors.has_high_low && itemsize(kTo) == 1)
         for (__m256& lanes : x.at)
-          lanes = _mm256_fmadd_ps(lanes, factors.high, _mm256_mul_ps(lanes, factors.low));
+          lanes = _mm256_fmadd_ps(lanes, high, _mm256_mul_ps(lanes, _mm256_set1_ps(factors.low)));
       if (saturate && kTo != Dtype::kInt8)  // int8 clamps anyway; the operands' order keeps a NaN
         for (__m256& lanes : x.at)
           lanes = _mm256_max_ps(_mm256_set1_ps(-largest(kTo)),
@@ -406,43 +272,27 @@ struct Avx2Loops {
       const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(clamped, splat(0xffff0000)));
       const __m256i pairs = _mm256_add_epi32(fp8_codes<kTo>(_mm256_mul_ps(even, factor)),
                                              fp8_codes<kTo, 8>(_mm256_mul_ps(odd, factor)));
-      return _mm256_srli_epi32(pairs, kCodeShift<kTo>);
+      return _mm256_srli_epi32(pairs, Fp8Code<kTo>::kShift);
     }
   };
 
-  // The factor of a NarrowStep, or 0 where an AnyStep must do it.
-  static float narrow_factor(const Scaling& scaling) noexcept {
-    if (scaling.has_src) return 0;
-    if (!scaling.has_dst) return 1;
-    return scaling.dst > 0 ? inverse_of(scaling.dst).bf16 : 0;
-  }
-
   template <Dtype kTo>
-  KVXFER_AVX2 NarrowStep<kTo> narrow_step(float factor, const Scaling& scaling) {
-    // Rounded down to bf16 it is at most 2^-7 smaller, and becomes the same code.
-    const float limit = (scaling.saturate ? largest(kTo) : number::float_of(kBeyond<kTo>)) *
-                        (scaling.has_dst ? scaling.dst : 1.0f);
-    return {_mm256_set1_ps(factor), _mm256_set1_epi16(static_cast<short>(number::bits_of(limit) >> 16)),
-            scaling.saturate || float_format(kTo).nan != float_format(kTo).overflow};
+  KVXFER_AVX2 NarrowStep<kTo> narrow_step(const NarrowFactor& by) {
+    return {_mm256_set1_ps(by.factor), _mm256_set1_epi16(static_cast<short>(number::bits_of(by.limit) >> 16)),
+            by.largest_code != float_format(kTo).nan};
   }
 
   template <Dtype kFrom, Dtype kTo, class Step>
   KVXFER_AVX2 void convert_steps(const std::byte* src, std::byte* dst, std::size_t count,
                                  const Traffic& traffic, const Step& step) {
     constexpr std::size_t from_nbytes = kStep * itemsize(kFrom), to_nbytes = kStep * itemsize(kTo);
-    // Lines that are stored in part had better be in the cache.
-    const bool stream =
-        traffic.stream && (reinterpret_cast<std::uintptr_t>(dst) | (count * itemsize(kTo))) % 64 == 0;
-    const std::byte* ahead = src + Traffic::kAheadNbytes;
-    const std::size_t last_steps = std::min(count / kStep, Traffic::kAheadNbytes / from_nbytes);
+    const bool stream = streams(traffic, dst, count * itemsize(kTo));
+    LookAhead<from_nbytes> look_ahead(src, count / kStep, traffic);
     for (std::size_t left = count / kStep; left != 0; --left) {
-      if (left == last_steps) ahead = traffic.next != nullptr ? traffic.next : src;
-      for (std::size_t line = 0; line < from_nbytes; line += 64)
-        _mm_prefetch(reinterpret_cast<const char*>(ahead + line), _MM_HINT_T0);
+      look_ahead.before_step(src, left);
       step(src, dst, stream);
       src += from_nbytes;
       dst += to_nbytes;
-      ahead += from_nbytes;
     }
     count %= kStep;
     if (count == 0) return;
@@ -457,11 +307,11 @@ struct Avx2Loops {
                                                                std::size_t count, const Scaling& scaling,
                                                                const Traffic& traffic) noexcept {
     if constexpr (kFrom == Dtype::kBf16 && (kTo == Dtype::kE4m3 || kTo == Dtype::kE5m2)) {
-      if (const float factor = narrow_factor(scaling); factor != 0)
-        return convert_steps<kFrom, kTo>(src, dst, count, traffic, narrow_step<kTo>(factor, scaling));
+      if (const NarrowFactor by = narrow_factor(scaling, kTo); by.factor != 0)
+        return convert_steps<kFrom, kTo>(src, dst, count, traffic, narrow_step<kTo>(by));
     }
     convert_steps<kFrom, kTo>(src, dst, count, traffic,
-                              AnyStep<kFrom, kTo>{factors_of<kTo>(scaling), scaling.saturate});
+                              AnyStep<kFrom, kTo>{factors_of(scaling, kTo), scaling.saturate});
   }
 
   template <Dtype kFrom>

@@ -2,9 +2,11 @@
 // (elements to float32 lanes) and a store for each destination dtype (lanes to elements, rounded).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <utility>
 
@@ -45,7 +47,37 @@ constexpr ConvertKernel make_kernel(std::string_view name) {
   return kernel;
 }
 
-// With AVX2, F16C and FMA; null where this machine, or the one that this was compiled for, has none.
+// Whether a run is stored past the cache. Lines that are stored in part had better be in it.
+inline bool streams(const Traffic& traffic, const std::byte* dst, std::size_t nbytes) noexcept {
+  return traffic.stream && (reinterpret_cast<std::uintptr_t>(dst) | nbytes) % 64 == 0;
+}
+
+// Asks for a run's bytes some time before a loop's steps reach them, and at the end for the next run's.
+template <std::size_t kStepNbytes>
+class LookAhead {
+ public:
+  LookAhead(const std::byte* src, std::size_t num_steps, const Traffic& traffic)
+      : at_(src + Traffic::kAheadNbytes),
+        next_(traffic.next),
+        num_last_(std::min(num_steps, Traffic::kAheadNbytes / kStepNbytes)) {}
+
+  // Inlined into functions for other instruction sets, which only GCC's "always" does.
+  [[gnu::always_inline]] void before_step(const std::byte* src, std::size_t num_left) {
+    if (num_left == num_last_) at_ = next_ != nullptr ? next_ : src;
+    for (std::size_t line = 0; line < kStepNbytes; line += 64) __builtin_prefetch(at_ + line);
+    at_ += kStepNbytes;
+  }
+
+ private:
+  const std::byte* at_;
+  const std::byte* next_;
+  std::size_t num_last_;  // steps, which ask for the next run
+};
+
+// With AVX-512 (F, BW, VL); null where this machine, or the one that this was compiled for, has none.
+const ConvertKernel* avx512_convert_kernel() noexcept;
+
+// With AVX2, F16C and FMA; likewise.
 const ConvertKernel* avx2_convert_kernel() noexcept;
 
 }  // namespace kvxfer
