@@ -108,7 +108,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         count = self._deciding.num_external_tokens(request, num_computed_tokens)
-        return count, count > 0 and not self._waits
+        return count, bool(count) and not self._waits
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int

@@ -165,8 +165,10 @@ class Fetches:
                 _log.warning("kvxfer: request %s: cache not loaded: %s", request_id, fetch.failure)
             else:
                 self._count(fetch)
-            # A push that came whole needs no word: who wrote it knows.
-            if isinstance(fetch.order.source, Handover) or (fetch.failure and fetch.sessions):
+            # A push that came whole needs no word: who wrote it knows. Nor one that was refused, and by its
+            # key the word might be taken for another request's.
+            has_left = fetch.failure and fetch.sessions and fetch.code != "refused"
+            if isinstance(fetch.order.source, Handover) or has_left:
                 self._release(fetch.order.source, fetch.sessions)
         return ended, failed
 
