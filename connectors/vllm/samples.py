@@ -11,8 +11,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-# As the engine calls them: the number of the sample, and the name of the request.
-_SAMPLE: Final = re.compile(r"[0-9]+_(.+)", re.DOTALL)
+# As the engine calls them: the number of the sample, and the request's name, with the eight digits that
+# make it one of a kind. Where a user has turned those off, names prove nothing.
+_SAMPLE: Final = re.compile(r"[0-9]+_(.*-[0-9a-f]{8})", re.DOTALL)
 
 
 # The engine may be done with the first before the front end has sent the second.

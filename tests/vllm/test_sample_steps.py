@@ -17,7 +17,7 @@ from tests.vllm.workers import Pushed, collected, some_tokens, until, workers
 
 PROMPT = list(range(2 * BLOCK_SIZE + 8))
 PREFILL = Rank(name="prefill.0", address="tcp://127.0.0.1:7301")
-NAMES = ("0_parent", "1_parent", "2_parent")
+FIRST, SECOND, THIRD = NAMES = tuple(f"{number}_parent-0123abcd" for number in range(3))
 Make = Callable[..., Engine]
 
 
@@ -65,8 +65,8 @@ def test_the_first_fetches_and_the_others_go_on_from_what_it_brought(make: Make,
     for _ in range(3):
         assert not engine.step().fetches
     assert engine.num_blocks_in_use == 3
-    step = engine.step(Answers(received={"0_parent"}))
-    assert order.request_id == "0_parent"
+    step = engine.step(Answers(received={FIRST}))
+    assert order.request_id == FIRST
     scheduled: dict[str, int] = {}
     for _ in range(2):
         output = engine.scheduler.schedule()
@@ -75,7 +75,7 @@ def test_the_first_fetches_and_the_others_go_on_from_what_it_brought(make: Make,
         if len(scheduled) == 3:
             break
     # A token of the first; the others lack what is in no whole block.
-    assert scheduled == {"0_parent": 1, "1_parent": 8, "2_parent": 8}
+    assert scheduled == {FIRST: 1, SECOND: 8, THIRD: 8}
     assert not step.released
 
 
@@ -93,17 +93,17 @@ def test_all_are_answered_and_nothing_stays(make: Make, overlapping: bool) -> No
 def test_one_that_comes_when_the_first_has_ended_is_computed(make: Make) -> None:
     # The front end sends them one by one, and the engine may be faster.
     engine = make("kv_consumer")
-    engine.add(*handed(("0_parent",), 1))
+    engine.add(*handed((FIRST,), 1))
     assert engine.step().fetches
-    engine.step(Answers(received={"0_parent"}))
+    engine.step(Answers(received={FIRST}))
     engine.run()
     engine.scheduler.reset_prefix_cache()
-    engine.add(*handed(("1_parent",), 1))
+    engine.add(*handed((SECOND,), 1))
     step = engine.step()
     assert not step.fetches
     assert not step.released
     engine.run()
-    assert engine.finished == {"0_parent": "length", "1_parent": "length"}
+    assert engine.finished == {FIRST: "length", SECOND: "length"}
     assert_empty(engine)
 
 
@@ -112,8 +112,8 @@ def test_prefill_tells_one_that_comes_late_what_it_told_the_first(make: Make) ->
     for name in NAMES:
         engine.add(request(PROMPT, 1, TO_PREFILL, name))
         engine.run()
-    assert engine.kept.keys() == {"0_parent"}
-    assert engine.told["2_parent"] == engine.told["0_parent"]
+    assert engine.kept.keys() == {FIRST}
+    assert engine.told[THIRD] == engine.told[FIRST]
     assert_empty(engine)
 
 
@@ -122,12 +122,12 @@ def test_a_fetch_that_failed_is_not_tried_by_the_others(make: Make, overlapping:
     engine = make("kv_consumer", policy=policy, overlapping=overlapping)
     engine.add(*handed())
     (order,) = engine.step().fetches
-    engine.step(Answers(received={"0_parent"}, invalid_blocks=set(order.tables[0])))
+    engine.step(Answers(received={FIRST}, invalid_blocks=set(order.tables[0])))
     engine.run()
     assert not engine.fetching
-    assert engine.finished["0_parent"] == ("error" if policy == "fail" else "length")
+    assert engine.finished[FIRST] == ("error" if policy == "fail" else "length")
     # Where one fails the engine's server fails the request that it is a sample of.
-    assert engine.finished["1_parent"] == engine.finished["2_parent"] == "length"
+    assert engine.finished[SECOND] == engine.finished[THIRD] == "length"
     assert_empty(engine)
 
 
@@ -135,11 +135,11 @@ def test_while_one_fetches_no_other_gives_it_back(make: Make, overlapping: bool)
     engine = make("kv_consumer", overlapping=overlapping)
     engine.add(*handed())
     engine.step()
-    engine.abort("1_parent")
+    engine.abort(SECOND)
     assert not engine.step().released
-    engine.step(Answers(received={"0_parent"}))
+    engine.step(Answers(received={FIRST}))
     engine.run()
-    assert engine.finished == {"0_parent": "length", "2_parent": "length"}
+    assert engine.finished == {FIRST: "length", THIRD: "length"}
     assert_empty(engine)
 
 
@@ -161,13 +161,13 @@ def test_prefill_keeps_one_and_the_last_tells_of_it(make: Make, overlapping: boo
         )
     )
     (grant,) = engine.step().grants
-    assert grant.request_id == "0_parent"
+    assert grant.request_id == FIRST
     for _ in range(6):
         assert not engine.step().grants
     assert engine.finished == dict.fromkeys(NAMES, "length")
-    assert engine.told["2_parent"] == engine.told["1_parent"] == engine.told["0_parent"]
-    assert engine.told["2_parent"]["remote_request_id"] == "0_parent"
-    assert engine.can_be_sent == {"0_parent"}
+    assert engine.told[THIRD] == engine.told[SECOND] == engine.told[FIRST]
+    assert engine.told[THIRD]["remote_request_id"] == FIRST
+    assert engine.can_be_sent == {FIRST}
     assert engine.num_blocks_in_use == 3
     assert_empty(engine)
 
@@ -177,15 +177,16 @@ def test_prefill_pushes_one(make: Make, overlapping: bool) -> None:
     params = {**TO_PREFILL, "kvxfer": {"version": 1, "push": "0" * 32}}
     engine.add(*(request(PROMPT, 1, params, name) for name in NAMES))
     step = engine.step()
-    assert [chunk.request_id for chunk in step.chunks] == ["0_parent"]
+    assert [chunk.request_id for chunk in step.chunks] == [FIRST]
     assert not step.grants
 
 
-def test_a_request_that_is_called_like_a_sample_is_one_of_its_own(make: Make) -> None:
-    engine = make("kv_consumer")
-    engine.add(*handed(("0_alone", "7")))
-    # They name one handover, and nobody says that they are samples of one request.
-    assert [each.request_id for each in engine.step().fetches] == ["0_alone", "7"]
+def test_names_that_a_user_chose_make_no_samples(make: Make) -> None:
+    engine = make("kv_both")
+    names = ("0_a", "1_a", "0_b-0123abcd", "0_b-0123abce")
+    engine.add(*(request([number, *PROMPT], 1, TO_PREFILL, name) for number, name in enumerate(names)))
+    engine.run()
+    assert [engine.told[name]["remote_request_id"] for name in names] == list(names)
     assert_empty(engine)
 
 
