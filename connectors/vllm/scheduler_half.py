@@ -117,6 +117,9 @@ class SchedulerHalf:
             # What it has brought is in the prefix cache; the rest is computed.
             return None if self._samples.first_of(request.request_id) in self._fetching else 0
         source = self._source(request)
+        if not isinstance(source, str) and not set(source.ranks).isdisjoint(self._ranks):
+            # It was computed here: the prefix cache has it.
+            return 0
         if isinstance(source, Handover) and not self._can_load(request, source):
             _log.info(
                 "kvxfer: request %s: what its next token looks at was given back; the prompt is computed "
