@@ -8,6 +8,9 @@ to a decode engine, whose answer is the client's. With ``--dispatch concurrent``
 and kvxfer's prefill pushes: see `concurrent` for what a router has to know. In production one of those
 routers (llm-d's, Dynamo's, vLLM's own) stands here: they know of load, prefixes and failures; this
 one takes engines in turn and says what went wrong.
+
+A URL that ends with ``#1`` is data-parallel rank 1 of its server. Each rank is an engine of its own, and
+who pushes has to know which one it asks.
 """
 
 from __future__ import annotations
@@ -63,14 +66,23 @@ class RouteError(Exception):
 
 @dataclass(frozen=True)
 class Backend:
-    """An engine's server; ``role`` is ``prefill`` or ``decode``."""
+    """An engine's server, or one data-parallel rank of it; ``role`` is ``prefill`` or ``decode``."""
 
     role: str
     url: str
     client: httpx.AsyncClient
+    data_parallel_rank: str = ""
+
+    @classmethod
+    def parse(cls, role: str, url: str, client: httpx.AsyncClient) -> Backend:
+        """Returns the engine of an address such as ``http://10.0.0.7:8000`` or ``http://10.0.0.7:8000#1``."""
+        url, _, rank = url.partition("#")
+        return cls(role, url.rstrip("/"), client, rank)
 
     async def ask(self, path: str, body: Body, headers: Mapping[str, str]) -> httpx.Response:
         """Sends a request and returns the answer with its body unread; the caller closes it."""
+        if self.data_parallel_rank:
+            headers = {**headers, "X-data-parallel-rank": self.data_parallel_rank}
         request = self.client.build_request("POST", self.url + path, json=body, headers=headers)
         try:
             answer = await self.client.send(request, stream=True)
@@ -90,7 +102,8 @@ class Backend:
         return RouteError(status, f"{self} failed: {type(error).__name__}: {error}", self)
 
     def __str__(self) -> str:
-        return f"{self.role} {self.url}"
+        rank = self.data_parallel_rank and f"#{self.data_parallel_rank}"
+        return f"{self.role} {self.url}{rank}"
 
 
 @dataclass
@@ -210,7 +223,8 @@ def create_app(
     Parameters
     ----------
     prefills, decodes
-        Addresses of engines, such as ``http://10.0.0.7:8000``; at least one of each.
+        Addresses of engines, such as ``http://10.0.0.7:8000``, or of a data-parallel rank of one,
+        ``http://10.0.0.7:8000#1``; at least one of each.
     dispatch
         One of ``DISPATCHES``.
     silence_timeout_s
@@ -221,8 +235,8 @@ def create_app(
         limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE_S),
     )
     backends = Backends(
-        [Backend("prefill", url.rstrip("/"), client) for url in prefills],
-        [Backend("decode", url.rstrip("/"), client) for url in decodes],
+        [Backend.parse("prefill", url, client) for url in prefills],
+        [Backend.parse("decode", url, client) for url in decodes],
     )
     serve = DISPATCHES[dispatch]
 

@@ -110,7 +110,8 @@ def groups_of(config: KVCacheConfig) -> tuple[CacheGroup, ...]:
                 )
             if other != specs[0]:
                 raise NotImplementedError(
-                    f"KvxferConnector cannot hand over cache group {index} yet: its layers differ in shape"
+                    f"KvxferConnector cannot hand over cache group {index} yet: its layers differ in shape "
+                    "(a draft model's have to have that of the model's)"
                 )
         is_state = isinstance(specs[0], MambaSpec)
         window = specs[0].sliding_window if isinstance(specs[0], SlidingWindowSpec) else 0

@@ -27,6 +27,7 @@ from kvxfer.connectors.vllm.worker_half import WorkerHalf
 
 if TYPE_CHECKING:
     import torch
+    from vllm.config import ModelConfig
     from vllm.config.kv_transfer import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
     from vllm.forward_context import ForwardContext
@@ -108,7 +109,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         count = self._deciding.num_external_tokens(request, num_computed_tokens)
-        return count, count > 0 and not self._waits
+        return count, bool(count) and not self._waits
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -243,19 +244,33 @@ def _place(config: VllmConfig, caches: KVCacheConfig, engine_id: str, settings: 
     from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 
     model = config.model_config
-    text = model.hf_text_config
-    sizes = "/".join(
-        f"{name} {getattr(text, name, 0)}" for name in ("num_hidden_layers", "hidden_size", "vocab_size")
-    )
     return Place(
         engine_id=engine_id,
         tp_rank=get_tensor_model_parallel_rank(),
         tp_size=config.parallel_config.tensor_parallel_size,
-        model=settings.model or f"{'+'.join(model.hf_config.architectures or ['?'])}/{sizes}",
+        model=(settings.model or _declared(model)) + _declared_draft(config),
         cache_dtype=str(config.cache_config.cache_dtype),
         total_heads=model.get_total_num_kv_heads(),
         num_blocks=caches.num_blocks,
         pp_rank=get_pp_group().rank_in_group,
         pp_size=config.parallel_config.pipeline_parallel_size,
-        num_layers=text.num_hidden_layers if config.parallel_config.pipeline_parallel_size > 1 else 0,
+        num_layers=model.hf_text_config.num_hidden_layers
+        if config.parallel_config.pipeline_parallel_size > 1
+        else 0,
     )
+
+
+def _declared(model: ModelConfig) -> str:
+    sizes = "/".join(
+        f"{name} {getattr(model.hf_text_config, name, 0)}"
+        for name in ("num_hidden_layers", "hidden_size", "vocab_size")
+    )
+    return f"{'+'.join(model.hf_config.architectures or ['?'])}/{sizes}"
+
+
+def _declared_draft(config: VllmConfig) -> str:
+    """Returns what is declared of a draft model, whose layers are in the cache beside the model's."""
+    speculative = config.speculative_config
+    if speculative is None or not speculative.uses_draft_kv_cache():
+        return ""
+    return f", --speculative-config {speculative.method} {_declared(speculative.draft_model_config)}"

@@ -165,9 +165,12 @@ class Fetches:
                 _log.warning("kvxfer: request %s: cache not loaded: %s", request_id, fetch.failure)
             else:
                 self._count(fetch)
-            # A push that came whole needs no word: who wrote it knows.
-            if isinstance(fetch.order.source, Handover) or (fetch.failure and fetch.sessions):
-                self._release(fetch.order.source, fetch.sessions)
+            # A push that came whole needs no word: who wrote it knows. Nor one that was refused, and by its
+            # key the word might be taken for another request's.
+            source = fetch.order.source
+            has_left = fetch.failure and fetch.sessions and fetch.code != "refused"
+            if isinstance(source, Handover) or (isinstance(source, Appointment) and has_left):
+                self._release(source, fetch.sessions)
         return ended, failed
 
     def _see_out(self, fetch: _Fetch) -> None:
@@ -204,9 +207,10 @@ class Fetches:
             if fetch.tag and fetch.tag == note.tag:
                 fetch.fail(f"prefill refused: {note.reason}", "refused")
 
-    def release(self, source: Handover | Appointment) -> None:
-        """Tells every prefill rank that this worker does not need a request's blocks."""
-        self._release(source, [self._ranks.session(rank) for rank in source.ranks])
+    def release(self, source: Handover | Appointment) -> Note:
+        """Tells every prefill rank but itself that this worker does not need a request's blocks."""
+        others = [rank for rank in source.ranks if rank.name != self._agent.name]
+        return self._release(source, [self._ranks.session(rank) for rank in others])
 
     def stop(self, why: str, code: str) -> None:
         """Stops every fetch; returns when nothing can land any more. They are still to be collected."""
@@ -392,9 +396,7 @@ class Fetches:
         block_size = self._regions.groups[0].block_size
         return set(order.tables[0][order.first_token // block_size :]) - {0}
 
-    def _release(self, source: Handover | Appointment | str, sessions: list[Future[kvxfer.Peer]]) -> None:
-        if isinstance(source, str):
-            return
+    def _release(self, source: Handover | Appointment, sessions: list[Future[kvxfer.Peer]]) -> Note:
         note: Note
         if isinstance(source, Handover):
             request = digest_of(source.request_id)
@@ -404,6 +406,7 @@ class Fetches:
         for session in sessions:
             # Called at once where the session is there, else by who dials: the engine may step no more.
             session.add_done_callback(lambda session: self._send(session, note))
+        return note
 
     def _send(self, session: Future[kvxfer.Peer], note: Note) -> None:
         if not session.cancelled() and session.exception() is None:

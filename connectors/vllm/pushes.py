@@ -235,6 +235,8 @@ class Pushes:
             elif arrival.registration is None:
                 known.failure = known.failure or "it left"
                 self._cancel(known)
+            else:
+                self._refuse(arrival.peer, arrival.registration, "its key is another request's")
 
     def _reader(self, push: _Push, arrival: Arrival) -> _Reader:
         registration = arrival.registration

@@ -21,6 +21,7 @@ from kvxfer.connectors.vllm.handover import (
     unwanted,
 )
 from kvxfer.connectors.vllm.held_back import hold_back, num_held_back
+from kvxfer.connectors.vllm.samples import Samples, is_sample
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, RankMetadata, StepMetadata
 
@@ -76,6 +77,7 @@ class SchedulerHalf:
         self._sources: dict[str, Handover | Appointment | str] = {}
         self._fetching: set[str] = set()
         self._kept: set[str] = set()  # decoded here, and to be fetched when they have ended
+        self._samples = Samples()
         self._next = StepMetadata()
 
     def set_ranks(self, ranks: dict[tuple[int, int], RankMetadata]) -> None:
@@ -86,6 +88,7 @@ class SchedulerHalf:
 
     def arrived(self, request: Request) -> None:
         """Has prefill end where decode begins, if that is before the prompt's end."""
+        self._samples.arrived(request.request_id)
         params = request.kv_transfer_params or {}
         is_prefill = params.get("do_remote_decode") and not params.get("do_remote_prefill")
         if self._num_held_back and self._produces and is_prefill:
@@ -94,8 +97,11 @@ class SchedulerHalf:
 
     # ---- what was computed elsewhere --------------------------------------------------------
 
-    def num_external_tokens(self, request: Request, num_computed: int) -> int:
-        """Returns how many tokens of the prompt, behind those that are computed, another engine has."""
+    def num_external_tokens(self, request: Request, num_computed: int) -> int | None:
+        """Returns how many tokens of the prompt, behind those that are computed, another engine has.
+
+        None is for another step to say: another sample of the prompt is fetching them.
+        """
         params = request.kv_transfer_params or {}
         comes_back = is_return(params)
         if not params.get("do_remote_prefill") and not comes_back:
@@ -107,7 +113,13 @@ class SchedulerHalf:
                 request.request_id,
             )
             return 0
+        if self._samples.first_of(request.request_id) not in ("", request.request_id):
+            # What it has brought is in the prefix cache; the rest is computed.
+            return None if self._samples.first_of(request.request_id) in self._fetching else 0
         source = self._source(request)
+        if not isinstance(source, str) and not set(source.ranks).isdisjoint(self._ranks):
+            # It was computed here: the prefix cache has it.
+            return 0
         if isinstance(source, Handover) and not self._can_load(request, source):
             _log.info(
                 "kvxfer: request %s: what its next token looks at was given back; the prompt is computed "
@@ -150,6 +162,7 @@ class SchedulerHalf:
         if not params:
             return
         request_id = request.request_id
+        is_first = self._samples.begins(request_id)
         is_decode = bool(params.get("do_remote_prefill"))
         if is_decode or is_return(params):
             source = self._source(request)
@@ -163,16 +176,24 @@ class SchedulerHalf:
                 self._next.fetches.append(
                     FetchOrder(request_id, source, tables, stop - num_external, stop, waits)
                 )
-            elif not isinstance(source, str):
+            elif is_first and not isinstance(source, str):
                 self._next.released.append(source)
             # Once for each request: a load that failed is computed here when the request comes again.
             params["do_remote_prefill"] = False
             params.pop("remote_block_ids", None)
         wants_more = bool(params.get("do_remote_decode"))
-        if is_decode:
+        if is_decode and is_sample(request_id):
+            # Nobody says with which of them a conversation goes on.
+            params["do_remote_decode"] = False
+        elif is_decode:
             if (wants_more or self._settings.return_decoded) and self._produces:
                 self._kept.add(request_id)
-        elif wants_more and self._produces and request_id not in self._kept | self._prefills.keys():
+        elif (
+            wants_more
+            and self._produces
+            and is_first
+            and request_id not in self._kept | self._prefills.keys()
+        ):
             self._prefills[request_id] = self._prefill(request)
 
     def received(self, request_ids: set[str]) -> None:
@@ -282,9 +303,17 @@ class SchedulerHalf:
     ) -> tuple[bool, dict[str, Any] | None]:
         """Returns whether the request's blocks stay until a worker gives them back, and what to tell."""
         params = request.kv_transfer_params
-        request_id = request.request_id
-        if params and (params.get("do_remote_prefill") or is_return(params)):
+        self._sources.pop(request.request_id, None)
+        names_a_cache = params and (params.get("do_remote_prefill") or is_return(params))
+        if params and names_a_cache and self._samples.are_unbegun_without(request.request_id):
             self._decline(request, params)
+        stays, told = self._finished(request, block_ids)
+        return stays, self._samples.ended(request.request_id, told)
+
+    def _finished(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        request_id = request.request_id
         if request_id in self._fetching:
             self._next.abandoned.append(request_id)
         is_whole = request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
@@ -315,7 +344,6 @@ class SchedulerHalf:
 
         The engine calls with a stand-in, of one token, for what it refused before it got here.
         """
-        self._sources.pop(request.request_id, None)
         try:
             if is_push(params) and not is_return(params):
                 self._next.released.append(Appointment.read(params, request, self._settings))

@@ -113,7 +113,9 @@ class WorkerHalf:
         for request_id in step.abandoned:
             self._fetches.abandon(request_id)
         for source in step.released:
-            self._fetches.release(source)
+            note = self._fetches.release(source)
+            if isinstance(note, notes.Receipt) and self._agent.name in {rank.name for rank in source.ranks}:
+                self._kept.note(note)
 
     def after_forward(self, whole: bool) -> None:
         """Lets all go that this step has computed, unless its forward failed."""

@@ -189,6 +189,16 @@ def test_engines_take_turns(stack: ExitStack) -> None:
     ]
 
 
+def test_data_parallel_ranks_take_turns_and_are_asked_by_number(stack: ExitStack) -> None:
+    prefill, decode = Engine(stack, {"kv_transfer_params": HANDED_OVER}), Engine(stack, {})
+    client = between(stack, [f"{prefill.url}#0", f"{prefill.url}/#1"], [decode.url])
+    for number in range(4):
+        client.post("/v1/completions", json={"prompt": str(number)}).raise_for_status()
+    asked = [headers["x-data-parallel-rank"] for _, _, headers in prefill.asked]
+    assert asked == ["0", "1", "0", "1"]
+    assert not any("x-data-parallel-rank" in headers for _, _, headers in decode.asked)
+
+
 def test_what_prefill_did_not_keep_decode_computes(
     client: httpx.Client, prefill: Engine, decode: Engine
 ) -> None:

@@ -195,7 +195,7 @@ class Engine:
         self._ended: set[str] = set()  # requests of which the workers know that they have ended
         if has_ranks:
             num_groups = len(kv_cache.kv_cache_groups)
-            rank = RankMetadata("prefill.0", "tcp://127.0.0.1:7301", (1,) * num_groups)
+            rank = RankMetadata("own.0", "tcp://127.0.0.1:7302", (1,) * num_groups)
             self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): rank})
 
     @property
