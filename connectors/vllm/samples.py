@@ -14,8 +14,6 @@ from typing import Any, Final
 # As the engine calls them: the number of the sample, and the request's name, with the eight digits that
 # make it one of a kind. Where a user has turned those off, names prove nothing.
 _SAMPLE: Final = re.compile(r"[0-9]+_(.*-[0-9a-f]{8})", re.DOTALL)
-
-
 # The engine may be done with the first before the front end has sent the second.
 _MAX_ENDED: Final = 256
 

@@ -140,8 +140,9 @@ def server(
     """
     config = None
     if role:
-        # Where a dozen processes share two cores, a silence of seconds is nobody's death.
-        patience = {"connect_timeout_s": 20.0, "silent_timeout_s": 15.0}
+        # Where a dozen processes that spin share two cores, one may not run for 15 s, its HTTP server
+        # included: a silence of seconds is nobody's death.
+        patience = {"connect_timeout_s": 20.0, "silent_timeout_s": 60.0}
         config = kvxfer_config(role, **{**patience, **extra})
         config["kv_connector"], config["kv_connector_module_path"] = OBSERVER
         config["kv_load_failure_policy"] = policy
