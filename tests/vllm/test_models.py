@@ -14,6 +14,12 @@ from tests.vllm.engine import TO_PREFILL, Engines, push, random_prompt, ranks_of
 
 # Around a block, around a window of 64, and far beyond it.
 LENGTHS = (20, 64, 70, 96, 130, 500)
+# Each length in one of the two ways; in the other at night.
+CASES = [
+    pytest.param(length, how, marks=() if (at + (how == "push")) % 2 == 0 else pytest.mark.slow)
+    for at, length in enumerate(LENGTHS)
+    for how in ("pull", "push")
+]
 
 
 @pytest.fixture(params=["pull", "push"])
@@ -50,7 +56,7 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmServ
         yield engines
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("length", "how"), CASES)
 def test_windows(windows: tuple[VllmServer, VllmServer], length: int, how: str) -> None:
     prefill, decode = windows
     prompt = random_prompt(length)
@@ -99,7 +105,7 @@ def two_ranks(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield engine.wait_ready()
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("length", "how"), CASES)
 def test_heads_divide(engines: Engines, two_ranks: VllmServer, length: int, how: str) -> None:
     prompt = random_prompt(length)
     tokens, brought = handed_over(engines.prefill, two_ranks, prompt, how)
@@ -107,7 +113,7 @@ def test_heads_divide(engines: Engines, two_ranks: VllmServer, length: int, how:
     assert brought >= length - 1
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("length", "how"), CASES)
 def test_heads_meet(engines: Engines, two_ranks: VllmServer, length: int, how: str) -> None:
     prompt = random_prompt(length)
     tokens, brought = handed_over(two_ranks, engines.decode, prompt, how)
