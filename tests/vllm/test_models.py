@@ -82,10 +82,9 @@ def test_latents_arrive_as_they_left(tmp_path: Path) -> None:
     # vLLM's CPU kernels for latents give other tokens where a token is decoded than where it is
     # prefilled, in one engine alone: so pages are compared, and that tokens were not computed anew.
     with pair_of("deepseek", tmp_path) as (prefill, decode):
-        for how in ("pull", "push"):
-            for length in LENGTHS:
-                _, brought = handed_over(prefill, decode, random_prompt(length), how)
-                assert brought >= length - 1
+        for at, length in enumerate(LENGTHS):
+            _, brought = handed_over(prefill, decode, random_prompt(length), ("pull", "push")[at % 2])
+            assert brought >= length - 1
     pages = {
         what: {path.stem: path.read_text() for path in (tmp_path / "observed").glob(f"*.{what}")}
         for what in ("sent", "received")
@@ -93,7 +92,7 @@ def test_latents_arrive_as_they_left(tmp_path: Path) -> None:
     received = pages["received"]
     # `ranks_of` asks prefill for a prompt that nobody fetches.
     assert {name: pages["sent"][name] for name in received} == received
-    assert len(received) == 2 * len(LENGTHS)
+    assert len(received) == len(LENGTHS)
 
 
 @pytest.fixture(scope="module")
