@@ -74,6 +74,10 @@ class Engines:
                 assert time.monotonic() < deadline, f"{server.name} holds blocks"
                 time.sleep(0.05)
 
+    def num_expired(self) -> int:
+        """Returns how many requests' blocks prefill has taken back because nobody came for them."""
+        return self.prefill.log.read_text(errors="replace").count("not all of its readers came")
+
     def forget_prefixes(self) -> None:
         """Empties the prefix cache of decode."""
         self.decode.client.post("/reset_prefix_cache").raise_for_status()

@@ -69,11 +69,22 @@ def test_what_is_ours(engines: Engines, damage: dict[str, Any]) -> None:
     serves_on(engines, prompt)
 
 
-def test_parameters_are_of_one_prompt_and_of_one_use(engines: Engines) -> None:
+def test_parameters_are_of_one_prompt(engines: Engines) -> None:
     prompt = random_prompt(64)
+    expired = engines.num_expired()
     params = engines.prefilled(prompt, "mixed up")
     refused(engines, random_prompt(64, seed=2), params)
-    assert engines.decoded(prompt, "mixed up", params).token_ids == engines.expected(prompt)
+    # The engine says of every request that it answers with an error that nobody will fetch its cache.
+    engines.wait_empty()
+    assert engines.num_expired() == expired
+    refused(engines, prompt, params)
+    serves_on(engines, prompt)
+
+
+def test_parameters_are_of_one_use(engines: Engines) -> None:
+    prompt = random_prompt(64)
+    params = engines.prefilled(prompt, "once")
+    assert engines.decoded(prompt, "once", params).token_ids == engines.expected(prompt)
     engines.wait_empty()
     # Else decode has the prompt, and need not ask.
     engines.forget_prefixes()
