@@ -71,7 +71,9 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                # Not a session: Linux shares processors out by session (autogroups), and where threads of one
+                # yield all the time, as engines' do that wait for each other, another may starve for seconds.
+                process_group=0,
                 env={**os.environ, **(environment or {})},
             )
         self.client = httpx.Client(base_url=self.url, timeout=_REQUEST_TIMEOUT_S)
