@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TransferError,
         UsageError,
     )
+    from kvxfer.huge_pages import use_huge_pages
     from kvxfer.layout import KVLayout
     from kvxfer.lease import Lease
     from kvxfer.notification import Notification
@@ -60,6 +61,7 @@ _HOME = {
     "TransferError": "errors",
     "UsageError": "errors",
     "route": "routing",
+    "use_huge_pages": "huge_pages",
 }
 
 __all__ = [
@@ -88,6 +90,7 @@ __all__ = [
     "TransferError",
     "UsageError",
     "route",
+    "use_huge_pages",
 ]
 
 

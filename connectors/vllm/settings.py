@@ -43,6 +43,9 @@ class Settings(BaseModel):
         `lease_ttl_s`; else only those whose parameters say ``do_remote_decode`` as well.
     transports
         Kinds of rails to use; None for all.
+    huge_pages
+        Whether a cache on the CPU is laid in huge pages when the engine registers it
+        (`kvxfer.use_huge_pages`): up to 2 s for a GiB, once.
     model
         Declared name of the model: engines of two names never exchange a cache. "" derives one from
         the model's architecture and sizes.
@@ -61,6 +64,7 @@ class Settings(BaseModel):
     silent_timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
     return_decoded: bool = False
     transports: tuple[str, ...] | None = None
+    huge_pages: bool = True
     model: str = ""
 
     @field_validator("allowed_hosts")

@@ -62,6 +62,8 @@ class WorkerHalf:
 
     def register(self, caches: dict[str, Any]) -> None:
         """Registers the engine's cache tensors, once they are there."""
+        if self._settings.huge_pages and all(cache.device.type == "cpu" for cache in caches.values()):
+            kvxfer.use_huge_pages(caches)
         self._regions = CacheRegions(self._agent, self._groups, caches, self._place)
         self._fetches = Fetches(self._agent, self._regions, self._place, self._settings, self._statistics)
         self._pushes = Pushes(self._agent, self._regions, self._settings, self._statistics)

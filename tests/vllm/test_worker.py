@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,12 +30,12 @@ _PAGE_NBYTES = NUM_HEADS * BLOCK_SIZE * 2 * HEAD_SIZE * 4
 class Worker:
     """A worker half and the tensors that it registered."""
 
-    def __init__(self, name: str, **settings: Any) -> None:
+    def __init__(self, name: str, num_blocks: int = NUM_BLOCKS, **settings: Any) -> None:
         self.caches = {
-            layer: torch.rand(NUM_BLOCKS, NUM_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
+            layer: torch.rand(num_blocks, NUM_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
             for layer in GROUPS[0].layer_names
         }
-        place = Place(name, 0, 1, "model", "auto", NUM_HEADS, NUM_BLOCKS)
+        place = Place(name, 0, 1, "model", "auto", NUM_HEADS, num_blocks)
         self.half = WorkerHalf(place, GROUPS, Settings(**settings))
         self.half.register(self.caches)
 
@@ -193,3 +195,21 @@ def test_a_decode_that_falls_asleep_is_written_into_by_nobody(prefill: Worker, d
     decode.half.step(order(again, "b"))
     assert not decode.until("received", "b").failed
     assert torch.equal(decode.pages(DST), prefill.pages(SRC))
+
+
+@pytest.mark.parametrize("huge_pages", [True, False])
+def test_a_cache_is_laid_in_huge_pages_where_that_is_wanted(huge_pages: bool) -> None:
+    if "[madvise]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+        pytest.skip("this kernel has no huge pages, or gives them without being asked")
+    before = in_huge_pages()
+    worker = Worker("huge", num_blocks=(16 << 20) // _PAGE_NBYTES, huge_pages=huge_pages)
+    grown = in_huge_pages() - before
+    worker.half.close()
+    assert (grown >= 12 << 20) == huge_pages
+
+
+def in_huge_pages() -> int:
+    """Returns bytes of this process that lie in transparent huge pages."""
+    found = re.search(r"AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+    assert found
+    return int(found[1]) * 1024
