@@ -410,7 +410,8 @@ class Agent:
         lease
             The peer's lease (`Lease.id`, as the peer said) that is meant; no other then allows it.
             None: any that lets these blocks be reached, but where one ended on them earlier, none
-            that this agent had not been told of when it posted: ``lease-ended`` says so.
+            that this agent had not been told of when it posted: ``lease-ended`` says so. A bearer
+            lease (`Lease`) lets in only reads that name it.
         hold
             Post, but let layers go only as `Transfer.release` says: for a prefill that is still
             computing them.

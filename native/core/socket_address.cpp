@@ -49,6 +49,9 @@ Result<TcpAddress> TcpAddress::resolve(const std::string& address) {
   const std::string rest = address.substr(6);
   const std::size_t colon = rest.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == rest.size()) return bad();
+  // The resolver would read up to there, and dial another host than the one that was checked.
+  if (rest.find('\0') != std::string::npos)
+    return Status(Code::kInvalidArgument, "an address with a byte 0 in it: write tcp://host:port");
   std::string host = rest.substr(0, colon);
   if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   addrinfo hints{};

@@ -2,11 +2,13 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "check.h"
 #include "core/runtime.h"
+#include "core/socket_address.h"
 
 namespace kvxfer {
 namespace {
@@ -195,6 +197,17 @@ TEST(a_listener_beyond_loopback_needs_a_secret) {
   const auto created = Runtime::create(std::move(options));
   REQUIRE(!created.ok());
   CHECK(created.status().code() == Code::kInvalidArgument);
+}
+
+TEST(an_address_is_read_to_its_end) {
+  using namespace std::string_literals;
+  CHECK(TcpAddress::resolve("tcp://127.0.0.1:7301").ok());
+  // A resolver stops at a byte 0: these would be another host, and another port.
+  for (const std::string& address : {"tcp://127.0.0.1\0.elsewhere:7301"s, "tcp://127.0.0.1:7301\0"s}) {
+    const auto resolved = TcpAddress::resolve(address);
+    REQUIRE(!resolved.ok());
+    CHECK(resolved.status().code() == Code::kInvalidArgument);
+  }
 }
 
 }  // namespace
