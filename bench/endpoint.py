@@ -36,8 +36,8 @@ class AgentEnd:
         How long the peer may be silent, e.g. while numpy has its cores; None for the engine's own.
     """
 
-    #: What kind of memory pages the kernel gave, or ``"private"`` memory.
-    page_kind = "private"
+    #: What kind of memory pages the kernel gave.
+    page_kind = "base"
 
     def __init__(
         self, name: str, transport: str, remote: tuple[str, ...], silent_timeout_s: float | None = None
@@ -133,7 +133,9 @@ class Endpoint(AgentEnd):
             self.page_kind = self._pool.page_kind
             self._cache = self._pool.array(shape, element)
         else:
-            self._cache = memory.allocate_private(nbytes).view(element).reshape(shape)
+            space = memory.allocate_private(nbytes)
+            self.page_kind = memory.private_kind(space)
+            self._cache = space.view(element).reshape(shape)
         self._random = np.random.default_rng(seed)
         layout = kvxfer.KVLayout.from_tensor(self._cache, axes, dtype=dtype)
         self.region = self.agent.register(_REGION, self._cache, layout)

@@ -53,6 +53,7 @@ class LayoutEnd(AgentEnd):
             self.page_kind = pool.page_kind
         else:
             space = memory.allocate_private(spec.nbytes)
+            self.page_kind = memory.private_kind(space)
         cache = spec.place(space)
         self.agent.register(name, cache.memory, cache.layout)
         return cache

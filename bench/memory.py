@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+import kvxfer
+
 _HUGE_PAGE_NBYTES = 2 << 20
 # Linux 5.14; the mmap module does not name it.
 _MADV_POPULATE_WRITE = 23
@@ -47,8 +49,14 @@ def map_shared(descriptor: int, nbytes: int) -> NDArray[np.uint8]:
 
 
 def allocate_private(nbytes: int) -> NDArray[np.uint8]:
-    """Returns memory as an engine's own tensors have it: anonymous and private."""
+    """Returns memory such as an engine's own tensors have: anonymous, private, in huge pages if it may be."""
     return _prepared(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), nbytes)
+
+
+def private_kind(array: NDArray[np.uint8]) -> str:
+    """Returns what pages the kernel gave to private memory, for people."""
+    is_huge = kvxfer.use_huge_pages(array) > array.nbytes // 2
+    return "private transparent-huge" if is_huge else "private base"
 
 
 def reserve(nbytes: int) -> NDArray[np.uint8]:
