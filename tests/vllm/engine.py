@@ -74,9 +74,10 @@ class Engines:
                 assert time.monotonic() < deadline, f"{server.name} holds blocks"
                 time.sleep(0.05)
 
-    def num_expired(self) -> int:
-        """Returns how many requests' blocks prefill has taken back because nobody came for them."""
-        return self.prefill.log.read_text(errors="replace").count("not all of its readers came")
+    def has_expired(self, request_id: str) -> bool:
+        """Whether prefill has taken blocks of a request back because nobody came for them."""
+        log = self.prefill.log.read_text(errors="replace").splitlines()
+        return any(f"cmpl-{request_id}-" in line and "not all of its readers came" in line for line in log)
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache of decode."""
