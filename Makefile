@@ -178,7 +178,8 @@ demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 
 nightly: test test-torch
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)
-	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -o timeout=0 -o faulthandler_timeout=0 $(ARGS)
+	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -n $(JOBS) -o timeout=0 \
+	  -o faulthandler_timeout=0 $(ARGS)
 	@$(MAKE) --no-print-directory test-vllm VLLM_TESTS="slow or not slow"
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000 FUZZ_SEED=$$(date +%s)
 
