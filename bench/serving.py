@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from kvxfer.bench import noise, tiny_models
 from kvxfer.bench import serving_load as load
 from kvxfer.bench import serving_systems as systems
 from kvxfer.bench import serving_threads as threads
-from kvxfer.bench import trace as traces
 from kvxfer.bench.channel import Message
 from kvxfer.bench.compare import rotated
 from kvxfer.bench.errors import BenchError
@@ -25,13 +24,14 @@ from kvxfer.bench.progress import Progress
 from kvxfer.bench.serving_deployment import Deployment
 from kvxfer.bench.serving_events import Costs
 from kvxfer.bench.serving_load import Answer, Asked
+from kvxfer.bench.serving_options import ServingOptions
+from kvxfer.bench.serving_ratios import ratios
 from kvxfer.bench.serving_stages import Served, joined, summarize
 from kvxfer.bench.serving_systems import System
 from kvxfer.bench.stats import spread
 from kvxfer.bench.trace import TraceRequest
 from kvxfer.bench.vllm_server import TOKENS_PER_BLOCK
 
-ARRIVALS: Final = ("closed", "poisson", "trace")
 MODEL: Final = "llama-pages"
 # Tokens of an engine's step: a prompt of the default length is computed in one.
 _BATCH_TOKENS: Final = 2048
@@ -40,59 +40,6 @@ _FIRST_ATTEMPTS: Final = 3
 # An engine that has just answered still ends what it began; then it is watched for so long.
 _REST_S: Final = 1.0
 _IDLE_S: Final = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServingOptions:
-    """What is served, how, and how often.
-
-    In a round every system serves the same requests once, with prompts that no other round had.
-    Requests arrive ``concurrency`` at a time (``closed``), at ``rate`` a second with exponential gaps
-    (``poisson``), or as in the trace, ``speedup`` times faster (``trace``).
-    """
-
-    systems: tuple[str, ...] = systems.NAMES
-    trace: str = "mooncake"
-    requests: int = 8
-    max_tokens: int = 1024
-    max_output_tokens: int = 16
-    rounds: int = 3
-    arrivals: str = "closed"
-    concurrency: int = 2
-    rate: float = 0.5
-    speedup: float = 1.0
-    seed: int = 1
-    timeout_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        if self.arrivals not in ARRIVALS:
-            raise BenchError(f"unknown --arrivals {self.arrivals!r}; known are {', '.join(ARRIVALS)}")
-        for name in ("requests", "max_tokens", "max_output_tokens", "rounds", "concurrency"):
-            if getattr(self, name) < 1:
-                raise BenchError(f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}")
-        for name in ("rate", "speedup"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise BenchError(f"--{name} is above 0, unlike {getattr(self, name):g}")
-        if self.max_tokens + self.max_output_tokens > tiny_models.MAX_TOKENS:
-            raise BenchError(
-                f"--max-tokens {self.max_tokens} and --max-output-tokens {self.max_output_tokens}: "
-                f"together more than the {tiny_models.MAX_TOKENS} tokens of the model"
-            )
-        if not 0 < self.timeout_s < float("inf"):
-            raise BenchError(f"--timeout-s is above 0, unlike {self.timeout_s:g}")
-        systems.chosen(self.systems)
-
-    def num_blocks(self) -> int:
-        """Blocks of each engine: what the requests in hand can need, and one more that engines keep."""
-        return 1 + self.concurrency * math.ceil((self.max_tokens + self.max_output_tokens) / TOKENS_PER_BLOCK)
-
-    def arguments(self) -> tuple[str, ...]:
-        """Arguments of each engine beside those of every tiny one."""
-        return (
-            *("--max-model-len", str(self.max_tokens + self.max_output_tokens)),
-            *("--max-num-batched-tokens", str(_BATCH_TOKENS)),
-            "--disable-uvicorn-access-log",
-        )
 
 
 @dataclass(slots=True)
@@ -119,15 +66,24 @@ class _Measured:
         return [one for turn in self.turns.values() for one in turn.served]
 
 
-def requests_of(options: ServingOptions) -> list[TraceRequest]:
-    """Reads the trace and scales its lengths; raises where it cannot be used."""
-    read = traces.read_trace(traces.find_trace(options.trace))
-    return traces.scale(read, options.requests, options.max_tokens)
+def _num_blocks(options: ServingOptions) -> int:
+    """Returns the blocks of each engine: what requests in hand can need, and one more that engines keep."""
+    tokens = options.max_tokens + options.max_output_tokens
+    return 1 + options.concurrency * math.ceil(tokens / TOKENS_PER_BLOCK)
+
+
+def _arguments(options: ServingOptions) -> tuple[str, ...]:
+    """Returns the arguments of each engine beside those of every tiny one."""
+    return (
+        *("--max-model-len", str(options.max_tokens + options.max_output_tokens)),
+        *("--max-num-batched-tokens", str(_BATCH_TOKENS)),
+        "--disable-uvicorn-access-log",
+    )
 
 
 def num_warm_ups(options: ServingOptions) -> int:
     """Returns how many of the longest prompts touch every block: engines take those first that are new."""
-    return math.ceil(options.num_blocks() * TOKENS_PER_BLOCK / options.max_tokens) + 1
+    return math.ceil(_num_blocks(options) * TOKENS_PER_BLOCK / options.max_tokens) + 1
 
 
 def run(
@@ -148,7 +104,7 @@ def run(
     known
         The systems to choose from, if not those of `serving_systems`.
     """
-    requests = requests_of(options)
+    requests = options.read_requests()
     chosen = systems.chosen(options.systems, *(() if known is None else (known,)))
     folder = Path(tempfile.mkdtemp(prefix="kvxfer-serving-"))
     comparison = _Comparison(options, requests, chosen, folder, progress)
@@ -233,7 +189,7 @@ class _Comparison:
         """Brings a system up, warm, and stopped."""
         options = self._options
         deployment = stack.enter_context(
-            Deployment(system, model, self._folder / system.name, options.num_blocks(), options.arguments())
+            Deployment(system, model, self._folder / system.name, _num_blocks(options), _arguments(options))
         )
         try:
             self._warm_up(deployment)
@@ -451,22 +407,6 @@ def _step_costs(turns: list[_Turn]) -> Message:
     return found
 
 
-#: Figures that are set beside ours, and whether more is better.
-COMPARED: Final[Mapping[str, bool]] = {
-    "first_token_ms": False,
-    "between_tokens_ms": False,
-    "own_ms": False,
-    "load_ms": False,
-    "decide_ms": False,
-    "hold_ms": False,
-    "give_back_ms": False,
-    "prefill_step_us": False,
-    "decode_step_us": False,
-    "output_tokens_per_s": True,
-    "processor_s": False,
-}
-
-
 def by_round(measured: _Measured) -> dict[int, dict[str, float]]:
     """Returns a system's medians of each round, by the names of `COMPARED`."""
     found: dict[int, dict[str, float]] = {}
@@ -481,30 +421,4 @@ def by_round(measured: _Measured) -> dict[int, dict[str, float]]:
         row |= {f"{role}_step_us": values["median"] for role, values in rates.get("step_us", {}).items()}
         row |= {name: rates[name]["median"] for name in ("output_tokens_per_s", "processor_s")}
         found[number] = row
-    return found
-
-
-def ratios(rounds: Mapping[str, Mapping[int, Mapping[str, float]]]) -> dict[str, dict[str, Message]]:
-    """Returns how many times better kvxfer is, by system and figure: each round's, and their spread.
-
-    Their time over ours, or our rate over theirs: below 1 the other is better.
-    """
-    ours = rounds.get(systems.OURS, {})
-    found: dict[str, dict[str, Message]] = {}
-    for name, theirs in rounds.items():
-        if name == systems.OURS:
-            continue
-        for figure, more_is_better in COMPARED.items():
-            values = []
-            for number in sorted(ours.keys() & theirs.keys()):
-                if figure not in ours[number] or figure not in theirs[number]:
-                    continue
-                above, below = theirs[number][figure], ours[number][figure]
-                if more_is_better:
-                    above, below = below, above
-                if below > 0:
-                    values.append(above / below)
-            if values:
-                by_number: list[Any] = [round(value, 3) for value in values]
-                found.setdefault(name, {})[figure] = {**spread(values), "rounds": by_number}
     return found

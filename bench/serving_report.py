@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvxfer.bench.channel import Message
-from kvxfer.bench.serving import COMPARED
+from kvxfer.bench.serving_ratios import COMPARED
 from kvxfer.bench.serving_stages import OWN, STAGES
 from kvxfer.bench.serving_systems import OURS
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvxfer.bench.serving_events import Seen
-from kvxfer.bench.serving_load import Answer
 from kvxfer.bench.stats import percentiles
+
+if TYPE_CHECKING:
+    from kvxfer.bench.serving_load import Answer
 
 #: stage -> from when to when; together they are the time to first token. All but ``load`` are the
 #: engines', the router's and HTTP's.

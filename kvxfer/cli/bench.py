@@ -11,14 +11,23 @@ import typer
 
 from kvxfer.bench import compare as compare_bench
 from kvxfer.bench import handover as handover_bench
-from kvxfer.bench import handover_page, html, noise, report, results, runs_page, serving_page, serving_systems
+from kvxfer.bench import (
+    handover_page,
+    html,
+    noise,
+    report,
+    results,
+    runs_page,
+    serving_options,
+    serving_page,
+    serving_systems,
+)
 from kvxfer.bench import latency as latency_bench
 from kvxfer.bench import layout_pages as layout_bench
 from kvxfer.bench import layout_plan as layout_plan_bench
 from kvxfer.bench import pages as pages_bench
 from kvxfer.bench import plan as plan_bench
 from kvxfer.bench import scale as scale_bench
-from kvxfer.bench import serving as serving_bench
 from kvxfer.bench import setup as setup_bench
 from kvxfer.bench.channel import Message
 from kvxfer.bench.layout_names import NAMES
@@ -277,7 +286,7 @@ def serving(
     rounds: Annotated[int, typer.Option(help="In each every system serves all, in rotated order.")] = 3,
     arrivals: Annotated[
         str,
-        typer.Option(help=f"{_one_of(serving_bench.ARRIVALS)}: as room comes, at random, as in the trace."),
+        typer.Option(help=f"{_one_of(serving_options.ARRIVALS)}: as room comes, at random, as in the trace."),
     ] = "closed",
     concurrency: Annotated[int, typer.Option(help="Requests in hand at once, of --arrivals closed.")] = 2,
     rate: Annotated[float, typer.Option(help="Requests a second, of --arrivals poisson.")] = 0.5,
@@ -298,7 +307,7 @@ def serving(
 
     Needs `make bench-serving-setup`. A minute for each engine pair to start, then the rounds.
     """
-    options = serving_bench.ServingOptions(
+    options = serving_options.ServingOptions(
         systems=tuple(name.strip() for name in systems.split(",") if name.strip()),
         trace=trace,
         requests=requests,
@@ -312,8 +321,9 @@ def serving(
         seed=seed,
         timeout_s=timeout_s,
     )
-    serving_bench.requests_of(options)
+    options.read_requests()
     serving_systems.enter_environment()
+    from kvxfer.bench import serving as serving_bench  # needs what engines' environments have
 
     def run(progress: Callable[[Progress], None]) -> Message:
         seen: dict[str, list[Served]] = {}

@@ -1,9 +1,73 @@
+import importlib.metadata
 import importlib.util
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from kvxfer import cli
+
+# Finds nothing of the modules named in its environment: they are as if they were not installed.
+_AS_IF_ABSENT = """
+import os, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+absent = set(os.environ["ABSENT"].split(","))
+sys.meta_path.insert(0, Absent())
+from kvxfer import cli
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def _installed_with(distribution: str, extras: set[str], found: set[str]) -> set[str]:
+    """The distributions that come along with one, by the names that packages_distributions() has."""
+    name = importlib.metadata.metadata(distribution)["Name"]
+    if name in found:
+        return found
+    found.add(name)
+    for line in importlib.metadata.requires(distribution) or ():
+        requirement = Requirement(line)
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras or {""}):
+            _installed_with(requirement.name, requirement.extras, found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("doctor", "--json"),
+        ("bench", "serving", "--help"),
+        ("bench", "handover", "--requests", "1", "--transport", "shm"),
+    ],
+    ids=lambda arguments: "-".join(arguments[:2]).replace("--", ""),
+)
+def test_commands_run_with_what_their_extra_installs(arguments: tuple[str, ...]) -> None:
+    """Tests have all extras; who typed `pip install 'kvxfer[cli]'` or `make demo` has this one."""
+    pytest.importorskip("typer")
+    present = _installed_with("kvxfer", {"", "cli"}, set())
+    absent = {
+        module
+        for module, distributions in importlib.metadata.packages_distributions().items()
+        if not present.intersection(distributions)
+    }
+    assert {"pytest", "fastapi"} <= absent
+    ran = subprocess.run(
+        [sys.executable, "-c", _AS_IF_ABSENT, *arguments],
+        env={**os.environ, "ABSENT": ",".join(absent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_missing_extra_says_which_command_installs_it(

@@ -17,14 +17,22 @@ from typing import Any
 
 import pytest
 
-from kvxfer.bench import report, serving, serving_load, serving_observer, serving_page, serving_systems
+from kvxfer.bench import (
+    report,
+    serving,
+    serving_load,
+    serving_observer,
+    serving_page,
+    serving_ratios,
+    serving_systems,
+)
 from kvxfer.bench import serving_threads as threads
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.router import DISPATCHES
-from kvxfer.bench.serving import ServingOptions
 from kvxfer.bench.serving_events import FOLDER_VARIABLE, Costs, Observations, Seen
 from kvxfer.bench.serving_load import Answer, Asked
+from kvxfer.bench.serving_options import ServingOptions
 from kvxfer.bench.serving_stages import STAGES, Served, joined, summarize
 from kvxfer.bench.serving_systems import System
 from kvxfer.cli.app import run as kvxfer
@@ -226,14 +234,14 @@ def test_ratio_below_one_says_that_the_other_is_better() -> None:
         "kvxfer-pull": {0: {"own_ms": 2.0, "output_tokens_per_s": 30.0}, 1: {"own_ms": 2.0}},
         "nixl": {0: {"own_ms": 1.0, "output_tokens_per_s": 15.0}, 2: {"own_ms": 9.0}},
     }
-    found = serving.ratios(rounds)
+    found = serving_ratios.ratios(rounds)
     assert list(found) == ["nixl"]
     assert found["nixl"]["own_ms"]["rounds"] == [0.5]
     assert found["nixl"]["output_tokens_per_s"]["rounds"] == [2.0]
 
 
 def test_ratios_need_our_own_figures() -> None:
-    assert serving.ratios({"nixl": {0: {"own_ms": 1.0}}}) == {}
+    assert serving_ratios.ratios({"nixl": {0: {"own_ms": 1.0}}}) == {}
 
 
 # ---- clients, before a server that streams --------------------------------------------------------
