@@ -10,6 +10,7 @@
 #   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own;
 #                      VLLM_TESTS="slow or not slow" as at night, with more pairs of engines
 #   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
+#   make test-vllm-next  the same tests under the newest vLLM, over the kernels of the other
 #   make nightly       test, the slow tests, torch, a million layouts, all engines, a longer fuzz run
 #   make bench-serving-setup  vLLM for the CPU, and NIXL beside it, for `kvxfer bench serving`
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
@@ -55,7 +56,7 @@ print("\n".join(lines))
 endef
 export REQUIREMENTS
 
-.PHONY: demo demo-vllm bench-serving-setup test lint unit native-test test-torch test-vllm fuzz nightly instructions baselines wheel clean setup
+.PHONY: demo demo-vllm bench-serving-setup test lint unit native-test test-torch test-vllm test-vllm-next fuzz nightly instructions baselines wheel clean setup
 .PHONY: $(foreach build,plain asan tsan,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -173,6 +174,27 @@ test-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.vllm/bin/python -c "import kvxfer, vllm" 2>/dev/null || .vllm/bin/python -c "import kvxfer, vllm"
 	.vllm/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" -o faulthandler_timeout=290 $(ARGS)
 
+# The newest vLLM has no build for the CPU: its Python goes over the kernels and the requirements of the
+# build above, and one that it has new. Not built for the CPU, it asks the environment which it is on.
+VLLM_NEXT := 0.33.0
+VLLM_NEXT_SHA256 := f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112
+.vllm-next/vllm-$(VLLM_NEXT).stamp: .vllm/vllm-$(VLLM).stamp
+	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
+	echo "installing vLLM $(VLLM_NEXT) over the kernels of $(VLLM) into .vllm-next"; \
+	$(PYTHON) -m venv --clear .vllm-next; pip=".vllm-next/bin/python -m pip install --quiet"; \
+	site=$$(.vllm-next/bin/python -c "import site; print(site.getsitepackages()[0])"); \
+	first=$$(.vllm/bin/python -c "import site; print(site.getsitepackages()[0])"); \
+	$$pip "setuptools>=77,<81" setuptools-scm setuptools-rust; \
+	$$pip --no-deps "orjson>=3.11.6"; \
+	echo "import site; site.addsitedir('$$first')" > $$site/vllm-first.pth; \
+	VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(VLLM_NEXT) $$pip --no-deps --no-build-isolation \
+	  --no-binary vllm --require-hashes -r <(echo "vllm==$(VLLM_NEXT) --hash=sha256:$(VLLM_NEXT_SHA256)"); \
+	cp $$first/vllm/*.so $$site/vllm/; touch $@
+
+test-vllm-next: .vllm-next/vllm-$(VLLM_NEXT).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+	VLLM_TARGET_DEVICE=cpu .vllm-next/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" \
+	  -o faulthandler_timeout=290 $(ARGS)
+
 demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.vllm/bin/python -m kvxfer.bench.demo_vllm $(ARGS)
 
@@ -181,6 +203,7 @@ nightly: test test-torch
 	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -n $(JOBS) -o timeout=0 \
 	  -o faulthandler_timeout=0 $(ARGS)
 	@$(MAKE) --no-print-directory test-vllm VLLM_TESTS="slow or not slow"
+	@$(MAKE) --no-print-directory test-vllm-next
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000 FUZZ_SEED=$$(date +%s)
 
 # What `kvxfer bench compare` measures beside kvxfer; another version is another stamp.
@@ -226,4 +249,4 @@ wheel: $(VENV)/deps.stamp
 	ls -l dist
 
 clean:
-	rm -rf $(VENV) .baselines .torch .vllm build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .baselines .torch .vllm .vllm-next build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from kvxfer.connectors.vllm.cache_groups import groups_of
@@ -252,6 +253,8 @@ def _place(config: VllmConfig, caches: KVCacheConfig, engine_id: str, settings: 
         cache_dtype=str(config.cache_config.cache_dtype),
         total_heads=model.get_total_num_kv_heads(),
         num_blocks=caches.num_blocks,
+        # The kernels of the CPU lay a page out as their instructions and its type like it.
+        packed_for=str(torch.backends.cpu.get_cpu_capability()) if current_platform.is_cpu() else "",
         pp_rank=get_pp_group().rank_in_group,
         pp_size=config.parallel_config.pipeline_parallel_size,
         num_layers=model.hf_text_config.num_hidden_layers

@@ -329,10 +329,15 @@ class Fetches:
         fetch.tag = secrets.token_bytes(KEY_NBYTES)
         for group, region in enumerate(self._regions.regions):
             page_size = tables[group].page_size
-            pages = tables[group].pages[order.first_token // page_size : -(-order.num_tokens // page_size)]
+            first_page = order.first_token // page_size
+            pages = tables[group].pages[first_page : -(-order.num_tokens // page_size)]
             if not pages.any():
                 continue
             remotes = [remote_region(peer, region.name) for peer in peers]
+            # Pages of one size are written whole, others token by token.
+            are_unlike = any(each.layout.block_tokens != region.layout.block_tokens for each in remotes)
+            before = first_page * page_size
+            tokens = range(order.first_token - before, order.num_tokens - before) if are_unlike else None
             for share in self._shares_of(group, region, remotes):
                 layers, heads = (
                     (share.layers.start, share.layers.stop),
@@ -341,8 +346,9 @@ class Fetches:
                 shares[share.src].append(Share(group=group, layers=layers, heads=heads))
             incoming = self._agent.expect(
                 tag_of(fetch.tag, group),
-                pages[pages != 0],
+                pages,
                 region,
+                tokens=tokens,
                 timeout_s=self._settings.push_timeout_s,
             )
             fetch.work.append((group, incoming))

@@ -27,6 +27,9 @@ class Place:
         KV heads of the model.
     num_blocks
         Of the engine's cache.
+    packed_for
+        The instructions like which kernels lay out what a head has in a page; empty where they lay it
+        out as the tensor's axes say, token by token.
     """
 
     engine_id: str
@@ -36,6 +39,7 @@ class Place:
     cache_dtype: str
     total_heads: int
     num_blocks: int
+    packed_for: str = ""
     pp_rank: int = 0
     pp_size: int = 1
     num_layers: int = 0

@@ -66,9 +66,8 @@ class CacheRegions:
                 )
             pages = _states(group, tensors, place) if group.is_state else _tokens(group, tensors, place)
             declared = f"{place.model}, {pages.declared}"
-            if tensors[0].device.type == "cpu":
-                # The kernels of the CPU lay a page out as their instructions and its type like it.
-                declared = f"{declared}, packed for {_instructions()}"
+            if place.packed_for:
+                declared = f"{declared}, packed for {place.packed_for}"
             layout = kvxfer.KVLayout.from_tensors(
                 pages.views,
                 pages.axes,
@@ -146,7 +145,7 @@ def _tokens(group: CacheGroup, tensors: list[Any], place: Place) -> _Pages:
     # Nothing is converted on the way: the scales of a quantized cache are the engine's, and are
     # not told to its connector.
     declared = str(dtype or tensors[0].dtype)
-    if tensors[0].device.type == "cpu":
+    if place.packed_for:
         views, axes = [tensor.view(num_pages, num_heads, -1) for tensor in tensors], "bhd"
     else:
         views, axes = tensors, "bhtd" if latent else "bhtc"
@@ -157,12 +156,6 @@ def _states(group: CacheGroup, tensors: list[Any], place: Place) -> _Pages:
     part = part_of(group.part, group.spec, tensors)
     tp_rank, tp_size = (0, 1) if group.spec.tp_replicated else (place.tp_rank, place.tp_size)
     return _Pages(part.views, part.axes, tp_rank * part.num_heads, tp_size * part.num_heads, part.declared)
-
-
-def _instructions() -> str:
-    import torch
-
-    return str(torch.backends.cpu.get_cpu_capability())
 
 
 def _stage(groups: tuple[CacheGroup, ...], place: Place) -> dict[str, Any]:

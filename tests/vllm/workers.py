@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
 from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
@@ -48,33 +48,49 @@ def workers(
     pp_size: int = 1,
     num_blocks: int = 64,
     num_layers: int = NUM_LAYERS,
+    block_size: int = BLOCK_SIZE,
+    order: str = "LBHNC",
+    packed_for: str = "these tests",
+    cache_dtype: str = "auto",
+    is_latent: bool = False,
     **settings: Any,
 ) -> Iterator[list[Worker]]:
-    """Yields the workers of an engine; closes them in the end."""
-    num_heads = NUM_HEADS // tp_size
-    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=num_heads, head_size=4, dtype=torch.float32)
+    """Yields the workers of an engine; closes them in the end.
+
+    A worker's layers lie in one tensor, in the `order` of its axes. Pages that are packed can be read
+    by the like alone; others as their axes say. A latent cache is alike on every rank.
+    """
+    num_heads = 1 if is_latent else NUM_HEADS // tp_size
+    spec = (MLAAttentionSpec if is_latent else FullAttentionSpec)(
+        block_size=block_size, num_kv_heads=num_heads, head_size=8 if is_latent else 4, dtype=torch.float32
+    )
     made = []
     try:
         for pp_rank, tp_rank in itertools.product(range(pp_size), range(tp_size)):
             first, stop = (num_layers * stage // pp_size for stage in (pp_rank, pp_rank + 1))
-            group = CacheGroup(0, "kv.0", LAYERS[first:stop], spec, BLOCK_SIZE, 0)
+            group = CacheGroup(0, "kv.0", LAYERS[first:stop], spec, block_size, 0)
             place = Place(
                 engine_id=engine,
                 tp_rank=tp_rank,
                 tp_size=tp_size,
                 model="tiny",
-                cache_dtype="auto",
-                total_heads=NUM_HEADS,
+                cache_dtype=cache_dtype,
+                total_heads=1 if is_latent else NUM_HEADS,
                 num_blocks=num_blocks,
+                packed_for=packed_for,
                 pp_rank=pp_rank,
                 pp_size=pp_size,
                 num_layers=num_layers if pp_size > 1 else 0,
             )
             half = WorkerHalf(place, (group,), Settings(**{**PATIENCE, **settings}))
-            caches = {
-                layer: torch.zeros(num_blocks, num_heads, BLOCK_SIZE, 8) for layer in range(first, stop)
-            }
-            heads = slice(tp_rank * num_heads, (tp_rank + 1) * num_heads)
+            sizes = {"L": stop - first, "B": num_blocks, "H": num_heads, "N": block_size, "C": 8}
+            # Of fp8 the engine has bytes.
+            dtype = torch.float32 if cache_dtype == "auto" else torch.uint8
+            tensor = torch.zeros([sizes[axis] for axis in order], dtype=dtype)
+            tensor = tensor.permute(*map(order.index, "LBHNC"))
+            caches = dict(enumerate(tensor, start=first))
+            first_head = 0 if is_latent else tp_rank * num_heads
+            heads = slice(first_head, first_head + num_heads)
             made.append(Worker(half, caches, heads))
             half.register({LAYERS[layer]: cache for layer, cache in caches.items()})
         yield made
@@ -94,18 +110,27 @@ class Pushed:
     key: bytes
     first_token: int = 0
     num_wanted: int = 0  # by decode; 0 for all
+    block_sizes: tuple[int, int] = (BLOCK_SIZE, BLOCK_SIZE)  # of src, of dst
 
     @classmethod
-    def draw(cls, name: str, num_tokens: int, seed: int = 0, num_blocks: int = 64) -> Pushed:
+    def draw(
+        cls,
+        name: str,
+        num_tokens: int,
+        seed: int = 0,
+        num_blocks: int = 64,
+        block_sizes: tuple[int, int] = (BLOCK_SIZE, BLOCK_SIZE),
+    ) -> Pushed:
         """Returns one with scattered blocks."""
         random_ = random.Random(seed)
-        count = -(-num_tokens // BLOCK_SIZE)
-        src, dst = (tuple(random_.sample(range(1, num_blocks), count)) for _ in range(2))
-        return cls(name, src, dst, num_tokens, random_.randbytes(16))
+        src, dst = (
+            tuple(random_.sample(range(1, num_blocks), -(-num_tokens // size))) for size in block_sizes
+        )
+        return cls(name, src, dst, num_tokens, random_.randbytes(16), block_sizes=block_sizes)
 
     def chunk(self, first: int, stop: int) -> StepMetadata:
         """Returns the step in which prefill computes some of its tokens."""
-        table = self.src[: -(-stop // BLOCK_SIZE)]
+        table = self.src[: -(-stop // self.block_sizes[0])]
         return StepMetadata(
             chunks=[Chunk(self.name, self.key, "digest", (table,), first, stop, self.num_tokens)]
         )
@@ -114,13 +139,13 @@ class Pushed:
         """Returns the step in which decode asks for it."""
         source = Appointment(self.key, tuple(worker.rank for worker in prefill), prompt)
         stop = self.num_wanted or self.num_tokens
-        table = self.dst[: -(-stop // BLOCK_SIZE)]
+        table = self.dst[: -(-stop // self.block_sizes[1])]
         return StepMetadata(fetches=[FetchOrder(self.name, source, (table,), self.first_token, stop, waits)])
 
     def compute(self, prefill: list[Worker], layer: int, first: int, stop: int, whole: torch.Tensor) -> None:
         """Writes a layer of some tokens where prefill's blocks are, as a forward would; all heads of it."""
         for token in range(first, stop):
-            block, within = self.src[token // BLOCK_SIZE], token % BLOCK_SIZE
+            block, within = self.src[token // self.block_sizes[0]], token % self.block_sizes[0]
             for worker in prefill:
                 if layer in worker.caches:
                     worker.caches[layer][block, :, within] = whole[layer, token, worker.heads]

@@ -1,0 +1,207 @@
+"""Caches that vLLM's CPU engine cannot have, between worker halves: all orders of axes, unlike pages and TP.
+
+Real agents and real copies; the tensors are ours, laid out as GPU engines do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+
+from kvxfer.connectors.vllm.handover import Handover
+from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
+from tests.vllm.workers import LAYERS, NUM_LAYERS, Pushed, Worker, collected, some_tokens, until, workers
+
+ORDERS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
+NUM_TOKENS, NUM_BLOCKS = 150, 32
+SHAPES = list(itertools.product([(32, 32), (16, 64), (64, 16), (48, 32)], [(1, 1), (1, 2), (2, 1)]))
+
+
+def _pairs() -> list[object]:
+    """Every pair of orders, each with other tokens of a block and another TP than its neighbours."""
+    found: list[object] = []
+    for (at, src), (to, dst) in itertools.product(enumerate(ORDERS), repeat=2):
+        block_sizes, tp_sizes = SHAPES[(7 * at + 5 * to) % len(SHAPES)]
+        name = "-".join((src, dst, "to".join(map(str, block_sizes)), f"tp{tp_sizes[0]}to{tp_sizes[1]}"))
+        found.append(pytest.param(src, dst, block_sizes, tp_sizes, id=name))
+    return found
+
+
+def engine(
+    name: str,
+    tp_size: int,
+    block_size: int,
+    order: str,
+    packed_for: str = "",
+    cache_dtype: str = "auto",
+    is_latent: bool = False,
+) -> AbstractContextManager[list[Worker]]:
+    return workers(
+        name,
+        tp_size,
+        num_blocks=NUM_BLOCKS,
+        block_size=block_size,
+        order=order,
+        packed_for=packed_for,
+        cache_dtype=cache_dtype,
+        is_latent=is_latent,
+    )
+
+
+def order_of(pushed: Pushed, prefill: list[Worker]) -> StepMetadata:
+    """Grants what prefill's blocks hold, and returns the step in which decode is told to read it."""
+    lease = 2**62 + secrets.randbits(62)
+    for worker in prefill:
+        worker.half.step(StepMetadata(grants=[Grant(pushed.name, (lease,), (pushed.src,))]))
+    handover = Handover(
+        pushed.name,
+        tuple(worker.rank for worker in prefill),
+        (lease,),
+        (pushed.src,),
+        (pushed.block_sizes[0],),
+        (1,),
+        pushed.num_tokens,
+    )
+    order = FetchOrder(pushed.name, handover, (pushed.dst,), pushed.first_token, pushed.num_tokens)
+    return StepMetadata(fetches=[order])
+
+
+def pull(pushed: Pushed, prefill: list[Worker], decode: list[Worker]) -> None:
+    """Hands it over; returns when decode has it and prefill has its blocks back."""
+    step = order_of(pushed, prefill)
+    for worker in decode:
+        worker.half.step(step)
+    for result in collected(decode):
+        assert result.received == {pushed.name}
+        assert not result.failed
+    for result in collected(prefill, {pushed.name}):
+        assert result.sent == {pushed.name}
+
+
+@pytest.mark.parametrize(("src_order", "dst_order", "block_sizes", "tp_sizes"), _pairs())
+def test_a_pull_brings_every_token_and_no_other(
+    src_order: str, dst_order: str, block_sizes: tuple[int, int], tp_sizes: tuple[int, int]
+) -> None:
+    pushed = Pushed.draw("pulled", NUM_TOKENS, 1, NUM_BLOCKS, block_sizes)
+    # What decode has already, whole blocks of both.
+    pushed.first_token = 96 if max(block_sizes) < 64 else 64
+    whole = some_tokens(NUM_TOKENS)
+    with (
+        engine("prefill", tp_sizes[0], block_sizes[0], src_order) as prefill,
+        engine("decode", tp_sizes[1], block_sizes[1], dst_order) as decode,
+    ):
+        for layer in range(NUM_LAYERS):
+            pushed.compute(prefill, layer, 0, NUM_TOKENS, whole)
+        pull(pushed, prefill, decode)
+        check(pushed, decode, whole)
+
+
+@pytest.mark.parametrize(("src_order", "dst_order", "block_sizes", "tp_sizes"), _pairs())
+def test_a_push_brings_every_token_and_no_other(
+    src_order: str, dst_order: str, block_sizes: tuple[int, int], tp_sizes: tuple[int, int]
+) -> None:
+    pushed = Pushed.draw("pushed", NUM_TOKENS, 2, NUM_BLOCKS, block_sizes)
+    pushed.first_token = 96 if max(block_sizes) < 64 else 64
+    whole = some_tokens(NUM_TOKENS)
+    with (
+        engine("prefill", tp_sizes[0], block_sizes[0], src_order) as prefill,
+        engine("decode", tp_sizes[1], block_sizes[1], dst_order) as decode,
+    ):
+        for worker in decode:
+            worker.half.step(pushed.order(prefill))
+        for first, stop in ((0, 70), (70, NUM_TOKENS)):
+            for worker in prefill:
+                worker.half.before_forward(pushed.chunk(first, stop))
+            for layer, name in enumerate(LAYERS):
+                pushed.compute(prefill, layer, first, stop, whole)
+                for worker in prefill:
+                    worker.half.layer_done(name)
+            for worker in prefill:
+                worker.half.after_forward(whole=True)
+        received: list[set[str]] = [set() for _ in decode]
+
+        def is_over() -> bool:
+            for worker in prefill:
+                worker.half.collect(set())
+            for at, worker in enumerate(decode):
+                result = worker.half.collect(set())
+                assert not result.failed
+                received[at] |= result.received
+            return all(received)
+
+        until(is_over, "the push")
+        check(pushed, decode, whole)
+
+
+def check(pushed: Pushed, decode: list[Worker], whole: torch.Tensor) -> None:
+    """Every token that was to move is there, and nothing else was written anywhere."""
+    for layer in range(NUM_LAYERS):
+        arrived = pushed.arrived(decode, layer)
+        assert torch.equal(arrived[pushed.first_token :], whole[layer, pushed.first_token :])
+        assert not arrived[: pushed.first_token].any()
+    moved = NUM_LAYERS * (pushed.num_tokens - pushed.first_token) * whole[0, 0].numel()
+    assert sum(int(cache.count_nonzero()) for worker in decode for cache in worker.caches.values()) == moved
+
+
+@pytest.mark.parametrize("tp_sizes", [(1, 2), (2, 1), (2, 2)])
+def test_a_latent_cache_reaches_every_rank(tp_sizes: tuple[int, int]) -> None:
+    pushed = Pushed.draw("latent", NUM_TOKENS, 5, NUM_BLOCKS, (64, 16))
+    whole = some_tokens(NUM_TOKENS)[:, :, :1]
+    with (
+        engine("prefill", tp_sizes[0], 64, "LBHNC", is_latent=True) as prefill,
+        engine("decode", tp_sizes[1], 16, "BLHNC", is_latent=True) as decode,
+    ):
+        for layer in range(NUM_LAYERS):
+            pushed.compute(prefill, layer, 0, NUM_TOKENS, whole)
+        pull(pushed, prefill, decode)
+        for worker in decode:
+            for layer in range(NUM_LAYERS):
+                assert torch.equal(pushed.arrived([worker], layer), whole[layer])
+
+
+@pytest.mark.parametrize("cache_dtype", ["fp8", "fp8_e5m2"])
+def test_bytes_of_fp8_move_as_they_are(cache_dtype: str) -> None:
+    """NaN, infinities and zeros of both signs as well: nothing is converted on the way."""
+    pushed = Pushed.draw("fp8", NUM_TOKENS, 4, NUM_BLOCKS, (16, 64))
+    whole = torch.randint(0, 256, (NUM_LAYERS, NUM_TOKENS, 4, 8), dtype=torch.uint8)
+    with (
+        engine("prefill", 2, 16, "LBNHC", cache_dtype=cache_dtype) as prefill,
+        engine("decode", 1, 64, "BHLNC", cache_dtype=cache_dtype) as decode,
+    ):
+        for layer in range(NUM_LAYERS):
+            pushed.compute(prefill, layer, 0, NUM_TOKENS, whole)
+        pull(pushed, prefill, decode)
+        for layer in range(NUM_LAYERS):
+            assert torch.equal(pushed.arrived(decode, layer), whole[layer])
+
+
+@pytest.mark.parametrize(
+    ("prefill_has", "decode_has", "field"),
+    [
+        ({"packed_for": "AVX2"}, {"packed_for": "AVX512"}, "packed for AVX2"),
+        ({"packed_for": "AVX2"}, {}, "packed for AVX2"),
+        ({"cache_dtype": "fp8"}, {}, "float8_e4m3fn"),
+        ({"cache_dtype": "fp8"}, {"cache_dtype": "fp8_e5m2"}, "float8_e5m2"),
+    ],
+)
+def test_what_the_other_cannot_read_is_refused_in_words(
+    prefill_has: dict[str, Any],
+    decode_has: dict[str, Any],
+    field: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pushed = Pushed.draw("refused", NUM_TOKENS, 3, NUM_BLOCKS)
+    with (
+        engine("prefill", 1, 32, "LBHNC", **prefill_has) as prefill,
+        engine("decode", 1, 32, "LBHNC", **decode_has) as decode,
+    ):
+        decode[0].half.step(order_of(pushed, prefill))
+        (result,) = collected(decode)
+        assert result.failed == {pushed.name: set(pushed.dst)}
+        assert not any(cache.any() for cache in decode[0].caches.values())
+    assert field in caplog.text
