@@ -242,6 +242,7 @@ def _require_supported(config: VllmConfig) -> None:
 
 
 def _place(config: VllmConfig, caches: KVCacheConfig, engine_id: str, settings: Settings) -> Place:
+    import torch
     from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 
     model = config.model_config
