@@ -96,7 +96,7 @@ class Fetches:
         self._num_readers = place.num_ranks
         self._settings = settings
         self._statistics = statistics
-        self._ranks = PrefillRanks(agent)
+        self._ranks = PrefillRanks(agent, settings.connect_timeout_s)
         self._fetches: dict[str, _Fetch] = {}
         self._shares: dict[tuple[int, tuple[int, ...]], tuple[kvxfer.Share, ...]] = {}
 

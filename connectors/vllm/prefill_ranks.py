@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
 import kvxfer
-from kvxfer.connectors.vllm.handover import Rank
+from kvxfer.connectors.vllm.handover import MAX_RANKS, Rank
 
-# As many strangers are dialled at once; one that does not answer holds one for connect_timeout_s.
-_NUM_DIALLERS = 4
+# As many strangers are dialled at once, all that one request can name; a host that does not answer
+# holds a thread for connect_timeout_s.
+_NUM_DIALLERS: Final = MAX_RANKS
 
 
 class PrefillRanks:
-    """Sessions of one worker, by address. A session that was lost is dialled again when needed."""
+    """Sessions of one worker, by address. A session that was lost is dialled again when needed.
 
-    def __init__(self, agent: kvxfer.Agent) -> None:
+    Parameters
+    ----------
+    agent
+        Of this worker.
+    timeout_s
+        How long who asks waits for a session: its ``connect_timeout_s``.
+    """
+
+    def __init__(self, agent: kvxfer.Agent, timeout_s: float) -> None:
         self._agent = agent
+        self._timeout_s = timeout_s
         self._diallers = ThreadPoolExecutor(_NUM_DIALLERS, thread_name_prefix="kvxfer-dial")
         self._peers: dict[Rank, Future[kvxfer.Peer]] = {}
 
@@ -24,11 +36,18 @@ class PrefillRanks:
         future = self._peers.get(rank)
         if future is None or (future.done() and not is_open(future)):
             self._forget_lost()
-            future = self._diallers.submit(self._dial, rank)
+            future = self._diallers.submit(self._dial, rank, time.monotonic())
             self._peers[rank] = future
         return future
 
-    def _dial(self, rank: Rank) -> kvxfer.Peer:
+    def _dial(self, rank: Rank, asked_at: float) -> kvxfer.Peer:
+        if time.monotonic() - asked_at > self._timeout_s:
+            # Who asked has given up; those behind it in the queue have not.
+            raise kvxfer.PeerError(
+                f"{rank.address} was not dialled within {self._timeout_s:g} s: too many others were",
+                code="unreachable",
+                peer=rank.name,
+            )
         peer = self._agent.connect_blocking(rank.address)
         if peer.name != rank.name:
             # Another engine got the port of one that is gone.
@@ -38,6 +57,11 @@ class PrefillRanks:
                 code="peer-restarted",
                 peer=rank.name,
             )
+        # One host has many spellings; they share a session, or whoever writes addresses opens any number.
+        for future in list(self._peers.values()):
+            if future.done() and is_open(future) and future.result().incarnation == peer.incarnation:
+                peer.disconnect()
+                return future.result()
         return peer
 
     def _forget_lost(self) -> None:

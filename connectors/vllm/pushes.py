@@ -22,7 +22,7 @@ from kvxfer.connectors.vllm.registration import Registration
 from kvxfer.connectors.vllm.registrations import Arrival, Registrations
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.statistics import Recorder
-from kvxfer.connectors.vllm.step import Chunk
+from kvxfer.connectors.vllm.step import Chunk, Remainder
 
 _log = logging.getLogger("kvxfer")
 
@@ -59,7 +59,9 @@ class _Push:
     """One request."""
 
     chunk: Chunk  # the newest
-    ready: int = 0  # tokens of which every layer is computed
+    # Tokens of which every layer is computed, for sure: what a prompt has from the prefix cache may be
+    # computed by another request in the same forward, and is written in it, layer by layer.
+    ready: int = 0
     readers: dict[int, _Reader] = field(default_factory=dict)
     num_readers: int = 0  # 0 as long as none has come
     expires_at: float = 0.0  # 0 until its request has finished
@@ -118,13 +120,28 @@ class Pushes:
             return
         self._end(key, "its request ended before its prompt was computed")
 
-    def settle(self, request_id: str) -> None:
-        """Returns when no page of this request is read that the next forward may overwrite."""
-        key = self._keys.get(request_id)
-        if key is None:
-            return
+    def preempt(self, request_id: str) -> None:
+        """Forgets what was computed of one whose pages are others' now; when it returns, none is read.
+
+        Who registers meanwhile is served when the prompt is computed again.
+        """
+        if (key := self._keys.get(request_id)) is not None:
+            self._pushes[key].ready = 0
+            self._settle(self._pushes[key])
+
+    def shrink(self, remainder: Remainder) -> None:
+        """Goes on without pages that are others' now; when it returns, none of them is read.
+
+        Readers that come later and ask for one of them are refused.
+        """
+        if (key := self._keys.get(remainder.request_id)) is not None:
+            push = self._pushes[key]
+            push.chunk = replace(push.chunk, tables=remainder.tables)
+            self._settle(push)
+
+    def _settle(self, push: _Push) -> None:
         deadline = time.monotonic() + _SETTLE_S
-        for reader in self._pushes[key].readers.values():
+        for reader in push.readers.values():
             if not all(_ended_by(write, deadline) for write in reader.writes):
                 self._fail(reader, "its pages were needed before they were fetched")
                 self._quiesce(reader)
@@ -135,9 +152,9 @@ class Pushes:
             key = self._keys[chunk.request_id] = self._free_key(chunk)
             self._ended.pop(key, None)
             self._pushes[key] = _Push(chunk)
+            self._owed.discard(chunk.request_id)
         push = self._pushes[key]
         push.chunk = replace(chunk, key=key)
-        push.ready = chunk.first_token
         self._computing.add(key)
         for reader in push.readers.values():
             self._serve(push, reader)

@@ -23,7 +23,7 @@ from kvxfer.connectors.vllm.handover import (
 from kvxfer.connectors.vllm.held_back import hold_back, num_held_back
 from kvxfer.connectors.vllm.samples import Samples, is_sample
 from kvxfer.connectors.vllm.settings import Settings
-from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, RankMetadata, StepMetadata
+from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, RankMetadata, Remainder, StepMetadata
 
 _log = logging.getLogger("kvxfer")
 
@@ -38,7 +38,7 @@ class _Prefill:
     key: bytes = b""  # of a push; nothing is granted then
     prompt: str = ""
     grant: Grant | None = None
-    stop_token: int = 0  # of the last chunk that was announced
+    tables: Tables = ()  # of a push, as the workers were told last
 
 
 class SchedulerHalf:
@@ -75,6 +75,8 @@ class SchedulerHalf:
         self._pages_per_block: tuple[int, ...] = ()
         self._prefills: dict[str, _Prefill] = {}
         self._sources: dict[str, Handover | Appointment | str] = {}
+        # Requests of which something was said: the scheduler asks in every step in which they wait for room.
+        self._said: set[str] = set()
         self._fetching: set[str] = set()
         self._kept: set[str] = set()  # decoded here, and to be fetched when they have ended
         self._samples = Samples()
@@ -107,11 +109,12 @@ class SchedulerHalf:
         if not params.get("do_remote_prefill") and not comes_back:
             return 0
         if not self._consumes:
-            _log.warning(
-                "kvxfer: request %s was computed elsewhere, but this engine's kv_role is kv_producer: "
-                "it computes the prompt itself",
-                request.request_id,
-            )
+            if self._says_first(request.request_id):
+                _log.warning(
+                    "kvxfer: request %s was computed elsewhere, but this engine's kv_role is kv_producer: "
+                    "it computes the prompt itself",
+                    request.request_id,
+                )
             return 0
         if self._samples.first_of(request.request_id) not in ("", request.request_id):
             # What it has brought is in the prefix cache; the rest is computed.
@@ -121,11 +124,12 @@ class SchedulerHalf:
             # It was computed here: the prefix cache has it.
             return 0
         if isinstance(source, Handover) and not self._can_load(request, source):
-            _log.info(
-                "kvxfer: request %s: what its next token looks at was given back; the prompt is computed "
-                "here",
-                request.request_id,
-            )
+            if self._says_first(request.request_id):
+                _log.info(
+                    "kvxfer: request %s: what its next token looks at was given back; the prompt is "
+                    "computed here",
+                    request.request_id,
+                )
             return 0
         if isinstance(source, str) and comes_back:
             # It goes on in another way than decode did: it is computed.
@@ -238,7 +242,12 @@ class SchedulerHalf:
     def step(self, output: SchedulerOutput) -> StepMetadata:
         """Returns what the workers have to do in this step."""
         for request_id in (output.preempted_req_ids or set()) & self._prefills.keys():
-            self._next.settled.append(request_id)
+            prefill = self._prefills[request_id]
+            prefill.tables = ()
+            self._next.preempted.append(request_id)
+            if prefill.grant is not None:
+                prefill.grant = None
+                self._next.withdrawn.append(request_id)
         for request_id in output.num_scheduled_tokens.keys() & self._prefills.keys():
             prefill = self._prefills[request_id]
             if prefill.key:
@@ -252,20 +261,28 @@ class SchedulerHalf:
     def _announce(self, prefill: _Prefill, output: SchedulerOutput) -> None:
         """Tells the workers which tokens of a pushed prompt this step computes."""
         request = prefill.request
-        first = request.num_computed_tokens
         num_tokens = request.num_prompt_tokens
+        first = min(request.num_computed_tokens, num_tokens)
         stop = min(first + output.num_scheduled_tokens[request.request_id], num_tokens)
-        if first >= num_tokens:
+        if first == num_tokens and prefill.tables:
             # It goes on past its prompt, and a window leaves blocks that may still be read.
-            if self._has_windows:
-                self._next.settled.append(request.request_id)
+            now = self._prompt_tables(output, request.request_id, num_tokens)
+            if now is not None:
+                self._shrink(prefill, now)
             return
         tables = self._prompt_tables(output, request.request_id, stop)
         if tables is not None:
-            prefill.stop_token = stop
+            prefill.tables = tables
             self._next.chunks.append(
                 Chunk(request.request_id, prefill.key, prefill.prompt, tables, first, stop, num_tokens)
             )
+
+    def _shrink(self, prefill: _Prefill, now: Tables) -> None:
+        """Tells the workers which blocks of a push have left a window since they were told of them."""
+        held = _held(prefill.tables, now)
+        if held != prefill.tables:
+            prefill.tables = held
+            self._next.remainders.append(Remainder(prefill.request.request_id, held))
 
     def _grant_if_complete(self, prefill: _Prefill, output: SchedulerOutput) -> None:
         """Grants the prompt's blocks in the step that computes its last token.
@@ -296,6 +313,13 @@ class SchedulerHalf:
             return None
         return self._tables(block_ids, num_tokens)
 
+    def _says_first(self, request_id: str) -> bool:
+        """Whether nothing was said of a request yet."""
+        if request_id in self._said:
+            return False
+        self._said.add(request_id)
+        return True
+
     # ---- the end ----------------------------------------------------------------------------
 
     def finished(
@@ -304,6 +328,7 @@ class SchedulerHalf:
         """Returns whether the request's blocks stay until a worker gives them back, and what to tell."""
         params = request.kv_transfer_params
         self._sources.pop(request.request_id, None)
+        self._said.discard(request.request_id)
         names_a_cache = params and (params.get("do_remote_prefill") or is_return(params))
         if params and names_a_cache and self._samples.are_unbegun_without(request.request_id):
             self._decline(request, params)
@@ -321,21 +346,17 @@ class SchedulerHalf:
             self._kept.discard(request_id)
             return self._hand_back(request, block_ids) if is_whole and self._ranks else (False, None)
         prefill = self._prefills.pop(request_id, None)
-        if prefill is None or (prefill.grant is None and not prefill.stop_token):
+        if prefill is None or (prefill.grant is None and not prefill.tables):
             return False, None
         if not is_whole or not self._ranks:
             self._next.withdrawn.append(request_id)
             return False, None
         grant = prefill.grant
+        now = self._tables(block_ids, request.num_prompt_tokens)
         if grant is None:
+            self._shrink(prefill, now)
             return True, answer(self._engine_id, self._ranks)
-        # Blocks that left a sliding window since they were granted are not the request's any more.
-        held = tuple(
-            tuple(block if at < len(now) and now[at] == block else 0 for at, block in enumerate(granted))
-            for granted, now in zip(
-                grant.tables, self._tables(block_ids, request.num_prompt_tokens), strict=True
-            )
-        )
+        held = _held(grant.tables, now)
         handover = self._handover(request, grant.leases, held, request.num_prompt_tokens)
         return True, handover.params(self._engine_id, request)
 
@@ -396,6 +417,14 @@ class SchedulerHalf:
 def _draw_leases(count: int) -> tuple[int, ...]:
     """Returns ids that nobody guesses; the lowest bits differ, so that no two groups draw one number."""
     return tuple(1 << 62 | secrets.randbits(54) << 8 | index for index in range(count))
+
+
+def _held(told: Tables, now: Tables) -> Tables:
+    """Returns blocks that were told, 0 for those that left a window since: they may be others' now."""
+    return tuple(
+        tuple(block if at < len(here) and here[at] == block else 0 for at, block in enumerate(table))
+        for table, here in zip(told, now, strict=True)
+    )
 
 
 def _is_same_but_for_windows(before: Tables, now: Tables) -> bool:

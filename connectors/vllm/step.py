@@ -91,6 +91,20 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Remainder:
+    """What a pushed request still has of its prompt's blocks: those that left a window are 0.
+
+    Attributes
+    ----------
+    tables
+        For each cache group, as its last chunk told them.
+    """
+
+    request_id: str
+    tables: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FetchOrder:
     """A request whose prompt is computed elsewhere.
 
@@ -125,8 +139,10 @@ class StepMetadata(KVConnectorMetadata):
         Of prompts that are computed here: to let be read, to push.
     withdrawn
         Of these, requests whose blocks are not theirs any more.
-    settled
-        Requests whose blocks this step's forward may overwrite: nothing may still be read from them.
+    preempted
+        Pushed requests that have lost all their blocks and will be computed again.
+    remainders
+        Pushed requests that have lost some.
     fetches, abandoned
         Prompts that are computed elsewhere: to bring here, to stop bringing.
     released
@@ -138,7 +154,8 @@ class StepMetadata(KVConnectorMetadata):
     grants: list[Grant] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     withdrawn: list[str] = field(default_factory=list)
-    settled: list[str] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    remainders: list[Remainder] = field(default_factory=list)
     fetches: list[FetchOrder] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
     released: list[Handover | Appointment] = field(default_factory=list)

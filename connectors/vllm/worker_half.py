@@ -86,8 +86,10 @@ class WorkerHalf:
         for request_id in step.withdrawn:
             self._kept.withdraw(request_id)
             self._pushes.withdraw(request_id)
-        for request_id in step.settled:
-            self._pushes.settle(request_id)
+        for request_id in step.preempted:
+            self._pushes.preempt(request_id)
+        for remainder in step.remainders:
+            self._pushes.shrink(remainder)
         for chunk in step.chunks:
             self._pushes.begin(chunk)
 

@@ -37,7 +37,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvxfer.connectors.vllm.step import FetchOrder, Grant, RankMetadata, StepMetadata
+from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, RankMetadata, Remainder, StepMetadata
 
 BLOCK_SIZE: Final = 16
 NUM_BLOCKS: Final = 64
@@ -186,7 +186,7 @@ class Engine:
         )
         self._lag = 1 if overlapping else 0
         self._steps: deque[tuple[Any, list[tuple[str, bool]], Answers]] = deque()
-        self.kept: dict[str, Grant] = {}
+        self.kept: dict[str, Grant | Chunk | Remainder] = {}
         self.fetching: dict[str, FetchOrder] = {}
         self.abandoned: set[str] = set()
         self.told: dict[str, dict[str, Any]] = {}
@@ -258,6 +258,14 @@ class Engine:
                 held = self.blocks_of(grant.request_id)[group]
                 assert not {block for block in table if block} - set(held), "granted what is not its own"
             self.kept[grant.request_id] = grant
+        for each in meta.preempted:
+            if isinstance(self.kept.get(each), Chunk | Remainder):
+                del self.kept[each]
+        pushes: list[Chunk | Remainder] = [*meta.chunks, *meta.remainders]
+        for pushed in pushes:
+            for table, held in zip(pushed.tables, self.blocks_of(pushed.request_id), strict=True):
+                assert not {block for block in table if block} - set(held), "pushes what is not its own"
+            self.kept[pushed.request_id] = pushed
         for order in meta.fetches:
             assert order.request_id not in self.fetching, "fetched twice"
             self.fetching[order.request_id] = order

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 from functools import partial
 
 import pytest
 import torch
 
-from kvxfer.connectors.vllm.step import StepMetadata
+from kvxfer.connectors.vllm.step import Chunk, Remainder, StepMetadata
 from tests.vllm.workers import LAYERS, NUM_LAYERS, Pushed, Worker, collected, some_tokens, until, workers
 
 TOKENS = 100
@@ -313,7 +314,7 @@ def test_pages_that_are_needed_are_let_go_first() -> None:
         decode[0].half.step(pushed.order(prefill))
         until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
         forward(prefill, pushed, 0, 64, whole)
-        prefill[0].half.before_forward(StepMetadata(settled=["preempted"]))
+        prefill[0].half.before_forward(StepMetadata(preempted=["preempted"]))
         for cache in prefill[0].caches.values():
             cache.fill_(7)
         # It comes again with other blocks, and computes from the start.
@@ -325,3 +326,90 @@ def test_pages_that_are_needed_are_let_go_first() -> None:
         assert not result.failed
         for layer in range(NUM_LAYERS):
             assert is_there(decode, pushed, layer, whole)
+
+
+def test_what_another_request_computes_in_this_step_is_not_pushed_before_it_is_there() -> None:
+    """The scheduler lets a prompt go on from blocks that another computes in this very forward."""
+    pushed, whole = Pushed.draw("b", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        half = prefill[0].half
+        for cache in prefill[0].caches.values():
+            cache.fill_(-1.0)  # what was in these blocks before
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        other = Chunk("a", b"a" * 16, "another", (pushed.src[:2],), 0, 64, 70)
+        half.before_forward(StepMetadata(chunks=[other, *pushed.chunk(64, TOKENS).chunks]))
+        for _ in range(20):
+            half.collect(set())
+            decode[0].half.collect(set())
+            time.sleep(0.005)  # what was posted as computed would be there by now
+        assert not any(cache.any() for cache in decode[0].caches.values())
+        for layer, name in enumerate(LAYERS):
+            pushed.compute(prefill, layer, 0, TOKENS, whole)
+            half.layer_done(name)
+        half.after_forward(whole=True)
+        half.collect(set())
+        (result,) = collected(decode)
+        assert not result.failed
+        assert all(is_there(decode, pushed, layer, whole) for layer in range(NUM_LAYERS))
+
+
+def test_a_reader_that_comes_while_its_request_is_preempted_has_nobody_elses_bytes() -> None:
+    pushed, whole = Pushed.draw("late", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        half = prefill[0].half
+        forward(prefill, pushed, 0, 64, whole)
+        # Its blocks are another request's, which overwrites them in this very step.
+        half.before_forward(StepMetadata(preempted=["late"]))
+        for cache in prefill[0].caches.values():
+            cache.fill_(-1.0)
+        half.after_forward(whole=True)
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and served(prefill, pushed), "its reader")
+        again = Pushed.draw("late", TOKENS, seed=5)
+        again.key, again.dst = pushed.key, pushed.dst
+        forward(prefill, again, 0, TOKENS, whole)
+        (result,) = collected(decode)
+        assert not result.failed
+        assert all(is_there(decode, pushed, layer, whole) for layer in range(NUM_LAYERS))
+
+
+def served(prefill: list[Worker], pushed: Pushed) -> bool:
+    """Whether a reader has registered at every worker of prefill, and was served what is computed."""
+    for worker in prefill:
+        worker.half.collect(set())
+        assert worker.half._pushes is not None
+        if not worker.half._pushes._pushes[pushed.key].readers:
+            return False
+    return True
+
+
+def test_a_reader_that_asks_for_what_has_left_a_window_is_refused() -> None:
+    pushed, whole = Pushed.draw("left", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        forward(prefill, pushed, 0, TOKENS, whole)
+        left = Remainder("left", ((0, *pushed.src[1:]),))
+        prefill[0].half.before_forward(StepMetadata(remainders=[left]))
+        for cache in prefill[0].caches.values():
+            cache[pushed.src[0]] = -1.0  # another's by now
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and served(prefill, pushed), "its reader")
+        (result,) = collected(decode)
+        assert result.failed == {"left": set(pushed.dst)}
+        assert not any(cache.any() for cache in decode[0].caches.values())
+
+
+def test_a_push_that_goes_on_after_sleep_is_given_back_once() -> None:
+    pushed, whole = Pushed.draw("kept", TOKENS), some_tokens(TOKENS)
+    with workers("prefill", lease_ttl_s=0.5) as prefill:
+        half = prefill[0].half
+        forward(prefill, pushed, 0, 64, whole)
+        half.sleep()
+        half.wake()
+        half.before_forward(StepMetadata(preempted=["kept"]))
+        forward(prefill, pushed, 0, TOKENS, whole)
+        # It has finished; what nobody fetches comes back with its time, and not before.
+        assert not half.collect({"kept"}).sent
+        assert collected(prefill)[0].sent == {"kept"}
+        time.sleep(0.6)
+        assert not half.collect(set()).sent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -200,6 +201,43 @@ def test_blocks_that_left_the_window_are_not_told(make: Make, overlapping: bool)
     held = engine.blocks_of("a")
     assert {block for block in windowed if block} <= set(held[1])
     assert_empty(engine)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 40])
+def test_a_push_is_told_of_every_block_that_leaves_the_window(
+    make: Make, overlapping: bool, max_tokens: int
+) -> None:
+    """When the prompt has ended, too: one prompt of a block's tokens gives a block back that decode wants."""
+    told_anew = 0
+    for num_tokens in range(4 * BLOCK_SIZE, 5 * BLOCK_SIZE):
+        engine = make("kv_producer", num_groups=2, overlapping=overlapping)
+        push = {"do_remote_decode": True, "kvxfer": {"version": 1, "push": "0" * 32}}
+        engine.add(request(list(range(num_tokens)), max_tokens, push, "a"))
+        tables: tuple[tuple[int, ...], ...] = ()
+        for _ in range(max_tokens + 4):
+            step = engine.step()
+            tables = next((chunk.tables for chunk in step.chunks), tables)
+            tables = next((remainder.tables for remainder in step.remainders), tables)
+            told_anew += len(step.remainders)
+        # It finished some steps ago, and is held.
+        for table, blocks in zip(tables, engine.blocks_of("a"), strict=True):
+            assert {block for block in table if block} <= set(blocks)
+        assert engine.finished == {"a": "length"}
+        assert_empty(engine)
+    assert told_anew > 0
+
+
+def test_what_is_waited_for_is_said_once(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """The scheduler asks in each step in which a request waits for room."""
+    engine = make("kv_producer", num_blocks=14)
+    engine.add(request(list(range(100, 100 + 12 * BLOCK_SIZE - 20)), 15))
+    engine.step()
+    engine.step()
+    engine.add(from_prefill(list(range(6 * BLOCK_SIZE)), 3, "a"))
+    with caplog.at_level(logging.INFO, "kvxfer"):
+        for _ in range(10):
+            engine.step()
+    assert sum("kv_producer" in record.getMessage() for record in caplog.records) == 1
 
 
 # ---- decode -----------------------------------------------------------------------------------
@@ -412,8 +450,11 @@ class Walk:
         draw = self._random
         prompt = [*draw.choice(self._bases)[: draw.randrange(1, 8 * BLOCK_SIZE)], draw.randrange(100)]
         kind = draw.random()
-        if kind < 0.4:
+        if kind < 0.25:
             return request(prompt, draw.choice([1, 1, 1, 40]), TO_PREFILL)
+        if kind < 0.45:
+            push = {"version": 1, "push": f"{draw.getrandbits(128):032x}"}
+            return request(prompt, draw.choice([1, 1, 1, 40]), {**TO_PREFILL, "kvxfer": push})
         if kind < 0.8:
             damage = {"remote_block_ids": "?"} if draw.random() < 0.1 else {}
             return from_prefill(prompt, draw.randrange(1, 40), num_groups=self._num_groups, **damage)
@@ -435,7 +476,9 @@ class Walk:
 
     def _check(self) -> None:
         blocks = self.engine.pool.blocks
-        for request_id in self.engine.kept.keys() & self.engine.told.keys():
+        for request_id, kept in self.engine.kept.items():
+            if not isinstance(kept, Grant) or request_id not in self.engine.told:
+                continue
             for table in self.engine.told[request_id]["remote_block_ids"]:
                 assert all(blocks[each].ref_cnt for each in table if each), "what was told is freed"
         for order in self.engine.fetching.values():

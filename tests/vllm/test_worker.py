@@ -126,7 +126,7 @@ def test_failures_are_counted_by_their_code(prefill: Worker, decode: Worker) -> 
     decode.until("received", "b")
     decode.half.step(order("what the router passed cannot be read", "c"))
     decode.until("received", "c")
-    assert counted(decode)["failures"] == {"lease-ended": 1, "peer-lost": 1, "bad-handover": 1}
+    assert counted(decode)["failures"] == {"lease-ended": 1, "unreachable": 1, "bad-handover": 1}
 
 
 def test_what_nobody_reads_is_counted_as_kept_in_vain() -> None:
