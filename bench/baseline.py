@@ -54,11 +54,16 @@ class Baseline:
         return Path(self.command[0]).exists()
 
 
+def tree() -> Path:
+    """Returns the source tree, with whose Makefile environments are set up; here where there is none."""
+    return _TREE if (_TREE / "Makefile").exists() else Path.cwd()
+
+
 def environments_dir() -> Path:
     """Returns the folder with the environments: of the source tree, or here where there is none."""
     if named := os.environ.get(ENVIRONMENTS_VARIABLE):
         return Path(named)
-    return (_TREE if (_TREE / "Makefile").exists() else Path.cwd()) / ".baselines"
+    return tree() / ".baselines"
 
 
 def known_baselines() -> tuple[Baseline, ...]:

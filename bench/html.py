@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -86,6 +87,15 @@ def page(title: str, parts: Iterable[Content]) -> str:
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n"
         f"<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
     )
+
+
+def check(path: Path | None) -> None:
+    """Raises before a run whose page could not be written."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise BenchError(f"--html {path}: no file can be written there; name one in a folder that exists")
 
 
 def write(path: Path, document: str) -> None:

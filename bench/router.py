@@ -28,10 +28,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-import uvicorn
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+try:
+    import httpx
+    import uvicorn
+    from fastapi import FastAPI, Request, Response
+    from fastapi.responses import JSONResponse, StreamingResponse
+except ModuleNotFoundError as error:
+    raise SystemExit(f"the router needs {error.name}: pip install 'kvxfer[control]'") from None
 
 Body = Mapping[str, Any]
 

@@ -95,11 +95,15 @@ def figures(result: Message) -> Iterator[tuple[str, float]]:
         elif isinstance(value, dict):
             yield from _within(name, value)
         elif isinstance(value, list):
-            for row in value:
-                if isinstance(row, dict):
-                    label = ", ".join(f"{key} {text}" for key, text in _arguments(row))
-                    for inner, number in figures(row):
-                        yield (f"{name} [{label}] {inner}" if label else f"{name} {inner}"), number
+            yield from _rows(name, value)
+
+
+def _rows(name: str, rows: list[Any]) -> Iterator[tuple[str, float]]:
+    for row in rows:
+        if isinstance(row, dict):
+            label = ", ".join(f"{key} {text}" for key, text in _arguments(row))
+            for inner, number in figures(row):
+                yield (f"{name} [{label}] {inner}" if label else f"{name} {inner}"), number
 
 
 def common(groups: Iterable[Runs]) -> frozenset[str]:
@@ -151,6 +155,8 @@ def _within(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
             yield f"{prefix}.{name}", float(value)
         elif isinstance(value, dict):
             yield from _within(f"{prefix}.{name}", value)
+        elif isinstance(value, list):
+            yield from _rows(f"{prefix}.{name}", value)
 
 
 def _arguments(result: Message) -> Iterator[tuple[str, str]]:

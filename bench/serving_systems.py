@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
+from kvxfer.bench.baseline import tree
 from kvxfer.bench.errors import BenchError
 
 #: Installs what any of them needs.
@@ -17,7 +17,6 @@ SETUP: Final = "make bench-serving-setup"
 OURS: Final = "kvxfer-pull"
 ALONE: Final = "alone"
 
-_TREE: Final = Path(__file__).resolve().parent.parent
 _OBSERVER: Final = "kvxfer.bench.serving_observer"
 # Shared memory for messages, cross-memory attach for pages; by itself UCX sends messages over tcp.
 _UCX: Final = {"UCX_TLS": "posix,sysv,cma,self,tcp"}
@@ -139,11 +138,11 @@ def enter_environment() -> None:
     """
     if importlib.util.find_spec("vllm") is not None:
         return
-    python = _TREE / ".vllm" / "bin" / "python"
+    python = tree() / ".vllm" / "bin" / "python"
     if not python.exists():
         raise BenchError(
             f"there is no vLLM beside {sys.executable}, and no {python}: `{SETUP}` sets up .vllm (3.5 GB), "
-            "a vLLM for the CPU, with NIXL"
+            "a vLLM for the CPU, with NIXL, in a clone of kvxfer; run this there"
         )
     # Without PYTHONPATH and the like it finds what it was set up with.
     os.execv(python, [str(python), "-P", "-m", "kvxfer.bench", *_own_arguments()])

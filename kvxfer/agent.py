@@ -204,10 +204,21 @@ class Agent:
             Read-only or device memory, a layout that reaches beyond the memory, a name in use.
         """
         self._completions.check()
+        for region in list(self._regions.values()):
+            if region.name == name:
+                raise UsageError(
+                    f"region {name!r} is registered already: deregister it first, or choose another name",
+                    code="invalid-argument",
+                )
         # Loaded with the first region: an import of kvxfer that only connects does without.
         from kvxfer.plan import footprint
         from kvxfer.tensor import covering_spans, flatten, view
 
+        if layout is not None and not isinstance(layout, KVLayout):
+            raise UsageError(
+                f"layout is a KVLayout, not {layout!r}: KVLayout.from_tensor(tensor, axes) makes one",
+                code="invalid-argument",
+            )
         views = [view(tensor) for tensor in flatten(memory)]
         if layout is None:
             if len(views) != 1 or len(views[0].shape) != 2:
@@ -324,8 +335,11 @@ class Agent:
         """
         import asyncio
 
-        async with asyncio.timeout(timeout_s):
-            await self._completions.until(("peer", ANY), lambda: self._peers.find(name) is not None)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._completions.until(("peer", ANY), lambda: self._peers.find(name) is not None)
+        except TimeoutError:
+            raise TimeoutError(self._nobody_came(name, timeout_s)) from None
         found = self._peers.find(name)
         return found if found is not None else await self.accept(name, timeout_s)
 
@@ -339,13 +353,18 @@ class Agent:
             return bool(found)
 
         if not self._completions.block_until(is_there, timeout_s):
-            raise TimeoutError(f"{name or 'no peer'} has not connected to {self._name} within {timeout_s} s")
+            raise TimeoutError(self._nobody_came(name, timeout_s))
         return found[-1]
+
+    def _nobody_came(self, name: str | None, timeout_s: float | None) -> str:
+        who = "no peer has" if name is None else f"{name} has not"
+        return (
+            f"{who} connected to {self._name} within {timeout_s} s; it listens on {self.address or 'nothing'}"
+        )
 
     @property
     def peers(self) -> tuple[Peer, ...]:
         """Peers that are connected, the newest session last."""
-        self._completions.check()
         return self._peers.open()
 
     # ---- transfers --------------------------------------------------------------------------

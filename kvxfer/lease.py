@@ -39,7 +39,8 @@ class Lease:
     def __repr__(self) -> str:
         blocks = "all" if self._num_blocks is None else self._num_blocks
         peer = self._peer_name or "any"
-        return f"<Lease {self._id} {self._mode} peer={peer} blocks={blocks} {self.state}>"
+        state = "of a closed agent" if self._completions.lost else self.state
+        return f"<Lease {self._id} {self._mode} peer={peer} blocks={blocks} {state}>"
 
     @property
     def id(self) -> int:
@@ -66,7 +67,13 @@ class Lease:
 
     @property
     def state(self) -> str:
-        """``"active"``, ``"revoked"``, ``"expired"``, ``"peer-lost"`` or ``"region-gone"``."""
+        """``"active"``, ``"revoked"``, ``"expired"``, ``"peer-lost"`` or ``"region-gone"``.
+
+        Raises
+        ------
+        AgentError
+            The agent is closed, and the lease fenced with it.
+        """
         self._completions.check()
         try:
             return self._completions.core.lease_state(self._id)
@@ -91,7 +98,7 @@ class Lease:
             raise translate(error, peer=self._peer_name) from None
 
     async def ended(self) -> str:
-        """Waits until it has ended, for whatever reason, and returns `state`."""
+        """Waits until it has ended and returns `state`; raises `AgentError` when the agent closes."""
         await self._completions.until(("lease", self._id), self._is_over)
         return self.state
 

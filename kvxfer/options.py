@@ -95,24 +95,25 @@ class AgentOptions:
             "silent_timeout_s",
             "handshake_timeout_s",
         ):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise _bad(
-                    f"option {name} is {getattr(self, name)}, but must be a positive number of seconds"
-                )
+            if not _is_number(value := getattr(self, name)) or not 0 < value < float("inf"):
+                raise _bad(f"option {name} is {value!r}, but must be a positive number of seconds")
         if self.silent_timeout_s < 2 * self.heartbeat_interval_s:
             raise _bad(
                 f"option silent_timeout_s ({self.silent_timeout_s}) is less than two heartbeat_interval_s "
                 f"({self.heartbeat_interval_s}): one late heartbeat would lose the peer"
             )
-        if not 0 <= self.lease_margin_s < float("inf"):
-            raise _bad(f"option lease_margin_s is {self.lease_margin_s}, but must be 0 or more seconds")
+        if not _is_number(self.lease_margin_s) or not 0 <= self.lease_margin_s < float("inf"):
+            raise _bad(f"option lease_margin_s is {self.lease_margin_s!r}, but must be 0 or more seconds")
         for name, low, high in (
             ("tcp_rails", 1, 64),
             ("spin_us", 0, 1_000_000),
             ("max_transfers_per_peer", 1, 16384),
         ):
-            if not low <= getattr(self, name) <= high:
-                raise _bad(f"option {name} is {getattr(self, name)}, not in {low} to {high}")
+            if not isinstance(value := getattr(self, name), int) or not low <= value <= high:
+                raise _bad(f"option {name} is {value!r}, not a whole number in {low} to {high}")
+        named: object = self.transports
+        if isinstance(named, str):
+            raise _bad(f"option transports is {named!r}: write ({named!r},)")
         unknown = [name for name in self.transports if name not in TRANSPORTS]
         if unknown or not self.transports:
             raise _bad(f"option transports is {self.transports}: name some of {', '.join(TRANSPORTS)}")
@@ -148,7 +149,9 @@ def find_secret(given: bytes | str | None) -> bytes:
         variables are set. An empty variable is an error: something was meant to be in it.
     """
     if given is not None:
-        secret, origin = given.encode() if isinstance(given, str) else bytes(given), "the secret argument"
+        if not isinstance(given, bytes | str):
+            raise _bad(f"the secret argument is {type(given).__name__}, but must be bytes or text")
+        secret, origin = given.encode() if isinstance(given, str) else given, "the secret argument"
         if not secret:
             return b""
     else:
@@ -173,6 +176,10 @@ def find_secret(given: bytes | str | None) -> bytes:
             "make one with `openssl rand -hex 32`"
         )
     return secret
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_loopback(listen: str) -> bool:

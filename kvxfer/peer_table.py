@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.completion import Completions
-from kvxfer.errors import PeerError, from_code
+from kvxfer.errors import PeerError, from_code, translate
 from kvxfer.peer import Peer
 from kvxfer.region import RegionDescriptor
 
@@ -19,8 +19,13 @@ class PeerTable:
 
     def open(self) -> tuple[Peer, ...]:
         """Returns those that are connected, the newest session last."""
+        self._completions.check()
+        try:
+            peer_ids = self._core.peers()
+        except NativeError as error:
+            raise translate(error) from None
         found = []
-        for peer_id in sorted(self._core.peers()):
+        for peer_id in sorted(peer_ids):
             peer = self.get(peer_id)
             if peer is not None and peer.state == "open":
                 found.append(peer)

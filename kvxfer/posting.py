@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import UnionType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,12 +62,14 @@ class Poster:
     ) -> Transfer:
         """Posts a write or a read; `Agent.write` says what the arguments mean and what it raises."""
         self._completions.check()
-        if not 0 <= priority < _NUM_PRIORITIES:
-            raise UsageError(f"priority is 0 to 255, not {priority}", code="invalid-argument")
-        if lease is not None and not 0 < lease <= _MAX_LEASE:
-            raise UsageError(f"lease is a Lease's id, not {lease!r}", code="invalid-argument")
-        peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
         try:
+            if not isinstance(region, Region):
+                raise TypeError
+            if not 0 <= priority < _NUM_PRIORITIES:
+                raise UsageError(f"priority is 0 to 255, not {priority}", code="invalid-argument")
+            if lease is not None and not 0 < lease <= _MAX_LEASE:
+                raise UsageError(f"lease is a Lease's id, not {lease!r}", code="invalid-argument")
+            peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
             entry = self._programs.get(peer_id, write, region, remote, heads)
             num_fine = 0
             if tokens is None and entry.whole_blocks:
@@ -104,6 +107,10 @@ class Poster:
             )
         except NativeError as error:
             raise translate(error, peer=remote.agent) from None
+        except (AttributeError, TypeError):
+            # Looked at where something went wrong: a good call pays nothing for it.
+            _check_kinds(region, remote, layers, priority, timeout_s, integrity, lease)
+            raise
         return Transfer(handle, self._completions, remote.agent, moved, program.origin, not write)
 
     def expectation(
@@ -151,6 +158,30 @@ class Poster:
             raise translate(error, peer="" if peer is None else peer.name) from None
         name = "" if peer is None else peer.name
         return Incoming(handle, self._completions, name, wanted, layout.first_layer, True)
+
+
+def _check_kinds(
+    region: object,
+    remote: object,
+    layers: object,
+    priority: object,
+    timeout_s: object,
+    integrity: object,
+    lease: object,
+) -> None:
+    """Raises `UsageError` where an argument is of another kind than it must be."""
+    wanted: tuple[tuple[str, object, type | UnionType, str], ...] = (
+        ("region", region, Region, "one that register() of this agent returned"),
+        ("remote_region", remote, RegionDescriptor, "peer.regions[name]"),
+        ("layers", layers, Iterable | None, "consecutive layers, e.g. range(0, 4), or None"),
+        ("priority", priority, int, "0 to 255"),
+        ("timeout_s", timeout_s, int | float | None, "seconds, or None"),
+        ("integrity", integrity, bool | None, "True, False or None"),
+        ("lease", lease, int | None, "a Lease's id, or None"),
+    )
+    for name, value, kind, what in wanted:
+        if not isinstance(value, kind):
+            raise UsageError(f"{name} is {what}, not {value!r}", code="invalid-argument")
 
 
 def payload(notify: bytes) -> bytes:

@@ -243,6 +243,12 @@ class Region:
             raise UsageError(
                 f"lease_id is 2**62 + secrets.randbits(62), not {lease_id}", code="invalid-argument"
             )
+        if peer is not None and not hasattr(peer, "id"):
+            raise UsageError(
+                f"peer is a Peer, as connect() and accept() return, or None for whoever names the lease, "
+                f"not {peer!r}",
+                code="invalid-argument",
+            )
         ids = _NO_BLOCKS if blocks is None else as_ids(blocks)
         if blocks is not None and not len(ids):
             raise UsageError(

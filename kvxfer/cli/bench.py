@@ -196,6 +196,7 @@ def handover(
         decodes=decodes,
         corrupt=corrupt,
     )
+    html.check(html_file)
 
     def run(progress: Callable[[Progress], None]) -> Message:
         seen: list[Handover] = []
@@ -322,6 +323,7 @@ def serving(
         timeout_s=timeout_s,
     )
     options.read_requests()
+    html.check(html_file)
     serving_systems.enter_environment()
     from kvxfer.bench import serving as serving_bench  # needs what engines' environments have
 

@@ -17,7 +17,7 @@ SUBJECT = "software"
 #: distribution -> what it is to kvxfer.
 OTHERS = {
     "torch": "tensors in host memory register without a copy; those on a GPU are refused in this version",
-    "vllm": "its connector is to come; until then call kvxfer from a connector of your own",
+    "vllm": "its connector comes along: kv_connector KvxferConnector of --kv-transfer-config (0.32, 0.33)",
     "sglang": "its connector is to come; until then call kvxfer from a backend of your own",
 }
 # MADV_POPULATE_WRITE and MADV_POPULATE_READ came with it.

@@ -70,6 +70,14 @@ void Engine::on_disconnected(Time now, SessionKey key, std::string why) {
   lose(key, std::move(reason));
 }
 
+void Engine::on_unreachable(Time now, SessionKey key, std::string why) {
+  now_ = now;
+  Peer* peer = find_peer(key);
+  if (peer == nullptr) return;
+  peer->session->connection_lost();
+  lose(key, {Code::kUnreachable, std::move(why)});
+}
+
 void Engine::end_session(Time now, SessionKey key, Code code, std::string text) {
   now_ = now;
   Peer* peer = find_peer(key);
@@ -404,7 +412,7 @@ void Engine::on_time(Time now) {
       case TimerKind::kExpectation:
         expectation_timers_.erase(timer.a);
         end_expectation(timer.a, TransferState::kFailed,
-                        {Code::kDeadline, "what was expected had not arrived when its time was over"});
+                        {Code::kDeadline, "not all that was expected had arrived when its time was over"});
         break;
     }
   }

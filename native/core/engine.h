@@ -124,6 +124,7 @@ class Engine {
   SessionKey add_session(Time now, SessionRole role);
   void on_frame(Time now, SessionKey key, wire::ByteSpan frame);
   void on_disconnected(Time now, SessionKey key, std::string why);
+  void on_unreachable(Time now, SessionKey key, std::string why);  // it was never connected
   // Ends a session from this side: GOODBYE to the peer, everything of it fails with `code`.
   void end_session(Time now, SessionKey key, Code code, std::string text);
   std::uint32_t max_body(SessionKey key) const;

@@ -213,6 +213,7 @@ Status Engine::find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode
 // A write may go ahead under an expectation of its tag, or under leases.
 Status Engine::authorize(Peer& peer, Destination& destination) {
   const Move& move = *destination.move;
+  Status unlike;
   if (auto tag = tags_.empty() ? tags_.end() : tags_.find(text_of(destination.notify));
       !destination.notify.empty() && tag != tags_.end()) {
     const std::shared_ptr<Expectation>& expectation = expectations_.at(tag->second);
@@ -221,8 +222,10 @@ Status Engine::authorize(Peer& peer, Destination& destination) {
       destination.expectation = expectation;
       return {};
     }
+    unlike = expectation->unlike(peer.key, destination.region, move);
   }
-  return find_leases(peer, destination, wire::LeaseMode::kWrite);
+  Status found = find_leases(peer, destination, wire::LeaseMode::kWrite);
+  return found.ok() || unlike.ok() ? found : unlike;
 }
 
 void Engine::unpark(Peer& peer) {

@@ -34,6 +34,23 @@ bool Expectation::covers(SessionKey peer, RegionId region, const Move& move) con
   return true;
 }
 
+Status Expectation::unlike(SessionKey peer, RegionId region, const Move& move) const {
+  if (region != region_ || (from_ && *from_ != peer)) return {};
+  const PieceGrid& grid = move.grid;
+  if (grid.first_layer < first_layer_ || grid.first_layer - first_layer_ + grid.num_layers > num_layers_)
+    return {Code::kRefused, "its tag is expected with layers " + std::to_string(first_layer_) + " to " +
+                                std::to_string(first_layer_ + num_layers_ - 1) + " of the region, not " +
+                                std::to_string(grid.first_layer) + " to " +
+                                std::to_string(grid.first_layer + grid.num_layers - 1)};
+  for (std::uint32_t pair = 0; pair < grid.num_pairs; ++pair) {
+    const std::uint32_t block = move.dst_block(pair);
+    if (block >= index_.size() || index_[block] == kNotNamed)
+      return {Code::kRefused, "its tag is expected with other blocks: block " + std::to_string(block) +
+                                  " is not among the " + std::to_string(blocks_.size()) + " that were named"};
+  }
+  return {};
+}
+
 Status Expectation::follow(const Move& move) {
   const CopyProgram& program = *move.program;
   if (Status status = coverage_.split(program.dst_heads, program.units[kCoarse].dst); !status.ok())

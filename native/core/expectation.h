@@ -23,6 +23,9 @@ class Expectation {
 
   // May a transfer of this peer write what it names?
   bool covers(SessionKey peer, RegionId region, const Move& move) const;
+  // Why a transfer may not that has the tag, is of the right peer and to the right region; empty where
+  // it is not, or may. Waiting would not help it.
+  Status unlike(SessionKey peer, RegionId region, const Move& move) const;
   // Once it may: makes ready to follow what it brings, and gives it to no other. kLayoutMismatch where
   // that cannot be, kRefused where another brings some of it.
   Status follow(const Move& move);

@@ -62,7 +62,14 @@ void Runtime::Connection::on_closed(const std::string& why) {
   if (dead) return;
   switch (kind) {
     case ConnectionKind::kFresh: runtime.drop(*this, why); break;
-    case ConnectionKind::kControl: runtime.engine_->on_disconnected(Runtime::now(), session, why); break;
+    case ConnectionKind::kControl:
+      if (socket->connecting())
+        runtime.engine_->on_unreachable(
+            Runtime::now(), session,
+            "cannot connect to " + address + ": " + why + "; is the agent started, and is that its address?");
+      else
+        runtime.engine_->on_disconnected(Runtime::now(), session, why);
+      break;
     case ConnectionKind::kRail:
       runtime.failed_rails_.emplace_back(
           session, std::string(runtime.transports_[transport]->capabilities().name) + " rail " +
@@ -215,7 +222,9 @@ Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeo
   if (!where.ok()) return where.status();
   if (!where.value().loopback && options_.secret.empty())
     return Status(Code::kInvalidArgument,
-                  "connecting to " + address + " needs a secret: without one nobody proves who they are");
+                  "connecting to " + address +
+                      " needs a secret, without which nobody proves who they are: set secret= or "
+                      "KVXFER_SECRET_FILE, alike at both ends");
   auto connection = std::make_unique<Connection>(*this);
   bool connecting = false;
   const bool near = has(options_.transports, "shm") || has(options_.transports, "unix");

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstddef>
 #include <cstring>
 
@@ -52,15 +53,22 @@ Result<TcpAddress> TcpAddress::resolve(const std::string& address) {
   // The resolver would read up to there, and dial another host than the one that was checked.
   if (rest.find('\0') != std::string::npos)
     return Status(Code::kInvalidArgument, "an address with a byte 0 in it: write tcp://host:port");
+  // The resolver takes what 16 bits leave of a larger number, and would dial another port.
+  const std::string port = rest.substr(colon + 1);
+  unsigned number = 0;
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  if (error != std::errc() || end != port.data() + port.size() || number > 65535)
+    return Status(Code::kInvalidArgument,
+                  "'" + address + "' is no address: '" + port + "' is no port of 0 to 65535");
   std::string host = rest.substr(0, colon);
   if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  if (const int error = ::getaddrinfo(host.c_str(), rest.c_str() + colon + 1, &hints, &found); error != 0)
-    return Status(error == EAI_SERVICE ? Code::kInvalidArgument : Code::kUnreachable,
-                  "cannot resolve '" + address + "': " + ::gai_strerror(error));
+  if (const int failure = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found); failure != 0)
+    return Status(failure == EAI_SERVICE ? Code::kInvalidArgument : Code::kUnreachable,
+                  "cannot resolve '" + address + "': " + ::gai_strerror(failure));
   TcpAddress out;
   const auto* bytes = reinterpret_cast<const std::byte*>(found->ai_addr);
   out.storage.assign(bytes, bytes + found->ai_addrlen);

@@ -72,6 +72,15 @@ def test_register_passes_few_spans_and_the_footprint(ends: Ends) -> None:
     assert set(ends.agent.regions) == {"kv", "layers"}
 
 
+def test_a_name_is_one_regions_at_a_time(ends: Ends) -> None:
+    with pytest.raises(UsageError, match="region 'kv' is registered already"):
+        ends.agent.register("kv", ends.array, ends.layout)
+    assert ends.agent.regions["kv"] is ends.region
+    ends.region.deregister()
+    again = ends.agent.register("kv", ends.array, ends.layout)
+    assert ends.agent.regions["kv"] is again
+
+
 def test_register_of_rows_needs_no_layout(ends: Ends) -> None:
     region = ends.agent.register("rows", np.zeros((5, 96), np.uint8))
     assert (region.num_blocks, region.layout.page_nbytes) == (5, 96)
@@ -206,11 +215,32 @@ def test_layers_are_the_models_at_both_ends(fake_core: list[Any]) -> None:
         {"layers": [0, 2]},
         {"layers": [9]},
         {"after": 3},
+        {"layers": 0},
+        {"priority": "first"},
+        {"lease": "7"},
     ],
 )
 def test_mistakes_post_nothing(ends: Ends, arguments: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         ends.agent.write(ends.region, ends.remote, [1], [2], **arguments)
+    assert not ends.core.called("post")
+
+
+def test_what_is_no_region_is_named(ends: Ends) -> None:
+    agent, region, remote = ends.agent, ends.region, ends.remote
+    wrong: Any
+    for wrong in ("kv", None, remote):
+        with pytest.raises(UsageError, match=r"^region is one that register\(\) of this agent returned"):
+            agent.write(wrong, remote, [1], [2])
+    for wrong in ("kv", None, region, ends.peer):
+        with pytest.raises(UsageError, match=r"^remote_region is peer.regions\[name\]"):
+            agent.write(region, wrong, [1], [2])
+    wrong = "decode"
+    with pytest.raises(UsageError, match="peer is a Peer"):
+        region.grant(wrong, [1])
+    wrong = "l2bthd"
+    with pytest.raises(UsageError, match="layout is a KVLayout"):
+        agent.register("other", ends.array, wrong)
     assert not ends.core.called("post")
 
 

@@ -3,6 +3,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,18 @@ def test_unknown_model_is_one_line_and_status_2(capsys: pytest.CaptureFixture[st
     error = capsys.readouterr().err
     assert error.startswith("kvxfer: unknown model 'GPT-2'; known are Llama-3.1-8B")
     assert error.count("\n") == 1
+
+
+def test_a_page_that_cannot_be_written_stops_the_run_before_it_begins(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("typer")
+    from kvxfer.bench import handover
+
+    monkeypatch.setattr(handover, "run", lambda *_: pytest.fail("it began"))
+    for page in (tmp_path / "no" / "page.html", tmp_path):
+        assert cli.main(["bench", "handover", "--html", str(page)]) == 2
+        assert "no file can be written there" in capsys.readouterr().err
 
 
 def test_unknown_option_is_status_2() -> None:

@@ -48,6 +48,14 @@ def test_rows_of_a_list_are_told_apart_by_their_arguments() -> None:
     }
 
 
+def test_lists_in_an_object_are_read_as_well() -> None:
+    rows = {"peers": [{"count": 1, "connect_ms": 1.5}, {"count": 10, "connect_ms": 12.5}]}
+    assert dict(figures({"bench": "scale", "rows": rows})) == {
+        "rows.peers [count 1] connect_ms": 1.5,
+        "rows.peers [count 10] connect_ms": 12.5,
+    }
+
+
 def test_failed_run_gives_its_failure_and_no_figure() -> None:
     failed = {name: PAGES[name] for name in ("bench", "transport", "block_kib")}
     broken = Record({}, "", None, {**failed, "verified": False, "failure": "byte 3"})

@@ -415,7 +415,7 @@ def test_command_refuses_before_any_engine_is_looked_for(
 def test_missing_engine_is_told_with_the_command_that_installs_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving_systems, "_TREE", tmp_path)
+    monkeypatch.setattr(serving_systems, "tree", lambda: tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert kvxfer(["bench", "serving"]) == 2
     assert "`make bench-serving-setup` sets up .vllm" in capsys.readouterr().err

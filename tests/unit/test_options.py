@@ -55,6 +55,11 @@ def test_native_options_are_complete() -> None:
         {"listen": "7301"},
         {"listen": "udp://127.0.0.1:1"},
         {"listen": "tcp://127.0.0.1:99999"},
+        {"secret": 32},
+        {"transports": "tcp"},
+        {"transfer_timeout_s": "3"},
+        {"lease_margin_s": None},
+        {"tcp_rails": 2.5},
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any]) -> None:
