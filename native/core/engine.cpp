@@ -378,10 +378,15 @@ void Engine::on_time(Time now) {
       case TimerKind::kSource:
         if (Source* source = find_source(key)) {
           source->timed = false;
-          fail_source(
-              *source, TransferEvent::kFail,
-              {Code::kDeadline, "the peer had not fetched every page when the transfer's time was over"},
-              true);
+          const std::uint32_t num_layers = source->move->grid.num_layers;
+          std::string why =
+              source->layers_ready < num_layers
+                  ? std::to_string(num_layers - source->layers_ready) + " of its " +
+                        std::to_string(num_layers) +
+                        " layers had not been released here when the transfer's time was over"
+                  : "the peer had not fetched every page when the transfer's time was over: no lease or "
+                    "expectation there let it in so long, or the peer is slow";
+          fail_source(*source, TransferEvent::kFail, {Code::kDeadline, std::move(why)}, true);
         }
         break;
       case TimerKind::kDestination:
@@ -411,8 +416,15 @@ void Engine::on_time(Time now) {
       case TimerKind::kRail: watch_rail(static_cast<RailId>(timer.a), late); break;
       case TimerKind::kExpectation:
         expectation_timers_.erase(timer.a);
-        end_expectation(timer.a, TransferState::kFailed,
-                        {Code::kDeadline, "not all that was expected had arrived when its time was over"});
+        if (auto found = expectations_.find(timer.a); found != expectations_.end()) {
+          const Expectation& expected = *found->second;
+          end_expectation(
+              timer.a, TransferState::kFailed,
+              {Code::kDeadline, std::to_string(expected.incomplete_blocks().size()) + " of the " +
+                                    std::to_string(expected.blocks().size()) + " blocks of region " +
+                                    quoted(region(expected.region())->name) +
+                                    " that were expected had not come whole when its time was over"});
+        }
         break;
     }
   }

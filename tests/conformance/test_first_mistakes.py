@@ -79,3 +79,17 @@ def test_an_argument_of_another_kind_is_named(name: str, value: Any) -> None:
         remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
         with pytest.raises(UsageError, match=f"^{name} is "):
             prefill.write(source, remote, [1], [9], **{name: value})
+
+
+def test_what_never_came_is_counted_and_what_was_never_released_is_said() -> None:
+    with Agent("prefill") as prefill, Agent("decode") as decode:
+        source = prefill.register("kv", np.ones((16, 64), np.uint8))
+        decode.register("kv", np.zeros((16, 64), np.uint8))
+        remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
+        incoming = decode.expect(b"req", blocks=[9, 10], timeout_s=0.2)
+        held = prefill.write(source, remote, [1], [9], notify=b"other", timeout_s=0.2, hold=True)
+        with pytest.raises(TransferError, match=r"^2 of the 2 blocks of region 'kv' that were expected"):
+            incoming.wait(10)
+        # Whichever end's time is over first says it in its own words.
+        with pytest.raises(TransferError, match=r"1 of its 1 layers had not been released|no lease of the"):
+            held.wait(10)
