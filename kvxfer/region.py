@@ -243,9 +243,11 @@ class Region:
             raise UsageError(
                 f"lease_id is 2**62 + secrets.randbits(62), not {lease_id}", code="invalid-argument"
             )
-        if peer is not None and not hasattr(peer, "id"):
+        from kvxfer.peer import Peer  # which knows of regions
+
+        if peer is not None and not isinstance(peer, Peer):
             raise UsageError(
-                f"peer is a Peer, as connect() and accept() return, or None for whoever names the lease, "
+                "peer is a Peer, as connect() and accept() return, or None for whoever names the lease, "
                 f"not {peer!r}",
                 code="invalid-argument",
             )

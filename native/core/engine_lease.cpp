@@ -217,12 +217,14 @@ Status Engine::authorize(Peer& peer, Destination& destination) {
   if (auto tag = tags_.empty() ? tags_.end() : tags_.find(text_of(destination.notify));
       !destination.notify.empty() && tag != tags_.end()) {
     const std::shared_ptr<Expectation>& expectation = expectations_.at(tag->second);
-    if (expectation->covers(peer.key, destination.region, move)) {
-      if (Status status = expectation->follow(move); !status.ok()) return status;
-      destination.expectation = expectation;
-      return {};
+    if (expectation->concerns(peer.key, destination.region)) {
+      unlike = expectation->covers(move);
+      if (unlike.ok()) {
+        if (Status status = expectation->follow(move); !status.ok()) return status;
+        destination.expectation = expectation;
+        return {};
+      }
     }
-    unlike = expectation->unlike(peer.key, destination.region, move);
   }
   Status found = find_leases(peer, destination, wire::LeaseMode::kWrite);
   return found.ok() || unlike.ok() ? found : unlike;

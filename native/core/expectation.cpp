@@ -22,20 +22,11 @@ Expectation::Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, Region
   for (std::uint32_t i = 0; i < blocks_.size(); ++i) index_[blocks_[i]] = i;
 }
 
-bool Expectation::covers(SessionKey peer, RegionId region, const Move& move) const {
-  if (region != region_ || (from_ && *from_ != peer)) return false;
-  const PieceGrid& grid = move.grid;
-  if (grid.first_layer < first_layer_ || grid.first_layer - first_layer_ + grid.num_layers > num_layers_)
-    return false;
-  for (std::uint32_t pair = 0; pair < grid.num_pairs; ++pair) {
-    const std::uint32_t block = move.dst_block(pair);
-    if (block >= index_.size() || index_[block] == kNotNamed) return false;
-  }
-  return true;
+bool Expectation::concerns(SessionKey peer, RegionId region) const {
+  return region == region_ && (!from_ || *from_ == peer);
 }
 
-Status Expectation::unlike(SessionKey peer, RegionId region, const Move& move) const {
-  if (region != region_ || (from_ && *from_ != peer)) return {};
+Status Expectation::covers(const Move& move) const {
   const PieceGrid& grid = move.grid;
   if (grid.first_layer < first_layer_ || grid.first_layer - first_layer_ + grid.num_layers > num_layers_)
     return {Code::kRefused, "its tag is expected with layers " + std::to_string(first_layer_) + " to " +

@@ -21,11 +21,10 @@ class Expectation {
               std::optional<SessionKey> from, std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
               std::uint32_t num_layers, const Needed& needed);
 
-  // May a transfer of this peer write what it names?
-  bool covers(SessionKey peer, RegionId region, const Move& move) const;
-  // Why a transfer may not that has the tag, is of the right peer and to the right region; empty where
-  // it is not, or may. Waiting would not help it.
-  Status unlike(SessionKey peer, RegionId region, const Move& move) const;
+  // Is a transfer of this peer to this region, which has the tag, meant?
+  bool concerns(SessionKey peer, RegionId region) const;
+  // May one that is meant write what it names? kRefused where it names more; waiting would not help it.
+  Status covers(const Move& move) const;
   // Once it may: makes ready to follow what it brings, and gives it to no other. kLayoutMismatch where
   // that cannot be, kRefused where another brings some of it.
   Status follow(const Move& move);

@@ -15,7 +15,7 @@ import torch
 
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
-from tests.vllm.workers import LAYERS, NUM_LAYERS, Pushed, Worker, collected, some_tokens, until, workers
+from tests.vllm.workers import NUM_LAYERS, Pushed, Worker, collected, forward, some_tokens, until, workers
 
 ORDERS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 NUM_TOKENS, NUM_BLOCKS = 150, 32
@@ -83,11 +83,32 @@ def pull(pushed: Pushed, prefill: list[Worker], decode: list[Worker]) -> None:
         assert result.sent == {pushed.name}
 
 
+def push(pushed: Pushed, prefill: list[Worker], decode: list[Worker], whole: torch.Tensor) -> None:
+    """Hands it over in two steps of prefill; returns when decode has it."""
+    for worker in decode:
+        worker.half.step(pushed.order(prefill))
+    for first, stop in ((0, 70), (70, NUM_TOKENS)):
+        forward(prefill, pushed, first, stop, whole)
+    received: list[set[str]] = [set() for _ in decode]
+
+    def is_over() -> bool:
+        for worker in prefill:
+            worker.half.collect(set())
+        for at, worker in enumerate(decode):
+            result = worker.half.collect(set())
+            assert not result.failed
+            received[at] |= result.received
+        return all(received)
+
+    until(is_over, "the push")
+
+
+@pytest.mark.parametrize("way", ["pull", "push"])
 @pytest.mark.parametrize(("src_order", "dst_order", "block_sizes", "tp_sizes"), _pairs())
-def test_a_pull_brings_every_token_and_no_other(
-    src_order: str, dst_order: str, block_sizes: tuple[int, int], tp_sizes: tuple[int, int]
+def test_every_token_is_brought_and_no_other(
+    way: str, src_order: str, dst_order: str, block_sizes: tuple[int, int], tp_sizes: tuple[int, int]
 ) -> None:
-    pushed = Pushed.draw("pulled", NUM_TOKENS, 1, NUM_BLOCKS, block_sizes)
+    pushed = Pushed.draw("handed over", NUM_TOKENS, 1, NUM_BLOCKS, block_sizes)
     # What decode has already, whole blocks of both.
     pushed.first_token = 96 if max(block_sizes) < 64 else 64
     whole = some_tokens(NUM_TOKENS)
@@ -95,46 +116,12 @@ def test_a_pull_brings_every_token_and_no_other(
         engine("prefill", tp_sizes[0], block_sizes[0], src_order) as prefill,
         engine("decode", tp_sizes[1], block_sizes[1], dst_order) as decode,
     ):
-        for layer in range(NUM_LAYERS):
-            pushed.compute(prefill, layer, 0, NUM_TOKENS, whole)
-        pull(pushed, prefill, decode)
-        check(pushed, decode, whole)
-
-
-@pytest.mark.parametrize(("src_order", "dst_order", "block_sizes", "tp_sizes"), _pairs())
-def test_a_push_brings_every_token_and_no_other(
-    src_order: str, dst_order: str, block_sizes: tuple[int, int], tp_sizes: tuple[int, int]
-) -> None:
-    pushed = Pushed.draw("pushed", NUM_TOKENS, 2, NUM_BLOCKS, block_sizes)
-    pushed.first_token = 96 if max(block_sizes) < 64 else 64
-    whole = some_tokens(NUM_TOKENS)
-    with (
-        engine("prefill", tp_sizes[0], block_sizes[0], src_order) as prefill,
-        engine("decode", tp_sizes[1], block_sizes[1], dst_order) as decode,
-    ):
-        for worker in decode:
-            worker.half.step(pushed.order(prefill))
-        for first, stop in ((0, 70), (70, NUM_TOKENS)):
-            for worker in prefill:
-                worker.half.before_forward(pushed.chunk(first, stop))
-            for layer, name in enumerate(LAYERS):
-                pushed.compute(prefill, layer, first, stop, whole)
-                for worker in prefill:
-                    worker.half.layer_done(name)
-            for worker in prefill:
-                worker.half.after_forward(whole=True)
-        received: list[set[str]] = [set() for _ in decode]
-
-        def is_over() -> bool:
-            for worker in prefill:
-                worker.half.collect(set())
-            for at, worker in enumerate(decode):
-                result = worker.half.collect(set())
-                assert not result.failed
-                received[at] |= result.received
-            return all(received)
-
-        until(is_over, "the push")
+        if way == "push":
+            push(pushed, prefill, decode, whole)
+        else:
+            for layer in range(NUM_LAYERS):
+                pushed.compute(prefill, layer, 0, NUM_TOKENS, whole)
+            pull(pushed, prefill, decode)
         check(pushed, decode, whole)
 
 

@@ -10,22 +10,19 @@ import pytest
 import torch
 
 from kvxfer.connectors.vllm.step import Chunk, Remainder, StepMetadata
-from tests.vllm.workers import LAYERS, NUM_LAYERS, Pushed, Worker, collected, some_tokens, until, workers
+from tests.vllm.workers import (
+    LAYERS,
+    NUM_LAYERS,
+    Pushed,
+    Worker,
+    collected,
+    forward,
+    some_tokens,
+    until,
+    workers,
+)
 
 TOKENS = 100
-
-
-def forward(prefill: list[Worker], pushed: Pushed, first: int, stop: int, whole: torch.Tensor) -> None:
-    """Does one step that computes a chunk."""
-    for worker in prefill:
-        worker.half.before_forward(pushed.chunk(first, stop))
-    for layer, name in enumerate(LAYERS):
-        pushed.compute(prefill, layer, first, stop, whole)
-        for worker in prefill:
-            worker.half.layer_done(name)
-    for worker in prefill:
-        worker.half.after_forward(whole=True)
-        worker.half.collect(set())
 
 
 def is_there(decode: list[Worker], pushed: Pushed, layer: int, whole: torch.Tensor) -> bool:

@@ -163,6 +163,19 @@ def some_tokens(num_tokens: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(NUM_LAYERS, num_tokens, NUM_HEADS, 8, generator=generator) + 1
 
 
+def forward(prefill: list[Worker], pushed: Pushed, first: int, stop: int, whole: torch.Tensor) -> None:
+    """Does one step that computes a chunk."""
+    for worker in prefill:
+        worker.half.before_forward(pushed.chunk(first, stop))
+    for layer, name in enumerate(LAYERS):
+        pushed.compute(prefill, layer, first, stop, whole)
+        for worker in prefill:
+            worker.half.layer_done(name)
+    for worker in prefill:
+        worker.half.after_forward(whole=True)
+        worker.half.collect(set())
+
+
 def until(condition: Callable[[], bool], what: str) -> None:
     """Waits, in a bounded time."""
     deadline = time.monotonic() + BOUND_S
