@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvxfer.bench.channel import Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.latency_limit import open_limit
 from kvxfer.bench.process import REPLY_TIMEOUT_S, Worker, call_all, check_timeout, receive_any
 from kvxfer.bench.progress import Progress
 
@@ -22,9 +25,13 @@ FIGURES = {
     "p99_us": "",
     "post_us": "of that, the call that posts the write",
     "cpu_us": "processor time of both ends for each way, polling included",
+    "limit_us": "the machine's limit, median: Python hands the bytes over and waits alike, with no engine",
+    "limit_ratio": "limit_us / p50_us: 1 is the limit",
 }
 
 _WORD_NBYTES = 8
+# Of our writes, and of the limit's beside them: a machine's mood is in both.
+_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,37 +75,81 @@ def run(options: LatencyOptions, progress: Callable[[Progress], None]) -> Messag
 
 
 def _measure(options: LatencyOptions, progress: Callable[[Progress], None]) -> Message:
+    ours, limit = _Ways(), _Ways()
     with Worker("near", asdict(options)) as near, Worker("far", asdict(options)) as far:
-        progress(Progress(0, 1, "setting up two agents"))
-        call_all((near, far), "open")
+        ends = near, far
+        progress(Progress(0, _ROUNDS, "setting up two agents"))
+        call_all(ends, "open")
         near.call("connect", address=far.call("address")["address"])
         far.call("accept")
-        call_all((near, far), "grant")
-        progress(Progress(0, 1, f"{options.iterations} round trips"))
-        far.channel.send("answer")
-        near.channel.send("ask")
-        # Whichever fails first says why; the other only misses it.
-        replies = {}
-        for _ in range(2):
-            worker, message = receive_any((near, far), REPLY_TIMEOUT_S)
-            replies[worker.role] = message
-        asked, answered = replies["near"], replies["far"]
-        progress(Progress(1, 1, "done"))
+        call_all(ends, "grant")
+        open_limit(options.transport, options.nbytes, ends)
+        _exchange(ends, "", first=0, count=options.warmup)
+        _exchange(ends, "limit_", count=options.warmup)
+        done = options.warmup
+        for index in range(_ROUNDS):
+            count = (options.iterations * (index + 1)) // _ROUNDS + options.warmup - done
+            progress(Progress(index, _ROUNDS, f"{options.iterations} round trips, and the machine's limit"))
+            if count == 0:
+                continue
+            ours.add(*_exchange(ends, "", first=done, count=count))
+            limit.add(*_exchange(ends, "limit_", count=count))
+            done += count
+        progress(Progress(_ROUNDS, _ROUNDS, "done"))
     # Known for sure when it has been used: a path that fails at first gives way to another.
-    paths = {reply["path"] for reply in replies.values()}
-    if paths != {options.transport}:
-        found = " and ".join(sorted(paths))
+    if ours.paths != {options.transport}:
+        found = " and ".join(sorted(ours.paths))
         raise CheckFailedError(f"asked for {options.transport}, but the bytes went over {found}")
-    # What the far end does between seeing one write and posting the next is no part of either way.
-    round_trips_ns = np.array(asked["round_trips_ns"]) - np.array(answered["held_ns"])
-    one_way_us = round_trips_ns[options.warmup :] / 2e3
+    one_way_us = ours.one_way_us()
     p50, p90, p99 = np.percentile(one_way_us, [50, 90, 99]).round(2).tolist()
+    limit_us = float(np.median(limit.one_way_us()))
     return {
         "p50_us": p50,
         "p90_us": p90,
         "p99_us": p99,
         "min_us": round(float(one_way_us.min()), 2),
-        "post_us": round(float(np.median(asked["posts_ns"][options.warmup :])) / 1e3, 2),
-        "cpu_us": round((asked["cpu_ns"] + answered["cpu_ns"]) / 2e3 / len(round_trips_ns), 2),
+        "post_us": round(float(np.median(ours.posts_ns)) / 1e3, 2),
+        "cpu_us": round(ours.cpu_ns / 2e3 / len(one_way_us), 2),
+        "limit_us": round(limit_us, 2),
+        "limit_ratio": round(limit_us / p50, 3),
         "rails": [options.transport],
     }
+
+
+class _Ways:
+    """What was measured of one way of writing, over all rounds."""
+
+    def __init__(self) -> None:
+        self._round_trips_ns: list[int] = []
+        self._held_ns: list[int] = []
+        self.posts_ns: list[int] = []
+        self.cpu_ns = 0
+        self.paths: set[str] = set()
+
+    def add(self, asked: Message, answered: Message) -> None:
+        """Keeps what the two ends replied in one round."""
+        self._round_trips_ns += asked["round_trips_ns"]
+        self._held_ns += answered["held_ns"]
+        self.posts_ns += asked.get("posts_ns", [])
+        for reply in (asked, answered):
+            self.cpu_ns += reply.get("cpu_ns", 0)
+            if "path" in reply:
+                self.paths.add(reply["path"])
+
+    def one_way_us(self) -> NDArray[np.float64]:
+        # What the far end does between seeing one write and posting the next is no part of either way.
+        both_ways_ns = np.array(self._round_trips_ns, np.float64) - np.array(self._held_ns, np.float64)
+        return both_ways_ns / 2e3
+
+
+def _exchange(ends: tuple[Worker, Worker], prefix: str, **fields: Any) -> tuple[Message, Message]:
+    """Has the near end ask and the far end answer, and returns what they reply."""
+    near, far = ends
+    far.channel.send(f"{prefix}answer", **fields)
+    near.channel.send(f"{prefix}ask", **fields)
+    # Whichever fails first says why; the other only misses it.
+    replies = {}
+    for _ in range(2):
+        worker, message = receive_any(ends, REPLY_TIMEOUT_S)
+        replies[worker.role] = message
+    return replies["near"], replies["far"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,6 +14,7 @@ from kvxfer.bench.channel import Channel, Message
 from kvxfer.bench.endpoint import Endpoint
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.latency import LatencyOptions
+from kvxfer.bench.latency_limit import LatencyLimitEnd
 from kvxfer.bench.process import serve
 from kvxfer.bench.workload import PageFiller, page_keys
 
@@ -28,8 +30,11 @@ _CHECK_EVERY = 50
 class LatencyEnd:
     """Writes a page with a notification, and waits for the one that comes back."""
 
-    def __init__(self, options: LatencyOptions, endpoint: Endpoint) -> None:
+    _limit: LatencyLimitEnd
+
+    def __init__(self, options: LatencyOptions, endpoint: Endpoint, coordinator: Channel) -> None:
         self.options = options
+        self._coordinator = coordinator
         self.endpoint = endpoint
         self.agent = endpoint.agent
         self._pages = endpoint.pages(options.nbytes)
@@ -39,18 +44,25 @@ class LatencyEnd:
         self._notes: AsyncIterator[kvxfer.Notification] | None = None
 
     def handlers(self) -> dict[str, Any]:
-        return {"grant": self.grant, "ask": self.ask, "answer": self.answer}
+        return {
+            "grant": self.grant,
+            "ask": self.ask,
+            "answer": self.answer,
+            "limit_open": self.limit_open,
+            "limit_ask": self.limit_ask,
+            "limit_answer": self.limit_answer,
+        }
 
     def grant(self) -> Message:
         self.endpoint.region.grant(self.endpoint.peer, [_IN], mode="write", ttl_s=_LEASE_S)
         self._remote = self.endpoint.remote
         return {}
 
-    async def ask(self) -> Message:
+    async def ask(self, first: int, count: int) -> Message:
         """Writes, waits for the answer, and again."""
         round_trips_ns, posts_ns = [], []
         cpu_ns = time.process_time_ns()
-        for iteration in range(self.options.warmup + self.options.iterations):
+        for iteration in range(first, first + count):
             self._fill(iteration, "ask")
             start_ns = time.perf_counter_ns()
             transfer = self._write()
@@ -67,11 +79,11 @@ class LatencyEnd:
             "path": self.endpoint.remote.path,
         }
 
-    async def answer(self) -> Message:
+    async def answer(self, first: int, count: int) -> Message:
         """Waits for a write, and answers with one."""
         held_ns = []
         cpu_ns = time.process_time_ns()
-        for iteration in range(self.options.warmup + self.options.iterations):
+        for iteration in range(first, first + count):
             await self._note()
             seen_ns = time.perf_counter_ns()
             self._check(iteration, "ask")
@@ -81,6 +93,23 @@ class LatencyEnd:
         cpu_ns = time.process_time_ns() - cpu_ns
         transfer.wait(self.options.timeout_s)
         return {"held_ns": held_ns, "cpu_ns": cpu_ns, "path": self.endpoint.remote.path}
+
+    def limit_open(self, end: int) -> Message:
+        """Meets the other end for the limit."""
+        descriptors = self._coordinator.descriptors
+        stream = socket.socket(fileno=descriptors.popleft())
+        shared = descriptors.popleft() if self.options.transport == "shm" else None
+        options = self.options
+        self._limit = LatencyLimitEnd(end, options.wait, options.nbytes, options.timeout_s, shared, stream)
+        return {}
+
+    async def limit_ask(self, count: int) -> Message:
+        """The limit's part of `ask`."""
+        return {"round_trips_ns": await self._limit.ask(count)}
+
+    async def limit_answer(self, count: int) -> Message:
+        """The limit's part of `answer`."""
+        return {"held_ns": await self._limit.answer(count)}
 
     def _write(self) -> kvxfer.Transfer:
         return self.agent.write(
@@ -138,5 +167,5 @@ async def run(fields: Message, coordinator: Channel, name: str) -> None:
         num_blocks=2,
     )
     async with endpoint:
-        end = LatencyEnd(options, endpoint)
+        end = LatencyEnd(options, endpoint, coordinator)
         await serve(coordinator, {**endpoint.handlers(), **end.handlers()})

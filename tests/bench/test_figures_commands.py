@@ -36,6 +36,8 @@ def test_latency_is_measured_over_what_was_asked_for(transport: str, wait: str) 
     assert result["rails"] == [transport]
     assert 0 < result["min_us"] <= result["p50_us"] <= result["p90_us"] <= result["p99_us"]
     assert result["post_us"] > 0
+    assert result["limit_us"] > 0
+    assert result["limit_ratio"] == pytest.approx(result["limit_us"] / result["p50_us"], rel=0.01)
 
 
 def test_a_byte_that_is_wrong_fails_latency() -> None:
