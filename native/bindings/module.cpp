@@ -484,7 +484,7 @@ NB_MODULE(_native, m) {
       .def("connect", &PyAgentCore::connect, "address"_a, "timeout_s"_a)
       .def("begin_connect", &PyAgentCore::begin_connect, "address"_a, "timeout_s"_a)
       .def("disconnect", &PyAgentCore::disconnect, "peer"_a, "code"_a = static_cast<int>(Code::kPeerLost),
-           "text"_a = "disconnected by the other side")
+           "text"_a = "disconnect() was called")
       .def("peer", &PyAgentCore::peer, "peer"_a)
       .def("peers", &PyAgentCore::peers)
       .def("peer_regions", &PyAgentCore::peer_regions, "peer"_a)

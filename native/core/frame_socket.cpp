@@ -121,6 +121,17 @@ void FrameSocket::close() noexcept {
   fd_.reset();
 }
 
+Status FrameSocket::redial(UniqueFd fd, bool connecting) {
+  if (fd_) {
+    reactor_.remove(fd_.get());
+    unguard_fd(fd_.get());
+  }
+  fd_ = std::move(fd);
+  guard_fd(fd_.get());
+  connecting_ = connecting;
+  return start();
+}
+
 UniqueFd FrameSocket::release() noexcept {
   reactor_.remove(fd_.get());
   unguard_fd(fd_.get());

@@ -33,6 +33,9 @@ class FrameSocket final : public Reactor::Handler {
   void send(wire::Bytes frame);
   void flush();
   void close() noexcept;  // after one last flush
+  // While connecting() or where that failed, in on_closed: goes on over another TCP socket, to which
+  // all that waits is sent.
+  Status redial(UniqueFd fd, bool connecting);
   UniqueFd release() noexcept;  // the socket, for another owner
 
   bool open() const noexcept { return static_cast<bool>(fd_); }

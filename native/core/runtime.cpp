@@ -140,13 +140,14 @@ Status Runtime::start() {
   if (Status status = reactor_.add(waker_.fd.get(), EPOLLIN, waker_); !status.ok()) return status;
 
   if (!options_.listen.empty()) {
-    Result<TcpAddress> where = TcpAddress::resolve(options_.listen);
-    if (!where.ok()) return where.status();
-    if (!where.value().loopback && options_.secret.empty())
+    const Result<std::vector<TcpAddress>> resolved = TcpAddress::resolve(options_.listen);
+    if (!resolved.ok()) return resolved.status();
+    const TcpAddress& where = resolved.value().front();
+    if (!where.loopback && options_.secret.empty())
       return {Code::kInvalidArgument,
               "listening on " + options_.listen +
                   " needs a secret: without one anybody who reaches it could read and write the cache"};
-    Result<UniqueFd> listening = listen_tcp(where.value());
+    Result<UniqueFd> listening = listen_tcp(where);
     if (!listening.ok()) return listening.status();
     tcp_listener_.runtime = this;
     tcp_listener_.tcp = true;

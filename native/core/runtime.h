@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/completion_ring.h"
+#include "core/dialling.h"
 #include "core/engine.h"
 #include "core/epoll_reactor.h"
 #include "core/frame_socket.h"
@@ -91,7 +92,8 @@ class Runtime final : private EngineHost {
     bool tried_memory = false;   // share_memory has had its say
     Time deadline = kNever;
     std::string address;          // an initiator's, or who was accepted
-    TcpAddress tcp;               // an initiator's: rails go there too
+    Dialling dialling;            // an initiator's: rails go to its current address, too
+    Time due_at = 0;              // of all its addresses together
     std::uint16_t rail = 0;       // kRail
     std::size_t transport = 0;    // kRail
   };
@@ -165,6 +167,9 @@ class Runtime final : private EngineHost {
   void on_first_frame(Connection& connection, wire::ByteSpan frame);
   void on_rail_hello(Connection& connection, const wire::RailHello& hello);
   void on_rail_welcome(Connection& connection, wire::ByteSpan frame);
+  // Goes on with the next address of the name, or ends the session where none is left.
+  void dial_next(Connection& connection, const std::string& why);
+  static Status unreachable(const Connection& connection);
   bool dial_rail(SessionKey session, std::size_t transport, std::uint16_t rail, const Connection& control,
                  std::string& why);
   void hand_over(Connection& connection, bool initiator);

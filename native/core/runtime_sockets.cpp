@@ -64,9 +64,7 @@ void Runtime::Connection::on_closed(const std::string& why) {
     case ConnectionKind::kFresh: runtime.drop(*this, why); break;
     case ConnectionKind::kControl:
       if (socket->connecting())
-        runtime.engine_->on_unreachable(
-            Runtime::now(), session,
-            "cannot connect to " + address + ": " + why + "; is the agent started, and is that its address?");
+        runtime.dial_next(*this, why);
       else
         runtime.engine_->on_disconnected(Runtime::now(), session, why);
       break;
@@ -142,13 +140,22 @@ void Runtime::expire_connections(Time at) {
       continue;
     }
     connection->deadline = kNever;
-    if (connection->kind == ConnectionKind::kControl)
+    if (connection->kind == ConnectionKind::kControl && at < connection->due_at) {
+      // One address's turn is over: where nobody answered, the next one's begins.
+      if (connection->socket->connecting())
+        dial_next(*connection, "no answer");
+      else
+        expect_by(*connection, connection->due_at);
+    } else if (connection->kind == ConnectionKind::kControl) {
+      const std::string& tried = connection->dialling.tried();
       engine_->end_session(at, connection->session, Code::kUnreachable,
-                           "no answer from " + connection->address + " within the time to connect");
-    else if (connection->kind == ConnectionKind::kRail)
+                           "no answer from " + connection->address + " within the time to connect" +
+                               (tried.empty() ? "" : ", after " + tried));
+    } else if (connection->kind == ConnectionKind::kRail) {
       connection->on_closed("no answer in time");
-    else
+    } else {
       drop(*connection, "it did not say who it is in time");
+    }
   }
 }
 
@@ -218,27 +225,26 @@ void Runtime::hand_over(Connection& connection, bool initiator) {
 // ---- dialling -----------------------------------------------------------------------------------
 
 Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeout_ns) {
-  Result<TcpAddress> where = TcpAddress::resolve(address);  // may ask a name server: before the gate
-  if (!where.ok()) return where.status();
-  if (!where.value().loopback && options_.secret.empty())
+  Result<Dialling> found = Dialling::to(address);  // may ask a name server: before the gate
+  if (!found.ok()) return found.status();
+  if (!found.value().all_loopback() && options_.secret.empty())
     return Status(Code::kInvalidArgument,
                   "connecting to " + address +
                       " needs a secret, without which nobody proves who they are: set secret= or "
                       "KVXFER_SECRET_FILE, alike at both ends");
   auto connection = std::make_unique<Connection>(*this);
-  bool connecting = false;
-  const bool near = has(options_.transports, "shm") || has(options_.transports, "unix");
-  Result<UniqueFd> fd = near ? dial_beside(where.value()) : UniqueFd();
-  if (!fd.value()) fd = dial_tcp(where.value(), connecting);
-  if (!fd.ok()) return fd.status();
   connection->kind = ConnectionKind::kControl;
   connection->address = address;
-  connection->tcp = std::move(where).value();
-  const Time due_at = now() + timeout_ns;
-  connection->socket =
-      std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, false);
+  connection->dialling = std::move(found).value();
+  connection->due_at = now() + timeout_ns;
+  bool connecting = false;
+  const bool near = has(options_.transports, "shm") || has(options_.transports, "unix");
+  UniqueFd fd = near ? connection->dialling.dial_beside() : UniqueFd();
+  if (!fd) fd = connection->dialling.dial(connecting);
+  if (!fd) return unreachable(*connection);
+  connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), *connection, connecting, false);
   const CallerTurn turn(*this);
-  expect_by(*connection, due_at);
+  expect_by(*connection, connection->dialling.turn_ends(turn.now, connection->due_at));
   // Frames that the session has to say find the connection through controls_: HELLO is queued by
   // add_session, under the number that it is about to return.
   pending_control_ = connection.get();
@@ -252,6 +258,19 @@ Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeo
   }
   connections_.push_back(std::move(connection));
   return key;
+}
+
+Status Runtime::unreachable(const Connection& connection) {
+  return {Code::kUnreachable, "cannot connect to " + connection.address + ": " + connection.dialling.tried() +
+                                  "; is the agent started, and is that its address?"};
+}
+
+void Runtime::dial_next(Connection& connection, const std::string& why) {
+  bool connecting = false;
+  UniqueFd fd = connection.dialling.dial_next(why, connecting);
+  if (!fd || !connection.socket->redial(std::move(fd), connecting).ok())
+    return engine_->on_unreachable(now(), connection.session, unreachable(connection).message());
+  expect_by(connection, connection.dialling.turn_ends(now(), connection.due_at));
 }
 
 std::uint32_t Runtime::session_open(SessionKey key) {
@@ -313,10 +332,12 @@ bool Runtime::dial_rail(SessionKey key, std::size_t transport, std::uint16_t rai
   const std::string_view name = transports_[transport]->capabilities().name;
   const Session& session = *engine_->session(key);
   bool connecting = false;
-  Result<UniqueFd> fd =
-      name == "tcp" ? dial_tcp(control.tcp, connecting) : dial_unix(session.peer().unix_name);
+  const bool is_tcp = name == "tcp";
+  const TcpAddress& tcp = control.dialling.current();
+  Result<UniqueFd> fd = is_tcp ? dial_tcp(tcp, connecting) : dial_unix(session.peer().unix_name);
   if (!fd.ok()) {
-    why = std::string(name) + " is not used: " + fd.status().message();
+    why = std::string(name) + " is not used: " + (is_tcp ? "cannot connect to " + tcp.text + ": " : "") +
+          fd.status().message();
     return false;
   }
   auto connection = std::make_unique<Connection>(*this);

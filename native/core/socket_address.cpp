@@ -42,7 +42,7 @@ socklen_t unix_address(const std::string& name, sockaddr_un& out) {
 
 }  // namespace
 
-Result<TcpAddress> TcpAddress::resolve(const std::string& address) {
+Result<std::vector<TcpAddress>> TcpAddress::resolve(const std::string& address) {
   const auto bad = [&] {
     return Status(Code::kInvalidArgument, "'" + address + "' is no address: write tcp://host:port");
   };
@@ -69,14 +69,17 @@ Result<TcpAddress> TcpAddress::resolve(const std::string& address) {
   if (const int failure = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found); failure != 0)
     return Status(failure == EAI_SERVICE ? Code::kInvalidArgument : Code::kUnreachable,
                   "cannot resolve '" + address + "': " + ::gai_strerror(failure));
-  TcpAddress out;
-  const auto* bytes = reinterpret_cast<const std::byte*>(found->ai_addr);
-  out.storage.assign(bytes, bytes + found->ai_addrlen);
-  out.family = found->ai_family;
-  out.loopback = is_loopback(found->ai_addr);
-  out.text = "tcp://" + in_words(found->ai_addr, found->ai_addrlen);
+  std::vector<TcpAddress> all;
+  for (const addrinfo* item = found; item != nullptr; item = item->ai_next) {
+    TcpAddress& one = all.emplace_back();
+    const auto* bytes = reinterpret_cast<const std::byte*>(item->ai_addr);
+    one.storage.assign(bytes, bytes + item->ai_addrlen);
+    one.family = item->ai_family;
+    one.loopback = is_loopback(item->ai_addr);
+    one.text = "tcp://" + in_words(item->ai_addr, item->ai_addrlen);
+  }
   ::freeaddrinfo(found);
-  return out;
+  return all;
 }
 
 Result<UniqueFd> listen_tcp(const TcpAddress& address) {
@@ -119,8 +122,7 @@ Result<UniqueFd> dial_tcp(const TcpAddress& address, bool& connecting) {
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(address.storage.data()),
                 static_cast<socklen_t>(address.storage.size())) == 0)
     return fd;
-  if (errno != EINPROGRESS)
-    return Status(Code::kUnreachable, "cannot connect to " + address.text + ": " + std::strerror(errno));
+  if (errno != EINPROGRESS) return Status(Code::kUnreachable, std::strerror(errno));
   connecting = true;
   return fd;
 }

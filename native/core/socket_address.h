@@ -17,8 +17,9 @@ struct TcpAddress {
   bool loopback = false;
   std::string text;                // numeric, as an address that can be connected to
 
-  // Resolves the host, which may block on a name server. kInvalidArgument, kUnreachable.
-  static Result<TcpAddress> resolve(const std::string& address);
+  // Resolves the host, which may block on a name server: one address at least, in the order in which
+  // they are to be tried. kInvalidArgument, kUnreachable.
+  static Result<std::vector<TcpAddress>> resolve(const std::string& address);
 };
 
 Result<UniqueFd> listen_tcp(const TcpAddress& address);
