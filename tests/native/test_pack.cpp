@@ -258,7 +258,8 @@ TEST(piece_end_is_behind_all_of_the_blocks_that_a_piece_names) {
 
 TEST(short_runs_are_gathered_and_long_ones_are_not) {
   check::Random random(check::seed());
-  Wish wish{.run_elements = 64, .conversions = {}};
+  // One run in a cell: several may lie side by side, and count as one.
+  Wish wish{.unit_tokens = 1, .num_heads = 1, .run_elements = 64, .conversions = {}};
   CHECK(gathers_src(*Sample(random, wish).move.program));
   CHECK(scatters_dst(*Sample(random, wish).move.program));
   wish.run_elements = kGatherBelowNbytes;
