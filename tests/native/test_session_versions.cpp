@@ -1,0 +1,122 @@
+// The session: agents of unlike versions understand each other or say why not.
+#include <span>
+
+#include "core/sha256.h"
+#include "session_pair.h"
+
+namespace {
+
+using namespace session_pair;
+
+// A handshake frame that says these versions.
+Bytes as_of(Bytes frame, std::uint16_t newest, std::uint16_t oldest) {
+  std::memcpy(frame.data() + kHeaderNbytes, &newest, sizeof newest);
+  std::memcpy(frame.data() + kHeaderNbytes + sizeof newest, &oldest, sizeof oldest);
+  return frame;
+}
+
+struct Versions {
+  std::uint16_t newest, oldest;
+  std::string_view words;
+};
+constexpr Versions kNoneInCommon[] = {
+    {1, 0x7a31, "the peer speaks protocol version 1 at most, this agent 2; upgrade kvxfer at the peer"},
+    {1, 1, "the peer speaks protocol version 1 at most, this agent 2; upgrade kvxfer at the peer"},
+    {0, 0, "the peer speaks protocol version 0 at most, this agent 2; upgrade kvxfer at the peer"},
+    {3, 3, "the peer speaks protocol version 3, this agent 2; upgrade kvxfer here"},
+    {9, 4, "the peer speaks protocol version 4 to 9, this agent 2; upgrade kvxfer here"},
+};
+
+TEST(versions_without_a_common_one_are_refused_in_words_at_both_ends) {
+  for (const auto& [newest, oldest, words] : kNoneInCommon) {
+    Pair pair;
+    const Bytes hello = pair.initiator.take_output().at(0);
+    const auto at_acceptor = pair.acceptor.receive(kStart, as_of(hello, newest, oldest));
+    CHECK_EQ(at_acceptor.status().code(), Code::kProtocol);
+    CHECK(says(at_acceptor.status(), "HELLO.version: " + std::string(words)));
+    CHECK(pair.acceptor.state() == State::kClosed);
+
+    // Its answer tells the caller, whichever version that speaks: the newest comes first for ever.
+    const std::vector<Bytes> answer = pair.acceptor.take_output();
+    REQUIRE_EQ(answer.size(), 1);
+    CHECK_EQ(decode_header(answer[0], kMaxHandshakeBody).value().type, FrameType::kChallenge);
+    CHECK(answer[0][kHeaderNbytes] == std::byte{2});
+    CHECK(answer[0][kHeaderNbytes + 1] == std::byte{0});
+
+    const auto at_initiator = pair.initiator.receive(kStart, as_of(answer[0], newest, oldest));
+    CHECK_EQ(at_initiator.status().code(), Code::kProtocol);
+    CHECK(says(at_initiator.status(), "CHALLENGE.version: " + std::string(words)));
+  }
+}
+
+TEST(a_hello_that_is_broken_in_other_ways_is_answered_nothing) {
+  Pair pair;
+  Bytes hello = pair.initiator.take_output().at(0);
+  hello[kHeaderNbytes + 4 + 32] = std::byte{0xff};  // the name's length
+  CHECK_EQ(pair.acceptor.receive(kStart, hello).status().code(), Code::kProtocol);
+  CHECK(pair.acceptor.take_output().empty());
+}
+
+// A release to come, on the wire by hand: newer versions, and extensions that nobody here knows.
+struct Newer {
+  Digest prove(std::string_view label) const {
+    const std::string_view secret = "open sesame";
+    return hmac_sha256(std::as_bytes(std::span(secret)), {std::as_bytes(std::span(label)), transcript});
+  }
+  Identity identity = config_of("newer").self;
+  Bytes extensions = Bytes(200, std::byte{0xe7});
+  Digest transcript{};
+};
+
+TEST(a_newer_caller_that_speaks_our_version_too_is_welcome_and_its_extensions_are_skipped) {
+  for (const std::uint16_t oldest : {0, 1, 2}) {
+    Pair pair;
+    Newer newer;
+    const Bytes hello = encode(Hello{9, oldest, Digest{}, newer.identity, newer.extensions}, 0);
+    REQUIRE_OK(pair.acceptor.receive(kStart, hello));
+    CHECK_EQ(pair.acceptor.protocol(), 2);
+    const std::vector<Bytes> answer = pair.acceptor.take_output();
+    REQUIRE_EQ(answer.size(), 1);
+    const ByteSpan challenge = body_of(answer[0]);
+    newer.transcript = sha256({body_of(hello), challenge.first(challenge.size() - sizeof(Digest))});
+    REQUIRE_OK(pair.acceptor.receive(kStart, encode(Proof{newer.prove("kvxfer/1 initiator")}, 1)));
+    CHECK(pair.acceptor.state() == State::kOpen);
+    CHECK_EQ(pair.acceptor.peer().name, "newer");
+    CHECK_EQ(pair.acceptor.protocol(), 2);
+  }
+}
+
+TEST(a_newer_agent_that_is_called_is_welcome_where_it_speaks_our_version_too) {
+  Pair pair;
+  Newer newer;
+  const Bytes hello = pair.initiator.take_output().at(0);
+  Challenge challenge{9, 2, Digest{}, newer.identity, newer.extensions, Id128{}, Digest{}};
+  const Bytes unproved = encode(challenge, 0);
+  newer.transcript =
+      sha256({body_of(hello), body_of(unproved).first(body_of(unproved).size() - sizeof(Digest))});
+  challenge.proof = newer.prove("kvxfer/1 acceptor");
+  REQUIRE_OK(pair.initiator.receive(kStart, encode(challenge, 0)));
+  CHECK(pair.initiator.state() == State::kOpen);
+  CHECK_EQ(pair.initiator.protocol(), 2);
+}
+
+TEST(versions_and_extensions_that_were_changed_on_the_way_show_in_the_transcript) {
+  for (const bool of_hello : {true, false}) {
+    Pair pair;
+    Bytes hello = pair.initiator.take_output().at(0);
+    if (of_hello) hello = as_of(hello, 9, 1);
+    REQUIRE_OK(pair.acceptor.receive(kStart, hello));
+    Bytes challenge = pair.acceptor.take_output().at(0);
+    if (!of_hello) challenge = as_of(challenge, 3, 2);
+    CHECK_EQ(pair.initiator.receive(kStart, challenge).status().code(), Code::kAuthFailed);
+  }
+}
+
+TEST(both_ends_speak_the_newest_common_version) {
+  Pair pair;
+  REQUIRE_OK(pair.handshake());
+  CHECK_EQ(pair.initiator.protocol(), kProtocolVersion);
+  CHECK_EQ(pair.acceptor.protocol(), kProtocolVersion);
+}
+
+}  // namespace
