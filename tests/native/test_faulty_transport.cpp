@@ -1,5 +1,5 @@
 // FaultyTransport: what its string may say, and the faults that the conformance suite leaves out.
-#include "conformance.h"
+#include "conformance_ends.h"
 
 #include "transports/loopback/loopback_transport.h"
 #include "transports/tcp/tcp_transport.h"

@@ -1,6 +1,6 @@
 // TcpTransport against a peer that is only a socket: what it puts on the wire, and what it does
 // about bytes that no TcpTransport would send. conformance.h has the rest.
-#include "conformance.h"
+#include "conformance_ends.h"
 
 #include <poll.h>
 #include <unistd.h>
