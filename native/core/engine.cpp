@@ -35,6 +35,22 @@ SessionKey Engine::add_session(Time now, SessionRole role) {
   return added.key;
 }
 
+void Engine::on_dialling(Time now, SessionKey key) {
+  now_ = now;
+  Peer* peer = find_peer(key);
+  if (peer == nullptr) return;
+  peer->session->connecting();
+  schedule_session(*peer);
+}
+
+void Engine::on_connected(Time now, SessionKey key) {
+  now_ = now;
+  Peer* peer = find_peer(key);
+  if (peer == nullptr) return;
+  peer->session->connected(now);
+  schedule_session(*peer);
+}
+
 void Engine::on_frame(Time now, SessionKey key, wire::ByteSpan frame) {
   now_ = now;
   Peer* peer = find_peer(key);

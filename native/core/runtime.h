@@ -83,6 +83,7 @@ class Runtime final : private EngineHost {
     explicit Connection(Runtime& owner) : runtime(owner) {}
     std::uint32_t max_body() override;
     void on_frame(wire::ByteSpan frame) override;
+    void on_connected() override;
     void on_closed(const std::string& why) override;
     Runtime& runtime;
     ConnectionKind kind = ConnectionKind::kFresh;

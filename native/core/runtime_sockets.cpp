@@ -58,6 +58,10 @@ void Runtime::Connection::on_frame(wire::ByteSpan frame) {
   }
 }
 
+void Runtime::Connection::on_connected() {
+  if (!dead && kind == ConnectionKind::kControl) runtime.engine_->on_connected(Runtime::now(), session);
+}
+
 void Runtime::Connection::on_closed(const std::string& why) {
   if (dead) return;
   switch (kind) {
@@ -252,6 +256,7 @@ Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeo
   pending_control_ = nullptr;
   connection->session = key;
   controls_[key] = connection.get();
+  if (connecting) engine_->on_dialling(turn.now, key);
   if (Status status = connection->socket->start(); !status.ok()) {
     engine_->on_disconnected(turn.now, key, status.message());
     return status;
@@ -270,6 +275,7 @@ void Runtime::dial_next(Connection& connection, const std::string& why) {
   UniqueFd fd = connection.dialling.dial_next(why, connecting);
   if (!fd || !connection.socket->redial(std::move(fd), connecting).ok())
     return engine_->on_unreachable(now(), connection.session, unreachable(connection).message());
+  if (!connecting) engine_->on_connected(now(), connection.session);
   expect_by(connection, connection.dialling.turn_ends(now(), connection.due_at));
 }
 

@@ -407,6 +407,14 @@ std::string_view Session::awaited_frame() const noexcept {
   }
 }
 
+void Session::connecting() noexcept {
+  if (state_ == State::kAwaitChallenge) give_up_at_ = kNever;
+}
+
+void Session::connected(Time now) noexcept {
+  if (state_ == State::kAwaitChallenge) give_up_at_ = after(now, config_.handshake_timeout_ns);
+}
+
 void Session::connection_lost() {
   const std::string text = peer_in_words() + ": the connection ended";
   const std::string before = text + " before " + std::string(awaited_frame());

@@ -45,11 +45,13 @@ namespace {
 
 constexpr Time kSecond = 1'000'000'000;
 
-std::shared_ptr<Runtime> agent(const std::string& name, const std::string& transport) {
+std::shared_ptr<Runtime> agent(const std::string& name, const std::string& transport,
+                               Time handshake_ns = 2 * kSecond) {
   RuntimeOptions options;
   options.name = name;
   options.listen = "tcp://127.0.0.1:0";
   options.transports = {transport};
+  options.handshake_ns = handshake_ns;
   Result<std::shared_ptr<Runtime>> created = Runtime::create(std::move(options));
   REQUIRE(created.ok());
   return std::move(created).value();
@@ -120,7 +122,8 @@ TEST(the_next_address_is_dialled_where_one_refuses) {
 }
 
 TEST(an_address_that_says_nothing_leaves_the_others_their_time) {
-  const auto listening = agent("listening", "tcp"), calling = agent("calling", "tcp");
+  // Longer than a handshake may take: that begins with the connection.
+  const auto listening = agent("listening", "tcp"), calling = agent("calling", "tcp", kSecond / 2);
   const SilentPort silent("127.0.0.9", port_of(*listening));
   several() = {"127.0.0.9", "127.0.0.1"};
   const Found found = dial(*calling, several_at(port_of(*listening)), 2 * kSecond);
@@ -148,6 +151,22 @@ TEST(a_name_of_which_no_address_answers_says_what_became_of_each) {
   CHECK_EQ(silent.error.message(), "no answer from tcp://several.test:" + text +
                                        " within the time to connect, after 127.0.0.9:" + text +
                                        " (no answer)");
+}
+
+TEST(the_time_of_a_handshake_begins_with_the_connection) {
+  // Somebody who answers the dialling and says nothing is no kvxfer agent.
+  UniqueFd mute(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = at("127.0.0.1", 0);
+  socklen_t length = sizeof address;
+  REQUIRE(::bind(mute.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  REQUIRE(::listen(mute.get(), 8) == 0);
+  REQUIRE(::getsockname(mute.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0);
+  const auto calling = agent("calling", "tcp", kSecond / 4);
+  const Found found =
+      dial(*calling, "tcp://127.0.0.1:" + std::to_string(ntohs(address.sin_port)), 20 * kSecond);
+  CHECK_EQ(found.state, "lost");
+  CHECK(found.error.code() == Code::kAuthFailed);
+  CHECK(found.error.message().find("no CHALLENGE within 250 ms of the connection") != std::string::npos);
 }
 
 TEST(a_name_that_leads_beyond_loopback_needs_a_secret) {
