@@ -329,14 +329,14 @@ def _count(folder: str) -> int:
 class Worker:
     """A `Node` in a process of its own. Every call of a `Node` method is a call there."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Takes what `Node` takes."""
+    def __init__(self, *arguments: Any, within: tuple[str, ...] = (), **options: Any) -> None:
+        """Takes what `Node` takes; `within` is the beginning of the command, e.g. another namespace."""
         ours, theirs = socket.socketpair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fault.node", str(theirs.fileno())],
+                [*within, sys.executable, "-m", "tests.fault.node", str(theirs.fileno())],
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],
                 env=environment,
