@@ -11,6 +11,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,18 +25,22 @@ _numbers = itertools.count()
 
 
 def why_not() -> str:
-    """Returns why there can be no cable here; "" where there can be."""
+    """Returns why there can be no cable here; "" where one was laid and carried a byte."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         return f"no {' and no '.join(missing)} (iproute2, util-linux)"
-    done = subprocess.run(
-        ["unshare", "-nm", "ip", "link", "add", "here", "type", "veth", "peer", "name", "there"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return "" if done.returncode == 0 else f"no network namespace with a veth: {done.stderr.strip()}"
+    try:
+        with Cable() as cable:
+            cable.limit(100)
+            cable.cut()
+            cable.mend()
+            cable.carry()
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(map(str, error.cmd))}: {error.stderr}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return ""
 
 
 class Host:
@@ -51,9 +56,11 @@ class Host:
         self._holder = subprocess.Popen(
             ["unshare", "-nm", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        assert self._holder.stdout is not None
-        assert self._holder.stdout.readline() == "up\n"
         self._workers: list[Worker] = []
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != "up\n":
+            self.end()
+            raise OSError("no namespaces of its own, or none that can be mounted in")
 
     @property
     def pid(self) -> int:
@@ -61,7 +68,11 @@ class Host:
 
     def run(self, *command: str) -> None:
         """Runs a command in the host's namespaces."""
-        subprocess.run([*self._inside, *command], check=True, capture_output=True)
+        subprocess.run([*self._inside, *command], check=True, capture_output=True, text=True, timeout=30)
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """Starts one, with its output on a pipe."""
+        return subprocess.Popen([*self._inside, *command], stdout=subprocess.PIPE, text=True)
 
     def node(self, name: str, *arguments: Any, **options: Any) -> Worker:
         """Starts a node there."""
@@ -85,13 +96,30 @@ class Cable:
 
     def __init__(self, names: Mapping[str, tuple[str, ...]] | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self.here, self.there = (Host(number, names or {}, Path(self._folder.name)) for number in (1, 2))
-        self._ends = {}
+        self._hosts: list[Host] = []
+        self._ends: dict[Host, str] = {}
+        try:
+            for number in (1, 2):
+                self._hosts.append(Host(number, names or {}, Path(self._folder.name)))
+            self._connect()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    @property
+    def here(self) -> Host:
+        return self._hosts[0]
+
+    @property
+    def there(self) -> Host:
+        return self._hosts[1]
+
+    def _connect(self) -> None:
         number = next(_numbers)
         ends = [f"kv{os.getpid() % 100000}{side}{number}" for side in "ab"]
-        subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True)
+        _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
         for end, host in zip(ends, (self.here, self.there), strict=True):
-            subprocess.run(["ip", "link", "set", end, "netns", str(host.pid)], check=True)
+            _ip("link", "set", end, "netns", str(host.pid))
             host.run("ip", "addr", "add", f"{host.ipv4}/24", "dev", end)
             # nodad: an address that is looked for elsewhere first cannot be listened on meanwhile.
             host.run("ip", "addr", "add", f"{host.ipv6}/64", "dev", end, "nodad")
@@ -114,15 +142,34 @@ class Cable:
         for host, end in self._ends.items():
             host.run("tc", "qdisc", "del", "dev", end, "root")
 
+    def carry(self) -> None:
+        """Sends a byte from here to there, by sockets alone."""
+        listens = (
+            "import socket; s = socket.create_server(('', 7)); print(1, flush=True); s.accept()[0].recv(1)"
+        )
+        sends = f"import socket; socket.create_connection(('{self.there.ipv4}', 7), 10).send(b'x')"
+        with self.there.start(sys.executable, "-c", listens) as listener:
+            try:
+                assert listener.stdout is not None
+                listener.stdout.readline()
+                self.here.run(sys.executable, "-c", sends)
+                listener.wait(10)
+            finally:
+                listener.kill()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.here.end()
-        self.there.end()
+        for host in self._hosts:
+            host.end()
         self._folder.cleanup()
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=30)
 
 
 # Every packet is larger than the bucket, and dropped.

@@ -12,11 +12,14 @@ from kvxfer.errors import PeerError, TransferError
 from tests.fault.cable import Cable, why_not
 from tests.fault.node import MEDIUM, SECRET, Worker
 
-WHY_NOT = why_not()
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"two hosts on this one: {WHY_NOT}")
-
 LOST = {"peer-lost", "peer-silent"}
 Ends = tuple[Worker, Worker]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _possible() -> None:
+    if reason := why_not():
+        pytest.skip(f"two hosts on this one: {reason}")
 
 
 @pytest.fixture
