@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from kvxfer.bench import memory
 from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.limit import loopback_stream
 from kvxfer.bench.process import Worker
 
 _RING = b"\1"
@@ -215,7 +216,7 @@ def shared_nbytes(nbytes: int) -> int:
 def open_limit(transport: str, nbytes: int, ends: Sequence[Worker]) -> None:
     """Has two workers meet for the limit of a transport."""
     shared = memory.create_shared(shared_nbytes(nbytes), "limit") if transport == "shm" else None
-    streams = _tcp_pair() if transport == "tcp" else socket.socketpair()
+    streams = loopback_stream() if transport == "tcp" else socket.socketpair()
     try:
         for end, (worker, stream) in enumerate(zip(ends, streams, strict=True)):
             passed = (stream.fileno(), *(() if shared is None else (shared,)))
@@ -225,12 +226,3 @@ def open_limit(transport: str, nbytes: int, ends: Sequence[Worker]) -> None:
             stream.close()
         if shared is not None:
             os.close(shared)
-
-
-def _tcp_pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = socket.create_connection(listener.getsockname())
-        far, _ = listener.accept()
-    for stream in (near, far):
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return near, far
