@@ -16,8 +16,11 @@ import kvxfer
 _HUGE_PAGE_NBYTES = 2 << 20
 # Linux 5.14; the mmap module does not name it.
 _MADV_POPULATE_WRITE = 23
+# Linux 6.1.
+_MADV_COLLAPSE = 25
 # Linux, every architecture that counts; the mmap module of Python 3.13 names it.
 _MAP_NORESERVE = 0x4000
+_MAP_FIXED = 0x10
 _PR_SET_PTRACER = 0x59616D61
 
 
@@ -43,14 +46,47 @@ def create_shared(nbytes: int, name: str) -> int:
 
 
 def map_shared(descriptor: int, nbytes: int) -> NDArray[np.uint8]:
-    """Maps ``nbytes`` of a memfd, advised as the engine's pool is, with every page there."""
+    """Maps ``nbytes`` of a memfd as the engine's pool lies in memory: huge pages, every page there."""
     rounded = -(-nbytes // _HUGE_PAGE_NBYTES) * _HUGE_PAGE_NBYTES
-    return _prepared(mmap.mmap(descriptor, rounded, mmap.MAP_SHARED), nbytes)
+    # Huge pages are mapped whole where addresses are multiples of theirs, which mmap.mmap cannot ask for:
+    # the file takes the place of some of these.
+    addresses = mmap.mmap(-1, rounded + _HUGE_PAGE_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    everything = np.frombuffer(addresses, dtype=np.uint8)
+    start = -address_of(everything) % _HUGE_PAGE_NBYTES
+    _map_over(address_of(everything) + start, rounded, descriptor)
+    for advice, at, length in (
+        (mmap.MADV_HUGEPAGE, 0, rounded),
+        *((_MADV_POPULATE_WRITE, at, mmap.PAGESIZE) for at in range(0, rounded, _HUGE_PAGE_NBYTES)),
+        (_MADV_COLLAPSE, 0, rounded),
+        (_MADV_POPULATE_WRITE, 0, rounded),
+    ):
+        try:
+            addresses.madvise(advice, start + at, length)
+        except OSError:
+            pass  # an older kernel, or one without huge pages: the first pass over it faults it in
+    # The array keeps the mapping alive.
+    return everything[start : start + nbytes]
+
+
+def _map_over(address: int, nbytes: int, descriptor: int) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    if library.mmap(address, nbytes, access, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
+        error = ctypes.get_errno()
+        raise OSError(error, f"mmap of shared memory: {os.strerror(error)}")
 
 
 def allocate_private(nbytes: int) -> NDArray[np.uint8]:
     """Returns memory such as an engine's own tensors have: anonymous, private, in huge pages if it may be."""
-    return _prepared(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), nbytes)
+    mapping = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
+        try:
+            mapping.madvise(advice)
+        except OSError:
+            pass  # an older kernel, or one without huge pages: the first pass over it faults it in
+    return np.frombuffer(mapping, dtype=np.uint8)[:nbytes]
 
 
 def private_kind(array: NDArray[np.uint8]) -> str:
@@ -84,13 +120,3 @@ def rss_mib() -> float:
     """Returns the resident memory of this process, mapped memfds included."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return round(pages * mmap.PAGESIZE / (1 << 20), 1)
-
-
-def _prepared(mapping: mmap.mmap, nbytes: int) -> NDArray[np.uint8]:
-    for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
-        try:
-            mapping.madvise(advice)
-        except OSError:
-            pass  # an older kernel, or one without huge pages: the first pass over it faults it in
-    # The array keeps the mapping alive.
-    return np.frombuffer(mapping, dtype=np.uint8)[:nbytes]

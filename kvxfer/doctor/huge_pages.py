@@ -42,7 +42,8 @@ def pool() -> Finding:
     if kind != "base":
         return Finding(SUBJECT, "a pool", State.GOOD, found, _WHY)
     change = (
-        "reserve 2 MiB pages (next line), or let shared memory have transparent ones: "
+        "reserve 2 MiB pages (next line), or take a kernel from 6.1 on, which gives pools transparent ones "
+        "that are asked for outright, or let all shared memory have them: "
         "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
     )
     return Finding(SUBJECT, "a pool", State.LIMITS, found, _WHY, change)

@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -61,6 +62,32 @@ TEST(a_pool_is_zero_writable_and_says_its_page_kind) {
   const std::string_view kind = pool->page_kind();
   CHECK(kind == "hugetlb" || kind == "transparent-huge" || kind == "base");
   CHECK(make_pool(8u << 20, false)->page_kind() == "base");
+}
+
+// Whether this machine gives shared memory huge pages to who asks outright: reserved ones are better.
+bool collapses() {
+  const UniqueFd fd(static_cast<int>(::syscall(SYS_memfd_create, "probe", 0u)));
+  constexpr std::size_t kHuge = 2u << 20;
+  if (!fd || ::ftruncate(fd.get(), kHuge) != 0) return false;
+  void* reserved = ::mmap(nullptr, 2 * kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const auto address = (reinterpret_cast<std::uintptr_t>(reserved) + kHuge - 1) / kHuge * kHuge;
+  auto* const data = reinterpret_cast<std::byte*>(address);
+  bool given = false;
+  if (::mmap(data, kHuge, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd.get(), 0) != MAP_FAILED) {
+    *data = std::byte{1};
+    given = ::madvise(data, kHuge, 25 /* MADV_COLLAPSE */) == 0;
+  }
+  ::munmap(reserved, 2 * kHuge);
+  return given;
+}
+
+TEST(a_pool_lies_in_huge_pages_where_the_kernel_has_any) {
+  if (!collapses()) {
+    std::printf("  skipped: this kernel has no huge pages for shared memory\n");
+    return;
+  }
+  const std::string_view kind = make_pool(8u << 20)->page_kind();
+  CHECK(kind == "hugetlb" || kind == "transparent-huge");
 }
 
 TEST(a_pool_cannot_change_its_size_and_has_no_second_writer) {
