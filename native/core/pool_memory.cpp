@@ -84,8 +84,7 @@ bool huge_pages_are_off() {
 
 // Shared memory gets huge pages by itself only where shmem_enabled says so, which hardly any machine
 // does; asked for them outright the kernel gives what it has. One small page in each is there before
-// (it makes none of nothing), and the rest need never have been small: this takes a fifth of the time
-// in which as much comes in small pages.
+// (it makes none of nothing), and the rest need never have been small and be copied.
 void lay_in_huge_pages(std::byte* data, std::size_t nbytes) {
   if (huge_pages_are_off()) return;
   static_cast<void>(::madvise(data, nbytes, MADV_HUGEPAGE));  // for pages to come
