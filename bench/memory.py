@@ -57,7 +57,7 @@ def map_shared(descriptor: int, nbytes: int) -> NDArray[np.uint8]:
     for advice, at, length in (
         (mmap.MADV_HUGEPAGE, 0, rounded),
         *((_MADV_POPULATE_WRITE, at, mmap.PAGESIZE) for at in range(0, rounded, _HUGE_PAGE_NBYTES)),
-        (_MADV_COLLAPSE, 0, rounded),
+        *(() if _huge_pages_are_off() else ((_MADV_COLLAPSE, 0, rounded),)),
         (_MADV_POPULATE_WRITE, 0, rounded),
     ):
         try:
@@ -66,6 +66,12 @@ def map_shared(descriptor: int, nbytes: int) -> NDArray[np.uint8]:
             pass  # an older kernel, or one without huge pages: the first pass over it faults it in
     # The array keeps the mapping alive.
     return everything[start : start + nbytes]
+
+
+def _huge_pages_are_off() -> bool:
+    """Whether the machine's administrator wants none: a pool asks for none then."""
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return not setting.exists() or "[never]" in setting.read_text()
 
 
 def _map_over(address: int, nbytes: int, descriptor: int) -> None:

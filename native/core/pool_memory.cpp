@@ -86,8 +86,8 @@ bool huge_pages_are_off() {
 // does; asked for them outright the kernel gives what it has. One small page in each is there before
 // (it makes none of nothing), and the rest need never have been small and be copied.
 void lay_in_huge_pages(std::byte* data, std::size_t nbytes) {
+  static_cast<void>(::madvise(data, nbytes, MADV_HUGEPAGE));  // where shmem_enabled lets who wishes have them
   if (huge_pages_are_off()) return;
-  static_cast<void>(::madvise(data, nbytes, MADV_HUGEPAGE));  // for pages to come
   const std::size_t whole = nbytes / kHugePageNbytes * kHugePageNbytes;
   for (std::size_t at = 0; at < whole; at += kHugePageNbytes)
     if (::madvise(data + at, base_page_nbytes(), MADV_POPULATE_WRITE) != 0) return;  // prefault() says why

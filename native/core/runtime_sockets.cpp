@@ -273,8 +273,8 @@ Status Runtime::unreachable(const Connection& connection) {
 void Runtime::dial_next(Connection& connection, const std::string& why) {
   bool connecting = false;
   UniqueFd fd = connection.dialling.dial_next(why, connecting);
-  if (!fd || !connection.socket->redial(std::move(fd), connecting).ok())
-    return engine_->on_unreachable(now(), connection.session, unreachable(connection).message());
+  Status status = fd ? connection.socket->redial(std::move(fd), connecting) : unreachable(connection);
+  if (!status.ok()) return engine_->on_unreachable(now(), connection.session, status.message());
   if (!connecting) engine_->on_connected(now(), connection.session);
   expect_by(connection, connection.dialling.turn_ends(now(), connection.due_at));
 }
