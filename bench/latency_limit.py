@@ -173,17 +173,17 @@ class LatencyLimitEnd:
             self._stream.send(_RING)
 
     async def _receive(self) -> None:
-        deadline = time.monotonic() + self._timeout_s
         if self._wait == "event":
+            # No timeout: arming one for each page would be in the figure. The coordinator has its own.
             loop = asyncio.get_running_loop()
-            async with asyncio.timeout(self._timeout_s):
-                while not self._path.arrived(self._got):
-                    self._readable = loop.create_future()
-                    await self._readable
-                    if self._rings:
-                        with suppress(BlockingIOError):  # heard with the page before
-                            self._stream.recv(_MAX_RINGS)
+            while not self._path.arrived(self._got):
+                self._readable = loop.create_future()
+                await self._readable
+                if self._rings:
+                    with suppress(BlockingIOError):  # heard with the page before
+                        self._stream.recv(_MAX_RINGS)
             return
+        deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
             for _ in range(_LOOKS):
                 if self._path.arrived(self._got):
