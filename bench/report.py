@@ -189,7 +189,9 @@ def _print_limits(console: Console, result: Message) -> None:
 
 def _print_cost(console: Console, result: Message, checked: str = "every byte checked") -> None:
     post = f"post {result['post_ms']:.3f} ms, " if "post_ms" in result else ""
+    # A sentence that somebody may search for stays on one line, however long the machine makes it.
     console.print(
         f"{post}{result['cpu_s_per_gib']:.3f} CPU s/GiB at both ends, rails {', '.join(result['rails'])}, "
-        f"copy kernel {result['copy_kernel']}, {result['page_kind']} memory pages; {checked}"
+        f"copy kernel {result['copy_kernel']}, {result['page_kind']} memory pages; {checked}",
+        soft_wrap=True,
     )
