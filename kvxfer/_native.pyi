@@ -7,6 +7,7 @@ CLOCK_MONOTONIC, sizes are bytes. A failing call raises ``NativeError(code, mess
 exception of it.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -92,7 +93,7 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """``"ended"`` (handle), ``"layer"`` (handle, layer), ``"notification"`` (peer, payload),
+        """``"ended"`` (handle), ``"layer"`` (handle, layer), ``"notification"`` (one or more came),
         ``"peer-up"``, ``"peer-lost"`` (peer, code, message), ``"region"``, ``"region-gone"`` (peer,
         region), ``"lease-granted"`` (peer, lease: a peer granted it to us), ``"lease-ended"``
         (lease, code; ``held`` tells whose), ``"log"`` (message: one line for the log)."""
@@ -112,8 +113,26 @@ class Event:
     def code(self) -> int: ...
     @property
     def message(self) -> str: ...
-    @property
-    def payload(self) -> bytes: ...
+
+class Route:
+    """A program of a peer and some of its layers, ready to be posted."""
+
+    def post(
+        self,
+        src_blocks: Any,
+        dst_blocks: Any,
+        num_fine: int,
+        notify: bytes,
+        timeout_s: float | None,
+        priority: int,
+        integrity: bool | None,
+        lease: int | None,
+        hold: bool,
+    ) -> Handle:
+        """Posts a write or a read, whichever the program is for. Ids of units (kvxfer/pairs.py), the last
+        ``num_fine`` of tokens. ``lease``: the peer's, None for any. ``hold``: no layer goes before
+        ``Handle.layers_ready``. Nothing was posted when it raises: NativeError, or TypeError for what is
+        of another kind."""
 
 class AgentCore:
     """An agent: its sockets, its progress thread, its tables.
@@ -136,8 +155,15 @@ class AgentCore:
     def event_fd(self) -> int:
         """Readable while events wait, once armed by a ``drain(arm=True)`` that returned an empty list."""
     def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]: ...
-    def poll(self) -> bool:
-        """Drives progress once without blocking; True when anything moved or an event waits."""
+    def add_waiters(self, change: int) -> None:
+        """``change`` more wait for "ended", "layer" or "notification" events; none are made while nobody
+        does. Whoever is to wait says so, and then looks once more at what it waits for."""
+    def take_notification(self) -> tuple[int, bytes] | None:
+        """The oldest notification that nobody has read (peer, payload). At most 65536 are kept; then the
+        oldest are dropped, and the first time a "log" event says so."""
+    def poll(self) -> int:
+        """Drives progress once without blocking. 0: nothing moved; 1: something moved or came in; 2: and
+        there are events to drain."""
     def close(self, timeout_s: float) -> None:
         """Fences and ends everything, says goodbye to peers, joins the thread. Idempotent."""
     def stats(self) -> dict[str, int]: ...
@@ -176,25 +202,18 @@ class AgentCore:
     ) -> int:
         """What kvxfer/copy_program.py's CopyProgram holds. Checked here and told to the peer."""
 
-    # Ids of units (kvxfer/pairs.py), the last `num_fine` of tokens: uint32, one dimension. Validated here; nothing was posted when it raises.
-    def post(
+    def route(
         self,
         peer: int,
         program: int,
-        src_ids: NDArray[np.uint32],
-        dst_ids: NDArray[np.uint32],
-        num_fine: int,
         first_layer: int,
         num_layers: int,
-        layers_ready: int,
-        notify: bytes,
-        priority: int,
         timeout_s: float,
         integrity: bool,
-        lease: int,
-    ) -> Handle:
-        """Posts a write or a read, whichever the program is for. ``layers_ready`` counts from
-        ``first_layer`` (writes; reads take all). ``lease``: the peer's, 0 for any."""
+        as_ids: Callable[[Any], NDArray[np.uint32]],
+    ) -> Route:
+        """Transfers of a program's ``num_layers`` layers from ``first_layer`` on; ``timeout_s`` and
+        ``integrity`` of those that name none; ``as_ids`` turns other block ids into uint32."""
 
     def expect(
         self,

@@ -88,7 +88,7 @@ class Agent:
         self._address = self._core.address
         self._regions: dict[int, Region] = {}
         self._programs = ProgramCache(self._core)
-        self._completions = Completions(self._core, options.spin_us, self._on_event, self._notification)
+        self._completions = Completions(self._core, options.spin_us, self._on_event)
         self._peers = PeerTable(self._core, self._completions)
         self._poster = Poster(self._core, self._completions, self._peers, self._programs, options)
         if directory is not None and self._address:
@@ -589,7 +589,7 @@ class Agent:
         Those that nobody reads are kept, up to 65536; then the oldest are dropped, with one log
         line and a count in `stats`.
         """
-        found: list[object] = []
+        found: list[Notification] = []
         while True:
             try:
                 await self._completions.until(("notification", ANY), lambda: self._take(found))
@@ -597,9 +597,7 @@ class Agent:
                 if error.code == "closed":
                     return
                 raise
-            note = found.pop()
-            assert isinstance(note, Notification)
-            yield note
+            yield found.pop()
 
     def wait_notification(self, timeout_s: float | None = None) -> Notification:
         """Blocks until a notification is there and returns it: the twin of `notifications`.
@@ -609,20 +607,18 @@ class Agent:
         TimeoutError
             None came in time.
         """
-        found: list[object] = []
+        found: list[Notification] = []
         if not self._completions.block_until(lambda: self._take(found), timeout_s):
             raise TimeoutError(f"no notification reached {self._name} within {timeout_s} s")
-        note = found[0]
-        assert isinstance(note, Notification)
-        return note
+        return found[0]
 
     def poll_notification(self) -> Notification | None:
         """Returns the oldest notification that nobody has read, or None; never waits."""
         self._completions.check()
-        note = self._completions.pop_notification()
-        if note is None and self._completions.drain():
-            note = self._completions.pop_notification()
-        return note if isinstance(note, Notification) else None
+        note = self._take_notification()
+        if note is None:
+            self._completions.drain()
+        return note
 
     def poll(self) -> bool:
         """Drives progress once from this thread, without blocking; for synchronous engine loops.
@@ -630,14 +626,12 @@ class Agent:
         While a thread polls, the agent's own thread keeps out of its way. Returns whether
         anything moved or came in.
         """
-        self._completions.check()
         return self._completions.poll()
 
     def stats(self) -> dict[str, int]:
         """Returns counters since the agent's making, by name: cheap, and safe to call at any time."""
         self._completions.check()
         counters = dict(self._core.stats())
-        counters["notifications_dropped"] = self._completions.num_notifications_dropped
         counters["programs"] = len(self._programs)
         return counters
 
@@ -688,11 +682,15 @@ class Agent:
         elif event.kind == "log":
             logger().warning("kvxfer: %s: %s", self._name, event.message)
 
-    def _notification(self, peer_id: int, payload: bytes) -> Notification:
+    def _take_notification(self) -> Notification | None:
+        taken = self._core.take_notification()
+        if taken is None:
+            return None
+        peer_id, payload = taken
         return Notification(self._peers.get_or_nameless(peer_id), payload)
 
-    def _take(self, found: list[object]) -> bool:
-        note = self._completions.pop_notification()
+    def _take(self, found: list[Notification]) -> bool:
+        note = self._take_notification()
         if note is not None:
             found.append(note)
         return note is not None

@@ -7,7 +7,6 @@ import select
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -28,11 +27,9 @@ ANY: Final = -1
 #: The part of a key that stands for the whole of it, where others stand for a layer.
 WHOLE: Final = -1
 
-# Somebody who never reads notifications must not hold memory without bound: 64 Ki of the usual
-# few dozen bytes are some MiB.
-MAX_NOTIFICATIONS: Final = 64 * 1024
-
 _DRAIN_EVENTS: Final = 256
+# What AgentCore.poll returns while the ring holds events.
+_EVENTS: Final = 2
 
 _Waiter = tuple["asyncio.AbstractEventLoop", "asyncio.Future[None]"]
 
@@ -42,8 +39,8 @@ class Completions:
 
     Nobody owns the ring. Each event loop on which something is awaited watches the one event
     descriptor; blocking calls poll it, one of them for all; whoever is first drains the ring and
-    wakes the others. An event that nobody waits for costs a dictionary look-up. All methods may be
-    called from any thread.
+    wakes the others. While nobody waits, what becomes of transfers is not told here at all: handles
+    know it. All methods may be called from any thread.
 
     Parameters
     ----------
@@ -54,8 +51,6 @@ class Completions:
     on_event
         Called for every event but notifications and what becomes of a transfer, before waiters wake;
         must not block.
-    on_notification
-        Called with ``(peer number, payload)``; what it returns is queued.
     """
 
     def __init__(
@@ -63,14 +58,10 @@ class Completions:
         core: AgentCore,
         spin_us: int,
         on_event: Callable[[Event], None],
-        on_notification: Callable[[int, bytes], object],
     ) -> None:
         self.core = core
         self._spin_s = spin_us * 1e-6
         self._on_event = on_event
-        self._on_notification = on_notification
-        self._notifications: deque[object] = deque(maxlen=MAX_NOTIFICATIONS)
-        self.num_notifications_dropped = 0
         self._lost: KvxferError | None = None
         self._waiters: dict[Key, dict[int, list[_Waiter]]] = {}
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
@@ -161,22 +152,10 @@ class Completions:
     def _dispatch(self, event: Event) -> None:
         kind = event.kind
         if kind == "ended" or kind == "layer":
-            # The usual ones, and mostly nobody waits for them in Python.
-            if self._waiters or self._num_blocked:
-                self._wake(("handle", event.handle), WHOLE if kind == "ended" else event.layer)
+            self._wake(("handle", event.handle), WHOLE if kind == "ended" else event.layer)
             return
         if kind == "notification":
-            if len(self._notifications) == MAX_NOTIFICATIONS:
-                self.num_notifications_dropped += 1
-                if self.num_notifications_dropped == 1:
-                    logger().warning(
-                        "kvxfer: %d notifications were not read, the oldest are dropped from now on: "
-                        "iterate agent.notifications(), or use agent.expect()",
-                        MAX_NOTIFICATIONS,
-                    )
-            self._notifications.append(self._on_notification(event.peer, event.payload))
-            if self._waiters or self._num_blocked:
-                self._wake(("notification", ANY))
+            self._wake(("notification", ANY))
             return
         self._on_event(event)
         if kind in ("peer-up", "peer-lost"):
@@ -245,6 +224,8 @@ class Completions:
 
     def _enter(self, key: Key, part: int, waiter: _Waiter) -> None:
         with self._lock:
+            if not self._waiters:
+                self.core.add_waiters(1)
             self._waiters.setdefault(key, {}).setdefault(part, []).append(waiter)
 
     def _leave(self, key: Key, part: int, waiter: _Waiter) -> None:
@@ -259,6 +240,8 @@ class Completions:
                 parts.pop(part, None)
             if not parts:
                 del self._waiters[key]
+                if not self._waiters:
+                    self.core.add_waiters(-1)
 
     # ---- waiting on a thread ------------------------------------------------------------------
 
@@ -274,6 +257,7 @@ class Completions:
             return True
         with self._turn:
             self._num_blocked += 1
+            self.core.add_waiters(1)
             try:
                 # The descriptor is armed by the drain of whoever drove last, or this one.
                 while True:
@@ -288,6 +272,7 @@ class Completions:
                     else:
                         self._drive(left)
             finally:
+                self.core.add_waiters(-1)
                 self._num_blocked -= 1
                 if self._lost is not None and not self._num_blocked and self._wake_fd >= 0:
                     os.close(self._wake_fd)
@@ -338,23 +323,13 @@ class Completions:
     def poll(self) -> bool:
         """Drives progress once without blocking; returns whether anything moved or came in."""
         try:
-            moved = self.core.poll()
+            news = self.core.poll()
         except NativeError as error:
+            self.check()
             raise translate(error) from None
-        if moved:
+        if news == _EVENTS:
             self.drain()
-        return moved
-
-    # ---- notifications ------------------------------------------------------------------------
-
-    def pop_notification(self) -> object | None:
-        """Returns the oldest notification that nobody has read, or None."""
-        if not self._notifications:
-            return None
-        try:
-            return self._notifications.popleft()
-        except IndexError:
-            return None  # another thread took it meanwhile
+        return news != 0
 
 
 def _resolve(waiter: _Waiter) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.completion import Completions
 from kvxfer.errors import PeerError, from_code, translate
@@ -10,12 +12,14 @@ from kvxfer.region import RegionDescriptor
 
 
 class PeerTable:
-    """Finds and remembers peers. A peer that was lost is forgotten here; who holds it keeps it."""
+    """Finds and remembers peers. One that was lost is kept by those who hold it, not here."""
 
     def __init__(self, core: AgentCore, completions: Completions) -> None:
         self._core = core
         self._completions = completions
         self._peers: dict[int, Peer] = {}
+        # Notifications that are read after the loss of their peer still name the one object.
+        self._lost: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
 
     def open(self) -> tuple[Peer, ...]:
         """Returns those that are connected, the newest session last."""
@@ -33,7 +37,7 @@ class PeerTable:
 
     def get(self, peer_id: int) -> Peer | None:
         """Returns the one object for a session; None while the peer has not told its name."""
-        peer = self._peers.get(peer_id)
+        peer = self._peers.get(peer_id) or self._lost.get(peer_id)
         if peer is None:
             try:
                 info = self._core.peer(peer_id)
@@ -41,12 +45,14 @@ class PeerTable:
                 return None  # lost and forgotten since it was listed
             if info["state"] == "connecting":
                 return None
-            peer = self._peers.setdefault(peer_id, Peer(self._completions, peer_id, info))
+            table = self._lost if info["state"] == "lost" else self._peers
+            peer = table.setdefault(peer_id, Peer(self._completions, peer_id, info))
         return peer
 
     def get_or_nameless(self, peer_id: int) -> Peer:
         """The same, for a session that may be forgotten already."""
-        return self.get(peer_id) or Peer(self._completions, peer_id, {"name": "?", "incarnation": b""})
+        peer = self._peers.get(peer_id) or self.get(peer_id)
+        return peer or Peer(self._completions, peer_id, {"name": "?", "incarnation": b""})
 
     def find(self, name: str | None) -> Peer | None:
         """Returns the newest session with `name` (None: with anybody) that is open."""
@@ -83,7 +89,8 @@ class PeerTable:
 
     def forget(self, peer_id: int) -> None:
         """Drops a session that was lost."""
-        self._peers.pop(peer_id, None)
+        if (peer := self._peers.pop(peer_id, None)) is not None:
+            self._lost[peer_id] = peer
 
     def clear(self) -> None:
         """Drops everything."""

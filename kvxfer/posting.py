@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import UnionType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,10 @@ from kvxfer.peer import Peer
 from kvxfer.peer_table import PeerTable
 from kvxfer.programs import ProgramCache
 from kvxfer.region import Blocks, Region, RegionDescriptor
-from kvxfer.transfer import Incoming, Transfer
+from kvxfer.transfer import Incoming, Scope, Transfer
 
-# native/core/wire.h: kMaxNotify.
-_MAX_NOTIFY_NBYTES = 4096
-_NUM_PRIORITIES = 256
-_MAX_LEASE = 2**64 - 1
+if TYPE_CHECKING:
+    from kvxfer._native import Route
 
 
 class Poster:
@@ -42,6 +41,8 @@ class Poster:
         self._peers = peers
         self._programs = programs
         self._options = options
+        # The last route of whole blocks in all layers: the same two objects mostly follow each other.
+        self._usual: tuple[Any, ...] = (object(), None, False, None, None, None)
 
     def transfer(
         self,
@@ -61,49 +62,21 @@ class Poster:
         hold: bool,
     ) -> Transfer:
         """Posts a write or a read; `Agent.write` says what the arguments mean and what it raises."""
-        self._completions.check()
+        known_region, known_remote, known_write, known_entries, route, scope = self._usual
+        num_fine = 0
         try:
-            if not isinstance(region, Region):
-                raise TypeError
-            if not 0 <= priority < _NUM_PRIORITIES:
-                raise UsageError(f"priority is 0 to 255, not {priority}", code="invalid-argument")
-            if lease is not None and not 0 < lease <= _MAX_LEASE:
-                raise UsageError(f"lease is a Lease's id, not {lease!r}", code="invalid-argument")
-            peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
-            entry = self._programs.get(peer_id, write, region, remote, heads)
-            num_fine = 0
-            if tokens is None and entry.whole_blocks:
-                src_ids, dst_ids = as_ids(src_blocks), as_ids(dst_blocks)
-            else:
-                from kvxfer.pairs import pair_units
-
-                src, dst = (region.layout, remote.layout) if write else (remote.layout, region.layout)
-                pairs = pair_units(src, dst, as_ids(src_blocks), as_ids(dst_blocks), tokens)
-                src_ids, dst_ids, num_fine = pairs.src_ids, pairs.dst_ids, pairs.num_fine
-                if num_fine:
-                    entry = self._programs.get(peer_id, write, region, remote, heads, fine=True)
-            program = entry.program
-            if layers is None:
-                first, moved = entry.first, entry.layers
-                count = len(moved)
-            else:
-                first, count = program.window(layers)
-                start = program.origin + first
-                moved = range(start, start + count)
-            handle = self._core.post(
-                peer_id,
-                entry.number,
-                src_ids,
-                dst_ids,
-                num_fine,
-                first,
-                count,
-                0 if hold else count,
-                payload(notify),
-                priority,
-                self._options.transfer_timeout_s if timeout_s is None else timeout_s,
-                self._options.integrity if integrity is None else integrity,
-                0 if lease is None else lease,
+            if (
+                region is not known_region
+                or remote is not known_remote
+                or write is not known_write
+                or known_entries is not self._programs.entries
+                or not (layers is heads is tokens is None)
+            ):
+                route, scope, src_blocks, dst_blocks, num_fine = self._find(
+                    region, remote, src_blocks, dst_blocks, write, layers, heads, tokens
+                )
+            handle = route.post(
+                src_blocks, dst_blocks, num_fine, notify, timeout_s, priority, integrity, lease, hold
             )
         except NativeError as error:
             raise translate(error, peer=remote.agent) from None
@@ -111,7 +84,55 @@ class Poster:
             # Looked at where something went wrong: a good call pays nothing for it.
             _check_kinds(region, remote, layers, priority, timeout_s, integrity, lease)
             raise
-        return Transfer(handle, self._completions, remote.agent, moved, program.origin, not write)
+        return Transfer(handle, scope)
+
+    def _find(
+        self,
+        region: Region,
+        remote: RegionDescriptor,
+        src_blocks: Blocks,
+        dst_blocks: Blocks,
+        write: bool,
+        layers: Iterable[int] | None,
+        heads: range | None,
+        tokens: range | None,
+    ) -> tuple[Route, Scope, Blocks, Blocks, int]:
+        """Returns by which route, and as which units, these blocks go."""
+        self._completions.check()
+        if not isinstance(region, Region):
+            raise TypeError
+        peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
+        entry = self._programs.get(peer_id, write, region, remote, heads)
+        num_fine = 0
+        if tokens is not None or not entry.whole_blocks:
+            from kvxfer.pairs import pair_units
+
+            src, dst = (region.layout, remote.layout) if write else (remote.layout, region.layout)
+            pairs = pair_units(src, dst, as_ids(src_blocks), as_ids(dst_blocks), tokens)
+            src_blocks, dst_blocks, num_fine = pairs.src_ids, pairs.dst_ids, pairs.num_fine
+            if num_fine:
+                entry = self._programs.get(peer_id, write, region, remote, heads, fine=True)
+        program = entry.program
+        if layers is None:
+            first, moved = entry.first, entry.layers
+        else:
+            first, count = program.window(layers)
+            start = program.origin + first
+            moved = range(start, start + count)
+        route = self._core.route(
+            peer_id,
+            entry.number,
+            first,
+            len(moved),
+            self._options.transfer_timeout_s,
+            self._options.integrity,
+            as_ids,
+        )
+        scope = Scope(self._completions, remote.agent, moved, program.origin, not write)
+        # A descriptor from elsewhere may mean another session each time.
+        if layers is heads is tokens is None and entry.whole_blocks and remote.peer_id >= 0:
+            self._usual = region, remote, write, self._programs.entries, route, scope
+        return route, scope, src_blocks, dst_blocks, num_fine
 
     def expectation(
         self,
@@ -142,7 +163,7 @@ class Poster:
         ids, first_token, end_token = _needed(layout, as_ids(blocks), tokens)
         try:
             handle = self._core.expect(
-                payload(tag),
+                tag,
                 region.id,
                 ids,
                 wanted[0] - layout.first_layer,
@@ -157,7 +178,7 @@ class Poster:
         except NativeError as error:
             raise translate(error, peer="" if peer is None else peer.name) from None
         name = "" if peer is None else peer.name
-        return Incoming(handle, self._completions, name, wanted, layout.first_layer, True)
+        return Incoming(handle, Scope(self._completions, name, wanted, layout.first_layer, True))
 
 
 def _check_kinds(
@@ -182,18 +203,6 @@ def _check_kinds(
     for name, value, kind, what in wanted:
         if not isinstance(value, kind):
             raise UsageError(f"{name} is {what}, not {value!r}", code="invalid-argument")
-
-
-def payload(notify: bytes) -> bytes:
-    """Returns a notification's bytes, or raises ``UsageError`` where it cannot be one."""
-    if not isinstance(notify, bytes):
-        raise UsageError(f"a notification is bytes, not {type(notify).__name__}", code="invalid-argument")
-    if len(notify) > _MAX_NOTIFY_NBYTES:
-        raise UsageError(
-            f"a notification has at most {_MAX_NOTIFY_NBYTES} bytes, not {len(notify)}: send a name of it",
-            code="invalid-argument",
-        )
-    return notify
 
 
 def _needed(

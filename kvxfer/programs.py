@@ -33,13 +33,12 @@ class ProgramCache:
 
     def __init__(self, core: AgentCore) -> None:
         self._core = core
-        # Replaced as a whole when it changes: readers on other threads need no lock.
-        self._entries: dict[_Key, InstalledProgram] = {}
-        # What was asked for last: the same two objects mostly follow each other.
-        self._last: tuple[Region, RegionDescriptor, bool, int, InstalledProgram] | None = None
+        #: Replaced as a whole when it changes: readers on other threads need no lock, and who holds on to
+        #: an entry sees by it whether anything was forgotten since.
+        self.entries: dict[_Key, InstalledProgram] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def get(
         self,
@@ -59,18 +58,8 @@ class ProgramCache:
         NativeError
             The peer or a region is gone.
         """
-        usual = heads is None and not fine
-        if (
-            usual
-            and (last := self._last) is not None
-            and last[0] is region
-            and last[1] is remote
-            and last[2] is write
-            and last[3] == peer_id
-        ):
-            return last[4]
         key = peer_id, write, region.id, remote.id, heads, fine
-        entry = self._entries.get(key)
+        entry = self.entries.get(key)
         if entry is None:
             from kvxfer.plan import compile
 
@@ -91,31 +80,26 @@ class ProgramCache:
             first, _ = program.window(None)
             whole = _names_whole_blocks(src.layout, dst.layout)
             entry = InstalledProgram(number, program, whole, first, program.layers)
-            self._entries = {**self._entries, key: entry}
+            self.entries = {**self.entries, key: entry}
             if is_debugging():
                 logger().debug("kvxfer: %s -> %s: %s", src.name, dst.name, program.explain())
-        if usual:
-            self._last = region, remote, write, peer_id, entry
         return entry
 
     def forget_region(self, region_id: int) -> None:
         """Drops what begins or ends in a region of this agent."""
-        self._entries = {key: entry for key, entry in self._entries.items() if key[2] != region_id}
-        self._last = None
+        self.entries = {key: entry for key, entry in self.entries.items() if key[2] != region_id}
 
     def forget_peer(self, peer_id: int, region_id: int | None = None) -> None:
         """Drops what leads to a peer, or to one region of it."""
-        self._entries = {
+        self.entries = {
             key: entry
-            for key, entry in self._entries.items()
+            for key, entry in self.entries.items()
             if key[0] != peer_id or region_id not in (None, key[3])
         }
-        self._last = None
 
     def clear(self) -> None:
         """Drops everything."""
-        self._entries = {}
-        self._last = None
+        self.entries = {}
 
 
 def _names_whole_blocks(src: KVLayout, dst: KVLayout) -> bool:

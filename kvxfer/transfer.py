@@ -34,6 +34,30 @@ class Stages(NamedTuple):
     ended_ns: int
 
 
+class Scope(NamedTuple):
+    """What all work on the same layers of the same two regions has in common.
+
+    Attributes
+    ----------
+    completions
+        Of the agent.
+    peer_name
+        Whose end the other one is; ``""`` for anybody's.
+    layers
+        Those that it moves, numbered model-wide.
+    origin
+        The layer that the native handle calls 0.
+    arrives
+        Whether this end receives.
+    """
+
+    completions: Completions
+    peer_name: str
+    layers: range
+    origin: int
+    arrives: bool
+
+
 class Work:
     """What both handles have in common: one terminal state, reached once and in bounded time.
 
@@ -41,28 +65,16 @@ class Work:
     thread and any event loop.
     """
 
-    __slots__ = ("__weakref__", "_arrives", "_completions", "_handle", "_layers", "_origin", "_peer_name")
+    __slots__ = ("__weakref__", "_handle", "_scope")
 
-    def __init__(
-        self,
-        handle: Handle,
-        completions: Completions,
-        peer_name: str,
-        layers: range,
-        origin: int,
-        arrives: bool,
-    ) -> None:
+    def __init__(self, handle: Handle, scope: Scope) -> None:
         self._handle = handle
-        self._completions = completions
-        self._peer_name = peer_name
-        self._layers = layers
-        self._origin = origin
-        self._arrives = arrives
+        self._scope = scope
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__} {self._handle.id} peer={self._peer_name or 'any'} "
-            f"layers={self._layers.start}..{self._layers.stop - 1} {self.state}>"
+            f"<{type(self).__name__} {self._handle.id} peer={self._scope.peer_name or 'any'} "
+            f"layers={self.layers.start}..{self.layers.stop - 1} {self.state}>"
         )
 
     # ---- state ------------------------------------------------------------------------------
@@ -85,7 +97,7 @@ class Work:
         return from_code(
             self._handle.code,
             self._handle.message,
-            peer=self._peer_name,
+            peer=self._scope.peer_name,
             rail=",".join(self._handle.rails),
             failed_blocks=self._handle.failed_blocks,
         )
@@ -98,7 +110,7 @@ class Work:
     @property
     def layers(self) -> range:
         """The layers that it moves, numbered model-wide."""
-        return self._layers
+        return self._scope.layers
 
     @property
     def rails(self) -> tuple[str, ...]:
@@ -127,7 +139,7 @@ class Work:
         return self._ended().__await__()
 
     async def _ended(self) -> None:
-        await self._completions.until(("handle", self._handle.id), self._is_final)
+        await self._scope.completions.until(("handle", self._handle.id), self._is_final)
         self._raise_if_failed()
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -149,7 +161,7 @@ class Work:
 
         Asynchronous: wait for the handle before the pages are used for anything else.
         """
-        self._completions.check()
+        self._scope.completions.check()
         self._handle.cancel()
 
     # ---- layers -----------------------------------------------------------------------------
@@ -169,9 +181,9 @@ class Work:
             ``UsageError("out-of-range")`` for a layer that it does not move.
         """
         index = self._index(layer)
-        self._completions.check()
+        self._scope.completions.check()
         if not self._handle.watch_layer(index):
-            await self._completions.until(
+            await self._scope.completions.until(
                 ("handle", self._handle.id),
                 lambda: self._handle.layer_arrived(index) or self._is_final(),
                 index,
@@ -198,31 +210,31 @@ class Work:
     # ---- inside -----------------------------------------------------------------------------
 
     def _index(self, layer: int) -> int:
-        if not self._arrives:
+        if not self._scope.arrives:
             raise UsageError(
                 "layers arrive at the other end of a write: wait for the whole transfer here, "
                 "or for layers of agent.expect() there",
                 code="unsupported",
             )
-        if layer not in self._layers:
+        if layer not in self.layers:
             raise UsageError(
-                f"layer {layer} is not among layers {self._layers.start} to {self._layers.stop - 1} of "
+                f"layer {layer} is not among layers {self.layers.start} to {self.layers.stop - 1} of "
                 "this transfer (numbered model-wide)",
                 code="out-of-range",
             )
-        return layer - self._origin
+        return layer - self._scope.origin
 
     def _is_final(self) -> bool:
         return self._handle.state != "pending"
 
     def _final_by(self, wait: Any, timeout_s: float | None) -> bool:
-        self._completions.check()
+        self._scope.completions.check()
         try:
             over = bool(wait(-1.0 if timeout_s is None else max(timeout_s, 0.0)))
         except NativeError as error:
-            raise translate(error, peer=self._peer_name) from None
+            raise translate(error, peer=self._scope.peer_name) from None
         # The ring holds an event for what was waited for here, and nobody else may be reading.
-        self._completions.drain()
+        self._scope.completions.drain()
         return over
 
     def _raise_if_failed(self) -> None:
@@ -250,24 +262,24 @@ class Transfer(Work):
         UsageError
             ``out-of-range`` for more layers than it has.
         """
-        if not 0 <= num_layers <= len(self._layers):
+        if not 0 <= num_layers <= len(self.layers):
             raise UsageError(
-                f"{num_layers} layers were released of a transfer of {len(self._layers)}", code="out-of-range"
+                f"{num_layers} layers were released of a transfer of {len(self.layers)}", code="out-of-range"
             )
-        self._completions.check()
+        self._scope.completions.check()
         try:
             self._handle.layers_ready(num_layers)
         except NativeError as error:
-            raise translate(error, peer=self._peer_name) from None
+            raise translate(error, peer=self._scope.peer_name) from None
 
     def _follow(self, after: Any) -> None:
         """Posts for real when a future is done, or cancels when it failed."""
-        if self._completions.lost:
+        if self._scope.completions.lost:
             return
         if after.cancelled() or after.exception() is not None:
             self._handle.cancel()
         else:
-            self._handle.layers_ready(len(self._layers))
+            self._handle.layers_ready(len(self.layers))
 
 
 class Incoming(Work):

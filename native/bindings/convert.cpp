@@ -29,6 +29,18 @@ void raise(const Status& status) {
   throw nb::python_error();
 }
 
+wire::Bytes to_payload(nb::handle payload) {
+  if (!PyBytes_Check(payload.ptr()))
+    raise({Code::kInvalidArgument,
+           std::string("a notification is bytes, not ") + Py_TYPE(payload.ptr())->tp_name});
+  wire::Bytes bytes = to_bytes(nb::borrow<nb::bytes>(payload));
+  if (bytes.size() > wire::kMaxNotify)
+    raise({Code::kInvalidArgument, "a notification has at most " + std::to_string(wire::kMaxNotify) +
+                                       " bytes, not " + std::to_string(bytes.size()) +
+                                       ": send a name of it"});
+  return bytes;
+}
+
 namespace {
 
 template <class Record>

@@ -73,6 +73,9 @@ inline wire::Bytes to_bytes(const nb::bytes& bytes) {
   return {first, first + bytes.size()};
 }
 
+// A notification's bytes, or a tag; raises where it is none.
+wire::Bytes to_payload(nb::handle payload);
+
 template <class Container>
 nb::bytes from_bytes(const Container& bytes) {
   return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());

@@ -8,7 +8,7 @@
 #include <array>
 #include <memory>
 
-#include "bindings/convert.h"
+#include "bindings/transfer.h"
 #include "core/crc32c.h"
 #include "core/executor.h"
 #include "core/pool_memory.h"
@@ -56,67 +56,6 @@ constexpr Code kCodes[] = {
 std::optional<SessionKey> to_peer(std::int64_t peer) {
   return peer < 0 ? std::nullopt : std::optional(static_cast<SessionKey>(peer));
 }
-
-// Waits in slices, so that Python's signal handlers run while a caller waits for long.
-constexpr Time kSignalSlice = 100'000'000;
-
-bool wait_for(Runtime& runtime, const std::function<bool()>& done, double timeout_s) {
-  const Time deadline = timeout_s < 0 ? kNever : Runtime::now() + to_ns(timeout_s);
-  for (;;) {
-    bool finished;
-    {
-      const nb::gil_scoped_release release;
-      finished = runtime.wait(done, std::max<Time>(0, std::min(kSignalSlice, deadline - Runtime::now())));
-    }
-    if (finished) return true;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    check(runtime.check_alive());
-    if (Runtime::now() >= deadline) return false;
-  }
-}
-
-// One end of a transfer with the agent that drives it.
-struct PyHandle {
-  std::shared_ptr<Runtime> runtime;
-  std::shared_ptr<Handle> handle;
-
-  std::string_view state() const {
-    constexpr std::string_view kNames[] = {"pending", "done", "failed", "cancelled"};
-    return kNames[static_cast<std::size_t>(handle->outcome())];
-  }
-  bool wait(double timeout_s) const {
-    return wait_for(*runtime, [this] { return handle->outcome() != Outcome::kPending; }, timeout_s);
-  }
-  void check_layer(std::uint32_t layer) const {
-    if (!handle->has_layer(layer))
-      raise({Code::kOutOfRange,
-             "layer " + std::to_string(layer) + " does not arrive here: it is not one of the transfer's"});
-  }
-  bool wait_layer(std::uint32_t layer, double timeout_s) const {
-    check_layer(layer);
-    return wait_for(
-        *runtime, [&] { return handle->outcome() != Outcome::kPending || handle->layer_arrived(layer); },
-        timeout_s);
-  }
-  bool layer_arrived(std::uint32_t layer) const {
-    check_layer(layer);
-    return handle->layer_arrived(layer);
-  }
-  bool watch_layer(std::uint32_t layer) const {
-    check_layer(layer);
-    return handle->watch_layer(layer);
-  }
-  void layers_ready(std::uint32_t layers) const {
-    const nb::gil_scoped_release release;
-    if (!runtime->check_alive().ok()) return;
-    runtime->with_engine([&](Engine& engine, Time now) { engine.layers_ready(now, handle->id(), layers); });
-  }
-  void cancel() const {
-    const nb::gil_scoped_release release;
-    if (!runtime->check_alive().ok()) return;
-    runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
-  }
-};
 
 std::string_view name_of_event(EventKind kind) {
   switch (kind) {
@@ -182,6 +121,22 @@ class PyAgentCore {
     return runtime_->ring().drain(max_events, arm);
   }
 
+  // 0: nothing moved; 1: something moved or came in; 2: and there are events to drain.
+  int poll() const {
+    check(runtime_->check_alive());
+    const bool moved = [&] {
+      const nb::gil_scoped_release release;
+      return runtime_->poll();
+    }();
+    return runtime_->ring().has_events() ? 2 : moved;
+  }
+
+  nb::object take_notification() const {
+    const std::optional<Notification> taken = runtime_->ring().take_notification();
+    if (!taken) return nb::none();
+    return nb::make_tuple(taken->peer, from_bytes(taken->payload));
+  }
+
   void close(double timeout_s) const {
     const nb::gil_scoped_release release;
     runtime_->close(to_ns(timeout_s));
@@ -200,7 +155,8 @@ class PyAgentCore {
     out["pieces_redone"] = stats.pieces_redone;
     out["fences_stale"] = stats.fences_stale;
     out["frames_refused"] = stats.frames_refused;
-    out["events_dropped"] = runtime_->ring().num_dropped();
+    out["events_dropped"] = runtime_->ring().num_logs_dropped();
+    out["notifications_dropped"] = runtime_->ring().num_notifications_dropped();
     return out;
   }
 
@@ -320,33 +276,16 @@ class PyAgentCore {
     }));
   }
 
-  PyHandle post(SessionKey peer, std::uint32_t program, const BlockIds& src_ids, const BlockIds& dst_ids,
-                std::uint32_t num_fine, std::uint32_t first_layer, std::uint32_t num_layers,
-                std::uint32_t layers_ready, const nb::bytes& notify, std::uint8_t priority, double timeout_s,
-                bool integrity, LeaseId lease) const {
-    TransferRequest request;
-    request.peer = peer;
-    request.program = program;
-    request.src_ids = to_vector(src_ids);
-    request.dst_ids = to_vector(dst_ids);
-    request.num_fine = num_fine;
-    request.first_layer = first_layer;
-    request.num_layers = num_layers;
-    request.layers_ready = layers_ready;
-    request.notify = to_bytes(notify);
-    request.priority = priority;
-    request.timeout_ns = to_ns(timeout_s);
-    request.integrity = integrity;
-    request.lease = lease;
-    return {runtime_,
-            take(call([&](Engine& engine, Time now) { return engine.post(now, std::move(request)); }))};
+  PyRoute route(SessionKey peer, std::uint32_t program, std::uint32_t first_layer, std::uint32_t num_layers,
+                double timeout_s, bool integrity, nb::object as_ids) const {
+    return {runtime_, peer, program, first_layer, num_layers, timeout_s, integrity, std::move(as_ids)};
   }
 
-  PyHandle expect(const nb::bytes& tag, RegionId region, const BlockIds& blocks, std::uint32_t first_layer,
+  PyHandle expect(nb::handle tag, RegionId region, const BlockIds& blocks, std::uint32_t first_layer,
                   std::uint32_t num_layers, std::uint32_t block_tokens, std::uint64_t first_token,
                   std::uint64_t end_token, std::uint32_t num_heads, std::int64_t peer,
                   double timeout_s) const {
-    wire::Bytes bytes = to_bytes(tag);
+    wire::Bytes bytes = to_payload(tag);
     std::vector<std::uint32_t> ids = to_vector(blocks);
     return {runtime_, take(call([&](Engine& engine, Time now) {
               return engine.expect(now, std::move(bytes), region, std::move(ids), first_layer, num_layers,
@@ -435,22 +374,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("seals", &PyPoolMemory::seals)
       .def("array", &PyPoolMemory::array);
 
-  nb::class_<PyHandle>(m, "Handle")
-      .def_prop_ro("id", [](const PyHandle& h) { return h.handle->id(); })
-      .def_prop_ro("state", &PyHandle::state)
-      .def_prop_ro("code", [](const PyHandle& h) { return static_cast<int>(h.handle->status().code()); })
-      .def_prop_ro("message", [](const PyHandle& h) { return h.handle->status().message(); })
-      .def_prop_ro("failed_blocks", [](const PyHandle& h) { return to_array(h.handle->failed_blocks()); })
-      .def_prop_ro("rails", [](const PyHandle& h) { return nb::tuple(nb::cast(h.handle->rails())); })
-      .def_prop_ro("posted_ns", [](const PyHandle& h) { return h.handle->posted_at(); })
-      .def_prop_ro("first_piece_ns", [](const PyHandle& h) { return h.handle->first_piece_at(); })
-      .def_prop_ro("ended_ns", [](const PyHandle& h) { return h.handle->ended_at(); })
-      .def("wait", &PyHandle::wait, "timeout_s"_a)
-      .def("wait_layer", &PyHandle::wait_layer, "layer"_a, "timeout_s"_a)
-      .def("layer_arrived", &PyHandle::layer_arrived, "layer"_a)
-      .def("watch_layer", &PyHandle::watch_layer, "layer"_a)
-      .def("layers_ready", &PyHandle::layers_ready, "layers"_a)
-      .def("cancel", &PyHandle::cancel);
+  define_transfer(m);
 
   nb::class_<Event>(m, "Event")
       .def_prop_ro("kind", [](const Event& e) { return name_of_event(e.kind); })
@@ -461,8 +385,7 @@ NB_MODULE(_native, m) {
       .def_ro("held", &Event::held)
       .def_ro("layer", &Event::layer)
       .def_prop_ro("code", [](const Event& e) { return static_cast<int>(e.code); })
-      .def_ro("message", &Event::message)
-      .def_prop_ro("payload", [](const Event& e) { return from_bytes(e.payload); });
+      .def_ro("message", &Event::message);
 
   nb::class_<PyAgentCore>(m, "AgentCore")
       .def(nb::init<const std::string&, const nb::dict&>(), "name"_a, "options"_a)
@@ -470,11 +393,11 @@ NB_MODULE(_native, m) {
       .def_prop_ro("incarnation", [](const PyAgentCore& c) { return from_bytes(c.runtime().incarnation()); })
       .def_prop_ro("event_fd", [](const PyAgentCore& c) { return c.runtime().ring().fd(); })
       .def("drain", &PyAgentCore::drain, "max_events"_a = 256, "arm"_a = true)
-      .def("poll",
-           [](const PyAgentCore& c) {
-             const nb::gil_scoped_release release;
-             return c.runtime().poll();
-           })
+      .def("take_notification", &PyAgentCore::take_notification)
+      .def(
+          "add_waiters", [](const PyAgentCore& c, int change) { c.runtime().ring().add_waiters(change); },
+          "change"_a)
+      .def("poll", &PyAgentCore::poll)
       .def("close", &PyAgentCore::close, "timeout_s"_a)
       .def("stats", &PyAgentCore::stats)
       .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a, "num_blocks"_a, "footprint"_a,
@@ -490,9 +413,8 @@ NB_MODULE(_native, m) {
       .def("peer_regions", &PyAgentCore::peer_regions, "peer"_a)
       .def("install_program", &PyAgentCore::install_program, "peer"_a, "write"_a, "src_region"_a,
            "dst_region"_a, "num_layers"_a, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "dst_heads"_a)
-      .def("post", &PyAgentCore::post, "peer"_a, "program"_a, "src_ids"_a, "dst_ids"_a, "num_fine"_a,
-           "first_layer"_a, "num_layers"_a, "layers_ready"_a, "notify"_a, "priority"_a, "timeout_s"_a,
-           "integrity"_a, "lease"_a)
+      .def("route", &PyAgentCore::route, "peer"_a, "program"_a, "first_layer"_a, "num_layers"_a,
+           "timeout_s"_a, "integrity"_a, "as_ids"_a)
       .def("expect", &PyAgentCore::expect, "tag"_a, "region"_a, "blocks"_a, "first_layer"_a, "num_layers"_a,
            "block_tokens"_a, "first_token"_a, "end_token"_a, "num_heads"_a, "peer"_a, "timeout_s"_a)
       .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a,

@@ -444,7 +444,7 @@ bool Runtime::poll() {
     kick();
   }
   caller_at_ = now();
-  return more || !ring_.empty();
+  return ring_.take_news() || more;
 }
 
 bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
@@ -653,7 +653,10 @@ void Runtime::emit(Event event) {
       return;
     }
   }
-  ring_.push(std::move(event));
+  if (event.kind == EventKind::kNotification)
+    ring_.notify({event.peer, std::move(event.payload)});
+  else
+    ring_.push(std::move(event));
   if (num_followers_ > 0) notify_waiting();
 }
 

@@ -67,7 +67,7 @@ class Runtime final : private EngineHost {
   Status deregister_region(RegionId id);
   Result<SessionKey> begin_connect(const std::string& address, Time timeout_ns);
 
-  bool poll();  // one round on the caller's thread
+  bool poll();  // one round on the caller's thread; whether anything moved or came in
   // Drives progress on the caller's thread until done() or the time is over; false then. Another
   // thread may be driving already: then this one sleeps until something ended.
   bool wait(const std::function<bool()>& done, Time timeout_ns);

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvxfer import Agent, AgentOptions
+from kvxfer import Agent, AgentOptions, BlockTable
 from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
 
 
@@ -68,17 +69,73 @@ def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once() -> None:
         assert target[9:11].all()
 
 
+@pytest.mark.parametrize("repeated", [False, True])
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("timeout_s", "5"), ("integrity", "yes"), ("lease", "7"), ("layers", 0), ("priority", "first")],
+    ("name", "value", "words"),
+    [
+        ("timeout_s", "5", "timeout_s is seconds"),
+        ("integrity", "yes", "integrity is True, False or None"),
+        ("lease", "7", "lease is a Lease's id"),
+        ("lease", 0, "lease is a Lease's id, not 0"),
+        ("lease", -1, "lease is a Lease's id, not -1"),
+        ("lease", 1 << 64, "lease is a Lease's id, not 18446744073709551616"),
+        ("layers", 0, "layers is consecutive layers"),
+        ("priority", "first", "priority is 0 to 255, not 'first'"),
+        ("priority", 256, "priority is 0 to 255, not 256"),
+        ("priority", -1, "priority is 0 to 255, not -1"),
+        ("priority", 1 << 70, "priority is 0 to 255, not 1180591620717411303424"),
+        ("notify", "text", "a notification is bytes, not str"),
+        ("notify", bytes(4097), "a notification has at most 4096 bytes, not 4097"),
+        ("src_blocks", [-1], "block id -1 is not in 0 to"),
+        ("src_blocks", [[1]], "a block table has one dimension"),
+        ("dst_blocks", "9", "block ids are integers"),
+        ("dst_blocks", np.array([9.0]), "block ids are integers"),
+    ],
 )
-def test_an_argument_of_another_kind_is_named(name: str, value: Any) -> None:
+def test_an_argument_of_another_kind_is_named(name: str, value: Any, words: str, repeated: bool) -> None:
+    """Also where the same regions were just used: then there is a shorter way."""
     with Agent("prefill") as prefill, Agent("decode") as decode:
         source = prefill.register("kv", np.ones((16, 64), np.uint8))
-        decode.register("kv", np.zeros((16, 64), np.uint8))
+        region = decode.register("kv", np.zeros((16, 64), np.uint8))
         remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
-        with pytest.raises(UsageError, match=f"^{name} is "):
-            prefill.write(source, remote, [1], [9], **{name: value})
+        region.grant(decode.accept_blocking("prefill", 10), mode="write", ttl_s=60)
+        if repeated:
+            prefill.write(source, remote, [1], [9]).wait(10)
+        done = prefill.stats()["transfers_done"]
+        usual: dict[str, Any] = {"src_blocks": [1], "dst_blocks": [9]}
+        with pytest.raises(UsageError, match=f"^{re.escape(words)}"):
+            prefill.write(source, remote, **{**usual, name: value})
+        assert prefill.stats()["transfers_open"] == 0
+        assert prefill.stats()["transfers_done"] == done
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [9, 10],
+        (9, 10),
+        range(9, 11),
+        np.array([9, 10], np.uint32),
+        np.array([9, 0, 10, 0], np.uint32)[::2],
+        np.array([9, 10], np.int64),
+        np.array([9, 10], ">u4"),
+        BlockTable([9, 10]),
+        iter((9, 10)),
+    ],
+    ids=repr,
+)
+def test_block_ids_of_every_kind_mean_the_same(blocks: Any) -> None:
+    with Agent("prefill") as prefill, Agent("decode") as decode:
+        pages = np.arange(16 * 64, dtype=np.uint8).reshape(16, 64)
+        source = prefill.register("kv", pages)
+        target = np.zeros((16, 64), np.uint8)
+        region = decode.register("kv", target)
+        remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
+        region.grant(decode.accept_blocking("prefill", 10), mode="write", ttl_s=60)
+        prefill.write(source, remote, [1], [3]).wait(10)
+        prefill.write(source, remote, [1, 2], blocks).wait(10)
+        np.testing.assert_array_equal(target[[3, 9, 10]], pages[[1, 1, 2]])
+        assert target.any(axis=1).sum() == 3
 
 
 def test_what_never_came_is_counted_and_what_was_never_released_is_said() -> None:

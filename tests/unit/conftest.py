@@ -59,6 +59,21 @@ class FakeHandle:
         self.core.happen("ended", handle=self.id)
 
 
+class FakeRoute:
+    """Records what is posted by it as the core's ``post``: peer, program, ids, layers, and the rest."""
+
+    def __init__(self, core: FakeCore, peer: int, program: int, first: int, count: int, as_ids: Any) -> None:
+        self.core = core
+        self.peer, self.program, self.first, self.count = peer, program, first, count
+        self.as_ids = as_ids
+
+    def post(self, src: Any, dst: Any, num_fine: int, notify: bytes, *rest: Any) -> FakeHandle:
+        src_ids, dst_ids = self.as_ids(src), self.as_ids(dst)
+        layers = self.first, self.count
+        told = (self.peer, self.program, src_ids, dst_ids, num_fine, *layers, notify, *rest)
+        return self.core.made("post", told)
+
+
 class FakeCore:
     """Records what it is told, and reports what `happen` says."""
 
@@ -68,6 +83,8 @@ class FakeCore:
         self.incarnation = b"i" * 16
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.events: list[SimpleNamespace] = []
+        self.notifications: list[tuple[int, bytes]] = []
+        self.num_waiters = 0
         self.armed = False
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.handles: list[FakeHandle] = []
@@ -78,7 +95,11 @@ class FakeCore:
 
     def happen(self, kind: str, **values: Any) -> None:
         event: dict[str, Any] = dict.fromkeys(("handle", "peer", "region", "lease", "layer", "code"), 0)
-        event.update(kind=kind, held=False, message="", payload=b"")
+        event.update(kind=kind, held=False, message="")
+        if kind == "notification":
+            self.notifications.append((values.pop("peer"), values.pop("payload")))
+        if kind in ("ended", "layer", "notification") and self.num_waiters == 0:
+            return
         self.events.append(SimpleNamespace(**{**event, **values}))
         if self.armed:
             self.armed = False
@@ -104,8 +125,19 @@ class FakeCore:
         self.armed = self.armed or (arm and not events)
         return events
 
-    def poll(self) -> bool:
-        return bool(self.events)
+    def add_waiters(self, change: int) -> None:
+        self.num_waiters += change
+        assert self.num_waiters >= 0
+
+    def take_notification(self) -> tuple[int, bytes] | None:
+        return self.notifications.pop(0) if self.notifications else None
+
+    def poll(self) -> int:
+        if self.called("close"):
+            from kvxfer._native import CODES, NativeError
+
+            raise NativeError(CODES["closed"], "agent is closed")
+        return 2 if self.events else int(bool(self.notifications))
 
     def close(self, timeout_s: float) -> None:
         self.calls.append(("close", (timeout_s,)))
@@ -152,13 +184,13 @@ class FakeCore:
         self.calls.append(("install_program", arguments))
         return 40 + len(self.calls)
 
-    def post(self, *arguments: Any) -> FakeHandle:
-        self.calls.append(("post", arguments))
-        return self._handle()
+    def route(
+        self, peer: int, program: int, first: int, count: int, timeout_s: float, integrity: bool, as_ids: Any
+    ) -> FakeRoute:
+        return FakeRoute(self, peer, program, first, count, as_ids)
 
     def expect(self, *arguments: Any) -> FakeHandle:
-        self.calls.append(("expect", arguments))
-        return self._handle()
+        return self.made("expect", arguments)
 
     def grant(self, *arguments: Any) -> int:
         self.calls.append(("grant", arguments))
@@ -172,7 +204,8 @@ class FakeCore:
     def lease_state(self, lease: int) -> str:
         return self.lease_states[lease]
 
-    def _handle(self) -> FakeHandle:
+    def made(self, name: str, arguments: tuple[Any, ...]) -> FakeHandle:
+        self.calls.append((name, arguments))
         self.handles.append(FakeHandle(self, len(self.handles) + 1))
         return self.handles[-1]
 

@@ -109,7 +109,7 @@ def test_what_comes_between_the_last_look_and_the_sleep_is_seen(ring: tuple[Any,
     def is_over() -> bool:
         nonlocal num_looks
         num_looks += 1
-        if completions._notifications:
+        if core.notifications:
             return True
         if num_looks == 2:  # the first is before spinning
             core.happen("notification", peer=1, payload=b"x")
@@ -153,18 +153,28 @@ def test_a_blocked_thread_learns_of_the_close(ring: tuple[Any, Completions]) -> 
     assert len(failures) == 1
 
 
-def test_unread_notifications_are_bounded(
-    fake_core: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(completion, "MAX_NOTIFICATIONS", 100)
-    agent = Agent("prefill")
-    fake_core[0].add_peer(1, "decode")
-    for i in range(103):
-        fake_core[0].happen("notification", peer=1, payload=bytes([i]))
-    agent.poll()
-    assert agent.stats()["notifications_dropped"] == 3
-    assert len(caplog.records) == 1
-    assert agent.wait_notification(0).payload == bytes([3])
+async def test_whoever_waits_says_so_before_the_last_look(ring: tuple[Any, Completions]) -> None:
+    core, completions = ring
+    told = []
+
+    def is_over() -> bool:
+        told.append(core.num_waiters)
+        return len(told) == 3
+
+    waiting = asyncio.create_task(completions.until(("handle", 1), is_over))
+    await asyncio.sleep(0)
+    core.happen("ended", handle=1)
+    await waiting
+    assert told == [0, 1, 1]
+    assert core.num_waiters == 0
+
+    def never() -> bool:
+        told.append(core.num_waiters)
+        return False
+
+    assert not completions.block_until(never, 0.01)
+    assert told[-1] == 1
+    assert core.num_waiters == 0
 
 
 def test_the_child_of_a_fork_is_told(ring: tuple[Any, Completions]) -> None:

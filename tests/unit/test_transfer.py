@@ -11,7 +11,7 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer.agent import Agent
 from kvxfer.errors import PeerError, TransferError, UsageError
-from kvxfer.transfer import Incoming, Transfer
+from kvxfer.transfer import Incoming, Scope, Transfer
 
 
 @pytest.fixture
@@ -19,9 +19,8 @@ def incoming(fake_core: list[Any]) -> tuple[Any, Incoming]:
     agent = Agent("decode")
     core = fake_core[0]
     handle = core.expect()
-    return handle, Incoming(
-        handle, agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True
-    )
+    scope = Scope(agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True)
+    return handle, Incoming(handle, scope)
 
 
 async def test_done_wakes_all_who_wait(incoming: tuple[Any, Incoming]) -> None:
@@ -114,9 +113,8 @@ def test_cancel_is_passed_on(incoming: tuple[Any, Incoming]) -> None:
 
 def test_a_write_has_no_layers_here(fake_core: list[Any]) -> None:
     agent = Agent("prefill")
-    work = Transfer(
-        fake_core[0].expect(), agent._completions, peer_name="d", layers=range(2), origin=0, arrives=False
-    )
+    scope = Scope(agent._completions, peer_name="d", layers=range(2), origin=0, arrives=False)
+    work = Transfer(fake_core[0].expect(), scope)
     with pytest.raises(UsageError, match="other end"):
         work.layer_arrived(0)
     assert "layers=0..1 pending" in repr(work)

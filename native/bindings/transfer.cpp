@@ -1,0 +1,176 @@
+#include "bindings/transfer.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+namespace kvxfer::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+constexpr Time kSignalSlice = 100'000'000;
+
+constexpr std::uint32_t kNumPriorities = 256;
+
+}  // namespace
+
+bool wait_for(Runtime& runtime, const std::function<bool()>& done, double timeout_s) {
+  const Time deadline = timeout_s < 0 ? kNever : Runtime::now() + to_ns(timeout_s);
+  for (;;) {
+    bool finished;
+    {
+      const nb::gil_scoped_release release;
+      finished = runtime.wait(done, std::max<Time>(0, std::min(kSignalSlice, deadline - Runtime::now())));
+    }
+    if (finished) return true;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    check(runtime.check_alive());
+    if (Runtime::now() >= deadline) return false;
+  }
+}
+
+// ---- a handle -------------------------------------------------------------------------------------
+
+std::string_view PyHandle::state() const {
+  constexpr std::string_view kNames[] = {"pending", "done", "failed", "cancelled"};
+  return kNames[static_cast<std::size_t>(handle->outcome())];
+}
+
+bool PyHandle::wait(double timeout_s) const {
+  return wait_for(*runtime, [this] { return handle->outcome() != Outcome::kPending; }, timeout_s);
+}
+
+void PyHandle::check_layer(std::uint32_t layer) const {
+  if (!handle->has_layer(layer))
+    raise({Code::kOutOfRange,
+           "layer " + std::to_string(layer) + " does not arrive here: it is not one of the transfer's"});
+}
+
+bool PyHandle::wait_layer(std::uint32_t layer, double timeout_s) const {
+  check_layer(layer);
+  return wait_for(
+      *runtime, [&] { return handle->outcome() != Outcome::kPending || handle->layer_arrived(layer); },
+      timeout_s);
+}
+
+bool PyHandle::layer_arrived(std::uint32_t layer) const {
+  check_layer(layer);
+  return handle->layer_arrived(layer);
+}
+
+bool PyHandle::watch_layer(std::uint32_t layer) const {
+  check_layer(layer);
+  return handle->watch_layer(layer);
+}
+
+void PyHandle::layers_ready(std::uint32_t layers) const {
+  const nb::gil_scoped_release release;
+  if (!runtime->check_alive().ok()) return;
+  runtime->with_engine([&](Engine& engine, Time now) { engine.layers_ready(now, handle->id(), layers); });
+}
+
+void PyHandle::cancel() const {
+  const nb::gil_scoped_release release;
+  if (!runtime->check_alive().ok()) return;
+  runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
+}
+
+// ---- a route --------------------------------------------------------------------------------------
+
+namespace {
+
+double to_seconds(nb::handle seconds, double otherwise) {
+  if (seconds.is_none()) return otherwise;
+  const double value = PyFloat_AsDouble(seconds.ptr());
+  if (value == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  return value;
+}
+
+bool to_bool(nb::handle flag, bool otherwise) {
+  if (flag.is_none()) return otherwise;
+  if (!PyBool_Check(flag.ptr())) throw nb::type_error("integrity is no bool");
+  return flag.ptr() == Py_True;
+}
+
+std::uint8_t to_priority(nb::handle priority) {
+  const Py_ssize_t value = PyNumber_AsSsize_t(priority.ptr(), nullptr);  // clipped where it is out of range
+  if (value == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  if (value < 0 || value >= kNumPriorities)
+    raise({Code::kInvalidArgument, "priority is 0 to 255, not " + std::string(nb::str(priority).c_str())});
+  return static_cast<std::uint8_t>(value);
+}
+
+LeaseId to_lease(nb::handle lease) {
+  if (lease.is_none()) return 0;
+  if (!PyLong_Check(lease.ptr())) throw nb::type_error("lease is no int");
+  const LeaseId value = PyLong_AsUnsignedLongLong(lease.ptr());
+  const bool overflowed = PyErr_Occurred() != nullptr;
+  PyErr_Clear();
+  if (overflowed || value == 0)
+    raise({Code::kInvalidArgument, "lease is a Lease's id, not " + std::string(nb::repr(lease).c_str())});
+  return value;
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> PyRoute::to_ids(nb::handle blocks) const {
+  BlockIds ids;
+  if (ids.open(blocks.ptr())) return to_vector(ids);
+  const nb::object converted = as_ids(blocks);
+  if (!ids.open(converted.ptr())) throw nb::type_error("block ids are no uint32");
+  return to_vector(ids);
+}
+
+PyHandle PyRoute::post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
+                       nb::handle notify, nb::handle timeout, nb::handle priority, nb::handle check,
+                       nb::handle lease, bool hold) const {
+  TransferRequest request;
+  request.peer = peer;
+  request.program = program;
+  request.src_ids = to_ids(src_blocks);
+  request.dst_ids = to_ids(dst_blocks);
+  request.num_fine = num_fine;
+  request.first_layer = first_layer;
+  request.num_layers = num_layers;
+  request.layers_ready = hold ? 0 : num_layers;
+  request.notify = to_payload(notify);
+  request.priority = to_priority(priority);
+  request.timeout_ns = to_ns(to_seconds(timeout, timeout_s));
+  request.integrity = to_bool(check, integrity);
+  request.lease = to_lease(lease);
+  python::check(runtime->check_alive());
+  Result<std::shared_ptr<Handle>> posted = [&] {
+    const nb::gil_scoped_release release;
+    return runtime->with_engine(
+        [&](Engine& engine, Time now) { return engine.post(now, std::move(request)); });
+  }();
+  return {runtime, take(std::move(posted))};
+}
+
+void define_transfer(nb::module_& module) {
+  nb::class_<PyHandle>(module, "Handle")
+      .def_prop_ro("id", [](const PyHandle& h) { return h.handle->id(); })
+      .def_prop_ro("state", &PyHandle::state)
+      .def_prop_ro("code", [](const PyHandle& h) { return static_cast<int>(h.handle->status().code()); })
+      .def_prop_ro("message", [](const PyHandle& h) { return h.handle->status().message(); })
+      .def_prop_ro("failed_blocks", [](const PyHandle& h) { return to_array(h.handle->failed_blocks()); })
+      .def_prop_ro("rails", [](const PyHandle& h) { return nb::tuple(nb::cast(h.handle->rails())); })
+      .def_prop_ro("posted_ns", [](const PyHandle& h) { return h.handle->posted_at(); })
+      .def_prop_ro("first_piece_ns", [](const PyHandle& h) { return h.handle->first_piece_at(); })
+      .def_prop_ro("ended_ns", [](const PyHandle& h) { return h.handle->ended_at(); })
+      .def("wait", &PyHandle::wait, "timeout_s"_a)
+      .def("wait_layer", &PyHandle::wait_layer, "layer"_a, "timeout_s"_a)
+      .def("layer_arrived", &PyHandle::layer_arrived, "layer"_a)
+      .def("watch_layer", &PyHandle::watch_layer, "layer"_a)
+      .def("layers_ready", &PyHandle::layers_ready, "layers"_a)
+      .def("cancel", &PyHandle::cancel);
+
+  nb::class_<PyRoute>(module, "Route")
+      .def("post", &PyRoute::post, "src_blocks"_a, "dst_blocks"_a, "num_fine"_a, "notify"_a,
+           "timeout_s"_a.none(), "priority"_a, "integrity"_a.none(), "lease"_a.none(), "hold"_a);
+}
+
+}  // namespace kvxfer::python

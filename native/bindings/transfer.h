@@ -1,0 +1,49 @@
+// A transfer's handle, and the route that posts one.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "bindings/convert.h"
+#include "core/runtime.h"
+
+namespace kvxfer::python {
+
+// Waits without the GIL, in slices, so that Python's signal handlers run while a caller waits for long.
+bool wait_for(Runtime& runtime, const std::function<bool()>& done, double timeout_s);
+
+// One end of a transfer with the agent that drives it.
+struct PyHandle {
+  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<Handle> handle;
+
+  std::string_view state() const;
+  bool wait(double timeout_s) const;
+  void check_layer(std::uint32_t layer) const;
+  bool wait_layer(std::uint32_t layer, double timeout_s) const;
+  bool layer_arrived(std::uint32_t layer) const;
+  bool watch_layer(std::uint32_t layer) const;
+  void layers_ready(std::uint32_t layers) const;
+  void cancel() const;
+};
+
+// A program of a peer, some of its layers, and what a caller who says nothing gets. Takes what a caller
+// passes as it is, so that a post that is like the one before it costs one call.
+struct PyRoute {
+  std::shared_ptr<Runtime> runtime;
+  SessionKey peer;
+  std::uint32_t program, first_layer, num_layers;
+  double timeout_s;
+  bool integrity;
+  nb::object as_ids;  // kvxfer/block_table.py: of what are no uint32 yet
+
+  PyHandle post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine, nb::handle notify,
+                nb::handle timeout, nb::handle priority, nb::handle check, nb::handle lease, bool hold) const;
+
+ private:
+  std::vector<std::uint32_t> to_ids(nb::handle blocks) const;
+};
+
+void define_transfer(nb::module_& module);
+
+}  // namespace kvxfer::python

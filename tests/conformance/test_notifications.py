@@ -1,0 +1,109 @@
+"""Notifications between real agents: in order, once each, and of peers that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from kvxfer import Agent, AgentOptions, Peer, Transfer
+
+
+class Ends:
+    """Two agents, the second of which lets the first write; ``note`` writes with a payload."""
+
+    def __init__(self, prefill: Agent, decode: Agent) -> None:
+        self.prefill, self.decode = prefill, decode
+        source = prefill.register("kv", np.ones((4, 64), np.uint8))
+        region = decode.register("kv", np.zeros((4, 64), np.uint8))
+        remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
+        region.grant(decode.accept_blocking("prefill", 10), mode="write", ttl_s=60)
+        self.note: Callable[[bytes], Transfer] = lambda payload: prefill.write(
+            source, remote, [1], [2], notify=payload
+        )
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    options = AgentOptions(transports=(request.param,))
+    with Agent("prefill", options=options) as prefill, Agent("decode", options=options) as decode:
+        yield Ends(prefill, decode)
+
+
+def wait_until(is_over: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not is_over():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_note_that_is_read_after_its_peer_was_lost_names_it(ends: Ends) -> None:
+    peer = ends.decode.accept_blocking("prefill", 10)
+    for payload in (b"held", b"forgotten"):
+        ends.note(payload).wait(10)
+    ends.prefill.close()
+    wait_until(lambda: not ends.decode.peers)
+    note = ends.decode.wait_notification(10)
+    assert note.payload == b"held"
+    assert note.peer is peer
+    del note, peer
+    gc.collect()
+    note = ends.decode.wait_notification(10)
+    assert (note.peer.name, note.peer.state, note.payload) == ("prefill", "lost", b"forgotten")
+
+
+def test_polling_comes_to_an_end_though_nobody_reads(ends: Ends) -> None:
+    for _ in range(3):
+        ends.note(b"unread").wait(10)
+    deadline = time.monotonic() + 10
+    while ends.decode.poll():
+        assert time.monotonic() < deadline
+    assert ends.decode.poll_notification() is not None
+
+
+def test_each_goes_to_one_reader_in_order_while_others_drive(ends: Ends) -> None:
+    """One thread reads, others poll and wait for transfers, which reads the same ring."""
+    count, found, stop = 300, [], threading.Event()
+
+    def read() -> None:
+        for _ in range(count):
+            found.append(int(ends.decode.wait_notification(20).payload))
+
+    def drive() -> None:
+        while not stop.is_set():
+            ends.decode.poll()
+            time.sleep(0.0005)
+
+    threads = [threading.Thread(target=read), threading.Thread(target=drive)]
+    for thread in threads:
+        thread.start()
+    for number in range(count):
+        ends.note(b"%d" % number).wait(20)
+    threads[0].join(20)
+    stop.set()
+    threads[1].join(20)
+    assert found == list(range(count))
+    assert ends.decode.poll_notification() is None
+
+
+async def test_many_tasks_read_beside_each_other(ends: Ends) -> None:
+    """As many notes as tasks may come as one piece of news: each of them gets one."""
+    readers: list[Peer] = []
+
+    async def read() -> bytes:
+        async for note in ends.decode.notifications():
+            readers.append(note.peer)
+            return note.payload
+        return b""
+
+    for _ in range(20):
+        waiting = [asyncio.create_task(read()) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.gather(*(ends.note(b"%d" % number) for number in range(3)))
+        assert sorted(await asyncio.wait_for(asyncio.gather(*waiting), 10)) == [b"0", b"1", b"2"]
+    assert len(readers) == 60
