@@ -161,6 +161,15 @@ class AgentCore:
     def take_notification(self) -> tuple[int, bytes] | None:
         """The oldest notification that nobody has read (peer, payload). At most 65536 are kept; then the
         oldest are dropped, and the first time a "log" event says so."""
+    @property
+    def sockets_fd(self) -> int:
+        """Readable while sockets have something for ``serve``."""
+    @property
+    def serves(self) -> bool:
+        """Whether a loop gains by it: all sessions are of this host, their frames in shared memory."""
+    def serve(self) -> bool:
+        """Does what is short of what made ``sockets_fd`` readable. False: the agent's thread has it (or the
+        agent is closed); look away until the ring has told something."""
     def poll(self) -> int:
         """Drives progress once without blocking. 0: nothing moved; 1: something moved or came in; 2: and
         there are events to drain."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvxfer._native import CODES, AgentCore, NativeError
-from kvxfer.completion import ANY, Completions
+from kvxfer.completion import ANY, NOTIFICATION, Completions
 from kvxfer.errors import AgentError, UsageError, translate
 from kvxfer.layout import KVLayout
 from kvxfer.log import logger
@@ -592,7 +592,7 @@ class Agent:
         found: list[Notification] = []
         while True:
             try:
-                await self._completions.until(("notification", ANY), lambda: self._take(found))
+                await self._completions.until(NOTIFICATION, lambda: self._take(found))
             except AgentError as error:
                 if error.code == "closed":
                     return

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Key = tuple[str, int]
 #: A key that stands for every number of its kind.
 ANY: Final = -1
+NOTIFICATION: Final = ("notification", ANY)
 #: The part of a key that stands for the whole of it, where others stand for a layer.
 WHOLE: Final = -1
 
@@ -39,8 +40,10 @@ class Completions:
 
     Nobody owns the ring. Each event loop on which something is awaited watches the one event
     descriptor; blocking calls poll it, one of them for all; whoever is first drains the ring and
-    wakes the others. While nobody waits, what becomes of transfers is not told here at all: handles
-    know it. All methods may be called from any thread.
+    wakes the others. A loop also watches the sockets while notifications are awaited, and does what is
+    short by itself: by way of the agent's thread it would take two wake-ups. While nobody waits, what
+    becomes of transfers is not told here at all: handles know it. All methods may be called from any
+    thread.
 
     Parameters
     ----------
@@ -65,6 +68,7 @@ class Completions:
         self._lost: KvxferError | None = None
         self._waiters: dict[Key, dict[int, list[_Waiter]]] = {}
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+        self._serving: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         # Whether one of them ever watched: counting the set takes longer than all else that an idle
         # drain does, and to arm for a loop that is gone is one needless write.
         self._watched = False
@@ -104,16 +108,16 @@ class Completions:
         with self._lock:
             loops = list(self._loops)
             self._loops.clear()
+            self._serving.clear()
             self._watched = False
-        fd = self.core.event_fd
         for loop in loops:
             if loop.is_closed():
                 continue
             if asyncio._get_running_loop() is loop:
-                loop.remove_reader(fd)
+                self._remove_readers(loop)
             else:
-                # The bound method keeps the core, and with it the descriptor, until it has run.
-                _call_soon(loop, self._remove_reader, loop)
+                # The bound method keeps the core, and with it the descriptors, until it has run.
+                _call_soon(loop, self._remove_readers, loop)
 
     def shut(self, error: KvxferError) -> None:
         """After the agent closed: wakes everybody who still waits; `check` raises from now on."""
@@ -155,7 +159,7 @@ class Completions:
             self._wake(("handle", event.handle), WHOLE if kind == "ended" else event.layer)
             return
         if kind == "notification":
-            self._wake(("notification", ANY))
+            self._wake(NOTIFICATION)
             return
         self._on_event(event)
         if kind in ("peer-up", "peer-lost"):
@@ -206,6 +210,8 @@ class Completions:
                 self.check()
                 if is_over():
                     return
+                if key == NOTIFICATION and loop not in self._serving and self.core.serves:
+                    self._watch_sockets(loop)
                 await waiter[1]
             finally:
                 self._leave(key, part, waiter)
@@ -219,8 +225,24 @@ class Completions:
         loop.add_reader(self.core.event_fd, self.drain)
         self.drain()  # arms the descriptor, and takes what came before anybody watched
 
-    def _remove_reader(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _watch_sockets(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            if loop not in self._loops:
+                return  # the agent is closing
+            self._serving.add(loop)
+        loop.add_reader(self.core.sockets_fd, self._serve, loop)
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Whoever waits anew watches anew: after news, or when what is long is done.
+        if NOTIFICATION not in self._waiters or not self.core.serve():
+            with self._lock:
+                self._serving.discard(loop)
+            loop.remove_reader(self.core.sockets_fd)
+        self.drain()
+
+    def _remove_readers(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.remove_reader(self.core.event_fd)
+        loop.remove_reader(self.core.sockets_fd)
 
     def _enter(self, key: Key, part: int, waiter: _Waiter) -> None:
         with self._lock:

@@ -392,6 +392,13 @@ NB_MODULE(_native, m) {
       .def_prop_ro("address", [](const PyAgentCore& c) { return c.runtime().address(); })
       .def_prop_ro("incarnation", [](const PyAgentCore& c) { return from_bytes(c.runtime().incarnation()); })
       .def_prop_ro("event_fd", [](const PyAgentCore& c) { return c.runtime().ring().fd(); })
+      .def_prop_ro("sockets_fd", [](const PyAgentCore& c) { return c.runtime().sockets_fd(); })
+      .def_prop_ro("serves", [](const PyAgentCore& c) { return c.runtime().serves(); })
+      .def("serve",
+           [](const PyAgentCore& c) {
+             const nb::gil_scoped_release release;
+             return c.runtime().serve();
+           })
       .def("drain", &PyAgentCore::drain, "max_events"_a = 256, "arm"_a = true)
       .def("take_notification", &PyAgentCore::take_notification)
       .def(

@@ -17,6 +17,7 @@ class EpollReactor final : public Reactor {
   void modify(int fd, std::uint32_t events) override;
   void remove(int fd) noexcept override;
 
+  int fd() const noexcept { return epoll_.get(); }  // readable while one of its own is
   bool usable() const noexcept { return static_cast<bool>(epoll_); }  // else no descriptor was left
 
   // Calls the handlers that are ready, without waiting; false when none was.

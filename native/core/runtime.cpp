@@ -27,11 +27,23 @@ namespace {
 // caller's next wait is usually near, and waking the thread in between costs both of them.
 constexpr Time kCallerLinger = 200'000;
 
+// After an event loop that did the short work it keeps away for longer: to be woken beside the loop by
+// what comes next costs both of them. What comes while the loop is busy with something else waits so long.
+constexpr Time kLoopLinger = 1'000'000;
+
 // Nobody needs the thread while a caller drives; who leaves wakes it. Only a bound, should that fail.
 constexpr std::chrono::nanoseconds kParked = std::chrono::milliseconds(500);
 
 // A caller's poll goes on for so long while there is work at hand, and one slice more.
 constexpr Time kPollNs = 10'000;
+
+// An event loop's takes so many rounds in any case: what is short is done by then, though the processor
+// was taken away in between.
+constexpr int kServeRounds = 4;
+
+// Where more was at hand than that, an event loop leaves the sockets to the thread for so long: what is
+// long comes in many pieces, and each would be handed on.
+constexpr Time kLongWork = 100'000'000;
 
 // Rounds of moving between two looks at the sockets: a transfer of one piece needs two, its bytes and
 // the source's fence.
@@ -290,11 +302,12 @@ void Runtime::run() {
   Time moved_at = now();
   while (!stop_) {
     // Somebody who waits drives: two threads on the same sockets would only wake each other.
-    if (driven_ || now() - caller_at_ < kCallerLinger) {
+    const Time lingers = caller_until_ - now();
+    if (driven_ || lingers > 0) {
       std::unique_lock lock(wait_mutex_);
       // Either this sees that the caller has left, or the caller sees parked_ and wakes us.
       parked_ = true;
-      wait_changed_.wait_for(lock, driven_ ? kParked : std::chrono::nanoseconds(kCallerLinger));
+      wait_changed_.wait_for(lock, driven_ ? kParked : std::chrono::nanoseconds(lingers));
       parked_ = false;
       continue;
     }
@@ -350,6 +363,7 @@ bool Runtime::progress(bool look) {
     still = moving();
   }
   left_ = still || engine_->wants_pump();
+  serves_.store(!sharing_.empty() && sharing_.size() == controls_.size(), std::memory_order_relaxed);
   return more || left_;
 }
 
@@ -440,11 +454,35 @@ bool Runtime::poll() {
     while (left_ && now() < until);
     // For a thread that sleeps peers would have to say over the socket what a caller who polls on sees
     // at once: it is to wait as after every caller.
-    if (!sharing_.empty() && thread_until_ != 0 && until - caller_at_ < kCallerLinger) rouse_thread();
+    if (!sharing_.empty() && thread_until_ != 0 && start < caller_until_) rouse_thread();
     kick();
   }
-  caller_at_ = now();
+  caller_until_ = now() + kCallerLinger;
   return ring_.take_news() || more;
+}
+
+bool Runtime::serve() {
+  if (!check_alive().ok()) return false;
+  bool left = true;
+  if (gate_.try_lock()) {
+    const std::lock_guard lock(gate_, std::adopt_lock);
+    const Time start = now();
+    int rounds = 0;
+    do {
+      progress();
+      // Peers are to say over the socket what they write from now on: the loop is about to sleep.
+      left = left_ || !failed_rails_.empty() || !rest_rings();
+    } while (left && (++rounds < kServeRounds || now() - start < kPollNs));
+    if (left && moving()) thread_serves_until_ = now() + kLongWork;
+    if (!left)
+      kick();
+    else if (thread_until_ != 0)
+      rouse_thread();
+  }
+  // A loop that waits on comes back soon, and the thread keeps out of its way as of every caller's.
+  caller_until_ = left ? 0 : now() + kLoopLinger;
+  if (left && parked_) notify_waiting();
+  return !left;
 }
 
 bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
@@ -481,7 +519,7 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
       }
     }
     driver_until_ = 0;
-    caller_at_ = now();
+    caller_until_ = now() + kCallerLinger;
     driven_ = false;
     {
       // What this one leaves undone is the thread's, which may be asleep.

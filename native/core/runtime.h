@@ -68,6 +68,15 @@ class Runtime final : private EngineHost {
   Result<SessionKey> begin_connect(const std::string& address, Time timeout_ns);
 
   bool poll();  // one round on the caller's thread; whether anything moved or came in
+  // Readable while sockets have something to read or may be written to.
+  int sockets_fd() const noexcept { return reactor_.fd(); }
+  // For an event loop that found sockets_fd() readable: does on its thread what is short, which spares
+  // the way by ours. False where somebody else drives, or more is left than is short: the thread has it
+  // now, and the loop should look away from sockets_fd() until it hears of something by the ring.
+  bool serve();
+  // Whether that is worth a loop's while: where frames come through memory the end of what is short is
+  // one wake-up away. Over sockets alone there are more, each of which a loop answers later than a thread.
+  bool serves() const noexcept { return serves_ && now() >= thread_serves_until_; }
   // Drives progress on the caller's thread until done() or the time is over; false then. Another
   // thread may be driving already: then this one sleeps until something ended.
   bool wait(const std::function<bool()>& done, Time timeout_ns);
@@ -211,6 +220,8 @@ class Runtime final : private EngineHost {
   std::vector<SessionKey> unsent_;          // sessions whose control socket has something to send
   bool sweep_ = false;                      // some connection is dead
   std::vector<SessionKey> sharing_;         // sessions whose frames may come through memory
+  std::atomic<bool> serves_{false};         // those are all that there are
+  std::atomic<Time> thread_serves_until_{0};
   bool rings_sleep_ = false;
   int rounds_without_sockets_ = 0;
   Time looked_at_ = 0;                      // at the sockets, for a caller who polls
@@ -222,7 +233,7 @@ class Runtime final : private EngineHost {
   // Until when they sleep on the reactor: the thread, and a caller who drives. 0: awake.
   std::atomic<Time> thread_until_{0}, driver_until_{0};
   std::atomic<bool> roused_{false};
-  std::atomic<Time> caller_at_{0};          // a caller drove progress last
+  std::atomic<Time> caller_until_{0};       // who drove progress last may be back by then
   std::atomic<bool> driven_{false};         // a caller is driving now
   std::atomic<bool> parked_{false};         // the thread waits for that to end
   std::mutex wait_mutex_;

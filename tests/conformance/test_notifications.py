@@ -107,3 +107,55 @@ async def test_many_tasks_read_beside_each_other(ends: Ends) -> None:
         await asyncio.gather(*(ends.note(b"%d" % number) for number in range(3)))
         assert sorted(await asyncio.wait_for(asyncio.gather(*waiting), 10)) == [b"0", b"1", b"2"]
     assert len(readers) == 60
+
+
+async def test_a_loop_that_is_busy_keeps_nobody_waiting(ends: Ends) -> None:
+    """It serves while it waits; what comes while it computes is the agent's thread's."""
+    reader = ends.decode.notifications()
+
+    def write(first: int) -> None:
+        for number in range(first, first + 20):
+            ends.note(b"%d" % number).wait(20)
+
+    for first in range(0, 100, 20):
+        writing = threading.Thread(target=write, args=(first,))
+        waiting = asyncio.ensure_future(anext(reader))
+        await asyncio.sleep(0)
+        writing.start()
+        note = await waiting
+        writing.join(20)  # the loop stands still meanwhile
+        assert not writing.is_alive()
+        assert note.payload == b"%d" % first
+        for number in range(first + 1, first + 20):
+            assert (await asyncio.wait_for(anext(reader), 10)).payload == b"%d" % number
+
+
+def test_two_loops_answer_each_other(ends: Ends) -> None:
+    """Each on a thread of its own, and each write is answered by one from the other end."""
+    region = ends.prefill.regions["kv"]
+    peer = ends.prefill.peers[0]
+    region.grant(peer, mode="write", ttl_s=60)
+    source = ends.decode.regions["kv"]
+    remote = ends.decode.peers[0].regions["kv"]
+    count, heard = 200, {"prefill": 0, "decode": 0}
+
+    async def prefill() -> None:
+        notes = ends.prefill.notifications()
+        for number in range(count):
+            ends.note(b"%d" % number)
+            assert (await asyncio.wait_for(anext(notes), 20)).payload == b"%d" % number
+            heard["prefill"] += 1
+
+    async def decode() -> None:
+        notes = ends.decode.notifications()
+        for number in range(count):
+            assert (await asyncio.wait_for(anext(notes), 20)).payload == b"%d" % number
+            ends.decode.write(source, remote, [2], [3], notify=b"%d" % number)
+            heard["decode"] += 1
+
+    threads = [threading.Thread(target=asyncio.run, args=(end(),)) for end in (prefill, decode)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert heard == {"prefill": count, "decode": count}

@@ -1,4 +1,6 @@
 // Two agents alive in one process, with callers on several threads: what TSan is to look at.
+#include <poll.h>
+
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -90,10 +92,13 @@ struct Ends {
     return lease.value();
   }
   std::shared_ptr<Handle> write(std::uint32_t block, const wire::Bytes& notify = {}) {
+    return write(std::vector<std::uint32_t>{block}, notify);
+  }
+  std::shared_ptr<Handle> write(std::vector<std::uint32_t> blocks, const wire::Bytes& notify) {
     TransferRequest request;
     request.peer = there;
     request.program = program;
-    request.src_ids = request.dst_ids = {block};
+    request.src_ids = request.dst_ids = std::move(blocks);
     request.num_layers = request.layers_ready = 1;
     request.timeout_ns = 20 * kSecond;
     request.notify = notify;
@@ -153,6 +158,55 @@ TEST(a_caller_who_sleeps_while_it_drives_is_woken_for_what_another_begins) {
     over = true;
     both.dst.runtime->poll();
     driver.join();
+  }
+}
+
+// As asyncio's: watches the sockets until they are the thread's again, and the ring all the time. Now and
+// then it is busy with something else, or looks away from the sockets for a while.
+void loop_on(Runtime& runtime, const std::atomic<bool>& over, std::uint64_t seed,
+             std::vector<wire::Bytes>& heard) {
+  check::Random random(seed);
+  bool watches = true;
+  runtime.ring().add_waiters(1);
+  while (!over) {
+    pollfd fds[] = {{runtime.ring().fd(), POLLIN, 0}, {watches ? runtime.sockets_fd() : -1, POLLIN, 0}};
+    ::poll(fds, 2, 20);
+    if (random.chance(3)) std::this_thread::sleep_for(std::chrono::microseconds(random.below(3000)));
+    if (fds[1].revents != 0) watches = runtime.serve() && !random.chance(3);
+    while (!runtime.ring().drain(16, true).empty()) watches = true;
+    while (const std::optional<Notification> taken = runtime.ring().take_notification())
+      heard.push_back(taken->payload);
+  }
+  runtime.ring().add_waiters(-1);
+}
+
+TEST(event_loops_that_serve_and_are_busy_and_look_away_lose_nothing) {
+  for (const char* const transport : {"shm", "unix", "tcp"}) {
+    Ends both(transport, kNoHeartbeat);
+    both.grant();
+    std::atomic<bool> over{false};
+    std::vector<wire::Bytes> heard, unheard, sent;
+    std::thread near([&] { loop_on(*both.src.runtime, over, check::seed(), unheard); });
+    std::thread far([&] { loop_on(*both.dst.runtime, over, check::seed() + 1, heard); });
+    check::Random random(check::seed() + 2);
+    std::vector<std::uint32_t> all(kBlocks);
+    for (std::uint32_t block = 0; block < kBlocks; ++block) all[block] = block;
+    bool ended = true;
+    for (std::uint32_t round = 0; round < 300 && ended; ++round) {
+      sent.push_back({static_cast<std::byte>(round), static_cast<std::byte>(round >> 8)});
+      // What is short is the loop's, what is long the thread's.
+      const auto handle =
+          random.chance(10) ? both.write(all, sent.back()) : both.write(round % kBlocks, sent.back());
+      ended = ends(handle, 10 * kSecond);
+      CHECK(ended);
+      CHECK_EQ(handle->outcome(), Outcome::kDone);
+    }
+    for (int pause = 0; pause < 100; ++pause) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    over = true;
+    near.join();
+    far.join();
+    CHECK(heard == sent);
+    CHECK(unheard.empty());
   }
 }
 

@@ -82,6 +82,10 @@ class FakeCore:
         self.address = "tcp://127.0.0.1:7301" if options["listen"] else ""
         self.incarnation = b"i" * 16
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.sockets_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.serves = False
+        self.leaves = 0  # how many times from now on `serve` leaves the work to the thread
+        self.num_served = 0
         self.events: list[SimpleNamespace] = []
         self.notifications: list[tuple[int, bytes]] = []
         self.num_waiters = 0
@@ -131,6 +135,14 @@ class FakeCore:
 
     def take_notification(self) -> tuple[int, bytes] | None:
         return self.notifications.pop(0) if self.notifications else None
+
+    def serve(self) -> bool:
+        self.num_served += 1
+        if self.leaves:
+            self.leaves -= 1
+            return False
+        os.eventfd_read(self.sockets_fd)
+        return True
 
     def poll(self) -> int:
         if self.called("close"):
@@ -231,3 +243,4 @@ def fake_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeCore]]:
     yield cores
     for core in cores:
         os.close(core.event_fd)
+        os.close(core.sockets_fd)

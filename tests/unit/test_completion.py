@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from typing import Any
 
@@ -12,7 +13,7 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import completion
 from kvxfer.agent import Agent
-from kvxfer.completion import ANY, Completions
+from kvxfer.completion import ANY, NOTIFICATION, Completions
 from kvxfer.errors import AgentError
 
 
@@ -175,6 +176,92 @@ async def test_whoever_waits_says_so_before_the_last_look(ring: tuple[Any, Compl
     assert not completions.block_until(never, 0.01)
     assert told[-1] == 1
     assert core.num_waiters == 0
+
+
+async def rest() -> None:
+    """Gives the loop time to look at its descriptors, several times."""
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+
+
+def watches_sockets(core: Any) -> bool:
+    """Whether the running loop watched them. It does not any more."""
+    return asyncio.get_running_loop().remove_reader(core.sockets_fd)
+
+
+async def test_a_loop_serves_while_notifications_are_awaited(ring: tuple[Any, Completions]) -> None:
+    core, completions = ring
+    core.serves = True
+    over = False
+    waiting = asyncio.create_task(completions.until(NOTIFICATION, lambda: over))
+    await rest()
+    assert core.num_served == 0
+    for served in (1, 2):
+        os.eventfd_write(core.sockets_fd, 1)
+        await rest()
+        assert core.num_served == served
+    over = True
+    core.happen("notification", peer=1, payload=b"x")
+    await waiting
+    os.eventfd_write(core.sockets_fd, 1)
+    await rest()
+    assert core.num_served == 2
+    assert not watches_sockets(core)
+
+
+async def test_what_is_long_is_the_threads_until_somebody_waits_anew(ring: tuple[Any, Completions]) -> None:
+    core, completions = ring
+    core.serves, core.leaves = True, 1
+    looks = iter([False, False, False, True])
+    waiting = asyncio.create_task(completions.until(NOTIFICATION, lambda: next(looks)))
+    await asyncio.sleep(0)
+    os.eventfd_write(core.sockets_fd, 1)  # stays readable: the thread has not come to it yet
+    await rest()
+    assert core.num_served == 1
+    core.happen("notification", peer=1, payload=b"x")  # not what the task waits for: it waits anew
+    await rest()
+    assert core.num_served == 2
+    core.happen("notification", peer=1, payload=b"y")
+    await waiting
+
+
+@pytest.mark.parametrize("key", [("handle", 1), ("peer", ANY)])
+async def test_a_loop_leaves_the_sockets_alone_for_other_waits(
+    ring: tuple[Any, Completions], key: tuple[str, int]
+) -> None:
+    core, completions = ring
+    core.serves = True
+    waiting = asyncio.create_task(completions.until(key, lambda: False))
+    await rest()
+    assert not watches_sockets(core)
+    waiting.cancel()
+
+
+async def test_a_loop_leaves_sockets_alone_that_are_the_threads(ring: tuple[Any, Completions]) -> None:
+    core, completions = ring
+    waiting = asyncio.create_task(completions.until(NOTIFICATION, lambda: False))
+    await rest()
+    assert not watches_sockets(core)
+    waiting.cancel()
+
+
+@pytest.mark.parametrize("from_here", [True, False])
+async def test_a_close_takes_the_sockets_out_of_the_loop(
+    ring: tuple[Any, Completions], from_here: bool
+) -> None:
+    core, completions = ring
+    core.serves = True
+    waiting = asyncio.create_task(completions.until(NOTIFICATION, lambda: False))
+    await rest()
+    if from_here:
+        completions.stop_watching()
+    else:
+        await asyncio.to_thread(completions.stop_watching)
+    await rest()
+    assert not watches_sockets(core)
+    completions.shut(AgentError("closed by the test", code="closed"))
+    with pytest.raises(AgentError, match="closed by the test"):
+        await waiting
 
 
 def test_the_child_of_a_fork_is_told(ring: tuple[Any, Completions]) -> None:
