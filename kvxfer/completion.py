@@ -262,7 +262,8 @@ class Completions:
                 parts.pop(part, None)
             if not parts:
                 del self._waiters[key]
-                if not self._waiters:
+                # In the child of a fork a lock of the ring's may be held for ever.
+                if not self._waiters and self._lost is None:
                     self.core.add_waiters(-1)
 
     # ---- waiting on a thread ------------------------------------------------------------------

@@ -53,7 +53,7 @@ def environment(secret: str) -> dict[str, str]:
 def doctor(*arguments: str, secret: str = "") -> subprocess.CompletedProcess[str]:
     # -P: the installed package, whatever the working folder holds.
     return subprocess.run(
-        [sys.executable, "-P", "-m", "kvxfer.cli", "doctor", *arguments],
+        [sys.executable, "-P", "-m", "kvxfer", "doctor", *arguments],
         capture_output=True,
         text=True,
         timeout=90,
@@ -99,7 +99,7 @@ def child(command: list[str], secret: str = "") -> Iterator[tuple[subprocess.Pop
 @contextlib.contextmanager
 def served(*arguments: str, secret: str = "") -> Iterator[str]:
     """Another process with ``kvxfer doctor --serve``; gives its address."""
-    command = ["-m", "kvxfer.cli", "doctor", "--serve", "--json", *arguments]
+    command = ["-m", "kvxfer", "doctor", "--serve", "--json", *arguments]
     with child(command, secret) as (process, line):
         yield json.loads(line)["address"]
         process.send_signal(signal.SIGINT)
@@ -258,7 +258,7 @@ def test_a_socket_that_is_no_agent_is_status_1() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_serving_ends_with_status_0_when_interrupted(number: signal.Signals) -> None:
-    with child(["-m", "kvxfer.cli", "doctor", "--serve"]) as (process, line):
+    with child(["-m", "kvxfer", "doctor", "--serve"]) as (process, line):
         assert line.startswith("serving pages at tcp://127.0.0.1:")
         process.send_signal(number)
         assert process.wait(30) == 0

@@ -16,7 +16,7 @@ from kvxfer.bench.errors import BenchError
 def bench(*arguments: str, status: int = 0) -> dict[str, Any]:
     """Runs ``kvxfer bench`` and returns its one line of JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "kvxfer.cli", "bench", *arguments, "--format", "json"],
+        [sys.executable, "-m", "kvxfer", "bench", *arguments, "--format", "json"],
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,3 +1,5 @@
+"""``python -m kvxfer …`` is ``kvxfer …``."""
+
 import sys
 
 from kvxfer.cli import main
