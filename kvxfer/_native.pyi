@@ -131,8 +131,8 @@ class Route:
     ) -> Handle:
         """Posts a write or a read, whichever the program is for. Ids of units (kvxfer/pairs.py), the last
         ``num_fine`` of tokens. ``lease``: the peer's, None for any. ``hold``: no layer goes before
-        ``Handle.layers_ready``. Nothing was posted when it raises: NativeError, or TypeError for what is
-        of another kind."""
+        ``Handle.layers_ready``. Nothing was posted when it raises: NativeError, what ``as_ids`` raises,
+        or TypeError for what is of another kind."""
 
 class AgentCore:
     """An agent: its sockets, its progress thread, its tables.
@@ -168,8 +168,10 @@ class AgentCore:
     def serves(self) -> bool:
         """Whether a loop gains by it: all sessions are of this host, their frames in shared memory."""
     def serve(self) -> bool:
-        """Does what is short of what made ``sockets_fd`` readable. False: the agent's thread has it (or the
-        agent is closed); look away until the ring has told something."""
+        """Does what is short of what made ``sockets_fd`` readable. False: whoever drives has it, or the
+        agent's thread (or the agent is closed); look away until the ring has told something."""
+    def leave(self) -> None:
+        """The loop that served looks away: the agent's thread has the sockets again, at once."""
     def poll(self) -> int:
         """Drives progress once without blocking. 0: nothing moved; 1: something moved or came in; 2: and
         there are events to drain."""

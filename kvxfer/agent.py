@@ -471,7 +471,7 @@ class Agent:
             priority,
             integrity,
             lease,
-            hold or waits,
+            bool(hold) or waits,
         )
         if waits:
             after.add_done_callback(transfer._follow)

@@ -72,7 +72,7 @@ class Completions:
         # Whether one of them ever watched: counting the set takes longer than all else that an idle
         # drain does, and to arm for a loop that is gone is one needless write.
         self._watched = False
-        self._lock = threading.Lock()  # of the two tables above
+        self._lock = threading.Lock()  # of the tables above
         self._draining = threading.Lock()
         # Blocking waiters: one of them, the driver, sleeps on the descriptor, the others on this.
         self._turn = threading.Condition(threading.Lock())
@@ -102,7 +102,7 @@ class Completions:
         )
 
     def stop_watching(self) -> None:
-        """Takes the descriptor out of every event loop. Called before the agent closes."""
+        """Takes the descriptors out of every event loop. Called before the agent closes."""
         import asyncio
 
         with self._lock:
@@ -210,7 +210,11 @@ class Completions:
                 self.check()
                 if is_over():
                     return
-                if key == NOTIFICATION and loop not in self._serving and self.core.serves:
+                if key != NOTIFICATION:
+                    # What this waits for is mostly long, or comes by more wake-ups than one.
+                    if loop in self._serving and NOTIFICATION not in self._waiters:
+                        self._leave_sockets(loop)
+                elif loop not in self._serving and self.core.serves:
                     self._watch_sockets(loop)
                 await waiter[1]
             finally:
@@ -232,12 +236,16 @@ class Completions:
             self._serving.add(loop)
         loop.add_reader(self.core.sockets_fd, self._serve, loop)
 
+    def _leave_sockets(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            self._serving.discard(loop)
+        loop.remove_reader(self.core.sockets_fd)
+        self.core.leave()
+
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         # Whoever waits anew watches anew: after news, or when what is long is done.
         if NOTIFICATION not in self._waiters or not self.core.serve():
-            with self._lock:
-                self._serving.discard(loop)
-            loop.remove_reader(self.core.sockets_fd)
+            self._leave_sockets(loop)
         self.drain()
 
     def _remove_readers(self, loop: asyncio.AbstractEventLoop) -> None:

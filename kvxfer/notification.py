@@ -14,7 +14,8 @@ class Notification(NamedTuple):
     Attributes
     ----------
     peer
-        Who posted the transfer.
+        Who posted the transfer. One that was lost before this was read may have no name any more,
+        where nobody holds it and 64 others were lost since.
     payload
         At most 4096 bytes, as they were passed to ``notify``.
     """

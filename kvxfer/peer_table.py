@@ -18,7 +18,7 @@ class PeerTable:
         self._core = core
         self._completions = completions
         self._peers: dict[int, Peer] = {}
-        # Notifications that are read after the loss of their peer still name the one object.
+        # Notifications that are read after the loss of their peer still name the object that others hold.
         self._lost: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
 
     def open(self) -> tuple[Peer, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import UnionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,10 +195,10 @@ def _check_kinds(
         ("region", region, Region, "one that register() of this agent returned"),
         ("remote_region", remote, RegionDescriptor, "peer.regions[name]"),
         ("layers", layers, Iterable | None, "consecutive layers, e.g. range(0, 4), or None"),
-        ("priority", priority, int, "0 to 255"),
+        ("priority", priority, SupportsIndex, "0 to 255"),
         ("timeout_s", timeout_s, int | float | None, "seconds, or None"),
         ("integrity", integrity, bool | None, "True, False or None"),
-        ("lease", lease, int | None, "a Lease's id, or None"),
+        ("lease", lease, SupportsIndex | None, "a Lease's id, or None"),
     )
     for name, value, kind, what in wanted:
         if not isinstance(value, kind):

@@ -233,7 +233,7 @@ class Work:
             over = bool(wait(-1.0 if timeout_s is None else max(timeout_s, 0.0)))
         except NativeError as error:
             raise translate(error, peer=self._scope.peer_name) from None
-        # The ring holds an event for what was waited for here, and nobody else may be reading.
+        # Nobody else may be reading what the ring holds of peers and regions.
         self._scope.completions.drain()
         return over
 

@@ -399,6 +399,11 @@ NB_MODULE(_native, m) {
              const nb::gil_scoped_release release;
              return c.runtime().serve();
            })
+      .def("leave",
+           [](const PyAgentCore& c) {
+             const nb::gil_scoped_release release;
+             c.runtime().leave();
+           })
       .def("drain", &PyAgentCore::drain, "max_events"_a = 256, "arm"_a = true)
       .def("take_notification", &PyAgentCore::take_notification)
       .def(
@@ -422,8 +427,9 @@ NB_MODULE(_native, m) {
            "dst_region"_a, "num_layers"_a, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "dst_heads"_a)
       .def("route", &PyAgentCore::route, "peer"_a, "program"_a, "first_layer"_a, "num_layers"_a,
            "timeout_s"_a, "integrity"_a, "as_ids"_a)
-      .def("expect", &PyAgentCore::expect, "tag"_a, "region"_a, "blocks"_a, "first_layer"_a, "num_layers"_a,
-           "block_tokens"_a, "first_token"_a, "end_token"_a, "num_heads"_a, "peer"_a, "timeout_s"_a)
+      .def("expect", &PyAgentCore::expect, "tag"_a.none(), "region"_a, "blocks"_a, "first_layer"_a,
+           "num_layers"_a, "block_tokens"_a, "first_token"_a, "end_token"_a, "num_heads"_a, "peer"_a,
+           "timeout_s"_a)
       .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a,
            "ttl_s"_a, "renewable"_a, "bearer_id"_a)
       .def("revoke", &PyAgentCore::revoke, "lease"_a)

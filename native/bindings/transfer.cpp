@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace kvxfer::python {
 namespace {
@@ -85,7 +86,11 @@ namespace {
 double to_seconds(nb::handle seconds, double otherwise) {
   if (seconds.is_none()) return otherwise;
   const double value = PyFloat_AsDouble(seconds.ptr());
-  if (value == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  const bool failed = value == -1.0 && PyErr_Occurred() != nullptr;
+  if (failed && PyErr_ExceptionMatches(PyExc_OverflowError) == 0) throw nb::python_error();
+  PyErr_Clear();
+  if (failed || std::isnan(value))
+    raise({Code::kInvalidArgument, "timeout_s is seconds, not " + std::string(nb::repr(seconds).c_str())});
   return value;
 }
 
@@ -105,8 +110,9 @@ std::uint8_t to_priority(nb::handle priority) {
 
 LeaseId to_lease(nb::handle lease) {
   if (lease.is_none()) return 0;
-  if (!PyLong_Check(lease.ptr())) throw nb::type_error("lease is no int");
-  const LeaseId value = PyLong_AsUnsignedLongLong(lease.ptr());
+  const nb::object number = nb::steal(PyNumber_Index(lease.ptr()));
+  if (!number.is_valid()) throw nb::python_error();
+  const LeaseId value = PyLong_AsUnsignedLongLong(number.ptr());
   const bool overflowed = PyErr_Occurred() != nullptr;
   PyErr_Clear();
   if (overflowed || value == 0)
@@ -169,8 +175,9 @@ void define_transfer(nb::module_& module) {
       .def("cancel", &PyHandle::cancel);
 
   nb::class_<PyRoute>(module, "Route")
-      .def("post", &PyRoute::post, "src_blocks"_a, "dst_blocks"_a, "num_fine"_a, "notify"_a,
-           "timeout_s"_a.none(), "priority"_a, "integrity"_a.none(), "lease"_a.none(), "hold"_a);
+      .def("post", &PyRoute::post, "src_blocks"_a.none(), "dst_blocks"_a.none(), "num_fine"_a,
+           "notify"_a.none(), "timeout_s"_a.none(), "priority"_a.none(), "integrity"_a.none(),
+           "lease"_a.none(), "hold"_a);
 }
 
 }  // namespace kvxfer::python

@@ -22,7 +22,7 @@ struct Notification {
 // What becomes of peers, regions and leases is always kept: there are as many as there are of those.
 // What becomes of a transfer can be read off its handle, so it is kept only while somebody waits to be
 // woken by it. What a peer can repeat at will is bounded, and counted where it is dropped: logs of refused
-// connections, the newest first; notifications that nobody reads, the oldest first.
+// connections, while kMaxLogs events wait; of notifications that nobody reads, the oldest.
 class CompletionRing {
  public:
   static constexpr std::size_t kMaxLogs = 1 << 17;

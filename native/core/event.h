@@ -14,7 +14,7 @@ using LeaseId = std::uint64_t;     // unique in its grantor
 enum class EventKind : std::uint8_t {
   kEnded,         // handle
   kLayer,         // handle, layer
-  kNotification,  // peer, payload
+  kNotification,  // peer, payload; in the completion ring, that some came
   kPeerUp,        // peer
   kPeerLost,      // peer, code, message
   kRegion,        // peer, region

@@ -28,7 +28,7 @@ namespace {
 constexpr Time kCallerLinger = 200'000;
 
 // After an event loop that did the short work it keeps away for longer: to be woken beside the loop by
-// what comes next costs both of them. What comes while the loop is busy with something else waits so long.
+// what comes next costs both of them. What comes while the loop computes waits so long.
 constexpr Time kLoopLinger = 1'000'000;
 
 // Nobody needs the thread while a caller drives; who leaves wakes it. Only a bound, should that fail.
@@ -143,11 +143,12 @@ Status Runtime::start() {
   self_.process = process_id();
   self_.transports = options_.transports;
   waker_.fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  rouse_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!waker_.fd || !rouse_ || ring_.fd() < 0 || !reactor_.usable())
+  for (Bell* bell : {&thread_bell_, &driver_bell_}) bell->fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!waker_.fd || !thread_bell_.fd || !driver_bell_.fd || ring_.fd() < 0 || !reactor_.usable())
     return {Code::kSystem, "no descriptor is left for the agent's eventfds and its epoll: raise ulimit -n"};
   guard_fd(waker_.fd.get());
-  guard_fd(rouse_.get());
+  guard_fd(thread_bell_.fd.get());
+  guard_fd(driver_bell_.fd.get());
   guard_fd(ring_.fd());
   if (Status status = reactor_.add(waker_.fd.get(), EPOLLIN, waker_); !status.ok()) return status;
 
@@ -238,8 +239,8 @@ Runtime::~Runtime() {
   transports_.clear();
   connections_.clear();
   // A number that stays guarded would be closed in a forked child, whoever owns it by then.
-  for (const int fd :
-       {tcp_listener_.fd.get(), unix_listener_.fd.get(), waker_.fd.get(), rouse_.get(), ring_.fd()})
+  for (const int fd : {tcp_listener_.fd.get(), unix_listener_.fd.get(), waker_.fd.get(),
+                       thread_bell_.fd.get(), driver_bell_.fd.get(), ring_.fd()})
     if (fd >= 0) unguard_fd(fd);
 }
 
@@ -302,12 +303,15 @@ void Runtime::run() {
   Time moved_at = now();
   while (!stop_) {
     // Somebody who waits drives: two threads on the same sockets would only wake each other.
-    const Time lingers = caller_until_ - now();
-    if (driven_ || lingers > 0) {
+    if (driven_ || caller_until_ > now()) {
       std::unique_lock lock(wait_mutex_);
       // Either this sees that the caller has left, or the caller sees parked_ and wakes us.
       parked_ = true;
-      wait_changed_.wait_for(lock, driven_ ? kParked : std::chrono::nanoseconds(lingers));
+      const Time lingers = caller_until_ - now();
+      if (driven_)
+        wait_changed_.wait_for(lock, kParked);
+      else if (lingers > 0)
+        wait_changed_.wait_for(lock, std::chrono::nanoseconds(lingers));
       parked_ = false;
       continue;
     }
@@ -328,9 +332,9 @@ void Runtime::run() {
     if (more) {
       moved_at = at;
     } else if (thread_until_ != 0) {
-      reactor_.wait(std::clamp<Time>(deadline - at, 0, 3'600'000'000'000), rouse_.get());
+      reactor_.wait(std::clamp<Time>(deadline - at, 0, 3'600'000'000'000), thread_bell_.fd.get());
       thread_until_ = 0;
-      if (std::uint64_t count; roused_.exchange(false)) (void)!::read(rouse_.get(), &count, sizeof count);
+      thread_bell_.answer();
       moved_at = now();
     }
   }
@@ -412,18 +416,40 @@ void Runtime::notify_waiting() {
 
 void Runtime::kick() {
   const Time until = driven_ ? driver_until_ : thread_until_;
-  if (until == 0) return;
+  if (until == 0) {
+    // The loop that the thread keeps away for may not be back before something else ends.
+    if (loop_lingers_ && busy()) unpark();
+    return;
+  }
   // Who sleeps must hear of rings that were read meanwhile.
   if (!busy() && failed_rails_.empty() && next_deadline() >= until && rest_rings()) return;
   wake_reactor();
 }
 
-// For certain, unlike wake_reactor: what that makes readable another thread may read first.
-void Runtime::rouse_thread() {
+void Runtime::Bell::ring() {
   const std::uint64_t one = 1;
-  (void)!::write(rouse_.get(), &one, sizeof one);
-  roused_ = true;  // afterwards: who reads it finds what to read
+  (void)!::write(fd.get(), &one, sizeof one);
+  rung = true;  // afterwards: who reads it finds what to read
+}
+
+void Runtime::Bell::answer() {
+  if (std::uint64_t count; rung.exchange(false)) (void)!::read(fd.get(), &count, sizeof count);
+}
+
+void Runtime::rouse_thread() {
+  thread_bell_.ring();
   thread_until_ = 0;
+}
+
+void Runtime::rouse_driver() {
+  driver_bell_.ring();
+  driver_until_ = 0;
+}
+
+void Runtime::unpark() {
+  loop_lingers_ = false;
+  caller_until_ = 0;
+  if (parked_) notify_waiting();
 }
 
 void Runtime::wake_reactor() {
@@ -457,6 +483,7 @@ bool Runtime::poll() {
     if (!sharing_.empty() && thread_until_ != 0 && start < caller_until_) rouse_thread();
     kick();
   }
+  loop_lingers_ = false;
   caller_until_ = now() + kCallerLinger;
   return ring_.take_news() || more;
 }
@@ -464,7 +491,8 @@ bool Runtime::poll() {
 bool Runtime::serve() {
   if (!check_alive().ok()) return false;
   bool left = true;
-  if (gate_.try_lock()) {
+  // A driver that sleeps waits for more than we would know of.
+  if (!driven_ && gate_.try_lock()) {
     const std::lock_guard lock(gate_, std::adopt_lock);
     const Time start = now();
     int rounds = 0;
@@ -479,10 +507,18 @@ bool Runtime::serve() {
     else if (thread_until_ != 0)
       rouse_thread();
   }
-  // A loop that waits on comes back soon, and the thread keeps out of its way as of every caller's.
-  caller_until_ = left ? 0 : now() + kLoopLinger;
-  if (left && parked_) notify_waiting();
+  if (left) {
+    unpark();
+  } else {
+    // A loop that waits on comes back soon, and the thread keeps out of its way as of every caller's.
+    caller_until_ = now() + kLoopLinger;
+    loop_lingers_ = true;
+  }
   return !left;
+}
+
+void Runtime::leave() {
+  if (check_alive().ok() && loop_lingers_) unpark();
 }
 
 bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
@@ -513,12 +549,14 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
       if (more) moved_at = at;
       if (done() || at >= deadline) break;
       if (driver_until_ != 0) {
-        reactor_.wait(std::clamp<Time>(driver_until_ - at, 0, 1'000'000'000));
+        reactor_.wait(std::clamp<Time>(driver_until_ - at, 0, 1'000'000'000), driver_bell_.fd.get());
         driver_until_ = 0;
+        driver_bell_.answer();
         moved_at = now();
       }
     }
     driver_until_ = 0;
+    loop_lingers_ = false;
     caller_until_ = now() + kCallerLinger;
     driven_ = false;
     {
@@ -696,6 +734,7 @@ void Runtime::emit(Event event) {
   else
     ring_.push(std::move(event));
   if (num_followers_ > 0) notify_waiting();
+  if (driver_until_ != 0) rouse_driver();  // it may be what the driver waits for, and it sleeps
 }
 
 void Runtime::random(std::span<std::byte> bytes) { fill_random(bytes); }

@@ -71,12 +71,14 @@ class Runtime final : private EngineHost {
   // Readable while sockets have something to read or may be written to.
   int sockets_fd() const noexcept { return reactor_.fd(); }
   // For an event loop that found sockets_fd() readable: does on its thread what is short, which spares
-  // the way by ours. False where somebody else drives, or more is left than is short: the thread has it
-  // now, and the loop should look away from sockets_fd() until it hears of something by the ring.
+  // the way by ours. False where somebody else drives, or more is left than is short: that is theirs, or
+  // our thread's, and the loop should look away from sockets_fd() until it hears of something by the ring.
   bool serve();
+  // A loop that served looks away, whatever comes next: our thread has it again, at once.
+  void leave();
   // Whether that is worth a loop's while: where frames come through memory the end of what is short is
   // one wake-up away. Over sockets alone there are more, each of which a loop answers later than a thread.
-  bool serves() const noexcept { return serves_ && now() >= thread_serves_until_; }
+  bool serves() const noexcept { return serves_ && !driven_ && now() >= thread_serves_until_; }
   // Drives progress on the caller's thread until done() or the time is over; false then. Another
   // thread may be driving already: then this one sleeps until something ended.
   bool wait(const std::function<bool()>& done, Time timeout_ns);
@@ -127,6 +129,13 @@ class Runtime final : private EngineHost {
     PeerId peer = 0;
   };
   // The gate for one call of a caller's; leaving it, what the call led to is sent and noticed.
+  // Wakes one who sleeps on the reactor, and nobody else.
+  struct Bell {
+    UniqueFd fd;
+    std::atomic<bool> rung{false};
+    void ring();
+    void answer();
+  };
   struct CallerTurn {
     explicit CallerTurn(Runtime& owner);
     ~CallerTurn();
@@ -154,7 +163,10 @@ class Runtime final : private EngineHost {
   // too long.
   void kick();
   void wake_reactor();            // whoever sleeps on it
+  // For certain, unlike wake_reactor: what that makes readable another thread may read first.
   void rouse_thread();
+  void rouse_driver();
+  void unpark();                  // ends a linger; the thread looks for what there is
   void handle(std::size_t transport, const Completion& completion, Time now);
   void unbind(std::size_t transport, PeerId peer);
 
@@ -206,7 +218,7 @@ class Runtime final : private EngineHost {
   std::unique_ptr<Engine> engine_;
   Listener tcp_listener_, unix_listener_;
   Waker waker_;
-  UniqueFd rouse_;                          // the thread's alone
+  Bell thread_bell_, driver_bell_;
   std::list<std::unique_ptr<Connection>> connections_;
   std::map<SessionKey, Connection*> controls_;
   Connection* pending_control_ = nullptr;   // of the session that is being added
@@ -232,8 +244,8 @@ class Runtime final : private EngineHost {
   std::atomic<bool> stop_{false}, closed_{false};
   // Until when they sleep on the reactor: the thread, and a caller who drives. 0: awake.
   std::atomic<Time> thread_until_{0}, driver_until_{0};
-  std::atomic<bool> roused_{false};
   std::atomic<Time> caller_until_{0};       // who drove progress last may be back by then
+  std::atomic<bool> loop_lingers_{false};   // and is an event loop
   std::atomic<bool> driven_{false};         // a caller is driving now
   std::atomic<bool> parked_{false};         // the thread waits for that to end
   std::mutex wait_mutex_;

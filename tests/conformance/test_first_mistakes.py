@@ -84,7 +84,14 @@ def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once() -> None:
         ("priority", 256, "priority is 0 to 255, not 256"),
         ("priority", -1, "priority is 0 to 255, not -1"),
         ("priority", 1 << 70, "priority is 0 to 255, not 1180591620717411303424"),
+        ("priority", None, "priority is 0 to 255, not None"),
+        ("timeout_s", float("nan"), "timeout_s is seconds, not nan"),
+        ("timeout_s", 10**400, "timeout_s is seconds, not 1000"),
+        ("integrity", 1, "integrity is True, False or None"),
         ("notify", "text", "a notification is bytes, not str"),
+        ("notify", None, "a notification is bytes, not NoneType"),
+        ("src_blocks", None, "these are not block ids"),
+        ("dst_blocks", None, "these are not block ids"),
         ("notify", bytes(4097), "a notification has at most 4096 bytes, not 4097"),
         ("src_blocks", [-1], "block id -1 is not in 0 to"),
         ("src_blocks", [[1]], "a block table has one dimension"),
@@ -107,6 +114,23 @@ def test_an_argument_of_another_kind_is_named(name: str, value: Any, words: str,
             prefill.write(source, remote, **{**usual, name: value})
         assert prefill.stats()["transfers_open"] == 0
         assert prefill.stats()["transfers_done"] == done
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_numbers_of_numpy_are_numbers(repeated: bool) -> None:
+    with Agent("prefill") as prefill, Agent("decode") as decode:
+        source = prefill.register("kv", np.ones((16, 64), np.uint8))
+        region = decode.register("kv", np.zeros((16, 64), np.uint8))
+        remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
+        lease = region.grant(decode.accept_blocking("prefill", 10), mode="write", ttl_s=60)
+        numbers: dict[str, Any] = {
+            "priority": np.uint8(3),
+            "timeout_s": np.float32(10),
+            "lease": np.uint64(lease.id),
+            "hold": np.False_,
+        }
+        for _ in range(1 + repeated):
+            prefill.write(source, remote, [1], [9], **numbers).wait(10)
 
 
 @pytest.mark.parametrize(

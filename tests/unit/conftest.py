@@ -85,7 +85,7 @@ class FakeCore:
         self.sockets_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.serves = False
         self.leaves = 0  # how many times from now on `serve` leaves the work to the thread
-        self.num_served = 0
+        self.num_served = self.num_left = 0
         self.events: list[SimpleNamespace] = []
         self.notifications: list[tuple[int, bytes]] = []
         self.num_waiters = 0
@@ -143,6 +143,9 @@ class FakeCore:
             return False
         os.eventfd_read(self.sockets_fd)
         return True
+
+    def leave(self) -> None:
+        self.num_left += 1
 
     def poll(self) -> int:
         if self.called("close"):

@@ -205,7 +205,7 @@ async def test_a_loop_serves_while_notifications_are_awaited(ring: tuple[Any, Co
     await waiting
     os.eventfd_write(core.sockets_fd, 1)
     await rest()
-    assert core.num_served == 2
+    assert (core.num_served, core.num_left) == (2, 1)
     assert not watches_sockets(core)
 
 
@@ -223,6 +223,25 @@ async def test_what_is_long_is_the_threads_until_somebody_waits_anew(ring: tuple
     assert core.num_served == 2
     core.happen("notification", peer=1, payload=b"y")
     await waiting
+
+
+async def test_who_waits_for_something_else_after_a_notification_has_the_thread_back(
+    ring: tuple[Any, Completions],
+) -> None:
+    """The usual handler: a note says what to fetch, and the task awaits that."""
+    core, completions = ring
+    core.serves = True
+    looks = iter([False, False, True])
+    noted = asyncio.create_task(completions.until(NOTIFICATION, lambda: next(looks)))
+    await rest()
+    core.happen("notification", peer=1, payload=b"x")
+    await noted
+    assert core.num_left == 0
+    fetching = asyncio.create_task(completions.until(("handle", 1), lambda: False))
+    await rest()
+    assert core.num_left == 1
+    assert not watches_sockets(core)
+    fetching.cancel()
 
 
 @pytest.mark.parametrize("key", [("handle", 1), ("peer", ANY)])
