@@ -502,18 +502,17 @@ bool Runtime::serve() {
       left = left_ || !failed_rails_.empty() || !rest_rings();
     } while (left && (++rounds < kServeRounds || now() - start < kPollNs));
     if (left && moving()) thread_serves_until_ = now() + kLongWork;
-    if (!left)
+    if (left) {
+      if (thread_until_ != 0) rouse_thread();
+    } else {
       kick();
-    else if (thread_until_ != 0)
-      rouse_thread();
+      // A loop that waits on comes back soon, and the thread keeps out of its way as of every caller's.
+      // Under the gate: whoever posts next sees that it may have to end this.
+      caller_until_ = now() + kLoopLinger;
+      loop_lingers_ = true;
+    }
   }
-  if (left) {
-    unpark();
-  } else {
-    // A loop that waits on comes back soon, and the thread keeps out of its way as of every caller's.
-    caller_until_ = now() + kLoopLinger;
-    loop_lingers_ = true;
-  }
+  if (left) unpark();
   return !left;
 }
 

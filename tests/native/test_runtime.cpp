@@ -164,7 +164,7 @@ TEST(a_caller_who_sleeps_while_it_drives_is_woken_for_what_another_begins) {
 // As asyncio's: watches the sockets until they are the thread's again, and the ring all the time. Now and
 // then it is busy with something else, or looks away from the sockets for a while.
 void loop_on(Runtime& runtime, const std::atomic<bool>& over, std::uint64_t seed,
-             std::vector<wire::Bytes>& heard) {
+             std::vector<wire::Bytes>& heard, std::atomic<std::size_t>& num_heard) {
   check::Random random(seed);
   bool watches = true;
   runtime.ring().add_waiters(1);
@@ -176,6 +176,7 @@ void loop_on(Runtime& runtime, const std::atomic<bool>& over, std::uint64_t seed
     while (!runtime.ring().drain(16, true).empty()) watches = true;
     while (const std::optional<Notification> taken = runtime.ring().take_notification())
       heard.push_back(taken->payload);
+    num_heard = heard.size();
   }
   runtime.ring().add_waiters(-1);
 }
@@ -186,8 +187,9 @@ TEST(event_loops_that_serve_and_are_busy_and_look_away_lose_nothing) {
     both.grant();
     std::atomic<bool> over{false};
     std::vector<wire::Bytes> heard, unheard, sent;
-    std::thread near([&] { loop_on(*both.src.runtime, over, check::seed(), unheard); });
-    std::thread far([&] { loop_on(*both.dst.runtime, over, check::seed() + 1, heard); });
+    std::atomic<std::size_t> num_heard{0}, num_unheard{0};
+    std::thread near([&] { loop_on(*both.src.runtime, over, check::seed(), unheard, num_unheard); });
+    std::thread far([&] { loop_on(*both.dst.runtime, over, check::seed() + 1, heard, num_heard); });
     check::Random random(check::seed() + 2);
     std::vector<std::uint32_t> all(kBlocks);
     for (std::uint32_t block = 0; block < kBlocks; ++block) all[block] = block;
@@ -203,7 +205,8 @@ TEST(event_loops_that_serve_and_are_busy_and_look_away_lose_nothing) {
       CHECK(ended);
       CHECK_EQ(handle->outcome(), Outcome::kDone);
     }
-    for (int pause = 0; pause < 100; ++pause) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (const Time until = Runtime::now() + 20 * kSecond; num_heard < sent.size() && Runtime::now() < until;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     over = true;
     near.join();
     far.join();
