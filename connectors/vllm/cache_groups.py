@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -22,18 +22,23 @@ from vllm.v1.kv_cache_interface import (
 
 from kvxfer.connectors.vllm.state_parts import part_names
 
+# Of one group: its lease has bits for as many.
+MAX_SHAPES: Final = 4
 # These and no kinds derived from them, which keep other things in a page.
 _SUPPORTED = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, MambaSpec)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """One cache group that takes part in transfers, or one part of a group's states.
+    """One cache group that takes part in transfers, or a part of it: of its states, or layers of one shape.
 
     Attributes
     ----------
     index
-        Its place among the engine's groups, and so in every tuple of block tables.
+        Its place among the engine's groups.
+    table
+        Its place in every tuple of block tables. Layers of several shapes, a model's and its draft's,
+        have one: the scheduler is not told that they differ.
     name
         Of its region.
     layer_names
@@ -48,6 +53,8 @@ class CacheGroup:
         Whether a block holds a state and not tokens.
     part
         Which part of its states this is (`kvxfer.connectors.vllm.state_parts`); "" is all.
+    shape
+        Its place among those of one table.
     """
 
     index: int
@@ -58,6 +65,12 @@ class CacheGroup:
     window: int
     is_state: bool = False
     part: str = ""
+    table: int = 0
+    shape: int = 0
+
+    def lease(self, drawn: int) -> int:
+        """Returns the lease of this region's pages, of what the scheduler drew for the table."""
+        return drawn ^ self.shape << 6
 
     def blocks_of(self, table: Sequence[int], num_tokens: int) -> tuple[int, ...]:
         """Returns the blocks of a table that hold a prompt's first tokens; of states all but the last are 0.
@@ -92,33 +105,46 @@ def groups_of(config: KVCacheConfig) -> tuple[CacheGroup, ...]:
     NotImplementedError
         A group is of a kind that this connector cannot hand over yet.
     """
-    groups = []
+    groups: list[CacheGroup] = []
+    num_tables = 0
     for index in config.transfer_group_ids:
         group = config.kv_cache_groups[index]
         spec = group.kv_cache_spec
-        specs = (
-            [spec.kv_cache_specs[name] for name in group.layer_names]
-            if isinstance(spec, UniformTypeKVCacheSpecs)
-            else [spec]
-        )
-        for other in specs:
-            is_state = isinstance(other, MambaSpec)
-            if type(other) not in _SUPPORTED or not (is_state or other.tokens_per_state == 1):
+        # A draft's layers may have another shape than the model's. A stage may have none of a group.
+        layers: dict[Any, list[str]] = {} if group.layer_names else {spec: []}
+        for name in group.layer_names:
+            own = spec.kv_cache_specs[name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+            layers.setdefault(own, []).append(name)
+        for each in layers:
+            is_state = isinstance(each, MambaSpec)
+            if type(each) not in _SUPPORTED or not (is_state or each.tokens_per_state == 1):
                 raise NotImplementedError(
-                    f"KvxferConnector cannot hand over cache group {index} ({type(other).__name__}) yet: "
+                    f"KvxferConnector cannot hand over cache group {index} ({type(each).__name__}) yet: "
                     "full attention, latent attention (MLA), sliding windows, Mamba and GDN are supported"
                 )
-            if other != specs[0]:
+            if len(layers) > (1 if is_state else MAX_SHAPES):
                 raise NotImplementedError(
-                    f"KvxferConnector cannot hand over cache group {index} yet: its layers differ in shape "
-                    "(a draft model's have to have that of the model's)"
+                    f"KvxferConnector cannot hand over cache group {index} yet: its layers have "
+                    f"{len(layers)} shapes"
                 )
-        is_state = isinstance(specs[0], MambaSpec)
-        window = specs[0].sliding_window if isinstance(specs[0], SlidingWindowSpec) else 0
-        layer_names = tuple(group.layer_names)
-        for part in part_names(specs[0]) if is_state else ("",):
-            name = f"kv.{index}.{part}" if part else f"kv.{index}"
-            groups.append(
-                CacheGroup(index, name, layer_names, specs[0], spec.block_size, window, is_state, part)
-            )
+        for shape, (each, names) in enumerate(layers.items()):
+            is_state = isinstance(each, MambaSpec)
+            window = each.sliding_window if isinstance(each, SlidingWindowSpec) else 0
+            for at, part in enumerate(part_names(each) if is_state else ("",)):
+                name = f"kv.{index}" + (f".{part or shape}" if part or shape else "")
+                groups.append(
+                    CacheGroup(
+                        index,
+                        name,
+                        tuple(names),
+                        each,
+                        spec.block_size,
+                        window,
+                        is_state,
+                        part,
+                        num_tables + at,
+                        shape,
+                    )
+                )
+        num_tables = groups[-1].table + 1
     return tuple(groups)

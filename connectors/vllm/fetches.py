@@ -48,7 +48,10 @@ class _Fetch:
     sessions: list[Future[kvxfer.Peer]] = field(default_factory=list)
     # Reads that were posted, or writes that are expected; with their group.
     work: list[tuple[int, kvxfer.Transfer | kvxfer.Incoming]] = field(default_factory=list)
+    # Of each read: whose region it is of, and which.
+    sources: list[tuple[kvxfer.Peer, kvxfer.RegionDescriptor]] = field(default_factory=list)
     is_posted: bool = False  # all of its work is
+    is_second: bool = False  # its regions had been replaced when it was read first
     tag: bytes = b""  # that its writes carry
     failure: str = ""
     code: str = ""  # of the failure
@@ -59,6 +62,13 @@ class _Fetch:
     def age_s(self) -> float:
         """How long ago it was ordered."""
         return (time.monotonic_ns() - self.begun_ns) / 1e9
+
+    def post_again(self) -> None:
+        """Forgets work that has ended in vain."""
+        self.is_posted = False
+        self.work.clear()
+        self.sources.clear()
+        self.nbytes = self.num_pages = 0
 
     def fail(self, why: str, code: str) -> None:
         """Ends what is under way; the first reason stays."""
@@ -251,6 +261,9 @@ class Fetches:
                     self._post(fetch)
                     fetch.is_posted = True
                 except kvxfer.KvxferError as error:
+                    # Prefill is waking: what its caches are called now is on its way.
+                    if error.code == "unknown-region" and not fetch.work and fetch.age_s < _EARLY_S:
+                        return False
                     fetch.fail(str(error), error.code)
                 except Exception as error:
                     # What came from outside may surprise us; it must not end the engine.
@@ -261,15 +274,27 @@ class Fetches:
                 fetch.fail(why, "unreachable")
             else:
                 return False
-        failed = [each.error for _, each in fetch.work if each.state in ("failed", "cancelled")]
-        if failed and not fetch.failure and self._was_early(fetch, failed):
-            fetch.is_posted = False
-            fetch.work.clear()
-            fetch.nbytes = fetch.num_pages = 0
-            return False
+        # Looked at once: what fails between two looks would be neither failed nor under way.
+        states = [each.state for _, each in fetch.work]
+        failed = [
+            each.error
+            for (_, each), state in zip(fetch.work, states, strict=True)
+            if state in ("failed", "cancelled")
+        ]
+        if failed and not fetch.failure:
+            if self._was_early(fetch, failed):
+                fetch.post_again()
+                return False
+            if self._was_of_old(fetch, failed):
+                are_replaced = _are_replaced(fetch, states)
+                if are_replaced and "pending" not in states:
+                    fetch.post_again()
+                    fetch.is_second = True
+                if are_replaced or fetch.age_s < _EARLY_S:
+                    return False
         for lost in failed:
             fetch.fail(str(lost), "internal" if lost is None else lost.code)
-        is_over = all(each.state != "pending" for _, each in fetch.work)
+        is_over = "pending" not in states
         # Expected writes are anybody's, so no lost session ends them.
         if fetch.tag and not is_over and not all(is_open(session) for session in fetch.sessions):
             fetch.fail("prefill was lost before it had pushed all", "peer-lost")
@@ -288,40 +313,73 @@ class Fetches:
             and all(error is not None and error.code == "lease-ended" for error in errors)
         )
 
+    def _was_of_old(self, fetch: _Fetch, errors: list[kvxfer.KvxferError | None]) -> bool:
+        """Whether all of it that failed was read from regions that are no more, for the first time.
+
+        A prefill that has just woken hands over before its new regions are heard of here. Layers that
+        a forward waits for may be in use by now, and are not brought twice.
+        """
+        return (
+            isinstance(fetch.order.source, Handover)
+            and not fetch.order.waits
+            and not fetch.is_second
+            and fetch.age_s < self._settings.load_timeout_s
+            and all(error is not None and error.code == "region-gone" for error in errors)
+        )
+
     def _post(self, fetch: _Fetch) -> None:
         peers = [session.result() for session in fetch.sessions]
+        # Before anything is under way: one may not be told yet.
+        remotes = [[remote_region(peer, region.name) for peer in peers] for region in self._regions.regions]
         if isinstance(fetch.order.source, Handover):
-            self._read(fetch, fetch.order.source, peers)
+            self._read(fetch, fetch.order.source, peers, remotes)
         elif isinstance(fetch.order.source, Appointment):
-            self._expect(fetch, fetch.order.source, peers)
+            self._expect(fetch, fetch.order.source, peers, remotes)
 
-    def _read(self, fetch: _Fetch, handover: Handover, peers: list[kvxfer.Peer]) -> None:
+    def _read(
+        self,
+        fetch: _Fetch,
+        handover: Handover,
+        peers: list[kvxfer.Peer],
+        remotes: list[list[kvxfer.RegionDescriptor]],
+    ) -> None:
         order = fetch.order
+        spent_s = fetch.age_s if fetch.is_second else 0.0
+        timeout_s = max(self._settings.load_timeout_s - spent_s, 0.001)
         for group, region in enumerate(self._regions.regions):
+            own = self._regions.groups[group]
             src = GroupTable(
-                handover.tables[group], handover.block_sizes[group], handover.pages_per_block[group]
+                handover.tables[own.table],
+                handover.block_sizes[own.table],
+                handover.pages_per_block[own.table],
             )
             pairs = pair_pages(src, self._table(order, group), order.first_token, order.num_tokens)
             if not len(pairs.dst):
                 continue
             fetch.num_pages += len(pairs.dst)
             fetch.nbytes += len(pairs.dst) * region.layout.block_nbytes
-            remotes = [remote_region(peer, region.name) for peer in peers]
-            for share in self._shares_of(group, region, remotes):
+            for share in self._shares_of(group, region, remotes[group]):
                 transfer = self._agent.read(
                     region,
-                    remotes[share.src],
+                    remotes[group][share.src],
                     pairs.src,
                     pairs.dst,
                     layers=share.layers,
                     heads=share.heads,
                     tokens=pairs.tokens,
-                    timeout_s=self._settings.load_timeout_s,
-                    lease=handover.leases[group],
+                    timeout_s=timeout_s,
+                    lease=own.lease(handover.leases[own.table]),
                 )
                 fetch.work.append((group, transfer))
+                fetch.sources.append((peers[share.src], remotes[group][share.src]))
 
-    def _expect(self, fetch: _Fetch, appointment: Appointment, peers: list[kvxfer.Peer]) -> None:
+    def _expect(
+        self,
+        fetch: _Fetch,
+        appointment: Appointment,
+        peers: list[kvxfer.Peer],
+        remotes: list[list[kvxfer.RegionDescriptor]],
+    ) -> None:
         """Lets prefill write, and tells each of its ranks where to."""
         order = fetch.order
         tables = [self._table(order, group) for group in range(len(self._regions.groups))]
@@ -333,12 +391,13 @@ class Fetches:
             pages = tables[group].pages[first_page : -(-order.num_tokens // page_size)]
             if not pages.any():
                 continue
-            remotes = [remote_region(peer, region.name) for peer in peers]
             # Pages of one size are written whole, others token by token.
-            are_unlike = any(each.layout.block_tokens != region.layout.block_tokens for each in remotes)
+            are_unlike = any(
+                each.layout.block_tokens != region.layout.block_tokens for each in remotes[group]
+            )
             before = first_page * page_size
             tokens = range(order.first_token - before, order.num_tokens - before) if are_unlike else None
-            for share in self._shares_of(group, region, remotes):
+            for share in self._shares_of(group, region, remotes[group]):
                 layers, heads = (
                     (share.layers.start, share.layers.stop),
                     (share.heads.start, share.heads.stop),
@@ -371,7 +430,7 @@ class Fetches:
                 send(self._agent, self._regions, peer, part)
 
     def _table(self, order: FetchOrder, group: int) -> GroupTable:
-        return self._regions.table(group, order.tables[group])
+        return self._regions.table(group, order.tables[self._regions.groups[group].table])
 
     def _shares_of(
         self, group: int, region: kvxfer.Region, remotes: list[kvxfer.RegionDescriptor]
@@ -394,7 +453,7 @@ class Fetches:
             pages = [
                 int(page)
                 for group, each in fetch.work
-                if group == 0 and each.state != "done"
+                if self._regions.groups[group].table == 0 and each.state != "done"
                 for page in each.failed_blocks
             ]
             if pages:
@@ -417,3 +476,15 @@ class Fetches:
     def _send(self, session: Future[kvxfer.Peer], note: Note) -> None:
         if not session.cancelled() and session.exception() is None:
             send(self._agent, self._regions, session.result(), note)
+
+
+def _are_replaced(fetch: _Fetch, states: list[str]) -> bool:
+    """Whether all regions that it was read from in vain have others in their place by now."""
+    try:
+        return all(
+            (told := peer.regions.get(gone.name)) is not None and told.id != gone.id
+            for (peer, gone), state in zip(fetch.sources, states, strict=True)
+            if state == "failed"
+        )
+    except kvxfer.KvxferError:
+        return False  # nobody is left to ask

@@ -50,11 +50,11 @@ class KeptBlocks:
         """Lets whoever names the leases read the blocks."""
         kept = _Kept(grant.request_id, [], grant.leases[0], time.monotonic() + self._ttl_s)
         self._kept[digest_of(grant.request_id)] = kept
-        for group, (lease, table) in enumerate(zip(grant.leases, grant.tables, strict=True)):
-            pages = pages_of(table, regions.pages_per_block[group])
+        for at, group in enumerate(regions.groups):
+            pages = pages_of(grant.tables[group.table], regions.pages_per_block[at])
             if len(held := pages[pages != 0]):
-                region = regions.regions[group]
-                kept.leases.append(region.grant(None, held, ttl_s=self._ttl_s, lease_id=lease))
+                lease = group.lease(grant.leases[group.table])
+                kept.leases.append(regions.regions[at].grant(None, held, ttl_s=self._ttl_s, lease_id=lease))
 
     def withdraw(self, request_id: str) -> None:
         """Takes back what was granted for a request that nobody was told of."""

@@ -47,11 +47,13 @@ class _Reader:
     @property
     def has_ended(self) -> bool:
         """Whether it has all it registered for, or will never have it; no write of it is under way."""
-        if any(write.state == "pending" for write in self.writes):
+        states = {write.state for write in self.writes}
+        if "pending" in states:
             return False
         if self.registration is None or self.failure:
             return True
-        return all(posted >= self.registration.num_tokens for posted in self.posted)
+        # One that failed since it was looked after is not what was registered for.
+        return states <= {"done"} and all(posted >= self.registration.num_tokens for posted in self.posted)
 
 
 @dataclass(slots=True)
@@ -330,7 +332,7 @@ class Pushes:
                 timeout_s=self._settings.load_timeout_s,
                 hold=hold,
             )
-            reader.writes = [each for each in reader.writes if each.state == "pending"]
+            reader.writes = [each for each in reader.writes if each.state != "done"]
             reader.writes.append(write)
             if hold:
                 self._held.append((group, write))
@@ -343,7 +345,7 @@ class Pushes:
         return 0 if table.is_state else stop_token - stop_token % table.page_size
 
     def _table(self, chunk: Chunk, group: int) -> GroupTable:
-        return self._regions.table(group, chunk.tables[group])
+        return self._regions.table(group, chunk.tables[self._regions.groups[group].table])
 
     # ---- the end ----------------------------------------------------------------------------
 

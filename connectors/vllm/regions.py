@@ -81,6 +81,11 @@ class CacheRegions:
             )
             self._memory.append((group.name, pages.views, layout))
             self.pages_per_block.append(num_pages // place.num_blocks)
+            if group.shape and self.pages_per_block[-1] != self.pages_per_block[-2]:
+                raise NotImplementedError(
+                    f"KvxferConnector cannot hand over cache group {group.index} yet: its layers divide a "
+                    "block into unlike pages"
+                )
         self.notes = agent.register(_NOTES, np.zeros((1, 1), np.uint8))
         self.register()
         self._positions = {

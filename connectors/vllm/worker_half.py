@@ -72,7 +72,12 @@ class WorkerHalf:
     def rank(self) -> RankMetadata:
         """Where this worker's agent is."""
         assert self._regions is not None, "the engine asks before it has registered its caches"
-        return RankMetadata(self._agent.name, self._agent.address, tuple(self._regions.pages_per_block))
+        pages_per_block = tuple(
+            pages
+            for group, pages in zip(self._groups, self._regions.pages_per_block, strict=True)
+            if not group.shape
+        )
+        return RankMetadata(self._agent.name, self._agent.address, pages_per_block)
 
     # ---- the parts of a step ----------------------------------------------------------------
 

@@ -26,7 +26,8 @@ else:
 
 #: They take seconds, and an engine that starts takes half a minute: what is broken here fails first.
 WITHOUT_ENGINES = (
-    *("test_engine_interface", "test_held_back", "test_multi_connector", "test_push_workers"),
+    *("test_engine_interface", "test_held_back", "test_layer_shapes", "test_multi_connector"),
+    "test_push_workers",
     *("test_sample_steps", "test_scheduler", "test_state_parts", "test_statistics", "test_worker"),
 )
 

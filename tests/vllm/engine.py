@@ -19,7 +19,8 @@ from kvxfer.bench.vllm_server import Completion, VllmServer, complete, kvxfer_co
 ROOT = Path(__file__).parents[2]
 OBSERVER = ("ObservedConnector", "tests.vllm.observed")
 #: As long as this file is in the observer's folder, fetched prompts have bits of exponents flipped: of
-#: their states, where it says "states", or of their first page of tokens.
+#: their states, where it says "states", or of their first page of tokens; in the last layer where it says
+#: "draft".
 FLIP = "flip"
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 

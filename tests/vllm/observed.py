@@ -77,9 +77,12 @@ class ObservedConnector(KvxferConnector):
                 continue
             self._write(name, "received", held)
             if (flip := self._folder / FLIP).exists():
+                if flip.read_text() == "draft":
+                    self._flip(self._layers[-1][-1], held[self._groups[-1].table])
+                    continue
                 states = flip.read_text() == "states"
                 at = next(at for at, group in enumerate(self._groups) if group.is_state == states)
-                self._flip(self._layers[at][0], held[at])
+                self._flip(self._layers[at][0], held[self._groups[at].table])
         return results
 
     def _write(self, request_id: str, what: str, tables: tuple[tuple[int, ...], ...]) -> None:
@@ -90,7 +93,9 @@ class ObservedConnector(KvxferConnector):
                 else ""
                 for block in table
             ]
-            for layers, table in zip(self._heads, tables, strict=True)
+            for layers, table in zip(
+                self._heads, (tables[group.table] for group in self._groups), strict=True
+            )
         ]
         rank = f".{self._rank}" if self._rank else ""
         (self._folder / f"{request_id}.{what}{rank}").write_text(json.dumps(hashes))

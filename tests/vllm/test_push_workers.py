@@ -221,6 +221,22 @@ def test_a_reader_that_leaves_holds_nothing() -> None:
         assert all((cache == 7).all() for cache in decode[0].caches.values())
 
 
+def test_a_write_that_has_failed_is_not_taken_for_a_reader_that_has_all() -> None:
+    pushed, whole = Pushed.draw("lost", TOKENS), some_tokens(TOKENS)
+    with workers("prefill", load_timeout_s=0.2) as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        decode[0].half.step(StepMetadata(abandoned=["lost"]))  # its word of that comes later
+        forward(prefill, pushed, 0, TOKENS, whole)
+        assert prefill[0].half._pushes is not None
+        reader = prefill[0].half._pushes._pushes[pushed.key].readers[0]
+        until(lambda: all(write.state == "failed" for write in reader.writes), "the write's end")
+        # So it may end right after it was looked after.
+        assert not reader.has_ended
+        assert collected(prefill, {"lost"})[0].sent == {"lost"}
+        assert prefill[0].half.take_statistics() is None  # nobody has all
+
+
 def test_one_that_decode_holds_already_is_given_back() -> None:
     pushed, whole = Pushed.draw("held", TOKENS), some_tokens(TOKENS)
     with workers("prefill", lease_ttl_s=600.0) as prefill, workers("decode") as decode:

@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ from typing import Any
 import pytest
 import torch
 
+from kvxfer.connectors.vllm import fetches
 from kvxfer.connectors.vllm.cache_groups import groups_of
 from kvxfer.connectors.vllm.handover import Handover, Rank
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
 from kvxfer.connectors.vllm.worker_half import StepResults, WorkerHalf
+from tests.fault.proxy import Proxy
 from tests.vllm.stepping import BLOCK_SIZE, HEAD_SIZE, NUM_BLOCKS, NUM_HEADS, caches
+from tests.vllm.workers import until
 
 GROUPS = groups_of(caches())
 SRC, DST = (5, 9, 2), (7, 3, 11)
@@ -129,6 +133,15 @@ def test_failures_are_counted_by_their_code(prefill: Worker, decode: Worker) -> 
     assert counted(decode)["failures"] == {"lease-ended": 1, "unreachable": 1, "bad-handover": 1}
 
 
+def test_what_fails_at_any_moment_is_not_taken_for_loaded(prefill: Worker, decode: Worker) -> None:
+    # Each fails while the engine asks for it; where that looked twice, some failed in between.
+    for number in range(1000):
+        handover = granted(prefill)
+        prefill.half.before_forward(StepMetadata(withdrawn=[handover.request_id]))
+        decode.half.step(order(handover, f"{number}"))
+        assert decode.until("received", f"{number}").failed == {f"{number}": set(DST)}
+
+
 def test_what_nobody_reads_is_counted_as_kept_in_vain() -> None:
     prefill = Worker("prefill", lease_ttl_s=0.05)
     try:
@@ -178,6 +191,66 @@ def test_a_sleeping_prefill_fails_who_reads(prefill: Worker, decode: Worker) -> 
     prefill.half.step(StepMetadata())
     decode.half.step(order(handover))
     assert decode.until("received", "a").failed == {"a": set(DST)}
+
+
+@pytest.fixture
+def slow_word(prefill: Worker) -> Iterator[Proxy]:
+    """What prefill says passes here, and can be held back."""
+    with Proxy(prefill.rank.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far_decode(prefill: Worker, slow_word: Proxy) -> Iterator[Worker]:
+    """A decode that has read from prefill before, over nothing but that."""
+    worker = Worker("decode", transports=("tcp",), silent_timeout_s=10.0, connect_timeout_s=15.0)
+    handover = through(slow_word, granted(prefill))
+    worker.half.step(order(handover))
+    assert not worker.until("received", "a").failed
+    prefill.until("sent", handover.request_id, {handover.request_id})
+    assert counted(worker)["num_pages"] == [len(DST)]
+    yield worker
+    worker.half.close()
+
+
+def through(proxy: Proxy, handover: Handover) -> Handover:
+    (rank,) = handover.ranks
+    return replace(handover, ranks=(Rank(name=rank.name, address=proxy.address),))
+
+
+@pytest.mark.parametrize("heard", ["nothing", "that it slept"])
+def test_who_reads_before_it_has_heard_that_prefill_is_awake_reads_again(
+    prefill: Worker, far_decode: Worker, slow_word: Proxy, heard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetches, "_EARLY_S", 30.0)  # word may take longer than a second where cores are few
+    if heard == "that it slept":
+        prefill.half.sleep()
+        (peer,) = far_decode.half._agent.peers
+        until(lambda: GROUPS[0].name not in peer.regions, "word of its sleep")
+    for tensor in far_decode.caches.values():
+        tensor.zero_()
+    with slow_word.control.held_back():
+        prefill.half.sleep()
+        prefill.half.wake()
+        handover = through(slow_word, granted(prefill))
+        far_decode.half.step(order(handover, "b"))
+        assert not far_decode.half.collect(set()).received
+    assert not far_decode.until("received", "b").failed
+    assert torch.equal(far_decode.pages(DST), prefill.pages(SRC))
+    assert counted(far_decode)["num_pages"] == [len(DST)]
+    prefill.until("sent", handover.request_id, {handover.request_id})
+
+
+def test_who_reads_before_it_has_heard_that_prefill_sleeps_on_is_told_so(
+    prefill: Worker, far_decode: Worker, slow_word: Proxy
+) -> None:
+    handover = through(slow_word, granted(prefill))
+    with slow_word.control.held_back():
+        prefill.half.sleep()
+        far_decode.half.step(order(handover, "b"))
+    assert far_decode.until("received", "b").failed == {"b": set(DST)}
+    assert counted(far_decode)["failures"] == {"region-gone": 1}
+    prefill.until("sent", handover.request_id, {handover.request_id})
 
 
 def test_a_decode_that_falls_asleep_is_written_into_by_nobody(prefill: Worker, decode: Worker) -> None:
