@@ -55,3 +55,11 @@ def recv_pieces(fd: int, dst_addr: int, dst_nbytes: int, total: int) -> int:
 
     ``OSError`` (EBADMSG) for a piece that would lie beyond ``dst_nbytes``.
     """
+
+def wake_ups(in_fd: int, out_fd: int, first: bool, count: int, timeout_s: float) -> list[int]:
+    """Takes turns with another process over two blocking eventfds; returns the ``count`` wake-ups of this end.
+
+    Each is the nanoseconds from before the other end's write of ``in_fd`` to after the read here that
+    slept for it; each write comes after an idle while. The end that is ``first`` writes first.
+    ``TimeoutError`` when all of it takes longer than ``timeout_s``.
+    """

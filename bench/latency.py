@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvxfer.bench.channel import Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
-from kvxfer.bench.latency_limit import open_limit
+from kvxfer.bench.latency_limit import open_limit, open_wakes
 from kvxfer.bench.process import REPLY_TIMEOUT_S, Worker, call_all, check_timeout, receive_any
 from kvxfer.bench.progress import Progress
 
@@ -27,11 +28,17 @@ FIGURES = {
     "cpu_us": "processor time of both ends for each way, polling included",
     "limit_us": "the machine's limit, median: Python hands the bytes over and waits alike, with no engine",
     "limit_ratio": "limit_us / p50_us: 1 is the limit",
+    "wake_us": "of --wait event, a bare wake-up, median: a process asleep in read() of an eventfd, no Python",
+    "wake_ups": "p50_us / wake_us: how many bare wake-ups the write takes",
+    "wake_one_us": "wake_us on one processor; for wake_us itself the kernel chooses, as for the write",
+    "wake_two_us": "wake_us from one processor to another",
 }
 
 _WORD_NBYTES = 8
-# Of our writes, and of the limit's beside them: a machine's mood is in both.
+# Of our writes, and of the limit's and wake-ups beside them: a machine's mood is in all of them.
 _ROUNDS = 8
+# At each end in each round and place: each takes an idle while, and the median of 1,600 stands.
+_WAKES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,8 @@ def run(options: LatencyOptions, progress: Callable[[Progress], None]) -> Messag
 
 def _measure(options: LatencyOptions, progress: Callable[[Progress], None]) -> Message:
     ours, limit = _Ways(), _Ways()
+    places = _wake_places() if options.wait == "event" else {}
+    wakes_ns: dict[str, list[int]] = {name: [] for name in places}
     with Worker("near", asdict(options)) as near, Worker("far", asdict(options)) as far:
         ends = near, far
         progress(Progress(0, _ROUNDS, "setting up two agents"))
@@ -84,6 +93,8 @@ def _measure(options: LatencyOptions, progress: Callable[[Progress], None]) -> M
         far.call("accept")
         call_all(ends, "grant")
         open_limit(options.transport, options.nbytes, ends)
+        if places:
+            open_wakes(ends)
         _exchange(ends, "", first=0, count=options.warmup)
         _exchange(ends, "limit_", count=options.warmup)
         done = options.warmup
@@ -94,6 +105,9 @@ def _measure(options: LatencyOptions, progress: Callable[[Progress], None]) -> M
                 continue
             ours.add(*_exchange(ends, "", first=done, count=count))
             limit.add(*_exchange(ends, "limit_", count=count))
+            for name, processors in places.items():
+                for reply in _exchange(ends, "wake_", count=_WAKES, processors=processors):
+                    wakes_ns[name] += reply["wakes_ns"]
             done += count
         progress(Progress(_ROUNDS, _ROUNDS, "done"))
     # Known for sure when it has been used: a path that fails at first gives way to another.
@@ -103,7 +117,7 @@ def _measure(options: LatencyOptions, progress: Callable[[Progress], None]) -> M
     one_way_us = ours.one_way_us()
     p50, p90, p99 = np.percentile(one_way_us, [50, 90, 99]).round(2).tolist()
     limit_us = float(np.median(limit.one_way_us()))
-    return {
+    figures = {
         "p50_us": p50,
         "p90_us": p90,
         "p99_us": p99,
@@ -112,8 +126,25 @@ def _measure(options: LatencyOptions, progress: Callable[[Progress], None]) -> M
         "cpu_us": round(ours.cpu_ns / 2e3 / len(one_way_us), 2),
         "limit_us": round(limit_us, 2),
         "limit_ratio": round(limit_us / p50, 3),
-        "rails": [options.transport],
     }
+    for name, found_ns in wakes_ns.items():
+        figures[name] = round(float(np.median(found_ns)) / 1e3, 2)
+    if places:
+        figures["wake_ups"] = round(p50 / figures["wake_us"], 2)
+    return {**figures, "rails": [options.transport]}
+
+
+def _wake_places() -> dict[str, tuple[list[int], list[int]]]:
+    """Returns the processors for the two ends of bare wake-ups, under the names of their figures.
+
+    To wake a processor as well may take several times as long, and the kernel's choice hangs on what
+    else runs: `wake_us` is near the one or the other of the two that hold still.
+    """
+    ours = sorted(os.sched_getaffinity(0))
+    places = {"wake_us": (ours, ours), "wake_one_us": (ours[:1], ours[:1])}
+    if len(ours) > 1:
+        places["wake_two_us"] = ours[:1], ours[1:2]
+    return places
 
 
 class _Ways:

@@ -2,7 +2,8 @@
 
 Nothing of the engine takes part: nobody is asked whether the bytes may land, nothing is posted,
 and a notification is a word or a byte. Both ends wait as the ends of the write beside them do, so
-what the machine takes for a wake-up, and Python for a step, is in both figures.
+what the machine takes for a wake-up, and Python for a step, is in both figures. The bare wake-up,
+without Python, is measured apart (`_limits.wake_ups`).
 """
 
 from __future__ import annotations
@@ -226,3 +227,14 @@ def open_limit(transport: str, nbytes: int, ends: Sequence[Worker]) -> None:
             stream.close()
         if shared is not None:
             os.close(shared)
+
+
+def open_wakes(ends: Sequence[Worker]) -> None:
+    """Gives each of two workers the eventfd that it reads and the one that it writes."""
+    descriptors = [os.eventfd(0) for _ in ends]
+    try:
+        for worker, passed in zip(ends, (descriptors, descriptors[::-1]), strict=True):
+            worker.call("wake_open", descriptors=tuple(passed))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import kvxfer
+from kvxfer.bench import _limits
 from kvxfer.bench.channel import Channel, Message
 from kvxfer.bench.endpoint import Endpoint
 from kvxfer.bench.errors import BenchError, CheckFailedError
@@ -31,6 +33,8 @@ class LatencyEnd:
     """Writes a page with a notification, and waits for the one that comes back."""
 
     _limit: LatencyLimitEnd
+    # What this end reads, and what it writes.
+    _wakes: tuple[int, int]
 
     def __init__(self, options: LatencyOptions, endpoint: Endpoint, coordinator: Channel) -> None:
         self.options = options
@@ -51,6 +55,9 @@ class LatencyEnd:
             "limit_open": self.limit_open,
             "limit_ask": self.limit_ask,
             "limit_answer": self.limit_answer,
+            "wake_open": self.wake_open,
+            "wake_ask": self.wake_ask,
+            "wake_answer": self.wake_answer,
         }
 
     def grant(self) -> Message:
@@ -110,6 +117,28 @@ class LatencyEnd:
     async def limit_answer(self, count: int) -> Message:
         """The limit's part of `answer`."""
         return {"held_ns": await self._limit.answer(count)}
+
+    def wake_open(self) -> Message:
+        """Takes the eventfds of bare wake-ups."""
+        descriptors = self._coordinator.descriptors
+        self._wakes = descriptors.popleft(), descriptors.popleft()
+        return {}
+
+    def wake_ask(self, count: int, processors: list[list[int]]) -> Message:
+        """Wakes the other end first, then in turns; ``processors`` of this end and of the other one."""
+        return self._wake(True, count, processors[0])
+
+    def wake_answer(self, count: int, processors: list[list[int]]) -> Message:
+        """The other end of `wake_ask`."""
+        return self._wake(False, count, processors[1])
+
+    def _wake(self, first: bool, count: int, processors: list[int]) -> Message:
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, processors)  # this thread alone
+        try:
+            return {"wakes_ns": _limits.wake_ups(*self._wakes, first, count, self.options.timeout_s)}
+        finally:
+            os.sched_setaffinity(0, allowed)
 
     def _write(self) -> kvxfer.Transfer:
         return self.agent.write(

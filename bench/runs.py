@@ -41,7 +41,19 @@ _MORE_IS_BETTER = (
     "fairness",
     "speedup",
 )
-_LESS_IS_BETTER = ("_ms", "_us", "_ns", "_s", "_mib", "cpu", "cores", "rss", "_ns_per", "instructions")
+_LESS_IS_BETTER = (
+    "_ms",
+    "_us",
+    "_ns",
+    "_s",
+    "_mib",
+    "cpu",
+    "cores",
+    "rss",
+    "_ns_per",
+    "instructions",
+    "wake_ups",
+)
 
 
 @dataclass(frozen=True, slots=True)

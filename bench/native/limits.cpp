@@ -2,6 +2,7 @@
 // code that can move them. Shares nothing with the engine, on purpose.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -9,9 +10,12 @@
 #include <cerrno>
 #include <chrono>
 #include <climits>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -287,6 +291,48 @@ std::int64_t recv_pieces(int fd, std::uint64_t dst_addr, std::uint64_t dst_nbyte
   });
 }
 
+// -- Wake-ups -------------------------------------------------------------------------------------
+
+// Two processes take turns: one is idle until the other one sleeps in read(), and then writes the
+// time to the eventfd that is read there. The time after read() less that is a wake-up: the writing
+// call, the kernel, and the way out of the reading call. It is one way, so nothing is halved.
+std::vector<std::int64_t> wake_ups(int in, int out, bool first, std::size_t count, double timeout_s) {
+  // With a timer's slack, and over both turns, a reader sleeps for as long as one that waits for
+  // the answer to a write. Back to back neither processor would have come to rest.
+  constexpr std::chrono::microseconds kIdle{100};
+  constexpr std::uint64_t kLate = std::uint64_t{1} << 63;  // added to a time, it still stands out
+  // Not poll() with a timeout before read(): leaving both takes a quarter more than leaving one. So
+  // it is this end that wakes itself where the other one never does.
+  const std::jthread watch([&](const std::stop_token& ended) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any never;
+    never.wait_for(lock, ended, std::chrono::duration<double>(timeout_s), [] { return false; });
+    if (ended.stop_requested()) return;
+    [[maybe_unused]] const ssize_t written = write(in, &kLate, sizeof(kLate));
+  });
+
+  std::vector<std::int64_t> wakes_ns;
+  wakes_ns.reserve(count);
+  move_all("eventfd", 2 * count * sizeof(std::uint64_t), [&](std::size_t done) {
+    std::uint64_t sent_ns = 0;
+    if ((done / sizeof(sent_ns) % 2 == 0) == first) {
+      std::this_thread::sleep_for(kIdle);
+      sent_ns = static_cast<std::uint64_t>(now_ns());
+      return write(out, &sent_ns, sizeof(sent_ns));
+    }
+    const ssize_t moved = read(in, &sent_ns, sizeof(sent_ns));
+    const std::int64_t woken_ns = now_ns();
+    if (moved > 0 && (sent_ns & kLate) != 0) {
+      errno = ETIMEDOUT;
+      return static_cast<ssize_t>(-1);
+    }
+    if (moved > 0) wakes_ns.push_back(woken_ns - static_cast<std::int64_t>(sent_ns));
+    return moved;
+  });
+  return wakes_ns;
+}
+
 }  // namespace
 
 NB_MODULE(_limits, module) {
@@ -307,4 +353,6 @@ NB_MODULE(_limits, module) {
              nb::arg("dst_offsets").noconvert(), nb::arg("nbytes").noconvert());
   module.def("recv_pieces", &recv_pieces, nb::arg("fd"), nb::arg("dst_addr"), nb::arg("dst_nbytes"),
              nb::arg("total"));
+  module.def("wake_ups", &wake_ups, nb::arg("in_fd"), nb::arg("out_fd"), nb::arg("first"), nb::arg("count"),
+             nb::arg("timeout_s"));
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -38,6 +39,11 @@ def test_latency_is_measured_over_what_was_asked_for(transport: str, wait: str) 
     assert result["post_us"] > 0
     assert result["limit_us"] > 0
     assert result["limit_ratio"] == pytest.approx(result["limit_us"] / result["p50_us"], rel=0.01)
+    assert ("wake_us" in result) == ("wake_ups" in result) == (wait == "event")
+    if wait == "event":
+        assert min(result["wake_us"], result["wake_one_us"]) > 0
+        assert ("wake_two_us" in result) == (len(os.sched_getaffinity(0)) > 1)
+        assert result["wake_ups"] == pytest.approx(result["p50_us"] / result["wake_us"], rel=0.01)
 
 
 def test_a_byte_that_is_wrong_fails_latency() -> None:

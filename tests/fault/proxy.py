@@ -1,4 +1,4 @@
-"""A TCP proxy between two agents, that cuts, delays and swallows what passes.
+"""A TCP proxy between two agents, that cuts, delays, holds back and swallows what passes.
 
 Of the connections to one agent the first is the session's control connection, later ones are rails.
 """
@@ -9,6 +9,8 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
@@ -28,6 +30,8 @@ class Link:
         Both ways together.
     cut_after_nbytes
         When so much has passed, both sides are cut.
+    answers
+        Set, unless what the listening side says is held back.
     """
 
     near: socket.socket
@@ -36,6 +40,19 @@ class Link:
     passed_nbytes: int = 0
     cut_after_nbytes: int = -1
     swallow: bool = False
+    answers: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.answers.set()
+
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Within, what the listening side says waits on its way; the dialling side is heard."""
+        self.answers.clear()
+        try:
+            yield
+        finally:
+            self.answers.set()
 
     def cut(self) -> None:
         """Ends it at both sides."""
@@ -113,6 +130,8 @@ class Proxy:
                     return
 
         def forward(data: bytes) -> None:
+            if source is link.far:
+                link.answers.wait()
             link.passed_nbytes += len(data)
             if 0 <= link.cut_after_nbytes < link.passed_nbytes:
                 link.cut()

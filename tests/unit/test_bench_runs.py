@@ -76,6 +76,7 @@ def test_failed_run_gives_its_failure_and_no_figure() -> None:
         ("hidden_share", 1),
         ("stages_ms.post.p50", -1),
         ("p50_us", -1),
+        ("wake_ups", -1),
         ("cpu_s_per_gib", -1),
         ("idle_cpu_cores", -1),
         ("rss_mib.decode", -1),

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -159,3 +159,41 @@ def test_no_pages_take_no_call() -> None:
     none = np.empty(0, np.uint64)
     assert _limits.send_pages(-1, 0, none, 64) >= 0
     assert _limits.copy_pages(0, 0, none, none, 64) >= 0
+
+
+@pytest.fixture
+def eventfds() -> Iterator[tuple[int, int]]:
+    descriptors = os.eventfd(0), os.eventfd(0)
+    yield descriptors
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+# The other end, in a process of its own.
+WAKER = """
+import sys
+from kvxfer.bench import _limits
+in_fd, out_fd, count = map(int, sys.argv[1:])
+assert len(_limits.wake_ups(in_fd, out_fd, False, count, 20.0)) == count
+"""
+
+
+def test_two_processes_wake_each_other_in_turns(eventfds: tuple[int, int]) -> None:
+    command = [sys.executable, "-c", WAKER, *map(str, eventfds[::-1]), "20"]
+    with subprocess.Popen(command, pass_fds=eventfds) as other:
+        wakes_ns = _limits.wake_ups(*eventfds, True, 20, 20.0)
+    assert other.returncode == 0
+    assert len(wakes_ns) == 20
+    assert min(wakes_ns) > 0
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_an_end_that_nobody_wakes_gives_up(eventfds: tuple[int, int], first: bool) -> None:
+    with pytest.raises(TimeoutError):
+        _limits.wake_ups(*eventfds, first, 1, 0.01)
+
+
+def test_a_wake_up_without_an_eventfd_raises_os_error() -> None:
+    with pytest.raises(OSError, match="eventfd") as raised:
+        _limits.wake_ups(-1, -1, True, 1, 10.0)
+    assert raised.value.errno == errno.EBADF
