@@ -15,6 +15,7 @@
 #   make bench-serving-setup  vLLM for the CPU, and NIXL beside it, for `kvxfer bench serving`
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
 #   make instructions  instructions for each page and each transfer, counted by callgrind
+#   make gpu-check     on a machine with a GPU: the tests that need one, then figures; ARGS goes to the latter
 #   make wheel         dist/*.whl
 #   make clean         removes what the others made
 #
@@ -42,7 +43,7 @@ LOCK := mkdir -p build && exec 9>build/.lock && { flock 9 2>/dev/null || true; }
 
 NATIVE_SOURCES := CMakeLists.txt $(shell find native bench/native -type d -o -name '*.cpp' -o -name '*.h' \
                     -o -name CMakeLists.txt)
-CLANG_FORMATTED = $$(find native bench/native tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+CLANG_FORMATTED = $$(find native bench/native tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 # Prints the requirements of pyproject.toml's build-system and of the extras named as arguments.
 define REQUIREMENTS
@@ -56,7 +57,7 @@ print("\n".join(lines))
 endef
 export REQUIREMENTS
 
-.PHONY: demo demo-vllm bench-serving-setup test lint unit native-test test-torch test-vllm test-vllm-next fuzz nightly instructions baselines wheel clean setup
+.PHONY: demo demo-vllm bench-serving-setup test lint unit native-test test-torch test-vllm test-vllm-next fuzz nightly instructions baselines gpu-check wheel clean setup
 .PHONY: $(foreach build,plain asan tsan,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -244,9 +245,15 @@ NIXL_CU13_SHA256 := 6279834382eeabab60bfc2fe62c2363cda3bf520278bbd4a007932cc7607
 	.baselines/mooncake/bin/python -m pip install --quiet numpy mooncake-transfer-engine-non-cuda==$(MOONCAKE); \
 	.ci/mooncake-libraries .baselines/mooncake; touch $@
 
-wheel: $(VENV)/deps.stamp
+# In an environment of its own, over what the machine has: where the GPUs are there may be no index.
+gpu-check:
+	@PYTHON=$(PYTHON) JOBS=$(JOBS) .ci/gpu-check $(ARGS)
+
+# With the kernels' cubins in it, which need no GPU to be made.
+wheel: $(VENV)/dev.stamp
+	$(PY) -m kvxfer.gpu.prebuilt
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	ls -l dist
 
 clean:
-	rm -rf $(VENV) .baselines .torch .vllm .vllm-next build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-gpu kvxfer/gpu/cubins .baselines .torch .vllm .vllm-next build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

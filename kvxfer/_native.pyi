@@ -291,3 +291,49 @@ def convert(
     dst_scale: float | None, saturate: bool, kernel: str = "",
 ) -> bytes:
     """Converts `count` elements; `kernel`: "scalar", "avx2", "avx512", "" for the best."""
+
+def gpu_driver_missing() -> str | None:
+    """Why this process has no CUDA driver, in words; None where it has."""
+def gpu_atoms(
+    num_layers: int, loops: NDArray[np.void], conversions: NDArray[np.void], scales: NDArray[np.float32],
+    units: Units, layers: tuple[int, int], src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32],
+    num_fine: int, src_address: int, dst_address: int, bulk: bool,
+) -> NDArray[np.uint64]:
+    """What lanes of a GPU move, [n, 4]: kernel, src_offset, dst_offset, nbytes at the source.
+
+    By the header that the kernels compile, on the host. `layers`: the first, and how many.
+    """
+
+class GpuProgram:
+    """A copy program, parsed once."""
+
+    def __init__(
+        self, num_layers: int, loops: NDArray[np.void], conversions: NDArray[np.void],
+        scales: NDArray[np.float32], units: Units,
+    ) -> None: ...
+
+class GpuCopyStream:
+    """A stream of copies between memories that a device reaches; one thread at a time."""
+
+    def __init__(
+        self, device: int, kernels: tuple[int, int, int], num_ctas: int, tables_nbytes: int, high_priority: bool
+    ) -> None:
+        """`kernels`: CUfunction or CUkernel of copy_vectors, copy_bulk and convert; 0: there is none."""
+    def submit(
+        self, program: GpuProgram, layers: tuple[int, int], src_ids: NDArray[np.uint32],
+        dst_ids: NDArray[np.uint32], num_fine: int, src_address: int, dst_address: int,
+    ) -> int:
+        """Returns a ticket; `done` tells when it has ended. Never waits: "again" where tables are full."""
+    @property
+    def handle(self) -> int:
+        """The CUstream."""
+    def wait_for(self, event: int) -> None:
+        """What is submitted from now on begins after that CUevent."""
+    def done(self) -> int:
+        """Tickets up to this have ended, and their bytes are seen."""
+    def check(self) -> None:
+        """Raises where work on the device has failed."""
+    def synchronize(self) -> None: ...
+    def set_num_ctas(self, num_ctas: int) -> None: ...
+    def close(self) -> None:
+        """Waits for what was submitted."""

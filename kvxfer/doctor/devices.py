@@ -1,4 +1,4 @@
-"""RDMA devices and GPUs, as the kernel and the NVIDIA driver tell of them."""
+"""RDMA devices and GPUs, as the kernel and the NVIDIA driver tell of them, and what runs on the GPUs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvxfer import topology
-from kvxfer.doctor.files import names_in, read_fields, read_int, read_text
+from kvxfer.doctor.files import binary_size, names_in, read_fields, read_int, read_text
 from kvxfer.doctor.finding import Finding, State
+from kvxfer.gpu import availability, driver
+from kvxfer.gpu.origin import Origin
 
 SUBJECT = "devices"
 _NVIDIA = "0x10de"
 # PCI's class of display controllers: VGA (0300) and 3D (0302), which GPUs of servers are.
 _DISPLAY = "0x03"
+_ORIGINS = {
+    Origin.PREBUILT: "came along",
+    Origin.CACHED: "is in the cache",
+    Origin.COMPILED: "will be compiled when it is first loaded (a second or two)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +87,11 @@ def gpus(root: Path) -> list[Gpu]:
 
 
 def examine(root: Path) -> list[Finding]:
-    """Finds RDMA ports and GPUs, and says what kvxfer does with them in this version."""
-    return [*_rdma(root), *_gpus(root)]
+    """Finds RDMA ports and GPUs, and says what kvxfer does with them in this version.
+
+    Whether kernels can run is of this machine, wherever ``root`` is.
+    """
+    return [*_rdma(root), *_gpus(root), *gpu_kernels()]
 
 
 def _rdma(root: Path) -> list[Finding]:
@@ -113,7 +123,7 @@ def _rdma(root: Path) -> list[Finding]:
 def _gpus(root: Path) -> list[Finding]:
     why = (
         "GPU transports are off: none is written in this version, so an engine's cache on a GPU cannot be "
-        "registered yet; caches in host memory can"
+        "registered yet; caches in host memory can. Kernels for them are there (below)"
     )
     driver = read_text(root / "proc/driver/nvidia/version") or ""
     cards = gpus(root)
@@ -141,6 +151,38 @@ def _gpus(root: Path) -> list[Finding]:
             )
         )
     return findings
+
+
+def gpu_kernels() -> list[Finding]:
+    """Says of every GPU that the driver serves whether kernels can run on it, and where they come from.
+
+    Starts the driver in this process where there is one, and imports cuda-core where it has a GPU.
+    """
+    why = (
+        "kernels that gather, scatter and convert pages on a GPU are written and checked without one, and so "
+        "is the transport that launches them (cuda_ipc); no agent has it yet, so nothing needs them today"
+    )
+    found = driver.look()
+    if found.failure:
+        shown = f"cannot run here: {found.failure}"
+        return [Finding(SUBJECT, "GPU kernels", State.NOTE, shown, why, found.change)]
+    return [
+        _kernels_of(availability.of_device(device, found.version), device, why) for device in found.devices
+    ]
+
+
+def _kernels_of(able: availability.Availability, device: driver.Device, why: str) -> Finding:
+    name = f"GPU {device.index} kernels"
+    serves = (
+        f"{device.name} ({device.architecture}, {binary_size(device.memory_nbytes)}), the driver is for CUDA "
+        f"{able.driver_version[0]}.{able.driver_version[1]}"
+    )
+    if not able.usable:
+        return Finding(
+            SUBJECT, name, State.NOTE, f"{serves}; kernels cannot run: {able.missing}", why, able.change
+        )
+    cubins = ", ".join(f"{kernel} {_ORIGINS[origin]}" for kernel, origin in able.origins)
+    return Finding(SUBJECT, name, State.NOTE, f"{serves}; {cubins}", why)
 
 
 def _near(node: int | None) -> str:

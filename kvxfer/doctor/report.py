@@ -63,7 +63,7 @@ class Report:
 
 
 def examine(required: tuple[str, ...] = (), root: Path = ROOT) -> Report:
-    """Examines this machine; takes about a tenth of a second and changes nothing.
+    """Examines this machine; takes about a tenth of a second, with a GPU up to two, and changes nothing.
 
     Parameters
     ----------

@@ -99,20 +99,20 @@ def _to_come(root: Path, lacking: dict[str, State]) -> list[Finding]:
             "cuda_ipc",
             lacking["cuda_ipc"],
             f"{_count(len(cards), 'NVIDIA GPU')}, {libraries.cuda()}",
-            "GPUs of one host would copy from each other; until then an agent registers host memory alone "
-            "and refuses tensors on a device",
+            "GPUs of one host would copy from each other, by kernels that are there already (see devices); "
+            "until then an agent registers host memory alone and refuses tensors on a device",
         ),
     ]
 
 
 def _absent(name: str, state: State, offers: str, why: str) -> Finding:
-    # Not having what is not written limits nobody who did not ask for it.
+    # Not having what nobody can have limits nobody who did not ask for it.
     asked = state is State.BLOCKS
     return Finding(
         SUBJECT,
         name,
         state if asked else State.NOTE,
-        f"not written in this version; this machine would offer: {offers}",
+        f"no agent of this version has it; this machine would offer: {offers}",
         why,
         f"take {name} out of what is required, or wait for a version that has it" if asked else "",
     )

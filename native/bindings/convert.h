@@ -96,6 +96,9 @@ CopyProgram to_program(std::uint32_t num_layers, nb::handle loops, nb::handle co
 // plan.expand, execute, pack, unpack, convert: a program run by itself, for tests and explanations.
 void define_execution(nb::module_& module);
 
+// GpuCopyStream, GpuProgram, gpu_atoms: the same on a GPU.
+void define_gpu(nb::module_& module);
+
 }  // namespace kvxfer::python
 
 template <>

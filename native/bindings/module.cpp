@@ -453,6 +453,7 @@ NB_MODULE(_native, m) {
       "key"_a, "data"_a);
   m.def("decode_frame", &decode_frame, "frame"_a);
   define_execution(m);
+  define_gpu(m);
 }
 
 }  // namespace kvxfer::python

@@ -41,6 +41,9 @@ struct Subject {
   std::function<std::pair<UniqueFd, UniqueFd>()> sockets;
   bool pool_memory = false;      // the regions lie in PoolMemory
   std::optional<Faults> faults;  // wrapped in a FaultyTransport
+  // Where the regions lie in memory of a GPU, which this process must see as well.
+  std::byte* (*allocate)(std::size_t nbytes) = nullptr;
+  void (*release)(std::byte* memory) = nullptr;
 };
 
 inline std::pair<UniqueFd, UniqueFd> unix_sockets() {
@@ -89,8 +92,11 @@ class Memory {
  public:
   static constexpr std::size_t kGuardNbytes = 64 * 1024;
 
-  Memory(std::size_t nbytes, bool pool) : nbytes_(nbytes) {
-    if (pool) {
+  Memory(std::size_t nbytes, bool pool) : Memory(nbytes, of_pool(pool)) {}
+  Memory(std::size_t nbytes, const Subject& subject) : nbytes_(nbytes), release_(subject.release) {
+    if (subject.allocate != nullptr) {
+      all_ = subject.allocate(nbytes + 2 * kGuardNbytes);
+    } else if (subject.pool_memory) {
       PoolMemory::Options options;
       options.nbytes = nbytes + 2 * kGuardNbytes;
       options.name = "conformance";
@@ -104,6 +110,11 @@ class Memory {
       all_ = plain_.data();
     }
     fill_canary();
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory() {
+    if (release_ != nullptr) release_(all_);
   }
 
   void fill_canary() {
@@ -128,6 +139,7 @@ class Memory {
   LocalRegion region(RegionId id) {
     LocalRegion region;
     region.id = id;
+    region.kind = release_ != nullptr ? MemoryKind::kGpu : MemoryKind::kHost;
     region.base = data();
     region.spans = {{0, nbytes_}};
     if (pool_ != nullptr) {
@@ -145,7 +157,14 @@ class Memory {
   std::size_t nbytes_;
   std::vector<std::byte> plain_;
   std::shared_ptr<PoolMemory> pool_;
+  static Subject of_pool(bool pool) {
+    Subject subject;
+    subject.pool_memory = pool;
+    return subject;
+  }
+
   std::byte* all_ = nullptr;
+  void (*release_)(std::byte* memory);
 };
 
 inline RegionId next_region_id() {
@@ -164,7 +183,7 @@ inline TransferId next_transfer_id() {
 class End {
  public:
   End(const Subject& subject, std::size_t nbytes, bool filled_with_random, check::Random& random)
-      : memory(nbytes, subject.pool_memory) {
+      : memory(nbytes, subject) {
     if (filled_with_random) memory.fill_random(random);
     auto created = FenceTable::create();
     REQUIRE_OK(created);

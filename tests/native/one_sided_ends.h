@@ -4,6 +4,7 @@
 
 #include <sys/socket.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -16,7 +17,11 @@ namespace kvxfer::testing {
 
 template <class T>
 struct End {
-  End() : fences(make_fences()), transport(std::make_unique<T>(reactor, *fences)) {}
+  using Make = std::function<std::unique_ptr<T>(Reactor&, const FenceTable&)>;
+
+  explicit End(const Make& make = [](Reactor& on,
+                                     const FenceTable& table) { return std::make_unique<T>(on, table); })
+      : fences(make_fences()), transport(make(reactor, *fences)) {}
 
   static std::unique_ptr<FenceTable> make_fences() {
     Result<std::unique_ptr<FenceTable>> table = FenceTable::create();

@@ -41,6 +41,7 @@ struct Wish {
   std::uint32_t num_heads = 2;      // that are moved
   std::uint32_t more_heads = 2;     // that a side holds beside, at most
   std::uint32_t run_elements = 32;  // of one token and head; bytes where nothing is converted
+  std::uint32_t alignment = 1;      // of all places, where run_elements is a multiple of it, too
   bool shared_sources = true;       // two pairs may read one source
   std::optional<Conversions> conversions;
 };
@@ -131,7 +132,7 @@ class Sample {
   Move move;  // bases are for whoever has the memory
 
  private:
-  std::uint64_t gap() { return random_.chance(50) ? 0 : random_.below(48); }
+  std::uint64_t gap() { return random_.chance(50) ? 0 : random_.below(48) * wish.alignment; }
   float any_scale() {
     const float scale = std::ldexp(1 + static_cast<float>(random_.below(1024)) / 1024,
                                    static_cast<int>(random_.below(12)) - 8);
@@ -167,7 +168,7 @@ class Sample {
       out.head_stride = out.token_stride * tokens + gap();
       chunk = out.head_stride * heads;
     }
-    out.offset = first_byte + random_.below(64);
+    out.offset = first_byte + random_.below(64) * wish.alignment;
     const std::uint64_t end =
         lay_out(chunk, out.num_blocks, out.layer_stride, out.kv_stride, out.block_stride);
     out.end = out.offset + end;

@@ -87,7 +87,7 @@ def test_what_is_not_written_blocks_only_who_asked_for_it() -> None:
         assert set(found) == {*TRANSPORTS, *transports.TO_COME}
         for name in transports.TO_COME:
             assert found[name].state is (State.BLOCKS if name in required else State.NOTE)
-            assert "not written in this version" in found[name].found
+            assert "no agent of this version has it" in found[name].found
 
 
 def test_a_transport_that_fails_limits_or_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from kvxfer.doctor import (
     transports,
 )
 from kvxfer.doctor.finding import Finding, Probe, State, run_probe
+from kvxfer.gpu import driver
 
 PROBES: dict[str, Probe] = {
     module.SUBJECT: module.examine
@@ -454,6 +455,17 @@ def test_no_gpu_says_why_gpu_transports_are_off(tmp_path: Path) -> None:
     finding = named(devices.examine(tmp_path), "GPU")
     assert "no driver" in finding.found
     assert "GPU transports are off" in finding.why
+
+
+def test_a_machine_whose_driver_serves_no_gpu_says_why_kernels_cannot_run() -> None:
+    found = driver.look()
+    if found.devices:
+        pytest.skip("kernels may run here")
+    finding = named(devices.examine(Path("/")), "GPU kernels")
+    assert finding.state is State.NOTE
+    assert finding.found == f"cannot run here: {found.failure}"
+    assert finding.change == found.change
+    assert "cuda_ipc" in finding.why
 
 
 # ---- containers and software --------------------------------------------------------------------

@@ -17,6 +17,7 @@ NATIVE = ROOT / "native"
 MAY_IMPORT_NATIVE = {
     "agent.py",
     "completion.py",
+    "gpu/copy_stream.py",
     "lease.py",
     "peer.py",
     "peer_table.py",
@@ -116,8 +117,7 @@ def test_plans_and_layouts_need_numpy_alone(name: str) -> None:
 def test_only_the_core_modules_know_the_native_one() -> None:
     for path in python_files(PACKAGE):
         if any(module.startswith("kvxfer._native") for module in imports(path)):
-            assert path.parent == PACKAGE, path
-            assert path.name in MAY_IMPORT_NATIVE, path
+            assert str(path.relative_to(PACKAGE)) in MAY_IMPORT_NATIVE, path
 
 
 def test_connectors_use_the_public_package() -> None:
@@ -162,12 +162,17 @@ def test_transports_do_not_know_each_other_nor_the_engine() -> None:
             )
 
 
-def test_bindings_include_the_core_alone() -> None:
+def test_bindings_include_what_they_bind_alone() -> None:
     for path in cpp_files(NATIVE / "bindings"):
         for name in includes(path):
-            assert name.startswith(("core/", "kvxfer/", "bindings/")) or "/" not in name, (
+            assert name.startswith(("core/", "gpu/", "kvxfer/", "bindings/")) or "/" not in name, (
                 f"{path} includes {name}"
             )
+
+
+def test_the_gpu_half_stands_on_the_interface_alone() -> None:
+    for path in cpp_files(NATIVE / "gpu"):
+        assert all(name.startswith(("gpu/", "kvxfer/")) for name in includes(path)), path
 
 
 def test_public_headers_are_free_of_python_and_cuda() -> None:

@@ -11,7 +11,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#if !defined(__CUDACC_RTC__)
 #include <vector>
+#endif
 
 #include "kvxfer/number.h"
 
@@ -86,6 +88,7 @@ struct ProgramView {
   UnitsPerBlock units[kNumGrains];
 };
 
+#if !defined(__CUDACC_RTC__)  // kernels get jobs (gpu/copy_job.h)
 struct CopyProgram {
   std::vector<CopyLoop> loops;
   std::vector<Conversion> conversions;
@@ -101,6 +104,7 @@ struct CopyProgram {
     return loop.conversion == 0 ? nullptr : &conversions[loop.conversion - 1];
   }
 };
+#endif
 
 // Bytes of one of the loop's runs at the destination.
 KVXFER_HD inline std::uint64_t dst_run_nbytes(const CopyLoop& loop, const Conversion* conversion) {

@@ -86,6 +86,9 @@ class FenceTable {
   std::atomic<std::uint64_t>* words_ = nullptr;
 };
 
+// Where memory is that a rail reaches, at both of its ends.
+enum class MemoryKind : std::uint8_t { kHost, kGpu };
+
 struct MemorySpan {
   std::uint64_t offset;  // from the region's base
   std::uint64_t nbytes;
@@ -101,6 +104,7 @@ struct LocalRegion {
   std::uint64_t memfd_id = 0;      // unique in the agent: two regions may share one pool
   std::uint64_t memfd_offset = 0;  // of base
   std::uint64_t memfd_nbytes = 0;  // of the whole memfd
+  MemoryKind kind = MemoryKind::kHost;  // kGpu: base is the device's, not to be touched by the processor
 };
 
 // What a peer must know to reach a region over one kind of transport; opaque to the core,
@@ -177,6 +181,7 @@ struct Capabilities {
   std::uint32_t rank = 0;         // lower is preferred where several reach a region
   std::uint32_t window = 8;       // pieces worth having posted at a time, for each peer
   std::uint32_t piece_nbytes = 512 * 1024;  // what a piece should hold, about
+  MemoryKind memory = MemoryKind::kHost;
 };
 
 struct PostResult {

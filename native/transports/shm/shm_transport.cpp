@@ -13,8 +13,8 @@
 #include "core/executor.h"
 #include "core/memfd.h"
 #include "core/pack.h"
+#include "transports/common/peer_mapping.h"
 #include "transports/shm/foreign_memory.h"
-#include "transports/shm/peer_mapping.h"
 
 namespace kvxfer {
 
@@ -68,7 +68,7 @@ Message memfd_message(std::uint64_t memfd_id, std::uint64_t nbytes) {
   return message;
 }
 
-shm::SharedFd duplicate(int fd) { return std::make_shared<const UniqueFd>(::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
+SharedFd duplicate(int fd) { return std::make_shared<const UniqueFd>(::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 
 Completion done(WorkId work) { return {CompletionKind::kWork, work, 0, Code::kOk, {}}; }
 Completion failed(WorkId work, Code code, std::string detail) {
@@ -81,7 +81,7 @@ Completion failed(WorkId work, Code code, std::string detail) {
 struct ShmTransport::Memfd {
   UniqueFd fd;  // kept for a later attach, until the peer says that it is gone
   std::uint64_t nbytes = 0;
-  shm::PeerMapping mapping;  // while a region lies in it
+  PeerMapping mapping;  // while a region lies in it
 };
 
 struct ShmTransport::Attached {
@@ -114,7 +114,7 @@ struct ShmTransport::Peer final : Reactor::Handler {
                                       std::to_string(region.keys.memfd_nbytes) +
                                       " bytes; the one that came has " + std::to_string(memfd->nbytes)};
     if (memfd->mapping) return {};
-    Result<shm::PeerMapping> mapping = shm::PeerMapping::map(memfd->fd.get(), memfd->nbytes);
+    Result<PeerMapping> mapping = PeerMapping::map(memfd->fd.get(), memfd->nbytes);
     if (!mapping.ok()) return mapping.status();
     memfd->mapping = std::move(mapping).value();
     owner.active_.insert(id);
@@ -127,7 +127,7 @@ struct ShmTransport::Peer final : Reactor::Handler {
   shm::SideChannel channel;
   bool up = false, down = false;
   bool watches_write = false;
-  shm::PeerMapping fences;
+  PeerMapping fences;
   shm::ForeignMemory foreign;
   std::map<std::uint64_t, Memfd> memfds;
   std::map<RegionId, Attached> regions;
@@ -162,12 +162,12 @@ Result<RegionKeys> ShmTransport::register_memory(const LocalRegion& region) {
     auto found = exported_.find(region.memfd_id);
     if (found == exported_.end()) {
       // What a peer would refuse is refused here, where it can be mended.
-      if (Status usable = shm::check_memfd(region.memfd, region.memfd_nbytes); !usable.ok())
+      if (Status usable = check_memfd(region.memfd, region.memfd_nbytes); !usable.ok())
         return Status(Code::kInvalidArgument, "shm: peers would refuse this region: " + usable.message());
       if (exported_.size() == kMaxMemfds)
         return Status(Code::kExhausted, "shm: regions already lie in " + std::to_string(kMaxMemfds) +
                                             " pools; use fewer, larger pools");
-      shm::SharedFd fd = duplicate(region.memfd);
+      SharedFd fd = duplicate(region.memfd);
       if (!*fd) return Status::from_errno("dup of a pool's descriptor", errno);
       found = exported_.emplace(region.memfd_id, Exported{std::move(fd), region.memfd_nbytes, 0}).first;
       tell_all(memfd_message(region.memfd_id, region.memfd_nbytes), found->second.fd);
@@ -299,13 +299,13 @@ void ShmTransport::end_work(Peer& peer, Code code, const std::string& detail) {
   peer.queue.clear();
 }
 
-void ShmTransport::tell(Peer& peer, const Message& message, shm::SharedFd fd) {
+void ShmTransport::tell(Peer& peer, const Message& message, SharedFd fd) {
   if (peer.down) return;
   peer.channel.queue(message, std::move(fd));
   flush(peer);
 }
 
-void ShmTransport::tell_all(const Message& message, const shm::SharedFd& fd) {
+void ShmTransport::tell_all(const Message& message, const SharedFd& fd) {
   for (auto& [id, peer] : peers_) tell(*peer, message, fd);
 }
 
@@ -344,8 +344,8 @@ Status ShmTransport::on_hello(Peer& peer, const Message& message, UniqueFd fence
   if (message.nbytes != kFenceTableNbytes)
     return {Code::kRailFailed, "its fence table has " + std::to_string(message.nbytes) + " bytes, not " +
                                    std::to_string(kFenceTableNbytes)};
-  if (Status usable = shm::check_memfd(fences.get(), message.nbytes); !usable.ok()) return usable;
-  Result<shm::PeerMapping> mapping = shm::PeerMapping::map(fences.get(), message.nbytes);
+  if (Status usable = check_memfd(fences.get(), message.nbytes); !usable.ok()) return usable;
+  Result<PeerMapping> mapping = PeerMapping::map(fences.get(), message.nbytes);
   if (!mapping.ok()) return mapping.status();
   peer.fences = std::move(mapping).value();
 
@@ -362,7 +362,7 @@ Status ShmTransport::on_hello(Peer& peer, const Message& message, UniqueFd fence
 }
 
 Status ShmTransport::on_memfd(Peer& peer, const Message& message, UniqueFd fd) {
-  if (Status usable = shm::check_memfd(fd.get(), message.nbytes); !usable.ok()) return usable;
+  if (Status usable = check_memfd(fd.get(), message.nbytes); !usable.ok()) return usable;
   if (peer.memfds.size() == kMaxMemfds)
     return {Code::kRailFailed, "it sent more than " + std::to_string(kMaxMemfds) + " memfds"};
   const auto [entry, is_new] = peer.memfds.try_emplace(message.memfd_id);

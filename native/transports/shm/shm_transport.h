@@ -44,7 +44,7 @@ class ShmTransport final : public Transport {
   struct Peer;
   // A pool of ours in which some region lies.
   struct Exported {
-    shm::SharedFd fd;  // our own, so that it outlives the pool's while a message carries it
+    SharedFd fd;  // our own, so that it outlives the pool's while a message carries it
     std::uint64_t nbytes = 0;
     std::size_t num_regions = 0;
   };
@@ -54,8 +54,8 @@ class ShmTransport final : public Transport {
   Status on_hello(Peer& peer, const shm::Message& message, UniqueFd fences);
   Status on_memfd(Peer& peer, const shm::Message& message, UniqueFd fd);
   void on_memfd_gone(Peer& peer, std::uint64_t memfd_id);
-  void tell(Peer& peer, const shm::Message& message, shm::SharedFd fd);
-  void tell_all(const shm::Message& message, const shm::SharedFd& fd);
+  void tell(Peer& peer, const shm::Message& message, SharedFd fd);
+  void tell_all(const shm::Message& message, const SharedFd& fd);
   void flush(Peer& peer);
   void fail(Peer& peer, const std::string& why);  // the rail to it is down
   void end_work(Peer& peer, Code code, const std::string& detail);
@@ -69,7 +69,7 @@ class ShmTransport final : public Transport {
   void check_foreign(std::span<Completion> completions) noexcept;
 
   Reactor& reactor_;
-  shm::SharedFd fences_;  // of our own table
+  SharedFd fences_;  // of our own table
   std::map<RegionId, std::uint64_t> pool_regions_;  // ours -> the memfd_id that each lies in
   std::map<std::uint64_t, Exported> exported_;      // by memfd_id
   std::map<PeerId, std::unique_ptr<Peer>> peers_;

@@ -1,95 +1,24 @@
 #include "transports/shm/side_channel.h"
 
-#include <sys/socket.h>
-
-#include <cerrno>
 #include <cstring>
 
 namespace kvxfer::shm {
 
-Status SideChannel::flush() {
-  while (!outbox_.empty()) {
-    Outgoing& next = outbox_.front();
-    iovec rest{reinterpret_cast<std::byte*>(&next.message) + sent_nbytes_, sizeof(Message) - sent_nbytes_};
-    msghdr header{};
-    header.msg_iov = &rest;
-    header.msg_iovlen = 1;
-    alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
-    if (next.attached != nullptr && sent_nbytes_ == 0) {  // a descriptor goes with the first byte
-      header.msg_control = control.data();
-      header.msg_controllen = control.size();
-      cmsghdr* rights = CMSG_FIRSTHDR(&header);
-      rights->cmsg_level = SOL_SOCKET;
-      rights->cmsg_type = SCM_RIGHTS;
-      rights->cmsg_len = CMSG_LEN(sizeof(int));
-      const int fd = next.attached->get();
-      std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
-    }
-    const ssize_t sent = ::sendmsg(socket_.get(), &header, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
-    if (sent < 0 && errno == ETOOMANYREFS)
-      return {Code::kRailFailed,
-              "too many descriptors are on their way between processes of this user: raise "
-              "RLIMIT_NOFILE"};
-    if (sent < 0) return Status::from_errno("sendmsg", errno);
-    sent_nbytes_ += static_cast<std::size_t>(sent);
-    if (sent_nbytes_ < sizeof(Message)) continue;
-    sent_nbytes_ = 0;
-    outbox_.pop_front();
-  }
-  return {};
-}
-
 Result<std::optional<Received>> SideChannel::receive() {
-  for (;;) {
-    // Never beyond the message: what follows may bring a descriptor of its own.
-    iovec rest{reinterpret_cast<std::byte*>(&incoming_) + incoming_nbytes_,
-               sizeof(Message) - incoming_nbytes_};
-    msghdr header{};
-    header.msg_iov = &rest;
-    header.msg_iovlen = 1;
-    alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
-    header.msg_control = control.data();
-    header.msg_controllen = control.size();
-    const ssize_t received = ::recvmsg(socket_.get(), &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (received < 0 && errno == EINTR) continue;
-    if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return std::optional<Received>();
-    if (received < 0) return Status::from_errno("recvmsg", errno);
-    if (received == 0) return Status(Code::kRailFailed, "it closed its end");
-
-    // Take every descriptor that arrived before judging, so that none is left open.
-    bool too_many = false;
-    for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
-      if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
-      const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-      for (std::size_t i = 0; i < count; ++i) {
-        int fd = -1;
-        std::memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
-        UniqueFd arrived(fd);
-        too_many = too_many || incoming_fd_;
-        incoming_fd_ = std::move(arrived);
-      }
-    }
-    if (too_many) return Status(Code::kRailFailed, "it sent two descriptors in one message");
-    if (header.msg_flags & MSG_CTRUNC)
-      return Status(Code::kRailFailed,
-                    "a descriptor could not be received: this process has as many files open as "
-                    "RLIMIT_NOFILE allows, or the peer sent several at once");
-
-    incoming_nbytes_ += static_cast<std::size_t>(received);
-    if (incoming_nbytes_ < sizeof(Message)) continue;
-    incoming_nbytes_ = 0;
-    Received whole{incoming_, std::move(incoming_fd_)};
-    if (whole.message.magic != Message().magic || whole.message.reserved != Message().reserved)
-      return Status(Code::kRailFailed, "it sent a message that is not of this transport's version");
-    const MessageKind kind = whole.message.kind;
-    if (kind < MessageKind::kHello || kind > MessageKind::kMemfdGone)
-      return Status(Code::kRailFailed, "it sent a message of an unknown kind");
-    if (static_cast<bool>(whole.fd) != (kind != MessageKind::kMemfdGone))
-      return Status(Code::kRailFailed, "it sent a message without its descriptor, or one too many");
-    return std::optional<Received>(std::move(whole));
-  }
+  Result<MessageChannel::Received> next = channel_.receive();
+  if (!next.ok()) return next.status();
+  if (next.value().message.empty()) return std::optional<Received>();
+  Received whole;
+  std::memcpy(&whole.message, next.value().message.data(), sizeof whole.message);
+  whole.fd = std::move(next.value().fd);
+  if (whole.message.magic != Message().magic || whole.message.reserved != Message().reserved)
+    return Status(Code::kRailFailed, "it sent a message that is not of this transport's version");
+  const MessageKind kind = whole.message.kind;
+  if (kind < MessageKind::kHello || kind > MessageKind::kMemfdGone)
+    return Status(Code::kRailFailed, "it sent a message of an unknown kind");
+  if (static_cast<bool>(whole.fd) != (kind != MessageKind::kMemfdGone))
+    return Status(Code::kRailFailed, "it sent a message without its descriptor, or one too many");
+  return std::optional<Received>(std::move(whole));
 }
 
 }  // namespace kvxfer::shm

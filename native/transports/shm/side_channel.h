@@ -1,14 +1,14 @@
-// The rail's unix socket: whole fixed-size messages, each with at most one descriptor.
+// What a rail's unix socket carries for shm.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <memory>
 #include <optional>
+#include <span>
 
 #include "kvxfer/transport.h"
+#include "transports/common/message_channel.h"
 
 namespace kvxfer::shm {
 
@@ -34,34 +34,23 @@ struct Received {
   UniqueFd fd;  // of kHello and kMemfd
 };
 
-using SharedFd = std::shared_ptr<const UniqueFd>;
-
 class SideChannel {
  public:
-  explicit SideChannel(UniqueFd socket) : socket_(std::move(socket)) {}
-  int fd() const noexcept { return socket_.get(); }
+  explicit SideChannel(UniqueFd socket) : channel_(std::move(socket), sizeof(Message)) {}
+  int fd() const noexcept { return channel_.fd(); }
 
   void queue(const Message& message, SharedFd attached = nullptr) {
-    outbox_.push_back({message, std::move(attached)});
+    channel_.queue(std::as_bytes(std::span(&message, 1)), std::move(attached));
   }
   // Writes what the socket takes. Not ok: the channel is dead.
-  Status flush();
-  bool wants_write() const noexcept { return !outbox_.empty(); }
+  Status flush() { return channel_.flush(); }
+  bool wants_write() const noexcept { return channel_.wants_write(); }
 
   // The next whole message, or nothing yet. Not ok: closed, or not what a peer may say.
   Result<std::optional<Received>> receive();
 
  private:
-  struct Outgoing {
-    Message message;
-    SharedFd attached;  // held until it is on its way
-  };
-  UniqueFd socket_;
-  std::deque<Outgoing> outbox_;
-  std::size_t sent_nbytes_ = 0;  // of outbox_.front()
-  Message incoming_;
-  std::size_t incoming_nbytes_ = 0;
-  UniqueFd incoming_fd_;
+  MessageChannel channel_;
 };
 
 }  // namespace kvxfer::shm

@@ -6,7 +6,7 @@
 
 #include "kvxfer/status.h"
 
-namespace kvxfer::shm {
+namespace kvxfer {
 
 // May this descriptor from a peer be mapped? It must be a memfd of exactly the announced size that
 // can never shrink: otherwise the peer could make our reads die by SIGBUS.
@@ -39,4 +39,4 @@ class PeerMapping {
   std::size_t populated_nbytes_ = 0;
 };
 
-}  // namespace kvxfer::shm
+}  // namespace kvxfer

@@ -1,4 +1,4 @@
-#include "transports/shm/peer_mapping.h"
+#include "transports/common/peer_mapping.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -14,7 +14,7 @@
 #define MADV_POPULATE_READ 22  // Linux 5.14
 #endif
 
-namespace kvxfer::shm {
+namespace kvxfer {
 namespace {
 
 constexpr std::size_t kHugePageNbytes = 2 * 1024 * 1024;
@@ -90,4 +90,4 @@ PeerMapping::~PeerMapping() {
   if (reserved_ != nullptr) ::munmap(reserved_, reserved_nbytes_);
 }
 
-}  // namespace kvxfer::shm
+}  // namespace kvxfer

@@ -1,0 +1,102 @@
+"""A folder of cubins that were compiled on this machine, which its processes share.
+
+`KVXFER_CACHE_DIR`, or `kvxfer` in XDG_CACHE_HOME or in ~/.cache. Files are named by all that went into
+them and appear whole, so nobody locks: two processes that compile the same write the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from kvxfer.gpu import cubin as cubin_file
+from kvxfer.gpu.cubin import Cubin
+from kvxfer.log import logger
+
+# Three kernels for each of five kinds of GPUs, of four versions: 6 MiB. Older ones go.
+_MAX_FILES: Final = 64
+
+_refused: set[str] = set()
+
+
+def folder() -> Path | None:
+    """Returns where the cache is, there or not; None where the environment names no place for it."""
+    if own := os.environ.get("KVXFER_CACHE_DIR"):
+        return Path(own) / "cubins"
+    # Of the standard: what is not absolute is to be ignored.
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".cache"
+        except RuntimeError:
+            return None
+    return base / "kvxfer" / "cubins"
+
+
+def load(kernel: str, architecture: str, source_key: str, compiler: tuple[int, int]) -> Cubin | None:
+    """Returns a cubin that was stored; None where there is none, or none that is whole and this user's."""
+    place = folder()
+    if place is None:
+        return None
+    path = place / _name_of(kernel, architecture, source_key, compiler)
+    found = cubin_file.read(path, kernel, architecture, source_key, uid=os.geteuid())
+    return found if found is not None and found.compiler == compiler else None
+
+
+def store(cubin: Cubin) -> None:
+    """Keeps a cubin for later processes; where it cannot, says so in the log and lets it be."""
+    place = folder()
+    if place is None:
+        _refuse("", "neither KVXFER_CACHE_DIR nor XDG_CACHE_HOME nor HOME names a folder")
+        return
+    name = _name_of(cubin.kernel, cubin.architecture, cubin.source_key, cubin.compiler)
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(place / name, cubin.to_bytes())
+        _trim(place)
+    except OSError as error:
+        _refuse(str(place), str(error))
+
+
+def _name_of(kernel: str, architecture: str, source_key: str, compiler: tuple[int, int]) -> str:
+    key = hashlib.sha256(f"{source_key} NVRTC {compiler[0]}.{compiler[1]}".encode()).hexdigest()
+    return f"{kernel}-{architecture}-{key[:24]}.cubin"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Writes a file that others see whole or not at all."""
+    fd, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _trim(place: Path) -> None:
+    """Removes the oldest files beyond a bound, with what killed processes have left half written."""
+    files = []
+    for path in place.iterdir():
+        try:
+            files.append((path.stat().st_mtime_ns, path))
+        except OSError:
+            continue  # another process was faster
+    for _, path in sorted(files)[:-_MAX_FILES]:
+        if path.suffix in (".cubin", ".tmp"):
+            path.unlink(missing_ok=True)
+
+
+def _refuse(place: str, why: str) -> None:
+    # Once for each folder: every kernel comes by here.
+    if place not in _refused:
+        _refused.add(place)
+        logger().warning(
+            "compiled GPU kernels are not kept, so every process compiles them anew: %s; name a folder that "
+            "can be written with KVXFER_CACHE_DIR",
+            why,
+        )

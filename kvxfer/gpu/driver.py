@@ -1,0 +1,122 @@
+"""What NVIDIA's driver says of itself and of the GPUs that it serves to this process.
+
+Asked through ctypes, since this must be known where no CUDA package is installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from kvxfer.gpu import architecture
+
+_NAME = "libcuda.so.1"
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+# CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+_MAJOR, _MINOR = 75, 76
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU; ``index`` counts those that this process may see."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    memory_nbytes: int
+
+    @property
+    def architecture(self) -> str:
+        """What kernels are compiled for it as, e.g. ``"sm_90a"``."""
+        return architecture.for_capability(*self.capability)
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The driver.
+
+    Attributes
+    ----------
+    version
+        The newest CUDA that it serves: major, minor; (0, 0) where it could not be asked.
+    devices
+        Empty where something failed.
+    failure, change
+        What stands in the way, and what to do about it; ``""`` when nothing does.
+    """
+
+    version: tuple[int, int] = (0, 0)
+    devices: tuple[Device, ...] = ()
+    failure: str = ""
+    change: str = ""
+
+
+class _FailedError(Exception):
+    """A call failed; ``status`` is CUDA's number, 0 for none."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def look() -> Driver:
+    """Asks the driver. The first call starts it in this process, which takes up to a second."""
+    try:
+        library = ctypes.CDLL(_NAME)
+    except OSError as error:
+        if "No such file" not in str(error):
+            return Driver(failure=f"{_NAME} does not load: {error}", change="install NVIDIA's driver again")
+        return Driver(
+            failure=f"{_NAME} is not found, so there is no NVIDIA driver",
+            change="install NVIDIA's driver, or start the container with --gpus all",
+        )
+    version = (0, 0)
+    try:
+        number = ctypes.c_int()
+        _call(library, "cuDriverGetVersion", ctypes.byref(number))
+        version = (number.value // 1000, number.value % 1000 // 10)
+        _call(library, "cuInit", ctypes.c_uint(0))
+        _call(library, "cuDeviceGetCount", ctypes.byref(number))
+        devices = tuple(_device(library, index) for index in range(number.value))
+    except _FailedError as error:
+        if error.status == _NO_DEVICE:
+            return _without_devices(version)
+        return Driver(version, failure=str(error), change="see whether nvidia-smi works, and what it says")
+    if not devices:
+        return _without_devices(version)
+    return Driver(version, devices)
+
+
+def _without_devices(version: tuple[int, int]) -> Driver:
+    return Driver(
+        version,
+        failure="the NVIDIA driver serves no GPU to this process",
+        change="see CUDA_VISIBLE_DEVICES, the container's --gpus and nvidia-smi",
+    )
+
+
+def _device(library: ctypes.CDLL, index: int) -> Device:
+    handle, number, nbytes = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+    name = ctypes.create_string_buffer(256)
+    _call(library, "cuDeviceGet", ctypes.byref(handle), ctypes.c_int(index))
+    _call(library, "cuDeviceGetName", name, ctypes.c_int(len(name)), handle)
+    _call(library, "cuDeviceTotalMem_v2", ctypes.byref(nbytes), handle)
+    capability = []
+    for attribute in (_MAJOR, _MINOR):
+        _call(library, "cuDeviceGetAttribute", ctypes.byref(number), ctypes.c_int(attribute), handle)
+        capability.append(number.value)
+    return Device(index, name.value.decode(errors="replace"), (capability[0], capability[1]), nbytes.value)
+
+
+def _call(library: ctypes.CDLL, name: str, *arguments: Any) -> None:
+    try:
+        status = getattr(library, name)(*arguments)
+        if status == 0:
+            return
+        words = ctypes.c_char_p()
+        library.cuGetErrorString(status, ctypes.byref(words))
+    except AttributeError as error:
+        raise _FailedError(f"the NVIDIA driver is too old: {error}") from error
+    what = (words.value or b"no words for it").decode(errors="replace")
+    raise _FailedError(f"the NVIDIA driver fails in {name} with {status}: {what}", status)

@@ -1,0 +1,75 @@
+"""Kernels on a device, as handles for the native module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvxfer.errors import UsageError
+from kvxfer.gpu import availability
+from kvxfer.gpu.kernels import kernel_of
+from kvxfer.gpu.origin import Origin, find
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A kernel on a device; it is unloaded with this object.
+
+    Attributes
+    ----------
+    name, device_index
+        What was asked for.
+    handle
+        The driver's CUfunction, in the device's primary context.
+    origin
+        Where its cubin is from.
+    """
+
+    name: str
+    device_index: int
+    handle: int
+    origin: Origin
+    # What the handle belongs to.
+    _code: Any = field(repr=False)
+
+
+def load(name: str, device_index: int = 0) -> LoadedKernel:
+    """Loads a kernel onto a device, compiled first where that is still to be done.
+
+    The calling thread's current context is as before when this returns.
+
+    Raises
+    ------
+    UsageError
+        ``unsupported``: there is no such kernel, no such device, or the one does not run on the other.
+    """
+    kernel = kernel_of(name)
+    device, driver_version = availability.check(device_index)
+    origin, cubin = find(kernel, device.architecture, driver_version)
+
+    from cuda.bindings import driver
+    from cuda.core import Device, ObjectCode
+
+    before = _checked(driver.cuCtxGetCurrent())
+    try:
+        Device(device_index).set_current()
+        code = ObjectCode.from_cubin(cubin.code, name=kernel.name)
+        # A CUkernel is of no context; what cuLaunchKernel takes everywhere is its function in this one.
+        function = _checked(driver.cuKernelGetFunction(code.get_kernel(kernel.entry).handle))
+    finally:
+        _checked(driver.cuCtxSetCurrent(before))
+    return LoadedKernel(name, device_index, int(function), origin, code)
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    """Returns what a call of the driver gave.
+
+    Raises
+    ------
+    UsageError
+        ``unsupported``: it failed, with CUDA's word for it.
+    """
+    status, *values = result
+    if int(status) != 0:
+        raise UsageError(f"the NVIDIA driver fails to load a kernel: {status.name}", code="unsupported")
+    return values[0] if values else None

@@ -1,0 +1,79 @@
+"""Where a kernel's machine code comes from: with the package, from the cache, or from the compiler."""
+
+from __future__ import annotations
+
+import enum
+
+from kvxfer.errors import UsageError
+from kvxfer.gpu import compiler, cubin_cache, prebuilt, sources
+from kvxfer.gpu.cubin import Cubin
+from kvxfer.gpu.kernels import Kernel, check_runs_on
+from kvxfer.log import logger
+
+
+class Origin(enum.StrEnum):
+    """Where a cubin is from, or would be."""
+
+    PREBUILT = "prebuilt"
+    CACHED = "cached"
+    #: By NVRTC, and then cached.
+    COMPILED = "compiled"
+
+
+def look(
+    kernel: Kernel, architecture: str, driver_version: tuple[int, int] | None = None
+) -> tuple[Origin, Cubin | None]:
+    """Says where a kernel's cubin would be from, and returns it if it is there.
+
+    Parameters
+    ----------
+    kernel, architecture
+        For what.
+    driver_version
+        CUDA's version that the driver serves: what a compiler of a later major version has made, it does
+        not load. None for no driver, as where cubins are only looked at.
+
+    Raises
+    ------
+    UsageError
+        ``unsupported``: there is none, and it cannot be compiled; in words that say what to install.
+    """
+    check_runs_on(kernel, architecture)
+    key = sources.key_of(kernel, architecture, compiler.OPTIONS)
+    found = prebuilt.load(kernel, architecture, key)
+    if found is not None and _is_loaded_by(found.compiler, driver_version):
+        return Origin.PREBUILT, found
+    try:
+        version = compiler.version()
+    except UsageError as error:
+        lacking = "is for a newer driver" if found else "did not come with this installation"
+        raise UsageError(
+            f"the GPU kernel {kernel.name} for {architecture} {lacking}, and {error.args[0]}", code=error.code
+        ) from error
+    if not _is_loaded_by(version, driver_version):
+        raise UsageError(
+            f"NVRTC {version[0]}.{version[1]} makes what this driver does not load: update the driver, "
+            "or pip install kvxfer[gpu-cu12] where it is for CUDA 12 (nvidia-smi says so)",
+            code="unsupported",
+        )
+    if (found := cubin_cache.load(kernel.name, architecture, key, version)) is not None:
+        return Origin.CACHED, found
+    compiler.check_knows(architecture)
+    return Origin.COMPILED, None
+
+
+def find(
+    kernel: Kernel, architecture: str, driver_version: tuple[int, int] | None = None
+) -> tuple[Origin, Cubin]:
+    """Returns a kernel's cubin, compiled and cached if need be; as `look` for the rest."""
+    origin, found = look(kernel, architecture, driver_version)
+    if found is None:
+        compilation = compiler.compile_kernel(kernel, architecture)
+        logger().info("compiled the GPU kernel %s for %s", kernel.name, architecture)
+        found = compilation.cubin
+        cubin_cache.store(found)
+    return origin, found
+
+
+def _is_loaded_by(compiler_version: tuple[int, int], driver_version: tuple[int, int] | None) -> bool:
+    return driver_version is None or compiler_version[0] <= driver_version[0]

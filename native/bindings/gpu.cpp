@@ -1,0 +1,150 @@
+// Copies on a GPU by themselves, without agents: for tests, and for measuring what a machine can do.
+#include "bindings/convert.h"
+#include "core/region_table.h"
+#include "gpu/copy_stream.h"
+#include "gpu/make_job.h"
+
+namespace kvxfer::python {
+namespace {
+
+using namespace nb::literals;
+using Units = std::array<std::uint32_t, 4>;
+
+CopyProgram checked_program(std::uint32_t num_layers, nb::handle loops, nb::handle conversions,
+                            nb::handle scales, const Units& units) {
+  CopyProgram program = to_program(num_layers, loops, conversions, scales, units);
+  check(check_program(program));
+  return program;
+}
+
+gpu::Part part_of(const std::array<std::uint32_t, 2>& layers, const BlockIds& ids, std::uint32_t num_fine) {
+  const auto num_pairs = static_cast<std::uint32_t>(ids.size());
+  if (num_fine > num_pairs) raise({Code::kInvalidArgument, "num_fine counts the last of the pairs"});
+  return {layers[0], layers[1], num_pairs, num_fine};
+}
+
+// Every atom of a part as the kernels find them: (kernel, source's offset, destination's, bytes at the
+// source), slice by slice.
+nb::object atoms(std::uint32_t num_layers, nb::handle loops, nb::handle conversions, nb::handle scales,
+                 const Units& units, const std::array<std::uint32_t, 2>& layers, const BlockIds& src_ids,
+                 const BlockIds& dst_ids, std::uint32_t num_fine, std::uint64_t src_address,
+                 std::uint64_t dst_address, bool bulk) {
+  if (src_ids.size() != dst_ids.size()) raise({Code::kLengthMismatch, "the tables differ in length"});
+  const CopyProgram program = checked_program(num_layers, loops, conversions, scales, units);
+  const std::span<const std::uint32_t> src_table(src_ids.data(), src_ids.size());
+  const std::span<const std::uint32_t> dst_table(dst_ids.data(), dst_ids.size());
+  const auto launches =
+      take(gpu::make_launches(program, part_of(layers, src_ids, num_fine), src_table, dst_table,
+                              gpu::Placement(src_address), gpu::Placement(dst_address), bulk));
+  auto* rows = new std::vector<std::array<std::uint64_t, 4>>;
+  nb::capsule owner(
+      rows, [](void* p) noexcept { delete static_cast<std::vector<std::array<std::uint64_t, 4>>*>(p); });
+  for (const gpu::Launch& launch : launches)
+    for (std::uint32_t index = 0; index < launch.job.num_slices; ++index) {
+      const gpu::Slice slice = gpu::slice_at(launch.job, index);
+      const gpu::JobLoop& loop = launch.job.loops[slice.loop];
+      for (std::uint32_t k = 0; k < slice.num_atoms; ++k) {
+        const gpu::AtomPlace place = gpu::place_of(loop, slice.first_atom + k);
+        rows->push_back({static_cast<std::uint64_t>(launch.kernel),
+                         gpu::address_of(loop.src, place, src_table[place.pair], slice.layer) - src_address,
+                         gpu::address_of(loop.dst, place, dst_table[place.pair], slice.layer) - dst_address,
+                         gpu::src_nbytes_of(loop, place)});
+      }
+    }
+  return nb::cast(nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<2>>(rows->data(), {rows->size(), 4}, owner));
+}
+
+// A program that is parsed once.
+class PyGpuProgram {
+ public:
+  PyGpuProgram(std::uint32_t num_layers, nb::handle loops, nb::handle conversions, nb::handle scales,
+               const Units& units)
+      : program_(checked_program(num_layers, loops, conversions, scales, units)) {}
+  const CopyProgram& get() const { return program_; }
+
+ private:
+  CopyProgram program_;
+};
+
+class PyGpuCopyStream {
+ public:
+  PyGpuCopyStream(int device, const std::array<std::uint64_t, gpu::kNumKernels>& kernels,
+                  std::uint32_t num_ctas, std::uint32_t tables_nbytes, bool high_priority) {
+    gpu::Kernels functions;
+    for (std::size_t k = 0; k < gpu::kNumKernels; ++k)
+      functions.functions[k] = reinterpret_cast<gpu::Function>(kernels[k]);
+    const gpu::Driver* driver = take(gpu::Driver::load());
+    context_.emplace(take(gpu::PrimaryContext::retain(*driver, device)));
+    stream_ = take(gpu::CopyStream::create(*driver, context_->get(), functions,
+                                           {num_ctas, tables_nbytes, high_priority}));
+  }
+
+  std::uint64_t submit(const PyGpuProgram& program, const std::array<std::uint32_t, 2>& layers,
+                       const BlockIds& src_ids, const BlockIds& dst_ids, std::uint32_t num_fine,
+                       std::uint64_t src_address, std::uint64_t dst_address) {
+    return take(stream().submit(program.get(), part_of(layers, src_ids, num_fine),
+                                {src_ids.data(), src_ids.size()}, {dst_ids.data(), dst_ids.size()},
+                                gpu::Placement(src_address), gpu::Placement(dst_address)));
+  }
+  void wait_for(std::uint64_t event) {
+    python::check(stream().wait_for(reinterpret_cast<gpu::Event>(event)));
+  }
+  std::uint64_t done() const { return stream().done(); }
+  void check() const { python::check(stream().check()); }
+  void synchronize() {
+    gpu::CopyStream& waited = stream();
+    Status status;
+    {
+      nb::gil_scoped_release release;
+      status = waited.synchronize();
+    }
+    python::check(status);
+  }
+  void set_num_ctas(std::uint32_t num_ctas) { stream().set_num_ctas(num_ctas); }
+  std::uint64_t handle() const { return reinterpret_cast<std::uint64_t>(stream().handle()); }
+  void close() {
+    nb::gil_scoped_release release;
+    stream_.reset();
+  }
+
+ private:
+  gpu::CopyStream& stream() const {
+    if (stream_ == nullptr) raise({Code::kClosed, "this stream is closed"});
+    return *stream_;
+  }
+
+  std::optional<gpu::PrimaryContext> context_;
+  std::unique_ptr<gpu::CopyStream> stream_;  // in that context
+};
+
+std::optional<std::string> driver_missing() {
+  const auto driver = gpu::Driver::load();
+  if (driver.ok()) return std::nullopt;
+  return driver.status().message();
+}
+
+}  // namespace
+
+void define_gpu(nb::module_& m) {
+  m.def("gpu_driver_missing", &driver_missing);
+  m.def("gpu_atoms", &atoms, "num_layers"_a, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "layers"_a,
+        "src_ids"_a, "dst_ids"_a, "num_fine"_a, "src_address"_a, "dst_address"_a, "bulk"_a);
+  nb::class_<PyGpuProgram>(m, "GpuProgram")
+      .def(nb::init<std::uint32_t, nb::handle, nb::handle, nb::handle, const Units&>(), "num_layers"_a,
+           "loops"_a, "conversions"_a, "scales"_a, "units"_a);
+  nb::class_<PyGpuCopyStream>(m, "GpuCopyStream")
+      .def(nb::init<int, const std::array<std::uint64_t, gpu::kNumKernels>&, std::uint32_t, std::uint32_t,
+                    bool>(),
+           "device"_a, "kernels"_a, "num_ctas"_a, "tables_nbytes"_a, "high_priority"_a)
+      .def("submit", &PyGpuCopyStream::submit, "program"_a, "layers"_a, "src_ids"_a, "dst_ids"_a,
+           "num_fine"_a, "src_address"_a, "dst_address"_a)
+      .def_prop_ro("handle", &PyGpuCopyStream::handle)
+      .def("wait_for", &PyGpuCopyStream::wait_for, "event"_a)
+      .def("done", &PyGpuCopyStream::done)
+      .def("check", &PyGpuCopyStream::check)
+      .def("synchronize", &PyGpuCopyStream::synchronize)
+      .def("set_num_ctas", &PyGpuCopyStream::set_num_ctas, "num_ctas"_a)
+      .def("close", &PyGpuCopyStream::close);
+}
+
+}  // namespace kvxfer::python

@@ -1,0 +1,91 @@
+// Copies runs by vectors of up to 16 bytes: at any alignment, on every architecture.
+#include "gpu/copy_job.h"
+#include "gpu/kernel.cuh"
+#include "gpu/memory.cuh"
+
+namespace kvxfer::gpu {
+
+// Lanes take neighbouring vectors, so that a warp's loads are whole lines where runs are. All loads of a
+// round are under way before the first is stored: bytes in flight are what the speed of memory is made
+// of. Narrow vectors are the slow way out for odd alignments, and save code instead.
+template <class Vector>
+constexpr std::uint32_t kRound = sizeof(Vector) == 16 ? 8 : 2;
+
+template <class Vector>
+__device__ inline const Vector* src_at(const CopyJob& job, const Slice& slice, const AtomPlace& place) {
+  return reinterpret_cast<const Vector*>(
+      address_of(job.loops[slice.loop].src, place, job.src_ids[place.pair], slice.layer));
+}
+
+template <class Vector>
+__device__ inline Vector* dst_at(const CopyJob& job, const Slice& slice, const AtomPlace& place) {
+  return reinterpret_cast<Vector*>(
+      address_of(job.loops[slice.loop].dst, place, job.dst_ids[place.pair], slice.layer));
+}
+
+// A slice that lies in one run: its place is found once.
+template <class Vector>
+__device__ inline void copy_run(const CopyJob& job, const JobLoop& loop, const Slice& slice) {
+  const AtomPlace place = place_of(loop, slice.first_atom);
+  const Vector* from = src_at<Vector>(job, slice, place);
+  Vector* to = dst_at<Vector>(job, slice, place);
+  for (std::uint32_t first = lane_index(); first < slice.num_atoms; first += kRound<Vector> * kWarp) {
+    Vector values[kRound<Vector>];
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRound<Vector>; ++k)
+      if (first + k * kWarp < slice.num_atoms) values[k] = load_streamed(from + first + k * kWarp);
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRound<Vector>; ++k)
+      if (first + k * kWarp < slice.num_atoms) store_streamed(to + first + k * kWarp, values[k]);
+  }
+}
+
+// A slice of several runs: every lane finds the place of each of its vectors, at the destination anew,
+// since what both sides need does not fit in the registers at once.
+template <class Vector>
+__device__ inline void copy_runs(const CopyJob& job, const JobLoop& loop, const Slice& slice) {
+#pragma unroll 1
+  for (std::uint32_t first = lane_index(); first < slice.num_atoms; first += kRound<Vector> * kWarp) {
+    Vector values[kRound<Vector>];
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRound<Vector>; ++k) {
+      const std::uint32_t atom = first + k * kWarp;
+      if (atom < slice.num_atoms)
+        values[k] = load_streamed(src_at<Vector>(job, slice, place_of(loop, slice.first_atom + atom)));
+    }
+    const std::uint32_t again = forgotten(first);
+#pragma unroll
+    for (std::uint32_t k = 0; k < kRound<Vector>; ++k) {
+      const std::uint32_t atom = again + k * kWarp;
+      if (atom < slice.num_atoms)
+        store_streamed(dst_at<Vector>(job, slice, place_of(loop, slice.first_atom + atom)), values[k]);
+    }
+  }
+}
+
+template <class Vector>
+__device__ inline void copy_slice(const CopyJob& job, const Slice& slice) {
+  const JobLoop& loop = job.loops[slice.loop];
+  if (loop.in_one_run)
+    copy_run<Vector>(job, loop, slice);
+  else
+    copy_runs<Vector>(job, loop, slice);
+}
+
+}  // namespace kvxfer::gpu
+
+// One CTA of a processor has 64 KiB under way, which is enough: for two of them ptxas would spill on sm_90.
+extern "C" __global__ void __launch_bounds__(512, 1)
+    kvxfer_copy_vectors(const __grid_constant__ kvxfer::gpu::CopyJob job) {
+  using namespace kvxfer::gpu;
+  for_each_slice(job, [&](const Slice& slice) {
+    switch (job.loops[slice.loop].src.atom_nbytes) {
+      case 16: return copy_slice<uint4>(job, slice);
+      case 8: return copy_slice<uint2>(job, slice);
+      case 4: return copy_slice<unsigned>(job, slice);
+      case 2: return copy_slice<unsigned short>(job, slice);
+      default: return copy_slice<unsigned char>(job, slice);
+    }
+  });
+  tell_done(job);
+}

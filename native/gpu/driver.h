@@ -1,0 +1,145 @@
+// The CUDA driver, opened at run time: one build serves machines with and without it. No CUDA headers;
+// what is declared here is the driver's stable binary interface, under names of its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "kvxfer/status.h"
+
+namespace kvxfer::gpu {
+
+// Handles of the driver.
+using Device = int;
+using Context = struct ContextHandle*;
+using Stream = struct StreamHandle*;
+using Event = struct EventHandle*;
+using Function = struct FunctionHandle*;  // a CUfunction, or a CUkernel: launches take either
+using Address = std::uint64_t;            // of a byte, in the address space that host and devices share
+
+// An allocation of physical memory (CUmemGenericAllocationHandle).
+using Allocation = std::uint64_t;
+
+// CUmemAllocationProp, CUmemAccessDesc, CUipcMemHandle.
+struct Location {
+  int type = 1;  // a device
+  int id = 0;
+};
+struct AllocationProperties {
+  int type = 1;  // pinned: of the device alone
+  int handle_types = 0;
+  Location location;
+  void* reserved_for_windows = nullptr;
+  unsigned char compression = 0, rdma_capable = 0;
+  unsigned short usage = 0;
+  unsigned char reserved[4] = {};
+};
+static_assert(sizeof(AllocationProperties) == 32);
+struct Access {
+  Location location;
+  int flags = 0;
+};
+struct IpcHandle { std::byte bytes[64]; };
+inline constexpr int kPosixFdHandle = 1, kFabricHandle = 8;  // CUmemAllocationHandleType
+inline constexpr int kReadAccess = 1, kWriteAccess = 3;      // CUmemAccess_flags
+inline constexpr unsigned kLazyPeerAccess = 1;               // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+
+// Functions of libcuda by the names that it exports. Each returns 0, or an error's number.
+struct Driver {
+  int (*init)(unsigned flags);
+  int (*error_name)(int error, const char** name);
+  int (*error_string)(int error, const char** text);
+  int (*device_get)(Device* device, int index);
+  int (*primary_context_retain)(Context* context, Device device);
+  int (*primary_context_release)(Device device);
+  int (*context_push)(Context context);
+  int (*context_pop)(Context* context);
+  int (*stream_create)(Stream* stream, unsigned flags, int priority);
+  int (*stream_destroy)(Stream stream);
+  int (*stream_query)(Stream stream);
+  int (*stream_synchronize)(Stream stream);
+  int (*stream_wait_event)(Stream stream, Event event, unsigned flags);
+  int (*priority_range)(int* least, int* greatest);
+  int (*memory_allocate)(Address* address, std::size_t nbytes);
+  int (*memory_free)(Address address);
+  int (*address_range)(Address* base, std::size_t* nbytes, Address address);
+  int (*ipc_export)(IpcHandle* handle, Address address);
+  int (*ipc_open)(Address* address, IpcHandle handle, unsigned flags);
+  int (*ipc_close)(Address address);
+  int (*allocation_retain)(Allocation* allocation, void* address);
+  int (*allocation_release)(Allocation allocation);
+  int (*allocation_properties)(AllocationProperties* properties, Allocation allocation);
+  int (*allocation_export)(void* handle, Allocation allocation, int type, unsigned long long flags);
+  int (*allocation_import)(Allocation* allocation, void* handle, int type);
+  int (*address_reserve)(Address* address, std::size_t nbytes, std::size_t alignment, Address wished,
+                         unsigned long long flags);
+  int (*address_free)(Address address, std::size_t nbytes);
+  int (*map)(Address address, std::size_t nbytes, std::size_t offset, Allocation allocation,
+             unsigned long long flags);
+  int (*unmap)(Address address, std::size_t nbytes);
+  int (*set_access)(Address address, std::size_t nbytes, const Access* access, std::size_t count);
+  int (*host_allocate)(void** memory, std::size_t nbytes, unsigned flags);
+  int (*host_free)(void* memory);
+  int (*host_to_device)(Address dst, const void* src, std::size_t nbytes, Stream stream);
+  int (*memory_set)(Address dst, unsigned char value, std::size_t nbytes, Stream stream);
+  int (*function_set)(Function function, int attribute, int value);
+  int (*launch)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                unsigned block_y, unsigned block_z, unsigned shared_nbytes, Stream stream, void** arguments,
+                void** extra);
+
+  // The driver of this machine, or in words why there is none (kUnsupported). Asked once.
+  static Result<const Driver*> load();
+
+  // kSystem: "what: CUDA_ERROR_... (text)". Ok for 0.
+  Status status(int error, std::string_view what) const;
+};
+
+inline constexpr int kNotReady = 600;             // CUDA_ERROR_NOT_READY
+inline constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: not ordered after the default one
+inline constexpr unsigned kPortable = 1;  // CU_MEMHOSTALLOC_PORTABLE | _DEVICEMAP
+inline constexpr unsigned kDeviceMap = 2;
+inline constexpr int kMaxDynamicSharedNbytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+// A device's primary context, which the process's other libraries use as well: what they allocate can be
+// copied, and their events waited for.
+class PrimaryContext {
+ public:
+  static Result<PrimaryContext> retain(const Driver& driver, int device_index);
+  PrimaryContext(PrimaryContext&& other) noexcept
+      : driver_(other.driver_), device_(other.device_), context_(std::exchange(other.context_, nullptr)) {}
+  PrimaryContext& operator=(PrimaryContext&&) = delete;
+  ~PrimaryContext() {
+    if (context_ != nullptr) driver_->primary_context_release(device_);
+  }
+  Context get() const noexcept { return context_; }
+
+ private:
+  PrimaryContext(const Driver& driver, Device device, Context context)
+      : driver_(&driver), device_(device), context_(context) {}
+  const Driver* driver_;
+  Device device_;
+  Context context_;
+};
+
+// Makes a context the thread's for as long as it lives.
+class ContextScope {
+ public:
+  ContextScope(const Driver& driver, Context context) : driver_(driver) {
+    pushed_ = driver.context_push(context) == 0;
+  }
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+  ~ContextScope() {
+    Context popped;
+    if (pushed_) driver_.context_pop(&popped);
+  }
+
+ private:
+  const Driver& driver_;
+  bool pushed_;
+};
+
+}  // namespace kvxfer::gpu

@@ -1,0 +1,153 @@
+#include "gpu/shared_memory.h"
+
+#include <cstring>
+#include <utility>
+
+namespace kvxfer::gpu {
+namespace {
+
+void try_next(std::string& tried, HandleKind kind, const Status& status) {
+  if (!tried.empty()) tried += "; ";
+  tried += name_of(kind);
+  tried += ": ";
+  tried += status.message();
+}
+
+// Of memory that is mapped page by page: what its allocation was made to be shared as.
+bool export_allocation(const Driver& driver, Allocation allocation, ExportedMemory& out, std::string& tried) {
+  AllocationProperties properties;
+  if (const int error = driver.allocation_properties(&properties, allocation); error != 0) {
+    try_next(tried, HandleKind::kPosixFd, driver.status(error, "cuMemGetAllocationPropertiesFromHandle"));
+    return false;
+  }
+  if (properties.handle_types & kFabricHandle) {
+    const int error = driver.allocation_export(out.handle.data(), allocation, kFabricHandle, 0);
+    if (error == 0) {
+      out.kind = HandleKind::kFabric;
+      return true;
+    }
+    try_next(tried, HandleKind::kFabric, driver.status(error, "cuMemExportToShareableHandle"));
+  }
+  if (properties.handle_types & kPosixFdHandle) {
+    int fd = -1;
+    const int error = driver.allocation_export(&fd, allocation, kPosixFdHandle, 0);
+    if (error == 0) {
+      out.kind = HandleKind::kPosixFd;
+      out.fd.reset(fd);
+      return true;
+    }
+    try_next(tried, HandleKind::kPosixFd, driver.status(error, "cuMemExportToShareableHandle"));
+  }
+  if (tried.empty()) tried = "it was mapped without a kind of handle that other processes could open";
+  return false;
+}
+
+bool export_by_ipc(const Driver& driver, ExportedMemory& out, std::string& tried) {
+  IpcHandle handle;
+  if (const int error = driver.ipc_export(&handle, out.base); error != 0) {
+    try_next(tried, HandleKind::kIpc, driver.status(error, "cuIpcGetMemHandle"));
+    return false;
+  }
+  out.kind = HandleKind::kIpc;
+  std::memcpy(out.handle.data(), handle.bytes, sizeof handle.bytes);
+  return true;
+}
+
+}  // namespace
+
+std::string_view name_of(HandleKind kind) noexcept {
+  switch (kind) {
+    case HandleKind::kFabric: return "fabric handle";
+    case HandleKind::kPosixFd: return "descriptor";
+    case HandleKind::kIpc: return "IPC handle";
+  }
+  return "unknown handle";
+}
+
+Result<ExportedMemory> export_memory(const Driver& driver, Address address) {
+  ExportedMemory out;
+  std::size_t nbytes = 0;
+  if (const int error = driver.address_range(&out.base, &nbytes, address); error != 0)
+    return Status(Code::kUnsupported, driver.status(error, "cuMemGetAddressRange").message() +
+                                          ": this is no memory of the GPU, or it was freed");
+  out.nbytes = nbytes;
+  std::string tried;
+  Allocation allocation = 0;
+  bool exported;
+  if (driver.allocation_retain(&allocation, reinterpret_cast<void*>(out.base)) == 0) {
+    exported = export_allocation(driver, allocation, out, tried);
+    driver.allocation_release(allocation);
+  } else {
+    exported = export_by_ipc(driver, out, tried);
+  }
+  if (exported) return out;
+  return Status(Code::kUnsupported, "other processes cannot open this GPU memory (" + tried +
+                                        "): allocate the cache by cudaMalloc, or from a kvxfer pool");
+}
+
+Result<PeerMemory> PeerMemory::map(const Driver& driver, Context context, int device_index,
+                                   const ExportedMemory& memory) {
+  PeerMemory out;
+  out.driver_ = &driver;
+  out.context_ = context;
+  out.kind_ = memory.kind;
+  const ContextScope scope(driver, context);
+  if (memory.kind == HandleKind::kIpc) {
+    IpcHandle handle;
+    std::memcpy(handle.bytes, memory.handle.data(), sizeof handle.bytes);
+    if (const int error = driver.ipc_open(&out.address_, handle, kLazyPeerAccess); error != 0)
+      return driver.status(error, "cuIpcOpenMemHandle");
+    return out;
+  }
+
+  const bool by_fd = memory.kind == HandleKind::kPosixFd;
+  auto handle = memory.handle;
+  void* given = by_fd ? reinterpret_cast<void*>(static_cast<std::intptr_t>(memory.fd.get())) : handle.data();
+  Allocation allocation = 0;
+  if (const int error = driver.allocation_import(&allocation, given, by_fd ? kPosixFdHandle : kFabricHandle);
+      error != 0)
+    return driver.status(error, "cuMemImportFromShareableHandle");
+  Address address = 0;
+  int error = driver.address_reserve(&address, memory.nbytes, 0, 0, 0);
+  if (error != 0) {
+    driver.allocation_release(allocation);
+    return driver.status(error, "cuMemAddressReserve");
+  }
+  error = driver.map(address, memory.nbytes, 0, allocation, 0);
+  driver.allocation_release(allocation);  // the mapping keeps it
+  if (error != 0) {
+    driver.address_free(address, memory.nbytes);
+    return driver.status(error, "cuMemMap");
+  }
+  out.address_ = address;
+  out.nbytes_ = memory.nbytes;
+  // For reading, where the driver can tell that from writing: nobody but its owner stores there.
+  for (const int flags : {kReadAccess, kWriteAccess}) {
+    const Access access{{1, device_index}, flags};
+    error = driver.set_access(address, memory.nbytes, &access, 1);
+    if (error == 0) return out;
+  }
+  return driver.status(error, "cuMemSetAccess");
+}
+
+PeerMemory& PeerMemory::operator=(PeerMemory&& other) noexcept {
+  std::swap(driver_, other.driver_);
+  std::swap(context_, other.context_);
+  std::swap(kind_, other.kind_);
+  std::swap(address_, other.address_);
+  std::swap(nbytes_, other.nbytes_);
+  return *this;
+}
+
+PeerMemory::~PeerMemory() {
+  if (address_ == 0) return;
+  const ContextScope scope(*driver_, context_);
+  if (kind_ == HandleKind::kIpc) {
+    driver_->ipc_close(address_);
+    return;
+  }
+  driver_->unmap(address_, nbytes_);
+  driver_->address_free(address_, nbytes_);
+}
+
+}  // namespace kvxfer::gpu

@@ -1,0 +1,647 @@
+#include "transports/cuda_ipc/cuda_ipc_transport.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "core/executor.h"
+#include "core/pack.h"
+#include "transports/common/peer_mapping.h"
+
+namespace kvxfer {
+namespace {
+
+constexpr std::size_t kMaxQueued = 1024;    // works a peer; the engine posts `window` at a time
+constexpr std::size_t kMaxMemories = 8192;  // a peer: layers, and segments of an allocator
+constexpr std::uint64_t kFenceTableNbytes = FenceTable::kNumSlots * sizeof(std::uint64_t);
+// A fence waits for what is under way: 5 ms at 50 GB/s.
+constexpr std::uint64_t kFlyingNbytes = 256 * 1024 * 1024;
+// A launch costs 3 us, which is what a GPU copies 8 MiB in.
+constexpr std::uint32_t kPieceNbytes = 8 * 1024 * 1024;
+// Polls without an end between two questions whether the device still works.
+constexpr std::uint32_t kPollsPerCheck = 1024;
+
+// A region's keys: it lies in allocations that its owner has told of, up to this one.
+struct Keys {
+  std::array<char, 4> version{'c', 'i', 'p', '1'};
+  std::uint32_t reserved = 0;
+  std::uint64_t last_memory = 0;
+};
+static_assert(sizeof(Keys) == 16 && sizeof(Keys) <= kMaxKeyBytes);
+
+enum class MessageKind : std::uint32_t {
+  kHello = 1,       // first, once; with the fence table's memfd
+  kMemory = 2,      // an allocation in which some region lies; with a descriptor if it goes by one
+  kMemoryGone = 3,  // no region lies there any longer
+};
+
+SharedFd duplicate(int fd) { return std::make_shared<const UniqueFd>(::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
+
+Completion done(WorkId work) { return {CompletionKind::kWork, work, 0, Code::kOk, {}}; }
+Completion failed(WorkId work, Code code, std::string detail) {
+  return {CompletionKind::kWork, work, 0, code, std::move(detail)};
+}
+
+}  // namespace
+
+struct CudaIpcTransport::Message {
+  std::array<char, 4> magic{'k', 'v', 'g', '1'};
+  MessageKind kind = MessageKind::kHello;
+  std::uint64_t memory_id = 0;  // ascending
+  std::uint64_t base = 0;       // in the sender's addresses
+  std::uint64_t nbytes = 0;     // of the memory, or of the fence table
+  gpu::HandleKind handle_kind = gpu::HandleKind::kIpc;
+  std::uint32_t reserved = 0;
+  std::array<std::byte, gpu::kHandleNbytes> handle{};
+};
+
+struct CudaIpcTransport::Attached {
+  std::uint64_t base = 0;  // in the peer's process
+  std::vector<MemorySpan> spans;
+  std::uint64_t last_memory = 0;
+  std::optional<gpu::Placement> placement;  // once its memory is mapped
+  std::string failure;                      // why that cannot be
+};
+
+struct CudaIpcTransport::Peer final : Reactor::Handler {
+  Peer(CudaIpcTransport& transport, PeerId number, UniqueFd socket, std::string peer_name)
+      : owner(transport),
+        id(number),
+        name(std::move(peer_name)),
+        channel(std::move(socket), sizeof(Message)) {}
+  void on_ready(std::uint32_t events) override { owner.on_ready(*this, events); }
+
+  struct Memory {
+    gpu::ExportedMemory exported;
+    std::optional<gpu::PeerMemory> mapped;  // while a region lies in it
+  };
+
+  CudaIpcTransport& owner;
+  const PeerId id;
+  const std::string name;
+  MessageChannel channel;
+  bool up = false, down = false;
+  bool watches_write = false;
+  PeerMapping fences;
+  std::uint64_t last_memory = 0;  // that it told of
+  std::map<std::uint64_t, Memory> memories;
+  std::map<RegionId, Attached> regions;
+  std::deque<Work> queue;
+};
+
+Result<std::unique_ptr<CudaIpcTransport>> CudaIpcTransport::create(Reactor& reactor, const FenceTable& fences,
+                                                                   const gpu::Driver& driver,
+                                                                   const Options& options) {
+  Result<gpu::PrimaryContext> context = gpu::PrimaryContext::retain(driver, options.device);
+  if (!context.ok()) return context.status();
+  std::unique_ptr<CudaIpcTransport> transport(
+      new CudaIpcTransport(reactor, fences, std::move(context).value(), driver, options));
+  Result<std::unique_ptr<gpu::CopyStream>> stream =
+      gpu::CopyStream::create(driver, transport->context_.get(), options.kernels, options.stream);
+  if (!stream.ok()) return stream.status();
+  transport->stream_ = std::move(stream).value();
+  return transport;
+}
+
+CudaIpcTransport::CudaIpcTransport(Reactor& reactor, const FenceTable& fences, gpu::PrimaryContext context,
+                                   const gpu::Driver& driver, const Options& options)
+    : reactor_(reactor),
+      fences_(duplicate(fences.fd())),
+      driver_(driver),
+      options_(options),
+      context_(std::move(context)) {}
+
+CudaIpcTransport::~CudaIpcTransport() {
+  for (auto& [id, peer] : peers_)
+    if (!peer->down) reactor_.remove(peer->channel.fd());
+  stream_.reset();  // waits for kernels, while what they read is mapped
+}
+
+Capabilities CudaIpcTransport::capabilities() const noexcept {
+  return {.name = "cuda_ipc",
+          .one_sided = true,
+          .fence = FenceGrain::kWork,
+          .rank = 0,
+          .window = 64,
+          .piece_nbytes = kPieceNbytes,
+          .memory = MemoryKind::kGpu};
+}
+
+// ---- our memory ----
+
+Result<RegionKeys> CudaIpcTransport::register_memory(const LocalRegion& region) {
+  const gpu::ContextScope scope(driver_, context_.get());
+  std::vector<std::uint64_t> memories;
+  const auto forget = [&] {
+    regions_[region.id] = std::move(memories);
+    deregister_memory(region.id);
+  };
+  for (const MemorySpan& span : region.spans) {
+    const gpu::Address begin = reinterpret_cast<gpu::Address>(region.base) + span.offset;
+    for (gpu::Address at = begin; at < begin + span.nbytes;) {
+      auto found = std::find_if(exported_.begin(), exported_.end(), [at](const auto& entry) {
+        const gpu::ExportedMemory& memory = entry.second.memory;
+        return at >= memory.base && at - memory.base < memory.nbytes;
+      });
+      if (found == exported_.end()) {
+        Result<gpu::ExportedMemory> memory = gpu::export_memory(driver_, at);
+        if (!memory.ok()) {
+          forget();
+          return memory.status();
+        }
+        if (exported_.size() == kMaxMemories) {
+          forget();
+          return Status(Code::kExhausted, "regions already lie in " + std::to_string(kMaxMemories) +
+                                              " allocations of GPU memory: use fewer, larger ones");
+        }
+        Exported entry{std::move(memory).value(), nullptr, 0};
+        if (entry.memory.fd) entry.fd = std::make_shared<const UniqueFd>(std::move(entry.memory.fd));
+        found = exported_.emplace(next_memory_++, std::move(entry)).first;
+        for (auto& [id, peer] : peers_) tell(*peer, memory_message(*found), found->second.fd);
+      }
+      if (std::find(memories.begin(), memories.end(), found->first) == memories.end()) {
+        memories.push_back(found->first);
+        ++found->second.num_regions;
+      }
+      at = found->second.memory.base + found->second.memory.nbytes;
+    }
+  }
+  regions_[region.id] = std::move(memories);
+  const Keys keys{.last_memory = next_memory_ - 1};
+  RegionKeys bytes(sizeof keys);
+  std::memcpy(bytes.data(), &keys, sizeof keys);
+  return bytes;
+}
+
+void CudaIpcTransport::deregister_memory(RegionId region) noexcept {
+  const auto found = regions_.find(region);
+  if (found == regions_.end()) return;
+  for (const std::uint64_t id : found->second) {
+    const auto exported = exported_.find(id);
+    if (--exported->second.num_regions != 0) continue;
+    exported_.erase(exported);
+    Message message;
+    message.kind = MessageKind::kMemoryGone;
+    message.memory_id = id;
+    for (auto& [peer_id, peer] : peers_) tell(*peer, message, nullptr);
+  }
+  regions_.erase(found);
+}
+
+CudaIpcTransport::Message CudaIpcTransport::memory_message(
+    const std::pair<const std::uint64_t, Exported>& entry) noexcept {
+  Message message;
+  message.kind = MessageKind::kMemory;
+  message.memory_id = entry.first;
+  message.base = entry.second.memory.base;
+  message.nbytes = entry.second.memory.nbytes;
+  message.handle_kind = entry.second.memory.kind;
+  message.handle = entry.second.memory.handle;
+  return message;
+}
+
+// ---- peers' memory ----
+
+Status CudaIpcTransport::attach(PeerId peer_id, const RemoteRegion& region) {
+  const auto found = peers_.find(peer_id);
+  if (found == peers_.end() || !found->second->up || found->second->down)
+    return {Code::kRailFailed, "cuda_ipc: not connected to this peer"};
+  Peer& peer = *found->second;
+  Keys keys;
+  if (region.keys.size() != sizeof keys ||
+      std::memcmp(region.keys.data(), keys.version.data(), sizeof keys.version) != 0)
+    return {Code::kUnsupported,
+            "cuda_ipc: keys of " + std::to_string(region.keys.size()) + " bytes are not of this version"};
+  std::memcpy(&keys, region.keys.data(), sizeof keys);
+  Attached attached;
+  attached.base = region.base;
+  attached.spans = region.spans;
+  attached.last_memory = keys.last_memory;
+  place(peer, attached);
+  if (!attached.failure.empty()) return {Code::kUnsupported, "cuda_ipc: " + attached.failure};
+  peer.regions[region.id] = std::move(attached);
+  return {};
+}
+
+void CudaIpcTransport::detach(PeerId peer_id, RegionId region) noexcept {
+  const auto found = peers_.find(peer_id);
+  if (found == peers_.end() || found->second->regions.erase(region) == 0) return;
+  drop_unused(*found->second);
+}
+
+// Brings a region and its memory together, as soon as all of it has been told of.
+void CudaIpcTransport::place(Peer& peer, Attached& region) {
+  if (region.placement || !region.failure.empty() || peer.last_memory < region.last_memory) return;
+  Result<gpu::Placement> placement = placement_of(peer, region);
+  if (placement.ok())
+    region.placement = std::move(placement).value();
+  else
+    region.failure = "the region of " + peer.name + ": " + placement.status().message();
+}
+
+Result<gpu::Placement> CudaIpcTransport::placement_of(Peer& peer, const Attached& region) {
+  std::vector<gpu::Extent> extents;
+  for (const MemorySpan& span : region.spans) {
+    if (span.offset > UINT64_MAX - region.base || span.nbytes > UINT64_MAX - region.base - span.offset)
+      return Status(Code::kUnsupported, "it ends beyond the address space");
+    const gpu::Address begin = region.base + span.offset, end = begin + span.nbytes;
+    for (gpu::Address at = begin; at < end;) {
+      const auto found = std::find_if(peer.memories.begin(), peer.memories.end(), [at](const auto& entry) {
+        const gpu::ExportedMemory& memory = entry.second.exported;
+        return at >= memory.base && at - memory.base < memory.nbytes;
+      });
+      if (found == peer.memories.end())
+        return Status(Code::kUnsupported, "it lies outside the memory that its owner has told of");
+      Peer::Memory& memory = found->second;
+      if (!memory.mapped) {
+        Result<gpu::PeerMemory> mapped =
+            gpu::PeerMemory::map(driver_, context_.get(), options_.device, memory.exported);
+        if (!mapped.ok())
+          return Status(Code::kUnsupported,
+                        "GPU " + std::to_string(options_.device) + " cannot read it by its " +
+                            std::string(gpu::name_of(memory.exported.kind)) + " (" +
+                            mapped.status().message() +
+                            "): the two GPUs need NVLink or PCIe peer access, and must be visible to both "
+                            "processes");
+        memory.mapped = std::move(mapped).value();
+      }
+      const std::uint64_t within = at - memory.exported.base;
+      const std::uint64_t nbytes = std::min(end - at, memory.exported.nbytes - within);
+      extents.push_back({at - region.base, nbytes, memory.mapped->address() + within});
+      at += nbytes;
+    }
+  }
+  return gpu::Placement(std::move(extents));
+}
+
+// Unmaps what no region lies in.
+void CudaIpcTransport::drop_unused(Peer& peer) {
+  bool landed = false;
+  for (auto& [id, memory] : peer.memories) {
+    if (!memory.mapped) continue;
+    const gpu::ExportedMemory& exported = memory.exported;
+    const bool used = std::any_of(peer.regions.begin(), peer.regions.end(), [&](const auto& entry) {
+      const Attached& region = entry.second;
+      return std::any_of(region.spans.begin(), region.spans.end(), [&](const MemorySpan& span) {
+        const gpu::Address begin = region.base + span.offset;
+        return begin < exported.base + exported.nbytes && exported.base < begin + span.nbytes;
+      });
+    });
+    if (used) continue;
+    if (!landed) land_all_of(peer);  // a kernel may still read there
+    landed = true;
+    memory.mapped.reset();
+  }
+}
+
+std::size_t CudaIpcTransport::num_mappings() const noexcept {
+  std::size_t count = 0;
+  for (const auto& [id, peer] : peers_)
+    for (const auto& [memory_id, memory] : peer->memories) count += memory.mapped.has_value();
+  return count;
+}
+
+// ---- peers ----
+
+Result<PeerId> CudaIpcTransport::connect(UniqueFd socket, const ConnectInfo& info) {
+  if (lost_) return Status(Code::kRailFailed, "cuda_ipc: the GPU has failed in this process");
+  if (!*fences_)
+    return Status(Code::kSystem, "cuda_ipc: the fence table's descriptor could not be duplicated");
+  const PeerId id = next_peer_++;
+  Peer& peer = *(peers_[id] = std::make_unique<Peer>(*this, id, std::move(socket), info.peer_name));
+  if (Status added = reactor_.add(peer.channel.fd(), EPOLLIN, peer); !added.ok()) {
+    peers_.erase(id);
+    return added;
+  }
+  Message hello;
+  hello.nbytes = kFenceTableNbytes;
+  tell(peer, hello, fences_);
+  for (const auto& entry : exported_) tell(peer, memory_message(entry), entry.second.fd);
+  return id;
+}
+
+void CudaIpcTransport::disconnect(PeerId id) noexcept {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return;
+  Peer& peer = *found->second;
+  if (!peer.down) reactor_.remove(peer.channel.fd());
+  std::erase_if(ready_,
+                [id](const Completion& c) { return c.kind != CompletionKind::kWork && c.peer == id; });
+  land_all_of(peer);
+  end_work(peer, Code::kCancelled, {});
+  peers_.erase(found);
+}
+
+void CudaIpcTransport::fail(Peer& peer, const std::string& why) {
+  if (peer.down) return;
+  peer.down = true;
+  reactor_.remove(peer.channel.fd());
+  peer.channel = MessageChannel(UniqueFd(), sizeof(Message));
+  land_all_of(peer);
+  peer.regions.clear();
+  peer.memories.clear();
+  peer.fences = {};
+  const std::string detail = "cuda_ipc: the rail to " + peer.name + " is down: " + why;
+  end_work(peer, Code::kRailFailed, detail);
+  ready_.push_back({CompletionKind::kRailDown, 0, peer.id, Code::kRailFailed, detail});
+}
+
+void CudaIpcTransport::fail_all(const std::string& why) {
+  lost_ = true;
+  // Kernels that still run read what is about to be unmapped. A device that has failed runs none.
+  static_cast<void>(stream_->synchronize());
+  const gpu::CopyStream::Ticket ended = stream_->done();
+  for (const Flight& flight : flights_)
+    for (const WorkId work : flight.works)
+      ready_.push_back(flight.ticket <= ended ? done(work)
+                                              : failed(work, Code::kRailFailed, "cuda_ipc: " + why));
+  flights_.clear();
+  flying_nbytes_ = 0;
+  for (auto& [id, peer] : peers_) fail(*peer, why);
+}
+
+void CudaIpcTransport::end_work(Peer& peer, Code code, const std::string& detail) {
+  for (const Work& work : peer.queue) ready_.push_back(failed(work.id, code, detail));
+  peer.queue.clear();
+}
+
+void CudaIpcTransport::tell(Peer& peer, const Message& message, SharedFd fd) {
+  if (peer.down) return;
+  peer.channel.queue(std::as_bytes(std::span(&message, 1)), std::move(fd));
+  flush(peer);
+}
+
+void CudaIpcTransport::flush(Peer& peer) {
+  if (Status flushed = peer.channel.flush(); !flushed.ok()) return fail(peer, flushed.message());
+  if (peer.channel.wants_write() == peer.watches_write) return;
+  peer.watches_write = peer.channel.wants_write();
+  reactor_.modify(peer.channel.fd(), peer.watches_write ? EPOLLIN | EPOLLOUT : EPOLLIN);
+}
+
+void CudaIpcTransport::on_ready(Peer& peer, std::uint32_t events) {
+  if (events & EPOLLOUT) flush(peer);
+  if (peer.down || (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
+  if (Status received = receive(peer); !received.ok()) fail(peer, received.message());
+}
+
+Status CudaIpcTransport::receive(Peer& peer) {
+  for (;;) {
+    Result<MessageChannel::Received> next = peer.channel.receive();
+    if (!next.ok()) return next.status();
+    if (next.value().message.empty()) return {};
+    Message message;
+    std::memcpy(&message, next.value().message.data(), sizeof message);
+    UniqueFd fd = std::move(next.value().fd);
+    if (message.magic != Message().magic || message.reserved != 0)
+      return {Code::kRailFailed, "it sent a message that is not of this transport's version"};
+    if ((message.kind == MessageKind::kHello) == peer.up)
+      return {Code::kRailFailed, peer.up ? "it said hello twice" : "it did not begin with a hello"};
+    const bool by_fd =
+        message.kind == MessageKind::kHello ||
+        (message.kind == MessageKind::kMemory && message.handle_kind == gpu::HandleKind::kPosixFd);
+    if (static_cast<bool>(fd) != by_fd)
+      return {Code::kRailFailed, "it sent a message without its descriptor, or one too many"};
+    Status status;
+    switch (message.kind) {
+      case MessageKind::kHello: status = on_hello(peer, message, std::move(fd)); break;
+      case MessageKind::kMemory: status = on_memory(peer, message, std::move(fd)); break;
+      case MessageKind::kMemoryGone: on_memory_gone(peer, message.memory_id); break;
+      default: status = {Code::kRailFailed, "it sent a message of an unknown kind"};
+    }
+    if (!status.ok()) return status;
+  }
+}
+
+Status CudaIpcTransport::on_hello(Peer& peer, const Message& message, UniqueFd fences) {
+  if (message.nbytes != kFenceTableNbytes)
+    return {Code::kRailFailed, "its fence table has " + std::to_string(message.nbytes) + " bytes, not " +
+                                   std::to_string(kFenceTableNbytes)};
+  if (Status usable = check_memfd(fences.get(), message.nbytes); !usable.ok()) return usable;
+  Result<PeerMapping> mapping = PeerMapping::map(fences.get(), message.nbytes);
+  if (!mapping.ok()) return mapping.status();
+  peer.fences = std::move(mapping).value();
+  peer.up = true;
+  ready_.push_back({CompletionKind::kRailUp, 0, peer.id, Code::kOk, {}});
+  return {};
+}
+
+Status CudaIpcTransport::on_memory(Peer& peer, const Message& message, UniqueFd fd) {
+  if (message.handle_kind < gpu::HandleKind::kFabric || message.handle_kind > gpu::HandleKind::kIpc)
+    return {Code::kRailFailed, "it sent memory by an unknown kind of handle"};
+  if (message.nbytes == 0 || message.nbytes > UINT64_MAX - message.base)
+    return {Code::kRailFailed, "it sent memory of impossible size"};
+  if (peer.memories.size() == kMaxMemories)
+    return {Code::kRailFailed, "it sent more than " + std::to_string(kMaxMemories) + " allocations"};
+  if (message.memory_id <= peer.last_memory) return {Code::kRailFailed, "it sent the same memory twice"};
+  peer.last_memory = message.memory_id;
+  Peer::Memory& memory = peer.memories[message.memory_id];
+  memory.exported.kind = message.handle_kind;
+  memory.exported.base = message.base;
+  memory.exported.nbytes = message.nbytes;
+  memory.exported.handle = message.handle;
+  memory.exported.fd = std::move(fd);
+  for (auto& [id, region] : peer.regions) place(peer, region);
+  return {};
+}
+
+// Its owner may free it now: regions there have ended, or end with the next frame.
+void CudaIpcTransport::on_memory_gone(Peer& peer, std::uint64_t memory_id) {
+  const auto found = peer.memories.find(memory_id);
+  if (found == peer.memories.end()) return;
+  land_all_of(peer);
+  const gpu::ExportedMemory& exported = found->second.exported;
+  for (auto& [id, region] : peer.regions)
+    for (const MemorySpan& span : region.spans) {
+      const gpu::Address begin = region.base + span.offset;
+      if (begin >= exported.base + exported.nbytes || exported.base >= begin + span.nbytes) continue;
+      region.placement.reset();
+      region.failure = "the region of " + peer.name + ": its memory is gone";
+    }
+  peer.memories.erase(found);
+}
+
+// ---- work ----
+
+PostResult CudaIpcTransport::post(PeerId id, std::span<const Work> batch) noexcept {
+  const auto found = peers_.find(id);
+  if (found == peers_.end() || found->second->down) return {0, Code::kRailFailed};
+  Peer& peer = *found->second;
+  if (!peer.up) return {0, Code::kAgain};
+  const std::size_t accepted = std::min(batch.size(), kMaxQueued - peer.queue.size());
+  for (const Work& work : batch.first(accepted)) peer.queue.push_back(work);
+  return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
+}
+
+void CudaIpcTransport::cancel(WorkId id) noexcept {
+  for (const Flight& flight : flights_)
+    if (std::find(flight.works.begin(), flight.works.end(), id) != flight.works.end())
+      return land_until(flight.ticket);
+  for (auto& [peer_id, peer] : peers_) {
+    const auto work =
+        std::find_if(peer->queue.begin(), peer->queue.end(), [id](const Work& w) { return w.id == id; });
+    if (work == peer->queue.end()) continue;
+    peer->queue.erase(work);
+    ready_.push_back(failed(id, Code::kCancelled, {}));
+    return;
+  }
+}
+
+std::size_t CudaIpcTransport::poll(std::span<Completion> completions) noexcept {
+  land();
+  while (ready_.size() < completions.size() && run_next()) {}
+  const std::size_t count = std::min(completions.size(), ready_.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    completions[i] = std::move(ready_.front());
+    ready_.pop_front();
+  }
+  return count;
+}
+
+bool CudaIpcTransport::busy() const noexcept {
+  if (!ready_.empty() || !flights_.empty()) return true;
+  return std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) {
+    const Peer& peer = *entry.second;
+    return std::any_of(peer.queue.begin(), peer.queue.end(),
+                       [&](const Work& work) { return can_run(peer, work); });
+  });
+}
+
+// Work waits while its region's memory is still on its way. Whatever will fail runs at once.
+bool CudaIpcTransport::can_run(const Peer& peer, const Work& work) noexcept {
+  if (work.kind != WorkKind::kFetch) return true;
+  const auto found = peer.regions.find(work.move->remote_region);
+  return found == peer.regions.end() || found->second.placement || !found->second.failure.empty();
+}
+
+CudaIpcTransport::Peer* CudaIpcTransport::next_peer() noexcept {
+  auto at = peers_.upper_bound(last_served_);
+  for (std::size_t i = 0; i < peers_.size(); ++i, ++at) {
+    if (at == peers_.end()) at = peers_.begin();
+    Peer& peer = *at->second;
+    const auto next =
+        std::find_if(peer.queue.begin(), peer.queue.end(), [&](const Work& w) { return can_run(peer, w); });
+    if (next == peer.queue.end()) continue;
+    std::rotate(peer.queue.begin(), next, next + 1);
+    last_served_ = at->first;
+    return &peer;
+  }
+  return nullptr;
+}
+
+// Ends or submits the next work of the next peer. False where there is nothing, or no room.
+bool CudaIpcTransport::run_next() {
+  if (flying_nbytes_ >= kFlyingNbytes) return false;
+  Peer* const peer = next_peer();
+  if (peer == nullptr) return false;
+  const Work& work = peer->queue.front();
+  Attached* region = nullptr;
+  Completion ended;
+  if (work.kind == WorkKind::kCheckFence) {
+    ended = check_fence(*peer, work);
+  } else if (work.kind != WorkKind::kFetch) {
+    ended = failed(work.id, Code::kUnsupported, "cuda_ipc: the destination fetches; nothing is sent");
+  } else if (const auto found = peer->regions.find(work.move->remote_region); found == peer->regions.end()) {
+    ended = failed(work.id, Code::kRegionGone, "cuda_ipc: the region of " + peer->name + " is not attached");
+  } else if (!found->second.failure.empty()) {
+    ended = failed(work.id, Code::kRailFailed, "cuda_ipc: " + found->second.failure);
+  } else {
+    region = &found->second;
+  }
+  if (region != nullptr) return submit(*peer, *region);
+  peer->queue.pop_front();
+  ready_.push_back(std::move(ended));
+  return true;
+}
+
+// One launch for the piece at the front and those of whole layers behind it that go on where it ends.
+bool CudaIpcTransport::submit(Peer& peer, Attached& region) {
+  const Move& move = *peer.queue.front().move;
+  const Piece piece = move.grid.piece(peer.queue.front().piece);
+  gpu::Part part{piece.layer, 1, piece.num_pairs, piece.num_fine};
+  Flight flight{0, peer.id, {peer.queue.front().id}, piece_nbytes(*move.program, piece)};
+  std::size_t num_works = 1;
+  while (move.grid.pieces_per_layer() == 1 && num_works < peer.queue.size() &&
+         flying_nbytes_ + flight.nbytes < kFlyingNbytes) {
+    const Work& next = peer.queue[num_works];
+    if (next.kind != WorkKind::kFetch || next.move.get() != &move ||
+        next.piece != peer.queue.front().piece + num_works)
+      break;
+    flight.works.push_back(next.id);
+    flight.nbytes += piece_nbytes(*move.program, move.grid.piece(next.piece));
+    ++part.num_layers;
+    ++num_works;
+  }
+  const auto ids = [&](const std::vector<std::uint32_t>& table) {
+    return std::span(table).subspan(piece.first_pair, piece.num_pairs);
+  };
+  const Result<gpu::CopyStream::Ticket> ticket =
+      stream_->submit(*move.program, part, ids(move.src_ids), ids(move.dst_ids), *region.placement,
+                      gpu::Placement(reinterpret_cast<gpu::Address>(move.local_base)));
+  if (!ticket.ok() && ticket.status().code() == Code::kAgain) return false;
+  peer.queue.erase(peer.queue.begin(), peer.queue.begin() + static_cast<std::ptrdiff_t>(num_works));
+  if (!ticket.ok()) {
+    // Not of this peer's making alone where the device is lost.
+    const Status status = ticket.status();
+    for (const WorkId work : flight.works)
+      ready_.push_back(failed(work, status.code() == Code::kSystem ? Code::kRailFailed : status.code(),
+                              "cuda_ipc: " + status.message()));
+    if (status.code() == Code::kSystem) fail_all(status.message());
+    return true;
+  }
+  flight.ticket = ticket.value();
+  flying_nbytes_ += flight.nbytes;
+  flights_.push_back(std::move(flight));
+  return true;
+}
+
+void CudaIpcTransport::land() {
+  if (flights_.empty()) return;
+  const gpu::CopyStream::Ticket ended = stream_->done();
+  if (flights_.front().ticket > ended) {
+    if (++idle_polls_ < kPollsPerCheck) return;
+    idle_polls_ = 0;
+    if (Status status = stream_->check(); !status.ok()) fail_all(status.message());
+    return;
+  }
+  idle_polls_ = 0;
+  while (!flights_.empty() && flights_.front().ticket <= ended) {
+    for (const WorkId work : flights_.front().works) ready_.push_back(done(work));
+    flying_nbytes_ -= flights_.front().nbytes;
+    flights_.pop_front();
+  }
+}
+
+// A kernel that has been launched cannot be stopped, only waited for; a device that fails ends all.
+void CudaIpcTransport::land_until(gpu::CopyStream::Ticket ticket) {
+  while (!flights_.empty() && flights_.front().ticket <= ticket) {
+    land();
+    if (!flights_.empty() && flights_.front().ticket <= ticket) std::this_thread::yield();
+  }
+}
+
+void CudaIpcTransport::land_all_of(const Peer& peer) {
+  const auto last =
+      std::find_if(flights_.rbegin(), flights_.rend(), [&](const Flight& f) { return f.peer == peer.id; });
+  if (last != flights_.rend()) land_until(last->ticket);
+}
+
+// As shm's: pages were read before, by kernels whose end was acquired, and the source moves its word on
+// before it lets anyone write to the pages.
+Completion CudaIpcTransport::check_fence(Peer& peer, const Work& work) const noexcept {
+  if (work.fence_slot >= FenceTable::kNumSlots)
+    return failed(work.id, Code::kInternal,
+                  "cuda_ipc: there is no fence slot " + std::to_string(work.fence_slot));
+  const auto* words = reinterpret_cast<const std::atomic<std::uint64_t>*>(peer.fences.data());
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (words[work.fence_slot].load(std::memory_order_relaxed) != work.fence_generation)
+    return failed(work.id, Code::kLeaseEnded,
+                  "cuda_ipc: " + peer.name + " ended the right to read while the bytes moved");
+  return done(work.id);
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,105 @@
+"""Kernels as NVRTC compiles them, looked at without a GPU: registers, spills and instructions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kvxfer.errors import UsageError
+from kvxfer.gpu import compiler
+from kvxfer.gpu.compiler import Compilation
+from kvxfer.gpu.kernels import KERNELS, Kernel, kernel_of
+
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
+COMPILED = [(kernel.name, arch) for kernel in KERNELS for arch in ARCHITECTURES if kernel.runs_on(arch)]
+# What moves the bytes. EF is "evict first": past the cache. Bulk copies go to shared memory and from it.
+_VECTORS = {"LDG.E.EF.128", "STG.E.EF.128"}
+MOVES = {"copy_vectors": _VECTORS, "copy_bulk": {"UBLKCP.S.G", "UBLKCP.G.S"}, "convert": _VECTORS}
+
+_compilations: dict[tuple[str, str], Compilation] = {}
+
+
+def compilation(name: str, architecture: str) -> Compilation:
+    """Compiles a kernel, once for all tests."""
+    # Nothing is skipped here: who changes a kernel must see this.
+    try:
+        compiler.version()
+    except UsageError as error:
+        pytest.fail(f"`make unit` installs what this test needs (pyproject.toml, dev): {error}")
+    if (name, architecture) not in _compilations:
+        _compilations[name, architecture] = compiler.compile_kernel(kernel_of(name), architecture)
+    return _compilations[name, architecture]
+
+
+def tool(name: str) -> Path:
+    """Returns the file of one of NVIDIA's tools, as its wheel brings it."""
+    try:
+        files = importlib.metadata.files(f"nvidia-cuda-{name}") or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.fail(f"`make unit` installs nvidia-cuda-{name} (pyproject.toml, dev)")
+    return next(Path(str(file.locate())) for file in files if file.name == name)
+
+
+def dump(code: bytes, folder: Path) -> str:
+    """Returns a cubin's attributes and its instructions, as cuobjdump prints them."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(code)
+    cuobjdump = tool("cuobjdump")
+    assert tool("nvdisasm").parent == cuobjdump.parent  # where it looks for it
+    done = subprocess.run([cuobjdump, "-elf", "-sass", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def attribute(dumped: str, name: str) -> int:
+    """Returns the first number of an attribute of the cubin's only kernel."""
+    values = re.findall(rf"Attribute:\s*EIATTR_{name}\n.*\n\s*Value:\s*0x([0-9a-f]+)", dumped)
+    assert len(values) == 1, name
+    return int(values[0], 16)
+
+
+def instructions(dumped: str) -> set[str]:
+    """Returns the names of all instructions, e.g. ``{"LDG.E.EF.128", ...}``."""
+    return set(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", dumped, re.MULTILINE))
+
+
+@pytest.mark.parametrize(("name", "architecture"), COMPILED)
+def test_registers_are_within_the_launch_bounds_and_none_is_spilled(
+    name: str, architecture: str, tmp_path: Path
+) -> None:
+    made = compilation(name, architecture)
+    assert f"'{kernel_of(name).entry}' for '{architecture}'" in made.log
+    used = [int(count) for count in re.findall(r"Used (\d+) registers", made.log)]
+    assert len(used) == 1, made.log
+    dumped = dump(made.cubin.code, tmp_path)
+    # Of 65,536 that a processor has. Rounded up for each warp to the 8 that they are given out in.
+    given = -(-used[0] // 8) * 8
+    assert given * attribute(dumped, "MAX_THREADS") <= 65_536
+    spills = re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", made.log)
+    assert len(spills) == 3, made.log
+    assert set(spills) == {"0"}, made.log
+    assert not {name for name in instructions(dumped) if name.startswith(("LDL", "STL"))}
+
+
+@pytest.mark.parametrize(("name", "architecture"), COMPILED)
+def test_the_compiler_has_no_warning(name: str, architecture: str) -> None:
+    assert "warning" not in compilation(name, architecture).log.lower()
+
+
+@pytest.mark.parametrize(("name", "architecture"), COMPILED)
+def test_bytes_move_16_at_a_time_or_in_bulk(name: str, architecture: str, tmp_path: Path) -> None:
+    found = instructions(dump(compilation(name, architecture).cubin.code, tmp_path))
+    assert MOVES[name] <= found, sorted(found)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: str(kernel.name))
+def test_every_kernel_runs_from_its_least_architecture_on(kernel: Kernel) -> None:
+    if kernel.runs_on("sm_80"):
+        return
+    with pytest.raises(UsageError, match=rf"for sm_{kernel.least_sm} and later, and this is sm_80") as caught:
+        compiler.compile_kernel(kernel, "sm_80")
+    assert caught.value.code == "unsupported"

@@ -1,0 +1,220 @@
+// In the place of CUDA: a kernel, compiled as C++, whose threads are threads. Several CTAs run at once, as
+// on a device, so that TSan sees what they do to each other. Of CUDA there is what our kernels use; what is
+// not here does not compile. That holds for __shared__, too, which C++ has no counterpart of: kernels get
+// their CTA's memory from shared_memory() (gpu/memory.cuh).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __grid_constant__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct dim3 { unsigned x = 1, y = 1, z = 1; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+
+inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace cuda_threads {
+
+inline constexpr unsigned kWarp = 32;
+
+struct Warp {
+  explicit Warp(unsigned num_lanes) : barrier(num_lanes) {}
+  std::barrier<> barrier;
+  // What every lane gives the others, behind the number of the exchange. A lane may be at the next one while
+  // others read what it gave in this one, so there are two.
+  std::atomic<std::uint64_t> given[2][kWarp] = {};
+};
+
+struct Cta {
+  Cta(unsigned num_threads, std::size_t shared_nbytes)
+      : barrier(num_threads), shared(new (std::align_val_t{kSharedAlignment}) std::byte[shared_nbytes]) {
+    std::memset(shared.get(), 0xa5, shared_nbytes);  // a kernel finds there what others left
+    for (unsigned first = 0; first < num_threads; first += kWarp)
+      warps.push_back(std::make_unique<Warp>(std::min(kWarp, num_threads - first)));
+  }
+
+  static constexpr std::size_t kSharedAlignment = 1024;
+  struct Free {
+    void operator()(std::byte* bytes) const { operator delete[](bytes, std::align_val_t{kSharedAlignment}); }
+  };
+
+  std::barrier<> barrier;
+  std::vector<std::unique_ptr<Warp>> warps;
+  std::unique_ptr<std::byte[], Free> shared;
+};
+
+inline thread_local Cta* this_cta = nullptr;
+inline thread_local Warp* this_warp = nullptr;
+
+[[noreturn]] inline void end_program(const char* what) {
+  std::fprintf(stderr, "thread %u of CTA %u: %s\n", threadIdx.x, blockIdx.x, what);
+  std::abort();
+}
+
+// What a device ends a kernel for.
+template <class T>
+inline void check_aligned(const T* at, std::size_t alignment = sizeof(T)) {
+  if (reinterpret_cast<std::uintptr_t>(at) % alignment != 0) end_program("an address is not aligned");
+}
+
+// Calls thread() as every thread of one CTA. A thread that has returned is not waited for.
+template <class Thread>
+void run_cta(unsigned index, unsigned num_ctas, unsigned num_threads, std::size_t shared_nbytes,
+             Thread&& thread) {
+  Cta cta(num_threads, shared_nbytes);
+  std::vector<std::jthread> threads;
+  for (unsigned t = 0; t < num_threads; ++t)
+    threads.emplace_back([&, t] {
+      threadIdx.x = t;
+      threadIdx.y = threadIdx.z = blockIdx.y = blockIdx.z = 0;
+      blockIdx.x = index;
+      blockDim.x = num_threads;
+      gridDim.x = num_ctas;
+      this_cta = &cta;
+      this_warp = cta.warps[t / kWarp].get();
+      thread();
+      this_warp->barrier.arrive_and_drop();
+      cta.barrier.arrive_and_drop();
+    });  // joined before `cta` goes
+}
+
+// kernel<<<num_ctas, num_threads, shared_nbytes>>>(arguments), and waits for its end.
+template <class Kernel, class... Arguments>
+void launch(unsigned num_ctas, unsigned num_threads, std::size_t shared_nbytes, Kernel&& kernel,
+            const Arguments&... arguments) {
+  constexpr unsigned kAtOnce = 3;
+  std::atomic<unsigned> next = 0;
+  std::vector<std::jthread> processors;
+  for (unsigned p = 0; p < std::min(kAtOnce, num_ctas); ++p)
+    processors.emplace_back([&] {
+      for (unsigned index; (index = next.fetch_add(1)) < num_ctas;)
+        run_cta(index, num_ctas, num_threads, shared_nbytes, [&] { kernel(arguments...); });
+    });
+}
+
+// TSan knows no fences, but atomics: behind a fence a thread's atomics release, and a fence acquires what
+// the thread's last atomic has met. A device is stricter with stores between a fence and an atomic.
+struct Fences {
+  bool behind_one = false;
+  unsigned* last_atomic = nullptr;
+};
+inline thread_local Fences fences;
+
+inline void fence() {
+  fences.behind_one = true;
+  if (fences.last_atomic != nullptr)
+    static_cast<void>(std::atomic_ref(*fences.last_atomic).load(std::memory_order_acquire));
+}
+
+// Calls change(value) until nobody came between, and returns the value that was there.
+template <class Change>
+inline unsigned change_atomically(unsigned* at, Change&& change) {
+  const auto order = fences.behind_one ? std::memory_order_release : std::memory_order_relaxed;
+  fences.last_atomic = at;
+  std::atomic_ref atomic(*at);
+  unsigned seen = atomic.load(std::memory_order_relaxed);
+  while (!atomic.compare_exchange_weak(seen, change(seen), order, std::memory_order_relaxed)) {}
+  return seen;
+}
+
+inline thread_local std::uint32_t num_exchanges = 0;
+
+// Every lane's value, for every lane. As on a device, this orders nothing else: __syncwarp() does.
+template <class T>
+inline std::array<T, kWarp> exchange(unsigned mask, T value) {
+  static_assert(sizeof(T) <= sizeof(std::uint32_t));
+  if (mask != 0xffffffff || blockDim.x % kWarp != 0) end_program("only whole warps are emulated");
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  auto& given = this_warp->given[++num_exchanges % 2];
+  given[threadIdx.x % kWarp].store(std::uint64_t{num_exchanges} << 32 | bits, std::memory_order_relaxed);
+  std::array<T, kWarp> values;
+  for (unsigned lane = 0; lane < kWarp; ++lane) {
+    std::uint64_t seen;
+    while ((seen = given[lane].load(std::memory_order_relaxed)) >> 32 != num_exchanges)
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    bits = static_cast<std::uint32_t>(seen);
+    std::memcpy(&values[lane], &bits, sizeof(T));
+  }
+  return values;
+}
+
+}  // namespace cuda_threads
+
+inline void __syncthreads() { cuda_threads::this_cta->barrier.arrive_and_wait(); }
+inline void __syncwarp(unsigned mask = 0xffffffff) {
+  if (mask != 0xffffffff) cuda_threads::end_program("only whole warps are emulated");
+  cuda_threads::this_warp->barrier.arrive_and_wait();
+}
+
+inline void __threadfence_block() { cuda_threads::fence(); }
+inline void __threadfence() { cuda_threads::fence(); }
+inline void __threadfence_system() { cuda_threads::fence(); }
+
+inline unsigned atomicAdd(unsigned* at, unsigned value) {
+  return cuda_threads::change_atomically(at, [&](unsigned seen) { return seen + value; });
+}
+inline unsigned atomicInc(unsigned* at, unsigned last) {
+  return cuda_threads::change_atomically(at, [&](unsigned seen) { return seen >= last ? 0 : seen + 1; });
+}
+inline unsigned atomicMax(unsigned* at, unsigned value) {
+  return cuda_threads::change_atomically(at, [&](unsigned seen) { return std::max(seen, value); });
+}
+
+template <class T>
+inline T __shfl_sync(unsigned mask, T value, unsigned lane) {
+  return cuda_threads::exchange(mask, value)[lane % cuda_threads::kWarp];
+}
+template <class T>
+inline T __shfl_xor_sync(unsigned mask, T value, unsigned lanes) {
+  return __shfl_sync(mask, value, threadIdx.x ^ lanes);
+}
+template <class T>
+inline T __shfl_down_sync(unsigned mask, T value, unsigned by) {
+  const unsigned lane = threadIdx.x % cuda_threads::kWarp;
+  return __shfl_sync(mask, value, lane + by < cuda_threads::kWarp ? lane + by : lane);
+}
+inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
+  const auto values = cuda_threads::exchange(mask, value);
+  return std::accumulate(values.begin(), values.end(), 0u);
+}
+inline unsigned __ballot_sync(unsigned mask, bool vote) {
+  const auto votes = cuda_threads::exchange(mask, vote);
+  unsigned all = 0;
+  for (unsigned lane = 0; lane < cuda_threads::kWarp; ++lane) all |= unsigned{votes[lane]} << lane;
+  return all;
+}
+inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
+
+template <class T>
+inline T __ldcs(const T* at) {
+  cuda_threads::check_aligned(at);
+  return *at;
+}
+template <class T>
+inline void __stcs(T* at, T value) {
+  cuda_threads::check_aligned(at);
+  *at = value;
+}
+
+using std::max;
+using std::min;

@@ -1,0 +1,361 @@
+// In the place of libcuda: a driver whose device is this process. Streams are threads that do in order what
+// they are told, device memory is shared memory, and kernels are C++ (cuda_threads.h). What our code asks of
+// the driver is here, as the driver's documentation says it; nothing else is.
+//
+// Handles of memory work between processes, and unlike CUDA's within one.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gpu/driver.h"
+
+namespace kvxfer::gpu {
+
+// A kernel, by what runs it: with so many CTAs and threads, and its arguments.
+struct FunctionHandle {
+  void (*run)(unsigned num_ctas, unsigned num_threads, unsigned shared_nbytes, void** arguments);
+  std::vector<std::size_t> argument_nbytes;
+};
+
+struct StreamHandle {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> work;
+  bool idle = true, ending = false;
+  std::jthread thread;
+};
+
+// Fires when a test says so.
+struct EventHandle {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool fired = false;
+
+  void fire() {
+    const std::lock_guard lock(mutex);
+    fired = true;
+    changed.notify_all();
+  }
+};
+
+}  // namespace kvxfer::gpu
+
+namespace emulated {
+
+using namespace kvxfer::gpu;
+
+inline constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotMapped = 211, kLaunchFailed = 719;
+
+// Memory of the device that this process has allocated or mapped.
+struct Block {
+  std::size_t nbytes = 0;
+  int fd = -1;  // of the memfd that it is
+  int handle_types = 0;
+  bool by_pages = false;  // cuMemCreate and cuMemMap, not cuMemAlloc
+};
+
+struct Device {
+  std::mutex mutex;
+  std::map<Address, Block> blocks;
+  std::atomic<int> num_contexts{0};
+  // What a test has go wrong: the n-th launch from now on, all memory beyond so many bytes, every stream.
+  std::atomic<int> launches_until_failure{-1};
+  std::atomic<std::size_t> most_nbytes{SIZE_MAX};
+  std::atomic<int> stream_error{0};
+};
+
+inline Device& device() {
+  static Device one;
+  return one;
+}
+
+inline std::map<Address, Block>::iterator block_at(Address address) {
+  auto after = device().blocks.upper_bound(address);
+  if (after == device().blocks.begin()) return device().blocks.end();
+  --after;
+  return address < after->first + after->second.nbytes ? after : device().blocks.end();
+}
+
+inline Address map_shared(int fd, std::size_t nbytes, int protection, Address at = 0) {
+  void* mapped =
+      ::mmap(reinterpret_cast<void*>(at), nbytes, protection, MAP_SHARED | (at != 0 ? MAP_FIXED : 0), fd, 0);
+  return mapped == MAP_FAILED ? 0 : reinterpret_cast<Address>(mapped);
+}
+
+inline int allocate(Address* address, std::size_t nbytes, bool by_pages, int handle_types) {
+  if (nbytes == 0) return kInvalidValue;
+  if (nbytes > device().most_nbytes) return kOutOfMemory;
+  const int fd = ::memfd_create("emulated GPU memory", MFD_CLOEXEC);
+  if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(nbytes)) != 0) return kOutOfMemory;
+  const Address mapped = map_shared(fd, nbytes, PROT_READ | PROT_WRITE);
+  if (mapped == 0) return kOutOfMemory;
+  const std::lock_guard lock(device().mutex);
+  device().blocks[mapped] = {nbytes, fd, handle_types, by_pages};
+  *address = mapped;
+  return 0;
+}
+
+// Memory that was made of pages (cuMemCreate, cuMemMap), to be shared as said.
+inline Address allocate_pages(std::size_t nbytes, int handle_types) {
+  Address address = 0;
+  return allocate(&address, nbytes, true, handle_types) == 0 ? address : 0;
+}
+
+inline int release(Address address) {
+  const std::lock_guard lock(device().mutex);
+  const auto found = device().blocks.find(address);
+  if (found == device().blocks.end()) return kInvalidValue;
+  ::munmap(reinterpret_cast<void*>(address), found->second.nbytes);
+  ::close(found->second.fd);
+  device().blocks.erase(found);
+  return 0;
+}
+
+// Handles of 64 bytes say which descriptor of which process.
+struct Named { std::uint64_t pid, fd, nbytes; };
+
+inline int open_named(const std::byte* handle, std::size_t* nbytes) {
+  Named named;
+  std::memcpy(&named, handle, sizeof named);
+  *nbytes = named.nbytes;
+  const std::string path = "/proc/" + std::to_string(named.pid) + "/fd/" + std::to_string(named.fd);
+  return ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+}
+
+inline void run_stream(StreamHandle& stream) {
+  std::unique_lock lock(stream.mutex);
+  for (;;) {
+    stream.idle = stream.work.empty();
+    stream.changed.notify_all();
+    stream.changed.wait(lock, [&] { return !stream.work.empty() || stream.ending; });
+    if (stream.work.empty()) return;
+    stream.idle = false;
+    const auto work = std::move(stream.work.front());
+    stream.work.pop_front();
+    lock.unlock();
+    work();
+    lock.lock();
+  }
+}
+
+inline int enqueue(Stream stream, std::function<void()> work) {
+  if (stream == nullptr) return kInvalidValue;
+  const std::lock_guard lock(stream->mutex);
+  stream->work.push_back(std::move(work));
+  stream->changed.notify_all();
+  return 0;
+}
+
+inline Driver make_driver() {
+  Driver driver{};
+  driver.init = [](unsigned) { return 0; };
+  driver.error_name = [](int error, const char** name) {
+    *name = error == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : error == kNotReady  ? "CUDA_ERROR_NOT_READY"
+                                  : "CUDA_ERROR_INVALID_VALUE";
+    return 0;
+  };
+  driver.error_string = [](int, const char** text) {
+    *text = "emulated";
+    return 0;
+  };
+  driver.device_get = [](kvxfer::gpu::Device* found, int index) {
+    *found = index;
+    return index == 0 ? 0 : 101;  // CUDA_ERROR_INVALID_DEVICE
+  };
+  driver.primary_context_retain = [](Context* context, kvxfer::gpu::Device) {
+    ++device().num_contexts;
+    *context = reinterpret_cast<Context>(&device());
+    return 0;
+  };
+  driver.primary_context_release = [](kvxfer::gpu::Device) {
+    --device().num_contexts;
+    return 0;
+  };
+  driver.context_push = [](Context) { return 0; };
+  driver.context_pop = [](Context*) { return 0; };
+  driver.priority_range = [](int* least, int* greatest) {
+    *least = 0;
+    *greatest = -5;
+    return 0;
+  };
+  driver.stream_create = [](Stream* stream, unsigned, int) {
+    auto* made = new StreamHandle;
+    made->thread = std::jthread([made] { run_stream(*made); });
+    *stream = made;
+    return 0;
+  };
+  driver.stream_destroy = [](Stream stream) {
+    {
+      const std::lock_guard lock(stream->mutex);
+      stream->ending = true;
+      stream->changed.notify_all();
+    }
+    stream->thread.join();
+    delete stream;
+    return 0;
+  };
+  driver.stream_query = [](Stream stream) {
+    if (device().stream_error != 0) return device().stream_error.load();
+    const std::lock_guard lock(stream->mutex);
+    return stream->idle && stream->work.empty() ? 0 : kNotReady;
+  };
+  driver.stream_synchronize = [](Stream stream) {
+    std::unique_lock lock(stream->mutex);
+    stream->changed.wait(lock, [&] { return stream->idle && stream->work.empty(); });
+    return device().stream_error.load();
+  };
+  driver.stream_wait_event = [](Stream stream, Event event, unsigned) {
+    return enqueue(stream, [event] {
+      std::unique_lock lock(event->mutex);
+      event->changed.wait(lock, [&] { return event->fired; });
+    });
+  };
+  driver.memory_allocate = [](Address* address, std::size_t nbytes) {
+    return allocate(address, nbytes, false, 0);
+  };
+  driver.memory_free = [](Address address) { return release(address); };
+  driver.host_allocate = [](void** memory, std::size_t nbytes, unsigned) {
+    *memory = operator new(nbytes, std::align_val_t{4096});
+    return 0;
+  };
+  driver.host_free = [](void* memory) {
+    operator delete(memory, std::align_val_t{4096});
+    return 0;
+  };
+  driver.host_to_device = [](Address dst, const void* src, std::size_t nbytes, Stream stream) {
+    // Pinned memory is read when its turn comes, not before.
+    return enqueue(stream, [=] { std::memcpy(reinterpret_cast<void*>(dst), src, nbytes); });
+  };
+  driver.memory_set = [](Address dst, unsigned char value, std::size_t nbytes, Stream stream) {
+    return enqueue(stream, [=] { std::memset(reinterpret_cast<void*>(dst), value, nbytes); });
+  };
+  driver.function_set = [](Function, int, int) { return 0; };
+  driver.launch = [](Function function, unsigned num_ctas, unsigned, unsigned, unsigned num_threads, unsigned,
+                     unsigned, unsigned shared_nbytes, Stream stream, void** arguments, void**) {
+    if (device().launches_until_failure.fetch_sub(1) == 0) return kLaunchFailed;
+    std::vector<std::vector<std::byte>> copied;  // the caller's are free when this returns
+    for (std::size_t k = 0; k < function->argument_nbytes.size(); ++k) {
+      const auto* first = static_cast<const std::byte*>(arguments[k]);
+      copied.emplace_back(first, first + function->argument_nbytes[k]);
+    }
+    return enqueue(stream, [=]() mutable {
+      std::vector<void*> pointers;
+      for (auto& argument : copied) pointers.push_back(argument.data());
+      function->run(num_ctas, num_threads, shared_nbytes, pointers.data());
+    });
+  };
+
+  driver.address_range = [](Address* base, std::size_t* nbytes, Address address) {
+    const std::lock_guard lock(device().mutex);
+    const auto found = block_at(address);
+    if (found == device().blocks.end()) return kInvalidValue;
+    *base = found->first;
+    *nbytes = found->second.nbytes;
+    return 0;
+  };
+  driver.ipc_export = [](IpcHandle* handle, Address address) {
+    const std::lock_guard lock(device().mutex);
+    const auto found = block_at(address);
+    if (found == device().blocks.end() || found->second.by_pages) return kInvalidValue;
+    const Named named{static_cast<std::uint64_t>(::getpid()), static_cast<std::uint64_t>(found->second.fd),
+                      found->second.nbytes};
+    std::memcpy(handle->bytes, &named, sizeof named);
+    return 0;
+  };
+  driver.ipc_open = [](Address* address, IpcHandle handle, unsigned) {
+    std::size_t nbytes = 0;
+    const int fd = open_named(handle.bytes, &nbytes);
+    if (fd < 0) return kInvalidValue;
+    *address = map_shared(fd, nbytes, PROT_READ | PROT_WRITE);
+    const std::lock_guard lock(device().mutex);
+    device().blocks[*address] = {nbytes, fd, 0, false};
+    return 0;
+  };
+  driver.ipc_close = [](Address address) { return release(address); };
+  driver.allocation_retain = [](Allocation* allocation, void* address) {
+    const std::lock_guard lock(device().mutex);
+    const auto found = block_at(reinterpret_cast<Address>(address));
+    if (found == device().blocks.end() || !found->second.by_pages) return kNotMapped;
+    *allocation = static_cast<Allocation>(::fcntl(found->second.fd, F_DUPFD_CLOEXEC, 0)) << 8 |
+                  static_cast<Allocation>(found->second.handle_types);
+    return 0;
+  };
+  driver.allocation_release = [](Allocation allocation) {
+    ::close(static_cast<int>(allocation >> 8));
+    return 0;
+  };
+  driver.allocation_properties = [](AllocationProperties* properties, Allocation allocation) {
+    *properties = {};
+    properties->handle_types = static_cast<int>(allocation & 0xff);
+    return 0;
+  };
+  driver.allocation_export = [](void* handle, Allocation allocation, int type, unsigned long long) {
+    const int fd = static_cast<int>(allocation >> 8);
+    if (type == kPosixFdHandle) {
+      const int exported = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+      std::memcpy(handle, &exported, sizeof exported);
+      return 0;
+    }
+    // As where no fabric manager runs.
+    return 800;  // CUDA_ERROR_NOT_PERMITTED
+  };
+  driver.allocation_import = [](Allocation* allocation, void* handle, int type) {
+    if (type != kPosixFdHandle) return kInvalidValue;
+    const int fd = ::fcntl(static_cast<int>(reinterpret_cast<std::intptr_t>(handle)), F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) return kInvalidValue;
+    *allocation = static_cast<Allocation>(fd) << 8 | kPosixFdHandle;
+    return 0;
+  };
+  driver.address_reserve = [](Address* address, std::size_t nbytes, std::size_t, Address,
+                              unsigned long long) {
+    void* reserved = ::mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserved == MAP_FAILED) return kOutOfMemory;
+    *address = reinterpret_cast<Address>(reserved);
+    return 0;
+  };
+  driver.address_free = [](Address address, std::size_t nbytes) {
+    return ::munmap(reinterpret_cast<void*>(address), nbytes) == 0 ? 0 : kInvalidValue;
+  };
+  driver.map = [](Address address, std::size_t nbytes, std::size_t, Allocation allocation,
+                  unsigned long long) {
+    const int fd = static_cast<int>(allocation >> 8);
+    struct stat file{};
+    if (::fstat(fd, &file) != 0 || static_cast<std::size_t>(file.st_size) < nbytes) return kInvalidValue;
+    return map_shared(fd, nbytes, PROT_NONE, address) == address ? 0 : kInvalidValue;
+  };
+  driver.unmap = [](Address address, std::size_t nbytes) {
+    return ::mmap(reinterpret_cast<void*>(address), nbytes, PROT_NONE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED
+               ? kInvalidValue
+               : 0;
+  };
+  driver.set_access = [](Address address, std::size_t nbytes, const Access* access, std::size_t) {
+    const int protection = access->flags == kReadAccess ? PROT_READ : PROT_READ | PROT_WRITE;
+    return ::mprotect(reinterpret_cast<void*>(address), nbytes, protection) == 0 ? 0 : kInvalidValue;
+  };
+  return driver;
+}
+
+inline const Driver& driver() {
+  static const Driver one = make_driver();
+  return one;
+}
+
+}  // namespace emulated

@@ -1,0 +1,189 @@
+// In the place of native/gpu/bulk.cuh. Two engines do the copies, one each way, when and in what order they
+// like: what a kernel does not wait for has not happened, or happens too late.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "cuda_threads.h"
+
+namespace cuda_threads {
+
+// An mbarrier for one arrival a phase, in 64 bits: how many bytes are expected and not there (32), how many
+// phases have ended (31), whether the arrival was (1).
+class Mbarrier {
+ public:
+  explicit Mbarrier(std::uint64_t* bits) : bits_(*bits) { check_aligned(bits); }
+
+  void arrive_and_expect(std::uint32_t nbytes) {
+    change([&](std::uint64_t bits) {
+      if (bits & 1) end_program("a phase of an mbarrier has two arrivals");
+      return (bits + (std::uint64_t{nbytes} << 32)) | 1;
+    });
+  }
+  void complete(std::uint32_t nbytes) {
+    change([&](std::uint64_t bits) { return bits - (std::uint64_t{nbytes} << 32); });
+  }
+  bool has_ended(std::uint32_t parity) const {
+    return (bits_.load(std::memory_order_acquire) >> 1 & 1) != parity;
+  }
+
+ private:
+  template <class Change>
+  void change(Change&& how) {
+    std::uint64_t bits = bits_.load(std::memory_order_relaxed), next;
+    do {
+      next = how(bits);
+      if (next >> 32 == 0 && next & 1) next += 1;  // the arrival's bit into the phases
+    } while (!bits_.compare_exchange_weak(bits, next, std::memory_order_release, std::memory_order_relaxed));
+  }
+
+  std::atomic_ref<std::uint64_t> bits_;
+};
+
+// Stores of a thread: how many of them are not that far.
+struct StoreGroup { std::atomic<unsigned> unread = 0, unwritten = 0; };
+
+struct BulkCopy {
+  std::byte* to;
+  const std::byte* from;
+  std::uint32_t nbytes;
+  std::uint64_t* barrier;             // of a load
+  std::shared_ptr<StoreGroup> group;  // of a store
+  std::vector<std::byte> read;        // by a store that is not written yet
+  BulkCopy* next = nullptr;
+
+  // Goes one step on, and says whether it was the last.
+  bool advance() {
+    if (group == nullptr) {
+      std::memcpy(to, from, nbytes);
+      Mbarrier(barrier).complete(nbytes);
+      return true;
+    }
+    if (read.empty()) {
+      read.assign(from, from + nbytes);
+      group->unread.fetch_sub(1, std::memory_order_release);
+      return false;
+    }
+    std::memcpy(to, read.data(), nbytes);
+    group->unwritten.fetch_sub(1, std::memory_order_release);
+    return true;
+  }
+};
+
+// Nothing that an engine does is ordered before what a thread does, except by what the thread waits for: so
+// there is no lock here, and nobody is woken.
+class BulkEngine {
+ public:
+  BulkEngine() : thread_([this](std::stop_token stop) { run(stop); }) {}
+
+  void submit(std::unique_ptr<BulkCopy> copy) {
+    if ((reinterpret_cast<std::uintptr_t>(copy->to) | reinterpret_cast<std::uintptr_t>(copy->from) |
+         copy->nbytes) %
+            16 !=
+        0)
+      end_program("a bulk copy is not aligned");
+    BulkCopy* posted = copy.release();
+    posted->next = posted_.load(std::memory_order_relaxed);
+    while (!posted_.compare_exchange_weak(posted->next, posted, std::memory_order_release,
+                                          std::memory_order_relaxed)) {}
+  }
+
+ private:
+  void run(std::stop_token stop) {
+    std::minstd_rand random;
+    std::vector<std::unique_ptr<BulkCopy>> under_way;
+    while (!stop.stop_requested()) {
+      // Now and then for so long that the kernel and the other engine run into what they do not wait for.
+      const bool long_rest = random() % 16 == 0;
+      if (under_way.empty() || random() % 4 == 0)
+        std::this_thread::sleep_for(std::chrono::microseconds(long_rest ? 3000 : 20));
+      for (BulkCopy* copy = posted_.exchange(nullptr, std::memory_order_acquire); copy != nullptr;
+           copy = copy->next)
+        under_way.emplace_back(copy);
+      if (under_way.empty()) continue;
+      std::swap(under_way[random() % under_way.size()], under_way.back());
+      if (under_way.back()->advance()) under_way.pop_back();
+    }
+  }
+
+  std::atomic<BulkCopy*> posted_ = nullptr;
+  std::jthread thread_;
+};
+
+inline BulkEngine& load_engine() {
+  static BulkEngine engine;
+  return engine;
+}
+inline BulkEngine& store_engine() {
+  static BulkEngine engine;
+  return engine;
+}
+
+// Of this thread, the last of them still open.
+inline thread_local std::deque<std::shared_ptr<StoreGroup>> store_groups = {std::make_shared<StoreGroup>()};
+
+template <class Condition>
+inline void wait_until(const char* what, Condition&& holds) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!holds()) {
+    if (std::chrono::steady_clock::now() > end) end_program(what);
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+}  // namespace cuda_threads
+
+namespace kvxfer::gpu {
+
+inline void init_barrier(std::uint64_t* barrier) { *barrier = 0; }
+inline void publish_barriers() {}
+inline void arrive_and_expect(std::uint64_t* barrier, std::uint32_t nbytes) {
+  cuda_threads::Mbarrier(barrier).arrive_and_expect(nbytes);
+}
+inline void wait_for_phase(const std::uint64_t* barrier, std::uint32_t parity) {
+  cuda_threads::Mbarrier mbarrier(const_cast<std::uint64_t*>(barrier));
+  cuda_threads::wait_until("a phase does not end", [&] { return mbarrier.has_ended(parity); });
+}
+
+inline std::uint64_t streamed_policy() { return 0; }
+
+inline void load_bulk(std::byte* to_shared, const std::byte* from, std::uint32_t nbytes,
+                      std::uint64_t* barrier, std::uint64_t) {
+  cuda_threads::load_engine().submit(std::make_unique<cuda_threads::BulkCopy>(
+      cuda_threads::BulkCopy{to_shared, from, nbytes, barrier, nullptr, {}}));
+}
+inline void store_bulk(std::byte* to, const std::byte* from_shared, std::uint32_t nbytes, std::uint64_t) {
+  const auto& group = cuda_threads::store_groups.back();
+  group->unread.fetch_add(1, std::memory_order_relaxed);
+  group->unwritten.fetch_add(1, std::memory_order_relaxed);
+  cuda_threads::store_engine().submit(std::make_unique<cuda_threads::BulkCopy>(
+      cuda_threads::BulkCopy{to, from_shared, nbytes, nullptr, group, {}}));
+}
+inline void end_group() {
+  cuda_threads::store_groups.push_back(std::make_shared<cuda_threads::StoreGroup>());
+}
+
+template <int kButLast>
+inline void wait_until_read() {
+  const auto& groups = cuda_threads::store_groups;
+  for (std::size_t k = 0; k + kButLast + 1 < groups.size(); ++k)
+    cuda_threads::wait_until("stores are not read",
+                             [&] { return groups[k]->unread.load(std::memory_order_acquire) == 0; });
+}
+inline void wait_until_stored() {
+  auto& groups = cuda_threads::store_groups;
+  for (; groups.size() > 1; groups.pop_front())
+    cuda_threads::wait_until("stores are not written",
+                             [&] { return groups[0]->unwritten.load(std::memory_order_acquire) == 0; });
+}
+
+}  // namespace kvxfer::gpu

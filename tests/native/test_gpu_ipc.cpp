@@ -1,0 +1,212 @@
+// cuda_ipc beyond the contracts that all transports keep (test_gpu_conformance.cpp): memory in several
+// allocations, owners that take it back, a device that fails, and peers that lie.
+#include <sys/socket.h>
+
+#include <cstring>
+
+#include "check.h"
+#include "emulated_driver.h"
+#include "emulated_kernels.h"
+#include "gpu_memory.h"
+#include "one_sided_ends.h"
+#include "transports/cuda_ipc/cuda_ipc_transport.h"
+
+namespace kvxfer {
+namespace {
+
+using emulated::device;
+using gpu_memory::DeviceMemory;
+using testing::connect_ends;
+using testing::fetch_work;
+using testing::socket_pair;
+using Ends = testing::End<CudaIpcTransport>;
+
+constexpr std::size_t kNbytes = 1 << 16;
+constexpr std::uint32_t kBlocks = 8;
+
+std::unique_ptr<CudaIpcTransport> make(Reactor& reactor, const FenceTable& fences) {
+  auto made = CudaIpcTransport::create(reactor, fences, emulated::driver(),
+                                       {.device = 0, .kernels = emulated::fast_kernels(), .stream = {}});
+  REQUIRE_OK(made);
+  return std::move(made).value();
+}
+
+LocalRegion region_of(RegionId id, std::byte* base, std::vector<MemorySpan> spans = {{0, kNbytes}}) {
+  LocalRegion region;
+  region.id = id;
+  region.kind = MemoryKind::kGpu;
+  region.base = base;
+  region.spans = std::move(spans);
+  return region;
+}
+
+// What a peer hears of a region.
+RemoteRegion told(CudaIpcTransport& owner, const LocalRegion& region) {
+  auto keys = owner.register_memory(region);
+  REQUIRE_OK(keys);
+  return {region.id, reinterpret_cast<std::uintptr_t>(region.base), region.spans, std::move(keys).value()};
+}
+
+// All blocks of some layers, which are `layer_stride` apart at the source.
+std::shared_ptr<const Move> move_of(RegionId src, std::byte* dst, std::uint32_t num_layers,
+                                    std::uint64_t layer_stride) {
+  CopyLoop loop{};
+  loop.num_layers = num_layers;
+  loop.src_layer_stride = layer_stride;
+  loop.dst_layer_stride = kNbytes;
+  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = kNbytes / kBlocks;
+  loop.counts[0] = loop.counts[1] = 1;
+  auto program = std::make_shared<CopyProgram>();
+  program->loops = {loop};
+  program->num_layers = num_layers;
+  auto move = std::make_shared<Move>();
+  move->program = program;
+  move->grid = {0, num_layers, kBlocks, kBlocks, 0};
+  for (std::uint32_t k = 0; k < kBlocks; ++k) {
+    move->src_ids.push_back(k);
+    move->dst_ids.push_back(kBlocks - 1 - k);
+  }
+  move->local_base = dst;
+  move->remote_region = src;
+  return move;
+}
+
+TEST(a_region_in_two_allocations_is_fetched_from_both) {
+  Ends src(make), dst(make);
+  const PeerId src_at_dst = connect_ends(src, dst).second;
+  DeviceMemory one(kNbytes), other(kNbytes), arrived(2 * kNbytes);
+  const DeviceMemory& low = one.data() < other.data() ? one : other;
+  const DeviceMemory& high = one.data() < other.data() ? other : one;
+  check::Random random(check::seed());
+  random.fill(low.data(), kNbytes);
+  random.fill(high.data(), kNbytes);
+  const auto apart = static_cast<std::uint64_t>(high.data() - low.data());
+  const LocalRegion region = region_of(1, low.data(), {{0, kNbytes}, {apart, kNbytes}});
+  const RemoteRegion remote = told(*src.transport, region);
+  REQUIRE(dst.transport->attach(src_at_dst, remote).ok());
+  const auto move = move_of(1, arrived.data(), 2, apart);
+  const Work works[] = {fetch_work(1, move, 0), fetch_work(2, move, 1)};
+  CHECK_EQ(dst.transport->post(src_at_dst, works).accepted, 2);
+  CHECK(dst.await(1).code == Code::kOk);
+  CHECK(dst.await(2).code == Code::kOk);
+  for (std::size_t k = 0; k < kBlocks; ++k) {
+    constexpr std::size_t kBlock = kNbytes / kBlocks;
+    const std::size_t to = (kBlocks - 1 - k) * kBlock;
+    CHECK(std::memcmp(arrived.data() + to, low.data() + k * kBlock, kBlock) == 0);
+    CHECK(std::memcmp(arrived.data() + kNbytes + to, high.data() + k * kBlock, kBlock) == 0);
+  }
+  CHECK_EQ(dst.transport->num_mappings(), 2);
+  dst.transport->detach(src_at_dst, 1);
+  CHECK_EQ(dst.transport->num_mappings(), 0);
+}
+
+TEST(memory_that_its_owner_takes_back_is_unmapped_and_its_work_ends) {
+  Ends src(make), dst(make);
+  const PeerId src_at_dst = connect_ends(src, dst).second;
+  DeviceMemory memory(kNbytes), arrived(kNbytes);
+  REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
+  const auto move = move_of(1, arrived.data(), 1, 0);
+  const Work first[] = {fetch_work(1, move, 0)}, second[] = {fetch_work(2, move, 0)};
+  dst.transport->post(src_at_dst, first);
+  CHECK(dst.await(1).code == Code::kOk);
+  CHECK_EQ(dst.transport->num_mappings(), 1);
+  src.transport->deregister_memory(1);
+  REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
+                                [&] { return dst.transport->num_mappings() == 0; }));
+  dst.transport->post(src_at_dst, second);
+  CHECK(dst.await(2).code == Code::kRailFailed);
+}
+
+// A transport is polled when it is busy and not otherwise.
+TEST(work_behind_some_whose_memory_is_still_to_come_is_not_left_lying) {
+  Ends src(make), dst(make);
+  const PeerId src_at_dst = connect_ends(src, dst).second;
+  DeviceMemory memory(kNbytes), arrived(kNbytes);
+  RemoteRegion ready = told(*src.transport, region_of(1, memory.data())), awaited = ready;
+  awaited.id = 2;
+  const std::uint64_t later = 99;  // its last allocation, of which nobody has told
+  std::memcpy(awaited.keys.data() + 8, &later, sizeof later);
+  REQUIRE(dst.transport->attach(src_at_dst, ready).ok());
+  REQUIRE(dst.transport->attach(src_at_dst, awaited).ok());
+  REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
+                                [&] { return dst.transport->num_mappings() == 1; }));
+  const Work first[] = {fetch_work(1, move_of(2, arrived.data(), 1, 0), 0)};
+  const Work second[] = {fetch_work(2, move_of(1, arrived.data(), 1, 0), 0)};
+  dst.transport->post(src_at_dst, first);
+  CHECK(!dst.transport->busy());
+  dst.transport->post(src_at_dst, second);
+  CHECK(dst.transport->busy());
+  CHECK(dst.await(2).code == Code::kOk);
+  CHECK(dst.completion_of(1) == nullptr);
+  dst.transport->disconnect(src_at_dst);
+  CHECK(dst.await(1).code == Code::kCancelled);
+}
+
+TEST(memory_that_cannot_be_shared_is_refused_in_words) {
+  Ends src(make);
+  const gpu::Address unshared = emulated::allocate_pages(kNbytes, 0);
+  const auto refused = src.transport->register_memory(region_of(1, reinterpret_cast<std::byte*>(unshared)));
+  CHECK_EQ(refused.status().code(), Code::kUnsupported);
+  emulated::release(unshared);
+  std::vector<std::byte> host(kNbytes);
+  CHECK_EQ(src.transport->register_memory(region_of(2, host.data())).status().code(), Code::kUnsupported);
+}
+
+TEST(a_device_that_fails_ends_its_rails_and_no_work_stays) {
+  Ends src(make), dst(make);
+  const PeerId src_at_dst = connect_ends(src, dst).second;
+  DeviceMemory memory(kNbytes), arrived(kNbytes);
+  REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
+  const auto move = move_of(1, arrived.data(), 1, 0);
+  std::vector<Work> works;
+  for (WorkId id = 1; id <= 5; ++id) works.push_back(fetch_work(id, move, 0));
+  device().launches_until_failure = 2;
+  CHECK_EQ(dst.transport->post(src_at_dst, works).accepted, works.size());
+  CHECK(dst.await(CompletionKind::kRailDown).detail.find("cuLaunchKernel") != std::string::npos);
+  device().launches_until_failure = -1;
+  for (const Work& work : works) {
+    const Code code = dst.await(work.id).code;
+    CHECK(code == Code::kOk || code == Code::kRailFailed);
+  }
+  CHECK(dst.completion_of(5)->code == Code::kRailFailed);
+  CHECK(!dst.transport->busy());
+  CHECK(!dst.transport->connect(socket_pair().first, {true, 0, "later"}).ok());
+}
+
+// A sticky error comes in the middle of a kernel: nothing is ever told to be done.
+TEST(a_device_that_falls_silent_with_an_error_is_found_out) {
+  Ends src(make), dst(make);
+  const PeerId src_at_dst = connect_ends(src, dst).second;
+  DeviceMemory memory(kNbytes), arrived(kNbytes);
+  REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
+  emulated::hang_launches() = true;
+  const Work works[] = {fetch_work(1, move_of(1, arrived.data(), 1, 0), 0)};
+  dst.transport->post(src_at_dst, works);
+  for (int step = 0; step < 10; ++step) dst.step();
+  CHECK(dst.completion_of(1) == nullptr);
+  device().stream_error = emulated::kLaunchFailed;
+  CHECK(dst.await(1).code == Code::kRailFailed);
+  emulated::hang_launches() = false;
+  device().stream_error = 0;
+}
+
+TEST(a_peer_that_lies_loses_its_rail) {
+  constexpr std::size_t kMessageNbytes = 104;
+  const auto says = [&](std::initializer_list<std::pair<std::size_t, std::uint32_t>> words) {
+    Ends end(make);
+    auto [ours, theirs] = socket_pair();
+    REQUIRE_OK(end.transport->connect(std::move(ours), {true, 0, "liar"}));
+    std::array<std::byte, kMessageNbytes> message{};
+    std::memcpy(message.data(), "kvg1", 4);
+    for (const auto& [at, word] : words) std::memcpy(message.data() + at, &word, sizeof word);
+    REQUIRE_EQ(::send(theirs.get(), message.data(), message.size(), MSG_NOSIGNAL), message.size());
+    return end.await(CompletionKind::kRailDown).detail;
+  };
+  CHECK(says({{0, 0}}).find("version") != std::string::npos);
+  CHECK(says({{4, 2}}).find("did not begin with a hello") != std::string::npos);
+  CHECK(says({{4, 1}}).find("without its descriptor") != std::string::npos);
+  CHECK(says({{4, 9}}).find("did not begin with a hello") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvxfer
