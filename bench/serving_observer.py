@@ -167,11 +167,13 @@ class _Observer:
             self.kvxfer_log.event("ordered", request_id, start_ns, took_ns=took_ns)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        start_ns = time.monotonic_ns()
         results = self._base.get_transfer_results(finished_req_ids)
         end_ns = time.monotonic_ns()
         for request_id in results.finished_recving or ():
             failed = request_id in (results.failed_recving or ())
-            self.kvxfer_log.event("loaded", request_id, end_ns, failed=int(failed))
+            took_ns = end_ns - start_ns
+            self.kvxfer_log.event("loaded", request_id, end_ns, took_ns=took_ns, failed=int(failed))
         for request_id in results.finished_sending or ():
             self.kvxfer_log.event("given_back", request_id, end_ns)
         return results

@@ -30,7 +30,7 @@ OWN: Final = {
     "decide": "the connector's calls at both schedulers, for this request",
     "load": STAGES["load"],
     "own": "both together: what this connector, and not another, adds to the time to first token",
-    "hold": "of load, the call that starts it: the engine's loop, and all its requests, wait for it",
+    "hold": "of load, the calls that start it and see its end: the engine's loop, and all its requests, wait",
     "give_back": "decode has loaded: prefill's worker gives the blocks back (waits for prefill's next step)",
 }
 _END_OF: Final = {"prefill": "finished", "to_decode": "allocated", "order": "ordered", "load": "loaded"}
@@ -77,7 +77,7 @@ class Served:
         assert self.seen is not None
         decide = sum(self.seen.took_ns.get(event, 0) for event in ("finished", "asked", "allocated")) / 1e6
         load = self.stages_ms()["load"]
-        hold = self.seen.took_ns.get("ordered", 0) / 1e6
+        hold = sum(self.seen.took_ns.get(event, 0) for event in ("ordered", "loaded")) / 1e6
         found = {"decide": decide, "load": load, "own": decide + load, "hold": hold}
         if "given_back" in self.seen.at_ns:
             found["give_back"] = (self.seen.at_ns["given_back"] - self.seen.at_ns["loaded"]) / 1e6

@@ -183,7 +183,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         step = self._get_connector_metadata()
         assert isinstance(step, StepMetadata)
-        results = self._moving.collect(finished_req_ids, step.is_idle)
+        results = self._moving.collect(finished_req_ids, step.num_running)
         if self._reports_blocks:
             self._invalid_block_ids.update(*results.failed.values())
         return KVConnectorTransferResults(

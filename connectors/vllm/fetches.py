@@ -26,6 +26,7 @@ from kvxfer.connectors.vllm.notes import (
     RegistrationPart,
     digest_of,
 )
+from kvxfer.connectors.vllm.pace import Pace, StepPace
 from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.prefill_ranks import PrefillRanks, is_open
@@ -108,12 +109,16 @@ class Fetches:
         self._statistics = statistics
         self._ranks = PrefillRanks(agent, settings.connect_timeout_s)
         self._fetches: dict[str, _Fetch] = {}
+        self._begun: list[_Fetch] = []  # since the last step's end
+        self._pace = Pace()
+        self._steps = StepPace()
         self._shares: dict[tuple[int, tuple[int, ...]], tuple[kvxfer.Share, ...]] = {}
 
     def begin(self, order: FetchOrder) -> None:
         """Starts one; a session that is open already is read from at once."""
         fetch = _Fetch(order)
         self._fetches[order.request_id] = fetch
+        self._begun.append(fetch)
         if isinstance(order.source, str):
             fetch.fail(order.source, "bad-handover")
             return
@@ -171,6 +176,8 @@ class Fetches:
                 ended.add(request_id)
             if fetch.failure:
                 failed[request_id] = self._missing(fetch)
+                if isinstance(fetch.order.source, Handover):
+                    self._pace.forget(_name(fetch.order.source))
                 self._statistics.failed(fetch.code)
                 _log.warning("kvxfer: request %s: cache not loaded: %s", request_id, fetch.failure)
             else:
@@ -195,6 +202,35 @@ class Fetches:
                 fetch.fail(why, "deadline")
             except kvxfer.KvxferError as error:
                 fetch.fail(str(error), error.code)
+
+    def linger(self, num_running: int) -> None:
+        """Waits for what this step has begun to read, as far as it is worth it and expected in time.
+
+        An engine begins to load behind a step's forward and asks what has ended right after: what takes
+        a millisecond more is seen a whole step later.
+
+        Parameters
+        ----------
+        num_running
+            Requests that are computed in this step, and wait as well.
+        """
+        began_s = time.monotonic()
+        begun = [fetch for fetch in self._begun if fetch.is_posted and not fetch.order.waits]
+        self._begun.clear()
+        limit_s = min(self._settings.linger_s, self._steps.worth_s(len(begun), num_running))
+        for fetch in begun:
+            source = fetch.order.source
+            if (
+                not isinstance(source, Handover)
+                or self._pace.expected_s(_name(source), fetch.nbytes) > limit_s
+            ):
+                continue
+            for _, each in fetch.work:
+                try:
+                    each.wait(max(began_s + limit_s - time.monotonic(), 0.0))
+                except (TimeoutError, kvxfer.KvxferError):
+                    pass  # `collect` sees what became of it
+        self._steps.ended(time.monotonic(), num_running)
 
     def rest(self, timeout_s: float) -> bool:
         """Waits for news of the oldest, without turning; returns whether there is any to wait for."""
@@ -240,6 +276,9 @@ class Fetches:
 
     def _count(self, fetch: _Fetch) -> None:
         stages = [each.stages for _, each in fetch.work]
+        if stages and isinstance(fetch.order.source, Handover):
+            took_ns = max(each.ended_ns for each in stages) - min(each.posted_ns for each in stages)
+            self._pace.took(_name(fetch.order.source), fetch.nbytes, took_ns / 1e9)
         self._statistics.loaded(
             fetch.order.request_id,
             began_ns=fetch.begun_ns,
@@ -476,6 +515,11 @@ class Fetches:
     def _send(self, session: Future[kvxfer.Peer], note: Note) -> None:
         if not session.cancelled() and session.exception() is None:
             send(self._agent, self._regions, session.result(), note)
+
+
+def _name(source: Handover) -> str:
+    """Returns which engine, and which start of it, computed a request."""
+    return source.ranks[0].name
 
 
 def _are_replaced(fetch: _Fetch, states: list[str]) -> bool:

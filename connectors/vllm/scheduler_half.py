@@ -255,7 +255,7 @@ class SchedulerHalf:
             else:
                 self._grant_if_complete(prefill, output)
         step, self._next = self._next, StepMetadata()
-        step.is_idle = not output.total_num_scheduled_tokens
+        step.num_running = len(output.num_scheduled_tokens)
         return step
 
     def _announce(self, prefill: _Prefill, output: SchedulerOutput) -> None:

@@ -34,6 +34,10 @@ class Settings(BaseModel):
     loads
         ``"asynchronous"``: other requests go on while a cache is fetched. ``"synchronous"``: the
         forward that needs it waits, layer by layer; for caches of one group without a window.
+    linger_s
+        How long a step waits at most for caches that it has just begun to fetch: their requests go on one
+        step sooner. It waits where the last ones from the same engine came in that time, and no longer
+        than it takes from others what it gives to these. 0 for never.
     push_timeout_s
         How long decode waits for a prompt that is pushed to it, from its registration to the last byte.
     silent_timeout_s
@@ -60,6 +64,7 @@ class Settings(BaseModel):
     load_timeout_s: _Seconds = 30.0
     connect_timeout_s: _Seconds = 5.0
     loads: Literal["asynchronous", "synchronous"] = "asynchronous"
+    linger_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
     push_timeout_s: _Seconds = 120.0
     silent_timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
     return_decoded: bool = False

@@ -147,8 +147,8 @@ class StepMetadata(KVConnectorMetadata):
         Prompts that are computed elsewhere: to bring here, to stop bringing.
     released
         Prompts that are computed elsewhere and not wanted: prefill need not keep them.
-    is_idle
-        Whether the engine has nothing to compute in this step, and asks only what has ended.
+    num_running
+        Requests that are computed in this step; where there is none, the engine asks only what has ended.
     """
 
     grants: list[Grant] = field(default_factory=list)
@@ -159,4 +159,4 @@ class StepMetadata(KVConnectorMetadata):
     fetches: list[FetchOrder] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
     released: list[Handover | Appointment] = field(default_factory=list)
-    is_idle: bool = field(default=False, compare=False)  # of the engine, and no order
+    num_running: int = field(default=1, compare=False)  # of the engine, and no order

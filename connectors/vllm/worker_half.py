@@ -131,14 +131,18 @@ class WorkerHalf:
         assert self._pushes is not None
         self._pushes.step_done(whole)
 
-    def collect(self, finished_request_ids: set[str], is_idle: bool = False) -> StepResults:
+    def collect(self, finished_request_ids: set[str], num_running: int = 1) -> StepResults:
         """Returns what has ended, each request once.
 
-        An engine that has nothing to compute asks again and again: its processes would take two cores
-        from whoever computes what it waits for. There this waits for news, for a moment.
+        Caches that this step has begun to fetch are waited for, where they are expected within less than
+        it costs those that are computed here. An engine that has nothing to compute asks again and again:
+        its processes would take two cores from whoever computes what it waits for. There this waits for
+        news, for a moment.
         """
+        assert self._fetches is not None
+        self._fetches.linger(num_running)
         results = self._collect(finished_request_ids)
-        if is_idle and not (results.sent or results.received or results.failed) and self._rest():
+        if not num_running and not (results.sent or results.received or results.failed) and self._rest():
             return self._collect(set())
         return results
 

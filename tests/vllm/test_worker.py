@@ -17,6 +17,7 @@ import torch
 from kvxfer.connectors.vllm import fetches
 from kvxfer.connectors.vllm.cache_groups import groups_of
 from kvxfer.connectors.vllm.handover import Handover, Rank
+from kvxfer.connectors.vllm.pace import StepPace
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
@@ -142,6 +143,25 @@ def test_what_fails_at_any_moment_is_not_taken_for_loaded(prefill: Worker, decod
         assert decode.until("received", f"{number}").failed == {f"{number}": set(DST)}
 
 
+def test_what_is_expected_at_once_is_seen_in_its_step(
+    prefill: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of an engine whose steps take so long.
+    monkeypatch.setattr(StepPace, "worth_s", lambda self, num_begun, num_running: 20.0 * num_begun)
+    patient = Worker("decode", linger_s=20.0)
+    try:
+        for name in "abc":
+            handover = granted(prefill)
+            patient.half.step(order(handover, name))
+            # How long the first takes nobody knows, and nobody waits for it.
+            results = patient.half.collect(set()) if name != "a" else patient.until("received", name)
+            assert results.received == {name}
+            assert not results.failed
+            prefill.until("sent", handover.request_id, {handover.request_id})
+    finally:
+        patient.half.close()
+
+
 def test_what_nobody_reads_is_counted_as_kept_in_vain() -> None:
     prefill = Worker("prefill", lease_ttl_s=0.05)
     try:
@@ -216,6 +236,18 @@ def far_decode(prefill: Worker, slow_word: Proxy) -> Iterator[Worker]:
 def through(proxy: Proxy, handover: Handover) -> Handover:
     (rank,) = handover.ranks
     return replace(handover, ranks=(Rank(name=rank.name, address=proxy.address),))
+
+
+def test_a_step_does_not_wait_on_for_what_was_expected_and_does_not_come(
+    prefill: Worker, far_decode: Worker, slow_word: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepPace, "worth_s", lambda self, num_begun, num_running: 20.0 * num_begun)
+    handover = through(slow_word, granted(prefill))
+    with slow_word.control.held_back():
+        far_decode.half.step(order(handover, "b"))
+        assert not far_decode.half.collect(set()).received
+    assert not far_decode.until("received", "b").failed
+    prefill.until("sent", handover.request_id, {handover.request_id})
 
 
 @pytest.mark.parametrize("heard", ["nothing", "that it slept"])
