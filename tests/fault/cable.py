@@ -68,7 +68,7 @@ class Host:
 
     def run(self, *command: str) -> None:
         """Runs a command in the host's namespaces."""
-        subprocess.run([*self._inside, *command], check=True, capture_output=True, text=True, timeout=30)
+        subprocess.run([*self._inside, *command], check=True, capture_output=True, text=True, timeout=60)
 
     def start(self, *command: str) -> subprocess.Popen[str]:
         """Starts one, with its output on a pipe."""
@@ -147,13 +147,13 @@ class Cable:
         listens = (
             "import socket; s = socket.create_server(('', 7)); print(1, flush=True); s.accept()[0].recv(1)"
         )
-        sends = f"import socket; socket.create_connection(('{self.there.ipv4}', 7), 10).send(b'x')"
+        sends = f"import socket; socket.create_connection(('{self.there.ipv4}', 7), 50).send(b'x')"
         with self.there.start(sys.executable, "-c", listens) as listener:
             try:
                 assert listener.stdout is not None
                 listener.stdout.readline()
                 self.here.run(sys.executable, "-c", sends)
-                listener.wait(10)
+                listener.wait(60)
             finally:
                 listener.kill()
 
@@ -169,7 +169,7 @@ class Cable:
 
 
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=30)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=60)
 
 
 # Every packet is larger than the bucket, and dropped.

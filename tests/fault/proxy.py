@@ -99,7 +99,7 @@ class Proxy:
             except OSError:
                 return
             try:
-                far = socket.create_connection(self._target, 5)
+                far = socket.create_connection(self._target, 30)
             except OSError:
                 near.close()
                 continue

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from kvxfer.errors import PeerError, TransferError
-from tests.fault.node import LARGE, Node, Worker
+from tests.fault.node import HASTY_S, LARGE, Node, Worker
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -74,7 +74,7 @@ def test_destination_is_killed_while_a_write_is_open(transport: str, local: Loca
     src.pool.free(table)
     assert src.pool.close() == {}
     works_with(src, remote("second", transport), 5)
-    assert src.stats()["transfers_open"] == 0
+    src.wait_idle()
 
 
 def test_source_is_killed_while_a_write_is_open(transport: str, local: Local, remote: Remote) -> None:
@@ -84,7 +84,7 @@ def test_source_is_killed_while_a_write_is_open(transport: str, local: Local, re
     join(dst, src)
     table = dst.pool.allocate(len(dst.all), "req")
     lease = dst.grant("write")
-    incoming = dst.expect(b"req", timeout_s=5.0)
+    incoming = dst.expect(b"req")
     src.write(notify=b"req", hold=True)
     src.release(2)
     dst.wait_layer(1, incoming)
@@ -97,7 +97,7 @@ def test_source_is_killed_while_a_write_is_open(transport: str, local: Local, re
     dst.pool.free(table)
     assert dst.pool.close() == {}
     works_with(dst, remote("second", transport), 5)
-    assert dst.stats()["transfers_open"] == 0
+    dst.wait_idle()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -118,7 +118,7 @@ def test_source_is_killed_in_the_middle_of_a_read(
     else:
         lost(error)
     assert dst.wait_lost() in LOST
-    assert dst.stats()["transfers_open"] == 0
+    dst.wait_idle()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -136,7 +136,7 @@ def test_destination_is_killed_in_the_middle_of_a_read(
     assert src.wait_lease(lease) == "peer-lost"
     assert src.wait_lost() in LOST
     assert src.holds(seed)
-    assert src.stats()["transfers_open"] == 0
+    src.wait_idle()
 
 
 def test_a_reader_that_is_killed_leaves_a_bearer_lease_to_the_others(
@@ -162,14 +162,14 @@ def test_a_reader_that_is_killed_leaves_a_bearer_lease_to_the_others(
     successor.read(lease=number)
     assert successor.end() is None
     assert successor.holds(3)
-    assert src.stats()["transfers_open"] == 0
+    src.wait_idle()
 
 
 # ---- stopped ------------------------------------------------------------------------------------
 
 
 def test_destination_is_stopped_while_a_write_is_open(transport: str, local: Local, remote: Remote) -> None:
-    src = local("survivor", transport)
+    src = local("survivor", transport, silent_timeout_s=HASTY_S)
     src.fill(1)
     dst = remote("victim", transport)
     join(src, dst)
@@ -191,7 +191,7 @@ def test_resumed_reader_never_reports_stale_bytes_done(
     transport: str, local: Local, remote: Remote, seed: int
 ) -> None:
     """Contract 5 at the source: the lease ended and the pages were reused while the reader slept."""
-    src = local("survivor", transport, LARGE)
+    src = local("survivor", transport, LARGE, silent_timeout_s=HASTY_S)
     dst = remote("victim", transport, LARGE)
     src.fill(seed)
     join(src, dst)
@@ -252,7 +252,7 @@ def test_nothing_lands_from_a_writer_that_slept_past_the_fence(
     transport: str, local: Local, remote: Remote
 ) -> None:
     """Contract 5 at the destination: what was under way when the source stopped stays out."""
-    dst = local("survivor", transport, LARGE)
+    dst = local("survivor", transport, LARGE, silent_timeout_s=HASTY_S)
     src = remote("victim", transport, LARGE)
     src.fill(3)
     join(dst, src)
@@ -273,12 +273,12 @@ def test_nothing_lands_from_a_writer_that_slept_past_the_fence(
 
 def test_source_is_stopped_before_the_rest_of_a_write(transport: str, local: Local, remote: Remote) -> None:
     """The writer releases the rest after its lease ended."""
-    dst = local("survivor", transport)
+    dst = local("survivor", transport, silent_timeout_s=HASTY_S)
     src = remote("victim", transport)
     src.fill(4)
     join(dst, src)
     lease = dst.grant("write")
-    incoming = dst.expect(b"req", timeout_s=5.0)
+    incoming = dst.expect(b"req")
     write = src.write(notify=b"req", hold=True)
     src.release(1)
     dst.wait_layer(0, incoming)
@@ -300,7 +300,7 @@ def test_source_is_stopped_before_the_rest_of_a_write(transport: str, local: Loc
 def test_peer_restarts_under_its_name_while_the_old_one_hangs(
     transport: str, local: Local, remote: Remote
 ) -> None:
-    src = local("survivor", transport, heartbeat_interval_s=1.0, silent_timeout_s=30.0)
+    src = local("survivor", transport)
     src.fill(1)
     old = remote("victim", transport)
     join(src, old)

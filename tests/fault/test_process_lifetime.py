@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.fault.node import ROOT, Node, Worker, footprint
+from tests.fault.node import BOUND_S, HASTY_S, ROOT, Node, Worker, footprint
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -21,8 +21,8 @@ Remote = Callable[..., Worker]
 # ---- fork -----------------------------------------------------------------------------------------
 
 
-def pair(transport: str, local: Local, remote: Remote) -> tuple[Node, Worker]:
-    here, there = local("here", transport), remote("forker", transport)
+def pair(transport: str, local: Local, remote: Remote, **options: float) -> tuple[Node, Worker]:
+    here, there = local("here", transport, **options), remote("forker", transport, **options)
     there.connect(here.address())
     here.accept("forker")
     there.remember_remote()
@@ -35,14 +35,14 @@ def pair(transport: str, local: Local, remote: Remote) -> tuple[Node, Worker]:
 def test_a_forked_child_can_do_nothing_and_disturbs_nothing(
     transport: str, local: Local, remote: Remote
 ) -> None:
-    here, there = pair(transport, local, remote)
+    here, there = pair(transport, local, remote, silent_timeout_s=HASTY_S)
     write = there.write(hold=True)
     there.release(1)
     here.until_bytes_land()
     pid, outcomes = there.fork()
     assert len(outcomes) == 20
     assert set(outcomes.values()) == {"AgentError forked"}, outcomes
-    assert there.reap(pid, 3.0) == 0
+    assert there.reap(pid) == 0
     assert there.peer_state() == ("open", "")
     there.release(there_layers := here.num_layers, write)
     assert there_layers == 4
@@ -52,7 +52,7 @@ def test_a_forked_child_can_do_nothing_and_disturbs_nothing(
     here.read()
     assert here.end() is None
     assert here.holds(1)
-    time.sleep(1.5)  # longer than silent_timeout_s
+    time.sleep(1.5 * HASTY_S)
     assert here.peer_state() == ("open", "")
 
 
@@ -63,17 +63,17 @@ def test_a_forked_child_exits(transport: str, local: Local, remote: Remote) -> N
         there.release(1)
         here.until_bytes_land()
         pid, _ = there.fork()
-        assert there.reap(pid, 3.0) == 0, "the child exits as any process does"
+        assert there.reap(pid) == 0, "the child exits as any process does"
         there.cancel(write)
 
 
 def test_a_parents_death_is_noticed_although_its_child_lives(
     transport: str, local: Local, remote: Remote
 ) -> None:
-    here, there = pair(transport, local, remote)
+    here, there = pair(transport, local, remote, silent_timeout_s=HASTY_S)
     read_lease = here.grant("read")
     there.write(hold=True)
-    pid, _ = there.fork(60.0)
+    pid, _ = there.fork(4 * BOUND_S)
     try:
         there.kill()
         assert here.wait_lost() in {"peer-lost", "peer-silent"}
@@ -92,10 +92,16 @@ def test_rounds_of_connecting_grow_nothing(local: Local, remote: Remote, kind: s
     there.rounds(here.address(), 100)  # what is made once
     settle(here)
     mine, theirs = footprint(), there.footprint()
-    assert there.rounds(here.address(), count) == count
+    for _ in range(count // 100):
+        assert there.rounds(here.address(), 100) == 100
     settle(here)
-    now_mine, now_theirs = footprint(), there.footprint()
-    for before, after in ((mine, now_mine), (theirs, now_theirs)):
+    for before, end in ((mine, footprint), (theirs, there.footprint)):
+        # What the last round opened may close a little after its goodbye.
+        deadline = time.monotonic() + BOUND_S
+        while (after := end())[0] > before[0] + 4 or after[1] > before[1]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
         assert after[0] <= before[0] + 4, f"descriptors: {before[0]} -> {after[0]}"
         assert after[1] <= before[1], f"threads: {before[1]} -> {after[1]}"
         assert after[2] <= before[2] + (16 << 20), f"resident: {before[2]} -> {after[2]}"
@@ -110,7 +116,7 @@ def test_rounds_of_connecting_grow_nothing(local: Local, remote: Remote, kind: s
 
 def settle(node: Node) -> None:
     """Waits until the last goodbye has arrived, and takes events off the ring."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + BOUND_S
     while node.agent.peers and time.monotonic() < deadline:
         time.sleep(0.01)
     node.agent.poll_notification()
@@ -140,7 +146,7 @@ else:
     byte[0]
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, timeout=30, capture_output=True, check=False
+        [sys.executable, "-c", code], cwd=ROOT, timeout=2 * BOUND_S, capture_output=True, check=False
     )
     wanted = 0 if where == "inside" else -signal.SIGSEGV
     assert done.returncode == wanted, done.stderr.decode()

@@ -15,16 +15,17 @@ from tests.fault.test_process_faults import join
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
 
-HASTY_S = 1.0  # the patience of whoever is stopped, as in `options_for`
-PATIENT_S = 30.0  # nobody is lost for a stop that is meant to be short, however busy the machine
+# The patience of whoever is stopped. The others have that of `options_for`: nobody is lost for a stop that is
+# meant to be short, however busy the machine.
+HASTY_S = 2.0
 
 
 def test_stop_beyond_its_own_patience_costs_a_process_no_peer(
     transport: str, local: Local, remote: Remote
 ) -> None:
-    src = local("patient", transport, silent_timeout_s=PATIENT_S)
+    src = local("patient", transport)
     src.fill(1)
-    dst = remote("hasty", transport)
+    dst = remote("hasty", transport, silent_timeout_s=HASTY_S)
     join(src, dst)
     dst.expect(b"req")
     write = src.write(notify=b"req", hold=True)
@@ -32,7 +33,7 @@ def test_stop_beyond_its_own_patience_costs_a_process_no_peer(
     dst.wait_layer(1)
     for _ in range(2):
         dst.stop()
-        time.sleep(2.2 * HASTY_S)
+        time.sleep(1.6 * HASTY_S)
         dst.resume()
         assert dst.peer_state() == ("open", "")
     src.release(4)
@@ -46,7 +47,7 @@ def test_stop_beyond_its_own_patience_costs_a_process_no_peer(
 def test_pause_of_the_whole_machine_costs_nobody_a_peer(transport: str, remote: Remote) -> None:
     """Both processes stop, and the impatient one is the first that goes on: nothing waits to be read."""
     silent_s = 5.0
-    src = remote("patient", transport, silent_timeout_s=PATIENT_S)
+    src = remote("patient", transport)
     dst = remote("hasty", transport, silent_timeout_s=silent_s)
     src.fill(2)
     dst.connect(src.address())
@@ -70,8 +71,8 @@ def test_pause_of_the_whole_machine_costs_nobody_a_peer(transport: str, remote: 
 
 
 def test_peer_that_hangs_since_the_stop_is_found_out(transport: str, remote: Remote) -> None:
-    src = remote("patient", transport, silent_timeout_s=PATIENT_S)
-    dst = remote("hasty", transport)
+    src = remote("patient", transport)
+    dst = remote("hasty", transport, silent_timeout_s=HASTY_S)
     src.fill(3)
     dst.connect(src.address())
     src.accept("hasty")
@@ -92,9 +93,9 @@ def test_peer_that_hangs_since_the_stop_is_found_out(transport: str, remote: Rem
 def test_process_that_was_given_up_while_it_was_stopped_is_told_why(
     transport: str, local: Local, remote: Remote
 ) -> None:
-    src = local("hasty", transport)
+    src = local("hasty", transport, silent_timeout_s=HASTY_S)
     src.fill(4)
-    dst = remote("patient", transport, silent_timeout_s=PATIENT_S)
+    dst = remote("patient", transport)
     join(src, dst)
     dst.grant("write")
     write = src.write(hold=True)

@@ -10,7 +10,7 @@ import pytest
 
 from kvxfer.errors import PeerError, TransferError
 from tests.fault.cable import Cable, why_not
-from tests.fault.node import MEDIUM, SECRET, Worker
+from tests.fault.node import BOUND_S, HASTY_S, MEDIUM, SECRET, Worker
 
 LOST = {"peer-lost", "peer-silent"}
 Ends = tuple[Worker, Worker]
@@ -93,8 +93,8 @@ def test_a_cut_cable_ends_both_sides_and_lets_nothing_land_later(
     cable: Callable[..., Cable], operation: str
 ) -> None:
     one = cable()
-    one.limit(100)  # 32 MiB take seconds
-    here, there = ends_of(one)
+    one.limit(20)  # 32 MiB take longer than to cut it
+    here, there = ends_of(one, silent_timeout_s=HASTY_S)
     meet(here, there)
     here.set(0)
     if operation == "read":
@@ -124,8 +124,8 @@ def test_a_cut_cable_ends_both_sides_and_lets_nothing_land_later(
 
 def test_a_cable_that_is_out_for_a_moment_costs_that_moment(cable: Callable[..., Cable]) -> None:
     one = cable()
-    one.limit(100)
-    here, there = ends_of(one, silent_timeout_s=8.0, heartbeat_interval_s=0.5)
+    one.limit(20)
+    here, there = ends_of(one)
     meet(here, there)
     there.grant("read")
     here.set(0)
@@ -138,7 +138,7 @@ def test_a_cable_that_is_out_for_a_moment_costs_that_moment(cable: Callable[...,
     assert landed < 32 << 20
     assert here.state() == "pending"
     one.mend()
-    assert here.end(timeout_s=25.0) is None
+    assert here.end(timeout_s=2 * BOUND_S) is None
     assert here.holds(3)
     assert here.peer_state() == ("open", "")
 

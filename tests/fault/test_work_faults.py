@@ -43,16 +43,20 @@ def ended(error: KvxferError | None, *codes: str) -> None:
 
 
 def still_works(here: Node, there: Worker) -> None:
-    """A few blocks both ways in the same session."""
+    """A few blocks both ways in the same session.
+
+    The leases are named: rights to these blocks may have ended, and what is posted before the news of a
+    new one is not for it.
+    """
     assert here.peer_state() == ("open", "")
     there.grant("read", [1, 2])
     there.fill(11)
-    here.read([1, 2])
+    here.read([1, 2], lease=there.lease_id())
     assert here.end() is None
     assert here.holds(11, [1, 2])
     there.grant("write", [5])
     here.fill(12)
-    here.write([5])
+    here.write([5], lease=there.lease_id())
     assert here.end() is None
     assert there.holds(12, [5])
 
@@ -111,7 +115,8 @@ def test_fences_hold_while_layers_are_held_back(here: Node, there: Worker) -> No
 
 
 def test_a_lease_expires_in_mid_transfer(here: Node, there: Worker) -> None:
-    lease = here.grant("write", ttl_s=0.5, renewable=False)
+    # Long enough for half to arrive on a machine that stands still for a moment.
+    lease = here.grant("write", ttl_s=4.0, renewable=False)
     write = there.write(hold=True)
     there.release(2)
     here.until_bytes_land()
@@ -197,7 +202,9 @@ def test_deadline(here: Node, there: Worker) -> None:
     write = there.write(notify=b"req", hold=True, timeout_s=0.5)
     there.release(1)
     error = here.end(incoming)
-    ended(error, "deadline", "cancelled")
+    # Whichever end's time is over first; a piece that the source stopped in its middle may tell before
+    # the source's own word does.
+    ended(error, "deadline", "lease-ended")
     assert sorted(error.failed_blocks.tolist()) == here.all  # type: ignore[union-attr]
     ended(there.end(write), "deadline", "lease-ended", "not-permitted")
     here.set(7)
@@ -267,11 +274,11 @@ def test_nothing_is_read_or_written_without_a_lease(here: Node, there: Worker) -
     there.grant("write", [0, 1])
     there.grant("read", [2])
     for ids in ([0, 2], [3]):
-        here.write(ids, timeout_s=2.0)
-        ended(here.end(), "not-permitted", "deadline")
+        here.write(ids)
+        ended(here.end(), "not-permitted")
     for ids in ([0], [2, 3]):
-        here.read(ids, timeout_s=2.0)
-        ended(here.end(), "not-permitted", "deadline")
+        here.read(ids)
+        ended(here.end(), "not-permitted")
     assert there.holds(3)
     assert here.is_all(0)
     still_works(here, there)
@@ -302,8 +309,8 @@ def test_more_in_flight_than_a_peer_takes(
         codes = {error.code for error in errors if error is not None}
         assert codes <= {"exhausted", "refused"}, codes
         assert errors.count(None) >= 8
-    assert here.stats()["transfers_open"] == 0
-    assert there.stats()["transfers_open"] == 0
+    here.wait_idle()
+    there.wait_idle()
     here.write()
     assert here.end() is None
     assert there.holds(1)
