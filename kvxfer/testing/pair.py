@@ -23,7 +23,7 @@ SMALL: Final = (3, 2, 16, 4, 2, 32)
 # Pages of 256 KiB and 96 MiB in all: long enough under way to be interrupted.
 LARGE: Final = (4, 2, 48, 64, 16, 128)
 
-_CONNECT_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 30.0
 
 
 @dataclass

@@ -77,7 +77,9 @@ def test_pages_arrive_in_every_pattern_and_over_layers(pattern: str) -> None:
 @pytest.mark.parametrize("mode", ["push", "pull"])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_handover_is_reported_in_its_stages(transport: str, mode: str) -> None:
-    result = result_of(*HANDOVER, "--transport", transport, "--mode", mode)
+    # A prefill so long that a push is posted within it on a busy machine, too.
+    prefill = ["--prefill-ms-per-layer", "5"]
+    result = result_of(*HANDOVER, *prefill, "--transport", transport, "--mode", mode)
     assert result["bench"] == "handover"
     assert result["requests"] == 4
     assert set(result["stages_ms"]) == STAGES

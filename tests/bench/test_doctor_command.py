@@ -106,11 +106,12 @@ def served(*arguments: str, secret: str = "") -> Iterator[str]:
         assert process.wait(30) == 0
 
 
-def free_address() -> str:
-    """An address where nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+@contextlib.contextmanager
+def free_address() -> Iterator[str]:
+    """An address where nobody listens, nor will meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"tcp://127.0.0.1:{taken.getsockname()[1]}"
 
 
 # ---- this machine -------------------------------------------------------------------------------
@@ -227,7 +228,8 @@ def test_a_doctor_that_fails_is_status_1(kind: str, name: str, words: str) -> No
 
 
 def test_a_peer_that_is_not_there_is_status_1() -> None:
-    report = report_of("--peer", free_address(), "--timeout-s", "2", status=1)
+    with free_address() as address:
+        report = report_of("--peer", address, "--timeout-s", "2", status=1)
     assert report["peer"]["connected"] is False
     session = peer_findings(report)["session"]
     assert session["state"] == "blocks"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
 
 
 @pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def free_port() -> Iterator[int]:
+    """One where nobody listens, nor will meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("transports", [("shm", "tcp"), ("tcp",)])
