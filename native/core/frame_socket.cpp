@@ -105,6 +105,11 @@ void FrameSocket::flush() {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       if (out_.size() - out_begin_ > kMaxUnsent) return fail("it does not read what it is sent");
       return want(true);
+    } else if (errno == EPIPE || errno == ECONNRESET) {
+      // It closed. What it said before that, of why perhaps, may be unread: the reader comes to it, and to
+      // the end.
+      out_.clear();
+      out_begin_ = 0;
     } else if (errno != EINTR) {
       return fail(std::strerror(errno));
     }

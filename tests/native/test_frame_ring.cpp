@@ -261,6 +261,22 @@ TEST(what_was_written_before_the_end_is_delivered_before_it) {
   CHECK_EQ(ends.b->closed, std::string("it closed the connection"));
 }
 
+TEST(what_was_written_before_the_end_is_delivered_though_sending_comes_to_the_end_first) {
+  for (const bool shared : {false, true}) {
+    Ends ends;
+    if (shared) ends.share();
+    const std::size_t before = ends.b->frames.size();
+    ends.a->say(frame_of(before));
+    ends.a->socket->close();
+    // Over the socket in either case: larger than the ring.
+    ends.b->say(wire::encode(wire::Checksums{1, 0, std::vector<std::uint32_t>(100'000)}, before));
+    CHECK(ends.b->closed.empty());
+    while (ends.reactor.run()) {}
+    CHECK_EQ(ends.b->frames.size(), before + 1);
+    CHECK_EQ(ends.b->closed, std::string("it closed the connection"));
+  }
+}
+
 TEST(a_peer_that_offers_no_ring_gets_everything_over_the_socket) {
   Ends ends;
   CHECK(ends.a->socket->share_memory());  // b never does, and knows nothing of it
