@@ -310,9 +310,9 @@ class Pair {
     return dst.step() || src_did;
   }
 
-  // 10 s: a machine under sanitizers with other things to do. A test that passes never waits so.
+  // A machine under sanitizers with other things to do. A test that passes never waits so.
   template <class Done>
-  bool run_until(Done&& done, std::chrono::milliseconds limit = std::chrono::seconds(10)) {
+  bool run_until(Done&& done, std::chrono::milliseconds limit = std::chrono::seconds(60)) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
     while (!done()) {
       if (step()) continue;

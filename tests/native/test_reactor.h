@@ -51,7 +51,7 @@ class TestReactor final : public Reactor {
 
   // Runs rounds, with `step()` after each, until done() holds; false when it never did.
   template <class Step, class Done>
-  bool run_until(Step&& step, Done&& done, std::chrono::milliseconds limit = std::chrono::seconds(10)) {
+  bool run_until(Step&& step, Done&& done, std::chrono::milliseconds limit = std::chrono::seconds(60)) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
     for (;;) {
       run_once(0);
