@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +17,8 @@ from kvxfer.bench.limit import LimitCommands
 from kvxfer.bench.workload import Indices, Words
 
 _CONNECT_TIMEOUT_S = 10.0
+# Filling and checking take seconds of all cores that there may be, and machines stall; who dies is heard of.
+_SILENT_TIMEOUT_S = 30.0
 _REGION = "kv"
 
 
@@ -32,19 +33,13 @@ class AgentEnd:
         ``"shm"``, ``"unix"`` or ``"tcp"``.
     remote
         Names of the peer's regions that are waited for before anything moves.
-    silent_timeout_s
-        How long the peer may be silent, e.g. while numpy has its cores; None for the engine's own.
     """
 
     #: What kind of memory pages the kernel gave.
     page_kind = "base"
 
-    def __init__(
-        self, name: str, transport: str, remote: tuple[str, ...], silent_timeout_s: float | None = None
-    ) -> None:
-        options = kvxfer.AgentOptions(transports=(transport,))
-        if silent_timeout_s is not None:
-            options = replace(options, silent_timeout_s=silent_timeout_s)
+    def __init__(self, name: str, transport: str, remote: tuple[str, ...]) -> None:
+        options = kvxfer.AgentOptions(transports=(transport,), silent_timeout_s=_SILENT_TIMEOUT_S)
         self.agent = kvxfer.Agent(name, options)
         self._remote_names = remote
         self._peer: kvxfer.Peer | None = None

@@ -21,8 +21,6 @@ from kvxfer.routing import Share
 
 # Longer than any run: the lease of reads is not what is measured.
 _LEASE_S = 3600.0
-# Filling and checking take seconds of all cores that there may be.
-_SILENT_TIMEOUT_S = 30.0
 _DESTINATION = -1
 _PLAIN = "plain"
 
@@ -31,7 +29,7 @@ class LayoutEnd(AgentEnd):
     """What both ends share: regions of an agent, their block tables, and the shares that move."""
 
     def __init__(self, name: str, options: LayoutPagesOptions, coordinator: Channel, remote: tuple[str, ...]):
-        super().__init__(name, options.transport, remote, _SILENT_TIMEOUT_S)
+        super().__init__(name, options.transport, remote)
         self.options = options
         self.work = options.work
         self.coordinator = coordinator
