@@ -10,6 +10,9 @@ namespace {
 constexpr std::size_t kMaxLost = 64;
 constexpr std::size_t kMaxPeerPrograms = 4096;  // a pair of layouts each
 constexpr std::size_t kMaxPeerRegions = 4096;
+// Of a process that dies the kernel ends one socket after the other, within a millisecond unless the machine
+// is busy: only later is a rail that went down the rail's loss and not the peer's.
+constexpr Time kAfterRailDown = 100'000'000;
 
 }  // namespace
 
@@ -260,6 +263,7 @@ void Engine::rail_failed(Time now, SessionKey key, std::string note) {
   if (peer == nullptr) return;
   peer->notes.push_back(std::move(note));
   if (peer->rails_pending > 0) --peer->rails_pending;
+  end_pathless(*peer);
   check_up(*peer);
 }
 
@@ -272,9 +276,11 @@ void Engine::rail_down(Time now, RailId id, std::string why) {
   Peer* peer = find_peer(key);
   const std::string words = std::string(found->second.info.capabilities.name) + " rail " +
                             std::to_string(found->second.info.index) + " went down: " + why;
+  std::string transport(found->second.info.capabilities.name);
   forget_rail(id);
   if (peer == nullptr) return;
   peer->notes.push_back(words);
+  peer->lost_rails.insert(std::move(transport));
   for (const Key& sending : sending_)
     if (Source* source = sending.first == key ? find_source(sending) : nullptr)
       std::erase_if(source->to_send, [&](const auto& entry) { return entry.first == index; });
@@ -284,6 +290,10 @@ void Engine::rail_down(Time now, RailId id, std::string why) {
   if (peer->rails.empty())
     end_session(now, key, Code::kPeerLost,
                 "the last rail to " + quoted(peer->session->peer().name) + " is gone: " + words);
+  else {
+    Timers::iterator unused;
+    arm(time_after(now_, kAfterRailDown), TimerKind::kPath, key, 0, unused);
+  }
 }
 
 void Engine::forget_rail(RailId id) {
@@ -308,9 +318,9 @@ void Engine::count_posted(Rail& rail) {
   if (!rail.watch) watch_rail(rail.info.id);
 }
 
-// A rail that is silent for as long as would end a session is given up while others live, though
-// nobody said that it broke: a router between may forget a connection. The last one is kept; its
-// transfers have their deadlines.
+// A rail that is silent for as long as would end a session is given up while others live that could
+// bring the same, though nobody said that it broke: a router between may forget a connection. The last one
+// is kept; its transfers have their deadlines.
 void Engine::watch_rail(RailId id, Time late) {
   Rail& rail = rails_.at(id);
   rail.watch.reset();
@@ -321,7 +331,11 @@ void Engine::watch_rail(RailId id, Time late) {
     const Peer* peer = find_peer(rail.session);
     // What came while this agent stood still it has not looked at yet; once, as in a session.
     const bool forgive = late >= silent / 4 && !std::exchange(rail.forgiven, true);
-    if (!forgive && peer != nullptr && peer->rails.size() > 1) {
+    const bool others =
+        peer != nullptr && std::any_of(peer->rails.begin(), peer->rails.end(), [&](RailId other) {
+          return other != id && rails_.at(other).info.capabilities.memory == rail.info.capabilities.memory;
+        });
+    if (!forgive && others) {
       const std::string why = std::to_string(rail.outstanding) + " pieces were due and none came for " +
                               std::to_string(silent / 1'000'000) + " ms";
       host_.drop_rail(id);
@@ -430,6 +444,12 @@ void Engine::on_time(Time now) {
         }
         break;
       case TimerKind::kRail: watch_rail(static_cast<RailId>(timer.a), late); break;
+      case TimerKind::kPath:
+        if (Peer* peer = find_peer(key.first)) {
+          end_pathless(*peer);
+          flush(*peer);
+        }
+        break;
       case TimerKind::kExpectation:
         expectation_timers_.erase(timer.a);
         if (auto found = expectations_.find(timer.a); found != expectations_.end()) {

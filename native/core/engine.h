@@ -6,6 +6,7 @@
 // engine_transfer.cpp  transfers from either end: programs, posting, checking, ending
 // engine_source.cpp    transfers whose bytes are ours
 // engine_destination.cpp  transfers whose bytes become ours: scheduling, accounting, confirming
+// engine_path.cpp      whether any rail goes from one region to another, by the memory that they lie in
 // engine_lease.cpp     leases and expectations
 #pragma once
 
@@ -187,7 +188,7 @@ class Engine {
 
  private:
   using Key = std::pair<SessionKey, TransferId>;
-  enum class TimerKind : std::uint8_t { kSession, kSource, kDestination, kLease, kExpectation, kRail };
+  enum class TimerKind : std::uint8_t { kSession, kSource, kDestination, kLease, kExpectation, kRail, kPath };
   struct TimerKey {
     TimerKind kind;
     std::uint64_t a, b;
@@ -238,6 +239,7 @@ class Engine {
     Time heartbeat_seen = 0;
     bool was_open = false, regions_known = false, up = false;
     std::uint32_t rails_pending = 0;
+    std::set<std::string, std::less<>> lost_rails;  // transports of which one was up and went down
     bool stirred = false;           // its session has something to say
     Timers::iterator timer;
     Time timer_at = kNever;
@@ -250,6 +252,7 @@ class Engine {
     std::shared_ptr<Handle> handle; // of our caller, if there is one
     std::shared_ptr<const Move> move;
     RegionId region = 0;            // at this end
+    MemoryKind memory = MemoryKind::kHost;  // that it lies in
     std::uint32_t program = 0;
     wire::Bytes notify;
     std::uint8_t priority = 0;
@@ -391,6 +394,12 @@ class Engine {
   static std::uint64_t max_redone(const PieceGrid& grid) { return 64 + 4 * std::uint64_t{grid.num_pieces()}; }
   Destination* find_destination(Key key);
   void confirm_dirty();
+
+  // engine_path.cpp
+  bool reaches(const Remote& remote, MemoryKind memory) const;
+  Status check_path(const Peer& peer, const Region& local, const Remote& remote, bool fetched_here) const;
+  Status check_integrity(const Region& local) const;
+  void end_pathless(Peer& peer);
 
   // engine_lease.cpp
   Status authorize(Peer& peer, Destination& destination);

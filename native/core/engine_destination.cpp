@@ -34,6 +34,7 @@ void Engine::on(Peer& peer, wire::Offer& offer) {
   destination.key = key;
   destination.state = TransferState::kParked;
   destination.region = program.dst;
+  destination.memory = local.value()->memory.kind;
   destination.remote_region = program.src;
   destination.program = spec.program;
   destination.move = make_move(spec, program, *local.value(), program.src);
@@ -110,17 +111,21 @@ std::optional<std::uint32_t> Engine::next_piece(Destination& destination) {
   return std::nullopt;
 }
 
-// The best rail that reaches the bytes and has room; null where all are full, or none reaches.
+// The best rail that reaches the bytes, from memory of our region's kind, and has room; null where all are
+// full, or none reaches.
 Engine::Rail* Engine::choose_rail(Peer& peer, Destination& destination, bool& reachable) {
   reachable = false;
   auto remote = peer.regions.find(destination.remote_region);
   if (remote == peer.regions.end()) return nullptr;
   std::uint32_t rank = UINT32_MAX;
-  for (RailId id : remote->second.reach) rank = std::min(rank, rails_.at(id).info.capabilities.rank);
+  for (RailId id : remote->second.reach)
+    if (const Capabilities& capabilities = rails_.at(id).info.capabilities;
+        capabilities.memory == destination.memory)
+      rank = std::min(rank, capabilities.rank);
   Rail* best = nullptr;
   for (RailId id : remote->second.reach) {
     Rail& rail = rails_.at(id);
-    if (rail.info.capabilities.rank != rank) continue;
+    if (rail.info.capabilities.rank != rank || rail.info.capabilities.memory != destination.memory) continue;
     reachable = true;
     if (rail.again || rail.outstanding >= rail.info.capabilities.window) continue;
     if (best == nullptr || rail.outstanding < best->outstanding) best = &rail;
@@ -320,7 +325,7 @@ void Engine::confirm(Peer& peer, Destination& destination) {
   }
   for (RailId id : peer.rails) {
     Rail& rail = rails_.at(id);
-    if (!rail.info.capabilities.one_sided) continue;
+    if (!rail.info.capabilities.one_sided || rail.info.capabilities.memory != destination.memory) continue;
     Work work;
     work.id = next_work_++;
     work.kind = WorkKind::kCheckFence;
@@ -349,7 +354,7 @@ void Engine::confirm(Peer& peer, Destination& destination) {
 // be read. Rails whose bytes need no such question may bring it again.
 void Engine::redo_unconfirmed(Peer& peer, Destination& destination) {
   const auto remote = peer.regions.find(destination.remote_region);
-  if (remote == peer.regions.end() || remote->second.reach.empty()) {
+  if (remote == peer.regions.end() || !reaches(remote->second, destination.memory)) {
     fail_destination(destination, TransferEvent::kFail,
                      {Code::kRailFailed, "no rail is left on which the source's fence can be read"}, true);
     return;

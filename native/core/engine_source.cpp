@@ -35,6 +35,7 @@ void Engine::on(Peer& peer, wire::Request& request) {
   source->key = key;
   source->state = TransferState::kServing;
   source->region = program.src;
+  source->memory = local.value()->memory.kind;
   source->program = spec.program;
   source->move = make_move(spec, program, *local.value(), program.dst);
   source->notify = std::move(spec.notify);
@@ -88,6 +89,10 @@ void Engine::on(Peer& peer, const wire::Credit& credit) {
       grid.piece(credit.first_piece + credit.num_pieces - 1).layer - grid.first_layer >=
           source->layers_ready) {
     end_session(now_, peer.key, Code::kProtocol, "CREDIT for pieces that are not there or not ready");
+    return;
+  }
+  if (source->memory != MemoryKind::kHost) {
+    end_session(now_, peer.key, Code::kProtocol, "CREDIT for pages that no rail sends: they lie on a GPU");
     return;
   }
   // A receiver asks for every piece once, and again for those that it may redo.

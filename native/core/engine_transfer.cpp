@@ -58,7 +58,11 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
   const Region* local = region(ours);
   if (local == nullptr)
     return Status(Code::kUnknownRegion, "region " + std::to_string(ours) + " is not registered (any more)");
-  const wire::Region& remote = peer->regions.at(theirs).region;
+  const Remote& there = peer->regions.at(theirs);
+  const wire::Region& remote = there.region;
+  if (Status status = check_path(*peer, *local, there, !program.write); !status.ok()) return status;
+  if (request.integrity)
+    if (Status status = check_integrity(*local); !status.ok()) return status;
   const std::size_t num_pairs = request.src_ids.size();
   if (num_pairs != request.dst_ids.size())
     return Status(Code::kLengthMismatch, "src_blocks names " + std::to_string(num_pairs) +
@@ -98,6 +102,7 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
   std::uint32_t rank = UINT32_MAX;
   for (RailId rail : peer->rails) {
     const Capabilities& capabilities = rails_.at(rail).info.capabilities;
+    if (capabilities.memory != local->memory.kind) continue;
     if (capabilities.rank < rank || (capabilities.rank == rank && capabilities.piece_nbytes < wanted_nbytes))
       wanted_nbytes = capabilities.piece_nbytes;
     rank = std::min(rank, capabilities.rank);
@@ -125,6 +130,7 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
     transfer.handle = program.write ? new_handle(0, 0) : new_handle(request.first_layer, request.num_layers);
     transfer.move = make_move(spec, program, *local, theirs);
     transfer.region = ours;
+    transfer.memory = local->memory.kind;
     transfer.program = request.program;
     transfer.notify = std::move(request.notify);
     transfer.priority = request.priority;
@@ -232,7 +238,11 @@ Result<const Region*> Engine::check_spec(Peer& peer, const wire::TransferSpec& s
   if (local == nullptr) return Status(Code::kRegionGone, "the region was deregistered, or never existed");
   if (!peer.regions.contains(is_src ? program.dst : program.src))
     return Status(Code::kUnknownRegion, "the peer names a region of its own that it never announced");
-  const wire::Region& remote = peer.regions.at(is_src ? program.dst : program.src).region;
+  const Remote& there = peer.regions.at(is_src ? program.dst : program.src);
+  const wire::Region& remote = there.region;
+  if (Status status = check_path(peer, *local, there, !is_src); !status.ok()) return status;
+  if ((spec.flags & wire::kFlagIntegrity) != 0)
+    if (Status status = check_integrity(*local); !status.ok()) return status;
   bool& checked = is_src ? program.checked_request : program.checked_offer;
   if (!checked) {
     if (Status status = local->footprint.contains(*program.program, half); !status.ok()) return status;
@@ -412,6 +422,11 @@ void Engine::on_completion(Time now, const Completion& completion) {
         remote->second.notes.push_back(completion.detail);
         peer->notes.push_back(completion.detail);
         if (rail != rails_.end()) host_.detach(work.rail, destination->remote_region);
+        if (const Region* local = region(destination->region))
+          if (Status path = check_path(*peer, *local, remote->second, true); !path.ok()) {
+            fail_destination(*destination, TransferEvent::kFail, std::move(path), true);
+            return;
+          }
       }
       redo(*peer, *destination, work.piece);
   }

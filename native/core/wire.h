@@ -130,7 +130,7 @@ struct Region {
   std::vector<MemorySpan> spans;
   std::uint32_t num_blocks = 0;
   Bytes layout;                       // kvxfer/layout.py's schema; the core does not look inside
-  std::vector<TransportKeys> keys;
+  std::vector<TransportKeys> keys;    // of those that reach its kind of memory, which they so tell
 };
 struct RegionGone { RegionId id = 0; };
 struct RegionsEnd {};                 // the regions that existed when the session opened are told

@@ -53,6 +53,15 @@ inline RailPlan one_sided_rail(std::uint32_t piece_nbytes = 128) {
 inline RailPlan two_sided_rail(std::uint32_t piece_nbytes = 128) {
   return {{.name = "stream", .one_sided = false, .rank = 1, .window = 4, .piece_nbytes = piece_nbytes}};
 }
+// Between memories of GPUs, and better than all others where a rank counts.
+inline RailPlan gpu_rail(std::uint32_t piece_nbytes = 256) {
+  return {{.name = "kernels",
+           .one_sided = true,
+           .rank = 0,
+           .window = 8,
+           .piece_nbytes = piece_nbytes,
+           .memory = MemoryKind::kGpu}};
+}
 
 class Node final : public EngineHost {
  public:
@@ -117,7 +126,7 @@ class Node final : public EngineHost {
     arm();
     if (engine_->wants_pump()) run_soon(20 * kMicrosecond, [] {});
   }
-  RegionId add_region(const Layout& layout) {
+  RegionId add_region(const Layout& layout, MemoryKind kind = MemoryKind::kHost) {
     auto memory = std::make_shared<Memory>(layout);
     auto region = std::make_unique<Region>();
     region->memory.base = memory->bytes.data();
@@ -127,7 +136,11 @@ class Node final : public EngineHost {
     region->footprint = Footprint::create(program_between(layout, layout), Footprint::Half::kDst,
                                           layout.num_blocks, region->memory.spans)
                             .value();
-    region->keys = {{"mapped", {}}, {"stream", {}}};
+    region->memory.kind = kind;
+    if (kind == MemoryKind::kHost)
+      region->keys = {{"mapped", {}}, {"stream", {}}};
+    else
+      region->keys = {{"kernels", {}}};
     const RegionId id = engine_->next_region_id();
     (*memories_)[id] = memory;
     REQUIRE(engine_->register_region(now(), std::move(region)).ok());

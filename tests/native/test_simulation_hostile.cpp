@@ -145,6 +145,43 @@ TEST(programs_that_leave_their_blocks_are_refused) {
   }
 }
 
+// Nothing but a processor could send them or sum them.
+TEST(pages_on_a_gpu_are_neither_sent_nor_summed_for_whoever_asks) {
+  for (const bool sum : {false, true}) {
+    Pair pair;
+    const RegionId on_gpu = pair.dst.add_region(pair.dst_layout, MemoryKind::kGpu);
+    Mallory mallory(pair.world, pair.dst, two_sided_rail());
+    pair.grant(pair.dst, mallory.key(), on_gpu, wire::LeaseMode::kRead, {}, 10 * kSecond, true);
+    mallory.layout = pair.dst_layout;
+    // Hers is in host memory, and then one that says it is not.
+    const auto ask = [&](TransferId transfer, std::uint32_t program, RegionId into, bool integrity) {
+      mallory.send(wire::Program{program, on_gpu, into, program_between(mallory.layout, mallory.layout)});
+      auto spec = mallory.spec(transfer, program, {1, 2}, {3, 4});
+      if (integrity) spec.flags = wire::kFlagIntegrity;
+      mallory.send(wire::Request{std::move(spec)});
+    };
+    ask(2, 1, mallory.region(), false);
+    CHECK_EQ(mallory.refused_with(), Code::kUnsupported);
+    wire::Region liar;
+    liar.id = 77;
+    liar.name = "on a GPU, she says";
+    liar.spans = {{0, mallory.memory().bytes.size()}};
+    liar.num_blocks = mallory.layout.num_blocks;
+    liar.keys = {{"kernels", {}}, {"stream", {}}};
+    mallory.send(liar);
+    mallory.received.clear();
+    ask(4, 2, 77, true);
+    CHECK_EQ(mallory.refused_with(), Code::kUnsupported);
+    CHECK(mallory.last<wire::Accept>() == nullptr);
+    ask(6, 3, 77, false);
+    CHECK(mallory.last<wire::Accept>() != nullptr);
+    mallory.send(wire::Credit{6, static_cast<std::uint16_t>(sum ? wire::kNoRail : 0), 0, 1});
+    CHECK(mallory.ended);
+    CHECK(mallory.last<wire::Checksums>() == nullptr);
+    check_undisturbed(pair);
+  }
+}
+
 TEST(a_program_that_was_good_for_an_offer_is_not_therefore_good_for_a_request) {
   Pair pair;
   Mallory mallory(pair.world, pair.dst);

@@ -1,0 +1,98 @@
+// Whether any rail goes from one region to another: a rail reaches memory of one kind, at both of its ends,
+// and a region is registered with the transports of its kind alone. So the keys that a REGION carries say in
+// what memory it lies, and a pair of regions without a transport in common is one of different kinds.
+#include <algorithm>
+
+#include "core/engine.h"
+
+namespace kvxfer {
+namespace {
+
+std::string_view name_of(MemoryKind memory) { return memory == MemoryKind::kGpu ? "GPU" : "host"; }
+
+std::string names_of(const std::vector<wire::TransportKeys>& keys) {
+  std::string names;
+  for (const wire::TransportKeys& each : keys) names += (names.empty() ? "" : ", ") + each.transport;
+  return names.empty() ? "nothing" : names;
+}
+
+}  // namespace
+
+bool Engine::reaches(const Remote& remote, MemoryKind memory) const {
+  return std::any_of(remote.reach.begin(), remote.reach.end(),
+                     [&](RailId id) { return rails_.at(id).info.capabilities.memory == memory; });
+}
+
+// Ok where bytes can go between the two, or a rail may still come up on which they could. `fetched_here`:
+// they become ours.
+Status Engine::check_path(const Peer& peer, const Region& local, const Remote& remote,
+                          bool fetched_here) const {
+  const MemoryKind memory = local.memory.kind;
+  if (reaches(remote, memory)) return {};
+  const std::string& name = peer.session->peer().name;
+  // The initiator knows when all its rails have come or failed. An acceptor waits for what it has not seen.
+  const bool is_acceptor = peer.session->role() == SessionRole::kAcceptor;
+  bool common = false, lost = false, coming = !peer.regions_known || peer.rails_pending > 0;
+  for (const wire::TransportKeys& keys : remote.region.keys) {
+    const auto is_named = [&](const auto& transport) { return transport == keys.transport; };
+    if (std::none_of(local.keys.begin(), local.keys.end(),
+                     [&](const wire::TransportKeys& ours) { return is_named(ours.transport); }))
+      continue;
+    common = true;
+    const bool alive = std::any_of(peer.rails.begin(), peer.rails.end(),
+                                   [&](RailId id) { return is_named(rails_.at(id).info.capabilities.name); });
+    // Where it cannot reach the region from here, the peer's end may. What lies in host memory is
+    // everybody's to reach by streams; a GPU's has no second way.
+    if (alive && (!fetched_here || memory == MemoryKind::kHost)) return {};
+    const bool was_lost = peer.lost_rails.contains(keys.transport);
+    lost = lost || (was_lost && !alive);
+    coming = coming || (is_acceptor && !alive && !was_lost);
+  }
+  if (!common)
+    return {Code::kUnsupported,
+            "no transport goes from region " + quoted(local.name) + " here (" + std::string(name_of(memory)) +
+                " memory, over " + names_of(local.keys) + ") to region " + quoted(remote.region.name) +
+                " of peer " + quoted(name) + " (over " + names_of(remote.region.keys) +
+                "): pages between GPU and host memory would have to be staged, which this version does not "
+                "do; register both caches in memory of one kind"};
+  if (coming) return {};
+  std::string why = "no rail reaches region " + quoted(remote.region.name) + " of peer " + quoted(name) +
+                    " from " + std::string(name_of(memory)) + " memory";
+  for (const std::vector<std::string>* notes : {&remote.notes, &peer.notes})
+    for (const std::string& note : *notes) why += "; " + note;
+  return {lost ? Code::kRailFailed : Code::kUnsupported, std::move(why)};
+}
+
+// Sums are the processor's, for which memory of a GPU is not there.
+Status Engine::check_integrity(const Region& local) const {
+  if (local.memory.kind == MemoryKind::kHost) return {};
+  return {Code::kUnsupported, "region " + quoted(local.name) +
+                                  " lies on a GPU, and checksums of its pages are not there yet: post with "
+                                  "integrity=False"};
+}
+
+// After a rail went down, or did not come up: what it alone could have brought ends now and not at its
+// deadline.
+void Engine::end_pathless(Peer& peer) {
+  const auto path = [&](const Transfer& transfer, RegionId theirs, bool fetched_here) -> Status {
+    const Region* local = region(transfer.region);
+    const auto remote = peer.regions.find(theirs);
+    if (local == nullptr || remote == peer.regions.end()) return {};
+    return check_path(peer, *local, remote->second, fetched_here);
+  };
+  std::vector<std::pair<Destination*, Status>> destinations;
+  for (auto it = destinations_.lower_bound({peer.key, 0});
+       it != destinations_.end() && it->first.first == peer.key; ++it)
+    if (Status status = path(*it->second, it->second->remote_region, true); !status.ok())
+      destinations.emplace_back(it->second.get(), std::move(status));
+  std::vector<std::pair<Source*, Status>> sources;
+  for (auto it = sources_.lower_bound({peer.key, 0}); it != sources_.end() && it->first.first == peer.key;
+       ++it)
+    if (Status status = path(*it->second, it->second->move->remote_region, false); !status.ok())
+      sources.emplace_back(it->second.get(), std::move(status));
+  for (auto& [destination, why] : destinations)
+    fail_destination(*destination, TransferEvent::kFail, std::move(why), true);
+  for (auto& [source, why] : sources) fail_source(*source, TransferEvent::kFail, std::move(why), true);
+}
+
+}  // namespace kvxfer

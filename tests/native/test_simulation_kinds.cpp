@@ -1,0 +1,127 @@
+// Which rails carry what: each region goes over those of its kind of memory, and nothing waits for one that
+// cannot come.
+#include "simulated_pair.h"
+
+namespace simulation {
+namespace {
+
+// A pair that has caches on GPUs beside those in host memory.
+struct GpuPair : Pair {
+  explicit GpuPair(std::vector<RailPlan> rails, std::uint64_t seed = check::seed())
+      : Pair(std::move(rails), seed),
+        src_gpu(src.add_region(src_layout, MemoryKind::kGpu)),
+        dst_gpu(dst.add_region(dst_layout, MemoryKind::kGpu)) {
+    for (std::uint32_t block = 0; block < src_layout.num_blocks; ++block)
+      src.memory(src_gpu).fill(block, 5000 + block);
+    REQUIRE(world.until([&] {
+      return src.engine().peer_regions(to_dst).value().size() == 2 &&
+             dst.engine().peer_regions(to_src).value().size() == 2;
+    }));
+    grant(src, to_dst, src_gpu, wire::LeaseMode::kRead, {}, 30 * kSecond, true);
+    grant(dst, to_src, dst_gpu, wire::LeaseMode::kWrite, {}, 30 * kSecond, true);
+    world.run_for(kSecond);
+  }
+  // From one region to another, whatever they lie in.
+  Result<std::shared_ptr<Handle>> try_post(bool write, RegionId from, RegionId to, bool integrity = false) {
+    Node& node = write ? src : dst;
+    const auto program = node.engine().install_program(node.now(), write ? to_dst : to_src, write, from, to,
+                                                       program_between(src_layout, dst_layout));
+    REQUIRE_OK(program);
+    TransferRequest what = request(write, kFrom, kTo);
+    what.program = program.value();
+    what.integrity = integrity;
+    auto handle = node.engine().post(node.now(), std::move(what));
+    node.settle();
+    return handle;
+  }
+  bool gpu_equal() {
+    for (std::uint32_t layer = 0; layer < src_layout.num_layers; ++layer)
+      for (std::size_t i = 0; i < kFrom.size(); ++i)
+        if (src.memory(src_gpu).read(layer, kFrom[i]) != dst.memory(dst_gpu).read(layer, kTo[i]))
+          return false;
+    return true;
+  }
+
+  RegionId src_gpu, dst_gpu;
+};
+
+std::vector<RailPlan> with_gpu(std::vector<RailPlan> rails) {
+  rails.push_back(gpu_rail());
+  return rails;
+}
+
+TEST(each_region_goes_over_the_rails_of_its_kind) {
+  for (const auto& rails : rail_sets())
+    for (std::uint64_t i = 0; i < 5; ++i) {
+      GpuPair pair(with_gpu(rails), check::seed() * 1000 + i);
+      pair.grant_read();
+      const auto on_gpu = pair.try_post(false, pair.src_gpu, pair.dst_gpu);
+      const auto written = pair.try_post(true, pair.src_gpu, pair.dst_gpu);
+      const auto on_host = pair.read(kFrom, kTo);
+      REQUIRE_OK(on_gpu);
+      REQUIRE_OK(written);
+      for (const auto& handle : {on_gpu.value(), written.value(), on_host}) {
+        REQUIRE(pair.ends(handle));
+        CHECK_EQ(handle->outcome(), Outcome::kDone);
+      }
+      CHECK_EQ(on_gpu.value()->rails(), std::vector<std::string>{"kernels"});
+      for (const std::string& rail : on_host->rails()) CHECK(rail != "kernels");
+      CHECK(pair.equal(kFrom, kTo));
+      CHECK(pair.gpu_equal());
+      pair.check_quiet();
+    }
+}
+
+TEST(regions_of_different_kinds_are_refused_when_a_transfer_is_posted) {
+  GpuPair pair(with_gpu({one_sided_rail(), two_sided_rail()}));
+  for (const bool write : {false, true})
+    for (const auto& [from, to] :
+         {std::pair(pair.src_gpu, pair.dst_region), std::pair(pair.src_region, pair.dst_gpu)}) {
+      const auto refused = pair.try_post(write, from, to);
+      REQUIRE(!refused.ok());
+      CHECK_EQ(refused.status().code(), Code::kUnsupported);
+      CHECK(refused.status().message().find("would have to be staged") != std::string::npos);
+    }
+  for (const bool write : {false, true})
+    CHECK_EQ(pair.try_post(write, pair.src_gpu, pair.dst_gpu, true).status().code(), Code::kUnsupported);
+  pair.check_quiet();
+}
+
+// Both have caches on GPUs and no rail between them, as on two hosts. Who called knows at once, the other
+// as soon as it is told.
+TEST(caches_on_gpus_without_a_rail_between_them_are_refused_before_the_deadline) {
+  GpuPair pair({one_sided_rail()});
+  CHECK_EQ(pair.try_post(true, pair.src_gpu, pair.dst_gpu).status().code(), Code::kUnsupported);
+  const auto read = pair.try_post(false, pair.src_gpu, pair.dst_gpu);
+  REQUIRE_OK(read);
+  REQUIRE(pair.ends(read.value(), Pair::kTimeout / 5));
+  CHECK_EQ(read.value()->status().code(), Code::kUnsupported);
+  pair.check_quiet();
+}
+
+TEST(what_one_rail_alone_could_bring_ends_with_it_and_not_at_its_deadline) {
+  for (const bool write : {false, true})
+    for (std::uint64_t i = 0; i < 5; ++i) {
+      GpuPair pair(with_gpu({two_sided_rail()}), check::seed() * 1000 + i);
+      pair.grant_read();
+      const auto handle = pair.try_post(write, pair.src_gpu, pair.dst_gpu);
+      REQUIRE_OK(handle);
+      REQUIRE(pair.until_midway(kFrom.size()));
+      for (const RailId rail : pair.dst.rails_with(pair.to_src))
+        if (pair.dst.link(rail)->capabilities.name == "kernels") pair.dst.cut_rail(rail, "cut");
+      REQUIRE(pair.ends(handle.value(), Pair::kTimeout / 5));
+      CHECK_EQ(handle.value()->status().code(), Code::kRailFailed);
+      REQUIRE(pair.world.until(
+          [&] { return pair.src.engine().num_transfers() + pair.dst.engine().num_transfers() == 0; },
+          Pair::kTimeout / 5));
+      CHECK_EQ(pair.try_post(write, pair.src_gpu, pair.dst_gpu).status().code(), Code::kRailFailed);
+      const auto beside = pair.read(kFrom, kTo);
+      REQUIRE(pair.ends(beside));
+      CHECK_EQ(beside->outcome(), Outcome::kDone);
+      CHECK(pair.equal(kFrom, kTo));
+      pair.check_quiet();
+    }
+}
+
+}  // namespace
+}  // namespace simulation
