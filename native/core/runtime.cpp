@@ -16,6 +16,7 @@
 #include "core/faulty_transport.h"
 #include "core/fork_guard.h"
 #include "core/pool_memory.h"
+#include "transports/cuda_ipc/cuda_ipc_transport.h"
 #include "transports/loopback/loopback_transport.h"
 #include "transports/shm/shm_transport.h"
 #include "transports/tcp/tcp_transport.h"
@@ -213,8 +214,11 @@ Status Runtime::add_transports() {
            options_.transports.end();
   };
   for (const std::string& name : options_.transports)
-    if (name != "loopback" && name != "shm" && name != "unix" && name != "tcp")
-      return {Code::kUnsupported, "there is no transport '" + name + "': known are loopback, shm, unix, tcp"};
+    if (name != "loopback" && name != "shm" && name != "unix" && name != "tcp" && name != "cuda_ipc")
+      return {Code::kUnsupported,
+              "there is no transport '" + name + "': known are loopback, shm, unix, cuda_ipc, tcp"};
+  if (wants("cuda_ipc") != options_.gpu.has_value())
+    return {Code::kInvalidArgument, "transport cuda_ipc and a GPU's kernels come together"};
   if (wants("loopback")) add(std::make_unique<LoopbackTransport>(reactor_, *fences_));
   if (wants("shm")) add(std::make_unique<ShmTransport>(reactor_, *fences_));
   if (wants("shm") || wants("unix")) {
@@ -222,6 +226,14 @@ Status Runtime::add_transports() {
     stream.name = "unix";
     stream.rank = 2;
     add(std::make_unique<TcpTransport>(reactor_, stream));
+  }
+  if (wants("cuda_ipc")) {
+    const GpuPart& part = *options_.gpu;
+    Result<std::unique_ptr<CudaIpcTransport>> made =
+        CudaIpcTransport::create(reactor_, *fences_, *part.driver,
+                                 {.device = part.device, .kernels = part.kernels, .stream = part.stream});
+    if (!made.ok()) return {made.status().code(), "transport cuda_ipc: " + made.status().message()};
+    add(std::move(made).value());
   }
   if (wants("tcp"))
     for (std::uint32_t i = 0; i < options_.tcp_rails; ++i) {
@@ -573,7 +585,7 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
 Result<RegionId> Runtime::register_region(std::string name,
                                           std::vector<std::pair<std::byte*, std::uint64_t>> spans,
                                           std::uint32_t num_blocks, const CopyProgram& loops,
-                                          wire::Bytes layout) {
+                                          wire::Bytes layout, MemoryKind kind) {
   if (spans.empty() || spans.size() > wire::kMaxSpans || num_blocks == 0)
     return Status(Code::kInvalidArgument,
                   "a region has 1 to " + std::to_string(wire::kMaxSpans) + " ranges and at least one block");
@@ -583,6 +595,7 @@ Result<RegionId> Runtime::register_region(std::string name,
   std::sort(spans.begin(), spans.end());
   auto region = std::make_unique<Region>();
   LocalRegion& memory = region->memory;
+  memory.kind = kind;
   memory.base = spans.front().first;
   for (const auto& [address, nbytes] : spans) {
     const auto offset = static_cast<std::uint64_t>(address - memory.base);
@@ -599,7 +612,8 @@ Result<RegionId> Runtime::register_region(std::string name,
   region->num_blocks = num_blocks;
   region->layout = std::move(layout);
   const std::uint64_t extent = memory.spans.back().offset + memory.spans.back().nbytes;
-  if (std::optional<PoolSlice> slice = PoolMemory::find(memory.base, extent)) {
+  if (std::optional<PoolSlice> slice;
+      kind == MemoryKind::kHost && (slice = PoolMemory::find(memory.base, extent))) {
     memory.memfd = slice->fd;
     memory.memfd_id = slice->memfd_id;
     memory.memfd_offset = slice->offset;
@@ -609,6 +623,7 @@ Result<RegionId> Runtime::register_region(std::string name,
   const CallerTurn turn(*this);
   memory.id = engine_->next_region_id();
   for (std::size_t i = 0; i < transports_.size(); ++i) {
+    if (transports_[i]->capabilities().memory != kind) continue;
     Result<RegionKeys> keys = transports_[i]->register_memory(memory);
     const std::string_view transport = transports_[i]->capabilities().name;
     if (!keys.ok()) {
@@ -619,6 +634,11 @@ Result<RegionId> Runtime::register_region(std::string name,
     if (region->keys.empty() || region->keys.back().transport != transport)
       region->keys.push_back({std::string(transport), std::move(keys).value()});
   }
+  if (region->keys.empty())
+    return Status(Code::kUnsupported, "no transport of agent '" + options_.name + "' reaches " +
+                                          (kind == MemoryKind::kGpu ? "GPU memory, as cuda_ipc does"
+                                                                    : "host memory, as shm and tcp do") +
+                                          ": make it with one that does");
   return engine_->register_region(turn.now, std::move(region));
 }
 

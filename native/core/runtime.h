@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -24,14 +25,27 @@
 #include "core/frame_socket.h"
 #include "core/gate.h"
 #include "core/socket_address.h"
+#include "gpu/copy_stream.h"
+#include "gpu/driver.h"
 
 namespace kvxfer {
+
+// The GPU whose memory an agent registers, and what copies there. Whoever makes the agent loads it: the core
+// knows how kernels are launched, not where they come from.
+struct GpuPart {
+  const gpu::Driver* driver = nullptr;
+  int device = 0;
+  gpu::Kernels kernels;
+  gpu::CopyStreamOptions stream;
+  std::shared_ptr<const void> keepalive;  // of the kernels, until the agent is gone
+};
 
 struct RuntimeOptions {
   std::string name;
   std::string listen;                    // "tcp://host:port", "" accepts nobody
   std::string secret;
-  std::vector<std::string> transports;   // of "loopback", "shm", "unix", "tcp"
+  std::vector<std::string> transports;   // of "loopback", "shm", "unix", "cuda_ipc", "tcp"
+  std::optional<GpuPart> gpu;            // for "cuda_ipc"
   std::uint32_t tcp_rails = 1;
   Time silent_ns = 2'000'000'000, heartbeat_ns = 500'000'000, handshake_ns = 2'000'000'000;
   Time lease_margin_ns = 100'000'000, spin_ns = 50'000;
@@ -62,8 +76,8 @@ class Runtime final : private EngineHost {
   Status check_alive() const;
 
   Result<RegionId> register_region(std::string name, std::vector<std::pair<std::byte*, std::uint64_t>> spans,
-                                   std::uint32_t num_blocks, const CopyProgram& footprint,
-                                   wire::Bytes layout);
+                                   std::uint32_t num_blocks, const CopyProgram& footprint, wire::Bytes layout,
+                                   MemoryKind kind = MemoryKind::kHost);
   Status deregister_region(RegionId id);
   Result<SessionKey> begin_connect(const std::string& address, Time timeout_ns);
 

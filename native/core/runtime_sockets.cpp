@@ -316,6 +316,11 @@ std::uint32_t Runtime::session_open(SessionKey key) {
   } else if (!local && both("shm")) {
     failed("shm is not used: the peer runs on another host");
   }
+  // Beside whatever carries host memory: each region goes over rails of its own kind.
+  if (same_host && both("cuda_ipc"))
+    dial(find_transport("cuda_ipc"));
+  else if (both("cuda_ipc"))
+    failed("cuda_ipc is not used: the peer runs on another host");
   if (!local && both("tcp"))
     for (std::size_t i = find_transport("tcp"); i < transports_.size(); ++i) dial(i);
   if (started == 0) {

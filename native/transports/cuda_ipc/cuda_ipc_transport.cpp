@@ -66,6 +66,7 @@ struct CudaIpcTransport::Attached {
   std::uint64_t last_memory = 0;
   std::optional<gpu::Placement> placement;  // once its memory is mapped
   std::string failure;                      // why that cannot be
+  Code failure_code = Code::kUnsupported;   // kRailFailed: it could, and its memory is gone
 };
 
 struct CudaIpcTransport::Peer final : Reactor::Handler {
@@ -461,6 +462,7 @@ void CudaIpcTransport::on_memory_gone(Peer& peer, std::uint64_t memory_id) {
       if (begin >= exported.base + exported.nbytes || exported.base >= begin + span.nbytes) continue;
       region.placement.reset();
       region.failure = "the region of " + peer.name + ": its memory is gone";
+      region.failure_code = Code::kRailFailed;  // the frame that says so is on its way
     }
   peer.memories.erase(found);
 }
@@ -548,7 +550,7 @@ bool CudaIpcTransport::run_next() {
   } else if (const auto found = peer->regions.find(work.move->remote_region); found == peer->regions.end()) {
     ended = failed(work.id, Code::kRegionGone, "cuda_ipc: the region of " + peer->name + " is not attached");
   } else if (!found->second.failure.empty()) {
-    ended = failed(work.id, Code::kRailFailed, "cuda_ipc: " + found->second.failure);
+    ended = failed(work.id, found->second.failure_code, "cuda_ipc: " + found->second.failure);
   } else {
     region = &found->second;
   }

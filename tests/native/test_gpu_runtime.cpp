@@ -1,0 +1,518 @@
+// Agents whose caches lie on a GPU, from a caller's post to the bytes: two Runtimes over an emulated driver.
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "core/runtime.h"
+#include "emulated_driver.h"
+#include "emulated_kernels.h"
+#include "gpu_memory.h"
+
+namespace kvxfer {
+namespace {
+
+using gpu_memory::DeviceMemory;
+using Transports = std::vector<std::string>;
+
+constexpr Time kSecond = 1'000'000'000;
+constexpr std::uint32_t kBlocks = 32;
+constexpr std::uint64_t kBlockNbytes = 1024 * 1024;  // 8 of them are a piece, and a launch
+constexpr std::uint32_t kPieceBlocks = 8;
+constexpr std::uint64_t kNbytes = kBlocks * kBlockNbytes;
+constexpr std::uint64_t kHostBlockNbytes = 4096;
+
+// What lets launches run: all, or as many as a test says.
+class Launches {
+ public:
+  void let(std::int64_t more) {
+    const std::lock_guard lock(mutex_);
+    left_ = more;
+    changed_.notify_all();
+  }
+  void let_all() { let(INT64_MAX); }
+  void begin() {
+    std::unique_lock lock(mutex_);
+    ++num_begun_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return left_ > 0; });
+    --left_;
+  }
+  void end() {
+    const std::lock_guard lock(mutex_);
+    ++num_ended_;
+    changed_.notify_all();
+  }
+  // That so many began since reset(), and one less ended: the last is under way and does not move.
+  void await_held(int number) {
+    std::unique_lock lock(mutex_);
+    REQUIRE(changed_.wait_for(lock, std::chrono::seconds(30),
+                              [&] { return num_begun_ == number && num_ended_ == number - 1; }));
+  }
+  int num_begun() {
+    const std::lock_guard lock(mutex_);
+    return num_begun_;
+  }
+  void reset() {
+    const std::lock_guard lock(mutex_);
+    num_begun_ = num_ended_ = 0;
+    left_ = INT64_MAX;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::int64_t left_ = INT64_MAX;
+  int num_begun_ = 0, num_ended_ = 0;
+};
+
+Launches& launches() {
+  static Launches one;
+  return one;
+}
+
+gpu::FunctionHandle held_copy{[](unsigned, unsigned, unsigned, void** arguments) {
+                                launches().begin();
+                                emulated::copy_on_host(*static_cast<gpu::CopyJob*>(arguments[0]));
+                                launches().end();
+                              },
+                              {sizeof(gpu::CopyJob)}};
+
+CopyProgram pages_of(std::uint64_t nbytes) {
+  CopyLoop loop{};
+  loop.num_layers = 1;
+  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = nbytes;
+  loop.counts[0] = loop.counts[1] = 1;
+  CopyProgram program;
+  program.loops = {loop};
+  program.num_layers = 1;
+  return program;
+}
+
+RuntimeOptions options_of(const std::string& name, const Transports& transports) {
+  RuntimeOptions options;
+  options.name = name;
+  options.listen = "tcp://127.0.0.1:0";
+  options.transports = transports;
+  // Agents of a busy machine, and of one under a sanitizer, are not to be given up while a launch is held.
+  options.heartbeat_ns = 30 * kSecond;
+  options.silent_ns = 120 * kSecond;
+  if (std::find(transports.begin(), transports.end(), "cuda_ipc") != transports.end()) {
+    options.gpu.emplace();
+    options.gpu->driver = &emulated::driver();
+    options.gpu->kernels = {{&held_copy, nullptr, &emulated::convert}};
+    // Room for one piece's tables: the others wait for its end, unlaunched.
+    options.gpu->stream.tables_nbytes = 2 * kPieceBlocks * sizeof(std::uint32_t);
+  }
+  return options;
+}
+
+// An agent with a cache on the GPU and, where it can move it, one in host memory.
+struct End {
+  End(const std::string& name, const Transports& transports, std::uint64_t seed)
+      : gpu(std::in_place, kNbytes), host(kBlocks * kHostBlockNbytes) {
+    check::Random random(seed);
+    for (std::uint64_t at = 0; at < kNbytes; at += 8)
+      *reinterpret_cast<std::uint64_t*>(gpu->data() + at) = random.next();
+    random.fill(host.data(), host.size());
+    Result<std::shared_ptr<Runtime>> created = Runtime::create(options_of(name, transports));
+    REQUIRE_OK(created);
+    runtime = std::move(created).value();
+    auto region = runtime->register_region("gpu", {{gpu->data(), kNbytes}}, kBlocks, pages_of(kBlockNbytes),
+                                           {}, MemoryKind::kGpu);
+    REQUIRE_OK(region);
+    on_gpu = region.value();
+    if (transports.size() == 1) return;
+    region = runtime->register_region("host", {{host.data(), host.size()}}, kBlocks,
+                                      pages_of(kHostBlockNbytes), {});
+    REQUIRE_OK(region);
+    on_host = region.value();
+  }
+
+  LeaseId grant(SessionKey peer, RegionId region, wire::LeaseMode mode) {
+    const auto lease = runtime->with_engine([&](Engine& engine, Time now) {
+      return engine.grant(now, peer, region, mode, true, {}, 300 * kSecond, true);
+    });
+    REQUIRE_OK(lease);
+    return lease.value();
+  }
+  std::uint32_t install(SessionKey peer, bool write, RegionId src, RegionId dst, std::uint64_t block_nbytes) {
+    const auto program = runtime->with_engine([&](Engine& engine, Time now) {
+      return engine.install_program(now, peer, write, src, dst, pages_of(block_nbytes));
+    });
+    REQUIRE_OK(program);
+    return program.value();
+  }
+  Result<std::shared_ptr<Handle>> try_post(SessionKey peer, std::uint32_t program, bool integrity = false,
+                                           const wire::Bytes& notify = {}) {
+    TransferRequest request;
+    request.peer = peer;
+    request.program = program;
+    for (std::uint32_t block = 0; block < kBlocks; ++block) {
+      request.src_ids.push_back(block);
+      request.dst_ids.push_back(kBlocks - 1 - block);
+    }
+    request.num_layers = request.layers_ready = 1;
+    request.timeout_ns = 300 * kSecond;
+    request.integrity = integrity;
+    request.notify = notify;
+    return runtime->with_engine(
+        [&](Engine& engine, Time now) { return engine.post(now, std::move(request)); });
+  }
+  std::shared_ptr<Handle> post(SessionKey peer, std::uint32_t program) {
+    auto handle = try_post(peer, program);
+    REQUIRE_OK(handle);
+    return std::move(handle).value();
+  }
+  std::size_t num_transfers() {
+    return runtime->with_engine([](Engine& engine, Time) { return engine.num_transfers(); });
+  }
+
+  std::optional<DeviceMemory> gpu;
+  std::vector<std::byte> host;
+  std::shared_ptr<Runtime> runtime;
+  RegionId on_gpu = 0, on_host = 0;
+};
+
+// Agents' own threads do the work.
+bool await(const std::function<bool()>& is_so) {
+  const Time until = Runtime::now() + 120 * kSecond;
+  while (!is_so() && Runtime::now() < until) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  return is_so();
+}
+bool ends(const std::shared_ptr<Handle>& handle) {
+  return await([&] { return handle->outcome() != Outcome::kPending; });
+}
+
+std::size_t num_rails(Runtime& runtime, SessionKey peer) {
+  const auto view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(peer); });
+  return view && view->state == "open" ? view->rails.size() : 0;
+}
+
+// Two agents that know each other, with all rails up at both ends.
+struct Ends {
+  explicit Ends(const Transports& transports = {"shm", "cuda_ipc", "tcp"}, std::size_t rails = 3)
+      : src("src", transports, check::seed()), dst("dst", transports, check::seed() + 1) {
+    launches().reset();
+    const auto called = src.runtime->begin_connect(dst.runtime->address(), 30 * kSecond);
+    REQUIRE_OK(called);
+    there = called.value();
+    REQUIRE(await([&] {
+      const auto peers = dst.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
+      if (!peers.empty()) here = peers.front();
+      return !peers.empty() && num_rails(*src.runtime, there) == rails &&
+             num_rails(*dst.runtime, here) == rails;
+    }));
+  }
+  ~Ends() {
+    launches().let_all();  // closing waits for them
+    src.runtime->close(5 * kSecond);
+    dst.runtime->close(5 * kSecond);
+  }
+  std::uint32_t write_program() { return src.install(there, true, src.on_gpu, dst.on_gpu, kBlockNbytes); }
+  std::uint32_t read_program() { return dst.install(here, false, src.on_gpu, dst.on_gpu, kBlockNbytes); }
+  std::uint32_t host_program() {
+    return src.install(there, true, src.on_host, dst.on_host, kHostBlockNbytes);
+  }
+  LeaseId grant_write() { return dst.grant(here, dst.on_gpu, wire::LeaseMode::kWrite); }
+  LeaseId grant_read() { return src.grant(there, src.on_gpu, wire::LeaseMode::kRead); }
+
+  // The blocks of so many pieces are at the destination, where transfers put them.
+  bool arrived(const std::byte* from, std::uint32_t first = 0, std::uint32_t end = kBlocks) {
+    for (std::uint32_t block = first; block < end; ++block)
+      if (std::memcmp(from + block * kBlockNbytes, dst.gpu->data() + (kBlocks - 1 - block) * kBlockNbytes,
+                      kBlockNbytes) != 0)
+        return false;
+    return true;
+  }
+  bool host_arrived() {
+    for (std::uint32_t block = 0; block < kBlocks; ++block)
+      if (std::memcmp(src.host.data() + block * kHostBlockNbytes,
+                      dst.host.data() + (kBlocks - 1 - block) * kHostBlockNbytes, kHostBlockNbytes) != 0)
+        return false;
+    return true;
+  }
+  bool quiet() {
+    return await([&] { return src.num_transfers() + dst.num_transfers() == 0; });
+  }
+
+  End src, dst;
+  SessionKey there = 0, here = 0;
+};
+
+// Allocations of the device that this process has made or mapped.
+std::size_t num_allocations() {
+  const std::lock_guard lock(emulated::device().mutex);
+  return emulated::device().blocks.size();
+}
+
+std::vector<std::byte> copy_of(const DeviceMemory& memory) {
+  return {memory.data(), memory.data() + memory.size()};
+}
+
+// The first, while this process has one thread: it forks.
+TEST(a_peer_that_dies_while_its_memory_is_mapped_is_lost_and_the_memory_unmapped) {
+  int sockets[2];
+  REQUIRE_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
+  const UniqueFd ours(sockets[0]);
+  UniqueFd theirs(sockets[1]);
+  const Transports transports = {"unix", "cuda_ipc"};
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    // A source that lets whoever connects read, and waits for its end.
+    End source("child", transports, check::seed());
+    auto& runtime = *source.runtime;
+    const std::string address = runtime.address();
+    if (::send(theirs.get(), address.data(), address.size(), MSG_NOSIGNAL) < 0) ::_exit(1);
+    for (SessionKey granted = 0;;) {
+      const auto peers = runtime.with_engine([](Engine& engine, Time) { return engine.open_peers(); });
+      if (!peers.empty() && granted == 0) {
+        granted = peers.front();
+        source.grant(granted, source.on_gpu, wire::LeaseMode::kRead);
+      }
+      char end;
+      if (::recv(theirs.get(), &end, 1, granted == 0 ? MSG_DONTWAIT : 0) == 0) ::_exit(0);
+    }
+  }
+  theirs.reset();
+  launches().reset();
+  End dst("dst", transports, check::seed() + 1);
+  const std::size_t own = num_allocations();
+  char address[64] = {};
+  REQUIRE(::recv(ours.get(), address, sizeof address - 1, 0) > 0);
+  const auto called = dst.runtime->begin_connect(address, 60 * kSecond);
+  REQUIRE_OK(called);
+  REQUIRE(await([&] { return num_rails(*dst.runtime, called.value()) == 2; }));
+  // Its one region on the GPU is the first that it registered.
+  const std::uint32_t program = dst.install(called.value(), false, 1, dst.on_gpu, kBlockNbytes);
+  // Until the lease is there the peer refuses.
+  std::shared_ptr<Handle> whole;
+  REQUIRE(await([&] {
+    whole = dst.post(called.value(), program);
+    return ends(whole) && whole->outcome() == Outcome::kDone;
+  }));
+  CHECK(num_allocations() > own);
+
+  launches().reset();
+  launches().let(1);
+  const auto handle = dst.post(called.value(), program);
+  launches().await_held(2);
+  REQUIRE_EQ(::kill(child, SIGKILL), 0);
+  REQUIRE_EQ(::waitpid(child, nullptr, 0), child);
+  launches().let_all();
+  REQUIRE(ends(handle));
+  CHECK_EQ(handle->outcome(), Outcome::kFailed);
+  CHECK_EQ(handle->status().code(), Code::kPeerLost);
+  CHECK(await([&] { return num_allocations() == own; }));
+  CHECK_EQ(dst.num_transfers(), 0);
+  dst.runtime->close(5 * kSecond);
+}
+
+TEST(pages_on_gpus_are_written_and_read_and_host_pages_go_their_own_way_meanwhile) {
+  const std::vector<std::pair<Transports, std::size_t>> sets = {
+      {{"shm", "cuda_ipc", "tcp"}, 3}, {{"cuda_ipc", "tcp"}, 2}, {{"loopback", "cuda_ipc"}, 2}};
+  for (const auto& [transports, rails] : sets) {
+    Ends both(transports, rails);
+    both.grant_write();
+    both.grant_read();
+    both.dst.grant(both.here, both.dst.on_host, wire::LeaseMode::kWrite);
+    const std::uint32_t write = both.write_program(), host = both.host_program();
+
+    // Host pages arrive while a kernel does not end.
+    launches().let(0);
+    const auto written = both.src.post(both.there, write);
+    launches().await_held(1);
+    const auto beside = both.src.post(both.there, host);
+    REQUIRE(ends(beside));
+    CHECK_EQ(beside->outcome(), Outcome::kDone);
+    CHECK(both.host_arrived());
+    CHECK_EQ(written->outcome(), Outcome::kPending);
+    launches().let_all();
+    REQUIRE(ends(written));
+    REQUIRE_EQ(written->outcome(), Outcome::kDone);
+    CHECK(both.arrived(both.src.gpu->data()));
+    CHECK_EQ(launches().num_begun(), kBlocks / kPieceBlocks);
+
+    std::memset(both.dst.gpu->data(), 0, kNbytes);
+    const auto read = both.dst.post(both.here, both.read_program());
+    REQUIRE(ends(read));
+    REQUIRE_EQ(read->outcome(), Outcome::kDone);
+    CHECK(both.arrived(both.src.gpu->data()));
+    CHECK_EQ(read->rails(), std::vector<std::string>{"cuda_ipc"});
+    CHECK(both.quiet());
+  }
+}
+
+TEST(agents_of_a_gpu_alone_move_its_pages) {
+  Ends both({"cuda_ipc"}, 1);
+  both.grant_read();
+  const auto read = both.dst.post(both.here, both.read_program());
+  REQUIRE(ends(read));
+  CHECK_EQ(read->outcome(), Outcome::kDone);
+  CHECK(both.arrived(both.src.gpu->data()));
+}
+
+TEST(after_a_destination_revoked_no_byte_lands_and_no_kernel_begins) {
+  Ends both;
+  const LeaseId lease = both.grant_write();
+  const std::vector<std::byte> before = copy_of(*both.src.gpu), untouched = copy_of(*both.dst.gpu);
+  launches().let(1);
+  const auto handle = both.src.post(both.there, both.write_program());
+  launches().await_held(2);
+
+  // Under the gate nothing but the fence moves: the kernel may end once revoke() is certain to have begun.
+  std::atomic<bool> revoking{false};
+  std::thread device([&] {
+    revoking.wait(false);
+    launches().let_all();
+  });
+  both.dst.runtime->with_engine([&](Engine& engine, Time now) {
+    revoking = true;
+    revoking.notify_all();
+    engine.revoke(now, lease);
+    return 0;
+  });
+  std::memset(both.src.gpu->data(), 0xee, kNbytes);
+  const std::vector<std::byte> at_fence = copy_of(*both.dst.gpu);
+  device.join();
+  REQUIRE(ends(handle));
+  CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
+  CHECK(both.quiet());
+  CHECK_EQ(launches().num_begun(), 2);
+  CHECK(copy_of(*both.dst.gpu) == at_fence);
+  CHECK(both.arrived(before.data(), 0, 2 * kPieceBlocks));
+  CHECK(std::equal(untouched.begin(), untouched.begin() + (kBlocks - 2 * kPieceBlocks) * kBlockNbytes,
+                   at_fence.begin()));
+}
+
+TEST(what_was_read_under_a_lease_that_ended_is_never_done) {
+  Ends both;
+  const LeaseId lease = both.grant_read();
+  launches().let(1);
+  const auto handle = both.dst.post(both.here, both.read_program());
+  launches().await_held(2);
+  both.src.runtime->with_engine([&](Engine& engine, Time now) {
+    engine.revoke(now, lease);
+    return 0;
+  });
+  std::memset(both.src.gpu->data(), 0xee, kNbytes);  // its owner's again
+  launches().let_all();
+  REQUIRE(ends(handle));
+  CHECK_EQ(handle->outcome(), Outcome::kFailed);
+  CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
+  CHECK(both.quiet());
+}
+
+TEST(a_region_deregistered_in_mid_transfer_is_not_touched_afterwards) {
+  const std::size_t before = num_allocations();
+  Ends both;
+  both.grant_write();
+  // Each has a region and its stream's two, and maps the other's region.
+  REQUIRE(await([&] { return num_allocations() == before + 2 * 4; }));
+  launches().let(1);
+  const auto handle = both.src.post(both.there, both.write_program());
+  launches().await_held(2);
+  std::atomic<bool> asked{false};
+  std::thread device([&] {
+    asked.wait(false);
+    launches().let_all();
+  });
+  asked = true;
+  asked.notify_all();
+  CHECK_OK(both.dst.runtime->deregister_region(both.dst.on_gpu));
+  both.dst.gpu.reset();  // a byte that lands now kills the process
+  device.join();
+  REQUIRE(ends(handle));
+  CHECK(both.quiet());
+  // The source takes its own back, too: each has unmapped the other's.
+  CHECK_OK(both.src.runtime->deregister_region(both.src.on_gpu));
+  CHECK(await([&] { return num_allocations() == before + 5; }));
+}
+
+// What a caller is told, at once and in words.
+void refused(const Result<std::shared_ptr<Handle>>& posted, Code code, const std::string& words) {
+  REQUIRE(!posted.ok());
+  CHECK_EQ(posted.status().code(), code);
+  if (posted.status().message().find(words) == std::string::npos) FAIL(posted.status().message());
+}
+
+TEST(pairs_of_gpu_and_host_memory_are_refused_when_they_are_posted) {
+  Ends both;
+  End &src = both.src, &dst = both.dst;
+  const std::uint64_t nbytes = kHostBlockNbytes;
+  for (const auto& [from, to] : {std::pair(src.on_gpu, dst.on_host), std::pair(src.on_host, dst.on_gpu)}) {
+    // Blocks of one region are larger than the other's: a program of the smaller fits both.
+    const auto half = [&](End& end, SessionKey peer, bool write) {
+      return end.runtime->with_engine([&](Engine& engine, Time now) {
+        CopyProgram program = pages_of(nbytes);
+        program.loops[0].src_block_stride = from == src.on_gpu ? kBlockNbytes : nbytes;
+        program.loops[0].dst_block_stride = to == dst.on_gpu ? kBlockNbytes : nbytes;
+        return engine.install_program(now, peer, write, from, to, std::move(program));
+      });
+    };
+    const auto write = half(src, both.there, true), read = half(dst, both.here, false);
+    REQUIRE_OK(write);
+    REQUIRE_OK(read);
+    refused(src.try_post(both.there, write.value()), Code::kUnsupported, "would have to be staged");
+    refused(dst.try_post(both.here, read.value()), Code::kUnsupported, "would have to be staged");
+  }
+  CHECK_EQ(src.num_transfers() + dst.num_transfers(), 0);
+}
+
+TEST(integrity_of_pages_on_a_gpu_is_refused_when_it_is_posted) {
+  Ends both;
+  refused(both.src.try_post(both.there, both.write_program(), true), Code::kUnsupported, "integrity=False");
+  refused(both.dst.try_post(both.here, both.read_program(), true), Code::kUnsupported, "integrity=False");
+}
+
+TEST(a_gpu_that_fails_ends_its_transfers_and_leaves_host_memory_alone) {
+  Ends both;
+  both.grant_read();
+  both.dst.grant(both.here, both.dst.on_host, wire::LeaseMode::kWrite);
+  const std::uint32_t read = both.read_program(), host = both.host_program();
+  emulated::device().launches_until_failure = 1;
+  const auto handle = both.dst.post(both.here, read);
+  REQUIRE(ends(handle));
+  CHECK_EQ(handle->outcome(), Outcome::kFailed);
+  CHECK_EQ(handle->status().code(), Code::kRailFailed);
+  CHECK(handle->status().message().find("cuLaunchKernel") != std::string::npos);
+  emulated::device().launches_until_failure = -1;
+  refused(both.dst.try_post(both.here, read), Code::kRailFailed, "cuLaunchKernel");
+  const auto beside = both.src.post(both.there, host);
+  REQUIRE(ends(beside));
+  CHECK_EQ(beside->outcome(), Outcome::kDone);
+  CHECK(both.host_arrived());
+  CHECK(both.quiet());
+}
+
+TEST(memory_is_registered_with_the_transports_of_its_kind_or_refused) {
+  const auto code_of = [](const Transports& transports, MemoryKind kind) {
+    auto runtime = Runtime::create(options_of("alone", transports));
+    REQUIRE_OK(runtime);
+    const DeviceMemory memory(kBlockNbytes);
+    return runtime.value()
+        ->register_region("kv", {{memory.data(), kBlockNbytes}}, 1, pages_of(kBlockNbytes), {}, kind)
+        .status()
+        .code();
+  };
+  CHECK_EQ(code_of({"shm", "tcp"}, MemoryKind::kGpu), Code::kUnsupported);
+  CHECK_EQ(code_of({"cuda_ipc"}, MemoryKind::kHost), Code::kUnsupported);
+  RuntimeOptions without = options_of("alone", {"cuda_ipc"});
+  without.gpu.reset();
+  CHECK_EQ(Runtime::create(std::move(without)).status().code(), Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace kvxfer
