@@ -139,7 +139,9 @@ class AgentCore:
 
     ``options`` is a dict with exactly these keys (kvxfer/agent.py: AgentOptions gives defaults):
     ``listen`` ("tcp://127.0.0.1:0", or "" to accept nobody), ``secret`` (bytes, b"" for none),
-    ``transports`` (list of "loopback", "shm", "tcp"), ``tcp_rails`` (int), ``silent_timeout_s``,
+    ``transports`` (list of "loopback", "shm", "unix", "cuda_ipc", "tcp"), ``gpu`` (None, or with
+    "cuda_ipc" its index, a CUfunction or 0 for each of copy_vectors, copy_bulk and convert, and what
+    they belong to, which is kept as long as they may be launched), ``tcp_rails`` (int), ``silent_timeout_s``,
     ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us`` (int),
     ``integrity`` (bool), ``max_transfers_per_peer`` (int), ``faults`` (str, "" or the seed and
     rates of kvxfer.testing).
@@ -182,10 +184,11 @@ class AgentCore:
     # Regions. `spans`: int64 [n, 2] of address and nbytes, ascending. `footprint`: the loops
     # (plan.LOOP_DTYPE; the dst half is used) that say which bytes block 0 of each layer owns.
     def register(
-        self, name: str, spans: NDArray[np.int64], num_blocks: int, footprint: NDArray[np.void], layout: bytes
+        self, name: str, spans: NDArray[np.int64], num_blocks: int, footprint: NDArray[np.void], layout: bytes,
+        on_gpu: bool,
     ) -> int: ...
     def region_kind(self, region: int) -> str:
-        """``"pool"`` or ``"foreign"``."""
+        """``"pool"``, ``"foreign"`` or ``"gpu"``."""
     def deregister(self, region: int) -> None:
         """Fences: when it returns no byte of the region is touched. Its transfers fail."""
 

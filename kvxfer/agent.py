@@ -55,7 +55,8 @@ class Agent:
     Raises
     ------
     UsageError
-        An option does not fit, e.g. listening beyond loopback without a secret.
+        An option does not fit, e.g. listening beyond loopback without a secret. ``unsupported``:
+        ``"cuda_ipc"`` is among the transports and GPU kernels cannot run here, with the reason.
     AgentError
         The address cannot be listened on, or the system refuses a resource.
     """
@@ -78,8 +79,14 @@ class Agent:
             options = replace(options, listen=listen)
         if secret is not None:
             options = replace(options, secret=secret)
+        native = options.to_native()
+        if "cuda_ipc" in options.transports:
+            from kvxfer.gpu import loading
+
+            kernels = loading.shared(options.gpu)
+            native["gpu"] = options.gpu, loading.handles(kernels), kernels
         try:
-            self._core = AgentCore(name, options.to_native())
+            self._core = AgentCore(name, native)
         except NativeError as error:
             raise translate(error) from None
         self._name = name
@@ -193,7 +200,9 @@ class Agent:
         memory
             A torch tensor, a numpy array, anything with DLPack or the buffer protocol, or a list,
             tuple or dict of them. Kept alive until the region is deregistered. Tensors that touch
-            become one range; gaps between tensors are never touched.
+            become one range; gaps between tensors are never touched. All of it lies in memory of the
+            host, or all on the GPU of the options' ``gpu`` (torch tensors, or what has
+            ``__cuda_array_interface__``) where ``"cuda_ipc"`` is among their transports.
         layout
             Where the elements lie, counted from the lowest registered byte. It may be left out
             for one tensor of two axes, [blocks, elements of a block].
@@ -201,7 +210,15 @@ class Agent:
         Raises
         ------
         UsageError
-            Read-only or device memory, a layout that reaches beyond the memory, a name in use.
+            Read-only memory, a layout that reaches beyond the memory, a name in use. ``unsupported``:
+            memory of a GPU, and kernels cannot run here, this agent has no ``"cuda_ipc"`` or another GPU.
+
+        Notes
+        -----
+        Pages on a GPU move between agents of one machine alone, between regions on GPUs, and without
+        ``integrity``: a transfer that is none of that raises ``unsupported`` when it is posted. Copies
+        run on a stream of their own, after whatever the caller has seen the end of: blocks are posted,
+        or released layer by layer, once the stream that writes them has come so far.
         """
         self._completions.check()
         for region in list(self._regions.values()):
@@ -228,6 +245,11 @@ class Agent:
                     code="invalid-argument",
                 )
             layout = KVLayout.from_tensor(views[0], "bd")
+        on_gpu = any(seen.gpu is not None for seen in views)
+        if on_gpu:
+            from kvxfer.gpu import memory as gpu_memory
+
+            gpu_memory.check(name, views, self._options)
         spans = covering_spans(views)
         if not spans:
             raise UsageError(f"region {name!r} would have no bytes", code="invalid-argument")
@@ -245,6 +267,7 @@ class Agent:
                 layout.num_blocks,
                 np.array(footprint(layout)),
                 layout.to_bytes(),
+                on_gpu,
             )
         except NativeError as error:
             raise translate(error) from None
@@ -439,7 +462,8 @@ class Agent:
         ------
         UsageError
             Nothing was posted: ids out of range or repeated at the destination, tables of
-            different length, layouts that do not fit.
+            different length, layouts that do not fit. ``unsupported``: one region lies on a GPU and the
+            other does not, both do and no rail joins them, or `integrity` was asked for there.
         PeerError
             The peer is lost.
 

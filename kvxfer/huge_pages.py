@@ -7,6 +7,7 @@ import mmap
 from pathlib import Path
 from typing import Any, Final
 
+from kvxfer.errors import UsageError
 from kvxfer.tensor import covering_spans, flatten, view
 
 _SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
@@ -43,7 +44,13 @@ def use_huge_pages(memory: Any) -> int:
     What is in small pages is copied once: 0.3 to 2 s for a GiB on the machine of the README's figures.
     numpy asks for huge pages for large arrays itself; torch does not.
     """
-    spans = covering_spans([view(tensor) for tensor in flatten(memory)])
+    views = [view(tensor) for tensor in flatten(memory)]
+    if any(seen.gpu is not None for seen in views):
+        raise UsageError(
+            "this memory lies on a GPU, whose pages are its driver's: pass memory of the host",
+            code="unsupported",
+        )
+    spans = covering_spans(views)
     if "[never]" in _read("enabled"):
         return 0
     page_nbytes = int(_read("hpage_pmd_size") or 0)

@@ -11,8 +11,9 @@ from kvxfer.errors import UsageError
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
 DEFAULT_TRANSPORTS: Final = ("loopback", "shm", "tcp")
-# "unix", what shm falls back to, comes with shm; alone it keeps shm out.
-TRANSPORTS: Final = (*DEFAULT_TRANSPORTS, "unix")
+# "unix", what shm falls back to, comes with shm; alone it keeps shm out. "cuda_ipc" starts CUDA, so it is
+# there for those who ask for it.
+TRANSPORTS: Final = (*DEFAULT_TRANSPORTS, "unix", "cuda_ipc")
 
 
 def _default_spin_us() -> int:
@@ -33,7 +34,11 @@ class AgentOptions:
         the contents of the file that ``KVXFER_SECRET_FILE`` names, or none; ``b""`` is none
         whatever the environment says.
     transports
-        Kinds of rails that it is willing to use.
+        Kinds of rails that it is willing to use. With ``"cuda_ipc"`` it registers memory of a GPU, too,
+        and loads the kernels that copy there: seconds, the first time that they are compiled.
+    gpu
+        Index of that GPU, as CUDA_VISIBLE_DEVICES leaves them: one an agent for now. Means something
+        where ``"cuda_ipc"`` is named.
     tcp_rails
         Sockets of a session between hosts, over which every transfer is striped.
     transfer_timeout_s
@@ -62,6 +67,7 @@ class AgentOptions:
     listen: str = "tcp://127.0.0.1:0"
     secret: bytes | str | None = None
     transports: tuple[str, ...] = DEFAULT_TRANSPORTS
+    gpu: int = 0
     tcp_rails: int = 2
     transfer_timeout_s: float = 30.0
     connect_timeout_s: float = 10.0
@@ -81,7 +87,7 @@ class AgentOptions:
         return f"AgentOptions({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def to_native(self) -> dict[str, Any]:
-        """Returns the native agent's options, checked, with the secret looked up.
+        """Returns the native agent's options, checked, with the secret looked up; ``gpu`` is left to fill.
 
         Raises
         ------
@@ -105,6 +111,7 @@ class AgentOptions:
         if not _is_number(self.lease_margin_s) or not 0 <= self.lease_margin_s < float("inf"):
             raise _bad(f"option lease_margin_s is {self.lease_margin_s!r}, but must be 0 or more seconds")
         for name, low, high in (
+            ("gpu", 0, 1023),
             ("tcp_rails", 1, 64),
             ("spin_us", 0, 1_000_000),
             ("max_transfers_per_peer", 1, 16384),
@@ -127,6 +134,7 @@ class AgentOptions:
             "listen": self.listen,
             "secret": secret,
             "transports": list(self.transports),
+            "gpu": None,
             "tcp_rails": self.tcp_rails,
             "silent_timeout_s": self.silent_timeout_s,
             "heartbeat_interval_s": self.heartbeat_interval_s,

@@ -178,7 +178,7 @@ class Region:
 
     @property
     def kind(self) -> str:
-        """``"pool"`` (peers on this host map it) or ``"foreign"`` (an engine's own memory)."""
+        """``"pool"`` (peers on this host map it), ``"foreign"`` (an engine's own memory) or ``"gpu"``."""
         self._completions.check()
         try:
             return self._completions.core.region_kind(self._id)

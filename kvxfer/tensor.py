@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -37,6 +38,15 @@ _DTYPE_ALIASES: Final = {
 }
 
 
+UNTOLD_GPU: Final = -1
+_READ_ONLY: Final = (
+    "this memory is read-only, and a peer's pages could never land in it: "
+    "pass writable memory (a copy would not be the cache)"
+)
+# DLPack's.
+_CPU, _CUDA = 1, 2
+
+
 @dataclass(frozen=True, slots=True)
 class TensorView:
     """Where the elements of one tensor are.
@@ -53,6 +63,9 @@ class TensorView:
         Bytes of one element.
     owner
         The tensor (or the array made of it); whoever uses `address` keeps this alive.
+    gpu
+        Index of the GPU on which it lies, `UNTOLD_GPU` where its library does not say on which, and None
+        for memory of the host. What lies on a GPU is no memory for this process's own loads and stores.
     """
 
     address: int
@@ -61,6 +74,7 @@ class TensorView:
     dtype: str
     itemsize: int
     owner: object
+    gpu: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -73,11 +87,14 @@ class TensorView:
 def view(tensor: Any) -> TensorView:
     """Looks at a torch tensor, a numpy array, or anything with the buffer protocol or DLPack.
 
+    On a GPU it is a torch tensor, or anything with ``__cuda_array_interface__``; nothing of CUDA is
+    started or waited for.
+
     Raises
     ------
     UsageError
         ``invalid-argument`` for read-only memory, negative or zero strides, or an object that is
-        no tensor; ``unsupported`` for memory of a device other than the CPU.
+        no tensor; ``unsupported`` for memory of a device other than the CPU and CUDA's.
     """
     if isinstance(tensor, TensorView):
         return tensor
@@ -86,6 +103,8 @@ def view(tensor: Any) -> TensorView:
     # torch by its methods: numpy knows neither bfloat16 nor float8, so DLPack through it fails.
     if all(hasattr(tensor, name) for name in ("data_ptr", "stride", "element_size", "device")):
         return _of_torch(tensor)
+    if hasattr(tensor, "__cuda_array_interface__"):
+        return _of_cuda_array(tensor)
     if hasattr(tensor, "__dlpack__"):
         return _of_dlpack(tensor)
     try:
@@ -153,11 +172,7 @@ def covering_spans(views: list[TensorView]) -> list[tuple[int, int]]:
 
 def _of_array(array: np.ndarray[Any, Any], owner: object) -> TensorView:
     if not array.flags.writeable:
-        raise UsageError(
-            "this memory is read-only, and a peer's pages could never land in it: "
-            "pass writable memory (a copy would not be the cache)",
-            code="invalid-argument",
-        )
+        raise UsageError(_READ_ONLY, code="invalid-argument")
     if array.dtype.hasobject:
         raise UsageError("an array of Python objects holds pointers, not bytes", code="invalid-argument")
     return _checked(
@@ -173,11 +188,11 @@ def _of_array(array: np.ndarray[Any, Any], owner: object) -> TensorView:
 
 
 def _of_torch(tensor: Any) -> TensorView:
-    device = str(tensor.device)
-    if not device.startswith("cpu"):
+    kind, _, index = str(tensor.device).partition(":")
+    if kind not in ("cpu", "cuda"):
         raise UsageError(
-            f"this tensor is on {device}, and no transport of this build reaches GPU memory: "
-            "register a cache on the CPU",
+            f"this tensor is on {tensor.device}, and no transport of this version reaches its memory: "
+            "register a cache on the CPU, or on a GPU of CUDA's",
             code="unsupported",
         )
     itemsize = int(tensor.element_size())
@@ -189,16 +204,46 @@ def _of_torch(tensor: Any) -> TensorView:
             dtype=str(tensor.dtype).removeprefix("torch."),
             itemsize=itemsize,
             owner=tensor,
+            gpu=int(index or 0) if kind == "cuda" else None,
+        )
+    )
+
+
+def _of_cuda_array(tensor: Any) -> TensorView:
+    # https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, version 3
+    described = tensor.__cuda_array_interface__
+    address, read_only = described["data"]
+    if read_only:
+        raise UsageError(_READ_ONLY, code="invalid-argument")
+    dtype = np.dtype(described["typestr"])
+    shape = tuple(int(n) for n in described["shape"])
+    strides = described.get("strides")
+    if strides is None:  # C order
+        strides = tuple(dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    gpu = UNTOLD_GPU
+    if hasattr(tensor, "__dlpack_device__"):
+        device_type, index = tensor.__dlpack_device__()
+        gpu = int(index) if int(device_type) == _CUDA else UNTOLD_GPU
+    return _checked(
+        TensorView(
+            address=int(address),
+            shape=shape,
+            strides=tuple(int(s) for s in strides),
+            dtype=dtype.name,
+            itemsize=dtype.itemsize,
+            owner=tensor,
+            gpu=gpu,
         )
     )
 
 
 def _of_dlpack(tensor: Any) -> TensorView:
     device_type, _ = tensor.__dlpack_device__()
-    if int(device_type) != 1:  # kDLCPU
+    if int(device_type) != _CPU:
         raise UsageError(
-            f"this {type(tensor).__name__} is on DLPack device {device_type}, not on the CPU (1), "
-            "and no transport of this build reaches it",
+            f"this {type(tensor).__name__} is on DLPack device {device_type}, not on the CPU (1), and memory "
+            "of a GPU is seen through __cuda_array_interface__, which it does not have: "
+            "pass a torch tensor that shares its memory, as torch.from_dlpack makes",
             code="unsupported",
         )
     try:

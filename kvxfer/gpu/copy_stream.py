@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from kvxfer import _native
 from kvxfer.copy_program import CopyProgram
 from kvxfer.errors import translate
-from kvxfer.gpu import availability, loading
-from kvxfer.gpu.kernels import KERNELS
+from kvxfer.gpu import loading
 
 
 class CopyStream:
@@ -49,18 +48,11 @@ class CopyStream:
         high_priority: bool = True,
         bulk: bool = True,
     ) -> None:
-        architecture = availability.check(device)[0].architecture
         # Unloaded with this object.
-        self._kernels = [
-            loading.load(kernel.name, device)
-            if kernel.runs_on(architecture) and (bulk or kernel.name != "copy_bulk")
-            else None
-            for kernel in KERNELS
-        ]
-        handles = [0 if kernel is None else kernel.handle for kernel in self._kernels]
+        self._kernels = loading.load_all(device, bulk=bulk)
         try:
             self._stream = _native.GpuCopyStream(
-                device, (handles[0], handles[1], handles[2]), num_ctas, tables_nbytes, high_priority
+                device, loading.handles(self._kernels), num_ctas, tables_nbytes, high_priority
             )
         except _native.NativeError as error:
             raise translate(error) from None

@@ -15,6 +15,7 @@ _NAME = "libcuda.so.1"
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 _MAJOR, _MINOR = 75, 76
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,23 @@ def look() -> Driver:
     if not devices:
         return _without_devices(version)
     return Driver(version, devices)
+
+
+def device_of(address: int) -> int | None:
+    """Returns the index of the GPU on which an address lies; None where the driver does not know it."""
+    ordinal = ctypes.c_int(-1)
+    try:
+        library = ctypes.CDLL(_NAME)
+        _call(
+            library,
+            "cuPointerGetAttribute",
+            ctypes.byref(ordinal),
+            ctypes.c_int(_DEVICE_ORDINAL),
+            ctypes.c_uint64(address),
+        )
+    except (OSError, _FailedError):
+        return None
+    return None if ordinal.value < 0 else ordinal.value
 
 
 def _without_devices(version: tuple[int, int]) -> Driver:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvxfer.errors import UsageError
 from kvxfer.gpu import availability
-from kvxfer.gpu.kernels import kernel_of
+from kvxfer.gpu.kernels import KERNELS, kernel_of
 from kvxfer.gpu.origin import Origin, find
 
 
@@ -59,6 +60,40 @@ def load(name: str, device_index: int = 0) -> LoadedKernel:
     finally:
         _checked(driver.cuCtxSetCurrent(before))
     return LoadedKernel(name, device_index, int(function), origin, code)
+
+
+def load_all(device_index: int = 0, *, bulk: bool = True) -> tuple[LoadedKernel | None, ...]:
+    """Loads every kernel of a device, in the order of `KERNELS`; None for one that it does not run.
+
+    Parameters
+    ----------
+    bulk
+        Whether to load ``copy_bulk`` where it runs; for comparisons.
+
+    Raises
+    ------
+    UsageError
+        ``unsupported``: as `load`.
+    """
+    architecture = availability.check(device_index)[0].architecture
+    return tuple(
+        load(kernel.name, device_index)
+        if kernel.runs_on(architecture) and (bulk or kernel.name != "copy_bulk")
+        else None
+        for kernel in KERNELS
+    )
+
+
+@functools.cache
+def shared(device_index: int) -> tuple[LoadedKernel | None, ...]:
+    """Returns every kernel of a device as `load_all` does, loaded once for all agents of this process."""
+    return load_all(device_index)
+
+
+def handles(kernels: tuple[LoadedKernel | None, ...]) -> tuple[int, int, int]:
+    """Returns what the native module launches: a CUfunction for each of `KERNELS`, 0 for none."""
+    vectors, bulk, convert = (0 if kernel is None else kernel.handle for kernel in kernels)
+    return vectors, bulk, convert
 
 
 def _checked(result: tuple[Any, ...]) -> Any:

@@ -2,11 +2,13 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <tuple>
 
 #include "bindings/transfer.h"
 #include "core/crc32c.h"
@@ -73,6 +75,26 @@ std::string_view name_of_event(EventKind kind) {
   return "";
 }
 
+// A Python object that the core holds; whoever lets it go may be without the GIL.
+std::shared_ptr<const void> held(nb::object owner) {
+  return {new nb::object(std::move(owner)), [](const void* object) {
+            const nb::gil_scoped_acquire acquire;
+            delete static_cast<const nb::object*>(object);
+          }};
+}
+
+GpuPart to_gpu_part(nb::handle described) {
+  const auto [device, kernels, owner] =
+      nb::cast<std::tuple<int, std::array<std::uint64_t, gpu::kNumKernels>, nb::object>>(described);
+  GpuPart part;
+  part.driver = take(gpu::Driver::load());
+  part.device = device;
+  for (std::size_t k = 0; k < gpu::kNumKernels; ++k)
+    part.kernels.functions[k] = reinterpret_cast<gpu::Function>(kernels[k]);
+  part.keepalive = held(owner);
+  return part;
+}
+
 class PyAgentCore {
  public:
   PyAgentCore(const std::string& name, const nb::dict& options) {
@@ -82,6 +104,7 @@ class PyAgentCore {
     const auto secret = nb::cast<nb::bytes>(options["secret"]);
     native.secret.assign(secret.c_str(), secret.size());
     native.transports = nb::cast<std::vector<std::string>>(options["transports"]);
+    if (const nb::object part = options["gpu"]; !part.is_none()) native.gpu = to_gpu_part(part);
     native.tcp_rails = nb::cast<std::uint32_t>(options["tcp_rails"]);
     native.silent_ns = to_ns(nb::cast<double>(options["silent_timeout_s"]));
     native.heartbeat_ns = to_ns(nb::cast<double>(options["heartbeat_interval_s"]));
@@ -163,7 +186,7 @@ class PyAgentCore {
   RegionId register_region(
       const std::string& name,
       nb::ndarray<const std::int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> spans,
-      std::uint32_t num_blocks, nb::handle footprint, const nb::bytes& layout) const {
+      std::uint32_t num_blocks, nb::handle footprint, const nb::bytes& layout, bool on_gpu) const {
     check(runtime_->check_alive());
     CopyProgram loops;
     loops.loops = to_loops(footprint);
@@ -176,18 +199,21 @@ class PyAgentCore {
     wire::Bytes schema = to_bytes(layout);
     Result<RegionId> id = [&] {
       const nb::gil_scoped_release release;
-      return runtime_->register_region(name, std::move(ranges), num_blocks, loops, std::move(schema));
+      return runtime_->register_region(name, std::move(ranges), num_blocks, loops, std::move(schema),
+                                       on_gpu ? MemoryKind::kGpu : MemoryKind::kHost);
     }();
     return take(std::move(id));
   }
   std::string region_kind(RegionId id) const {
-    const int memfd = call([&](Engine& engine, Time) {
+    const char* const kind = call([&](Engine& engine, Time) {
       const Region* region = engine.region(id);
-      return region == nullptr ? -2 : region->memory.memfd;
+      if (region == nullptr) return "";
+      if (region->memory.kind == MemoryKind::kGpu) return "gpu";
+      return region->memory.memfd >= 0 ? "pool" : "foreign";
     });
-    if (memfd == -2)
+    if (*kind == 0)
       raise({Code::kUnknownRegion, "region " + std::to_string(id) + " is not registered (any more)"});
-    return memfd >= 0 ? "pool" : "foreign";
+    return kind;
   }
   void deregister(RegionId id) const {
     check(runtime_->check_alive());
@@ -413,7 +439,7 @@ NB_MODULE(_native, m) {
       .def("close", &PyAgentCore::close, "timeout_s"_a)
       .def("stats", &PyAgentCore::stats)
       .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a, "num_blocks"_a, "footprint"_a,
-           "layout"_a)
+           "layout"_a, "on_gpu"_a)
       .def("region_kind", &PyAgentCore::region_kind, "region"_a)
       .def("deregister", &PyAgentCore::deregister, "region"_a)
       .def("connect", &PyAgentCore::connect, "address"_a, "timeout_s"_a)

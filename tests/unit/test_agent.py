@@ -65,8 +65,8 @@ def test_register_passes_few_spans_and_the_footprint(ends: Ends) -> None:
     layers = list(np.zeros((3, 16, 8, 4), np.uint8))
     layout = KVLayout.from_tensors(layers, "btd")
     region = ends.agent.register("layers", {"a": layers}, layout)
-    name, spans, num_blocks, footprint, encoded = ends.core.called("register")[-1]
-    assert (name, num_blocks) == ("layers", 16)
+    name, spans, num_blocks, footprint, encoded, on_gpu = ends.core.called("register")[-1]
+    assert (name, num_blocks, on_gpu) == ("layers", 16, False)
     assert spans.tolist() == [[layers[0].ctypes.data, 3 * 16 * 8 * 4]]
     assert spans.dtype == np.int64
     assert footprint.dtype == LOOP_DTYPE

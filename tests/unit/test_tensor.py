@@ -72,7 +72,7 @@ def test_buffer_and_dlpack() -> None:
         (3, "invalid-argument"),
         (np.array([None]), "invalid-argument"),
         (np.zeros(4)[::-1], "invalid-argument"),
-        (Torch(np.zeros(2), device="cuda:0"), "unsupported"),
+        (Torch(np.zeros(2), device="xpu:0"), "unsupported"),
         (Dlpack(np.zeros(2), device=2), "unsupported"),
     ],
 )

@@ -1,0 +1,60 @@
+"""Whether an agent can register what lies on a GPU, and if not, why."""
+
+from __future__ import annotations
+
+from kvxfer.errors import UsageError
+from kvxfer.gpu import availability, driver
+from kvxfer.options import AgentOptions
+from kvxfer.tensor import UNTOLD_GPU, TensorView
+
+
+def check(region: str, views: list[TensorView], options: AgentOptions) -> None:
+    """Passes tensors that lie on the one GPU of an agent with these options.
+
+    Raises
+    ------
+    UsageError
+        ``unsupported``: kernels cannot run here, with `Availability.reason`; the agent has no cuda_ipc;
+        some of it lies in memory of the host, or on another GPU.
+    """
+    placed = [_place(view) for view in views]
+    names = sorted({_name(index) for index in placed})
+    if len(names) > 1:
+        raise _unsupported(
+            f"region {region!r} would lie on {' and '.join(names)}, and a region lies in one memory: "
+            "register one for each"
+        )
+    if "cuda_ipc" not in options.transports:
+        reason = availability.availability(max(placed[0] or 0, 0)).reason
+        if reason:
+            raise _unsupported(
+                f"region {region!r} would lie on {names[0]}, and GPU kernels cannot run here: {reason}"
+            )
+        transports = (*options.transports, "cuda_ipc")
+        raise _unsupported(
+            f"region {region!r} would lie on {names[0]}, which this agent does not reach: make it with "
+            f"AgentOptions(transports={transports}, gpu={placed[0]}), or register a cache in host memory"
+        )
+    if placed[0] != options.gpu:
+        raise _unsupported(
+            f"region {region!r} would lie on {names[0]}, and this agent's GPU is {options.gpu}: an agent has "
+            f"one for now, so make another with AgentOptions(gpu={placed[0]})"
+        )
+
+
+def _place(view: TensorView) -> int | None:
+    if view.gpu != UNTOLD_GPU:
+        return view.gpu
+    # Whose it is only the driver knows; where that does not, kernels would fault on it.
+    index = driver.device_of(view.address)
+    return UNTOLD_GPU if index is None else index
+
+
+def _name(index: int | None) -> str:
+    if index is None:
+        return "host memory"
+    return "a GPU that the driver does not know" if index == UNTOLD_GPU else f"GPU {index}"
+
+
+def _unsupported(message: str) -> UsageError:
+    return UsageError(message, code="unsupported")

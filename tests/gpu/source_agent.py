@@ -1,0 +1,62 @@
+"""A prefill's process with caches on a GPU, for test_agents.py: told what to do line by line.
+
+``pages`` is the cache that is read, full of what `pattern` makes; ``target`` is written by the peer. Prints
+its address, then an answer for each command.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import kvxfer
+
+SHAPE = 3, 40, 65536  # layers, blocks, bytes of a page
+
+
+def pattern(seed: int) -> Any:
+    """Bytes of every page, uint8 of `SHAPE`, on the processor."""
+    import torch
+
+    return torch.randint(0, 256, SHAPE, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def main() -> None:
+    import torch
+
+    options = kvxfer.AgentOptions(transports=("shm", "cuda_ipc", "tcp"))
+    with kvxfer.Agent("prefill", options) as agent:
+        pages = pattern(1).cuda()
+        target = torch.zeros_like(pages)
+        host = pattern(2).numpy()
+        torch.cuda.synchronize()
+        layout = kvxfer.KVLayout.from_tensor(pages, axes="lbd")
+        regions = [
+            agent.register("pages", pages, layout),
+            agent.register("target", target, layout),
+            agent.register("host", host, layout),
+        ]
+        print(agent.address, flush=True)
+        peer = agent.accept_blocking(timeout_s=60)
+        leases = [
+            region.grant(peer, mode="write" if region.name == "target" else "read", ttl_s=300)
+            for region in regions
+        ]
+        print("granted", flush=True)
+        for command in sys.stdin:
+            match command.split():
+                case ["compare", seed]:
+                    torch.cuda.synchronize()
+                    print(int((target.cpu() != pattern(int(seed))).sum()), flush=True)
+                case ["revoke"]:
+                    leases[0].revoke()
+                    pages.zero_()
+                    torch.cuda.synchronize()
+                    print("revoked", flush=True)
+                case ["deregister"]:
+                    regions[0].deregister()
+                    print("deregistered", flush=True)
+
+
+if __name__ == "__main__":
+    main()
