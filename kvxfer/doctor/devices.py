@@ -122,8 +122,8 @@ def _rdma(root: Path) -> list[Finding]:
 
 def _gpus(root: Path) -> list[Finding]:
     why = (
-        "GPU transports are off: none is written in this version, so an engine's cache on a GPU cannot be "
-        "registered yet; caches in host memory can. Kernels for them are there (below)"
+        "agents with the transport cuda_ipc move caches on GPUs of one host, by kernels (below); between "
+        "hosts, and between a GPU and host memory, nothing does yet"
     )
     driver = read_text(root / "proc/driver/nvidia/version") or ""
     cards = gpus(root)
@@ -159,8 +159,8 @@ def gpu_kernels() -> list[Finding]:
     Starts the driver in this process where there is one, and imports cuda-core where it has a GPU.
     """
     why = (
-        "kernels that gather, scatter and convert pages on a GPU are written and checked without one, and so "
-        "is the transport that launches them (cuda_ipc); no agent has it yet, so nothing needs them today"
+        "kernels that gather, scatter and convert pages on a GPU are what the transport cuda_ipc launches; "
+        "both were checked without a GPU alone so far"
     )
     found = driver.look()
     if found.failure:

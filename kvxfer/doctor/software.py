@@ -16,7 +16,7 @@ SUBJECT = "software"
 
 #: distribution -> what it is to kvxfer.
 OTHERS = {
-    "torch": "tensors in host memory register without a copy; those on a GPU are refused in this version",
+    "torch": "tensors register without a copy; those on a GPU with agents that name the transport cuda_ipc",
     "vllm": "its connector comes along: kv_connector KvxferConnector of --kv-transfer-config (0.32, 0.33)",
     "sglang": "its connector is to come; until then call kvxfer from a backend of your own",
 }

@@ -7,17 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvxfer.doctor import libraries, trial
-from kvxfer.doctor.devices import gpus, rdma_devices
+from kvxfer.doctor.devices import rdma_devices
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.doctor.libraries import Library
 from kvxfer.errors import UsageError
+from kvxfer.gpu.availability import availability
 from kvxfer.options import TRANSPORTS
 
 SUBJECT = "transports"
 #: Kinds of rails that this version does not have.
-TO_COME = ("verbs", "ucx", "cuda_ipc")
+TO_COME = ("verbs", "ucx")
 
-# transport -> what it is for, and what most often forbids it.
+# transport -> what it is for, and what most often forbids it; of those that one process can try.
 _WRITTEN = {
     "loopback": (
         "moves pages between agents of one process",
@@ -43,7 +44,7 @@ _WRITTEN = {
 
 def check_names(names: tuple[str, ...]) -> None:
     """Raises `UsageError` for a name that is no transport."""
-    known = (*_WRITTEN, *TO_COME)
+    known = (*TRANSPORTS, *TO_COME)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UsageError(
@@ -62,13 +63,13 @@ def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
     required
         Transports without which the answer is `State.BLOCKS`.
     """
-    assert set(_WRITTEN) == set(TRANSPORTS)
-    lacking = {name: State.BLOCKS if name in required else State.LIMITS for name in (*_WRITTEN, *TO_COME)}
+    assert {*_WRITTEN, "cuda_ipc"} == set(TRANSPORTS)
+    lacking = {name: State.BLOCKS if name in required else State.LIMITS for name in (*TRANSPORTS, *TO_COME)}
     findings = [_written(name, lacking[name]) for name in _WRITTEN]
     # Where no agent can move a page by any means, that was asked for whatever was required.
     if all(finding.state is not State.GOOD for finding in findings):
         findings = [replace(finding, state=State.BLOCKS) for finding in findings]
-    return [*findings, *_to_come(root, lacking)]
+    return [*findings, _cuda_ipc(lacking["cuda_ipc"]), *_to_come(root, lacking)]
 
 
 def _written(name: str, lacking: State) -> Finding:
@@ -80,8 +81,24 @@ def _written(name: str, lacking: State) -> Finding:
     return Finding(SUBJECT, name, State.GOOD, found, why)
 
 
+def _cuda_ipc(lacking: State) -> Finding:
+    why = (
+        "moves pages between caches on GPUs of one host, for agents that name it among their transports; an "
+        "agent without it refuses tensors on a GPU"
+    )
+    able = availability()
+    if able.device is not None and able.usable:
+        # A process cannot open its own memory's handles, as a peer does.
+        found = f"kernels can run on {able.device.name}; pages were not moved, which takes two processes"
+        return Finding(SUBJECT, "cuda_ipc", State.NOTE, found, why)
+    found = f"GPU kernels cannot run here: {able.missing}"
+    # Not having a GPU limits nobody who did not ask for one.
+    state = lacking if lacking is State.BLOCKS else State.NOTE
+    return Finding(SUBJECT, "cuda_ipc", state, found, why, able.change)
+
+
 def _to_come(root: Path, lacking: dict[str, State]) -> list[Finding]:
-    devices, cards = rdma_devices(root), gpus(root)
+    devices = rdma_devices(root)
     return [
         _absent(
             "verbs",
@@ -94,13 +111,6 @@ def _to_come(root: Path, lacking: dict[str, State]) -> list[Finding]:
             lacking["ucx"],
             str(_find_ucp()),
             "UCX would bring the fabrics that verbs does not cover; until then pages go over tcp",
-        ),
-        _absent(
-            "cuda_ipc",
-            lacking["cuda_ipc"],
-            f"{_count(len(cards), 'NVIDIA GPU')}, {libraries.cuda()}",
-            "GPUs of one host would copy from each other, by kernels that are there already (see devices); "
-            "until then an agent registers host memory alone and refuses tensors on a device",
         ),
     ]
 

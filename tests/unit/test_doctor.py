@@ -26,6 +26,7 @@ from kvxfer.doctor import (
 )
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.errors import UsageError
+from kvxfer.gpu.availability import availability
 from kvxfer.options import TRANSPORTS
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
@@ -75,7 +76,11 @@ def test_a_machine_whose_files_are_missing_is_still_reported(tmp_path: Path) -> 
 # ---- transports ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TRANSPORTS)
+# Of one process alone.
+TRIED = tuple(name for name in TRANSPORTS if name != "cuda_ipc")
+
+
+@pytest.mark.parametrize("name", TRIED)
 def test_written_transports_are_tried_and_work(name: str) -> None:
     assert trial.try_transport(name) == ""
     assert "every byte checked" in by_name(transports.examine(ROOT))[name].found
@@ -88,6 +93,15 @@ def test_what_is_not_written_blocks_only_who_asked_for_it() -> None:
         for name in transports.TO_COME:
             assert found[name].state is (State.BLOCKS if name in required else State.NOTE)
             assert "no agent of this version has it" in found[name].found
+
+
+def test_gpus_block_only_who_asked_for_them() -> None:
+    able = availability()
+    for required in ((), ("cuda_ipc",)):
+        found = by_name(transports.examine(ROOT, required))["cuda_ipc"]
+        assert found.state is (State.BLOCKS if required and not able.usable else State.NOTE)
+        assert (able.missing if able.device is None else able.device.name) in found.found
+        assert found.change == able.change
 
 
 def test_a_transport_that_fails_limits_or_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +133,7 @@ def test_a_process_that_may_open_few_files_is_told_that_nothing_works(num_files:
     shown = json.loads(done.stdout)
     assert shown["ok"] is False
     findings = {(finding["subject"], finding["name"]): finding for finding in shown["findings"]}
-    for name in TRANSPORTS:
+    for name in TRIED:
         assert findings["transports", name]["state"] == "blocks"
         assert "does not work here" in findings["transports", name]["found"]
 

@@ -451,10 +451,10 @@ def test_gpus_with_and_without_a_driver(plant: Plant) -> None:
     assert "GPU 2" not in {finding.name for finding in findings}
 
 
-def test_no_gpu_says_why_gpu_transports_are_off(tmp_path: Path) -> None:
+def test_no_gpu_says_what_one_is_for(tmp_path: Path) -> None:
     finding = named(devices.examine(tmp_path), "GPU")
     assert "no driver" in finding.found
-    assert "GPU transports are off" in finding.why
+    assert "cuda_ipc" in finding.why
 
 
 def test_a_machine_whose_driver_serves_no_gpu_says_why_kernels_cannot_run() -> None:
