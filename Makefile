@@ -1,8 +1,8 @@
 # Every target sets up what it needs, from nothing; what has not changed is not done again.
 #
 #   make demo          the KV pages of real requests go from a prefill to a decode process
-#   make test          everything that a change must pass
-#   make lint          ruff, mypy, clang-format, stubs against the modules
+#   make test          everything that a change must pass but the engines (test-vllm)
+#   make lint          ruff, mypy, clang-format
 #   make unit          the Python tests alone; ARGS="tests/unit -k layout" goes to pytest
 #   make native-test   C++ tests: plain, ASan+UBSan, TSan (or one: native-test-plain, -asan, -tsan)
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
@@ -10,7 +10,7 @@
 #   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own;
 #                      VLLM_TESTS="slow or not slow" as at night, with more pairs of engines
 #   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
-#   make test-vllm-next  the same tests under the newest vLLM, over the kernels of the other
+#   make test-vllm-next  test-vllm under the newest vLLM, over the kernels of the other
 #   make nightly       test, the slow tests, torch, a million layouts, all engines, a longer fuzz run
 #   make bench-serving-setup  vLLM for the CPU, and NIXL beside it, for `kvxfer bench serving`
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
