@@ -137,7 +137,7 @@ class Route:
 class AgentCore:
     """An agent: its sockets, its progress thread, its tables.
 
-    ``options`` is a dict with exactly these keys (kvxfer/agent.py: AgentOptions gives defaults):
+    ``options`` is a dict with exactly these keys (kvxfer/options.py: AgentOptions gives defaults):
     ``listen`` ("tcp://127.0.0.1:0", or "" to accept nobody), ``secret`` (bytes, b"" for none),
     ``transports`` (list of "loopback", "shm", "unix", "cuda_ipc", "tcp"), ``gpu`` (None, or with
     "cuda_ipc" its index, a CUfunction or 0 for each of copy_vectors, copy_bulk and convert, and what

@@ -298,7 +298,7 @@ class Agent:
         ----------
         target
             ``"tcp://host:port"``, or a name to look up in the directory. On one host the rails
-            are shm and a unix socket all the same.
+            are shm and a unix socket all the same, and cuda_ipc where both ends name it.
         timeout_s
             For looking up and connecting together; None takes the options' ``connect_timeout_s``.
 

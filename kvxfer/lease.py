@@ -89,7 +89,7 @@ class Lease:
         """Ends it. When this returns the fence is complete and the blocks may be used again.
 
         Transfers under it fail at both ends with ``lease-ended``. Waits for at most one slice of
-        a copy in progress. Does nothing when it has ended.
+        a copy in progress; where it lands on a GPU, for what is launched. Does nothing when it has ended.
         """
         self._completions.check()
         try:

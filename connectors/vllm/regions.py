@@ -40,7 +40,7 @@ class CacheRegions:
     Raises
     ------
     kvxfer.UsageError
-        The tensors lie where no agent reaches (device memory), or in an order that is not known.
+        The tensors lie where this agent does not reach (on a GPU), or in an order that is not known.
     """
 
     def __init__(

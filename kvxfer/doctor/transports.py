@@ -54,7 +54,7 @@ def check_names(names: tuple[str, ...]) -> None:
 
 
 def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
-    """Tries every transport that is written, and looks for what the others need.
+    """Tries every transport of host memory, and looks for what the others need.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """A folder of cubins that were compiled on this machine, which its processes share.
 
-`KVXFER_CACHE_DIR`, or `kvxfer` in XDG_CACHE_HOME or in ~/.cache. Files are named by all that went into
+`cubins` in KVXFER_CACHE_DIR, or else in `kvxfer` in XDG_CACHE_HOME or in ~/.cache. Files are named by all that went into
 them and appear whole, so nobody locks: two processes that compile the same write the same.
 """
 
