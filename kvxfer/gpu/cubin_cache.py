@@ -1,7 +1,7 @@
 """A folder of cubins that were compiled on this machine, which its processes share.
 
-`cubins` in KVXFER_CACHE_DIR, or else in `kvxfer` in XDG_CACHE_HOME or in ~/.cache. Files are named by all that went into
-them and appear whole, so nobody locks: two processes that compile the same write the same.
+`cubins` in KVXFER_CACHE_DIR, or else in `kvxfer` in XDG_CACHE_HOME or in ~/.cache. Files are named by all
+that went into them and appear whole, so nobody locks: two processes that compile the same write the same.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ nb::bytes from_bytes(const Container& bytes) {
   return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-// Seconds to nanoseconds; a negative or absurdly long time is kNoLimit's business of the caller.
+// Seconds to nanoseconds. What is absurdly long becomes 31 years; what a negative time means is the caller's.
 inline std::int64_t to_ns(double seconds) {
   constexpr double kMost = 1e9;  // seconds: 31 years, well inside 64 bits of nanoseconds
   return static_cast<std::int64_t>(std::min(seconds, kMost) * 1e9);
