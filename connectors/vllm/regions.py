@@ -39,8 +39,8 @@ class CacheRegions:
 
     Raises
     ------
-    kvxfer.UsageError
-        The tensors lie where this agent does not reach (on a GPU), or in an order that is not known.
+    NotImplementedError
+        The tensors lie on a GPU, or in an order that is not known.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class CacheRegions:
         self.pages_per_block: list[int] = []
         for group in groups:
             tensors = [caches[name] for name in group.layer_names]
+            _require_host_memory(group, tensors)
             num_pages, _, *_ = tensors[0].shape
             if tensors[0].ndim != 4 or num_pages % place.num_blocks:
                 raise NotImplementedError(
@@ -121,6 +122,16 @@ class CacheRegions:
         Forwards do not say that a layer's states are there, or needed: they have none.
         """
         return self._positions.get(layer_name, (-1, 0))
+
+
+def _require_host_memory(group: CacheGroup, tensors: list[Any]) -> None:
+    """Refuses what a push would read before it is computed: layers go when kernels are launched."""
+    devices = sorted({str(tensor.device) for tensor in tensors if tensor.device.type != "cpu"})
+    if devices:
+        raise NotImplementedError(
+            f"KvxferConnector cannot hand over the cache of {group.layer_names[0]} on {devices[0]} yet: it "
+            "does not wait for the stream that computes a layer. Engines on the CPU work"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,7 @@ class Settings(BaseModel):
         Whether decode keeps every finished request for the next turn's prefill to fetch, for
         `lease_ttl_s`; else only those whose parameters say ``do_remote_decode`` as well.
     transports
-        Kinds of rails to use; None for those of `kvxfer.AgentOptions`: all for host memory. Not
-        ``"cuda_ipc"`` yet: a push would let layers go before the GPU has computed them.
+        Kinds of rails to use; None for those of `kvxfer.AgentOptions`: all for host memory.
     huge_pages
         Whether a cache on the CPU is laid in huge pages when the engine registers it
         (`kvxfer.use_huge_pages`): up to 2 s for a GiB, once.

@@ -302,6 +302,17 @@ def test_a_decode_that_falls_asleep_is_written_into_by_nobody(prefill: Worker, d
     assert torch.equal(decode.pages(DST), prefill.pages(SRC))
 
 
+def test_a_cache_that_is_not_in_host_memory_is_refused_in_words() -> None:
+    half = WorkerHalf(Place("gpu", 0, 1, "model", "auto", NUM_HEADS, NUM_BLOCKS), GROUPS, Settings())
+    shape = (NUM_BLOCKS, NUM_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
+    elsewhere = {layer: torch.empty(shape, device="meta") for layer in GROUPS[0].layer_names}
+    try:
+        with pytest.raises(NotImplementedError, match="on meta yet: it does not wait for the stream"):
+            half.register(elsewhere)
+    finally:
+        half.close()
+
+
 @pytest.mark.parametrize("huge_pages", [True, False])
 def test_a_cache_is_laid_in_huge_pages_where_that_is_wanted(huge_pages: bool) -> None:
     if "[madvise]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
