@@ -160,7 +160,7 @@ def gpu_kernels() -> list[Finding]:
     """
     why = (
         "kernels that gather, scatter and convert pages on a GPU are what the transport cuda_ipc launches; "
-        "both were checked without a GPU alone so far"
+        "so far both have run over an emulated driver only"
     )
     found = driver.look()
     if found.failure:
