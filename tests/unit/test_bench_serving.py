@@ -190,7 +190,7 @@ def test_stages_of_a_pull_add_up_to_the_time_to_first_token() -> None:
     )
     assert one.was_handed_over
     assert one.stages_ms() == {"prefill": 40, "to_decode": 5, "order": 5, "load": 20, "resume": 30}
-    assert one.own_ms() == {"decide": 1.5, "load": 20, "own": 21.5, "hold": 0.5, "give_back": 20}
+    assert one.own_ms() == {"decide": 1.5, "load": 20, "own": 21.5, "hold": 1, "give_back": 20}
 
 
 def test_push_whose_decode_has_its_blocks_first_loses_no_time_to_what_was_hidden() -> None:
