@@ -29,11 +29,12 @@ class StepPace:
         """Returns for how long a step may wait for caches that it has begun to fetch.
 
         A cache that is seen in this step and not in the next spares its request a step; all that are
-        computed here wait meanwhile. So many seconds in total are not more than so many steps.
+        computed here wait meanwhile. So many seconds in total are not more than so many steps. Where none is
+        computed, a request that comes meanwhile waits as it would for a step.
         """
-        if not self._taken or not num_running:
+        if not self._taken:
             return 0.0
-        return statistics.median(self._taken) * num_begun / num_running
+        return statistics.median(self._taken) * num_begun / max(num_running, 1)
 
 
 class Pace:

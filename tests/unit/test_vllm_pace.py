@@ -63,6 +63,7 @@ def test_waiting_is_worth_what_one_request_wins_by_it() -> None:
     assert round(steps.worth_s(1, 50), 6) == 0.002
     assert round(steps.worth_s(5, 50), 6) == 0.01
     assert steps.worth_s(0, 50) == 0.0
+    assert round(steps.worth_s(1, 0), 6) == 0.1
 
 
 def test_an_engine_that_slept_has_no_longer_steps() -> None:
@@ -73,4 +74,4 @@ def test_an_engine_that_slept_has_no_longer_steps() -> None:
         steps.ended(100.0 * nap, num_running=0)
         steps.ended(100.0 * nap + 50, num_running=1)
     assert round(steps.worth_s(1, 1), 6) == 0.1
-    assert steps.worth_s(1, 0) == 0.0
+    assert StepPace().worth_s(1, 0) == 0.0

@@ -143,7 +143,11 @@ def test_engines_are_killed_and_replaced_one_after_the_other(
     prompt = random_prompt(300)
     params = pair.prefilled(prompt, "killed")
     pair.prefill.signal(signal.SIGKILL)
-    with server("another", weights, folder, "kv_producer", **SETTINGS) as another:
+    # Both start at once: an engine that starts alone leaves a processor idle.
+    with (
+        server("another", weights, folder, "kv_producer", **SETTINGS) as another,
+        server("another-decode", weights, folder, "kv_consumer", **SETTINGS) as another_decode,
+    ):
         assert pair.decoded(prompt, "killed", params).token_ids == pair.expected(prompt)
         another.wait_ready()
         new = complete(another, prompt, 1, request_id="new", kv_transfer_params=TO_PREFILL)
@@ -165,11 +169,10 @@ def test_engines_are_killed_and_replaced_one_after_the_other(
             time.sleep(0.05)
             pair.decode.signal(signal.SIGKILL)
             assert all(answer.exception() is not None for answer in asked)
-        with server("another-decode", weights, folder, "kv_consumer", **SETTINGS) as another_decode:
-            replaced = Engines(pair.alone, another, another_decode, pair.router, pair.observed)
-            another_decode.wait_ready()
-            replaced.wait_empty(LEASE_TTL_S + 20)
-            prompt = random_prompt(100)
-            params = replaced.prefilled(prompt, "replaced")
-            assert replaced.decoded(prompt, "replaced", params).token_ids == pair.expected(prompt)
-            replaced.wait_empty()
+        replaced = Engines(pair.alone, another, another_decode, pair.router, pair.observed)
+        another_decode.wait_ready()
+        replaced.wait_empty(LEASE_TTL_S + 20)
+        prompt = random_prompt(100)
+        params = replaced.prefilled(prompt, "replaced")
+        assert replaced.decoded(prompt, "replaced", params).token_ids == pair.expected(prompt)
+        replaced.wait_empty()

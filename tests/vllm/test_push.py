@@ -115,12 +115,13 @@ def test_clients_that_go_away_leave_nothing_behind(engines: Engines, ranks: Rank
         except httpx.TimeoutException:
             return 499
 
-    # All at once: decode waits `push_timeout_s` for a prefill that was never asked.
+    # All at once, and so long that decode has room for all: it waits `push_timeout_s` for a prefill that was
+    # never asked, and who had no room meanwhile would wait as long again.
     with ThreadPoolExecutor(20) as threads:
         asked: dict[str, list[Future[int]]] = {"prefill": [], "decode": []}
         for at in range(10):
             own = {"version": 1, "push": secrets.token_hex(16)}
-            prompt = random_prompt(900, seed=at)
+            prompt = random_prompt(700, seed=at)
             patience = {"prefill": 60.0, "decode": 60.0, who: 0.01 * (at + 1)}
             to_prefill = {**TO_PREFILL, "kvxfer": own}
             to_decode = {"do_remote_prefill": True, "kvxfer": {**own, "ranks": ranks}}
