@@ -215,16 +215,19 @@ class Fetches:
             Requests that are computed in this step, and wait as well.
         """
         began_s = time.monotonic()
-        begun = [fetch for fetch in self._begun if fetch.is_posted and not fetch.order.waits]
+        expected = sorted(
+            (
+                (self._pace.expected_s(_name(fetch.order.source), fetch.nbytes), fetch)
+                for fetch in self._begun
+                if isinstance(fetch.order.source, Handover) and fetch.is_posted and not fetch.order.waits
+            ),
+            key=lambda each: each[0],
+        )
         self._begun.clear()
-        limit_s = min(self._settings.linger_s, self._steps.worth_s(len(begun), num_running))
-        for fetch in begun:
-            source = fetch.order.source
-            if (
-                not isinstance(source, Handover)
-                or self._pace.expected_s(_name(source), fetch.nbytes) > limit_s
-            ):
-                continue
+        count, limit_s = self._steps.worth(
+            [seconds for seconds, _ in expected], num_running, self._settings.linger_s
+        )
+        for _, fetch in expected[:count]:
             for _, each in fetch.work:
                 try:
                     each.wait(max(began_s + limit_s - time.monotonic(), 0.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import Final
 
 _NUM_KEPT: Final = 8
@@ -25,16 +26,29 @@ class StepPace:
         # Behind a step that computes nothing the engine may sleep.
         self._ended_s = now_s if num_running else None
 
-    def worth_s(self, num_begun: int, num_running: int) -> float:
-        """Returns for how long a step may wait for caches that it has begun to fetch.
+    def worth(self, expected_s: Sequence[float], num_running: int, most_s: float) -> tuple[int, float]:
+        """Returns for how many of a step's new fetches it should wait, the quickest first, and how long.
 
         A cache that is seen in this step and not in the next spares its request a step; all that are
         computed here wait meanwhile. So many seconds in total are not more than so many steps. Where none is
         computed, a request that comes meanwhile waits as it would for a step.
+
+        Parameters
+        ----------
+        expected_s
+            What each is expected to take, ascending.
+        num_running
+            Requests that are computed in the step.
+        most_s
+            What it waits at most.
         """
-        if not self._taken:
-            return 0.0
-        return statistics.median(self._taken) * num_begun / max(num_running, 1)
+        step_s = statistics.median(self._taken) if self._taken else 0.0
+        worth = 0, 0.0
+        for count, seconds in enumerate(expected_s, 1):
+            limit_s = min(most_s, step_s * count / max(num_running, 1))
+            if seconds <= limit_s:
+                worth = count, limit_s
+        return worth
 
 
 class Pace:

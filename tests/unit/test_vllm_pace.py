@@ -54,24 +54,47 @@ def test_engines_that_came_and_went_are_not_remembered_for_ever() -> None:
     assert pace.expected_s("1", 1) == 1.0
 
 
-def test_waiting_is_worth_what_one_request_wins_by_it() -> None:
+def stepping(step_s: float) -> StepPace:
+    """An engine that slept once between its steps."""
     steps = StepPace()
-    assert steps.worth_s(1, 1) == 0.0
-    for at in (0.0, 0.1, 0.2, 5.0, 5.1):
-        steps.ended(at, num_running=4)
-    assert round(steps.worth_s(1, 1), 6) == 0.1
-    assert round(steps.worth_s(1, 50), 6) == 0.002
-    assert round(steps.worth_s(5, 50), 6) == 0.01
-    assert steps.worth_s(0, 50) == 0.0
-    assert round(steps.worth_s(1, 0), 6) == 0.1
+    for at in (0.0, 1.0, 2.0, 50.0, 51.0):
+        steps.ended(at * step_s, num_running=4)
+    return steps
+
+
+def test_of_an_engine_that_has_not_stepped_nothing_is_known() -> None:
+    assert StepPace().worth([0.001], 1, 1.0) == (0, 0.0)
+
+
+def test_waiting_is_worth_what_one_request_wins_by_it() -> None:
+    steps = stepping(0.125)
+    assert steps.worth([0.1], 1, 1.0) == (1, 0.125)
+    assert steps.worth([0.1], 0, 1.0) == (1, 0.125)
+    assert steps.worth([0.1], 2, 1.0) == (0, 0.0)
+    assert steps.worth([0.01], 8, 1.0) == (1, 0.015625)
+    assert steps.worth([], 8, 1.0) == (0, 0.0)
+    assert steps.worth([math.inf], 0, 1.0) == (0, 0.0)
+
+
+def test_many_may_wait_longer_together_and_those_that_take_long_count_for_nobody() -> None:
+    steps = stepping(0.125)
+    assert steps.worth([0.03, 0.03], 8, 1.0) == (2, 0.03125)
+    assert steps.worth([0.03, 5.0], 8, 1.0) == (0, 0.0)
+    assert steps.worth([0.01, 5.0, math.inf], 8, 1.0) == (1, 0.015625)
+
+
+def test_nobody_waits_longer_than_was_said() -> None:
+    steps = stepping(0.125)
+    assert steps.worth([0.01], 1, 0.05) == (1, 0.05)
+    assert steps.worth([0.1], 1, 0.05) == (0, 0.0)
+    assert steps.worth([0.01], 1, 0.0) == (0, 0.0)
 
 
 def test_an_engine_that_slept_has_no_longer_steps() -> None:
     steps = StepPace()
-    for at in (0.0, 0.1):
+    for at in (0.0, 0.125):
         steps.ended(at, num_running=1)
     for nap in range(1, 20):
         steps.ended(100.0 * nap, num_running=0)
         steps.ended(100.0 * nap + 50, num_running=1)
-    assert round(steps.worth_s(1, 1), 6) == 0.1
-    assert StepPace().worth_s(1, 0) == 0.0
+    assert steps.worth([0.1], 1, 60.0) == (1, 0.125)

@@ -143,11 +143,15 @@ def test_what_fails_at_any_moment_is_not_taken_for_loaded(prefill: Worker, decod
         assert decode.until("received", f"{number}").failed == {f"{number}": set(DST)}
 
 
+def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has every engine's steps take 20 s, as far as it knows."""
+    monkeypatch.setattr(StepPace, "ended", lambda self, now_s, num_running: self._taken.append(20.0))
+
+
 def test_what_is_expected_at_once_is_seen_in_its_step(
     prefill: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of an engine whose steps take so long.
-    monkeypatch.setattr(StepPace, "worth_s", lambda self, num_begun, num_running: 20.0 * num_begun)
+    long_steps(monkeypatch)
     patient = Worker("decode", linger_s=20.0)
     try:
         for name in "abc":
@@ -241,7 +245,7 @@ def through(proxy: Proxy, handover: Handover) -> Handover:
 def test_a_step_does_not_wait_on_for_what_was_expected_and_does_not_come(
     prefill: Worker, far_decode: Worker, slow_word: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StepPace, "worth_s", lambda self, num_begun, num_running: 20.0 * num_begun)
+    long_steps(monkeypatch)
     handover = through(slow_word, granted(prefill))
     with slow_word.control.held_back():
         far_decode.half.step(order(handover, "b"))
