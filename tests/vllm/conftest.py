@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.engine import Engines, start_engines
+from tests.vllm.early_start import EarlyStart, started
+from tests.vllm.engine import start_engines
 
 HERE = Path(__file__).parent
 
@@ -42,7 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in WITHOUT_ENGINES and HERE in item.path.parents)
 
 
-@pytest.fixture(scope="session")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """A small Llama with grouped heads, alone and as a pair."""
-    yield from start_engines("llama", tmp_path_factory.mktemp("llama"))
+engines = started("engines", start_engines, scope="session")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def early_start(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EarlyStart]:
+    """The first engines start beside the tests that need none."""
+    early = EarlyStart(request.session.items, tmp_path_factory)
+    early.begin_next()
+    yield early
+    early.close()

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,17 +161,18 @@ def server(
         kv_transfer_config=config,
         arguments=arguments,
         environment={
-            **(environment or {}),
             "PYTHONPATH": str(ROOT),
             "KVXFER_OBSERVED": str(observed),
             "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
+            **(environment or {}),
         },
     )
 
 
-def start_engines(model: str, folder: Path) -> Iterator[Engines]:
-    """Starts the engines of a tiny model, all at once, and ends them in the end."""
-    weights = tiny_models.save(model, folder / "model")
+@contextmanager
+def start_engines(folder: Path) -> Iterator[Engines]:
+    """Starts the engines of a small Llama with grouped heads: alone, and as a pair with a router."""
+    weights = tiny_models.save("llama", folder / "model")
     with ExitStack() as stack:
         alone = stack.enter_context(server("alone", weights, folder))
         # What a refused request leaves at prefill comes back while the tests run, and who waits for a
@@ -183,6 +184,4 @@ def start_engines(model: str, folder: Path) -> Iterator[Engines]:
         router = stack.enter_context(
             RouterServer(prefills=[prefill.url], decodes=[decode.url], log=folder / "router.log")
         )
-        for each in (alone, prefill, decode, router):
-            each.wait_ready()
         yield Engines(alone, prefill, decode, router, folder / "observed")

@@ -8,6 +8,8 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ import pytest
 
 from kvxfer.bench import tiny_models
 from kvxfer.bench.errors import BenchError
-from kvxfer.bench.vllm_server import complete, completion_request
+from kvxfer.bench.vllm_server import VllmServer, complete, completion_request
+from tests.vllm.early_start import started
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
 
 #: So short that what nobody fetches is given back while a test waits.
@@ -30,27 +33,43 @@ SETTINGS: dict[str, Any] = {
     "silent_timeout_s": 2.0,
 }
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("faults")
+Two = tuple[VllmServer, VllmServer]
 
 
-@pytest.fixture(scope="module")
-def weights(folder: Path) -> Path:
-    return tiny_models.save("llama", folder / "model")
-
-
-@pytest.fixture(scope="module")
-def pair(folder: Path, weights: Path, engines: Engines) -> Iterator[Engines]:
-    """A pair of its own, over sockets alone, whose decode computes what it cannot load."""
+@contextmanager
+def start_two(policy: str, folder: Path) -> Iterator[Two]:
+    """A prefill and a decode over sockets alone."""
+    weights = tiny_models.save("llama", folder / "model")
     with (
         server("prefill", weights, folder, "kv_producer", **SETTINGS) as prefill,
-        server("decode", weights, folder, "kv_consumer", "recompute", **SETTINGS) as decode,
+        server("decode", weights, folder, "kv_consumer", policy, **SETTINGS) as decode,
     ):
-        prefill.wait_ready()
-        decode.wait_ready()
-        yield Engines(engines.alone, prefill, decode, engines.router, folder / "observed")
+        yield prefill, decode
+
+
+@contextmanager
+def start_strangers(folder: Path) -> Iterator[Two]:
+    """One that does not know the secret (here there is none), and one with another model's cache."""
+    weights = tiny_models.save("llama", folder / "model")
+    other_weights = tiny_models.save("deepseek", folder / "other-model")
+    secret = {"KVXFER_SECRET": "0123456789abcdef0123456789abcdef"}
+    with (
+        server("stranger", weights, folder, "kv_consumer", environment=secret, **SETTINGS) as stranger,
+        server("other-model", other_weights, folder, "kv_consumer", **SETTINGS) as other,
+    ):
+        yield stranger, other
+
+
+over_sockets = started("over_sockets", partial(start_two, "recompute"))
+strangers = started("strangers", start_strangers)
+replacements = started("replacements", partial(start_two, "fail"))
+
+
+@pytest.fixture(scope="module")
+def pair(engines: Engines, over_sockets: Two) -> Engines:
+    """A pair of its own, whose decode computes what it cannot load."""
+    prefill, decode = over_sockets
+    return Engines(engines.alone, prefill, decode, engines.router, prefill.log.parent / "observed")
 
 
 def num_descriptors(pair: Engines) -> int:
@@ -114,65 +133,47 @@ def test_clients_that_go_away_leave_nothing_behind(pair: Engines) -> None:
     assert num_descriptors(pair) < descriptors + 50
 
 
-def test_strangers_are_refused_by_their_request_alone(
-    pair: Engines, folder: Path, weights: Path, tmp_path: Path
-) -> None:
-    # One does not know the secret (here there is none), the other has another model's cache.
-    other_weights = tiny_models.save("deepseek", tmp_path / "model")
-    secret = {"KVXFER_SECRET": "0123456789abcdef0123456789abcdef"}
-    with (
-        server("stranger", weights, folder, "kv_consumer", environment=secret, **SETTINGS) as stranger,
-        server("other-model", other_weights, folder, "kv_consumer", **SETTINGS) as other,
-    ):
-        for engine, reason in ((stranger, "auth-failed"), (other, "layout-mismatch")):
-            engine.wait_ready()
-            prompt = random_prompt(100)
-            params = pair.prefilled(prompt, engine.name)
-            with pytest.raises(BenchError, match="answered 500"):
-                complete(engine, prompt, kv_transfer_params=params)
-            assert reason in engine.log.read_text(errors="replace")
-            assert complete(engine, prompt).token_ids
+def test_strangers_are_refused_by_their_request_alone(pair: Engines, strangers: Two) -> None:
+    for engine, reason in zip(strangers, ("auth-failed", "layout-mismatch"), strict=True):
+        prompt = random_prompt(100)
+        params = pair.prefilled(prompt, engine.name)
+        with pytest.raises(BenchError, match="answered 500"):
+            complete(engine, prompt, kv_transfer_params=params)
+        assert reason in engine.log.read_text(errors="replace")
+        assert complete(engine, prompt).token_ids
     prompt = random_prompt(100)
     assert pair.decoded(prompt, "own", pair.prefilled(prompt, "own")).token_ids == pair.expected(prompt)
     pair.wait_empty(LEASE_TTL_S + 20)
 
 
-def test_engines_are_killed_and_replaced_one_after_the_other(
-    pair: Engines, folder: Path, weights: Path
-) -> None:
+def test_engines_are_killed_and_replaced_one_after_the_other(pair: Engines, replacements: Two) -> None:
     prompt = random_prompt(300)
     params = pair.prefilled(prompt, "killed")
     pair.prefill.signal(signal.SIGKILL)
-    # Both start at once: an engine that starts alone leaves a processor idle.
-    with (
-        server("another", weights, folder, "kv_producer", **SETTINGS) as another,
-        server("another-decode", weights, folder, "kv_consumer", **SETTINGS) as another_decode,
-    ):
-        assert pair.decoded(prompt, "killed", params).token_ids == pair.expected(prompt)
-        another.wait_ready()
-        new = complete(another, prompt, 1, request_id="new", kv_transfer_params=TO_PREFILL)
-        assert new.kv_transfer_params
-        pair.decode.client.post("/reset_prefix_cache").raise_for_status()
-        brought = pair.decode.prompt_tokens("external_kv_transfer")
-        assert pair.decoded(prompt, "new", new.kv_transfer_params).token_ids == pair.expected(prompt)
-        assert pair.decode.prompt_tokens("external_kv_transfer") > brought
-        # Now decode dies while it fetches, or before, or after.
-        long = [random_prompt(900, seed=at) for at in range(4)]
-        handed = [
-            complete(another, prompt, 1, kv_transfer_params=TO_PREFILL).kv_transfer_params for prompt in long
+    assert pair.decoded(prompt, "killed", params).token_ids == pair.expected(prompt)
+    another, another_decode = replacements
+    new = complete(another, prompt, 1, request_id="new", kv_transfer_params=TO_PREFILL)
+    assert new.kv_transfer_params
+    pair.decode.client.post("/reset_prefix_cache").raise_for_status()
+    brought = pair.decode.prompt_tokens("external_kv_transfer")
+    assert pair.decoded(prompt, "new", new.kv_transfer_params).token_ids == pair.expected(prompt)
+    assert pair.decode.prompt_tokens("external_kv_transfer") > brought
+    # Now decode dies while it fetches, or before, or after.
+    long = [random_prompt(900, seed=at) for at in range(4)]
+    handed = [
+        complete(another, prompt, 1, kv_transfer_params=TO_PREFILL).kv_transfer_params for prompt in long
+    ]
+    with ThreadPoolExecutor(len(long)) as threads:
+        asked = [
+            threads.submit(complete, pair.decode, prompt, 200, kv_transfer_params=params)
+            for prompt, params in zip(long, handed, strict=True)
         ]
-        with ThreadPoolExecutor(len(long)) as threads:
-            asked = [
-                threads.submit(complete, pair.decode, prompt, 200, kv_transfer_params=params)
-                for prompt, params in zip(long, handed, strict=True)
-            ]
-            time.sleep(0.05)
-            pair.decode.signal(signal.SIGKILL)
-            assert all(answer.exception() is not None for answer in asked)
-        replaced = Engines(pair.alone, another, another_decode, pair.router, pair.observed)
-        another_decode.wait_ready()
-        replaced.wait_empty(LEASE_TTL_S + 20)
-        prompt = random_prompt(100)
-        params = replaced.prefilled(prompt, "replaced")
-        assert replaced.decoded(prompt, "replaced", params).token_ids == pair.expected(prompt)
-        replaced.wait_empty()
+        time.sleep(0.05)
+        pair.decode.signal(signal.SIGKILL)
+        assert all(answer.exception() is not None for answer in asked)
+    replaced = Engines(pair.alone, another, another_decode, pair.router, pair.observed)
+    replaced.wait_empty(LEASE_TTL_S + 20)
+    prompt = random_prompt(100)
+    params = replaced.prefilled(prompt, "replaced")
+    assert replaced.decoded(prompt, "replaced", params).token_ids == pair.expected(prompt)
+    replaced.wait_empty()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from kvxfer.bench import tiny_models
 from kvxfer.bench.router_server import RouterServer
 from kvxfer.bench.vllm_server import complete, completion_request
+from tests.vllm.early_start import started
 from tests.vllm.engine import FLIP, TO_PREFILL, Engines, random_prompt, server
 
 #: So short that what nobody fetches is given back while a test waits.
@@ -26,6 +28,8 @@ GDN_BLOCK = 288
 # So all is computed in chunks of 32, and prompts have one token more, which one engine computes by
 # itself as decode does.
 GDN_CHUNK = 32
+# By itself vLLM keeps states in float32 where the CPU has AVX-512 for bfloat16, and blocks are larger there.
+GDN_ARGUMENTS = ("--max-num-batched-tokens", str(GDN_CHUNK), "--mamba-ssm-cache-dtype", "bfloat16")
 GDN_LENGTHS = (33, 65, GDN_BLOCK + 1, GDN_BLOCK + 33, 2 * GDN_BLOCK + 1, 897)
 # Mamba2 is computed in float32. Chunks of 128 tokens; one block holds a request's state, however long.
 MAMBA2_CHUNK = 128
@@ -33,7 +37,7 @@ MAMBA2_LENGTHS = (2, 3, 64, 127, 128, 129, 130, 256, 257, 258, 700, 990)
 
 
 @contextmanager
-def pair_of(model: str, folder: Path, *arguments: str) -> Iterator[Engines]:
+def start_pair(model: str, arguments: Sequence[str], folder: Path) -> Iterator[Engines]:
     """Starts a pair and a router; what one engine says is asked of prefill, without a handover."""
     weights = tiny_models.save(model, folder / "model")
     options: dict[str, Any] = {"arguments": arguments, "lease_ttl_s": LEASE_TTL_S}
@@ -44,8 +48,6 @@ def pair_of(model: str, folder: Path, *arguments: str) -> Iterator[Engines]:
         router = stack.enter_context(
             RouterServer(prefills=[prefill.url], decodes=[decode.url], log=folder / "router.log")
         )
-        for each in (prefill, decode, router):
-            each.wait_ready()
         yield Engines(prefill, prefill, decode, router, folder / "observed")
 
 
@@ -59,20 +61,11 @@ def hybrid(request: pytest.FixtureRequest, kind: str) -> Engines:
     return engines
 
 
-@pytest.fixture(scope="module")
-def gdn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """States beside prefixes that are kept: at each block's end there is one to go on from."""
-    chunks = ("--max-num-batched-tokens", str(GDN_CHUNK))
-    with pair_of("qwen3-next", tmp_path_factory.mktemp("gdn"), *chunks) as engines:
-        yield engines
-
-
-@pytest.fixture(scope="module")
-def mamba2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """States without prefixes: vLLM's CPU kernels of Mamba2 keep none."""
-    arguments = ("--no-enable-prefix-caching", "--max-num-batched-tokens", str(MAMBA2_CHUNK))
-    with pair_of("granite-hybrid", tmp_path_factory.mktemp("mamba2"), *arguments) as engines:
-        yield engines
+# States beside prefixes that are kept: at each block's end there is one to go on from.
+gdn = started("gdn", partial(start_pair, "qwen3-next", GDN_ARGUMENTS))
+# States without prefixes: vLLM's CPU kernels of Mamba2 keep none.
+_NO_PREFIXES = ("--no-enable-prefix-caching", "--max-num-batched-tokens", str(MAMBA2_CHUNK))
+mamba2 = started("mamba2", partial(start_pair, "granite-hybrid", _NO_PREFIXES))
 
 
 def assert_handed_over(engines: Engines, prompt: str, num_held: int = 0) -> None:

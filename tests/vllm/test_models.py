@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kvxfer.bench import tiny_models
 from kvxfer.bench.vllm_server import VllmServer, complete
+from tests.vllm.early_start import started
 from tests.vllm.engine import TO_PREFILL, Engines, push, random_prompt, ranks_of, server
 
 # Around a block, around a window of 64, and far beyond it.
@@ -41,19 +43,17 @@ def handed_over(
 
 
 @contextmanager
-def pair_of(model: str, folder: Path) -> Iterator[tuple[VllmServer, VllmServer]]:
+def start_pair(model: str, folder: Path) -> Iterator[tuple[VllmServer, VllmServer]]:
     weights = tiny_models.save(model, folder / "model")
     with (
         server("prefill", weights, folder, "kv_producer") as prefill,
         server("decode", weights, folder, "kv_consumer") as decode,
     ):
-        yield prefill.wait_ready(), decode.wait_ready()
+        yield prefill, decode
 
 
-@pytest.fixture(scope="module")
-def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmServer, VllmServer]]:
-    with pair_of("gemma3", tmp_path_factory.mktemp("gemma3")) as engines:
-        yield engines
+windows = started("windows", partial(start_pair, "gemma3"))
+latents = started("latents", partial(start_pair, "deepseek"))
 
 
 @pytest.mark.parametrize(("length", "how"), CASES)
@@ -78,15 +78,16 @@ def test_a_window_that_prefill_has_left_is_computed_by_decode(
     assert brought >= len(prompt) - 1 if how == "push" else brought == 0
 
 
-def test_latents_arrive_as_they_left(tmp_path: Path) -> None:
+def test_latents_arrive_as_they_left(latents: tuple[VllmServer, VllmServer]) -> None:
     # vLLM's CPU kernels for latents give other tokens where a token is decoded than where it is
     # prefilled, in one engine alone: so pages are compared, and that tokens were not computed anew.
-    with pair_of("deepseek", tmp_path) as (prefill, decode):
-        for at, length in enumerate(LENGTHS):
-            _, brought = handed_over(prefill, decode, random_prompt(length), ("pull", "push")[at % 2])
-            assert brought >= length - 1
+    prefill, decode = latents
+    for at, length in enumerate(LENGTHS):
+        _, brought = handed_over(prefill, decode, random_prompt(length), ("pull", "push")[at % 2])
+        assert brought >= length - 1
+    observed = prefill.log.parent / "observed"
     pages = {
-        what: {path.stem: path.read_text() for path in (tmp_path / "observed").glob(f"*.{what}")}
+        what: {path.stem: path.read_text() for path in observed.glob(f"*.{what}")}
         for what in ("sent", "received")
     }
     received = pages["received"]
@@ -95,13 +96,13 @@ def test_latents_arrive_as_they_left(tmp_path: Path) -> None:
     assert len(received) == len(LENGTHS)
 
 
-@pytest.fixture(scope="module")
-def two_ranks(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+def start_two_ranks(folder: Path) -> VllmServer:
     """The session's model with its heads divided among two workers, as prefill and as decode."""
-    folder = tmp_path_factory.mktemp("two-ranks")
     weights = tiny_models.save("llama", folder / "model")
-    with server("two-ranks", weights, folder, "kv_both", arguments=["--tensor-parallel-size", "2"]) as engine:
-        yield engine.wait_ready()
+    return server("two-ranks", weights, folder, "kv_both", arguments=["--tensor-parallel-size", "2"])
+
+
+two_ranks = started("two_ranks", start_two_ranks)
 
 
 @pytest.mark.parametrize(("length", "how"), CASES)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from kvxfer.bench import tiny_models
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.vllm_server import VllmServer, complete
+from tests.vllm.early_start import started
 from tests.vllm.engine import Engines, random_prompt, ranks_of, server
 from tests.vllm.workers import LAYERS, Pushed, some_tokens, workers
 
@@ -58,12 +60,13 @@ def test_what_did_not_arrive_is_told_with_its_step() -> None:
         assert results.failed == {"gone": set(pushed.dst)}
 
 
-@pytest.fixture(scope="module")
-def waiting(engines: Engines) -> Iterator[VllmServer]:
+def start_waiting(folder: Path) -> VllmServer:
     """A decode whose forwards wait for what they load."""
-    folder = engines.observed.parent
-    with server("waiting", folder / "model", folder, "kv_consumer", loads="synchronous") as engine:
-        yield engine.wait_ready()
+    weights = tiny_models.save("llama", folder / "model")
+    return server("waiting", weights, folder, "kv_consumer", loads="synchronous")
+
+
+waiting = started("waiting", start_waiting)
 
 
 @pytest.mark.parametrize("num_tokens", [2, 31, 32, 33, 300, 900])
