@@ -13,14 +13,14 @@ import pytest
 from kvxfer.bench import tiny_models
 from kvxfer.bench.vllm_server import VllmServer, complete
 from tests.vllm.engine import FLIP, random_prompt, server
-from tests.vllm.test_hybrid import GDN_CHUNK
+from tests.vllm.test_hybrid import GDN_ARGUMENTS
 from tests.vllm.test_models import handed_over
 
 # Two engines a model, of which one has two workers.
 pytestmark = pytest.mark.slow
 
 # GDN's chunks are computed in bfloat16, which rounds otherwise where a prompt is cut otherwise.
-_ARGUMENTS = {"qwen3-next": ("--max-num-batched-tokens", str(GDN_CHUNK))}
+_ARGUMENTS = {"qwen3-next": GDN_ARGUMENTS}
 _LENGTHS = {"qwen3-next": (33, 65, 289, 321, 577)}
 
 
