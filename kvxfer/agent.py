@@ -135,7 +135,8 @@ class Agent:
         """Ends everything and says goodbye to peers. Idempotent.
 
         Transfers in flight end as failed with ``closed``, leases and regions are fenced, and the
-        memory may be freed when this returns. Whoever still waits gets `AgentError`.
+        memory may be freed when this returns; memory on a GPU once peers have unmapped it, as
+        `Region.deregister` says. Whoever still waits gets `AgentError`.
 
         Parameters
         ----------

@@ -278,6 +278,10 @@ class Region:
 
         Its transfers and leases end with ``region-gone``, and the tensors are let go. Does nothing
         when that was done before.
+
+        Of GPU memory it waits until peers have unmapped it, a round trip to each: then it may be freed. A
+        peer that does not answer for the options' ``silent_timeout_s`` loses its rail and is named in the
+        log; its process keeps the mapping until it ends.
         """
         if not self._views:
             return

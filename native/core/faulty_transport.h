@@ -37,6 +37,10 @@ class FaultyTransport final : public Transport {
     return inner_->register_memory(region);
   }
   void deregister_memory(RegionId region) noexcept override { inner_->deregister_memory(region); }
+  bool held_by_peers(RegionId region) const noexcept override { return inner_->held_by_peers(region); }
+  std::vector<std::string> give_up_holders(RegionId region) override {
+    return inner_->give_up_holders(region);
+  }
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   void disconnect(PeerId peer) noexcept override;
   Status attach(PeerId peer, const RemoteRegion& region) override;

@@ -59,6 +59,9 @@ constexpr Time kLookNs = 5'000;
 // A follower looks again at least this often, whoever drives.
 constexpr auto kFollowerPause = std::chrono::milliseconds(5);
 
+// While the agent closes, between two looks whether peers have unmapped its memory.
+constexpr Time kUnmappedPause = 1'000'000;
+
 void fill_random(std::span<std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t got = ::getrandom(bytes.data(), bytes.size(), 0);
@@ -277,6 +280,7 @@ void Runtime::close(Time timeout_ns) {
     progress();
     left = engine_->num_transfers() != 0;
   }
+  await_unmapped(kEveryRegion, "GPU memory of this agent", std::min(deadline - now(), options_.silent_ns));
   stop_ = true;
   wake_reactor();
   notify_waiting();
@@ -293,6 +297,7 @@ void Runtime::close(Time timeout_ns) {
   for (const auto& [place, rail] : bound_) transports_[place.first]->disconnect(place.second);
   bound_.clear();
   places_.clear();
+  transports_.clear();  // with what they opened: exported handles, streams, a device's context
   ring_.wake();
 }
 
@@ -643,11 +648,43 @@ Result<RegionId> Runtime::register_region(std::string name,
 }
 
 Status Runtime::deregister_region(RegionId id) {
-  const CallerTurn turn(*this);
-  Status status = engine_->deregister_region(turn.now, id);
-  if (status.ok())
+  std::string name;
+  {
+    const CallerTurn turn(*this);
+    if (const Region* region = engine_->region(id)) name = region->name;
+    if (Status status = engine_->deregister_region(turn.now, id); !status.ok()) return status;
     for (auto& transport : transports_) transport->deregister_memory(id);
-  return status;
+  }
+  await_unmapped(id, "GPU memory of region '" + name + "'", options_.silent_ns);
+  return {};
+}
+
+void Runtime::await_unmapped(RegionId region, const std::string& what, Time timeout_ns) {
+  const auto held = [&] {
+    const std::lock_guard lock(gate_);
+    return std::any_of(transports_.begin(), transports_.end(),
+                       [&](const auto& transport) { return transport->held_by_peers(region); });
+  };
+  const Time until = now() + timeout_ns;
+  for (Time left; held();) {
+    if ((left = until - now()) <= 0) break;
+    if (closed()) {  // wait() is over for everybody
+      {
+        const std::lock_guard lock(gate_);
+        progress();
+      }
+      reactor_.wait(std::min(left, kUnmappedPause), -1);
+    } else {
+      wait([&] { return !held(); }, left);
+    }
+  }
+  if (!held()) return;
+  const CallerTurn turn(*this);
+  for (auto& transport : transports_)
+    for (const std::string& peer : transport->give_up_holders(region))
+      log(what + " may still be mapped by peer '" + peer + "', which did not say in time that it is not (" +
+          std::to_string(std::max<Time>(timeout_ns, 0) / 1'000'000) +
+          " ms): its process keeps the mapping until it ends. Memory of cudaMalloc is best freed after that");
 }
 
 // ---- what the engine wants -----------------------------------------------------------------------

@@ -78,6 +78,8 @@ class Runtime final : private EngineHost {
   Result<RegionId> register_region(std::string name, std::vector<std::pair<std::byte*, std::uint64_t>> spans,
                                    std::uint32_t num_blocks, const CopyProgram& footprint, wire::Bytes layout,
                                    MemoryKind kind = MemoryKind::kHost);
+  // Waits until peers have unmapped it, where they would hold what its owner frees; not for longer than
+  // silent_ns, after which their rails are down. By another thread than the one that drives.
   Status deregister_region(RegionId id);
   Result<SessionKey> begin_connect(const std::string& address, Time timeout_ns);
 
@@ -160,6 +162,8 @@ class Runtime final : private EngineHost {
   explicit Runtime(RuntimeOptions options);
   Status start();
   Status add_transports();
+  // Outside the gate. `timeout_ns`: when those who do not answer are given up.
+  void await_unmapped(RegionId region, const std::string& what, Time timeout_ns);
 
   // runtime.cpp
   void run();                     // the progress thread

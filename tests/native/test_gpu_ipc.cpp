@@ -1,8 +1,11 @@
 // cuda_ipc beyond the contracts that all transports keep (test_gpu_conformance.cpp): memory in several
 // allocations, owners that take it back, a device that fails, and peers that lie.
+#include <fcntl.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cstring>
+#include <optional>
 
 #include "check.h"
 #include "emulated_driver.h"
@@ -117,6 +120,126 @@ TEST(memory_that_its_owner_takes_back_is_unmapped_and_its_work_ends) {
   CHECK(dst.await(2).code == Code::kRailFailed);
 }
 
+// Of a legacy IPC handle nobody may free the memory while another process has it open.
+TEST(memory_is_held_until_peers_say_that_they_have_unmapped_it) {
+  Ends src(make), dst(make);
+  const PeerId src_at_dst = connect_ends(src, dst).second;
+  DeviceMemory memory(kNbytes);
+  REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
+  REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
+                                [&] { return dst.transport->num_mappings() == 1; }));
+  CHECK(!src.transport->held_by_peers(1) && !src.transport->held_by_peers(kEveryRegion));
+  src.transport->deregister_memory(1);
+  for (int step = 0; step < 10; ++step) src.step();
+  CHECK(src.transport->held_by_peers(1) && src.transport->held_by_peers(kEveryRegion));
+  CHECK(!src.transport->held_by_peers(2));
+  CHECK_EQ(dst.transport->num_mappings(), 1);
+  REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
+                                [&] { return !src.transport->held_by_peers(1); }));
+  CHECK_EQ(dst.transport->num_mappings(), 0);
+  CHECK(!src.transport->held_by_peers(kEveryRegion));
+  CHECK(src.transport->give_up_holders(kEveryRegion).empty());
+  CHECK(src.event(CompletionKind::kRailDown) == nullptr && dst.event(CompletionKind::kRailDown) == nullptr);
+}
+
+TEST(memory_under_two_regions_is_held_from_the_end_of_the_second_on) {
+  Ends src(make), dst(make);
+  connect_ends(src, dst);
+  DeviceMemory memory(kNbytes);
+  told(*src.transport, region_of(1, memory.data()));
+  told(*src.transport, region_of(2, memory.data()));
+  src.transport->deregister_memory(1);
+  CHECK(!src.transport->held_by_peers(1));
+  src.transport->deregister_memory(2);
+  CHECK(src.transport->held_by_peers(2) && !src.transport->held_by_peers(1));
+  REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
+                                [&] { return !src.transport->held_by_peers(2); }));
+}
+
+TEST(memory_registered_again_at_its_address_is_another) {
+  Ends src(make), dst(make);
+  const PeerId src_at_dst = connect_ends(src, dst).second;
+  DeviceMemory memory(kNbytes), arrived(kNbytes);
+  check::Random random(check::seed());
+  for (RegionId id = 1; id <= 3; ++id) {
+    random.fill(memory.data(), kNbytes);
+    REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(id, memory.data()))).ok());
+    const Work works[] = {fetch_work(id, move_of(id, arrived.data(), 1, 0), 0)};
+    dst.transport->post(src_at_dst, works);
+    REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
+                                  [&] { return dst.completion_of(id) != nullptr; }));
+    CHECK(dst.completion_of(id)->code == Code::kOk);
+    CHECK(std::memcmp(arrived.data(), memory.data() + (kBlocks - 1) * (kNbytes / kBlocks),
+                      kNbytes / kBlocks) == 0);
+    src.transport->deregister_memory(id);
+    // The next is told of before the peer has answered: one answer does not stand for the other.
+    CHECK(src.transport->held_by_peers(id));
+  }
+  REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
+                                [&] { return !src.transport->held_by_peers(kEveryRegion); }));
+  CHECK_EQ(dst.transport->num_mappings(), 0);
+}
+
+TEST(a_peer_that_does_not_answer_loses_its_rail_and_nobody_waits_for_it_again) {
+  Ends src(make), dst(make), other(make);
+  const PeerId src_at_dst = connect_ends(src, dst).second;
+  connect_ends(src, other);
+  DeviceMemory memory(kNbytes), second(kNbytes);
+  REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
+  told(*src.transport, region_of(2, second.data()));
+  REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(), other.step(); },
+                                [&] { return dst.transport->num_mappings() == 1; }));
+  src.transport->deregister_memory(1);
+  // The other one answers, which is not enough.
+  for (int step = 0; step < 10; ++step) other.step(), src.step();
+  CHECK(src.transport->held_by_peers(1));
+  CHECK_EQ(src.transport->give_up_holders(1), std::vector<std::string>{"b"});
+  CHECK(!src.transport->held_by_peers(kEveryRegion));
+  const Completion down = src.await(CompletionKind::kRailDown);
+  CHECK(down.detail.find("did not say in time that it has unmapped it") != std::string::npos);
+  std::size_t num_down = 0;
+  for (const Completion& each : src.completions) num_down += each.kind == CompletionKind::kRailDown;
+  CHECK_EQ(num_down, 1);
+  src.transport->deregister_memory(2);
+  REQUIRE(src.reactor.run_until([&] { src.step(), other.step(); },
+                                [&] { return !src.transport->held_by_peers(2); }));
+  // It runs again, meets the end of the rail and lets go.
+  dst.await(CompletionKind::kRailDown);
+  CHECK_EQ(dst.transport->num_mappings(), 0);
+}
+
+TEST(a_peer_that_dies_holds_nothing) {
+  Ends src(make);
+  std::optional<Ends> dst(std::in_place, make);
+  const PeerId src_at_dst = connect_ends(src, *dst).second;
+  DeviceMemory memory(kNbytes);
+  REQUIRE(dst->transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
+  src.transport->deregister_memory(1);
+  CHECK(src.transport->held_by_peers(1));
+  dst.reset();
+  REQUIRE(src.reactor.run_until([&] { src.step(); }, [&] { return !src.transport->held_by_peers(1); }));
+  CHECK(src.event(CompletionKind::kRailDown) != nullptr);
+}
+
+TEST(a_peer_whose_rail_ended_holds_memory_until_it_has_met_that_end) {
+  Ends src(make), dst(make);
+  const auto [dst_at_src, src_at_dst] = connect_ends(src, dst);
+  DeviceMemory memory(kNbytes);
+  REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
+  REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
+                                [&] { return dst.transport->num_mappings() == 1; }));
+  src.transport->disconnect(dst_at_src);
+  CHECK(src.transport->held_by_peers(kEveryRegion));
+  src.transport->deregister_memory(1);
+  for (int step = 0; step < 10; ++step) src.step();
+  CHECK(src.transport->held_by_peers(1));
+  CHECK_EQ(dst.transport->num_mappings(), 1);
+  REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
+                                [&] { return !src.transport->held_by_peers(kEveryRegion); }));
+  CHECK_EQ(dst.transport->num_mappings(), 0);
+  CHECK_EQ(src.reactor.num_handlers(), 0);
+}
+
 // A transport is polled when it is busy and not otherwise.
 TEST(work_behind_some_whose_memory_is_still_to_come_is_not_left_lying) {
   Ends src(make), dst(make);
@@ -197,7 +320,7 @@ TEST(a_peer_that_lies_loses_its_rail) {
     auto [ours, theirs] = socket_pair();
     REQUIRE_OK(end.transport->connect(std::move(ours), {true, 0, "liar"}));
     std::array<std::byte, kMessageNbytes> message{};
-    std::memcpy(message.data(), "kvg1", 4);
+    std::memcpy(message.data(), "kvg2", 4);
     for (const auto& [at, word] : words) std::memcpy(message.data() + at, &word, sizeof word);
     REQUIRE_EQ(::send(theirs.get(), message.data(), message.size(), MSG_NOSIGNAL), message.size());
     return end.await(CompletionKind::kRailDown).detail;
@@ -206,6 +329,67 @@ TEST(a_peer_that_lies_loses_its_rail) {
   CHECK(says({{4, 2}}).find("did not begin with a hello") != std::string::npos);
   CHECK(says({{4, 1}}).find("without its descriptor") != std::string::npos);
   CHECK(says({{4, 9}}).find("did not begin with a hello") != std::string::npos);
+}
+
+// A peer made by hand, which has said hello.
+struct Liar {
+  explicit Liar(Ends& end) : fences(Ends::make_fences()), channel(open(end), kMessageNbytes) {
+    say(1, 0, std::make_shared<const UniqueFd>(::fcntl(fences->fd(), F_DUPFD_CLOEXEC, 0)));
+    end.await(CompletionKind::kRailUp);
+  }
+  static UniqueFd open(Ends& end) {
+    auto [ours, theirs] = socket_pair();
+    REQUIRE_OK(end.transport->connect(std::move(ours), {true, 0, "liar"}));
+    return std::move(theirs);
+  }
+  void say(std::uint32_t kind, std::uint64_t memory_id, SharedFd fd = nullptr) {
+    std::array<std::byte, kMessageNbytes> message{};
+    const std::uint64_t nbytes = FenceTable::kNumSlots * sizeof(std::uint64_t);
+    std::memcpy(message.data(), "kvg2", 4);
+    std::memcpy(message.data() + 4, &kind, sizeof kind);
+    std::memcpy(message.data() + 8, &memory_id, sizeof memory_id);
+    std::memcpy(message.data() + 24, &nbytes, sizeof nbytes);
+    channel.queue(message, std::move(fd));
+    REQUIRE(channel.flush().ok());
+  }
+  static constexpr std::size_t kMessageNbytes = 104;
+  std::unique_ptr<FenceTable> fences;
+  MessageChannel channel;
+};
+
+TEST(a_peer_that_lies_of_what_is_unmapped_loses_its_rail) {
+  constexpr std::uint32_t kGone = 3, kUnmapped = 4;
+  const auto down = [](Ends& end) { return end.await(CompletionKind::kRailDown).detail; };
+  DeviceMemory memory(kNbytes);
+  {
+    Ends end(make);
+    told(*end.transport, region_of(1, memory.data()));
+    Liar liar(end);
+    liar.say(kUnmapped, 1);  // it is still registered
+    CHECK(down(end).find("unmapped memory that it was not told to") != std::string::npos);
+    // Its word is worth nothing any more: it holds the memory until its socket ends.
+    end.transport->deregister_memory(1);
+    CHECK(end.transport->held_by_peers(1));
+    liar.channel = MessageChannel(UniqueFd(), Liar::kMessageNbytes);
+    REQUIRE(end.reactor.run_until([&] { end.step(); }, [&] { return !end.transport->held_by_peers(1); }));
+  }
+  {
+    Ends end(make);
+    Liar liar(end);
+    told(*end.transport, region_of(1, memory.data()));
+    end.transport->deregister_memory(1);
+    liar.say(kUnmapped, 1);
+    REQUIRE(end.reactor.run_until([&] { end.step(); }, [&] { return !end.transport->held_by_peers(1); }));
+    CHECK(end.event(CompletionKind::kRailDown) == nullptr);
+    liar.say(kUnmapped, 1);
+    CHECK(down(end).find("unmapped memory that it was not told to") != std::string::npos);
+  }
+  {
+    Ends end(make);
+    Liar liar(end);
+    liar.say(kGone, 7);
+    CHECK(down(end).find("took back memory that it had not told of") != std::string::npos);
+  }
 }
 
 }  // namespace

@@ -121,7 +121,7 @@ RuntimeOptions options_of(const std::string& name, const Transports& transports)
 
 // An agent with a cache on the GPU and, where it can move it, one in host memory.
 struct End {
-  End(const std::string& name, const Transports& transports, std::uint64_t seed)
+  End(const std::string& name, const Transports& transports, std::uint64_t seed, Time silent_ns = 0)
       : gpu(std::in_place, kNbytes), host(kBlocks * kHostBlockNbytes) {
     check::Random random(seed);
     std::array<std::byte, 4096> page;  // of each block, over and over: numbers cost under a sanitizer
@@ -130,7 +130,12 @@ struct End {
       std::memcpy(gpu->data() + at, page.data(), page.size());
     }
     random.fill(host.data(), host.size());
-    Result<std::shared_ptr<Runtime>> created = Runtime::create(options_of(name, transports));
+    RuntimeOptions options = options_of(name, transports);
+    if (silent_ns != 0) {
+      options.silent_ns = silent_ns;
+      options.heartbeat_ns = silent_ns / 8;
+    }
+    Result<std::shared_ptr<Runtime>> created = Runtime::create(std::move(options));
     REQUIRE_OK(created);
     runtime = std::move(created).value();
     auto region = runtime->register_region("gpu", {{gpu->data(), kNbytes}}, kBlocks, pages_of(kBlockNbytes),
@@ -206,8 +211,10 @@ std::size_t num_rails(Runtime& runtime, SessionKey peer) {
 
 // Two agents that know each other, with all rails up at both ends.
 struct Ends {
-  explicit Ends(const Transports& transports = {"shm", "cuda_ipc", "tcp"}, std::size_t rails = 3)
-      : src("src", transports, check::seed()), dst("dst", transports, check::seed() + 1) {
+  explicit Ends(const Transports& transports = {"shm", "cuda_ipc", "tcp"}, std::size_t rails = 3,
+                Time silent_ns = 0)
+      : src("src", transports, check::seed(), silent_ns),
+        dst("dst", transports, check::seed() + 1, silent_ns) {
     launches().reset();
     const auto called = src.runtime->begin_connect(dst.runtime->address(), 30 * kSecond);
     REQUIRE_OK(called);
@@ -447,6 +454,71 @@ TEST(a_region_deregistered_in_mid_transfer_is_not_touched_afterwards) {
   // The source takes its own back, too: each has unmapped the other's.
   CHECK_OK(both.src.runtime->deregister_region(both.src.on_gpu));
   CHECK(await([&] { return num_allocations() == before + 5; }));
+}
+
+TEST(when_deregister_returns_no_peer_has_the_memory_mapped) {
+  const std::size_t before = num_allocations();
+  Ends both;
+  REQUIRE(await([&] { return num_allocations() == before + 2 * 4; }));
+  CHECK_OK(both.src.runtime->deregister_region(both.src.on_gpu));
+  CHECK_EQ(num_allocations(), before + 2 * 4 - 1);
+  both.src.gpu.reset();
+  // The rail is there for the next.
+  both.src.gpu.emplace(kNbytes);
+  auto again = both.src.runtime->register_region("gpu", {{both.src.gpu->data(), kNbytes}}, kBlocks,
+                                                 pages_of(kBlockNbytes), {}, MemoryKind::kGpu);
+  REQUIRE_OK(again);
+  both.src.on_gpu = again.value();
+  both.grant_write();
+  REQUIRE(await([&] { return num_allocations() == before + 2 * 4; }));
+  const auto written = both.src.post(both.there, both.write_program(), 1);
+  REQUIRE(ends(written));
+  CHECK_EQ(written->outcome(), Outcome::kDone);
+}
+
+TEST(a_closed_agent_has_nothing_open_and_its_peers_have_nothing_of_it_mapped) {
+  const std::size_t before = num_allocations();
+  const int contexts = emulated::device().num_contexts;
+  Ends both;
+  REQUIRE(await([&] { return num_allocations() == before + 2 * 4; }));
+  both.src.runtime->close(60 * kSecond);  // the object lives on
+  // Its memory, which is its owner's, and the peer's with the stream's two.
+  CHECK_EQ(num_allocations(), before + 1 + 3);
+  CHECK_EQ(emulated::device().num_contexts, contexts + 1);
+  CHECK_EQ(both.src.runtime->deregister_region(both.src.on_gpu).code(), Code::kOk);
+}
+
+// Whoever holds its gate keeps a runtime from moving, as a stopped process is.
+TEST(a_peer_that_stands_still_does_not_keep_a_caller_from_its_memory) {
+  const std::size_t before = num_allocations();
+  Ends both({"shm", "cuda_ipc", "tcp"}, 3, 4 * kSecond);
+  REQUIRE(await([&] { return num_allocations() == before + 2 * 4; }));
+  std::atomic<bool> stands{false}, goes_on{false};
+  std::thread holder([&] {
+    both.dst.runtime->with_engine([&](Engine&, Time) {
+      stands = true;
+      stands.notify_all();
+      goes_on.wait(false);
+      return 0;
+    });
+  });
+  stands.wait(false);
+  CHECK_OK(both.src.runtime->deregister_region(both.src.on_gpu));
+  CHECK(num_allocations() >= before + 7);  // it is still mapped there, and that is said
+  std::string said;
+  for (const Event& event : both.src.runtime->ring().drain(1000, false))
+    if (event.kind == EventKind::kLog) said += event.message;
+  CHECK(said.find("GPU memory of region 'gpu' may still be mapped by peer 'dst'") != std::string::npos);
+  CHECK(num_rails(*both.src.runtime, both.there) < 3);
+  // The agent goes on: what nobody has mapped is taken away at once.
+  auto again = both.src.runtime->register_region("gpu", {{both.src.gpu->data(), kNbytes}}, kBlocks,
+                                                 pages_of(kBlockNbytes), {}, MemoryKind::kGpu);
+  REQUIRE_OK(again);
+  CHECK_OK(both.src.runtime->deregister_region(again.value()));
+  goes_on = true;
+  goes_on.notify_all();
+  holder.join();
+  CHECK(await([&] { return num_allocations() == before + 6; }));
 }
 
 // What a caller is told, at once and in words.

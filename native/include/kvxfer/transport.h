@@ -195,6 +195,9 @@ struct ConnectInfo {
   std::string peer_name;      // for messages
 };
 
+// Of no region: numbers begin with 1.
+inline constexpr RegionId kEveryRegion = 0;
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -204,6 +207,12 @@ class Transport {
   // The keys travel to peers. The memory stays registered until deregister_memory.
   virtual Result<RegionKeys> register_memory(const LocalRegion& region) = 0;
   virtual void deregister_memory(RegionId region) noexcept = 0;
+  // May a peer still have memory of a region mapped that was deregistered? Then it must not be freed yet.
+  // kEveryRegion: memory of any, also by peers whose rails have ended. Whoever lets peers map what the
+  // kernel does not keep for them overrides this; it comes true or false with what poll and sockets bring.
+  virtual bool held_by_peers(RegionId) const noexcept { return false; }
+  // Waits for such peers no longer: their rails end. Returns their names.
+  virtual std::vector<std::string> give_up_holders(RegionId) { return {}; }
 
   // Takes the authenticated socket. The peer may be used once poll reports kRailUp for it; a
   // rail that cannot come up reports kRailDown.

@@ -18,11 +18,13 @@ class MessageChannel {
   MessageChannel(UniqueFd socket, std::size_t message_nbytes)
       : socket_(std::move(socket)), incoming_(message_nbytes) {}
   int fd() const noexcept { return socket_.get(); }
+  UniqueFd release() noexcept { return std::move(socket_); }  // the end of the channel, not of the socket
 
   void queue(std::span<const std::byte> message, SharedFd attached = nullptr);
   // Writes what the socket takes. Not ok: the channel is dead.
   Status flush();
   bool wants_write() const noexcept { return !outbox_.empty(); }
+  std::size_t num_queued() const noexcept { return outbox_.size(); }
 
   struct Received {
     std::span<const std::byte> message;  // until the next call; empty: nothing whole has come yet

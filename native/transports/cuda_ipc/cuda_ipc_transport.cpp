@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <set>
 #include <thread>
 
 #include "core/executor.h"
@@ -18,6 +20,7 @@ namespace {
 
 constexpr std::size_t kMaxQueued = 1024;    // works a peer; the engine posts `window` at a time
 constexpr std::size_t kMaxMemories = 8192;  // a peer: layers, and segments of an allocator
+constexpr std::size_t kMaxPartings = 64;    // a descriptor each; of peers that come and never let go
 constexpr std::uint64_t kFenceTableNbytes = FenceTable::kNumSlots * sizeof(std::uint64_t);
 // A fence waits for what is under way: 5 ms at 50 GB/s.
 constexpr std::uint64_t kFlyingNbytes = 256 * 1024 * 1024;
@@ -38,6 +41,7 @@ enum class MessageKind : std::uint32_t {
   kHello = 1,       // first, once; with the fence table's memfd
   kMemory = 2,      // an allocation in which some region lies; with a descriptor if it goes by one
   kMemoryGone = 3,  // no region lies there any longer
+  kMemoryUnmapped = 4,  // the answer to that: nothing of it is mapped or read here any more
 };
 
 SharedFd duplicate(int fd) { return std::make_shared<const UniqueFd>(::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
@@ -50,7 +54,7 @@ Completion failed(WorkId work, Code code, std::string detail) {
 }  // namespace
 
 struct CudaIpcTransport::Message {
-  std::array<char, 4> magic{'k', 'v', 'g', '1'};
+  std::array<char, 4> magic{'k', 'v', 'g', '2'};
   MessageKind kind = MessageKind::kHello;
   std::uint64_t memory_id = 0;  // ascending
   std::uint64_t base = 0;       // in the sender's addresses
@@ -90,9 +94,30 @@ struct CudaIpcTransport::Peer final : Reactor::Handler {
   bool watches_write = false;
   PeerMapping fences;
   std::uint64_t last_memory = 0;  // that it told of
+  std::set<std::uint64_t> unmapping;  // of ours: it was told that these are gone, and has not answered
   std::map<std::uint64_t, Memory> memories;
   std::map<RegionId, Attached> regions;
   std::deque<Work> queue;
+};
+
+// The end of a rail, at which a peer may still have memory of ours mapped. Both ends unmap first and end
+// their half of the socket then; a process that dies does both.
+struct CudaIpcTransport::Parting final : Reactor::Handler {
+  Parting(CudaIpcTransport& transport, std::string peer_name, UniqueFd ending,
+          std::set<std::uint64_t> memories)
+      : owner(transport), name(std::move(peer_name)), socket(std::move(ending)), held(std::move(memories)) {}
+  void on_ready(std::uint32_t) override {
+    std::array<std::byte, 4096> unread;  // descriptors among it are closed by the kernel
+    const ssize_t received = ::recv(socket.get(), unread.data(), unread.size(), MSG_DONTWAIT);
+    if (received > 0 || (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return;
+    held.clear();
+    owner.forget_partings();
+  }
+
+  CudaIpcTransport& owner;
+  const std::string name;
+  const UniqueFd socket;
+  std::set<std::uint64_t> held;
 };
 
 Result<std::unique_ptr<CudaIpcTransport>> CudaIpcTransport::create(Reactor& reactor, const FenceTable& fences,
@@ -120,6 +145,7 @@ CudaIpcTransport::CudaIpcTransport(Reactor& reactor, const FenceTable& fences, g
 CudaIpcTransport::~CudaIpcTransport() {
   for (auto& [id, peer] : peers_)
     if (!peer->down) reactor_.remove(peer->channel.fd());
+  for (const Parting& parting : partings_) reactor_.remove(parting.socket.get());
   stream_.reset();  // waits for kernels, while what they read is mapped
 }
 
@@ -182,16 +208,72 @@ Result<RegionKeys> CudaIpcTransport::register_memory(const LocalRegion& region) 
 void CudaIpcTransport::deregister_memory(RegionId region) noexcept {
   const auto found = regions_.find(region);
   if (found == regions_.end()) return;
+  std::vector<std::uint64_t> gone;
   for (const std::uint64_t id : found->second) {
     const auto exported = exported_.find(id);
     if (--exported->second.num_regions != 0) continue;
     exported_.erase(exported);
-    Message message;
-    message.kind = MessageKind::kMemoryGone;
-    message.memory_id = id;
-    for (auto& [peer_id, peer] : peers_) tell(*peer, message, nullptr);
+    gone.push_back(id);
   }
   regions_.erase(found);
+  leaving_[region] = gone;
+  for (auto& [peer_id, peer] : peers_)
+    if (!peer->down) peer->unmapping.insert(gone.begin(), gone.end());
+  Message message;
+  message.kind = MessageKind::kMemoryGone;
+  for (auto& [peer_id, peer] : peers_)
+    for (const std::uint64_t id : gone) {
+      message.memory_id = id;
+      tell(*peer, message, nullptr);
+    }
+  forget_unheld();
+}
+
+bool CudaIpcTransport::held_by_peers(RegionId region) const noexcept {
+  if (region != kEveryRegion) return leaving_.contains(region);
+  return !leaving_.empty() || !partings_.empty();
+}
+
+std::vector<std::string> CudaIpcTransport::give_up_holders(RegionId region) {
+  const auto holds = [&](const std::set<std::uint64_t>& held) {
+    if (region == kEveryRegion) return !held.empty();
+    const auto found = leaving_.find(region);
+    return found != leaving_.end() && std::any_of(found->second.begin(), found->second.end(),
+                                                  [&](std::uint64_t id) { return held.contains(id); });
+  };
+  for (auto& [id, peer] : peers_)
+    if (holds(peer->unmapping))
+      fail(*peer,
+           "it was told that memory is deregistered and did not say in time that it has unmapped it; its "
+           "process may keep it mapped until it ends");
+  std::vector<std::string> names;
+  for (Parting& parting : partings_) {
+    if (!holds(parting.held)) continue;
+    names.push_back(parting.name);
+    parting.held.clear();  // what else it has mapped is not waited for, either
+  }
+  forget_partings();
+  return names;
+}
+
+bool CudaIpcTransport::is_held(std::uint64_t memory_id) const noexcept {
+  const auto holds = [memory_id](const auto& holder) { return holder.held.contains(memory_id); };
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [&](const auto& entry) { return entry.second->unmapping.contains(memory_id); }) ||
+         std::any_of(partings_.begin(), partings_.end(), holds);
+}
+
+void CudaIpcTransport::forget_unheld() {
+  for (auto& [region, memories] : leaving_)
+    std::erase_if(memories, [this](std::uint64_t id) { return !is_held(id); });
+  std::erase_if(leaving_, [](const auto& entry) { return entry.second.empty(); });
+}
+
+void CudaIpcTransport::forget_partings() {
+  for (const Parting& parting : partings_)
+    if (parting.held.empty()) reactor_.remove(parting.socket.get());
+  std::erase_if(partings_, [](const Parting& parting) { return parting.held.empty(); });
+  forget_unheld();
 }
 
 CudaIpcTransport::Message CudaIpcTransport::memory_message(
@@ -330,23 +412,36 @@ void CudaIpcTransport::disconnect(PeerId id) noexcept {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
   Peer& peer = *found->second;
-  if (!peer.down) reactor_.remove(peer.channel.fd());
-  std::erase_if(ready_,
-                [id](const Completion& c) { return c.kind != CompletionKind::kWork && c.peer == id; });
   land_all_of(peer);
   end_work(peer, Code::kCancelled, {});
+  if (!peer.down) part(peer);
+  std::erase_if(ready_,
+                [id](const Completion& c) { return c.kind != CompletionKind::kWork && c.peer == id; });
   peers_.erase(found);
+}
+
+void CudaIpcTransport::part(Peer& peer) {
+  peer.down = true;
+  peer.regions.clear();
+  peer.memories.clear();
+  peer.fences = {};
+  reactor_.remove(peer.channel.fd());
+  const UniqueFd& ending =
+      partings_.emplace_back(*this, peer.name, peer.channel.release(), std::move(peer.unmapping)).socket;
+  peer.unmapping.clear();
+  std::set<std::uint64_t>& held = partings_.back().held;
+  for (const auto& [id, exported] : exported_) held.insert(id);  // it was told of all
+  ::shutdown(ending.get(), SHUT_WR);
+  static_cast<void>(reactor_.add(ending.get(), EPOLLIN, partings_.back()));  // else it is given up one day
+  if (partings_.size() > kMaxPartings) partings_.front().held.clear();
+  forget_partings();
 }
 
 void CudaIpcTransport::fail(Peer& peer, const std::string& why) {
   if (peer.down) return;
   peer.down = true;
-  reactor_.remove(peer.channel.fd());
-  peer.channel = MessageChannel(UniqueFd(), sizeof(Message));
   land_all_of(peer);
-  peer.regions.clear();
-  peer.memories.clear();
-  peer.fences = {};
+  part(peer);
   const std::string detail = "cuda_ipc: the rail to " + peer.name + " is down: " + why;
   end_work(peer, Code::kRailFailed, detail);
   ready_.push_back({CompletionKind::kRailDown, 0, peer.id, Code::kRailFailed, detail});
@@ -411,7 +506,8 @@ Status CudaIpcTransport::receive(Peer& peer) {
     switch (message.kind) {
       case MessageKind::kHello: status = on_hello(peer, message, std::move(fd)); break;
       case MessageKind::kMemory: status = on_memory(peer, message, std::move(fd)); break;
-      case MessageKind::kMemoryGone: on_memory_gone(peer, message.memory_id); break;
+      case MessageKind::kMemoryGone: status = on_memory_gone(peer, message.memory_id); break;
+      case MessageKind::kMemoryUnmapped: status = on_memory_unmapped(peer, message.memory_id); break;
       default: status = {Code::kRailFailed, "it sent a message of an unknown kind"};
     }
     if (!status.ok()) return status;
@@ -450,13 +546,17 @@ Status CudaIpcTransport::on_memory(Peer& peer, const Message& message, UniqueFd 
   return {};
 }
 
-// Its owner may free it now: regions there have ended, or end with the next frame.
-void CudaIpcTransport::on_memory_gone(Peer& peer, std::uint64_t memory_id) {
+// Its owner waits to free it: regions there have ended, or end with the next frame.
+Status CudaIpcTransport::on_memory_gone(Peer& peer, std::uint64_t memory_id) {
   const auto found = peer.memories.find(memory_id);
-  if (found == peer.memories.end()) return;
+  if (found == peer.memories.end()) return {Code::kRailFailed, "it took back memory that it had not told of"};
+  if (peer.channel.num_queued() > kMaxMemories)
+    return {Code::kRailFailed, "it does not read the answers to what it says"};
   land_all_of(peer);
+  if (peer.down) return {};  // by a device that failed
   const gpu::ExportedMemory& exported = found->second.exported;
-  for (auto& [id, region] : peer.regions)
+  for (auto& [id, region] : peer.regions) {
+    if (!region.placement) continue;  // what it lies in is to come, maybe at the same address
     for (const MemorySpan& span : region.spans) {
       const gpu::Address begin = region.base + span.offset;
       if (begin >= exported.base + exported.nbytes || exported.base >= begin + span.nbytes) continue;
@@ -464,7 +564,20 @@ void CudaIpcTransport::on_memory_gone(Peer& peer, std::uint64_t memory_id) {
       region.failure = "the region of " + peer.name + ": its memory is gone";
       region.failure_code = Code::kRailFailed;  // the frame that says so is on its way
     }
+  }
   peer.memories.erase(found);
+  Message message;
+  message.kind = MessageKind::kMemoryUnmapped;
+  message.memory_id = memory_id;
+  tell(peer, message, nullptr);
+  return {};
+}
+
+Status CudaIpcTransport::on_memory_unmapped(Peer& peer, std::uint64_t memory_id) {
+  if (peer.unmapping.erase(memory_id) == 0)
+    return {Code::kRailFailed, "it says that it has unmapped memory that it was not told to"};
+  forget_unheld();
+  return {};
 }
 
 // ---- work ----

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -36,6 +37,8 @@ class CudaIpcTransport final : public Transport {
   Capabilities capabilities() const noexcept override;
   Result<RegionKeys> register_memory(const LocalRegion& region) override;
   void deregister_memory(RegionId region) noexcept override;
+  bool held_by_peers(RegionId region) const noexcept override;
+  std::vector<std::string> give_up_holders(RegionId region) override;
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   void disconnect(PeerId peer) noexcept override;
   Status attach(PeerId peer, const RemoteRegion& region) override;
@@ -52,6 +55,7 @@ class CudaIpcTransport final : public Transport {
   struct Message;
   struct Attached;
   struct Peer;
+  struct Parting;
   // An allocation of ours in which some region lies.
   struct Exported {
     gpu::ExportedMemory memory;
@@ -73,7 +77,8 @@ class CudaIpcTransport final : public Transport {
   Status receive(Peer& peer);
   Status on_hello(Peer& peer, const Message& message, UniqueFd fences);
   Status on_memory(Peer& peer, const Message& message, UniqueFd fd);
-  void on_memory_gone(Peer& peer, std::uint64_t memory_id);
+  Status on_memory_gone(Peer& peer, std::uint64_t memory_id);
+  Status on_memory_unmapped(Peer& peer, std::uint64_t memory_id);
   void place(Peer& peer, Attached& region);
   Result<gpu::Placement> placement_of(Peer& peer, const Attached& region);
   static Message memory_message(const std::pair<const std::uint64_t, Exported>& entry) noexcept;
@@ -81,6 +86,10 @@ class CudaIpcTransport final : public Transport {
   void flush(Peer& peer);
   void fail(Peer& peer, const std::string& why);  // the rail to it is down
   void fail_all(const std::string& why);          // the device is lost
+  void part(Peer& peer);                          // its rail has ended, and all of its memory is unmapped
+  void forget_partings();                         // that have ended
+  bool is_held(std::uint64_t memory_id) const noexcept;
+  void forget_unheld();
   void end_work(Peer& peer, Code code, const std::string& detail);
   void drop_unused(Peer& peer);
 
@@ -102,6 +111,9 @@ class CudaIpcTransport final : public Transport {
 
   std::map<RegionId, std::vector<std::uint64_t>> regions_;  // ours -> the allocations that each lies in
   std::map<std::uint64_t, Exported> exported_;              // by the number that peers know it by
+  // Of regions that were deregistered: allocations that peers may still have mapped.
+  std::map<RegionId, std::vector<std::uint64_t>> leaving_;
+  std::list<Parting> partings_;
   std::uint64_t next_memory_ = 1;
   std::map<PeerId, std::unique_ptr<Peer>> peers_;
   PeerId next_peer_ = 1;
