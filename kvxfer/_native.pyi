@@ -297,6 +297,14 @@ def convert(
 
 def gpu_driver_missing() -> str | None:
     """Why this process has no CUDA driver, in words; None where it has."""
+def gpu_pool_check(device: int) -> None:
+    """Raises where no GPU memory can be made there that other processes can map."""
+def gpu_pool_failure() -> str:
+    """Why the last allocation of ``kvxfer_gpu_allocate`` failed; "" for none since the last call."""
+def gpu_pool_nbytes(device: int) -> int:
+    """Allocated there now, rounded up as the device wants it."""
+def gpu_pool_handles(device: int) -> str:
+    """How others map it: "fabric" (or by descriptor), "descriptor"; "" before the first allocation."""
 def gpu_atoms(
     num_layers: int, loops: NDArray[np.void], conversions: NDArray[np.void], scales: NDArray[np.float32],
     units: Units, layers: tuple[int, int], src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32],

@@ -2,3 +2,21 @@
 
 Nothing of CUDA is imported before it is used: all of this can be asked on a machine without it.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvxfer.gpu.shareable import shareable_memory
+
+__all__ = ["shareable_memory"]
+
+
+def __getattr__(name: str) -> Any:
+    # It needs the native module, which what is asked before a build does not have.
+    if name == "shareable_memory":
+        from kvxfer.gpu.shareable import shareable_memory
+
+        return shareable_memory
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -98,6 +98,7 @@ void define_execution(nb::module_& module);
 
 // GpuCopyStream, GpuProgram, gpu_atoms: the same on a GPU.
 void define_gpu(nb::module_& module);
+void define_gpu_pool(nb::module_& module);
 
 }  // namespace kvxfer::python
 

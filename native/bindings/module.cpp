@@ -480,6 +480,7 @@ NB_MODULE(_native, m) {
   m.def("decode_frame", &decode_frame, "frame"_a);
   define_execution(m);
   define_gpu(m);
+  define_gpu_pool(m);
 }
 
 }  // namespace kvxfer::python

@@ -40,6 +40,7 @@ Loaded load_library() {
   find(driver.stream_query, "cuStreamQuery");
   find(driver.stream_synchronize, "cuStreamSynchronize");
   find(driver.stream_wait_event, "cuStreamWaitEvent");
+  find(driver.context_synchronize, "cuCtxSynchronize");
   find(driver.priority_range, "cuCtxGetStreamPriorityRange");
   find(driver.memory_allocate, "cuMemAlloc_v2");
   find(driver.memory_free, "cuMemFree_v2");
@@ -47,6 +48,8 @@ Loaded load_library() {
   find(driver.ipc_export, "cuIpcGetMemHandle");
   find(driver.ipc_open, "cuIpcOpenMemHandle_v2");
   find(driver.ipc_close, "cuIpcCloseMemHandle");
+  find(driver.allocation_create, "cuMemCreate");
+  find(driver.allocation_granularity, "cuMemGetAllocationGranularity");
   find(driver.allocation_retain, "cuMemRetainAllocationHandle");
   find(driver.allocation_release, "cuMemRelease");
   find(driver.allocation_properties, "cuMemGetAllocationPropertiesFromHandle");

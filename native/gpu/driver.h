@@ -62,6 +62,7 @@ struct Driver {
   int (*stream_query)(Stream stream);
   int (*stream_synchronize)(Stream stream);
   int (*stream_wait_event)(Stream stream, Event event, unsigned flags);
+  int (*context_synchronize)();
   int (*priority_range)(int* least, int* greatest);
   int (*memory_allocate)(Address* address, std::size_t nbytes);
   int (*memory_free)(Address address);
@@ -69,6 +70,9 @@ struct Driver {
   int (*ipc_export)(IpcHandle* handle, Address address);
   int (*ipc_open)(Address* address, IpcHandle handle, unsigned flags);
   int (*ipc_close)(Address address);
+  int (*allocation_create)(Allocation* allocation, std::size_t nbytes, const AllocationProperties* properties,
+                           unsigned long long flags);
+  int (*allocation_granularity)(std::size_t* nbytes, const AllocationProperties* properties, int option);
   int (*allocation_retain)(Allocation* allocation, void* address);
   int (*allocation_release)(Allocation allocation);
   int (*allocation_properties)(AllocationProperties* properties, Allocation allocation);
@@ -97,6 +101,8 @@ struct Driver {
   Status status(int error, std::string_view what) const;
 };
 
+inline constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
+inline constexpr int kRecommendedGranularity = 1;  // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
 inline constexpr int kNotReady = 600;             // CUDA_ERROR_NOT_READY
 inline constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: not ordered after the default one
 inline constexpr unsigned kPortable = 1;  // CU_MEMHOSTALLOC_PORTABLE | _DEVICEMAP

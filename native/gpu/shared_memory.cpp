@@ -81,8 +81,9 @@ Result<ExportedMemory> export_memory(const Driver& driver, Address address) {
     exported = export_by_ipc(driver, out, tried);
   }
   if (exported) return out;
-  return Status(Code::kUnsupported, "other processes cannot open this GPU memory (" + tried +
-                                        "): allocate the cache by cudaMalloc, or from a kvxfer pool");
+  return Status(Code::kUnsupported,
+                "other processes cannot open this GPU memory (" + tried +
+                    "): allocate the cache by cudaMalloc, or in kvxfer.gpu.shareable_memory()");
 }
 
 Result<PeerMemory> PeerMemory::map(const Driver& driver, Context context, int device_index,

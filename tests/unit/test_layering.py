@@ -18,6 +18,7 @@ MAY_IMPORT_NATIVE = {
     "agent.py",
     "completion.py",
     "gpu/copy_stream.py",
+    "gpu/shareable.py",
     "lease.py",
     "peer.py",
     "peer_table.py",

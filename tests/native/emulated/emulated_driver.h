@@ -60,7 +60,8 @@ namespace emulated {
 
 using namespace kvxfer::gpu;
 
-inline constexpr int kInvalidValue = 1, kOutOfMemory = 2, kNotMapped = 211, kLaunchFailed = 719;
+inline constexpr int kInvalidValue = 1, kNotMapped = 211, kLaunchFailed = 719, kNotPermitted = 800;
+inline constexpr std::size_t kGranularity = 2 * 1024 * 1024;  // of memory that is made of pages
 
 // Memory of the device that this process has allocated or mapped.
 struct Block {
@@ -78,6 +79,10 @@ struct Device {
   std::atomic<int> launches_until_failure{-1};
   std::atomic<std::size_t> most_nbytes{SIZE_MAX};
   std::atomic<int> stream_error{0};
+  std::atomic<bool> fabric{false};  // a fabric manager runs: memory has fabric handles
+  std::atomic<int> reserve_error{0}, map_error{0}, access_error{0};
+  // What is to be given back: handles of allocations, and reserved stretches of addresses.
+  std::atomic<int> num_handles{0}, num_reserved{0};
 };
 
 inline Device& device() {
@@ -136,6 +141,12 @@ inline int open_named(const std::byte* handle, std::size_t* nbytes) {
   *nbytes = named.nbytes;
   const std::string path = "/proc/" + std::to_string(named.pid) + "/fd/" + std::to_string(named.fd);
   return ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+}
+
+// The handle of an allocation: a descriptor, and what the memory may be shared as.
+inline Allocation handle_of(int fd, int handle_types) {
+  ++device().num_handles;
+  return static_cast<Allocation>(fd) << 8 | static_cast<Allocation>(handle_types);
 }
 
 inline void run_stream(StreamHandle& stream) {
@@ -289,15 +300,30 @@ inline Driver make_driver() {
     return 0;
   };
   driver.ipc_close = [](Address address) { return release(address); };
+  driver.context_synchronize = [] { return 0; };
+  driver.allocation_granularity = [](std::size_t* nbytes, const AllocationProperties*, int) {
+    *nbytes = kGranularity;
+    return 0;
+  };
+  driver.allocation_create = [](Allocation* allocation, std::size_t nbytes,
+                                const AllocationProperties* properties, unsigned long long) {
+    if (nbytes == 0 || nbytes % kGranularity != 0 || properties->location.id != 0) return kInvalidValue;
+    if ((properties->handle_types & kFabricHandle) != 0 && !device().fabric) return kNotPermitted;
+    if (nbytes > device().most_nbytes) return kOutOfMemory;
+    const int fd = ::memfd_create("emulated GPU pages", MFD_CLOEXEC);
+    if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(nbytes)) != 0) return kOutOfMemory;
+    *allocation = handle_of(fd, properties->handle_types);
+    return 0;
+  };
   driver.allocation_retain = [](Allocation* allocation, void* address) {
     const std::lock_guard lock(device().mutex);
     const auto found = block_at(reinterpret_cast<Address>(address));
     if (found == device().blocks.end() || !found->second.by_pages) return kNotMapped;
-    *allocation = static_cast<Allocation>(::fcntl(found->second.fd, F_DUPFD_CLOEXEC, 0)) << 8 |
-                  static_cast<Allocation>(found->second.handle_types);
+    *allocation = handle_of(::fcntl(found->second.fd, F_DUPFD_CLOEXEC, 0), found->second.handle_types);
     return 0;
   };
   driver.allocation_release = [](Allocation allocation) {
+    --device().num_handles;
     ::close(static_cast<int>(allocation >> 8));
     return 0;
   };
@@ -313,24 +339,41 @@ inline Driver make_driver() {
       std::memcpy(handle, &exported, sizeof exported);
       return 0;
     }
-    // As where no fabric manager runs.
-    return 800;  // CUDA_ERROR_NOT_PERMITTED
+    if (!device().fabric) return kNotPermitted;  // as where no fabric manager runs
+    // Named by the descriptor of what is mapped: this handle's own is closed sooner.
+    struct stat file{}, other{};
+    if (::fstat(fd, &file) != 0) return kInvalidValue;
+    const std::lock_guard lock(device().mutex);
+    for (const auto& [address, block] : device().blocks) {
+      if (!block.by_pages || ::fstat(block.fd, &other) != 0 || other.st_ino != file.st_ino) continue;
+      const Named named{static_cast<std::uint64_t>(::getpid()), static_cast<std::uint64_t>(block.fd),
+                        block.nbytes};
+      std::memcpy(handle, &named, sizeof named);
+      return 0;
+    }
+    return kInvalidValue;
   };
   driver.allocation_import = [](Allocation* allocation, void* handle, int type) {
-    if (type != kPosixFdHandle) return kInvalidValue;
-    const int fd = ::fcntl(static_cast<int>(reinterpret_cast<std::intptr_t>(handle)), F_DUPFD_CLOEXEC, 0);
+    if (type == kFabricHandle && !device().fabric) return kNotPermitted;
+    std::size_t nbytes = 0;
+    const int fd = type == kFabricHandle ? open_named(static_cast<const std::byte*>(handle), &nbytes)
+                                         : ::fcntl(static_cast<int>(reinterpret_cast<std::intptr_t>(handle)),
+                                                   F_DUPFD_CLOEXEC, 0);
     if (fd < 0) return kInvalidValue;
-    *allocation = static_cast<Allocation>(fd) << 8 | kPosixFdHandle;
+    *allocation = handle_of(fd, type);
     return 0;
   };
   driver.address_reserve = [](Address* address, std::size_t nbytes, std::size_t, Address,
                               unsigned long long) {
+    if (device().reserve_error != 0) return device().reserve_error.load();
     void* reserved = ::mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (reserved == MAP_FAILED) return kOutOfMemory;
     *address = reinterpret_cast<Address>(reserved);
+    ++device().num_reserved;
     return 0;
   };
   driver.address_free = [](Address address, std::size_t nbytes) {
+    --device().num_reserved;
     return ::munmap(reinterpret_cast<void*>(address), nbytes) == 0 ? 0 : kInvalidValue;
   };
   driver.map = [](Address address, std::size_t nbytes, std::size_t, Allocation allocation,
@@ -338,15 +381,28 @@ inline Driver make_driver() {
     const int fd = static_cast<int>(allocation >> 8);
     struct stat file{};
     if (::fstat(fd, &file) != 0 || static_cast<std::size_t>(file.st_size) < nbytes) return kInvalidValue;
-    return map_shared(fd, nbytes, PROT_NONE, address) == address ? 0 : kInvalidValue;
+    if (device().map_error != 0) return device().map_error.load();
+    if (map_shared(fd, nbytes, PROT_NONE, address) != address) return kInvalidValue;
+    const std::lock_guard lock(device().mutex);
+    device().blocks[address] = {nbytes, ::fcntl(fd, F_DUPFD_CLOEXEC, 0), static_cast<int>(allocation & 0xff),
+                                true};
+    return 0;
   };
   driver.unmap = [](Address address, std::size_t nbytes) {
+    {
+      const std::lock_guard lock(device().mutex);
+      const auto found = device().blocks.find(address);
+      if (found == device().blocks.end() || found->second.nbytes != nbytes) return kInvalidValue;
+      ::close(found->second.fd);
+      device().blocks.erase(found);
+    }
     return ::mmap(reinterpret_cast<void*>(address), nbytes, PROT_NONE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED
                ? kInvalidValue
                : 0;
   };
   driver.set_access = [](Address address, std::size_t nbytes, const Access* access, std::size_t) {
+    if (device().access_error != 0) return device().access_error.load();
     const int protection = access->flags == kReadAccess ? PROT_READ : PROT_READ | PROT_WRITE;
     return ::mprotect(reinterpret_cast<void*>(address), nbytes, protection) == 0 ? 0 : kInvalidValue;
   };
