@@ -1,15 +1,19 @@
 """A prefill's process with caches on a GPU, for test_agents.py: told what to do line by line.
 
-``pages`` is the cache that is read, full of what `pattern` makes; ``target`` is written by the peer. Prints
-its address, then an answer for each command.
+``pages`` is the cache that is read, full of what `pattern` makes; ``target`` is written by the peer. With
+the argument ``pool`` both lie in memory of `kvxfer.gpu.shareable_memory`. Prints its address, then an answer
+for each command.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
 import kvxfer
+from kvxfer import _native
+from kvxfer.gpu import shareable_memory
 
 SHAPE = 3, 40, 65536  # layers, blocks, bytes of a page
 
@@ -26,8 +30,9 @@ def main() -> None:
 
     options = kvxfer.AgentOptions(transports=("shm", "cuda_ipc", "tcp"))
     with kvxfer.Agent("prefill", options) as agent:
-        pages = pattern(1).cuda()
-        target = torch.zeros_like(pages)
+        with shareable_memory() if sys.argv[1:] == ["pool"] else contextlib.nullcontext():
+            pages = pattern(1).cuda()
+            target = torch.zeros_like(pages)
         host = pattern(2).numpy()
         torch.cuda.synchronize()
         layout = kvxfer.KVLayout.from_tensor(pages, axes="lbd")
@@ -48,6 +53,8 @@ def main() -> None:
                 case ["compare", seed]:
                     torch.cuda.synchronize()
                     print(int((target.cpu() != pattern(int(seed))).sum()), flush=True)
+                case ["handles"]:
+                    print(_native.gpu_pool_handles(0) or "torch's own", flush=True)
                 case ["revoke"]:
                     leases[0].revoke()
                     pages.zero_()
