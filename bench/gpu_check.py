@@ -90,6 +90,8 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
         for copies in _copies(nbytes, best, vectors):
             rows += _measure(copies, rounds)
         slowdowns = _beside_products(device, nbytes)
+    between, not_run = _between_processes(device, nbytes, rounds)
+    rows += between
     return {
         "bench": "gpu-check",
         "date": date.today().isoformat(),
@@ -101,6 +103,7 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "rows": [{name: getattr(row, name) for name in Row.__slots__} for row in rows],
         "beside_products": slowdowns,
+        "not_run": not_run,
     }
 
 
@@ -236,6 +239,46 @@ def _beside_products(device: int, nbytes: int) -> list[dict[str, Any]]:
     return results
 
 
+def _between_processes(device: int, nbytes: int, rounds: int) -> tuple[list[Row], list[str]]:
+    """Returns what another process's cache on this GPU is read with, and what could not be read, in words."""
+    import torch
+
+    from kvxfer.bench.errors import CheckFailedError
+    from kvxfer.bench.gpu_copies import whole
+    from kvxfer.bench.gpu_processes import KINDS, measure
+
+    src = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+    copy = whole(_DEVICE_COPY, src, torch.zeros_like(src))
+    count = max(1, int(_LEAST_S / max(_seconds(copy, 3) / 3, 1e-6)))
+
+    def limit() -> float:
+        return copy.nbytes * count / _seconds(copy, count) / 1e9
+
+    rows, not_run = [], []
+    for kind in KINDS:
+        for kib in (16, 64):
+            try:
+                handles, rates, ratios = measure(kind, device, nbytes, kib * 1024, rounds, limit)
+            except CheckFailedError:
+                raise
+            except BenchError as error:
+                not_run.append(str(error))
+                continue
+            name = f"{kind.name}{'' if kind.how == handles else f' by {handles}'}, {kib} KiB"
+            rows.append(
+                Row(
+                    "another process's pages on this GPU, which is no NVLink",
+                    name,
+                    round(float(np.median(rates)), 1),
+                    round(float(np.median(ratios)), 3),
+                    round(min(ratios), 3),
+                    round(max(ratios), 3),
+                    0.85,
+                )
+            )
+    return rows, not_run
+
+
 def _together(products: Any, copy: Any, model: Any, copies: Any) -> tuple[float, float]:
     """Returns seconds of the products and of one copy, begun at the same time; medians of five."""
     import torch
@@ -282,6 +325,8 @@ def print_table(result: dict[str, Any]) -> None:
             f"  {row['priority']} priority, {row['num_ctas']:2} CTAs"
             f"{'':8}products {row['products']:.2f}, copy {row['copy']:.2f}"
         )
+    for words in result["not_run"]:
+        print(f"not run: {words}")
     missed = sum(row["ratio"] < row["asked"] for row in result["rows"])
     print(
         f"\n{missed} of what was asked is below (*)" if missed else "\neverything that was asked is reached"
