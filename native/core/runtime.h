@@ -1,6 +1,7 @@
 // An agent alive: the progress thread, its sockets and transports, around an Engine.
 //
-// runtime.cpp          threads, calls, what the engine wants of its transports
+// runtime.cpp          life, calls, what the engine wants of its transports
+// runtime_drivers.cpp  who drives: the thread, callers, event loops
 // runtime_sockets.cpp  connections from the first byte to the authenticated session or rail
 #pragma once
 
@@ -165,7 +166,7 @@ class Runtime final : private EngineHost {
   // Outside the gate. `timeout_ns`: when those who do not answer are given up.
   void await_unmapped(RegionId region, const std::string& what, Time timeout_ns);
 
-  // runtime.cpp
+  // runtime_drivers.cpp
   void run();                     // the progress thread
   // Under the gate; true when there is more to do at once. `look`: at the sockets, whatever came else.
   bool progress(bool look = true);
@@ -185,6 +186,8 @@ class Runtime final : private EngineHost {
   void rouse_thread();
   void rouse_driver();
   void unpark();                  // ends a linger; the thread looks for what there is
+
+  // runtime.cpp
   void handle(std::size_t transport, const Completion& completion, Time now);
   void unbind(std::size_t transport, PeerId peer);
 

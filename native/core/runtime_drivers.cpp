@@ -1,0 +1,332 @@
+// Who drives: the agent's thread, callers that wait or poll, an event loop; and who wakes whom.
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/fork_guard.h"
+#include "core/runtime.h"
+
+namespace kvxfer {
+namespace {
+
+// While a caller drives progress the thread keeps out of its way, and for this long after: the
+// caller's next wait is usually near, and waking the thread in between costs both of them.
+constexpr Time kCallerLinger = 200'000;
+
+// After an event loop that did the short work it keeps away for longer: to be woken beside the loop by
+// what comes next costs both of them. What comes while the loop computes waits so long.
+constexpr Time kLoopLinger = 1'000'000;
+
+// Nobody needs the thread while a caller drives; who leaves wakes it. Only a bound, should that fail.
+constexpr std::chrono::nanoseconds kParked = std::chrono::milliseconds(500);
+
+// A caller's poll goes on for so long while there is work at hand, and one slice more.
+constexpr Time kPollNs = 10'000;
+
+// An event loop's takes so many rounds in any case: what is short is done by then, though the processor
+// was taken away in between.
+constexpr int kServeRounds = 4;
+
+// Where more was at hand than that, an event loop leaves the sockets to the thread for so long: what is
+// long comes in many pieces, and each would be handed on.
+constexpr Time kLongWork = 100'000'000;
+
+// Rounds of moving between two looks at the sockets: a transfer of one piece needs two, its bytes and
+// the source's fence.
+constexpr int kMoves = 4;
+
+// Rounds that frames through memory may keep from the sockets.
+constexpr int kRoundsWithoutSockets = 16;
+
+// A caller who polls looks at sockets that are quiet at least this often.
+constexpr Time kLookNs = 5'000;
+
+// A follower looks again at least this often, whoever drives.
+constexpr auto kFollowerPause = std::chrono::milliseconds(5);
+
+}  // namespace
+
+void Runtime::Waker::on_ready(std::uint32_t) {
+  std::uint64_t count;
+  (void)!::read(fd.get(), &count, sizeof count);
+}
+
+bool Runtime::moving() const {
+  return std::any_of(transports_.begin(), transports_.end(), [](const auto& t) { return t->busy(); });
+}
+
+bool Runtime::busy() const { return engine_->wants_pump() || moving(); }
+
+Time Runtime::next_deadline() const { return std::min(engine_->next_deadline(), connections_due_at_); }
+
+void Runtime::run() {
+  Time moved_at = now();
+  while (!stop_) {
+    // Somebody who waits drives: two threads on the same sockets would only wake each other.
+    if (driven_ || caller_until_ > now()) {
+      std::unique_lock lock(wait_mutex_);
+      // Either this sees that the caller has left, or the caller sees parked_ and wakes us.
+      parked_ = true;
+      const Time lingers = caller_until_ - now();
+      if (driven_)
+        wait_changed_.wait_for(lock, kParked);
+      else if (lingers > 0)
+        wait_changed_.wait_for(lock, std::chrono::nanoseconds(lingers));
+      parked_ = false;
+      continue;
+    }
+    bool more;
+    Time deadline;
+    {
+      const std::lock_guard lock(gate_);
+      more = progress();
+      deadline = next_deadline();
+      thread_until_ = more || now() - moved_at < options_.spin_ns ? 0 : deadline;
+      if (thread_until_ != 0 && !rest_rings()) {
+        thread_until_ = 0;
+        more = true;
+      }
+    }
+    gate_.yield();
+    const Time at = now();
+    if (more) {
+      moved_at = at;
+    } else if (thread_until_ != 0) {
+      reactor_.wait(std::clamp<Time>(deadline - at, 0, 3'600'000'000'000), thread_bell_.fd.get());
+      thread_until_ = 0;
+      thread_bell_.answer();
+      moved_at = now();
+    }
+  }
+}
+
+bool Runtime::progress(bool look) {
+  bool more = read_rings();
+  // Whoever is kept busy through memory spares the system call, most of the time.
+  if ((look && !more) || ++rounds_without_sockets_ > kRoundsWithoutSockets) {
+    rounds_without_sockets_ = 0;
+    sockets_quiet_ = !reactor_.run();
+    more = more || !sockets_quiet_;
+  }
+  const Time at = now();
+  for (auto& [session, note] : std::exchange(failed_rails_, {}))
+    engine_->rail_failed(at, session, std::move(note));
+  more = move(at) || more;
+  if (next_deadline() <= at) more = judge(at) || more;
+  engine_->pump(at);
+  // What that posted is moved at once: a page goes from the frame that offers it to the one that
+  // says it is there without asking the kernel in between what else there is.
+  bool still = moving();
+  for (int round = 0; round < kMoves && still && now() - at < kPollNs; ++round) {
+    move(at);
+    engine_->pump(at);
+    still = moving();
+  }
+  if (!unsent_.empty() || sweep_) {
+    flush_sockets();
+    still = moving();
+  }
+  left_ = still || engine_->wants_pump();
+  serves_.store(!sharing_.empty() && sharing_.size() == controls_.size(), std::memory_order_relaxed);
+  return more || left_;
+}
+
+// The thread may have stood still between its look at the sockets and `at`, and while memory keeps it busy
+// it does not look at them at all. Whatever had come by then is heard before time is held against anybody.
+bool Runtime::judge(Time at) {
+  bool more = read_rings();
+  more = reactor_.run() || more;
+  more = move(at) || more;
+  engine_->on_time(at);
+  expire_connections(at);
+  return more;
+}
+
+bool Runtime::move(Time at) {
+  bool more = false;
+  for (std::size_t i = 0; i < transports_.size(); ++i) {
+    const std::size_t count = transports_[i]->poll(completions_);
+    for (std::size_t k = 0; k < count; ++k) handle(i, completions_[k], at);
+    more = more || count != 0;
+  }
+  return more;
+}
+
+void Runtime::settle(Time at) {
+  engine_->pump(at);
+  flush_sockets();
+}
+
+void Runtime::flush_sockets() {
+  // By index: a flush that fails ends its session, which may have others told.
+  for (std::size_t i = 0; i < unsent_.size(); ++i)
+    if (auto control = controls_.find(unsent_[i]); control != controls_.end())
+      control->second->socket->flush();
+  unsent_.clear();
+  if (!sweep_) return;
+  sweep_ = false;
+  std::erase_if(connections_, [](const auto& connection) { return connection->dead; });
+}
+
+void Runtime::notify_waiting() {
+  // Under the mutex: who is between its check and its sleep would miss it otherwise.
+  { const std::lock_guard lock(wait_mutex_); }
+  wait_changed_.notify_all();
+}
+
+void Runtime::kick() {
+  const Time until = driven_ ? driver_until_ : thread_until_;
+  if (until == 0) {
+    // The loop that the thread keeps away for may not be back before something else ends.
+    if (loop_lingers_ && busy()) unpark();
+    return;
+  }
+  // Who sleeps must hear of rings that were read meanwhile.
+  if (!busy() && failed_rails_.empty() && next_deadline() >= until && rest_rings()) return;
+  wake_reactor();
+}
+
+void Runtime::Bell::ring() {
+  const std::uint64_t one = 1;
+  (void)!::write(fd.get(), &one, sizeof one);
+  rung = true;  // afterwards: who reads it finds what to read
+}
+
+void Runtime::Bell::answer() {
+  if (std::uint64_t count; rung.exchange(false)) (void)!::read(fd.get(), &count, sizeof count);
+}
+
+void Runtime::rouse_thread() {
+  thread_bell_.ring();
+  thread_until_ = 0;
+}
+
+void Runtime::rouse_driver() {
+  driver_bell_.ring();
+  driver_until_ = 0;
+}
+
+void Runtime::unpark() {
+  loop_lingers_ = false;
+  caller_until_ = 0;
+  if (parked_) notify_waiting();
+}
+
+void Runtime::wake_reactor() {
+  const std::uint64_t one = 1;
+  (void)!::write(waker_.fd.get(), &one, sizeof one);
+}
+
+Runtime::CallerTurn::CallerTurn(Runtime& owner) : runtime(owner), now((owner.gate_.lock(), Runtime::now())) {}
+
+Runtime::CallerTurn::~CallerTurn() {
+  runtime.settle(now);
+  runtime.kick();
+  runtime.gate_.unlock();
+}
+
+bool Runtime::poll() {
+  if (!check_alive().ok()) return false;
+  bool more = false;
+  {
+    const std::lock_guard lock(gate_);
+    // What is short goes from the frame that asks to the frame that answers in one call.
+    const Time start = now(), until = start + kPollNs;
+    // Of sessions whose frames come through memory the sockets tell next to nothing, and asking takes
+    // longer than all else that an idle poll does.
+    const bool look = !sockets_quiet_ || sharing_.size() != controls_.size() || start - looked_at_ >= kLookNs;
+    if (look) looked_at_ = start;
+    do more = progress(look) || more;
+    while (left_ && now() < until);
+    // For a thread that sleeps peers would have to say over the socket what a caller who polls on sees
+    // at once: it is to wait as after every caller.
+    if (!sharing_.empty() && thread_until_ != 0 && start < caller_until_) rouse_thread();
+    kick();
+  }
+  loop_lingers_ = false;
+  caller_until_ = now() + kCallerLinger;
+  return ring_.take_news() || more;
+}
+
+bool Runtime::serve() {
+  if (!check_alive().ok()) return false;
+  bool left = true;
+  // A driver that sleeps waits for more than we would know of.
+  if (!driven_ && gate_.try_lock()) {
+    const std::lock_guard lock(gate_, std::adopt_lock);
+    const Time start = now();
+    int rounds = 0;
+    do {
+      progress();
+      // Peers are to say over the socket what they write from now on: the loop is about to sleep.
+      left = left_ || !failed_rails_.empty() || !rest_rings();
+    } while (left && (++rounds < kServeRounds || now() - start < kPollNs));
+    if (left && moving()) thread_serves_until_ = now() + kLongWork;
+    if (left) {
+      if (thread_until_ != 0) rouse_thread();
+    } else {
+      kick();
+      // A loop that waits on comes back soon, and the thread keeps out of its way as of every caller's.
+      // Under the gate: whoever posts next sees that it may have to end this.
+      caller_until_ = now() + kLoopLinger;
+      loop_lingers_ = true;
+    }
+  }
+  if (left) unpark();
+  return !left;
+}
+
+void Runtime::leave() {
+  if (check_alive().ok() && loop_lingers_) unpark();
+}
+
+bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
+  const Time deadline = timeout_ns < 0 ? kNever : now() + timeout_ns;
+  while (!done()) {
+    if (closed() || is_forked(owner_) || now() >= deadline) return done();
+    if (driven_.exchange(true)) {
+      // Somebody else drives; whoever ends something says so.
+      ++num_followers_;
+      std::unique_lock lock(wait_mutex_);
+      // done() may want the gate, whose holder may want this mutex: it is asked outside, and what is
+      // missed in between costs one pause.
+      wait_changed_.wait_for(lock, kFollowerPause);
+      --num_followers_;
+      continue;
+    }
+    Time moved_at = now();
+    while (!done() && !closed()) {
+      bool more;
+      {
+        const std::lock_guard lock(gate_);
+        more = progress();
+        const bool sleeps = !more && now() - moved_at >= options_.spin_ns;
+        driver_until_ = sleeps && rest_rings() ? std::min(next_deadline(), deadline) : 0;
+      }
+      gate_.yield();
+      const Time at = now();
+      if (more) moved_at = at;
+      if (done() || at >= deadline) break;
+      if (driver_until_ != 0) {
+        reactor_.wait(std::clamp<Time>(driver_until_ - at, 0, 1'000'000'000), driver_bell_.fd.get());
+        driver_until_ = 0;
+        driver_bell_.answer();
+        moved_at = now();
+      }
+    }
+    driver_until_ = 0;
+    loop_lingers_ = false;
+    caller_until_ = now() + kCallerLinger;
+    driven_ = false;
+    {
+      // What this one leaves undone is the thread's, which may be asleep.
+      const std::lock_guard lock(gate_);
+      kick();
+    }
+    if (num_followers_ > 0 || parked_) notify_waiting();
+  }
+  return true;
+}
+
+}  // namespace kvxfer
