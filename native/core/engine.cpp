@@ -14,6 +14,12 @@ constexpr std::size_t kMaxPeerRegions = 4096;
 // is busy: only later is a rail that went down the rail's loss and not the peer's.
 constexpr Time kAfterRailDown = 100'000'000;
 
+std::string unreleased(const Move& move, std::uint32_t layers_ready, const char* where) {
+  return std::to_string(move.grid.num_layers - layers_ready) + " of its " +
+         std::to_string(move.grid.num_layers) + " layers had not been released " + where +
+         " when the transfer's time was over";
+}
+
 }  // namespace
 
 Engine::Engine(EngineConfig config, EngineHost& host) : config_(std::move(config)), host_(host) {
@@ -408,12 +414,9 @@ void Engine::on_time(Time now) {
       case TimerKind::kSource:
         if (Source* source = find_source(key)) {
           source->timed = false;
-          const std::uint32_t num_layers = source->move->grid.num_layers;
           std::string why =
-              source->layers_ready < num_layers
-                  ? std::to_string(num_layers - source->layers_ready) + " of its " +
-                        std::to_string(num_layers) +
-                        " layers had not been released here when the transfer's time was over"
+              source->layers_ready < source->move->grid.num_layers
+                  ? unreleased(*source->move, source->layers_ready, "here")
                   : "the peer had not fetched every page when the transfer's time was over: no lease or "
                     "expectation there let it in so long, or the peer is slow";
           fail_source(*source, TransferEvent::kFail, {Code::kDeadline, std::move(why)}, true);
@@ -424,6 +427,9 @@ void Engine::on_time(Time now) {
           destination->timed = false;
           Status why{Code::kDeadline, std::string("the transfer's time was over while it was ") +
                                           std::string(name_of(destination->state))};
+          if (destination->layers_ready < destination->move->grid.num_layers)
+            why = {Code::kDeadline, unreleased(*destination->move, destination->layers_ready,
+                                               destination->ours ? "here" : "at the source")};
           if (destination->state == TransferState::kParked)
             why = {Code::kNotPermitted,
                    "no lease of the sender covers the blocks and nobody expected its tag in time"};

@@ -82,7 +82,8 @@ struct TransferRequest {
   std::vector<std::uint32_t> src_ids, dst_ids;    // of units, the last num_fine of tokens
   std::uint32_t num_fine = 0;
   std::uint32_t first_layer = 0, num_layers = 0;  // in the program's numbers
-  std::uint32_t layers_ready = 0;                 // writes; counted from first_layer
+  // Counted from first_layer: of these no byte moves before they are released, in either direction.
+  std::uint32_t layers_ready = 0;
   wire::Bytes notify;
   std::uint8_t priority = 0;
   Time timeout_ns = 0;

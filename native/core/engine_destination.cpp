@@ -75,7 +75,9 @@ void Engine::on(Peer& peer, const wire::Accept& accept) {
 
 void Engine::on(Peer& peer, const wire::LayersReady& ready) {
   Destination* destination = find_destination({peer.key, ready.transfer});
-  if (destination == nullptr || ready.layers_ready > destination->move->grid.num_layers) return;
+  // Of a read it is our caller who says how far it may go, and no peer.
+  if (destination == nullptr || destination->ours || ready.layers_ready > destination->move->grid.num_layers)
+    return;
   destination->layers_ready = std::max(destination->layers_ready, ready.layers_ready);
   if (destination->state == TransferState::kMoving) list_ready(peer, *destination);
 }

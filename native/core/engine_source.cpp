@@ -68,19 +68,6 @@ void Engine::on(Peer& peer, wire::Request& request) {
   sources_.emplace(key, std::move(source));
 }
 
-void Engine::layers_ready(Time now, std::uint64_t handle, std::uint32_t layers) {
-  now_ = now;
-  auto found = handles_.find(handle);
-  if (found == handles_.end() || found->second.first) return;
-  Source* source = find_source(found->second.second);
-  if (source == nullptr || layers <= source->layers_ready) return;  // layers never become unready
-  source->layers_ready = std::min(layers, source->move->grid.num_layers);
-  Peer* peer = find_peer(source->key.first);
-  if (peer == nullptr || source->state != TransferState::kServing) return;
-  send(*peer, wire::LayersReady{source->key.second, source->layers_ready});
-  flush(*peer);
-}
-
 void Engine::on(Peer& peer, const wire::Credit& credit) {
   Source* source = find_source({peer.key, credit.transfer});
   if (source == nullptr || source->state != TransferState::kServing) return;  // it ended meanwhile

@@ -153,7 +153,7 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
   } else {
     auto destination = std::make_unique<Destination>();
     destination->remote_region = theirs;
-    destination->layers_ready = request.num_layers;
+    destination->layers_ready = request.layers_ready;
     handle = fill(*destination);
     set_timer(*destination, TimerKind::kDestination, time_after(now, request.timeout_ns));
     destinations_.emplace(key, std::move(destination));
@@ -162,6 +162,28 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
   if (!peer->backlog.empty()) backlogged_.insert(peer->key);
   flush(*peer);
   return handle;
+}
+
+// Layers never become unready. A source tells how far it is, a destination asks for no more than it may.
+void Engine::layers_ready(Time now, std::uint64_t handle, std::uint32_t layers) {
+  now_ = now;
+  auto found = handles_.find(handle);
+  if (found == handles_.end()) return;
+  const auto [is_destination, key] = found->second;
+  Peer* peer = find_peer(key.first);
+  if (is_destination) {
+    Destination* destination = find_destination(key);
+    if (destination == nullptr || layers <= destination->layers_ready) return;
+    destination->layers_ready = std::min(layers, destination->move->grid.num_layers);
+    if (peer != nullptr && destination->state == TransferState::kMoving) list_ready(*peer, *destination);
+    return;
+  }
+  Source* source = find_source(key);
+  if (source == nullptr || layers <= source->layers_ready) return;
+  source->layers_ready = std::min(layers, source->move->grid.num_layers);
+  if (peer == nullptr || source->state != TransferState::kServing) return;
+  send(*peer, wire::LayersReady{key.second, source->layers_ready});
+  flush(*peer);
 }
 
 void Engine::start_backlog(Peer& peer) {

@@ -363,8 +363,9 @@ class Workload : public Judge {
   }
   void release_layers(Copy& copy) {
     Part& part = any_part(copy);
-    if (copy.read() || !part.handle || !can(part.src, part.src_life)) return;
-    Node& node = *agents_[part.src].node;
+    const std::size_t at = copy.read() ? copy.dst : part.src;
+    if (!part.handle || !can(at, copy.read() ? copy.dst_life : part.src_life)) return;
+    Node& node = *agents_[at].node;
     node.engine().layers_ready(node.now(), part.handle->id(),
                                static_cast<std::uint32_t>(random_.between(0, copy.num_layers)));
     node.settle();

@@ -85,6 +85,81 @@ TEST(layers_are_released_one_by_one_and_reported_when_confirmed) {
   });
 }
 
+TEST(a_reader_asks_for_no_layer_before_its_caller_has_released_it) {
+  on_every_rail([](Pair& pair) {
+    pair.grant_read();
+    TransferRequest request = pair.request(false, kFrom, kTo);
+    request.layers_ready = 0;
+    auto handle = Pair::post(pair.dst, request);
+    for (std::uint32_t layer = 0; layer < 4; ++layer) CHECK(!handle->watch_layer(layer));
+    for (std::uint32_t ready = 0; ready < 4; ++ready) {
+      pair.world.run_for(20 * kMillisecond);
+      CHECK_EQ(pair.src.engine().num_transfers(), 1);  // it was asked at once
+      for (std::uint32_t layer = 0; layer < 4; ++layer) CHECK_EQ(handle->layer_arrived(layer), layer < ready);
+      const std::uint64_t each = 2 * pair.src_layout.chunk_nbytes * kFrom.size();
+      CHECK_EQ(pair.bytes_landed, ready * each);
+      pair.dst.engine().layers_ready(pair.dst.now(), handle->id(), ready);  // says nothing new
+      pair.dst.engine().layers_ready(pair.dst.now(), handle->id(), ready + 1);
+      pair.dst.settle();
+      pair.world.until([&] { return handle->layer_arrived(ready); }, kSecond);
+      CHECK(pair.equal(kFrom, kTo, ready, ready + 1));
+    }
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+  });
+}
+
+TEST(layers_released_before_the_source_has_answered_go_with_its_answer) {
+  on_every_rail([](Pair& pair) {
+    pair.grant_read();
+    TransferRequest request = pair.request(false, kFrom, kTo);
+    request.layers_ready = 0;
+    const auto posted = pair.dst.engine().post(pair.dst.now(), request);
+    REQUIRE_OK(posted);
+    pair.dst.engine().layers_ready(pair.dst.now(), posted.value()->id(), 4);
+    pair.dst.settle();
+    REQUIRE(pair.ends(posted.value()));
+    CHECK_EQ(posted.value()->outcome(), Outcome::kDone);
+    CHECK(pair.equal(kFrom, kTo));
+  });
+}
+
+TEST(a_read_that_is_never_released_ends_at_its_deadline_and_nothing_lands) {
+  on_every_rail([](Pair& pair) {
+    pair.grant_read();
+    TransferRequest request = pair.request(false, kFrom, kTo);
+    request.layers_ready = 0;
+    auto handle = Pair::post(pair.dst, request);
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kFailed);
+    CHECK_EQ(handle->status().code(), Code::kDeadline);
+    CHECK_EQ(pair.bytes_landed, 0);
+    pair.world.run_for(kSecond);
+    CHECK_EQ(pair.src.engine().num_transfers(), 0);
+    pair.dst.engine().layers_ready(pair.dst.now(), handle->id(), 4);
+    pair.dst.settle();
+    pair.world.run_for(kSecond);
+    CHECK_EQ(pair.bytes_landed, 0);
+  });
+}
+
+TEST(a_read_that_is_released_after_its_lease_ended_fails_and_nothing_lands) {
+  on_every_rail([](Pair& pair) {
+    const LeaseId lease = pair.grant_read();
+    TransferRequest request = pair.request(false, kFrom, kTo);
+    request.layers_ready = 0;
+    auto handle = Pair::post(pair.dst, request);
+    pair.world.run_for(20 * kMillisecond);
+    pair.src.revoke(lease);
+    CHECK_EQ(pair.bytes_landed, 0);
+    pair.dst.engine().layers_ready(pair.dst.now(), handle->id(), 4);
+    pair.dst.settle();
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kFailed);
+    CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
+  });
+}
+
 TEST(an_offer_may_come_before_what_expects_it) {
   on_every_rail([](Pair& pair) {
     auto handle = pair.write(kFrom, kTo, "req");

@@ -444,7 +444,8 @@ TEST(breaking_the_order_of_transfers_ends_her_session_alone) {
 
 // Her victim reads from her.
 struct Reading {
-  explicit Reading(RailPlan rail = one_sided_rail()) : mallory(pair.world, pair.dst, std::move(rail)) {
+  explicit Reading(RailPlan rail = one_sided_rail(), bool held = false)
+      : mallory(pair.world, pair.dst, std::move(rail)) {
     program = pair.dst.engine()
                   .install_program(pair.dst.now(), mallory.key(), false, mallory.region(), pair.dst_region,
                                    program_between(mallory.layout, pair.dst_layout))
@@ -453,6 +454,7 @@ struct Reading {
     request.peer = mallory.key();
     request.program = program;
     request.timeout_ns = kSecond;
+    if (held) request.layers_ready = 0;
     handle = Pair::post(pair.dst, request);
     pair.world.run_for(kMillisecond);
     REQUIRE(mallory.last<wire::Request>() != nullptr);
@@ -481,6 +483,20 @@ TEST(accept_twice_and_done_and_layers_backwards_change_nothing) {
   CHECK_EQ(reading.handle->outcome(), Outcome::kDone);
   CHECK(!mallory.ended);
   check_undisturbed(reading.pair);
+}
+
+TEST(a_read_that_is_held_back_is_not_the_peers_to_release) {
+  for (const bool one_sided : {true, false}) {
+    Reading reading(one_sided ? one_sided_rail() : two_sided_rail(), true);
+    reading.mallory.send(wire::LayersReady{reading.id, 4});
+    reading.mallory.send(wire::Accept{reading.id, 5, 0, 10 * kSecond, true});
+    reading.mallory.send(wire::LayersReady{reading.id, 4});
+    REQUIRE(reading.pair.ends(reading.handle));
+    CHECK_EQ(reading.handle->status().code(), Code::kDeadline);
+    CHECK_EQ(reading.pair.bytes_landed, 0);
+    CHECK(!reading.mallory.ended);
+    check_undisturbed(reading.pair);
+  }
 }
 
 TEST(durations_of_a_peer_do_not_overflow_ours) {
