@@ -47,11 +47,11 @@ bool EpollReactor::run() {
   return count > 0;
 }
 
-void EpollReactor::wait(std::int64_t timeout_ns, int also) const noexcept {
+bool EpollReactor::wait(std::int64_t timeout_ns, int also) const noexcept {
   // An epoll descriptor is readable while one of its own is; ppoll counts in nanoseconds.
   pollfd set[] = {{epoll_.get(), POLLIN, 0}, {also, POLLIN, 0}};  // a negative one is passed over
   const timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
-  ::ppoll(set, 2, &timeout, nullptr);
+  return ::ppoll(set, 2, &timeout, nullptr) != 0;
 }
 
 }  // namespace kvxfer

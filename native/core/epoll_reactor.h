@@ -23,8 +23,8 @@ class EpollReactor final : public Reactor {
   // Calls the handlers that are ready, without waiting; false when none was.
   bool run();
   // Waits for readiness, its own or that of one descriptor more, at most this long; calls nothing.
-  // May run beside the gate's holder.
-  void wait(std::int64_t timeout_ns, int also = -1) const noexcept;
+  // May run beside the gate's holder. False where the time was over.
+  bool wait(std::int64_t timeout_ns, int also = -1) const noexcept;
 
  private:
   struct Entry {

@@ -104,6 +104,11 @@ Status Runtime::start() {
   if (!fences.ok()) return fences.status();
   fences_ = std::move(fences).value();
   if (Status status = add_transports(); !status.ok()) return status;
+  if (options_.gpu.has_value()) {
+    Result<gpu::StreamWrites> writes = gpu::StreamWrites::create(*options_.gpu->driver, options_.gpu->device);
+    if (!writes.ok()) return writes.status();
+    stream_writes_.emplace(std::move(writes).value());
+  }
 
   self_.name = options_.name;
   self_.incarnation = random_id();
@@ -249,6 +254,7 @@ void Runtime::close(Time timeout_ns) {
   wake_reactor();
   notify_waiting();
   if (thread_.joinable()) thread_.join();
+  triggers_.clear();
   const std::lock_guard lock(gate_);
   for (Listener* listener : {&tcp_listener_, &unix_listener_})
     if (listener->fd) {

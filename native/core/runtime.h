@@ -2,6 +2,7 @@
 //
 // runtime.cpp          life, calls, what the engine wants of its transports
 // runtime_drivers.cpp  who drives: the thread, callers, event loops
+// runtime_triggers.cpp  transfers that wait for a word of memory
 // runtime_sockets.cpp  connections from the first byte to the authenticated session or rail
 #pragma once
 
@@ -26,8 +27,10 @@
 #include "core/frame_socket.h"
 #include "core/gate.h"
 #include "core/socket_address.h"
+#include "core/trigger_watch.h"
 #include "gpu/copy_stream.h"
 #include "gpu/driver.h"
+#include "gpu/stream_writes.h"
 
 namespace kvxfer {
 
@@ -83,6 +86,17 @@ class Runtime final : private EngineHost {
   // silent_ns, after which their rails are down. By another thread than the one that drives.
   Status deregister_region(RegionId id);
   Result<SessionKey> begin_connect(const std::string& address, Time timeout_ns);
+
+  // Posts a transfer of which only so many layers go as the trigger says, which is kept until the transfer has
+  // ended. Everything else is as if it did not wait.
+  Result<std::shared_ptr<Handle>> post_after(TransferRequest request, After after);
+  // A word that a GPU reaches where this agent has one, and else of this process.
+  Result<std::shared_ptr<Trigger>> make_trigger() const;
+  // Has a stream of the agent's GPU store a value to a trigger of make_trigger(); what to wait for where a
+  // stream or an event is itself what is waited for. kUnsupported without a GPU.
+  Status record(Trigger& trigger, gpu::Stream stream, Trigger::Word value);
+  Result<After> after_stream(gpu::Stream stream);
+  Result<After> after_event(gpu::Event event);
 
   bool poll();  // one round on the caller's thread; whether anything moved or came in
   // Readable while sockets have something to read or may be written to.
@@ -186,6 +200,14 @@ class Runtime final : private EngineHost {
   void rouse_thread();
   void rouse_driver();
   void unpark();                  // ends a linger; the thread looks for what there is
+  void rouse();                   // whoever drives or is to, from any thread and without the gate
+
+  // runtime_triggers.cpp
+  // On the reactor, until then or until something comes, a bell of the sleeper's rings or a word of a trigger
+  // has news.
+  void sleep(Time until, int bell);
+  Status check_streams() const;
+  Result<After> once(const std::function<Status(Trigger::Word*)>& write);
 
   // runtime.cpp
   void handle(std::size_t transport, const Completion& completion, Time now);
@@ -218,7 +240,7 @@ class Runtime final : private EngineHost {
   void hand_over(Connection& connection, bool initiator);
   void drop(Connection& connection, const std::string& why);
   void share_memory(Connection& connection);
-  bool read_rings();              // wakes them, too; true when a frame was in one
+  bool read_rings();  // wakes them, too; true when a frame was in one
   // Before somebody sleeps on the reactor: peers are to say over the socket when they have written to
   // a ring. False where something is in one already.
   bool rest_rings();
@@ -242,33 +264,36 @@ class Runtime final : private EngineHost {
   Bell thread_bell_, driver_bell_;
   std::list<std::unique_ptr<Connection>> connections_;
   std::map<SessionKey, Connection*> controls_;
-  Connection* pending_control_ = nullptr;   // of the session that is being added
+  Connection* pending_control_ = nullptr;  // of the session that is being added
   std::map<std::pair<std::size_t, PeerId>, BoundRail> bound_;
   std::map<RailId, RailPlace> places_;
   RailId next_rail_ = 1;
   std::vector<std::pair<SessionKey, std::string>> failed_rails_;  // told to the engine in the next round
   std::vector<Completion> completions_{64};  // of one transport in one round; kept, making them costs
   std::size_t num_fresh_ = 0;
-  Time connections_due_at_ = kNever;        // no deadline of theirs is earlier
-  std::vector<SessionKey> unsent_;          // sessions whose control socket has something to send
-  bool sweep_ = false;                      // some connection is dead
-  std::vector<SessionKey> sharing_;         // sessions whose frames may come through memory
-  std::atomic<bool> serves_{false};         // those are all that there are
+  Time connections_due_at_ = kNever;  // no deadline of theirs is earlier
+  std::vector<SessionKey> unsent_;  // sessions whose control socket has something to send
+  bool sweep_ = false;  // some connection is dead
+  std::vector<SessionKey> sharing_;  // sessions whose frames may come through memory
+  std::atomic<bool> serves_{false};  // those are all that there are
   std::atomic<Time> thread_serves_until_{0};
   bool rings_sleep_ = false;
   int rounds_without_sockets_ = 0;
-  Time looked_at_ = 0;                      // at the sockets, for a caller who polls
-  bool sockets_quiet_ = false;              // nothing was there at the last look
-  bool left_ = false;                       // busy() as the last round left it
+  Time looked_at_ = 0;  // at the sockets, for a caller who polls
+  bool sockets_quiet_ = false;  // nothing was there at the last look
+  bool left_ = false;  // busy() as the last round left it
+
+  std::optional<gpu::StreamWrites> stream_writes_;  // with a GPU
+  TriggerWatch triggers_{[this] { rouse(); }};
 
   std::thread thread_;
   std::atomic<bool> stop_{false}, closed_{false};
   // Until when they sleep on the reactor: the thread, and a caller who drives. 0: awake.
   std::atomic<Time> thread_until_{0}, driver_until_{0};
-  std::atomic<Time> caller_until_{0};       // who drove progress last may be back by then
-  std::atomic<bool> loop_lingers_{false};   // and is an event loop
-  std::atomic<bool> driven_{false};         // a caller is driving now
-  std::atomic<bool> parked_{false};         // the thread waits for that to end
+  std::atomic<Time> caller_until_{0};  // who drove progress last may be back by then
+  std::atomic<bool> loop_lingers_{false};  // and is an event loop
+  std::atomic<bool> driven_{false};  // a caller is driving now
+  std::atomic<bool> parked_{false};  // the thread waits for that to end
   std::mutex wait_mutex_;
   std::condition_variable wait_changed_;
   std::atomic<int> num_followers_{0};

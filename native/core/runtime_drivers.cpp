@@ -1,4 +1,5 @@
 // Who drives: the agent's thread, callers that wait or poll, an event loop; and who wakes whom.
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,6 +43,9 @@ constexpr int kRoundsWithoutSockets = 16;
 // A caller who polls looks at sockets that are quiet at least this often.
 constexpr Time kLookNs = 5'000;
 
+// A caller who waits looks up at least this often, whatever the deadlines.
+constexpr Time kDriverNap = 1'000'000'000;
+
 // A follower looks again at least this often, whoever drives.
 constexpr auto kFollowerPause = std::chrono::milliseconds(5);
 
@@ -61,6 +65,8 @@ bool Runtime::busy() const { return engine_->wants_pump() || moving(); }
 Time Runtime::next_deadline() const { return std::min(engine_->next_deadline(), connections_due_at_); }
 
 void Runtime::run() {
+  // Else the kernel lets a sleep of microseconds last for 50 more. Of this thread alone.
+  ::prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0);
   Time moved_at = now();
   while (!stop_) {
     // Somebody who waits drives: two threads on the same sockets would only wake each other.
@@ -93,7 +99,7 @@ void Runtime::run() {
     if (more) {
       moved_at = at;
     } else if (thread_until_ != 0) {
-      reactor_.wait(std::clamp<Time>(deadline - at, 0, 3'600'000'000'000), thread_bell_.fd.get());
+      sleep(deadline, thread_bell_.fd.get());
       thread_until_ = 0;
       thread_bell_.answer();
       moved_at = now();
@@ -113,6 +119,7 @@ bool Runtime::progress(bool look) {
   for (auto& [session, note] : std::exchange(failed_rails_, {}))
     engine_->rail_failed(at, session, std::move(note));
   more = move(at) || more;
+  more = triggers_.look(*engine_, at) || more;
   if (next_deadline() <= at) more = judge(at) || more;
   engine_->pump(at);
   // What that posted is moved at once: a page goes from the frame that offers it to the one that
@@ -207,6 +214,12 @@ void Runtime::rouse_driver() {
   driver_until_ = 0;
 }
 
+void Runtime::rouse() {
+  if (driven_) rouse_driver();
+  rouse_thread();
+  unpark();
+}
+
 void Runtime::unpark() {
   loop_lingers_ = false;
   caller_until_ = 0;
@@ -262,6 +275,7 @@ bool Runtime::serve() {
       // Peers are to say over the socket what they write from now on: the loop is about to sleep.
       left = left_ || !failed_rails_.empty() || !rest_rings();
     } while (left && (++rounds < kServeRounds || now() - start < kPollNs));
+    left = left || triggers_.unannounced();  // somebody has to look at them
     if (left && moving()) thread_serves_until_ = now() + kLongWork;
     if (left) {
       if (thread_until_ != 0) rouse_thread();
@@ -309,7 +323,7 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
       if (more) moved_at = at;
       if (done() || at >= deadline) break;
       if (driver_until_ != 0) {
-        reactor_.wait(std::clamp<Time>(driver_until_ - at, 0, 1'000'000'000), driver_bell_.fd.get());
+        sleep(std::min(driver_until_.load(), at + kDriverNap), driver_bell_.fd.get());
         driver_until_ = 0;
         driver_bell_.answer();
         moved_at = now();
@@ -317,7 +331,7 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
     }
     driver_until_ = 0;
     loop_lingers_ = false;
-    caller_until_ = now() + kCallerLinger;
+    caller_until_ = triggers_.unannounced() ? 0 : now() + kCallerLinger;
     driven_ = false;
     {
       // What this one leaves undone is the thread's, which may be asleep.

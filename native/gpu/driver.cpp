@@ -41,6 +41,11 @@ Loaded load_library() {
   find(driver.stream_synchronize, "cuStreamSynchronize");
   find(driver.stream_wait_event, "cuStreamWaitEvent");
   find(driver.context_synchronize, "cuCtxSynchronize");
+  find(driver.stream_write, "cuStreamWriteValue32_v2");
+  find(driver.stream_is_capturing, "cuStreamIsCapturing");
+  find(driver.stream_context, "cuStreamGetCtx");
+  find(driver.context_device, "cuCtxGetDevice");
+  find(driver.event_query, "cuEventQuery");
   find(driver.priority_range, "cuCtxGetStreamPriorityRange");
   find(driver.memory_allocate, "cuMemAlloc_v2");
   find(driver.memory_free, "cuMemFree_v2");

@@ -63,6 +63,11 @@ struct Driver {
   int (*stream_synchronize)(Stream stream);
   int (*stream_wait_event)(Stream stream, Event event, unsigned flags);
   int (*context_synchronize)();
+  int (*stream_write)(Stream stream, Address address, std::uint32_t value, unsigned flags);
+  int (*stream_is_capturing)(Stream stream, int* status);
+  int (*stream_context)(Stream stream, Context* context);
+  int (*context_device)(Device* device);  // of the current one
+  int (*event_query)(Event event);
   int (*priority_range)(int* least, int* greatest);
   int (*memory_allocate)(Address* address, std::size_t nbytes);
   int (*memory_free)(Address address);

@@ -38,6 +38,10 @@ struct StreamHandle {
   std::condition_variable changed;
   std::deque<std::function<void()>> work;
   bool idle = true, ending = false;
+  // What a graph is made of, where the stream is being captured: a test runs it as often as it likes.
+  bool capturing = false;
+  std::vector<std::function<void()>> captured;
+  Context context = nullptr;
   std::jthread thread;
 };
 
@@ -46,6 +50,7 @@ struct EventHandle {
   std::mutex mutex;
   std::condition_variable changed;
   bool fired = false;
+  bool captured = false;  // recorded in a capture
 
   void fire() {
     const std::lock_guard lock(mutex);
@@ -173,6 +178,14 @@ inline int enqueue(Stream stream, std::function<void()> work) {
   return 0;
 }
 
+inline Context own_context() { return reinterpret_cast<Context>(&device()); }
+
+// A thread's, the current one last.
+inline std::vector<Context>& contexts() {
+  thread_local std::vector<Context> of_thread;
+  return of_thread;
+}
+
 inline Driver make_driver() {
   Driver driver{};
   driver.init = [](unsigned) { return 0; };
@@ -192,15 +205,26 @@ inline Driver make_driver() {
   };
   driver.primary_context_retain = [](Context* context, kvxfer::gpu::Device) {
     ++device().num_contexts;
-    *context = reinterpret_cast<Context>(&device());
+    *context = own_context();
     return 0;
   };
   driver.primary_context_release = [](kvxfer::gpu::Device) {
     --device().num_contexts;
     return 0;
   };
-  driver.context_push = [](Context) { return 0; };
-  driver.context_pop = [](Context*) { return 0; };
+  driver.context_push = [](Context context) {
+    contexts().push_back(context);
+    return 0;
+  };
+  driver.context_pop = [](Context* context) {
+    *context = contexts().back();
+    contexts().pop_back();
+    return 0;
+  };
+  driver.context_device = [](kvxfer::gpu::Device* found) {
+    *found = contexts().back() == own_context() ? 0 : 1;
+    return 0;
+  };
   driver.priority_range = [](int* least, int* greatest) {
     *least = 0;
     *greatest = -5;
@@ -208,6 +232,7 @@ inline Driver make_driver() {
   };
   driver.stream_create = [](Stream* stream, unsigned, int) {
     auto* made = new StreamHandle;
+    made->context = own_context();
     made->thread = std::jthread([made] { run_stream(*made); });
     *stream = made;
     return 0;
@@ -237,6 +262,29 @@ inline Driver make_driver() {
       std::unique_lock lock(event->mutex);
       event->changed.wait(lock, [&] { return event->fired; });
     });
+  };
+  driver.stream_write = [](Stream stream, Address address, std::uint32_t value, unsigned) {
+    if (device().stream_error != 0) return device().stream_error.load();
+    if (stream == nullptr || address % sizeof value != 0) return kInvalidValue;
+    auto store = [=] {
+      std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address)).store(value, std::memory_order_release);
+    };
+    if (!stream->capturing) return enqueue(stream, store);
+    stream->captured.push_back(store);
+    return 0;
+  };
+  driver.stream_is_capturing = [](Stream stream, int* status) {
+    *status = stream->capturing ? 1 : 0;
+    return 0;
+  };
+  driver.stream_context = [](Stream stream, Context* context) {
+    *context = stream->context;
+    return 0;
+  };
+  driver.event_query = [](Event event) {
+    if (event->captured) return 907;  // CUDA_ERROR_CAPTURED_EVENT
+    const std::lock_guard lock(event->mutex);
+    return event->fired ? 0 : kNotReady;
   };
   driver.memory_allocate = [](Address* address, std::size_t nbytes) {
     return allocate(address, nbytes, false, 0);

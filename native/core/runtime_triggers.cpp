@@ -1,0 +1,81 @@
+// Transfers that wait for a word of memory, and how those who sleep hear of it.
+#include <algorithm>
+#include <utility>
+
+#include "core/runtime.h"
+
+namespace kvxfer {
+namespace {
+
+// Nobody says when a GPU or another process has stored: who sleeps looks at those words this often at first,
+// and later after a part of the time that was slept already. So waiting is longer by a hundredth or so, and what
+// is waited for long costs little of a processor (DESIGN.md has what was measured).
+constexpr Time kLeastPause = 20'000, kMostPause = 500'000;
+constexpr Time kPausePart = 64;
+
+constexpr Time kLongest = 3'600'000'000'000;  // as ppoll takes it
+
+}  // namespace
+
+void Runtime::sleep(Time until, int bell) {
+  const Time began = now();
+  for (Time at = began; at < until;) {
+    const Time pause = triggers_.unannounced()
+                           ? std::clamp<Time>((at - began) / kPausePart, kLeastPause, kMostPause)
+                           : kLongest;
+    if (reactor_.wait(std::min(until - at, pause), bell) || triggers_.has_news()) return;
+    at = now();
+  }
+}
+
+Result<std::shared_ptr<Handle>> Runtime::post_after(TransferRequest request, After after) {
+  triggers_.let_go();
+  const std::uint32_t num_layers = request.num_layers, ready = after.layers_ready(num_layers);
+  request.layers_ready = ready;
+  Result<std::shared_ptr<Handle>> posted = with_engine([&](Engine& engine, Time at) {
+    Result<std::shared_ptr<Handle>> handle = engine.post(at, std::move(request));
+    if (handle.ok() && ready < num_layers) triggers_.add(handle.value(), std::move(after), num_layers, ready);
+    return handle;
+  });
+  // Whoever sleeps does not look at words yet; and one may have been stored to since.
+  if (posted.ok() && ready < num_layers && (triggers_.unannounced() || triggers_.has_news())) rouse();
+  return posted;
+}
+
+Result<std::shared_ptr<Trigger>> Runtime::make_trigger() const {
+  if (!options_.gpu.has_value()) return Trigger::create();
+  return Trigger::create_pinned(*options_.gpu->driver, options_.gpu->device);
+}
+
+Status Runtime::check_streams() const {
+  if (stream_writes_.has_value()) return {};
+  return {
+      Code::kUnsupported,
+      "agent '" + options_.name +
+          "' has no GPU whose streams it could wait for: name cuda_ipc among its transports, or wait for a "
+          "trigger that the host fires"};
+}
+
+Status Runtime::record(Trigger& trigger, gpu::Stream stream, Trigger::Word value) {
+  if (Status status = check_streams(); !status.ok()) return status;
+  return stream_writes_->after_stream(stream, trigger.share(), value);
+}
+
+Result<After> Runtime::after_stream(gpu::Stream stream) {
+  return once([&](Trigger::Word* word) { return stream_writes_->once_after_stream(stream, word, 1); });
+}
+
+Result<After> Runtime::after_event(gpu::Event event) {
+  return once([&](Trigger::Word* word) { return stream_writes_->after_event(event, word, 1); });
+}
+
+// A trigger for one store, which `write` enqueues.
+Result<After> Runtime::once(const std::function<Status(Trigger::Word*)>& write) {
+  if (Status status = check_streams(); !status.ok()) return status;
+  Result<std::shared_ptr<Trigger>> trigger = make_trigger();
+  if (!trigger.ok()) return trigger.status();
+  if (Status status = write(trigger.value()->share_once()); !status.ok()) return status;
+  return After{std::move(trigger).value()};
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,107 @@
+#include "gpu/stream_writes.h"
+
+#include <string>
+#include <utility>
+
+namespace kvxfer::gpu {
+namespace {
+
+constexpr int kCapturedEvent = 907;  // CUDA_ERROR_CAPTURED_EVENT
+
+// The default stream, the legacy one and a thread's own are of whichever context is current.
+bool is_named_by_number(Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
+
+}  // namespace
+
+Result<StreamWrites> StreamWrites::create(const Driver& driver, int device_index) {
+  Device device = 0;
+  if (const int error = driver.device_get(&device, device_index); error != 0)
+    return driver.status(error, "cuDeviceGet of GPU " + std::to_string(device_index));
+  Result<PrimaryContext> context = PrimaryContext::retain(driver, device_index);
+  if (!context.ok()) return context.status();
+  return StreamWrites(driver, std::move(context).value(), device);
+}
+
+StreamWrites::StreamWrites(StreamWrites&& other) noexcept
+    : driver_(other.driver_),
+      context_(std::move(other.context_)),
+      device_(other.device_),
+      streams_(std::move(other.streams_)) {}
+
+StreamWrites::~StreamWrites() {
+  if (streams_.empty()) return;
+  const ContextScope scope(driver_, context_.get());
+  for (Stream stream : streams_) driver_.stream_destroy(stream);
+}
+
+Status StreamWrites::check_device(Stream stream) const {
+  if (is_named_by_number(stream)) return {};
+  Context context = nullptr;
+  if (const int error = driver_.stream_context(stream, &context); error != 0)
+    return driver_.status(error, "cuStreamGetCtx of the stream to wait for");
+  const ContextScope scope(driver_, context);
+  Device device = 0;
+  if (const int error = driver_.context_device(&device); error != 0)
+    return driver_.status(error, "cuCtxGetDevice of the stream to wait for");
+  if (device != device_)
+    return {Code::kInvalidArgument, "the stream is of GPU " + std::to_string(device) +
+                                        ", the agent's is GPU " + std::to_string(device_) +
+                                        ": wait for a stream of that one"};
+  return {};
+}
+
+Status StreamWrites::after_stream(Stream stream, std::uint32_t* word, std::uint32_t value) {
+  if (Status status = check_device(stream); !status.ok()) return status;
+  const ContextScope scope(driver_, context_.get());
+  // Flags 0: a barrier before the store, so that it releases what the stream wrote.
+  return driver_.status(driver_.stream_write(stream, reinterpret_cast<Address>(word), value, 0),
+                        "cuStreamWriteValue32");
+}
+
+Status StreamWrites::once_after_stream(Stream stream, std::uint32_t* word, std::uint32_t value) {
+  if (Status status = check_device(stream); !status.ok()) return status;
+  const ContextScope scope(driver_, context_.get());
+  int capturing = 0;
+  if (const int error = driver_.stream_is_capturing(stream, &capturing); error != 0)
+    return driver_.status(error, "cuStreamIsCapturing");
+  if (capturing != 0)
+    return {Code::kInvalidArgument,
+            "the stream is being captured into a graph, which runs later or many times: make a trigger with "
+            "agent.trigger(), record() it in the stream, and wait for that"};
+  return driver_.status(driver_.stream_write(stream, reinterpret_cast<Address>(word), value, 0),
+                        "cuStreamWriteValue32");
+}
+
+Status StreamWrites::after_event(Event event, std::uint32_t* word, std::uint32_t value) {
+  const ContextScope scope(driver_, context_.get());
+  // Asked first: waiting for an event of a capture would draw our stream into it.
+  if (const int error = driver_.event_query(event); error == kCapturedEvent)
+    return {
+        Code::kInvalidArgument,
+        "the event was recorded while a graph was captured, which runs later or many times: make a trigger "
+        "with agent.trigger(), record() it in the stream, and wait for that"};
+  else if (error != 0 && error != kNotReady)
+    return driver_.status(error, "cuEventQuery of the event to wait for");
+  const std::lock_guard lock(mutex_);
+  const Result<Stream> stream = free_stream();
+  if (!stream.ok()) return stream.status();
+  if (const int error = driver_.stream_wait_event(stream.value(), event, 0); error != 0)
+    return driver_.status(error, "cuStreamWaitEvent");
+  return driver_.status(driver_.stream_write(stream.value(), reinterpret_cast<Address>(word), value, 0),
+                        "cuStreamWriteValue32");
+}
+
+Result<Stream> StreamWrites::free_stream() {
+  for (Stream stream : streams_)
+    if (driver_.stream_query(stream) == 0) return stream;
+  int least = 0, greatest = 0;
+  if (const int error = driver_.priority_range(&least, &greatest); error != 0)
+    return driver_.status(error, "cuCtxGetStreamPriorityRange");
+  Stream made = nullptr;
+  if (const int error = driver_.stream_create(&made, kNonBlocking, greatest); error != 0)
+    return driver_.status(error, "cuStreamCreateWithPriority");
+  streams_.push_back(made);
+  return made;
+}
+
+}  // namespace kvxfer::gpu

@@ -1,0 +1,459 @@
+// Transfers that wait for a word of memory: two agents alive in one process, whoever stores to the word.
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "core/runtime.h"
+
+namespace kvxfer {
+namespace {
+
+constexpr std::uint32_t kBlocks = 8, kLayers = 4;
+constexpr std::uint64_t kBlockNbytes = 8 * 1024;
+constexpr std::uint64_t kLayerNbytes = kBlocks * kBlockNbytes;
+constexpr Time kSecond = 1'000'000'000, kMillisecond = 1'000'000;
+// What reaches it hangs, on a machine that stands still for seconds, too.
+constexpr Time kBound = 60 * kSecond;
+// Nothing but a wake-up that is due moves these agents: one that is lost is seen.
+constexpr Time kNoHeartbeat = 600 * kSecond;
+const std::vector<std::string> kTransports = {"loopback", "shm", "unix"};
+
+CopyProgram layers_of_pages() {
+  CopyLoop loop{};
+  loop.num_layers = kLayers;
+  loop.src_layer_stride = loop.dst_layer_stride = kLayerNbytes;
+  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = kBlockNbytes;
+  loop.counts[0] = loop.counts[1] = 1;
+  CopyProgram program;
+  program.loops = {loop};
+  program.num_layers = kLayers;
+  return program;
+}
+
+struct End {
+  End(const std::string& name, const std::string& transport) : memory(kLayers * kLayerNbytes) {
+    RuntimeOptions options;
+    options.name = name;
+    options.listen = "tcp://127.0.0.1:0";
+    options.transports = {transport};
+    options.heartbeat_ns = kNoHeartbeat;
+    options.silent_ns = 4 * kNoHeartbeat;
+    Result<std::shared_ptr<Runtime>> created = Runtime::create(std::move(options));
+    REQUIRE_OK(created);
+    runtime = std::move(created).value();
+    const auto id =
+        runtime->register_region("kv", {{memory.data(), memory.size()}}, kBlocks, layers_of_pages(), {});
+    REQUIRE_OK(id);
+    region = id.value();
+  }
+  std::vector<std::byte> memory;
+  std::shared_ptr<Runtime> runtime;
+  RegionId region = 0;
+};
+
+bool await(const std::function<bool()>& is_so) {
+  const Time until = Runtime::now() + kBound;
+  while (!is_so() && Runtime::now() < until) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  return is_so();
+}
+bool ends(const std::shared_ptr<Handle>& handle) {
+  return await([&] { return handle->outcome() != Outcome::kPending; });
+}
+
+std::shared_ptr<Trigger> over(std::uint32_t* word, std::shared_ptr<const void> keepalive = nullptr) {
+  auto made = Trigger::create_over(word, std::move(keepalive));
+  REQUIRE_OK(made);
+  return made.value();
+}
+// As another process or a GPU does it: nobody is told.
+void store(std::uint32_t& word, std::uint32_t value) {
+  std::atomic_ref(word).store(value, std::memory_order_release);
+}
+
+// Two agents that know each other, with rights for both ways of beginning a copy from `src` to `dst`.
+struct Ends {
+  explicit Ends(const std::string& transport) : src("src", transport), dst("dst", transport) {
+    check::Random random(check::seed());
+    random.fill(src.memory.data(), src.memory.size());
+    const auto called = src.runtime->begin_connect(dst.runtime->address(), kBound);
+    REQUIRE_OK(called);
+    there = called.value();
+    REQUIRE(await([&] {
+      const auto peers = dst.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
+      if (!peers.empty()) here = peers.front();
+      return !peers.empty() && is_up(*src.runtime, there) && is_up(*dst.runtime, here);
+    }));
+    write_program = install(src, there, true);
+    read_program = install(dst, here, false);
+    grant(dst, here, wire::LeaseMode::kWrite);
+    grant(src, there, wire::LeaseMode::kRead);
+  }
+  ~Ends() {
+    for (End* one : {&src, &dst})
+      if (one->runtime) one->runtime->close(kBound);
+  }
+  static bool is_up(Runtime& runtime, SessionKey peer) {
+    const auto view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(peer); });
+    const auto regions = runtime.with_engine([&](Engine& engine, Time) { return engine.peer_regions(peer); });
+    return view && view->state == "open" && !view->rails.empty() && regions.ok() && !regions.value().empty();
+  }
+  std::uint32_t install(End& end, SessionKey peer, bool write) {
+    const auto program = end.runtime->with_engine([&](Engine& engine, Time now) {
+      return engine.install_program(now, peer, write, src.region, dst.region, layers_of_pages());
+    });
+    REQUIRE_OK(program);
+    return program.value();
+  }
+  static void grant(End& end, SessionKey peer, wire::LeaseMode mode) {
+    const auto lease = end.runtime->with_engine([&](Engine& engine, Time now) {
+      return engine.grant(now, peer, end.region, mode, true, {}, 10 * kBound, true);
+    });
+    REQUIRE_OK(lease);
+  }
+  // Some of the blocks to themselves, in every layer.
+  std::shared_ptr<Handle> post(bool write, After after, std::vector<std::uint32_t> blocks = {1, 3, 6},
+                               Time timeout = 2 * kBound) {
+    TransferRequest request;
+    request.peer = write ? there : here;
+    request.program = write ? write_program : read_program;
+    request.src_ids = request.dst_ids = std::move(blocks);
+    request.num_layers = kLayers;
+    request.timeout_ns = timeout;
+    auto handle = end(write).runtime->post_after(std::move(request), std::move(after));
+    REQUIRE_OK(handle);
+    return handle.value();
+  }
+  End& end(bool write) { return write ? src : dst; }
+  std::size_t num_transfers() {
+    std::size_t all = 0;
+    for (End* one : {&src, &dst})
+      all += one->runtime->with_engine([](Engine& engine, Time) { return engine.num_transfers(); });
+    return all;
+  }
+  // The other end knows of it, and whatever could move has.
+  bool is_told(std::size_t transfers = 1) {
+    return await([&] { return num_transfers() == 2 * transfers; });
+  }
+  bool arrived(std::uint32_t block, std::uint32_t layer) {
+    const std::uint64_t at = layer * kLayerNbytes + block * kBlockNbytes;
+    return dst.runtime->with_engine([&](Engine&, Time) {
+      return std::memcmp(src.memory.data() + at, dst.memory.data() + at, kBlockNbytes) == 0;
+    });
+  }
+  bool untouched() {
+    return dst.runtime->with_engine([&](Engine& engine, Time) {
+      for (const std::byte byte : dst.memory)
+        if (byte != std::byte{}) return false;
+      return engine.stats().pieces_in == 0;
+    });
+  }
+
+  End src, dst;
+  SessionKey there = 0, here = 0;
+  std::uint32_t write_program = 0, read_program = 0;
+};
+
+// Of each transport, posted by either end.
+template <class Do>
+void on_all(Do&& run) {
+  for (const std::string& transport : kTransports)
+    for (const bool write : {true, false}) {
+      Ends both(transport);
+      run(both, write);
+    }
+}
+
+TEST(a_transfer_is_posted_at_once_and_goes_when_its_trigger_fires) {
+  on_all([](Ends& both, bool write) {
+    const auto trigger = Trigger::create();
+    const auto handle = both.post(write, {trigger});
+    REQUIRE(both.is_told());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(both.untouched());
+    CHECK_EQ(handle->outcome(), Outcome::kPending);
+    trigger->fire(1);
+    REQUIRE(ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+    for (std::uint32_t layer = 0; layer < kLayers; ++layer)
+      for (const std::uint32_t block : {1, 3, 6}) CHECK(both.arrived(block, layer));
+    CHECK(!both.arrived(0, 0));
+  });
+}
+
+TEST(a_store_that_nobody_announces_is_seen_by_agents_that_sleep) {
+  on_all([](Ends& both, bool write) {
+    std::uint32_t word = 0;
+    const auto handle = both.post(write, {over(&word)});
+    REQUIRE(both.is_told());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(both.untouched());
+    std::thread device([&] { store(word, 1); });
+    device.join();
+    REQUIRE(ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+  });
+}
+
+TEST(a_word_that_is_shared_while_a_transfer_waits_is_looked_at_from_then_on) {
+  on_all([](Ends& both, bool write) {
+    const auto trigger = Trigger::create();
+    const auto handle = both.post(write, {trigger});
+    REQUIRE(both.is_told());
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    store(*trigger->share(), 1);
+    REQUIRE(ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+  });
+}
+
+TEST(a_trigger_that_fired_before_holds_nothing_back_though_it_is_reset_at_once) {
+  on_all([](Ends& both, bool write) {
+    const auto trigger = Trigger::create();
+    trigger->fire(1);
+    const auto handle = both.post(write, {trigger});
+    trigger->reset();
+    REQUIRE(ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+  });
+}
+
+TEST(fired_while_it_is_posted_no_wake_up_is_lost) {
+  for (const bool announced : {true, false}) {
+    Ends both("loopback");
+    for (int round = 0; round < 200; ++round) {
+      const auto trigger = Trigger::create();
+      std::uint32_t* word = announced ? nullptr : trigger->share();
+      std::atomic<bool> go{false};
+      std::thread device([&] {
+        go.wait(false);
+        announced ? trigger->fire(1) : store(*word, 1);
+      });
+      go = true;
+      go.notify_one();
+      const auto handle = both.post(round % 2 == 0, {trigger});
+      device.join();
+      REQUIRE(ends(handle));
+      CHECK_EQ(handle->outcome(), Outcome::kDone);
+    }
+  }
+}
+
+TEST(layers_go_one_by_one_as_the_word_grows_and_values_may_be_jumped_over) {
+  on_all([](Ends& both, bool write) {
+    std::uint32_t word = 0;
+    const auto handle = both.post(write, {over(&word), 10, 5}, {2});
+    REQUIRE(both.is_told());
+    const auto has = [&](std::uint32_t layer) { return both.arrived(2, layer); };
+    store(word, 9);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    CHECK(both.untouched());
+    store(word, 14);
+    CHECK(await([&] { return has(0); }));
+    CHECK(!has(1));
+    store(word, 20);
+    CHECK(await([&] { return has(1) && has(2); }));
+    CHECK(!has(3));
+    CHECK_EQ(handle->outcome(), Outcome::kPending);
+    store(word, 4'000'000'000);
+    REQUIRE(ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+    CHECK(has(3));
+  });
+}
+
+TEST(a_trigger_that_never_fires_ends_its_transfer_at_the_deadline_with_no_byte_moved) {
+  on_all([](Ends& both, bool write) {
+    std::uint32_t word = 0;
+    const auto handle = both.post(write, {over(&word), 2}, {1}, 300 * kMillisecond);
+    store(word, 1);  // not enough
+    REQUIRE(ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kFailed);
+    CHECK_EQ(handle->status().code(), Code::kDeadline);
+    if (handle->status().message().find("4 of its 4 layers had not been released") == std::string::npos)
+      FAIL(handle->status().message());
+    CHECK(await([&] { return both.num_transfers() == 0; }));
+    CHECK(both.untouched());
+    store(word, 2);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    CHECK(both.untouched());
+  });
+}
+
+TEST(cancelled_while_it_waits_a_transfer_moves_nothing_though_it_fires_later) {
+  on_all([](Ends& both, bool write) {
+    const auto trigger = Trigger::create();
+    const auto handle = both.post(write, {trigger});
+    REQUIRE(both.is_told());
+    both.end(write).runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
+    REQUIRE(ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kCancelled);
+    trigger->fire(1);
+    CHECK(await([&] { return both.num_transfers() == 0; }));
+    CHECK(both.untouched());
+  });
+}
+
+TEST(a_peer_that_leaves_while_a_transfer_waits_ends_it) {
+  on_all([](Ends& both, bool write) {
+    const auto trigger = Trigger::create();
+    const auto handle = both.post(write, {trigger});
+    REQUIRE(both.is_told());
+    both.end(!write).runtime->close(kBound);
+    REQUIRE(ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kFailed);
+    CHECK_EQ(handle->status().code(), Code::kPeerLost);
+    trigger->fire(1);
+    CHECK(both.untouched());
+  });
+}
+
+TEST(an_agent_that_closes_while_a_transfer_waits_ends_it_and_is_told_nothing_more) {
+  on_all([](Ends& both, bool write) {
+    const auto trigger = Trigger::create();
+    const auto handle = both.post(write, {trigger});
+    REQUIRE(both.is_told());
+    both.end(write).runtime->close(kBound);
+    CHECK_EQ(handle->outcome(), Outcome::kFailed);
+    CHECK_EQ(handle->status().code(), Code::kClosed);
+    both.end(write).runtime.reset();
+    trigger->fire(1);  // its bell is gone
+  });
+}
+
+TEST(one_trigger_lets_many_transfers_of_several_agents_go) {
+  Ends both("unix");
+  const auto trigger = Trigger::create();
+  std::vector<std::shared_ptr<Handle>> handles;
+  for (std::uint32_t block = 0; block < kBlocks; ++block)
+    handles.push_back(both.post(block % 2 == 0, {trigger, 1 + block % 2, 0}, {block}));
+  REQUIRE(both.is_told(kBlocks));
+  trigger->fire(1);
+  for (std::uint32_t block = 0; block < kBlocks; block += 2) REQUIRE(ends(handles[block]));
+  for (std::uint32_t block = 1; block < kBlocks; block += 2)
+    CHECK_EQ(handles[block]->outcome(), Outcome::kPending);
+  trigger->fire(2);
+  for (const auto& handle : handles) {
+    REQUIRE(ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+  }
+}
+
+TEST(a_word_stays_until_the_transfers_that_wait_for_it_have_ended_whoever_lets_it_go) {
+  on_all([](Ends& both, bool write) {
+    auto word = std::make_shared<std::uint32_t>(0);
+    const std::weak_ptr<std::uint32_t> watched = word;
+    std::uint32_t& there = *word;
+    const auto handle = both.post(write, {over(&there, std::move(word))});
+    REQUIRE(both.is_told());
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    REQUIRE(!watched.expired());
+    store(there, 1);
+    REQUIRE(ends(handle));
+    // It is let go where its owner may want locks of its own: not under the gate, but by who waits next.
+    const auto next = Trigger::create();
+    next->fire(1);
+    REQUIRE(await([&] {
+      REQUIRE(ends(both.post(write, {next}, {0})));
+      return watched.expired();
+    }));
+  });
+}
+
+TEST(a_caller_who_sleeps_while_it_drives_sees_what_is_stored_or_fired) {
+  for (const bool announced : {true, false}) {
+    Ends both("loopback");
+    for (const bool write : {true, false})
+      for (int round = 0; round < 20; ++round) {
+        const auto trigger = Trigger::create();
+        std::uint32_t* word = announced ? nullptr : trigger->share();
+        const auto handle = both.post(write, {trigger});
+        std::atomic<bool> over{false};
+        // The caller drives before and after; the store comes while it may be asleep.
+        std::thread driver([&] {
+          both.end(write).runtime->wait([&] { return handle->outcome() != Outcome::kPending; }, kBound);
+          over = true;
+        });
+        std::this_thread::sleep_for(std::chrono::microseconds(300));
+        announced ? trigger->fire(1) : store(*word, 1);
+        CHECK(await([&] { return over.load(); }));
+        driver.join();
+        CHECK_EQ(handle->outcome(), Outcome::kDone);
+      }
+  }
+}
+
+TEST(an_event_loop_leaves_words_that_nobody_announces_to_the_thread) {
+  Ends both("shm");
+  for (const bool write : {true, false})
+    for (int round = 0; round < 20; ++round) {
+      std::uint32_t word = 0;
+      const auto handle = both.post(write, {over(&word)});
+      both.src.runtime->serve();
+      both.dst.runtime->serve();
+      store(word, 1);
+      REQUIRE(ends(handle));
+      CHECK_EQ(handle->outcome(), Outcome::kDone);
+    }
+}
+
+TEST(words_of_triggers_that_only_fire_are_used_again_and_shared_ones_never) {
+  std::uint32_t* word = nullptr;
+  {
+    const auto shared = Trigger::create();
+    word = shared->share();
+    store(*word, 7);
+    CHECK_EQ(shared->value(), 7);
+  }
+  std::vector<std::shared_ptr<Trigger>> kept;
+  for (int i = 0; i < 300; ++i) {
+    kept.push_back(Trigger::create());
+    CHECK_EQ(kept.back()->value(), 0);
+  }
+  store(*word, 9);  // as a graph that outlived its trigger
+  for (const auto& trigger : kept) CHECK_EQ(trigger->value(), 0);
+  // A word for one store is free once that has come.
+  std::uint32_t* awaited = Trigger::create()->share_once();
+  std::vector<std::uint32_t*> seen;
+  const auto comes_back = [&] {
+    kept.clear();
+    for (int i = 0; i < 600; ++i) kept.push_back(Trigger::create());
+    bool found = false;
+    for (const auto& trigger : kept) {
+      trigger->fire(1);
+      found = found || std::atomic_ref(*awaited).load() == 1;
+    }
+    return found;
+  };
+  CHECK(!comes_back());
+  store(*awaited, 1);
+  for (const auto& trigger : kept) trigger->reset();
+  kept.clear();
+  std::vector<std::shared_ptr<Trigger>> all;
+  while (std::atomic_ref(*awaited).load() != 0) {
+    all.push_back(Trigger::create());
+    REQUIRE(all.size() < 10'000);
+  }
+}
+
+TEST(what_is_no_word_is_refused) {
+  alignas(8) std::byte memory[8] = {};
+  const auto made = Trigger::create_over(reinterpret_cast<std::uint32_t*>(memory + 2), nullptr);
+  CHECK_EQ(made.status().code(), Code::kInvalidArgument);
+}
+
+TEST(an_agent_without_a_gpu_says_so_of_streams) {
+  Ends both("loopback");
+  const auto after = both.src.runtime->after_stream(nullptr);
+  CHECK_EQ(after.status().code(), Code::kUnsupported);
+  CHECK(after.status().message().find("has no GPU") != std::string::npos);
+  CHECK_EQ(both.src.runtime->after_event(nullptr).status().code(), Code::kUnsupported);
+  CHECK_EQ(both.src.runtime->record(*Trigger::create(), nullptr, 1).code(), Code::kUnsupported);
+}
+
+}  // namespace
+}  // namespace kvxfer
