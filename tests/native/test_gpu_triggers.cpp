@@ -1,0 +1,347 @@
+// Transfers that wait for a GPU: for streams, events, graphs and kernels, over an emulated driver.
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "core/runtime.h"
+#include "cuda_threads.h"
+#include "emulated_driver.h"
+#include "emulated_kernels.h"
+#include "gpu_memory.h"
+
+#include "gpu/examples/write_layer.cu"
+
+namespace kvxfer {
+namespace {
+
+using gpu_memory::DeviceMemory;
+
+constexpr std::uint32_t kBlocks = 4, kLayers = 3;
+constexpr std::uint64_t kBlockNbytes = 4096;
+constexpr std::uint64_t kLayerNbytes = kBlocks * kBlockNbytes, kNbytes = kLayers * kLayerNbytes;
+constexpr Time kSecond = 1'000'000'000;
+constexpr Time kBound = 60 * kSecond;
+constexpr Time kNoHeartbeat = 600 * kSecond;
+
+CopyProgram layers_of_pages() {
+  CopyLoop loop{};
+  loop.num_layers = kLayers;
+  loop.src_layer_stride = loop.dst_layer_stride = kLayerNbytes;
+  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = kBlockNbytes;
+  loop.counts[0] = loop.counts[1] = 1;
+  CopyProgram program;
+  program.loops = {loop};
+  program.num_layers = kLayers;
+  return program;
+}
+
+bool await(const std::function<bool()>& is_so) {
+  const Time until = Runtime::now() + kBound;
+  while (!is_so() && Runtime::now() < until) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  return is_so();
+}
+
+// A stream of the model's.
+class ModelStream {
+ public:
+  ModelStream() { REQUIRE_EQ(emulated::driver().stream_create(&stream_, 1, 0), 0); }
+  ~ModelStream() { emulated::driver().stream_destroy(stream_); }
+  gpu::Stream get() const { return stream_; }
+  void hold(gpu::EventHandle& event) {
+    REQUIRE_EQ(emulated::driver().stream_wait_event(stream_, &event, 0), 0);
+  }
+  void synchronize() { emulated::driver().stream_synchronize(stream_); }
+
+ private:
+  gpu::Stream stream_ = nullptr;
+};
+
+struct End {
+  explicit End(const std::string& name) : memory(kNbytes) {
+    RuntimeOptions options;
+    options.name = name;
+    options.listen = "tcp://127.0.0.1:0";
+    options.transports = {"cuda_ipc"};
+    options.heartbeat_ns = kNoHeartbeat;
+    options.silent_ns = 4 * kNoHeartbeat;
+    options.gpu.emplace();
+    options.gpu->driver = &emulated::driver();
+    options.gpu->kernels = emulated::fast_kernels();
+    Result<std::shared_ptr<Runtime>> created = Runtime::create(std::move(options));
+    REQUIRE_OK(created);
+    runtime = std::move(created).value();
+    std::memset(memory.data(), 0, kNbytes);
+    const auto id = runtime->register_region("kv", {{memory.data(), kNbytes}}, kBlocks, layers_of_pages(), {},
+                                             MemoryKind::kGpu);
+    REQUIRE_OK(id);
+    region = id.value();
+  }
+  DeviceMemory memory;
+  std::shared_ptr<Runtime> runtime;
+  RegionId region = 0;
+};
+
+struct Ends {
+  Ends() : src("src"), dst("dst") {
+    const auto called = src.runtime->begin_connect(dst.runtime->address(), kBound);
+    REQUIRE_OK(called);
+    there = called.value();
+    REQUIRE(await([&] {
+      const auto peers = dst.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
+      if (!peers.empty()) here = peers.front();
+      return !peers.empty() && num_rails(*src.runtime, there) == 1 && num_rails(*dst.runtime, here) == 1;
+    }));
+    const auto lease = dst.runtime->with_engine([&](Engine& engine, Time now) {
+      return engine.grant(now, here, dst.region, wire::LeaseMode::kWrite, true, {}, 10 * kBound, true);
+    });
+    REQUIRE_OK(lease);
+    const auto installed = src.runtime->with_engine([&](Engine& engine, Time now) {
+      return engine.install_program(now, there, true, src.region, dst.region, layers_of_pages());
+    });
+    REQUIRE_OK(installed);
+    program = installed.value();
+  }
+  ~Ends() {
+    src.runtime->close(kBound);
+    dst.runtime->close(kBound);
+  }
+  static std::size_t num_rails(Runtime& runtime, SessionKey peer) {
+    const auto view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(peer); });
+    return view && view->state == "open" ? view->rails.size() : 0;
+  }
+  std::shared_ptr<Handle> write(After after, std::vector<std::uint32_t> blocks = {0, 1, 2, 3}) {
+    TransferRequest request;
+    request.peer = there;
+    request.program = program;
+    request.src_ids = request.dst_ids = std::move(blocks);
+    request.num_layers = kLayers;
+    request.timeout_ns = 2 * kBound;
+    auto handle = src.runtime->post_after(std::move(request), std::move(after));
+    REQUIRE_OK(handle);
+    return handle.value();
+  }
+  bool ends(const std::shared_ptr<Handle>& handle) {
+    return await([&] { return handle->outcome() != Outcome::kPending; });
+  }
+  std::byte first_byte(std::uint32_t block = 0, std::uint32_t layer = 0) {
+    return dst.runtime->with_engine(
+        [&](Engine&, Time) { return dst.memory.data()[layer * kLayerNbytes + block * kBlockNbytes]; });
+  }
+  bool is_told() {
+    return await([&] {
+      return dst.runtime->with_engine([](Engine& engine, Time) { return engine.num_transfers(); }) == 1;
+    });
+  }
+  // The model writes its whole cache, when its stream comes to that.
+  void produce(ModelStream& stream, unsigned char value) {
+    REQUIRE_EQ(emulated::driver().memory_set(reinterpret_cast<gpu::Address>(src.memory.data()), value,
+                                             kNbytes, stream.get()),
+               0);
+  }
+
+  End src, dst;
+  SessionKey there = 0, here = 0;
+  std::uint32_t program = 0;
+};
+
+After taken(Result<After> after) {
+  REQUIRE_OK(after);
+  return std::move(after).value();
+}
+template <class T>
+void refused(const T& result, Code code, const std::string& words) {
+  CHECK_EQ(result.code(), code);
+  if (result.message().find(words) == std::string::npos) FAIL(result.message());
+}
+
+TEST(a_transfer_waits_for_what_a_stream_was_given_and_for_nothing_later) {
+  gpu::EventHandle busy, later;
+  ModelStream stream;
+  Ends both;
+  stream.hold(busy);
+  both.produce(stream, 7);
+  const auto handle = both.write(taken(both.src.runtime->after_stream(stream.get())));
+  stream.hold(later);
+  both.produce(stream, 9);
+  REQUIRE(both.is_told());
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK_EQ(static_cast<int>(both.first_byte()), 0);
+  CHECK_EQ(handle->outcome(), Outcome::kPending);
+  busy.fire();
+  REQUIRE(both.ends(handle));
+  CHECK_EQ(handle->outcome(), Outcome::kDone);
+  CHECK_EQ(static_cast<int>(both.first_byte(3, kLayers - 1)), 7);
+  later.fire();
+  stream.synchronize();
+}
+
+TEST(transfers_that_wait_for_events_do_not_wait_for_each_other) {
+  gpu::EventHandle first, second, over;
+  over.fired = true;
+  Ends both;
+  const auto waits = both.write(taken(both.src.runtime->after_event(&first)), {0});
+  const auto goes = both.write(taken(both.src.runtime->after_event(&second)), {1});
+  const auto went = both.write(taken(both.src.runtime->after_event(&over)), {2});
+  REQUIRE(both.ends(went));
+  second.fire();
+  REQUIRE(both.ends(goes));
+  CHECK_EQ(goes->outcome(), Outcome::kDone);
+  CHECK_EQ(waits->outcome(), Outcome::kPending);
+  first.fire();
+  REQUIRE(both.ends(waits));
+  CHECK_EQ(waits->outcome(), Outcome::kDone);
+}
+
+TEST(streams_of_another_gpu_and_of_captures_are_refused_in_words) {
+  Ends both;
+  Runtime& agent = *both.src.runtime;
+  ModelStream stream;
+  stream.get()->context = reinterpret_cast<gpu::Context>(&both);
+  refused(agent.after_stream(stream.get()).status(), Code::kInvalidArgument,
+          "of GPU 1, the agent's is GPU 0");
+  const auto trigger = agent.make_trigger();
+  REQUIRE_OK(trigger);
+  refused(agent.record(*trigger.value(), stream.get(), 1), Code::kInvalidArgument, "of GPU 1");
+  stream.get()->context = emulated::own_context();
+  stream.get()->capturing = true;
+  refused(agent.after_stream(stream.get()).status(), Code::kInvalidArgument, "is being captured");
+  CHECK(stream.get()->captured.empty());
+  gpu::EventHandle event;
+  event.captured = true;
+  refused(agent.after_event(&event).status(), Code::kInvalidArgument, "while a graph was captured");
+}
+
+TEST(a_device_that_failed_is_told_when_the_transfer_would_be_posted) {
+  Ends both;
+  ModelStream stream;
+  emulated::device().stream_error = emulated::kLaunchFailed;
+  refused(both.src.runtime->after_stream(stream.get()).status(), Code::kSystem, "cuStreamWriteValue32");
+  emulated::device().stream_error = 0;
+}
+
+TEST(a_graph_that_was_captured_fires_its_trigger_whenever_it_runs) {
+  Ends both;
+  ModelStream stream;
+  const auto made = both.src.runtime->make_trigger();
+  REQUIRE_OK(made);
+  const std::shared_ptr<Trigger>& trigger = made.value();
+  stream.get()->capturing = true;
+  CHECK_OK(both.src.runtime->record(*trigger, stream.get(), 1));
+  stream.get()->capturing = false;
+  REQUIRE_EQ(stream.get()->captured.size(), 1u);
+  for (unsigned char run = 1; run <= 3; ++run) {
+    trigger->reset();
+    const auto handle = both.write({trigger});
+    REQUIRE(both.is_told());
+    CHECK_EQ(handle->outcome(), Outcome::kPending);
+    both.produce(stream, run);
+    emulated::enqueue(stream.get(), stream.get()->captured.front());
+    REQUIRE(both.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+    CHECK_EQ(static_cast<int>(both.first_byte()), static_cast<int>(run));
+  }
+}
+
+TEST(a_stream_may_store_long_after_its_transfer_and_its_agent_are_gone) {
+  gpu::EventHandle busy;
+  ModelStream stream;
+  std::uint32_t* word = nullptr;
+  {
+    Ends both;
+    stream.hold(busy);
+    const After after = taken(both.src.runtime->after_stream(stream.get()));
+    word = after.trigger->share_once();
+    const auto handle = both.write(after);
+    both.src.runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
+    REQUIRE(both.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kCancelled);
+  }
+  // Nobody gets that word before the stream has stored to it.
+  Ends both;
+  std::vector<std::shared_ptr<Trigger>> others;
+  for (int i = 0; i < 200; ++i) {
+    auto made = both.src.runtime->make_trigger();
+    REQUIRE_OK(made);
+    others.push_back(std::move(made).value());
+  }
+  busy.fire();
+  stream.synchronize();
+  CHECK_EQ(std::atomic_ref(*word).load(), 1u);
+  for (const auto& trigger : others) CHECK_EQ(trigger->value(), 0u);
+}
+
+// As a launch passes them to a kernel.
+struct LayerArguments {
+  unsigned* layer;
+  unsigned num_words, seed;
+  unsigned* word;
+};
+
+constexpr unsigned kCtas = 3;
+
+TEST(kernels_let_layer_after_layer_go_from_inside) {
+  Ends both;
+  ModelStream stream;
+  const auto made = both.src.runtime->make_trigger();
+  REQUIRE_OK(made);
+  unsigned* word = made.value()->share();
+  gpu::FunctionHandle kernel{[](unsigned num_ctas, unsigned num_threads, unsigned, void** arguments) {
+                               const auto& given = *static_cast<LayerArguments*>(arguments[0]);
+                               cuda_threads::launch(num_ctas, num_threads, 0, write_layer, given.layer,
+                                                    given.num_words, given.seed, given.word);
+                             },
+                             {sizeof(LayerArguments)}};
+  const auto handle = both.write({made.value(), kCtas, kCtas});
+  gpu::EventHandle between;
+  for (unsigned layer = 0; layer < kLayers; ++layer) {
+    LayerArguments given{reinterpret_cast<unsigned*>(both.src.memory.data() + layer * kLayerNbytes),
+                         kLayerNbytes / sizeof(unsigned), 1000 * (layer + 1), word};
+    void* arguments[] = {&given};
+    REQUIRE_EQ(emulated::driver().launch(&kernel, kCtas, 1, 1, 8, 1, 1, 0, stream.get(), arguments, nullptr),
+               0);
+    if (layer == 0) stream.hold(between);
+  }
+  // Of layers whose kernels have not run nothing moves, though the one before is there.
+  const auto words_of = [&](unsigned layer) {
+    return both.dst.runtime->with_engine([&](Engine&, Time) {
+      std::vector<unsigned> words(kLayerNbytes / sizeof(unsigned));
+      std::memcpy(words.data(), both.dst.memory.data() + layer * kLayerNbytes, kLayerNbytes);
+      return words;
+    });
+  };
+  const auto is_there = [&](unsigned layer) {
+    const std::vector<unsigned> words = words_of(layer);
+    for (unsigned at = 0; at < words.size(); ++at)
+      if (words[at] != 1000 * (layer + 1) + at) return false;
+    return true;
+  };
+  REQUIRE(await([&] { return is_there(0); }));
+  CHECK_EQ(words_of(1).back(), 0u);
+  CHECK_EQ(handle->outcome(), Outcome::kPending);
+  between.fire();
+  REQUIRE(both.ends(handle));
+  CHECK_EQ(handle->outcome(), Outcome::kDone);
+  for (unsigned layer = 0; layer < kLayers; ++layer) CHECK(is_there(layer));
+}
+
+TEST(a_thread_fires_for_its_whole_cta) {
+  unsigned word = 0;
+  std::vector<unsigned> written(64);
+  std::thread device([&] {
+    cuda_threads::launch(1, 32, 0, [&] {
+      written[threadIdx.x] = threadIdx.x + 1;
+      __syncthreads();
+      if (threadIdx.x == 31) fire(&word, 5);
+    });
+  });
+  while (std::atomic_ref(word).load(std::memory_order_acquire) != 5) std::this_thread::yield();
+  for (unsigned i = 0; i < 32; ++i) CHECK_EQ(written[i], i + 1);
+  device.join();
+}
+
+}  // namespace
+}  // namespace kvxfer
