@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvxfer.region import Region, RegionDescriptor
     from kvxfer.routing import Share, route
     from kvxfer.transfer import Incoming, Transfer
+    from kvxfer.trigger import Trigger
 
 __version__ = "0.1.0"
 
@@ -59,6 +60,7 @@ _HOME = {
     "Share": "routing",
     "Transfer": "transfer",
     "TransferError": "errors",
+    "Trigger": "trigger",
     "UsageError": "errors",
     "route": "routing",
     "use_huge_pages": "huge_pages",
@@ -88,6 +90,7 @@ __all__ = [
     "Share",
     "Transfer",
     "TransferError",
+    "Trigger",
     "UsageError",
     "route",
     "use_huge_pages",

@@ -114,6 +114,25 @@ class Event:
     @property
     def message(self) -> str: ...
 
+class Trigger:
+    """A word of 4 bytes that says how far something is; `AgentCore.trigger` and `trigger_over` make one."""
+
+    @property
+    def value(self) -> int: ...
+    def fire(self, value: int) -> None:
+        """Stores a value that is more than what is there, and wakes every agent that waits for it."""
+    def reset(self) -> None: ...
+    def share(self) -> int:
+        """Its address, for others to store to: those who wait look at it from now on."""
+
+class After:
+    """Layer k of a transfer may go once ``trigger.value >= first + k * step``, all at once for a step of 0."""
+
+    def __init__(self, trigger: Trigger, first: int, step: int) -> None: ...
+
+def trigger_over(memory: Any) -> Trigger:
+    """One over a writable buffer of 4 bytes, exported for as long as anybody waits for it."""
+
 class Route:
     """A program of a peer and some of its layers, ready to be posted."""
 
@@ -127,7 +146,7 @@ class Route:
         priority: int,
         integrity: bool | None,
         lease: int | None,
-        hold: bool,
+        hold: bool | After,
     ) -> Handle:
         """Posts a write or a read, whichever the program is for. Ids of units (kvxfer/pairs.py), the last
         ``num_fine`` of tokens. ``lease``: the peer's, None for any. ``hold``: no layer goes before
@@ -229,6 +248,14 @@ class AgentCore:
         """Transfers of a program's ``num_layers`` layers from ``first_layer`` on; ``timeout_s`` and
         ``integrity`` of those that name none; ``as_ids`` turns other block ids into uint32."""
 
+    # Words that transfers wait for. ``stream`` and ``event`` are handles of the driver, of this agent's GPU.
+
+    def trigger(self) -> Trigger:
+        """In pinned memory where the agent has a GPU."""
+    def record(self, trigger: Trigger, stream: int, value: int) -> None:
+        """Has a stream store to a trigger of `trigger`, after what it was given before."""
+    def after_stream(self, stream: int) -> After: ...
+    def after_event(self, event: int) -> After: ...
     def expect(
         self,
         tag: bytes,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvxfer._native import CODES, AgentCore, NativeError
+from kvxfer._native import CODES, AgentCore, NativeError, trigger_over
 from kvxfer.completion import ANY, NOTIFICATION, Completions
 from kvxfer.errors import AgentError, UsageError, translate
 from kvxfer.layout import KVLayout
@@ -22,9 +22,10 @@ from kvxfer.posting import Poster
 from kvxfer.programs import ProgramCache
 from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.transfer import Incoming, Transfer
+from kvxfer.trigger import Trigger, resolve
 
 if TYPE_CHECKING:
-    from kvxfer._native import Event
+    from kvxfer._native import After, Event
     from kvxfer.directory import Directory
 
 
@@ -439,8 +440,14 @@ class Agent:
             0. None for all that both tables name, whole blocks where pages are equal. Exactly these
             are written: a last block that is filled in part keeps the rest of its bytes.
         after
-            An asyncio or concurrent future: nothing moves before it is done, and the transfer is
-            cancelled when it fails.
+            What the first byte waits for, and nothing else does: the transfer is posted at once, finds its
+            lease and counts its time.
+
+            - A `Trigger`; ``trigger.by_layer()`` where layers become final one by one.
+            - A stream or an event of torch or cuda.core, of this agent's GPU: what is enqueued in the stream
+              by now, or was when the event was recorded. Neither may be of a graph's capture: record a
+              trigger there.
+            - An asyncio or concurrent future; the transfer is cancelled when it fails.
         notify
             Delivered to the peer when all bytes are visible there, or the tag of its ``expect``;
             at most 4096 bytes.
@@ -470,18 +477,15 @@ class Agent:
 
         Notes
         -----
-        One call into native code. The copy program is compiled once for each pair of regions.
+        One call into native code, and one more for a stream or an event. The copy program is compiled once
+        for each pair of regions. A transfer that waits for what a GPU or another process stores takes a few
+        percent of one processor (native/DESIGN.md).
         """
-        waits = False
+        held: bool | After = bool(hold)
         if after is not None:
             if hold:
                 raise UsageError("hold and after both say when to start: pass one", code="invalid-argument")
-            if not hasattr(after, "add_done_callback"):
-                raise UsageError(
-                    f"after is an asyncio or concurrent future, not a {type(after).__name__}",
-                    code="invalid-argument",
-                )
-            waits = not (after.done() and not after.cancelled() and after.exception() is None)
+            held = resolve(self._core, self._options.gpu, after)
         transfer = self._poster.transfer(
             region,
             remote_region,
@@ -496,9 +500,9 @@ class Agent:
             priority,
             integrity,
             lease,
-            bool(hold) or waits,
+            held,
         )
-        if waits:
+        if after is not None and held is True:
             after.add_done_callback(transfer._follow)
         return transfer
 
@@ -512,6 +516,7 @@ class Agent:
         layers: Iterable[int] | None = None,
         heads: range | None = None,
         tokens: range | None = None,
+        after: Any = None,
         notify: bytes = b"",
         timeout_s: float | None = None,
         priority: int = 0,
@@ -532,15 +537,17 @@ class Agent:
             Where they come from: ``peer.regions[name]``.
         src_blocks, dst_blocks
             Block ids of the remote and of the local region, as in `write`.
-        layers, heads, tokens, notify, timeout_s, priority, integrity, lease
-            As in `write`.
+        layers, heads, tokens, after, notify, timeout_s, priority, integrity, lease
+            As in `write`. `after` is for blocks that something here still uses: the peer is asked at once,
+            and its lease has to last until the bytes may land.
 
         Raises
         ------
         UsageError, PeerError
             As in `write`.
         """
-        return self._poster.transfer(
+        held = False if after is None else resolve(self._core, self._options.gpu, after)
+        transfer = self._poster.transfer(
             region,
             remote_region,
             src_blocks,
@@ -554,8 +561,36 @@ class Agent:
             priority,
             integrity,
             lease,
-            False,
+            held,
         )
+        if held is True:
+            after.add_done_callback(transfer._follow)
+        return transfer
+
+    def trigger(self, memory: Any = None) -> Trigger:
+        """Returns a word at 0 that transfers can wait for (``after=``), of this agent or of another here.
+
+        Parameters
+        ----------
+        memory
+            4 writable bytes, e.g. ``numpy.frombuffer(shared.buf, numpy.uint32, 1)`` of memory that other
+            processes have mapped; they stay exported for as long as a transfer waits. None takes a word of
+            this process, in pinned memory where the agent has a GPU.
+
+        Raises
+        ------
+        UsageError
+            ``length-mismatch``: `memory` has another size; ``invalid-argument``: it cannot be written to.
+        """
+        self._completions.check()
+        try:
+            return Trigger(self._core, self._core.trigger() if memory is None else trigger_over(memory))
+        except NativeError as error:
+            raise translate(error) from None
+        except (TypeError, BufferError, ValueError) as error:
+            raise UsageError(
+                f"memory is 4 writable bytes, as of a numpy array: {error}", code="invalid-argument"
+            ) from None
 
     def expect(
         self,

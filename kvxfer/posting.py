@@ -22,7 +22,7 @@ from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.transfer import Incoming, Scope, Transfer
 
 if TYPE_CHECKING:
-    from kvxfer._native import Route
+    from kvxfer._native import After, Route
 
 
 class Poster:
@@ -59,7 +59,7 @@ class Poster:
         priority: int,
         integrity: bool | None,
         lease: int | None,
-        hold: bool,
+        hold: bool | After,
     ) -> Transfer:
         """Posts a write or a read; `Agent.write` says what the arguments mean and what it raises."""
         known_region, known_remote, known_write, known_entries, route, scope = self._usual

@@ -242,6 +242,47 @@ def check_layers_arrive_as_they_are_released(make_pair: MakePair) -> None:
         settle(pair, transfer, incoming)
 
 
+def check_transfers_wait_for_a_trigger_and_for_nothing_else(make_pair: MakePair) -> None:
+    """A write and a read find their rights at once; no byte of a layer lands before its value is stored."""
+    with make_pair(SMALL) as pair:
+        src, dst = pair.prefill, pair.decode
+        dst.region.grant(dst.peer, None, "write")
+        src.region.grant(src.peer, None, "read")
+        for write in (True, False):
+            src.fill(7 + write)
+            before = dst.array.copy()
+            poster = src if write else dst
+            verb = poster.agent.write if write else poster.agent.read
+            word = np.zeros(1, np.uint32)
+            trigger = poster.agent.trigger(word)
+            transfer = verb(
+                poster.region,
+                poster.remote,
+                [3, 9],
+                [5, 2],
+                after=trigger.by_layer(10),
+                timeout_s=BOUND_S,
+            )
+            other = verb(
+                poster.region, poster.remote, [0], [0], after=trigger.at(9), layers=[0], timeout_s=BOUND_S
+            )
+            word[0] = 9
+            settle(pair, other)
+            np.testing.assert_array_equal(dst.array[:, :, [5, 2]], before[:, :, [5, 2]])
+            assert transfer.state == "pending" or pair.lossy
+            word[0] = 10
+            deadline = time.monotonic() + BOUND_S
+            while transfer.state == "pending" and (
+                not np.array_equal(dst.array[0][:, [5, 2]], src.array[0][:, [3, 9]])
+            ):
+                dst.agent.poll()
+                assert time.monotonic() < deadline, f"the first layer never came (seed {pair.seed})"
+            np.testing.assert_array_equal(dst.array[1:, :, [5, 2]], before[1:, :, [5, 2]])
+            trigger.fire(10 + src.num_layers - 1)
+            if settle(pair, transfer):
+                np.testing.assert_array_equal(dst.array[:, :, [5, 2]], src.array[:, :, [3, 9]])
+
+
 def check_an_expectation_nobody_meets_ends(make_pair: MakePair) -> None:
     """Contract 6: it fails at its deadline and names its blocks."""
     with make_pair(SMALL) as pair:

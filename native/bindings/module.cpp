@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "bindings/transfer.h"
+#include "bindings/trigger.h"
 #include "core/crc32c.h"
 #include "core/executor.h"
 #include "core/pool_memory.h"
@@ -307,6 +308,31 @@ class PyAgentCore {
     return {runtime_, peer, program, first_layer, num_layers, timeout_s, integrity, std::move(as_ids)};
   }
 
+  void record(const PyTrigger& trigger, std::uint64_t stream, Trigger::Word value) const {
+    check(runtime_->check_alive());
+    const Status status = [&] {
+      const nb::gil_scoped_release release;
+      return runtime_->record(*trigger.trigger, reinterpret_cast<gpu::Stream>(stream), value);
+    }();
+    check(status);
+  }
+  After after_stream(std::uint64_t stream) const {
+    check(runtime_->check_alive());
+    Result<After> after = [&] {
+      const nb::gil_scoped_release release;
+      return runtime_->after_stream(reinterpret_cast<gpu::Stream>(stream));
+    }();
+    return take(std::move(after));
+  }
+  After after_event(std::uint64_t event) const {
+    check(runtime_->check_alive());
+    Result<After> after = [&] {
+      const nb::gil_scoped_release release;
+      return runtime_->after_event(reinterpret_cast<gpu::Event>(event));
+    }();
+    return take(std::move(after));
+  }
+
   PyHandle expect(nb::handle tag, RegionId region, const BlockIds& blocks, std::uint32_t first_layer,
                   std::uint32_t num_layers, std::uint32_t block_tokens, std::uint64_t first_token,
                   std::uint64_t end_token, std::uint32_t num_heads, std::int64_t peer,
@@ -400,6 +426,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("seals", &PyPoolMemory::seals)
       .def("array", &PyPoolMemory::array);
 
+  define_trigger(m);
   define_transfer(m);
 
   nb::class_<Event>(m, "Event")
@@ -453,6 +480,10 @@ NB_MODULE(_native, m) {
            "dst_region"_a, "num_layers"_a, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "dst_heads"_a)
       .def("route", &PyAgentCore::route, "peer"_a, "program"_a, "first_layer"_a, "num_layers"_a,
            "timeout_s"_a, "integrity"_a, "as_ids"_a)
+      .def("trigger", [](const PyAgentCore& c) { return PyTrigger{take(c.runtime().make_trigger())}; })
+      .def("record", &PyAgentCore::record, "trigger"_a, "stream"_a, "value"_a)
+      .def("after_stream", &PyAgentCore::after_stream, "stream"_a)
+      .def("after_event", &PyAgentCore::after_event, "event"_a)
       .def("expect", &PyAgentCore::expect, "tag"_a.none(), "region"_a, "blocks"_a, "first_layer"_a,
            "num_layers"_a, "block_tokens"_a, "first_token"_a, "end_token"_a, "num_heads"_a, "peer"_a,
            "timeout_s"_a)

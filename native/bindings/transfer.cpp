@@ -96,7 +96,7 @@ double to_seconds(nb::handle seconds, double otherwise) {
 
 bool to_bool(nb::handle flag, bool otherwise) {
   if (flag.is_none()) return otherwise;
-  if (!PyBool_Check(flag.ptr())) throw nb::type_error("integrity is no bool");
+  if (!PyBool_Check(flag.ptr())) throw nb::type_error("integrity or hold is no bool");
   return flag.ptr() == Py_True;
 }
 
@@ -132,7 +132,7 @@ std::vector<std::uint32_t> PyRoute::to_ids(nb::handle blocks) const {
 
 PyHandle PyRoute::post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
                        nb::handle notify, nb::handle timeout, nb::handle priority, nb::handle check,
-                       nb::handle lease, bool hold) const {
+                       nb::handle lease, nb::handle hold) const {
   TransferRequest request;
   request.peer = peer;
   request.program = program;
@@ -141,7 +141,8 @@ PyHandle PyRoute::post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32
   request.num_fine = num_fine;
   request.first_layer = first_layer;
   request.num_layers = num_layers;
-  request.layers_ready = hold ? 0 : num_layers;
+  const After* after = nb::isinstance<After>(hold) ? nb::inst_ptr<After>(hold) : nullptr;
+  request.layers_ready = after != nullptr || to_bool(hold, false) ? 0 : num_layers;
   request.notify = to_payload(notify);
   request.priority = to_priority(priority);
   request.timeout_ns = to_ns(to_seconds(timeout, timeout_s));
@@ -150,6 +151,7 @@ PyHandle PyRoute::post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32
   python::check(runtime->check_alive());
   Result<std::shared_ptr<Handle>> posted = [&] {
     const nb::gil_scoped_release release;
+    if (after != nullptr) return runtime->post_after(std::move(request), *after);
     return runtime->with_engine(
         [&](Engine& engine, Time now) { return engine.post(now, std::move(request)); });
   }();

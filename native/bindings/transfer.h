@@ -38,7 +38,8 @@ struct PyRoute {
   nb::object as_ids;  // kvxfer/block_table.py: of what are no uint32 yet
 
   PyHandle post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine, nb::handle notify,
-                nb::handle timeout, nb::handle priority, nb::handle check, nb::handle lease, bool hold) const;
+                nb::handle timeout, nb::handle priority, nb::handle check, nb::handle lease,
+                nb::handle hold) const;
 
  private:
   std::vector<std::uint32_t> to_ids(nb::handle blocks) const;

@@ -120,6 +120,26 @@ class FakeCore:
             "message": "",
         }
 
+    def trigger(self) -> Any:
+        from kvxfer._native import trigger_over
+
+        return trigger_over(np.zeros(1, np.uint32))
+
+    def record(self, trigger: Any, stream: int, value: int) -> None:
+        self.calls.append(("record", (stream, value)))
+
+    def after_stream(self, stream: int) -> Any:
+        return self._after("after_stream", stream)
+
+    def after_event(self, event: int) -> Any:
+        return self._after("after_event", event)
+
+    def _after(self, verb: str, handle: int) -> Any:
+        from kvxfer._native import After
+
+        self.calls.append((verb, (handle,)))
+        return After(self.trigger(), 1, 0)
+
     def drain(self, max_events: int = 256, arm: bool = True) -> list[SimpleNamespace]:
         try:
             os.eventfd_read(self.event_fd)

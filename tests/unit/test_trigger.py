@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import mmap
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("kvxfer._native", reason="the native module is not built")
+
+import kvxfer
+from kvxfer import Agent, AgentOptions, Trigger
+from kvxfer._native import After
+from kvxfer.errors import TransferError, UsageError
+from tests.unit.test_agent import Ends
+
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def alone() -> Any:
+    with Agent("alone", AgentOptions(listen="", transports=("loopback",))) as agent:
+        yield agent
+
+
+@pytest.fixture
+def ends(fake_core: list[Any]) -> Ends:
+    return Ends(fake_core)
+
+
+def test_a_value_only_grows_until_it_is_reset(alone: Agent) -> None:
+    trigger = alone.trigger()
+    assert trigger.value == 0
+    trigger.fire()
+    trigger.fire(7)
+    trigger.fire(3)
+    assert trigger.value == 7
+    trigger.reset()
+    assert trigger.value == 0
+    assert repr(trigger) == "<Trigger at 0>"
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**32, "1", 1.0, None])
+def test_what_is_no_value_is_refused(alone: Agent, value: Any) -> None:
+    trigger = alone.trigger()
+    for verb in (trigger.fire, trigger.at, trigger.by_layer):
+        with pytest.raises(UsageError, match="a trigger's value is 1 to 4294967295") as raised:
+            verb(value)
+        assert raised.value.code == "out-of-range"
+    trigger.fire(2**32 - 1)
+    trigger.fire(np.int64(5))  # type: ignore[arg-type]
+    assert trigger.value == 2**32 - 1
+
+
+def test_memory_of_a_callers_is_its_word(alone: Agent) -> None:
+    word = np.zeros(1, np.uint32)
+    trigger = alone.trigger(word)
+    word[0] = 12
+    assert trigger.value == 12
+    trigger.fire(13)
+    assert word[0] == 13
+    assert trigger.address == word.ctypes.data
+    shared = mmap.mmap(-1, 4096)
+    view = memoryview(shared)[64:68]
+    over = alone.trigger(view)
+    over.fire(3)
+    assert shared[64:68] == b"\3\0\0\0"
+    with pytest.raises(BufferError):  # exported for as long as the trigger is there
+        view.release()
+    del over
+    gc.collect()
+    view.release()
+    shared.close()
+
+
+@pytest.mark.parametrize(
+    ("memory", "code"),
+    [
+        (np.zeros(2, np.uint32), "length-mismatch"),
+        (np.zeros(1, np.uint64), "length-mismatch"),
+        (b"abcd", "invalid-argument"),
+        (memoryview(bytearray(9))[1:5], "invalid-argument"),
+        (np.zeros(8, np.uint32)[::8], None),
+        (3, "invalid-argument"),
+    ],
+)
+def test_what_is_no_word_is_refused(alone: Agent, memory: Any, code: str | None) -> None:
+    if code is None:  # one element has no stride that matters
+        assert alone.trigger(memory).value == 0
+        return
+    with pytest.raises(UsageError) as raised:
+        alone.trigger(memory)
+    assert raised.value.code == code
+
+
+# ---- what after= takes ---------------------------------------------------------------------------
+
+
+class TorchStream:
+    def __init__(self, handle: int, device: int | None) -> None:
+        self.cuda_stream = handle
+        self.device = SimpleNamespace(type="cuda", index=device)
+
+
+class TorchEvent:
+    def __init__(self, handle: int, device: int | None) -> None:
+        self.cuda_event = handle
+        self.device = None if device is None else SimpleNamespace(type="cuda", index=device)
+
+
+class CoreStream:
+    def __init__(self, handle: int, device: int) -> None:
+        self.handle = handle
+        self.device = SimpleNamespace(device_id=device)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+class CoreEvent:
+    is_done = False
+
+    def __init__(self, handle: int, device: int) -> None:
+        self.handle = handle
+        self.device = SimpleNamespace(device_id=device)
+
+
+POSTS: list[Callable[..., Any]] = [
+    lambda ends, **options: ends.agent.write(ends.region, ends.remote, [1], [2], **options),
+    lambda ends, **options: ends.agent.read(ends.region, ends.remote, [1], [2], **options),
+]
+
+
+@pytest.mark.parametrize("post", POSTS, ids=["write", "read"])
+@pytest.mark.parametrize(
+    ("waited", "verb", "handle"),
+    [
+        (TorchStream(0, 0), "after_stream", 0),  # the default stream
+        (TorchStream(77, 0), "after_stream", 77),
+        (CoreStream(78, 0), "after_stream", 78),
+        (TorchEvent(79, 0), "after_event", 79),
+        (CoreEvent(80, 0), "after_event", 80),
+    ],
+)
+def test_streams_and_events_are_known_by_their_protocols(
+    ends: Ends, post: Any, waited: Any, verb: str, handle: int
+) -> None:
+    post(ends, after=waited)
+    assert ends.core.called(verb) == [(handle,)]
+    assert isinstance(ends.post()[-1], After)
+
+
+@pytest.mark.parametrize("post", POSTS, ids=["write", "read"])
+@pytest.mark.parametrize(
+    ("waited", "words"),
+    [
+        (TorchStream(77, 1), "the stream is of GPU 1, the agent's is GPU 0"),
+        (CoreStream(78, 2), "the stream is of GPU 2, the agent's is GPU 0"),
+        (TorchEvent(79, 3), "the event is of GPU 3, the agent's is GPU 0"),
+        (CoreEvent(80, 4), "the event is of GPU 4, the agent's is GPU 0"),
+        (TorchEvent(0, None), "the event was never recorded"),
+        (object(), "or a future, not a object"),
+        ("now", "not a str"),
+    ],
+)
+def test_what_cannot_be_waited_for_posts_nothing(ends: Ends, post: Any, waited: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        post(ends, after=waited)
+    assert not ends.core.called("post")
+
+
+@pytest.mark.parametrize("post", POSTS, ids=["write", "read"])
+def test_triggers_go_to_the_core_as_they_are(ends: Ends, post: Any) -> None:
+    trigger = ends.agent.trigger()
+    for after in (trigger, trigger.at(5), trigger.by_layer(3, 2)):
+        post(ends, after=after)
+        assert isinstance(ends.post()[-1], After)
+    with pytest.raises(UsageError, match="both say when"):
+        ends.agent.write(ends.region, ends.remote, [1], [2], after=trigger, hold=True)
+
+
+async def test_a_read_follows_a_future(ends: Ends) -> None:
+    done, failed = (asyncio.get_running_loop().create_future() for _ in range(2))
+    for future in (done, failed):
+        ends.agent.read(ends.region, ends.remote, [1], [2], after=future)
+    assert ends.held()
+    done.set_result(None)
+    failed.set_exception(ValueError("the consumer failed"))
+    await asyncio.sleep(0)
+    assert [handle.ready for handle in ends.core.handles] == [4, -1]
+    assert [handle.cancelled for handle in ends.core.handles] == [False, True]
+    over: Future[None] = Future()
+    over.set_result(None)
+    ends.agent.read(ends.region, ends.remote, [1], [2], after=over)
+    assert not ends.held()
+
+
+def test_a_stream_is_recorded_with_its_value(ends: Ends) -> None:
+    trigger = ends.agent.trigger()
+    trigger.record(TorchStream(9, 0))
+    trigger.record(CoreStream(8, 0), 4)
+    assert ends.core.called("record") == [(9, 1), (8, 4)]
+    with pytest.raises(UsageError, match=r"recorded in a torch or cuda\.core stream, not in a int"):
+        trigger.record(3)
+
+
+def test_an_agent_without_a_gpu_says_so(alone: Agent) -> None:
+    trigger = alone.trigger()
+    with pytest.raises(UsageError, match="agent 'alone' has no GPU whose streams") as raised:
+        trigger.record(TorchStream(9, 0))
+    assert raised.value.code == "unsupported"
+
+
+def test_a_closed_agent_makes_none() -> None:
+    agent = Agent("gone", AgentOptions(listen="", transports=("loopback",)))
+    trigger = agent.trigger()
+    agent.close()
+    with pytest.raises(kvxfer.AgentError):
+        agent.trigger()
+    trigger.fire()
+    assert trigger.value == 1
+
+
+# ---- real agents ---------------------------------------------------------------------------------
+
+
+class Two:
+    """Two agents of this process, and a cache of one layer at each."""
+
+    def __init__(self, src: Agent, dst: Agent) -> None:
+        self.src, self.dst = src, dst
+        self.pages = np.arange(8 * 64, dtype=np.uint8).reshape(8, 64)
+        self.landed = np.zeros_like(self.pages)
+        self.region = src.register("kv", self.pages)
+        self.target = dst.register("kv", self.landed)
+        self.there = src.connect_blocking(dst.address, TIMEOUT_S)
+        self.here = dst.accept_blocking("src", TIMEOUT_S)
+        self.target.grant(self.here, None, "write", ttl_s=TIMEOUT_S)
+        self.region.grant(self.there, None, "read", ttl_s=TIMEOUT_S)
+
+    def post(self, write: bool, after: Any, **options: Any) -> kvxfer.Transfer:
+        options.setdefault("timeout_s", TIMEOUT_S)
+        if write:
+            remote = self.there.wait_region("kv", TIMEOUT_S)
+            return self.src.write(self.region, remote, [1, 5], [2, 3], after=after, **options)
+        remote = self.here.wait_region("kv", TIMEOUT_S)
+        return self.dst.read(self.target, remote, [1, 5], [2, 3], after=after, **options)
+
+
+@pytest.fixture
+def two() -> Any:
+    options = AgentOptions(listen="tcp://127.0.0.1:0", transports=("loopback", "tcp"))
+    with Agent("src", options) as src, Agent("dst", options) as dst:
+        yield Two(src, dst)
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_any_agents_transfers_wait_for_one_trigger(two: Two, write: bool) -> None:
+    trigger = two.src.trigger()
+    first, second = two.post(write, trigger), two.post(write, trigger.at(2))
+    assert not two.landed.any()
+    trigger.fire()
+    first.wait(TIMEOUT_S)
+    np.testing.assert_array_equal(two.landed[[2, 3]], two.pages[[1, 5]])
+    assert second.state == "pending"
+    trigger.fire(2)
+    second.wait(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_a_trigger_that_nobody_keeps_is_kept_by_its_transfer(two: Two, write: bool) -> None:
+    word = np.zeros(1, np.uint32)
+    transfer = two.post(write, two.src.trigger(word).at(3))
+    gc.collect()
+    word[0] = 3
+    transfer.wait(TIMEOUT_S)
+    assert transfer.done
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_one_that_never_fires_fails_at_its_deadline(two: Two, write: bool) -> None:
+    transfer = two.post(write, two.src.trigger(), timeout_s=0.2)
+    with pytest.raises(TransferError) as raised:
+        transfer.wait(TIMEOUT_S)
+    assert raised.value.code == "deadline"
+    assert not two.landed.any()
+
+
+async def test_awaiting_wakes_where_another_thread_fires(two: Two) -> None:
+    for write in (True, False):
+        trigger = two.src.trigger()
+        transfer = two.post(write, trigger)
+        waiting = asyncio.ensure_future(asyncio.wait_for(transfer, TIMEOUT_S))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(trigger.fire)
+        await waiting
+        assert transfer.done
+
+
+def test_its_type_is_public() -> None:
+    assert kvxfer.Trigger is Trigger
