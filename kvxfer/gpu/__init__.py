@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvxfer.gpu.shareable import shareable_memory
 
-__all__ = ["shareable_memory"]
+__all__ = ["include_path", "shareable_memory"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,3 +20,14 @@ def __getattr__(name: str) -> Any:
 
         return shareable_memory
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def include_path() -> str:
+    """Returns the folder to compile kernels with that include ``kvxfer/device.cuh``.
+
+    By that header a kernel says from inside that pages are final (`kvxfer.Trigger`). It includes nothing of
+    CUDA or C++ and takes no library: nvcc's ``-I``, NVRTC's ``--include-path``.
+    """
+    from kvxfer.gpu import sources
+
+    return str(sources.ROOT / "include")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvxfer.errors import UsageError
-from kvxfer.gpu import compiler
+from kvxfer.gpu import compiler, include_path, sources
 from kvxfer.gpu.compiler import Compilation
 from kvxfer.gpu.kernels import KERNELS, Kernel, kernel_of
 
@@ -103,3 +103,33 @@ def test_every_kernel_runs_from_its_least_architecture_on(kernel: Kernel) -> Non
     with pytest.raises(UsageError, match=rf"for sm_{kernel.least_sm} and later, and this is sm_80") as caught:
         compiler.compile_kernel(kernel, "sm_80")
     assert caught.value.code == "unsupported"
+
+
+# ---- kvxfer/device.cuh in somebody else's kernel -------------------------------------------------
+
+EXAMPLE = sources.ROOT / "gpu" / "examples" / "write_layer.cu"
+FIRES = """
+#include "kvxfer/device.cuh"
+extern "C" __global__ void fires(unsigned* word) { kvxfer::fire(word, 7); }
+"""
+
+
+def compiled_by_its_author(code: str, architecture: str) -> bytes:
+    """Compiles with the folder of our header and nothing else of ours."""
+    from cuda.core import Program, ProgramOptions
+
+    program = Program(code, "c++", ProgramOptions(arch=architecture, include_path=[include_path()]))
+    try:
+        return bytes(program.compile("cubin").code)
+    finally:
+        program.close()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_tells_the_host_is_fenced_and_of_system_scope(architecture: str, tmp_path: Path) -> None:
+    arrives = instructions(dump(compiled_by_its_author(EXAMPLE.read_text(), architecture), tmp_path))
+    fires = instructions(dump(compiled_by_its_author(FIRES, architecture), tmp_path))
+    for found in (arrives, fires):
+        assert any(name.startswith("MEMBAR") and name.endswith("SYS") for name in found), sorted(found)
+    assert any(name.startswith(("RED", "ATOM")) and "STRONG.SYS" in name for name in arrives), sorted(arrives)
+    assert any(name.startswith("ST") and "STRONG.SYS" in name for name in fires), sorted(fires)

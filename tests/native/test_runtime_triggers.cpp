@@ -274,8 +274,6 @@ TEST(a_trigger_that_never_fires_ends_its_transfer_at_the_deadline_with_no_byte_m
     REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kFailed);
     CHECK_EQ(handle->status().code(), Code::kDeadline);
-    if (handle->status().message().find("4 of its 4 layers had not been released") == std::string::npos)
-      FAIL(handle->status().message());
     CHECK(await([&] { return both.num_transfers() == 0; }));
     CHECK(both.untouched());
     store(word, 2);

@@ -133,6 +133,8 @@ TEST(a_read_that_is_never_released_ends_at_its_deadline_and_nothing_lands) {
     REQUIRE(pair.ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kFailed);
     CHECK_EQ(handle->status().code(), Code::kDeadline);
+    CHECK_EQ(handle->status().message(),
+             "4 of its 4 layers had not been released here when the transfer's time was over");
     CHECK_EQ(pair.bytes_landed, 0);
     pair.world.run_for(kSecond);
     CHECK_EQ(pair.src.engine().num_transfers(), 0);

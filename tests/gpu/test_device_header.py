@@ -1,0 +1,95 @@
+"""``kvxfer/device.cuh`` in a kernel of somebody else's: that it fires on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvxfer
+from kvxfer.gpu import include_path, sources
+
+pytestmark = pytest.mark.gpu
+
+EXAMPLE = sources.ROOT / "gpu" / "examples" / "write_layer.cu"
+FIRES = """
+#include "kvxfer/device.cuh"
+extern "C" __global__ void fires(unsigned* word) { kvxfer::fire(word, 7); }
+"""
+TIMEOUT_S = 60.0
+
+
+def compiled(code: str, architecture: str) -> bytes:
+    """Compiles as a kernel's author does: with the folder of our header and nothing else of ours."""
+    from cuda.core import Program, ProgramOptions
+
+    program = Program(code, "c++", ProgramOptions(arch=architecture, include_path=[include_path()]))
+    try:
+        return bytes(program.compile("cubin").code)
+    finally:
+        program.close()
+
+
+@pytest.fixture
+def module_of() -> Any:
+    """Loads a kernel and returns what launches it in torch's current stream."""
+    import torch
+    from cuda.core import Device, LaunchConfig, ObjectCode, launch
+
+    device = Device(torch.cuda.current_device())
+    device.set_current()
+    major, minor = torch.cuda.get_device_capability()
+    architecture = f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+    def load(code: str, entry: str) -> Any:
+        kernel = ObjectCode.from_cubin(compiled(code, architecture), name=entry).get_kernel(entry)
+
+        def run(num_ctas: int, num_threads: int, *arguments: Any) -> None:
+            stream = device.create_stream(torch.cuda.current_stream())
+            launch(stream, LaunchConfig(grid=num_ctas, block=num_threads), kernel, *arguments)
+
+        return run
+
+    return load
+
+
+def test_a_kernel_of_many_ctas_lets_a_transfer_go(module_of: Any) -> None:
+    import numpy as np
+    import torch
+
+    options = kvxfer.AgentOptions(listen="tcp://127.0.0.1:0", transports=("loopback", "cuda_ipc"))
+    num_ctas, num_words = 64, 1 << 20
+    with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
+        # Pinned memory is the host's, and the kernel's at the same address.
+        page = torch.zeros((2, num_words), dtype=torch.int32, pin_memory=True)
+        landed = np.zeros((2, num_words), np.int32)
+        region, target = src.register("kv", page), dst.register("kv", landed)
+        there = src.connect_blocking(dst.address, TIMEOUT_S)
+        target.grant(dst.accept_blocking("src", TIMEOUT_S), None, "write", ttl_s=TIMEOUT_S)
+        remote = there.wait_region("kv", TIMEOUT_S)
+        write = module_of(EXAMPLE.read_text(), "write_layer")
+        trigger = src.trigger()
+        for run in range(50):
+            trigger.reset()
+            transfer = src.write(region, remote, [1], [0], after=trigger.at(num_ctas), timeout_s=TIMEOUT_S)
+            write(
+                num_ctas,
+                256,
+                page[1].data_ptr(),
+                np.uint32(num_words),
+                np.uint32(run),
+                trigger.address,
+            )
+            transfer.wait(TIMEOUT_S)
+            np.testing.assert_array_equal(landed[0], np.arange(run, run + num_words, dtype=np.int32))
+
+
+def test_one_thread_fires(module_of: Any) -> None:
+    import torch
+
+    options = kvxfer.AgentOptions(listen="", transports=("loopback", "cuda_ipc"))
+    with kvxfer.Agent("alone", options) as agent:
+        trigger = agent.trigger()
+        module_of(FIRES, "fires")(1, 1, trigger.address)
+        torch.cuda.synchronize()
+        assert trigger.value == 7
