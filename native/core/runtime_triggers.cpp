@@ -10,7 +10,7 @@ namespace {
 // Nobody says when a GPU or another process has stored: who sleeps looks at those words this often at first,
 // and later after a part of the time that was slept already. So waiting is longer by a hundredth or so, and what
 // is waited for long costs little of a processor (DESIGN.md has what was measured).
-constexpr Time kLeastPause = 20'000, kMostPause = 500'000;
+constexpr Time kLeastPause = 20'000, kMostPause = 1'000'000;
 constexpr Time kPausePart = 64;
 
 constexpr Time kLongest = 3'600'000'000'000;  // as ppoll takes it

@@ -13,6 +13,7 @@ class WordPool {
  public:
   // Adds the words of a page.
   void grow(void* page) {
+    pages_.push_back(page);
     for (std::size_t at = kPageNbytes; at != 0; at -= kWordNbytes)
       free_.push_back(new (static_cast<std::byte*>(page) + at - kWordNbytes) Trigger::Word(0));
   }
@@ -35,11 +36,13 @@ class WordPool {
 
  private:
   std::vector<Trigger::Word*> free_, awaited_;
+  std::vector<void*> pages_;
 };
 
 struct Pools {
   std::mutex mutex;
   WordPool process, pinned;
+  std::vector<gpu::PrimaryContext> contexts;  // that pinned words are of
 };
 
 // Never destroyed: triggers may outlive every other object of the process.
@@ -67,14 +70,12 @@ Result<std::shared_ptr<Trigger>> Trigger::create_pinned(const gpu::Driver& drive
     // Pinned memory ends with its context, so this one is kept, too.
     Result<gpu::PrimaryContext> context = gpu::PrimaryContext::retain(driver, device);
     if (!context.ok()) return context.status();
-    const auto* kept = new gpu::PrimaryContext(std::move(context).value());
-    const gpu::ContextScope scope(driver, kept->get());
+    const gpu::ContextScope scope(driver, context.value().get());
     void* page = nullptr;
     if (const int error = driver.host_allocate(&page, kPageNbytes, gpu::kPortable | gpu::kDeviceMap);
-        error != 0) {
-      delete kept;
+        error != 0)
       return driver.status(error, "cuMemHostAlloc of the words of triggers");
-    }
+    pools().contexts.push_back(std::move(context).value());
     pools().pinned.grow(page);
     word = pools().pinned.take();
   }

@@ -43,6 +43,7 @@ struct End {
     options.transports = {transport};
     options.heartbeat_ns = kNoHeartbeat;
     options.silent_ns = 4 * kNoHeartbeat;
+    options.handshake_ns = kNoHeartbeat;
     Result<std::shared_ptr<Runtime>> created = Runtime::create(std::move(options));
     REQUIRE_OK(created);
     runtime = std::move(created).value();
@@ -196,6 +197,23 @@ TEST(a_store_that_nobody_announces_is_seen_by_agents_that_sleep) {
     device.join();
     REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kDone);
+  });
+}
+
+TEST(who_sleeps_already_looks_at_the_words_of_what_is_posted_next) {
+  on_all([](Ends& both, bool write) {
+    // Its deadline is the next thing that would wake anybody: what is posted later changes nothing of that.
+    const auto first = both.post(write, {Trigger::create()}, {0}, 2 * kBound);
+    REQUIRE(both.is_told());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::uint32_t word = 0;
+    const auto handle = both.post(write, {over(&word)}, {1}, 4 * kBound);
+    REQUIRE(both.is_told(2));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    store(word, 1);
+    REQUIRE(ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+    CHECK_EQ(first->outcome(), Outcome::kPending);
   });
 }
 

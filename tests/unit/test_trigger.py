@@ -295,7 +295,7 @@ async def test_awaiting_wakes_where_another_thread_fires(two: Two) -> None:
     for write in (True, False):
         trigger = two.src.trigger()
         transfer = two.post(write, trigger)
-        waiting = asyncio.ensure_future(asyncio.wait_for(transfer, TIMEOUT_S))  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(asyncio.wait_for(transfer, TIMEOUT_S))
         await asyncio.sleep(0)
         await asyncio.to_thread(trigger.fire)
         await waiting
