@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from kvxfer.bench import machine
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.stats import MIB
+from kvxfer.bench.trigger import by_stream
 from kvxfer.gpu.availability import availability
 
 EXIT_WRONG, EXIT_NO_GPU = 1, 3
@@ -32,6 +33,9 @@ _LEAST_S = 0.02
 _TABLES_NBYTES = 64 * MIB
 _MATRIX = 8192
 _NUM_PRODUCTS = 20
+_TRIGGER_ROUNDS = 500
+# What is asked of a trigger from a stream to an agent that spins.
+_TRIGGER_US, _ASKED_OF = 5.0, "store, spinning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
         slowdowns = _beside_products(device, nbytes)
     between, not_run = _between_processes(device, nbytes, rounds)
     rows += between
+    triggers = by_stream(device, _TRIGGER_ROUNDS)
     return {
         "bench": "gpu-check",
         "date": date.today().isoformat(),
@@ -104,6 +109,7 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
         "rows": [{name: getattr(row, name) for name in Row.__slots__} for row in rows],
         "beside_products": slowdowns,
         "not_run": not_run,
+        "triggers": [asdict(delay) for delay in triggers],
     }
 
 
@@ -327,7 +333,13 @@ def print_table(result: dict[str, Any]) -> None:
         )
     for words in result["not_run"]:
         print(f"not run: {words}")
+    print("from a stream's store to the first byte of a transfer that waits for it, us")
     missed = sum(row["ratio"] < row["asked"] for row in result["rows"])
+    for row in result["triggers"]:
+        late = row["name"] == _ASKED_OF and row["p50_us"] > _TRIGGER_US
+        missed += late
+        asked = "" if row["name"] != _ASKED_OF else f"{_TRIGGER_US:8.1f}{' *' if late else ''}"
+        print(f"  {row['name']:34}p50 {row['p50_us']:.1f}, p99 {row['p99_us']:.1f}{asked}")
     print(
         f"\n{missed} of what was asked is below (*)" if missed else "\neverything that was asked is reached"
     )

@@ -27,6 +27,7 @@ MAY_IMPORT_NATIVE = {
     "programs.py",
     "region.py",
     "transfer.py",
+    "trigger.py",
 }
 PURE = (
     "plan.py",
