@@ -107,7 +107,7 @@ Status Runtime::start() {
   if (options_.gpu.has_value()) {
     Result<gpu::StreamWrites> writes = gpu::StreamWrites::create(*options_.gpu->driver, options_.gpu->device);
     if (!writes.ok()) return writes.status();
-    stream_writes_.emplace(std::move(writes).value());
+    stream_writes_ = std::make_shared<gpu::StreamWrites>(std::move(writes).value());
   }
 
   self_.name = options_.name;
@@ -268,6 +268,8 @@ void Runtime::close(Time timeout_ns) {
   bound_.clear();
   places_.clear();
   transports_.clear();  // with what they opened: exported handles, streams, a device's context
+  const std::lock_guard streams_lock(streams_mutex_);
+  stream_writes_.reset();  // whoever enqueues a store right now has it until then
   ring_.wake();
 }
 

@@ -206,8 +206,8 @@ class Runtime final : private EngineHost {
   // On the reactor, until then or until something comes, a bell of the sleeper's rings or a word of a trigger
   // has news.
   void sleep(Time until, int bell);
-  Status check_streams() const;
-  Result<After> once(const std::function<Status(Trigger::Word*)>& write);
+  Result<std::shared_ptr<gpu::StreamWrites>> streams() const;
+  Result<After> once(const std::function<Status(gpu::StreamWrites&, Trigger::Word*)>& write);
 
   // runtime.cpp
   void handle(std::size_t transport, const Completion& completion, Time now);
@@ -283,7 +283,8 @@ class Runtime final : private EngineHost {
   bool sockets_quiet_ = false;  // nothing was there at the last look
   bool left_ = false;  // busy() as the last round left it
 
-  std::optional<gpu::StreamWrites> stream_writes_;  // with a GPU
+  mutable std::mutex streams_mutex_;
+  std::shared_ptr<gpu::StreamWrites> stream_writes_;  // under it; with a GPU, as long as the agent is open
   TriggerWatch triggers_{[this] { rouse(); }};
 
   std::thread thread_;

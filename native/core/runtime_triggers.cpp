@@ -47,34 +47,41 @@ Result<std::shared_ptr<Trigger>> Runtime::make_trigger() const {
   return Trigger::create_pinned(*options_.gpu->driver, options_.gpu->device);
 }
 
-Status Runtime::check_streams() const {
-  if (stream_writes_.has_value()) return {};
-  return {
+Result<std::shared_ptr<gpu::StreamWrites>> Runtime::streams() const {
+  if (closed()) return check_alive();
+  const std::lock_guard lock(streams_mutex_);
+  if (stream_writes_ != nullptr) return stream_writes_;
+  return Status(
       Code::kUnsupported,
       "agent '" + options_.name +
           "' has no GPU whose streams it could wait for: name cuda_ipc among its transports, or wait for a "
-          "trigger that the host fires"};
+          "trigger that the host fires");
 }
 
 Status Runtime::record(Trigger& trigger, gpu::Stream stream, Trigger::Word value) {
-  if (Status status = check_streams(); !status.ok()) return status;
-  return stream_writes_->after_stream(stream, trigger.share(), value);
+  const auto writes = streams();
+  if (!writes.ok()) return writes.status();
+  return writes.value()->after_stream(stream, trigger.share(), value);
 }
 
 Result<After> Runtime::after_stream(gpu::Stream stream) {
-  return once([&](Trigger::Word* word) { return stream_writes_->once_after_stream(stream, word, 1); });
+  return once([&](gpu::StreamWrites& writes, Trigger::Word* word) {
+    return writes.once_after_stream(stream, word, 1);
+  });
 }
 
 Result<After> Runtime::after_event(gpu::Event event) {
-  return once([&](Trigger::Word* word) { return stream_writes_->after_event(event, word, 1); });
+  return once(
+      [&](gpu::StreamWrites& writes, Trigger::Word* word) { return writes.after_event(event, word, 1); });
 }
 
 // A trigger for one store, which `write` enqueues.
-Result<After> Runtime::once(const std::function<Status(Trigger::Word*)>& write) {
-  if (Status status = check_streams(); !status.ok()) return status;
+Result<After> Runtime::once(const std::function<Status(gpu::StreamWrites&, Trigger::Word*)>& write) {
+  const auto writes = streams();
+  if (!writes.ok()) return writes.status();
   Result<std::shared_ptr<Trigger>> trigger = make_trigger();
   if (!trigger.ok()) return trigger.status();
-  if (Status status = write(trigger.value()->share_once()); !status.ok()) return status;
+  if (Status status = write(*writes.value(), trigger.value()->share_once()); !status.ok()) return status;
   return After{std::move(trigger).value()};
 }
 
