@@ -19,6 +19,7 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from kvxfer.connectors.vllm.cache_groups import groups_of
+from kvxfer.connectors.vllm.compute_stream import TorchStream
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.scheduler_half import SchedulerHalf
 from kvxfer.connectors.vllm.settings import Settings
@@ -80,7 +81,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
             )
         else:
             place = _place(vllm_config, kv_cache_config, engine_id, settings)
-            self._worker = WorkerHalf(place, groups, settings)
+            stream = None if place.gpu is None else TorchStream(place.gpu)
+            self._worker = WorkerHalf(place, groups, settings, stream)
             self._own_place = place.pp_rank, place.tp_rank
             self._has_told_rank = False
 
@@ -196,6 +198,12 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         found, self._invalid_block_ids = self._invalid_block_ids, set()
         return found
 
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        # A graph of a whole forward would not wait for what it loads. What a push lets go by layers goes
+        # at the end of such a one.
+        return Settings.of(extra_config).waits
+
     # ---- sleep, from vLLM 0.33 on -----------------------------------------------------------
 
     @classmethod
@@ -261,6 +269,7 @@ def _place(config: VllmConfig, caches: KVCacheConfig, engine_id: str, settings: 
         num_layers=model.hf_text_config.num_hidden_layers
         if config.parallel_config.pipeline_parallel_size > 1
         else 0,
+        gpu=torch.cuda.current_device() if current_platform.is_cuda() else None,
     )
 
 

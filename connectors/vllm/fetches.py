@@ -15,6 +15,7 @@ from typing import Final
 
 import kvxfer
 from kvxfer.connectors.vllm.appointment import Appointment
+from kvxfer.connectors.vllm.compute_stream import ComputeStream, Mark, Marks
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.mail import send
 from kvxfer.connectors.vllm.notes import (
@@ -40,11 +41,15 @@ _log = logging.getLogger("kvxfer")
 
 _MAX_KNOWN_SHARES: Final = 1024
 _EARLY_S: Final = 1.0
+# A stream's kernels take about as long.
+_LOOK_AGAIN_S: Final = 0.0005
 
 
 @dataclass(slots=True)
 class _Fetch:
     order: FetchOrder
+    # Kernels before it may still write to these blocks, for a request that had them before.
+    mark: Mark
     begun_ns: int = field(default_factory=time.monotonic_ns)
     sessions: list[Future[kvxfer.Peer]] = field(default_factory=list)
     # Reads that were posted, or writes that are expected; with their group.
@@ -91,6 +96,8 @@ class Fetches:
         Its deadlines.
     statistics
         Told of every fetch that ends.
+    stream
+        Of the engine's kernels, where there is one.
     """
 
     def __init__(
@@ -100,6 +107,7 @@ class Fetches:
         place: Place,
         settings: Settings,
         statistics: Recorder,
+        stream: ComputeStream | None = None,
     ) -> None:
         self._agent = agent
         self._regions = regions
@@ -107,6 +115,7 @@ class Fetches:
         self._num_readers = place.num_ranks
         self._settings = settings
         self._statistics = statistics
+        self._marks = Marks(agent, stream)
         self._ranks = PrefillRanks(agent, settings.connect_timeout_s)
         self._fetches: dict[str, _Fetch] = {}
         self._begun: list[_Fetch] = []  # since the last step's end
@@ -116,7 +125,7 @@ class Fetches:
 
     def begin(self, order: FetchOrder) -> None:
         """Starts one; a session that is open already is read from at once."""
-        fetch = _Fetch(order)
+        fetch = _Fetch(order, self._marks.set())
         self._fetches[order.request_id] = fetch
         self._begun.append(fetch)
         if isinstance(order.source, str):
@@ -144,7 +153,7 @@ class Fetches:
             self._advance(fetch)
             if time.monotonic() > deadline:
                 return False
-            wait(fetch.sessions, max(deadline - time.monotonic(), 0.0))
+            _wait_to_post(fetch, max(deadline - time.monotonic(), 0.0))
         layer = self._regions.regions[index].layout.layers[position] if index >= 0 else -1
         for group, each in fetch.work:
             if group != index or layer not in each.layers or fetch.failure:
@@ -246,7 +255,7 @@ class Fetches:
                         pass  # `collect` sees what became of it
                     return True
             if not fetch.is_posted and not fetch.failure:
-                wait(fetch.sessions, timeout_s)
+                _wait_to_post(fetch, timeout_s)
                 return True
         return False
 
@@ -298,6 +307,9 @@ class Fetches:
     def _advance(self, fetch: _Fetch) -> bool:
         """Takes a fetch as far as it goes now; returns whether it has ended."""
         if not fetch.is_posted and not fetch.failure:
+            # Prefill writes as soon as it hears where to: these blocks have to be this request's alone.
+            if isinstance(fetch.order.source, Appointment) and not fetch.mark.has_passed:
+                return False
             if all(session.done() for session in fetch.sessions):
                 try:
                     self._post(fetch)
@@ -409,6 +421,7 @@ class Fetches:
                     layers=share.layers,
                     heads=share.heads,
                     tokens=pairs.tokens,
+                    after=fetch.mark.after,
                     timeout_s=timeout_s,
                     lease=own.lease(handover.leases[own.table]),
                 )
@@ -518,6 +531,13 @@ class Fetches:
     def _send(self, session: Future[kvxfer.Peer], note: Note) -> None:
         if not session.cancelled() and session.exception() is None:
             send(self._agent, self._regions, session.result(), note)
+
+
+def _wait_to_post(fetch: _Fetch, timeout_s: float) -> None:
+    """Waits for what a fetch cannot be posted without."""
+    _, missing = wait(fetch.sessions, timeout_s)
+    if not missing and not fetch.mark.has_passed:
+        time.sleep(min(timeout_s, _LOOK_AGAIN_S))
 
 
 def _name(source: Handover) -> str:

@@ -19,6 +19,8 @@ class Place:
         Among those that divide layers.
     num_layers
         Of the model; 0 where every worker has all.
+    gpu
+        The index of the GPU on which its cache lies; None for memory of the host.
     model
         Declared name of the model.
     cache_dtype
@@ -43,6 +45,7 @@ class Place:
     pp_rank: int = 0
     pp_size: int = 1
     num_layers: int = 0
+    gpu: int | None = None
 
     @property
     def rank(self) -> int:

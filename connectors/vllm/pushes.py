@@ -1,8 +1,8 @@
 """Prefill's side at a worker: requests whose layers are written to decode as the forward finishes them.
 
-Every write is posted with ``hold`` before the forward of the step that computes its tokens, and its
-layers are let go in it, an eighth at a time. What a reader missed because it registered later is
-written at once.
+Every write is posted before the forward of the step that computes its tokens, and its layers are let go
+in it, an eighth at a time: when they are computed, or where kernels run on a stream, when that has come
+to them. What a reader missed because it registered later is written at once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import logging
 import secrets
 import time
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import kvxfer
+from kvxfer.connectors.vllm.compute_stream import PASSED, ComputeStream, LayerMarks, Marks
 from kvxfer.connectors.vllm.mail import send
 from kvxfer.connectors.vllm.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart
 from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
@@ -87,10 +88,17 @@ class Pushes:
         Its deadlines.
     statistics
         Counts readers that have all, and requests that were kept in vain.
+    stream
+        Of the engine's kernels, where there is one.
     """
 
     def __init__(
-        self, agent: kvxfer.Agent, regions: CacheRegions, settings: Settings, statistics: Recorder
+        self,
+        agent: kvxfer.Agent,
+        regions: CacheRegions,
+        settings: Settings,
+        statistics: Recorder,
+        stream: ComputeStream | None = None,
     ) -> None:
         self._agent = agent
         self._regions = regions
@@ -108,6 +116,11 @@ class Pushes:
         self._held: list[tuple[int, kvxfer.Transfer]] = []
         self._done: list[set[int]] = [set() for _ in regions.groups]
         self._num_done = [0] * len(regions.groups)
+        self._marks = Marks(agent, stream)
+        self._computed = PASSED  # behind the last step's forward
+        self._layer_marks: list[LayerMarks] | None = None
+        if stream is not None:
+            self._layer_marks = [LayerMarks(agent, stream, each.layout.layers) for each in regions.regions]
 
     def __len__(self) -> int:
         return len(self._pushes)
@@ -191,14 +204,21 @@ class Pushes:
         every = max(len(self._regions.regions[index].layout.layers) // _NUM_RELEASES, 1)
         if self._num_done[index] % every:
             return
+        if self._layer_marks is not None:
+            self._layer_marks[index].computed(self._num_done[index])
         for group, write in self._held:
             if group == index:
                 self._release(group, write)
 
     def step_done(self, whole: bool) -> None:
         """Lets all go that this step computed; or ends it, where the forward did not come to its end."""
+        # Of every forward: a prompt may have its beginning from one that computed nothing for a push.
+        self._computed = self._marks.set()
         if not self._computing:
             return
+        # Of one that failed, too: what it has let go must not let the next one's layers go.
+        for marks in self._layer_marks or ():
+            marks.step_done()
         computing, self._computing = self._computing, set()
         if whole:
             for group, region in enumerate(self._regions.regions):
@@ -298,7 +318,7 @@ class Pushes:
             self._fail(reader, f"{type(error).__name__}: {error}")
 
     def _post(
-        self, push: _Push, reader: _Reader, registration: Registration, stop_token: int, hold: bool
+        self, push: _Push, reader: _Reader, registration: Registration, stop_token: int, computing: bool
     ) -> None:
         chunk = push.chunk
         is_last = stop_token >= registration.num_tokens
@@ -330,14 +350,20 @@ class Pushes:
                 tokens=pairs.tokens,
                 notify=registration.tag_of(group),
                 timeout_s=self._settings.load_timeout_s,
-                hold=hold,
+                **self._order(group, share.layers[0], computing),
             )
             reader.writes = [each for each in reader.writes if each.state != "done"]
             reader.writes.append(write)
-            if hold:
+            if computing and self._layer_marks is None:
                 self._held.append((group, write))
                 self._release(group, write)
         reader.posted = [max(posted, stop) for posted, stop in zip(reader.posted, stops, strict=True)]
+
+    def _order(self, group: int, first_layer: int, computing: bool) -> dict[str, Any]:
+        """Returns what a write waits for, of tokens that this step computes or that are computed."""
+        if self._layer_marks is None:
+            return {"hold": computing}
+        return {"after": self._layer_marks[group].after(first_layer) if computing else self._computed.after}
 
     def _whole(self, chunk: Chunk, group: int, stop_token: int) -> int:
         """Returns how many tokens of an unfinished prompt are in full pages; a state is of all tokens."""

@@ -40,7 +40,7 @@ class CacheRegions:
     Raises
     ------
     NotImplementedError
-        The tensors lie on a GPU, or in an order that is not known.
+        The tensors do not lie where `place` says, or in an order that is not known.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CacheRegions:
         self.pages_per_block: list[int] = []
         for group in groups:
             tensors = [caches[name] for name in group.layer_names]
-            _require_host_memory(group, tensors)
+            _require_memory(group, tensors, place)
             num_pages, _, *_ = tensors[0].shape
             if tensors[0].ndim != 4 or num_pages % place.num_blocks:
                 raise NotImplementedError(
@@ -124,13 +124,14 @@ class CacheRegions:
         return self._positions.get(layer_name, (-1, 0))
 
 
-def _require_host_memory(group: CacheGroup, tensors: list[Any]) -> None:
-    """Refuses what a push would read before it is computed: layers go when kernels are launched."""
-    devices = sorted({str(tensor.device) for tensor in tensors if tensor.device.type != "cpu"})
+def _require_memory(group: CacheGroup, tensors: list[Any], place: Place) -> None:
+    """Refuses what a push would read before it is computed: whose kernels' stream nobody waits for."""
+    expected = "cpu" if place.gpu is None else f"cuda:{place.gpu}"
+    devices = sorted({str(tensor.device) for tensor in tensors} - {expected})
     if devices:
         raise NotImplementedError(
-            f"KvxferConnector cannot hand over the cache of {group.layer_names[0]} on {devices[0]} yet: it "
-            "does not wait for the stream that computes a layer. Engines on the CPU work"
+            f"KvxferConnector cannot hand over the cache of {group.layer_names[0]} on {devices[0]}: this "
+            f"worker computes on {expected}. Engines on CPUs and on NVIDIA GPUs work"
         )
 
 

@@ -101,8 +101,8 @@ class Settings(BaseModel):
                 f"(settings: {', '.join(cls.model_fields)})"
             ) from None
 
-    def agent_options(self) -> kvxfer.AgentOptions:
-        """Returns how this engine's agents behave."""
+    def agent_options(self, gpu: int | None = None) -> kvxfer.AgentOptions:
+        """Returns how this engine's agents behave; of a worker whose cache lies on a GPU, with that one."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         options: dict[str, Any] = {
             "listen": f"tcp://{host}:0",
@@ -113,6 +113,8 @@ class Settings(BaseModel):
         }
         if self.secret_file is not None:
             options["secret"] = self.secret_file.read_bytes().rstrip(b"\r\n")
+        if gpu is not None:
+            options |= {"transports": ("cuda_ipc", *kvxfer.AgentOptions().transports), "gpu": gpu}
         if self.transports is not None:
             options["transports"] = self.transports
         return kvxfer.AgentOptions(**options)

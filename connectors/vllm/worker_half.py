@@ -10,6 +10,7 @@ from typing import Any, Final
 import kvxfer
 from kvxfer.connectors.vllm import notes
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
+from kvxfer.connectors.vllm.compute_stream import ComputeStream
 from kvxfer.connectors.vllm.fetches import Fetches
 from kvxfer.connectors.vllm.kept_blocks import KeptBlocks
 from kvxfer.connectors.vllm.place import Place
@@ -49,11 +50,18 @@ class StepResults:
 class WorkerHalf:
     """Moves this worker's share of the caches that its engine hands over and takes over."""
 
-    def __init__(self, place: Place, groups: tuple[CacheGroup, ...], settings: Settings) -> None:
+    def __init__(
+        self,
+        place: Place,
+        groups: tuple[CacheGroup, ...],
+        settings: Settings,
+        stream: ComputeStream | None = None,
+    ) -> None:
         self._place = place
         self._groups = groups
         self._settings = settings
-        self._agent = kvxfer.Agent(_name(place), settings.agent_options())
+        self._stream = stream
+        self._agent = kvxfer.Agent(_name(place), settings.agent_options(place.gpu))
         self._statistics = Recorder()
         self._kept = KeptBlocks(settings.lease_ttl_s, self._statistics)
         self._regions: CacheRegions | None = None
@@ -65,8 +73,10 @@ class WorkerHalf:
         if self._settings.huge_pages and all(cache.device.type == "cpu" for cache in caches.values()):
             kvxfer.use_huge_pages(caches)
         self._regions = CacheRegions(self._agent, self._groups, caches, self._place)
-        self._fetches = Fetches(self._agent, self._regions, self._place, self._settings, self._statistics)
-        self._pushes = Pushes(self._agent, self._regions, self._settings, self._statistics)
+        self._fetches = Fetches(
+            self._agent, self._regions, self._place, self._settings, self._statistics, self._stream
+        )
+        self._pushes = Pushes(self._agent, self._regions, self._settings, self._statistics, self._stream)
 
     @property
     def rank(self) -> RankMetadata:

@@ -17,6 +17,7 @@ from tests.vllm.workers import (
     Worker,
     collected,
     forward,
+    prefill_knows,
     some_tokens,
     until,
     workers,
@@ -55,17 +56,6 @@ def counted(prefill: list[Worker]) -> tuple[int, int]:
     taken = prefill[0].half.take_statistics()
     assert taken is not None
     return taken.data["receipts"], taken.data["expired"]
-
-
-def prefill_knows(prefill: list[Worker], pushed: Pushed) -> bool:
-    """Whether a registration waits at every worker of prefill."""
-    for worker in prefill:
-        worker.half.collect(set())
-        assert worker.half._pushes is not None
-        waiting = worker.half._pushes._registrations._waiting.get(pushed.key)
-        if waiting is None or not waiting.arrivals:
-            return False
-    return True
 
 
 @pytest.mark.parametrize("seed", range(36))

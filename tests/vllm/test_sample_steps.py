@@ -12,8 +12,7 @@ from vllm.v1.request import Request
 from kvxfer.bench import tiny_models
 from kvxfer.connectors.vllm.handover import Handover, Rank
 from tests.vllm.stepping import BLOCK_SIZE, NUM_BLOCKS, TO_PREFILL, Answers, Engine, caches, config, request
-from tests.vllm.test_push_workers import prefill_knows
-from tests.vllm.workers import Pushed, collected, forward, some_tokens, until, workers
+from tests.vllm.workers import Pushed, collected, forward, prefill_knows, some_tokens, until, workers
 
 PROMPT = list(range(2 * BLOCK_SIZE + 8))
 PREFILL = Rank(name="prefill.0", address="tcp://127.0.0.1:7301")

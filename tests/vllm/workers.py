@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 
 from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
+from kvxfer.connectors.vllm.compute_stream import ComputeStream
 from kvxfer.connectors.vllm.handover import Rank
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.settings import Settings
@@ -53,6 +54,7 @@ def workers(
     packed_for: str = "these tests",
     cache_dtype: str = "auto",
     is_latent: bool = False,
+    stream: ComputeStream | None = None,
     **settings: Any,
 ) -> Iterator[list[Worker]]:
     """Yields the workers of an engine; closes them in the end.
@@ -82,7 +84,7 @@ def workers(
                 pp_size=pp_size,
                 num_layers=num_layers if pp_size > 1 else 0,
             )
-            half = WorkerHalf(place, (group,), Settings(**{**PATIENCE, **settings}))
+            half = WorkerHalf(place, (group,), Settings(**{**PATIENCE, **settings}), stream)
             sizes = {"L": stop - first, "B": num_blocks, "H": num_heads, "N": block_size, "C": 8}
             # Of fp8 the engine has bytes.
             dtype = torch.float32 if cache_dtype == "auto" else torch.uint8
@@ -174,6 +176,17 @@ def forward(prefill: list[Worker], pushed: Pushed, first: int, stop: int, whole:
     for worker in prefill:
         worker.half.after_forward(whole=True)
         worker.half.collect(set())
+
+
+def prefill_knows(prefill: list[Worker], pushed: Pushed) -> bool:
+    """Whether a registration waits at every worker of prefill."""
+    for worker in prefill:
+        worker.half.collect(set())
+        assert worker.half._pushes is not None
+        waiting = worker.half._pushes._registrations._waiting.get(pushed.key)
+        if waiting is None or not waiting.arrivals:
+            return False
+    return True
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
