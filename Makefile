@@ -124,7 +124,7 @@ native-build-$(1): $(VENV)/deps.stamp
 	cmake --build build/$(1) --parallel $(JOBS)
 
 native-test-$(1): native-build-$(1)
-	cd build/$(1) && $$(FIXED_LAYOUT) ctest --output-on-failure
+	cd build/$(1) && $$(FIXED_LAYOUT) ctest -j $(JOBS) --output-on-failure
 endef
 $(eval $(call NATIVE_TEST,plain,,-O2 -g1))
 $(eval $(call NATIVE_TEST,asan,address$(COMMA)undefined,-O1 -g))
