@@ -291,7 +291,10 @@ void Engine::rail_down(Time now, RailId id, std::string why) {
     if (Source* source = sending.first == key ? find_source(sending) : nullptr)
       std::erase_if(source->to_send, [&](const auto& entry) { return entry.first == index; });
   std::erase(peer->rails, id);
-  for (auto& [region, remote] : peer->regions) std::erase(remote.reach, id);
+  for (auto& [region, remote] : peer->regions) {
+    std::erase(remote.reach, id);
+    std::erase_if(remote.unable, [id](const auto& entry) { return entry.first == id; });
+  }
   // Control frames may still flow, but no page ever will: the peer is lost, say so at once.
   if (peer->rails.empty())
     end_session(now, key, Code::kPeerLost,
@@ -339,7 +342,14 @@ void Engine::watch_rail(RailId id, Time late) {
     const bool forgive = late >= silent / 4 && !std::exchange(rail.forgiven, true);
     const bool others =
         peer != nullptr && std::any_of(peer->rails.begin(), peer->rails.end(), [&](RailId other) {
-          return other != id && rails_.at(other).info.capabilities.memory == rail.info.capabilities.memory;
+          const auto has = [](const Remote& remote, RailId of) {
+            return std::find(remote.reach.begin(), remote.reach.end(), of) != remote.reach.end();
+          };
+          return other != id &&
+                 rails_.at(other).info.capabilities.memory.has(rail.info.capabilities.memory) &&
+                 std::all_of(peer->regions.begin(), peer->regions.end(), [&](const auto& entry) {
+                   return !has(entry.second, id) || has(entry.second, other);
+                 });
         });
     if (!forgive && others) {
       const std::string why = std::to_string(rail.outstanding) + " pieces were due and none came for " +

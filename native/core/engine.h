@@ -208,6 +208,8 @@ class Engine {
   struct Remote {                   // a region of a peer
     wire::Region region;
     std::vector<RailId> reach;      // rails that its bytes can come over
+    // Of those, ones that turned out unable from memory of that kind here.
+    std::vector<std::pair<RailId, MemoryKind>> unable;
     std::vector<std::string> notes;
   };
   struct Program {
@@ -397,6 +399,7 @@ class Engine {
   void confirm_dirty();
 
   // engine_path.cpp
+  bool carries(const Remote& remote, RailId rail, MemoryKind memory) const;
   bool reaches(const Remote& remote, MemoryKind memory) const;
   Status check_path(const Peer& peer, const Region& local, const Remote& remote, bool fetched_here) const;
   Status check_integrity(const Region& local) const;

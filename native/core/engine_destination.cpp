@@ -113,7 +113,7 @@ std::optional<std::uint32_t> Engine::next_piece(Destination& destination) {
   return std::nullopt;
 }
 
-// The best rail that reaches the bytes, from memory of our region's kind, and has room; null where all are
+// The best rail that carries the bytes to memory of our region's kind, and has room; null where all are
 // full, or none reaches.
 Engine::Rail* Engine::choose_rail(Peer& peer, Destination& destination, bool& reachable) {
   reachable = false;
@@ -121,13 +121,12 @@ Engine::Rail* Engine::choose_rail(Peer& peer, Destination& destination, bool& re
   if (remote == peer.regions.end()) return nullptr;
   std::uint32_t rank = UINT32_MAX;
   for (RailId id : remote->second.reach)
-    if (const Capabilities& capabilities = rails_.at(id).info.capabilities;
-        capabilities.memory == destination.memory)
-      rank = std::min(rank, capabilities.rank);
+    if (carries(remote->second, id, destination.memory))
+      rank = std::min(rank, rails_.at(id).info.capabilities.rank);
   Rail* best = nullptr;
   for (RailId id : remote->second.reach) {
     Rail& rail = rails_.at(id);
-    if (rail.info.capabilities.rank != rank || rail.info.capabilities.memory != destination.memory) continue;
+    if (rail.info.capabilities.rank != rank || !carries(remote->second, id, destination.memory)) continue;
     reachable = true;
     if (rail.again || rail.outstanding >= rail.info.capabilities.window) continue;
     if (best == nullptr || rail.outstanding < best->outstanding) best = &rail;
@@ -327,7 +326,7 @@ void Engine::confirm(Peer& peer, Destination& destination) {
   }
   for (RailId id : peer.rails) {
     Rail& rail = rails_.at(id);
-    if (!rail.info.capabilities.one_sided || rail.info.capabilities.memory != destination.memory) continue;
+    if (!rail.info.capabilities.one_sided || !rail.info.capabilities.memory.has(destination.memory)) continue;
     Work work;
     work.id = next_work_++;
     work.kind = WorkKind::kCheckFence;

@@ -1,6 +1,6 @@
-// Whether any rail goes from one region to another: a rail reaches memory of one kind, at both of its ends,
-// and a region is registered with the transports of its kind alone. So the keys that a REGION carries say in
-// what memory it lies, and a pair of regions without a transport in common is one of different kinds.
+// Whether any rail goes from one region to another: a rail reaches memory of some kinds at each of its ends,
+// and a region is registered with the transports of its kind alone. So the keys that a REGION carries say how
+// its bytes can leave and enter, and to this end it does not matter in what memory it lies there.
 #include <algorithm>
 
 #include "core/engine.h"
@@ -18,9 +18,16 @@ std::string names_of(const std::vector<wire::TransportKeys>& keys) {
 
 }  // namespace
 
+// Between the region, which the rail reaches, and memory of that kind here.
+bool Engine::carries(const Remote& remote, RailId rail, MemoryKind memory) const {
+  return rails_.at(rail).info.capabilities.memory.has(memory) &&
+         std::find(remote.unable.begin(), remote.unable.end(), std::pair(rail, memory)) ==
+             remote.unable.end();
+}
+
 bool Engine::reaches(const Remote& remote, MemoryKind memory) const {
   return std::any_of(remote.reach.begin(), remote.reach.end(),
-                     [&](RailId id) { return rails_.at(id).info.capabilities.memory == memory; });
+                     [&](RailId id) { return carries(remote, id, memory); });
 }
 
 // Ok where bytes can go between the two, or a rail may still come up on which they could. `fetched_here`:
@@ -32,7 +39,9 @@ Status Engine::check_path(const Peer& peer, const Region& local, const Remote& r
   const std::string& name = peer.session->peer().name;
   // The initiator knows when all its rails have come or failed. An acceptor waits for what it has not seen.
   const bool is_acceptor = peer.session->role() == SessionRole::kAcceptor;
-  bool common = false, lost = false, coming = !peer.regions_known || peer.rails_pending > 0;
+  bool common = false, coming = !peer.regions_known || peer.rails_pending > 0;
+  bool lost = std::any_of(remote.unable.begin(), remote.unable.end(),
+                          [memory](const auto& entry) { return entry.second == memory; });
   for (const wire::TransportKeys& keys : remote.region.keys) {
     const auto is_named = [&](const auto& transport) { return transport == keys.transport; };
     if (std::none_of(local.keys.begin(), local.keys.end(),
@@ -42,19 +51,20 @@ Status Engine::check_path(const Peer& peer, const Region& local, const Remote& r
     const bool alive = std::any_of(peer.rails.begin(), peer.rails.end(),
                                    [&](RailId id) { return is_named(rails_.at(id).info.capabilities.name); });
     // Where it cannot reach the region from here, the peer's end may. What lies in host memory is
-    // everybody's to reach by streams; a GPU's has no second way.
+    // everybody's to reach by streams; a GPU's is reached at once, or not at all.
     if (alive && (!fetched_here || memory == MemoryKind::kHost)) return {};
     const bool was_lost = peer.lost_rails.contains(keys.transport);
     lost = lost || (was_lost && !alive);
     coming = coming || (is_acceptor && !alive && !was_lost);
   }
   if (!common)
-    return {Code::kUnsupported,
-            "no transport goes from region " + quoted(local.name) + " here (" + std::string(name_of(memory)) +
-                " memory, over " + names_of(local.keys) + ") to region " + quoted(remote.region.name) +
-                " of peer " + quoted(name) + " (over " + names_of(remote.region.keys) +
-                "): pages between GPU and host memory would have to be staged, which this version does not "
-                "do; register both caches in memory of one kind"};
+    return {
+        Code::kUnsupported,
+        "no transport goes from region " + quoted(local.name) + " here (" + std::string(name_of(memory)) +
+            " memory, over " + names_of(local.keys) + ") to region " + quoted(remote.region.name) +
+            " of peer " + quoted(name) + " (over " + names_of(remote.region.keys) +
+            "): pages between GPU and host memory go over unix and tcp, staged by the agent with the "
+            "GPU; name one of them among the transports of both, and leave that agent its staging_nbytes"};
   if (coming) return {};
   std::string why = "no rail reaches region " + quoted(remote.region.name) + " of peer " + quoted(name) +
                     " from " + std::string(name_of(memory)) + " memory";

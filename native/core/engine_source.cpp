@@ -78,7 +78,15 @@ void Engine::on(Peer& peer, const wire::Credit& credit) {
     end_session(now_, peer.key, Code::kProtocol, "CREDIT for pieces that are not there or not ready");
     return;
   }
-  if (source->memory != MemoryKind::kHost) {
+  // Which of a rail that is not up at this end yet is not known.
+  const bool sends =
+      credit.rail == wire::kNoRail
+          ? source->memory == MemoryKind::kHost
+          : std::none_of(peer.rails.begin(), peer.rails.end(), [&](RailId id) {
+              const RailInfo& info = rails_.at(id).info;
+              return info.index == credit.rail && !info.capabilities.memory.has(source->memory);
+            });
+  if (!sends) {
     end_session(now_, peer.key, Code::kProtocol, "CREDIT for pages that no rail sends: they lie on a GPU");
     return;
   }
@@ -110,7 +118,8 @@ void Engine::send_pieces(Peer& peer, Source& source) {
     source.to_send.pop_front();
     Rail* rail = nullptr;
     for (RailId id : peer.rails)
-      if (rails_.at(id).info.index == index && !rails_.at(id).info.capabilities.one_sided)
+      if (const RailInfo& info = rails_.at(id).info;
+          info.index == index && !info.capabilities.one_sided && info.capabilities.memory.has(source.memory))
         rail = &rails_.at(id);
     if (rail == nullptr || rail->again) {
       later.emplace_back(index, piece);

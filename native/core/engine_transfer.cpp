@@ -96,17 +96,21 @@ Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) 
       !status.ok())
     return status;
 
-  // As many pairs in a piece as the rails that are likely to carry it want bytes, within the bitmap's
-  // bound.
-  std::uint64_t wanted_nbytes = 512 * 1024;
+  // As many pairs in a piece as the rails that are likely to carry it want bytes, and no more than those
+  // that it may fail over to have room for, within the bitmap's bound.
+  std::uint64_t wanted_nbytes = 512 * 1024, most_nbytes = UINT64_MAX;
   std::uint32_t rank = UINT32_MAX;
-  for (RailId rail : peer->rails) {
+  const bool reached = reaches(there, local->memory.kind);
+  for (RailId rail : reached ? there.reach : peer->rails) {
     const Capabilities& capabilities = rails_.at(rail).info.capabilities;
-    if (capabilities.memory != local->memory.kind) continue;
+    if (!carries(there, rail, local->memory.kind)) continue;
     if (capabilities.rank < rank || (capabilities.rank == rank && capabilities.piece_nbytes < wanted_nbytes))
       wanted_nbytes = capabilities.piece_nbytes;
     rank = std::min(rank, capabilities.rank);
+    if (local->memory.kind == MemoryKind::kGpu)
+      most_nbytes = std::min(most_nbytes, capabilities.most_piece_nbytes);
   }
+  wanted_nbytes = std::min(wanted_nbytes, most_nbytes);
   const std::uint64_t unit_nbytes =
       std::max<std::uint64_t>(1, pair_nbytes(*program.program, request.first_layer, kCoarse));
   std::uint64_t per_piece = std::max<std::uint64_t>(1, wanted_nbytes / unit_nbytes);
@@ -246,6 +250,7 @@ std::shared_ptr<Move> Engine::make_move(wire::TransferSpec& spec, const Program&
   move->src_ids = std::move(spec.src_ids);
   move->dst_ids = std::move(spec.dst_ids);
   move->local_base = local.memory.base;
+  move->local_memory = local.memory.kind;
   move->remote_region = remote;
   return move;
 }
@@ -391,7 +396,13 @@ void Engine::on_completion(Time now, const Completion& completion) {
     if (completion.code == Code::kOk) ++stats_.pieces_sent;
     if (completion.code == Code::kOk && source->handle && rail != rails_.end())
       source->handle->add_rail(rail->second.info.capabilities.name);
-    // A piece that did not go out is the destination's to ask for again.
+    // A piece that did not go out is the destination's to ask for again, where it hears of it by the rail's
+    // end. Of one that this end cannot send it hears nothing: it waits for what never comes.
+    if (completion.code != Code::kOk && completion.code != Code::kRailFailed &&
+        completion.code != Code::kCancelled && !is_draining(source->state)) {
+      const Code code = completion.code == Code::kSystem ? Code::kRailFailed : completion.code;
+      return fail_source(*source, TransferEvent::kFail, {code, completion.detail}, true);
+    }
     if (is_draining(source->state) && source->posted.empty()) drained_source(*source);
     return;
   }
@@ -437,13 +448,21 @@ void Engine::on_completion(Time now, const Completion& completion) {
       break;
     case Code::kRailFailed:
     case Code::kCancelled: redo(*peer, *destination, work.piece); break;
+    case Code::kExhausted:  // the piece is too large for the rail, which others may use as before
+      fail_destination(*destination, TransferEvent::kFail, {Code::kExhausted, completion.detail}, true);
+      break;
     default:
       // This rail cannot reach that memory after all: others may.
       if (auto remote = peer->regions.find(destination->remote_region); remote != peer->regions.end()) {
-        std::erase(remote->second.reach, work.rail);
         remote->second.notes.push_back(completion.detail);
         peer->notes.push_back(completion.detail);
-        if (rail != rails_.end()) host_.detach(work.rail, destination->remote_region);
+        if (rail != rails_.end() &&
+            rail->second.info.capabilities.memory.has(MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu)) {
+          remote->second.unable.emplace_back(work.rail, destination->memory);
+        } else {
+          std::erase(remote->second.reach, work.rail);
+          if (rail != rails_.end()) host_.detach(work.rail, destination->remote_region);
+        }
         if (const Region* local = region(destination->region))
           if (Status path = check_path(*peer, *local, remote->second, true); !path.ok()) {
             fail_destination(*destination, TransferEvent::kFail, std::move(path), true);

@@ -18,6 +18,7 @@
 #include "transports/cuda_ipc/cuda_ipc_transport.h"
 #include "transports/loopback/loopback_transport.h"
 #include "transports/shm/shm_transport.h"
+#include "transports/staged/staged_transport.h"
 #include "transports/tcp/tcp_transport.h"
 
 namespace kvxfer {
@@ -191,14 +192,31 @@ Status Runtime::add_transports() {
               "there is no transport '" + name + "': known are loopback, shm, unix, cuda_ipc, tcp"};
   if (wants("cuda_ipc") != options_.gpu.has_value())
     return {Code::kInvalidArgument, "transport cuda_ipc and a GPU's kernels come together"};
+  std::shared_ptr<Staging> staging;
+  if (options_.gpu && options_.gpu->staging_nbytes != 0) {
+    const GpuPart& part = *options_.gpu;
+    if (part.staging_nbytes < Staging::kLeastNbytes)
+      return {Code::kInvalidArgument, "a staging arena of " + std::to_string(part.staging_nbytes) +
+                                          " bytes is too small: it has at least " +
+                                          std::to_string(Staging::kLeastNbytes) + ", or 0 for none"};
+    staging = std::make_shared<Staging>(*part.driver, Staging::Options{.device = part.device,
+                                                                       .kernels = part.kernels,
+                                                                       .stream = part.stream,
+                                                                       .nbytes = part.staging_nbytes});
+  }
+  const auto add_stream = [&](std::string_view name, std::uint32_t rank) {
+    TcpTransport::Options stream;
+    stream.name = name;
+    stream.rank = rank;
+    auto transport = std::make_unique<TcpTransport>(reactor_, stream);
+    if (staging == nullptr)
+      add(std::move(transport));
+    else
+      add(std::make_unique<StagedTransport>(std::move(transport), staging));
+  };
   if (wants("loopback")) add(std::make_unique<LoopbackTransport>(reactor_, *fences_));
   if (wants("shm")) add(std::make_unique<ShmTransport>(reactor_, *fences_));
-  if (wants("shm") || wants("unix")) {
-    TcpTransport::Options stream;
-    stream.name = "unix";
-    stream.rank = 2;
-    add(std::make_unique<TcpTransport>(reactor_, stream));
-  }
+  if (wants("shm") || wants("unix")) add_stream("unix", 2);
   if (wants("cuda_ipc")) {
     const GpuPart& part = *options_.gpu;
     Result<std::unique_ptr<CudaIpcTransport>> made =
@@ -208,12 +226,7 @@ Status Runtime::add_transports() {
     add(std::move(made).value());
   }
   if (wants("tcp"))
-    for (std::uint32_t i = 0; i < options_.tcp_rails; ++i) {
-      TcpTransport::Options stream;
-      stream.name = "tcp";
-      stream.rank = 3;
-      add(std::make_unique<TcpTransport>(reactor_, stream));
-    }
+    for (std::uint32_t i = 0; i < options_.tcp_rails; ++i) add_stream("tcp", 3);
   if (transports_.empty()) return {Code::kInvalidArgument, "an agent needs at least one transport"};
   return {};
 }
@@ -316,7 +329,7 @@ Result<RegionId> Runtime::register_region(std::string name,
   const CallerTurn turn(*this);
   memory.id = engine_->next_region_id();
   for (std::size_t i = 0; i < transports_.size(); ++i) {
-    if (transports_[i]->capabilities().memory != kind) continue;
+    if (!transports_[i]->capabilities().memory.has(kind)) continue;
     Result<RegionKeys> keys = transports_[i]->register_memory(memory);
     const std::string_view transport = transports_[i]->capabilities().name;
     if (!keys.ok()) {

@@ -41,6 +41,9 @@ struct GpuPart {
   int device = 0;
   gpu::Kernels kernels;
   gpu::CopyStreamOptions stream;
+  // Pinned memory to stage pages in that go over streams; 0: they do not. Less than Staging::kLeastNbytes is
+  // refused.
+  std::uint64_t staging_nbytes = 64 * 1024 * 1024;
   std::shared_ptr<const void> keepalive;  // of the kernels, until the agent is gone
 };
 

@@ -44,6 +44,7 @@ struct Subject {
   // Where the regions lie in memory of a GPU, which this process must see as well.
   std::byte* (*allocate)(std::size_t nbytes) = nullptr;
   void (*release)(std::byte* memory) = nullptr;
+  bool src_on_host = false, dst_on_host = false;  // all the same
 };
 
 inline std::pair<UniqueFd, UniqueFd> unix_sockets() {
@@ -93,8 +94,9 @@ class Memory {
   static constexpr std::size_t kGuardNbytes = 64 * 1024;
 
   Memory(std::size_t nbytes, bool pool) : Memory(nbytes, of_pool(pool)) {}
-  Memory(std::size_t nbytes, const Subject& subject) : nbytes_(nbytes), release_(subject.release) {
-    if (subject.allocate != nullptr) {
+  Memory(std::size_t nbytes, const Subject& subject, bool on_host = false)
+      : nbytes_(nbytes), release_(on_host ? nullptr : subject.release) {
+    if (subject.allocate != nullptr && !on_host) {
       all_ = subject.allocate(nbytes + 2 * kGuardNbytes);
     } else if (subject.pool_memory) {
       PoolMemory::Options options;
@@ -182,9 +184,9 @@ inline TransferId next_transfer_id() {
 
 class End {
  public:
-  End(const Subject& subject, std::size_t nbytes, bool filled_with_random, check::Random& random)
-      : memory(nbytes, subject) {
-    if (filled_with_random) memory.fill_random(random);
+  End(const Subject& subject, std::size_t nbytes, bool is_src, check::Random& random)
+      : memory(nbytes, subject, is_src ? subject.src_on_host : subject.dst_on_host) {
+    if (is_src) memory.fill_random(random);
     auto created = FenceTable::create();
     REQUIRE_OK(created);
     fences = std::move(created).value();
@@ -459,9 +461,11 @@ class TestTransfer {
     REQUIRE(move.grid.num_pieces() == 0 || piece_ends(move, Side::kDst) <= dst.memory.nbytes());
     move.transfer = next_transfer_id();
     move.local_base = src.region.base;
+    move.local_memory = src.region.kind;
     move.remote_region = dst.region.id;
     at_src = std::make_shared<Move>(move);
     move.local_base = dst.region.base;
+    move.local_memory = dst.region.kind;
     move.remote_region = src.region.id;
     at_dst = std::make_shared<Move>(move);
 

@@ -53,6 +53,12 @@ inline RailPlan one_sided_rail(std::uint32_t piece_nbytes = 128) {
 inline RailPlan two_sided_rail(std::uint32_t piece_nbytes = 128) {
   return {{.name = "stream", .one_sided = false, .rank = 1, .window = 4, .piece_nbytes = piece_nbytes}};
 }
+// A stream that carries pages of GPUs, too.
+inline RailPlan staged_rail(std::uint32_t piece_nbytes = 128) {
+  RailPlan plan = two_sided_rail(piece_nbytes);
+  plan.capabilities.memory = MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu;
+  return plan;
+}
 // Between memories of GPUs, and better than all others where a rank counts.
 inline RailPlan gpu_rail(std::uint32_t piece_nbytes = 256) {
   return {{.name = "kernels",
@@ -126,7 +132,8 @@ class Node final : public EngineHost {
     arm();
     if (engine_->wants_pump()) run_soon(20 * kMicrosecond, [] {});
   }
-  RegionId add_region(const Layout& layout, MemoryKind kind = MemoryKind::kHost) {
+  // `staged`: where it lies on a GPU, streams carry it as well.
+  RegionId add_region(const Layout& layout, MemoryKind kind = MemoryKind::kHost, bool staged = false) {
     auto memory = std::make_shared<Memory>(layout);
     auto region = std::make_unique<Region>();
     region->memory.base = memory->bytes.data();
@@ -141,6 +148,7 @@ class Node final : public EngineHost {
       region->keys = {{"mapped", {}}, {"stream", {}}};
     else
       region->keys = {{"kernels", {}}};
+    if (kind == MemoryKind::kGpu && staged) region->keys.push_back({"stream", {}});
     const RegionId id = engine_->next_region_id();
     (*memories_)[id] = memory;
     REQUIRE(engine_->register_region(now(), std::move(region)).ok());

@@ -5,11 +5,9 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -20,10 +18,13 @@
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
 #include "gpu_memory.h"
+#include "held_launches.h"
 
 namespace kvxfer {
 namespace {
 
+using emulated::held_copy;
+using emulated::launches;
 using gpu_memory::DeviceMemory;
 using Transports = std::vector<std::string>;
 
@@ -33,62 +34,6 @@ constexpr std::uint64_t kBlockNbytes = 1024 * 1024;  // 8 of them are a piece, a
 constexpr std::uint32_t kPieceBlocks = 8;
 constexpr std::uint64_t kNbytes = kBlocks * kBlockNbytes;
 constexpr std::uint64_t kHostBlockNbytes = 4096;
-
-// What lets launches run: all, or as many as a test says.
-class Launches {
- public:
-  void let(std::int64_t more) {
-    const std::lock_guard lock(mutex_);
-    left_ = more;
-    changed_.notify_all();
-  }
-  void let_all() { let(INT64_MAX); }
-  void begin() {
-    std::unique_lock lock(mutex_);
-    ++num_begun_;
-    changed_.notify_all();
-    changed_.wait(lock, [&] { return left_ > 0; });
-    --left_;
-  }
-  void end() {
-    const std::lock_guard lock(mutex_);
-    ++num_ended_;
-    changed_.notify_all();
-  }
-  // That so many began since reset(), and one less ended: the last is under way and does not move.
-  void await_held(int number) {
-    std::unique_lock lock(mutex_);
-    REQUIRE(changed_.wait_for(lock, std::chrono::seconds(30),
-                              [&] { return num_begun_ == number && num_ended_ == number - 1; }));
-  }
-  int num_begun() {
-    const std::lock_guard lock(mutex_);
-    return num_begun_;
-  }
-  void reset() {
-    const std::lock_guard lock(mutex_);
-    num_begun_ = num_ended_ = 0;
-    left_ = INT64_MAX;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::int64_t left_ = INT64_MAX;
-  int num_begun_ = 0, num_ended_ = 0;
-};
-
-Launches& launches() {
-  static Launches one;
-  return one;
-}
-
-gpu::FunctionHandle held_copy{[](unsigned, unsigned, unsigned, void** arguments) {
-                                launches().begin();
-                                emulated::copy_on_host(*static_cast<gpu::CopyJob*>(arguments[0]));
-                                launches().end();
-                              },
-                              {sizeof(gpu::CopyJob)}};
 
 CopyProgram pages_of(std::uint64_t nbytes) {
   CopyLoop loop{};
@@ -113,6 +58,7 @@ RuntimeOptions options_of(const std::string& name, const Transports& transports)
     options.gpu.emplace();
     options.gpu->driver = &emulated::driver();
     options.gpu->kernels = {{&held_copy, nullptr, &emulated::convert}};
+    options.gpu->staging_nbytes = 0;  // test_gpu_staged_runtime.cpp
     // Room for one piece's tables: the others wait for its end, unlaunched.
     options.gpu->stream.tables_nbytes = 2 * kPieceBlocks * sizeof(std::uint32_t);
   }
@@ -546,8 +492,8 @@ TEST(pairs_of_gpu_and_host_memory_are_refused_when_they_are_posted) {
     const auto write = half(src, both.there, true), read = half(dst, both.here, false);
     REQUIRE_OK(write);
     REQUIRE_OK(read);
-    refused(src.try_post(both.there, write.value()), Code::kUnsupported, "would have to be staged");
-    refused(dst.try_post(both.here, read.value()), Code::kUnsupported, "would have to be staged");
+    refused(src.try_post(both.there, write.value()), Code::kUnsupported, "go over unix and tcp");
+    refused(dst.try_post(both.here, read.value()), Code::kUnsupported, "go over unix and tcp");
   }
   CHECK_EQ(src.num_transfers() + dst.num_transfers(), 0);
 }

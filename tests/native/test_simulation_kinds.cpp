@@ -7,10 +7,10 @@ namespace {
 
 // A pair that has caches on GPUs beside those in host memory.
 struct GpuPair : Pair {
-  explicit GpuPair(std::vector<RailPlan> rails, std::uint64_t seed = check::seed())
+  explicit GpuPair(std::vector<RailPlan> rails, std::uint64_t seed = check::seed(), bool staged = false)
       : Pair(std::move(rails), seed),
-        src_gpu(src.add_region(src_layout, MemoryKind::kGpu)),
-        dst_gpu(dst.add_region(dst_layout, MemoryKind::kGpu)) {
+        src_gpu(src.add_region(src_layout, MemoryKind::kGpu, staged)),
+        dst_gpu(dst.add_region(dst_layout, MemoryKind::kGpu, staged)) {
     for (std::uint32_t block = 0; block < src_layout.num_blocks; ++block)
       src.memory(src_gpu).fill(block, 5000 + block);
     REQUIRE(world.until([&] {
@@ -34,11 +34,11 @@ struct GpuPair : Pair {
     node.settle();
     return handle;
   }
-  bool gpu_equal() {
+  bool gpu_equal() { return regions_equal(src_gpu, dst_gpu); }
+  bool regions_equal(RegionId from, RegionId to) {
     for (std::uint32_t layer = 0; layer < src_layout.num_layers; ++layer)
       for (std::size_t i = 0; i < kFrom.size(); ++i)
-        if (src.memory(src_gpu).read(layer, kFrom[i]) != dst.memory(dst_gpu).read(layer, kTo[i]))
-          return false;
+        if (src.memory(from).read(layer, kFrom[i]) != dst.memory(to).read(layer, kTo[i])) return false;
     return true;
   }
 
@@ -80,11 +80,47 @@ TEST(regions_of_different_kinds_are_refused_when_a_transfer_is_posted) {
       const auto refused = pair.try_post(write, from, to);
       REQUIRE(!refused.ok());
       CHECK_EQ(refused.status().code(), Code::kUnsupported);
-      CHECK(refused.status().message().find("would have to be staged") != std::string::npos);
+      CHECK(refused.status().message().find("go over unix and tcp") != std::string::npos);
     }
   for (const bool write : {false, true})
     CHECK_EQ(pair.try_post(write, pair.src_gpu, pair.dst_gpu, true).status().code(), Code::kUnsupported);
   pair.check_quiet();
+}
+
+TEST(a_stream_that_stages_carries_what_no_other_rail_does) {
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    GpuPair pair({one_sided_rail(), staged_rail()}, check::seed() * 1000 + i, true);
+    pair.grant_read();
+    pair.grant_write();
+    for (const auto& [from, to] :
+         {std::pair(pair.src_gpu, pair.dst_region), std::pair(pair.src_region, pair.dst_gpu),
+          std::pair(pair.src_gpu, pair.dst_gpu)})
+      for (const bool write : {false, true}) {
+        const auto handle = pair.try_post(write, from, to);
+        REQUIRE_OK(handle);
+        REQUIRE(pair.ends(handle.value()));
+        CHECK_EQ(handle.value()->outcome(), Outcome::kDone);
+        CHECK(pair.regions_equal(from, to));
+        if (!write) CHECK_EQ(handle.value()->rails(), std::vector<std::string>{"stream"});
+      }
+    pair.check_quiet();
+  }
+}
+
+TEST(a_stream_that_stages_takes_over_from_a_rail_of_gpus) {
+  for (const bool write : {false, true})
+    for (std::uint64_t i = 0; i < 5; ++i) {
+      GpuPair pair(with_gpu({staged_rail()}), check::seed() * 1000 + i, true);
+      const auto handle = pair.try_post(write, pair.src_gpu, pair.dst_gpu);
+      REQUIRE_OK(handle);
+      REQUIRE(pair.until_midway(kFrom.size()));
+      for (const RailId rail : pair.dst.rails_with(pair.to_src))
+        if (pair.dst.link(rail)->capabilities.name == "kernels") pair.dst.cut_rail(rail, "cut");
+      REQUIRE(pair.ends(handle.value()));
+      CHECK_EQ(handle.value()->outcome(), Outcome::kDone);
+      CHECK(pair.gpu_equal());
+      pair.check_quiet();
+    }
 }
 
 // Both have caches on GPUs and no rail between them, as on two hosts. Who called knows at once, the other

@@ -86,8 +86,27 @@ class FenceTable {
   std::atomic<std::uint64_t>* words_ = nullptr;
 };
 
-// Where memory is that a rail reaches, at both of its ends.
+// Where memory is: the processor's, or a GPU's, which the processor must not touch.
 enum class MemoryKind : std::uint8_t { kHost, kGpu };
+
+// Some of the kinds.
+class MemoryKinds {
+ public:
+  constexpr MemoryKinds(MemoryKind kind) noexcept : bits_(bit(kind)) {}  // NOLINT: a kind is a set of one
+  constexpr bool has(MemoryKind kind) const noexcept { return (bits_ & bit(kind)) != 0; }
+  constexpr bool has(MemoryKinds kinds) const noexcept { return (bits_ & kinds.bits_) == kinds.bits_; }
+  constexpr MemoryKinds operator|(MemoryKinds other) const noexcept {
+    MemoryKinds all = *this;
+    all.bits_ = static_cast<std::uint8_t>(bits_ | other.bits_);
+    return all;
+  }
+
+ private:
+  static constexpr std::uint8_t bit(MemoryKind kind) noexcept {
+    return static_cast<std::uint8_t>(1u << static_cast<unsigned>(kind));
+  }
+  std::uint8_t bits_;
+};
 
 struct MemorySpan {
   std::uint64_t offset;  // from the region's base
@@ -128,6 +147,7 @@ struct Move {
   std::vector<std::uint32_t> src_ids, dst_ids;
   std::byte* local_base = nullptr;  // of the region at this end (destination of fetch and
                                     // receive, source of send)
+  MemoryKind local_memory = MemoryKind::kHost;  // that it lies in
   RegionId remote_region = 0;
 
   // The block that a pair's unit lies in.
@@ -156,6 +176,10 @@ struct Work {
   std::shared_ptr<const Move> move;
   std::uint32_t fence_slot = 0;     // kCheckFence
   std::uint64_t fence_generation = 0;
+  // kSend: the piece lies here, in the order in which it crosses a stream (core/pack.h), and its pages are
+  // not looked at. kReceive: it is to land here so. Null: in the pages. For streams alone; who posts the
+  // work keeps the bytes until it has completed, or cancel() has returned.
+  std::byte* packed = nullptr;
 };
 
 enum class CompletionKind : std::uint8_t { kWork, kRailUp, kRailDown };
@@ -166,7 +190,8 @@ struct Completion {
   PeerId peer = 0;     // kRailUp, kRailDown
   // kWork: kOk; kCancelled; kRailFailed (another rail may redo it); kLeaseEnded (kCheckFence: the
   // source's word moved on; kReceive: the source stopped in mid-piece); kRegionGone; kUnsupported,
-  // kSystem, kInternal (this rail cannot do it, another may).
+  // kSystem, kInternal (this rail cannot do it, another may); kExhausted (the piece is larger than what the
+  // rail has room for: its transfer ends).
   Code code = Code::kOk;
   std::string detail;  // empty when kOk: no allocation on the fast path
 };
@@ -175,24 +200,25 @@ struct Completion {
 enum class FenceGrain : std::uint8_t { kWork, kRegion, kPeer };
 
 struct Capabilities {
-  std::string_view name;          // "shm"
-  bool one_sided = false;         // the destination fetches; the source need not act
+  std::string_view name;  // "shm"
+  bool one_sided = false;  // the destination fetches; the source need not act
   FenceGrain fence = FenceGrain::kWork;
-  std::uint32_t rank = 0;         // lower is preferred where several reach a region
-  std::uint32_t window = 8;       // pieces worth having posted at a time, for each peer
+  std::uint32_t rank = 0;  // lower is preferred where several reach a region
+  std::uint32_t window = 8;  // pieces worth having posted at a time, for each peer
   std::uint32_t piece_nbytes = 512 * 1024;  // what a piece should hold, about
-  MemoryKind memory = MemoryKind::kHost;
+  MemoryKinds memory = MemoryKind::kHost;  // that it reaches at this end
+  std::uint64_t most_piece_nbytes = UINT64_MAX;  // of a piece in memory that the rail has to stage
 };
 
 struct PostResult {
   std::size_t accepted = 0;  // a prefix; the rest was not touched
-  Code code = Code::kOk;     // why it ended: kOk (all), kAgain, kRailFailed (unknown peer)
+  Code code = Code::kOk;  // why it ended: kOk (all), kAgain, kRailFailed (unknown peer)
 };
 
 struct ConnectInfo {
-  bool initiator = false;     // which end called connect
-  std::uint16_t rail = 0;     // index of this rail in the session
-  std::string peer_name;      // for messages
+  bool initiator = false;  // which end called connect
+  std::uint16_t rail = 0;  // index of this rail in the session
+  std::string peer_name;  // for messages
 };
 
 // Of no region: numbers begin with 1.

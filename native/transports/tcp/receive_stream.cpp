@@ -16,7 +16,8 @@ constexpr std::size_t kMaxRunIovecs = IOV_MAX - 2;
 }  // namespace
 
 bool ReceiveStream::push(const Work& work) {
-  return posted_.try_emplace(Key{work.move->transfer, work.piece}, Posted{work.id, work.move}).second;
+  return posted_.try_emplace(Key{work.move->transfer, work.piece}, Posted{work.id, work.move, work.packed})
+      .second;
 }
 
 bool ReceiveStream::cancel(WorkId id, CompletionQueue& completions) {
@@ -102,7 +103,9 @@ void ReceiveStream::fill_window(std::uint64_t max_nbytes, std::span<std::byte> s
     const std::uint64_t unnamed = header_.nbytes - data_have_ - window_nbytes_;
     std::uint64_t nbytes = std::min(unnamed, max_nbytes - window_nbytes_);
     if (nbytes == 0) return;
-    if (landing() && !scatters_) {
+    if (landing() && landing_.packed != nullptr) {
+      window_.push_back({landing_.packed + data_have_ + window_nbytes_, nbytes});
+    } else if (landing() && !scatters_) {
       nbytes = cursor_.append(window_, kMaxRunIovecs, nbytes);
       if (nbytes == 0) return;
     } else {
@@ -156,7 +159,7 @@ Status ReceiveStream::begin_piece() {
                                        std::to_string(header_.transfer) + ", whose program says " +
                                        std::to_string(expected));
   landing_ = found->second;
-  scatters_ = scatters_dst(*landing_.move->program);
+  scatters_ = landing_.packed == nullptr && scatters_dst(*landing_.move->program);
   cursor_ = RunCursor(*landing_.move, header_.piece, End::kDestination);
   return {};
 }

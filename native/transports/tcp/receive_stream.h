@@ -1,6 +1,7 @@
 // The receiving half of one stream rail: pieces land straight in the pages that were posted for
 // them where runs are long; where they are short they are scattered from scratch, at once, so
-// that it is free again when the call returns. What nobody waits for goes to scratch, too.
+// that it is free again when the call returns. What nobody waits for goes to scratch, too. What its
+// poster wants packed lands as it comes.
 #pragma once
 
 #include <sys/uio.h>
@@ -56,6 +57,7 @@ class ReceiveStream {
   struct Posted {
     WorkId work;
     std::shared_ptr<const Move> move;
+    std::byte* packed = nullptr;  // null: in its pages
   };
 
   bool landing() const noexcept { return landing_.move != nullptr; }

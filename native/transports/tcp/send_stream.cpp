@@ -27,10 +27,11 @@ void SendStream::push(const Work& work) {
   Frame& frame = frames_.emplace_back();
   frame.work = work.id;
   frame.move = work.move;
-  frame.gathered = gathers_src(*frame.move->program);
+  frame.packed = work.packed;
+  frame.gathered = frame.packed == nullptr && gathers_src(*frame.move->program);
   if (frame.gathered)
     frame.packer = Packer(*frame.move, work.piece);
-  else
+  else if (frame.packed == nullptr)
     frame.cursor = RunCursor(*frame.move, work.piece, End::kSource);
   frame.header.transfer = work.move->transfer;
   frame.header.nbytes = piece_nbytes(*work.move->program, work.move->grid.piece(work.piece));
@@ -111,6 +112,10 @@ void SendStream::name_frame(Frame& frame, std::uint64_t max_nbytes) {
       name(kZeros.data(), std::min<std::uint64_t>(room, kZeros.size()), frame);
       continue;
     }
+    if (frame.packed != nullptr) {
+      name(frame.packed + (frame.named - header_end), room, frame);
+      continue;
+    }
     if (frame.gathered) {
       if (!name_gathered(frame)) return;
       continue;
@@ -146,7 +151,7 @@ void SendStream::clear_window() {
   for (std::size_t i = 0; i < frames_.size() && frames_[i].named != 0; ++i) {
     Frame& frame = frames_[i];
     frame.named = frame.sent;
-    if (frame.cancelled) continue;
+    if (frame.cancelled || frame.packed != nullptr) continue;
     const std::uint64_t out = frame.sent > sizeof frame.header
                                   ? std::min(frame.sent - sizeof frame.header, frame.header.nbytes)
                                   : 0;

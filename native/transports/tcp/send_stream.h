@@ -1,7 +1,8 @@
 // The sending half of one stream rail: pieces go out in the order in which they were posted, as
 // many in one system call as fit: straight from their pages where runs are long, gathered into a
 // buffer of the stream's where they are short or need conversion. The buffer is the stream's own
-// and waits for its socket alone, so no two transfers can wait for each other.
+// and waits for its socket alone, so no two transfers can wait for each other. What its poster has packed
+// already goes out as it lies.
 #pragma once
 
 #include <sys/uio.h>
@@ -39,6 +40,7 @@ class SendStream {
   struct Frame {
     WorkId work = 0;
     std::shared_ptr<const Move> move;
+    const std::byte* packed = nullptr;  // null: in its pages
     bool gathered = false;
     RunCursor cursor;  // after the bytes that the window names; of `packer`, where it is gathered
     Packer packer;

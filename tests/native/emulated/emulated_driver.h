@@ -88,6 +88,8 @@ struct Device {
   std::atomic<int> reserve_error{0}, map_error{0}, access_error{0};
   // What is to be given back: handles of allocations, and reserved stretches of addresses.
   std::atomic<int> num_handles{0}, num_reserved{0};
+  std::atomic<std::size_t> most_host_nbytes{SIZE_MAX};  // pinned, at once
+  std::atomic<bool> refuses_imports{false};             // by IPC handle
 };
 
 inline Device& device() {
@@ -291,6 +293,7 @@ inline Driver make_driver() {
   };
   driver.memory_free = [](Address address) { return release(address); };
   driver.host_allocate = [](void** memory, std::size_t nbytes, unsigned) {
+    if (nbytes > device().most_host_nbytes) return kOutOfMemory;
     *memory = operator new(nbytes, std::align_val_t{4096});
     return 0;
   };
@@ -340,6 +343,7 @@ inline Driver make_driver() {
   };
   driver.ipc_open = [](Address* address, IpcHandle handle, unsigned) {
     std::size_t nbytes = 0;
+    if (device().refuses_imports) return kInvalidValue;
     const int fd = open_named(handle.bytes, &nbytes);
     if (fd < 0) return kInvalidValue;
     *address = map_shared(fd, nbytes, PROT_READ | PROT_WRITE);

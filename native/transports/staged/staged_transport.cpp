@@ -1,0 +1,398 @@
+#include "transports/staged/staged_transport.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "core/pack.h"
+#include "transports/staged/packed.h"
+
+namespace kvxfer {
+namespace {
+
+// Sends of a rail that wait for a slot; the engine posts what peers have asked for, a window at a time.
+constexpr std::size_t kMaxQueued = 1024;
+
+// A rail holds no more than this part of a lane, so that a peer that does not take or bring its bytes leaves
+// room for others. Of the default arena that is 8 MiB, two windows of a stream.
+constexpr std::uint64_t kRailsOfALane = 4;
+
+// Polls without a kernel's end between two questions whether the device still works.
+constexpr std::uint32_t kPollsPerCheck = 1024;
+
+gpu::Placement placement_at(const std::byte* base) {
+  return gpu::Placement(reinterpret_cast<gpu::Address>(base));
+}
+
+}  // namespace
+
+StagedTransport::StagedTransport(std::unique_ptr<Transport> inner, std::shared_ptr<Staging> staging)
+    : inner_(std::move(inner)), staging_(std::move(staging)) {}
+
+StagedTransport::~StagedTransport() {
+  if (!gathering_.empty()) land_until(kOut, staged_.at(gathering_.back()).ticket);
+  if (!scattering_.empty()) land_until(kIn, staged_.at(scattering_.back()).ticket);
+  for (auto& [id, staged] : staged_) inner_->cancel(id);  // others go on using the arena
+  for (auto& [id, staged] : staged_) give_back(staged);
+}
+
+Capabilities StagedTransport::capabilities() const noexcept {
+  Capabilities capabilities = inner_->capabilities();
+  capabilities.memory = capabilities.memory | MemoryKind::kGpu;
+  capabilities.most_piece_nbytes = staging_->nbytes() / 2;
+  return capabilities;
+}
+
+Result<RegionKeys> StagedTransport::register_memory(const LocalRegion& region) {
+  if (region.kind == MemoryKind::kGpu)
+    if (Status opened = staging_->open(); !opened.ok()) return opened;
+  return inner_->register_memory(region);
+}
+
+std::string StagedTransport::words(const std::string& what) const {
+  return std::string(inner_->capabilities().name) + ", staging: " + what;
+}
+
+// ---- slots ----
+
+// A rail's first slot may be as large as the lane.
+bool StagedTransport::may_take(Way way, PeerId peer, std::uint64_t nbytes) const noexcept {
+  const auto held = held_.find(peer);
+  return held == held_.end() || held->second[way] == 0 ||
+         held->second[way] + nbytes <= lane(way).slots.capacity() / kRailsOfALane;
+}
+
+bool StagedTransport::take_slot(Staged& staged) {
+  const Way way = way_of(staged);
+  if (!may_take(way, staged.peer, staged.nbytes)) return false;
+  const std::optional<Slot> slot = lane(way).slots.take(staged.nbytes);
+  if (!slot) return false;
+  staged.slot = *slot;
+  held_[staged.peer][way] += slot->nbytes;
+  return true;
+}
+
+void StagedTransport::give_back(Staged& staged) noexcept {
+  if (staged.slot.nbytes == 0) return;
+  const Way way = way_of(staged);
+  lane(way).slots.give_back(staged.slot);
+  const auto held = held_.find(staged.peer);
+  held->second[way] -= staged.slot.nbytes;
+  if (held->second[kOut] + held->second[kIn] == 0) held_.erase(held);
+  staged.slot = {};
+}
+
+// ---- posts and ends ----
+
+PostResult StagedTransport::post(PeerId peer, std::span<const Work> batch) noexcept {
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const Work& work = batch[i];
+    // What no stream does, and pieces that are not there or have no bytes, the inner transport answers.
+    const bool on_gpu = (work.kind == WorkKind::kSend || work.kind == WorkKind::kReceive) &&
+                        work.move->local_memory == MemoryKind::kGpu &&
+                        work.piece < work.move->grid.num_pieces() &&
+                        piece_nbytes(*work.move->program, work.move->grid.piece(work.piece)) != 0;
+    const PostResult result = on_gpu ? stage(peer, work) : inner_->post(peer, batch.subspan(i, 1));
+    if (result.accepted == 0) return {i, result.code};
+  }
+  return {batch.size(), Code::kOk};
+}
+
+PostResult StagedTransport::stage(PeerId peer, const Work& work) {
+  if (const PostResult asked = inner_->post(peer, {}); asked.code != Code::kOk) return asked;
+  const auto refuse = [&](Code code, const std::string& why) -> PostResult {
+    ready_.push_back({CompletionKind::kWork, work.id, 0, code, words(why)});
+    return {1, Code::kOk};
+  };
+  if (!staging_->is_open()) return refuse(Code::kUnsupported, "no region of this agent lies on a GPU");
+  if (!staging_->failure().ok()) return refuse(Code::kSystem, staging_->failure().message());
+  Staged staged;
+  staged.peer = peer;
+  staged.work = work;
+  staged.nbytes = piece_nbytes(*work.move->program, work.move->grid.piece(work.piece));
+  if (const std::uint64_t most = lane(way_of(staged)).slots.capacity(); staged.nbytes > most)
+    return refuse(Code::kExhausted, "a piece of " + std::to_string(staged.nbytes) +
+                                        " bytes does not fit into half of an arena of " +
+                                        std::to_string(staging_->nbytes()) + ": raise staging_nbytes");
+  if (work.kind == WorkKind::kSend) {
+    if (to_gather_.size() >= kMaxQueued) return {0, Code::kAgain};
+    to_gather_.push_back(work.id);
+    staged_.emplace(work.id, std::move(staged));
+    return {1, Code::kOk};
+  }
+  // Its sender is asked for the bytes as soon as this is accepted, and where they go must be there then.
+  if (!take_slot(staged)) return {0, Code::kAgain};
+  staged.stage = Stage::kReceiving;
+  staged.work.packed = lane(kIn).base + staged.slot.offset;
+  const PostResult posted = inner_->post(peer, std::span(&staged.work, 1));
+  if (posted.accepted == 0)
+    give_back(staged);
+  else
+    staged_.emplace(work.id, std::move(staged));
+  return posted;
+}
+
+void StagedTransport::complete(Entry entry, Code code, std::string detail) {
+  give_back(entry->second);
+  ready_.push_back({CompletionKind::kWork, entry->first, 0, code, std::move(detail)});
+  staged_.erase(entry);
+}
+
+// Of a send that the peer has heard nothing of: it learns that nothing comes.
+void StagedTransport::end_unsent(Entry entry) {
+  const WorkId id = entry->first;
+  std::erase(to_gather_, id);
+  std::erase(to_send_, id);
+  Staged& staged = entry->second;
+  staged.work.packed = lane(kOut).base;  // nothing is read there
+  if (inner_->post(staged.peer, std::span(&staged.work, 1)).accepted == 0)
+    return complete(entry, Code::kCancelled);
+  give_back(staged);
+  staged_.erase(entry);
+  inner_->cancel(id);  // which completes it
+}
+
+void StagedTransport::cancel(WorkId id) noexcept {
+  auto found = staged_.find(id);
+  if (found == staged_.end()) return inner_->cancel(id);
+  if (found->second.stage == Stage::kGathering || found->second.stage == Stage::kScattering) {
+    land_until(way_of(found->second), found->second.ticket);
+    found = staged_.find(id);
+    if (found == staged_.end()) return;  // it has ended
+  }
+  switch (found->second.stage) {
+    case Stage::kQueued:
+    case Stage::kGathered: return end_unsent(found);
+    case Stage::kSending:
+    case Stage::kReceiving: found->second.cancelled = true; return inner_->cancel(id);
+    case Stage::kReceived: std::erase(to_scatter_, id); return complete(found, Code::kCancelled);
+    case Stage::kGathering:
+    case Stage::kScattering: return;  // not after land_until
+  }
+}
+
+void StagedTransport::disconnect(PeerId peer) noexcept {
+  std::vector<WorkId> works;
+  for (const auto& [id, staged] : staged_)
+    if (staged.peer == peer) works.push_back(id);
+  for (const WorkId id : works) {
+    auto found = staged_.find(id);
+    if (found == staged_.end()) continue;
+    if (found->second.stage == Stage::kGathering || found->second.stage == Stage::kScattering) {
+      land_until(way_of(found->second), found->second.ticket);
+      found = staged_.find(id);
+      if (found == staged_.end()) continue;
+    }
+    found->second.cancelled = true;
+    if (found->second.stage == Stage::kSending || found->second.stage == Stage::kReceiving) continue;
+    for (auto* queue : {&to_gather_, &to_send_, &to_scatter_}) std::erase(*queue, id);
+    complete(found, Code::kCancelled, "disconnected");
+  }
+  inner_->disconnect(peer);  // what is the inner transport's completes there
+}
+
+// ---- progress ----
+
+std::size_t StagedTransport::poll(std::span<Completion> completions) noexcept {
+  if (!staged_.empty()) {
+    note_failure();
+    land();
+    send();
+    gather();
+    check_device();
+  }
+  std::size_t count = std::min(completions.size(), ready_.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    completions[i] = std::move(ready_.front());
+    ready_.pop_front();
+  }
+  const std::span<Completion> rest = completions.subspan(count);
+  const std::size_t num_inner = inner_->poll(rest);
+  for (std::size_t i = 0; i < num_inner; ++i) {
+    if (!pass(rest[i])) continue;
+    if (count != completions.size() - rest.size() + i) completions[count] = std::move(rest[i]);
+    ++count;
+  }
+  scatter();
+  return count;
+}
+
+bool StagedTransport::busy() const noexcept {
+  if (!ready_.empty() || inner_->busy()) return true;
+  if (staged_.empty()) return false;
+  return !gathering_.empty() || !scattering_.empty() || !to_send_.empty() || !to_scatter_.empty() ||
+         next_to_gather() < to_gather_.size() || (!staging_->failure().ok() && !lost_);
+}
+
+// The first in the queue whose rail may hold more. Nobody overtakes it because he is smaller.
+std::size_t StagedTransport::next_to_gather() const noexcept {
+  for (std::size_t i = 0; i < to_gather_.size(); ++i) {
+    const Staged& staged = staged_.at(to_gather_[i]);
+    if (staged.slot.nbytes != 0) return i;
+    if (!may_take(kOut, staged.peer, staged.nbytes)) continue;
+    return lane(kOut).slots.find(staged.nbytes) ? i : to_gather_.size();
+  }
+  return to_gather_.size();
+}
+
+Status StagedTransport::submit(Staged& staged) {
+  const Move& move = *staged.work.move;
+  const Piece piece = move.grid.piece(staged.work.piece);
+  const Way way = way_of(staged);
+  const PackedProgram packed = way == kOut ? gathered(*move.program, piece) : scattered(*move.program, piece);
+  const std::span<const std::uint32_t> ids =
+      std::span(way == kOut ? move.src_ids : move.dst_ids).subspan(piece.first_pair, piece.num_pairs);
+  const gpu::Placement pages = placement_at(move.local_base);
+  const gpu::Placement slot = placement_at(lane(way).base + staged.slot.offset);
+  gpu::CopyStream& stream = *lane(way).stream;
+  const Result<gpu::CopyStream::Ticket> ticket =
+      way == kOut ? stream.submit(packed.program, packed.part, ids, packed.pairs, pages, slot)
+                  : stream.submit(packed.program, packed.part, packed.pairs, ids, slot, pages);
+  if (!ticket.ok()) {
+    if (ticket.status().code() == Code::kSystem) staging_->fail(ticket.status());
+    return ticket.status();
+  }
+  staged.ticket = ticket.value();
+  return {};
+}
+
+void StagedTransport::gather() {
+  for (;;) {
+    const std::size_t next = next_to_gather();
+    if (next == to_gather_.size()) return;
+    const WorkId id = to_gather_[next];
+    const auto entry = staged_.find(id);
+    Staged& staged = entry->second;
+    if (staged.slot.nbytes == 0) take_slot(staged);
+    const Status submitted = submit(staged);
+    if (submitted.code() == Code::kAgain) return;
+    if (submitted.code() == Code::kSystem) return note_failure();
+    to_gather_.erase(to_gather_.begin() + static_cast<std::ptrdiff_t>(next));
+    if (!submitted.ok()) {
+      complete(entry, submitted.code(), words(submitted.message()));
+      continue;
+    }
+    staged.stage = Stage::kGathering;
+    gathering_.push_back(id);
+  }
+}
+
+void StagedTransport::send() {
+  while (!to_send_.empty()) {
+    const auto entry = staged_.find(to_send_.front());
+    Staged& staged = entry->second;
+    staged.work.packed = lane(kOut).base + staged.slot.offset;
+    const PostResult posted = inner_->post(staged.peer, std::span(&staged.work, 1));
+    if (posted.accepted == 0 && posted.code == Code::kAgain) return;
+    to_send_.pop_front();
+    if (posted.accepted == 0)
+      complete(entry, Code::kRailFailed, words("the rail went down while pages were gathered for it"));
+    else
+      staged.stage = Stage::kSending;
+  }
+}
+
+void StagedTransport::scatter() {
+  while (!to_scatter_.empty()) {
+    const WorkId id = to_scatter_.front();
+    const auto entry = staged_.find(id);
+    const Status submitted = submit(entry->second);
+    if (submitted.code() == Code::kAgain) return;
+    if (submitted.code() == Code::kSystem) return note_failure();
+    to_scatter_.pop_front();
+    if (!submitted.ok()) {
+      complete(entry, submitted.code(), words(submitted.message()));
+      continue;
+    }
+    entry->second.stage = Stage::kScattering;
+    scattering_.push_back(id);
+  }
+}
+
+// What kernels have ended.
+void StagedTransport::land() {
+  if (!gathering_.empty()) {
+    const gpu::CopyStream::Ticket ended = lane(kOut).stream->done();
+    while (!gathering_.empty() && staged_.at(gathering_.front()).ticket <= ended) {
+      staged_.at(gathering_.front()).stage = Stage::kGathered;
+      to_send_.push_back(gathering_.front());
+      gathering_.pop_front();
+      idle_polls_ = 0;
+    }
+  }
+  if (scattering_.empty()) return;
+  const gpu::CopyStream::Ticket ended = lane(kIn).stream->done();
+  while (!scattering_.empty() && staged_.at(scattering_.front()).ticket <= ended) {
+    complete(staged_.find(scattering_.front()), Code::kOk);
+    scattering_.pop_front();
+    idle_polls_ = 0;
+  }
+}
+
+// A kernel that has been launched cannot be stopped, only waited for; a device that fails ends all.
+void StagedTransport::land_until(Way way, gpu::CopyStream::Ticket ticket) {
+  while (staging_->failure().ok() && lane(way).stream->done() < ticket) {
+    check_device();
+    std::this_thread::yield();
+  }
+  land();
+  note_failure();
+}
+
+void StagedTransport::check_device() {
+  if ((gathering_.empty() && scattering_.empty()) || ++idle_polls_ < kPollsPerCheck) return;
+  idle_polls_ = 0;
+  for (const Way way : {kOut, kIn})
+    if (Status status = lane(way).stream->check(); !status.ok()) return staging_->fail(status);
+}
+
+// With the device all ends that still needs it; what is in pinned memory goes out, and host memory's works
+// go on.
+void StagedTransport::note_failure() {
+  if (lost_ || staging_->failure().ok()) return;
+  lost_ = true;
+  land();
+  for (auto* queue : {&to_gather_, &gathering_, &to_scatter_, &scattering_}) {
+    for (const WorkId id : *queue)
+      complete(staged_.find(id), Code::kSystem, words(staging_->failure().message()));
+    queue->clear();
+  }
+  for (auto& [id, staged] : staged_)
+    if (staged.stage == Stage::kReceiving && !staged.cancelled) {
+      staged.cancelled = staged.lost = true;
+      inner_->cancel(id);
+    }
+}
+
+// Of what the inner transport tells: true where it is to be told on, as it is now.
+bool StagedTransport::pass(Completion& completion) {
+  if (completion.kind == CompletionKind::kRailDown) {
+    // What has not begun fails with it; kernels end by themselves, and then there is no rail.
+    for (const WorkId id : std::vector<WorkId>(to_gather_.begin(), to_gather_.end()))
+      if (const auto entry = staged_.find(id); entry->second.peer == completion.peer) {
+        std::erase(to_gather_, id);
+        complete(entry, Code::kRailFailed, completion.detail);
+      }
+    return true;
+  }
+  const auto entry = completion.kind == CompletionKind::kWork ? staged_.find(completion.work) : staged_.end();
+  if (entry == staged_.end()) return true;
+  Staged& staged = entry->second;
+  if (staged.stage == Stage::kReceiving && completion.code == Code::kOk && !staged.cancelled) {
+    staged.stage = Stage::kReceived;
+    to_scatter_.push_back(entry->first);
+    return false;
+  }
+  // Received by the inner transport, and then cancelled before it was told.
+  if (staged.stage == Stage::kReceiving && staged.cancelled && completion.code == Code::kOk)
+    completion.code = Code::kCancelled;
+  if (staged.lost && completion.code == Code::kCancelled) {
+    completion.code = Code::kSystem;
+    completion.detail = words(staging_->failure().message());
+  }
+  give_back(staged);
+  staged_.erase(entry);
+  return true;
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,103 @@
+// Makes a transport of streams carry pages of a GPU: gathered by kernels into pinned memory and sent from
+// there, received into pinned memory and scattered by kernels. A decorator: work on host memory passes
+// through, and of a transfer only the end on the GPU needs it.
+//
+// A piece is in one step at a time, and several pieces are under way: while one is on the wire the next is
+// gathered and the one before it scattered.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "kvxfer/transport.h"
+#include "transports/staged/staging.h"
+
+namespace kvxfer {
+
+class StagedTransport final : public Transport {
+ public:
+  // `inner` takes works with `packed` (tcp).
+  StagedTransport(std::unique_ptr<Transport> inner, std::shared_ptr<Staging> staging);
+  ~StagedTransport() override;  // waits for the kernels of its works
+
+  Capabilities capabilities() const noexcept override;
+  // Of a GPU's first region: kExhausted, kSystem where there can be no staging.
+  Result<RegionKeys> register_memory(const LocalRegion& region) override;
+  void deregister_memory(RegionId region) noexcept override { inner_->deregister_memory(region); }
+  Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override {
+    return inner_->connect(std::move(socket), info);
+  }
+  void disconnect(PeerId peer) noexcept override;
+  Status attach(PeerId peer, const RemoteRegion& region) override { return inner_->attach(peer, region); }
+  void detach(PeerId peer, RegionId region) noexcept override { inner_->detach(peer, region); }
+  PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
+  // Of a work whose kernel is under way it waits for the kernel's end.
+  void cancel(WorkId work) noexcept override;
+  std::size_t poll(std::span<Completion> completions) noexcept override;
+  bool busy() const noexcept override;
+
+ private:
+  enum class Stage : std::uint8_t {
+    kQueued,      // to be gathered: waits for a slot, or for room in the stream
+    kGathering,   // a kernel reads its pages
+    kGathered,    // waits for room in the inner transport
+    kSending,     // the inner transport's
+    kReceiving,   // the inner transport's
+    kReceived,    // waits for room in the stream
+    kScattering,  // a kernel writes its pages
+  };
+  struct Staged {
+    PeerId peer = 0;
+    Work work;
+    std::uint64_t nbytes = 0;  // of the piece
+    Stage stage = Stage::kQueued;
+    Slot slot;                 // no bytes: none yet
+    gpu::CopyStream::Ticket ticket = 0;
+    bool cancelled = false;    // nothing may land any more
+    bool lost = false;         // with the device
+  };
+  using Entry = std::unordered_map<WorkId, Staged>::iterator;
+  enum Way : std::size_t { kOut = 0, kIn = 1 };
+
+  Staging::Lane& lane(Way way) const noexcept {
+    return way == kOut ? staging_->sends() : staging_->receives();
+  }
+  static Way way_of(const Staged& staged) noexcept {
+    return staged.work.kind == WorkKind::kSend ? kOut : kIn;
+  }
+  bool may_take(Way way, PeerId peer, std::uint64_t nbytes) const noexcept;
+  bool take_slot(Staged& staged);
+  void give_back(Staged& staged) noexcept;
+
+  PostResult stage(PeerId peer, const Work& work);
+  std::size_t next_to_gather() const noexcept;
+  Status submit(Staged& staged);
+  void gather();
+  void send();
+  void scatter();
+  void land();
+  void land_until(Way way, gpu::CopyStream::Ticket ticket);
+  void check_device();
+  void note_failure();
+  bool pass(Completion& completion);
+  void end_unsent(Entry entry);
+  void complete(Entry entry, Code code, std::string detail = {});
+  std::string words(const std::string& what) const;
+
+  const std::unique_ptr<Transport> inner_;
+  const std::shared_ptr<Staging> staging_;
+  std::unordered_map<WorkId, Staged> staged_;
+  std::deque<WorkId> to_gather_, gathering_, to_send_, to_scatter_, scattering_;  // each in order
+  std::map<PeerId, std::array<std::uint64_t, 2>> held_;  // bytes of slots, by way
+  std::deque<Completion> ready_;                         // to be told; of works alone
+  std::uint32_t idle_polls_ = 0;                         // with kernels that do not end
+  bool lost_ = false;                                    // the device: all its works have ended
+};
+
+}  // namespace kvxfer

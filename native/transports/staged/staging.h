@@ -1,0 +1,69 @@
+// What an agent's rails stage pages of its GPU with: pinned memory, and streams that copy between it and the
+// pages. One an agent; all of its streams' rails share it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "gpu/copy_stream.h"
+#include "gpu/driver.h"
+#include "kvxfer/status.h"
+#include "transports/staged/slots.h"
+
+namespace kvxfer {
+
+class Staging {
+ public:
+  // Less than this is no arena: two pieces of a stream, one each way.
+  static constexpr std::uint64_t kLeastNbytes = 1024 * 1024;
+
+  struct Options {
+    int device = 0;
+    gpu::Kernels kernels;
+    gpu::CopyStreamOptions stream;
+    std::uint64_t nbytes = 64 * 1024 * 1024;  // of the arena, both ways together
+  };
+
+  // Half of the arena. What is sent and what is received share nothing, so neither can keep the other from
+  // moving: two agents that write to each other would wait for each other's slots (gpu/DESIGN.md).
+  struct Lane {
+    std::byte* base;
+    Slots slots;
+    std::unique_ptr<gpu::CopyStream> stream;
+  };
+
+  Staging(const gpu::Driver& driver, const Options& options) : driver_(driver), options_(options) {}
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  ~Staging();  // waits for its kernels
+
+  // Allocates all that staging ever needs; does nothing where it is there. Of an arena that cannot be had
+  // half as much is tried, and so on. kExhausted where not even kLeastNbytes can be had, kSystem where the
+  // device is none.
+  Status open();
+  bool is_open() const noexcept { return sends_.has_value(); }
+  // Of the arena: what was asked for, and once it is there what could be had.
+  std::uint64_t nbytes() const noexcept { return is_open() ? nbytes_ : options_.nbytes; }
+
+  Lane& sends() noexcept { return *sends_; }
+  Lane& receives() noexcept { return *receives_; }
+
+  // What the device said when it failed. Nothing is copied any more, and nothing is under way.
+  const Status& failure() const noexcept { return failure_; }
+  void fail(const Status& why);
+
+ private:
+  Result<Lane> make_lane(std::byte* base) const;
+
+  const gpu::Driver& driver_;
+  const Options options_;
+  std::optional<gpu::PrimaryContext> context_;
+  std::byte* memory_ = nullptr;  // pinned
+  std::uint64_t nbytes_ = 0;
+  std::optional<Lane> sends_, receives_;
+  Status failure_;
+};
+
+}  // namespace kvxfer

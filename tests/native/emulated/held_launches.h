@@ -1,0 +1,70 @@
+// Launches of an emulated driver that begin when a test lets them.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+#include "check.h"
+#include "emulated_kernels.h"
+
+namespace emulated {
+
+// What lets launches run: all, or as many as a test says.
+class Launches {
+ public:
+  void let(std::int64_t more) {
+    const std::lock_guard lock(mutex_);
+    left_ = more;
+    changed_.notify_all();
+  }
+  void let_all() { let(INT64_MAX); }
+  void begin() {
+    std::unique_lock lock(mutex_);
+    ++num_begun_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return left_ > 0; });
+    --left_;
+  }
+  void end() {
+    const std::lock_guard lock(mutex_);
+    ++num_ended_;
+    changed_.notify_all();
+  }
+  // That so many began since reset(), and one less ended: the last is under way and does not move.
+  void await_held(int number) {
+    std::unique_lock lock(mutex_);
+    REQUIRE(changed_.wait_for(lock, std::chrono::seconds(30),
+                              [&] { return num_begun_ == number && num_ended_ == number - 1; }));
+  }
+  int num_begun() {
+    const std::lock_guard lock(mutex_);
+    return num_begun_;
+  }
+  void reset() {
+    const std::lock_guard lock(mutex_);
+    num_begun_ = num_ended_ = 0;
+    left_ = INT64_MAX;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::int64_t left_ = INT64_MAX;
+  int num_begun_ = 0, num_ended_ = 0;
+};
+
+inline Launches& launches() {
+  static Launches one;
+  return one;
+}
+
+inline FunctionHandle held_copy{[](unsigned, unsigned, unsigned, void** arguments) {
+                                  launches().begin();
+                                  copy_on_host(*static_cast<CopyJob*>(arguments[0]));
+                                  launches().end();
+                                },
+                                {sizeof(CopyJob)}};
+
+}  // namespace emulated

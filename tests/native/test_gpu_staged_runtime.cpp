@@ -1,0 +1,528 @@
+// Agents that move pages between a GPU and memory that no GPU rail reaches, from a caller's post to the bytes:
+// two Runtimes whose streams stage, over an emulated driver.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "core/runtime.h"
+#include "emulated_driver.h"
+#include "emulated_kernels.h"
+#include "gpu_memory.h"
+#include "held_launches.h"
+
+namespace kvxfer {
+namespace {
+
+using emulated::launches;
+using gpu_memory::DeviceMemory;
+using Transports = std::vector<std::string>;
+
+constexpr Time kSecond = 1'000'000'000;
+constexpr std::uint32_t kBlocks = 24;
+constexpr std::uint64_t kBlockNbytes = 256 * 1024;  // two of them are a piece, and a launch
+constexpr std::uint32_t kPieceBlocks = 2;
+constexpr std::uint64_t kNbytes = kBlocks * kBlockNbytes;
+constexpr std::uint64_t kOnePieceEachWay = 1024 * 1024;  // an arena of that
+
+CopyProgram pages() {
+  CopyLoop loop{};
+  loop.num_layers = 1;
+  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = kBlockNbytes;
+  loop.counts[0] = loop.counts[1] = 1;
+  CopyProgram program;
+  program.loops = {loop};
+  program.num_layers = 1;
+  return program;
+}
+
+RuntimeOptions options_of(const std::string& name, const Transports& transports,
+                          std::uint64_t staging_nbytes) {
+  RuntimeOptions options;
+  options.name = name;
+  options.listen = "tcp://127.0.0.1:0";
+  options.transports = transports;
+  // Agents of a busy machine, and of one under a sanitizer, are not to be given up while a launch is held.
+  options.heartbeat_ns = 30 * kSecond;
+  options.silent_ns = 120 * kSecond;
+  if (std::find(transports.begin(), transports.end(), "cuda_ipc") != transports.end()) {
+    options.gpu.emplace();
+    options.gpu->driver = &emulated::driver();
+    options.gpu->kernels = {{&emulated::held_copy, nullptr, &emulated::convert}};
+    options.gpu->stream.tables_nbytes = 64 * 1024;
+    options.gpu->staging_nbytes = staging_nbytes;
+  }
+  return options;
+}
+
+// Agents' own threads do the work.
+bool await(const std::function<bool()>& is_so) {
+  const Time until = Runtime::now() + 120 * kSecond;
+  while (!is_so() && Runtime::now() < until) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  return is_so();
+}
+bool ends(const std::shared_ptr<Handle>& handle) {
+  return await([&] { return handle->outcome() != Outcome::kPending; });
+}
+bool is_done(const std::shared_ptr<Handle>& handle) {
+  if (!ends(handle)) return false;
+  if (handle->outcome() != Outcome::kDone) FAIL(handle->status().message());
+  return handle->outcome() == Outcome::kDone;
+}
+
+// An agent with a cache in host memory and, where it has one, on its GPU. Both of the same layout.
+struct End {
+  End(const std::string& name, const Transports& transports, std::uint64_t seed, std::uint64_t staging_nbytes)
+      : gpu(kNbytes), host(kNbytes) {
+    check::Random random(seed);
+    for (std::byte* memory : {gpu.data(), host.data()})
+      for (std::uint64_t at = 0; at < kNbytes; at += 1024) random.fill(memory + at, 16);
+    const RuntimeOptions options = options_of(name, transports, staging_nbytes);
+    const bool has_gpu = options.gpu.has_value();
+    Result<std::shared_ptr<Runtime>> created = Runtime::create(options);
+    REQUIRE_OK(created);
+    runtime = std::move(created).value();
+    if (has_gpu) on_gpu = register_memory("gpu", gpu.data(), MemoryKind::kGpu);
+    on_host = register_memory("host", host.data(), MemoryKind::kHost);
+  }
+  RegionId register_memory(const std::string& name, std::byte* memory, MemoryKind kind) {
+    const auto region = runtime->register_region(name, {{memory, kNbytes}}, kBlocks, pages(), {}, kind);
+    REQUIRE_OK(region);
+    return region.value();
+  }
+  const std::byte* memory(RegionId region) const { return region == on_gpu ? gpu.data() : host.data(); }
+  std::vector<std::byte> copy(RegionId region) const { return {memory(region), memory(region) + kNbytes}; }
+
+  LeaseId grant(SessionKey peer, RegionId region, wire::LeaseMode mode) {
+    const auto lease = runtime->with_engine([&](Engine& engine, Time now) {
+      return engine.grant(now, peer, region, mode, true, {}, 300 * kSecond, true);
+    });
+    REQUIRE_OK(lease);
+    return lease.value();
+  }
+  // The first blocks, to the last ones in reverse.
+  Result<std::shared_ptr<Handle>> try_post(SessionKey peer, bool write, RegionId src, RegionId dst,
+                                           std::uint32_t num_blocks = kBlocks, bool integrity = false) {
+    return runtime->with_engine([&](Engine& engine, Time now) -> Result<std::shared_ptr<Handle>> {
+      const auto program = engine.install_program(now, peer, write, src, dst, pages());
+      if (!program.ok()) return program.status();
+      TransferRequest request;
+      request.peer = peer;
+      request.program = program.value();
+      for (std::uint32_t block = 0; block < num_blocks; ++block) {
+        request.src_ids.push_back(block);
+        request.dst_ids.push_back(kBlocks - 1 - block);
+      }
+      request.num_layers = request.layers_ready = 1;
+      request.timeout_ns = 300 * kSecond;
+      request.integrity = integrity;
+      return engine.post(now, std::move(request));
+    });
+  }
+  std::size_t num_transfers() {
+    return runtime->with_engine([](Engine& engine, Time) { return engine.num_transfers(); });
+  }
+
+  DeviceMemory gpu;
+  std::vector<std::byte> host;
+  std::shared_ptr<Runtime> runtime;
+  RegionId on_gpu = 0, on_host = 0;
+};
+
+std::size_t num_rails(Runtime& runtime, SessionKey peer) {
+  const auto view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(peer); });
+  return view && view->state == "open" ? view->rails.size() : 0;
+}
+
+struct Plan {
+  Transports src = {"cuda_ipc", "tcp"}, dst = {"cuda_ipc", "tcp"};
+  std::size_t rails = 2;
+  std::uint64_t staging_nbytes = 8 * 1024 * 1024;
+};
+
+// Two agents that know each other and let each other do everything, with all rails up at both ends.
+struct Ends {
+  explicit Ends(const Plan& plan = {})
+      : src("src", plan.src, check::seed(), plan.staging_nbytes),
+        dst("dst", plan.dst, check::seed() + 1, plan.staging_nbytes) {
+    launches().reset();
+    const auto called = src.runtime->begin_connect(dst.runtime->address(), 30 * kSecond);
+    REQUIRE_OK(called);
+    there = called.value();
+    REQUIRE(await([&] {
+      const auto peers = dst.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
+      if (!peers.empty()) here = peers.front();
+      return !peers.empty() && num_rails(*src.runtime, there) == plan.rails &&
+             num_rails(*dst.runtime, here) == plan.rails;
+    }));
+    for (const wire::LeaseMode mode : {wire::LeaseMode::kRead, wire::LeaseMode::kWrite}) {
+      for (const RegionId region : {src.on_gpu, src.on_host})
+        if (region != 0) src_leases.push_back(src.grant(there, region, mode));
+      for (const RegionId region : {dst.on_gpu, dst.on_host})
+        if (region != 0) dst_leases.push_back(dst.grant(here, region, mode));
+    }
+  }
+  ~Ends() {
+    launches().let_all();  // closing waits for them
+    emulated::device().refuses_imports = false;
+    emulated::device().launches_until_failure = -1;
+    emulated::device().most_host_nbytes = SIZE_MAX;
+    src.runtime->close(5 * kSecond);
+    dst.runtime->close(5 * kSecond);
+  }
+  std::shared_ptr<Handle> write(RegionId from, RegionId to, std::uint32_t num_blocks = kBlocks) {
+    auto handle = src.try_post(there, true, from, to, num_blocks);
+    REQUIRE_OK(handle);
+    return std::move(handle).value();
+  }
+  std::shared_ptr<Handle> read(RegionId from, RegionId to, std::uint32_t num_blocks = kBlocks) {
+    auto handle = dst.try_post(here, false, from, to, num_blocks);
+    REQUIRE_OK(handle);
+    return std::move(handle).value();
+  }
+  void revoke(End& end, const std::vector<LeaseId>& leases) {
+    end.runtime->with_engine([&](Engine& engine, Time now) {
+      for (const LeaseId lease : leases) engine.revoke(now, lease);
+      return 0;
+    });
+  }
+  // Every block is where a transfer of all puts it. Who received is asked first: a sanitizer does not follow
+  // what comes through memory.
+  static bool arrived(const std::byte* from, End& to, RegionId region) {
+    to.num_transfers();
+    for (std::uint32_t block = 0; block < kBlocks; ++block)
+      if (std::memcmp(from + block * kBlockNbytes, to.memory(region) + (kBlocks - 1 - block) * kBlockNbytes,
+                      kBlockNbytes) != 0)
+        return false;
+    return true;
+  }
+  bool quiet() {
+    return await([&] { return src.num_transfers() + dst.num_transfers() == 0; });
+  }
+
+  End src, dst;
+  SessionKey there = 0, here = 0;
+  std::vector<LeaseId> src_leases, dst_leases;
+};
+
+TEST(pages_go_between_a_gpu_and_host_memory_over_every_stream) {
+  const std::vector<std::pair<Plan, std::string>> plans = {
+      {{.src = {"cuda_ipc", "tcp"}, .dst = {"cuda_ipc", "tcp"}, .rails = 2}, "tcp"},
+      {{.src = {"shm", "cuda_ipc"}, .dst = {"shm", "cuda_ipc"}, .rails = 3}, "unix"},
+      {{.src = {"cuda_ipc", "tcp"}, .dst = {"tcp"}, .rails = 1}, "tcp"}};  // one has no GPU
+  for (const auto& [plan, rail] : plans) {
+    Ends both(plan);
+    const auto written = both.write(both.src.on_gpu, both.dst.on_host);
+    REQUIRE(is_done(written));
+    CHECK_EQ(written->rails(), std::vector<std::string>{rail});
+    CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_host));
+    CHECK_EQ(launches().num_begun(), kBlocks / kPieceBlocks);  // gathers alone
+
+    std::fill(both.dst.host.begin(), both.dst.host.end(), std::byte{0});
+    REQUIRE(is_done(both.read(both.src.on_gpu, both.dst.on_host)));
+    CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_host));
+
+    if (both.dst.on_gpu == 0) continue;
+    REQUIRE(is_done(both.write(both.src.on_host, both.dst.on_gpu)));
+    CHECK(Ends::arrived(both.src.host.data(), both.dst, both.dst.on_gpu));
+    std::memset(both.dst.gpu.data(), 0, kNbytes);
+    const auto read = both.read(both.src.on_host, both.dst.on_gpu);
+    REQUIRE(is_done(read));
+    CHECK_EQ(read->rails(), std::vector<std::string>{rail});
+    CHECK(Ends::arrived(both.src.host.data(), both.dst, both.dst.on_gpu));
+    CHECK(both.quiet());
+  }
+}
+
+// As between two hosts; and of one host where the driver will not map a peer's memory.
+TEST(gpus_that_do_not_reach_each_other_stage_at_both_ends) {
+  emulated::device().refuses_imports = true;
+  Ends both;
+  for (const bool write : {true, false}) {
+    std::memset(both.dst.gpu.data(), 0, kNbytes);
+    const auto handle =
+        write ? both.write(both.src.on_gpu, both.dst.on_gpu) : both.read(both.src.on_gpu, both.dst.on_gpu);
+    REQUIRE(is_done(handle));
+    CHECK_EQ(handle->rails(), std::vector<std::string>{"tcp"});
+    CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_gpu));
+  }
+  CHECK(both.quiet());
+}
+
+TEST(gpus_that_reach_each_other_do_not_stage) {
+  Ends both;
+  REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_gpu)));
+  CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_gpu));
+  const auto read = both.read(both.src.on_gpu, both.dst.on_gpu);
+  REQUIRE(is_done(read));
+  CHECK_EQ(read->rails(), std::vector<std::string>{"cuda_ipc"});
+  CHECK(both.quiet());
+}
+
+TEST(more_pieces_than_an_arena_holds_take_turns) {
+  emulated::device().refuses_imports = true;
+  Ends both({.staging_nbytes = kOnePieceEachWay});
+  std::vector<std::shared_ptr<Handle>> handles;
+  for (int k = 0; k < 3; ++k) {
+    handles.push_back(both.write(both.src.on_gpu, both.dst.on_gpu));
+    handles.push_back(both.write(both.src.on_host, both.dst.on_host));
+  }
+  for (const auto& handle : handles) REQUIRE(is_done(handle));
+  CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_gpu));
+  CHECK(Ends::arrived(both.src.host.data(), both.dst, both.dst.on_host));
+  CHECK(both.quiet());
+}
+
+// Each holds slots for what it waits for from the other, and needs one to send what the other waits for.
+TEST(two_agents_that_write_to_each_other_through_small_arenas_do_not_wait_for_each_other) {
+  emulated::device().refuses_imports = true;
+  Ends both({.staging_nbytes = kOnePieceEachWay});
+  const std::vector<std::byte> from_src = both.src.copy(both.src.on_gpu),
+                               from_dst = both.dst.copy(both.dst.on_gpu);
+  // From one's GPU to the other's host memory and GPU, and the same back.
+  std::vector<std::shared_ptr<Handle>> handles;
+  const auto post = [&](End& end, SessionKey peer, RegionId from, RegionId to) {
+    auto handle = end.try_post(peer, true, from, to, kBlocks / 2);
+    REQUIRE_OK(handle);
+    handles.push_back(std::move(handle).value());
+  };
+  for (int k = 0; k < 4; ++k) {
+    post(both.src, both.there, both.src.on_gpu, both.dst.on_gpu);
+    post(both.dst, both.here, both.dst.on_gpu, both.src.on_gpu);
+    post(both.src, both.there, both.src.on_gpu, both.dst.on_host);
+    post(both.dst, both.here, both.dst.on_gpu, both.src.on_host);
+  }
+  for (const auto& handle : handles) REQUIRE(is_done(handle));
+  REQUIRE(both.quiet());
+  // The first halves go to the last, which nobody sends.
+  const auto holds = [](const End& end, RegionId region, const std::vector<std::byte>& from) {
+    for (std::uint32_t block = 0; block < kBlocks / 2; ++block)
+      if (std::memcmp(from.data() + block * kBlockNbytes,
+                      end.memory(region) + (kBlocks - 1 - block) * kBlockNbytes, kBlockNbytes) != 0)
+        return false;
+    return true;
+  };
+  CHECK(holds(both.dst, both.dst.on_gpu, from_src));
+  CHECK(holds(both.dst, both.dst.on_host, from_src));
+  CHECK(holds(both.src, both.src.on_gpu, from_dst));
+  CHECK(holds(both.src, both.src.on_host, from_dst));
+}
+
+TEST(after_a_destination_revoked_no_staged_byte_lands) {
+  Ends both;
+  launches().let(2);
+  const auto handle = both.write(both.src.on_host, both.dst.on_gpu);
+  launches().await_held(3);
+  // Under the gate nothing but the fence moves: the kernel may end once revoke() is certain to have begun.
+  std::atomic<bool> revoking{false};
+  std::thread device([&] {
+    revoking.wait(false);
+    launches().let_all();
+  });
+  both.dst.runtime->with_engine([&](Engine& engine, Time now) {
+    revoking = true;
+    revoking.notify_all();
+    for (const LeaseId lease : both.dst_leases) engine.revoke(now, lease);
+    return 0;
+  });
+  const std::vector<std::byte> at_fence = both.dst.copy(both.dst.on_gpu);
+  device.join();
+  REQUIRE(ends(handle));
+  CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
+  CHECK(both.quiet());
+  CHECK(both.dst.copy(both.dst.on_gpu) == at_fence);
+}
+
+TEST(after_a_source_revoked_no_kernel_reads_its_pages_and_nothing_of_them_is_done) {
+  Ends both;
+  launches().let(2);
+  const auto handle = both.read(both.src.on_gpu, both.dst.on_host);
+  launches().await_held(3);
+  std::atomic<bool> revoking{false};
+  std::thread device([&] {
+    revoking.wait(false);
+    launches().let_all();
+  });
+  both.src.runtime->with_engine([&](Engine& engine, Time now) {
+    revoking = true;
+    revoking.notify_all();
+    for (const LeaseId lease : both.src_leases) engine.revoke(now, lease);
+    return 0;
+  });
+  const int begun = launches().num_begun();
+  std::memset(both.src.gpu.data(), 0xee, kNbytes);  // its owner's again
+  device.join();
+  REQUIRE(ends(handle));
+  CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
+  CHECK(both.quiet());
+  CHECK_EQ(launches().num_begun(), begun);
+  CHECK(std::count(both.dst.host.begin(), both.dst.host.end(), std::byte{0xee}) <
+        std::ptrdiff_t{kBlockNbytes});
+}
+
+TEST(a_transfer_that_is_cancelled_gives_its_slots_back) {
+  emulated::device().refuses_imports = true;
+  Ends both({.staging_nbytes = kOnePieceEachWay});
+  for (const bool at_source : {true, false}) {
+    launches().reset();
+    launches().let(1);
+    const auto handle = at_source ? both.write(both.src.on_gpu, both.dst.on_gpu)
+                                  : both.read(both.src.on_gpu, both.dst.on_gpu);
+    launches().await_held(2);
+    std::atomic<bool> cancelling{false};
+    std::thread device([&] {
+      cancelling.wait(false);
+      launches().let_all();
+    });
+    (at_source ? both.src : both.dst).runtime->with_engine([&](Engine& engine, Time now) {
+      cancelling = true;
+      cancelling.notify_all();
+      engine.cancel(now, handle->id());
+      return 0;
+    });
+    device.join();
+    REQUIRE(ends(handle));
+    CHECK_EQ(handle->status().code(), Code::kCancelled);
+    REQUIRE(both.quiet());
+    // There is room for one piece each way: had one been lost, this would not end.
+    std::memset(both.dst.gpu.data(), 0, kNbytes);
+    REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_gpu)));
+    CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_gpu));
+  }
+}
+
+TEST(a_region_deregistered_in_mid_transfer_is_not_touched_by_staging) {
+  for (const bool at_source : {true, false}) {
+    Ends both;
+    End& end = at_source ? both.src : both.dst;
+    launches().let(1);
+    const auto handle = at_source ? both.write(both.src.on_gpu, both.dst.on_host)
+                                  : both.write(both.src.on_host, both.dst.on_gpu);
+    launches().await_held(2);
+    std::atomic<bool> asked{false};
+    std::thread device([&] {
+      asked.wait(false);
+      launches().let_all();
+    });
+    asked = true;
+    asked.notify_all();
+    CHECK_OK(end.runtime->deregister_region(end.on_gpu));
+    const int begun = launches().num_begun();
+    const std::vector<std::byte> at_end = end.copy(end.on_gpu);
+    device.join();
+    REQUIRE(ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kFailed);
+    CHECK(both.quiet());
+    CHECK_EQ(launches().num_begun(), begun);
+    CHECK(end.copy(end.on_gpu) == at_end);
+  }
+}
+
+TEST(a_peer_that_is_lost_in_mid_transfer_leaves_its_slots_to_others) {
+  Ends both({.staging_nbytes = kOnePieceEachWay});
+  launches().let(1);
+  const auto out = both.write(both.src.on_gpu, both.dst.on_host);
+  launches().await_held(2);
+  both.dst.runtime->close(kSecond);
+  launches().let_all();
+  REQUIRE(ends(out));
+  CHECK_EQ(out->outcome(), Outcome::kFailed);
+  REQUIRE(await([&] { return both.src.num_transfers() == 0; }));
+
+  End third("third", {"cuda_ipc", "tcp"}, check::seed() + 2, kOnePieceEachWay);
+  const auto called = both.src.runtime->begin_connect(third.runtime->address(), 30 * kSecond);
+  REQUIRE_OK(called);
+  SessionKey here = 0;
+  REQUIRE(await([&] {
+    const auto peers = third.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
+    if (!peers.empty()) here = peers.front();
+    return !peers.empty() && num_rails(*both.src.runtime, called.value()) == 2 &&
+           num_rails(*third.runtime, here) == 2;
+  }));
+  third.grant(here, third.on_host, wire::LeaseMode::kWrite);
+  const auto again = both.src.try_post(called.value(), true, both.src.on_gpu, third.on_host);
+  REQUIRE_OK(again);
+  REQUIRE(is_done(again.value()));
+  CHECK(Ends::arrived(both.src.gpu.data(), third, third.on_host));
+  third.runtime->close(5 * kSecond);
+}
+
+TEST(a_gpu_that_fails_ends_what_it_stages_in_words_and_host_memory_goes_on) {
+  for (const bool at_source : {true, false}) {
+    Ends both;
+    emulated::device().launches_until_failure = 2;
+    const auto handle = at_source ? both.write(both.src.on_gpu, both.dst.on_host)
+                                  : both.write(both.src.on_host, both.dst.on_gpu);
+    REQUIRE(ends(handle));
+    emulated::device().launches_until_failure = -1;
+    CHECK_EQ(handle->outcome(), Outcome::kFailed);
+    CHECK_EQ(handle->status().code(), Code::kRailFailed);
+    if (handle->status().message().find("cuLaunchKernel") == std::string::npos)
+      FAIL(handle->status().message());
+    REQUIRE(is_done(both.write(both.src.on_host, both.dst.on_host)));
+    CHECK(Ends::arrived(both.src.host.data(), both.dst, both.dst.on_host));
+    CHECK(both.quiet());
+    // Nor does it begin anew.
+    const auto later = at_source ? both.src.try_post(both.there, true, both.src.on_gpu, both.dst.on_host)
+                                 : both.dst.try_post(both.here, false, both.src.on_host, both.dst.on_gpu);
+    if (later.ok()) {
+      REQUIRE(ends(later.value()));
+      CHECK_EQ(later.value()->status().code(), Code::kRailFailed);
+    } else {
+      CHECK_EQ(later.status().code(), Code::kRailFailed);
+    }
+  }
+}
+
+TEST(without_an_arena_pages_of_a_gpu_stay_on_gpus_and_checksums_are_refused) {
+  {
+    Ends both({.staging_nbytes = 0});
+    const auto refused = both.src.try_post(both.there, true, both.src.on_gpu, both.dst.on_host);
+    REQUIRE(!refused.ok());
+    CHECK_EQ(refused.status().code(), Code::kUnsupported);
+    CHECK(refused.status().message().find("staging_nbytes") != std::string::npos);
+    REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_gpu)));
+  }
+  Ends both;
+  const auto summed = both.src.try_post(both.there, true, both.src.on_gpu, both.dst.on_host, 1, true);
+  REQUIRE(!summed.ok());
+  CHECK(summed.status().message().find("integrity=False") != std::string::npos);
+  // Where the other end has the GPU it is the other end that says so.
+  const auto there = both.src.try_post(both.there, true, both.src.on_host, both.dst.on_gpu, 1, true);
+  REQUIRE_OK(there);
+  REQUIRE(ends(there.value()));
+  CHECK_EQ(there.value()->status().code(), Code::kUnsupported);
+}
+
+TEST(of_pinned_memory_that_is_not_there_a_part_will_do_and_none_is_said_in_words) {
+  emulated::device().most_host_nbytes = 3 * 1024 * 1024;  // of 8 MiB the quarter
+  {
+    Ends both;
+    REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_host)));
+    CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_host));
+  }
+  emulated::device().most_host_nbytes = 512 * 1024;
+  const auto runtime = Runtime::create(options_of("alone", {"cuda_ipc", "tcp"}, 8 * 1024 * 1024));
+  REQUIRE_OK(runtime);
+  const DeviceMemory memory(kNbytes);
+  const auto region = runtime.value()->register_region("kv", {{memory.data(), kNbytes}}, kBlocks, pages(), {},
+                                                       MemoryKind::kGpu);
+  emulated::device().most_host_nbytes = SIZE_MAX;
+  REQUIRE(!region.ok());
+  CHECK_EQ(region.status().code(), Code::kExhausted);
+  CHECK(region.status().message().find("staging_nbytes") != std::string::npos);
+  // It was not the agent's end.
+  CHECK_OK(runtime.value()->register_region("kv", {{memory.data(), kNbytes}}, kBlocks, pages(), {},
+                                            MemoryKind::kGpu));
+  CHECK_EQ(Runtime::create(options_of("tiny", {"cuda_ipc", "tcp"}, 4096)).status().code(),
+           Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace kvxfer
