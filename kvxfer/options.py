@@ -10,6 +10,8 @@ from kvxfer.errors import UsageError
 
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
+# native/transports/staged/staging.h: two pieces of a stream.
+MIN_STAGING_NBYTES: Final = 1024 * 1024
 DEFAULT_TRANSPORTS: Final = ("loopback", "shm", "tcp")
 # "unix", what shm falls back to, comes with shm; alone it keeps shm out. "cuda_ipc" starts CUDA, so it is
 # there for those who ask for it.
@@ -39,6 +41,11 @@ class AgentOptions:
     gpu
         Index of that GPU, as CUDA_VISIBLE_DEVICES leaves them: one an agent for now. Means something
         where ``"cuda_ipc"`` is named.
+    staging_nbytes
+        Pinned host memory through which that GPU's pages go over ``"tcp"`` and the unix stream: to and from
+        other hosts, host memory, and GPUs that this one does not reach. Half is for what is sent, half for
+        what comes; taken when the first region on the GPU is registered, less where there is less. 0, or at
+        least 1 MiB; with 0 such transfers are refused.
     tcp_rails
         Sockets of a session between hosts, over which every transfer is striped.
     transfer_timeout_s
@@ -68,6 +75,8 @@ class AgentOptions:
     secret: bytes | str | None = None
     transports: tuple[str, ...] = DEFAULT_TRANSPORTS
     gpu: int = 0
+    # Each way 32 MiB: four rails with 8 MiB, two windows of a stream, or pieces of cuda_ipc that failed over.
+    staging_nbytes: int = 64 * 1024 * 1024
     tcp_rails: int = 2
     transfer_timeout_s: float = 30.0
     connect_timeout_s: float = 10.0
@@ -112,12 +121,18 @@ class AgentOptions:
             raise _bad(f"option lease_margin_s is {self.lease_margin_s!r}, but must be 0 or more seconds")
         for name, low, high in (
             ("gpu", 0, 1023),
+            ("staging_nbytes", 0, 1 << 40),
             ("tcp_rails", 1, 64),
             ("spin_us", 0, 1_000_000),
             ("max_transfers_per_peer", 1, 16384),
         ):
             if not isinstance(value := getattr(self, name), int) or not low <= value <= high:
                 raise _bad(f"option {name} is {value!r}, not a whole number in {low} to {high}")
+        if 0 < self.staging_nbytes < MIN_STAGING_NBYTES:
+            raise _bad(
+                f"option staging_nbytes is {self.staging_nbytes}, but must be 0 for none or at least "
+                f"{MIN_STAGING_NBYTES}"
+            )
         named: object = self.transports
         if isinstance(named, str):
             raise _bad(f"option transports is {named!r}: write ({named!r},)")
@@ -135,6 +150,7 @@ class AgentOptions:
             "secret": secret,
             "transports": list(self.transports),
             "gpu": None,
+            "staging_nbytes": self.staging_nbytes,
             "tcp_rails": self.tcp_rails,
             "silent_timeout_s": self.silent_timeout_s,
             "heartbeat_interval_s": self.heartbeat_interval_s,

@@ -123,7 +123,7 @@ def _rdma(root: Path) -> list[Finding]:
 def _gpus(root: Path) -> list[Finding]:
     why = (
         "agents with the transport cuda_ipc move caches on GPUs of one host, by kernels (below); between "
-        "hosts, and between a GPU and host memory, nothing does yet"
+        "hosts, and between a GPU and host memory, their pages go over tcp and unix, staged in pinned memory"
     )
     driver = read_text(root / "proc/driver/nvidia/version") or ""
     cards = gpus(root)

@@ -83,8 +83,8 @@ def _written(name: str, lacking: State) -> Finding:
 
 def _cuda_ipc(lacking: State) -> Finding:
     why = (
-        "moves pages between caches on GPUs of one host, for agents that name it among their transports; an "
-        "agent without it refuses tensors on a GPU"
+        "moves pages between caches on GPUs of one host, for agents that name it among their transports; "
+        "they stage their GPU's pages for tcp and unix, too, and an agent without it refuses tensors on a GPU"
     )
     able = availability()
     if able.device is not None and able.usable:

@@ -150,10 +150,44 @@ def test_a_source_that_takes_its_memory_back_or_dies_ends_transfers_and_no_more(
         decode.read(decode.host_region, "host").wait(TIMEOUT_S)
 
 
-def test_pairs_that_no_rail_joins_and_checksums_are_refused(decode: Decode) -> None:
-    for region, name in ((decode.region, "host"), (decode.host_region, "pages")):
-        with pytest.raises(kvxfer.UsageError, match="would have to be staged") as caught:
-            decode.read(region, name)
-        assert caught.value.code == "unsupported"
+def test_pages_go_between_the_gpu_and_host_memory_staged(decode: Decode) -> None:
+    for region, name, seed in ((decode.region, "host", 2), (decode.host_region, "pages", 1)):
+        transfer = decode.read(region, name)
+        transfer.wait(TIMEOUT_S)
+        assert transfer.rails in (("unix",), ("tcp",))
+        cache = decode.cache if region is decode.region else decode.host
+        require_same(cache, decode.pattern(seed).flip(1))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_agents_of_one_process_stage_over_tcp(device: str) -> None:
+    """As between two hosts: no process opens handles of its own memory, so cuda_ipc does not reach."""
+    import torch
+
+    shape = 2, 12, 300_000
+    there = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda")
+    here = torch.zeros(shape, dtype=torch.uint8, device=device)
+    torch.cuda.synchronize()
+    layout = kvxfer.KVLayout.from_tensor(there, axes="lbd")
+    on_gpu = kvxfer.AgentOptions(transports=("cuda_ipc", "tcp"), staging_nbytes=4 << 20)
+    alone = kvxfer.AgentOptions(transports=("tcp",))
+    with (
+        kvxfer.Agent("prefill", on_gpu) as prefill,
+        kvxfer.Agent("decode", on_gpu if device == "cuda" else alone) as decode,
+    ):
+        source = prefill.register("pages", there, layout)
+        region = decode.register("cache", here, layout)
+        peer = decode.connect_blocking(prefill.address, TIMEOUT_S)
+        source.grant(prefill.accept_blocking(timeout_s=TIMEOUT_S), mode="read", ttl_s=300)
+        blocks = list(range(shape[1]))
+        transfer = decode.read(
+            region, peer.wait_region("pages", TIMEOUT_S), blocks, blocks[::-1], timeout_s=TIMEOUT_S
+        )
+        transfer.wait(TIMEOUT_S)
+        torch.cuda.synchronize()
+        require_same(here, there.cpu().flip(1))
+
+
+def test_checksums_of_pages_on_a_gpu_are_refused(decode: Decode) -> None:
     with pytest.raises(kvxfer.UsageError, match="integrity=False"):
         decode.agent.read(decode.region, decode.remote["pages"], decode.blocks, decode.blocks, integrity=True)
