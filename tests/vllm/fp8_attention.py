@@ -6,8 +6,9 @@ who allocates it, which blocks are whose and when a layer is saved stay vLLM's.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from vllm.v1.attention.backend import AttentionMetadataBuilder
@@ -18,22 +19,33 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-_DTYPES = {
+from tests.vllm.engine import ROOT
+
+_DTYPES: Final = {
     "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
 
 
-def install(folder: Path) -> Path:
-    """Writes what makes this a plugin of engines that have ``folder`` in their path, and returns that."""
-    package = folder / "fp8_attention-1.dist-info"
+ARGUMENTS: Final = ("--kv-cache-dtype", "fp8")
+
+
+def attention_of(folder: Path) -> dict[str, str]:
+    """Returns the variables with which an engine attends over such a cache, by vLLM's kernels or by this.
+
+    What makes this a plugin goes into ``folder``.
+    """
+    if torch.cpu._is_avx512_supported():
+        return {}
+    path = folder / "plugins"
+    package = path / "fp8_attention-1.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: fp8-attention\nVersion: 1\n")
     (package / "entry_points.txt").write_text(
         f"[vllm.general_plugins]\nfp8_attention = {__name__}:register\n"
     )
-    return folder
+    return {"PYTHONPATH": os.pathsep.join((str(ROOT), str(path)))}
 
 
 def register() -> None:

@@ -1,23 +1,19 @@
-"""A cache in fp8 under real engines.
-
-vLLM's kernels for the CPU need AVX-512 for it. Elsewhere attention is torch's (`tests.vllm.fp8_attention`).
-"""
+"""A cache in fp8 under real engines."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from kvxfer.bench import tiny_models
 from kvxfer.bench.vllm_server import VllmServer, complete
 from tests.vllm.early_start import started
-from tests.vllm.engine import FLIP, ROOT, random_prompt, server
-from tests.vllm.fp8_attention import install
+from tests.vllm.engine import FLIP, random_prompt, server
+from tests.vllm.fp8_attention import ARGUMENTS, attention_of
 from tests.vllm.test_models import handed_over
 
 Two = tuple[VllmServer, VllmServer]
@@ -26,13 +22,10 @@ Two = tuple[VllmServer, VllmServer]
 @contextmanager
 def start_two(folder: Path) -> Iterator[Two]:
     weights = tiny_models.save("llama", folder / "model")
-    environment = {}
-    if not torch.cpu._is_avx512_supported():
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, install(folder / "plugins"))))
-    arguments = ("--kv-cache-dtype", "fp8")
+    options: dict[str, Any] = {"arguments": ARGUMENTS, "environment": attention_of(folder)}
     with (
-        server("prefill", weights, folder, "kv_producer", "fail", arguments, environment) as prefill,
-        server("decode", weights, folder, "kv_consumer", "fail", arguments, environment) as decode,
+        server("prefill", weights, folder, "kv_producer", **options) as prefill,
+        server("decode", weights, folder, "kv_consumer", **options) as decode,
     ):
         yield prefill, decode
 

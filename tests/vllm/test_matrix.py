@@ -13,6 +13,8 @@ import pytest
 from kvxfer.bench import tiny_models
 from kvxfer.bench.vllm_server import VllmServer, complete
 from tests.vllm.engine import FLIP, random_prompt, server
+from tests.vllm.fp8_attention import ARGUMENTS as FP8_ARGUMENTS
+from tests.vllm.fp8_attention import attention_of
 from tests.vllm.test_hybrid import GDN_ARGUMENTS
 from tests.vllm.test_models import handed_over
 
@@ -20,13 +22,13 @@ from tests.vllm.test_models import handed_over
 pytestmark = pytest.mark.slow
 
 # GDN's chunks are computed in bfloat16, which rounds otherwise where a prompt is cut otherwise.
-_ARGUMENTS = {"qwen3-next": GDN_ARGUMENTS}
+_ARGUMENTS = {"qwen3-next": GDN_ARGUMENTS, "fp8": FP8_ARGUMENTS}
 _LENGTHS = {"qwen3-next": (33, 65, 289, 321, 577)}
 
 
 @dataclass(frozen=True)
 class Both:
-    """A model on one worker and on two; either may be prefill or decode."""
+    """A model, or a Llama's cache in fp8, on one worker and on two; either may be prefill or decode."""
 
     model: str
     one: VllmServer
@@ -38,12 +40,14 @@ class Both:
         return _LENGTHS.get(self.model, (20, 64, 70, 96, 130, 500))
 
 
-@pytest.fixture(scope="module", params=["gemma3", "deepseek", "qwen3-next"])
+@pytest.fixture(scope="module", params=["gemma3", "deepseek", "qwen3-next", "fp8"])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     folder = tmp_path_factory.mktemp(request.param)
-    weights = tiny_models.save(request.param, folder / "model")
+    weights = tiny_models.save("llama" if request.param == "fp8" else request.param, folder / "model")
     arguments = _ARGUMENTS.get(request.param, ())
     options: dict[str, Any] = {"lease_ttl_s": 10.0}
+    if request.param == "fp8":
+        options["environment"] = attention_of(folder)
     with (
         server("one", weights, folder, "kv_both", arguments=arguments, **options) as one,
         server(
