@@ -50,7 +50,7 @@ struct Readers {
     TransferRequest out;
     out.peer = reader.to_src;
     out.program = reader.program;
-    out.num_layers = layout.num_layers;
+    out.num_layers = out.layers_ready = layout.num_layers;
     out.src_ids = kFrom;
     out.dst_ids = kTo;
     out.notify = Pair::bytes(reader.node->name());
