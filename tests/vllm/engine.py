@@ -96,7 +96,7 @@ def ranks_of(prefill: VllmServer) -> Ranks:
 def push(
     prefill: VllmServer,
     decode: VllmServer,
-    prompt: str,
+    prompt: str | Sequence[int],
     ranks: Ranks,
     *,
     max_tokens: int = 32,
