@@ -217,10 +217,10 @@ class Agent:
 
         Notes
         -----
-        Pages on a GPU move between agents of one machine alone, between regions on GPUs, and without
-        ``integrity``: a transfer that is none of that raises ``unsupported`` when it is posted. Copies
-        run on a stream of their own, after whatever the caller has seen the end of: blocks are posted,
-        or released layer by layer, once the stream that writes them has come so far.
+        Pages on a GPU move straight between GPUs of one machine, and else through pinned memory
+        (`AgentOptions.staging_nbytes`), without ``integrity``: a transfer that nothing can bring raises
+        ``unsupported`` when it is posted. Copies run on streams of their own and wait for no other: say by
+        ``after=`` what writes the blocks, or still uses them.
         """
         self._completions.check()
         for region in list(self._regions.values()):
@@ -470,8 +470,8 @@ class Agent:
         ------
         UsageError
             Nothing was posted: ids out of range or repeated at the destination, tables of
-            different length, layouts that do not fit. ``unsupported``: one region lies on a GPU and the
-            other does not, both do and no rail joins them, or `integrity` was asked for there.
+            different length, layouts that do not fit. ``unsupported``: a region lies on a GPU and no
+            rail brings its pages, or `integrity` was asked for there.
         PeerError
             The peer is lost.
 
