@@ -82,7 +82,9 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
-    # One latent row a token instead of keys and values; 512 + 64 is what the CPU's kernel knows.
+    # One latent row a token instead of keys and values; 512 + 64 is what the CPU's kernel knows. Positions
+    # as in DeepSeek's own models: without YaRN the CPU's kernel takes tokens' rows, which lie apart, for rows
+    # that lie together, and what a prefill computes hangs on how many tokens it has.
     "deepseek": (
         "DeepseekV2Config",
         {
@@ -99,10 +101,20 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_group": 1,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 64,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": MAX_TOKENS // 4,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+            },
         },
     ),
     # Three layers with a state for each request, and one with a cache of tokens. The CPU's kernel of
-    # such states knows bfloat16 and these sizes alone.
+    # such states knows these sizes alone, and bfloat16 alone (``--dtype bfloat16``).
     "qwen3-next": (
         "Qwen3NextConfig",
         {
@@ -117,7 +129,6 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 64,
             "shared_expert_intermediate_size": 64,
-            "dtype": "bfloat16",
         },
     ),
     # The same with states of another kind (Mamba2), which the CPU computes in float32.
