@@ -6,7 +6,6 @@ who allocates it, which blocks are whose and when a layer is saved stay vLLM's.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from tests.vllm.engine import ROOT
+from tests.vllm.plugins import plugin
 
 _DTYPES: Final = {
     "fp8": torch.float8_e4m3fn,
@@ -38,17 +37,10 @@ def attention_of(folder: Path) -> dict[str, str]:
     """
     if torch.cpu._is_avx512_supported():
         return {}
-    path = folder / "plugins"
-    package = path / "fp8_attention-1.dist-info"
-    package.mkdir(parents=True)
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: fp8-attention\nVersion: 1\n")
-    (package / "entry_points.txt").write_text(
-        f"[vllm.general_plugins]\nfp8_attention = {__name__}:register\n"
-    )
-    return {"PYTHONPATH": os.pathsep.join((str(ROOT), str(path)))}
+    return plugin(fp8_attention, folder)
 
 
-def register() -> None:
+def fp8_attention() -> None:
     register_backend(AttentionBackendEnum.CPU_ATTN, f"{__name__}.Fp8AttentionBackend")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -19,28 +19,38 @@ from kvxfer.bench.router_server import RouterServer
 from kvxfer.bench.vllm_server import complete, completion_request
 from tests.vllm.early_start import started
 from tests.vllm.engine import FLIP, TO_PREFILL, Engines, random_prompt, server
+from tests.vllm.gdn_attention import float32_states
+from tests.vllm.plugins import plugin
 
 #: So short that what nobody fetches is given back while a test waits.
 LEASE_TTL_S = 10.0
 # Of the engine's making: what one layer's states take is a whole number of attention's tokens.
 GDN_BLOCK = 288
-# The CPU's kernel of GDN knows bfloat16 alone, which rounds otherwise where a prompt is cut otherwise.
-# So all is computed in chunks of 32, and prompts have one token more, which one engine computes by
-# itself as decode does.
-GDN_CHUNK = 32
-# By itself vLLM keeps states in float32 where the CPU has AVX-512 for bfloat16, and blocks are larger there.
-GDN_ARGUMENTS = ("--max-num-batched-tokens", str(GDN_CHUNK), "--mamba-ssm-cache-dtype", "bfloat16")
-GDN_LENGTHS = (33, 65, GDN_BLOCK + 1, GDN_BLOCK + 33, 2 * GDN_BLOCK + 1, 897)
+GDN_CHUNK = 128
+GDN_LENGTHS = (2, 65, 128, 130, GDN_BLOCK, GDN_BLOCK + 1, GDN_BLOCK + 2, 2 * GDN_BLOCK + 1, 897)
+# By vLLM's own kernel, which knows bfloat16 alone and so rounds otherwise where a prompt is cut otherwise:
+# all is computed in chunks of 32, and prompts have one token more, which one engine computes by itself as
+# decode does. By itself vLLM keeps states in float32 where the CPU has AVX-512 for bfloat16, and its blocks
+# are larger there.
+BFLOAT16_ARGUMENTS = (
+    *("--dtype", "bfloat16", "--mamba-ssm-cache-dtype", "bfloat16"),
+    *("--max-num-batched-tokens", "32"),
+)
+BFLOAT16_LENGTHS = (33, 65, GDN_BLOCK + 1, GDN_BLOCK + 33, 2 * GDN_BLOCK + 1, 897)
 # Mamba2 is computed in float32. Chunks of 128 tokens; one block holds a request's state, however long.
 MAMBA2_CHUNK = 128
 MAMBA2_LENGTHS = (2, 3, 64, 127, 128, 129, 130, 256, 257, 258, 700, 990)
 
 
 @contextmanager
-def start_pair(model: str, arguments: Sequence[str], folder: Path) -> Iterator[Engines]:
+def start_pair(
+    model: str, arguments: Sequence[str], register: Callable[[], None] | None, folder: Path
+) -> Iterator[Engines]:
     """Starts a pair and a router; what one engine says is asked of prefill, without a handover."""
     weights = tiny_models.save(model, folder / "model")
     options: dict[str, Any] = {"arguments": arguments, "lease_ttl_s": LEASE_TTL_S}
+    if register is not None:
+        options["environment"] = plugin(register, folder)
     with ExitStack() as stack:
         # Either may fetch from the other: a later turn's prefill does.
         prefill = stack.enter_context(server("prefill", weights, folder, "kv_both", **options))
@@ -51,8 +61,8 @@ def start_pair(model: str, arguments: Sequence[str], folder: Path) -> Iterator[E
         yield Engines(prefill, prefill, decode, router, folder / "observed")
 
 
-# Two more engines: at night. GDN, which comes in models that are asked for, is in every run.
-KINDS = ("gdn", pytest.param("mamba2", marks=pytest.mark.slow))
+# GDN, which comes in models that are asked for, is in every run; the others' engines at night.
+KINDS = ("gdn", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gdn_bfloat16", "mamba2")))
 
 
 @pytest.fixture
@@ -62,10 +72,12 @@ def hybrid(request: pytest.FixtureRequest, kind: str) -> Engines:
 
 
 # States beside prefixes that are kept: at each block's end there is one to go on from.
-gdn = started("gdn", partial(start_pair, "qwen3-next", GDN_ARGUMENTS))
+_GDN = ("--max-num-batched-tokens", str(GDN_CHUNK))
+gdn = started("gdn", partial(start_pair, "qwen3-next", _GDN, float32_states))
+gdn_bfloat16 = started("gdn_bfloat16", partial(start_pair, "qwen3-next", BFLOAT16_ARGUMENTS, None))
 # States without prefixes: vLLM's CPU kernels of Mamba2 keep none.
 _NO_PREFIXES = ("--no-enable-prefix-caching", "--max-num-batched-tokens", str(MAMBA2_CHUNK))
-mamba2 = started("mamba2", partial(start_pair, "granite-hybrid", _NO_PREFIXES))
+mamba2 = started("mamba2", partial(start_pair, "granite-hybrid", _NO_PREFIXES, None))
 
 
 def assert_handed_over(engines: Engines, prompt: str, num_held: int = 0) -> None:
@@ -91,6 +103,12 @@ def test_gdn(gdn: Engines, length: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("length", BFLOAT16_LENGTHS)
+def test_gdn_in_bfloat16(gdn_bfloat16: Engines, length: int) -> None:
+    assert_handed_over(gdn_bfloat16, random_prompt(length))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("length", MAMBA2_LENGTHS)
 def test_mamba2(mamba2: Engines, length: int) -> None:
     assert_handed_over(mamba2, random_prompt(length))
@@ -102,7 +120,7 @@ def test_mamba2(mamba2: Engines, length: int) -> None:
 def test_of_a_beginning_that_decode_holds_the_state_alone_is_moved(gdn: Engines, beginning: int) -> None:
     prompt = random_prompt(beginning)
     assert_handed_over(gdn, prompt)
-    assert_handed_over(gdn, prompt + random_prompt(3 * GDN_CHUNK), num_held=2 * GDN_BLOCK)
+    assert_handed_over(gdn, prompt + random_prompt(96), num_held=2 * GDN_BLOCK)
 
 
 @pytest.mark.parametrize("later", ["prefill", "decode"])
@@ -180,7 +198,7 @@ def test_a_prompt_of_one_token_is_decodes_own(hybrid: Engines) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_prefill_goes_no_further_than_it_hands_over(hybrid: Engines) -> None:
     # A router is to ask for one token. If it does not, the state is still that before the last token.
-    prompt = random_prompt(6 * GDN_CHUNK + 1)
+    prompt = random_prompt(193)
     answer = complete(hybrid.prefill, prompt, 16, min_tokens=8, kv_transfer_params=TO_PREFILL)
     assert answer.kv_transfer_params
     assert len(answer.token_ids) == 1

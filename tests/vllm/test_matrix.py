@@ -15,15 +15,15 @@ from kvxfer.bench.vllm_server import VllmServer, complete
 from tests.vllm.engine import FLIP, random_prompt, server
 from tests.vllm.fp8_attention import ARGUMENTS as FP8_ARGUMENTS
 from tests.vllm.fp8_attention import attention_of
-from tests.vllm.test_hybrid import GDN_ARGUMENTS
+from tests.vllm.gdn_attention import float32_states
+from tests.vllm.plugins import plugin
 from tests.vllm.test_models import handed_over
 
 # Two engines a model, of which one has two workers.
 pytestmark = pytest.mark.slow
 
-# GDN's chunks are computed in bfloat16, which rounds otherwise where a prompt is cut otherwise.
-_ARGUMENTS = {"qwen3-next": GDN_ARGUMENTS, "fp8": FP8_ARGUMENTS}
-_LENGTHS = {"qwen3-next": (33, 65, 289, 321, 577)}
+# Around a block, around a window of 64, and far beyond it; blocks of states are larger.
+_LENGTHS = (20, 64, 70, 96, 130, 289, 577)
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,17 @@ class Both:
     two: VllmServer
     observed: Path
 
-    def lengths(self) -> tuple[int, ...]:
-        """Around a block, around a window of 64, and far beyond it."""
-        return _LENGTHS.get(self.model, (20, 64, 70, 96, 130, 500))
-
 
 @pytest.fixture(scope="module", params=["gemma3", "deepseek", "qwen3-next", "fp8"])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     folder = tmp_path_factory.mktemp(request.param)
     weights = tiny_models.save("llama" if request.param == "fp8" else request.param, folder / "model")
-    arguments = _ARGUMENTS.get(request.param, ())
+    arguments = FP8_ARGUMENTS if request.param == "fp8" else ()
     options: dict[str, Any] = {"lease_ttl_s": 10.0}
     if request.param == "fp8":
         options["environment"] = attention_of(folder)
+    elif request.param == "qwen3-next":
+        options["environment"] = plugin(float32_states, folder)
     with (
         server("one", weights, folder, "kv_both", arguments=arguments, **options) as one,
         server(
@@ -67,14 +65,13 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_every_head_is_where_it_belongs(both: Both, divide: bool, how: str) -> None:
     prefill, decode = (both.one, both.two) if divide else (both.two, both.one)
     before = set(both.observed.glob("*.received"))
-    for length in both.lengths():
+    for length in _LENGTHS:
         prompt = random_prompt(length)
         tokens, brought = handed_over(prefill, decode, prompt, how)
         assert brought >= length - 1
-        if both.model == "gemma3":  # the only one whose tokens two kernels, or two divisions, compute alike
-            assert tokens == complete(prefill, prompt).token_ids
+        assert tokens == complete(prefill, prompt).token_ids
     received = set(both.observed.glob("*.received")) - before
-    assert len(received) == len(both.lengths())
+    assert len(received) == len(_LENGTHS)
     for path in received:
         arrived, left = heads_of(path), heads_of(path.with_suffix(".sent"))
         # Decode takes no block for what a window has left behind, and has one for tokens to come.
@@ -99,7 +96,7 @@ def heads_of(path: Path) -> dict[tuple[int, int], tuple[str, ...]]:
 
 
 def test_what_arrives_is_what_decode_goes_on_from(both: Both) -> None:
-    prompt = random_prompt(both.lengths()[1])
+    prompt = random_prompt(_LENGTHS[1])
     tokens, _ = handed_over(both.one, both.two, prompt)
     flip = both.observed / FLIP
     flip.write_text("tokens")
