@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,8 @@ import pytest
 from kvxfer.bench import tiny_models
 from kvxfer.bench.vllm_server import VllmServer, complete
 from tests.vllm.early_start import started
-from tests.vllm.engine import FLIP, TO_PREFILL, Engines, push, random_prompt, ranks_of, server
+from tests.vllm.engine import Engines, random_prompt, server
+from tests.vllm.handover import assert_flipped_bits_change_the_tokens, assert_handed_over, handed_over
 
 # Around a block, around a window of 64, and far beyond it.
 LENGTHS = (20, 64, 70, 96, 130, 500)
@@ -27,19 +28,6 @@ CASES = [
 @pytest.fixture(params=["pull", "push"])
 def how(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def handed_over(
-    prefill: VllmServer, decode: VllmServer, prompt: str | Sequence[int], how: str = "pull"
-) -> tuple[list[int], int]:
-    """Returns the tokens of a pair, and how many of the prompt's came from the prefill engine."""
-    before = decode.prompt_tokens("external_kv_transfer")
-    if how == "push":
-        tokens = push(prefill, decode, prompt, ranks_of(prefill)).token_ids
-    else:
-        params = complete(prefill, prompt, 1, kv_transfer_params=TO_PREFILL).kv_transfer_params
-        tokens = complete(decode, prompt, kv_transfer_params=params).token_ids
-    return tokens, decode.prompt_tokens("external_kv_transfer") - before
 
 
 @contextmanager
@@ -58,12 +46,7 @@ latents = started("latents", partial(start_pair, "deepseek"))
 
 @pytest.mark.parametrize(("length", "how"), CASES)
 def test_windows(windows: tuple[VllmServer, VllmServer], length: int, how: str) -> None:
-    prefill, decode = windows
-    prompt = random_prompt(length)
-    tokens, brought = handed_over(prefill, decode, prompt, how)
-    assert brought >= length - 1
-    assert tokens == complete(prefill, prompt).token_ids
-    assert len(set(tokens)) > 4
+    assert_handed_over(*windows, random_prompt(length), how)
 
 
 def test_a_window_that_prefill_has_left_is_computed_by_decode(
@@ -80,27 +63,13 @@ def test_a_window_that_prefill_has_left_is_computed_by_decode(
 
 @pytest.mark.parametrize(("length", "how"), CASES)
 def test_latents(latents: tuple[VllmServer, VllmServer], length: int, how: str) -> None:
-    prefill, decode = latents
-    observed = prefill.log.parent / "observed"
-    before = set(observed.glob("*.received"))
-    prompt = random_prompt(length)
-    tokens, brought = handed_over(prefill, decode, prompt, how)
-    assert brought >= length - 1
-    assert tokens == complete(prefill, prompt).token_ids
-    assert len(set(tokens)) > 4
-    (received,) = set(observed.glob("*.received")) - before
-    assert received.read_text() == received.with_suffix(".sent").read_text()
+    assert_handed_over(*latents, random_prompt(length), how)
 
 
-def test_what_arrives_of_latents_is_what_decode_goes_on_from(latents: tuple[VllmServer, VllmServer]) -> None:
-    prefill, decode = latents
-    prompt = random_prompt(100)
-    flip = prefill.log.parent / "observed" / FLIP
-    flip.touch()
-    try:
-        assert handed_over(prefill, decode, prompt)[0] != complete(prefill, prompt).token_ids
-    finally:
-        flip.unlink()
+@pytest.mark.parametrize("kind", ["windows", "latents"])
+def test_what_arrives_is_what_decode_goes_on_from(request: pytest.FixtureRequest, kind: str) -> None:
+    prefill, decode = request.getfixturevalue(kind)
+    assert_flipped_bits_change_the_tokens(prefill, decode, random_prompt(100))
 
 
 def start_two_ranks(folder: Path) -> VllmServer:
@@ -115,14 +84,10 @@ two_ranks = started("two_ranks", start_two_ranks)
 @pytest.mark.parametrize(("length", "how"), CASES)
 def test_heads_divide(engines: Engines, two_ranks: VllmServer, length: int, how: str) -> None:
     prompt = random_prompt(length)
-    tokens, brought = handed_over(engines.prefill, two_ranks, prompt, how)
-    assert tokens == engines.expected(prompt)
-    assert brought >= length - 1
+    assert_handed_over(engines.prefill, two_ranks, prompt, how, engines.expected(prompt))
 
 
 @pytest.mark.parametrize(("length", "how"), CASES)
 def test_heads_meet(engines: Engines, two_ranks: VllmServer, length: int, how: str) -> None:
     prompt = random_prompt(length)
-    tokens, brought = handed_over(two_ranks, engines.decode, prompt, how)
-    assert tokens == engines.expected(prompt)
-    assert brought >= length - 1
+    assert_handed_over(two_ranks, engines.decode, prompt, how, engines.expected(prompt))

@@ -1,0 +1,76 @@
+"""A prompt's way from a prefill to a decode engine, and whether what arrives there is what has left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvxfer.bench.vllm_server import VllmServer, complete
+from tests.vllm.engine import FLIP, TO_PREFILL, push, ranks_of
+
+Heads = dict[tuple[int, int], tuple[str, ...]]
+
+
+def handed_over(
+    prefill: VllmServer, decode: VllmServer, prompt: str | Sequence[int], how: str = "pull"
+) -> tuple[list[int], int]:
+    """Returns the tokens of a pair, and how many of the prompt's came from the prefill engine."""
+    before = decode.prompt_tokens("external_kv_transfer")
+    if how == "push":
+        tokens = push(prefill, decode, prompt, ranks_of(prefill)).token_ids
+    else:
+        params = complete(prefill, prompt, 1, kv_transfer_params=TO_PREFILL).kv_transfer_params
+        tokens = complete(decode, prompt, kv_transfer_params=params).token_ids
+    return tokens, decode.prompt_tokens("external_kv_transfer") - before
+
+
+def assert_handed_over(
+    prefill: VllmServer, decode: VllmServer, prompt: str, how: str, expected: list[int] | None = None
+) -> None:
+    """Decode has a prompt but for its last token, page by page as it left, and says what one engine says.
+
+    That one is prefill, asked without a handover, unless what it says is given.
+    """
+    before = set(observed(decode).glob("*.received"))
+    tokens, brought = handed_over(prefill, decode, prompt, how)
+    assert brought >= len(prompt) - 1
+    assert tokens == (complete(prefill, prompt).token_ids if expected is None else expected)
+    assert len(set(tokens)) > 4
+    (received,) = set(observed(decode).glob("*.received")) - before
+    arrived, left = heads_of(received), heads_of(observed(prefill) / received.with_suffix(".sent").name)
+    # Decode takes no block for what a window has left behind, and has one for tokens to come.
+    both_have = arrived.keys() & left.keys()
+    assert both_have
+    for block in both_have:
+        # A latent is whole on every worker, of which one is asked.
+        assert arrived[block] == left[block] or (
+            len(arrived[block]) == 1 and arrived[block][0] in left[block]
+        )
+
+
+def assert_flipped_bits_change_the_tokens(prefill: VllmServer, decode: VllmServer, prompt: str) -> None:
+    """What arrives is what decode goes on from. The prompt is none that decode holds, or is asked later."""
+    expected = complete(prefill, prompt).token_ids
+    flip = observed(decode) / FLIP
+    flip.write_text("tokens")
+    try:
+        assert handed_over(prefill, decode, prompt)[0] != expected
+    finally:
+        flip.unlink()
+
+
+def observed(server: VllmServer) -> Path:
+    """Returns the folder where the connectors of an engine say what they saw (tests/vllm/observed.py)."""
+    return server.log.parent / "observed"
+
+
+def heads_of(path: Path) -> Heads:
+    """Returns, by group and place in its table, the hashes of a block's heads: one worker after the other."""
+    ranks = [json.loads(each.read_text()) for each in sorted(path.parent.glob(f"{path.name}*"))]
+    return {
+        (group, at): tuple(dict.fromkeys(head for rank in ranks for head in rank[group][at]))
+        for group, blocks in enumerate(ranks[0])
+        for at, heads in enumerate(blocks)
+        if heads
+    }
