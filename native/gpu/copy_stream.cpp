@@ -115,7 +115,7 @@ Result<std::uint32_t> CopyStream::reserve(std::uint64_t nbytes) {
 Result<CopyStream::Ticket> CopyStream::submit(const CopyProgram& program, const Part& part,
                                               std::span<const std::uint32_t> src_ids,
                                               std::span<const std::uint32_t> dst_ids, const Placement& src,
-                                              const Placement& dst) {
+                                              const Placement& dst, Direction direction) {
   if (src_ids.size() != part.num_pairs || dst_ids.size() != part.num_pairs)
     return Status(Code::kLengthMismatch, "a part of " + std::to_string(part.num_pairs) +
                                              " pairs with tables of " + std::to_string(src_ids.size()) +
@@ -123,32 +123,59 @@ Result<CopyStream::Ticket> CopyStream::submit(const CopyProgram& program, const 
   if (!failed_.ok()) return failed_;
   if (!are_countable(src_ids) || !are_countable(dst_ids))
     return Status(Code::kOutOfRange, "a kernel counts blocks and tokens up to 2^31");
-  const bool bulk = kernels_.functions[static_cast<std::size_t>(Kernel::kCopyBulk)] != nullptr;
-  Result<std::vector<Launch>> launches = make_launches(program, part, src_ids, dst_ids, src, dst, bulk);
-  if (!launches.ok()) return launches.status();
-  if (launches.value().empty()) return last_;
+  const bool had_engines = engines_.work();
+  Result<Ticket> ticket = submit_once(program, part, src_ids, dst_ids, src, dst, direction);
+  // Refused just now: all of it by kernels, over what engines may have copied.
+  if (had_engines && !engines_.work() && failed_.ok())
+    return submit_once(program, part, src_ids, dst_ids, src, dst, direction);
+  return ticket;
+}
 
+Result<CopyStream::Ticket> CopyStream::submit_once(const CopyProgram& program, const Part& part,
+                                                   std::span<const std::uint32_t> src_ids,
+                                                   std::span<const std::uint32_t> dst_ids,
+                                                   const Placement& src, const Placement& dst,
+                                                   Direction direction) {
+  const bool bulk = kernels_.functions[static_cast<std::size_t>(Kernel::kCopyBulk)] != nullptr;
+  Result<JobWork> work = make_work(program, part, src_ids, dst_ids, src, dst, bulk,
+                                   engines_.work() ? direction : Direction::kOnDevice, options_.calibration);
+  if (!work.ok()) return work.status();
+  std::vector<Launch>& launches = work.value().launches;
+  const std::vector<EngineShare>& copies = work.value().copies;
+  if (launches.empty() && copies.empty()) return last_;
+
+  // Engines need no tables on the device.
   const std::uint64_t ids_nbytes = aligned(src_ids.size_bytes());
-  const std::uint64_t nbytes = 2 * ids_nbytes + aligned(program.scales.size() * sizeof(float));
+  const std::uint64_t nbytes =
+      launches.empty() ? 0 : 2 * ids_nbytes + aligned(program.scales.size() * sizeof(float));
   const Result<std::uint32_t> begin = reserve(nbytes);
   if (!begin.ok()) return begin.status();
-  std::byte* tables = host_tables_ + begin.value();
-  std::memcpy(tables, src_ids.data(), src_ids.size_bytes());
-  std::memcpy(tables + ids_nbytes, dst_ids.data(), dst_ids.size_bytes());
-  if (!program.scales.empty())
-    std::memcpy(tables + 2 * ids_nbytes, program.scales.data(), program.scales.size() * sizeof(float));
-
   const ContextScope scope(driver_, context_);
+  if (const int error = engines_.enqueue(copies, src_ids, dst_ids, stream_); error != 0)
+    return engines_fail(error, "cuMemcpyBatchAsync or cuMemcpy2DAsync");
+
   const Address on_device = device_tables_ + begin.value();
-  if (const int error = driver_.host_to_device(on_device, tables, nbytes, stream_); error != 0)
-    return driver_.status(error, "cuMemcpyHtoDAsync of the tables of blocks");
+  if (!launches.empty()) {
+    std::byte* tables = host_tables_ + begin.value();
+    std::memcpy(tables, src_ids.data(), src_ids.size_bytes());
+    std::memcpy(tables + ids_nbytes, dst_ids.data(), dst_ids.size_bytes());
+    if (!program.scales.empty())
+      std::memcpy(tables + 2 * ids_nbytes, program.scales.data(), program.scales.size() * sizeof(float));
+    if (const int error = driver_.host_to_device(on_device, tables, nbytes, stream_); error != 0) {
+      const Status status = driver_.status(error, "cuMemcpyHtoDAsync of the tables of blocks");
+      if (!copies.empty()) failed_ = status;  // those are under way
+      return status;
+    }
+  }
   const Ticket ticket = ++last_;
-  under_way_.push_back({ticket, begin.value(), static_cast<std::uint32_t>(nbytes)});
-  free_from_ = begin.value() + static_cast<std::uint32_t>(nbytes);
-  for (Launch& each : launches.value()) {
+  if (!launches.empty()) {
+    under_way_.push_back({ticket, begin.value(), static_cast<std::uint32_t>(nbytes)});
+    free_from_ = begin.value() + static_cast<std::uint32_t>(nbytes);
+  }
+  for (Launch& each : launches) {
     each.job.src_ids = pointer<const std::uint32_t>(on_device);
     each.job.dst_ids = pointer<const std::uint32_t>(on_device + ids_nbytes);
-    if (&each == &launches.value().back()) {
+    if (copies.empty() && &each == &launches.back()) {
       each.job.arrivals = pointer<std::uint32_t>(arrivals_);
       each.job.done = done_;
       each.job.done_value = ticket;
@@ -156,7 +183,25 @@ Result<CopyStream::Ticket> CopyStream::submit(const CopyProgram& program, const 
     // Some of it may be under way, and its end will not be told: nothing can follow.
     if (failed_ = launch(each, on_device + 2 * ids_nbytes); !failed_.ok()) return failed_;
   }
+  // Engines write no words, so the stream does, behind a barrier (flags 0): what engines and kernels wrote
+  // before is seen with it.
+  if (!copies.empty())
+    if (const int error = driver_.stream_write_64(stream_, reinterpret_cast<Address>(done_), ticket, 0);
+        error != 0)
+      return engines_fail(error, "cuStreamWriteValue64 of the word of completion");
   return ticket;
+}
+
+// Some of it may be under way. Where the device has no such calls that is waited for, and kernels take over;
+// after everything else nothing can follow.
+Status CopyStream::engines_fail(int error, const char* call) {
+  const Status status = driver_.status(error, call);
+  engines_.give_up();
+  if (error != kNotSupported)
+    failed_ = status;
+  else
+    failed_ = driver_.status(driver_.stream_synchronize(stream_), "work on the GPU");
+  return failed_.ok() ? status : failed_;
 }
 
 Status CopyStream::launch(const Launch& launch, Address scales) {

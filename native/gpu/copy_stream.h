@@ -8,7 +8,9 @@
 #include <memory>
 #include <span>
 
+#include "gpu/copy_way.h"
 #include "gpu/driver.h"
+#include "gpu/engine_copies.h"
 #include "gpu/make_job.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/status.h"
@@ -24,6 +26,8 @@ struct CopyStreamOptions {
   // Bytes of block tables that may be under way.
   std::uint32_t tables_nbytes = 1024 * 1024;
   bool high_priority = true;
+  // What goes by copy engines, of copies that say that one side is the host's.
+  Calibration calibration{};
 };
 
 // Everything that a copy needs is allocated when the stream is made; submitting neither allocates device
@@ -40,9 +44,12 @@ class CopyStream {
 
   // Copies a part of a transfer between two regions in memory that the device reaches, after everything
   // submitted before. The tables are the part's; they are copied. kAgain where tables of earlier copies
-  // are in the way, kExhausted where these never fit.
+  // are in the way, kExhausted where these never fit. `direction` says what the device cannot see: whether
+  // one side is pinned memory of the host, which copy engines may be the better way to. A device that refuses
+  // them copies by kernels from then on; that one time this waits for what is under way.
   Result<Ticket> submit(const CopyProgram& program, const Part& part, std::span<const std::uint32_t> src_ids,
-                        std::span<const std::uint32_t> dst_ids, const Placement& src, const Placement& dst);
+                        std::span<const std::uint32_t> dst_ids, const Placement& src, const Placement& dst,
+                        Direction direction = Direction::kOnDevice);
 
   // What is submitted from now on begins after the event.
   Status wait_for(Event event);
@@ -61,6 +68,11 @@ class CopyStream {
 
   void set_num_ctas(std::uint32_t num_ctas) noexcept { options_.num_ctas = num_ctas; }
 
+  // Of copies to come.
+  void set_calibration(const Calibration& calibration) noexcept { options_.calibration = calibration; }
+  // False where the driver has no calls for copy engines, or the device has refused them.
+  bool has_copy_engines() const noexcept { return engines_.work(); }
+
  private:
   struct Tables {
     Ticket ticket;
@@ -68,24 +80,29 @@ class CopyStream {
   };
 
   CopyStream(const Driver& driver, Context context, const Kernels& kernels, const CopyStreamOptions& options)
-      : driver_(driver), context_(context), kernels_(kernels), options_(options) {}
+      : driver_(driver), context_(context), kernels_(kernels), options_(options), engines_(driver) {}
 
   Status allocate();
   Result<std::uint32_t> reserve(std::uint64_t nbytes);
+  Result<Ticket> submit_once(const CopyProgram& program, const Part& part,
+                             std::span<const std::uint32_t> src_ids, std::span<const std::uint32_t> dst_ids,
+                             const Placement& src, const Placement& dst, Direction direction);
+  Status engines_fail(int error, const char* call);
   Status launch(const Launch& launch, Address scales);
 
   const Driver& driver_;
   Context context_;
   Kernels kernels_;
   CopyStreamOptions options_;
+  EngineCopies engines_;
 
   Stream stream_ = nullptr;
   std::byte* host_tables_ = nullptr;  // pinned
   Address device_tables_ = 0;
   Address arrivals_ = 0;
-  std::uint64_t* done_ = nullptr;  // pinned; the device writes it
-  Ticket last_ = 0;                // that was submitted
-  Status failed_;                  // a launch: nothing can be submitted any more
+  std::uint64_t* done_ = nullptr;  // pinned; the last kernel's last CTA writes it, or the stream itself
+  Ticket last_ = 0;  // that was submitted
+  Status failed_;  // a launch: nothing can be submitted any more
   std::deque<Tables> under_way_;
   std::uint32_t free_from_ = 0;  // in the tables' ring
 };

@@ -68,10 +68,22 @@ Loaded load_library() {
   find(driver.host_allocate, "cuMemHostAlloc");
   find(driver.host_free, "cuMemFreeHost");
   find(driver.host_to_device, "cuMemcpyHtoDAsync_v2");
+  find(driver.copy_2d, "cuMemcpy2DAsync_v2");
   find(driver.memory_set, "cuMemsetD8Async");
   find(driver.function_set, "cuFuncSetAttribute");
   find(driver.launch, "cuLaunchKernel");
   if (!out.status.ok()) return out;
+  // What a driver may lack. By its version: the name alone is of another function in CUDA 13.
+  int (*find_version)(const char* symbol, void** found, int version, std::uint64_t flags, int* result) =
+      nullptr;
+  find_version = reinterpret_cast<decltype(find_version)>(dlsym(library, "cuGetProcAddress_v2"));
+  const auto find_if_there = [&](auto& function, const char* symbol, int version) {
+    void* found = nullptr;
+    if (find_version == nullptr || find_version(symbol, &found, version, 0, nullptr) != 0) return;
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
+  };
+  find_if_there(driver.copy_batch, "cuMemcpyBatchAsync", 12080);
+  find_if_there(driver.stream_write_64, "cuStreamWriteValue64", 11070);
   if (const int error = driver.init(0); error != 0) {
     const Status status = driver.status(error, "cuInit");
     out.status = Status(Code::kUnsupported, "the CUDA driver does not start: " + status.message());

@@ -43,6 +43,30 @@ struct Access {
   int flags = 0;
 };
 struct IpcHandle { std::byte bytes[64]; };
+// CUmemcpyAttributes: sources are read in the stream's order, by engines rather than by kernels.
+struct CopyAttributes {
+  int src_access_order = 1;  // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+  Location src_hint{0, 0}, dst_hint{0, 0};  // for managed memory alone
+  unsigned flags = 1;                       // CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+};
+static_assert(sizeof(CopyAttributes) == 24);
+// CUDA_MEMCPY2D of addresses that the driver knows (CU_MEMORYTYPE_UNIFIED).
+struct Copy2D {
+  std::size_t src_x_nbytes = 0, src_y = 0;
+  int src_type = 4;
+  const void* src_host = nullptr;
+  Address src = 0;
+  void* src_array = nullptr;
+  std::size_t src_pitch = 0;
+  std::size_t dst_x_nbytes = 0, dst_y = 0;
+  int dst_type = 4;
+  void* dst_host = nullptr;
+  Address dst = 0;
+  void* dst_array = nullptr;
+  std::size_t dst_pitch = 0;
+  std::size_t width_nbytes = 0, height = 0;
+};
+static_assert(sizeof(Copy2D) == 128);
 inline constexpr int kPosixFdHandle = 1, kFabricHandle = 8;  // CUmemAllocationHandleType
 inline constexpr int kReadAccess = 1, kWriteAccess = 3;      // CUmemAccess_flags
 inline constexpr unsigned kLazyPeerAccess = 1;               // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
@@ -93,6 +117,13 @@ struct Driver {
   int (*host_allocate)(void** memory, std::size_t nbytes, unsigned flags);
   int (*host_free)(void* memory);
   int (*host_to_device)(Address dst, const void* src, std::size_t nbytes, Stream stream);
+  // cuMemcpyBatchAsync as CUDA 12.8 has it; CUDA 13's has no `failed`, and is another function. Null where the
+  // driver is older.
+  int (*copy_batch)(Address* dst, Address* src, std::size_t* nbytes, std::size_t count,
+                    CopyAttributes* attributes, std::size_t* first_copies, std::size_t num_attributes,
+                    std::size_t* failed, Stream stream);
+  int (*copy_2d)(const Copy2D* copy, Stream stream);
+  int (*stream_write_64)(Stream stream, Address address, std::uint64_t value, unsigned flags);  // or null
   int (*memory_set)(Address dst, unsigned char value, std::size_t nbytes, Stream stream);
   int (*function_set)(Function function, int attribute, int value);
   int (*launch)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
@@ -102,11 +133,14 @@ struct Driver {
   // The driver of this machine, or in words why there is none (kUnsupported). Asked once.
   static Result<const Driver*> load();
 
+  bool has_copy_engines() const noexcept { return copy_batch != nullptr && stream_write_64 != nullptr; }
+
   // kSystem: "what: CUDA_ERROR_... (text)". Ok for 0.
   Status status(int error, std::string_view what) const;
 };
 
 inline constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
+inline constexpr int kNotSupported = 801;  // CUDA_ERROR_NOT_SUPPORTED
 inline constexpr int kRecommendedGranularity = 1;  // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
 inline constexpr int kNotReady = 600;             // CUDA_ERROR_NOT_READY
 inline constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: not ordered after the default one

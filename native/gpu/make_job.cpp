@@ -249,7 +249,19 @@ Result<std::vector<Launch>> make_launches(const CopyProgram& program, const Part
                                           std::span<const std::uint32_t> src_ids,
                                           std::span<const std::uint32_t> dst_ids, const Placement& src,
                                           const Placement& dst, bool bulk) {
-  std::vector<Launch> launches;
+  Result<JobWork> work =
+      make_work(program, part, src_ids, dst_ids, src, dst, bulk, Direction::kOnDevice, Calibration());
+  if (!work.ok()) return work.status();
+  return std::move(work).value().launches;
+}
+
+Result<JobWork> make_work(const CopyProgram& program, const Part& part,
+                          std::span<const std::uint32_t> src_ids, std::span<const std::uint32_t> dst_ids,
+                          const Placement& src, const Placement& dst, bool bulk, Direction direction,
+                          const Calibration& calibration) {
+  JobWork work;
+  std::vector<Launch>& launches = work.launches;
+  const bool may_use_engines = direction != Direction::kOnDevice && calibration.uses_engines();
   Fillers fillers = {Filler(Kernel::kCopyVectors), Filler(Kernel::kCopyBulk), Filler(Kernel::kConvert),
                      Filler(Kernel::kConvert, Team::kWholeCta)};
   for (const CopyLoop& each : program.loops) {
@@ -278,13 +290,21 @@ Result<std::vector<Launch>> make_launches(const CopyProgram& program, const Part
                           dst};
     Result<std::vector<Layers>> shares = placing.find(first - loop.first_layer, last - loop.first_layer);
     if (!shares.ok()) return shares.status();
-    for (const Layers& layers : shares.value())
+    for (const Layers& layers : shares.value()) {
+      if (may_use_engines && conversion == nullptr) {
+        const EngineShare share{&each, units, layers, pairs.first, pairs.num};
+        if (way_of(direction, runs_of(share, src_ids, dst_ids), calibration) == Way::kCopyEngine) {
+          work.copies.push_back(share);
+          continue;
+        }
+      }
       if (Status status = add_layers(loop, conversion, units, layers, pairs, bulk, fillers, launches);
           !status.ok())
         return status;
+    }
   }
   for (Filler& filler : fillers) filler.close(launches);
-  return launches;
+  return work;
 }
 
 }  // namespace kvxfer::gpu

@@ -8,6 +8,7 @@
 #include "gpu/bulk_ring.h"
 #include "gpu/convert_job.h"
 #include "gpu/copy_job.h"
+#include "gpu/engine_share.h"
 #include "gpu/placement.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/status.h"
@@ -52,6 +53,16 @@ Result<std::vector<Launch>> make_launches(const CopyProgram& program, const Part
                                           std::span<const std::uint32_t> src_ids,
                                           std::span<const std::uint32_t> dst_ids, const Placement& src,
                                           const Placement& dst, bool bulk);
+
+// The same, of which copy engines do what the calibration has them do in this direction.
+struct JobWork {
+  std::vector<Launch> launches;
+  std::vector<EngineShare> copies;
+};
+Result<JobWork> make_work(const CopyProgram& program, const Part& part,
+                          std::span<const std::uint32_t> src_ids, std::span<const std::uint32_t> dst_ids,
+                          const Placement& src, const Placement& dst, bool bulk, Direction direction,
+                          const Calibration& calibration);
 
 Divisor divisor(std::uint32_t value) noexcept;
 

@@ -17,9 +17,11 @@ using conformance::Subject;
 constexpr std::uint64_t kMiB = 1024 * 1024;
 
 std::shared_ptr<Staging> make_staging(std::uint64_t nbytes) {
-  return std::make_shared<Staging>(
-      emulated::driver(),
-      Staging::Options{.device = 0, .kernels = emulated::fast_kernels(), .stream = {}, .nbytes = nbytes});
+  return std::make_shared<Staging>(emulated::driver(),
+                                   Staging::Options{.device = 0,
+                                                    .kernels = emulated::fast_kernels(),
+                                                    .stream = {.calibration = emulated::calibration()},
+                                                    .nbytes = nbytes});
 }
 std::unique_ptr<StagedTransport> make_rail(Reactor& reactor, std::shared_ptr<Staging> staging) {
   return std::make_unique<StagedTransport>(std::make_unique<TcpTransport>(reactor, TcpTransport::Options()),
@@ -163,10 +165,11 @@ struct Agent {
 };
 
 std::shared_ptr<Staging> held_staging(std::uint64_t nbytes, gpu::FunctionHandle& copy = emulated::held_copy) {
-  return std::make_shared<Staging>(
-      emulated::driver(),
-      Staging::Options{
-          .device = 0, .kernels = {{&copy, nullptr, &emulated::convert}}, .stream = {}, .nbytes = nbytes});
+  return std::make_shared<Staging>(emulated::driver(),
+                                   Staging::Options{.device = 0,
+                                                    .kernels = {{&copy, nullptr, &emulated::convert}},
+                                                    .stream = {.calibration = emulated::calibration()},
+                                                    .nbytes = nbytes});
 }
 
 struct Two {

@@ -24,11 +24,15 @@ using gpu::CopyStream;
 std::unique_ptr<CopyStream> make_stream(std::uint32_t tables_nbytes = 64 * 1024) {
   auto context = gpu::PrimaryContext::retain(driver(), 0);
   REQUIRE_OK(context);
-  auto stream = CopyStream::create(driver(), context.value().get(), emulated::kernels(),
-                                   {.num_ctas = 1, .tables_nbytes = tables_nbytes});
+  auto stream = CopyStream::create(
+      driver(), context.value().get(), emulated::kernels(),
+      {.num_ctas = 1, .tables_nbytes = tables_nbytes, .calibration = emulated::calibration()});
   REQUIRE_OK(stream);
   return std::move(stream).value();
 }
+
+// Where copies may go both ways (emulated::by_engines); what does not say so goes by kernels.
+constexpr gpu::Direction kAnyWay = gpu::Direction::kToHost;
 
 gpu::Part whole(const Move& move) {
   return {move.grid.first_layer, move.grid.num_layers, move.grid.num_pairs, move.grid.num_fine};
@@ -63,7 +67,7 @@ TEST(copies_end_in_order_and_their_bytes_are_there) {
     const auto expected = expected_of(sample.move, src.data(), dst);
     const auto ticket =
         stream->submit(*sample.move.program, whole(sample.move), sample.move.src_ids, sample.move.dst_ids,
-                       gpu::Placement(src.address()), gpu::Placement(dst.address()));
+                       gpu::Placement(src.address()), gpu::Placement(dst.address()), kAnyWay);
     REQUIRE_OK(ticket);
     CHECK(ticket.value() > last);
     last = ticket.value();
@@ -119,14 +123,14 @@ TEST(layers_in_memory_of_their_own_arrive_as_from_one) {
 
   auto stream = make_stream();
   const auto ticket = stream->submit(program, {0, kLayers, kPairs, 0}, src_ids, dst_ids,
-                                     gpu::Placement(extents), gpu::Placement(dst.address()));
+                                     gpu::Placement(extents), gpu::Placement(dst.address()), kAnyWay);
   REQUIRE_OK(ticket);
   wait_until(*stream, ticket.value());
   CHECK(std::memcmp(dst.data(), expected.data(), expected.size()) == 0);
 
   extents[3].nbytes = 1024 * (2 * kPairs - 1);  // the last block's end is not there
   const auto refused = stream->submit(program, {0, kLayers, kPairs, 0}, src_ids, dst_ids,
-                                      gpu::Placement(extents), gpu::Placement(dst.address()));
+                                      gpu::Placement(extents), gpu::Placement(dst.address()), kAnyWay);
   CHECK_EQ(refused.status().code(), Code::kOutOfRange);
 }
 
@@ -206,7 +210,7 @@ TEST(a_device_that_fails_says_so_and_takes_no_more) {
   const auto submit = [&] {
     return stream
         ->submit(*sample.move.program, whole(sample.move), sample.move.src_ids, sample.move.dst_ids,
-                 gpu::Placement(src.address()), gpu::Placement(dst.address()))
+                 gpu::Placement(src.address()), gpu::Placement(dst.address()), kAnyWay)
         .status();
   };
   device().launches_until_failure = 0;

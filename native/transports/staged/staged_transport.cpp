@@ -246,8 +246,10 @@ Status StagedTransport::submit(Staged& staged) {
   const gpu::Placement slot = placement_at(lane(way).base + staged.slot.offset);
   gpu::CopyStream& stream = *lane(way).stream;
   const Result<gpu::CopyStream::Ticket> ticket =
-      way == kOut ? stream.submit(packed.program, packed.part, ids, packed.pairs, pages, slot)
-                  : stream.submit(packed.program, packed.part, packed.pairs, ids, slot, pages);
+      way == kOut ? stream.submit(packed.program, packed.part, ids, packed.pairs, pages, slot,
+                                  gpu::Direction::kToHost)
+                  : stream.submit(packed.program, packed.part, packed.pairs, ids, slot, pages,
+                                  gpu::Direction::kToDevice);
   if (!ticket.ok()) {
     if (ticket.status().code() == Code::kSystem) staging_->fail(ticket.status());
     return ticket.status();

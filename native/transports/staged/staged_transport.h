@@ -1,6 +1,7 @@
-// Makes a transport of streams carry pages of a GPU: gathered by kernels into pinned memory and sent from
-// there, received into pinned memory and scattered by kernels. A decorator: work on host memory passes
-// through, and of a transfer only the end on the GPU needs it.
+// Makes a transport of streams carry pages of a GPU: gathered into pinned memory and sent from there,
+// received into pinned memory and scattered. By kernels, or by copy engines as the streams are calibrated:
+// what is said of a kernel here holds for both. A decorator: work on host memory passes through, and of a
+// transfer only the end on the GPU needs it.
 //
 // A piece is in one step at a time, and several pieces are under way: while one is on the wire the next is
 // gathered and the one before it scattered.

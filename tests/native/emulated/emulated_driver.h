@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -38,6 +39,7 @@ struct StreamHandle {
   std::condition_variable changed;
   std::deque<std::function<void()>> work;
   bool idle = true, ending = false;
+  bool lost = false;  // the thread's own: nothing of it ends any more
   // What a graph is made of, where the stream is being captured: a test runs it as often as it likes.
   bool capturing = false;
   std::vector<std::function<void()>> captured;
@@ -90,6 +92,12 @@ struct Device {
   std::atomic<int> num_handles{0}, num_reserved{0};
   std::atomic<std::size_t> most_host_nbytes{SIZE_MAX};  // pinned, at once
   std::atomic<bool> refuses_imports{false};             // by IPC handle
+  std::map<Address, std::size_t> pinned;                // under the mutex
+  // Copy engines: what their calls answer, whether copies never end, and what is called around each of them.
+  std::atomic<int> engine_error{0}, word_error{0};
+  std::atomic<bool> hangs{false};
+  std::atomic<void (*)()> engine_begins{nullptr}, engine_ends{nullptr};
+  std::atomic<std::uint64_t> num_batches{0}, num_copies{0}, num_2d_copies{0};
 };
 
 inline Device& device() {
@@ -102,6 +110,17 @@ inline std::map<Address, Block>::iterator block_at(Address address) {
   if (after == device().blocks.begin()) return device().blocks.end();
   --after;
   return address < after->first + after->second.nbytes ? after : device().blocks.end();
+}
+
+// Whether all of it is memory that the driver knows.
+inline bool is_known(Address address, std::size_t nbytes) {
+  const std::lock_guard lock(device().mutex);
+  if (const auto found = block_at(address); found != device().blocks.end())
+    return nbytes <= found->first + found->second.nbytes - address;
+  auto after = device().pinned.upper_bound(address);
+  if (after == device().pinned.begin()) return false;
+  --after;
+  return address - after->first < after->second && nbytes <= after->second - (address - after->first);
 }
 
 inline Address map_shared(int fd, std::size_t nbytes, int protection, Address at = 0) {
@@ -167,7 +186,7 @@ inline void run_stream(StreamHandle& stream) {
     const auto work = std::move(stream.work.front());
     stream.work.pop_front();
     lock.unlock();
-    work();
+    if (!stream.lost) work();
     lock.lock();
   }
 }
@@ -178,6 +197,42 @@ inline int enqueue(Stream stream, std::function<void()> work) {
   stream->work.push_back(std::move(work));
   stream->changed.notify_all();
   return 0;
+}
+
+inline constexpr int kIllegalAddress = 700;
+
+struct EngineCopy {
+  Address dst, src;
+  std::size_t nbytes;
+};
+
+// On the stream's thread, when its turn comes: memory that is gone by then is the device's end.
+inline void run_engine(StreamHandle& stream, const std::vector<EngineCopy>& copies) {
+  if (const auto begins = device().engine_begins.load()) begins();
+  if (device().hangs) {
+    stream.lost = true;
+    return;
+  }
+  // The last one first: nobody may rely on an order.
+  for (auto copy = copies.rbegin(); copy != copies.rend(); ++copy) {
+    if (!is_known(copy->src, copy->nbytes) || !is_known(copy->dst, copy->nbytes)) {
+      device().stream_error = kIllegalAddress;
+      stream.lost = true;
+      return;
+    }
+    std::memcpy(reinterpret_cast<void*>(copy->dst), reinterpret_cast<void*>(copy->src), copy->nbytes);
+  }
+  if (const auto ends = device().engine_ends.load()) ends();
+}
+
+// What is copied is checked when the driver is called, and copied later.
+inline int enqueue_engine(Stream stream, std::vector<EngineCopy> copies) {
+  if (device().stream_error != 0) return device().stream_error.load();
+  if (device().launches_until_failure.fetch_sub(1) == 0) return kLaunchFailed;
+  for (const EngineCopy& copy : copies)
+    if (copy.nbytes == 0 || !is_known(copy.src, copy.nbytes) || !is_known(copy.dst, copy.nbytes))
+      return kInvalidValue;
+  return enqueue(stream, [stream, copies = std::move(copies)] { run_engine(*stream, copies); });
 }
 
 inline Context own_context() { return reinterpret_cast<Context>(&device()); }
@@ -192,9 +247,11 @@ inline Driver make_driver() {
   Driver driver{};
   driver.init = [](unsigned) { return 0; };
   driver.error_name = [](int error, const char** name) {
-    *name = error == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY"
-            : error == kNotReady  ? "CUDA_ERROR_NOT_READY"
-                                  : "CUDA_ERROR_INVALID_VALUE";
+    *name = error == kOutOfMemory      ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : error == kNotReady       ? "CUDA_ERROR_NOT_READY"
+            : error == kNotSupported   ? "CUDA_ERROR_NOT_SUPPORTED"
+            : error == kIllegalAddress ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+                                       : "CUDA_ERROR_INVALID_VALUE";
     return 0;
   };
   driver.error_string = [](int, const char** text) {
@@ -295,15 +352,60 @@ inline Driver make_driver() {
   driver.host_allocate = [](void** memory, std::size_t nbytes, unsigned) {
     if (nbytes > device().most_host_nbytes) return kOutOfMemory;
     *memory = operator new(nbytes, std::align_val_t{4096});
+    const std::lock_guard lock(device().mutex);
+    device().pinned[reinterpret_cast<Address>(*memory)] = nbytes;
     return 0;
   };
   driver.host_free = [](void* memory) {
+    {
+      const std::lock_guard lock(device().mutex);
+      device().pinned.erase(reinterpret_cast<Address>(memory));
+    }
     operator delete(memory, std::align_val_t{4096});
     return 0;
   };
   driver.host_to_device = [](Address dst, const void* src, std::size_t nbytes, Stream stream) {
     // Pinned memory is read when its turn comes, not before.
     return enqueue(stream, [=] { std::memcpy(reinterpret_cast<void*>(dst), src, nbytes); });
+  };
+  driver.copy_batch = [](Address* dst, Address* src, std::size_t* nbytes, std::size_t count,
+                         CopyAttributes* attributes, std::size_t* first_copies, std::size_t num_attributes,
+                         std::size_t* failed, Stream stream) {
+    if (device().engine_error != 0) return device().engine_error.load();
+    *failed = SIZE_MAX;
+    if (stream == nullptr || count == 0 || num_attributes == 0 || num_attributes > count ||
+        first_copies[0] != 0)
+      return kInvalidValue;
+    for (std::size_t k = 0; k < num_attributes; ++k)
+      if (attributes[k].src_access_order != 1 || attributes[k].flags > 1 ||
+          (k != 0 && first_copies[k] <= first_copies[k - 1]) || first_copies[k] >= count)
+        return kInvalidValue;
+    std::vector<EngineCopy> copies;  // the caller's arrays are free when this returns
+    for (std::size_t k = 0; k < count; ++k) copies.push_back({dst[k], src[k], nbytes[k]});
+    ++device().num_batches;
+    device().num_copies += count;
+    return enqueue_engine(stream, std::move(copies));
+  };
+  driver.copy_2d = [](const Copy2D* copy, Stream stream) {
+    if (device().engine_error != 0) return device().engine_error.load();
+    if (copy->src_type != 4 || copy->dst_type != 4 || copy->width_nbytes == 0 || copy->height == 0 ||
+        copy->src_pitch < copy->width_nbytes || copy->dst_pitch < copy->width_nbytes ||
+        std::max(copy->src_pitch, copy->dst_pitch) > 0x7fffffff)
+      return kInvalidValue;
+    std::vector<EngineCopy> rows;
+    for (std::size_t row = 0; row < copy->height; ++row)
+      rows.push_back(
+          {copy->dst + row * copy->dst_pitch, copy->src + row * copy->src_pitch, copy->width_nbytes});
+    ++device().num_2d_copies;
+    return enqueue_engine(stream, std::move(rows));
+  };
+  driver.stream_write_64 = [](Stream stream, Address address, std::uint64_t value, unsigned) {
+    if (device().word_error != 0) return device().word_error.load();
+    if (device().stream_error != 0) return device().stream_error.load();
+    if (stream == nullptr || address % sizeof value != 0) return kInvalidValue;
+    return enqueue(stream, [=] {
+      std::atomic_ref(*reinterpret_cast<std::uint64_t*>(address)).store(value, std::memory_order_release);
+    });
   };
   driver.memory_set = [](Address dst, unsigned char value, std::size_t nbytes, Stream stream) {
     return enqueue(stream, [=] { std::memset(reinterpret_cast<void*>(dst), value, nbytes); });

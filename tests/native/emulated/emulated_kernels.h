@@ -2,6 +2,8 @@
 // launch is one CTA of a warp, and copies can go without threads altogether.
 #pragma once
 
+#include <cstdlib>
+
 #include "cuda_threads.h"
 #include "emulated_driver.h"
 #include "gpu/copy_job.h"
@@ -45,11 +47,8 @@ inline void copy_on_host(const CopyJob& job) {
   if (job.done != nullptr) std::atomic_ref(*job.done).store(job.done_value, std::memory_order_release);
 }
 
-// Launches of fast_copy that never end, as those of a device that has failed.
-inline std::atomic<bool>& hang_launches() {
-  static std::atomic<bool> hang = false;
-  return hang;
-}
+// Launches of fast_copy, and copies by engines, that never end, as those of a device that has failed.
+inline std::atomic<bool>& hang_launches() { return device().hangs; }
 
 inline FunctionHandle fast_copy{[](unsigned, unsigned, unsigned, void** arguments) {
                                   if (!hang_launches()) copy_on_host(*static_cast<CopyJob*>(arguments[0]));
@@ -57,6 +56,14 @@ inline FunctionHandle fast_copy{[](unsigned, unsigned, unsigned, void** argument
                                 {sizeof(CopyJob)}};
 
 inline kvxfer::gpu::Kernels kernels() { return {{&copy_vectors, nullptr, &convert}}; }
+
+// Which way tests that know both are to have copies between device and host memory go: by kernels, or where
+// KVXFER_TEST_COPY_ENGINES is set (CMakeLists.txt) by copy engines wherever they can.
+inline bool by_engines() { return std::getenv("KVXFER_TEST_COPY_ENGINES") != nullptr; }
+inline kvxfer::gpu::Calibration calibration() {
+  return by_engines() ? kvxfer::gpu::Calibration::always() : kvxfer::gpu::Calibration();
+}
+
 inline kvxfer::gpu::Kernels fast_kernels() { return {{&fast_copy, nullptr, &convert}}; }
 
 }  // namespace emulated

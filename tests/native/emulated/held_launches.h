@@ -1,4 +1,4 @@
-// Launches of an emulated driver that begin when a test lets them.
+// Launches and copies by engines of an emulated driver that begin when a test lets them.
 #pragma once
 
 #include <chrono>
@@ -59,6 +59,13 @@ inline Launches& launches() {
   static Launches one;
   return one;
 }
+
+// Copy engines are held as kernels are.
+inline const bool engines_are_held = [] {
+  device().engine_begins = [] { launches().begin(); };
+  device().engine_ends = [] { launches().end(); };
+  return true;
+}();
 
 inline FunctionHandle held_copy{[](unsigned, unsigned, unsigned, void** arguments) {
                                   launches().begin();
