@@ -159,8 +159,8 @@ class AgentCore:
     ``options`` is a dict with exactly these keys (kvxfer/options.py: AgentOptions gives defaults):
     ``listen`` ("tcp://127.0.0.1:0", or "" to accept nobody), ``secret`` (bytes, b"" for none),
     ``transports`` (list of "loopback", "shm", "unix", "cuda_ipc", "tcp"), ``gpu`` (None, or with
-    "cuda_ipc" its index, a CUfunction or 0 for each of copy_vectors, copy_bulk and convert, and what
-    they belong to, which is kept as long as they may be launched), ``staging_nbytes`` (int, of pinned memory
+    "cuda_ipc" its index, a CUfunction or 0 for each of copy_vectors, copy_bulk and convert, what they
+    belong to, which is kept as long as they may be launched, and a list of `GpuSample`), ``staging_nbytes`` (int, of pinned memory
     for pages of that GPU that go over streams; 0 for none), ``tcp_rails`` (int), ``silent_timeout_s``,
     ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us`` (int),
     ``integrity`` (bool), ``max_transfers_per_peer`` (int), ``faults`` (str, "" or the seed and
@@ -343,6 +343,16 @@ def gpu_atoms(
     By the header that the kernels compile, on the host. `layers`: the first, and how many.
     """
 
+# What the same bytes took by kernels and by copy engines: direction (0: to the host, 1: to the device), form
+# (0: runs, 1: rows of a 2-D copy), alignment, run_nbytes, kernel_ns, engine_ns.
+GpuSample = tuple[int, int, int, int, int, int]
+
+def gpu_calibrate(device: int, kernels: tuple[int, int, int]) -> list[GpuSample]:
+    """Measures for a second at most; [] where there was no time. Raises where there are no copy engines
+    ("unsupported"), no memory, or the device fails."""
+def gpu_least_runs(samples: list[GpuSample]) -> list[tuple[int, int, int, int | None]]:
+    """Direction, form, looseness (0: 16 bytes, 1: 8) and from which bytes of a run on engines are taken."""
+
 class GpuProgram:
     """A copy program, parsed once."""
 
@@ -355,14 +365,20 @@ class GpuCopyStream:
     """A stream of copies between memories that a device reaches; one thread at a time."""
 
     def __init__(
-        self, device: int, kernels: tuple[int, int, int], num_ctas: int, tables_nbytes: int, high_priority: bool
+        self, device: int, kernels: tuple[int, int, int], num_ctas: int, tables_nbytes: int,
+        high_priority: bool, samples: list[GpuSample] | None,
     ) -> None:
-        """`kernels`: CUfunction or CUkernel of copy_vectors, copy_bulk and convert; 0: there is none."""
+        """`kernels`: CUfunction or CUkernel of copy_vectors, copy_bulk and convert; 0: there is none.
+        `samples`: by which copies go by copy engines; []: none do, None: all that can."""
     def submit(
         self, program: GpuProgram, layers: tuple[int, int], src_ids: NDArray[np.uint32],
-        dst_ids: NDArray[np.uint32], num_fine: int, src_address: int, dst_address: int,
+        dst_ids: NDArray[np.uint32], num_fine: int, src_address: int, dst_address: int, direction: int,
     ) -> int:
-        """Returns a ticket; `done` tells when it has ended. Never waits: "again" where tables are full."""
+        """Returns a ticket; `done` tells when it has ended. Never waits: "again" where tables are full.
+        `direction`: 0 to pinned memory of the host, 1 from there, 2 on the device, by kernels alone."""
+    @property
+    def has_copy_engines(self) -> bool:
+        """False where the driver has no calls for them, or the device has refused them."""
     @property
     def handle(self) -> int:
         """The CUstream."""

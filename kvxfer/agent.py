@@ -82,10 +82,16 @@ class Agent:
             options = replace(options, secret=secret)
         native = options.to_native()
         if "cuda_ipc" in options.transports:
-            from kvxfer.gpu import loading
+            from kvxfer.gpu import calibration, loading
 
             kernels = loading.shared(options.gpu)
-            native["gpu"] = options.gpu, loading.handles(kernels), kernels
+            # Of copies between the GPU and host memory, which are those of staging.
+            samples = (
+                calibration.shared(options.gpu).samples
+                if options.staging_nbytes and options.copy_engines
+                else ()
+            )
+            native["gpu"] = options.gpu, loading.handles(kernels), kernels, list(samples)
         try:
             self._core = AgentCore(name, native)
         except NativeError as error:

@@ -46,6 +46,10 @@ class AgentOptions:
         other hosts, host memory, and GPUs that this one does not reach. Half is for what is sent, half for
         what comes; taken when the first region on the GPU is registered, less where there is less. 0, or at
         least 1 MiB; with 0 such transfers are refused.
+    copy_engines
+        Whether staging may copy by the GPU's copy engines what they were measured to copy as fast as
+        kernels, which takes a second the first time that a machine has such an agent; the result is kept
+        (``kvxfer doctor`` shows it). False leaves them to the engine, and copies by kernels alone.
     tcp_rails
         Sockets of a session between hosts, over which every transfer is striped.
     transfer_timeout_s
@@ -77,6 +81,7 @@ class AgentOptions:
     gpu: int = 0
     # Each way 32 MiB: four rails with 8 MiB, two windows of a stream, or pieces of cuda_ipc that failed over.
     staging_nbytes: int = 64 * 1024 * 1024
+    copy_engines: bool = True
     tcp_rails: int = 2
     transfer_timeout_s: float = 30.0
     connect_timeout_s: float = 10.0
@@ -128,6 +133,8 @@ class AgentOptions:
         ):
             if not isinstance(value := getattr(self, name), int) or not low <= value <= high:
                 raise _bad(f"option {name} is {value!r}, not a whole number in {low} to {high}")
+        if not isinstance(self.copy_engines, bool):
+            raise _bad(f"option copy_engines is {self.copy_engines!r}, but must be True or False")
         if 0 < self.staging_nbytes < MIN_STAGING_NBYTES:
             raise _bad(
                 f"option staging_nbytes is {self.staging_nbytes}, but must be 0 for none or at least "

@@ -9,13 +9,16 @@ from pathlib import Path
 from kvxfer import topology
 from kvxfer.doctor.files import binary_size, names_in, read_fields, read_int, read_text
 from kvxfer.doctor.finding import Finding, State
-from kvxfer.gpu import availability, driver
+from kvxfer.gpu import availability, calibration, driver
+from kvxfer.gpu.calibration import Calibration
 from kvxfer.gpu.origin import Origin
 
 SUBJECT = "devices"
 _NVIDIA = "0x10de"
 # PCI's class of display controllers: VGA (0300) and 3D (0302), which GPUs of servers are.
 _DISPLAY = "0x03"
+# native/gpu/copy_way.h: what is less aligned was measured by itself.
+_KERNEL_ALIGNMENT = 16
 _ORIGINS = {
     Origin.PREBUILT: "came along",
     Origin.CACHED: "is in the cache",
@@ -166,9 +169,65 @@ def gpu_kernels() -> list[Finding]:
     if found.failure:
         shown = f"cannot run here: {found.failure}"
         return [Finding(SUBJECT, "GPU kernels", State.NOTE, shown, why, found.change)]
-    return [
-        _kernels_of(availability.of_device(device, found.version), device, why) for device in found.devices
+    findings = []
+    for device in found.devices:
+        able = availability.of_device(device, found.version)
+        findings.append(_kernels_of(able, device, why))
+        if able.usable:
+            findings.append(host_copies(device, found.version, calibration.look(device, found.version)))
+    return findings
+
+
+def host_copies(device: driver.Device, driver_version: tuple[int, int], kept: Calibration | None) -> Finding:
+    """Says which way pages go between a GPU and host memory, and what that was found from; measures nothing.
+
+    Parameters
+    ----------
+    device, driver_version
+        Whose, as `kvxfer.gpu.driver` has them.
+    kept
+        Its calibration; None: there is none yet.
+    """
+    why = (
+        "staging copies pages between the GPU and pinned memory, by kernels or by copy engines, which take "
+        "nothing from the model; AgentOptions(copy_engines=False) copies by kernels alone. Compiled, and run "
+        "over an emulated driver only"
+    )
+    name = f"GPU {device.index} host copies"
+    if driver_version < calibration.LEAST_CUDA:
+        shown = "by kernels: the driver has no batches of copies"
+        return Finding(SUBJECT, name, State.NOTE, shown, why, "install a driver for CUDA 12.8 or later")
+    if kept is None:
+        shown = (
+            "not calibrated yet: measured in a second at most when the first agent with cuda_ipc and staging "
+            "is made, and kept"
+        )
+        return Finding(SUBJECT, name, State.NOTE, shown, why)
+    if not kept.samples:
+        shown = "by kernels: the driver has no batches of copies for this device"
+        return Finding(SUBJECT, name, State.NOTE, shown, why)
+    ways = [_way_of(kept, to_host) for to_host in (True, False)]
+    return Finding(SUBJECT, name, State.NOTE, "; ".join(ways), why)
+
+
+def _way_of(kept: Calibration, to_host: bool) -> str:
+    """Which way is taken in a direction, from which run on, and the rates of aligned runs."""
+    taken = []
+    for choice in kept.choices():
+        if choice.to_host != to_host or choice.least_nbytes is None:
+            continue
+        loose = "" if choice.aligned else " that are not on 16 bytes"
+        taken.append(f"{choice.form}{loose} of {binary_size(choice.least_nbytes)} and more")
+    rates = [
+        f"{binary_size(nbytes)} {engine_ns / kernel_ns:.2f}"
+        for direction, form, alignment, nbytes, kernel_ns, engine_ns in sorted(kept.samples)
+        if (direction == 0) == to_host and form == 0 and alignment == _KERNEL_ALIGNMENT
     ]
+    way = f"by copy engines {', '.join(taken)}, else by kernels" if taken else "by kernels"
+    return (
+        f"{'to' if to_host else 'from'} host memory {way} (time by engines over that by kernels, by runs: "
+        f"{', '.join(rates)})"
+    )
 
 
 def _kernels_of(able: availability.Availability, device: driver.Device, why: str) -> Finding:

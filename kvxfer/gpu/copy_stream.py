@@ -1,8 +1,9 @@
-"""Copies on a GPU, one after the other, by the kernels of native/gpu."""
+"""Copies on a GPU, one after the other: by the kernels of native/gpu, or with the host by copy engines."""
 
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,11 @@ from numpy.typing import NDArray
 from kvxfer import _native
 from kvxfer.copy_program import CopyProgram
 from kvxfer.errors import translate
-from kvxfer.gpu import loading
+from kvxfer.gpu import calibration, loading
+
+#: What a copy goes between; the host's memory is pinned.
+Direction: TypeAlias = Literal["to_host", "to_device", "on_device"]
+_DIRECTIONS: Final[dict[Direction, int]] = {"to_host": 0, "to_device": 1, "on_device": 2}
 
 
 class CopyStream:
@@ -32,6 +37,10 @@ class CopyStream:
         Whether its CTAs are placed before those of ordinary streams.
     bulk
         Whether bulk copies are used where device and pages allow them; for comparisons.
+    copy_engines
+        What of copies to and from host memory goes by copy engines: ``"never"`` anything, what the device's
+        calibration says (``"calibrated"``, measured where that is still to be done), or ``"always"``
+        everything that is not converted.
 
     Raises
     ------
@@ -47,12 +56,16 @@ class CopyStream:
         tables_nbytes: int = 1 << 20,
         high_priority: bool = True,
         bulk: bool = True,
+        copy_engines: Literal["never", "calibrated", "always"] = "never",
     ) -> None:
         # Unloaded with this object.
         self._kernels = loading.load_all(device, bulk=bulk)
+        samples: list[_native.GpuSample] | None = None if copy_engines == "always" else []
+        if copy_engines == "calibrated":
+            samples = list(calibration.shared(device).samples)
         try:
             self._stream = _native.GpuCopyStream(
-                device, loading.handles(self._kernels), num_ctas, tables_nbytes, high_priority
+                device, loading.handles(self._kernels), num_ctas, tables_nbytes, high_priority, samples
             )
         except _native.NativeError as error:
             raise translate(error) from None
@@ -73,6 +86,7 @@ class CopyStream:
         dst: int,
         layers: range | None = None,
         num_fine: int = 0,
+        direction: Direction = "on_device",
     ) -> int:
         """Submits a copy and returns its ticket; never waits.
 
@@ -86,6 +100,9 @@ class CopyStream:
             Addresses of the regions' first bytes.
         layers
             As the destination counts its own, from 0; None: all of the program.
+        direction
+            Whether one side is pinned memory of the host. ``"on_device"`` goes by kernels, which reach
+            that memory as well.
 
         Raises
         ------
@@ -98,10 +115,22 @@ class CopyStream:
         window = range(program.num_program_layers) if layers is None else layers
         try:
             return self._stream.submit(
-                self._parsed(program), (window.start, len(window)), src_ids, dst_ids, num_fine, src, dst
+                self._parsed(program),
+                (window.start, len(window)),
+                src_ids,
+                dst_ids,
+                num_fine,
+                src,
+                dst,
+                _DIRECTIONS[direction],
             )
         except _native.NativeError as error:
             raise translate(error) from None
+
+    @property
+    def has_copy_engines(self) -> bool:
+        """False where the driver has no calls for them (CUDA 12.8), or the device has refused them."""
+        return self._stream.has_copy_engines
 
     def wait_for(self, event: int) -> None:
         """Has what is copied from now on begin after a CUevent."""

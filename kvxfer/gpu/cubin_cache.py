@@ -22,18 +22,24 @@ _MAX_FILES: Final = 64
 _refused: set[str] = set()
 
 
-def folder() -> Path | None:
-    """Returns where the cache is, there or not; None where the environment names no place for it."""
+def base() -> Path | None:
+    """Returns where kvxfer keeps files of this machine; None where the environment names no place."""
     if own := os.environ.get("KVXFER_CACHE_DIR"):
-        return Path(own) / "cubins"
+        return Path(own)
     # Of the standard: what is not absolute is to be ignored.
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():
+    place = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not place.is_absolute():
         try:
-            base = Path.home() / ".cache"
+            place = Path.home() / ".cache"
         except RuntimeError:
             return None
-    return base / "kvxfer" / "cubins"
+    return place / "kvxfer"
+
+
+def folder() -> Path | None:
+    """Returns where the cache is, there or not; None where the environment names no place for it."""
+    place = base()
+    return None if place is None else place / "cubins"
 
 
 def load(kernel: str, architecture: str, source_key: str, compiler: tuple[int, int]) -> Cubin | None:
@@ -55,7 +61,7 @@ def store(cubin: Cubin) -> None:
     name = _name_of(cubin.kernel, cubin.architecture, cubin.source_key, cubin.compiler)
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(place / name, cubin.to_bytes())
+        write_whole(place / name, cubin.to_bytes())
         _trim(place)
     except OSError as error:
         _refuse(str(place), str(error))
@@ -66,7 +72,7 @@ def _name_of(kernel: str, architecture: str, source_key: str, compiler: tuple[in
     return f"{kernel}-{architecture}-{key[:24]}.cubin"
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Writes a file that others see whole or not at all."""
     fd, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
     try:

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/wire.h"
+#include "gpu/copy_way.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/status.h"
 
@@ -95,6 +96,9 @@ CopyProgram to_program(std::uint32_t num_layers, nb::handle loops, nb::handle co
 
 // plan.expand, execute, pack, unpack, convert: a program run by itself, for tests and explanations.
 void define_execution(nb::module_& module);
+
+// Samples of a GPU's calibration: (direction, form, alignment, run_nbytes, kernel_ns, engine_ns) each.
+gpu::Calibration to_calibration(nb::handle samples);
 
 // GpuCopyStream, GpuProgram, gpu_atoms: the same on a GPU.
 void define_gpu(nb::module_& module);

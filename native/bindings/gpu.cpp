@@ -1,6 +1,12 @@
 // Copies on a GPU by themselves, without agents: for tests, and for measuring what a machine can do.
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+
 #include "bindings/convert.h"
 #include "core/region_table.h"
+#include "gpu/calibrate.h"
 #include "gpu/copy_stream.h"
 #include "gpu/make_job.h"
 
@@ -66,26 +72,74 @@ class PyGpuProgram {
   CopyProgram program_;
 };
 
+using KernelHandles = std::array<std::uint64_t, gpu::kNumKernels>;
+
+gpu::Kernels to_kernels(const KernelHandles& handles) {
+  gpu::Kernels kernels;
+  for (std::size_t k = 0; k < gpu::kNumKernels; ++k)
+    kernels.functions[k] = reinterpret_cast<gpu::Function>(handles[k]);
+  return kernels;
+}
+
+using SampleRow = std::tuple<unsigned, unsigned, std::uint32_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+
+gpu::Direction to_direction(unsigned number) {
+  if (number > static_cast<unsigned>(gpu::Direction::kOnDevice))
+    raise({Code::kInvalidArgument, "a direction is 0, 1 or 2"});
+  return static_cast<gpu::Direction>(number);
+}
+
+std::vector<SampleRow> calibrate(int device, const KernelHandles& kernels) {
+  const gpu::Driver* driver = take(gpu::Driver::load());
+  const gpu::PrimaryContext context = take(gpu::PrimaryContext::retain(*driver, device));
+  Result<std::vector<gpu::Sample>> samples = [&] {
+    const nb::gil_scoped_release release;
+    return gpu::calibrate(*driver, context.get(), to_kernels(kernels), {});  // as agents' streams are made
+  }();
+  std::vector<SampleRow> rows;
+  for (const gpu::Sample& each : take(std::move(samples)))
+    rows.emplace_back(static_cast<unsigned>(each.direction), static_cast<unsigned>(each.form), each.alignment,
+                      each.run_nbytes, each.kernel_ns, each.engine_ns);
+  return rows;
+}
+
+// By direction, form and alignment (0: 16 bytes); nothing where engines are never faster.
+using LeastRun = std::tuple<unsigned, unsigned, unsigned, std::optional<std::uint64_t>>;
+std::vector<LeastRun> least_runs(nb::handle samples) {
+  const gpu::Calibration calibration = to_calibration(samples);
+  std::vector<LeastRun> rows;
+  for (unsigned direction = 0; direction < gpu::kNumHostDirections; ++direction)
+    for (unsigned form = 0; form < gpu::kNumForms; ++form)
+      for (unsigned loose = 0; loose < 2; ++loose) {
+        const std::uint64_t least = calibration.least_run_nbytes[direction][form][loose];
+        rows.emplace_back(direction, form, loose,
+                          least == gpu::Calibration::kNever ? std::nullopt : std::optional(least));
+      }
+  return rows;
+}
+
 class PyGpuCopyStream {
  public:
-  PyGpuCopyStream(int device, const std::array<std::uint64_t, gpu::kNumKernels>& kernels,
-                  std::uint32_t num_ctas, std::uint32_t tables_nbytes, bool high_priority) {
-    gpu::Kernels functions;
-    for (std::size_t k = 0; k < gpu::kNumKernels; ++k)
-      functions.functions[k] = reinterpret_cast<gpu::Function>(kernels[k]);
+  PyGpuCopyStream(int device, const KernelHandles& kernels, std::uint32_t num_ctas,
+                  std::uint32_t tables_nbytes, bool high_priority, nb::handle samples) {
+    const gpu::Kernels functions = to_kernels(kernels);
+    const gpu::Calibration calibration =
+        samples.is_none() ? gpu::Calibration::always() : to_calibration(samples);
     const gpu::Driver* driver = take(gpu::Driver::load());
     context_.emplace(take(gpu::PrimaryContext::retain(*driver, device)));
     stream_ = take(gpu::CopyStream::create(*driver, context_->get(), functions,
-                                           {num_ctas, tables_nbytes, high_priority}));
+                                           {num_ctas, tables_nbytes, high_priority, calibration}));
   }
 
   std::uint64_t submit(const PyGpuProgram& program, const std::array<std::uint32_t, 2>& layers,
                        const BlockIds& src_ids, const BlockIds& dst_ids, std::uint32_t num_fine,
-                       std::uint64_t src_address, std::uint64_t dst_address) {
+                       std::uint64_t src_address, std::uint64_t dst_address, unsigned direction) {
     return take(stream().submit(program.get(), part_of(layers, src_ids, num_fine),
                                 {src_ids.data(), src_ids.size()}, {dst_ids.data(), dst_ids.size()},
-                                gpu::Placement(src_address), gpu::Placement(dst_address)));
+                                gpu::Placement(src_address), gpu::Placement(dst_address),
+                                to_direction(direction)));
   }
+  bool has_copy_engines() const { return stream().has_copy_engines(); }
   void wait_for(std::uint64_t event) {
     python::check(stream().wait_for(reinterpret_cast<gpu::Event>(event)));
   }
@@ -125,19 +179,32 @@ std::optional<std::string> driver_missing() {
 
 }  // namespace
 
+gpu::Calibration to_calibration(nb::handle samples) {
+  std::vector<gpu::Sample> native;
+  for (const auto& [direction, form, alignment, run_nbytes, kernel_ns, engine_ns] :
+       nb::cast<std::vector<SampleRow>>(samples)) {
+    if (form >= gpu::kNumForms) raise({Code::kInvalidArgument, "a sample's form is 0 or 1"});
+    native.push_back(
+        {to_direction(direction), static_cast<gpu::Form>(form), alignment, run_nbytes, kernel_ns, engine_ns});
+  }
+  return gpu::calibration_of(native);
+}
+
 void define_gpu(nb::module_& m) {
   m.def("gpu_driver_missing", &driver_missing);
+  m.def("gpu_calibrate", &calibrate, "device"_a, "kernels"_a);
+  m.def("gpu_least_runs", &least_runs, "samples"_a);
   m.def("gpu_atoms", &atoms, "num_layers"_a, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "layers"_a,
         "src_ids"_a, "dst_ids"_a, "num_fine"_a, "src_address"_a, "dst_address"_a, "bulk"_a);
   nb::class_<PyGpuProgram>(m, "GpuProgram")
       .def(nb::init<std::uint32_t, nb::handle, nb::handle, nb::handle, const Units&>(), "num_layers"_a,
            "loops"_a, "conversions"_a, "scales"_a, "units"_a);
   nb::class_<PyGpuCopyStream>(m, "GpuCopyStream")
-      .def(nb::init<int, const std::array<std::uint64_t, gpu::kNumKernels>&, std::uint32_t, std::uint32_t,
-                    bool>(),
-           "device"_a, "kernels"_a, "num_ctas"_a, "tables_nbytes"_a, "high_priority"_a)
+      .def(nb::init<int, const KernelHandles&, std::uint32_t, std::uint32_t, bool, nb::handle>(), "device"_a,
+           "kernels"_a, "num_ctas"_a, "tables_nbytes"_a, "high_priority"_a, "samples"_a.none())
       .def("submit", &PyGpuCopyStream::submit, "program"_a, "layers"_a, "src_ids"_a, "dst_ids"_a,
-           "num_fine"_a, "src_address"_a, "dst_address"_a)
+           "num_fine"_a, "src_address"_a, "dst_address"_a, "direction"_a)
+      .def_prop_ro("has_copy_engines", &PyGpuCopyStream::has_copy_engines)
       .def_prop_ro("handle", &PyGpuCopyStream::handle)
       .def("wait_for", &PyGpuCopyStream::wait_for, "event"_a)
       .def("done", &PyGpuCopyStream::done)

@@ -85,13 +85,15 @@ std::shared_ptr<const void> held(nb::object owner) {
 }
 
 GpuPart to_gpu_part(nb::handle described) {
-  const auto [device, kernels, owner] =
-      nb::cast<std::tuple<int, std::array<std::uint64_t, gpu::kNumKernels>, nb::object>>(described);
+  const auto [device, kernels, owner, samples] =
+      nb::cast<std::tuple<int, std::array<std::uint64_t, gpu::kNumKernels>, nb::object, nb::object>>(
+          described);
   GpuPart part;
   part.driver = take(gpu::Driver::load());
   part.device = device;
   for (std::size_t k = 0; k < gpu::kNumKernels; ++k)
     part.kernels.functions[k] = reinterpret_cast<gpu::Function>(kernels[k]);
+  part.stream.calibration = to_calibration(samples);
   part.keepalive = held(owner);
   return part;
 }

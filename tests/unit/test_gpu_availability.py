@@ -182,7 +182,8 @@ def test_without_nvrtc_and_without_a_prebuilt_cubin(libcuda: Path, packages: Pat
 
 def test_doctor_names_every_gpu_and_where_its_kernels_are_from(libcuda: Path, tmp_path: Path) -> None:
     shown = doctor(driver(libcuda, FAKE_COUNT="2", KVXFER_CACHE_DIR=str(tmp_path)))
-    assert set(shown) == {"GPU 0 kernels", "GPU 1 kernels"}
+    assert set(shown) == {f"GPU {index} {what}" for index in (0, 1) for what in ("kernels", "host copies")}
+    assert "not calibrated yet" in shown["GPU 1 host copies"]["found"]
     found = shown["GPU 1 kernels"]["found"]
     assert found.startswith("Fake 71 (sm_90a, 80 GiB), the driver is for CUDA 13.5; copy_vectors ")
     assert re.search("came along|will be compiled when it is first loaded", found)

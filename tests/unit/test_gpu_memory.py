@@ -15,7 +15,8 @@ from kvxfer import KVLayout, use_huge_pages
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.agent import Agent
 from kvxfer.errors import UsageError
-from kvxfer.gpu import availability, driver, loading, memory
+from kvxfer.gpu import availability, calibration, driver, loading, memory
+from kvxfer.gpu.calibration import Calibration
 from kvxfer.options import AgentOptions
 from kvxfer.tensor import UNTOLD_GPU, TensorView, view
 
@@ -137,9 +138,16 @@ def test_kernels_are_loaded_for_an_agent_and_its_regions_are_told_to_be_on_the_g
 ) -> None:
     kernels = SimpleNamespace(handle=11), None, SimpleNamespace(handle=13)
     monkeypatch.setattr(loading, "shared", lambda index: kernels if index == 3 else None)
+    sample = 0, 0, 16, 65536, 2000, 1000
+    monkeypatch.setattr(calibration, "shared", lambda index: Calibration((sample,)))
     agent = Agent("prefill", replace(WITH_GPU, gpu=3))
     core = fake_core[-1]
-    assert core.options["gpu"] == (3, (11, 0, 13), kernels)
+    assert core.options["gpu"] == (3, (11, 0, 13), kernels, [sample])
+    # Nothing is measured for who never asks.
+    monkeypatch.delattr(calibration, "shared")
+    for without in (replace(WITH_GPU, gpu=3, staging_nbytes=0), replace(WITH_GPU, gpu=3, copy_engines=False)):
+        Agent("decode", without)
+        assert fake_core[-1].options["gpu"][-1] == []
     on_gpu = Torch("cuda:3")
     agent.register("kv", on_gpu, KVLayout.from_tensor(on_gpu, "lbd"))
     agent.register("host", np.zeros((4, 16), np.uint8))

@@ -17,6 +17,7 @@ NATIVE = ROOT / "native"
 MAY_IMPORT_NATIVE = {
     "agent.py",
     "completion.py",
+    "gpu/calibration.py",
     "gpu/copy_stream.py",
     "gpu/shareable.py",
     "lease.py",

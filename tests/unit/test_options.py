@@ -53,6 +53,7 @@ def test_native_options_are_complete() -> None:
         {"staging_nbytes": -1},
         {"staging_nbytes": 4096},
         {"staging_nbytes": 64.0},
+        {"copy_engines": 1},
         {"spin_us": -1},
         {"transports": ()},
         {"transports": ("smoke",)},
