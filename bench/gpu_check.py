@@ -78,6 +78,7 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
     """Measures everything; returns what `print_table` prints."""
     import torch
 
+    from kvxfer.gpu import calibration
     from kvxfer.gpu.copy_stream import CopyStream
 
     torch.cuda.set_device(device)
@@ -90,12 +91,23 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
         CopyStream(
             device, num_ctas=2 * properties.multi_processor_count, bulk=False, tables_nbytes=_TABLES_NBYTES
         ) as vectors,
+        CopyStream(device, tables_nbytes=_TABLES_NBYTES, copy_engines="always") as engines,
+        # As agents have it, but for the room for tables.
+        CopyStream(device, tables_nbytes=_TABLES_NBYTES, copy_engines="calibrated") as chosen,
     ):
         for copies in _copies(nbytes, best, vectors):
             rows += _measure(copies, rounds)
+        for copies in _host_copies(nbytes // 4, best, engines, chosen):
+            rows += _measure(copies, rounds)
+        not_run = (
+            []
+            if engines.has_copy_engines
+            else ["copy engines: the driver has no batches of copies (CUDA 12.8) for this device"]
+        )
         slowdowns = _beside_products(device, nbytes)
-    between, not_run = _between_processes(device, nbytes, rounds)
+    between, unread = _between_processes(device, nbytes, rounds)
     rows += between
+    not_run += unread
     triggers = by_stream(device, _TRIGGER_ROUNDS)
     return {
         "bench": "gpu-check",
@@ -109,6 +121,7 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
         "rows": [{name: getattr(row, name) for name in Row.__slots__} for row in rows],
         "beside_products": slowdowns,
         "not_run": not_run,
+        "host_copies": [asdict(choice) for choice in calibration.shared(device).choices()],
         "triggers": [asdict(delay) for delay in triggers],
     }
 
@@ -153,13 +166,30 @@ def _copies(nbytes: int, best: Any, vectors: Any) -> Iterator[list[Any]]:
         )
     ]
 
-    host = torch.zeros(quarter, dtype=torch.uint8, pin_memory=True)
-    part, other = src[:quarter], dst[:quarter]
-    for name, between in ((_TO_HOST, (part, host)), (_TO_DEVICE, (host, other))):
-        yield [whole(name, *between, moved_once=True)] + [
-            Pages(*between, kib * 1024).copy(name, "both", best, name, asked=0.95, named=name)
-            for kib in (16, 64)
-        ]
+
+def _host_copies(nbytes: int, best: Any, engines: Any, chosen: Any) -> Iterator[list[Any]]:
+    """The same between the device and pinned memory: by kernels, by copy engines, and as calibrated."""
+    import torch
+
+    from kvxfer.bench.gpu_copies import Pages, whole
+    from kvxfer.gpu.copy_stream import Direction
+
+    device = torch.zeros(nbytes, dtype=torch.uint8, device="cuda").random_()
+    host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True).random_()
+    ways: tuple[tuple[str, Direction, tuple[Any, Any]], ...] = (
+        (_TO_HOST, "to_host", (device, torch.zeros_like(host, pin_memory=True))),
+        (_TO_DEVICE, "to_device", (host, torch.zeros_like(device))),
+    )
+    for name, direction, between in ways:
+        copies = [whole(name, *between, moved_once=True)]
+        for kib in (4, 16, 64):
+            pages = Pages(*between, kib * 1024)
+            for how, stream in (("kernels", best), ("copy engines", engines), ("as calibrated", chosen)):
+                asked = 0.95 if kib >= 16 and stream is chosen else 0
+                copies.append(
+                    pages.copy(name, "both", stream, name, asked=asked, named=how, direction=direction)
+                )
+        yield copies
 
 
 def _measure(copies: list[Any], rounds: int) -> list[Row]:
@@ -331,6 +361,12 @@ def print_table(result: dict[str, Any]) -> None:
             f"  {row['priority']} priority, {row['num_ctas']:2} CTAs"
             f"{'':8}products {row['products']:.2f}, copy {row['copy']:.2f}"
         )
+    print("pages between device and host memory, as calibrated: by copy engines")
+    for choice in result["host_copies"]:
+        way = f"{'to' if choice['to_host'] else 'from'} the host, {choice['form']}"
+        loose = "" if choice["aligned"] else " not on 16 bytes"
+        least = choice["least_nbytes"]
+        print(f"  {way + loose:34}{'never' if least is None else f'from {least // 1024} KiB on':>16}")
     for words in result["not_run"]:
         print(f"not run: {words}")
     print("from a stream's store to the first byte of a transfer that waits for it, us")

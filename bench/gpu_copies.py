@@ -15,7 +15,7 @@ from kvxfer.bench import memory
 from kvxfer.bench.errors import CheckFailedError
 from kvxfer.bench.layout_work import LayoutWork
 from kvxfer.bench.workload import block_order
-from kvxfer.gpu.copy_stream import CopyStream
+from kvxfer.gpu.copy_stream import CopyStream, Direction
 from kvxfer.pairs import pair_units
 
 _MODEL = "Llama-3.1-8B"
@@ -106,6 +106,7 @@ class Pages:
         asked: float = 0,
         named: str = "",
         num_ctas: int = 0,
+        direction: Direction = "on_device",
     ) -> Copy:
         """How: ``gather`` (random to a row), ``scatter`` (a row to random) or ``both`` (random to random)."""
         src_ids = self._straight if how == "scatter" else self._random[0]
@@ -122,6 +123,7 @@ class Pages:
                 dst_ids,
                 src=self._src.data_ptr(),
                 dst=self._dst.data_ptr(),
+                direction=direction,
             )
 
         name = f"{named or how}, {self.page_nbytes // 1024} KiB"

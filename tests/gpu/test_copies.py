@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -97,6 +97,46 @@ def test_layouts_of_every_kind_are_copied_as_the_processor_does(stream: CopyStre
         stream.synchronize()
         require_same(to, wanted, "copy")
         require_same(from_, src_memory, "the source")
+
+    check()
+
+
+@pytest.mark.parametrize("direction", ["to_host", "to_device"])
+@pytest.mark.parametrize("copy_engines", ["always", "calibrated"])
+def test_layouts_of_every_kind_are_copied_to_and_from_the_host(
+    direction: Literal["to_host", "to_device"], copy_engines: Literal["always", "calibrated"]
+) -> None:
+    import torch
+
+    @settings(max_examples=100, deadline=None, database=None, print_blob=True)
+    @given(transfers(), st.booleans())
+    def check(example: Example, fine: bool) -> None:
+        src, dst = example.src, example.dst
+        layers = common_layers(src, dst)
+        src_table, dst_table = np.array(example.src_table, np.uint32), np.array(example.dst_table, np.uint32)
+        pairs = pair_units(src, dst, src_table, dst_table, example.tokens)
+        program = compile(src, dst, heads=example.heads, fine=fine or pairs.num_fine > 0)
+        numbered = range(layers[0] - dst.first_layer, layers[-1] + 1 - dst.first_layer)
+        src_memory, before = poison(extent(src), 1), poison(extent(dst), 2)
+        ids = pairs.src_ids, pairs.dst_ids
+        wanted = on_processor(program, numbered, *ids, pairs.num_fine, src_memory, before)
+        from_, to = torch.from_numpy(src_memory), torch.from_numpy(before)
+        from_, to = (
+            (from_.cuda(), to.pin_memory()) if direction == "to_host" else (from_.pin_memory(), to.cuda())
+        )
+        torch.cuda.synchronize()
+        with CopyStream(copy_engines=copy_engines) as own:
+            own.copy(
+                program,
+                *ids,
+                src=from_.data_ptr(),
+                dst=to.data_ptr(),
+                layers=numbered,
+                num_fine=pairs.num_fine,
+                direction=direction,
+            )
+            own.synchronize()
+        require_same(to, wanted, "copy")
 
     check()
 
