@@ -11,151 +11,25 @@
 #include "cuda_threads.h"
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
-#include "gpu_memory.h"
+#include "gpu_ends.h"
 
 #include "gpu/examples/write_layer.cu"
 
 namespace kvxfer {
 namespace {
 
-using gpu_memory::DeviceMemory;
-
-constexpr std::uint32_t kBlocks = 4, kLayers = 3;
-constexpr std::uint64_t kBlockNbytes = 4096;
-constexpr std::uint64_t kLayerNbytes = kBlocks * kBlockNbytes, kNbytes = kLayers * kLayerNbytes;
-constexpr Time kSecond = 1'000'000'000;
-constexpr Time kBound = 60 * kSecond;
-constexpr Time kNoHeartbeat = 600 * kSecond;
-
-CopyProgram layers_of_pages() {
-  CopyLoop loop{};
-  loop.num_layers = kLayers;
-  loop.src_layer_stride = loop.dst_layer_stride = kLayerNbytes;
-  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = kBlockNbytes;
-  loop.counts[0] = loop.counts[1] = 1;
-  CopyProgram program;
-  program.loops = {loop};
-  program.num_layers = kLayers;
-  return program;
-}
-
-bool await(const std::function<bool()>& is_so) {
-  const Time until = Runtime::now() + kBound;
-  while (!is_so() && Runtime::now() < until) std::this_thread::sleep_for(std::chrono::microseconds(200));
-  return is_so();
-}
-
-// A stream of the model's.
-class ModelStream {
- public:
-  ModelStream() { REQUIRE_EQ(emulated::driver().stream_create(&stream_, 1, 0), 0); }
-  ~ModelStream() { emulated::driver().stream_destroy(stream_); }
-  gpu::Stream get() const { return stream_; }
-  void hold(gpu::EventHandle& event) {
-    REQUIRE_EQ(emulated::driver().stream_wait_event(stream_, &event, 0), 0);
-  }
-  void synchronize() { emulated::driver().stream_synchronize(stream_); }
-
- private:
-  gpu::Stream stream_ = nullptr;
-};
-
-struct End {
-  explicit End(const std::string& name) : memory(kNbytes) {
-    RuntimeOptions options;
-    options.name = name;
-    options.listen = "tcp://127.0.0.1:0";
-    options.transports = {"cuda_ipc"};
-    options.heartbeat_ns = kNoHeartbeat;
-    options.silent_ns = 4 * kNoHeartbeat;
-    options.gpu.emplace();
-    options.gpu->driver = &emulated::driver();
-    options.gpu->kernels = emulated::fast_kernels();
-    Result<std::shared_ptr<Runtime>> created = Runtime::create(std::move(options));
-    REQUIRE_OK(created);
-    runtime = std::move(created).value();
-    std::memset(memory.data(), 0, kNbytes);
-    const auto id = runtime->register_region("kv", {{memory.data(), kNbytes}}, kBlocks, layers_of_pages(), {},
-                                             MemoryKind::kGpu);
-    REQUIRE_OK(id);
-    region = id.value();
-  }
-  DeviceMemory memory;
-  std::shared_ptr<Runtime> runtime;
-  RegionId region = 0;
-};
-
-struct Ends {
-  Ends() : src("src"), dst("dst") {
-    const auto called = src.runtime->begin_connect(dst.runtime->address(), kBound);
-    REQUIRE_OK(called);
-    there = called.value();
-    REQUIRE(await([&] {
-      const auto peers = dst.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
-      if (!peers.empty()) here = peers.front();
-      return !peers.empty() && num_rails(*src.runtime, there) == 1 && num_rails(*dst.runtime, here) == 1;
-    }));
-    const auto lease = dst.runtime->with_engine([&](Engine& engine, Time now) {
-      return engine.grant(now, here, dst.region, wire::LeaseMode::kWrite, true, {}, 10 * kBound, true);
-    });
-    REQUIRE_OK(lease);
-    const auto installed = src.runtime->with_engine([&](Engine& engine, Time now) {
-      return engine.install_program(now, there, true, src.region, dst.region, layers_of_pages());
-    });
-    REQUIRE_OK(installed);
-    program = installed.value();
-  }
-  ~Ends() {
-    src.runtime->close(kBound);
-    dst.runtime->close(kBound);
-  }
-  static std::size_t num_rails(Runtime& runtime, SessionKey peer) {
-    const auto view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(peer); });
-    return view && view->state == "open" ? view->rails.size() : 0;
-  }
-  std::shared_ptr<Handle> write(After after, std::vector<std::uint32_t> blocks = {0, 1, 2, 3}) {
-    TransferRequest request;
-    request.peer = there;
-    request.program = program;
-    request.src_ids = request.dst_ids = std::move(blocks);
-    request.num_layers = kLayers;
-    request.timeout_ns = 2 * kBound;
-    auto handle = src.runtime->post_after(std::move(request), std::move(after));
-    REQUIRE_OK(handle);
-    return handle.value();
-  }
-  bool ends(const std::shared_ptr<Handle>& handle) {
-    return await([&] { return handle->outcome() != Outcome::kPending; });
-  }
-  std::byte first_byte(std::uint32_t block = 0, std::uint32_t layer = 0) {
-    return dst.runtime->with_engine(
-        [&](Engine&, Time) { return dst.memory.data()[layer * kLayerNbytes + block * kBlockNbytes]; });
-  }
-  bool is_told() {
-    return await([&] {
-      return dst.runtime->with_engine([](Engine& engine, Time) { return engine.num_transfers(); }) == 1;
-    });
-  }
-  // The model writes its whole cache, when its stream comes to that.
-  void produce(ModelStream& stream, unsigned char value) {
-    REQUIRE_EQ(emulated::driver().memory_set(reinterpret_cast<gpu::Address>(src.memory.data()), value,
-                                             kNbytes, stream.get()),
-               0);
-  }
-
-  End src, dst;
-  SessionKey there = 0, here = 0;
-  std::uint32_t program = 0;
-};
+using gpu_ends::await;
+using gpu_ends::Ends;
+using gpu_ends::kBlockNbytes;
+using gpu_ends::kBlocks;
+using gpu_ends::kLayerNbytes;
+using gpu_ends::kLayers;
+using gpu_ends::ModelStream;
+using gpu_ends::refused;
 
 After taken(Result<After> after) {
   REQUIRE_OK(after);
   return std::move(after).value();
-}
-template <class T>
-void refused(const T& result, Code code, const std::string& words) {
-  CHECK_EQ(result.code(), code);
-  if (result.message().find(words) == std::string::npos) FAIL(result.message());
 }
 
 TEST(a_transfer_waits_for_what_a_stream_was_given_and_for_nothing_later) {
