@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvxfer.agent import Agent
     from kvxfer.block_table import BlockTable
+    from kvxfer.command_ring import CommandRing
     from kvxfer.copy_program import CopyProgram
     from kvxfer.directory import Directory
     from kvxfer.directory.memory import MemoryDirectory
@@ -41,6 +42,7 @@ _HOME = {
     "AgentError": "errors",
     "AgentOptions": "options",
     "BlockTable": "block_table",
+    "CommandRing": "command_ring",
     "CopyProgram": "copy_program",
     "Directory": "directory",
     "ExhaustedError": "errors",
@@ -71,6 +73,7 @@ __all__ = [
     "AgentError",
     "AgentOptions",
     "BlockTable",
+    "CommandRing",
     "CopyProgram",
     "Directory",
     "ExhaustedError",

@@ -96,7 +96,7 @@ class Event:
         """``"ended"`` (handle), ``"layer"`` (handle, layer), ``"notification"`` (one or more came),
         ``"peer-up"``, ``"peer-lost"`` (peer, code, message), ``"region"``, ``"region-gone"`` (peer,
         region), ``"lease-granted"`` (peer, lease: a peer granted it to us), ``"lease-ended"``
-        (lease, code; ``held`` tells whose), ``"log"`` (message: one line for the log)."""
+        (lease, code; ``held`` tells whose), ``"commands"`` (handle: the ring's), ``"log"`` (message: one line for the log)."""
     @property
     def handle(self) -> int: ...
     @property
@@ -153,6 +153,47 @@ class Route:
         ``Handle.layers_ready``. Nothing was posted when it raises: NativeError, what ``as_ids`` raises,
         or TypeError for what is of another kind."""
 
+class CommandRing:
+    """A ring of commands at its host; `AgentCore.command_ring` makes one."""
+
+    @property
+    def id(self) -> int:
+        """``handle`` of the "commands" events that say that one of its commands has ended."""
+    @property
+    def address(self) -> int:
+        """Of the CommandRing of native/include/kvxfer/command.h, where kernels reach it."""
+    @property
+    def num_commands(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Commands that were taken, have ended, have failed; each is a part of the one before."""
+    def prepare(
+        self,
+        route: Route,
+        first_layer: int,
+        src_blocks: Any,
+        dst_blocks: Any,
+        notify: bytes,
+        timeout_s: float | None,
+        priority: int,
+        integrity: bool | None,
+        lease: int | None,
+    ) -> int:
+        """The number by which commands name pairs of these tables. ``first_layer``: what they call the
+        route's first; the rest as in ``Route.post``."""
+    def forget(self, prepared: int) -> None: ...
+    def start(self, prepared: int, pair: int, layer: int, num_pairs: int) -> bool:
+        """As kvxfer/device.cuh's, with one look, where the ring is in the process's own memory."""
+    def take_failures(self) -> list[tuple[int, int, int, int, int, int, str]]:
+        """Index of the command, number of the prepared write, pair, number of pairs, layer, code, message;
+        the newest 1024 that were not taken yet."""
+    def wait(self, num_ended: int, timeout_s: float) -> bool:
+        """As ``Handle.wait``, until so many have ended."""
+    def close(self) -> None:
+        """When it returns nothing more is taken out of the ring."""
+
 class AgentCore:
     """An agent: its sockets, its progress thread, its tables.
 
@@ -178,7 +219,7 @@ class AgentCore:
         """Readable while events wait, once armed by a ``drain(arm=True)`` that returned an empty list."""
     def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]: ...
     def add_waiters(self, change: int) -> None:
-        """``change`` more wait for "ended", "layer" or "notification" events; none are made while nobody
+        """``change`` more wait for "ended", "layer", "commands" or "notification" events; none are made while nobody
         does. Whoever is to wait says so, and then looks once more at what it waits for."""
     def take_notification(self) -> tuple[int, bytes] | None:
         """The oldest notification that nobody has read (peer, payload). At most 65536 are kept; then the
@@ -253,6 +294,8 @@ class AgentCore:
 
     def trigger(self) -> Trigger:
         """In pinned memory where the agent has a GPU."""
+    def command_ring(self, num_commands: int) -> CommandRing:
+        """In pinned memory and on the GPU where the agent has one. A power of two, 2**20 at most."""
     def record(self, trigger: Trigger, stream: int, value: int) -> None:
         """Has a stream store to a trigger of `trigger`, after what it was given before."""
     def after_stream(self, stream: int) -> After: ...

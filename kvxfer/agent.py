@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from kvxfer.trigger import Trigger, resolve
 
 if TYPE_CHECKING:
     from kvxfer._native import After, Event
+    from kvxfer.command_ring import CommandRing
     from kvxfer.directory import Directory
 
 
@@ -598,6 +599,35 @@ class Agent:
                 f"memory is 4 writable bytes, as of a numpy array: {error}", code="invalid-argument"
             ) from None
 
+    def command_ring(self, num_commands: int = 1024) -> CommandRing:
+        """Returns a ring of commands, by which kernels start writes that were prepared in it.
+
+        Parameters
+        ----------
+        num_commands
+            How many it has room for: a power of two, 2**20 at most. As many transfers of the ring's are under
+            way at a time; beyond both a kernel is told that the ring is full.
+
+        Raises
+        ------
+        UsageError
+            Another size. ``system``: there is no such memory.
+
+        Notes
+        -----
+        In pinned memory and a few bytes of the agent's GPU, 16 bytes a command; in the process's own memory,
+        for its threads, where the agent has none.
+        """
+        from kvxfer.command_ring import CommandRing
+
+        self._completions.check()
+        try:
+            return CommandRing(
+                self._core.command_ring(_ring_size(num_commands)), self._completions, self._poster
+            )
+        except NativeError as error:
+            raise translate(error) from None
+
     def expect(
         self,
         tag: bytes,
@@ -760,3 +790,11 @@ class Agent:
         if note is not None:
             found.append(note)
         return note is not None
+
+
+def _ring_size(num_commands: object) -> int:
+    if not isinstance(num_commands, SupportsIndex) or not 0 <= (size := num_commands.__index__()) < 1 << 32:
+        raise UsageError(
+            f"num_commands is a power of two, 2**20 at most, not {num_commands!r}", code="invalid-argument"
+        )
+    return size

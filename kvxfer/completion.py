@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvxfer._native import AgentCore, Event
 
 
-#: What somebody waits for: a kind and the number of a handle, peer or lease.
+#: What somebody waits for: a kind and the number of a handle, peer, lease or command ring.
 Key = tuple[str, int]
 #: A key that stands for every number of its kind.
 ANY: Final = -1
@@ -160,6 +160,9 @@ class Completions:
             return
         if kind == "notification":
             self._wake(NOTIFICATION)
+            return
+        if kind == "commands":
+            self._wake(("commands", event.handle))
             return
         self._on_event(event)
         if kind in ("peer-up", "peer-lost"):

@@ -134,6 +134,28 @@ class Poster:
             self._usual = region, remote, write, self._programs.entries, route, scope
         return route, scope, src_blocks, dst_blocks, num_fine
 
+    def route(
+        self, region: Region, remote: RegionDescriptor, layers: Iterable[int] | None, heads: range | None
+    ) -> tuple[Route, Scope]:
+        """Returns by which route whole blocks are written, for whoever names them later.
+
+        Raises
+        ------
+        UsageError
+            As `Agent.write`; ``unsupported``: pages of the two regions differ in size, or one has a null
+            block.
+        """
+        _check_kinds(region, remote, layers, 0, None, None, None)
+        peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
+        if not self._programs.get(peer_id, True, region, remote, heads).whole_blocks:
+            raise UsageError(
+                f"pages of regions {region.name!r} here and {remote.name!r} of {remote.agent} differ in "
+                "size, or have a null block, so that pairs of blocks are no pairs of pages: use agent.write",
+                code="unsupported",
+            )
+        route, scope, *_ = self._find(region, remote, (), (), True, layers, heads, None)
+        return route, scope
+
     def expectation(
         self,
         tag: bytes,

@@ -10,6 +10,7 @@
 #include <memory>
 #include <tuple>
 
+#include "bindings/command_ring.h"
 #include "bindings/transfer.h"
 #include "bindings/trigger.h"
 #include "core/crc32c.h"
@@ -71,6 +72,7 @@ std::string_view name_of_event(EventKind kind) {
     case EventKind::kRegionGone: return "region-gone";
     case EventKind::kLeaseGranted: return "lease-granted";
     case EventKind::kLeaseEnded: return "lease-ended";
+    case EventKind::kCommands: return "commands";
     case EventKind::kLog: return "log";
   }
   return "";
@@ -311,6 +313,15 @@ class PyAgentCore {
     return {runtime_, peer, program, first_layer, num_layers, timeout_s, integrity, std::move(as_ids)};
   }
 
+  PyCommandRing command_ring(std::uint32_t num_commands) const {
+    check(runtime_->check_alive());
+    Result<std::shared_ptr<CommandReader>> reader = [&] {
+      const nb::gil_scoped_release release;
+      return runtime_->open_command_ring(num_commands);
+    }();
+    return {runtime_, take(std::move(reader))};
+  }
+
   void record(const PyTrigger& trigger, std::uint64_t stream, Trigger::Word value) const {
     check(runtime_->check_alive());
     const Status status = [&] {
@@ -430,6 +441,7 @@ NB_MODULE(_native, m) {
       .def("array", &PyPoolMemory::array);
 
   define_trigger(m);
+  define_command_ring(m);
   define_transfer(m);
 
   nb::class_<Event>(m, "Event")
@@ -484,6 +496,7 @@ NB_MODULE(_native, m) {
       .def("route", &PyAgentCore::route, "peer"_a, "program"_a, "first_layer"_a, "num_layers"_a,
            "timeout_s"_a, "integrity"_a, "as_ids"_a)
       .def("trigger", [](const PyAgentCore& c) { return PyTrigger{take(c.runtime().make_trigger())}; })
+      .def("command_ring", &PyAgentCore::command_ring, "num_commands"_a)
       .def("record", &PyAgentCore::record, "trigger"_a, "stream"_a, "value"_a)
       .def("after_stream", &PyAgentCore::after_stream, "stream"_a)
       .def("after_event", &PyAgentCore::after_event, "event"_a)

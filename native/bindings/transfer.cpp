@@ -130,9 +130,9 @@ std::vector<std::uint32_t> PyRoute::to_ids(nb::handle blocks) const {
   return to_vector(ids);
 }
 
-PyHandle PyRoute::post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
-                       nb::handle notify, nb::handle timeout, nb::handle priority, nb::handle check,
-                       nb::handle lease, nb::handle hold) const {
+TransferRequest PyRoute::request(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
+                                 nb::handle notify, nb::handle timeout, nb::handle priority, nb::handle check,
+                                 nb::handle lease) const {
   TransferRequest request;
   request.peer = peer;
   request.program = program;
@@ -141,13 +141,22 @@ PyHandle PyRoute::post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32
   request.num_fine = num_fine;
   request.first_layer = first_layer;
   request.num_layers = num_layers;
-  const After* after = nb::isinstance<After>(hold) ? nb::inst_ptr<After>(hold) : nullptr;
-  request.layers_ready = after != nullptr || to_bool(hold, false) ? 0 : num_layers;
+  request.layers_ready = num_layers;
   request.notify = to_payload(notify);
   request.priority = to_priority(priority);
   request.timeout_ns = to_ns(to_seconds(timeout, timeout_s));
   request.integrity = to_bool(check, integrity);
   request.lease = to_lease(lease);
+  return request;
+}
+
+PyHandle PyRoute::post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
+                       nb::handle notify, nb::handle timeout, nb::handle priority, nb::handle check,
+                       nb::handle lease, nb::handle hold) const {
+  TransferRequest request =
+      this->request(src_blocks, dst_blocks, num_fine, notify, timeout, priority, check, lease);
+  const After* after = nb::isinstance<After>(hold) ? nb::inst_ptr<After>(hold) : nullptr;
+  if (after != nullptr || to_bool(hold, false)) request.layers_ready = 0;
   python::check(runtime->check_alive());
   Result<std::shared_ptr<Handle>> posted = [&] {
     const nb::gil_scoped_release release;

@@ -14,7 +14,8 @@ void CompletionRing::signal() noexcept {
 
 void CompletionRing::push(Event event) {
   const std::lock_guard lock(mutex_);
-  if (num_waiters_ == 0 && (event.kind == EventKind::kEnded || event.kind == EventKind::kLayer)) {
+  if (num_waiters_ == 0 && (event.kind == EventKind::kEnded || event.kind == EventKind::kLayer ||
+                            event.kind == EventKind::kCommands)) {
     news_.store(true, std::memory_order_release);
     return;
   }

@@ -33,7 +33,7 @@ class CompletionRing {
   int fd() const noexcept { return fd_.get(); }
   void push(Event event);
   void notify(Notification notification);
-  // `change` more wait for events of transfers (kEnded, kLayer) or of notifications (one kNotification,
+  // `change` more wait for events of transfers (kEnded, kLayer, kCommands) or of notifications (one kNotification,
   // without payload, for as many as came). Whoever is to wait says so, and then looks once more at what
   // it waits for: what came before its word is not told.
   void add_waiters(int change);

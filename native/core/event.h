@@ -21,6 +21,7 @@ enum class EventKind : std::uint8_t {
   kRegionGone,    // peer, region
   kLeaseGranted,  // peer, lease: the peer granted it to us
   kLeaseEnded,    // peer, lease, code; held: it was granted to us
+  kCommands,      // handle: a command ring's id. One of its commands has ended
   kLog,           // message: one line for the log
 };
 

@@ -254,6 +254,7 @@ void Runtime::close(Time timeout_ns) {
   const Time deadline = now() + timeout_ns;
   {
     const CallerTurn turn(*this);
+    commands_.close_all();
     engine_->close(turn.now);
   }
   // What was posted still completes; nothing of it lands any more.
@@ -475,6 +476,7 @@ std::uint32_t Runtime::checksum(const Move& move, std::uint32_t piece, Side side
 }
 
 void Runtime::emit(Event event) {
+  if (event.kind == EventKind::kEnded) commands_.on_ended(event.handle);
   if (event.kind == EventKind::kPeerLost) {
     // Of a stranger that never became a peer there is nothing to tell a caller, only a log.
     const bool stranger = std::any_of(connections_.begin(), connections_.end(), [&](const auto& connection) {

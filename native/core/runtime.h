@@ -3,6 +3,7 @@
 // runtime.cpp          life, calls, what the engine wants of its transports
 // runtime_drivers.cpp  who drives: the thread, callers, event loops
 // runtime_triggers.cpp  transfers that wait for a word of memory
+// runtime_commands.cpp  transfers that kernels start
 // runtime_sockets.cpp  connections from the first byte to the authenticated session or rail
 #pragma once
 
@@ -20,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/command_watch.h"
 #include "core/completion_ring.h"
 #include "core/dialling.h"
 #include "core/engine.h"
@@ -100,6 +102,11 @@ class Runtime final : private EngineHost {
   Status record(Trigger& trigger, gpu::Stream stream, Trigger::Word value);
   Result<After> after_stream(gpu::Stream stream);
   Result<After> after_event(gpu::Event event);
+
+  // A ring of commands, in which what a kernel writes starts transfers; in memory that the agent's GPU reaches,
+  // where it has one. It is looked at again and again until it is closed, or the agent is.
+  Result<std::shared_ptr<CommandReader>> open_command_ring(std::uint32_t num_commands);
+  void close_command_ring(CommandReader& reader);
 
   bool poll();  // one round on the caller's thread; whether anything moved or came in
   // Readable while sockets have something to read or may be written to.
@@ -209,6 +216,7 @@ class Runtime final : private EngineHost {
   // On the reactor, until then or until something comes, a bell of the sleeper's rings or a word of a trigger
   // has news.
   void sleep(Time until, int bell);
+  bool unannounced() const noexcept;  // somebody may store who rings nobody: words have to be looked at
   Result<std::shared_ptr<gpu::StreamWrites>> streams() const;
   Result<After> once(const std::function<Status(gpu::StreamWrites&, Trigger::Word*)>& write);
 
@@ -289,6 +297,8 @@ class Runtime final : private EngineHost {
   mutable std::mutex streams_mutex_;
   std::shared_ptr<gpu::StreamWrites> stream_writes_;  // under it; with a GPU, as long as the agent is open
   TriggerWatch triggers_{[this] { rouse(); }};
+  CommandWatch commands_;
+  std::atomic<std::uint64_t> next_command_ring_{1};
 
   std::thread thread_;
   std::atomic<bool> stop_{false}, closed_{false};

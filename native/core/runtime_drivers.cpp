@@ -120,6 +120,7 @@ bool Runtime::progress(bool look) {
     engine_->rail_failed(at, session, std::move(note));
   more = move(at) || more;
   more = triggers_.look(*engine_, at) || more;
+  more = commands_.look(*engine_, at) || more;
   if (next_deadline() <= at) more = judge(at) || more;
   engine_->pump(at);
   // What that posted is moved at once: a page goes from the frame that offers it to the one that
@@ -275,7 +276,7 @@ bool Runtime::serve() {
       // Peers are to say over the socket what they write from now on: the loop is about to sleep.
       left = left_ || !failed_rails_.empty() || !rest_rings();
     } while (left && (++rounds < kServeRounds || now() - start < kPollNs));
-    left = left || triggers_.unannounced();  // somebody has to look at them
+    left = left || unannounced();  // somebody has to look at them
     if (left && moving()) thread_serves_until_ = now() + kLongWork;
     if (left) {
       if (thread_until_ != 0) rouse_thread();
@@ -331,7 +332,7 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
     }
     driver_until_ = 0;
     loop_lingers_ = false;
-    caller_until_ = triggers_.unannounced() ? 0 : now() + kCallerLinger;
+    caller_until_ = unannounced() ? 0 : now() + kCallerLinger;
     driven_ = false;
     {
       // What this one leaves undone is the thread's, which may be asleep.

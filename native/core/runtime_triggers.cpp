@@ -20,13 +20,15 @@ constexpr Time kLongest = 3'600'000'000'000;  // as ppoll takes it
 void Runtime::sleep(Time until, int bell) {
   const Time began = now();
   for (Time at = began; at < until;) {
-    const Time pause = triggers_.unannounced()
-                           ? std::clamp<Time>((at - began) / kPausePart, kLeastPause, kMostPause)
-                           : kLongest;
-    if (reactor_.wait(std::min(until - at, pause), bell) || triggers_.has_news()) return;
+    const Time pause =
+        unannounced() ? std::clamp<Time>((at - began) / kPausePart, kLeastPause, kMostPause) : kLongest;
+    if (reactor_.wait(std::min(until - at, pause), bell) || triggers_.has_news() || commands_.has_news())
+      return;
     at = now();
   }
 }
+
+bool Runtime::unannounced() const noexcept { return triggers_.unannounced() || commands_.any_open(); }
 
 Result<std::shared_ptr<Handle>> Runtime::post_after(TransferRequest request, After after) {
   triggers_.let_go();

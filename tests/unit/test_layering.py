@@ -16,6 +16,7 @@ NATIVE = ROOT / "native"
 # Those that talk to the native core, each for its own noun.
 MAY_IMPORT_NATIVE = {
     "agent.py",
+    "command_ring.py",
     "completion.py",
     "gpu/calibration.py",
     "gpu/copy_stream.py",

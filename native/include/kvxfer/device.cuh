@@ -1,8 +1,10 @@
-// For kernels: tells kvxfer from inside that pages are final.
+// For kernels: tells kvxfer from inside that pages are final, and has it move some.
 //
-// The word is a kvxfer.Trigger's (`trigger.address`, passed to the kernel as a pointer), in pinned memory. A
-// transfer that was posted with it (`after=`) goes when the word holds what it waits for. Compile with the
-// folder that kvxfer.gpu.include_path() returns; nothing else is included, and no library is linked.
+// Compile with the folder that kvxfer.gpu.include_path() returns; nothing of others is included, and no library
+// is linked.
+//
+// A transfer that was posted waits for a word of a kvxfer.Trigger (`trigger.address`, passed to the kernel as a
+// pointer), in pinned memory. It goes when the word holds what it waits for (`after=`):
 //
 //   __global__ void layer(..., unsigned* word) {
 //     ...                      // stores of every thread, to pages of the cache
@@ -11,8 +13,13 @@
 //
 // With `num_ctas` CTAs a launch: after=trigger.at(num_ctas) waits for one of them, and
 // after=trigger.by_layer(num_ctas, num_ctas) for one a layer. gpu/examples/write_layer.cu is such a kernel.
+//
+// A transfer that nobody posted is started by a command in a ring (kvxfer.CommandRing, `ring.address`): a kernel
+// says which pairs of blocks of a write that the host has prepared go, and in which layer.
+// gpu/examples/post_pages.cu is such a kernel.
 #pragma once
 
+#include "kvxfer/command.h"
 #include "kvxfer/device_memory.cuh"
 
 namespace kvxfer {
@@ -31,6 +38,62 @@ __device__ inline void arrive(unsigned* word) {
   if (threadIdx.x != 0 || threadIdx.y != 0 || threadIdx.z != 0) return;
   __threadfence_system();
   add_release(word, 1);
+}
+
+// Has `num_pairs` pairs of blocks go, from `pair` on, of the write that the host has prepared under this number
+// (`prepared.number`): their bytes of one layer, numbered model-wide, or of every layer that was prepared.
+// Called by one thread of whichever CTA, kernel or stream: what it wrote, and what it has learnt by a barrier
+// that others wrote, is what goes. The pages stay as they are until the command has ended.
+//
+// False where the ring is full and stays so for `num_looks` looks at the host's count, each of which crosses the
+// bus: nothing is posted then, ever. True says that the host will find the command, not that it is a good one:
+// what is wrong with it the host says (CommandRing.failures). A ring that is closed takes what still fits, and
+// moves nothing.
+__device__ inline bool start(CommandRing* ring, unsigned prepared, unsigned pair,
+                             unsigned layer = kEveryLayer, unsigned num_pairs = 1,
+                             unsigned num_looks = 1000) {
+  const unsigned num_commands = ring->num_commands;
+  unsigned number = load_acquire_on_device(&ring->tail);
+  for (unsigned looks = 0;;) {
+    // Signed: others may be further by now than what this thread has seen.
+    if (static_cast<int>(number - load_acquire_on_device(&ring->seen)) < static_cast<int>(num_commands)) {
+      // Not an addition: that could not be taken back where the ring is full.
+      const unsigned found = atomicCAS(&ring->tail, number, number + 1);
+      if (found == number) break;
+      number = found;
+    } else {
+      if (looks++ > num_looks) return false;
+      // Whoever reads it from here knows that the host has read what lay there before. It may fall behind
+      // what another thread stored: then it is looked up again.
+      store_release_on_device(&ring->seen, load_acquire(&ring->counts->taken.value));
+      number = load_acquire_on_device(&ring->tail);
+    }
+  }
+  Command* command = ring->commands + (number & (num_commands - 1));
+  __threadfence_system();
+  command->what = what_of(prepared, num_pairs);
+  command->pair = pair;
+  command->layer = layer;
+  store_release(&command->number, kThere | number);
+  return true;
+}
+
+// How many of the ring's commands have ended, for good or bad, whoever posted them: a count of all there ever
+// were, that begins again behind 2^32. The pages of an ended one may be written to again.
+__device__ inline unsigned num_ended(const CommandRing* ring) {
+  return load_acquire(&ring->counts->ended.value);
+}
+
+// How many of those that num_ended() last counted, and perhaps of later ones, did not bring all of their bytes.
+__device__ inline unsigned num_failed(const CommandRing* ring) {
+  return load_acquire(&ring->counts->failed.value);
+}
+
+// Until so many have ended; false where they have not after so many looks, each of which crosses the bus.
+__device__ inline bool wait_until_ended(const CommandRing* ring, unsigned count, unsigned num_looks) {
+  while (static_cast<int>(num_ended(ring) - count) < 0)
+    if (num_looks-- == 0) return false;
+  return true;
 }
 
 }  // namespace kvxfer

@@ -1,4 +1,5 @@
-// The two instructions of device.cuh, as PTX. At system scope: whoever acquires the word may be the host.
+// The instructions of device.cuh, as PTX. At system scope, unless they say so: whoever acquires or releases may be
+// the host.
 #pragma once
 
 namespace kvxfer {
@@ -9,6 +10,23 @@ __device__ inline void store_release(unsigned* word, unsigned value) {
 
 __device__ inline void add_release(unsigned* word, unsigned count) {
   asm volatile("red.release.sys.add.u32 [%0], %1;" ::"l"(word), "r"(count) : "memory");
+}
+
+__device__ inline unsigned load_acquire(const unsigned* word) {
+  unsigned value;
+  asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+
+// Between kernels of one GPU.
+__device__ inline void store_release_on_device(unsigned* word, unsigned value) {
+  asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+__device__ inline unsigned load_acquire_on_device(const unsigned* word) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
 }
 
 }  // namespace kvxfer

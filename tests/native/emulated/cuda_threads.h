@@ -176,6 +176,9 @@ inline unsigned atomicAdd(unsigned* at, unsigned value) {
 inline unsigned atomicInc(unsigned* at, unsigned last) {
   return cuda_threads::change_atomically(at, [&](unsigned seen) { return seen >= last ? 0 : seen + 1; });
 }
+inline unsigned atomicCAS(unsigned* at, unsigned expected, unsigned value) {
+  return cuda_threads::change_atomically(at, [&](unsigned seen) { return seen == expected ? value : seen; });
+}
 inline unsigned atomicMax(unsigned* at, unsigned value) {
   return cuda_threads::change_atomically(at, [&](unsigned seen) { return std::max(seen, value); });
 }

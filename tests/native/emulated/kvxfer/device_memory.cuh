@@ -17,4 +17,12 @@ inline void add_release(unsigned* word, unsigned count) {
   std::atomic_ref(*word).fetch_add(count, std::memory_order_release);
 }
 
+inline unsigned load_acquire(const unsigned* word) {
+  cuda_threads::check_aligned(word);
+  return std::atomic_ref(*const_cast<unsigned*>(word)).load(std::memory_order_acquire);
+}
+
+inline void store_release_on_device(unsigned* word, unsigned value) { store_release(word, value); }
+inline unsigned load_acquire_on_device(const unsigned* word) { return load_acquire(word); }
+
 }  // namespace kvxfer

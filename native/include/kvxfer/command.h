@@ -1,0 +1,46 @@
+// A command ring, as its host and the kernels that fill it see it. Both compile this; nothing is included.
+#pragma once
+
+#if defined(__CUDACC__)
+#define KVXFER_HD __host__ __device__
+#else
+#define KVXFER_HD
+#endif
+
+namespace kvxfer {
+
+// Some pairs of a prepared write, in one layer or in every one.
+struct alignas(16) Command {
+  unsigned what;   // the prepared write's number, and below it how many pairs: 16 bits each
+  unsigned pair;   // the first, counted in the prepared write's tables
+  unsigned layer;  // numbered model-wide, or kEveryLayer
+  unsigned number;  // kThere, and how many commands came before it. Stored last, released
+};
+
+inline constexpr unsigned kThere = 1u << 31;
+inline constexpr unsigned kEveryLayer = ~0u;
+// A number that does not fit becomes this, which no host takes.
+inline constexpr unsigned kTooMany = 0xffff;
+
+KVXFER_HD constexpr unsigned what_of(unsigned prepared, unsigned num_pairs) {
+  return (prepared < kTooMany ? prepared : kTooMany) << 16 | (num_pairs < kTooMany ? num_pairs : kTooMany);
+}
+
+// What the host counts, each on a cache line of its own. Counts begin again behind 2^32.
+struct alignas(64) CommandCount { unsigned value; };
+struct CommandCounts {
+  CommandCount taken;   // commands that left the ring
+  CommandCount ended;   // of those: whose transfers have ended, or that were refused
+  CommandCount failed;  // of those: that brought not all of their bytes; stored before `ended`
+};
+
+// Where kernels find it all, in the memory of their GPU; commands and counts are in the host's.
+struct CommandRing {
+  Command* commands;
+  const CommandCounts* counts;
+  unsigned num_commands;  // a power of two
+  unsigned tail;          // the next command's number
+  unsigned seen;          // `taken` as a kernel saw it last
+};
+
+}  // namespace kvxfer
