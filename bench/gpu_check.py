@@ -19,6 +19,7 @@ import numpy as np
 
 from kvxfer.bench import machine
 from kvxfer.bench.errors import BenchError
+from kvxfer.bench.gpu_commands import by_kernel
 from kvxfer.bench.stats import MIB
 from kvxfer.bench.trigger import by_stream
 from kvxfer.gpu.availability import availability
@@ -109,6 +110,7 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
     rows += between
     not_run += unread
     triggers = by_stream(device, _TRIGGER_ROUNDS)
+    commands = by_kernel(device, _TRIGGER_ROUNDS)
     return {
         "bench": "gpu-check",
         "date": date.today().isoformat(),
@@ -123,6 +125,7 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
         "not_run": not_run,
         "host_copies": [asdict(choice) for choice in calibration.shared(device).choices()],
         "triggers": [asdict(delay) for delay in triggers],
+        "commands": [asdict(delay) for delay in commands],
     }
 
 
@@ -376,6 +379,9 @@ def print_table(result: dict[str, Any]) -> None:
         missed += late
         asked = "" if row["name"] != _ASKED_OF else f"{_TRIGGER_US:8.1f}{' *' if late else ''}"
         print(f"  {row['name']:34}p50 {row['p50_us']:.1f}, p99 {row['p99_us']:.1f}{asked}")
+    print("a transfer of 16 KiB that a kernel starts, as it sees it, us")
+    for row in result["commands"]:
+        print(f"  {row['name']:34}p50 {row['p50_us']:.1f}, p99 {row['p99_us']:.1f}")
     print(
         f"\n{missed} of what was asked is below (*)" if missed else "\neverything that was asked is reached"
     )

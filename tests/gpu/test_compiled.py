@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvxfer.bench import gpu_commands
 from kvxfer.errors import UsageError
 from kvxfer.gpu import compiler, include_path, sources
 from kvxfer.gpu.compiler import Compilation
@@ -107,7 +108,7 @@ def test_every_kernel_runs_from_its_least_architecture_on(kernel: Kernel) -> Non
 
 # ---- kvxfer/device.cuh in somebody else's kernel -------------------------------------------------
 
-EXAMPLE = sources.ROOT / "gpu" / "examples" / "write_layer.cu"
+EXAMPLES = sources.ROOT / "gpu" / "examples"
 FIRES = """
 #include "kvxfer/device.cuh"
 extern "C" __global__ void fires(unsigned* word) { kvxfer::fire(word, 7); }
@@ -127,9 +128,26 @@ def compiled_by_its_author(code: str, architecture: str) -> bytes:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_tells_the_host_is_fenced_and_of_system_scope(architecture: str, tmp_path: Path) -> None:
-    arrives = instructions(dump(compiled_by_its_author(EXAMPLE.read_text(), architecture), tmp_path))
-    fires = instructions(dump(compiled_by_its_author(FIRES, architecture), tmp_path))
-    for found in (arrives, fires):
+    arrives, posts, fires = (
+        instructions(dump(compiled_by_its_author(code, architecture), tmp_path))
+        for code in (
+            (EXAMPLES / "write_layer.cu").read_text(),
+            (EXAMPLES / "post_pages.cu").read_text(),
+            FIRES,
+        )
+    )
+    for found in (arrives, posts, fires):
         assert any(name.startswith("MEMBAR") and name.endswith("SYS") for name in found), sorted(found)
     assert any(name.startswith(("RED", "ATOM")) and "STRONG.SYS" in name for name in arrives), sorted(arrives)
-    assert any(name.startswith("ST") and "STRONG.SYS" in name for name in fires), sorted(fires)
+    for found in (posts, fires):
+        assert any(name.startswith("ST") and "STRONG.SYS" in name for name in found), sorted(found)
+    # The host's count is looked up across the bus, the place in the ring is the GPU's own.
+    assert any(name.startswith("LD") and "STRONG.SYS" in name for name in posts), sorted(posts)
+    assert any(name.startswith("ATOM") and "CAS" in name and "STRONG.GPU" in name for name in posts), sorted(
+        posts
+    )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_gpu_check_compiles_there_compiles(architecture: str) -> None:
+    assert compiled_by_its_author(gpu_commands.CODE, architecture)

@@ -1,4 +1,4 @@
-"""``kvxfer/device.cuh`` in a kernel of somebody else's: that it fires on a GPU."""
+"""``kvxfer/device.cuh`` in a kernel of somebody else's: that it fires and posts on a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvxfer.gpu import include_path, sources
 
 pytestmark = pytest.mark.gpu
 
-EXAMPLE = sources.ROOT / "gpu" / "examples" / "write_layer.cu"
+EXAMPLES = sources.ROOT / "gpu" / "examples"
 FIRES = """
 #include "kvxfer/device.cuh"
 extern "C" __global__ void fires(unsigned* word) { kvxfer::fire(word, 7); }
@@ -67,7 +67,7 @@ def test_a_kernel_of_many_ctas_lets_a_transfer_go(module_of: Any) -> None:
         there = src.connect_blocking(dst.address, TIMEOUT_S)
         target.grant(dst.accept_blocking("src", TIMEOUT_S), None, "write", ttl_s=TIMEOUT_S)
         remote = there.wait_region("kv", TIMEOUT_S)
-        write = module_of(EXAMPLE.read_text(), "write_layer")
+        write = module_of((EXAMPLES / "write_layer.cu").read_text(), "write_layer")
         trigger = src.trigger()
         for run in range(50):
             trigger.reset()
@@ -93,3 +93,50 @@ def test_one_thread_fires(module_of: Any) -> None:
         module_of(FIRES, "fires")(1, 1, trigger.address)
         torch.cuda.synchronize()
         assert trigger.value == 7
+
+
+def test_ctas_start_the_transfer_of_each_page(module_of: Any) -> None:
+    import numpy as np
+    import torch
+
+    options = kvxfer.AgentOptions(listen="tcp://127.0.0.1:0", transports=("cuda_ipc",))
+    num_layers, num_blocks, num_words = 4, 64, 4096
+    layout_of = kvxfer.KVLayout.from_tensor
+    with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
+        shape = (num_layers, num_blocks, 1, num_words)
+        pages, landed = (torch.zeros(shape, dtype=torch.int32, device="cuda") for _ in range(2))
+        torch.cuda.synchronize()
+        region = src.register("kv", pages, layout_of(pages, "lbtd"))
+        target = dst.register("kv", landed, layout_of(landed, "lbtd"))
+        there = src.connect_blocking(dst.address, TIMEOUT_S)
+        target.grant(dst.accept_blocking("src", TIMEOUT_S), None, "write", ttl_s=TIMEOUT_S)
+        remote = there.wait_region("kv", TIMEOUT_S)
+        post = module_of((EXAMPLES / "post_pages.cu").read_text(), "post_pages")
+        blocks = np.random.default_rng(1).permutation(num_blocks)
+        table = torch.tensor(blocks, dtype=torch.int32, device="cuda")
+        lost = torch.zeros(1, dtype=torch.int32, device="cuda")
+        with src.command_ring(128) as ring:
+            prepared = ring.prepare_write(region, remote, blocks, blocks[::-1].copy())
+            for run in range(10):
+                for layer in range(num_layers):
+                    post(
+                        16,
+                        256,
+                        pages[layer].data_ptr(),
+                        np.uint32(num_words),
+                        table.data_ptr(),
+                        np.uint32(num_blocks),
+                        np.uint32(1000 * run + layer),
+                        ring.address,
+                        np.uint32(prepared.number),
+                        np.uint32(layer),
+                        lost.data_ptr(),
+                    )
+                torch.cuda.synchronize()
+                posted = (run + 1) * num_layers * num_blocks - int(lost.item())
+                ring.wait(posted, TIMEOUT_S)
+                assert ring.failures() == []
+                assert not lost.item()
+                torch.cuda.synchronize()
+                for src_block, dst_block in zip(blocks, blocks[::-1], strict=True):
+                    assert torch.equal(pages[:, src_block], landed[:, dst_block])
