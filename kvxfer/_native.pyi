@@ -376,6 +376,21 @@ def gpu_pool_nbytes(device: int) -> int:
     """Allocated there now, rounded up as the device wants it."""
 def gpu_pool_handles(device: int) -> str:
     """How others map it: "fabric" (or by descriptor), "descriptor"; "" before the first allocation."""
+def gpu_export(address: int) -> tuple[int, int, int, bytes, int]:
+    """The allocation that an address of a GPU lies in, for other processes: kind (1 fabric, 2 descriptor, 3 IPC),
+    its first address, its nbytes, 64 bytes of a handle, a descriptor that is the caller's (-1: none)."""
+
+class GpuPeerMapping:
+    """Such an allocation of another process's, which kernels of this one may store to."""
+
+    def __init__(self, device: int, kind: int, nbytes: int, handle: bytes, fd: int) -> None:
+        """``fd`` stays the caller's."""
+    @property
+    def address(self) -> int:
+        """Of the allocation's first byte, here; 0 once closed."""
+    def close(self) -> None:
+        """Waits for the device, then unmaps."""
+
 def gpu_atoms(
     num_layers: int, loops: NDArray[np.void], conversions: NDArray[np.void], scales: NDArray[np.float32],
     units: Units, layers: tuple[int, int], src_ids: NDArray[np.uint32], dst_ids: NDArray[np.uint32],

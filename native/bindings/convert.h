@@ -103,6 +103,7 @@ gpu::Calibration to_calibration(nb::handle samples);
 // GpuCopyStream, GpuProgram, gpu_atoms: the same on a GPU.
 void define_gpu(nb::module_& module);
 void define_gpu_pool(nb::module_& module);
+void define_gpu_stores(nb::module_& module);
 
 }  // namespace kvxfer::python
 

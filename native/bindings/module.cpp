@@ -528,6 +528,7 @@ NB_MODULE(_native, m) {
   define_execution(m);
   define_gpu(m);
   define_gpu_pool(m);
+  define_gpu_stores(m);
 }
 
 }  // namespace kvxfer::python

@@ -87,7 +87,7 @@ Result<ExportedMemory> export_memory(const Driver& driver, Address address) {
 }
 
 Result<PeerMemory> PeerMemory::map(const Driver& driver, Context context, int device_index,
-                                   const ExportedMemory& memory) {
+                                   const ExportedMemory& memory, PeerAccess wanted) {
   PeerMemory out;
   out.driver_ = &driver;
   out.context_ = context;
@@ -122,8 +122,10 @@ Result<PeerMemory> PeerMemory::map(const Driver& driver, Context context, int de
   }
   out.address_ = address;
   out.nbytes_ = memory.nbytes;
-  // For reading, where the driver can tell that from writing: nobody but its owner stores there.
+  // For reading, where the driver can tell that from writing: nobody but its owner stores there, unless it has
+  // offered that.
   for (const int flags : {kReadAccess, kWriteAccess}) {
+    if (wanted == PeerAccess::kStore && flags == kReadAccess) continue;
     const Access access{{1, device_index}, flags};
     error = driver.set_access(address, memory.nbytes, &access, 1);
     if (error == 0) return out;

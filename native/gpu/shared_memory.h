@@ -36,11 +36,17 @@ struct ExportedMemory {
 // where it is no memory of a device, or cannot be shared, with all that was tried.
 Result<ExportedMemory> export_memory(const Driver& driver, Address address);
 
-// Another process's allocation, readable by this process's kernels on one device.
+// What kernels here may do with another process's memory.
+enum class PeerAccess : std::uint8_t {
+  kRead,   // and not store, where the driver tells the two apart
+  kStore,  // both
+};
+
+// Another process's allocation, for this process's kernels on one device.
 class PeerMemory {
  public:
   static Result<PeerMemory> map(const Driver& driver, Context context, int device_index,
-                                const ExportedMemory& memory);
+                                const ExportedMemory& memory, PeerAccess wanted = PeerAccess::kRead);
   PeerMemory(PeerMemory&& other) noexcept { *this = std::move(other); }
   PeerMemory& operator=(PeerMemory&& other) noexcept;
   ~PeerMemory();

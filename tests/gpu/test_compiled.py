@@ -151,3 +151,15 @@ def test_what_tells_the_host_is_fenced_and_of_system_scope(architecture: str, tm
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_what_gpu_check_compiles_there_compiles(architecture: str) -> None:
     assert compiled_by_its_author(gpu_commands.CODE, architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_pages_are_stored_16_bytes_at_a_time_and_then_told_at_system_scope(
+    architecture: str, tmp_path: Path
+) -> None:
+    code = compiled_by_its_author((EXAMPLES / "store_pages.cu").read_text(), architecture)
+    found = instructions(dump(code, tmp_path))
+    assert {name for name in found if name.startswith("STG") and "128" in name}, sorted(found)
+    assert any(name.startswith("MEMBAR") and name.endswith("SYS") for name in found), sorted(found)
+    assert any(name.startswith(("RED", "ATOM")) and "STRONG.SYS" in name for name in found), sorted(found)
+    assert any(name.startswith("LD") and "STRONG.SYS" in name for name in found), sorted(found)

@@ -140,3 +140,47 @@ def test_ctas_start_the_transfer_of_each_page(module_of: Any) -> None:
                 torch.cuda.synchronize()
                 for src_block, dst_block in zip(blocks, blocks[::-1], strict=True):
                     assert torch.equal(pages[:, src_block], landed[:, dst_block])
+
+
+def test_pages_are_stored_into_memory_that_was_offered(module_of: Any) -> None:
+    import socket
+
+    import numpy as np
+    import torch
+
+    from kvxfer.gpu import StoreOffer, offer_stores, shareable_memory
+
+    num_pages, page_nbytes, num_ctas = 64, 64 * 1024, 16
+    with shareable_memory():
+        theirs = torch.zeros((num_pages, page_nbytes), dtype=torch.uint8, device="cuda")
+        word = torch.zeros(1, dtype=torch.int32, device="cuda")
+    ours = torch.randint(0, 256, (num_pages, page_nbytes), dtype=torch.uint8, device="cuda")
+    table = torch.randperm(num_pages, device="cuda").to(torch.int32)
+    torch.cuda.synchronize()
+    store = module_of((EXAMPLES / "store_pages.cu").read_text(), "store_pages")
+    ends = socket.socketpair(socket.AF_UNIX)
+    for tensor in (theirs, word):
+        with offer_stores(tensor) as offer:
+            offer.send(ends[0])
+    with (
+        StoreOffer.receive(ends[1]) as pages_offer,
+        StoreOffer.receive(ends[1]) as word_offer,
+        pages_offer.map() as there,
+        word_offer.map() as told,
+    ):
+        assert there.address != theirs.data_ptr()
+        store(
+            num_ctas,
+            256,
+            there.address,
+            ours.data_ptr(),
+            table.data_ptr(),
+            np.uint32(num_pages),
+            np.uint64(page_nbytes),
+            told.address,
+        )
+    torch.cuda.synchronize()
+    assert word.item() == num_ctas
+    assert torch.equal(theirs, ours[table.long()])
+    for end in ends:
+        end.close()

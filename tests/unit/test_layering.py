@@ -21,6 +21,7 @@ MAY_IMPORT_NATIVE = {
     "gpu/calibration.py",
     "gpu/copy_stream.py",
     "gpu/shareable.py",
+    "gpu/store_offer.py",
     "lease.py",
     "peer.py",
     "peer_table.py",

@@ -17,6 +17,10 @@
 // A transfer that nobody posted is started by a command in a ring (kvxfer.CommandRing, `ring.address`): a kernel
 // says which pairs of blocks of a write that the host has prepared go, and in which layer.
 // gpu/examples/post_pages.cu is such a kernel.
+//
+// Or a kernel stores pages into another process's memory by itself, without kvxfer in between
+// (kvxfer.gpu.offer_stores): store_page(), and arrive() at a word that lies there as well. What it stores there
+// no lease and no fence stops. gpu/examples/store_pages.cu has both ends.
 #pragma once
 
 #include "kvxfer/command.h"
@@ -31,7 +35,7 @@ __device__ inline void fire(unsigned* word, unsigned value) {
   store_release(word, value);
 }
 
-// Adds one for the whole CTA. Called by every thread of it, behind its last store and outside of branches that
+// Adds one for the whole CTA, to a word of the host's or of a peer's. Called by every thread of it, behind its last store and outside of branches that
 // not all of them take: there is a barrier in it. Any number of CTAs may arrive at a word, in any order.
 __device__ inline void arrive(unsigned* word) {
   __syncthreads();
@@ -92,6 +96,50 @@ __device__ inline unsigned num_failed(const CommandRing* ring) {
 // Until so many have ended; false where they have not after so many looks, each of which crosses the bus.
 __device__ inline bool wait_until_ended(const CommandRing* ring, unsigned count, unsigned num_looks) {
   while (static_cast<int>(num_ended(ring) - count) < 0)
+    if (num_looks-- == 0) return false;
+  return true;
+}
+
+// Stores bytes into a peer's page, or anywhere else. Called by `num_lanes` threads, a warp or a CTA, of which this
+// is number `lane`: each stores its part, and arrive() behind it tells whoever waits. 16 bytes at a time where both
+// addresses are multiples of 16, else 4 or 1. The two do not overlap.
+__device__ inline void store_page(void* to, const void* from, unsigned long long nbytes, unsigned lane,
+                                  unsigned num_lanes) {
+  const unsigned long long both =
+      reinterpret_cast<unsigned long long>(to) | reinterpret_cast<unsigned long long>(from);
+  unsigned long long stored = 0;
+  if (both % sizeof(uint4) == 0) {
+    // Four on their way in each thread: a store over NVLink is not waited for, a load is.
+    constexpr unsigned kAtOnce = 4;
+    const unsigned long long num_vectors = nbytes / sizeof(uint4);
+    const uint4* in = static_cast<const uint4*>(from);
+    uint4* out = static_cast<uint4*>(to);
+    unsigned long long at = lane;
+    for (; at + (kAtOnce - 1) * num_lanes < num_vectors; at += kAtOnce * num_lanes) {
+      uint4 vectors[kAtOnce];
+#pragma unroll
+      for (unsigned k = 0; k < kAtOnce; ++k) vectors[k] = __ldcs(in + at + k * num_lanes);
+#pragma unroll
+      for (unsigned k = 0; k < kAtOnce; ++k) __stcs(out + at + k * num_lanes, vectors[k]);
+    }
+    for (; at < num_vectors; at += num_lanes) __stcs(out + at, __ldcs(in + at));
+    stored = num_vectors * sizeof(uint4);
+  } else if (both % sizeof(unsigned) == 0) {
+    const unsigned long long num_words = nbytes / sizeof(unsigned);
+    const unsigned* in = static_cast<const unsigned*>(from);
+    unsigned* out = static_cast<unsigned*>(to);
+    for (unsigned long long at = lane; at < num_words; at += num_lanes) __stcs(out + at, __ldcs(in + at));
+    stored = num_words * sizeof(unsigned);
+  }
+  const unsigned char* in = static_cast<const unsigned char*>(from);
+  unsigned char* out = static_cast<unsigned char*>(to);
+  for (stored += lane; stored < nbytes; stored += num_lanes) out[stored] = in[stored];
+}
+
+// Until a word that others arrive at, or fire, is at least `value`; false where it is not after so many looks.
+// Called by one thread: behind a barrier the others see what was stored before, too.
+__device__ inline bool wait_for(const unsigned* word, unsigned value, unsigned num_looks) {
+  while (load_acquire(word) < value)
     if (num_looks-- == 0) return false;
   return true;
 }

@@ -1,0 +1,218 @@
+"""GPU memory that kernels of another process store into by themselves, without a lease or an agent."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from types import TracebackType
+from typing import Any
+
+from kvxfer import _native
+from kvxfer._native import NativeError
+from kvxfer.errors import UsageError, translate
+
+_FABRIC, _DESCRIPTOR, _IPC = 1, 2, 3
+# Magic and version, kind of handle, the allocation's bytes, where in it the memory begins, its bytes, handle.
+_MESSAGE = struct.Struct("<4sIQQQ64s")
+_MAGIC = b"kvs1"
+# Of what a GPU has: a number beyond is none of a size.
+_MOST_NBYTES = 1 << 48
+
+
+def offer_stores(memory: Any) -> StoreOffer:
+    """Lets whoever gets the offer store into this memory, for as long as they hold it mapped.
+
+    No lease and no fence is between: an offer cannot be taken back, and what a kernel of the other process
+    stores, and when, is between its author and you. So it is for memory of its own, and never for blocks that
+    leases are granted on.
+
+    Parameters
+    ----------
+    memory
+        A contiguous tensor on a GPU in memory of `shareable_memory`, or what else was made of pages that a
+        descriptor or a fabric handle exports. A mapping keeps such memory alive: it may be freed here at
+        any time, and what is stored there then nobody sees. All of its allocation can be stored to (pieces
+        of 2 MiB, which hold other tensors, too).
+
+    Raises
+    ------
+    UsageError
+        ``unsupported``: it is no memory of a GPU, there is no driver, or the memory is of a kind that would
+        be freed under the other's stores (cudaMalloc's).
+    """
+    from kvxfer.tensor import view
+
+    seen = view(memory)
+    if seen.gpu is None:
+        raise UsageError(
+            "stores are offered into memory of a GPU, and this is the host's: share that by kvxfer.Pool",
+            code="unsupported",
+        )
+    nbytes = seen.itemsize
+    for size, stride in zip(reversed(seen.shape), reversed(seen.strides), strict=True):
+        if size > 1 and stride != nbytes:
+            raise UsageError(
+                "stores are offered into contiguous memory: pass the tensor whose part this is",
+                code="invalid-argument",
+            )
+        nbytes *= size
+    try:
+        kind, base, allocated, handle, fd = _native.gpu_export(seen.address)
+    except NativeError as error:
+        raise translate(error) from None
+    if kind == _IPC:
+        raise UsageError(
+            "this memory is cudaMalloc's, which another process cannot hold while it is freed here: allocate "
+            "it in kvxfer.gpu.shareable_memory()",
+            code="unsupported",
+        )
+    offset = seen.address - base
+    if offset + nbytes > allocated:
+        if fd >= 0:
+            os.close(fd)
+        raise UsageError(
+            "this tensor lies in more than one allocation: offer parts that lie in one", code="unsupported"
+        )
+    return StoreOffer(kind, allocated, offset, nbytes, handle, fd)
+
+
+class StoreOffer:
+    """What a process needs to map another's GPU memory and store there; `offer_stores` makes one.
+
+    Holds a descriptor until `close`, or as a context manager. It can be sent any number of times.
+    """
+
+    def __init__(self, kind: int, allocated: int, offset: int, nbytes: int, handle: bytes, fd: int) -> None:
+        self._kind, self._allocated, self._offset = kind, allocated, offset
+        self._handle, self._fd = handle, fd
+        #: Of the memory that was offered.
+        self.nbytes = nbytes
+
+    def __repr__(self) -> str:
+        how = "fabric handle" if self._kind == _FABRIC else "descriptor"
+        return f"<StoreOffer of {self.nbytes} bytes by {how}>"
+
+    def send(self, sock: socket.socket) -> None:
+        """Sends it over a connected unix socket, whose other end `receive`s it.
+
+        Raises
+        ------
+        OSError
+            As the socket raises it. ValueError: the offer is closed.
+        """
+        if self._kind == _DESCRIPTOR and self._fd < 0:
+            raise ValueError("the offer is closed")
+        message = _MESSAGE.pack(_MAGIC, self._kind, self._allocated, self._offset, self.nbytes, self._handle)
+        sent = socket.send_fds(sock, [message], [self._fd] if self._fd >= 0 else [])
+        sock.sendall(message[sent:])
+
+    @classmethod
+    def receive(cls, sock: socket.socket) -> StoreOffer:
+        """Receives one over a unix socket; blocks as the socket does.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``: what came is no offer. ``unsupported``: of another version.
+        ConnectionError
+            The other end is gone.
+        """
+        message, fds = b"", list[int]()
+        try:
+            while len(message) < _MESSAGE.size:
+                part, came, *_ = socket.recv_fds(sock, _MESSAGE.size - len(message), 4)
+                fds += came
+                if not part:
+                    raise ConnectionError("the process that offers its memory closed the socket")
+                message += part
+            magic, kind, allocated, offset, nbytes, handle = _MESSAGE.unpack(message)
+            if magic != _MAGIC:
+                raise UsageError(
+                    f"what came is no offer of this version of kvxfer: it begins with {magic!r}",
+                    code="unsupported",
+                )
+            if (
+                kind not in (_FABRIC, _DESCRIPTOR)
+                or len(fds) != (kind == _DESCRIPTOR)
+                or not 0 < nbytes <= allocated <= _MOST_NBYTES
+                or offset > allocated - nbytes
+            ):
+                raise UsageError(
+                    f"what came is no offer: kind {kind} with {len(fds)} descriptors, {nbytes} bytes from "
+                    f"{offset} on of {allocated}",
+                    code="invalid-argument",
+                )
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return cls(kind, allocated, offset, nbytes, handle, fds[0] if fds else -1)
+
+    def map(self, gpu: int = 0) -> PeerPages:
+        """Maps the memory for kernels of this process on one of its GPUs.
+
+        Raises
+        ------
+        UsageError
+            ``system``, with the driver's words: the GPU does not reach the other's memory, the handle is of
+            another machine, or of less memory than it says. ``unsupported``: there is no driver.
+        """
+        if self._kind == _DESCRIPTOR and self._fd < 0:
+            raise ValueError("the offer is closed")
+        try:
+            mapping = _native.GpuPeerMapping(gpu, self._kind, self._allocated, self._handle, self._fd)
+        except NativeError as error:
+            raise translate(error) from None
+        return PeerPages(mapping, self._offset, self.nbytes)
+
+    def close(self) -> None:
+        """Gives up its descriptor. What was mapped stays so. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> StoreOffer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class PeerPages:
+    """Memory of another process, where kernels of this one may store; made by `StoreOffer.map`.
+
+    Mapped until `close`, or as a context manager, whatever becomes of its owner: if that process ends or
+    frees the memory, stores go where nobody looks.
+    """
+
+    def __init__(self, mapping: _native.GpuPeerMapping, offset: int, nbytes: int) -> None:
+        self._mapping = mapping
+        self._offset = offset
+        #: How much of it may be stored to.
+        self.nbytes = nbytes
+
+    @property
+    def address(self) -> int:
+        """Of its first byte, for kernels (``kvxfer::store_page``, ``kvxfer::arrive``)."""
+        address = self._mapping.address
+        if address == 0:
+            raise ValueError("the peer's pages are not mapped any more")
+        return address + self._offset
+
+    def close(self) -> None:
+        """Waits until the device has done all that it was given, then unmaps. Idempotent."""
+        self._mapping.close()
+
+    def __enter__(self) -> PeerPages:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
