@@ -22,6 +22,7 @@ from kvxfer.bench.errors import BenchError
 from kvxfer.bench.gpu_commands import by_kernel
 from kvxfer.bench.stats import MIB
 from kvxfer.bench.trigger import by_stream
+from kvxfer.errors import UsageError
 from kvxfer.gpu.availability import availability
 
 EXIT_WRONG, EXIT_NO_GPU = 1, 3
@@ -79,6 +80,7 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
     """Measures everything; returns what `print_table` prints."""
     import torch
 
+    from kvxfer.bench.gpu_stores import stores
     from kvxfer.gpu import calibration
     from kvxfer.gpu.copy_stream import CopyStream
 
@@ -109,6 +111,11 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
     between, unread = _between_processes(device, nbytes, rounds)
     rows += between
     not_run += unread
+    try:
+        with stores(device, nbytes // 4, (16 * 1024, 64 * 1024), (4, 16, 132), _DEVICE_COPY) as stored:
+            rows += _measure(stored, rounds)
+    except UsageError as error:
+        not_run.append(f"pages that a kernel stores: {error}")
     triggers = by_stream(device, _TRIGGER_ROUNDS)
     commands = by_kernel(device, _TRIGGER_ROUNDS)
     return {
