@@ -87,6 +87,21 @@ class Handle:
         """Source of a write: the first ``layers`` layers are final and may be fetched."""
     def cancel(self) -> None:
         """Ends it; asynchronous: the state is final when the last byte can no longer move."""
+    @property
+    def gpu(self) -> int:
+        """The index of the agent's GPU; -1 without one."""
+    def wait_in(self, stream: int, layer: int | None) -> StreamWait:
+        """Has a CUstream wait for the end, or for ``layer``. Never leaves it behind."""
+
+class StreamWait:
+    """What a stream waits for; dropping it changes nothing for the stream."""
+
+    @property
+    def outcome(self) -> int:
+        """0 pending, 1 done, 2 failed, 3 cancelled."""
+    @property
+    def address(self) -> int:
+        """Of the outcome, 4 bytes that a GPU reads, while this object is there."""
 
 class Event:
     """One entry of the completion ring."""

@@ -14,6 +14,7 @@ from kvxfer.errors import KvxferError, UsageError, from_code, translate
 if TYPE_CHECKING:
     from kvxfer._native import Handle
     from kvxfer.completion import Completions
+    from kvxfer.stream_wait import StreamWait
 
 
 class Stages(NamedTuple):
@@ -206,6 +207,57 @@ class Work:
     def layer_arrived(self, layer: int) -> bool:
         """Returns whether every byte of one layer is in place, without waiting."""
         return self._handle.layer_arrived(self._index(layer))
+
+    # ---- streams ----------------------------------------------------------------------------
+
+    def wait_in(self, stream: Any, layer: int | None = None) -> StreamWait:
+        """Has a stream of the agent's GPU wait for the end, or for a layer; the caller does not wait.
+
+        What is enqueued in the stream from now on runs when the bytes are in place, and sees them. Where the
+        transfer fails, by its deadline at the latest, it runs all the same: ask the handle (`error`, `wait`)
+        before its results are used, or have kernels read `StreamWait.address`. Blocks of a transfer that
+        failed are used for others when the handle has ended, as always, and not when the stream goes on.
+
+        Parameters
+        ----------
+        stream
+            A torch or cuda.core stream of the agent's GPU, not one that is being captured. The transfer may
+            be of host memory as well.
+        layer
+            One of `layers`, at the end that receives; None for the end of the transfer.
+
+        Raises
+        ------
+        UsageError
+            ``unsupported``: the agent has no GPU, or its driver lets no stream wait for memory.
+            ``invalid-argument``: no stream, of another GPU, or being captured: a graph runs later or many
+            times, a transfer ends once. ``out-of-range``: a layer that it does not move.
+        AgentError
+            ``system``: the device has failed. ``closed``: the agent is.
+
+        Notes
+        -----
+        One call of the driver (``cuStreamWaitValue32``). The agent's thread stores the word, so that thread
+        must not be held up: what it needs of the device, its copies above all, must not stand behind the
+        stream. A transfer that waits for this stream in turn (``after=``) ends by its deadline.
+        """
+        from kvxfer import streams
+        from kvxfer.stream_wait import StreamWait
+
+        handle = streams.handle_of(stream)
+        if handle is None:
+            raise UsageError(
+                f"a torch or cuda.core stream can wait for a transfer, not a {type(stream).__name__}",
+                code="invalid-argument",
+            )
+        index = None if layer is None else self._index(layer)
+        self._scope.completions.check()
+        if self._handle.gpu >= 0:
+            streams.check_device(stream, self._handle.gpu)
+        try:
+            return StreamWait(self._handle.wait_in(handle, index))
+        except NativeError as error:
+            raise translate(error, peer=self._scope.peer_name) from None
 
     # ---- inside -----------------------------------------------------------------------------
 

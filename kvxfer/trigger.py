@@ -7,6 +7,7 @@ from typing import Any, SupportsIndex
 from kvxfer._native import After, AgentCore, NativeError
 from kvxfer._native import Trigger as Word
 from kvxfer.errors import UsageError, translate
+from kvxfer.streams import check_device, handle_of
 
 _MOST = 2**32 - 1
 
@@ -87,7 +88,7 @@ class Trigger:
         and used again: one that was ever recorded keeps its word until the process ends, since a stream may
         store to it at any time.
         """
-        handle = _stream(stream)
+        handle = handle_of(stream)
         if handle is None:
             raise UsageError(
                 f"a trigger is recorded in a torch or cuda.core stream, not in a {type(stream).__name__}",
@@ -128,11 +129,11 @@ def resolve(core: AgentCore, gpu: int, after: Any) -> After | bool:
     if hasattr(after, "add_done_callback"):
         return not (after.done() and not after.cancelled() and after.exception() is None)
     try:
-        if (stream := _stream(after)) is not None:
-            _check_device(after, gpu)
+        if (stream := handle_of(after)) is not None:
+            check_device(after, gpu)
             return core.after_stream(stream)
         if (event := _event(after)) is not None:
-            _check_device(after, gpu)
+            check_device(after, gpu)
             return core.after_event(event)
     except NativeError as error:
         raise translate(error) from None
@@ -141,16 +142,6 @@ def resolve(core: AgentCore, gpu: int, after: Any) -> After | bool:
         f"not a {type(after).__name__}",
         code="invalid-argument",
     )
-
-
-def _stream(stream: Any) -> int | None:
-    """Returns the driver's handle of a stream; None for what is none."""
-    if (handle := getattr(stream, "cuda_stream", None)) is not None:  # torch
-        return int(handle)
-    if (protocol := getattr(stream, "__cuda_stream__", None)) is not None:  # cuda.core
-        _, handle = protocol() if callable(protocol) else protocol
-        return int(handle)
-    return None
 
 
 def _event(event: Any) -> int | None:
@@ -167,19 +158,6 @@ def _event(event: Any) -> int | None:
             code="invalid-argument",
         )
     return int(handle)
-
-
-def _check_device(what: Any, gpu: int) -> None:
-    """Raises `UsageError` where a stream or an event says that it is of another GPU than the agent's."""
-    device = getattr(what, "device", None)
-    index = getattr(device, "index", None) if hasattr(device, "index") else getattr(device, "device_id", None)
-    if index is not None and index != gpu:
-        kind = "event" if _stream(what) is None else "stream"
-        raise UsageError(
-            f"the {kind} is of GPU {index}, the agent's is GPU {gpu}: wait for one of that GPU, or for a "
-            "trigger",
-            code="invalid-argument",
-        )
 
 
 def _value(value: SupportsIndex) -> int:

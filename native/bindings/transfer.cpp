@@ -1,5 +1,7 @@
 #include "bindings/transfer.h"
 
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -77,6 +79,16 @@ void PyHandle::cancel() const {
   const nb::gil_scoped_release release;
   if (!runtime->check_alive().ok()) return;
   runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
+}
+
+std::shared_ptr<StreamWait> PyHandle::wait_in(std::uint64_t stream,
+                                              std::optional<std::uint32_t> layer) const {
+  python::check(runtime->check_alive());
+  Result<std::shared_ptr<StreamWait>> made = [&] {
+    const nb::gil_scoped_release release;
+    return runtime->wait_in(reinterpret_cast<gpu::Stream>(stream), *handle, layer);
+  }();
+  return take(std::move(made));
 }
 
 // ---- a route --------------------------------------------------------------------------------------
@@ -183,7 +195,15 @@ void define_transfer(nb::module_& module) {
       .def("layer_arrived", &PyHandle::layer_arrived, "layer"_a)
       .def("watch_layer", &PyHandle::watch_layer, "layer"_a)
       .def("layers_ready", &PyHandle::layers_ready, "layers"_a)
-      .def("cancel", &PyHandle::cancel);
+      .def("cancel", &PyHandle::cancel)
+      .def_prop_ro("gpu", [](const PyHandle& h) { return h.runtime->gpu(); })
+      .def("wait_in", &PyHandle::wait_in, "stream"_a, "layer"_a.none());
+
+  nb::class_<StreamWait>(module, "StreamWait")
+      .def_prop_ro("outcome", [](const StreamWait& wait) { return static_cast<int>(wait.outcome()); })
+      .def_prop_ro("address", [](const StreamWait& wait) {
+        return reinterpret_cast<std::uint64_t>(wait.outcome_address());
+      });
 
   nb::class_<PyRoute>(module, "Route")
       .def("post", &PyRoute::post, "src_blocks"_a.none(), "dst_blocks"_a.none(), "num_fine"_a,

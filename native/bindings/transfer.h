@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "bindings/convert.h"
@@ -25,6 +26,7 @@ struct PyHandle {
   bool watch_layer(std::uint32_t layer) const;
   void layers_ready(std::uint32_t layers) const;
   void cancel() const;
+  std::shared_ptr<StreamWait> wait_in(std::uint64_t stream, std::optional<std::uint32_t> layer) const;
 };
 
 // A program of a peer, some of its layers, and what a caller who says nothing gets. Takes what a caller

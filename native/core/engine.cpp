@@ -182,6 +182,22 @@ void Engine::check_up(Peer& peer) {
   host_.emit({.kind = EventKind::kPeerUp, .peer = peer.key});
 }
 
+// Of a session that ends, before the fence of any of its transfers: that may wait for a kernel which stands
+// behind a stream that waits for another one.
+void Engine::let_streams_go(SessionKey key) {
+  const auto of_session = [key](auto& transfers, auto&& f) {
+    for (auto it = transfers.lower_bound({key, 0}); it != transfers.end() && it->first.first == key; ++it)
+      f(*it->second);
+  };
+  of_session(sources_, [](Source& source) {
+    if (source.handle) source.handle->let_streams_go(Outcome::kFailed);
+  });
+  of_session(destinations_, [](Destination& destination) {
+    if (destination.handle) destination.handle->let_streams_go(Outcome::kFailed);
+    if (destination.expectation) destination.expectation->handle()->let_streams_go(Outcome::kFailed);
+  });
+}
+
 void Engine::lose(SessionKey key, Status reason) {
   auto found = peers_.find(key);
   if (found == peers_.end()) return;
@@ -198,6 +214,7 @@ void Engine::lose(SessionKey key, Status reason) {
   lost_[key] = std::move(view);
   if (lost_.size() > kMaxLost) lost_.erase(lost_.begin());
 
+  let_streams_go(key);
   // Local fences first: from here on nothing moves for this session.
   std::vector<Source*> sources;
   for (auto it = sources_.lower_bound({key, 0}); it != sources_.end() && it->first.first == key; ++it)
@@ -710,11 +727,26 @@ void Engine::close(Time now) {
   std::vector<SessionKey> keys;
   for (const auto& [key, peer] : peers_) keys.push_back(key);
   const Status why{Code::kClosed, "the agent was closed"};
+  for (SessionKey key : keys) let_streams_go(key);
   for (SessionKey key : keys) end_session(now, key, why.code(), why.message());
   for (const auto& [id, region] : regions_) end_leases(id, why);
   std::vector<std::uint64_t> expected;
   for (const auto& [handle, expectation] : expectations_) expected.push_back(handle);
   for (std::uint64_t handle : expected) end_expectation(handle, TransferState::kFailed, why);
+}
+
+void Engine::abandon(Time now) {
+  now_ = now;
+  while (!sources_.empty()) {
+    Source& source = *sources_.begin()->second;
+    source.posted.clear();
+    drained_source(source);
+  }
+  while (!destinations_.empty()) {
+    Destination& destination = *destinations_.begin()->second;
+    destination.posted.clear();
+    drained_destination(destination);
+  }
 }
 
 }  // namespace kvxfer

@@ -186,6 +186,8 @@ class Engine {
 
   // Ends everything; afterwards every handle is final once work that was posted has completed.
   void close(Time now);
+  // After that, of what has not completed by then, once its transports are gone: nothing of it lands any more.
+  void abandon(Time now);
 
  private:
   using Key = std::pair<SessionKey, TransferId>;
@@ -315,6 +317,7 @@ class Engine {
   void on_message(Peer& peer, wire::Message message);
   void opened(Peer& peer);
   void check_up(Peer& peer);
+  void let_streams_go(SessionKey key);
   void lose(SessionKey key, Status reason);
   void schedule_session(Peer& peer);
   void attach(Peer& peer, Remote& remote, RailId rail);

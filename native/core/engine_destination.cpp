@@ -420,6 +420,9 @@ void Engine::fail_destination(Destination& destination, TransferEvent event, Sta
   clear_timer(destination);
   destination.reason = std::move(why);
   destination.to_credit.clear();
+  const Outcome outcome = outcome_of(destination.state);
+  if (destination.handle) destination.handle->let_streams_go(outcome);
+  if (destination.expectation) destination.expectation->handle()->let_streams_go(Outcome::kFailed);
   for (const auto& [work, rail] : destination.posted) host_.cancel(rail, work);  // the fence
   if (Peer* peer = open_peer(destination.key.first); peer != nullptr && tell_peer && told)
     refuse(*peer, destination.key.second, destination.reason);

@@ -305,6 +305,7 @@ void Engine::end_expectation(std::uint64_t id, TransferState state, Status why) 
   for (auto& [key, peer] : peers_)
     if (!expectation->from() || expectation->from() == key)
       peer->ended_on[{expectation->region(), wire::LeaseMode::kWrite}].insert(blocks);
+  if (state != TransferState::kDone) expectation->handle()->let_streams_go(outcome_of(state));
   // Whatever still writes under it loses its right; the handle ends when the last of it drained.
   std::vector<Destination*> writers;
   for (auto& [key, destination] : destinations_)

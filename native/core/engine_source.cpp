@@ -159,6 +159,7 @@ void Engine::fail_source(Source& source, TransferEvent event, Status why, bool t
   if (!step(source_transitions(), source.state, event)) return;
   clear_timer(source);
   source.reason = std::move(why);
+  if (source.handle) source.handle->let_streams_go(outcome_of(source.state));
   release_fence(source);  // whoever still reads will find out before it says done
   source.to_send.clear();
   for (const auto& [work, rail] : source.posted) host_.cancel(rail, work);

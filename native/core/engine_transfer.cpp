@@ -322,9 +322,7 @@ std::shared_ptr<Handle> Engine::new_handle(std::uint32_t first_layer, std::uint3
 void Engine::end_handle(const std::shared_ptr<Handle>& handle, TransferState state, Status status,
                         std::vector<std::uint32_t> failed) {
   if (handle == nullptr) return;
-  const Outcome outcome = state == TransferState::kDone     ? Outcome::kDone
-                          : state == TransferState::kFailed ? Outcome::kFailed
-                                                            : Outcome::kCancelled;
+  const Outcome outcome = outcome_of(state);
   const Code code = status.code();
   std::string message = status.message();
   handles_.erase(handle->id());

@@ -5,18 +5,20 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/outcome.h"
 #include "core/session.h"
+#include "core/stream_wait.h"
 #include "kvxfer/status.h"
 
 namespace kvxfer {
-
-enum class Outcome : std::uint8_t { kPending, kDone, kFailed, kCancelled };
 
 class Handle {
   // Deduced return types must be known before their use below.
@@ -63,7 +65,29 @@ class Handle {
     });
   }
 
+  // Ends a stream's wait when it has ended, or when a layer is in; at once where that has been.
+  void add_wait(std::shared_ptr<StreamWait> wait, std::optional<std::uint32_t> layer) {
+    locked([&] {
+      if (layer && arrived_.at(*layer - first_layer_) != 0)
+        wait->end(Outcome::kDone);
+      else if (let_go_ != Outcome::kPending)
+        wait->end(let_go_);
+      else
+        waits_.push_back({std::move(wait), layer});
+    });
+  }
+
   // The engine's side.
+  // Of one that will end so: streams go on before its fence, which waits for what the device does, and the
+  // device may be held up by them.
+  void let_streams_go(Outcome outcome) {
+    locked([&] {
+      if (let_go_ != Outcome::kPending) return;
+      let_go_ = outcome;
+      for (const Waiting& waiting : waits_) waiting.wait->end(outcome);
+      waits_.clear();
+    });
+  }
   void set_first_piece(Time now) noexcept {
     Time unset = 0;
     first_piece_at_.compare_exchange_strong(unset, now, std::memory_order_relaxed);
@@ -77,6 +101,11 @@ class Handle {
   bool set_layer(std::uint32_t layer) {
     return locked([&] {
       arrived_[layer - first_layer_] = 1;
+      std::erase_if(waits_, [layer](const Waiting& waiting) {
+        if (waiting.layer != layer) return false;
+        waiting.wait->end(Outcome::kDone);
+        return true;
+      });
       return watched_[layer - first_layer_] != 0;
     });
   }
@@ -87,6 +116,7 @@ class Handle {
     });
     ended_at_.store(now, std::memory_order_relaxed);
     outcome_.store(outcome, std::memory_order_release);
+    let_streams_go(outcome);
   }
 
  private:
@@ -101,6 +131,12 @@ class Handle {
   std::vector<std::uint32_t> failed_blocks_;
   std::vector<std::string> rails_;
   std::vector<std::uint8_t> arrived_, watched_;
+  struct Waiting {
+    std::shared_ptr<StreamWait> wait;
+    std::optional<std::uint32_t> layer;  // none: for the end
+  };
+  std::vector<Waiting> waits_;
+  Outcome let_go_ = Outcome::kPending;  // with what streams have gone on
 };
 
 }  // namespace kvxfer

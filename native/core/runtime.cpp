@@ -282,6 +282,7 @@ void Runtime::close(Time timeout_ns) {
   bound_.clear();
   places_.clear();
   transports_.clear();  // with what they opened: exported handles, streams, a device's context
+  engine_->abandon(now());
   const std::lock_guard streams_lock(streams_mutex_);
   stream_writes_.reset();  // whoever enqueues a store right now has it until then
   ring_.wake();

@@ -4,6 +4,7 @@
 // runtime_drivers.cpp  who drives: the thread, callers, event loops
 // runtime_triggers.cpp  transfers that wait for a word of memory
 // runtime_commands.cpp  transfers that kernels start
+// runtime_streams.cpp  streams of a GPU that wait for transfers
 // runtime_sockets.cpp  connections from the first byte to the authenticated session or rail
 #pragma once
 
@@ -29,6 +30,7 @@
 #include "core/frame_socket.h"
 #include "core/gate.h"
 #include "core/socket_address.h"
+#include "core/stream_wait.h"
 #include "core/trigger_watch.h"
 #include "gpu/copy_stream.h"
 #include "gpu/driver.h"
@@ -74,6 +76,7 @@ class Runtime final : private EngineHost {
   const std::string& address() const noexcept { return address_; }
   const wire::Id128& incarnation() const noexcept { return self_.incarnation; }
   CompletionRing& ring() noexcept { return ring_; }
+  int gpu() const noexcept { return options_.gpu.has_value() ? options_.gpu->device : -1; }
 
   // Calls f(engine, now) under the gate, pumps, and flushes what it led to. Everything that a
   // caller asks of the engine goes through here; after close() and in a forked child it does not.
@@ -107,6 +110,14 @@ class Runtime final : private EngineHost {
   // where it has one. It is looked at again and again until it is closed, or the agent is.
   Result<std::shared_ptr<CommandReader>> open_command_ring(std::uint32_t num_commands);
   void close_command_ring(CommandReader& reader);
+
+  // Has a stream of the agent's GPU wait until one layer of a transfer or an expectation is in, or without a
+  // layer until it has ended. However it ends the stream goes on: before the fence of one that fails, since
+  // that may wait for what stands behind the stream. What is returned says how; dropping it changes nothing.
+  // kUnsupported without a GPU, kInvalidArgument for a stream of another GPU or one that is being captured,
+  // kOutOfRange for a layer that does not arrive here.
+  Result<std::shared_ptr<StreamWait>> wait_in(gpu::Stream stream, Handle& handle,
+                                              std::optional<std::uint32_t> layer = std::nullopt);
 
   bool poll();  // one round on the caller's thread; whether anything moved or came in
   // Readable while sockets have something to read or may be written to.

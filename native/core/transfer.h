@@ -5,6 +5,8 @@
 #include <span>
 #include <string_view>
 
+#include "core/outcome.h"
+
 namespace kvxfer {
 
 enum class TransferState : std::uint8_t {
@@ -43,6 +45,18 @@ std::span<const TransferTransition> destination_transitions() noexcept;
 constexpr bool is_final(TransferState state) noexcept { return state >= TransferState::kDone; }
 constexpr bool is_draining(TransferState state) noexcept {
   return state == TransferState::kFailing || state == TransferState::kCancelling;
+}
+
+// How one in this state ends, or has ended; kPending before that is known.
+constexpr Outcome outcome_of(TransferState state) noexcept {
+  switch (state) {
+    case TransferState::kDone: return Outcome::kDone;
+    case TransferState::kFailing:
+    case TransferState::kFailed: return Outcome::kFailed;
+    case TransferState::kCancelling:
+    case TransferState::kCancelled: return Outcome::kCancelled;
+    default: return Outcome::kPending;
+  }
 }
 
 // Takes the table's transition; false, and nothing changes, where there is none: the event came

@@ -42,6 +42,8 @@ Loaded load_library() {
   find(driver.stream_wait_event, "cuStreamWaitEvent");
   find(driver.context_synchronize, "cuCtxSynchronize");
   find(driver.stream_write, "cuStreamWriteValue32_v2");
+  find(driver.stream_wait, "cuStreamWaitValue32_v2");
+  find(driver.device_attribute, "cuDeviceGetAttribute");
   find(driver.stream_is_capturing, "cuStreamIsCapturing");
   find(driver.stream_context, "cuStreamGetCtx");
   find(driver.context_device, "cuCtxGetDevice");

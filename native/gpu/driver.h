@@ -88,6 +88,8 @@ struct Driver {
   int (*stream_wait_event)(Stream stream, Event event, unsigned flags);
   int (*context_synchronize)();
   int (*stream_write)(Stream stream, Address address, std::uint32_t value, unsigned flags);
+  int (*stream_wait)(Stream stream, Address address, std::uint32_t value, unsigned flags);
+  int (*device_attribute)(int* value, int attribute, Device device);
   int (*stream_is_capturing)(Stream stream, int* status);
   int (*stream_context)(Stream stream, Context* context);
   int (*context_device)(Device* device);  // of the current one
@@ -142,10 +144,14 @@ struct Driver {
 inline constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
 inline constexpr int kNotSupported = 801;  // CUDA_ERROR_NOT_SUPPORTED
 inline constexpr int kRecommendedGranularity = 1;  // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+inline constexpr int kNotSupported = 801;         // CUDA_ERROR_NOT_SUPPORTED
 inline constexpr int kNotReady = 600;             // CUDA_ERROR_NOT_READY
 inline constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: not ordered after the default one
 inline constexpr unsigned kPortable = 1;  // CU_MEMHOSTALLOC_PORTABLE | _DEVICEMAP
 inline constexpr unsigned kDeviceMap = 2;
+inline constexpr unsigned kWaitForMore = 0;            // CU_STREAM_WAIT_VALUE_GEQ
+inline constexpr unsigned kFlushRemoteWrites = 1u << 30;  // CU_STREAM_WAIT_VALUE_FLUSH
+inline constexpr int kCanFlushRemoteWrites = 98;  // CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
 inline constexpr int kMaxDynamicSharedNbytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 // A device's primary context, which the process's other libraries use as well: what they allocate can be

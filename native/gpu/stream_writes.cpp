@@ -19,13 +19,17 @@ Result<StreamWrites> StreamWrites::create(const Driver& driver, int device_index
     return driver.status(error, "cuDeviceGet of GPU " + std::to_string(device_index));
   Result<PrimaryContext> context = PrimaryContext::retain(driver, device_index);
   if (!context.ok()) return context.status();
-  return StreamWrites(driver, std::move(context).value(), device);
+  int flushes = 0;
+  if (const int error = driver.device_attribute(&flushes, kCanFlushRemoteWrites, device); error != 0)
+    return driver.status(error, "cuDeviceGetAttribute of GPU " + std::to_string(device_index));
+  return StreamWrites(driver, std::move(context).value(), device, flushes != 0);
 }
 
 StreamWrites::StreamWrites(StreamWrites&& other) noexcept
     : driver_(other.driver_),
       context_(std::move(other.context_)),
       device_(other.device_),
+      flushes_(other.flushes_),
       streams_(std::move(other.streams_)) {}
 
 StreamWrites::~StreamWrites() {
@@ -38,15 +42,15 @@ Status StreamWrites::check_device(Stream stream) const {
   if (is_named_by_number(stream)) return {};
   Context context = nullptr;
   if (const int error = driver_.stream_context(stream, &context); error != 0)
-    return driver_.status(error, "cuStreamGetCtx of the stream to wait for");
+    return driver_.status(error, "cuStreamGetCtx of the caller's stream");
   const ContextScope scope(driver_, context);
   Device device = 0;
   if (const int error = driver_.context_device(&device); error != 0)
-    return driver_.status(error, "cuCtxGetDevice of the stream to wait for");
+    return driver_.status(error, "cuCtxGetDevice of the caller's stream");
   if (device != device_)
     return {Code::kInvalidArgument, "the stream is of GPU " + std::to_string(device) +
                                         ", the agent's is GPU " + std::to_string(device_) +
-                                        ": wait for a stream of that one"};
+                                        ": pass a stream of that one"};
   return {};
 }
 
@@ -61,15 +65,42 @@ Status StreamWrites::after_stream(Stream stream, std::uint32_t* word, std::uint3
 Status StreamWrites::once_after_stream(Stream stream, std::uint32_t* word, std::uint32_t value) {
   if (Status status = check_device(stream); !status.ok()) return status;
   const ContextScope scope(driver_, context_.get());
-  int capturing = 0;
-  if (const int error = driver_.stream_is_capturing(stream, &capturing); error != 0)
-    return driver_.status(error, "cuStreamIsCapturing");
-  if (capturing != 0)
+  const Result<bool> capturing = is_capturing(stream);
+  if (!capturing.ok()) return capturing.status();
+  if (capturing.value())
     return {Code::kInvalidArgument,
             "the stream is being captured into a graph, which runs later or many times: make a trigger with "
             "agent.trigger(), record() it in the stream, and wait for that"};
   return driver_.status(driver_.stream_write(stream, reinterpret_cast<Address>(word), value, 0),
                         "cuStreamWriteValue32");
+}
+
+Status StreamWrites::wait_in(Stream stream, const std::uint32_t* word, std::uint32_t value) {
+  if (Status status = check_device(stream); !status.ok()) return status;
+  const ContextScope scope(driver_, context_.get());
+  const Result<bool> capturing = is_capturing(stream);
+  if (!capturing.ok()) return capturing.status();
+  if (capturing.value())
+    return {
+        Code::kInvalidArgument,
+        "the stream is being captured into a graph, which runs later or many times, and this transfer ends "
+        "once: have the stream wait before the graph is launched"};
+  const int error = driver_.stream_wait(stream, reinterpret_cast<Address>(word), value,
+                                        kWaitForMore | (flushes_ ? kFlushRemoteWrites : 0));
+  if (error == kNotSupported)
+    return {
+        Code::kUnsupported,
+        "streams of GPU " + std::to_string(device_) +
+            " do not wait for words of memory (cuStreamWaitValue32: CUDA_ERROR_NOT_SUPPORTED): wait on the "
+            "host, with wait() or wait_layer()"};
+  return driver_.status(error, "cuStreamWaitValue32");
+}
+
+Result<bool> StreamWrites::is_capturing(Stream stream) const {
+  int capturing = 0;
+  if (const int error = driver_.stream_is_capturing(stream, &capturing); error != 0)
+    return driver_.status(error, "cuStreamIsCapturing");
+  return capturing != 0;
 }
 
 Status StreamWrites::after_event(Event event, std::uint32_t* word, std::uint32_t value) {

@@ -1,4 +1,5 @@
-// Words that streams of a GPU store to when what is enqueued there so far has ended.
+// Words that streams of a GPU store to when what is enqueued there so far has ended, and words that they wait
+// for.
 #pragma once
 
 #include <cstdint>
@@ -27,16 +28,22 @@ class StreamWrites {
   // When what the event was recorded behind has ended. Stored to by a stream of our own, one for each event
   // that is waited for at the same time: one stream alone would have them wait for each other.
   Status after_event(Event event, std::uint32_t* word, std::uint32_t value);
+  // What is enqueued from now on begins when the word has come to the value, and sees what was written before
+  // it was stored. The word is pinned, and stays; somebody stores it, whatever happens. kInvalidArgument as
+  // once_after_stream, kUnsupported where the device does not wait for words.
+  Status wait_in(Stream stream, const std::uint32_t* word, std::uint32_t value);
 
  private:
-  StreamWrites(const Driver& driver, PrimaryContext context, int device)
-      : driver_(driver), context_(std::move(context)), device_(device) {}
+  StreamWrites(const Driver& driver, PrimaryContext context, int device, bool flushes)
+      : driver_(driver), context_(std::move(context)), device_(device), flushes_(flushes) {}
   Status check_device(Stream stream) const;
+  Result<bool> is_capturing(Stream stream) const;
   Result<Stream> free_stream();
 
   const Driver& driver_;
   PrimaryContext context_;
   int device_;
+  bool flushes_;  // remote writes, when a wait ends
   std::mutex mutex_;
   std::vector<Stream> streams_;  // under the mutex
 };

@@ -26,6 +26,8 @@ class FakeHandle:
         self.arrived: set[int] = set()
         self.ready = -1
         self.cancelled = False
+        self.gpu = 0
+        self.waits: list[tuple[int, int | None]] = []
 
     def wait(self, timeout_s: float) -> bool:
         return self.state != "pending"
@@ -44,6 +46,10 @@ class FakeHandle:
 
     def cancel(self) -> None:
         self.cancelled = True
+
+    def wait_in(self, stream: int, layer: int | None) -> Any:
+        self.waits.append((stream, layer))
+        return SimpleNamespace(outcome=0, address=64)
 
     # What the test makes happen.
 

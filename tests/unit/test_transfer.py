@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer.agent import Agent
-from kvxfer.errors import PeerError, TransferError, UsageError
+from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
+from kvxfer.options import AgentOptions
 from kvxfer.transfer import Incoming, Scope, Transfer
 
 
@@ -118,3 +121,63 @@ def test_a_write_has_no_layers_here(fake_core: list[Any]) -> None:
     with pytest.raises(UsageError, match="other end"):
         work.layer_arrived(0)
     assert "layers=0..1 pending" in repr(work)
+
+
+# ---- streams that wait -----------------------------------------------------------------------------
+
+
+def stream_of(handle: int, gpu: int) -> Any:
+    """As torch has them."""
+    return SimpleNamespace(cuda_stream=handle, device=SimpleNamespace(type="cuda", index=gpu))
+
+
+def test_streams_wait_for_the_end_and_for_layers(incoming: tuple[Any, Incoming]) -> None:
+    handle, work = incoming
+    wait = work.wait_in(stream_of(77, 0))
+    core = SimpleNamespace(device=SimpleNamespace(device_id=0), __cuda_stream__=lambda: (0, 78))
+    work.wait_in(core, 5)
+    # Layers are told to the core as the region counts them.
+    assert handle.waits == [(77, None), (78, 3)]
+    assert (wait.outcome, wait.address) == ("pending", 64)
+    assert repr(wait) == "<StreamWait pending>"
+
+
+@pytest.mark.parametrize(
+    ("stream", "layer", "code", "words"),
+    [
+        (stream_of(77, 1), None, "invalid-argument", "the stream is of GPU 1, the agent's is GPU 0"),
+        (77, None, "invalid-argument", "a torch or cuda.core stream can wait for a transfer, not a int"),
+        (stream_of(77, 0), 9, "out-of-range", "layer 9 is not among layers 4 to 6"),
+    ],
+)
+def test_what_no_stream_can_wait_for_is_refused(
+    incoming: tuple[Any, Incoming], stream: Any, layer: int | None, code: str, words: str
+) -> None:
+    handle, work = incoming
+    with pytest.raises(UsageError, match=words) as raised:
+        work.wait_in(stream, layer)
+    assert raised.value.code == code
+    assert not handle.waits
+
+
+def test_layers_of_a_write_arrive_elsewhere(fake_core: list[Any]) -> None:
+    agent = Agent("prefill")
+    handle = fake_core[0].expect()
+    write = Transfer(handle, Scope(agent._completions, "decode", range(2), origin=0, arrives=False))
+    write.wait_in(stream_of(77, 0))
+    with pytest.raises(UsageError, match="layers arrive at the other end"):
+        write.wait_in(stream_of(77, 0), 0)
+    assert handle.waits == [(77, None)]
+
+
+def test_an_agent_without_a_gpu_lets_no_stream_wait() -> None:
+    options = AgentOptions(listen="", transports=("loopback",))
+    with Agent("alone", options) as agent:
+        region = agent.register("kv", np.zeros((4, 64), np.uint8))
+        expected = agent.expect(b"tag", [1], region)
+        with pytest.raises(UsageError, match="agent 'alone' has no GPU in whose streams") as raised:
+            expected.wait_in(stream_of(77, 0))
+        assert raised.value.code == "unsupported"
+        expected.cancel()
+    with pytest.raises(AgentError):
+        expected.wait_in(stream_of(77, 0))

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -98,6 +99,8 @@ struct Device {
   std::atomic<bool> hangs{false};
   std::atomic<void (*)()> engine_begins{nullptr}, engine_ends{nullptr};
   std::atomic<std::uint64_t> num_batches{0}, num_copies{0}, num_2d_copies{0};
+  std::atomic<bool> refuses_waits{false};               // of streams, for words
+  std::atomic<bool> flushes_remote_writes{false};       // when such a wait ends, if that is asked for
 };
 
 inline Device& device() {
@@ -330,6 +333,27 @@ inline Driver make_driver() {
     };
     if (!stream->capturing) return enqueue(stream, store);
     stream->captured.push_back(store);
+    return 0;
+  };
+  driver.stream_wait = [](Stream stream, Address address, std::uint32_t value, unsigned flags) {
+    if (device().stream_error != 0) return device().stream_error.load();
+    if (device().refuses_waits) return kNotSupported;
+    const bool flushes = (flags & kFlushRemoteWrites) != 0;
+    if (flushes && !device().flushes_remote_writes) return kNotSupported;
+    if (stream == nullptr || address % sizeof value != 0 || (flags & ~kFlushRemoteWrites) != kWaitForMore)
+      return kInvalidValue;
+    auto wait = [=] {
+      const std::atomic_ref word(*reinterpret_cast<std::uint32_t*>(address));
+      // Nobody tells a device of a store, and greater is meant in a circle.
+      while (static_cast<std::int32_t>(word.load(std::memory_order_acquire) - value) < 0)
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+    };
+    if (!stream->capturing) return enqueue(stream, wait);
+    stream->captured.push_back(wait);
+    return 0;
+  };
+  driver.device_attribute = [](int* value, int attribute, kvxfer::gpu::Device) {
+    *value = attribute == kCanFlushRemoteWrites && device().flushes_remote_writes ? 1 : 0;
     return 0;
   };
   driver.stream_is_capturing = [](Stream stream, int* status) {

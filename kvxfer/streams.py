@@ -1,0 +1,29 @@
+"""Streams of torch and cuda.core, as callers pass them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvxfer.errors import UsageError
+
+
+def handle_of(stream: Any) -> int | None:
+    """Returns the driver's handle of a stream; None for what is none."""
+    if (handle := getattr(stream, "cuda_stream", None)) is not None:  # torch
+        return int(handle)
+    if (protocol := getattr(stream, "__cuda_stream__", None)) is not None:  # cuda.core
+        _, handle = protocol() if callable(protocol) else protocol
+        return int(handle)
+    return None
+
+
+def check_device(what: Any, gpu: int) -> None:
+    """Raises `UsageError` where a stream or an event says that it is of another GPU than the agent's."""
+    device = getattr(what, "device", None)
+    index = getattr(device, "index", None) if hasattr(device, "index") else getattr(device, "device_id", None)
+    if index is not None and index != gpu:
+        kind = "event" if handle_of(what) is None else "stream"
+        raise UsageError(
+            f"the {kind} is of GPU {index}, the agent's is GPU {gpu}: pass one of that GPU, or use a trigger",
+            code="invalid-argument",
+        )

@@ -1,0 +1,66 @@
+"""Two agents with a cache on the GPU each: for streams that transfers wait for, and the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kvxfer
+
+TIMEOUT_S = 60.0
+SHAPE = (4, 64 * 1024)
+# So long that a byte that does not wait is certain to come too early; in cycles.
+LONG = 200_000_000
+
+
+class Ends:
+    """Two agents of this process, with a cache on the GPU each."""
+
+    def __init__(self, src: kvxfer.Agent, dst: kvxfer.Agent) -> None:
+        import torch
+
+        self.src, self.dst = src, dst
+        self.pages = torch.zeros(SHAPE, dtype=torch.uint8, device="cuda")
+        self.landed = torch.zeros_like(self.pages)
+        torch.cuda.synchronize()
+        self.region, target = src.register("kv", self.pages), dst.register("kv", self.landed)
+        there = src.connect_blocking(dst.address, TIMEOUT_S)
+        here = dst.accept_blocking("src", TIMEOUT_S)
+        target.grant(here, None, "write", ttl_s=TIMEOUT_S)
+        self.lease = self.region.grant(there, None, "read", ttl_s=TIMEOUT_S)
+        self.remote = there.wait_region("kv", TIMEOUT_S)
+        self.target, self.source = target, here.wait_region("kv", TIMEOUT_S)
+        self.stream = torch.cuda.Stream()
+
+    def write(self, after: Any) -> kvxfer.Transfer:
+        blocks = range(SHAPE[0])
+        return self.src.write(self.region, self.remote, blocks, blocks, after=after, timeout_s=TIMEOUT_S)
+
+    def read(self, after: Any, timeout_s: float = TIMEOUT_S) -> kvxfer.Transfer:
+        blocks = range(SHAPE[0])
+        return self.dst.read(
+            self.target, self.source, blocks, blocks, after=after, timeout_s=timeout_s, lease=self.lease.id
+        )
+
+    def produce(self, value: int) -> None:
+        """Fills the cache in the stream, a while from now."""
+        import torch
+
+        with torch.cuda.stream(self.stream):
+            torch.cuda._sleep(LONG)
+            self.pages.fill_(value)
+
+    def arrived(self, value: int) -> bool:
+        import torch
+
+        torch.cuda.synchronize()
+        return bool((self.landed == value).all())
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    options = kvxfer.AgentOptions(listen="tcp://127.0.0.1:0", transports=("shm", "cuda_ipc", "tcp"))
+    with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
+        yield Ends(src, dst)
