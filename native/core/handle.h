@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/nvtx.h"
 #include "core/outcome.h"
 #include "core/session.h"
 #include "core/stream_wait.h"
@@ -117,6 +118,7 @@ class Handle {
     ended_at_.store(now, std::memory_order_relaxed);
     outcome_.store(outcome, std::memory_order_release);
     let_streams_go(outcome);
+    range_.end();
   }
 
  private:
@@ -137,6 +139,7 @@ class Handle {
   };
   std::vector<Waiting> waits_;
   Outcome let_go_ = Outcome::kPending;  // with what streams have gone on
+  nvtx::Range range_{"transfer", id_};
 };
 
 }  // namespace kvxfer

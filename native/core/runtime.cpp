@@ -70,6 +70,16 @@ const wire::Id128& process_id() {
   return id;
 }
 
+std::string_view stage_of(WorkKind kind) {
+  switch (kind) {
+    case WorkKind::kFetch: return "fetch";
+    case WorkKind::kSend: return "send";
+    case WorkKind::kReceive: return "receive";
+    case WorkKind::kCheckFence: return "check fence";
+  }
+  return "";
+}
+
 std::string hex(const wire::Id128& id) {
   std::string text;
   for (const std::byte b : id) {
@@ -101,6 +111,7 @@ Result<std::shared_ptr<Runtime>> Runtime::create(RuntimeOptions options) {
 }
 
 Status Runtime::start() {
+  nvtx::attach();
   Result<std::unique_ptr<FenceTable>> fences = FenceTable::create();
   if (!fences.ok()) return fences.status();
   fences_ = std::move(fences).value();
@@ -282,6 +293,7 @@ void Runtime::close(Time timeout_ns) {
   bound_.clear();
   places_.clear();
   transports_.clear();  // with what they opened: exported handles, streams, a device's context
+  ranges_.clear();
   engine_->abandon(now());
   const std::lock_guard streams_lock(streams_mutex_);
   stream_writes_.reset();  // whoever enqueues a store right now has it until then
@@ -363,6 +375,7 @@ Status Runtime::deregister_region(RegionId id) {
 }
 
 void Runtime::await_unmapped(RegionId region, const std::string& what, Time timeout_ns) {
+  const nvtx::Range range("wait for unmapping", region);
   const auto held = [&] {
     const std::lock_guard lock(gate_);
     return std::any_of(transports_.begin(), transports_.end(),
@@ -394,6 +407,7 @@ void Runtime::await_unmapped(RegionId region, const std::string& what, Time time
 
 void Runtime::handle(std::size_t transport, const Completion& completion, Time at) {
   if (completion.kind == CompletionKind::kWork) {
+    if (!ranges_.empty()) ranges_.erase(completion.work);
     engine_->on_completion(at, completion);
     return;
   }
@@ -447,11 +461,17 @@ void Runtime::close_session(SessionKey session) {
 PostResult Runtime::post(RailId rail, const Work& work) {
   auto place = places_.find(rail);
   if (place == places_.end()) return {0, Code::kRailFailed};
-  return transports_[place->second.transport]->post(place->second.peer, std::span(&work, 1));
+  Transport& transport = *transports_[place->second.transport];
+  if (nvtx::tool() == nullptr) return transport.post(place->second.peer, std::span(&work, 1));
+  nvtx::Range range(stage_of(work.kind), transport.capabilities().name, work.piece);
+  const PostResult posted = transport.post(place->second.peer, std::span(&work, 1));
+  if (posted.accepted != 0) ranges_.insert_or_assign(work.id, std::move(range));
+  return posted;
 }
 
 void Runtime::cancel(RailId rail, WorkId work) {
   // A rail that is gone has cancelled its work already.
+  const nvtx::Range range("fence", work);
   if (auto place = places_.find(rail); place != places_.end())
     transports_[place->second.transport]->cancel(work);
 }

@@ -20,6 +20,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "core/command_watch.h"
@@ -29,6 +30,7 @@
 #include "core/epoll_reactor.h"
 #include "core/frame_socket.h"
 #include "core/gate.h"
+#include "core/nvtx.h"
 #include "core/socket_address.h"
 #include "core/stream_wait.h"
 #include "core/trigger_watch.h"
@@ -291,6 +293,7 @@ class Runtime final : private EngineHost {
   std::map<RailId, RailPlace> places_;
   RailId next_rail_ = 1;
   std::vector<std::pair<SessionKey, std::string>> failed_rails_;  // told to the engine in the next round
+  std::unordered_map<WorkId, nvtx::Range> ranges_;  // of posted works, where a tool listens
   std::vector<Completion> completions_{64};  // of one transport in one round; kept, making them costs
   std::size_t num_fresh_ = 0;
   Time connections_due_at_ = kNever;  // no deadline of theirs is earlier

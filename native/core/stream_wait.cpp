@@ -84,6 +84,7 @@ void StreamWait::end(Outcome outcome) noexcept {
   if (ended_.exchange(true)) return;
   outcome_word().store(static_cast<Word>(outcome), std::memory_order_relaxed);
   std::atomic_ref(place_->word).store(target_, std::memory_order_release);
+  range_.end();
 }
 
 }  // namespace kvxfer

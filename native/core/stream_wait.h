@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "core/nvtx.h"
 #include "core/outcome.h"
 #include "gpu/driver.h"
 #include "kvxfer/status.h"
@@ -46,6 +47,7 @@ class StreamWait {
   Place* const place_;
   const Word target_;
   std::atomic<bool> ended_{false};
+  nvtx::Range range_{"wait in stream", target_};
 };
 
 }  // namespace kvxfer

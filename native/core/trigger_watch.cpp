@@ -8,7 +8,8 @@ namespace kvxfer {
 void TriggerWatch::add(const std::shared_ptr<Handle>& handle, After after, std::uint32_t num_layers,
                        std::uint32_t ready) {
   const std::lock_guard lock(mutex_);
-  waiting_.push_back({handle, std::move(after), num_layers, ready});
+  waiting_.push_back(
+      {handle, std::move(after), num_layers, ready, nvtx::Range("wait for trigger", handle->id())});
   Waiting& added = waiting_.back();
   // First the bell: a word that becomes shared afterwards says so, and before that count() sees it.
   added.after.trigger->add_bell(&added, bell_);
@@ -29,6 +30,7 @@ bool TriggerWatch::look(Engine& engine, Time now) {
       const std::uint32_t ready = waiting->after.layers_ready(waiting->num_layers);
       if (ready <= waiting->ready) continue;
       waiting->ready = ready;
+      if (ready == waiting->num_layers) waiting->range.end();
       released.emplace_back(waiting->handle->id(), ready);
     }
     count();
@@ -47,6 +49,7 @@ bool TriggerWatch::has_news() const {
 
 void TriggerWatch::retire(std::list<Waiting>::iterator waiting) {
   waiting->after.trigger->forget_bell(&*waiting);
+  waiting->range.end();
   over_.splice(over_.end(), waiting_, waiting);
 }
 

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "core/engine.h"
+#include "core/nvtx.h"
 #include "core/trigger.h"
 
 namespace kvxfer {
@@ -37,6 +38,7 @@ class TriggerWatch {
     std::shared_ptr<Handle> handle;
     After after;
     std::uint32_t num_layers, ready;
+    nvtx::Range range;  // until all of its layers may go
   };
   void retire(std::list<Waiting>::iterator waiting);
   void count();

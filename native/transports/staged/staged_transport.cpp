@@ -124,6 +124,7 @@ PostResult StagedTransport::stage(PeerId peer, const Work& work) {
   if (!take_slot(staged)) return {0, Code::kAgain};
   staged.stage = Stage::kReceiving;
   staged.work.packed = lane(kIn).base + staged.slot.offset;
+  staged.range = nvtx::Range("wire", work.piece);
   const PostResult posted = inner_->post(peer, std::span(&staged.work, 1));
   if (posted.accepted == 0)
     give_back(staged);
@@ -255,6 +256,7 @@ Status StagedTransport::submit(Staged& staged) {
     return ticket.status();
   }
   staged.ticket = ticket.value();
+  staged.range = nvtx::Range(way == kOut ? "gather" : "scatter", staged.work.piece);
   return {};
 }
 
@@ -284,13 +286,16 @@ void StagedTransport::send() {
     const auto entry = staged_.find(to_send_.front());
     Staged& staged = entry->second;
     staged.work.packed = lane(kOut).base + staged.slot.offset;
+    nvtx::Range range("wire", staged.work.piece);
     const PostResult posted = inner_->post(staged.peer, std::span(&staged.work, 1));
     if (posted.accepted == 0 && posted.code == Code::kAgain) return;
     to_send_.pop_front();
     if (posted.accepted == 0)
       complete(entry, Code::kRailFailed, words("the rail went down while pages were gathered for it"));
-    else
+    else {
       staged.stage = Stage::kSending;
+      staged.range = std::move(range);
+    }
   }
 }
 
@@ -317,6 +322,7 @@ void StagedTransport::land() {
     const gpu::CopyStream::Ticket ended = lane(kOut).stream->done();
     while (!gathering_.empty() && staged_.at(gathering_.front()).ticket <= ended) {
       staged_.at(gathering_.front()).stage = Stage::kGathered;
+      staged_.at(gathering_.front()).range.end();
       to_send_.push_back(gathering_.front());
       gathering_.pop_front();
       idle_polls_ = 0;
@@ -382,6 +388,7 @@ bool StagedTransport::pass(Completion& completion) {
   Staged& staged = entry->second;
   if (staged.stage == Stage::kReceiving && completion.code == Code::kOk && !staged.cancelled) {
     staged.stage = Stage::kReceived;
+    staged.range.end();
     to_scatter_.push_back(entry->first);
     return false;
   }

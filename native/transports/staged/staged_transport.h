@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/nvtx.h"
 #include "kvxfer/transport.h"
 #include "transports/staged/staging.h"
 
@@ -60,6 +61,7 @@ class StagedTransport final : public Transport {
     Stage stage = Stage::kQueued;
     Slot slot;                 // no bytes: none yet
     gpu::CopyStream::Ticket ticket = 0;
+    nvtx::Range range;         // of the stage: gather, wire or scatter
     bool cancelled = false;    // nothing may land any more
     bool lost = false;         // with the device
   };
