@@ -63,3 +63,12 @@ def wake_ups(in_fd: int, out_fd: int, first: bool, count: int, timeout_s: float)
     slept for it; each write comes after an idle while. The end that is ``first`` writes first.
     ``TimeoutError`` when all of it takes longer than ``timeout_s``.
     """
+
+def relay(
+    done: int, word: int, said: int, reply: int, num_words: int, num_rounds: int, timeout_s: float
+) -> int:
+    """The host's part of the litmus test (native/gpu/litmus.cu), over addresses of pinned memory.
+
+    Returns how many words were not as the device had said. ``TimeoutError`` where the device does not come to
+    the end in time; every stream that waits for ``word`` has been let go then.
+    """

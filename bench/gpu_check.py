@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kvxfer.bench import machine
+from kvxfer.bench import gpu_litmus, machine
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.gpu_commands import by_kernel
 from kvxfer.bench.stats import MIB
@@ -36,6 +36,7 @@ _TABLES_NBYTES = 64 * MIB
 _MATRIX = 8192
 _NUM_PRODUCTS = 20
 _TRIGGER_ROUNDS = 500
+_LITMUS_ROUNDS = 2000
 # What is asked of a trigger from a stream to an agent that spins.
 _TRIGGER_US, _ASKED_OF = 5.0, "store, spinning"
 
@@ -118,6 +119,9 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
         not_run.append(f"pages that a kernel stores: {error}")
     triggers = by_stream(device, _TRIGGER_ROUNDS)
     commands = by_kernel(device, _TRIGGER_ROUNDS)
+    litmus = gpu_litmus.run(device, _LITMUS_ROUNDS)
+    if litmus[0].num_wrong:
+        raise BenchError(f"the litmus test fails with its fences: {litmus[0]}")
     return {
         "bench": "gpu-check",
         "date": date.today().isoformat(),
@@ -133,6 +137,7 @@ def run(device: int, nbytes: int, rounds: int) -> dict[str, Any]:
         "host_copies": [asdict(choice) for choice in calibration.shared(device).choices()],
         "triggers": [asdict(delay) for delay in triggers],
         "commands": [asdict(delay) for delay in commands],
+        "litmus": [asdict(each) for each in litmus],
     }
 
 
@@ -389,6 +394,12 @@ def print_table(result: dict[str, Any]) -> None:
     print("a transfer of 16 KiB that a kernel starts, as it sees it, us")
     for row in result["commands"]:
         print(f"  {row['name']:34}p50 {row['p50_us']:.1f}, p99 {row['p99_us']:.1f}")
+    print("message passing, kernels to host to stream and back: words that were not as they had been stored")
+    for row in result["litmus"]:
+        print(
+            f"  {row['name']:34}{row['at_host']} at the host, {row['at_stream']} behind a stream's wait, "
+            f"{row['of_host']} of the host's, in {row['num_rounds']} rounds"
+        )
     print(
         f"\n{missed} of what was asked is below (*)" if missed else "\neverything that was asked is reached"
     )

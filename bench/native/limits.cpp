@@ -15,8 +15,11 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
+
+#include "relay.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -333,6 +336,23 @@ std::vector<std::int64_t> wake_ups(int in, int out, bool first, std::size_t coun
   return wakes_ns;
 }
 
+// -- A litmus test ------------------------------------------------------------------------------------
+
+std::uint64_t relay(std::uint64_t done, std::uint64_t word, std::uint64_t said, std::uint64_t reply,
+                    std::uint32_t num_words, std::uint32_t num_rounds, double timeout_s) {
+  const kvxfer::bench::Relay ends{
+      reinterpret_cast<std::uint64_t*>(done), reinterpret_cast<std::uint32_t*>(word),
+      reinterpret_cast<const std::uint32_t*>(said), reinterpret_cast<std::uint32_t*>(reply), num_words};
+  std::optional<std::uint64_t> wrong;
+  {
+    const nb::gil_scoped_release release;
+    wrong = kvxfer::bench::relay(ends, num_rounds, timeout_s);
+  }
+  if (wrong) return *wrong;
+  PyErr_SetString(PyExc_TimeoutError, "the device did not come to the end of the litmus test in time");
+  throw nb::python_error();
+}
+
 }  // namespace
 
 NB_MODULE(_limits, module) {
@@ -353,6 +373,8 @@ NB_MODULE(_limits, module) {
              nb::arg("dst_offsets").noconvert(), nb::arg("nbytes").noconvert());
   module.def("recv_pieces", &recv_pieces, nb::arg("fd"), nb::arg("dst_addr"), nb::arg("dst_nbytes"),
              nb::arg("total"));
+  module.def("relay", &relay, nb::arg("done"), nb::arg("word"), nb::arg("said"), nb::arg("reply"),
+             nb::arg("num_words"), nb::arg("num_rounds"), nb::arg("timeout_s"));
   module.def("wake_ups", &wake_ups, nb::arg("in_fd"), nb::arg("out_fd"), nb::arg("first"), nb::arg("count"),
              nb::arg("timeout_s"));
 }

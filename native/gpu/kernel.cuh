@@ -30,14 +30,17 @@ __device__ inline void for_each_slice(const CopyJob& job, Take&& take) {
 // Called by every thread after its last store. The last CTA to come tells the host, or a peer: stores of
 // all CTAs are seen by whoever acquires the word. Each thread's stores go to the barrier, from there to
 // the counter by the fence of the CTA's first thread, and on to the word by the last one's.
-__device__ inline void tell_done(const CopyJob& job) {
-  if (job.done == nullptr) return;
+__device__ inline void tell_done(std::uint64_t* done, std::uint64_t value, unsigned* arrivals) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence_system();
-  if (atomicInc(job.arrivals, gridDim.x - 1) != gridDim.x - 1) return;  // the last leaves 0 there
+  if (atomicInc(arrivals, gridDim.x - 1) != gridDim.x - 1) return;  // the last leaves 0 there
   __threadfence_system();
-  store_release_system(job.done, job.done_value);
+  store_release_system(done, value);
+}
+
+__device__ inline void tell_done(const CopyJob& job) {
+  if (job.done != nullptr) tell_done(job.done, job.done_value, job.arrivals);
 }
 
 }  // namespace kvxfer::gpu

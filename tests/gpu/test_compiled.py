@@ -106,6 +106,25 @@ def test_every_kernel_runs_from_its_least_architecture_on(kernel: Kernel) -> Non
     assert caught.value.code == "unsupported"
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_litmus_test_compiles_and_fences_as_copies_do(architecture: str, tmp_path: Path) -> None:
+    made = compiler.compile_kernel(Kernel("litmus", 80), architecture)
+    assert "warning" not in made.log.lower()
+    for entry in ("say", "say_unfenced", "see"):
+        assert f"'kvxfer_litmus_{entry}' for '{architecture}'" in made.log
+    dumped = dump(made.cubin.code, tmp_path)
+    said = {name: code for name, code in _functions(dumped) if "_say" in name}
+    assert set(said) == {"kvxfer_litmus_say", "kvxfer_litmus_say_unfenced"}
+    assert "MEMBAR" in said["kvxfer_litmus_say"]
+    assert "MEMBAR" not in said["kvxfer_litmus_say_unfenced"]
+
+
+def _functions(dumped: str) -> list[tuple[str, str]]:
+    """Returns each function's name and its instructions, of what cuobjdump prints."""
+    parts = re.split(r"Function : (\w+)", dumped)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
 # ---- kvxfer/device.cuh in somebody else's kernel -------------------------------------------------
 
 EXAMPLES = sources.ROOT / "gpu" / "examples"

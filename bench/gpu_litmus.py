@@ -1,0 +1,144 @@
+"""Message passing between a GPU's kernels and this host, round by round: what was not seen as it was stored.
+
+Of the chain that transfers rest on (native/gpu/litmus.cu): the stores of many lanes, the fences of
+``tell_done``, the host's acquire and release, a stream's wait, and the loads of a kernel behind it. Once with
+those fences, and once without, for comparison: a GPU may be right without them, or not.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from kvxfer.bench.errors import BenchError
+
+_NUM_CTAS, _NUM_THREADS = 64, 256
+_NUM_WORDS = 1 << 15
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Litmus:
+    """What came of so many rounds.
+
+    Attributes
+    ----------
+    name
+        With fences or without.
+    at_host, at_stream, of_host
+        Words that were not what a kernel had stored to the host's memory, to the device's, or the host for a
+        kernel behind a stream's wait.
+    """
+
+    name: str
+    num_rounds: int
+    at_host: int
+    at_stream: int
+    of_host: int
+
+    @property
+    def num_wrong(self) -> int:
+        return self.at_host + self.at_stream + self.of_host
+
+
+def run(device: int, num_rounds: int) -> list[Litmus]:
+    """Returns what is found with the fences, and without.
+
+    Raises
+    ------
+    BenchError
+        A round did not come to its end within a minute.
+    """
+    kernels = _Kernels(device)
+    return [kernels.rounds(True, num_rounds), kernels.rounds(False, num_rounds)]
+
+
+class _Kernels:
+    def __init__(self, index: int) -> None:
+        import torch
+        from cuda.core import Device, ObjectCode
+
+        from kvxfer.gpu import architecture, compiler
+        from kvxfer.gpu.kernels import Kernel
+
+        self._index = index
+        torch.cuda.set_device(index)
+        self._device = Device(index)
+        self._device.set_current()
+        target = architecture.for_capability(*torch.cuda.get_device_capability(index))
+        code = compiler.compile_kernel(Kernel("litmus", 80), target).cubin.code
+        self._code = ObjectCode.from_cubin(code, name="litmus")
+
+    def rounds(self, is_fenced: bool, num_rounds: int) -> Litmus:
+        import numpy as np
+        import torch
+        from cuda.core import LaunchConfig, launch
+
+        from kvxfer.bench import _limits
+
+        say = self._code.get_kernel(f"kvxfer_litmus_say{'' if is_fenced else '_unfenced'}")
+        see = self._code.get_kernel("kvxfer_litmus_see")
+        config = LaunchConfig(grid=_NUM_CTAS, block=_NUM_THREADS)
+
+        def device_words(count: int) -> Any:
+            return torch.zeros(count, dtype=torch.int32, device=f"cuda:{self._index}")
+
+        def host_words(count: int) -> Any:
+            return torch.zeros(count, dtype=torch.int32, pin_memory=True)
+
+        pages, arrivals, wrong = device_words(_NUM_WORDS), device_words(1), device_words(2)
+        said, reply = host_words(_NUM_WORDS), host_words(_NUM_WORDS)
+        # Each on a line of its own: what the device tells, what lets its stream go, what lets the next round.
+        words = host_words(48)
+        done, word, ack = (words[at:].data_ptr() for at in (0, 16, 32))
+        torch.cuda.synchronize(self._index)
+        ours = [torch.cuda.Stream(self._index) for _ in range(2)]
+        first, second = (self._device.create_stream(each) for each in ours)
+        number = np.uint32(_NUM_WORDS)
+        with ThreadPoolExecutor(1) as host:
+            relayed = host.submit(
+                _limits.relay,
+                done,
+                word,
+                said.data_ptr(),
+                reply.data_ptr(),
+                _NUM_WORDS,
+                num_rounds,
+                _TIMEOUT_S,
+            )
+            for turn in range(1, num_rounds + 1):
+                of = np.uint32(turn)
+                _wait(ours[0], ack, turn - 1)
+                arguments = pages.data_ptr(), said.data_ptr(), number, of, arrivals.data_ptr(), done
+                launch(first, config, say, *arguments)
+                _wait(ours[1], word, turn)
+                launch(second, config, see, pages.data_ptr(), reply.data_ptr(), number, of, wrong.data_ptr())
+                _write(ours[1], ack, turn)
+            try:
+                at_host = relayed.result()
+            except TimeoutError as error:
+                raise BenchError(str(error)) from None
+        torch.cuda.synchronize(self._index)
+        at_stream, of_host = (int(count) for count in wrong.tolist())
+        return Litmus(
+            "with fences" if is_fenced else "without fences", num_rounds, at_host, at_stream, of_host
+        )
+
+
+def _wait(stream: Any, address: int, value: int) -> None:
+    from cuda.bindings import driver
+
+    flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+    _check(driver.cuStreamWaitValue32(stream.cuda_stream, address, value, int(flags)))
+
+
+def _write(stream: Any, address: int, value: int) -> None:
+    from cuda.bindings import driver
+
+    _check(driver.cuStreamWriteValue32(stream.cuda_stream, address, value, 0))
+
+
+def _check(answer: tuple[Any, ...]) -> None:
+    if int(answer[0]) != 0:
+        raise BenchError(f"the driver refuses a stream's wait or store: {answer[0]}")
