@@ -16,6 +16,9 @@ class ComputeStream(Protocol):
     def record(self, trigger: kvxfer.Trigger, value: int) -> None:
         """Has the stream store a value once all that it was given before has run."""
 
+    def hold(self, work: kvxfer.Transfer | kvxfer.Incoming, layer: int) -> bool:
+        """Has the stream wait until a layer is in, or the transfer has failed; False where it cannot."""
+
 
 class TorchStream:
     """The stream to which torch gives its caller's work, on one GPU.
@@ -34,6 +37,15 @@ class TorchStream:
 
     def record(self, trigger: kvxfer.Trigger, value: int) -> None:
         trigger.record(self._current(self._gpu), value)
+
+    def hold(self, work: kvxfer.Transfer | kvxfer.Incoming, layer: int) -> bool:
+        try:
+            work.wait_in(self._current(self._gpu), layer)
+        except kvxfer.UsageError as error:
+            if error.code != "unsupported":  # by this driver
+                raise
+            return False
+        return True
 
 
 class Mark(NamedTuple):

@@ -115,6 +115,7 @@ class Fetches:
         self._num_readers = place.num_ranks
         self._settings = settings
         self._statistics = statistics
+        self._stream = stream
         self._marks = Marks(agent, stream)
         self._ranks = PrefillRanks(agent, settings.connect_timeout_s)
         self._fetches: dict[str, _Fetch] = {}
@@ -140,7 +141,11 @@ class Fetches:
             fetch.fail("the request ended", "abandoned")
 
     def wait_for_layer(self, layer_name: str, timeout_s: float) -> bool:
-        """Waits for a layer of all that this step's forward needs; returns whether it need not wait more."""
+        """Waits for a layer of all that this step's forward needs; returns whether it need not wait more.
+
+        Where kernels run in a stream it is the stream that waits for what is read, and this returns at once:
+        `collect` sees how it ended.
+        """
         waiting = [fetch for fetch in self._fetches.values() if fetch.order.waits]
         if not waiting:
             return True
@@ -159,6 +164,10 @@ class Fetches:
             if group != index or layer not in each.layers or fetch.failure:
                 continue
             try:
+                # What is read tells its end itself; what is pushed may be refused, by a note to this worker.
+                is_read = isinstance(fetch.order.source, Handover)
+                if self._stream is not None and is_read and self._stream.hold(each, layer):
+                    continue
                 each.wait_layer(layer, max(deadline - time.monotonic(), 0.0))
             except TimeoutError:
                 self._advance(fetch)

@@ -48,6 +48,16 @@ class LateStream:
     def record(self, trigger: kvxfer.Trigger, value: int) -> None:
         self._given.append(("record", partial(trigger.fire, value)))
 
+    def hold(self, work: kvxfer.Transfer | kvxfer.Incoming, layer: int) -> bool:
+        def wait() -> None:
+            try:
+                work.wait_layer(layer, 20)
+            except kvxfer.KvxferError:
+                pass  # a stream goes on
+
+        self._given.append(("hold", wait))
+        return True
+
     def run(self) -> None:
         while self._given:
             self._given.popleft()[1]()
@@ -197,6 +207,43 @@ def test_a_push_whose_stream_never_comes_to_it_ends_by_its_deadline() -> None:
         assert not any(cache.any() for cache in decode[0].caches.values())
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_forward_that_loads_synchronously_waits_in_its_stream(is_lost: bool) -> None:
+    stream, whole = LateStream(), some_tokens(TOKENS)
+    pushed = Pushed.draw("held", TOKENS)
+    with workers("prefill") as prefill, workers("decode", stream=stream) as decode:
+        for layer in range(len(LAYERS)):
+            pushed.compute(prefill, layer, 0, TOKENS, whole)
+        source = granted(prefill, pushed)
+        order = FetchOrder(pushed.name, source, (pushed.dst,), 0, TOKENS, waits=True)
+        decode[0].half.step(StepMetadata(fetches=[order]))
+        seen: list[torch.Tensor] = []
+
+        def look(layer: int) -> None:
+            seen.append(pushed.arrived(decode, layer).clone())
+
+        for layer, name in enumerate(LAYERS):
+            # Nothing of it goes before the stream has come to where it was ordered.
+            decode[0].half.wait_for_layer(name)
+            stream.give(partial(look, layer))
+        if is_lost:
+            prefill[0].half.sleep()
+        stream.run()
+        results = decode[0].half.collect(set())
+        assert not results.received
+        assert results.failed == ({pushed.name: set(pushed.dst)} if is_lost else {})
+        if not is_lost:
+            for layer in range(len(LAYERS)):
+                assert torch.equal(seen[layer], whole[layer])
+
+
+def granted(prefill: list[Worker], pushed: Pushed) -> Handover:
+    """Returns what hands over a request's blocks at prefill, which keeps them."""
+    lease = 2**62 + secrets.randbits(62)
+    prefill[0].half.step(StepMetadata(grants=[Grant(pushed.name, (lease,), (pushed.src,))]))
+    return Handover(pushed.name, (prefill[0].rank,), (lease,), (pushed.src,), (BLOCK_SIZE,), (1,), TOKENS)
+
+
 @pytest.mark.parametrize("how", ["pull", "push"])
 def test_kernels_of_who_had_the_blocks_before_do_not_write_over_what_arrives(how: str) -> None:
     stream, whole = LateStream(), some_tokens(TOKENS)
@@ -211,11 +258,7 @@ def test_kernels_of_who_had_the_blocks_before_do_not_write_over_what_arrives(how
             pushed.compute(prefill, layer, 0, TOKENS, whole)
         stream.give(overwrite)
         if how == "pull":
-            lease = 2**62 + secrets.randbits(62)
-            prefill[0].half.step(StepMetadata(grants=[Grant(pushed.name, (lease,), (pushed.src,))]))
-            source = Handover(
-                pushed.name, (prefill[0].rank,), (lease,), (pushed.src,), (BLOCK_SIZE,), (1,), TOKENS
-            )
+            source = granted(prefill, pushed)
             order = StepMetadata(fetches=[FetchOrder(pushed.name, source, (pushed.dst,), 0, TOKENS)])
             decode[0].half.step(order)
         else:
