@@ -142,7 +142,6 @@ struct Driver {
 };
 
 inline constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
-inline constexpr int kNotSupported = 801;  // CUDA_ERROR_NOT_SUPPORTED
 inline constexpr int kRecommendedGranularity = 1;  // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
 inline constexpr int kNotSupported = 801;         // CUDA_ERROR_NOT_SUPPORTED
 inline constexpr int kNotReady = 600;             // CUDA_ERROR_NOT_READY

@@ -99,8 +99,8 @@ struct Device {
   std::atomic<bool> hangs{false};
   std::atomic<void (*)()> engine_begins{nullptr}, engine_ends{nullptr};
   std::atomic<std::uint64_t> num_batches{0}, num_copies{0}, num_2d_copies{0};
-  std::atomic<bool> refuses_waits{false};               // of streams, for words
-  std::atomic<bool> flushes_remote_writes{false};       // when such a wait ends, if that is asked for
+  std::atomic<bool> refuses_waits{false};  // of streams, for words
+  std::atomic<bool> flushes_remote_writes{false};  // when such a wait ends, if that is asked for
 };
 
 inline Device& device() {
