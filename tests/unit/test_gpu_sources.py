@@ -30,7 +30,9 @@ def key(kernel: Kernel = COPY, arch: str = "sm_90a", options: str = "") -> str:
 
 
 def test_every_source_is_a_kernel_and_has_its_entry() -> None:
-    assert {file.stem for file in (NATIVE / "gpu").glob("*.cu")} == {kernel.name for kernel in KERNELS}
+    names = {kernel.name for kernel in KERNELS}
+    # The litmus test is gpu-check's, which compiles it itself.
+    assert {file.stem for file in (NATIVE / "gpu").glob("*.cu")} == names | {"litmus"}
     for kernel in KERNELS:
         text = (NATIVE / kernel.source).read_text()
         assert re.search(rf'extern "C" __global__ .*\b{kernel.entry}\(', text, re.DOTALL), kernel.name
