@@ -5,9 +5,9 @@
 #include <deque>
 #include <mutex>
 #include <new>
-#include <vector>
 
 #include "core/fork_guard.h"
+#include "gpu/kept_memory.h"
 
 namespace kvxfer {
 namespace {
@@ -42,24 +42,17 @@ class StreamWait::Pool {
 
  private:
   Status grow(const gpu::Driver& driver, int device) {
-    // Pinned memory ends with its context, so this one is kept, too.
-    Result<gpu::PrimaryContext> context = gpu::PrimaryContext::retain(driver, device);
-    if (!context.ok()) return context.status();
-    const gpu::ContextScope scope(driver, context.value().get());
-    void* page = nullptr;
-    if (const int error = driver.host_allocate(&page, kPageNbytes, gpu::kPortable | gpu::kDeviceMap);
-        error != 0)
-      return driver.status(error, "cuMemHostAlloc of the words that streams wait for");
-    contexts_.push_back(std::move(context).value());
+    const Result<void*> page =
+        gpu::allocate_kept(driver, device, kPageNbytes, "the words that streams wait for");
+    if (!page.ok()) return page.status();
     for (std::size_t at = 0; at < kPageNbytes; at += sizeof(Place))
-      free_.push_back(new (static_cast<std::byte*>(page) + at) Place);
+      free_.push_back(new (static_cast<std::byte*>(page.value()) + at) Place);
     return {};
   }
 
   const pid_t owner_ = ::getpid();
   std::mutex mutex_;
   std::deque<Place*> free_;
-  std::vector<gpu::PrimaryContext> contexts_;
 };
 
 // Never destroyed, since streams are not asked.

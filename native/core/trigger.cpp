@@ -2,6 +2,8 @@
 
 #include <new>
 
+#include "gpu/kept_memory.h"
+
 namespace kvxfer {
 namespace {
 
@@ -42,7 +44,6 @@ class WordPool {
 struct Pools {
   std::mutex mutex;
   WordPool process, pinned;
-  std::vector<gpu::PrimaryContext> contexts;  // that pinned words are of
 };
 
 // Never destroyed: triggers may outlive every other object of the process.
@@ -67,16 +68,9 @@ Result<std::shared_ptr<Trigger>> Trigger::create_pinned(const gpu::Driver& drive
   const std::lock_guard lock(pools().mutex);
   Word* word = pools().pinned.take();
   if (word == nullptr) {
-    // Pinned memory ends with its context, so this one is kept, too.
-    Result<gpu::PrimaryContext> context = gpu::PrimaryContext::retain(driver, device);
-    if (!context.ok()) return context.status();
-    const gpu::ContextScope scope(driver, context.value().get());
-    void* page = nullptr;
-    if (const int error = driver.host_allocate(&page, kPageNbytes, gpu::kPortable | gpu::kDeviceMap);
-        error != 0)
-      return driver.status(error, "cuMemHostAlloc of the words of triggers");
-    pools().contexts.push_back(std::move(context).value());
-    pools().pinned.grow(page);
+    const Result<void*> page = gpu::allocate_kept(driver, device, kPageNbytes, "the words of triggers");
+    if (!page.ok()) return page.status();
+    pools().pinned.grow(page.value());
     word = pools().pinned.take();
   }
   return std::shared_ptr<Trigger>(new Trigger(word, Home::kPinned));
