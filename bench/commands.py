@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import kvxfer
-from kvxfer.bench.trigger import Delay, delays
+from kvxfer.bench.trigger import Delay, delays, print_delays
 
 _PAGE_NBYTES = 4096
 _NUM_PAGES = 1024
@@ -133,9 +133,7 @@ def main() -> None:
         result: dict[str, Any] = {"bench": "commands", "delays": [asdict(row) for row in rows]}
         print(json.dumps({**result, "per_s": rates}))
         return
-    print(f"{'':24}{'waited us':>12}{'p50 us':>10}{'p90':>10}{'p99':>10}")
-    for row in rows:
-        print(f"{row.name:24}{row.waited_us:12.0f}{row.p50_us:10.1f}{row.p90_us:10.1f}{row.p99_us:10.1f}")
+    print_delays(rows)
     for name, rate in rates.items():
         print(f"{name} of a page of {_PAGE_NBYTES} bytes each: {rate:.0f} in a second")
 

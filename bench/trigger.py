@@ -200,6 +200,13 @@ def _processor_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def print_delays(rows: list[Delay]) -> None:
+    """Prints a table with a line for each."""
+    print(f"{'':24}{'waited us':>12}{'p50 us':>10}{'p90':>10}{'p99':>10}")
+    for row in rows:
+        print(f"{row.name:24}{row.waited_us:12.0f}{row.p50_us:10.1f}{row.p90_us:10.1f}{row.p99_us:10.1f}")
+
+
 def main() -> None:
     """Prints a line for each delay, and what waiting costs; with ``--json`` one object."""
     parser = argparse.ArgumentParser(prog="python -m kvxfer.bench.trigger", description=__doc__)
@@ -213,9 +220,7 @@ def main() -> None:
             json.dumps({"bench": "trigger", "delays": [asdict(row) for row in rows], "waiting_cores": cores})
         )
         return
-    print(f"{'':24}{'waited us':>12}{'p50 us':>10}{'p90':>10}{'p99':>10}")
-    for row in rows:
-        print(f"{row.name:24}{row.waited_us:12.0f}{row.p50_us:10.1f}{row.p90_us:10.1f}{row.p99_us:10.1f}")
+    print_delays(rows)
     for name, value in cores.items():
         print(f"waiting for {name}: {value:.2%} of a processor")
 
