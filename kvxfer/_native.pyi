@@ -111,7 +111,8 @@ class Event:
         """``"ended"`` (handle), ``"layer"`` (handle, layer), ``"notification"`` (one or more came),
         ``"peer-up"``, ``"peer-lost"`` (peer, code, message), ``"region"``, ``"region-gone"`` (peer,
         region), ``"lease-granted"`` (peer, lease: a peer granted it to us), ``"lease-ended"``
-        (lease, code; ``held`` tells whose), ``"commands"`` (handle: the ring's), ``"log"`` (message: one line for the log)."""
+        (lease, code; ``held`` tells whose), ``"commands"`` (handle: the ring's), ``"log"`` (message: one line
+        for the log)."""
     @property
     def handle(self) -> int: ...
     @property
@@ -216,9 +217,9 @@ class AgentCore:
     ``listen`` ("tcp://127.0.0.1:0", or "" to accept nobody), ``secret`` (bytes, b"" for none),
     ``transports`` (list of "loopback", "shm", "unix", "cuda_ipc", "tcp"), ``gpu`` (None, or with
     "cuda_ipc" its index, a CUfunction or 0 for each of copy_vectors, copy_bulk and convert, what they
-    belong to, which is kept as long as they may be launched, and a list of `GpuSample`), ``staging_nbytes`` (int, of pinned memory
-    for pages of that GPU that go over streams; 0 for none), ``tcp_rails`` (int), ``silent_timeout_s``,
-    ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us`` (int),
+    belong to, which is kept as long as they may be launched, and a list of `GpuSample`),
+    ``staging_nbytes`` (int, of pinned memory for pages of that GPU that go over streams; 0 for none),
+    ``tcp_rails`` (int), ``silent_timeout_s``, ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us`` (int),
     ``integrity`` (bool), ``max_transfers_per_peer`` (int), ``faults`` (str, "" or the seed and
     rates of kvxfer.testing).
     """
@@ -234,8 +235,8 @@ class AgentCore:
         """Readable while events wait, once armed by a ``drain(arm=True)`` that returned an empty list."""
     def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]: ...
     def add_waiters(self, change: int) -> None:
-        """``change`` more wait for "ended", "layer", "commands" or "notification" events; none are made while nobody
-        does. Whoever is to wait says so, and then looks once more at what it waits for."""
+        """``change`` more wait for "ended", "layer", "commands" or "notification" events; none are made while
+        nobody does. Whoever is to wait says so, and then looks once more at what it waits for."""
     def take_notification(self) -> tuple[int, bytes] | None:
         """The oldest notification that nobody has read (peer, payload). At most 65536 are kept; then the
         oldest are dropped, and the first time a "log" event says so."""
@@ -392,8 +393,9 @@ def gpu_pool_nbytes(device: int) -> int:
 def gpu_pool_handles(device: int) -> str:
     """How others map it: "fabric" (or by descriptor), "descriptor"; "" before the first allocation."""
 def gpu_export(address: int) -> tuple[int, int, int, bytes, int]:
-    """The allocation that an address of a GPU lies in, for other processes: kind (1 fabric, 2 descriptor, 3 IPC),
-    its first address, its nbytes, 64 bytes of a handle, a descriptor that is the caller's (-1: none)."""
+    """The allocation that an address of a GPU lies in, for other processes: kind (1 fabric, 2 descriptor,
+    3 IPC), its first address, its nbytes, 64 bytes of a handle, a descriptor that is the caller's (-1:
+    none)."""
 
 class GpuPeerMapping:
     """Such an allocation of another process's, which kernels of this one may store to."""

@@ -1,4 +1,5 @@
-// Two agents of this process with a cache of a few layers each, on an emulated GPU, and a stream of the model's.
+// Two agents of this process with a cache of a few layers each, on an emulated GPU, and a stream of the
+// model's.
 #pragma once
 
 #include <chrono>

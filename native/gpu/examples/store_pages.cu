@@ -24,8 +24,8 @@ extern "C" __global__ void store_pages(char* theirs, const char* ours, const uns
   kvxfer::arrive(their_word);
 }
 
-// Waits for the last CTA that stores, and adds up what came: a stand-in for whoever uses the pages. Nothing where
-// it did not come.
+// Waits for the last CTA that stores, and adds up what came: a stand-in for whoever uses the pages. Nothing
+// where it did not come.
 extern "C" __global__ void read_pages(const unsigned* pages, unsigned num_words, const unsigned* word,
                                       unsigned num_stored, unsigned num_looks, unsigned* sum) {
   if (!kvxfer::wait_for(word, num_stored, num_looks)) return;  // every thread for itself

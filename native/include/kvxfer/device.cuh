@@ -3,8 +3,8 @@
 // Compile with the folder that kvxfer.gpu.include_path() returns; nothing of others is included, and no library
 // is linked.
 //
-// A transfer that was posted waits for a word of a kvxfer.Trigger (`trigger.address`, passed to the kernel as a
-// pointer), in pinned memory. It goes when the word holds what it waits for (`after=`):
+// A transfer that was posted waits for a word of a kvxfer.Trigger (`trigger.address`, passed to the kernel as
+// a pointer), in pinned memory. It goes when the word holds what it waits for (`after=`):
 //
 //   __global__ void layer(..., unsigned* word) {
 //     ...                      // stores of every thread, to pages of the cache
@@ -35,8 +35,9 @@ __device__ inline void fire(unsigned* word, unsigned value) {
   store_release(word, value);
 }
 
-// Adds one for the whole CTA, to a word of the host's or of a peer's. Called by every thread of it, behind its last store and outside of branches that
-// not all of them take: there is a barrier in it. Any number of CTAs may arrive at a word, in any order.
+// Adds one for the whole CTA, to a word of the host's or of a peer's. Called by every thread of it, behind its
+// last store and outside of branches that not all of them take: there is a barrier in it. Any number of CTAs may
+// arrive at a word, in any order.
 __device__ inline void arrive(unsigned* word) {
   __syncthreads();
   if (threadIdx.x != 0 || threadIdx.y != 0 || threadIdx.z != 0) return;
@@ -100,9 +101,9 @@ __device__ inline bool wait_until_ended(const CommandRing* ring, unsigned count,
   return true;
 }
 
-// Stores bytes into a peer's page, or anywhere else. Called by `num_lanes` threads, a warp or a CTA, of which this
-// is number `lane`: each stores its part, and arrive() behind it tells whoever waits. 16 bytes at a time where both
-// addresses are multiples of 16, else 4 or 1. The two do not overlap.
+// Stores bytes into a peer's page, or anywhere else. Called by `num_lanes` threads, a warp or a CTA, of which
+// this is number `lane`: each stores its part, and arrive() behind it tells whoever waits. 16 bytes at a time
+// where both addresses are multiples of 16, else 4 or 1. The two do not overlap.
 __device__ inline void store_page(void* to, const void* from, unsigned long long nbytes, unsigned lane,
                                   unsigned num_lanes) {
   const unsigned long long both =
