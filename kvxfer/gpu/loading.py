@@ -11,6 +11,9 @@ from kvxfer.gpu import availability
 from kvxfer.gpu.kernels import KERNELS, kernel_of
 from kvxfer.gpu.origin import Origin, find
 
+# cuFuncLoad came with CUDA 12.4.
+_CAN_LOAD_FUNCTIONS = (12, 4)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedKernel:
@@ -37,7 +40,8 @@ class LoadedKernel:
 def load(name: str, device_index: int = 0) -> LoadedKernel:
     """Loads a kernel onto a device, compiled first where that is still to be done.
 
-    The calling thread's current context is as before when this returns.
+    All of it is on the device when this returns. The calling thread's current context is as before then, and
+    a graph that is captured meanwhile takes no harm.
 
     Raises
     ------
@@ -51,14 +55,21 @@ def load(name: str, device_index: int = 0) -> LoadedKernel:
     from cuda.bindings import driver
     from cuda.core import Device, ObjectCode
 
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    mode = _checked(driver.cuThreadExchangeStreamCaptureMode(relaxed))
     before = _checked(driver.cuCtxGetCurrent())
     try:
         Device(device_index).set_current()
         code = ObjectCode.from_cubin(cubin.code, name=kernel.name)
         # A CUkernel is of no context; what cuLaunchKernel takes everywhere is its function in this one.
         function = _checked(driver.cuKernelGetFunction(code.get_kernel(kernel.entry).handle))
+        # The driver would load it with its first launch, and wait for the whole device to do so: also for a
+        # stream that waits for the transfer which that launch is for.
+        if driver_version >= _CAN_LOAD_FUNCTIONS:
+            _checked(driver.cuFuncLoad(function))
     finally:
         _checked(driver.cuCtxSetCurrent(before))
+        _checked(driver.cuThreadExchangeStreamCaptureMode(mode))
     return LoadedKernel(name, device_index, int(function), origin, code)
 
 

@@ -35,6 +35,7 @@ Loaded load_library() {
   find(driver.primary_context_release, "cuDevicePrimaryCtxRelease_v2");
   find(driver.context_push, "cuCtxPushCurrent_v2");
   find(driver.context_pop, "cuCtxPopCurrent_v2");
+  find(driver.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
   find(driver.stream_create, "cuStreamCreateWithPriority");
   find(driver.stream_destroy, "cuStreamDestroy_v2");
   find(driver.stream_query, "cuStreamQuery");

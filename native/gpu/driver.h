@@ -81,6 +81,7 @@ struct Driver {
   int (*primary_context_release)(Device device);
   int (*context_push)(Context context);
   int (*context_pop)(Context* context);
+  int (*exchange_capture_mode)(int* mode);  // of the calling thread: CUstreamCaptureMode, the one before back
   int (*stream_create)(Stream* stream, unsigned flags, int priority);
   int (*stream_destroy)(Stream stream);
   int (*stream_query)(Stream stream);
@@ -143,12 +144,13 @@ struct Driver {
 
 inline constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
 inline constexpr int kRecommendedGranularity = 1;  // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-inline constexpr int kNotSupported = 801;         // CUDA_ERROR_NOT_SUPPORTED
-inline constexpr int kNotReady = 600;             // CUDA_ERROR_NOT_READY
+inline constexpr int kNotSupported = 801;  // CUDA_ERROR_NOT_SUPPORTED
+inline constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
+inline constexpr int kRelaxedCaptures = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
 inline constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: not ordered after the default one
 inline constexpr unsigned kPortable = 1;  // CU_MEMHOSTALLOC_PORTABLE | _DEVICEMAP
 inline constexpr unsigned kDeviceMap = 2;
-inline constexpr unsigned kWaitForMore = 0;            // CU_STREAM_WAIT_VALUE_GEQ
+inline constexpr unsigned kWaitForMore = 0;  // CU_STREAM_WAIT_VALUE_GEQ
 inline constexpr unsigned kFlushRemoteWrites = 1u << 30;  // CU_STREAM_WAIT_VALUE_FLUSH
 inline constexpr int kCanFlushRemoteWrites = 98;  // CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
 inline constexpr int kMaxDynamicSharedNbytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -174,22 +176,28 @@ class PrimaryContext {
   Context context_;
 };
 
-// Makes a context the thread's for as long as it lives.
+// Makes a context the thread's for as long as it lives, and lets the thread call what it likes meanwhile. While a
+// graph is captured, anywhere in the process, calls that allocate or ask are refused to all threads and end the
+// capture, unless the thread has said that what it does is nothing of it. Ours never is: engines capture their
+// graphs when agents are there already.
 class ContextScope {
  public:
   ContextScope(const Driver& driver, Context context) : driver_(driver) {
     pushed_ = driver.context_push(context) == 0;
+    exchanged_ = driver.exchange_capture_mode(&capture_mode_) == 0;
   }
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
   ~ContextScope() {
+    if (exchanged_) driver_.exchange_capture_mode(&capture_mode_);
     Context popped;
     if (pushed_) driver_.context_pop(&popped);
   }
 
  private:
   const Driver& driver_;
-  bool pushed_;
+  int capture_mode_ = kRelaxedCaptures;
+  bool pushed_, exchanged_;
 };
 
 }  // namespace kvxfer::gpu

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kvxfer.errors import UsageError
-from tests.gpu.ends import TIMEOUT_S, Ends, ends
+from tests.gpu.ends import SHAPE, TIMEOUT_S, Ends, ends
 
 pytestmark = pytest.mark.gpu
 __all__ = ["ends"]  # a fixture
@@ -79,11 +80,43 @@ def test_a_stream_and_an_event_of_a_capture_are_refused(ends: Ends) -> None:
     with torch.cuda.graph(graph, stream=ends.stream):
         ends.pages.add_(1)
         event.record()
-        for what in (torch.cuda.current_stream(), event):
-            with pytest.raises(UsageError, match="captured"):
-                ends.write(what)
+        with pytest.raises(UsageError, match="captured"):
+            ends.write(torch.cuda.current_stream())
+    # Behind the capture: asking for such an event may end one that is still going on.
+    with pytest.raises(UsageError, match="captured"):
+        ends.write(event)
     graph.replay()
     torch.cuda.synchronize()
+
+
+def test_a_capture_takes_no_harm_from_agents(ends: Ends) -> None:
+    import torch
+
+    more = torch.zeros(SHAPE, dtype=torch.uint8, device="cuda")
+    number = torch.zeros(1, device="cuda")
+    ends.produce(5)
+    event = ends.stream.record_event()
+    errors: list[Exception] = []
+
+    def move() -> None:
+        try:
+            region = ends.src.register("more", more)
+            ends.write(event).wait(TIMEOUT_S)
+            region.deregister()
+        except Exception as error:
+            errors.append(error)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # in the mode that minds all threads
+        number.add_(1)
+        thread = threading.Thread(target=move)
+        thread.start()
+        thread.join()
+        number.add_(1)
+    graph.replay()
+    assert errors == []
+    assert ends.arrived(5)
+    assert number.item() == 2
 
 
 def test_a_stream_of_another_gpu_is_refused(ends: Ends) -> None:

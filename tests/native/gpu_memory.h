@@ -35,15 +35,19 @@ inline gpu::Placement placement_of(Memory& memory) {
   return gpu::Placement(reinterpret_cast<gpu::Address>(memory.data()));
 }
 
-// Memory of the device.
+// Memory of the device, whatever is captured meanwhile.
 class DeviceMemory {
  public:
   explicit DeviceMemory(std::size_t nbytes) : nbytes_(nbytes) {
+    const gpu::ContextScope scope(emulated::driver(), emulated::own_context());
     REQUIRE_EQ(emulated::driver().memory_allocate(&address_, nbytes), 0);
   }
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
-  ~DeviceMemory() { emulated::driver().memory_free(address_); }
+  ~DeviceMemory() {
+    const gpu::ContextScope scope(emulated::driver(), emulated::own_context());
+    emulated::driver().memory_free(address_);
+  }
   std::byte* data() const { return reinterpret_cast<std::byte*>(address_); }
   gpu::Address address() const { return address_; }
   std::size_t size() const { return nbytes_; }

@@ -69,6 +69,7 @@ namespace emulated {
 using namespace kvxfer::gpu;
 
 inline constexpr int kInvalidValue = 1, kNotMapped = 211, kLaunchFailed = 719, kNotPermitted = 800;
+inline constexpr int kCaptureUnsupported = 900;  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 inline constexpr std::size_t kGranularity = 2 * 1024 * 1024;  // of memory that is made of pages
 
 // Memory of the device that this process has allocated or mapped.
@@ -101,6 +102,8 @@ struct Device {
   std::atomic<std::uint64_t> num_batches{0}, num_copies{0}, num_2d_copies{0};
   std::atomic<bool> refuses_waits{false};  // of streams, for words
   std::atomic<bool> flushes_remote_writes{false};  // when such a wait ends, if that is asked for
+  // Captures of graphs, of the mode that minds all threads, and what was called that ended them.
+  std::atomic<int> num_captures{0}, num_broken_captures{0};
 };
 
 inline Device& device() {
@@ -246,6 +249,29 @@ inline std::vector<Context>& contexts() {
   return of_thread;
 }
 
+// Whether the thread minds captures of others (CUstreamCaptureMode: global, of this thread, relaxed).
+inline int& capture_mode() {
+  thread_local int of_thread = 0;
+  return of_thread;
+}
+
+// Which calls a capture forbids is documented by example alone (cudaMalloc; asking an event is another): so
+// whatever allocates, frees, maps, asks or waits.
+template <auto kCall, class... Arguments>
+void forbid_in_captures(Driver& driver, int (*Driver::*)(Arguments...)) {
+  static int (*allowed)(Arguments...) = nullptr;
+  allowed = driver.*kCall;
+  driver.*kCall = [](Arguments... arguments) {
+    if (device().num_captures == 0 || capture_mode() != 0) return allowed(arguments...);
+    ++device().num_broken_captures;
+    return kCaptureUnsupported;
+  };
+}
+template <auto... kCalls>
+void forbid_in_captures(Driver& driver) {
+  (forbid_in_captures<kCalls>(driver, kCalls), ...);
+}
+
 inline Driver make_driver() {
   Driver driver{};
   driver.init = [](unsigned) { return 0; };
@@ -281,6 +307,10 @@ inline Driver make_driver() {
   driver.context_pop = [](Context* context) {
     *context = contexts().back();
     contexts().pop_back();
+    return 0;
+  };
+  driver.exchange_capture_mode = [](int* mode) {
+    std::swap(*mode, capture_mode());
     return 0;
   };
   driver.context_device = [](kvxfer::gpu::Device* found) {
@@ -584,6 +614,12 @@ inline Driver make_driver() {
     const int protection = access->flags == kReadAccess ? PROT_READ : PROT_READ | PROT_WRITE;
     return ::mprotect(reinterpret_cast<void*>(address), nbytes, protection) == 0 ? 0 : kInvalidValue;
   };
+  forbid_in_captures<
+      &Driver::memory_allocate, &Driver::memory_free, &Driver::host_allocate, &Driver::host_free,
+      &Driver::stream_create, &Driver::stream_destroy, &Driver::stream_query, &Driver::stream_synchronize,
+      &Driver::event_query, &Driver::context_synchronize, &Driver::ipc_open, &Driver::ipc_close,
+      &Driver::allocation_create, &Driver::map, &Driver::unmap, &Driver::set_access, &Driver::function_set>(
+      driver);
   return driver;
 }
 
