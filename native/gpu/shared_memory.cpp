@@ -73,14 +73,13 @@ Result<ExportedMemory> export_memory(const Driver& driver, Address address) {
   out.nbytes = nbytes;
   std::string tried;
   Allocation allocation = 0;
-  bool exported;
+  bool exported = false;
   if (driver.allocation_retain(&allocation, reinterpret_cast<void*>(out.base)) == 0) {
     exported = export_allocation(driver, allocation, out, tried);
     driver.allocation_release(allocation);
-  } else {
-    exported = export_by_ipc(driver, out, tried);
   }
-  if (exported) return out;
+  // Also where the driver hands out an allocation: it may make cudaMalloc's memory in the same way.
+  if (exported || export_by_ipc(driver, out, tried)) return out;
   return Status(Code::kUnsupported,
                 "other processes cannot open this GPU memory (" + tried +
                     "): allocate the cache by cudaMalloc, or in kvxfer.gpu.shareable_memory()");
