@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvxfer/bulk_ring.h"
+
 namespace kvxfer::gpu {
 
 inline constexpr std::uint32_t kStageNbytes = 16 * 1024;
@@ -11,10 +13,7 @@ inline constexpr std::uint32_t kStageNbytes = 16 * 1024;
 // A warp's: while one slice is stored, the next two are on their way here. Several warps hide from each
 // other the time in which they look for their next places.
 inline constexpr std::uint32_t kRingStages = 3;
-struct alignas(128) Ring {
-  std::byte stages[kRingStages][kStageNbytes];
-  std::uint64_t loaded[kRingStages];  // mbarriers
-};
+using Ring = bulk::Ring<kRingStages, kStageNbytes>;
 
 // 4 warps x 2 slices on their way = 128 KiB, a microsecond of 128 GB/s. All of it fits into the 227 KiB that
 // a CTA of sm_90 has, once.

@@ -429,7 +429,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     kvxfer_convert(const __grid_constant__ kvxfer::gpu::CopyJob job,
                    const __grid_constant__ kvxfer::gpu::ConvertJob conversions) {
   using namespace kvxfer::gpu;
-  ConvertMemory& memory = *reinterpret_cast<ConvertMemory*>(shared_memory());
+  ConvertMemory& memory = *static_cast<ConvertMemory*>(kvxfer::shared_memory());
   const bool of_cta = conversions.team == Team::kWholeCta;
   const std::uint32_t num_warps = blockDim.x / kWarp;
   const std::uint32_t first = of_cta ? blockIdx.x : blockIdx.x * num_warps + threadIdx.x / kWarp;

@@ -1,10 +1,10 @@
 // Copies long runs by bulk copies through shared memory, on 16-byte boundaries: for sm_90 and later. A few
 // CTAs keep many bytes in flight this way, and no registers.
-#include "gpu/bulk.cuh"
 #include "gpu/bulk_ring.h"
 #include "gpu/copy_job.h"
 #include "gpu/kernel.cuh"
 #include "gpu/memory.cuh"
+#include "kvxfer/device_bulk.cuh"
 
 namespace kvxfer::gpu {
 
@@ -29,11 +29,11 @@ __device__ inline void load_slice(const CopyJob& job, std::uint32_t index, Ring&
   const Atom atom = atom_of_lane(loop, slice);
   const std::uint32_t stage = n % kRingStages;
   const std::uint32_t nbytes = __reduce_add_sync(kAllLanes, atom.nbytes);
-  if (lane_index() == 0) arrive_and_expect(&ring.loaded[stage], nbytes);
+  if (lane_index() == 0) bulk::arrive_and_expect(&ring.loaded[stage], nbytes);
   if (atom.nbytes == 0) return;
   const std::uint64_t from = address_of(loop.src, atom.place, job.src_ids[atom.place.pair], slice.layer);
-  load_bulk(ring.stages[stage] + atom.offset, reinterpret_cast<const std::byte*>(from), atom.nbytes,
-            &ring.loaded[stage], policy);
+  bulk::load(ring.stages[stage] + atom.offset, reinterpret_cast<const void*>(from), atom.nbytes,
+             &ring.loaded[stage], policy);
 }
 
 // Every lane stores what it has loaded, as a group of its own.
@@ -45,10 +45,10 @@ __device__ inline void store_slice(const CopyJob& job, std::uint32_t index, cons
   const std::uint32_t stage = n % kRingStages;
   if (atom.nbytes != 0) {
     const std::uint64_t to = address_of(loop.dst, atom.place, job.dst_ids[atom.place.pair], slice.layer);
-    wait_for_phase(&ring.loaded[stage], n / kRingStages % 2);
-    store_bulk(reinterpret_cast<std::byte*>(to), ring.stages[stage] + atom.offset, atom.nbytes, policy);
+    bulk::wait_for_phase(&ring.loaded[stage], n / kRingStages % 2);
+    bulk::store(reinterpret_cast<void*>(to), ring.stages[stage] + atom.offset, atom.nbytes, policy);
   }
-  end_group();
+  bulk::end_group();
 }
 
 }  // namespace kvxfer::gpu
@@ -56,14 +56,15 @@ __device__ inline void store_slice(const CopyJob& job, std::uint32_t index, cons
 extern "C" __global__ void __launch_bounds__(kvxfer::gpu::kRings* kvxfer::gpu::kWarp)
     kvxfer_copy_bulk(const __grid_constant__ kvxfer::gpu::CopyJob job) {
   using namespace kvxfer::gpu;
-  Ring& ring = reinterpret_cast<Ring*>(shared_memory())[threadIdx.x / kWarp];
+  namespace bulk = kvxfer::bulk;
+  Ring& ring = static_cast<Ring*>(kvxfer::shared_memory())[threadIdx.x / kWarp];
   if (lane_index() == 0) {
-    for (std::uint64_t& barrier : ring.loaded) init_barrier(&barrier);
-    publish_barriers();
+    for (bulk::Barrier& barrier : ring.loaded) bulk::init_barrier(&barrier);
+    bulk::publish_shared_writes();
   }
   __syncwarp();
 
-  const std::uint64_t policy = streamed_policy();
+  const std::uint64_t policy = bulk::streamed_policy();
   const Share share = share_of_warp();
   std::uint32_t to_load = share.first, num_loaded = 0;
   const auto load_next = [&] {
@@ -75,10 +76,10 @@ extern "C" __global__ void __launch_bounds__(kvxfer::gpu::kRings* kvxfer::gpu::k
   std::uint32_t num_stored = 0;
   for (std::uint32_t index = share.first; index < job.num_slices; index += share.step) {
     store_slice(job, index, ring, num_stored++, policy);
-    wait_until_read<1>();  // the slice before, whose stage is the next one's
+    bulk::wait_until_read<1>();  // the slice before, whose stage is the next one's
     __syncwarp();          // by every lane
     load_next();
   }
-  wait_until_stored();
+  bulk::wait_until_stored();
   tell_done(job);
 }

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvxfer/device_memory.cuh"
+
 namespace kvxfer::gpu {
 
 // Streamed: a page is read once and written once, and should leave the L2 cache to the model.
@@ -19,12 +21,6 @@ __device__ inline uint4 load_cached(const uint4* at) { return __ldca(at); }
 template <class Vector>
 __device__ inline void store_streamed(Vector* at, Vector value) {
   __stcs(at, value);
-}
-
-// What the CTA was launched with.
-__device__ inline std::byte* shared_memory() {
-  extern __shared__ __align__(1024) std::byte of_the_cta[];
-  return of_the_cta;
 }
 
 // The same number, of which the compiler does not know that: what follows from it is computed anew

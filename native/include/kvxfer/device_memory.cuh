@@ -29,4 +29,17 @@ __device__ inline unsigned load_acquire_on_device(const unsigned* word) {
   return value;
 }
 
+// The CTA's memory that its kernel was launched with (dynamic shared memory); the same bytes as any array
+// that a kernel declares `extern __shared__`.
+__device__ inline void* shared_memory() {
+  extern __shared__ __align__(1024) unsigned char of_the_cta[];
+  return of_the_cta;
+}
+__device__ inline bool is_shared(const void* at) { return __isShared(at) != 0; }
+
+// Until `num_threads` threads of the CTA, whole warps, have come to this barrier, of which a CTA has 16.
+__device__ inline void sync_at(unsigned barrier, unsigned num_threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
+}
+
 }  // namespace kvxfer

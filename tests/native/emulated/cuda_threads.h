@@ -1,7 +1,7 @@
 // In the place of CUDA: a kernel, compiled as C++, whose threads are threads. Several CTAs run at once, as
 // on a device, so that TSan sees what they do to each other. Of CUDA there is what our kernels use; what is
 // not here does not compile. That holds for __shared__, too, which C++ has no counterpart of: kernels get
-// their CTA's memory from shared_memory() (gpu/memory.cuh).
+// their CTA's memory from shared_memory() (kvxfer/device_memory.cuh).
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -44,10 +45,13 @@ struct Warp {
   std::atomic<std::uint64_t> given[2][kWarp] = {};
 };
 
+[[noreturn]] inline void end_program(const char* what);
+
 struct Cta {
-  Cta(unsigned num_threads, std::size_t shared_nbytes)
-      : barrier(num_threads), shared(new (std::align_val_t{kSharedAlignment}) std::byte[shared_nbytes]) {
+  Cta(unsigned num_threads, std::size_t nbytes)
+      : barrier(num_threads), shared_nbytes(nbytes), shared(allocated()), seen_in_bulk(allocated()) {
     std::memset(shared.get(), 0xa5, shared_nbytes);  // a kernel finds there what others left
+    std::memset(seen_in_bulk.get(), 0x5a, shared_nbytes);
     for (unsigned first = 0; first < num_threads; first += kWarp)
       warps.push_back(std::make_unique<Warp>(std::min(kWarp, num_threads - first)));
   }
@@ -57,15 +61,45 @@ struct Cta {
     void operator()(std::byte* bytes) const { operator delete[](bytes, std::align_val_t{kSharedAlignment}); }
   };
 
+  using Bytes = std::unique_ptr<std::byte[], Free>;
+  Bytes allocated() const { return Bytes(new (std::align_val_t{kSharedAlignment}) std::byte[shared_nbytes]); }
+
+  // barrier.sync
+  void sync_at(unsigned index, unsigned num_threads) {
+    if (index >= kBarriers) end_program("a CTA has 16 barriers");
+    if (num_threads == 0 || num_threads % kWarp != 0) end_program("a barrier is for whole warps");
+    Named* named = &barriers[index];
+    {
+      std::lock_guard lock(barriers_mutex);
+      if (named->barrier == nullptr) {
+        named->barrier = std::make_unique<std::barrier<>>(num_threads);
+        named->num_threads = num_threads;
+      }
+      if (named->num_threads != num_threads) end_program("threads do not agree how many come to a barrier");
+    }
+    named->barrier->arrive_and_wait();
+  }
+
+  static constexpr unsigned kBarriers = 16;
+  struct Named {
+    std::unique_ptr<std::barrier<>> barrier;
+    unsigned num_threads = 0;
+  };
+
   std::barrier<> barrier;
   std::vector<std::unique_ptr<Warp>> warps;
-  std::unique_ptr<std::byte[], Free> shared;
+  const std::size_t shared_nbytes;
+  Bytes shared;
+  Bytes seen_in_bulk;  // what bulk copies see of it (device_bulk.cuh), which lags behind
+  int seen_lock = 0;
+  std::mutex barriers_mutex;
+  std::array<Named, kBarriers> barriers;
 };
 
 inline thread_local Cta* this_cta = nullptr;
 inline thread_local Warp* this_warp = nullptr;
 
-[[noreturn]] inline void end_program(const char* what) {
+inline void end_program(const char* what) {
   std::fprintf(stderr, "thread %u of CTA %u: %s\n", threadIdx.x, blockIdx.x, what);
   std::abort();
 }
@@ -74,6 +108,21 @@ inline thread_local Warp* this_warp = nullptr;
 template <class T>
 inline void check_aligned(const T* at, std::size_t alignment = sizeof(T)) {
   if (reinterpret_cast<std::uintptr_t>(at) % alignment != 0) end_program("an address is not aligned");
+}
+
+inline bool is_shared(const void* at) {
+  if (this_cta == nullptr) return false;
+  const auto offset =
+      reinterpret_cast<std::uintptr_t>(at) - reinterpret_cast<std::uintptr_t>(this_cta->shared.get());
+  return offset < this_cta->shared_nbytes;  // or has wrapped
+}
+// For what takes addresses of the device's memory alone.
+inline void check_global(const void* at) {
+  if (is_shared(at)) end_program("an address is in shared memory");
+}
+
+inline void check_shared(const void* at) {
+  if (!is_shared(at)) end_program("an address is not in the CTA's shared memory");
 }
 
 // Calls thread() as every thread of one CTA. A thread that has returned is not waited for.
@@ -211,11 +260,13 @@ inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vo
 template <class T>
 inline T __ldcs(const T* at) {
   cuda_threads::check_aligned(at);
+  cuda_threads::check_global(at);
   return *at;
 }
 template <class T>
 inline void __stcs(T* at, T value) {
   cuda_threads::check_aligned(at);
+  cuda_threads::check_global(at);
   *at = value;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda_threads.h"
+#include "kvxfer/device_memory.cuh"
 
 namespace kvxfer::gpu {
 
@@ -21,8 +22,6 @@ template <class Vector>
 inline void store_streamed(Vector* at, Vector value) {
   __stcs(at, value);
 }
-
-inline std::byte* shared_memory() { return cuda_threads::this_cta->shared.get(); }
 
 inline std::uint32_t forgotten(std::uint32_t number) { return number; }
 

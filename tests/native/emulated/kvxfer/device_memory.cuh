@@ -25,4 +25,10 @@ inline unsigned load_acquire(const unsigned* word) {
 inline void store_release_on_device(unsigned* word, unsigned value) { store_release(word, value); }
 inline unsigned load_acquire_on_device(const unsigned* word) { return load_acquire(word); }
 
+inline void* shared_memory() { return cuda_threads::this_cta->shared.get(); }
+inline bool is_shared(const void* at) { return cuda_threads::is_shared(at); }
+inline void sync_at(unsigned barrier, unsigned num_threads) {
+  cuda_threads::this_cta->sync_at(barrier, num_threads);
+}
+
 }  // namespace kvxfer

@@ -1,5 +1,6 @@
-// In the place of native/gpu/bulk.cuh. Two engines do the copies, one each way, when and in what order they
-// like: what a kernel does not wait for has not happened, or happens too late.
+// In the place of native/include/kvxfer/device_bulk.cuh. Two engines do the copies, one each way, when and in
+// what order they like: what a kernel does not wait for has not happened, or happens too late. Of shared
+// memory they see what there was at a thread's last proxy fence.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "cuda_threads.h"
+#include "kvxfer/bulk_ring.h"
 
 namespace cuda_threads {
 
@@ -21,33 +23,52 @@ namespace cuda_threads {
 // phases have ended (31), whether the arrival was (1).
 class Mbarrier {
  public:
-  explicit Mbarrier(std::uint64_t* bits) : bits_(*bits) { check_aligned(bits); }
+  explicit Mbarrier(unsigned long long* bits) : bits_(*bits) { check_aligned(bits); }
 
-  void arrive_and_expect(std::uint32_t nbytes) {
-    change([&](std::uint64_t bits) {
+  void arrive_and_expect(unsigned nbytes) {
+    change([&](unsigned long long bits) {
       if (bits & 1) end_program("a phase of an mbarrier has two arrivals");
       return (bits + (std::uint64_t{nbytes} << 32)) | 1;
     });
   }
-  void complete(std::uint32_t nbytes) {
-    change([&](std::uint64_t bits) { return bits - (std::uint64_t{nbytes} << 32); });
+  void complete(unsigned nbytes) {
+    change([&](unsigned long long bits) { return bits - (std::uint64_t{nbytes} << 32); });
   }
-  bool has_ended(std::uint32_t parity) const {
-    return (bits_.load(std::memory_order_acquire) >> 1 & 1) != parity;
-  }
+  bool has_ended(unsigned parity) const { return (bits_.load(std::memory_order_acquire) >> 1 & 1) != parity; }
 
  private:
   template <class Change>
   void change(Change&& how) {
-    std::uint64_t bits = bits_.load(std::memory_order_relaxed), next;
+    unsigned long long bits = bits_.load(std::memory_order_relaxed), next;
     do {
       next = how(bits);
       if (next >> 32 == 0 && next & 1) next += 1;  // the arrival's bit into the phases
     } while (!bits_.compare_exchange_weak(bits, next, std::memory_order_release, std::memory_order_relaxed));
   }
 
-  std::atomic_ref<std::uint64_t> bits_;
+  std::atomic_ref<unsigned long long> bits_;
 };
+
+// Engines see shared memory by a copy of it, which fences bring up to date: all of it, whoever wrote there,
+// since nobody knows who did. TSan is to see what threads and engines do to the memory itself, and not what
+// these read there, nor the order that their lock makes: builtins of the compiler are not instrumented here.
+__attribute__((no_sanitize("thread"), noinline)) inline void copy_seen(int* lock, volatile unsigned char* to,
+                                                                       const volatile unsigned char* from,
+                                                                       std::size_t nbytes) {
+  while (__atomic_exchange_n(lock, 1, __ATOMIC_ACQUIRE) != 0) std::this_thread::yield();
+  for (std::size_t k = 0; k < nbytes; ++k) to[k] = from[k];
+  __atomic_store_n(lock, 0, __ATOMIC_RELEASE);
+}
+inline volatile unsigned char* bytes_at(void* at) { return static_cast<volatile unsigned char*>(at); }
+
+inline void publish(Cta& cta, std::byte* first, std::size_t nbytes) {
+  copy_seen(&cta.seen_lock, bytes_at(cta.seen_in_bulk.get() + (first - cta.shared.get())), bytes_at(first),
+            nbytes);
+}
+inline void read_published(Cta& cta, std::byte* to, const std::byte* first, std::size_t nbytes) {
+  copy_seen(&cta.seen_lock, bytes_at(to), bytes_at(cta.seen_in_bulk.get() + (first - cta.shared.get())),
+            nbytes);
+}
 
 // Stores of a thread: how many of them are not that far.
 struct StoreGroup { std::atomic<unsigned> unread = 0, unwritten = 0; };
@@ -55,21 +76,29 @@ struct StoreGroup { std::atomic<unsigned> unread = 0, unwritten = 0; };
 struct BulkCopy {
   std::byte* to;
   const std::byte* from;
-  std::uint32_t nbytes;
-  std::uint64_t* barrier;             // of a load
+  unsigned nbytes;
+  Cta* cta;  // whose shared memory it is
+  unsigned long long* barrier;  // of a load
   std::shared_ptr<StoreGroup> group;  // of a store
-  std::vector<std::byte> read;        // by a store that is not written yet
+  std::vector<std::byte> read;  // by a store that is not written yet
   BulkCopy* next = nullptr;
 
   // Goes one step on, and says whether it was the last.
   bool advance() {
     if (group == nullptr) {
       std::memcpy(to, from, nbytes);
+      publish(*cta, to, nbytes);
       Mbarrier(barrier).complete(nbytes);
       return true;
     }
     if (read.empty()) {
       read.assign(from, from + nbytes);
+      std::vector<std::byte> published(nbytes);
+      read_published(*cta, published.data(), from, nbytes);
+      // Written and not published, or overwritten too early: it may be read as one or the other, here as
+      // neither.
+      for (unsigned k = 0; k < nbytes; ++k)
+        if (published[k] != read[k]) read[k] = ~read[k];
       group->unread.fetch_sub(1, std::memory_order_release);
       return false;
     }
@@ -142,31 +171,52 @@ inline void wait_until(const char* what, Condition&& holds) {
 
 }  // namespace cuda_threads
 
-namespace kvxfer::gpu {
+namespace kvxfer::bulk {
 
-inline void init_barrier(std::uint64_t* barrier) { *barrier = 0; }
-inline void publish_barriers() {}
-inline void arrive_and_expect(std::uint64_t* barrier, std::uint32_t nbytes) {
-  cuda_threads::Mbarrier(barrier).arrive_and_expect(nbytes);
+inline constexpr bool kAreHere = true;
+
+inline void init_barrier(Barrier* barrier) { barrier->bits = 0; }
+inline void publish_shared_writes() {
+  cuda_threads::Cta& cta = *cuda_threads::this_cta;
+  cuda_threads::publish(cta, cta.shared.get(), cta.shared_nbytes);
 }
-inline void wait_for_phase(const std::uint64_t* barrier, std::uint32_t parity) {
-  cuda_threads::Mbarrier mbarrier(const_cast<std::uint64_t*>(barrier));
+inline void publish_global_writes() {}  // engines see them at once
+inline void arrive_and_expect(Barrier* barrier, unsigned nbytes) {
+  cuda_threads::Mbarrier(&barrier->bits).arrive_and_expect(nbytes);
+}
+inline void wait_for_phase(const Barrier* barrier, unsigned parity) {
+  cuda_threads::Mbarrier mbarrier(&const_cast<Barrier*>(barrier)->bits);
   cuda_threads::wait_until("a phase does not end", [&] { return mbarrier.has_ended(parity); });
 }
 
-inline std::uint64_t streamed_policy() { return 0; }
+inline unsigned long long streamed_policy() { return 0; }
 
-inline void load_bulk(std::byte* to_shared, const std::byte* from, std::uint32_t nbytes,
-                      std::uint64_t* barrier, std::uint64_t) {
-  cuda_threads::load_engine().submit(std::make_unique<cuda_threads::BulkCopy>(
-      cuda_threads::BulkCopy{to_shared, from, nbytes, barrier, nullptr, {}}));
+inline void load(void* to_shared, const void* from, unsigned nbytes, Barrier* barrier, unsigned long long) {
+  cuda_threads::check_global(from);
+  cuda_threads::check_shared(to_shared);
+  cuda_threads::load_engine().submit(
+      std::make_unique<cuda_threads::BulkCopy>(cuda_threads::BulkCopy{static_cast<std::byte*>(to_shared),
+                                                                      static_cast<const std::byte*>(from),
+                                                                      nbytes,
+                                                                      cuda_threads::this_cta,
+                                                                      &barrier->bits,
+                                                                      nullptr,
+                                                                      {}}));
 }
-inline void store_bulk(std::byte* to, const std::byte* from_shared, std::uint32_t nbytes, std::uint64_t) {
+inline void store(void* to, const void* from_shared, unsigned nbytes, unsigned long long) {
+  cuda_threads::check_global(to);
+  cuda_threads::check_shared(from_shared);
   const auto& group = cuda_threads::store_groups.back();
   group->unread.fetch_add(1, std::memory_order_relaxed);
   group->unwritten.fetch_add(1, std::memory_order_relaxed);
   cuda_threads::store_engine().submit(std::make_unique<cuda_threads::BulkCopy>(
-      cuda_threads::BulkCopy{to, from_shared, nbytes, nullptr, group, {}}));
+      cuda_threads::BulkCopy{static_cast<std::byte*>(to),
+                             static_cast<const std::byte*>(from_shared),
+                             nbytes,
+                             cuda_threads::this_cta,
+                             nullptr,
+                             group,
+                             {}}));
 }
 inline void end_group() {
   cuda_threads::store_groups.push_back(std::make_shared<cuda_threads::StoreGroup>());
@@ -186,4 +236,4 @@ inline void wait_until_stored() {
                              [&] { return groups[0]->unwritten.load(std::memory_order_acquire) == 0; });
 }
 
-}  // namespace kvxfer::gpu
+}  // namespace kvxfer::bulk
