@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kvxfer.gpu.shareable import shareable_memory
     from kvxfer.gpu.store_offer import StoreOffer, offer_stores
 
-__all__ = ["StoreOffer", "include_path", "offer_stores", "shareable_memory"]
+__all__ = ["StoreOffer", "include_path", "offer_stores", "shareable_memory", "store_ring_nbytes"]
 
 
 def __getattr__(name: str) -> Any:
@@ -37,3 +37,22 @@ def include_path() -> str:
     from kvxfer.gpu import sources
 
     return str(sources.ROOT / "include")
+
+
+def store_ring_nbytes(num_stages: int = 4) -> int:
+    """Returns how much shared memory a kernel wants that has a ``kvxfer::StoreRing<num_stages>``.
+
+    That is what `offer_stores`' pages go through in bulk (``kvxfer::PageStores``) where they lie in the GPU's
+    memory: stages of 8 KiB, of which all but one are on their way. In bytes; a launch gives that much beside
+    what else the kernel has there, from a multiple of 128 on. Beyond 48 KiB CUDA wants to be asked for it
+    (``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES``).
+
+    Raises
+    ------
+    ValueError
+        Fewer than two stages: one is stored while others are loaded.
+    """
+    if num_stages < 2:
+        raise ValueError(f"a ring has two stages or more, and this is {num_stages}")
+    # As sizeof has it (native/include/kvxfer/bulk_ring.h): the stages, a barrier each, a place each.
+    return num_stages * 8192 + sum(-(-num_stages * nbytes // 128) * 128 for nbytes in (8, 16))

@@ -199,7 +199,7 @@ class PeerPages:
 
     @property
     def address(self) -> int:
-        """Of its first byte, for kernels (``kvxfer::store_page``, ``kvxfer::arrive``)."""
+        """Of its first byte, for kernels (``kvxfer::PageStores``, ``store_page``, ``arrive``)."""
         address = self._mapping.address
         if address == 0:
             raise ValueError("the peer's pages are not mapped any more")

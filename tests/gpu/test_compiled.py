@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import re
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from kvxfer.bench import gpu_commands
 from kvxfer.errors import UsageError
-from kvxfer.gpu import compiler, include_path, sources
+from kvxfer.gpu import compiler, include_path, sources, store_ring_nbytes
 from kvxfer.gpu.compiler import Compilation
 from kvxfer.gpu.kernels import KERNELS, Kernel, kernel_of
 
@@ -136,11 +137,18 @@ extern "C" __global__ void fires(unsigned* word) { kvxfer::fire(word, 7); }
 
 def compiled_by_its_author(code: str, architecture: str) -> bytes:
     """Compiles with the folder of our header and nothing else of ours."""
+    return compiled_with_log(code, architecture)[0]
+
+
+def compiled_with_log(code: str, architecture: str) -> tuple[bytes, str]:
+    """Compiles likewise, and returns what ptxas says of registers and spills, too."""
     from cuda.core import Program, ProgramOptions
 
-    program = Program(code, "c++", ProgramOptions(arch=architecture, include_path=[include_path()]))
+    log = io.StringIO()
+    options = ProgramOptions(arch=architecture, include_path=[include_path()], ptxas_options=["-v"])
+    program = Program(code, "c++", options)
     try:
-        return bytes(program.compile("cubin").code)
+        return bytes(program.compile("cubin", logs=log).code), log.getvalue()
     finally:
         program.close()
 
@@ -182,3 +190,92 @@ def test_pages_are_stored_16_bytes_at_a_time_and_then_told_at_system_scope(
     assert any(name.startswith("MEMBAR") and name.endswith("SYS") for name in found), sorted(found)
     assert any(name.startswith(("RED", "ATOM")) and "STRONG.SYS" in name for name in found), sorted(found)
     assert any(name.startswith("LD") and "STRONG.SYS" in name for name in found), sorted(found)
+
+
+BULK = {"UBLKCP.S.G", "UBLKCP.G.S"}  # to shared memory, and from it
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_pages_are_stored_in_bulk_from_sm_90_on_and_by_vectors_before(
+    architecture: str, tmp_path: Path
+) -> None:
+    code, log = compiled_with_log((EXAMPLES / "store_in_bulk.cu").read_text(), architecture)
+    assert "warning" not in log.lower()
+    spills = re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", log)
+    assert len(spills) == 2 * 3, log
+    assert set(spills) == {"0"}, log
+    kernels = dict(_functions(dump(code, tmp_path)))
+    assert set(kernels) == {"store_pages_in_bulk", "rotate_and_store"}
+    for name, body in kernels.items():
+        found = instructions(body)
+        # Where bulk copies do not go: addresses on no boundary, and every page before sm_90.
+        assert {name for name in found if name.startswith("STG") and "128" in name}, sorted(found)
+        if architecture == "sm_80":
+            assert not BULK & found, sorted(found)
+            continue
+        # Pages that were computed in shared memory are not loaded there.
+        assert BULK & found == (BULK if name == "store_pages_in_bulk" else {"UBLKCP.G.S"}), sorted(found)
+
+
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_what_is_stored_in_bulk_is_waited_for_and_fenced_before_it_is_told(
+    architecture: str, tmp_path: Path
+) -> None:
+    code = compiled_by_its_author((EXAMPLES / "store_in_bulk.cu").read_text(), architecture)
+    body = dict(_functions(dump(code, tmp_path)))["rotate_and_store"]
+    names = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)", body, re.MULTILINE)
+    order = ["FENCE.VIEW.ASYNC", "BAR.SYNC", "UBLKCP.G.S", "DEPBAR", "FENCE.VIEW.ASYNC", "BAR.SYNC", "MEMBAR"]
+    at = names.index("STS")  # the page is computed
+    for wanted in order:
+        at = next((k for k in range(at, len(names)) if names[k].startswith(wanted)), len(names))
+        assert at < len(names), f"no {wanted} where it should be: {names}"
+    told = [k for k, name in enumerate(names) if name.startswith(("RED", "ATOM")) and "STRONG.SYS" in name]
+    assert told
+    assert at < told[0], names
+
+
+# As many are built on sm_90: some warps compute and store, others have other work.
+SPECIALISED = """
+#include "kvxfer/device.cuh"
+extern "C" __global__ void __launch_bounds__(160)
+    specialised(uint4* theirs, const uint4* ours, unsigned num_pages, unsigned* word) {
+  constexpr unsigned kPage = 256;  // vectors
+  __shared__ uint4 pages[2][kPage];
+  __shared__ kvxfer::StoreRing<> ring;
+  if (threadIdx.x >= 128) return;
+  kvxfer::PageStores stores(&ring, kvxfer::Threads{threadIdx.x, 128, 1});
+  for (unsigned page = 0; page < num_pages; ++page) {
+    stores.wait_until_read<2>();  // two are stored in each round
+    pages[page % 2][threadIdx.x] = pages[page % 2][threadIdx.x + 128] = {page, 1, 2, 3};
+    stores.store(theirs + 2 * page * kPage, pages[page % 2], sizeof pages[0]);
+    stores.store(theirs + (2 * page + 1) * kPage, ours + page * kPage, sizeof pages[0]);
+  }
+  stores.arrive(word);
+}
+"""
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_some_warps_of_a_kernel_store_with_a_ring_that_it_declares(architecture: str, tmp_path: Path) -> None:
+    code, log = compiled_with_log(SPECIALISED, architecture)
+    spills = re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", log)
+    assert spills == ["0"] * 3, log
+    found = instructions(dump(code, tmp_path))
+    assert BULK & found == (set() if architecture == "sm_80" else BULK), sorted(found)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4, 8, 9, 27])
+def test_what_a_ring_takes_of_shared_memory_is_what_the_compiler_says(num_stages: int) -> None:
+    assert compiled_by_its_author(
+        f"""
+        #include "kvxfer/device.cuh"
+        static_assert(sizeof(kvxfer::StoreRing<{num_stages}>) == {store_ring_nbytes(num_stages)});
+        static_assert(alignof(kvxfer::StoreRing<{num_stages}>) == 128);
+        """,
+        "sm_80",
+    )
+
+
+def test_a_ring_of_one_stage_is_none() -> None:
+    with pytest.raises(ValueError, match="two stages or more, and this is 1"):
+        store_ring_nbytes(1)

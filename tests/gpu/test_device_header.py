@@ -1,13 +1,16 @@
-"""``kvxfer/device.cuh`` in a kernel of somebody else's: that it fires and posts on a GPU."""
+"""``kvxfer/device.cuh`` in a kernel of somebody else's: that it fires, posts and stores on a GPU."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import kvxfer
-from kvxfer.gpu import include_path, sources
+from kvxfer.gpu import include_path, sources, store_ring_nbytes
 
 pytestmark = pytest.mark.gpu
 
@@ -44,9 +47,10 @@ def module_of() -> Any:
     def load(code: str, entry: str) -> Any:
         kernel = ObjectCode.from_cubin(compiled(code, architecture), name=entry).get_kernel(entry)
 
-        def run(num_ctas: int, num_threads: int, *arguments: Any) -> None:
+        def run(num_ctas: int, num_threads: int, *arguments: Any, shared_nbytes: int = 0) -> None:
             stream = device.create_stream(torch.cuda.current_stream())
-            launch(stream, LaunchConfig(grid=num_ctas, block=num_threads), kernel, *arguments)
+            config = LaunchConfig(grid=num_ctas, block=num_threads, shmem_size=shared_nbytes)
+            launch(stream, config, kernel, *arguments)
 
         return run
 
@@ -142,45 +146,111 @@ def test_ctas_start_the_transfer_of_each_page(module_of: Any) -> None:
                     assert torch.equal(pages[:, src_block], landed[:, dst_block])
 
 
-def test_pages_are_stored_into_memory_that_was_offered(module_of: Any) -> None:
-    import socket
-
-    import numpy as np
+@contextlib.contextmanager
+def stored_to(*shapes: tuple[int, ...]) -> Iterator[tuple[list[Any], list[int]]]:
+    """Yields tensors of bytes in memory that is offered for stores, and the addresses to store at."""
     import torch
 
     from kvxfer.gpu import StoreOffer, offer_stores, shareable_memory
 
-    num_pages, page_nbytes, num_ctas = 64, 64 * 1024, 16
     with shareable_memory():
-        theirs = torch.zeros((num_pages, page_nbytes), dtype=torch.uint8, device="cuda")
-        word = torch.zeros(1, dtype=torch.int32, device="cuda")
-    ours = torch.randint(0, 256, (num_pages, page_nbytes), dtype=torch.uint8, device="cuda")
+        tensors = [torch.zeros(shape, dtype=torch.uint8, device="cuda") for shape in shapes]
+    torch.cuda.synchronize()
+    with contextlib.ExitStack() as stack:
+        ends = socket.socketpair(socket.AF_UNIX)
+        for end in ends:
+            stack.callback(end.close)
+        addresses = []
+        for tensor in tensors:
+            with offer_stores(tensor) as offer:
+                offer.send(ends[0])
+            received = stack.enter_context(StoreOffer.receive(ends[1]))
+            addresses.append(stack.enter_context(received.map()).address)
+            assert addresses[-1] != tensor.data_ptr()
+        yield tensors, addresses
+        torch.cuda.synchronize()  # before the mappings go
+
+
+@pytest.mark.parametrize("in_bulk", [False, True])
+# On 16-byte boundaries and not: a page of a ring's stages, one that ends amid a vector, one of odd length.
+@pytest.mark.parametrize("page_nbytes", [64 * 1024, 20_008, 4_099])
+def test_pages_are_stored_into_memory_that_was_offered(
+    module_of: Any, page_nbytes: int, in_bulk: bool
+) -> None:
+    import numpy as np
+    import torch
+
+    num_pages, num_ctas, num_rounds, num_looks = 64, 16, 20, 10_000_000
+    example, entry = (
+        ("store_in_bulk.cu", "store_pages_in_bulk") if in_bulk else ("store_pages.cu", "store_pages")
+    )
+    store = module_of((EXAMPLES / example).read_text(), entry)
+    read = module_of((EXAMPLES / "store_pages.cu").read_text(), "read_pages")
+    reading = torch.cuda.Stream()
     table = torch.randperm(num_pages, device="cuda").to(torch.int32)
-    torch.cuda.synchronize()
-    store = module_of((EXAMPLES / "store_pages.cu").read_text(), "store_pages")
-    ends = socket.socketpair(socket.AF_UNIX)
-    for tensor in (theirs, word):
-        with offer_stores(tensor) as offer:
-            offer.send(ends[0])
-    with (
-        StoreOffer.receive(ends[1]) as pages_offer,
-        StoreOffer.receive(ends[1]) as word_offer,
-        pages_offer.map() as there,
-        word_offer.map() as told,
-    ):
-        assert there.address != theirs.data_ptr()
-        store(
-            num_ctas,
-            256,
-            there.address,
-            ours.data_ptr(),
-            table.data_ptr(),
-            np.uint32(num_pages),
-            np.uint64(page_nbytes),
-            told.address,
-        )
-    torch.cuda.synchronize()
-    assert word.item() == num_ctas
-    assert torch.equal(theirs, ours[table.long()])
-    for end in ends:
-        end.close()
+    ours = torch.empty((num_pages, page_nbytes), dtype=torch.uint8, device="cuda")
+    total = torch.empty(1, dtype=torch.int32, device="cuda")
+    with stored_to((num_pages, page_nbytes), (4,)) as ((theirs, word), (to, told)):
+
+        def look(num_stored: int) -> None:
+            with torch.cuda.stream(reading):
+                num_words = np.uint32(theirs.numel() // 4)
+                awaited = (np.uint32(num_stored), np.uint32(num_looks))
+                read(4, 256, theirs.data_ptr(), num_words, word.data_ptr(), *awaited, total.data_ptr())
+
+        def store_first(count: int) -> None:
+            shared_nbytes = store_ring_nbytes() if in_bulk else 0
+            pages = (to, ours.data_ptr(), table.data_ptr(), np.uint32(count), np.uint64(page_nbytes))
+            store(num_ctas, 256, *pages, told, shared_nbytes=shared_nbytes)
+
+        # A kernel's first launch may wait for others: neither does below.
+        store_first(0)
+        look(0)
+        for run in range(num_rounds):
+            torch.cuda.synchronize()
+            ours.random_(0, 256)
+            total.zero_()
+            torch.cuda.synchronize()
+            look((run + 2) * num_ctas)  # while the other kernel stores
+            store_first(num_pages)
+            torch.cuda.synchronize()
+            assert word.view(torch.int32).item() == (run + 2) * num_ctas
+            stored = ours[table.long()]
+            assert torch.equal(theirs, stored)
+            assert (stored.flatten().view(torch.int32).sum().item() - total.item()) % 2**32 == 0
+
+
+def test_pages_that_a_kernel_computes_are_stored_while_it_computes_the_next(module_of: Any) -> None:
+    import numpy as np
+    import torch
+
+    num_pages, page_tokens, head_dim, num_ctas = 96, 16, 128, 8
+    rotate = module_of((EXAMPLES / "store_in_bulk.cu").read_text(), "rotate_and_store")
+    page_nbytes = page_tokens * head_dim * 4
+    with stored_to((num_pages, page_nbytes), (4,)) as ((theirs, word), (to, told)):
+        for run in range(20):
+            keys = torch.randn(num_pages * page_tokens, head_dim, device="cuda")
+            angles = torch.rand(num_pages * page_tokens, head_dim // 2, device="cuda")
+            cosines, sines = angles.cos(), angles.sin()
+            table = torch.randperm(num_pages, device="cuda").to(torch.int32)
+            rotate(
+                num_ctas,
+                256,
+                to,
+                keys.data_ptr(),
+                cosines.data_ptr(),
+                sines.data_ptr(),
+                table.data_ptr(),
+                np.uint32(num_pages),
+                np.uint32(page_tokens),
+                np.uint32(head_dim),
+                told,
+                shared_nbytes=2 * page_nbytes,
+            )
+            torch.cuda.synchronize()
+            assert word.view(torch.int32).item() == (run + 1) * num_ctas
+            first, second = keys.chunk(2, dim=1)
+            rotated = torch.cat((first * cosines - second * sines, first * sines + second * cosines), dim=1)
+            stored = theirs.view(torch.float32).view(num_pages, page_tokens, head_dim)[table.long()]
+            # The kernel's products and sums may be one instruction.
+            torch.testing.assert_close(stored.flatten(0, 1), rotated, rtol=1e-5, atol=1e-5)

@@ -12,8 +12,7 @@
 
 #include "check.h"
 #include "cuda_threads.h"
-#include "emulated_driver.h"
-#include "gpu/shared_memory.h"
+#include "offered_memory.h"
 
 #include "gpu/examples/store_pages.cu"
 
@@ -21,28 +20,9 @@ namespace kvxfer {
 namespace {
 
 using emulated::device;
+using namespace offered_memory;
 
-constexpr std::uint64_t kNbytes = emulated::kGranularity;
 constexpr unsigned kForever = ~0u - 1;
-
-gpu::Address shareable(int handle_types = gpu::kPosixFdHandle) {
-  const gpu::Address address = emulated::allocate_pages(kNbytes, handle_types);
-  REQUIRE(address != 0);
-  return address;
-}
-gpu::ExportedMemory exported(gpu::Address address) {
-  auto memory = gpu::export_memory(emulated::driver(), address);
-  REQUIRE_OK(memory);
-  return std::move(memory).value();
-}
-Result<gpu::PeerMemory> map(const gpu::ExportedMemory& memory,
-                            gpu::PeerAccess wanted = gpu::PeerAccess::kStore) {
-  return gpu::PeerMemory::map(emulated::driver(), emulated::own_context(), 0, memory, wanted);
-}
-template <class T>
-T* at(gpu::Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 TEST(any_bytes_are_stored_whatever_their_alignment_and_no_others) {
   constexpr std::size_t kRoom = 700;
@@ -102,6 +82,20 @@ TEST(who_waits_in_vain_is_told) {
   CHECK_EQ(sum, 0u);
 }
 
+// Stores a page in bulk, and tells of it by a word behind it.
+void check_stored_in_bulk(gpu::Address there) {
+  alignas(16) const unsigned char page[64] = {4, 5, 6};
+  unsigned* const word = at<unsigned>(there + 1024);
+  const unsigned before = *word;
+  cuda_threads::launch(1, 4, sizeof(StoreRing<>), [&] {
+    PageStores<> stores(static_cast<StoreRing<>*>(shared_memory()));
+    stores.store(at<unsigned char>(there), page, sizeof page);
+    stores.arrive(word);
+  });
+  CHECK_EQ(std::memcmp(at<unsigned char>(there), page, sizeof page), 0);
+  CHECK_EQ(*word, before + 1);
+}
+
 TEST(an_owner_frees_its_memory_while_others_store_there) {
   const gpu::Address theirs = shareable();
   auto mapped = map(exported(theirs));
@@ -111,6 +105,7 @@ TEST(an_owner_frees_its_memory_while_others_store_there) {
   auto* there = at<unsigned char>(mapped.value().address());
   cuda_threads::launch(1, 4, 0, [&] { store_page(there, page, sizeof page, threadIdx.x, blockDim.x); });
   CHECK_EQ(std::memcmp(there, page, sizeof page), 0);
+  check_stored_in_bulk(mapped.value().address());
 }
 
 TEST(an_owner_that_died_is_stored_to_and_nothing_happens) {
@@ -160,6 +155,7 @@ TEST(an_owner_that_died_is_stored_to_and_nothing_happens) {
   unsigned* word = at<unsigned>(mapped.value().address());
   cuda_threads::launch(2, 2, 0, [&] { arrive(word); });
   CHECK_EQ(*word, 2u);
+  check_stored_in_bulk(mapped.value().address());
   ::close(ends[0]);
   ::close(ends[1]);
 }

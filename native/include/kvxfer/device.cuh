@@ -19,12 +19,16 @@
 // gpu/examples/post_pages.cu is such a kernel.
 //
 // Or a kernel stores pages into another process's memory by itself, without kvxfer in between
-// (kvxfer.gpu.offer_stores): store_page(), and arrive() at a word that lies there as well. What it stores there
-// no lease and no fence stops. gpu/examples/store_pages.cu has both ends.
+// (kvxfer.gpu.offer_stores): store_page(), and arrive() at a word that lies there as well. Or a PageStores, which
+// takes pages from shared memory, too, and stores them in bulk where the GPU can (both in device_stores.cuh). What
+// it stores there no lease and no fence stops. gpu/examples/store_pages.cu has both ends, and store_in_bulk.cu
+// a kernel that stores what it has just computed.
 #pragma once
 
 #include "kvxfer/command.h"
 #include "kvxfer/device_memory.cuh"
+#include "kvxfer/device_stores.cuh"
+#include "kvxfer/device_threads.cuh"
 
 namespace kvxfer {
 
@@ -38,12 +42,7 @@ __device__ inline void fire(unsigned* word, unsigned value) {
 // Adds one for the whole CTA, to a word of the host's or of a peer's. Called by every thread of it, behind its
 // last store and outside of branches that not all of them take: there is a barrier in it. Any number of CTAs may
 // arrive at a word, in any order.
-__device__ inline void arrive(unsigned* word) {
-  __syncthreads();
-  if (threadIdx.x != 0 || threadIdx.y != 0 || threadIdx.z != 0) return;
-  __threadfence_system();
-  add_release(word, 1);
-}
+__device__ inline void arrive(unsigned* word) { arrive(word, this_cta()); }
 
 // Has `num_pairs` pairs of blocks go, from `pair` on, of the write that the host has prepared under this number
 // (`prepared.number`): their bytes of one layer, numbered model-wide, or of every layer that was prepared.
@@ -99,42 +98,6 @@ __device__ inline bool wait_until_ended(const CommandRing* ring, unsigned count,
   while (static_cast<int>(num_ended(ring) - count) < 0)
     if (num_looks-- == 0) return false;
   return true;
-}
-
-// Stores bytes into a peer's page, or anywhere else. Called by `num_lanes` threads, a warp or a CTA, of which
-// this is number `lane`: each stores its part, and arrive() behind it tells whoever waits. 16 bytes at a time
-// where both addresses are multiples of 16, else 4 or 1. The two do not overlap.
-__device__ inline void store_page(void* to, const void* from, unsigned long long nbytes, unsigned lane,
-                                  unsigned num_lanes) {
-  const unsigned long long both =
-      reinterpret_cast<unsigned long long>(to) | reinterpret_cast<unsigned long long>(from);
-  unsigned long long stored = 0;
-  if (both % sizeof(uint4) == 0) {
-    // Four on their way in each thread: a store over NVLink is not waited for, a load is.
-    constexpr unsigned kAtOnce = 4;
-    const unsigned long long num_vectors = nbytes / sizeof(uint4);
-    const uint4* in = static_cast<const uint4*>(from);
-    uint4* out = static_cast<uint4*>(to);
-    unsigned long long at = lane;
-    for (; at + (kAtOnce - 1) * num_lanes < num_vectors; at += kAtOnce * num_lanes) {
-      uint4 vectors[kAtOnce];
-#pragma unroll
-      for (unsigned k = 0; k < kAtOnce; ++k) vectors[k] = __ldcs(in + at + k * num_lanes);
-#pragma unroll
-      for (unsigned k = 0; k < kAtOnce; ++k) __stcs(out + at + k * num_lanes, vectors[k]);
-    }
-    for (; at < num_vectors; at += num_lanes) __stcs(out + at, __ldcs(in + at));
-    stored = num_vectors * sizeof(uint4);
-  } else if (both % sizeof(unsigned) == 0) {
-    const unsigned long long num_words = nbytes / sizeof(unsigned);
-    const unsigned* in = static_cast<const unsigned*>(from);
-    unsigned* out = static_cast<unsigned*>(to);
-    for (unsigned long long at = lane; at < num_words; at += num_lanes) __stcs(out + at, __ldcs(in + at));
-    stored = num_words * sizeof(unsigned);
-  }
-  const unsigned char* in = static_cast<const unsigned char*>(from);
-  unsigned char* out = static_cast<unsigned char*>(to);
-  for (stored += lane; stored < nbytes; stored += num_lanes) out[stored] = in[stored];
 }
 
 // Until a word that others arrive at, or fire, is at least `value`; false where it is not after so many looks.
