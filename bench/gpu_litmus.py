@@ -26,12 +26,15 @@ class Litmus:
     ----------
     name
         With fences or without.
+    is_fenced
+        Whether it has to be right.
     at_host, at_stream, of_host
         Words that were not what a kernel had stored to the host's memory, to the device's, or the host for a
         kernel behind a stream's wait.
     """
 
     name: str
+    is_fenced: bool
     num_rounds: int
     at_host: int
     at_stream: int
@@ -122,7 +125,12 @@ class _Kernels:
         torch.cuda.synchronize(self._index)
         at_stream, of_host = (int(count) for count in wrong.tolist())
         return Litmus(
-            "with fences" if is_fenced else "without fences", num_rounds, at_host, at_stream, of_host
+            "with fences" if is_fenced else "without fences",
+            is_fenced,
+            num_rounds,
+            at_host,
+            at_stream,
+            of_host,
         )
 
 
