@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, SupportsIndex
 
 from kvxfer._native import After, AgentCore, NativeError
@@ -134,6 +135,7 @@ def resolve(core: AgentCore, gpu: int, after: Any) -> After | bool:
             return core.after_stream(stream)
         if (event := _event(after)) is not None:
             check_device(after, gpu)
+            _check_no_capture()
             return core.after_event(event)
     except NativeError as error:
         raise translate(error) from None
@@ -142,6 +144,20 @@ def resolve(core: AgentCore, gpu: int, after: Any) -> After | bool:
         f"not a {type(after).__name__}",
         code="invalid-argument",
     )
+
+
+def _check_no_capture() -> None:
+    """Raises `UsageError` where torch's current stream is being captured.
+
+    An event may be the capture's then, and the driver has no way to ask that breaks no capture.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise UsageError(
+            "an event is waited for while the current stream is captured into a graph, which runs later or "
+            "many times: make a trigger with agent.trigger(), record() it in the stream, and wait for that",
+            code="invalid-argument",
+        )
 
 
 def _event(event: Any) -> int | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import mmap
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -172,6 +173,22 @@ def test_what_cannot_be_waited_for_posts_nothing(ends: Ends, post: Any, waited: 
     with pytest.raises(UsageError, match=words):
         post(ends, after=waited)
     assert not ends.core.called("post")
+
+
+@pytest.mark.parametrize("event", [TorchEvent(79, 0), CoreEvent(80, 0)])
+def test_an_event_is_not_asked_for_while_torch_captures_a_graph(
+    ends: Ends, event: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver breaks a capture when it is asked for an event of it."""
+    captures = True
+    cuda = SimpleNamespace(is_initialized=lambda: True, is_current_stream_capturing=lambda: captures)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    with pytest.raises(UsageError, match="captured into a graph"):
+        POSTS[0](ends, after=event)
+    assert not ends.core.called("after_event")
+    captures = False
+    POSTS[0](ends, after=event)
+    assert ends.core.called("after_event")
 
 
 @pytest.mark.parametrize("post", POSTS, ids=["write", "read"])
