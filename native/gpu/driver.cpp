@@ -77,9 +77,7 @@ Loaded load_library() {
   find(driver.launch, "cuLaunchKernel");
   if (!out.status.ok()) return out;
   // What a driver may lack. By its version: the name alone is of another function in CUDA 13.
-  int (*find_version)(const char* symbol, void** found, int version, std::uint64_t flags, int* result) =
-      nullptr;
-  find_version = reinterpret_cast<decltype(find_version)>(dlsym(library, "cuGetProcAddress_v2"));
+  const auto find_version = reinterpret_cast<Driver::FindVersion>(dlsym(library, "cuGetProcAddress_v2"));
   const auto find_if_there = [&](auto& function, const char* symbol, int version) {
     void* found = nullptr;
     if (find_version == nullptr || find_version(symbol, &found, version, 0, nullptr) != 0) return;

@@ -133,6 +133,10 @@ struct Driver {
                 unsigned block_y, unsigned block_z, unsigned shared_nbytes, Stream stream, void** arguments,
                 void** extra);
 
+  // cuGetProcAddress_v2, of which the driver itself is asked for what it may lack.
+  using FindVersion = int (*)(const char* symbol, void** found, int version, std::uint64_t flags,
+                              int* result);
+
   // The driver of this machine, or in words why there is none (kUnsupported). Asked once.
   static Result<const Driver*> load();
 
@@ -146,6 +150,7 @@ inline constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
 inline constexpr int kRecommendedGranularity = 1;  // CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
 inline constexpr int kNotSupported = 801;  // CUDA_ERROR_NOT_SUPPORTED
 inline constexpr int kNotReady = 600;  // CUDA_ERROR_NOT_READY
+inline constexpr int kCapturedEvent = 907;  // CUDA_ERROR_CAPTURED_EVENT
 inline constexpr int kRelaxedCaptures = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
 inline constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: not ordered after the default one
 inline constexpr unsigned kPortable = 1;  // CU_MEMHOSTALLOC_PORTABLE | _DEVICEMAP

@@ -6,8 +6,6 @@
 namespace kvxfer::gpu {
 namespace {
 
-constexpr int kCapturedEvent = 907;  // CUDA_ERROR_CAPTURED_EVENT
-
 // The default stream, the legacy one and a thread's own are of whichever context is current.
 bool is_named_by_number(Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
 
