@@ -9,7 +9,7 @@ import numpy as np
 import kvxfer
 from kvxfer.bench.errors import CheckFailedError
 from kvxfer.bench.trigger import Delay
-from kvxfer.gpu import include_path
+from kvxfer.gpu import include_path, shareable_memory
 
 _PAGE_NBYTES = 16 * 1024
 _TIMEOUT_S = 60.0
@@ -54,7 +54,12 @@ def by_kernel(gpu: int, rounds: int) -> list[Delay]:
         listen="tcp://127.0.0.1:0", transports=("cuda_ipc",), gpu=gpu, spin_us=20_000
     )
     with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
-        pages = [torch.zeros((2, _PAGE_NBYTES), dtype=torch.uint8, device=f"cuda:{gpu}") for _ in range(2)]
+        # Which this process may map once more; what cudaMalloc made only another one may open.
+        with shareable_memory(gpu):
+            pages = [
+                torch.zeros((2, _PAGE_NBYTES), dtype=torch.uint8, device=f"cuda:{gpu}") for _ in range(2)
+            ]
+        torch.cuda.synchronize(gpu)
         region, target = src.register("kv", pages[0]), dst.register("kv", pages[1])
         there = src.connect_blocking(dst.address, _TIMEOUT_S)
         target.grant(dst.accept_blocking("src", _TIMEOUT_S), None, "write", ttl_s=_TIMEOUT_S)

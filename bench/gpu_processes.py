@@ -20,6 +20,8 @@ from kvxfer.bench.workload import block_order
 
 _SETTING = "PYTORCH_CUDA_ALLOC_CONF"
 _TIMEOUT_S = 60.0
+# 512 pages of 16 KiB, the cache of a short prompt: whole layers go with one launch.
+_LAYER_NBYTES = 8 * 1024 * 1024
 # Reads that are under way at a time: posting one hides behind the copies of those before it.
 _NUM_READS = 8
 
@@ -48,7 +50,7 @@ def measure(
     Parameters
     ----------
     nbytes
-        Of the cache, a multiple of ``block_nbytes``; both processes have one.
+        Of the cache, about, in layers of 8 MiB; both processes have one.
     limit
         Runs a copy on this device and returns its GB/s, read + written.
 
@@ -65,21 +67,23 @@ def measure(
     """
     import torch
 
-    num_blocks = nbytes // block_nbytes
+    num_layers = max(1, nbytes // _LAYER_NBYTES)
+    num_blocks = nbytes // num_layers // block_nbytes
     order = block_order("random", num_blocks, seed=1)
-    wanted = gpu_source.blocks(device, num_blocks, block_nbytes)
-    wanted = wanted[torch.from_numpy(order.astype(np.int64)).to(wanted.device)]
+    wanted = gpu_source.cache_of(device, num_layers, num_blocks, block_nbytes)
+    nbytes = wanted.numel()
+    wanted = wanted[:, torch.from_numpy(order.astype(np.int64)).to(wanted.device)]
     cache = torch.zeros_like(wanted)
     torch.cuda.synchronize(device)
     every = np.arange(num_blocks, dtype=np.uint32)
     rates, ratios = [], []
     try:
         with (
-            _source(kind, device, num_blocks, block_nbytes) as (address, answer),
+            _source(kind, device, num_layers, num_blocks, block_nbytes) as (address, answer),
             kvxfer.Agent("reader", gpu_source.options(device)) as agent,
         ):
             handles = answer()
-            region = agent.register("cache", cache)
+            region = agent.register("cache", cache, gpu_source.layout_of(cache))
             peer = agent.connect_blocking(address, _TIMEOUT_S)
             remote = peer.wait_region("cache", _TIMEOUT_S)
             answer()
@@ -106,10 +110,10 @@ def measure(
 
 @contextmanager
 def _source(
-    kind: Kind, device: int, num_blocks: int, block_nbytes: int
+    kind: Kind, device: int, num_layers: int, num_blocks: int, block_nbytes: int
 ) -> Iterator[tuple[str, Callable[[], str]]]:
     """Starts the other process; yields its address, and what returns its next line."""
-    arguments: list[Any] = [device, num_blocks, block_nbytes, kind.how]
+    arguments: list[Any] = [device, num_layers, num_blocks, block_nbytes, kind.how]
     process = subprocess.Popen(
         [sys.executable, "-m", "kvxfer.bench.gpu_source", *map(str, arguments)],
         stdin=subprocess.PIPE,

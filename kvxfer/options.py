@@ -41,6 +41,9 @@ class AgentOptions:
     gpu
         Index of that GPU, as CUDA_VISIBLE_DEVICES leaves them: one an agent for now. Means something
         where ``"cuda_ipc"`` is named.
+    gpu_ctas
+        Most CTAs of a kernel that copies there: what it may take of the model's. A few keep a network's card
+        busy; within one GPU, and over NVLink, more are faster, up to one for each of its multiprocessors.
     staging_nbytes
         Pinned host memory through which that GPU's pages go over ``"tcp"`` and the unix stream: to and from
         other hosts, host memory, and GPUs that this one does not reach. Half is for what is sent, half for
@@ -79,6 +82,8 @@ class AgentOptions:
     secret: bytes | str | None = None
     transports: tuple[str, ...] = DEFAULT_TRANSPORTS
     gpu: int = 0
+    # By arithmetic four feed a 400 Gb/s NIC (native/gpu/DESIGN.md).
+    gpu_ctas: int = 4
     # Each way 32 MiB: four rails with 8 MiB, two windows of a stream, or pieces of cuda_ipc that failed over.
     staging_nbytes: int = 64 * 1024 * 1024
     copy_engines: bool = True
@@ -126,6 +131,7 @@ class AgentOptions:
             raise _bad(f"option lease_margin_s is {self.lease_margin_s!r}, but must be 0 or more seconds")
         for name, low, high in (
             ("gpu", 0, 1023),
+            ("gpu_ctas", 1, 65535),
             ("staging_nbytes", 0, 1 << 40),
             ("tcp_rails", 1, 64),
             ("spin_us", 0, 1_000_000),
@@ -157,6 +163,7 @@ class AgentOptions:
             "secret": secret,
             "transports": list(self.transports),
             "gpu": None,
+            "gpu_ctas": self.gpu_ctas,
             "staging_nbytes": self.staging_nbytes,
             "tcp_rails": self.tcp_rails,
             "silent_timeout_s": self.silent_timeout_s,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import kvxfer
+from kvxfer.gpu import shareable_memory
 
 TIMEOUT_S = 60.0
 SHAPE = (4, 64 * 1024)
@@ -16,14 +18,19 @@ LONG = 200_000_000
 
 
 class Ends:
-    """Two agents of this process, with a cache on the GPU each."""
+    """Two agents of this process, with a cache on the GPU each.
 
-    def __init__(self, src: kvxfer.Agent, dst: kvxfer.Agent) -> None:
+    In memory of cudaMalloc, which only another process may open, so that pages are staged; or in the pool's,
+    which goes by cuda_ipc here as well.
+    """
+
+    def __init__(self, src: kvxfer.Agent, dst: kvxfer.Agent, pooled: bool) -> None:
         import torch
 
         self.src, self.dst = src, dst
-        self.pages = torch.zeros(SHAPE, dtype=torch.uint8, device="cuda")
-        self.landed = torch.zeros_like(self.pages)
+        with shareable_memory() if pooled else contextlib.nullcontext():
+            self.pages = torch.zeros(SHAPE, dtype=torch.uint8, device="cuda")
+            self.landed = torch.zeros_like(self.pages)
         torch.cuda.synchronize()
         self.region, target = src.register("kv", self.pages), dst.register("kv", self.landed)
         there = src.connect_blocking(dst.address, TIMEOUT_S)
@@ -59,8 +66,8 @@ class Ends:
         return bool((self.landed == value).all())
 
 
-@pytest.fixture
-def ends() -> Iterator[Ends]:
+@pytest.fixture(params=["staged", "cuda_ipc"])
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     options = kvxfer.AgentOptions(listen="tcp://127.0.0.1:0", transports=("shm", "cuda_ipc", "tcp"))
     with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
-        yield Ends(src, dst)
+        yield Ends(src, dst, request.param == "cuda_ipc")

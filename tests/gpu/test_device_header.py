@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kvxfer
-from kvxfer.gpu import include_path, sources, store_ring_nbytes
+from kvxfer.gpu import include_path, shareable_memory, sources, store_ring_nbytes
 
 pytestmark = pytest.mark.gpu
 
@@ -108,7 +108,9 @@ def test_ctas_start_the_transfer_of_each_page(module_of: Any) -> None:
     layout_of = kvxfer.KVLayout.from_tensor
     with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
         shape = (num_layers, num_blocks, 1, num_words)
-        pages, landed = (torch.zeros(shape, dtype=torch.int32, device="cuda") for _ in range(2))
+        # What cudaMalloc made only another process may open.
+        with shareable_memory():
+            pages, landed = (torch.zeros(shape, dtype=torch.int32, device="cuda") for _ in range(2))
         torch.cuda.synchronize()
         region = src.register("kv", pages, layout_of(pages, "lbtd"))
         target = dst.register("kv", landed, layout_of(landed, "lbtd"))
@@ -151,7 +153,7 @@ def stored_to(*shapes: tuple[int, ...]) -> Iterator[tuple[list[Any], list[int]]]
     """Yields tensors of bytes in memory that is offered for stores, and the addresses to store at."""
     import torch
 
-    from kvxfer.gpu import StoreOffer, offer_stores, shareable_memory
+    from kvxfer.gpu import StoreOffer, offer_stores
 
     with shareable_memory():
         tensors = [torch.zeros(shape, dtype=torch.uint8, device="cuda") for shape in shapes]
