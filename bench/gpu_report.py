@@ -65,7 +65,8 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
         yield f"not run: {row['words']}"
     for row in result["wrong"]:
         yield f"WRONG: {row['words']}"
-    yield _verdict(len(result["wrong"]), missed, len(result["not_run"]))
+    measured = bool(result["row"])
+    yield _verdict(len(result["wrong"]), missed if measured else None, len(result["not_run"]))
 
 
 def _tests(result: dict[str, Any]) -> Iterator[str]:
@@ -92,8 +93,11 @@ def _rows(rows: list[dict[str, Any]]) -> Generator[str, None, int]:
     return missed
 
 
-def _verdict(num_wrong: int, missed: int, num_not_run: int) -> str:
+def _verdict(num_wrong: int, missed: int | None, num_not_run: int) -> str:
     wrong = f"{num_wrong} WRONG" if num_wrong else "nothing is wrong"
-    reached = f"{missed} of what was asked is below (*)" if missed else "everything that was asked is reached"
+    if missed is None:
+        reached = "no copy was measured"
+    else:
+        reached = f"{missed} of what was asked is below (*)" if missed else "what was measured is as asked"
     left_out = f"; {num_not_run} not run" if num_not_run else ""
     return f"\n{wrong}; {reached}{left_out}"

@@ -16,6 +16,9 @@ _LAST_WORDS_S: Final = 10.0
 _END_S: Final = 5.0
 #: Of a log, what is shown where a step failed.
 SHOWN_LINES: Final = 25
+_SHOWN_COLUMNS: Final = 160
+# What faulthandler begins with.
+_LOST: Final = "Fatal Python error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,12 @@ class Outcome:
     log: Path
 
     def last_lines(self) -> str:
-        """Returns the end of what it said, for who sees no log."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        return "\n".join(f"    {line}" for line in lines[-SHOWN_LINES:])
+        """Returns the end of what it said, for who sees no log; of a lost process, where it stood."""
+        text = self.log.read_text(errors="replace")
+        lost = text.find(_LOST)
+        lines = text[max(lost, 0) :].splitlines()
+        shown = lines[:SHOWN_LINES] if lost >= 0 else lines[-SHOWN_LINES:]
+        return "\n".join(f"    {line[:_SHOWN_COLUMNS]}" for line in shown)
 
 
 def run(

@@ -101,15 +101,17 @@ def run(
         # The first is to blame; the others may have failed by what it left behind. One that has not ended
         # is the last.
         first = failed[0]
-        how = found[first] or (
+        lost = (
             f"had not ended after {outcome.taken_s:.0f} s"
             if outcome.status is None
             else f"ended its process with {outcome.status}"
         )
-        wrong.append(f"{first} {how}: see {outcome.log}")
+        wrong.append(f"{first} {found[first] or lost}: see {outcome.log}")
         ended.update({test: result for test, result in found.items() if result in _RIGHT or test == first})
         if number == _MOST_RUNS - 1:
-            wrong += [f"{test} {found[test]}" for test in failed[1:]]
+            wrong += [f"{test} {found[test] or lost}" for test in failed[1:]]
+            if not found[failed[-1]]:
+                wrong.append(f"{file}: the tests behind that one were not run")
         elif len(failed) == 1 and outcome.status is not None and found[first]:
             break
     num_passed = sum(result in ("PASSED", "XFAIL") for result in ended.values())

@@ -73,6 +73,21 @@ def test_a_test_that_does_not_end_is_told_with_its_threads(tree: Path) -> None:
     assert "in test_last" in logs(tree)
 
 
+def test_what_is_not_reached_behind_tests_that_are_lost_is_told(tree: Path) -> None:
+    file = "tests/gpu/test_made.py"
+    test = (
+        "import os, pytest\n@pytest.mark.gpu\n@pytest.mark.parametrize('n', range(9))\ndef test_lost(n): {}"
+    )
+    (tree / file).write_text(test.format("os.abort()"))
+    found = gpu_tests.run(file, 60.0, lambda: 1000.0, tree / "logs")
+    assert [words.partition(": see")[0] for words in found.wrong] == [
+        *(f"{file}::test_lost[{n}] ended its process with -6" for n in range(3)),
+        f"{file}: the tests behind that one were not run",
+    ]
+    assert found.shown.lstrip().startswith("Fatal Python error: Aborted")
+    assert "in test_lost" in found.shown
+
+
 def test_tests_that_do_not_load_are_wrong(tree: Path) -> None:
     found = run_tests(tree, "pass\nimport nothing_of_the_kind")
     assert found.state == "failed"
