@@ -37,12 +37,23 @@ namespace cuda_threads {
 
 inline constexpr unsigned kWarp = 32;
 
+// What else is kept of a CTA and of a warp, by who has more to say of them (tests/native/ptx).
+struct NotesOfCtas {
+  std::shared_ptr<void> (*make)(unsigned num_threads, std::byte* shared, std::size_t shared_nbytes) = nullptr;
+  void (*end_thread)() = nullptr;  // by each thread, at its end
+};
+inline NotesOfCtas notes_of_ctas;
+inline std::shared_ptr<void> (*notes_of_warps)() = nullptr;
+
 struct Warp {
-  explicit Warp(unsigned num_lanes) : barrier(num_lanes) {}
+  explicit Warp(unsigned num_lanes) : barrier(num_lanes) {
+    if (notes_of_warps != nullptr) notes = notes_of_warps();
+  }
   std::barrier<> barrier;
   // What every lane gives the others, behind the number of the exchange. A lane may be at the next one while
   // others read what it gave in this one, so there are two.
   std::atomic<std::uint64_t> given[2][kWarp] = {};
+  std::shared_ptr<void> notes;
 };
 
 [[noreturn]] inline void end_program(const char* what);
@@ -54,6 +65,7 @@ struct Cta {
     std::memset(seen_in_bulk.get(), 0x5a, shared_nbytes);
     for (unsigned first = 0; first < num_threads; first += kWarp)
       warps.push_back(std::make_unique<Warp>(std::min(kWarp, num_threads - first)));
+    if (notes_of_ctas.make != nullptr) notes = notes_of_ctas.make(num_threads, shared.get(), shared_nbytes);
   }
 
   static constexpr std::size_t kSharedAlignment = 1024;
@@ -94,6 +106,7 @@ struct Cta {
   int seen_lock = 0;
   std::mutex barriers_mutex;
   std::array<Named, kBarriers> barriers;
+  std::shared_ptr<void> notes;
 };
 
 inline thread_local Cta* this_cta = nullptr;
@@ -141,6 +154,7 @@ void run_cta(unsigned index, unsigned num_ctas, unsigned num_threads, std::size_
       this_cta = &cta;
       this_warp = cta.warps[t / kWarp].get();
       thread();
+      if (notes_of_ctas.end_thread != nullptr) notes_of_ctas.end_thread();
       this_warp->barrier.arrive_and_drop();
       cta.barrier.arrive_and_drop();
     });  // joined before `cta` goes
