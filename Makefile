@@ -117,7 +117,7 @@ native-test: native-test-plain native-test-asan native-test-tsan
 
 # $(1) name, $(2) sanitizers, $(3) optimization
 define NATIVE_TEST
-native-build-$(1): $(VENV)/deps.stamp
+native-build-$(1): $(VENV)/dev.stamp
 	@$$(LOCK) if [ ! -e build/$(1)/build.ninja ]; then \
 	cmake -S . -B build/$(1) -G Ninja -DCMAKE_BUILD_TYPE=None "-DCMAKE_CXX_FLAGS=$(3)" \
 	  -DKVXFER_NATIVE_TESTS=ON -DKVXFER_SANITIZE=$(2) >/dev/null; fi; \
