@@ -1,5 +1,5 @@
-# The kernels once more, as NVRTC compiles them: their PTX, translated to C++ (native/gpu/DESIGN.md), under the tests that run
-# their source. A test of copies runs for each architecture, since each has its own PTX.
+# The kernels once more, as NVRTC compiles them: their PTX, translated to C++ (native/gpu/DESIGN.md), under the
+# tests that run their source.
 find_program(KVXFER_NVRTC_PYTHON python3 DOC "A Python with cuda-bindings and NVRTC: kernels run as PTX")
 set(translate ${CMAKE_COMMAND} -E env PYTHONPATH=${PROJECT_SOURCE_DIR} PYTHONDONTWRITEBYTECODE=1
   ${KVXFER_NVRTC_PYTHON} -m tests.native.ptx)
@@ -35,6 +35,30 @@ function(add_translated_kernels name architecture)
   target_compile_options(${name} PRIVATE -O1 -g0 -w -fno-strict-aliasing -ffp-contract=off)
 endfunction()
 
+# TEST, over translated kernels in the place of emulated ones.
+function(add_translated_test test name)
+  if(NOT TARGET ${test})
+    return()
+  endif()
+  add_executable(${test}_${name} $<TARGET_OBJECTS:${test}>)
+  target_link_libraries(${test}_${name} PRIVATE ${test_libraries} ${ARGN})
+  add_test(NAME ${test}_${name} COMMAND ${test}_${name})
+endfunction()
+
+# TEST once more from its source: it includes kernels, and what it gets here are declarations of theirs.
+function(add_test_of_linked_kernels test name)
+  if(NOT TARGET ${test})
+    return()
+  endif()
+  add_executable(${test}_${name} ${test}.cpp)
+  target_include_directories(${test}_${name} BEFORE PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/ptx/${name}/linked
+    ${ptx_folder}/linked ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
+  target_compile_options(${test}_${name} PRIVATE -Wno-unknown-pragmas)
+  target_link_libraries(${test}_${name} PRIVATE ${test_libraries} ${ARGN})
+  add_dependencies(${test}_${name} ${name})
+  add_test(NAME ${test}_${name} COMMAND ${test}_${name})
+endfunction()
+
 # The translator itself: kernels by hand, right and wrong.
 foreach(kernels_by_hand instructions planted)
   add_translated_kernels(ptx_${kernels_by_hand} sm_90a ${ptx_folder}/${kernels_by_hand}.ptx)
@@ -43,4 +67,35 @@ foreach(kernels_by_hand instructions planted)
     ${CMAKE_CURRENT_BINARY_DIR}/ptx/ptx_${kernels_by_hand} ${CMAKE_CURRENT_SOURCE_DIR}/emulated)
   target_link_libraries(test_ptx_${kernels_by_hand} PRIVATE ${test_libraries} ptx_${kernels_by_hand})
   add_test(NAME test_ptx_${kernels_by_hand} COMMAND test_ptx_${kernels_by_hand})
+endforeach()
+
+# Which kernels run where, so that all of it takes two cores about two minutes. Plain: all of them, for a mistake
+# of a compiler's is one without sanitizers, and each architecture has PTX of its own. TSan: what threads pass to
+# each other, for one architecture; instructions that order memory are the same for all. ASan: only those above,
+# for shared memory and parameters are checked anyway (ptx/cta.h), and global memory in the kernels' source.
+if(KVXFER_SANITIZE MATCHES "address")
+  return()
+endif()
+set(kernels ${PROJECT_SOURCE_DIR}/native/gpu)
+set(of_examples ${example_sources} ${ptx_folder}/device_functions.cu)
+add_translated_kernels(sm_90a sm_90a ${kernels}/copy_vectors.cu ${kernels}/litmus.cu ${kernels}/convert.cu
+  ${of_examples})
+add_translated_kernels(sm_90a_bulk sm_90a ${kernels}/copy_bulk.cu)
+add_translated_test(test_gpu_copy sm_90a sm_90a sm_90a_bulk)
+add_translated_test(test_gpu_litmus sm_90a sm_90a)
+foreach(test test_gpu_stores test_gpu_bulk_stores test_gpu_commands test_gpu_triggers)
+  add_test_of_linked_kernels(${test} sm_90a sm_90a)
+endforeach()
+if(KVXFER_SANITIZE)
+  return()
+endif()
+add_translated_test(test_gpu_convert sm_90a sm_90a)
+add_translated_test(test_gpu_packed sm_90a sm_90a)
+add_translated_kernels(sm_80 sm_80 ${kernels}/copy_vectors.cu ${kernels}/litmus.cu)
+add_translated_test(test_gpu_copy sm_80 sm_80 sm_90a_bulk)  # sm_80 has no bulk copies
+add_translated_test(test_gpu_litmus sm_80 sm_80)
+add_translated_kernels(sm_100a sm_100a ${kernels}/copy_vectors.cu ${kernels}/litmus.cu ${kernels}/convert.cu
+  ${kernels}/copy_bulk.cu)
+foreach(test test_gpu_copy test_gpu_litmus test_gpu_convert)
+  add_translated_test(${test} sm_100a sm_100a)
 endforeach()
