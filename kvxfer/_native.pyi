@@ -267,8 +267,11 @@ class AgentCore:
     ) -> int: ...
     def region_kind(self, region: int) -> str:
         """``"pool"``, ``"foreign"`` or ``"gpu"``."""
-    def deregister(self, region: int) -> None:
-        """Fences: when it returns no byte of the region is touched. Its transfers fail."""
+    def deregister(self, region: int, timeout_s: float) -> bool:
+        """Fences: when it returns True no byte of the region is touched. Its transfers fail.
+
+        False: a device still copies there after that long (below 0: without end); called again it
+        waits on."""
 
     # Peers: a peer is one session.
     def connect(self, address: str, timeout_s: float) -> int:
@@ -341,10 +344,12 @@ class AgentCore:
         self, peer: int, region: int, write: bool, all_blocks: bool, blocks: NDArray[np.uint32], ttl_s: float,
         renewable: bool, bearer_id: int,
     ) -> int: ...
-    def revoke(self, lease: int) -> None:
-        """Fences: when it returns no byte moves under the lease. Idempotent."""
+    def revoke(self, lease: int, timeout_s: float) -> bool:
+        """Fences: when it returns True no byte moves under the lease. Idempotent.
+
+        False: a device still copies under it after that long (below 0: without end)."""
     def lease_state(self, lease: int) -> str:
-        """``"active"``, ``"revoked"``, ``"expired"`` or ``"peer-lost"``, ``"region-gone"``."""
+        """``"active"``, ``"ending"``, ``"revoked"``, ``"expired"``, ``"peer-lost"``, ``"region-gone"``."""
 
 def crc32c(data: bytes) -> int: ...
 def sha256(data: bytes) -> bytes: ...

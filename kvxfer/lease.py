@@ -17,9 +17,10 @@ class Lease:
     """Blocks that a peer may read or write until the lease ends. Made by ``region.grant``.
 
     It ends by `revoke`, by its time (renewed by the peer's heartbeats), with the peer, or with the
-    region. From then on, no byte lands in the blocks under it (a write lease), and no read under it
-    is reported done (a read lease), so that they may be used again at once. As a context manager it
-    is revoked at the end of the block.
+    region. Nothing begins under it from then on, and when it *has ended* no byte lands in the blocks
+    under it (a write lease), and no read under it is reported done (a read lease): they may be used
+    again. In between, while a device copies that cannot be stopped, it is ``"ending"``. As a context
+    manager it is revoked at the end of the block, which waits for that.
 
     A bearer lease, one that was granted to no peer in particular, lets any peer read that names its
     `id`. It is not renewed, and a peer that is lost ends its own reads alone.
@@ -69,6 +70,8 @@ class Lease:
     def state(self) -> str:
         """``"active"``, ``"revoked"``, ``"expired"``, ``"peer-lost"`` or ``"region-gone"``.
 
+        ``"ending"``: the right has ended, and a copy under it has not, so the blocks are still in use.
+
         Raises
         ------
         AgentError
@@ -85,17 +88,40 @@ class Lease:
         """Whether the peer still has the right."""
         return self.state == "active"
 
-    def revoke(self) -> None:
+    def revoke(self, timeout_s: float | None = None) -> None:
         """Ends it. When this returns the fence is complete and the blocks may be used again.
 
         Transfers under it fail at both ends with ``lease-ended``. Waits for at most one slice of
-        a copy in progress; where it lands on a GPU, for what is launched. Does nothing when it has ended.
+        a copy in progress; where it lands on a GPU, for what is launched, which may be long where it
+        stands behind kernels of the model. The agent serves everybody else meanwhile. Does nothing when
+        it has ended, and waits on when it is ending.
+
+        Parameters
+        ----------
+        timeout_s
+            How long the caller would wait; None as long as it takes. The right ends in any case.
+
+        Raises
+        ------
+        TimeoutError
+            A device still copies under it, so its blocks are not to be used yet; it is ``"ending"``.
+            `ended` and `wait_ended` wait on, as does another call. Other exceptions that come from
+            here, KeyboardInterrupt too, leave it as this one does.
+        AgentError
+            The agent was closed meanwhile: the blocks may be used when its ``close`` has returned.
         """
         self._completions.check()
         try:
-            self._completions.core.revoke(self._id)
+            ended = self._completions.core.revoke(
+                self._id, -1.0 if timeout_s is None else max(0.0, timeout_s)
+            )
         except NativeError as error:
             raise translate(error, peer=self._peer_name) from None
+        if not ended:
+            raise TimeoutError(
+                f"lease {self._id} of {self._peer_name or 'any peer'} is revoked, but a device still copies "
+                f"under it after {timeout_s} s: do not use its blocks before it has ended"
+            )
 
     async def ended(self) -> str:
         """Waits until it has ended and returns `state`; raises `AgentError` when the agent closes."""
@@ -108,14 +134,14 @@ class Lease:
         Raises
         ------
         TimeoutError
-            It is still active when the time is over.
+            It is still active, or ending, when the time is over.
         """
         if not self._completions.block_until(self._is_over, timeout_s):
             raise TimeoutError(f"{self!r} has not ended after {timeout_s} s")
         return self.state
 
     def _is_over(self) -> bool:
-        return self._completions.core.lease_state(self._id) != "active"
+        return self._completions.core.lease_state(self._id) not in ("active", "ending")
 
     def __enter__(self) -> Lease:
         return self

@@ -273,23 +273,42 @@ class Region:
             raise translate(error, peer="" if peer is None else peer.name) from None
         return Lease(self._completions, lease_id, peer, mode, None if blocks is None else len(ids))
 
-    def deregister(self) -> None:
+    def deregister(self, timeout_s: float | None = None) -> None:
         """Takes the region away from peers. When this returns no byte of it is touched any more.
 
         Its transfers and leases end with ``region-gone``, and the tensors are let go. Does nothing
-        when that was done before.
+        when that was done before. Copies on a GPU that are launched end first, while the agent serves
+        everybody else.
 
         Of GPU memory it waits until peers have unmapped it, a round trip to each: then it may be freed. A
         peer that does not answer for the options' ``silent_timeout_s`` loses its rail and is named in the
         log; its process keeps the mapping until it ends.
+
+        Parameters
+        ----------
+        timeout_s
+            How long the caller would wait for such copies; None as long as it takes.
+
+        Raises
+        ------
+        TimeoutError
+            A device still copies to or from it: peers have lost it, and the tensors are kept until
+            another call returns. Other exceptions that come from here leave it so, too.
         """
         if not self._views:
             return
         self._completions.check()
         try:
-            self._completions.core.deregister(self._id)
+            left = self._completions.core.deregister(
+                self._id, -1.0 if timeout_s is None else max(0.0, timeout_s)
+            )
         except NativeError as error:
             raise translate(error) from None
+        if not left:
+            raise TimeoutError(
+                f"region {self._name!r} is taken from peers, but a device still copies to or from it after "
+                f"{timeout_s} s: do not free its memory before another deregister() has returned"
+            )
         self._let_go()
 
     def _let_go(self) -> None:

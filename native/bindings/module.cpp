@@ -222,13 +222,18 @@ class PyAgentCore {
       raise({Code::kUnknownRegion, "region " + std::to_string(id) + " is not registered (any more)"});
     return kind;
   }
-  void deregister(RegionId id) const {
+  bool deregister(RegionId id, double timeout_s) const {
     check(runtime_->check_alive());
-    const Status status = [&] {
-      const nb::gil_scoped_release release;
-      return runtime_->deregister_region(id);
-    }();
-    check(status);
+    Status status;
+    const bool is_over = wait_in_slices(
+        *runtime_,
+        [&](Time slice_ns) {
+          status = runtime_->deregister_region(id, slice_ns);
+          return status.code() != Code::kDeadline;
+        },
+        timeout_s);
+    if (is_over) check(status);
+    return is_over;
   }
 
   SessionKey begin_connect(const std::string& address, double timeout_s) const {
@@ -370,11 +375,10 @@ class PyAgentCore {
                           to_ns(ttl_s), renewable, bearer_id);
     }));
   }
-  void revoke(LeaseId lease) const {
-    call([&](Engine& engine, Time now) {
-      engine.revoke(now, lease);
-      return 0;
-    });
+  bool revoke(LeaseId lease, double timeout_s) const {
+    check(runtime_->check_alive());
+    return wait_in_slices(
+        *runtime_, [&](Time slice_ns) { return runtime_->revoke(lease, slice_ns); }, timeout_s);
   }
   std::string lease_state(LeaseId lease) const {
     // Answers for a closed agent, too; a forked child must not touch the gate.
@@ -484,7 +488,7 @@ NB_MODULE(_native, m) {
       .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a, "num_blocks"_a, "footprint"_a,
            "layout"_a, "on_gpu"_a)
       .def("region_kind", &PyAgentCore::region_kind, "region"_a)
-      .def("deregister", &PyAgentCore::deregister, "region"_a)
+      .def("deregister", &PyAgentCore::deregister, "region"_a, "timeout_s"_a)
       .def("connect", &PyAgentCore::connect, "address"_a, "timeout_s"_a)
       .def("begin_connect", &PyAgentCore::begin_connect, "address"_a, "timeout_s"_a)
       .def("disconnect", &PyAgentCore::disconnect, "peer"_a, "code"_a = static_cast<int>(Code::kPeerLost),
@@ -506,7 +510,7 @@ NB_MODULE(_native, m) {
            "timeout_s"_a)
       .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a,
            "ttl_s"_a, "renewable"_a, "bearer_id"_a)
-      .def("revoke", &PyAgentCore::revoke, "lease"_a)
+      .def("revoke", &PyAgentCore::revoke, "lease"_a, "timeout_s"_a)
       .def("lease_state", &PyAgentCore::lease_state, "lease"_a);
 
   m.def(

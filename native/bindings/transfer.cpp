@@ -20,19 +20,23 @@ constexpr std::uint32_t kNumPriorities = 256;
 
 }  // namespace
 
-bool wait_for(Runtime& runtime, const std::function<bool()>& done, double timeout_s) {
+bool wait_in_slices(Runtime& runtime, const std::function<bool(Time)>& wait, double timeout_s) {
   const Time deadline = timeout_s < 0 ? kNever : Runtime::now() + to_ns(timeout_s);
   for (;;) {
     bool finished;
     {
       const nb::gil_scoped_release release;
-      finished = runtime.wait(done, std::max<Time>(0, std::min(kSignalSlice, deadline - Runtime::now())));
+      finished = wait(std::max<Time>(0, std::min(kSignalSlice, deadline - Runtime::now())));
     }
     if (finished) return true;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     check(runtime.check_alive());
     if (Runtime::now() >= deadline) return false;
   }
+}
+
+bool wait_for(Runtime& runtime, const std::function<bool()>& done, double timeout_s) {
+  return wait_in_slices(runtime, [&](Time slice_ns) { return runtime.wait(done, slice_ns); }, timeout_s);
 }
 
 // ---- a handle -------------------------------------------------------------------------------------
@@ -78,7 +82,7 @@ void PyHandle::layers_ready(std::uint32_t layers) const {
 void PyHandle::cancel() const {
   const nb::gil_scoped_release release;
   if (!runtime->check_alive().ok()) return;
-  runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
+  runtime->cancel(*handle);
 }
 
 std::shared_ptr<StreamWait> PyHandle::wait_in(std::uint64_t stream,

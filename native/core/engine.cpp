@@ -182,22 +182,6 @@ void Engine::check_up(Peer& peer) {
   host_.emit({.kind = EventKind::kPeerUp, .peer = peer.key});
 }
 
-// Of a session that ends, before the fence of any of its transfers: that may wait for a kernel which stands
-// behind a stream that waits for another one.
-void Engine::let_streams_go(SessionKey key) {
-  const auto of_session = [key](auto& transfers, auto&& f) {
-    for (auto it = transfers.lower_bound({key, 0}); it != transfers.end() && it->first.first == key; ++it)
-      f(*it->second);
-  };
-  of_session(sources_, [](Source& source) {
-    if (source.handle) source.handle->let_streams_go(Outcome::kFailed);
-  });
-  of_session(destinations_, [](Destination& destination) {
-    if (destination.handle) destination.handle->let_streams_go(Outcome::kFailed);
-    if (destination.expectation) destination.expectation->handle()->let_streams_go(Outcome::kFailed);
-  });
-}
-
 void Engine::lose(SessionKey key, Status reason) {
   auto found = peers_.find(key);
   if (found == peers_.end()) return;
@@ -214,8 +198,7 @@ void Engine::lose(SessionKey key, Status reason) {
   lost_[key] = std::move(view);
   if (lost_.size() > kMaxLost) lost_.erase(lost_.begin());
 
-  let_streams_go(key);
-  // Local fences first: from here on nothing moves for this session.
+  // Local fences first: from here on nothing begins for this session, and what is under way ends.
   std::vector<Source*> sources;
   for (auto it = sources_.lower_bound({key, 0}); it != sources_.end() && it->first.first == key; ++it)
     sources.push_back(it->second.get());
@@ -441,6 +424,10 @@ void Engine::on_time(Time now) {
       case TimerKind::kSource:
         if (Source* source = find_source(key)) {
           source->timed = false;
+          if (is_draining(source->state)) {
+            tell_draining(*source, timer.kind);
+            break;
+          }
           std::string why =
               source->layers_ready < source->move->grid.num_layers
                   ? unreleased(*source->move, source->layers_ready, "here")
@@ -452,6 +439,10 @@ void Engine::on_time(Time now) {
       case TimerKind::kDestination:
         if (Destination* destination = find_destination(key)) {
           destination->timed = false;
+          if (is_draining(destination->state)) {
+            tell_draining(*destination, timer.kind);
+            break;
+          }
           Status why{Code::kDeadline, std::string("the transfer's time was over while it was ") +
                                           std::string(name_of(destination->state))};
           if (destination->layers_ready < destination->move->grid.num_layers)
@@ -570,8 +561,18 @@ Status Engine::deregister_region(Time now, RegionId id) {
     send(*peer, wire::RegionGone{id});
     forget_programs(*peer, id, false);
   }
-  bury(std::move(found->second));
+  // What is left of its transfers drains.
+  std::size_t num_draining = 0;
+  for (const auto& [key, source] : sources_) num_draining += source->region == id;
+  for (const auto& [key, destination] : destinations_) num_draining += destination->region == id;
+  std::unique_ptr<Region> gone = std::move(found->second);
   regions_.erase(found);
+  if (num_draining != 0) {
+    leaving_regions_.emplace(id, LeavingRegion{std::move(gone), num_draining});
+    return {};
+  }
+  bury(std::move(gone));
+  host_.region_fenced(id);
   return {};
 }
 
@@ -716,8 +717,12 @@ Result<std::vector<RemoteRegionView>> Engine::peer_regions(SessionKey key) const
 }
 
 EngineLoad Engine::load() const noexcept {
-  return {works_.size(),        outstanding_pieces_, FenceTable::kNumSlots - free_slots_.size(),
-          expectations_.size(), leases_.size(),      handles_.size(),
+  return {works_.size(),
+          outstanding_pieces_,
+          FenceTable::kNumSlots - free_slots_.size(),
+          expectations_.size() + ending_expectations_.size(),
+          leases_.size() + ending_leases_.size(),
+          handles_.size(),
           timers_.size()};
 }
 
@@ -727,7 +732,7 @@ void Engine::close(Time now) {
   std::vector<SessionKey> keys;
   for (const auto& [key, peer] : peers_) keys.push_back(key);
   const Status why{Code::kClosed, "the agent was closed"};
-  for (SessionKey key : keys) let_streams_go(key);
+  let_streams_go();
   for (SessionKey key : keys) end_session(now, key, why.code(), why.message());
   for (const auto& [id, region] : regions_) end_leases(id, why);
   std::vector<std::uint64_t> expected;

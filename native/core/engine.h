@@ -8,6 +8,7 @@
 // engine_destination.cpp  transfers whose bytes become ours: scheduling, accounting, confirming
 // engine_path.cpp      whether any rail goes from one region to another, by the memory that they lie in
 // engine_lease.cpp     leases and expectations
+// engine_fence.cpp     rights and regions that have ended, until nothing under them is under way
 #pragma once
 
 #include <array>
@@ -56,10 +57,12 @@ class EngineHost {
   // rail_failed; returns how many it started.
   virtual std::uint32_t session_open(SessionKey session) = 0;
   virtual PostResult post(RailId rail, const Work& work) = 0;
-  virtual void cancel(RailId rail, WorkId work) = 0;
+  virtual void cancel(RailId rail, WorkId work) = 0;  // asks: its completion says that it has ended
   virtual Status attach(RailId rail, const RemoteRegion& region) = 0;
   virtual void detach(RailId rail, RegionId region) = 0;
   virtual void drop_rail(RailId rail) = 0;  // its outstanding work still completes
+  // Nothing is under way on the memory of a region that was deregistered: transports may let it go.
+  virtual void region_fenced(RegionId region) = 0;
   virtual std::uint64_t fence_generation(std::uint32_t slot) = 0;
   virtual void bump_fence(std::uint32_t slot) = 0;
   virtual std::uint32_t checksum(const Move& move, std::uint32_t piece, Side side) = 0;
@@ -153,7 +156,10 @@ class Engine {
 
   // ---- regions
   Result<RegionId> register_region(Time now, std::unique_ptr<Region> region);
-  Status deregister_region(Time now, RegionId id);  // the region's memory is not touched afterwards
+  // Everything of it ends, and nothing of it begins any more. Its memory is its owner's again when
+  // is_leaving(id) is false, which EngineHost::region_fenced tells: works on it may be under way until then.
+  Status deregister_region(Time now, RegionId id);
+  bool is_leaving(RegionId id) const { return leaving_regions_.contains(id); }
   const Region* region(RegionId id) const;
   RegionId next_region_id() const noexcept { return next_region_; }
 
@@ -162,7 +168,8 @@ class Engine {
                                         CopyProgram program);
   Result<std::shared_ptr<Handle>> post(Time now, TransferRequest request);
   void layers_ready(Time now, std::uint64_t handle, std::uint32_t layers);
-  void cancel(Time now, std::uint64_t handle);  // of a transfer or an expectation
+  // Of a transfer or an expectation: its handle ends when nothing of it is under way any more.
+  void cancel(Time now, std::uint64_t handle);
   Result<std::shared_ptr<Handle>> expect(Time now, wire::Bytes tag, RegionId region,
                                          std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
                                          std::uint32_t num_layers, const Needed& needed,
@@ -173,6 +180,8 @@ class Engine {
   Result<LeaseId> grant(Time now, std::optional<SessionKey> peer, RegionId region, wire::LeaseMode mode,
                         bool all_blocks, std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable,
                         LeaseId bearer_id = 0);
+  // The right ends at once. Blocks under it are their owner's again when its state is no longer kEnding;
+  // kLeaseEnded is emitted then.
   void revoke(Time now, LeaseId lease);
   std::optional<LeaseState> lease_state(LeaseId lease) const;
 
@@ -269,6 +278,8 @@ class Engine {
     LeaseId lease = 0;              // as in TransferSpec
     bool lease_named = false;
     std::vector<LeaseId> leases;    // that allow it
+    bool counted = false;           // among the open of its session
+    Time draining_since = 0;
     std::vector<std::pair<WorkId, RailId>> posted;  // few: as many as rails have windows for
   };
   struct Source : Transfer {
@@ -309,6 +320,24 @@ class Engine {
     Key transfer;
     RailId rail;
     std::uint32_t piece;
+    bool draining = false;  // of a transfer that ended: its piece is waited for by nobody
+  };
+  // What has ended as a right, with works under it that have not: how many transfers are still to drain.
+  struct EndingLease {
+    std::optional<SessionKey> holder;
+    LeaseState state;
+    Status why;
+    std::size_t num_draining;
+  };
+  struct EndingExpectation {
+    std::shared_ptr<Expectation> expectation;
+    TransferState state;
+    Status why;
+    std::size_t num_draining;
+  };
+  struct LeavingRegion {
+    std::unique_ptr<Region> region;  // with what keeps its memory
+    std::size_t num_draining;
   };
 
   // engine.cpp
@@ -317,7 +346,6 @@ class Engine {
   void on_message(Peer& peer, wire::Message message);
   void opened(Peer& peer);
   void check_up(Peer& peer);
-  void let_streams_go(SessionKey key);
   void lose(SessionKey key, Status reason);
   void schedule_session(Peer& peer);
   void attach(Peer& peer, Remote& remote, RailId rail);
@@ -356,8 +384,8 @@ class Engine {
   void end_handle(const std::shared_ptr<Handle>& handle, TransferState state, Status status,
                   std::vector<std::uint32_t> failed);
   bool has_room(const Peer::Open& open, std::uint64_t num_pairs) const;
-  void count_open(Peer& peer, const Transfer& transfer);
-  void count_closed(Peer& peer, const Transfer& transfer);
+  void count_open(Peer& peer, Transfer& transfer);
+  void count_closed(Peer& peer, Transfer& transfer);
   void start_backlog(Peer& peer);
   // Checks a peer's TransferSpec against our half of it; the result is our region.
   Result<const Region*> check_spec(Peer& peer, const wire::TransferSpec& spec, Footprint::Half ours);
@@ -419,6 +447,14 @@ class Engine {
   LeaseId draw_bearer_id();
   void end_expectation(std::uint64_t handle, TransferState state, Status why);
 
+  // engine_fence.cpp
+  void stop_works(Transfer& transfer, TimerKind kind);
+  void tell_draining(Transfer& transfer, TimerKind kind);
+  void drained(const Transfer& transfer);
+  void lease_fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState state, const Status& why);
+  void expectation_fenced(const Expectation& expectation, TransferState state, Status why);
+  void let_streams_go();
+
   const EngineConfig config_;
   EngineHost& host_;
   Time now_ = 0;
@@ -432,6 +468,9 @@ class Engine {
   std::unordered_map<std::uint64_t, std::pair<bool, Key>> handles_;  // id -> is destination, key
   std::map<LeaseId, Lease> leases_;
   std::map<std::uint64_t, std::shared_ptr<Expectation>> expectations_;  // by handle
+  std::map<LeaseId, EndingLease> ending_leases_;
+  std::map<std::uint64_t, EndingExpectation> ending_expectations_;  // by handle
+  std::map<RegionId, LeavingRegion> leaving_regions_;
   std::map<std::string, std::uint64_t> tags_;      // an expectation's tag -> its handle
   std::map<std::uint64_t, Timers::iterator> expectation_timers_;
   std::map<LeaseId, Timers::iterator> lease_timers_;

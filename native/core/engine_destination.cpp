@@ -422,8 +422,10 @@ void Engine::fail_destination(Destination& destination, TransferEvent event, Sta
   destination.to_credit.clear();
   const Outcome outcome = outcome_of(destination.state);
   if (destination.handle) destination.handle->let_streams_go(outcome);
-  if (destination.expectation) destination.expectation->handle()->let_streams_go(Outcome::kFailed);
-  for (const auto& [work, rail] : destination.posted) host_.cancel(rail, work);  // the fence
+  if (destination.expectation && expectations_.contains(destination.expectation->handle()->id()))
+    destination.expectation->handle()->let_streams_go(Outcome::kFailed);
+  if (Peer* peer = find_peer(destination.key.first)) count_closed(*peer, destination);
+  if (!destination.posted.empty()) stop_works(destination, TimerKind::kDestination);  // the fence
   if (Peer* peer = open_peer(destination.key.first); peer != nullptr && tell_peer && told)
     refuse(*peer, destination.key.second, destination.reason);
   if (destination.posted.empty()) drained_destination(destination);
@@ -434,11 +436,8 @@ void Engine::drained_destination(Destination& destination) {
   clear_timer(destination);
   const bool done = destination.state == TransferState::kDone;
   if (Peer* peer = find_peer(destination.key.first)) {
-    if (destination.ours && !done &&
-        std::find(peer->backlog.begin(), peer->backlog.end(), destination.key) != peer->backlog.end())
-      std::erase(peer->backlog, destination.key);
-    else
-      count_closed(*peer, destination);
+    if (destination.ours && !done && !peer->backlog.empty()) std::erase(peer->backlog, destination.key);
+    count_closed(*peer, destination);
     if (done && !destination.ours && !destination.notify.empty() && destination.expectation == nullptr)
       host_.emit(
           {.kind = EventKind::kNotification, .peer = peer->key, .payload = std::move(destination.notify)});
@@ -451,11 +450,21 @@ void Engine::drained_destination(Destination& destination) {
   auto found = destinations_.find(destination.key);
   bury(std::move(found->second));
   destinations_.erase(found);
-  if (expectation == nullptr || !expectations_.contains(expectation->handle()->id())) return;
-  if (!done)
-    end_expectation(expectation->handle()->id(), TransferState::kFailed, reason);
-  else if (expectation->complete())
-    end_expectation(expectation->handle()->id(), TransferState::kDone, {});
+  drained(destination);
+  if (expectation == nullptr) return;
+  const std::uint64_t id = expectation->handle()->id();
+  if (auto ending = ending_expectations_.find(id); ending != ending_expectations_.end()) {
+    if (--ending->second.num_draining != 0) return;
+    EndingExpectation ended = std::move(ending->second);
+    ending_expectations_.erase(ending);
+    expectation_fenced(*ended.expectation, ended.state, std::move(ended.why));
+  } else if (!expectations_.contains(id)) {
+    return;
+  } else if (!done) {
+    end_expectation(id, TransferState::kFailed, reason);
+  } else if (expectation->complete()) {
+    end_expectation(id, TransferState::kDone, {});
+  }
 }
 
 }  // namespace kvxfer

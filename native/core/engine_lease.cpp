@@ -7,8 +7,6 @@
 namespace kvxfer {
 namespace {
 
-constexpr std::size_t kMaxEndedLeases = 4096;
-
 std::string text_of(const wire::Bytes& tag) {
   return {reinterpret_cast<const char*>(tag.data()), tag.size()};
 }
@@ -40,7 +38,7 @@ Result<LeaseId> Engine::grant(Time now, std::optional<SessionKey> holder, Region
     return Status(Code::kInvalidArgument,
                   "lease id " + std::to_string(bearer_id) +
                       " cannot be given: a lease of no peer takes one, random and in 2**62 to 2**63 - 1");
-  if (leases_.contains(bearer_id) || ended_leases_.contains(bearer_id))
+  if (leases_.contains(bearer_id) || ending_leases_.contains(bearer_id) || ended_leases_.contains(bearer_id))
     return Status(Code::kInvalidArgument,
                   "lease id " + std::to_string(bearer_id) + " was granted before: draw another");
   const LeaseId id = holder ? next_lease_++ : bearer_id != 0 ? bearer_id : draw_bearer_id();
@@ -66,7 +64,7 @@ LeaseId Engine::draw_bearer_id() {
     std::array<std::byte, sizeof(LeaseId)> bytes;
     host_.random(bytes);
     const LeaseId id = (std::bit_cast<LeaseId>(bytes) & (kBearerBit - 1)) | kBearerBit;
-    if (!leases_.contains(id) && !ended_leases_.contains(id)) return id;
+    if (!leases_.contains(id) && !ending_leases_.contains(id) && !ended_leases_.contains(id)) return id;
   }
 }
 
@@ -79,6 +77,7 @@ void Engine::revoke(Time now, LeaseId id) {
 
 std::optional<LeaseState> Engine::lease_state(LeaseId id) const {
   if (auto found = leases_.find(id); found != leases_.end()) return found->second.state();
+  if (ending_leases_.contains(id)) return LeaseState::kEnding;
   if (auto ended = ended_leases_.find(id); ended != ended_leases_.end()) return ended->second;
   return std::nullopt;
 }
@@ -92,12 +91,6 @@ void Engine::end_lease(Lease& live, LeaseEvent event, const Status& why) {
     timers_.erase(timer->second);
     lease_timers_.erase(timer);
   }
-  ended_leases_[id] = lease.state();
-  ended_lease_ids_.push_back(id);
-  if (ended_lease_ids_.size() > kMaxEndedLeases) {
-    ended_leases_.erase(ended_lease_ids_.front());
-    ended_lease_ids_.pop_front();
-  }
 
   // Its holder's, or every peer's: session keys begin at 1.
   const Key first{lease.holder().value_or(0), 0};
@@ -107,24 +100,25 @@ void Engine::end_lease(Lease& live, LeaseEvent event, const Status& why) {
   std::vector<Source*> sources;
   for (auto it = sources_.lower_bound(first); it != sources_.end() && lease.admits(it->first.first); ++it)
     if (uses(*it->second)) sources.push_back(it->second.get());
-  for (Source* source : sources) fail_source(*source, TransferEvent::kFail, why, true);
   std::vector<Destination*> destinations;
   for (auto it = destinations_.lower_bound(first); it != destinations_.end() && lease.admits(it->first.first);
        ++it)
     if (uses(*it->second)) destinations.push_back(it->second.get());
+  // Those that had ended before and drain are waited for as well.
+  const std::size_t num_draining = sources.size() + destinations.size();
+  if (num_draining != 0)
+    ending_leases_.emplace(id, EndingLease{lease.holder(), lease.state(), why, num_draining});
+  for (Source* source : sources) fail_source(*source, TransferEvent::kFail, why, true);
   for (Destination* destination : destinations)
     fail_destination(*destination, TransferEvent::kFail, why, true);
+  // That is about the right, and says nothing of bytes.
   if (Peer* peer = lease.holder() ? find_peer(*lease.holder()) : nullptr) {
     std::erase(peer->leases, id);
     peer->ended_on[{lease.region(), lease.mode()}].insert(lease.blocks());
     send(*peer, wire::LeaseEnded{id, why.code()});
     flush(*peer);
   }
-  host_.emit({.kind = EventKind::kLeaseEnded,
-              .peer = lease.holder().value_or(0),
-              .lease = id,
-              .code = why.code(),
-              .message = why.message()});
+  if (num_draining == 0) lease_fenced(id, lease.holder(), lease.state(), why);
 }
 
 void Engine::end_leases(RegionId region, const Status& why) {
@@ -306,19 +300,18 @@ void Engine::end_expectation(std::uint64_t id, TransferState state, Status why) 
     if (!expectation->from() || expectation->from() == key)
       peer->ended_on[{expectation->region(), wire::LeaseMode::kWrite}].insert(blocks);
   if (state != TransferState::kDone) expectation->handle()->let_streams_go(outcome_of(state));
-  // Whatever still writes under it loses its right; the handle ends when the last of it drained.
+  // Whatever still writes under it loses its right; the handle ends when the last of it has drained.
   std::vector<Destination*> writers;
   for (auto& [key, destination] : destinations_)
     if (destination->expectation == expectation) writers.push_back(destination.get());
+  if (writers.empty()) return expectation_fenced(*expectation, state, std::move(why));
+  ending_expectations_.emplace(id, EndingExpectation{expectation, state, why, writers.size()});
   for (Destination* writer : writers) {
-    writer->expectation = nullptr;
     Status reason = state == TransferState::kDone
                         ? Status(Code::kRefused, "its blocks had all arrived by other transfers")
                         : why;
     fail_destination(*writer, TransferEvent::kFail, std::move(reason), true);
   }
-  end_handle(expectation->handle(), state, std::move(why),
-             state == TransferState::kDone ? std::vector<std::uint32_t>{} : expectation->incomplete_blocks());
 }
 
 }  // namespace kvxfer

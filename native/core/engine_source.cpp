@@ -162,7 +162,8 @@ void Engine::fail_source(Source& source, TransferEvent event, Status why, bool t
   if (source.handle) source.handle->let_streams_go(outcome_of(source.state));
   release_fence(source);  // whoever still reads will find out before it says done
   source.to_send.clear();
-  for (const auto& [work, rail] : source.posted) host_.cancel(rail, work);
+  if (Peer* peer = find_peer(source.key.first)) count_closed(*peer, source);
+  if (!source.posted.empty()) stop_works(source, TimerKind::kSource);
   if (Peer* peer = open_peer(source.key.first); peer != nullptr && tell_peer && told)
     refuse(*peer, source.key.second, source.reason);
   if (source.posted.empty()) drained_source(source);
@@ -174,11 +175,8 @@ void Engine::drained_source(Source& source) {
   release_fence(source);
   clear_timer(source);
   if (Peer* peer = find_peer(source.key.first)) {
-    if (source.ours && source.state != TransferState::kDone &&
-        std::find(peer->backlog.begin(), peer->backlog.end(), source.key) != peer->backlog.end())
+    if (source.ours && source.state != TransferState::kDone && !peer->backlog.empty())
       std::erase(peer->backlog, source.key);
-    else
-      count_closed(*peer, source);
     if (source.state == TransferState::kDone && !source.ours && !source.notify.empty())
       host_.emit({.kind = EventKind::kNotification, .peer = peer->key, .payload = std::move(source.notify)});
   }
@@ -193,6 +191,7 @@ void Engine::drained_source(Source& source) {
   auto found = sources_.find(source.key);
   bury(std::move(found->second));
   sources_.erase(found);
+  drained(source);
 }
 
 }  // namespace kvxfer

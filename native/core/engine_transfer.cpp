@@ -213,13 +213,15 @@ bool Engine::has_room(const Peer::Open& open, std::uint64_t num_pairs) const {
   return open.transfers < config_.max_open_transfers && open.pairs + num_pairs <= config_.max_open_pairs;
 }
 
-void Engine::count_open(Peer& peer, const Transfer& transfer) {
+void Engine::count_open(Peer& peer, Transfer& transfer) {
+  transfer.counted = true;
   Peer::Open& open = transfer.ours ? peer.ours : peer.theirs;
   ++open.transfers;
   open.pairs += transfer.move->grid.num_pairs;
 }
 
-void Engine::count_closed(Peer& peer, const Transfer& transfer) {
+void Engine::count_closed(Peer& peer, Transfer& transfer) {
+  if (!std::exchange(transfer.counted, false)) return;
   Peer::Open& open = transfer.ours ? peer.ours : peer.theirs;
   --open.transfers;
   open.pairs -= transfer.move->grid.num_pairs;
@@ -335,9 +337,13 @@ void Engine::on(Peer& peer, const wire::Done& done) {
   Source* source = find_source({peer.key, done.transfer});
   if (source == nullptr || !step(source_transitions(), source->state, TransferEvent::kPeerDone)) return;
   // A send of a piece that another rail brought, or that the peer asked for in vain, reads pages
-  // that are the caller's again from here on.
-  for (const auto& [work, rail] : source->posted) host_.cancel(rail, work);
-  drained_source(*source);
+  // that are the caller's again when the last of them has completed.
+  count_closed(peer, *source);
+  if (source->posted.empty()) return drained_source(*source);
+  source->to_send.clear();
+  sending_.erase(source->key);
+  release_fence(*source);
+  stop_works(*source, TimerKind::kSource);
 }
 
 void Engine::on(Peer& peer, const wire::Fail& fail) {
@@ -379,10 +385,11 @@ void Engine::on_completion(Time now, const Completion& completion) {
   if (found == works_.end()) return;
   const WorkRecord work = found->second;
   works_.erase(found);
-  if (work.use != WorkUse::kSend) --outstanding_pieces_;
+  const bool is_due = work.use != WorkUse::kSend && !work.draining;
+  if (is_due) --outstanding_pieces_;
   auto rail = rails_.find(work.rail);
   if (rail != rails_.end() && work.use != WorkUse::kSend) {
-    --rail->second.outstanding;
+    if (is_due) --rail->second.outstanding;
     rail->second.moved_at = now_;
     rail->second.forgiven = false;
   }

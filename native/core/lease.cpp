@@ -19,8 +19,8 @@ constexpr LeaseTransition kTable[] = {
 std::span<const LeaseTransition> lease_transitions() noexcept { return kTable; }
 
 std::string_view name_of(LeaseState state) noexcept {
-  constexpr std::array<std::string_view, 5> kNames = {"active", "revoked", "expired", "peer-lost",
-                                                      "region-gone"};
+  constexpr std::array<std::string_view, 6> kNames = {"active",    "revoked",     "expired",
+                                                      "peer-lost", "region-gone", "ending"};
   return kNames[static_cast<std::size_t>(state)];
 }
 

@@ -19,7 +19,8 @@ constexpr Time time_after(Time start, Time duration_ns) noexcept {
   return duration_ns > kNever - start ? kNever : start + duration_ns;
 }
 
-enum class LeaseState : std::uint8_t { kActive, kRevoked, kExpired, kPeerLost, kRegionGone };
+// kEnding: the right has ended, and works under it have not; what it ended as is told when they have.
+enum class LeaseState : std::uint8_t { kActive, kRevoked, kExpired, kPeerLost, kRegionGone, kEnding };
 enum class LeaseEvent : std::uint8_t { kHeartbeat, kRevoke, kExpire, kPeerLost, kRegionGone };
 
 struct LeaseTransition {

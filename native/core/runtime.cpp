@@ -24,8 +24,11 @@
 namespace kvxfer {
 namespace {
 
-// While the agent closes, between two looks whether peers have unmapped its memory.
-constexpr Time kUnmappedPause = 1'000'000;
+// While the agent closes, between two looks whether what it waits for is so.
+constexpr Time kClosingPause = 1'000'000;
+
+// Polls of every transport in which a caller takes what has ended at once. More are for whoever drives.
+constexpr int kEndedRounds = 16;
 
 void fill_random(std::span<std::byte> bytes) {
   while (!bytes.empty()) {
@@ -268,7 +271,7 @@ void Runtime::close(Time timeout_ns) {
     commands_.close_all();
     engine_->close(turn.now);
   }
-  // What was posted still completes; nothing of it lands any more.
+  // What was posted still completes.
   for (bool left = true; left && now() < deadline;) {
     const std::lock_guard lock(gate_);
     progress();
@@ -280,7 +283,7 @@ void Runtime::close(Time timeout_ns) {
   notify_waiting();
   if (thread_.joinable()) thread_.join();
   triggers_.clear();
-  const std::lock_guard lock(gate_);
+  std::unique_lock lock(gate_);
   for (Listener* listener : {&tcp_listener_, &unix_listener_})
     if (listener->fd) {
       reactor_.remove(listener->fd.get());
@@ -292,7 +295,16 @@ void Runtime::close(Time timeout_ns) {
   for (const auto& [place, rail] : bound_) transports_[place.first]->disconnect(place.second);
   bound_.clear();
   places_.clear();
-  transports_.clear();  // with what they opened: exported handles, streams, a device's context
+  if (const std::size_t left = engine_->num_transfers(); left != 0)
+    log("closing waits for copies of " + std::to_string(left) +
+        " transfers that a device has under way: their memory is not given back before it has ended them");
+  // With what they opened: exported handles, streams, a device's context. What is under way ends here, and
+  // nobody else is to wait for it meanwhile.
+  std::vector<std::unique_ptr<Transport>> transports = std::move(transports_);
+  transports_.clear();
+  lock.unlock();
+  transports.clear();
+  lock.lock();
   ranges_.clear();
   engine_->abandon(now());
   const std::lock_guard streams_lock(streams_mutex_);
@@ -362,39 +374,89 @@ Result<RegionId> Runtime::register_region(std::string name,
   return engine_->register_region(turn.now, std::move(region));
 }
 
-Status Runtime::deregister_region(RegionId id) {
-  std::string name;
-  {
-    const CallerTurn turn(*this);
-    if (const Region* region = engine_->region(id)) name = region->name;
-    if (Status status = engine_->deregister_region(turn.now, id); !status.ok()) return status;
-    for (auto& transport : transports_) transport->deregister_memory(id);
-  }
-  await_unmapped(id, "GPU memory of region '" + name + "'", options_.silent_ns);
-  return {};
+bool Runtime::take_ended(const std::function<bool()>& is_so) {
+  for (int round = 0; round < kEndedRounds; ++round)
+    if (is_so() || !move(now())) break;
+  return is_so();
 }
 
-void Runtime::await_unmapped(RegionId region, const std::string& what, Time timeout_ns) {
-  const nvtx::Range range("wait for unmapping", region);
-  const auto held = [&] {
+bool Runtime::await(const std::function<bool()>& is_so, Time timeout_ns) {
+  const auto asked = [&] {
     const std::lock_guard lock(gate_);
-    return std::any_of(transports_.begin(), transports_.end(),
-                       [&](const auto& transport) { return transport->held_by_peers(region); });
+    return is_so();
   };
-  const Time until = now() + timeout_ns;
-  for (Time left; held();) {
-    if ((left = until - now()) <= 0) break;
+  const Time until = time_after(now(), timeout_ns);
+  while (!asked()) {
+    const Time left = until - now();
+    if (left <= 0) return asked();
     if (closed()) {  // wait() is over for everybody
       {
         const std::lock_guard lock(gate_);
         progress();
       }
-      reactor_.wait(std::min(left, kUnmappedPause), -1);
+      reactor_.wait(std::min(left, kClosingPause), -1);
     } else {
-      wait([&] { return !held(); }, left);
+      wait(asked, left);
     }
   }
-  if (!held()) return;
+  return true;
+}
+
+bool Runtime::revoke(LeaseId lease, Time timeout_ns) {
+  const auto is_over = [&] { return engine_->lease_state(lease) != LeaseState::kEnding; };
+  {
+    const CallerTurn turn(*this);
+    engine_->revoke(turn.now, lease);
+    if (take_ended(is_over)) return true;
+  }
+  const nvtx::Range range("wait for a fence", lease);
+  return await(is_over, timeout_ns);
+}
+
+void Runtime::cancel(const Handle& handle) {
+  const CallerTurn turn(*this);
+  engine_->cancel(turn.now, handle.id());
+  take_ended([&] { return handle.outcome() != Outcome::kPending; });
+}
+
+Status Runtime::deregister_region(RegionId id, Time timeout_ns) {
+  const auto has_left = [&] { return !engine_->is_leaving(id); };
+  std::string name;
+  {
+    const CallerTurn turn(*this);
+    if (const auto begun = leaving_.find(id); begun != leaving_.end()) {
+      name = begun->second;
+    } else {
+      if (const Region* region = engine_->region(id)) name = region->name;
+      if (Status status = engine_->deregister_region(turn.now, id); !status.ok()) return status;
+      if (!take_ended(has_left)) leaving_.emplace(id, name);
+    }
+  }
+  if (!await(has_left, timeout_ns))
+    return {Code::kDeadline, "region '" + name +
+                                 "' is taken from peers, but a device still copies to or from it: its memory "
+                                 "is not to be freed before a later deregister() returns"};
+  {
+    const std::lock_guard lock(gate_);
+    leaving_.erase(id);
+  }
+  await_unmapped(id, "GPU memory of region '" + name + "'", options_.silent_ns);
+  return {};
+}
+
+void Runtime::region_fenced(RegionId region) {
+  for (auto& transport : transports_) transport->deregister_memory(region);
+}
+
+void Runtime::await_unmapped(RegionId region, const std::string& what, Time timeout_ns) {
+  const nvtx::Range range("wait for unmapping", region);
+  if (await(
+          [&] {
+            return std::none_of(transports_.begin(), transports_.end(),
+                                [&](const auto& transport) { return transport->held_by_peers(region); });
+          },
+          timeout_ns))
+    return;
   const CallerTurn turn(*this);
   for (auto& transport : transports_)
     for (const std::string& peer : transport->give_up_holders(region))
@@ -470,8 +532,8 @@ PostResult Runtime::post(RailId rail, const Work& work) {
 }
 
 void Runtime::cancel(RailId rail, WorkId work) {
-  // A rail that is gone has cancelled its work already.
-  const nvtx::Range range("fence", work);
+  // A rail that is gone has cancelled its work already. The stage lasts until the work has completed.
+  if (nvtx::tool() != nullptr) ranges_.insert_or_assign(work, nvtx::Range("fence", work));
   if (auto place = places_.find(rail); place != places_.end())
     transports_[place->second.transport]->cancel(work);
 }

@@ -92,9 +92,19 @@ class Runtime final : private EngineHost {
   Result<RegionId> register_region(std::string name, std::vector<std::pair<std::byte*, std::uint64_t>> spans,
                                    std::uint32_t num_blocks, const CopyProgram& footprint, wire::Bytes layout,
                                    MemoryKind kind = MemoryKind::kHost);
-  // Waits until peers have unmapped it, where they would hold what its owner frees; not for longer than
-  // silent_ns, after which their rails are down. By another thread than the one that drives.
-  Status deregister_region(RegionId id);
+  // Takes a region from peers. When this is kOk its memory is its owner's: no work on it is under way, and peers
+  // have unmapped it where they would hold what its owner frees. For these it waits up to silent_ns, after which
+  // their rails are down; for what a device has under way as long as the caller would wait, kDeadline then: the
+  // region is gone from peers all the same, and called again this waits on. By another thread than the one that
+  // drives.
+  Status deregister_region(RegionId id, Time timeout_ns = kNever);
+
+  // Ends a lease. True: nothing under it is under way any more, and its blocks may be used again. False: that
+  // takes longer than the caller would wait; the right has ended all the same. Called again it waits on.
+  bool revoke(LeaseId lease, Time timeout_ns = kNever);
+  // Of a transfer or an expectation. Its handle has ended when this returns, unless a device has to end first
+  // what it has under way.
+  void cancel(const Handle& handle);
   Result<SessionKey> begin_connect(const std::string& address, Time timeout_ns);
 
   // Posts a transfer of which only so many layers go as the trigger says, which is kept until the transfer has
@@ -200,7 +210,11 @@ class Runtime final : private EngineHost {
   explicit Runtime(RuntimeOptions options);
   Status start();
   Status add_transports();
-  // Outside the gate. `timeout_ns`: when those who do not answer are given up.
+  // Under the gate: takes what has ended, until that is so. Rails that stop at once have ended it already.
+  bool take_ended(const std::function<bool()>& is_so);
+  // Outside the gate, while the agent goes on for everybody else: until that is so, which is asked under it.
+  bool await(const std::function<bool()>& is_so, Time timeout_ns);
+  // `timeout_ns`: when those who do not answer are given up.
   void await_unmapped(RegionId region, const std::string& what, Time timeout_ns);
 
   // runtime_drivers.cpp
@@ -245,6 +259,7 @@ class Runtime final : private EngineHost {
   Status attach(RailId rail, const RemoteRegion& region) override;
   void detach(RailId rail, RegionId region) override;
   void drop_rail(RailId rail) override;
+  void region_fenced(RegionId region) override;
   std::uint64_t fence_generation(std::uint32_t slot) override { return fences_->generation(slot); }
   void bump_fence(std::uint32_t slot) override { fences_->bump(slot); }
   std::uint32_t checksum(const Move& move, std::uint32_t piece, Side side) override;
@@ -295,6 +310,7 @@ class Runtime final : private EngineHost {
   std::vector<std::pair<SessionKey, std::string>> failed_rails_;  // told to the engine in the next round
   std::unordered_map<WorkId, nvtx::Range> ranges_;  // of posted works, where a tool listens
   std::vector<Completion> completions_{64};  // of one transport in one round; kept, making them costs
+  std::map<RegionId, std::string> leaving_;  // deregistered, and nobody has heard yet that its memory is free
   std::size_t num_fresh_ = 0;
   Time connections_due_at_ = kNever;  // no deadline of theirs is earlier
   std::vector<SessionKey> unsent_;  // sessions whose control socket has something to send

@@ -10,9 +10,10 @@ using E = TransferEvent;
 
 constexpr TransferTransition kSource[] = {
     {S::kQueued, E::kTold, S::kServing},      {S::kQueued, E::kFail, S::kFailing},
-    {S::kQueued, E::kCancel, S::kCancelling}, {S::kServing, E::kPeerDone, S::kDone},
+    {S::kQueued, E::kCancel, S::kCancelling}, {S::kServing, E::kPeerDone, S::kFinishing},
     {S::kServing, E::kFail, S::kFailing},     {S::kServing, E::kCancel, S::kCancelling},
     {S::kFailing, E::kDrained, S::kFailed},   {S::kCancelling, E::kDrained, S::kCancelled},
+    {S::kFinishing, E::kDrained, S::kDone},
 };
 
 constexpr TransferTransition kDestination[] = {
@@ -40,9 +41,9 @@ bool step(std::span<const TransferTransition> table, TransferState& state, Trans
 }
 
 std::string_view name_of(TransferState state) noexcept {
-  constexpr std::array<std::string_view, 10> kNames = {"queued",  "parked",   "requested",  "moving",
-                                                       "serving", "failing",  "cancelling", "done",
-                                                       "failed",  "cancelled"};
+  constexpr std::array<std::string_view, 11> kNames = {"queued",  "parked",  "requested",  "moving",
+                                                       "serving", "failing", "cancelling", "finishing",
+                                                       "done",    "failed",  "cancelled"};
   return kNames[static_cast<std::size_t>(state)];
 }
 

@@ -17,6 +17,7 @@ enum class TransferState : std::uint8_t {
   kServing,     // source: the destination may fetch
   kFailing,     // stopped; work that was posted is still to complete
   kCancelling,  // the same, by the caller's wish
+  kFinishing,   // source: the destination has it all; sends that it did not need are still to complete
   kDone,
   kFailed,
   kCancelled,
@@ -43,13 +44,16 @@ std::span<const TransferTransition> source_transitions() noexcept;
 std::span<const TransferTransition> destination_transitions() noexcept;
 
 constexpr bool is_final(TransferState state) noexcept { return state >= TransferState::kDone; }
+// Its end is known, and is told when the last of its works has completed.
 constexpr bool is_draining(TransferState state) noexcept {
-  return state == TransferState::kFailing || state == TransferState::kCancelling;
+  return state == TransferState::kFailing || state == TransferState::kCancelling ||
+         state == TransferState::kFinishing;
 }
 
 // How one in this state ends, or has ended; kPending before that is known.
 constexpr Outcome outcome_of(TransferState state) noexcept {
   switch (state) {
+    case TransferState::kFinishing:
     case TransferState::kDone: return Outcome::kDone;
     case TransferState::kFailing:
     case TransferState::kFailed: return Outcome::kFailed;

@@ -234,6 +234,11 @@ Status CopyStream::check() const {
   return error == kNotReady ? Status() : driver_.status(error, "work on the GPU");
 }
 
+bool CopyStream::is_running() const {
+  const ContextScope scope(driver_, context_);
+  return driver_.stream_query(stream_) == kNotReady;
+}
+
 Status CopyStream::synchronize() {
   const ContextScope scope(driver_, context_);
   return driver_.status(driver_.stream_synchronize(stream_), "work on the GPU");

@@ -61,6 +61,9 @@ class CopyStream {
   // that was under way is lost.
   Status check() const;
 
+  // Whether the device works on what was submitted. False as well once it has failed, and runs nothing.
+  bool is_running() const;
+
   // Waits until everything is done, or failed.
   Status synchronize();
 

@@ -245,6 +245,7 @@ class End {
   std::string down_detail;
   std::unordered_map<WorkId, bool> accepted;
   std::unordered_map<WorkId, Completion> outcomes;
+  std::function<void(WorkId)> on_completed;  // at once: a fence is complete
 
  private:
   // Contract 1, for every completion of every test.
@@ -254,7 +255,9 @@ class End {
       if (outcomes.contains(completion.work)) return FAIL("a work completed twice");
       if (completion.code == Code::kOk) CHECK(completion.detail.empty());
       CHECK(completion.code != Code::kAgain);
-      outcomes[completion.work] = std::move(completion);
+      const WorkId id = completion.work;
+      outcomes[id] = std::move(completion);
+      if (on_completed) on_completed(id);
       return;
     }
     CHECK_EQ(completion.peer, peer);

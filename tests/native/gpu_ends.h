@@ -72,6 +72,7 @@ struct Options {
   gpu::Kernels kernels = emulated::fast_kernels();
   std::string faults = {};
   std::uint64_t staging_nbytes = 4 * 1024 * 1024;
+  Time heartbeat_ns = kNoHeartbeat;
 };
 
 struct End {
@@ -81,7 +82,7 @@ struct End {
     options.listen = "tcp://127.0.0.1:0";
     options.transports = wished.transports;
     options.faults = wished.faults;
-    options.heartbeat_ns = kNoHeartbeat;
+    options.heartbeat_ns = wished.heartbeat_ns;
     options.silent_ns = 4 * kNoHeartbeat;
     for (const std::string& transport : wished.transports)
       if (transport == "cuda_ipc") options.gpu.emplace();

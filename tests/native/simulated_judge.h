@@ -28,7 +28,7 @@ class Judge {
     std::map<std::uint32_t, Copy*> landing;  // block -> the copy that may write it
   };
 
-  // What is over is named again at once, by whichever copy comes next: an offer that is parked, an
+  // What is told to be over, and not before, is its owner's again. It is named again at once, by whichever copy comes next: an offer that is parked, an
   // offer or a request that is still on its way must not be served under that one's right.
   void end_source(Part& part) {
     if (std::exchange(part.src_over, true)) return;
@@ -37,13 +37,23 @@ class Judge {
   }
   void end_destination(Copy& copy) {
     if (std::exchange(copy.dst_over, true)) return;
-    for (const std::uint32_t block : copy.blocks) agents_[copy.dst].landing.erase(block);
+    auto& landing = agents_[copy.dst].landing;
+    for (const std::uint32_t block : copy.blocks)
+      if (auto found = landing.find(block); found != landing.end() && found->second == &copy)
+        landing.erase(found);
     give_back(copy.dst, copy.dst_life, copy.to, copy.blocks);
   }
   void give_back(std::size_t index, std::uint64_t life, const std::shared_ptr<Memory>& memory,
                  const Blocks& blocks) {
     Agent& agent = agents_[index];
-    if (agent.node->life() == life && memory->registered) agent.free.insert(blocks.begin(), blocks.end());
+    if (agent.node->life() == life && is_current(index, memory))
+      agent.free.insert(blocks.begin(), blocks.end());
+  }
+  // It lies in the region that the agent has now.
+  bool is_current(std::size_t index, const std::shared_ptr<Memory>& memory) const {
+    const Agent& agent = agents_[index];
+    const auto found = agent.node->memories()->find(agent.region);
+    return found != agent.node->memories()->end() && found->second == memory;
   }
   std::size_t index_of(const Node& node) const { return static_cast<std::size_t>(node.place()); }
   // Of the heads that `part` brings, or of all.
@@ -149,7 +159,11 @@ class Judge {
   }
   void on_write(Node& node, SessionKey from, Memory& memory, std::uint64_t offset, std::uint64_t nbytes) {
     Agent& agent = agents_[index_of(node)];
-    if (&memory != &node.memory(agent.region)) return FAIL("bytes land in a region that is gone");
+    if (&memory != &node.memory(agent.region)) {
+      // Deregistered: until that is told to be complete what is under way goes on.
+      if (!memory.registered) FAIL("bytes land in a region that is gone");
+      return;
+    }
     const auto peer = node.engine().peer(from);
     for (std::uint64_t at = offset; at < offset + nbytes; ++at) {
       const auto place = memory.layout.place_of(at);

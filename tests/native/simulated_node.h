@@ -157,7 +157,6 @@ class Node final : public EngineHost {
   }
   Status deregister(RegionId id) {
     Status status = engine_->deregister_region(now(), id);
-    memory(id).registered = false;
     settle();
     return status;
   }
@@ -248,6 +247,10 @@ class Node final : public EngineHost {
   Status attach(RailId rail, const RemoteRegion& region) override;
   void detach(RailId rail, RegionId region) override;
   void drop_rail(RailId rail) override;
+  void region_fenced(RegionId region) override {
+    memory(region).registered = false;
+    if (on_region_fenced) on_region_fenced(*this, region);
+  }
   std::uint64_t fence_generation(std::uint32_t slot) override { return fences_->at(slot); }
   void bump_fence(std::uint32_t slot) override { ++fences_->at(slot); }
   std::uint32_t checksum(const Move& move, std::uint32_t piece, Side side) override {
@@ -273,10 +276,12 @@ class Node final : public EngineHost {
   std::function<void(Node&, const Event&)> on_event;
   // Before bytes land: region's memory, offset and size, and on whose behalf.
   std::function<void(Node&, SessionKey, Memory&, std::uint64_t, std::uint64_t)> on_write;
+  std::function<void(Node&, RegionId)> on_region_fenced;
   unsigned again_percent = 0;       // of posts
   unsigned flip_percent = 0;        // of pieces that land here, one byte each
   unsigned lost_rail_percent = 0;   // of rails that are to come up
   Time work_ns = 100 * kMicrosecond;  // up to this for each step of a work
+  Time fence_ns = 0;                  // up to this works go on that were told to end; 0: they stop at once
   std::set<std::string_view> unattachable;  // transports that cannot reach anything here
 
  private:
@@ -355,6 +360,7 @@ class Node final : public EngineHost {
   void rail_meets(std::shared_ptr<Link> link, Node* other);
   void kill_end(const std::shared_ptr<Link>& link, int side, const std::string& why);
   void end_jobs(RailId rail, Code code);
+  void end_job(const std::shared_ptr<Job>& job, Code code);
   void finish(const std::shared_ptr<Job>& job, Code code);
   void fetch(const std::shared_ptr<Job>& job);
   void send_piece(const std::shared_ptr<Job>& job);

@@ -89,10 +89,18 @@ inline void Node::detach(RailId rail, RegionId region) {
 
 inline void Node::end_jobs(RailId rail, Code code) {
   for (auto& [id, job] : jobs_)
-    if (job->link->ends[job->side].rail == rail && !job->finished) {
-      job->stopped = true;
-      finish(job, code);
-    }
+    if (job->link->ends[job->side].rail == rail && !job->finished) end_job(job, code);
+}
+
+// At once, or as a rail does whose device has begun: for a while its bytes still move, maybe all of them.
+inline void Node::end_job(const std::shared_ptr<Job>& job, Code code) {
+  const auto stop = [this, job, code] {
+    if (job->finished) return;
+    job->stopped = true;
+    finish(job, code);
+  };
+  if (fence_ns == 0 || network_.random().chance(30)) return stop();
+  run_soon(static_cast<Time>(network_.random().between(1, static_cast<std::uint64_t>(fence_ns))), stop);
 }
 
 inline void Node::drop_rail(RailId rail) {
@@ -167,8 +175,7 @@ inline PostResult Node::post(RailId rail, const Work& work) {
 inline void Node::cancel(RailId, WorkId work) {
   auto found = jobs_.find(work);
   if (found == jobs_.end()) return;
-  found->second->stopped = true;
-  finish(found->second, Code::kCancelled);
+  end_job(found->second, Code::kCancelled);
 }
 
 inline void Node::finish(const std::shared_ptr<Job>& job, Code code) {

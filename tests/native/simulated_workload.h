@@ -25,6 +25,8 @@ class Workload : public Judge {
       node.work_ns = static_cast<Time>(random_.between(20, random_.chance(20) ? 20'000 : 500)) * kMicrosecond;
       node.flip_percent = flips ? 2 : 0;
       node.lost_rail_percent = random_.chance(20) ? 20 : 0;
+      node.fence_ns = random_.chance(50) ? static_cast<Time>(random_.between(1, 50)) * kMillisecond : 0;
+      node.on_region_fenced = [this](Node& of, RegionId region) { region_is_over(of, region); };
       node.on_event = [this](Node& of, const Event& event) { on_event(of, event); };
       node.on_write = [this](Node& of, SessionKey from, Memory& memory, std::uint64_t offset,
                              std::uint64_t nbytes) { on_write(of, from, memory, offset, nbytes); };
@@ -267,7 +269,7 @@ class Workload : public Judge {
           Pair::grant(*dst.node, to_src, dst.region, wire::LeaseMode::kWrite, copy.blocks, ttl, renewable);
   }
   void expect(Copy& copy, Time timeout) {
-    if (!can(copy.dst, copy.dst_life) || !copy.to->registered) return;
+    if (!can(copy.dst, copy.dst_life) || !is_current(copy.dst, copy.to)) return;
     Agent& dst = agents_[copy.dst];
     std::optional<SessionKey> from;
     if (random_.chance(30) && std::all_of(copy.parts.begin(), copy.parts.end(),
@@ -298,7 +300,7 @@ class Workload : public Judge {
     const Layout &src_layout = part.from->layout, &dst_layout = copy.to->layout;
     const Ids ids =
         ids_between(src_layout, dst_layout, part.blocks, copy.blocks, copy.first_token, copy.end_token);
-    if (!part.from->registered || !copy.to->registered) return gone();
+    if (!is_current(part.src, part.from) || !is_current(copy.dst, copy.to)) return gone();
     const auto program = poster.engine().install_program(
         poster.now(), peer, write, src.region, dst.region,
         program_between(src_layout, dst_layout, ids.num_fine != 0 || random_.chance(50), part.heads));
@@ -346,7 +348,6 @@ class Workload : public Judge {
       node.revoke(copy.lease);
     else if (part.handle)
       node.cancel(part.handle);
-    end_source(part);
   }
   void end_at_destination(Copy& copy) {
     if (!can(copy.dst, copy.dst_life)) return;
@@ -357,9 +358,6 @@ class Workload : public Judge {
       node.cancel(copy.parts[0].handle);
     else if (copy.expected)
       node.cancel(copy.expected);
-    else
-      return;
-    end_destination(copy);
   }
   void release_layers(Copy& copy) {
     Part& part = any_part(copy);
@@ -421,17 +419,20 @@ class Workload : public Judge {
     const std::size_t index = any_agent();
     if (!may_act(index)) return;
     Agent& agent = agents_[index];
-    auto memory = agent.node->memories()->at(agent.region);
     CHECK_OK(agent.node->deregister(agent.region));
+    agent.layout = layout();
+    add_region(agent);
+  }
+  // Its owner has it for something else.
+  void region_is_over(Node& node, RegionId region) {
+    const auto memory = node.memories()->at(region);
     for (auto& copy : copies_) {
       for (Part& part : copy->parts)
         if (part.from == memory) part.src_over = true;
       if (copy->to == memory) copy->dst_over = true;
     }
-    for (std::uint32_t block = 0; block < agent.layout.num_blocks; ++block)
+    for (std::uint32_t block = 0; block < memory->layout.num_blocks; ++block)
       memory->fill(block, random_.next());
-    agent.layout = layout();
-    add_region(agent);
   }
   void end_session() {
     const std::size_t index = any_agent();

@@ -43,10 +43,10 @@ Subject faulty() {
 
 CONFORMANCE(by_descriptor)
 CONFORMANCE_PROMISE(by_ipc_handle, every_byte_arrives_and_no_other_changes)
-CONFORMANCE_PROMISE(by_ipc_handle, nothing_lands_after_disconnect)
+CONFORMANCE_PROMISE(by_ipc_handle, a_disconnect_is_complete_with_its_completions)
 CONFORMANCE_PROMISE(faulty, every_byte_arrives_and_no_other_changes)
-CONFORMANCE_PROMISE(faulty, nothing_lands_after_cancel)
-CONFORMANCE_PROMISE(faulty, nothing_lands_after_disconnect)
+CONFORMANCE_PROMISE(faulty, a_cancel_is_complete_with_its_completion)
+CONFORMANCE_PROMISE(faulty, a_disconnect_is_complete_with_its_completions)
 
 }  // namespace
 }  // namespace kvxfer

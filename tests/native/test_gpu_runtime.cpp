@@ -133,6 +133,9 @@ struct End {
   std::size_t num_transfers() {
     return runtime->with_engine([](Engine& engine, Time) { return engine.num_transfers(); });
   }
+  LeaseState state_of(LeaseId lease) {
+    return *runtime->with_engine([&](Engine& engine, Time) { return engine.lease_state(lease); });
+  }
 
   std::optional<DeviceMemory> gpu;
   std::vector<std::byte> host;
@@ -333,18 +336,12 @@ TEST(after_a_destination_revoked_no_byte_lands_and_no_kernel_begins) {
   const auto handle = both.src.post(both.there, both.write_program());
   launches().await_held(2);
 
-  // Under the gate nothing but the fence moves: the kernel may end once revoke() is certain to have begun.
-  std::atomic<bool> revoking{false};
+  // The kernel ends once revoke() is certain to have begun.
   std::thread device([&] {
-    revoking.wait(false);
+    await([&] { return both.dst.state_of(lease) == LeaseState::kEnding; });
     launches().let_all();
   });
-  both.dst.runtime->with_engine([&](Engine& engine, Time now) {
-    revoking = true;
-    revoking.notify_all();
-    engine.revoke(now, lease);
-    return 0;
-  });
+  CHECK(both.dst.runtime->revoke(lease));
   std::memset(both.src.gpu->data(), 0xee, kNbytes);
   const std::vector<std::byte> at_fence = copy_of(*both.dst.gpu);
   device.join();
@@ -364,10 +361,7 @@ TEST(what_was_read_under_a_lease_that_ended_is_never_done) {
   launches().let(1);
   const auto handle = both.dst.post(both.here, both.read_program());
   launches().await_held(2);
-  both.src.runtime->with_engine([&](Engine& engine, Time now) {
-    engine.revoke(now, lease);
-    return 0;
-  });
+  CHECK(both.src.runtime->revoke(lease));  // nothing is under way here: the kernel is the reader's
   std::memset(both.src.gpu->data(), 0xee, kNbytes);  // its owner's again
   launches().let_all();
   REQUIRE(ends(handle));
@@ -385,13 +379,13 @@ TEST(a_region_deregistered_in_mid_transfer_is_not_touched_afterwards) {
   launches().let(1);
   const auto handle = both.src.post(both.there, both.write_program());
   launches().await_held(2);
-  std::atomic<bool> asked{false};
   std::thread device([&] {
-    asked.wait(false);
+    await([&] {
+      return both.dst.runtime->with_engine(
+          [&](Engine& engine, Time) { return engine.is_leaving(both.dst.on_gpu); });
+    });
     launches().let_all();
   });
-  asked = true;
-  asked.notify_all();
   CHECK_OK(both.dst.runtime->deregister_region(both.dst.on_gpu));
   both.dst.gpu.reset();  // a byte that lands now kills the process
   device.join();

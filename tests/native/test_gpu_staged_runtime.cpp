@@ -1,7 +1,6 @@
 // Agents that move pages between a GPU and memory that no GPU rail reaches, from a caller's post to the bytes:
 // two Runtimes whose streams stage, over an emulated driver.
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -193,6 +192,12 @@ struct Ends {
       return 0;
     });
   }
+  // The copy that is held under one of them ends when all rights have.
+  void revoke_while_held(End& end, const std::vector<LeaseId>& leases) {
+    revoke(end, leases);
+    launches().let_all();
+    for (const LeaseId lease : leases) CHECK(end.runtime->revoke(lease));
+  }
   // Every block is where a transfer of all puts it. Who received is asked first: a sanitizer does not follow
   // what comes through memory.
   static bool arrived(const std::byte* from, End& to, RegionId region) {
@@ -320,20 +325,8 @@ TEST(after_a_destination_revoked_no_staged_byte_lands) {
   launches().let(2);
   const auto handle = both.write(both.src.on_host, both.dst.on_gpu);
   launches().await_held(3);
-  // Under the gate nothing but the fence moves: the kernel may end once revoke() is certain to have begun.
-  std::atomic<bool> revoking{false};
-  std::thread device([&] {
-    revoking.wait(false);
-    launches().let_all();
-  });
-  both.dst.runtime->with_engine([&](Engine& engine, Time now) {
-    revoking = true;
-    revoking.notify_all();
-    for (const LeaseId lease : both.dst_leases) engine.revoke(now, lease);
-    return 0;
-  });
+  both.revoke_while_held(both.dst, both.dst_leases);
   const std::vector<std::byte> at_fence = both.dst.copy(both.dst.on_gpu);
-  device.join();
   REQUIRE(ends(handle));
   CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
   CHECK(both.quiet());
@@ -345,20 +338,9 @@ TEST(after_a_source_revoked_no_kernel_reads_its_pages_and_nothing_of_them_is_don
   launches().let(2);
   const auto handle = both.read(both.src.on_gpu, both.dst.on_host);
   launches().await_held(3);
-  std::atomic<bool> revoking{false};
-  std::thread device([&] {
-    revoking.wait(false);
-    launches().let_all();
-  });
-  both.src.runtime->with_engine([&](Engine& engine, Time now) {
-    revoking = true;
-    revoking.notify_all();
-    for (const LeaseId lease : both.src_leases) engine.revoke(now, lease);
-    return 0;
-  });
+  both.revoke_while_held(both.src, both.src_leases);
   const int begun = launches().num_begun();
   std::memset(both.src.gpu.data(), 0xee, kNbytes);  // its owner's again
-  device.join();
   REQUIRE(ends(handle));
   CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
   CHECK(both.quiet());
@@ -376,18 +358,8 @@ TEST(a_transfer_that_is_cancelled_gives_its_slots_back) {
     const auto handle = at_source ? both.write(both.src.on_gpu, both.dst.on_gpu)
                                   : both.read(both.src.on_gpu, both.dst.on_gpu);
     launches().await_held(2);
-    std::atomic<bool> cancelling{false};
-    std::thread device([&] {
-      cancelling.wait(false);
-      launches().let_all();
-    });
-    (at_source ? both.src : both.dst).runtime->with_engine([&](Engine& engine, Time now) {
-      cancelling = true;
-      cancelling.notify_all();
-      engine.cancel(now, handle->id());
-      return 0;
-    });
-    device.join();
+    (at_source ? both.src : both.dst).runtime->cancel(*handle);
+    launches().let_all();
     REQUIRE(ends(handle));
     CHECK_EQ(handle->status().code(), Code::kCancelled);
     REQUIRE(both.quiet());
@@ -406,13 +378,12 @@ TEST(a_region_deregistered_in_mid_transfer_is_not_touched_by_staging) {
     const auto handle = at_source ? both.write(both.src.on_gpu, both.dst.on_host)
                                   : both.write(both.src.on_host, both.dst.on_gpu);
     launches().await_held(2);
-    std::atomic<bool> asked{false};
     std::thread device([&] {
-      asked.wait(false);
+      await([&] {
+        return end.runtime->with_engine([&](Engine& engine, Time) { return engine.is_leaving(end.on_gpu); });
+      });
       launches().let_all();
     });
-    asked = true;
-    asked.notify_all();
     CHECK_OK(end.runtime->deregister_region(end.on_gpu));
     const int begun = launches().num_begun();
     const std::vector<std::byte> at_end = end.copy(end.on_gpu);

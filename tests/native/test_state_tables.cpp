@@ -1,4 +1,5 @@
 // The tables of transfer and lease: what is listed happens, all else is ignored, what is final stays.
+#include <algorithm>
 #include <array>
 #include <set>
 #include <span>
@@ -48,7 +49,9 @@ void check_table(std::span<const TransferTransition> table) {
     CHECK_EQ(step(table, state, event), listed != nullptr);
     CHECK_EQ(state, listed != nullptr ? listed->to : from);
     if (is_final(from)) CHECK(listed == nullptr);
-    if (is_draining(from)) CHECK_EQ(listed != nullptr, event == TransferEvent::kDrained);
+    const bool is_known = std::any_of(table.begin(), table.end(),
+                                      [&](const TransferTransition& each) { return each.from == from; });
+    if (is_draining(from) && is_known) CHECK_EQ(listed != nullptr, event == TransferEvent::kDrained);
   });
 }
 
@@ -76,8 +79,8 @@ TEST(every_pair_of_transfer_state_and_event_is_listed_or_ignored) {
 TEST(a_source_reaches_its_states_and_no_others) {
   using S = TransferState;
   const auto states = reachable(source_transitions(), {S::kQueued});
-  CHECK_EQ(states, (std::set{S::kQueued, S::kServing, S::kFailing, S::kCancelling, S::kDone, S::kFailed,
-                             S::kCancelled}));
+  CHECK_EQ(states, (std::set{S::kQueued, S::kServing, S::kFailing, S::kCancelling, S::kFinishing, S::kDone,
+                             S::kFailed, S::kCancelled}));
   check_every_open_state_can_fail_and_be_cancelled(source_transitions(), states);
 }
 

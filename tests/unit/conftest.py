@@ -84,6 +84,7 @@ class FakeCore:
     """Records what it is told, and reports what `happen` says."""
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
+        self.is_copying = False  # a device, whatever has ended
         self.name, self.options = name, options
         self.address = "tcp://127.0.0.1:7301" if options["listen"] else ""
         self.incarnation = b"i" * 16
@@ -194,8 +195,9 @@ class FakeCore:
     def region_kind(self, region: int) -> str:
         return "foreign"
 
-    def deregister(self, region: int) -> None:
-        self.calls.append(("deregister", (region,)))
+    def deregister(self, region: int, timeout_s: float) -> bool:
+        self.calls.append(("deregister", (region, timeout_s)))
+        return not self.is_copying
 
     def begin_connect(self, address: str, timeout_s: float) -> int:
         self.add_peer(1, "decode", "connecting")
@@ -238,9 +240,14 @@ class FakeCore:
         self.lease_states[9] = "active"
         return 9
 
-    def revoke(self, lease: int) -> None:
+    def revoke(self, lease: int, timeout_s: float) -> bool:
+        self.calls.append(("revoke", (lease, timeout_s)))
+        if self.is_copying:
+            self.lease_states[lease] = "ending"
+            return False
         self.lease_states[lease] = "revoked"
         self.happen("lease-ended", lease=lease)
+        return True
 
     def lease_state(self, lease: int) -> str:
         return self.lease_states[lease]

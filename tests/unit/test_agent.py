@@ -101,9 +101,20 @@ def test_deregister_lets_go_and_forgets_programs(ends: Ends) -> None:
     ends.agent.write(ends.region, ends.remote, [1], [2])
     ends.region.deregister()
     ends.region.deregister()
-    assert ends.core.called("deregister") == [(1,)]
+    assert ends.core.called("deregister") == [(1, -1.0)]
     assert not ends.agent.regions
     assert ends.agent.stats()["programs"] == 0
+
+
+def test_a_region_is_kept_while_a_device_copies_there(ends: Ends) -> None:
+    ends.core.is_copying = True
+    with pytest.raises(TimeoutError, match="do not free its memory before"):
+        ends.region.deregister(timeout_s=2)
+    assert ends.agent.regions == {"kv": ends.region}
+    ends.core.is_copying = False
+    ends.region.deregister()
+    assert ends.core.called("deregister") == [(1, 2), (1, -1.0)]
+    assert not ends.agent.regions
 
 
 def test_descriptor_survives_the_wire_and_finds_its_peer(ends: Ends) -> None:
@@ -289,6 +300,21 @@ def test_a_lost_peers_programs_are_forgotten(ends: Ends) -> None:
 
 
 # ---- leases -------------------------------------------------------------------------------------
+
+
+def test_a_lease_under_which_a_device_copies_has_not_ended(ends: Ends) -> None:
+    lease = ends.region.grant(ends.peer, [7, 9], "write")
+    ends.core.is_copying = True
+    with pytest.raises(TimeoutError, match="do not use its blocks before it has ended"):
+        lease.revoke(timeout_s=-3)
+    assert ends.core.called("revoke") == [(lease.id, 0.0)]
+    assert not lease.active
+    assert lease.state == "ending"
+    with pytest.raises(TimeoutError):
+        lease.wait_ended(0)
+    ends.core.is_copying = False
+    lease.revoke()
+    assert lease.wait_ended(0) == "revoked"
 
 
 def test_grant_and_revoke(ends: Ends) -> None:

@@ -3,6 +3,12 @@
 // Threads: every method is called under the agent's progress gate, so by one thread at a time,
 // never concurrently. Nothing here blocks, nothing here takes the GIL.
 //
+// Fences: nobody stands in one. Whoever ends a right asks that its works end (cancel, disconnect), and the fence
+// of a work is complete when its completion has come out of poll(): from then on no byte of it lands in our
+// memory and none of ours is read for it. A rail that can stop at once has the completion ready at once. One that
+// cannot (a kernel that was launched runs to its end, posted READs end when their queue pair is reset and
+// flushed) has it when it could, in bounded time or not, and serves everybody else meanwhile.
+//
 // The flow: the progress thread authenticates a stream socket for each (peer, rail) and hands it
 // to connect(). tcp moves pages over that socket, shm passes descriptors over it, verbs would
 // exchange queue pairs over it; for all of them its end is the rail's death.
@@ -22,10 +28,10 @@
 
 namespace kvxfer {
 
-using PeerId = std::uint32_t;      // a transport's own number for a connected peer
-using WorkId = std::uint64_t;      // unique in the agent, never reused
-using RegionId = std::uint64_t;    // unique in its agent, never reused: a region re-registered
-                                   // under the same name has another id (its epoch)
+using PeerId = std::uint32_t;  // a transport's own number for a connected peer
+using WorkId = std::uint64_t;  // unique in the agent, never reused
+using RegionId = std::uint64_t;  // unique in its agent, never reused: a region re-registered
+// under the same name has another id (its epoch)
 using TransferId = std::uint64_t;  // unique in a session
 
 // A closed-on-destruction file descriptor.
@@ -120,7 +126,7 @@ struct LocalRegion {
   std::vector<MemorySpan> spans;
   // Where base lies in shareable memory, or memfd < 0 for memory that is not the pool's.
   int memfd = -1;
-  std::uint64_t memfd_id = 0;      // unique in the agent: two regions may share one pool
+  std::uint64_t memfd_id = 0;  // unique in the agent: two regions may share one pool
   std::uint64_t memfd_offset = 0;  // of base
   std::uint64_t memfd_nbytes = 0;  // of the whole memfd
   MemoryKind kind = MemoryKind::kHost;  // kGpu: base is the device's, not to be touched by the processor
@@ -146,7 +152,7 @@ struct Move {
   // Ids of units (copy_program.h), the last grid.num_fine of tokens; validated against program and regions.
   std::vector<std::uint32_t> src_ids, dst_ids;
   std::byte* local_base = nullptr;  // of the region at this end (destination of fetch and
-                                    // receive, source of send)
+  // receive, source of send)
   MemoryKind local_memory = MemoryKind::kHost;  // that it lies in
   RegionId remote_region = 0;
 
@@ -162,23 +168,23 @@ struct Move {
 };
 
 enum class WorkKind : std::uint8_t {
-  kFetch,       // copy one piece from the peer's region to ours        (one-sided rails)
-  kSend,        // stream one piece of ours to the peer                 (two-sided rails)
-  kReceive,     // land one piece that the peer was asked to send       (two-sided rails)
+  kFetch,  // copy one piece from the peer's region to ours        (one-sided rails)
+  kSend,  // stream one piece of ours to the peer                 (two-sided rails)
+  kReceive,  // land one piece that the peer was asked to send       (two-sided rails)
   kCheckFence,  // is the source's word still `fence_generation`?       (one-sided rails)
 };
 
 struct Work {
   WorkId id = 0;
   WorkKind kind = WorkKind::kFetch;
-  std::uint32_t piece = 0;          // index in move->grid; with move->transfer it names the
-                                    // piece on a two-sided rail
+  std::uint32_t piece = 0;  // index in move->grid; with move->transfer it names the
+  // piece on a two-sided rail
   std::shared_ptr<const Move> move;
-  std::uint32_t fence_slot = 0;     // kCheckFence
+  std::uint32_t fence_slot = 0;  // kCheckFence
   std::uint64_t fence_generation = 0;
   // kSend: the piece lies here, in the order in which it crosses a stream (core/pack.h), and its pages are
   // not looked at. kReceive: it is to land here so. Null: in the pages. For streams alone; who posts the
-  // work keeps the bytes until it has completed, or cancel() has returned.
+  // work keeps the bytes until it has completed.
   std::byte* packed = nullptr;
 };
 
@@ -186,8 +192,8 @@ enum class CompletionKind : std::uint8_t { kWork, kRailUp, kRailDown };
 
 struct Completion {
   CompletionKind kind = CompletionKind::kWork;
-  WorkId work = 0;     // kWork
-  PeerId peer = 0;     // kRailUp, kRailDown
+  WorkId work = 0;  // kWork
+  PeerId peer = 0;  // kRailUp, kRailDown
   // kWork: kOk; kCancelled; kRailFailed (another rail may redo it); kLeaseEnded (kCheckFence: the
   // source's word moved on; kReceive: the source stopped in mid-piece); kRegionGone; kUnsupported,
   // kSystem, kInternal (this rail cannot do it, another may); kExhausted (the piece is larger than what the
@@ -196,7 +202,7 @@ struct Completion {
   std::string detail;  // empty when kOk: no allocation on the fast path
 };
 
-// How little a transport can stop on its own, and at once.
+// How little a transport can stop on its own.
 enum class FenceGrain : std::uint8_t { kWork, kRegion, kPeer };
 
 struct Capabilities {
@@ -230,7 +236,8 @@ class Transport {
 
   virtual Capabilities capabilities() const noexcept = 0;
 
-  // The keys travel to peers. The memory stays registered until deregister_memory.
+  // The keys travel to peers. The memory stays registered until deregister_memory, which comes when no work on it
+  // is outstanding any more.
   virtual Result<RegionKeys> register_memory(const LocalRegion& region) = 0;
   virtual void deregister_memory(RegionId region) noexcept = 0;
   // May a peer still have memory of a region mapped that was deregistered? Then it must not be freed yet.
@@ -243,22 +250,22 @@ class Transport {
   // Takes the authenticated socket. The peer may be used once poll reports kRailUp for it; a
   // rail that cannot come up reports kRailDown.
   virtual Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) = 0;
-  // Afterwards nothing lands and nothing is read for this peer; outstanding work completes as
-  // cancelled. Reports no kRailDown.
+  // Afterwards nothing begins for this peer. Outstanding work completes as cancelled, when nothing of it can land
+  // or be read any more. Reports no kRailDown.
   virtual void disconnect(PeerId peer) noexcept = 0;
 
   // Makes a peer's region reachable by work, or says in words why it is not (kUnsupported).
   // Valid once the rail is up.
   virtual Status attach(PeerId peer, const RemoteRegion& region) = 0;
+  // Works that were posted may still read it.
   virtual void detach(PeerId peer, RegionId region) noexcept = 0;
 
-  // Accepts a prefix. What is accepted completes exactly once through poll, in any order.
+  // Accepts a prefix. What is accepted completes exactly once through poll, in any order; after kRailDown, too.
   virtual PostResult post(PeerId peer, std::span<const Work> batch) noexcept = 0;
 
-  // When this returns no byte of the work lands in our memory and none of ours is read for it.
-  // Its completion (kCancelled, unless it had already completed) comes through poll. Unknown ids
-  // are ignored. A kSend cancelled between its last page and its trailer may still arrive as held:
-  // every page of it was read while the right stood.
+  // Asks that the work end. Its completion says that it has: kCancelled, or what it ended with where it could not
+  // be stopped. Unknown ids are ignored. A kSend cancelled between its last page and its trailer may still arrive
+  // as held: every page of it was read while the right stood.
   virtual void cancel(WorkId work) noexcept = 0;
 
   // Advances work by a bounded amount (about 1 MiB) and reports. Does not block.

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstring>
 #include <set>
-#include <thread>
 
 #include "core/executor.h"
 #include "core/pack.h"
@@ -22,12 +21,13 @@ constexpr std::size_t kMaxQueued = 1024;    // works a peer; the engine posts `w
 constexpr std::size_t kMaxMemories = 8192;  // a peer: layers, and segments of an allocator
 constexpr std::size_t kMaxPartings = 64;    // a descriptor each; of peers that come and never let go
 constexpr std::uint64_t kFenceTableNbytes = FenceTable::kNumSlots * sizeof(std::uint64_t);
-// A fence waits for what is under way: 5 ms at 50 GB/s.
+// What is under way a fence is complete behind: 5 ms at 50 GB/s.
 constexpr std::uint64_t kFlyingNbytes = 256 * 1024 * 1024;
 // A launch costs 3 us, which is what a GPU copies 8 MiB in.
 constexpr std::uint32_t kPieceNbytes = 8 * 1024 * 1024;
 // Polls without an end between two questions whether the device still works.
 constexpr std::uint32_t kPollsPerCheck = 1024;
+constexpr gpu::CopyStream::Ticket kNeverTicket = UINT64_MAX;
 
 // A region's keys: it lies in allocations that its owner has told of, up to this one.
 struct Keys {
@@ -91,6 +91,9 @@ struct CudaIpcTransport::Peer final : Reactor::Handler {
   const std::string name;
   MessageChannel channel;
   bool up = false, down = false;
+  bool gone = false;      // disconnected: forgotten once nothing of it is under way
+  bool parted = false;    // all of its memory is unmapped, which comes after down
+  bool given_up = false;  // what it may have mapped of ours is not waited for
   bool watches_write = false;
   PeerMapping fences;
   std::uint64_t last_memory = 0;  // that it told of
@@ -98,6 +101,16 @@ struct CudaIpcTransport::Peer final : Reactor::Handler {
   std::map<std::uint64_t, Memory> memories;
   std::map<RegionId, Attached> regions;
   std::deque<Work> queue;
+  std::size_t num_flights = 0;
+  gpu::CopyStream::Ticket last_ticket = 0;  // of those
+  // Memory that its owner takes back: kernels up to a ticket may read it, and then it is unmapped and that told.
+  struct Going {
+    gpu::CopyStream::Ticket after;
+    std::uint64_t memory_id;
+    std::optional<gpu::PeerMemory> mapped;
+  };
+  std::deque<Going> going;
+  gpu::CopyStream::Ticket unused_after = 0;  // then what no region lies in is unmapped; 0: nothing is
 };
 
 // The end of a rail, at which a peer may still have memory of ours mapped. Both ends unmap first and end
@@ -218,7 +231,7 @@ void CudaIpcTransport::deregister_memory(RegionId region) noexcept {
   regions_.erase(found);
   leaving_[region] = gone;
   for (auto& [peer_id, peer] : peers_)
-    if (!peer->down) peer->unmapping.insert(gone.begin(), gone.end());
+    if (!peer->parted && !peer->given_up) peer->unmapping.insert(gone.begin(), gone.end());
   Message message;
   message.kind = MessageKind::kMemoryGone;
   for (auto& [peer_id, peer] : peers_)
@@ -231,7 +244,10 @@ void CudaIpcTransport::deregister_memory(RegionId region) noexcept {
 
 bool CudaIpcTransport::held_by_peers(RegionId region) const noexcept {
   if (region != kEveryRegion) return leaving_.contains(region);
-  return !leaving_.empty() || !partings_.empty();
+  return !leaving_.empty() || !partings_.empty() ||
+         std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) {
+           return entry.second->down && !entry.second->parted && !entry.second->given_up;
+         });
 }
 
 std::vector<std::string> CudaIpcTransport::give_up_holders(RegionId region) {
@@ -241,12 +257,18 @@ std::vector<std::string> CudaIpcTransport::give_up_holders(RegionId region) {
     return found != leaving_.end() && std::any_of(found->second.begin(), found->second.end(),
                                                   [&](std::uint64_t id) { return held.contains(id); });
   };
-  for (auto& [id, peer] : peers_)
-    if (holds(peer->unmapping))
-      fail(*peer,
-           "it was told that memory is deregistered and did not say in time that it has unmapped it; its "
-           "process may keep it mapped until it ends");
   std::vector<std::string> names;
+  for (auto& [id, peer] : peers_) {
+    if (!holds(peer->unmapping) && (region != kEveryRegion || !peer->down)) continue;
+    fail(*peer,
+         "it was told that memory is deregistered and did not say in time that it has unmapped it; its "
+         "process may keep it mapped until it ends");
+    if (peer->parted || peer->given_up) continue;  // below
+    peer->given_up = true;  // it has not parted, since kernels here still read its memory
+    peer->unmapping.clear();
+    names.push_back(peer->name);
+  }
+  forget_unheld();
   for (Parting& parting : partings_) {
     if (!holds(parting.held)) continue;
     names.push_back(parting.name);
@@ -362,9 +384,14 @@ Result<gpu::Placement> CudaIpcTransport::placement_of(Peer& peer, const Attached
   return gpu::Placement(std::move(extents));
 }
 
-// Unmaps what no region lies in.
+// Unmaps what no region lies in, once no kernel can read there.
 void CudaIpcTransport::drop_unused(Peer& peer) {
-  bool landed = false;
+  if (peer.num_flights == 0) return unmap_unused(peer);
+  peer.unused_after = peer.last_ticket;
+}
+
+void CudaIpcTransport::unmap_unused(Peer& peer) {
+  peer.unused_after = 0;
   for (auto& [id, memory] : peer.memories) {
     if (!memory.mapped) continue;
     const gpu::ExportedMemory& exported = memory.exported;
@@ -375,10 +402,7 @@ void CudaIpcTransport::drop_unused(Peer& peer) {
         return begin < exported.base + exported.nbytes && exported.base < begin + span.nbytes;
       });
     });
-    if (used) continue;
-    if (!landed) land_all_of(peer);  // a kernel may still read there
-    landed = true;
-    memory.mapped.reset();
+    if (!used) memory.mapped.reset();
   }
 }
 
@@ -392,7 +416,7 @@ std::size_t CudaIpcTransport::num_mappings() const noexcept {
 // ---- peers ----
 
 Result<PeerId> CudaIpcTransport::connect(UniqueFd socket, const ConnectInfo& info) {
-  if (lost_) return Status(Code::kRailFailed, "cuda_ipc: the GPU has failed in this process");
+  if (!lost_why_.empty()) return Status(Code::kRailFailed, "cuda_ipc: the GPU has failed in this process");
   if (!*fences_)
     return Status(Code::kSystem, "cuda_ipc: the fence table's descriptor could not be duplicated");
   const PeerId id = next_peer_++;
@@ -412,25 +436,44 @@ void CudaIpcTransport::disconnect(PeerId id) noexcept {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
   Peer& peer = *found->second;
-  land_all_of(peer);
   end_work(peer, Code::kCancelled, {});
-  if (!peer.down) part(peer);
+  go_down(peer);
   std::erase_if(ready_,
                 [id](const Completion& c) { return c.kind != CompletionKind::kWork && c.peer == id; });
-  peers_.erase(found);
+  peer.gone = true;
+  settle(peer);
+}
+
+void CudaIpcTransport::go_down(Peer& peer) {
+  if (!std::exchange(peer.down, true)) reactor_.remove(peer.channel.fd());
+}
+
+// After flights of it have landed, or where there are none.
+void CudaIpcTransport::settle(Peer& peer) {
+  while (!peer.going.empty() && (peer.num_flights == 0 || peer.going.front().after <= landed_)) {
+    Message message;
+    message.kind = MessageKind::kMemoryUnmapped;
+    message.memory_id = peer.going.front().memory_id;
+    peer.going.pop_front();
+    tell(peer, message, nullptr);
+  }
+  if (peer.unused_after != 0 && peer.unused_after <= landed_) unmap_unused(peer);
+  if (peer.down && !peer.parted && peer.num_flights == 0) part(peer);
+  if (const PeerId id = peer.id; peer.gone && peer.parted) peers_.erase(id);
 }
 
 void CudaIpcTransport::part(Peer& peer) {
-  peer.down = true;
+  peer.parted = true;
   peer.regions.clear();
   peer.memories.clear();
+  peer.going.clear();
   peer.fences = {};
-  reactor_.remove(peer.channel.fd());
   const UniqueFd& ending =
       partings_.emplace_back(*this, peer.name, peer.channel.release(), std::move(peer.unmapping)).socket;
   peer.unmapping.clear();
   std::set<std::uint64_t>& held = partings_.back().held;
   for (const auto& [id, exported] : exported_) held.insert(id);  // it was told of all
+  if (peer.given_up) held.clear();
   ::shutdown(ending.get(), SHUT_WR);
   static_cast<void>(reactor_.add(ending.get(), EPOLLIN, partings_.back()));  // else it is given up one day
   if (partings_.size() > kMaxPartings) partings_.front().held.clear();
@@ -439,25 +482,16 @@ void CudaIpcTransport::part(Peer& peer) {
 
 void CudaIpcTransport::fail(Peer& peer, const std::string& why) {
   if (peer.down) return;
-  peer.down = true;
-  land_all_of(peer);
-  part(peer);
+  go_down(peer);
   const std::string detail = "cuda_ipc: the rail to " + peer.name + " is down: " + why;
   end_work(peer, Code::kRailFailed, detail);
   ready_.push_back({CompletionKind::kRailDown, 0, peer.id, Code::kRailFailed, detail});
+  settle(peer);  // kernels that still run read what is unmapped then
 }
 
+// What is under way lands, or ends with the device.
 void CudaIpcTransport::fail_all(const std::string& why) {
-  lost_ = true;
-  // Kernels that still run read what is about to be unmapped. A device that has failed runs none.
-  static_cast<void>(stream_->synchronize());
-  const gpu::CopyStream::Ticket ended = stream_->done();
-  for (const Flight& flight : flights_)
-    for (const WorkId work : flight.works)
-      ready_.push_back(flight.ticket <= ended ? done(work)
-                                              : failed(work, Code::kRailFailed, "cuda_ipc: " + why));
-  flights_.clear();
-  flying_nbytes_ = 0;
+  if (lost_why_.empty()) lost_why_ = why;
   for (auto& [id, peer] : peers_) fail(*peer, why);
 }
 
@@ -550,10 +584,8 @@ Status CudaIpcTransport::on_memory(Peer& peer, const Message& message, UniqueFd 
 Status CudaIpcTransport::on_memory_gone(Peer& peer, std::uint64_t memory_id) {
   const auto found = peer.memories.find(memory_id);
   if (found == peer.memories.end()) return {Code::kRailFailed, "it took back memory that it had not told of"};
-  if (peer.channel.num_queued() > kMaxMemories)
+  if (peer.channel.num_queued() + peer.going.size() > kMaxMemories)
     return {Code::kRailFailed, "it does not read the answers to what it says"};
-  land_all_of(peer);
-  if (peer.down) return {};  // by a device that failed
   const gpu::ExportedMemory& exported = found->second.exported;
   for (auto& [id, region] : peer.regions) {
     if (!region.placement) continue;  // what it lies in is to come, maybe at the same address
@@ -565,11 +597,10 @@ Status CudaIpcTransport::on_memory_gone(Peer& peer, std::uint64_t memory_id) {
       region.failure_code = Code::kRailFailed;  // the frame that says so is on its way
     }
   }
+  // Nothing is launched there any more; what was may still read.
+  peer.going.push_back({peer.last_ticket, memory_id, std::move(found->second.mapped)});
   peer.memories.erase(found);
-  Message message;
-  message.kind = MessageKind::kMemoryUnmapped;
-  message.memory_id = memory_id;
-  tell(peer, message, nullptr);
+  settle(peer);
   return {};
 }
 
@@ -593,9 +624,6 @@ PostResult CudaIpcTransport::post(PeerId id, std::span<const Work> batch) noexce
 }
 
 void CudaIpcTransport::cancel(WorkId id) noexcept {
-  for (const Flight& flight : flights_)
-    if (std::find(flight.works.begin(), flight.works.end(), id) != flight.works.end())
-      return land_until(flight.ticket);
   for (auto& [peer_id, peer] : peers_) {
     const auto work =
         std::find_if(peer->queue.begin(), peer->queue.end(), [id](const Work& w) { return w.id == id; });
@@ -699,50 +727,55 @@ bool CudaIpcTransport::submit(Peer& peer, Attached& region) {
                       gpu::Placement(reinterpret_cast<gpu::Address>(move.local_base)));
   if (!ticket.ok() && ticket.status().code() == Code::kAgain) return false;
   peer.queue.erase(peer.queue.begin(), peer.queue.begin() + static_cast<std::ptrdiff_t>(num_works));
-  if (!ticket.ok()) {
-    // Not of this peer's making alone where the device is lost.
-    const Status status = ticket.status();
+  const bool is_lost = !ticket.ok() && ticket.status().code() == Code::kSystem;
+  if (!ticket.ok() && !is_lost) {
     for (const WorkId work : flight.works)
-      ready_.push_back(failed(work, status.code() == Code::kSystem ? Code::kRailFailed : status.code(),
-                              "cuda_ipc: " + status.message()));
-    if (status.code() == Code::kSystem) fail_all(status.message());
+      ready_.push_back(failed(work, ticket.status().code(), "cuda_ipc: " + ticket.status().message()));
     return true;
   }
-  flight.ticket = ticket.value();
+  // Where the device is lost some of it may be under way, and its end will not be told.
+  flight.ticket = peer.last_ticket = is_lost ? kNeverTicket : ticket.value();
+  ++peer.num_flights;
   flying_nbytes_ += flight.nbytes;
   flights_.push_back(std::move(flight));
+  if (is_lost) fail_all(ticket.status().message());  // not of this peer's making alone
   return true;
 }
 
 void CudaIpcTransport::land() {
   if (flights_.empty()) return;
-  const gpu::CopyStream::Ticket ended = stream_->done();
+  gpu::CopyStream::Ticket ended = stream_->done();
+  bool runs = true;
   if (flights_.front().ticket > ended) {
-    if (++idle_polls_ < kPollsPerCheck) return;
-    idle_polls_ = 0;
-    if (Status status = stream_->check(); !status.ok()) fail_all(status.message());
-    return;
+    // A device that refuses launches may still run earlier ones; one that has failed runs none.
+    if (lost_why_.empty()) {
+      if (++idle_polls_ < kPollsPerCheck) return;
+      idle_polls_ = 0;
+      const Status status = stream_->check();
+      if (status.ok()) return;
+      fail_all(status.message());
+    }
+    runs = stream_->is_running();
+    ended = stream_->done();
   }
   idle_polls_ = 0;
-  while (!flights_.empty() && flights_.front().ticket <= ended) {
-    for (const WorkId work : flights_.front().works) ready_.push_back(done(work));
-    flying_nbytes_ -= flights_.front().nbytes;
+  while (!flights_.empty() && (!runs || flights_.front().ticket <= ended)) {
+    const Flight flight = std::move(flights_.front());
     flights_.pop_front();
+    end_flight(flight, flight.ticket <= ended);
   }
 }
 
-// A kernel that has been launched cannot be stopped, only waited for; a device that fails ends all.
-void CudaIpcTransport::land_until(gpu::CopyStream::Ticket ticket) {
-  while (!flights_.empty() && flights_.front().ticket <= ticket) {
-    land();
-    if (!flights_.empty() && flights_.front().ticket <= ticket) std::this_thread::yield();
-  }
-}
-
-void CudaIpcTransport::land_all_of(const Peer& peer) {
-  const auto last =
-      std::find_if(flights_.rbegin(), flights_.rend(), [&](const Flight& f) { return f.peer == peer.id; });
-  if (last != flights_.rend()) land_until(last->ticket);
+void CudaIpcTransport::end_flight(const Flight& flight, bool is_done) {
+  Peer& peer = *peers_.at(flight.peer);
+  for (const WorkId work : flight.works)
+    ready_.push_back(!is_done    ? failed(work, Code::kRailFailed, "cuda_ipc: " + lost_why_)
+                     : peer.gone ? failed(work, Code::kCancelled, {})
+                                 : done(work));
+  flying_nbytes_ -= flight.nbytes;
+  landed_ = flight.ticket;
+  --peer.num_flights;
+  settle(peer);
 }
 
 // As shm's: pages were read before, by kernels whose end was acquired, and the source moves its word on

@@ -44,7 +44,7 @@ class CudaIpcTransport final : public Transport {
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override;
   PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
-  // Of a work whose kernel is under way it waits for the kernel's end.
+  // A kernel that was launched cannot be stopped: its works end as it ends.
   void cancel(WorkId work) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
   bool busy() const noexcept override;
@@ -86,21 +86,23 @@ class CudaIpcTransport final : public Transport {
   void flush(Peer& peer);
   void fail(Peer& peer, const std::string& why);  // the rail to it is down
   void fail_all(const std::string& why);          // the device is lost
-  void part(Peer& peer);                          // its rail has ended, and all of its memory is unmapped
+  void go_down(Peer& peer);
+  void settle(Peer& peer);  // what had to wait for kernels, of one that may be gone then
+  void part(Peer& peer);    // its rail has ended: unmaps all of its memory
   void forget_partings();                         // that have ended
   bool is_held(std::uint64_t memory_id) const noexcept;
   void forget_unheld();
   void end_work(Peer& peer, Code code, const std::string& detail);
   void drop_unused(Peer& peer);
+  void unmap_unused(Peer& peer);
 
   static bool can_run(const Peer& peer, const Work& work) noexcept;
   Peer* next_peer() noexcept;
   bool run_next();
   bool submit(Peer& peer, Attached& region);
   Completion check_fence(Peer& peer, const Work& work) const noexcept;
-  void land();                                        // what has ended
-  void land_until(gpu::CopyStream::Ticket ticket);    // waits
-  void land_all_of(const Peer& peer);
+  void land();  // what has ended
+  void end_flight(const Flight& flight, bool is_done);
 
   Reactor& reactor_;
   SharedFd fences_;  // of our own table
@@ -121,7 +123,8 @@ class CudaIpcTransport final : public Transport {
   std::deque<Completion> ready_;  // to be told
   std::deque<Flight> flights_;    // in order
   std::uint64_t flying_nbytes_ = 0;
-  bool lost_ = false;             // the device
+  gpu::CopyStream::Ticket landed_ = 0;  // up to here all flights have ended
+  std::string lost_why_;          // of the device; empty while it works
   std::uint32_t idle_polls_ = 0;  // with flights that do not land
 };
 

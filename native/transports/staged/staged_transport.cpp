@@ -19,6 +19,7 @@ constexpr std::uint64_t kRailsOfALane = 4;
 
 // Polls without a kernel's end between two questions whether the device still works.
 constexpr std::uint32_t kPollsPerCheck = 1024;
+constexpr gpu::CopyStream::Ticket kNeverTicket = UINT64_MAX;
 
 gpu::Placement placement_at(const std::byte* base) {
   return gpu::Placement(reinterpret_cast<gpu::Address>(base));
@@ -30,8 +31,12 @@ StagedTransport::StagedTransport(std::unique_ptr<Transport> inner, std::shared_p
     : inner_(std::move(inner)), staging_(std::move(staging)) {}
 
 StagedTransport::~StagedTransport() {
-  if (!gathering_.empty()) land_until(kOut, staged_.at(gathering_.back()).ticket);
-  if (!scattering_.empty()) land_until(kIn, staged_.at(scattering_.back()).ticket);
+  for (const auto& [way, flying] : {std::pair(kOut, &gathering_), std::pair(kIn, &scattering_)})
+    if (!flying->empty()) {
+      const gpu::CopyStream& stream = *lane(way).stream;
+      const gpu::CopyStream::Ticket last = staged_.at(flying->back()).ticket;
+      while (stream.done() < last && stream.is_running()) std::this_thread::yield();
+    }
   for (auto& [id, staged] : staged_) inner_->cancel(id);  // others go on using the arena
   for (auto& [id, staged] : staged_) give_back(staged);
 }
@@ -156,19 +161,14 @@ void StagedTransport::end_unsent(Entry entry) {
 void StagedTransport::cancel(WorkId id) noexcept {
   auto found = staged_.find(id);
   if (found == staged_.end()) return inner_->cancel(id);
-  if (found->second.stage == Stage::kGathering || found->second.stage == Stage::kScattering) {
-    land_until(way_of(found->second), found->second.ticket);
-    found = staged_.find(id);
-    if (found == staged_.end()) return;  // it has ended
-  }
   switch (found->second.stage) {
     case Stage::kQueued:
     case Stage::kGathered: return end_unsent(found);
     case Stage::kSending:
     case Stage::kReceiving: found->second.cancelled = true; return inner_->cancel(id);
     case Stage::kReceived: std::erase(to_scatter_, id); return complete(found, Code::kCancelled);
-    case Stage::kGathering:
-    case Stage::kScattering: return;  // not after land_until
+    case Stage::kGathering: found->second.cancelled = true; return;
+    case Stage::kScattering: return;
   }
 }
 
@@ -179,13 +179,10 @@ void StagedTransport::disconnect(PeerId peer) noexcept {
   for (const WorkId id : works) {
     auto found = staged_.find(id);
     if (found == staged_.end()) continue;
-    if (found->second.stage == Stage::kGathering || found->second.stage == Stage::kScattering) {
-      land_until(way_of(found->second), found->second.ticket);
-      found = staged_.find(id);
-      if (found == staged_.end()) continue;
-    }
-    found->second.cancelled = true;
-    if (found->second.stage == Stage::kSending || found->second.stage == Stage::kReceiving) continue;
+    found->second.cancelled = found->second.gone = true;
+    const Stage stage = found->second.stage;
+    if (stage == Stage::kSending || stage == Stage::kReceiving) continue;        // completes there
+    if (stage == Stage::kGathering || stage == Stage::kScattering) continue;     // completes as it lands
     for (auto* queue : {&to_gather_, &to_send_, &to_scatter_}) std::erase(*queue, id);
     complete(found, Code::kCancelled, "disconnected");
   }
@@ -252,7 +249,10 @@ Status StagedTransport::submit(Staged& staged) {
                   : stream.submit(packed.program, packed.part, packed.pairs, ids, slot, pages,
                                   gpu::Direction::kToDevice);
   if (!ticket.ok()) {
-    if (ticket.status().code() == Code::kSystem) staging_->fail(ticket.status());
+    if (ticket.status().code() == Code::kSystem) {
+      staging_->fail(ticket.status());
+      staged.ticket = kNeverTicket;  // some of it may be under way, and its end will not be told
+    }
     return ticket.status();
   }
   staged.ticket = ticket.value();
@@ -270,14 +270,15 @@ void StagedTransport::gather() {
     if (staged.slot.nbytes == 0) take_slot(staged);
     const Status submitted = submit(staged);
     if (submitted.code() == Code::kAgain) return;
-    if (submitted.code() == Code::kSystem) return note_failure();
     to_gather_.erase(to_gather_.begin() + static_cast<std::ptrdiff_t>(next));
-    if (!submitted.ok()) {
+    const bool is_lost = submitted.code() == Code::kSystem;
+    if (!submitted.ok() && !is_lost) {
       complete(entry, submitted.code(), words(submitted.message()));
       continue;
     }
     staged.stage = Stage::kGathering;
     gathering_.push_back(id);
+    if (is_lost) return note_failure();
   }
 }
 
@@ -305,46 +306,50 @@ void StagedTransport::scatter() {
     const auto entry = staged_.find(id);
     const Status submitted = submit(entry->second);
     if (submitted.code() == Code::kAgain) return;
-    if (submitted.code() == Code::kSystem) return note_failure();
     to_scatter_.pop_front();
-    if (!submitted.ok()) {
+    const bool is_lost = submitted.code() == Code::kSystem;
+    if (!submitted.ok() && !is_lost) {
       complete(entry, submitted.code(), words(submitted.message()));
       continue;
     }
     entry->second.stage = Stage::kScattering;
     scattering_.push_back(id);
+    if (is_lost) return note_failure();
   }
 }
 
 // What kernels have ended.
 void StagedTransport::land() {
-  if (!gathering_.empty()) {
-    const gpu::CopyStream::Ticket ended = lane(kOut).stream->done();
-    while (!gathering_.empty() && staged_.at(gathering_.front()).ticket <= ended) {
-      staged_.at(gathering_.front()).stage = Stage::kGathered;
-      staged_.at(gathering_.front()).range.end();
-      to_send_.push_back(gathering_.front());
-      gathering_.pop_front();
-      idle_polls_ = 0;
-    }
-  }
-  if (scattering_.empty()) return;
-  const gpu::CopyStream::Ticket ended = lane(kIn).stream->done();
-  while (!scattering_.empty() && staged_.at(scattering_.front()).ticket <= ended) {
-    complete(staged_.find(scattering_.front()), Code::kOk);
-    scattering_.pop_front();
-    idle_polls_ = 0;
-  }
+  if (!gathering_.empty()) land(kOut, gathering_);
+  if (!scattering_.empty()) land(kIn, scattering_);
 }
 
-// A kernel that has been launched cannot be stopped, only waited for; a device that fails ends all.
-void StagedTransport::land_until(Way way, gpu::CopyStream::Ticket ticket) {
-  while (staging_->failure().ok() && lane(way).stream->done() < ticket) {
-    check_device();
-    std::this_thread::yield();
+void StagedTransport::land(Way way, std::deque<WorkId>& flying) {
+  gpu::CopyStream& stream = *lane(way).stream;
+  // A device that refuses launches may still run earlier ones; one that has failed runs none.
+  const bool runs = staging_->failure().ok() || stream.is_running();
+  const gpu::CopyStream::Ticket ended = stream.done();
+  while (!flying.empty()) {
+    const Entry entry = staged_.find(flying.front());
+    Staged& staged = entry->second;
+    const bool is_done = staged.ticket <= ended;
+    if (!is_done && runs) return;
+    flying.pop_front();
+    idle_polls_ = 0;
+    if (staged.gone) {
+      complete(entry, Code::kCancelled, "disconnected");
+    } else if (!is_done) {
+      complete(entry, Code::kSystem, words(staging_->failure().message()));
+    } else if (way == kIn) {
+      complete(entry, Code::kOk);
+    } else if (staged.cancelled) {
+      end_unsent(entry);
+    } else {
+      staged.stage = Stage::kGathered;
+      staged.range.end();
+      to_send_.push_back(entry->first);
+    }
   }
-  land();
-  note_failure();
 }
 
 void StagedTransport::check_device() {
@@ -359,8 +364,7 @@ void StagedTransport::check_device() {
 void StagedTransport::note_failure() {
   if (lost_ || staging_->failure().ok()) return;
   lost_ = true;
-  land();
-  for (auto* queue : {&to_gather_, &gathering_, &to_scatter_, &scattering_}) {
+  for (auto* queue : {&to_gather_, &to_scatter_}) {
     for (const WorkId id : *queue)
       complete(staged_.find(id), Code::kSystem, words(staging_->failure().message()));
     queue->clear();

@@ -39,7 +39,7 @@ class StagedTransport final : public Transport {
   Status attach(PeerId peer, const RemoteRegion& region) override { return inner_->attach(peer, region); }
   void detach(PeerId peer, RegionId region) noexcept override { inner_->detach(peer, region); }
   PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
-  // Of a work whose kernel is under way it waits for the kernel's end.
+  // A kernel that was launched cannot be stopped: its work ends as it ends.
   void cancel(WorkId work) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
   bool busy() const noexcept override;
@@ -62,7 +62,8 @@ class StagedTransport final : public Transport {
     Slot slot;                 // no bytes: none yet
     gpu::CopyStream::Ticket ticket = 0;
     nvtx::Range range;         // of the stage: gather, wire or scatter
-    bool cancelled = false;    // nothing may land any more
+    bool cancelled = false;    // nothing more is to begin
+    bool gone = false;         // its peer was disconnected
     bool lost = false;         // with the device
   };
   using Entry = std::unordered_map<WorkId, Staged>::iterator;
@@ -85,7 +86,7 @@ class StagedTransport final : public Transport {
   void send();
   void scatter();
   void land();
-  void land_until(Way way, gpu::CopyStream::Ticket ticket);
+  void land(Way way, std::deque<WorkId>& flying);
   void check_device();
   void note_failure();
   bool pass(Completion& completion);

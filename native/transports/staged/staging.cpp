@@ -52,11 +52,4 @@ Result<Staging::Lane> Staging::make_lane(std::byte* base) const {
   return Lane{base, Slots(nbytes_ / 2), std::move(stream).value()};
 }
 
-void Staging::fail(const Status& why) {
-  if (!failure_.ok()) return;
-  failure_ = why;
-  // A device that has failed runs no kernels; one that refuses launches may still run earlier ones.
-  for (Lane* lane : {&*sends_, &*receives_}) static_cast<void>(lane->stream->synchronize());
-}
-
 }  // namespace kvxfer

@@ -50,9 +50,12 @@ class Staging {
   Lane& sends() noexcept { return *sends_; }
   Lane& receives() noexcept { return *receives_; }
 
-  // What the device said when it failed. Nothing is copied any more, and nothing is under way.
+  // What the device said when it failed. No copy begins any more. What was under way may go on where it refused
+  // a launch, and is lost where it runs nothing any more.
   const Status& failure() const noexcept { return failure_; }
-  void fail(const Status& why);
+  void fail(const Status& why) {
+    if (failure_.ok()) failure_ = why;
+  }
 
  private:
   Result<Lane> make_lane(std::byte* base) const;
