@@ -1,0 +1,302 @@
+// Rights that end while a device has a copy under way: nobody stands in the fence, others go on meanwhile, and
+// nothing is told to be complete before the copy has ended. An emulated driver holds the copy.
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "core/runtime.h"
+#include "emulated_driver.h"
+#include "gpu_ends.h"
+#include "held_launches.h"
+
+namespace kvxfer {
+namespace {
+
+using emulated::launches;
+using gpu_ends::await;
+using gpu_ends::End;
+using gpu_ends::Ends;
+using gpu_ends::kBound;
+using gpu_ends::kNbytes;
+using gpu_ends::kSecond;
+using gpu_ends::Options;
+
+// Which copy is held: one that fetches from the peer's GPU, one that scatters what a stream brought, one that
+// gathers what a stream is to take.
+enum class Copy { kFetch, kScatter, kGather };
+constexpr Copy kCopies[] = {Copy::kFetch, Copy::kScatter, Copy::kGather};
+
+After at_once() {
+  static const std::shared_ptr<Trigger> fired = [] {
+    auto trigger = Trigger::create();
+    trigger->fire(1);
+    return trigger;
+  }();
+  return {fired};
+}
+After never() { return {Trigger::create()}; }
+
+// Two agents, one of which (the holder) has a copy on its GPU that does not end, and a third that it talks to.
+class Scene {
+ public:
+  explicit Scene(Copy copy)
+      : copy_(copy),
+        both_(options(copy, copy != Copy::kScatter), options(copy, copy != Copy::kGather)),
+        holder(copy == Copy::kGather ? both_.src : both_.dst),
+        far(copy == Copy::kGather ? both_.dst : both_.src),
+        peer(copy == Copy::kGather ? both_.there : both_.here),
+        lease(copy == Copy::kGather ? both_.read_lease : both_.write_lease),
+        third_("third", {.transports = {"tcp"}, .kind = MemoryKind::kHost, .heartbeat_ns = kSecond / 5}),
+        pages_(kNbytes) {
+    const auto region = holder.runtime->register_region("host", {{pages_.data(), kNbytes}}, gpu_ends::kBlocks,
+                                                        gpu_ends::layers_of_pages(), {}, MemoryKind::kHost);
+    REQUIRE_OK(region);
+    const auto called = holder.runtime->begin_connect(third_.runtime->address(), kBound);
+    REQUIRE_OK(called);
+    third = called.value();
+    SessionKey back = 0;
+    REQUIRE(await([&] {
+      const auto peers =
+          third_.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
+      if (!peers.empty()) back = peers.front();
+      return !peers.empty() && Ends::num_rails(*holder.runtime, third) == 1 &&
+             Ends::num_rails(*third_.runtime, back) == 1;
+    }));
+    third_lease_ = third_.grant(back, wire::LeaseMode::kRead);
+    reads_ = holder.install(third, false, third_.region, region.value());
+    launches().let(0);
+  }
+  ~Scene() {
+    launches().let_all();
+    third_.runtime->close(kBound);
+    emulated::device().refuses_imports = false;
+  }
+
+  // Posted by the holder.
+  std::shared_ptr<Handle> post_own(Time timeout_ns = 2 * kBound) {
+    const std::vector<std::uint32_t> blocks = {0, 1, 2, 3};
+    auto handle = copy_ == Copy::kGather
+                      ? both_.src.post(both_.there, both_.writes, at_once(), blocks, timeout_ns)
+                      : both_.read(at_once(), blocks, timeout_ns);
+    launches().await_held(1);
+    return handle;
+  }
+  // Posted by the peer, under the holder's lease.
+  std::shared_ptr<Handle> post_under_lease() {
+    auto handle = copy_ == Copy::kGather ? both_.read(at_once()) : both_.write(at_once());
+    launches().await_held(1);
+    return handle;
+  }
+
+  // Bytes come from the third, a deadline passes, heartbeats are heard.
+  void others_go_on() {
+    std::memset(third_.memory.data(), 7, kNbytes);
+    const auto done = read_third(at_once(), 2 * kBound);
+    const auto late = read_third(never(), kSecond / 50);
+    REQUIRE(both_.ends(done));
+    CHECK_EQ(done->outcome(), Outcome::kDone);
+    CHECK_EQ(holder_byte(), std::byte{7});
+    REQUIRE(both_.ends(late));
+    CHECK_EQ(late->status().code(), Code::kDeadline);
+    const Time heard = last_heartbeat();
+    CHECK(await([&] { return last_heartbeat() > heard; }));
+  }
+  bool ends(const std::shared_ptr<Handle>& handle) { return both_.ends(handle); }
+  std::size_t num_transfers_of_far() {
+    return far.runtime->with_engine([](Engine& engine, Time) { return engine.num_transfers(); });
+  }
+  // What lands in the holder's cache, or is read of it, may not do so any more: it is somebody else's.
+  std::vector<std::byte> cache() const { return {holder.memory.data(), holder.memory.data() + kNbytes}; }
+  template <class F>
+  auto ask(F&& f) const {
+    return holder.runtime->with_engine([&](Engine& engine, Time) { return f(engine); });
+  }
+
+ private:
+  static Options options(Copy copy, bool on_gpu) {
+    launches().reset();
+    // Streams carry what GPUs cannot read from each other, or is on none.
+    Options made{.transports = {"tcp"}, .kind = MemoryKind::kHost, .heartbeat_ns = kSecond / 5};
+    if (on_gpu) {
+      made.transports = {"cuda_ipc", "tcp"};
+      made.kind = MemoryKind::kGpu;
+      made.kernels = {{&emulated::held_copy, nullptr, &emulated::convert}};
+      made.num_rails = copy == Copy::kFetch ? 2 : 1;
+    }
+    return made;
+  }
+  std::shared_ptr<Handle> read_third(After after, Time timeout_ns) {
+    return holder.post(third, reads_, std::move(after), {0, 1, 2, 3}, timeout_ns, third_lease_);
+  }
+  std::byte holder_byte() {
+    return ask([&](Engine&) { return pages_[0]; });
+  }
+  Time last_heartbeat() {
+    return ask([&](Engine& engine) {
+      const Session* session = engine.session(third);
+      return session == nullptr ? 0 : session->last_heartbeat_at();
+    });
+  }
+
+  const Copy copy_;
+  Ends both_;
+
+ public:
+  End &holder, &far;
+  const SessionKey peer;
+  const LeaseId lease;
+  SessionKey third = 0;
+
+ private:
+  End third_;
+  std::vector<std::byte> pages_;
+  LeaseId third_lease_ = 0;
+  std::uint32_t reads_ = 0;
+};
+
+// A call that returns when a fence is complete, by a thread of its own.
+class Caller {
+ public:
+  explicit Caller(std::function<void()> call)
+      : thread_([this, call = std::move(call)] {
+          call();
+          returned_ = true;
+        }) {}
+  ~Caller() { thread_.join(); }
+  bool returned() const { return returned_; }
+
+ private:
+  std::atomic<bool> returned_{false};
+  std::thread thread_;
+};
+
+TEST(a_lease_that_is_revoked_is_told_to_have_ended_when_the_copy_under_it_has) {
+  for (const Copy copy : kCopies) {
+    Scene scene(copy);
+    const auto handle = scene.post_under_lease();
+    CHECK(!scene.holder.runtime->revoke(scene.lease, 0));  // no time to wait for it
+    const auto state = [&] {
+      return scene.ask([&](Engine& engine) { return *engine.lease_state(scene.lease); });
+    };
+    std::vector<std::byte> at_fence;
+    {
+      const Caller caller([&] {
+        CHECK(scene.holder.runtime->revoke(scene.lease));
+        at_fence = scene.cache();
+      });
+      REQUIRE(scene.ends(handle));  // the peer is told of the right's end at once
+      CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
+      scene.others_go_on();
+      CHECK(state() == LeaseState::kEnding);
+      CHECK(!caller.returned());
+      launches().let_all();
+    }
+    CHECK(state() == LeaseState::kRevoked);
+    CHECK(at_fence == scene.cache());
+    CHECK_EQ(scene.ask([](Engine& engine) { return engine.num_transfers(); }), 0);
+  }
+}
+
+TEST(a_transfer_that_is_cancelled_ends_when_its_copy_has) {
+  for (const Copy copy : kCopies) {
+    Scene scene(copy);
+    const auto handle = scene.post_own();
+    scene.holder.runtime->cancel(*handle);
+    REQUIRE(await([&] { return scene.num_transfers_of_far() == 0; }));
+    scene.others_go_on();
+    CHECK_EQ(handle->outcome(), Outcome::kPending);
+    launches().let_all();
+    REQUIRE(scene.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kCancelled);
+  }
+}
+
+TEST(a_transfer_whose_time_is_over_ends_when_its_copy_has) {
+  for (const Copy copy : kCopies) {
+    Scene scene(copy);
+    const auto handle = scene.post_own(4 * kSecond);
+    REQUIRE(await([&] { return scene.num_transfers_of_far() == 0; }));
+    scene.others_go_on();
+    CHECK_EQ(handle->outcome(), Outcome::kPending);
+    launches().let_all();
+    REQUIRE(scene.ends(handle));
+    CHECK_EQ(handle->status().code(), Code::kDeadline);
+  }
+}
+
+TEST(a_region_is_its_owners_when_the_copy_there_has_ended) {
+  for (const Copy copy : kCopies) {
+    Scene scene(copy);
+    const auto handle = scene.post_own();
+    const RegionId region = scene.holder.region;
+    CHECK_EQ(scene.holder.runtime->deregister_region(region, 0).code(), Code::kDeadline);
+    std::vector<std::byte> at_fence;
+    {
+      const Caller caller([&] {
+        CHECK_OK(scene.holder.runtime->deregister_region(region));
+        at_fence = scene.cache();
+      });
+      REQUIRE(await([&] { return scene.num_transfers_of_far() == 0; }));
+      scene.others_go_on();
+      CHECK_EQ(handle->outcome(), Outcome::kPending);
+      CHECK(!caller.returned());
+      CHECK(scene.ask([&](Engine& engine) { return engine.is_leaving(region); }));
+      launches().let_all();
+    }
+    REQUIRE(scene.ends(handle));
+    CHECK_EQ(handle->status().code(), Code::kRegionGone);
+    CHECK(at_fence == scene.cache());
+  }
+}
+
+TEST(a_peer_that_is_lost_ends_transfers_when_their_copies_have_ended) {
+  for (const Copy copy : kCopies) {
+    Scene scene(copy);
+    const auto handle = scene.post_own();
+    {
+      // Its memory is let go here when the copy has ended.
+      const Caller closer([&] { scene.far.runtime->close(kBound); });
+      REQUIRE(
+          await([&] { return scene.ask([&](Engine& engine) { return !engine.has_session(scene.peer); }); }));
+      scene.others_go_on();
+      CHECK_EQ(handle->outcome(), Outcome::kPending);
+      CHECK(scene.ask([&](Engine& engine) { return *engine.lease_state(scene.lease); }) !=
+            LeaseState::kActive);
+      launches().let_all();
+    }
+    REQUIRE(scene.ends(handle));
+    CHECK_EQ(handle->status().code(), Code::kPeerLost);
+  }
+}
+
+TEST(an_agent_is_closed_when_its_copies_have_ended) {
+  for (const Copy copy : kCopies)
+    for (const Time patience : {Time{0}, kBound}) {
+      Scene scene(copy);
+      const auto handle = scene.post_own();
+      std::vector<std::byte> at_close;
+      {
+        const Caller closer([&] {
+          scene.holder.runtime->close(patience);
+          at_close = scene.cache();
+        });
+        REQUIRE(await([&] { return scene.holder.runtime->closed() && scene.num_transfers_of_far() == 0; }));
+        // Whoever asks meanwhile does not stand in the fence either.
+        CHECK_EQ(scene.ask([](Engine& engine) { return engine.num_transfers(); }), 1);
+        CHECK_EQ(handle->outcome(), Outcome::kPending);
+        CHECK(!closer.returned());
+        launches().let_all();
+      }
+      CHECK_EQ(handle->status().code(), Code::kClosed);
+      CHECK(at_close == scene.cache());
+    }
+}
+
+}  // namespace
+}  // namespace kvxfer
