@@ -8,6 +8,7 @@ to them. What a reader missed because it registered later is written at once.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from dataclasses import dataclass, field, replace
@@ -472,6 +473,9 @@ class Pushes:
                 reader.peer.disconnect()
             except kvxfer.KvxferError:
                 pass  # it is gone by itself
+            # What a GPU has begun to read ends as it ends, whoever has gone.
+            for write in reader.writes:
+                _ended_by(write, math.inf)
 
     def _refuse(self, peer: kvxfer.Peer, registration: Registration | None, why: str) -> None:
         if registration is not None:
@@ -485,7 +489,7 @@ class Pushes:
 
 def _ended_by(write: kvxfer.Transfer, deadline: float) -> bool:
     try:
-        write.wait(max(deadline - time.monotonic(), 0.0))
+        write.wait(None if deadline == math.inf else max(deadline - time.monotonic(), 0.0))
     except TimeoutError:
         return False
     except kvxfer.KvxferError:
