@@ -218,7 +218,7 @@ class AgentCore:
     ``transports`` (list of "loopback", "shm", "unix", "cuda_ipc", "tcp"), ``gpu`` (None, or with
     "cuda_ipc" its index, a CUfunction or 0 for each of copy_vectors, copy_bulk and convert, what they
     belong to, which is kept as long as they may be launched, and a list of `GpuSample`),
-    ``gpu_ctas`` (int, most of a kernel that copies there),
+    ``gpu_ctas`` (two int, most of a kernel that copies there: for cuda_ipc, and to stage),
     ``staging_nbytes`` (int, of pinned memory for pages of that GPU that go over streams; 0 for none),
     ``tcp_rails`` (int), ``silent_timeout_s``, ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us`` (int),
     ``integrity`` (bool), ``max_transfers_per_peer`` (int), ``faults`` (str, "" or the seed and

@@ -12,6 +12,9 @@ from kvxfer.errors import UsageError
 MIN_SECRET_NBYTES: Final = 16
 # native/transports/staged/staging.h: two pieces of a stream.
 MIN_STAGING_NBYTES: Final = 1024 * 1024
+# By arithmetic (native/gpu/DESIGN.md): 4 feed a NIC of 400 Gb/s, 16 read over NVLink at 450 GB/s.
+_STAGING_CTAS, _IPC_CTAS = 4, 16
+_MOST_CTAS = 65535
 DEFAULT_TRANSPORTS: Final = ("loopback", "shm", "tcp")
 # "unix", what shm falls back to, comes with shm; alone it keeps shm out. "cuda_ipc" starts CUDA, so it is
 # there for those who ask for it.
@@ -42,8 +45,9 @@ class AgentOptions:
         Index of that GPU, as CUDA_VISIBLE_DEVICES leaves them: one an agent for now. Means something
         where ``"cuda_ipc"`` is named.
     gpu_ctas
-        Most CTAs of a kernel that copies there: what it may take of the model's. A few keep a network's card
-        busy; within one GPU, and over NVLink, more are faster, up to one for each of its multiprocessors.
+        Most CTAs of a kernel that copies there: what it may take of the model's. None: what the rail's speed
+        wants, 4 where pages are staged for a network's card and 16 where another GPU's memory is read. Within
+        one GPU more are faster, up to one for each of its multiprocessors.
     staging_nbytes
         Pinned host memory through which that GPU's pages go over ``"tcp"`` and the unix stream: to and from
         other hosts, host memory, and GPUs that this one does not reach. Half is for what is sent, half for
@@ -82,8 +86,7 @@ class AgentOptions:
     secret: bytes | str | None = None
     transports: tuple[str, ...] = DEFAULT_TRANSPORTS
     gpu: int = 0
-    # By arithmetic four feed a 400 Gb/s NIC (native/gpu/DESIGN.md).
-    gpu_ctas: int = 4
+    gpu_ctas: int | None = None
     # Each way 32 MiB: four rails with 8 MiB, two windows of a stream, or pieces of cuda_ipc that failed over.
     staging_nbytes: int = 64 * 1024 * 1024
     copy_engines: bool = True
@@ -131,7 +134,6 @@ class AgentOptions:
             raise _bad(f"option lease_margin_s is {self.lease_margin_s!r}, but must be 0 or more seconds")
         for name, low, high in (
             ("gpu", 0, 1023),
-            ("gpu_ctas", 1, 65535),
             ("staging_nbytes", 0, 1 << 40),
             ("tcp_rails", 1, 64),
             ("spin_us", 0, 1_000_000),
@@ -139,6 +141,12 @@ class AgentOptions:
         ):
             if not isinstance(value := getattr(self, name), int) or not low <= value <= high:
                 raise _bad(f"option {name} is {value!r}, not a whole number in {low} to {high}")
+        if self.gpu_ctas is not None and (
+            not isinstance(self.gpu_ctas, int) or not 1 <= self.gpu_ctas <= _MOST_CTAS
+        ):
+            raise _bad(
+                f"option gpu_ctas is {self.gpu_ctas!r}, neither None nor a whole number in 1 to {_MOST_CTAS}"
+            )
         if not isinstance(self.copy_engines, bool):
             raise _bad(f"option copy_engines is {self.copy_engines!r}, but must be True or False")
         if 0 < self.staging_nbytes < MIN_STAGING_NBYTES:
@@ -163,7 +171,9 @@ class AgentOptions:
             "secret": secret,
             "transports": list(self.transports),
             "gpu": None,
-            "gpu_ctas": self.gpu_ctas,
+            "gpu_ctas": (_IPC_CTAS, _STAGING_CTAS)
+            if self.gpu_ctas is None
+            else (self.gpu_ctas, self.gpu_ctas),
             "staging_nbytes": self.staging_nbytes,
             "tcp_rails": self.tcp_rails,
             "silent_timeout_s": self.silent_timeout_s,

@@ -111,7 +111,9 @@ class PyAgentCore {
     native.transports = nb::cast<std::vector<std::string>>(options["transports"]);
     if (const nb::object part = options["gpu"]; !part.is_none()) native.gpu = to_gpu_part(part);
     if (native.gpu) native.gpu->staging_nbytes = nb::cast<std::uint64_t>(options["staging_nbytes"]);
-    if (native.gpu) native.gpu->stream.num_ctas = nb::cast<std::uint32_t>(options["gpu_ctas"]);
+    if (native.gpu)
+      std::tie(native.gpu->stream.num_ctas, native.gpu->staging_ctas) =
+          nb::cast<std::pair<std::uint32_t, std::uint32_t>>(options["gpu_ctas"]);
     native.tcp_rails = nb::cast<std::uint32_t>(options["tcp_rails"]);
     native.silent_ns = to_ns(nb::cast<double>(options["silent_timeout_s"]));
     native.heartbeat_ns = to_ns(nb::cast<double>(options["heartbeat_interval_s"]));

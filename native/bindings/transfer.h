@@ -10,9 +10,8 @@
 
 namespace kvxfer::python {
 
-// Waits without the GIL, in slices, so that Python's signal handlers run while a caller waits for long.
-// Waits up to that long with `wait`, which is called for a slice at a time, so that signals are heard. False: the
-// time is over.
+// Waits without the GIL, in slices, so that Python's signal handlers run while a caller waits for long: `wait`
+// waits for a slice and says whether that was enough. False: the time is over.
 bool wait_in_slices(Runtime& runtime, const std::function<bool(Time)>& wait, double timeout_s);
 bool wait_for(Runtime& runtime, const std::function<bool()>& done, double timeout_s);
 

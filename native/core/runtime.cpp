@@ -213,10 +213,12 @@ Status Runtime::add_transports() {
       return {Code::kInvalidArgument, "a staging arena of " + std::to_string(part.staging_nbytes) +
                                           " bytes is too small: it has at least " +
                                           std::to_string(Staging::kLeastNbytes) + ", or 0 for none"};
-    staging = std::make_shared<Staging>(*part.driver, Staging::Options{.device = part.device,
-                                                                       .kernels = part.kernels,
-                                                                       .stream = part.stream,
-                                                                       .nbytes = part.staging_nbytes});
+    gpu::CopyStreamOptions stream = part.stream;
+    stream.num_ctas = part.staging_ctas;
+    staging = std::make_shared<Staging>(
+        *part.driver,
+        Staging::Options{
+            .device = part.device, .kernels = part.kernels, .stream = stream, .nbytes = part.staging_nbytes});
   }
   const auto add_stream = [&](std::string_view name, std::uint32_t rank) {
     TcpTransport::Options stream;

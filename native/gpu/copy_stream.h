@@ -51,6 +51,12 @@ class CopyStream {
                         std::span<const std::uint32_t> dst_ids, const Placement& src, const Placement& dst,
                         Direction direction = Direction::kOnDevice);
 
+  // Whether tables of so many pairs leave room for as many behind them, which can be submitted while these are
+  // under way.
+  bool has_room_for_two(std::uint32_t num_pairs) const noexcept {
+    return 4 * std::uint64_t{num_pairs} * sizeof(std::uint32_t) <= options_.tables_nbytes;
+  }
+
   // What is submitted from now on begins after the event.
   Status wait_for(Event event);
 

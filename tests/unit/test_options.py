@@ -53,6 +53,7 @@ def test_native_options_are_complete() -> None:
         {"gpu": "0"},
         {"gpu_ctas": 0},
         {"gpu_ctas": 70_000},
+        {"gpu_ctas": "4"},
         {"staging_nbytes": -1},
         {"staging_nbytes": 4096},
         {"staging_nbytes": 64.0},

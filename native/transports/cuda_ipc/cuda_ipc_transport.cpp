@@ -21,8 +21,10 @@ constexpr std::size_t kMaxQueued = 1024;    // works a peer; the engine posts `w
 constexpr std::size_t kMaxMemories = 8192;  // a peer: layers, and segments of an allocator
 constexpr std::size_t kMaxPartings = 64;    // a descriptor each; of peers that come and never let go
 constexpr std::uint64_t kFenceTableNbytes = FenceTable::kNumSlots * sizeof(std::uint64_t);
-// What is under way a fence is complete behind: 5 ms at 50 GB/s.
+// What is under way a fence is complete behind: 5 ms at 50 GB/s. Two launches, so that a GPU goes on while a poll
+// finds the end of one; what lies between two is some microseconds, in which it copies less than a tenth of this.
 constexpr std::uint64_t kFlyingNbytes = 256 * 1024 * 1024;
+constexpr std::uint64_t kLaunchNbytes = kFlyingNbytes / 2;
 // A launch costs 3 us, which is what a GPU copies 8 MiB in.
 constexpr std::uint32_t kPieceNbytes = 8 * 1024 * 1024;
 // Polls without an end between two questions whether the device still works.
@@ -701,26 +703,34 @@ bool CudaIpcTransport::run_next() {
   return true;
 }
 
-// One launch for the piece at the front and those of whole layers behind it that go on where it ends.
+// One launch for the piece at the front and those behind it that go on where it ends, in its layer or, where
+// pieces are whole layers, in the next.
 bool CudaIpcTransport::submit(Peer& peer, Attached& region) {
   const Move& move = *peer.queue.front().move;
   const Piece piece = move.grid.piece(peer.queue.front().piece);
   gpu::Part part{piece.layer, 1, piece.num_pairs, piece.num_fine};
   Flight flight{0, peer.id, {peer.queue.front().id}, piece_nbytes(*move.program, piece)};
   std::size_t num_works = 1;
-  while (move.grid.pieces_per_layer() == 1 && num_works < peer.queue.size() &&
-         flying_nbytes_ + flight.nbytes < kFlyingNbytes) {
+  while (num_works < peer.queue.size() && flight.nbytes < kLaunchNbytes) {
     const Work& next = peer.queue[num_works];
     if (next.kind != WorkKind::kFetch || next.move.get() != &move ||
         next.piece != peer.queue.front().piece + num_works)
       break;
+    const Piece more = move.grid.piece(next.piece);
+    if (move.grid.pieces_per_layer() == 1) {
+      ++part.num_layers;
+    } else if (more.layer == piece.layer && stream_->has_room_for_two(part.num_pairs + more.num_pairs)) {
+      part.num_pairs += more.num_pairs;
+      part.num_fine += more.num_fine;  // a layer's last pairs
+    } else {
+      break;
+    }
     flight.works.push_back(next.id);
-    flight.nbytes += piece_nbytes(*move.program, move.grid.piece(next.piece));
-    ++part.num_layers;
+    flight.nbytes += piece_nbytes(*move.program, more);
     ++num_works;
   }
   const auto ids = [&](const std::vector<std::uint32_t>& table) {
-    return std::span(table).subspan(piece.first_pair, piece.num_pairs);
+    return std::span(table).subspan(piece.first_pair, part.num_pairs);
   };
   const Result<gpu::CopyStream::Ticket> ticket =
       stream_->submit(*move.program, part, ids(move.src_ids), ids(move.dst_ids), *region.placement,
