@@ -5,7 +5,9 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "check.h"
 #include "emulated_driver.h"
@@ -101,6 +103,51 @@ TEST(a_region_in_two_allocations_is_fetched_from_both) {
   CHECK_EQ(dst.transport->num_mappings(), 2);
   dst.transport->detach(src_at_dst, 1);
   CHECK_EQ(dst.transport->num_mappings(), 0);
+}
+
+// Four pieces in each of two layers: how many launches copy them, with room for so many bytes of tables.
+std::int64_t launches_of_pieces(std::uint32_t tables_nbytes) {
+  const auto with_room = [&](Reactor& reactor, const FenceTable& fences) {
+    auto made = CudaIpcTransport::create(reactor, fences, emulated::driver(),
+                                         {.device = 0,
+                                          .kernels = emulated::fast_kernels(),
+                                          .stream = {.tables_nbytes = tables_nbytes, .calibration = {}}});
+    REQUIRE_OK(made);
+    return std::move(made).value();
+  };
+  Ends src(make), dst(with_room);
+  const PeerId src_at_dst = connect_ends(src, dst).second;
+  DeviceMemory memory(2 * kNbytes), arrived(2 * kNbytes);
+  check::Random random(check::seed());
+  random.fill(memory.data(), memory.size());
+  const RemoteRegion remote = told(*src.transport, region_of(1, memory.data(), {{0, 2 * kNbytes}}));
+  REQUIRE(dst.transport->attach(src_at_dst, remote).ok());
+  auto move = std::make_shared<Move>(*move_of(1, arrived.data(), 2, kNbytes));
+  move->grid.pairs_per_piece = kBlocks / 4;
+  std::vector<Work> works;
+  for (std::uint32_t piece = 0; piece < 8; ++piece) works.push_back(fetch_work(1 + piece, move, piece));
+  constexpr std::int64_t kMany = 1000;
+  device().launches_until_failure = kMany;
+  CHECK_EQ(dst.transport->post(src_at_dst, works).accepted, 8);
+  for (const Work& work : works) CHECK(dst.await(work.id).code == Code::kOk);
+  const std::int64_t num_launches = kMany - device().launches_until_failure;
+  device().launches_until_failure = -1;
+  for (std::size_t layer = 0; layer < 2; ++layer)
+    for (std::size_t k = 0; k < kBlocks; ++k) {
+      constexpr std::size_t kBlock = kNbytes / kBlocks;
+      CHECK(std::memcmp(arrived.data() + layer * kNbytes + (kBlocks - 1 - k) * kBlock,
+                        memory.data() + layer * kNbytes + k * kBlock, kBlock) == 0);
+    }
+  return num_launches;
+}
+
+TEST(pieces_of_a_layer_that_follow_each_other_are_one_launch) {
+  CHECK_EQ(launches_of_pieces(1024 * 1024), 2);
+}
+
+TEST(pieces_are_not_put_together_beyond_the_room_for_tables) {
+  // Of a piece's two pairs on both sides, aligned, and not of two pieces.
+  CHECK_EQ(launches_of_pieces(2 * 16), 8);
 }
 
 TEST(memory_that_its_owner_takes_back_is_unmapped_and_its_work_ends) {
