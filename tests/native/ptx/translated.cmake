@@ -94,8 +94,7 @@ add_translated_test(test_gpu_packed sm_90a sm_90a)
 add_translated_kernels(sm_80 sm_80 ${kernels}/copy_vectors.cu ${kernels}/litmus.cu)
 add_translated_test(test_gpu_copy sm_80 sm_80 sm_90a_bulk)  # sm_80 has no bulk copies
 add_translated_test(test_gpu_litmus sm_80 sm_80)
-add_translated_kernels(sm_100a sm_100a ${kernels}/copy_vectors.cu ${kernels}/litmus.cu ${kernels}/convert.cu
-  ${kernels}/copy_bulk.cu)
-foreach(test test_gpu_copy test_gpu_litmus test_gpu_convert)
+add_translated_kernels(sm_100a sm_100a ${kernels}/copy_vectors.cu ${kernels}/litmus.cu ${kernels}/copy_bulk.cu)
+foreach(test test_gpu_copy test_gpu_litmus)
   add_translated_test(${test} sm_100a sm_100a)
 endforeach()
