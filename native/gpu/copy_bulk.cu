@@ -62,6 +62,8 @@ extern "C" __global__ void __launch_bounds__(kvxfer::gpu::kRings* kvxfer::gpu::k
     for (bulk::Barrier& barrier : ring.loaded) bulk::init_barrier(&barrier);
     bulk::publish_shared_writes();
   }
+  // Pages may be a kernel's that still runs, and has told of them by a word: its stores are the generic proxy's.
+  bulk::publish_global_writes();
   __syncwarp();
 
   const std::uint64_t policy = bulk::streamed_policy();

@@ -10,10 +10,11 @@
 #include <cstring>
 #include <deque>
 #include <memory>
-#include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "bulk_engine.h"
 #include "cuda_threads.h"
 #include "kvxfer/bulk_ring.h"
 
@@ -81,7 +82,6 @@ struct BulkCopy {
   unsigned long long* barrier;  // of a load
   std::shared_ptr<StoreGroup> group;  // of a store
   std::vector<std::byte> read;  // by a store that is not written yet
-  BulkCopy* next = nullptr;
 
   // Goes one step on, and says whether it was the last.
   bool advance() {
@@ -108,52 +108,21 @@ struct BulkCopy {
   }
 };
 
-// Nothing that an engine does is ordered before what a thread does, except by what the thread waits for: so
-// there is no lock here, and nobody is woken.
-class BulkEngine {
- public:
-  BulkEngine() : thread_([this](std::stop_token stop) { run(stop); }) {}
+inline void submit(StepEngine& engine, BulkCopy copy) {
+  if ((reinterpret_cast<std::uintptr_t>(copy.to) | reinterpret_cast<std::uintptr_t>(copy.from) |
+       copy.nbytes) %
+          16 !=
+      0)
+    end_program("a bulk copy is not aligned");
+  engine.submit([copy = std::move(copy)]() mutable { return copy.advance(); });
+}
 
-  void submit(std::unique_ptr<BulkCopy> copy) {
-    if ((reinterpret_cast<std::uintptr_t>(copy->to) | reinterpret_cast<std::uintptr_t>(copy->from) |
-         copy->nbytes) %
-            16 !=
-        0)
-      end_program("a bulk copy is not aligned");
-    BulkCopy* posted = copy.release();
-    posted->next = posted_.load(std::memory_order_relaxed);
-    while (!posted_.compare_exchange_weak(posted->next, posted, std::memory_order_release,
-                                          std::memory_order_relaxed)) {}
-  }
-
- private:
-  void run(std::stop_token stop) {
-    std::minstd_rand random;
-    std::vector<std::unique_ptr<BulkCopy>> under_way;
-    while (!stop.stop_requested()) {
-      // Now and then for so long that the kernel and the other engine run into what they do not wait for.
-      const bool long_rest = random() % 16 == 0;
-      if (under_way.empty() || random() % 4 == 0)
-        std::this_thread::sleep_for(std::chrono::microseconds(long_rest ? 3000 : 20));
-      for (BulkCopy* copy = posted_.exchange(nullptr, std::memory_order_acquire); copy != nullptr;
-           copy = copy->next)
-        under_way.emplace_back(copy);
-      if (under_way.empty()) continue;
-      std::swap(under_way[random() % under_way.size()], under_way.back());
-      if (under_way.back()->advance()) under_way.pop_back();
-    }
-  }
-
-  std::atomic<BulkCopy*> posted_ = nullptr;
-  std::jthread thread_;
-};
-
-inline BulkEngine& load_engine() {
-  static BulkEngine engine;
+inline StepEngine& load_engine() {
+  static StepEngine engine;
   return engine;
 }
-inline BulkEngine& store_engine() {
-  static BulkEngine engine;
+inline StepEngine& store_engine() {
+  static StepEngine engine;
   return engine;
 }
 
@@ -194,14 +163,13 @@ inline unsigned long long streamed_policy() { return 0; }
 inline void load(void* to_shared, const void* from, unsigned nbytes, Barrier* barrier, unsigned long long) {
   cuda_threads::check_global(from);
   cuda_threads::check_shared(to_shared);
-  cuda_threads::load_engine().submit(
-      std::make_unique<cuda_threads::BulkCopy>(cuda_threads::BulkCopy{static_cast<std::byte*>(to_shared),
-                                                                      static_cast<const std::byte*>(from),
-                                                                      nbytes,
-                                                                      cuda_threads::this_cta,
-                                                                      &barrier->bits,
-                                                                      nullptr,
-                                                                      {}}));
+  cuda_threads::submit(cuda_threads::load_engine(), {static_cast<std::byte*>(to_shared),
+                                                     static_cast<const std::byte*>(from),
+                                                     nbytes,
+                                                     cuda_threads::this_cta,
+                                                     &barrier->bits,
+                                                     nullptr,
+                                                     {}});
 }
 inline void store(void* to, const void* from_shared, unsigned nbytes, unsigned long long) {
   cuda_threads::check_global(to);
@@ -209,14 +177,13 @@ inline void store(void* to, const void* from_shared, unsigned nbytes, unsigned l
   const auto& group = cuda_threads::store_groups.back();
   group->unread.fetch_add(1, std::memory_order_relaxed);
   group->unwritten.fetch_add(1, std::memory_order_relaxed);
-  cuda_threads::store_engine().submit(std::make_unique<cuda_threads::BulkCopy>(
-      cuda_threads::BulkCopy{static_cast<std::byte*>(to),
-                             static_cast<const std::byte*>(from_shared),
-                             nbytes,
-                             cuda_threads::this_cta,
-                             nullptr,
-                             group,
-                             {}}));
+  cuda_threads::submit(cuda_threads::store_engine(), {static_cast<std::byte*>(to),
+                                                      static_cast<const std::byte*>(from_shared),
+                                                      nbytes,
+                                                      cuda_threads::this_cta,
+                                                      nullptr,
+                                                      group,
+                                                      {}});
 }
 inline void end_group() {
   cuda_threads::store_groups.push_back(std::make_shared<cuda_threads::StoreGroup>());
