@@ -297,7 +297,7 @@ void Runtime::leave() {
 }
 
 bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
-  const Time deadline = timeout_ns < 0 ? kNever : now() + timeout_ns;
+  const Time deadline = timeout_ns < 0 ? kNever : time_after(now(), timeout_ns);
   while (!done()) {
     if (closed() || is_forked(owner_) || now() >= deadline) return done();
     if (driven_.exchange(true)) {
