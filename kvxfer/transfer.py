@@ -82,7 +82,11 @@ class Work:
 
     @property
     def state(self) -> str:
-        """``"pending"``, ``"done"``, ``"failed"`` or ``"cancelled"``; the last three are final."""
+        """``"pending"``, ``"done"``, ``"failed"`` or ``"cancelled"``; the last three are final.
+
+        Also ``"pending"`` while one that has failed or was cancelled has copies under way that a device
+        cannot stop: its pages are in use until they have ended.
+        """
         return self._handle.state
 
     @property
