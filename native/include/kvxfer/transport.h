@@ -119,6 +119,16 @@ struct MemorySpan {
   std::uint64_t nbytes;
 };
 
+// Where the furthest of them ends, from the region's base. A peer may say anything: at most UINT64_MAX.
+inline std::uint64_t end_of(std::span<const MemorySpan> spans) noexcept {
+  std::uint64_t end = 0;
+  for (const MemorySpan& span : spans) {
+    const std::uint64_t own = span.nbytes > UINT64_MAX - span.offset ? UINT64_MAX : span.offset + span.nbytes;
+    if (own > end) end = own;
+  }
+  return end;
+}
+
 // Memory that the engine registers: some spans at ascending addresses in this process.
 struct LocalRegion {
   RegionId id = 0;

@@ -1,9 +1,11 @@
 #include "transports/common/message_channel.h"
 
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace kvxfer {
 
@@ -42,6 +44,13 @@ Status MessageChannel::flush() {
     sent_nbytes_ = 0;
     outbox_.pop_front();
   }
+  return {};
+}
+
+Status MessageChannel::flush(Reactor& reactor) {
+  if (Status flushed = flush(); !flushed.ok()) return flushed;
+  if (const bool needs_room = !outbox_.empty(); needs_room != std::exchange(watches_room_, needs_room))
+    reactor.modify(socket_.get(), needs_room ? EPOLLIN | EPOLLOUT : EPOLLIN);
   return {};
 }
 

@@ -23,6 +23,8 @@ class MessageChannel {
   void queue(std::span<const std::byte> message, SharedFd attached = nullptr);
   // Writes what the socket takes. Not ok: the channel is dead.
   Status flush();
+  // The same, of a socket that this reactor watches: for room as well, while there is more to write.
+  Status flush(Reactor& reactor);
   bool wants_write() const noexcept { return !outbox_.empty(); }
   std::size_t num_queued() const noexcept { return outbox_.size(); }
 
@@ -41,6 +43,7 @@ class MessageChannel {
   UniqueFd socket_;
   std::deque<Outgoing> outbox_;
   std::size_t sent_nbytes_ = 0;  // of outbox_.front()
+  bool watches_room_ = false;
   std::vector<std::byte> incoming_;
   std::size_t incoming_nbytes_ = 0;
   UniqueFd incoming_fd_;

@@ -14,12 +14,12 @@
 
 #include "core/executor.h"
 #include "core/pack.h"
+#include "transports/common/peer_fences.h"
 
 namespace kvxfer {
 namespace {
 
 constexpr std::uint64_t kPollNbytes = 1024 * 1024;
-constexpr std::size_t kMaxQueued = 1024;  // works a peer; the engine posts `window` at a time
 
 // What each end says once. It names the sender's exposure, which only code of the same process
 // can look up; the token proves that this is one process, and one copy of this library in it.
@@ -37,17 +37,6 @@ const std::array<std::byte, 16>& process_token() {
     return bytes;
   }();
   return token;
-}
-
-std::uint64_t spans_end(const std::vector<MemorySpan>& spans) {
-  std::uint64_t end = 0;
-  for (const MemorySpan& span : spans)
-    end = std::max(end, span.nbytes > UINT64_MAX - span.offset ? UINT64_MAX : span.offset + span.nbytes);
-  return end;
-}
-
-Completion failed(WorkId work, Code code, std::string detail) {
-  return {CompletionKind::kWork, work, 0, code, std::move(detail)};
 }
 
 }  // namespace
@@ -116,7 +105,7 @@ struct LoopbackTransport::Peer final : Reactor::Handler {
   std::size_t hello_nbytes = 0;
   std::shared_ptr<Exposure> exposure;  // set when the rail is up
   std::unordered_map<RegionId, std::uint64_t> attached;  // -> end of its bytes
-  std::deque<Work> queue;
+  WorkQueue queue;
 };
 
 LoopbackTransport::LoopbackTransport(Reactor& reactor, const FenceTable& fences)
@@ -137,7 +126,7 @@ Capabilities LoopbackTransport::capabilities() const noexcept {
 
 Result<RegionKeys> LoopbackTransport::register_memory(const LocalRegion& region) {
   const std::unique_lock lock(exposure_->mutex);
-  exposure_->regions[region.id] = {region.base, spans_end(region.spans)};
+  exposure_->regions[region.id] = {region.base, end_of(region.spans)};
   // The region's id is all that a peer needs; its address lets attach() notice a mix-up.
   const auto address = reinterpret_cast<std::uintptr_t>(region.base);
   RegionKeys keys(sizeof address);
@@ -163,7 +152,7 @@ Status LoopbackTransport::attach(PeerId peer_id, const RemoteRegion& region) {
   const auto address = reinterpret_cast<std::uintptr_t>(exposed->second.base);
   if (region.keys.size() != sizeof address || std::memcmp(region.keys.data(), &address, sizeof address) != 0)
     return {Code::kUnsupported, "loopback: the region's keys are not those that " + peer.name + " gave out"};
-  const std::uint64_t end = spans_end(region.spans);
+  const std::uint64_t end = end_of(region.spans);
   if (end > exposed->second.end)
     return {Code::kUnsupported, "loopback: the region ends at " + std::to_string(end) + ", but " + peer.name +
                                     " registered " + std::to_string(exposed->second.end) + " bytes"};
@@ -212,7 +201,7 @@ void LoopbackTransport::on_ready(Peer& peer) {
     return fail(peer, "it is in another process, or uses another copy of this library");
   peer.exposure = Exposure::find(peer.hello.exposure);
   if (peer.exposure == nullptr) return fail(peer, "it is closed");
-  ready_.push_back({CompletionKind::kRailUp, 0, peer.id, Code::kOk, {}});
+  ready_.rail_up(peer.id);
 }
 
 void LoopbackTransport::fail(Peer& peer, const std::string& why) {
@@ -220,8 +209,8 @@ void LoopbackTransport::fail(Peer& peer, const std::string& why) {
   peer.socket.reset();
   peer.exposure.reset();
   const std::string detail = "loopback: the rail to " + peer.name + " is down: " + why;
-  end_work(peer, Code::kRailFailed, detail);
-  ready_.push_back({CompletionKind::kRailDown, 0, peer.id, Code::kRailFailed, detail});
+  peer.queue.end(Code::kRailFailed, detail, ready_);
+  ready_.rail_down(peer.id, detail);
 }
 
 void LoopbackTransport::disconnect(PeerId id) noexcept {
@@ -229,15 +218,9 @@ void LoopbackTransport::disconnect(PeerId id) noexcept {
   if (found == peers_.end()) return;
   Peer& peer = *found->second;
   if (peer.socket) reactor_.remove(peer.socket.get());
-  std::erase_if(ready_,
-                [id](const Completion& c) { return c.kind != CompletionKind::kWork && c.peer == id; });
-  end_work(peer, Code::kCancelled, {});
+  ready_.forget_rail(id);
+  peer.queue.end(Code::kCancelled, {}, ready_);
   peers_.erase(found);
-}
-
-void LoopbackTransport::end_work(Peer& peer, Code code, const std::string& detail) {
-  for (const Work& work : peer.queue) ready_.push_back(failed(work.id, code, detail));
-  peer.queue.clear();
 }
 
 // ---- work ----
@@ -247,36 +230,25 @@ PostResult LoopbackTransport::post(PeerId id, std::span<const Work> batch) noexc
   if (found == peers_.end() || !found->second->socket) return {0, Code::kRailFailed};
   Peer& peer = *found->second;
   if (peer.exposure == nullptr) return {0, Code::kAgain};  // not up yet
-  const std::size_t accepted = std::min(batch.size(), kMaxQueued - peer.queue.size());
-  for (const Work& work : batch.first(accepted)) peer.queue.push_back(work);  // as in shm
-  return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
+  return peer.queue.post(batch);
 }
 
 // Work only moves inside poll, so what is still queued has not begun and what is not has ended.
 void LoopbackTransport::cancel(WorkId id) noexcept {
-  for (auto& [peer_id, peer] : peers_) {
-    const auto work =
-        std::find_if(peer->queue.begin(), peer->queue.end(), [id](const Work& w) { return w.id == id; });
-    if (work == peer->queue.end()) continue;
-    peer->queue.erase(work);
-    ready_.push_back(failed(id, Code::kCancelled, {}));
-    return;
-  }
+  for (auto& [peer_id, peer] : peers_)
+    if (peer->queue.withdraw(id)) return ready_.work(id, Code::kCancelled);
 }
 
 std::size_t LoopbackTransport::poll(std::span<Completion> completions) noexcept {
-  std::size_t count = 0;
-  while (count < completions.size() && !ready_.empty()) {
-    completions[count++] = std::move(ready_.front());
-    ready_.pop_front();
-  }
+  std::size_t count = ready_.take(completions);
   std::uint64_t moved_nbytes = 0;
   while (count < completions.size() && moved_nbytes < kPollNbytes) {
-    Peer* const peer = next_with_work();
-    if (peer == nullptr) break;
-    const Work work = std::move(peer->queue.front());
-    peer->queue.pop_front();
-    completions[count++] = run(*peer, work, moved_nbytes);
+    const auto turn =
+        next_in_turn(peers_, last_served_, [](const auto& entry) { return !entry.second->queue.empty(); });
+    if (turn == peers_.end()) break;
+    last_served_ = turn->first;
+    Peer& peer = *turn->second;
+    completions[count++] = run(peer, peer.queue.take(), moved_nbytes);
   }
   return count;
 }
@@ -284,17 +256,6 @@ std::size_t LoopbackTransport::poll(std::span<Completion> completions) noexcept 
 bool LoopbackTransport::busy() const noexcept {
   return !ready_.empty() || std::any_of(peers_.begin(), peers_.end(),
                                         [](const auto& entry) { return !entry.second->queue.empty(); });
-}
-
-LoopbackTransport::Peer* LoopbackTransport::next_with_work() noexcept {
-  auto at = peers_.upper_bound(last_served_);
-  for (std::size_t i = 0; i < peers_.size(); ++i, ++at) {
-    if (at == peers_.end()) at = peers_.begin();
-    if (at->second->queue.empty()) continue;
-    last_served_ = at->first;
-    return at->second.get();
-  }
-  return nullptr;
 }
 
 Completion LoopbackTransport::run(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept {
@@ -318,22 +279,14 @@ Completion LoopbackTransport::fetch(Peer& peer, const Work& work, std::uint64_t&
     return failed(work.id, Code::kInternal, "loopback: the piece ends outside the region of " + peer.name);
   copy_piece(move, work.piece, exposed->second.base, move.local_base);
   moved_nbytes += piece_nbytes(*move.program, move.grid.piece(work.piece));
-  return {CompletionKind::kWork, work.id, 0, Code::kOk, {}};
+  return done(work.id);
 }
 
 Completion LoopbackTransport::check_fence(Peer& peer, const Work& work) noexcept {
   const std::shared_lock reading(peer.exposure->mutex);
   if (peer.exposure->fences == nullptr)
     return failed(work.id, Code::kRailFailed, "loopback: " + peer.name + " is closed");
-  if (work.fence_slot >= FenceTable::kNumSlots)
-    return failed(work.id, Code::kInternal,
-                  "loopback: there is no fence slot " + std::to_string(work.fence_slot));
-  // Every load of the pages comes before the load of the word (FenceTable::bump has the other half).
-  std::atomic_thread_fence(std::memory_order_acquire);
-  if (peer.exposure->fences->generation(work.fence_slot) != work.fence_generation)
-    return failed(work.id, Code::kLeaseEnded,
-                  "loopback: " + peer.name + " ended the right to read while the bytes moved");
-  return {CompletionKind::kWork, work.id, 0, Code::kOk, {}};
+  return kvxfer::check_fence(peer.exposure->fences->words(), work, "loopback", peer.name);
 }
 
 }  // namespace kvxfer

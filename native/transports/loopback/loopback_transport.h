@@ -7,11 +7,12 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 
 #include "kvxfer/transport.h"
+#include "transports/common/completion_queue.h"
+#include "transports/common/work_queue.h"
 
 namespace kvxfer {
 
@@ -38,8 +39,6 @@ class LoopbackTransport final : public Transport {
 
   void on_ready(Peer& peer);                           // its socket can be read
   void fail(Peer& peer, const std::string& why);       // the rail to it is down
-  void end_work(Peer& peer, Code code, const std::string& detail);
-  Peer* next_with_work() noexcept;
   Completion run(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept;
   Completion fetch(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept;
   Completion check_fence(Peer& peer, const Work& work) noexcept;
@@ -49,7 +48,7 @@ class LoopbackTransport final : public Transport {
   std::map<PeerId, std::unique_ptr<Peer>> peers_;
   PeerId next_peer_ = 1;
   PeerId last_served_ = 0;              // peers take turns, a piece each
-  std::deque<Completion> ready_;        // that did not come from running work
+  CompletionQueue ready_;               // that did not come from running work
 };
 
 }  // namespace kvxfer

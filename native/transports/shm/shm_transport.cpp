@@ -25,9 +25,7 @@ namespace {
 
 // A fence waits for at most so much: a third of a millisecond.
 constexpr std::uint64_t kPollNbytes = 2 * 1024 * 1024;
-constexpr std::size_t kMaxQueued = 1024;  // works a peer; the engine posts `window` at a time
 constexpr std::size_t kMaxMemfds = 4096;  // a peer: below the usual limit of mappings, 65,530
-constexpr std::uint64_t kFenceTableNbytes = FenceTable::kNumSlots * sizeof(std::uint64_t);
 
 // A region's keys: where its base lies in a memfd that travels over the rail's socket, or that it
 // lies in none.
@@ -53,13 +51,6 @@ const shm::Probe& own_probe() {
   return probe;
 }
 
-std::uint64_t spans_end(const std::vector<MemorySpan>& spans) {
-  std::uint64_t end = 0;
-  for (const MemorySpan& span : spans)
-    end = std::max(end, span.nbytes > UINT64_MAX - span.offset ? UINT64_MAX : span.offset + span.nbytes);
-  return end;
-}
-
 Message memfd_message(std::uint64_t memfd_id, std::uint64_t nbytes) {
   Message message;
   message.kind = MessageKind::kMemfd;
@@ -69,11 +60,6 @@ Message memfd_message(std::uint64_t memfd_id, std::uint64_t nbytes) {
 }
 
 SharedFd duplicate(int fd) { return std::make_shared<const UniqueFd>(::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
-
-Completion done(WorkId work) { return {CompletionKind::kWork, work, 0, Code::kOk, {}}; }
-Completion failed(WorkId work, Code code, std::string detail) {
-  return {CompletionKind::kWork, work, 0, code, std::move(detail)};
-}
 
 }  // namespace
 
@@ -126,12 +112,11 @@ struct ShmTransport::Peer final : Reactor::Handler {
   const std::string name;
   shm::SideChannel channel;
   bool up = false, down = false;
-  bool watches_write = false;
-  PeerMapping fences;
+  PeerFences fences;
   shm::ForeignMemory foreign;
   std::map<std::uint64_t, Memfd> memfds;
   std::map<RegionId, Attached> regions;
-  std::deque<Work> queue;
+  WorkQueue queue;
 };
 
 ShmTransport::ShmTransport(Reactor& reactor, const FenceTable& fences)
@@ -156,7 +141,7 @@ Capabilities ShmTransport::capabilities() const noexcept {
 Result<RegionKeys> ShmTransport::register_memory(const LocalRegion& region) {
   Keys keys;
   if (region.memfd >= 0) {
-    const std::uint64_t end = spans_end(region.spans);
+    const std::uint64_t end = end_of(region.spans);
     if (region.memfd_offset > region.memfd_nbytes || end > region.memfd_nbytes - region.memfd_offset)
       return Status(Code::kOutOfRange, "shm: the region ends outside the memfd that it is said to lie in");
     auto found = exported_.find(region.memfd_id);
@@ -202,7 +187,7 @@ Status ShmTransport::attach(PeerId peer_id, const RemoteRegion& region) {
     return {Code::kRailFailed, "shm: not connected to this peer"};
   Peer& peer = *found->second;
 
-  Attached attached{.keys = {}, .base = region.base, .end = spans_end(region.spans), .failure = {}};
+  Attached attached{.keys = {}, .base = region.base, .end = end_of(region.spans), .failure = {}};
   if (region.keys.size() != sizeof(Keys))
     return {Code::kUnsupported,
             "shm: keys of " + std::to_string(region.keys.size()) + " bytes are not of this version"};
@@ -262,7 +247,7 @@ Result<PeerId> ShmTransport::connect(UniqueFd socket, const ConnectInfo& info) {
     return added;
   }
   Message hello;
-  hello.nbytes = kFenceTableNbytes;
+  hello.nbytes = PeerFences::kNbytes;
   hello.probe_address = own_probe().address;
   hello.probe = own_probe().bytes;
   tell(peer, hello, fences_);
@@ -275,9 +260,8 @@ void ShmTransport::disconnect(PeerId id) noexcept {
   if (found == peers_.end()) return;
   Peer& peer = *found->second;
   if (!peer.down) reactor_.remove(peer.channel.fd());
-  std::erase_if(ready_,
-                [id](const Completion& c) { return c.kind != CompletionKind::kWork && c.peer == id; });
-  end_work(peer, Code::kCancelled, {});
+  ready_.forget_rail(id);
+  peer.queue.end(Code::kCancelled, {}, ready_);
   peers_.erase(found);
 }
 
@@ -290,13 +274,8 @@ void ShmTransport::fail(Peer& peer, const std::string& why) {
   peer.memfds.clear();
   peer.fences = {};
   const std::string detail = "shm: the rail to " + peer.name + " is down: " + why;
-  end_work(peer, Code::kRailFailed, detail);
-  ready_.push_back({CompletionKind::kRailDown, 0, peer.id, Code::kRailFailed, detail});
-}
-
-void ShmTransport::end_work(Peer& peer, Code code, const std::string& detail) {
-  for (const Work& work : peer.queue) ready_.push_back(failed(work.id, code, detail));
-  peer.queue.clear();
+  peer.queue.end(Code::kRailFailed, detail, ready_);
+  ready_.rail_down(peer.id, detail);
 }
 
 void ShmTransport::tell(Peer& peer, const Message& message, SharedFd fd) {
@@ -310,10 +289,7 @@ void ShmTransport::tell_all(const Message& message, const SharedFd& fd) {
 }
 
 void ShmTransport::flush(Peer& peer) {
-  if (Status flushed = peer.channel.flush(); !flushed.ok()) return fail(peer, flushed.message());
-  if (peer.channel.wants_write() == peer.watches_write) return;
-  peer.watches_write = peer.channel.wants_write();
-  reactor_.modify(peer.channel.fd(), peer.watches_write ? EPOLLIN | EPOLLOUT : EPOLLIN);
+  if (Status flushed = peer.channel.flush(reactor_); !flushed.ok()) fail(peer, flushed.message());
 }
 
 void ShmTransport::on_ready(Peer& peer, std::uint32_t events) {
@@ -324,12 +300,10 @@ void ShmTransport::on_ready(Peer& peer, std::uint32_t events) {
 
 Status ShmTransport::receive(Peer& peer) {
   for (;;) {
-    Result<std::optional<shm::Received>> next = peer.channel.receive();
+    Result<std::optional<shm::SideChannel::Received>> next = peer.channel.receive();
     if (!next.ok()) return next.status();
     if (!next.value().has_value()) return {};
     const Message& message = next.value()->message;
-    if ((message.kind == MessageKind::kHello) == peer.up)
-      return {Code::kRailFailed, peer.up ? "it said hello twice" : "it did not begin with a hello"};
     Status status;
     switch (message.kind) {
       case MessageKind::kHello: status = on_hello(peer, message, std::move(next.value()->fd)); break;
@@ -341,13 +315,9 @@ Status ShmTransport::receive(Peer& peer) {
 }
 
 Status ShmTransport::on_hello(Peer& peer, const Message& message, UniqueFd fences) {
-  if (message.nbytes != kFenceTableNbytes)
-    return {Code::kRailFailed, "its fence table has " + std::to_string(message.nbytes) + " bytes, not " +
-                                   std::to_string(kFenceTableNbytes)};
-  if (Status usable = check_memfd(fences.get(), message.nbytes); !usable.ok()) return usable;
-  Result<PeerMapping> mapping = PeerMapping::map(fences.get(), message.nbytes);
-  if (!mapping.ok()) return mapping.status();
-  peer.fences = std::move(mapping).value();
+  Result<PeerFences> mapped = PeerFences::map(fences, message.nbytes);
+  if (!mapped.ok()) return mapped.status();
+  peer.fences = std::move(mapped).value();
 
   // The kernel's word for who is at the other end, not the peer's.
   ucred credentials{};
@@ -357,7 +327,7 @@ Status ShmTransport::on_hello(Peer& peer, const Message& message, UniqueFd fence
   peer.foreign = shm::ForeignMemory(credentials.pid, credentials.uid, {message.probe_address, message.probe});
 
   peer.up = true;
-  ready_.push_back({CompletionKind::kRailUp, 0, peer.id, Code::kOk, {}});
+  ready_.rail_up(peer.id);
   return {};
 }
 
@@ -387,31 +357,19 @@ PostResult ShmTransport::post(PeerId id, std::span<const Work> batch) noexcept {
   if (found == peers_.end() || found->second->down) return {0, Code::kRailFailed};
   Peer& peer = *found->second;
   if (!peer.up) return {0, Code::kAgain};
-  const std::size_t accepted = std::min(batch.size(), kMaxQueued - peer.queue.size());
-  // One by one: an insertion into an empty deque takes memory anew each time.
-  for (const Work& work : batch.first(accepted)) peer.queue.push_back(work);
+  const PostResult posted = peer.queue.post(batch);
   if (!peer.queue.empty()) active_.insert(id);
-  return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
+  return posted;
 }
 
 // Work only moves inside poll, so what is still queued has not begun and what is not has ended.
 void ShmTransport::cancel(WorkId id) noexcept {
-  for (auto& [peer_id, peer] : peers_) {
-    const auto work =
-        std::find_if(peer->queue.begin(), peer->queue.end(), [id](const Work& w) { return w.id == id; });
-    if (work == peer->queue.end()) continue;
-    peer->queue.erase(work);
-    ready_.push_back(failed(id, Code::kCancelled, {}));
-    return;
-  }
+  for (auto& [peer_id, peer] : peers_)
+    if (peer->queue.withdraw(id)) return ready_.work(id, Code::kCancelled);
 }
 
 std::size_t ShmTransport::poll(std::span<Completion> completions) noexcept {
-  std::size_t count = 0;
-  while (count < completions.size() && !ready_.empty()) {
-    completions[count++] = std::move(ready_.front());
-    ready_.pop_front();
-  }
+  std::size_t count = ready_.take(completions);
   std::uint64_t moved_nbytes = 0;
   Peer* peer = nullptr;
   Work work;
@@ -462,8 +420,7 @@ bool ShmTransport::busy() const noexcept {
     const auto found = peers_.find(id);
     if (found == peers_.end()) return false;
     const Peer& peer = *found->second;
-    return needs_preparing(peer) || std::any_of(peer.queue.begin(), peer.queue.end(),
-                                                [&](const Work& work) { return can_run(peer, work); });
+    return needs_preparing(peer) || peer.queue.has([&](const Work& work) { return can_run(peer, work); });
   });
 }
 
@@ -476,28 +433,22 @@ bool ShmTransport::can_run(const Peer& peer, const Work& work) noexcept {
 }
 
 bool ShmTransport::take_next(Peer*& peer, Work& work) noexcept {
-  auto at = active_.upper_bound(last_served_);
-  for (std::size_t i = 0; i < active_.size(); ++i, ++at) {
-    if (at == active_.end()) at = active_.begin();
-    const auto found = peers_.find(*at);
-    if (found == peers_.end()) continue;
-    Peer& each = *found->second;
-    const auto next =
-        std::find_if(each.queue.begin(), each.queue.end(), [&](const Work& w) { return can_run(each, w); });
-    if (next == each.queue.end()) continue;
-    peer = &each;
-    work = std::move(*next);
-    each.queue.erase(next);
-    last_served_ = *at;
-    return true;
-  }
-  return false;
+  const auto turn = next_in_turn(active_, last_served_, [&](PeerId id) {
+    const auto found = peers_.find(id);
+    if (found == peers_.end()) return false;
+    peer = found->second.get();
+    return peer->queue.bring_forward([&](const Work& each) { return can_run(*peer, each); });
+  });
+  if (turn == active_.end()) return false;
+  work = peer->queue.take();
+  last_served_ = *turn;
+  return true;
 }
 
 Completion ShmTransport::run(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept {
   switch (work.kind) {
     case WorkKind::kFetch: return fetch(peer, work, moved_nbytes);
-    case WorkKind::kCheckFence: return check_fence(peer, work);
+    case WorkKind::kCheckFence: return check_fence(peer.fences.words(), work, "shm", peer.name);
     case WorkKind::kSend:
     case WorkKind::kReceive: break;
   }
@@ -526,25 +477,6 @@ Completion ShmTransport::fetch(Peer& peer, const Work& work, std::uint64_t& move
                move.local_base);
   }
   moved_nbytes += piece_nbytes(*move.program, move.grid.piece(work.piece));
-  return done(work.id);
-}
-
-Completion ShmTransport::check_fence(Peer& peer, const Work& work) noexcept {
-  if (work.fence_slot >= FenceTable::kNumSlots)
-    return failed(work.id, Code::kInternal, "shm: there is no fence slot " + std::to_string(work.fence_slot));
-  const auto* words = reinterpret_cast<const std::atomic<std::uint64_t>*>(peer.fences.data());
-  // Reader's half of a seqlock; FenceTable::bump is the writer's. The pages were read first, in
-  // earlier work, by plain or vector loads or by the kernel; the acquire fence keeps all of those
-  // before the load of the word. The source stores to the word before it lets anyone write to the
-  // pages. So had we read a single byte written after the right ended, we would now see the new
-  // word: an old word proves that every byte read is the transfer's own. Lines that were
-  // prefetched do not weaken this: caches are coherent, and a load is what counts, not when the
-  // line came. Our own stores (non-temporal or not) do not take part; copy_fence is for those who
-  // read the destination.
-  std::atomic_thread_fence(std::memory_order_acquire);
-  if (words[work.fence_slot].load(std::memory_order_relaxed) != work.fence_generation)
-    return failed(work.id, Code::kLeaseEnded,
-                  "shm: " + peer.name + " ended the right to read while the bytes moved");
   return done(work.id);
 }
 

@@ -1,12 +1,11 @@
 // A rail between agents of one host: the destination copies out of the source's memory.
 //
 // Memory of a pool is mapped read-only here and copied by this processor; other memory is read by
-// the kernel for us. The rail's unix socket carries descriptors of pools (side_channel.h), never
+// the kernel for us. The rail's unix socket carries descriptors of pools (message.h), never
 // pages, and its end is the rail's.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -15,7 +14,10 @@
 #include <vector>
 
 #include "kvxfer/transport.h"
-#include "transports/shm/side_channel.h"
+#include "transports/common/completion_queue.h"
+#include "transports/common/peer_fences.h"
+#include "transports/common/work_queue.h"
+#include "transports/shm/message.h"
 
 namespace kvxfer {
 
@@ -58,14 +60,12 @@ class ShmTransport final : public Transport {
   void tell_all(const shm::Message& message, const SharedFd& fd);
   void flush(Peer& peer);
   void fail(Peer& peer, const std::string& why);  // the rail to it is down
-  void end_work(Peer& peer, Code code, const std::string& detail);
 
   static bool can_run(const Peer& peer, const Work& work) noexcept;
   bool take_next(Peer*& peer, Work& work) noexcept;
   static bool needs_preparing(const Peer& peer) noexcept;
   Completion run(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept;
   Completion fetch(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept;
-  Completion check_fence(Peer& peer, const Work& work) noexcept;
   void check_foreign(std::span<Completion> completions) noexcept;
 
   Reactor& reactor_;
@@ -76,7 +76,7 @@ class ShmTransport final : public Transport {
   PeerId next_peer_ = 1;
   PeerId last_served_ = 0;        // peers take turns, a piece each
   std::set<PeerId> active_;       // with work, or a mapping to prepare
-  std::deque<Completion> ready_;  // that did not come from running work
+  CompletionQueue ready_;         // that did not come from running work
   std::vector<std::pair<WorkId, Peer*>> foreign_reads_;  // of this round of poll
 };
 

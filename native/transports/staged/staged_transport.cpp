@@ -106,7 +106,7 @@ PostResult StagedTransport::post(PeerId peer, std::span<const Work> batch) noexc
 PostResult StagedTransport::stage(PeerId peer, const Work& work) {
   if (const PostResult asked = inner_->post(peer, {}); asked.code != Code::kOk) return asked;
   const auto refuse = [&](Code code, const std::string& why) -> PostResult {
-    ready_.push_back({CompletionKind::kWork, work.id, 0, code, words(why)});
+    ready_.work(work.id, code, words(why));
     return {1, Code::kOk};
   };
   if (!staging_->is_open()) return refuse(Code::kUnsupported, "no region of this agent lies on a GPU");
@@ -140,7 +140,7 @@ PostResult StagedTransport::stage(PeerId peer, const Work& work) {
 
 void StagedTransport::complete(Entry entry, Code code, std::string detail) {
   give_back(entry->second);
-  ready_.push_back({CompletionKind::kWork, entry->first, 0, code, std::move(detail)});
+  ready_.work(entry->first, code, std::move(detail));
   staged_.erase(entry);
 }
 
@@ -199,11 +199,7 @@ std::size_t StagedTransport::poll(std::span<Completion> completions) noexcept {
     gather();
     check_device();
   }
-  std::size_t count = std::min(completions.size(), ready_.size());
-  for (std::size_t i = 0; i < count; ++i) {
-    completions[i] = std::move(ready_.front());
-    ready_.pop_front();
-  }
+  std::size_t count = ready_.take(completions);
   const std::span<Completion> rest = completions.subspan(count);
   const std::size_t num_inner = inner_->poll(rest);
   for (std::size_t i = 0; i < num_inner; ++i) {

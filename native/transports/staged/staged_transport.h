@@ -18,6 +18,7 @@
 
 #include "core/nvtx.h"
 #include "kvxfer/transport.h"
+#include "transports/common/completion_queue.h"
 #include "transports/staged/staging.h"
 
 namespace kvxfer {
@@ -99,7 +100,7 @@ class StagedTransport final : public Transport {
   std::unordered_map<WorkId, Staged> staged_;
   std::deque<WorkId> to_gather_, gathering_, to_send_, to_scatter_, scattering_;  // each in order
   std::map<PeerId, std::array<std::uint64_t, 2>> held_;  // bytes of slots, by way
-  std::deque<Completion> ready_;                         // to be told; of works alone
+  CompletionQueue ready_;                                // to be told; of works alone
   std::uint32_t idle_polls_ = 0;                         // with kernels that do not end
   bool lost_ = false;                                    // the device: all its works have ended
 };

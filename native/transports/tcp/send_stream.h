@@ -14,7 +14,7 @@
 
 #include "core/pack.h"
 #include "core/run_cursor.h"
-#include "transports/tcp/completion_queue.h"
+#include "transports/common/completion_queue.h"
 #include "transports/tcp/piece_frame.h"
 #include "transports/tcp/step.h"
 

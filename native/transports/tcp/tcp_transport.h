@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kvxfer/transport.h"
-#include "transports/tcp/completion_queue.h"
+#include "transports/common/completion_queue.h"
 
 namespace kvxfer {
 
@@ -53,7 +53,7 @@ class TcpTransport final : public Transport {
   std::vector<std::unique_ptr<Peer>> peers_;
   PeerId next_id_ = 1;
   std::size_t next_turn_ = 0;  // index in peers_: who is served first by the next poll
-  tcp::CompletionQueue completions_;
+  CompletionQueue completions_;
   std::vector<std::byte> scratch_;  // empty until a peer sends what nobody waits for
 };
 

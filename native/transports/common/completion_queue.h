@@ -1,4 +1,4 @@
-// Completions on their way to poll's caller, in the order in which they came about.
+// How works and rails end: completions on their way to poll's caller, in the order in which they came about.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,17 @@
 
 #include "kvxfer/transport.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer {
+
+inline Completion done(WorkId work) { return {CompletionKind::kWork, work, 0, Code::kOk, {}}; }
+inline Completion failed(WorkId work, Code code, std::string detail = {}) {
+  return {CompletionKind::kWork, work, 0, code, std::move(detail)};
+}
 
 class CompletionQueue {
  public:
-  void work(WorkId id, Code code, std::string detail = {}) {
-    entries_.push_back({CompletionKind::kWork, id, 0, code, std::move(detail)});
-  }
+  void push(Completion completion) { entries_.push_back(std::move(completion)); }
+  void work(WorkId id, Code code, std::string detail = {}) { push(failed(id, code, std::move(detail))); }
   void rail_up(PeerId peer) { entries_.push_back({CompletionKind::kRailUp, 0, peer, Code::kOk, {}}); }
   void rail_down(PeerId peer, std::string detail) {
     entries_.push_back({CompletionKind::kRailDown, 0, peer, Code::kRailFailed, std::move(detail)});
@@ -43,10 +47,11 @@ class CompletionQueue {
   }
 
   bool empty() const noexcept { return first_ == entries_.size(); }
+  std::size_t size() const noexcept { return entries_.size() - first_; }
 
  private:
   std::vector<Completion> entries_;
   std::size_t first_ = 0;
 };
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer

@@ -1,0 +1,41 @@
+#include "transports/common/peer_fences.h"
+
+#include <utility>
+
+#include "transports/common/completion_queue.h"
+
+namespace kvxfer {
+
+Completion check_fence(const std::atomic<std::uint64_t>* words, const Work& work, std::string_view rail,
+                       const std::string& peer_name) {
+  const auto says = [rail](const std::string& what) { return std::string(rail) + ": " + what; };
+  if (work.fence_slot >= FenceTable::kNumSlots)
+    return failed(work.id, Code::kInternal,
+                  says("there is no fence slot " + std::to_string(work.fence_slot)));
+  // Reader's half of a seqlock; FenceTable::bump is the writer's. The pages were read first, in earlier work:
+  // by plain or vector loads, by the kernel, or by a GPU whose end was acquired. The acquire fence keeps all of
+  // those before the load of the word. The source stores to the word before it lets anyone write to the pages.
+  // So had we read a single byte written after the right ended, we would now see the new word: an old word
+  // proves that every byte read is the transfer's own. Lines that were prefetched do not weaken this: caches
+  // are coherent, and a load is what counts, not when the line came. Our own stores (non-temporal or not) do
+  // not take part; copy_fence is for those who read the destination.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (words[work.fence_slot].load(std::memory_order_relaxed) != work.fence_generation)
+    return failed(work.id, Code::kLeaseEnded,
+                  says(peer_name + " ended the right to read while the bytes moved"));
+  return done(work.id);
+}
+
+Result<PeerFences> PeerFences::map(const UniqueFd& fd, std::uint64_t announced_nbytes) {
+  if (announced_nbytes != kNbytes)
+    return Status(Code::kRailFailed, "its fence table has " + std::to_string(announced_nbytes) +
+                                         " bytes, not " + std::to_string(kNbytes));
+  if (Status usable = check_memfd(fd.get(), announced_nbytes); !usable.ok()) return usable;
+  Result<PeerMapping> mapping = PeerMapping::map(fd.get(), announced_nbytes);
+  if (!mapping.ok()) return mapping.status();
+  PeerFences fences;
+  fences.mapping_ = std::move(mapping).value();
+  return fences;
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,101 @@
+#include "transports/cuda_ipc/flights.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "core/pack.h"
+
+namespace kvxfer::cuda_ipc {
+namespace {
+
+// What is under way a fence is complete behind: 5 ms at 50 GB/s. Two launches, so that a GPU goes on while a poll
+// finds the end of one; what lies between two is some microseconds, in which it copies less than a tenth of this.
+constexpr std::uint64_t kMostNbytes = 256 * 1024 * 1024;
+constexpr std::uint64_t kLaunchNbytes = kMostNbytes / 2;
+// Checks without an end between two questions whether the device still works.
+constexpr std::uint32_t kChecksPerQuestion = 1024;
+constexpr Flights::Ticket kNever = UINT64_MAX;
+
+}  // namespace
+
+Status Flights::launch(PeerId peer, WorkQueue& queue, const gpu::Placement& src,
+                       CompletionQueue& completions) {
+  if (nbytes_ >= kMostNbytes) return {Code::kAgain, ""};
+  const Work& front = queue.front();
+  const Move& move = *front.move;
+  const Piece piece = move.grid.piece(front.piece);
+  gpu::Part part{piece.layer, 1, piece.num_pairs, piece.num_fine};
+  Flight flight{0, peer, {front.id}, piece_nbytes(*move.program, piece)};
+  std::size_t num_works = 1;
+  while (num_works < queue.size() && flight.nbytes < kLaunchNbytes) {
+    const Work& next = queue[num_works];
+    if (next.kind != WorkKind::kFetch || next.move.get() != &move || next.piece != front.piece + num_works)
+      break;
+    const Piece more = move.grid.piece(next.piece);
+    if (move.grid.pieces_per_layer() == 1) {
+      ++part.num_layers;
+    } else if (more.layer == piece.layer && stream_->has_room_for_two(part.num_pairs + more.num_pairs)) {
+      part.num_pairs += more.num_pairs;
+      part.num_fine += more.num_fine;  // a layer's last pairs
+    } else {
+      break;
+    }
+    flight.works.push_back(next.id);
+    flight.nbytes += piece_nbytes(*move.program, more);
+    ++num_works;
+  }
+  const auto ids = [&](const std::vector<std::uint32_t>& table) {
+    return std::span(table).subspan(piece.first_pair, part.num_pairs);
+  };
+  const Result<Ticket> ticket =
+      stream_->submit(*move.program, part, ids(move.src_ids), ids(move.dst_ids), src,
+                      gpu::Placement(reinterpret_cast<gpu::Address>(move.local_base)));
+  const Code code = ticket.ok() ? Code::kOk : ticket.status().code();
+  if (code == Code::kAgain) return ticket.status();
+  queue.drop(num_works);
+  if (code != Code::kOk && code != Code::kSystem) {
+    for (const WorkId work : flight.works)
+      completions.work(work, code, "cuda_ipc: " + ticket.status().message());
+    return {};
+  }
+  // Where the device is lost some of it may be under way, and its end will not be told.
+  is_lost_ = is_lost_ || code == Code::kSystem;
+  flight.ticket = ticket.ok() ? ticket.value() : kNever;
+  nbytes_ += flight.nbytes;
+  flights_.push_back(std::move(flight));
+  return ticket.ok() ? Status() : ticket.status();
+}
+
+Status Flights::check() {
+  if (flights_.empty() || is_lost_ || flights_.front().ticket <= stream_->done()) {
+    idle_checks_ = 0;
+    return {};
+  }
+  if (++idle_checks_ < kChecksPerQuestion) return {};
+  idle_checks_ = 0;
+  Status status = stream_->check();
+  is_lost_ = !status.ok();
+  return status;
+}
+
+std::optional<Flights::Flight> Flights::next_landed() {
+  if (flights_.empty()) return {};
+  Flight& first = flights_.front();
+  // A device that refuses launches may still run earlier ones; one that has failed runs none.
+  if (first.ticket > stream_->done() && (!is_lost_ || stream_->is_running())) return {};
+  Flight landed = std::move(first);
+  landed.is_done = landed.ticket <= stream_->done();
+  landed_ = landed.ticket;
+  nbytes_ -= landed.nbytes;
+  flights_.pop_front();
+  return landed;
+}
+
+Flights::Ticket Flights::last_of(PeerId peer) const noexcept {
+  const auto last = std::find_if(flights_.rbegin(), flights_.rend(),
+                                 [peer](const Flight& flight) { return flight.peer == peer; });
+  return last == flights_.rend() ? 0 : last->ticket;
+}
+
+}  // namespace kvxfer::cuda_ipc

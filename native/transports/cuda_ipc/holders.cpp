@@ -1,0 +1,115 @@
+#include "transports/cuda_ipc/holders.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+namespace kvxfer::cuda_ipc {
+namespace {
+
+constexpr std::size_t kMaxPartings = 64;  // a descriptor each; of peers that come and never let go
+
+}  // namespace
+
+struct Holders::Parting final : Reactor::Handler {
+  Parting(Holders& holders, std::string peer_name, UniqueFd ending, std::set<MemoryId> memories)
+      : owner(holders), name(std::move(peer_name)), socket(std::move(ending)), held(std::move(memories)) {}
+  void on_ready(std::uint32_t) override {
+    std::array<std::byte, 4096> unread;  // descriptors among it are closed by the kernel
+    const ssize_t received = ::recv(socket.get(), unread.data(), unread.size(), MSG_DONTWAIT);
+    if (received > 0 || (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))) return;
+    held.clear();
+    owner.forget_partings();
+  }
+
+  Holders& owner;
+  const std::string name;
+  const UniqueFd socket;
+  std::set<MemoryId> held;
+};
+
+Holders::Holders(Reactor& reactor) : reactor_(reactor) {}
+
+Holders::~Holders() {
+  for (const Parting& parting : partings_) reactor_.remove(parting.socket.get());
+}
+
+void Holders::wait_for(RegionId region, std::vector<MemoryId> gone, std::span<const PeerId> told) {
+  for (const PeerId peer : told) asked_[peer].insert(gone.begin(), gone.end());
+  leaving_[region] = std::move(gone);
+  forget_unheld();
+}
+
+bool Holders::unmapped(PeerId peer, MemoryId memory) {
+  const auto asked = asked_.find(peer);
+  if (asked == asked_.end() || asked->second.erase(memory) == 0) return false;
+  forget_unheld();
+  return true;
+}
+
+void Holders::part(PeerId peer, std::string name, UniqueFd socket, std::set<MemoryId> exported) {
+  if (const auto asked = asked_.extract(peer)) exported.merge(asked.mapped());
+  ::shutdown(socket.get(), SHUT_WR);
+  Parting& parting = partings_.emplace_back(*this, std::move(name), std::move(socket), std::move(exported));
+  static_cast<void>(reactor_.add(parting.socket.get(), EPOLLIN, parting));  // else it is given up one day
+  if (partings_.size() > kMaxPartings) partings_.front().held.clear();
+  forget_partings();
+}
+
+void Holders::forget(PeerId peer) {
+  asked_.erase(peer);
+  forget_unheld();
+}
+
+bool Holders::hold(RegionId region) const noexcept {
+  return region == kEveryRegion ? !leaving_.empty() || !partings_.empty() : leaving_.contains(region);
+}
+
+bool Holders::holds(PeerId peer, RegionId region) const noexcept {
+  const auto asked = asked_.find(peer);
+  return asked != asked_.end() && is_of(asked->second, region);
+}
+
+std::vector<std::string> Holders::give_up_parted(RegionId region) {
+  std::vector<std::string> names;
+  for (Parting& parting : partings_) {
+    if (!is_of(parting.held, region)) continue;
+    names.push_back(parting.name);
+    parting.held.clear();  // what else it has mapped is not waited for, either
+  }
+  forget_partings();
+  return names;
+}
+
+bool Holders::is_held(MemoryId memory) const noexcept {
+  return std::any_of(asked_.begin(), asked_.end(),
+                     [memory](const auto& asked) { return asked.second.contains(memory); }) ||
+         std::any_of(partings_.begin(), partings_.end(),
+                     [memory](const Parting& parting) { return parting.held.contains(memory); });
+}
+
+bool Holders::is_of(const std::set<MemoryId>& held, RegionId region) const noexcept {
+  if (region == kEveryRegion) return !held.empty();
+  const auto leaving = leaving_.find(region);
+  return leaving != leaving_.end() && std::any_of(leaving->second.begin(), leaving->second.end(),
+                                                  [&](MemoryId id) { return held.contains(id); });
+}
+
+void Holders::forget_unheld() {
+  for (auto& [region, memories] : leaving_)
+    std::erase_if(memories, [this](MemoryId id) { return !is_held(id); });
+  std::erase_if(leaving_, [](const auto& entry) { return entry.second.empty(); });
+}
+
+void Holders::forget_partings() {
+  for (const Parting& parting : partings_)
+    if (parting.held.empty()) reactor_.remove(parting.socket.get());
+  std::erase_if(partings_, [](const Parting& parting) { return parting.held.empty(); });
+  forget_unheld();
+}
+
+}  // namespace kvxfer::cuda_ipc

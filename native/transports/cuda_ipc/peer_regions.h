@@ -1,0 +1,73 @@
+// A peer's regions, and the allocations of its GPU memory that they lie in, mapped for our kernels.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gpu/driver.h"
+#include "gpu/placement.h"
+#include "gpu/shared_memory.h"
+#include "kvxfer/transport.h"
+#include "transports/cuda_ipc/message.h"
+
+namespace kvxfer::cuda_ipc {
+
+class PeerRegions {
+ public:
+  struct Region {
+    std::uint64_t base = 0;  // in the peer's process
+    std::vector<MemorySpan> spans;
+    MemoryId last_memory = 0;
+    std::optional<gpu::Placement> placement;  // once its memory is mapped
+    std::string failure;                      // why that cannot be
+    Code failure_code = Code::kUnsupported;   // kRailFailed: it could, and its memory is gone
+  };
+
+  // Where kernels run: what is mapped, is mapped for this device.
+  struct Reader {
+    const gpu::Driver& driver;
+    gpu::Context context;
+    int device;
+  };
+
+  PeerRegions(const Reader& reader, std::string peer_name) : reader_(reader), name_(std::move(peer_name)) {}
+
+  // The peer tells of an allocation. Not ok: it may not say that.
+  Status add_memory(const Message& message, UniqueFd fd);
+  // It takes one back: regions there have ended, or end with the next frame, and no kernel is to be launched there
+  // any more. Returns the mapping, which those that were launched may still read; kRailFailed where the peer had
+  // not told of it.
+  Result<std::optional<gpu::PeerMemory>> take_back(MemoryId memory);
+
+  // A region is placed as soon as all of its memory has been told of. kUnsupported in words.
+  Status attach(const RemoteRegion& region);
+  bool detach(RegionId region) { return regions_.erase(region) != 0; }
+  const Region* find(RegionId region) const noexcept;
+
+  // When no kernel can read there any more.
+  void unmap_unused();
+  void clear();
+
+  std::size_t num_mapped() const noexcept;
+
+ private:
+  struct Memory {
+    gpu::ExportedMemory exported;
+    std::optional<gpu::PeerMemory> mapped;  // while a region lies in it
+  };
+
+  void place(Region& region);
+  Result<gpu::Placement> placement_of(const Region& region);
+  Status map(Memory& memory) const;
+
+  const Reader reader_;
+  const std::string name_;
+  MemoryId last_memory_ = 0;  // that it told of
+  std::map<MemoryId, Memory> memories_;
+  std::map<RegionId, Region> regions_;
+};
+
+}  // namespace kvxfer::cuda_ipc
