@@ -2,12 +2,10 @@
 // model's.
 #pragma once
 
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,35 +14,18 @@
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
 #include "gpu_memory.h"
+#include "runtime_calls.h"
 
 namespace gpu_ends {
 
 using namespace kvxfer;
+using namespace runtime_calls;
 
 inline constexpr std::uint32_t kBlocks = 4, kLayers = 3;
 inline constexpr std::uint64_t kBlockNbytes = 4096;
 inline constexpr std::uint64_t kLayerNbytes = kBlocks * kBlockNbytes, kNbytes = kLayers * kLayerNbytes;
-inline constexpr Time kSecond = 1'000'000'000;
-inline constexpr Time kBound = 60 * kSecond;
-inline constexpr Time kNoHeartbeat = 600 * kSecond;
 
-inline CopyProgram layers_of_pages() {
-  CopyLoop loop{};
-  loop.num_layers = kLayers;
-  loop.src_layer_stride = loop.dst_layer_stride = kLayerNbytes;
-  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = kBlockNbytes;
-  loop.counts[0] = loop.counts[1] = 1;
-  CopyProgram program;
-  program.loops = {loop};
-  program.num_layers = kLayers;
-  return program;
-}
-
-inline bool await(const std::function<bool()>& is_so) {
-  const Time until = Runtime::now() + kBound;
-  while (!is_so() && Runtime::now() < until) std::this_thread::sleep_for(std::chrono::microseconds(200));
-  return is_so();
-}
+inline CopyProgram layers_of_pages() { return pages_of(kBlockNbytes, kLayers, kLayerNbytes); }
 
 // A stream of the model's.
 class ModelStream {
@@ -91,9 +72,7 @@ struct End {
       options.gpu->kernels = wished.kernels;
       options.gpu->staging_nbytes = wished.staging_nbytes;
     }
-    Result<std::shared_ptr<Runtime>> created = Runtime::create(std::move(options));
-    REQUIRE_OK(created);
-    runtime = std::move(created).value();
+    runtime = create(std::move(options));
     std::memset(memory.data(), 0, kNbytes);
     const auto id = runtime->register_region("kv", {{memory.data(), kNbytes}}, kBlocks, layers_of_pages(), {},
                                              wished.kind);
@@ -101,18 +80,10 @@ struct End {
     region = id.value();
   }
   LeaseId grant(SessionKey peer, wire::LeaseMode mode) {
-    const auto lease = runtime->with_engine([&](Engine& engine, Time now) {
-      return engine.grant(now, peer, region, mode, true, {}, 10 * kBound, true);
-    });
-    REQUIRE_OK(lease);
-    return lease.value();
+    return runtime_calls::grant(*runtime, peer, region, mode);
   }
   std::uint32_t install(SessionKey peer, bool write, RegionId from, RegionId to) {
-    const auto installed = runtime->with_engine([&](Engine& engine, Time now) {
-      return engine.install_program(now, peer, write, from, to, layers_of_pages());
-    });
-    REQUIRE_OK(installed);
-    return installed.value();
+    return runtime_calls::install(*runtime, peer, write, from, to, layers_of_pages());
   }
   std::shared_ptr<Handle> post(SessionKey peer, std::uint32_t program, After after,
                                std::vector<std::uint32_t> blocks, Time timeout_ns = 2 * kBound,
@@ -136,15 +107,9 @@ struct End {
 struct Ends {
   explicit Ends(const Options& options = {}) : Ends(options, options) {}
   Ends(const Options& at_src, const Options& at_dst) : src("src", at_src), dst("dst", at_dst) {
-    const auto called = src.runtime->begin_connect(dst.runtime->address(), kBound);
-    REQUIRE_OK(called);
-    there = called.value();
-    REQUIRE(await([&] {
-      const auto peers = dst.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
-      if (!peers.empty()) here = peers.front();
-      return !peers.empty() && num_rails(*src.runtime, there) == at_src.num_rails &&
-             num_rails(*dst.runtime, here) == at_src.num_rails;
-    }));
+    const Meeting both = meet(*src.runtime, *dst.runtime, at_src.num_rails);
+    there = both.there;
+    here = both.here;
     write_lease = dst.grant(here, wire::LeaseMode::kWrite);
     read_lease = src.grant(there, wire::LeaseMode::kRead);
     writes = src.install(there, true, src.region, dst.region);
@@ -154,10 +119,6 @@ struct Ends {
     src.runtime->close(kBound);
     dst.runtime->close(kBound);
   }
-  static std::size_t num_rails(Runtime& runtime, SessionKey peer) {
-    const auto view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(peer); });
-    return view && view->state == "open" ? view->rails.size() : 0;
-  }
   std::shared_ptr<Handle> write(After after, std::vector<std::uint32_t> blocks = {0, 1, 2, 3}) {
     return src.post(there, writes, std::move(after), std::move(blocks));
   }
@@ -166,17 +127,13 @@ struct Ends {
     // By its lease: dst may not have been told of it yet.
     return dst.post(here, reads, std::move(after), std::move(blocks), timeout_ns, read_lease);
   }
-  bool ends(const std::shared_ptr<Handle>& handle) {
-    return await([&] { return handle->outcome() != Outcome::kPending; });
-  }
+  bool ends(const std::shared_ptr<Handle>& handle) { return runtime_calls::ends(handle); }
   std::byte first_byte(std::uint32_t block = 0, std::uint32_t layer = 0) {
     return dst.runtime->with_engine(
         [&](Engine&, Time) { return dst.memory.data()[layer * kLayerNbytes + block * kBlockNbytes]; });
   }
   bool is_told() {
-    return await([&] {
-      return dst.runtime->with_engine([](Engine& engine, Time) { return engine.num_transfers(); }) == 1;
-    });
+    return await([&] { return num_transfers(*dst.runtime) == 1; });
   }
   // The model writes its whole cache, when its stream comes to that.
   void produce(ModelStream& stream, unsigned char value) {

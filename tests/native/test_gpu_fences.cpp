@@ -57,17 +57,8 @@ class Scene {
     const auto region = holder.runtime->register_region("host", {{pages_.data(), kNbytes}}, gpu_ends::kBlocks,
                                                         gpu_ends::layers_of_pages(), {}, MemoryKind::kHost);
     REQUIRE_OK(region);
-    const auto called = holder.runtime->begin_connect(third_.runtime->address(), kBound);
-    REQUIRE_OK(called);
-    third = called.value();
-    SessionKey back = 0;
-    REQUIRE(await([&] {
-      const auto peers =
-          third_.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
-      if (!peers.empty()) back = peers.front();
-      return !peers.empty() && Ends::num_rails(*holder.runtime, third) == 1 &&
-             Ends::num_rails(*third_.runtime, back) == 1;
-    }));
+    const auto [there, back] = runtime_calls::meet(*holder.runtime, *third_.runtime, 1);
+    third = there;
     third_lease_ = third_.grant(back, wire::LeaseMode::kRead);
     reads_ = holder.install(third, false, third_.region, region.value());
     launches().let(0);

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "check.h"
-#include "core/runtime.h"
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
 #include "gpu_memory.h"
 #include "held_launches.h"
+#include "runtime_calls.h"
 
 namespace kvxfer {
 namespace {
@@ -26,25 +26,18 @@ namespace {
 using emulated::held_copy;
 using emulated::launches;
 using gpu_memory::DeviceMemory;
+using runtime_calls::await;
+using runtime_calls::ends;
+using runtime_calls::kSecond;
+using runtime_calls::num_rails;
+using runtime_calls::pages_of;
 using Transports = std::vector<std::string>;
 
-constexpr Time kSecond = 1'000'000'000;
 constexpr std::uint32_t kBlocks = 24;
 constexpr std::uint64_t kBlockNbytes = 1024 * 1024;  // 8 of them are a piece, and a launch
 constexpr std::uint32_t kPieceBlocks = 8;
 constexpr std::uint64_t kNbytes = kBlocks * kBlockNbytes;
 constexpr std::uint64_t kHostBlockNbytes = 4096;
-
-CopyProgram pages_of(std::uint64_t nbytes) {
-  CopyLoop loop{};
-  loop.num_layers = 1;
-  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = nbytes;
-  loop.counts[0] = loop.counts[1] = 1;
-  CopyProgram program;
-  program.loops = {loop};
-  program.num_layers = 1;
-  return program;
-}
 
 RuntimeOptions options_of(const std::string& name, const Transports& transports) {
   RuntimeOptions options;
@@ -81,9 +74,7 @@ struct End {
       options.silent_ns = silent_ns;
       options.heartbeat_ns = silent_ns / 8;
     }
-    Result<std::shared_ptr<Runtime>> created = Runtime::create(std::move(options));
-    REQUIRE_OK(created);
-    runtime = std::move(created).value();
+    runtime = runtime_calls::create(std::move(options));
     auto region = runtime->register_region("gpu", {{gpu->data(), kNbytes}}, kBlocks, pages_of(kBlockNbytes),
                                            {}, MemoryKind::kGpu);
     REQUIRE_OK(region);
@@ -96,18 +87,10 @@ struct End {
   }
 
   LeaseId grant(SessionKey peer, RegionId region, wire::LeaseMode mode) {
-    const auto lease = runtime->with_engine([&](Engine& engine, Time now) {
-      return engine.grant(now, peer, region, mode, true, {}, 300 * kSecond, true);
-    });
-    REQUIRE_OK(lease);
-    return lease.value();
+    return runtime_calls::grant(*runtime, peer, region, mode);
   }
   std::uint32_t install(SessionKey peer, bool write, RegionId src, RegionId dst, std::uint64_t block_nbytes) {
-    const auto program = runtime->with_engine([&](Engine& engine, Time now) {
-      return engine.install_program(now, peer, write, src, dst, pages_of(block_nbytes));
-    });
-    REQUIRE_OK(program);
-    return program.value();
+    return runtime_calls::install(*runtime, peer, write, src, dst, pages_of(block_nbytes));
   }
   // The first blocks, to the last ones in reverse.
   Result<std::shared_ptr<Handle>> try_post(SessionKey peer, std::uint32_t program,
@@ -130,9 +113,7 @@ struct End {
     REQUIRE_OK(handle);
     return std::move(handle).value();
   }
-  std::size_t num_transfers() {
-    return runtime->with_engine([](Engine& engine, Time) { return engine.num_transfers(); });
-  }
+  std::size_t num_transfers() { return runtime_calls::num_transfers(*runtime); }
   LeaseState state_of(LeaseId lease) {
     return *runtime->with_engine([&](Engine& engine, Time) { return engine.lease_state(lease); });
   }
@@ -143,21 +124,6 @@ struct End {
   RegionId on_gpu = 0, on_host = 0;
 };
 
-// Agents' own threads do the work.
-bool await(const std::function<bool()>& is_so) {
-  const Time until = Runtime::now() + 120 * kSecond;
-  while (!is_so() && Runtime::now() < until) std::this_thread::sleep_for(std::chrono::microseconds(200));
-  return is_so();
-}
-bool ends(const std::shared_ptr<Handle>& handle) {
-  return await([&] { return handle->outcome() != Outcome::kPending; });
-}
-
-std::size_t num_rails(Runtime& runtime, SessionKey peer) {
-  const auto view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(peer); });
-  return view && view->state == "open" ? view->rails.size() : 0;
-}
-
 // Two agents that know each other, with all rails up at both ends.
 struct Ends {
   explicit Ends(const Transports& transports = {"shm", "cuda_ipc", "tcp"}, std::size_t rails = 3,
@@ -165,15 +131,9 @@ struct Ends {
       : src("src", transports, check::seed(), silent_ns),
         dst("dst", transports, check::seed() + 1, silent_ns) {
     launches().reset();
-    const auto called = src.runtime->begin_connect(dst.runtime->address(), 30 * kSecond);
-    REQUIRE_OK(called);
-    there = called.value();
-    REQUIRE(await([&] {
-      const auto peers = dst.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
-      if (!peers.empty()) here = peers.front();
-      return !peers.empty() && num_rails(*src.runtime, there) == rails &&
-             num_rails(*dst.runtime, here) == rails;
-    }));
+    const auto both = runtime_calls::meet(*src.runtime, *dst.runtime, rails);
+    there = both.there;
+    here = both.here;
   }
   ~Ends() {
     launches().let_all();  // closing waits for them

@@ -10,36 +10,31 @@
 #include <vector>
 
 #include "check.h"
-#include "core/runtime.h"
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
 #include "gpu_memory.h"
 #include "held_launches.h"
+#include "runtime_calls.h"
 
 namespace kvxfer {
 namespace {
 
 using emulated::launches;
 using gpu_memory::DeviceMemory;
+using runtime_calls::await;
+using runtime_calls::ends;
+using runtime_calls::is_done;
+using runtime_calls::kSecond;
+using runtime_calls::num_rails;
 using Transports = std::vector<std::string>;
 
-constexpr Time kSecond = 1'000'000'000;
 constexpr std::uint32_t kBlocks = 24;
 constexpr std::uint64_t kBlockNbytes = 256 * 1024;  // two of them are a piece, and a launch
 constexpr std::uint32_t kPieceBlocks = 2;
 constexpr std::uint64_t kNbytes = kBlocks * kBlockNbytes;
 constexpr std::uint64_t kOnePieceEachWay = 1024 * 1024;  // an arena of that
 
-CopyProgram pages() {
-  CopyLoop loop{};
-  loop.num_layers = 1;
-  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = kBlockNbytes;
-  loop.counts[0] = loop.counts[1] = 1;
-  CopyProgram program;
-  program.loops = {loop};
-  program.num_layers = 1;
-  return program;
-}
+CopyProgram pages() { return runtime_calls::pages_of(kBlockNbytes); }
 
 RuntimeOptions options_of(const std::string& name, const Transports& transports,
                           std::uint64_t staging_nbytes) {
@@ -61,21 +56,6 @@ RuntimeOptions options_of(const std::string& name, const Transports& transports,
   return options;
 }
 
-// Agents' own threads do the work.
-bool await(const std::function<bool()>& is_so) {
-  const Time until = Runtime::now() + 120 * kSecond;
-  while (!is_so() && Runtime::now() < until) std::this_thread::sleep_for(std::chrono::microseconds(200));
-  return is_so();
-}
-bool ends(const std::shared_ptr<Handle>& handle) {
-  return await([&] { return handle->outcome() != Outcome::kPending; });
-}
-bool is_done(const std::shared_ptr<Handle>& handle) {
-  if (!ends(handle)) return false;
-  if (handle->outcome() != Outcome::kDone) FAIL(handle->status().message());
-  return handle->outcome() == Outcome::kDone;
-}
-
 // An agent with a cache in host memory and, where it has one, on its GPU. Both of the same layout.
 struct End {
   End(const std::string& name, const Transports& transports, std::uint64_t seed, std::uint64_t staging_nbytes)
@@ -85,9 +65,7 @@ struct End {
       for (std::uint64_t at = 0; at < kNbytes; at += 1024) random.fill(memory + at, 16);
     const RuntimeOptions options = options_of(name, transports, staging_nbytes);
     const bool has_gpu = options.gpu.has_value();
-    Result<std::shared_ptr<Runtime>> created = Runtime::create(options);
-    REQUIRE_OK(created);
-    runtime = std::move(created).value();
+    runtime = runtime_calls::create(options);
     if (has_gpu) on_gpu = register_memory("gpu", gpu.data(), MemoryKind::kGpu);
     on_host = register_memory("host", host.data(), MemoryKind::kHost);
   }
@@ -100,11 +78,7 @@ struct End {
   std::vector<std::byte> copy(RegionId region) const { return {memory(region), memory(region) + kNbytes}; }
 
   LeaseId grant(SessionKey peer, RegionId region, wire::LeaseMode mode) {
-    const auto lease = runtime->with_engine([&](Engine& engine, Time now) {
-      return engine.grant(now, peer, region, mode, true, {}, 300 * kSecond, true);
-    });
-    REQUIRE_OK(lease);
-    return lease.value();
+    return runtime_calls::grant(*runtime, peer, region, mode);
   }
   // The first blocks, to the last ones in reverse.
   Result<std::shared_ptr<Handle>> try_post(SessionKey peer, bool write, RegionId src, RegionId dst,
@@ -125,20 +99,13 @@ struct End {
       return engine.post(now, std::move(request));
     });
   }
-  std::size_t num_transfers() {
-    return runtime->with_engine([](Engine& engine, Time) { return engine.num_transfers(); });
-  }
+  std::size_t num_transfers() { return runtime_calls::num_transfers(*runtime); }
 
   DeviceMemory gpu;
   std::vector<std::byte> host;
   std::shared_ptr<Runtime> runtime;
   RegionId on_gpu = 0, on_host = 0;
 };
-
-std::size_t num_rails(Runtime& runtime, SessionKey peer) {
-  const auto view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(peer); });
-  return view && view->state == "open" ? view->rails.size() : 0;
-}
 
 struct Plan {
   Transports src = {"cuda_ipc", "tcp"}, dst = {"cuda_ipc", "tcp"};
@@ -152,15 +119,9 @@ struct Ends {
       : src("src", plan.src, check::seed(), plan.staging_nbytes),
         dst("dst", plan.dst, check::seed() + 1, plan.staging_nbytes) {
     launches().reset();
-    const auto called = src.runtime->begin_connect(dst.runtime->address(), 30 * kSecond);
-    REQUIRE_OK(called);
-    there = called.value();
-    REQUIRE(await([&] {
-      const auto peers = dst.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
-      if (!peers.empty()) here = peers.front();
-      return !peers.empty() && num_rails(*src.runtime, there) == plan.rails &&
-             num_rails(*dst.runtime, here) == plan.rails;
-    }));
+    const auto both = runtime_calls::meet(*src.runtime, *dst.runtime, plan.rails);
+    there = both.there;
+    here = both.here;
     for (const wire::LeaseMode mode : {wire::LeaseMode::kRead, wire::LeaseMode::kWrite}) {
       for (const RegionId region : {src.on_gpu, src.on_host})
         if (region != 0) src_leases.push_back(src.grant(there, region, mode));

@@ -143,7 +143,7 @@ TEST(a_stream_goes_on_when_the_process_that_it_waits_for_dies) {
   End dst("dst", {.transports = {"unix", "cuda_ipc"}, .staging_nbytes = 0});
   const auto called = dst.runtime->begin_connect(child.address(), kBound);
   REQUIRE_OK(called);
-  REQUIRE(await([&] { return Ends::num_rails(*dst.runtime, called.value()) == 2; }));
+  REQUIRE(await([&] { return runtime_calls::num_rails(*dst.runtime, called.value()) == 2; }));
   const std::uint32_t program = dst.install(called.value(), false, 1, dst.region);
   Held held;
   const auto handle = dst.post(called.value(), program, held.by_layer(), {0, 1}, 2 * kBound, child.lease());

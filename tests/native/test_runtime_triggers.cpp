@@ -8,32 +8,20 @@
 #include <vector>
 
 #include "check.h"
-#include "core/runtime.h"
+#include "runtime_calls.h"
 
 namespace kvxfer {
 namespace {
 
+using namespace runtime_calls;
+
 constexpr std::uint32_t kBlocks = 8, kLayers = 4;
 constexpr std::uint64_t kBlockNbytes = 8 * 1024;
 constexpr std::uint64_t kLayerNbytes = kBlocks * kBlockNbytes;
-constexpr Time kSecond = 1'000'000'000, kMillisecond = 1'000'000;
-// What reaches it hangs, on a machine that stands still for seconds, too.
-constexpr Time kBound = 60 * kSecond;
-// Nothing but a wake-up that is due moves these agents: one that is lost is seen.
-constexpr Time kNoHeartbeat = 600 * kSecond;
+constexpr Time kMillisecond = 1'000'000;
 const std::vector<std::string> kTransports = {"loopback", "shm", "unix"};
 
-CopyProgram layers_of_pages() {
-  CopyLoop loop{};
-  loop.num_layers = kLayers;
-  loop.src_layer_stride = loop.dst_layer_stride = kLayerNbytes;
-  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = kBlockNbytes;
-  loop.counts[0] = loop.counts[1] = 1;
-  CopyProgram program;
-  program.loops = {loop};
-  program.num_layers = kLayers;
-  return program;
-}
+CopyProgram layers_of_pages() { return pages_of(kBlockNbytes, kLayers, kLayerNbytes); }
 
 struct End {
   End(const std::string& name, const std::string& transport) : memory(kLayers * kLayerNbytes) {
@@ -44,9 +32,7 @@ struct End {
     options.heartbeat_ns = kNoHeartbeat;
     options.silent_ns = 4 * kNoHeartbeat;
     options.handshake_ns = kNoHeartbeat;
-    Result<std::shared_ptr<Runtime>> created = Runtime::create(std::move(options));
-    REQUIRE_OK(created);
-    runtime = std::move(created).value();
+    runtime = create(std::move(options));
     const auto id =
         runtime->register_region("kv", {{memory.data(), memory.size()}}, kBlocks, layers_of_pages(), {});
     REQUIRE_OK(id);
@@ -56,15 +42,6 @@ struct End {
   std::shared_ptr<Runtime> runtime;
   RegionId region = 0;
 };
-
-bool await(const std::function<bool()>& is_so) {
-  const Time until = Runtime::now() + kBound;
-  while (!is_so() && Runtime::now() < until) std::this_thread::sleep_for(std::chrono::microseconds(200));
-  return is_so();
-}
-bool ends(const std::shared_ptr<Handle>& handle) {
-  return await([&] { return handle->outcome() != Outcome::kPending; });
-}
 
 std::shared_ptr<Trigger> over(std::uint32_t* word, std::shared_ptr<const void> keepalive = nullptr) {
   auto made = Trigger::create_over(word, std::move(keepalive));
@@ -89,10 +66,10 @@ struct Ends {
       if (!peers.empty()) here = peers.front();
       return !peers.empty() && is_up(*src.runtime, there) && is_up(*dst.runtime, here);
     }));
-    write_program = install(src, there, true);
-    read_program = install(dst, here, false);
-    grant(dst, here, wire::LeaseMode::kWrite);
-    grant(src, there, wire::LeaseMode::kRead);
+    write_program = install(*src.runtime, there, true, src.region, dst.region, layers_of_pages());
+    read_program = install(*dst.runtime, here, false, src.region, dst.region, layers_of_pages());
+    grant(*dst.runtime, here, dst.region, wire::LeaseMode::kWrite);
+    grant(*src.runtime, there, src.region, wire::LeaseMode::kRead);
   }
   ~Ends() {
     for (End* one : {&src, &dst})
@@ -102,19 +79,6 @@ struct Ends {
     const auto view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(peer); });
     const auto regions = runtime.with_engine([&](Engine& engine, Time) { return engine.peer_regions(peer); });
     return view && view->state == "open" && !view->rails.empty() && regions.ok() && !regions.value().empty();
-  }
-  std::uint32_t install(End& end, SessionKey peer, bool write) {
-    const auto program = end.runtime->with_engine([&](Engine& engine, Time now) {
-      return engine.install_program(now, peer, write, src.region, dst.region, layers_of_pages());
-    });
-    REQUIRE_OK(program);
-    return program.value();
-  }
-  static void grant(End& end, SessionKey peer, wire::LeaseMode mode) {
-    const auto lease = end.runtime->with_engine([&](Engine& engine, Time now) {
-      return engine.grant(now, peer, end.region, mode, true, {}, 10 * kBound, true);
-    });
-    REQUIRE_OK(lease);
   }
   // Some of the blocks to themselves, in every layer.
   std::shared_ptr<Handle> post(bool write, After after, std::vector<std::uint32_t> blocks = {1, 3, 6},
@@ -131,10 +95,7 @@ struct Ends {
   }
   End& end(bool write) { return write ? src : dst; }
   std::size_t num_transfers() {
-    std::size_t all = 0;
-    for (End* one : {&src, &dst})
-      all += one->runtime->with_engine([](Engine& engine, Time) { return engine.num_transfers(); });
-    return all;
+    return runtime_calls::num_transfers(*src.runtime) + runtime_calls::num_transfers(*dst.runtime);
   }
   // The other end knows of it, and whatever could move has.
   bool is_told(std::size_t transfers = 1) {
