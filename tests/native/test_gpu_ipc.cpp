@@ -13,8 +13,7 @@
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
 #include "gpu_memory.h"
-#include "one_sided_ends.h"
-#include "transports/cuda_ipc/cuda_ipc_transport.h"
+#include "ipc_ends.h"
 
 namespace kvxfer {
 namespace {
@@ -24,57 +23,7 @@ using gpu_memory::DeviceMemory;
 using testing::connect_ends;
 using testing::fetch_work;
 using testing::socket_pair;
-using Ends = testing::End<CudaIpcTransport>;
-
-constexpr std::size_t kNbytes = 1 << 16;
-constexpr std::uint32_t kBlocks = 8;
-
-std::unique_ptr<CudaIpcTransport> make(Reactor& reactor, const FenceTable& fences) {
-  auto made = CudaIpcTransport::create(reactor, fences, emulated::driver(),
-                                       {.device = 0, .kernels = emulated::fast_kernels(), .stream = {}});
-  REQUIRE_OK(made);
-  return std::move(made).value();
-}
-
-LocalRegion region_of(RegionId id, std::byte* base, std::vector<MemorySpan> spans = {{0, kNbytes}}) {
-  LocalRegion region;
-  region.id = id;
-  region.kind = MemoryKind::kGpu;
-  region.base = base;
-  region.spans = std::move(spans);
-  return region;
-}
-
-// What a peer hears of a region.
-RemoteRegion told(CudaIpcTransport& owner, const LocalRegion& region) {
-  auto keys = owner.register_memory(region);
-  REQUIRE_OK(keys);
-  return {region.id, reinterpret_cast<std::uintptr_t>(region.base), region.spans, std::move(keys).value()};
-}
-
-// All blocks of some layers, which are `layer_stride` apart at the source.
-std::shared_ptr<const Move> move_of(RegionId src, std::byte* dst, std::uint32_t num_layers,
-                                    std::uint64_t layer_stride) {
-  CopyLoop loop{};
-  loop.num_layers = num_layers;
-  loop.src_layer_stride = layer_stride;
-  loop.dst_layer_stride = kNbytes;
-  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = kNbytes / kBlocks;
-  loop.counts[0] = loop.counts[1] = 1;
-  auto program = std::make_shared<CopyProgram>();
-  program->loops = {loop};
-  program->num_layers = num_layers;
-  auto move = std::make_shared<Move>();
-  move->program = program;
-  move->grid = {0, num_layers, kBlocks, kBlocks, 0};
-  for (std::uint32_t k = 0; k < kBlocks; ++k) {
-    move->src_ids.push_back(k);
-    move->dst_ids.push_back(kBlocks - 1 - k);
-  }
-  move->local_base = dst;
-  move->remote_region = src;
-  return move;
-}
+using namespace ipc_ends;
 
 TEST(a_region_in_two_allocations_is_fetched_from_both) {
   Ends src(make), dst(make);
@@ -320,6 +269,35 @@ TEST(memory_that_cannot_be_shared_is_refused_in_words) {
   emulated::release(unshared);
   std::vector<std::byte> host(kNbytes);
   CHECK_EQ(src.transport->register_memory(region_of(2, host.data())).status().code(), Code::kUnsupported);
+}
+
+TEST(a_region_that_is_refused_leaves_nothing_behind) {
+  Ends src(make), dst(make);
+  const PeerId src_at_dst = connect_ends(src, dst).second;
+  DeviceMemory memory(kNbytes), other(kNbytes), arrived(kNbytes);
+  std::vector<std::byte> elsewhere(kNbytes);
+  check::Random random(check::seed());
+  random.fill(memory.data(), kNbytes);
+  told(*src.transport, region_of(1, memory.data()));
+  // Its first allocation could be shared, the second is none.
+  const auto apart = static_cast<std::uint64_t>(elsewhere.data() - other.data());
+  const auto refused =
+      src.transport->register_memory(region_of(2, other.data(), {{0, kNbytes}, {apart, kNbytes}}));
+  CHECK(!refused.ok() && refused.status().code() == Code::kUnsupported);
+  src.transport->deregister_memory(2);
+  CHECK(!src.transport->held_by_peers(kEveryRegion));
+  // Peers wait for no memory that they are never told of.
+  REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(3, memory.data()))).ok());
+  const Work works[] = {fetch_work(1, move_of(3, arrived.data(), 1, 0), 0)};
+  CHECK_EQ(dst.transport->post(src_at_dst, works).accepted, 1);
+  CHECK(dst.await(1).code == Code::kOk);
+  CHECK(std::memcmp(arrived.data() + kNbytes - kNbytes / kBlocks, memory.data(), kNbytes / kBlocks) == 0);
+  // The first of two regions there held it, too.
+  src.transport->deregister_memory(3);
+  CHECK(!src.transport->held_by_peers(kEveryRegion));
+  src.transport->deregister_memory(1);
+  REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
+                                [&] { return !src.transport->held_by_peers(kEveryRegion); }));
 }
 
 TEST(a_device_that_fails_ends_its_rails_and_no_work_stays) {

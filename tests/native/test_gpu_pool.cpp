@@ -7,30 +7,23 @@
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
 #include "gpu/memory_pool.h"
-#include "one_sided_ends.h"
-#include "transports/cuda_ipc/cuda_ipc_transport.h"
+#include "ipc_ends.h"
 
 namespace kvxfer {
 namespace {
 
 using emulated::device;
 using gpu::MemoryPool;
+using ipc_ends::Ends;
+using ipc_ends::make;
 using testing::block_move;
 using testing::connect_ends;
 using testing::fetch_work;
-using Ends = testing::End<CudaIpcTransport>;
 
 std::unique_ptr<MemoryPool> make_pool() {
   auto pool = MemoryPool::create(emulated::driver(), 0);
   REQUIRE_OK(pool);
   return std::move(pool).value();
-}
-
-std::unique_ptr<CudaIpcTransport> make(Reactor& reactor, const FenceTable& fences) {
-  auto made = CudaIpcTransport::create(reactor, fences, emulated::driver(),
-                                       {.device = 0, .kernels = emulated::fast_kernels(), .stream = {}});
-  REQUIRE_OK(made);
-  return std::move(made).value();
 }
 
 // What the driver would have to be given back.

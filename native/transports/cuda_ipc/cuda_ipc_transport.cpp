@@ -69,20 +69,20 @@ Result<std::unique_ptr<CudaIpcTransport>> CudaIpcTransport::create(Reactor& reac
       gpu::CopyStream::create(driver, context.value().get(), options.kernels, options.stream);
   if (!stream.ok()) return stream.status();
   return std::unique_ptr<CudaIpcTransport>(new CudaIpcTransport(
-      reactor, fences, driver, options.device, std::move(context).value(), std::move(stream).value()));
+      reactor, fences, driver, options, std::move(context).value(), std::move(stream).value()));
 }
 
 CudaIpcTransport::CudaIpcTransport(Reactor& reactor, const FenceTable& fences, const gpu::Driver& driver,
-                                   int device, gpu::PrimaryContext context,
+                                   const Options& options, gpu::PrimaryContext context,
                                    std::unique_ptr<gpu::CopyStream> stream)
     : reactor_(reactor),
       fences_(std::make_shared<const UniqueFd>(::fcntl(fences.fd(), F_DUPFD_CLOEXEC, 0))),
       driver_(driver),
-      device_(device),
+      device_(options.device),
       context_(std::move(context)),
       exports_(driver),
       holders_(reactor),
-      flights_(std::move(stream)) {}
+      flights_(std::move(stream), options.most_flying_nbytes) {}
 
 CudaIpcTransport::~CudaIpcTransport() {
   for (auto& [id, peer] : peers_)

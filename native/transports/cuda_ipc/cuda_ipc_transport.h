@@ -32,6 +32,7 @@ class CudaIpcTransport final : public Transport {
     int device = 0;
     gpu::Kernels kernels;
     gpu::CopyStreamOptions stream;
+    std::uint64_t most_flying_nbytes = cuda_ipc::Flights::kMostNbytes;
   };
 
   static Result<std::unique_ptr<CudaIpcTransport>> create(Reactor& reactor, const FenceTable& fences,
@@ -58,8 +59,9 @@ class CudaIpcTransport final : public Transport {
  private:
   struct Peer;
 
-  CudaIpcTransport(Reactor& reactor, const FenceTable& fences, const gpu::Driver& driver, int device,
-                   gpu::PrimaryContext context, std::unique_ptr<gpu::CopyStream> stream);
+  CudaIpcTransport(Reactor& reactor, const FenceTable& fences, const gpu::Driver& driver,
+                   const Options& options, gpu::PrimaryContext context,
+                   std::unique_ptr<gpu::CopyStream> stream);
 
   Peer* find(PeerId peer) const noexcept;
   void on_ready(Peer& peer, std::uint32_t events);

@@ -9,10 +9,6 @@
 namespace kvxfer::cuda_ipc {
 namespace {
 
-// What is under way a fence is complete behind: 5 ms at 50 GB/s. Two launches, so that a GPU goes on while a poll
-// finds the end of one; what lies between two is some microseconds, in which it copies less than a tenth of this.
-constexpr std::uint64_t kMostNbytes = 256 * 1024 * 1024;
-constexpr std::uint64_t kLaunchNbytes = kMostNbytes / 2;
 // Checks without an end between two questions whether the device still works.
 constexpr std::uint32_t kChecksPerQuestion = 1024;
 constexpr Flights::Ticket kNever = UINT64_MAX;
@@ -21,14 +17,14 @@ constexpr Flights::Ticket kNever = UINT64_MAX;
 
 Status Flights::launch(PeerId peer, WorkQueue& queue, const gpu::Placement& src,
                        CompletionQueue& completions) {
-  if (nbytes_ >= kMostNbytes) return {Code::kAgain, ""};
+  if (nbytes_ >= most_nbytes_) return {Code::kAgain, ""};
   const Work& front = queue.front();
   const Move& move = *front.move;
   const Piece piece = move.grid.piece(front.piece);
   gpu::Part part{piece.layer, 1, piece.num_pairs, piece.num_fine};
   Flight flight{0, peer, {front.id}, piece_nbytes(*move.program, piece)};
   std::size_t num_works = 1;
-  while (num_works < queue.size() && flight.nbytes < kLaunchNbytes) {
+  while (num_works < queue.size() && flight.nbytes < most_nbytes_ / 2) {
     const Work& next = queue[num_works];
     if (next.kind != WorkKind::kFetch || next.move.get() != &move || next.piece != front.piece + num_works)
       break;

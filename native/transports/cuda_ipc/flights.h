@@ -27,7 +27,14 @@ class Flights {
     bool is_done = false;  // once it has landed; false then: the device has failed
   };
 
-  explicit Flights(std::unique_ptr<gpu::CopyStream> stream) : stream_(std::move(stream)) {}
+  // What is under way a fence is complete behind: 5 ms at 50 GB/s.
+  static constexpr std::uint64_t kMostNbytes = 256 * 1024 * 1024;
+
+  // No launch begins while so many bytes or more are under way. A launch has about half of that, so that a GPU
+  // goes on while a poll finds the end of one: what lies between two is some microseconds, in which it copies less
+  // than a tenth of a launch.
+  Flights(std::unique_ptr<gpu::CopyStream> stream, std::uint64_t most_nbytes)
+      : stream_(std::move(stream)), most_nbytes_(most_nbytes) {}
 
   // Launches the piece at the front of a peer's queue, and those behind it that go on where it ends, in its layer
   // or, where pieces are whole layers, in the next. What was launched, or refused for good, leaves the queue.
@@ -45,6 +52,7 @@ class Flights {
 
  private:
   std::unique_ptr<gpu::CopyStream> stream_;
+  const std::uint64_t most_nbytes_;
   std::deque<Flight> flights_;
   std::uint64_t nbytes_ = 0;  // of them
   Ticket landed_ = 0;

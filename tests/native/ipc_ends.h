@@ -1,0 +1,71 @@
+// Two ends of a cuda_ipc rail, driven by hand, with regions of eight blocks a layer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "emulated_driver.h"
+#include "emulated_kernels.h"
+#include "one_sided_ends.h"
+#include "transports/cuda_ipc/cuda_ipc_transport.h"
+
+namespace ipc_ends {
+
+using namespace kvxfer;
+using Ends = testing::End<CudaIpcTransport>;
+
+inline constexpr std::size_t kNbytes = 1 << 16;  // of a layer
+inline constexpr std::uint32_t kBlocks = 8;
+
+inline std::unique_ptr<CudaIpcTransport> make(Reactor& reactor, const FenceTable& fences) {
+  auto made = CudaIpcTransport::create(reactor, fences, emulated::driver(),
+                                       {.device = 0, .kernels = emulated::fast_kernels(), .stream = {}});
+  REQUIRE_OK(made);
+  return std::move(made).value();
+}
+
+inline LocalRegion region_of(RegionId id, std::byte* base, std::vector<MemorySpan> spans = {{0, kNbytes}}) {
+  LocalRegion region;
+  region.id = id;
+  region.kind = MemoryKind::kGpu;
+  region.base = base;
+  region.spans = std::move(spans);
+  return region;
+}
+
+// What a peer hears of a region.
+inline RemoteRegion told(CudaIpcTransport& owner, const LocalRegion& region) {
+  auto keys = owner.register_memory(region);
+  REQUIRE_OK(keys);
+  return {region.id, reinterpret_cast<std::uintptr_t>(region.base), region.spans, std::move(keys).value()};
+}
+
+// All blocks of some layers, which are `layer_stride` apart at the source.
+inline std::shared_ptr<const Move> move_of(RegionId src, std::byte* dst, std::uint32_t num_layers,
+                                           std::uint64_t layer_stride) {
+  CopyLoop loop{};
+  loop.num_layers = num_layers;
+  loop.src_layer_stride = layer_stride;
+  loop.dst_layer_stride = kNbytes;
+  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = kNbytes / kBlocks;
+  loop.counts[0] = loop.counts[1] = 1;
+  auto program = std::make_shared<CopyProgram>();
+  program->loops = {loop};
+  program->num_layers = num_layers;
+  auto move = std::make_shared<Move>();
+  move->program = program;
+  move->grid = {0, num_layers, kBlocks, kBlocks, 0};
+  for (std::uint32_t k = 0; k < kBlocks; ++k) {
+    move->src_ids.push_back(k);
+    move->dst_ids.push_back(kBlocks - 1 - k);
+  }
+  move->local_base = dst;
+  move->remote_region = src;
+  return move;
+}
+
+}  // namespace ipc_ends
