@@ -353,12 +353,12 @@ bool CudaIpcTransport::run_next() {
     return peer.queue.bring_forward([&](const Work& work) { return can_run(peer, work); });
   });
   if (turn == peers_.end()) return false;
-  last_served_ = turn->first;
   Peer& peer = *turn->second;
   const Work& work = peer.queue.front();
   const auto end = [&](Completion completion) {
     ready_.push(std::move(completion));
     peer.queue.drop(1);
+    last_served_ = peer.id;
     return true;
   };
   // As shm's: pages were read before, by kernels whose end was acquired.
@@ -372,8 +372,10 @@ bool CudaIpcTransport::run_next() {
         failed(work.id, Code::kRegionGone, "cuda_ipc: the region of " + peer.name + " is not attached"));
   if (!region->placement) return end(failed(work.id, region->failure_code, "cuda_ipc: " + region->failure));
   const Status launched = flights_.launch(peer.id, peer.queue, *region->placement, ready_);
+  if (launched.code() == Code::kAgain) return false;  // its turn is still to come
+  last_served_ = peer.id;
   if (launched.code() == Code::kSystem) fail_all(launched.message());  // not of this peer's making alone
-  return launched.code() != Code::kAgain;
+  return true;
 }
 
 void CudaIpcTransport::land() {
