@@ -129,6 +129,8 @@ class Completions:
         for waiter in waiters:
             _resolve(waiter)
         self._wake_blocked()
+        with self._turn:
+            self._close_wake_fd()
 
     # ---- draining ---------------------------------------------------------------------------
 
@@ -308,9 +310,8 @@ class Completions:
             finally:
                 self.core.add_waiters(-1)
                 self._num_blocked -= 1
-                if self._lost is not None and not self._num_blocked and self._wake_fd >= 0:
-                    os.close(self._wake_fd)
-                    self._wake_fd = -1
+                if self._lost is not None:
+                    self._close_wake_fd()
 
     def _spin(self, is_over: Callable[[], bool], deadline: float | None) -> bool:
         until = time.monotonic() + self._spin_s
@@ -344,6 +345,12 @@ class Completions:
             self._turn.acquire()
             self._driver = 0
             self._turn.notify_all()
+
+    def _close_wake_fd(self) -> None:
+        """After the agent is lost, by whoever is the last to need it. Called under ``_turn``."""
+        if not self._num_blocked and self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
 
     def _wake_blocked(self) -> None:
         me = threading.get_ident()

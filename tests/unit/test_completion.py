@@ -154,6 +154,17 @@ def test_a_blocked_thread_learns_of_the_close(ring: tuple[Any, Completions]) -> 
     assert len(failures) == 1
 
 
+def test_what_blocked_threads_slept_on_is_closed_with_the_agent(ring: tuple[Any, Completions]) -> None:
+    _, completions = ring
+    assert not completions.block_until(lambda: False, 0.001)
+    slept_on = completions._wake_fd
+    os.fstat(slept_on)
+    completions.shut(AgentError("closed by the test", code="closed"))
+    assert completions._wake_fd == -1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(slept_on)
+
+
 async def test_whoever_waits_says_so_before_the_last_look(ring: tuple[Any, Completions]) -> None:
     core, completions = ring
     told = []
