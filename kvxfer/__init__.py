@@ -6,6 +6,9 @@ Names are loaded when they are first used, so that importing kvxfer costs next t
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvxfer import engine_layouts as engine_layouts
+    from kvxfer import gpu as gpu
+    from kvxfer import plan as plan
     from kvxfer.agent import Agent
     from kvxfer.block_table import BlockTable
     from kvxfer.command_ring import CommandRing
@@ -67,6 +70,8 @@ _HOME = {
     "route": "routing",
     "use_huge_pages": "huge_pages",
 }
+# Modules with names of their own; ``kvxfer.gpu.offer_stores`` needs no import of kvxfer.gpu.
+_MODULES = ("engine_layouts", "gpu", "plan")
 
 __all__ = [
     "Agent",
@@ -101,15 +106,25 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    module = _HOME.get(name)
+    module = name if name in _MODULES else _HOME.get(name)
     if module is None:
         raise AttributeError(f"module 'kvxfer' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"kvxfer.{module}"), name)
+    try:
+        found = importlib.import_module(f"kvxfer.{module}")
+    except ModuleNotFoundError as error:
+        if error.name != "kvxfer._native":
+            raise
+        raise ModuleNotFoundError(
+            f"{__path__[0]} is a source tree in which nothing was built: start Python elsewhere to use the "
+            "kvxfer that is installed, or build here (pip install --editable ., or make setup)",
+            name=error.name,
+        ) from None
+    value = found if name in _MODULES else getattr(found, name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, "__version__"})
+    return sorted({*__all__, *_MODULES, "__version__"})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +24,34 @@ def test_every_name_resolves() -> None:
     pytest.importorskip("kvxfer._native", reason="the native module is not built")
     for name in kvxfer.__all__:
         assert getattr(kvxfer, name).__name__ == name
+
+
+def test_modules_that_have_names_of_their_own_need_no_import() -> None:
+    script = (
+        "import kvxfer; print(kvxfer.gpu.include_path, kvxfer.plan.compile, kvxfer.engine_layouts.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "kvxfer.engine_layouts" in done.stdout, done.stderr
+    assert set(kvxfer._MODULES) <= set(dir(kvxfer))
+    assert not set(kvxfer._MODULES) & set(kvxfer.__all__)
+
+
+def test_a_source_tree_that_was_not_built_says_so(tmp_path: Path) -> None:
+    source = Path(kvxfer.__file__).parent
+    shutil.copytree(source, tmp_path / "kvxfer", ignore=shutil.ignore_patterns("*.so", "bench", "connectors"))
+    # As a user in a fresh clone, whose other kvxfer is installed elsewhere.
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import kvxfer; kvxfer.Agent"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path += {sys.path!r}; {script}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        f"ModuleNotFoundError: {tmp_path / 'kvxfer'} is a source tree in which nothing was"
+    )
+    assert "pip install --editable ." in last
 
 
 def test_using_an_agent_loads_nothing_heavy() -> None:
