@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvxfer.errors import UsageError
 from kvxfer.quantization import Quantization
-from kvxfer.tensor import TensorView, flatten, view
+from kvxfer.tensor import TensorView, dtype_name, flatten, view
 
 _LETTERS: Final = "l2bthdc"
 
@@ -83,7 +83,7 @@ class Axes:
 
 
 def read_one(
-    tensor: Any, axes: str, dtype: str | None, scales: Any, scale_axes: str, saturate: bool
+    tensor: Any, axes: str, dtype: Any, scales: Any, scale_axes: str, saturate: bool
 ) -> dict[str, Any]:
     """Returns the fields of a layout that one tensor of the whole cache tells."""
     seen = view(tensor)
@@ -94,7 +94,7 @@ def read_one(
 
 
 def read_many(
-    tensors: Any, axes: str, dtype: str | None, scales: Any, scale_axes: str, saturate: bool
+    tensors: Any, axes: str, dtype: Any, scales: Any, scale_axes: str, saturate: bool
 ) -> dict[str, Any]:
     """Returns the fields that several tensors tell: of each layer, or keys and values apart."""
     rows = _rows(tensors, axes)
@@ -135,7 +135,7 @@ def _fields(
     part: Axes,
     table: NDArray[np.int64],
     base: int,
-    dtype: str | None,
+    dtype: Any,
     scales: Any,
     scale_axes: str,
     saturate: bool,
@@ -156,7 +156,7 @@ def _fields(
     elif scale_axes or saturate:
         raise _bad("scale_axes and saturate say how scales are read, but no scales were given")
     return {
-        "dtype": dtype or seen.dtype,
+        "dtype": seen.dtype if dtype is None else dtype_name(dtype),
         "itemsize": seen.itemsize,
         "num_layers": num_layers,
         "num_kv": num_kv,

@@ -127,7 +127,7 @@ class KVLayout:
         tensor: Any,
         axes: str,
         *,
-        dtype: str | None = None,
+        dtype: Any = None,
         scales: Any = None,
         scale_axes: str = "",
         saturate: bool = False,
@@ -148,7 +148,8 @@ class KVLayout:
             ``h`` count one.
         dtype
             What the elements mean, where the tensor's own type is a stand-in (bfloat16 in uint16,
-            float8_e4m3fn in uint8). It decides what can be converted.
+            float8_e4m3fn in uint8): a name, a short one (``"bf16"``, ``"fp8"``), or a dtype of torch or
+            numpy. It decides what can be converted.
         scales
             Page scales, float32: one tensor, or a list of one for each layer, evenly apart. Offsets
             of the cache and of the scales then count from the lowest byte of both, so register
@@ -180,7 +181,7 @@ class KVLayout:
         tensors: Any,
         axes: str,
         *,
-        dtype: str | None = None,
+        dtype: Any = None,
         scales: Any = None,
         scale_axes: str = "",
         saturate: bool = False,

@@ -128,10 +128,8 @@ def dtype_of(dtype: Any) -> tuple[str, int]:
     UsageError
         ``invalid-argument`` when its size is not known.
     """
-    if isinstance(dtype, type):  # numpy.float16 is a class, its dtype is not
-        dtype = np.dtype(dtype)
-    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
-    name = _DTYPE_ALIASES.get(name, name)
+    dtype = _instance(dtype)
+    name = dtype_name(dtype)
     nbytes = getattr(dtype, "itemsize", None) or _DTYPE_NBYTES.get(name)
     if nbytes is None:
         raise UsageError(
@@ -140,6 +138,18 @@ def dtype_of(dtype: Any) -> tuple[str, int]:
             code="invalid-argument",
         )
     return name, int(nbytes)
+
+
+def dtype_name(dtype: Any) -> str:
+    """Returns torch's name, without its prefix, of a dtype of torch or numpy, or of one by a short name."""
+    dtype = _instance(dtype)
+    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    return _DTYPE_ALIASES.get(name, name)
+
+
+def _instance(dtype: Any) -> Any:
+    # numpy.float16 is a class, its dtype is not.
+    return np.dtype(dtype) if isinstance(dtype, type) else dtype
 
 
 def flatten(tensors: Any) -> Iterator[Any]:

@@ -41,6 +41,22 @@ def test_latent_cache_has_no_values() -> None:
     assert (layout.num_kv, layout.num_heads, layout.head_dim, layout.dtype) == (1, 1, 576, "bfloat16")
 
 
+def test_a_dtype_may_have_a_short_name_or_be_a_librarys() -> None:
+    named: Any
+    for named, name in (
+        ("bf16", "bfloat16"),
+        ("half", "float16"),
+        (np.float16, "float16"),
+        ("opaque", "opaque"),
+    ):
+        cache = np.zeros((3, 8, 16, 576), np.uint16)
+        assert KVLayout.from_tensor(cache, "lbtd", dtype=named).dtype == name
+        assert KVLayout.from_tensors(list(cache), "btd", dtype=named).dtype == name
+    assert KVLayout.from_tensor(np.zeros((8, 64), np.uint8), "bd", dtype="fp8").dtype == "float8_e4m3fn"
+    with pytest.raises(UsageError, match="an element of float32 has 4 bytes, but itemsize is 2"):
+        KVLayout.from_tensor(np.zeros((8, 64), np.uint16), "bd", dtype="fp32")
+
+
 def test_keys_and_values_of_all_layers_apart() -> None:
     arena = np.zeros((2, 3, 8, 16, 4, 32), np.float16)
     together = KVLayout.from_tensor(arena, "2lbthd")
