@@ -72,7 +72,7 @@ class Agent:
         secret: bytes | str | None = None,
         directory: Directory | None = None,
     ) -> None:
-        if not 0 < len(name.encode()) <= _MAX_NAME_NBYTES:
+        if not isinstance(name, str) or not 0 < len(name.encode()) <= _MAX_NAME_NBYTES:
             raise UsageError(
                 f"an agent's name has 1 to {_MAX_NAME_NBYTES} bytes, not {name!r}", code="invalid-argument"
             )
@@ -316,13 +316,15 @@ class Agent:
         PeerError
             ``unreachable``, ``auth-failed``, ``protocol``, ...: the message says what was tried.
         UsageError
-            ``layout-mismatch``: a region that both ends call by one name holds caches that no copy
+            ``invalid-argument``: no address, a name and no directory, or an address beyond loopback and no
+            secret. ``layout-mismatch``: a region that both ends call by one name holds caches that no copy
             program can bridge; the message compares them field by field. The session has ended.
         """
         import asyncio
 
         timeout_s = self._options.connect_timeout_s if timeout_s is None else timeout_s
         self._completions.check()
+        _check_target(target)
         loop = asyncio.get_running_loop()
         started = loop.time()
         if "://" not in target:
@@ -341,6 +343,7 @@ class Agent:
 
         timeout_s = self._options.connect_timeout_s if timeout_s is None else timeout_s
         self._completions.check()
+        _check_target(target)
         started = time.monotonic()
         if "://" not in target:
             target = self._need_directory(target).resolve_blocking(target, timeout_s)
@@ -665,7 +668,10 @@ class Agent:
         Raises
         ------
         UsageError
-            Ids out of range or repeated, layers that the region does not hold, a tag in use.
+            Ids out of range or repeated, layers or tokens that the region does not hold, no tag or one in
+            use, no `region` and the agent has none or several. ``unknown-region``: it was deregistered.
+        PeerError
+            `peer` is lost.
         """
         self._completions.check()
         if region is None:
@@ -790,6 +796,14 @@ class Agent:
         if note is not None:
             found.append(note)
         return note is not None
+
+
+def _check_target(target: object) -> None:
+    if not isinstance(target, str):
+        raise UsageError(
+            f'target is "tcp://host:port", as Agent.address has it, or a name to look up, not {target!r}',
+            code="invalid-argument",
+        )
 
 
 def _ring_size(num_commands: object) -> int:

@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     from kvxfer.completion import Completions
 
 
+class _Regions(dict[str, RegionDescriptor]):
+    """Regions of a peer by name; who asks for one that is not there is told which are."""
+
+    def __init__(self, peer_name: str) -> None:
+        super().__init__()
+        self._peer_name = peer_name
+
+    def __missing__(self, name: str) -> RegionDescriptor:
+        raise KeyError(
+            f"{self._peer_name} has no region {name!r} now (it has: {', '.join(sorted(self)) or 'none'}): "
+            "peer.region(name) waits until it is registered"
+        )
+
+
 class Peer:
     """One session with another agent. Made by ``agent.connect`` and ``agent.accept``.
 
@@ -79,13 +93,16 @@ class Peer:
 
     @property
     def regions(self) -> Mapping[str, RegionDescriptor]:
-        """Its regions by name, as told by now; read-only. Complete for those of before the session."""
+        """Its regions by name, as told by now; read-only. Complete for those of before the session.
+
+        One that the peer registers later is not in it yet: `region` waits for it.
+        """
         self._completions.check()
         try:
             told = self._completions.core.peer_regions(self._id)
         except NativeError as error:
             raise translate(error, peer=self._name) from None
-        regions = {}
+        regions = _Regions(self._name)
         for item in told:
             regions[item["name"]] = self._describe(item)
         self._descriptors = {descriptor.id: descriptor for descriptor in regions.values()}
@@ -175,3 +192,12 @@ class Peer:
                 peer=self._name,
             )
         return regions[name]
+
+
+def check_peer(peer: object, none: str) -> None:
+    """Raises `UsageError` for what is no `Peer`, and not None, which stands for `none`."""
+    if peer is not None and not isinstance(peer, Peer):
+        raise UsageError(
+            f"peer is a Peer, as connect() and accept() return, or None for {none}, not {peer!r}",
+            code="invalid-argument",
+        )

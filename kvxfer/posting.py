@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer._native import AgentCore, NativeError
+from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.block_table import as_ids
 from kvxfer.completion import Completions
-from kvxfer.errors import UsageError, translate
+from kvxfer.errors import KvxferError, UsageError, translate
 from kvxfer.layout import KVLayout
 from kvxfer.options import AgentOptions
-from kvxfer.peer import Peer
+from kvxfer.peer import Peer, check_peer
 from kvxfer.peer_table import PeerTable
 from kvxfer.programs import ProgramCache
 from kvxfer.region import Blocks, Region, RegionDescriptor
@@ -79,7 +79,7 @@ class Poster:
                 src_blocks, dst_blocks, num_fine, notify, timeout_s, priority, integrity, lease, hold
             )
         except NativeError as error:
-            raise translate(error, peer=remote.agent) from None
+            raise _said_of(error, region, remote) from None
         except (AttributeError, TypeError):
             # Looked at where something went wrong: a good call pays nothing for it.
             _check_kinds(region, remote, layers, priority, timeout_s, integrity, lease)
@@ -101,6 +101,7 @@ class Poster:
         self._completions.check()
         if not isinstance(region, Region):
             raise TypeError
+        region._check()
         peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
         entry = self._programs.get(peer_id, write, region, remote, heads)
         num_fine = 0
@@ -167,7 +168,8 @@ class Poster:
         timeout_s: float | None,
     ) -> Incoming:
         """Lets transfers with `tag` write; `Agent.expect` says what the arguments mean and raise."""
-        self._completions.check()
+        _check_expected(region, peer)
+        region._check()
         if not tag:
             raise UsageError("an expectation needs a tag of at least one byte", code="invalid-argument")
         layout = region.layout
@@ -201,6 +203,27 @@ class Poster:
             raise translate(error, peer="" if peer is None else peer.name) from None
         name = "" if peer is None else peer.name
         return Incoming(handle, Scope(self._completions, name, wanted, layout.first_layer, True))
+
+
+def _said_of(error: NativeError, region: Region, remote: RegionDescriptor) -> KvxferError:
+    """Returns the public exception of a post. A region that is gone has a number alone in native words."""
+    if error.args[0] == CODES["unknown-region"]:
+        return UsageError(
+            f"{error.args[1]}, for a transfer between region {region.name!r} here and {remote.name!r} (id "
+            f"{remote.id}) of {remote.agent}: memory that was registered again is a new region, which "
+            "peer.regions has",
+            code="unknown-region",
+            peer=remote.agent,
+        )
+    return translate(error, peer=remote.agent)
+
+
+def _check_expected(region: object, peer: object) -> None:
+    if not isinstance(region, Region):
+        raise UsageError(
+            f"region is one that register() of this agent returned, not {region!r}", code="invalid-argument"
+        )
+    check_peer(peer, "any peer")
 
 
 def _check_kinds(

@@ -62,7 +62,13 @@ class RegionDescriptor:
     layout: KVLayout
     path: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
-    peer_id: int = field(default=-1, compare=False, repr=False)
+    peer_id: int = field(default=-1, compare=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"<RegionDescriptor {self.name!r} of {self.agent!r} id={self.id} num_blocks={self.num_blocks} "
+            f"nbytes={self.nbytes} path={self.path!r}>"
+        )
 
     def to_bytes(self) -> bytes:
         """Returns it as JSON with a version, for a router or scheduler to carry."""
@@ -179,7 +185,7 @@ class Region:
     @property
     def kind(self) -> str:
         """``"pool"`` (peers on this host map it), ``"foreign"`` (an engine's own memory) or ``"gpu"``."""
-        self._completions.check()
+        self._check()
         try:
             return self._completions.core.region_kind(self._id)
         except NativeError as error:
@@ -243,21 +249,16 @@ class Region:
             raise UsageError(
                 f"lease_id is 2**62 + secrets.randbits(62), not {lease_id}", code="invalid-argument"
             )
-        from kvxfer.peer import Peer  # which knows of regions
+        from kvxfer.peer import check_peer  # which knows of regions
 
-        if peer is not None and not isinstance(peer, Peer):
-            raise UsageError(
-                "peer is a Peer, as connect() and accept() return, or None for whoever names the lease, "
-                f"not {peer!r}",
-                code="invalid-argument",
-            )
+        check_peer(peer, "whoever names the lease")
         ids = _NO_BLOCKS if blocks is None else as_ids(blocks)
         if blocks is not None and not len(ids):
             raise UsageError(
                 "a lease on no blocks was asked for: leave blocks out for the whole region",
                 code="invalid-argument",
             )
-        self._completions.check()
+        self._check()
         try:
             lease_id = self._completions.core.grant(
                 -1 if peer is None else peer.id,
@@ -310,6 +311,16 @@ class Region:
                 f"{timeout_s} s: do not free its memory before another deregister() has returned"
             )
         self._let_go()
+
+    def _check(self) -> None:
+        """Raises where it cannot be used any more: `AgentError` with its agent, `UsageError` without it."""
+        self._completions.check()
+        if not self._views:
+            raise UsageError(
+                f"region {self._name!r} (id {self._id}) was deregistered: register the memory again, and use "
+                "what that returns",
+                code="unknown-region",
+            )
 
     def _let_go(self) -> None:
         self._views = []

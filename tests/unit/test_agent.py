@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import KVLayout, Notification, Peer, Region, RegionDescriptor
+from kvxfer._native import CODES, NativeError
 from kvxfer.agent import Agent
 from kvxfer.directory.memory import MemoryDirectory
 from kvxfer.errors import AgentError, PeerError, UsageError
@@ -247,10 +249,61 @@ def test_what_is_no_region_is_named(ends: Ends) -> None:
     wrong = "decode"
     with pytest.raises(UsageError, match="peer is a Peer"):
         region.grant(wrong, [1])
+    with pytest.raises(UsageError, match=r"peer is a Peer.*or None for any peer, not 'decode'"):
+        agent.expect(b"tag", [1], region, peer=wrong)
     wrong = "l2bthd"
     with pytest.raises(UsageError, match="layout is a KVLayout"):
         agent.register("other", ends.array, wrong)
+    wrong = "kv"
+    with pytest.raises(
+        UsageError, match=r"^region is one that register\(\) of this agent returned, not 'kv'"
+    ):
+        agent.expect(b"tag", [1], wrong)
     assert not ends.core.called("post")
+
+
+def test_a_region_that_was_deregistered_is_named(ends: Ends) -> None:
+    ends.region.deregister()
+    verbs: list[Callable[[], object]] = [
+        lambda: ends.agent.write(ends.region, ends.remote, [1], [2]),
+        lambda: ends.agent.read(ends.region, ends.remote, [1], [2]),
+        lambda: ends.agent.expect(b"tag", [1], ends.region),
+        lambda: ends.region.grant(ends.peer, [1]),
+        lambda: ends.region.kind,
+    ]
+    for verb in verbs:
+        with pytest.raises(UsageError, match=r"^region 'kv' \(id \d+\) was deregistered: register") as caught:
+            verb()
+        assert caught.value.code == "unknown-region"
+
+
+def test_a_peers_region_that_is_gone_is_named(ends: Ends) -> None:
+    def gone(*_: object) -> int:
+        raise NativeError(CODES["unknown-region"], 'peer "decode" has no region 70 (any more)')
+
+    ends.core.install_program = gone
+    with pytest.raises(
+        UsageError, match=r"no region 70 .* and 'kv' \(id 70\) of decode: .* peer\.regions has"
+    ):
+        ends.agent.write(ends.region, ends.remote, [1], [2])
+
+
+def test_a_region_that_a_peer_has_not_says_which_it_has(ends: Ends) -> None:
+    regions = ends.peer.regions
+    assert "nothing" not in regions
+    assert regions.get("nothing") is None
+    with pytest.raises(
+        KeyError, match=r"decode has no region 'nothing' now \(it has: kv\): peer\.region\(name\)"
+    ):
+        regions["nothing"]
+
+
+async def test_what_is_no_address_is_shown(ends: Ends) -> None:
+    wrong: Any = ends.agent
+    with pytest.raises(UsageError, match=r'^target is "tcp://host:port".*, not <Agent'):
+        await ends.agent.connect(wrong)
+    with pytest.raises(UsageError, match=r'^target is "tcp://host:port".*, not <Agent'):
+        ends.agent.connect_blocking(wrong)
 
 
 def test_hold_and_release(ends: Ends) -> None:
@@ -480,7 +533,8 @@ async def test_after_close_everything_says_so(ends: Ends) -> None:
 
 
 def test_names_are_bounded() -> None:
-    for name in ("", "x" * 129):
+    name: Any
+    for name in ("", "x" * 129, 3, None):
         with pytest.raises(UsageError):
             Agent(name)
 
@@ -490,3 +544,4 @@ def test_representations_say_what(ends: Ends) -> None:
     assert isinstance(ends.region, Region)
     shown = [repr(x) for x in (ends.agent, ends.peer, ends.region, ends.region.grant(ends.peer), ends.remote)]
     assert all("decode" in text or "prefill" in text or "kv" in text for text in shown)
+    assert all(len(text) < 120 for text in shown)
