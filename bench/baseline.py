@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from kvxfer.bench.channel import Channel, Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.option_checks import check_one_of
 
 _ADAPTERS = Path(__file__).resolve().parent / "baselines"
 _TREE = _ADAPTERS.parent.parent
@@ -114,8 +115,7 @@ def chosen_baselines(software: tuple[str, ...], known: tuple[Baseline, ...]) -> 
     """Returns the baselines of ``--against``; raises when one is unknown or not installed."""
     names = dict.fromkeys(baseline.software for baseline in known)
     for name in software:
-        if name not in names:
-            raise BenchError(f"unknown --against {name!r}; known are {', '.join(names)}")
+        check_one_of("against", name, names)
     chosen = tuple(baseline for baseline in known if baseline.software in software)
     for baseline in chosen:
         if not baseline.is_installed:

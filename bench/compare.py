@@ -14,6 +14,7 @@ from kvxfer.bench.baseline import Baseline, chosen_baselines, known_baselines
 from kvxfer.bench.channel import Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.latency import LatencyOptions
+from kvxfer.bench.option_checks import check_counts, check_known
 from kvxfer.bench.pages import PagesOptions
 from kvxfer.bench.process import check_timeout
 from kvxfer.bench.progress import Progress
@@ -72,15 +73,11 @@ class CompareOptions:
     corrupt: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("work", tuple(FIGURES)), ("transport", TRANSPORTS)):
-            if getattr(self, name) not in known:
-                raise BenchError(f"unknown --{name} {getattr(self, name)!r}; known are {', '.join(known)}")
+        check_known(self, work=tuple(FIGURES), transport=TRANSPORTS)
         if not self.against:
             raise BenchError("--against names nothing; give one or more, with commas between")
-        if self.rounds < 1:
-            raise BenchError(f"--rounds is at least 1, not {self.rounds}")
-        if self.iterations < 0:
-            raise BenchError(f"--iterations is at least 0, not {self.iterations}")
+        check_counts(self, "rounds")
+        check_counts(self, "iterations", at_least=0)
         check_timeout(self.timeout_s)
         # They refuse what does not fit.
         if self.work == "pages":

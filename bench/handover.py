@@ -17,15 +17,15 @@ from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.interrupt import Interrupt
 from kvxfer.bench.limit import Limit, LimitSpec, limits_for, pages_within
 from kvxfer.bench.models import ModelShape, model
+from kvxfer.bench.option_checks import check_above_zero, check_counts, check_known
 from kvxfer.bench.process import REPLY_TIMEOUT_S, Worker, call_all, check_timeout, receive_any
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stages import Handover, summarize
 from kvxfer.bench.stats import GIB, MIB, percentiles
-from kvxfer.bench.trace import TraceRequest
+from kvxfer.bench.trace import ARRIVALS, TraceRequest
 
 TRANSPORTS = ("shm", "tcp")
 MODES = ("push", "pull")
-ARRIVALS = ("closed", "poisson", "trace")
 
 # The limit is measured before, between and after this many parts of the run, while nothing moves.
 _PARTS = 4
@@ -68,17 +68,11 @@ class HandoverOptions:
     corrupt: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("transport", TRANSPORTS), ("mode", MODES), ("arrivals", ARRIVALS)):
-            if getattr(self, name) not in known:
-                raise BenchError(f"unknown --{name} {getattr(self, name)!r}; known are {', '.join(known)}")
-        for name in ("requests", "max_tokens", "concurrency", "prefills", "decodes"):
-            if getattr(self, name) < 1:
-                raise BenchError(f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}")
+        check_known(self, transport=TRANSPORTS, mode=MODES, arrivals=ARRIVALS)
+        check_counts(self, "requests", "max_tokens", "concurrency", "prefills", "decodes")
         if self.prefill_ms_per_layer < 0:
             raise BenchError(f"--prefill-ms-per-layer is not negative, unlike {self.prefill_ms_per_layer}")
-        for name in ("rate", "speedup"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise BenchError(f"--{name} is above 0, unlike {getattr(self, name):g}")
+        check_above_zero(self, "rate", "speedup")
         check_timeout(self.timeout_s)
         shape = self.shape()
         if self.prefix_reuse and len(shape.groups) > 1:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvxfer.bench.channel import Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.latency_limit import open_limit, open_wakes
+from kvxfer.bench.option_checks import check_counts, check_known
 from kvxfer.bench.process import REPLY_TIMEOUT_S, Worker, call_all, check_timeout, receive_any
 from kvxfer.bench.progress import Progress
 
@@ -55,13 +56,10 @@ class LatencyOptions:
     corrupt: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("transport", TRANSPORTS), ("wait", WAITS)):
-            if getattr(self, name) not in known:
-                raise BenchError(f"unknown --{name} {getattr(self, name)!r}; known are {', '.join(known)}")
+        check_known(self, transport=TRANSPORTS, wait=WAITS)
         if self.nbytes < _WORD_NBYTES or self.nbytes % _WORD_NBYTES:
             raise BenchError(f"--nbytes is a multiple of {_WORD_NBYTES}, not {self.nbytes}")
-        if self.iterations < 1:
-            raise BenchError(f"--iterations is at least 1, not {self.iterations}")
+        check_counts(self, "iterations")
         check_timeout(self.timeout_s)
 
     @property

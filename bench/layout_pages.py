@@ -17,13 +17,12 @@ from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.interrupt import Interrupt
 from kvxfer.bench.layout_work import LayoutWork
 from kvxfer.bench.limit import Limit, LimitSpec, limits_for, loopback_stream
-from kvxfer.bench.pages import MEMORY_KINDS, OPERATIONS, PATTERNS, TRANSPORTS
-from kvxfer.bench.process import Worker, call_all, check_timeout
+from kvxfer.bench.option_checks import check_counts, check_layouts
+from kvxfer.bench.page_moves import WARMUP_ITERATIONS, check_moves, connect, judged, move
+from kvxfer.bench.process import Worker, call_all
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stats import GIB, MIB, median, spread
 
-# Not measured: page faults of the peer's mapping, compiled programs, TCP's window.
-_WARMUP_ITERATIONS = 1
 _MOVED, _PLAIN = "moved", "plain"
 
 
@@ -47,25 +46,11 @@ class LayoutPagesOptions:
     corrupt: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (
-            ("transport", TRANSPORTS),
-            ("op", OPERATIONS),
-            ("pattern", PATTERNS),
-            ("memory", MEMORY_KINDS),
-        ):
-            if getattr(self, name) not in known:
-                raise BenchError(f"unknown --{name} {getattr(self, name)!r}; known are {', '.join(known)}")
-        for name in ("total_mib", "iterations"):
-            if getattr(self, name) < 1:
-                raise BenchError(f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}")
+        check_moves(self)
+        check_counts(self, "total_mib", "iterations")
         if self.layers < 0:
             raise BenchError(f"--layers is at least 1, not {self.layers}")
-        for name in ("src_layout", "dst_layout"):
-            if not getattr(self, name):
-                raise BenchError(f"--{name.replace('_', '-')} is missing: layouts are named at both ends")
-        check_timeout(self.timeout_s)
-        if self.transport == "unix" and self.memory == "pool":
-            raise BenchError("--transport unix carries what shm cannot reach: use it with --memory foreign")
+        check_layouts(self)
         _ = self.work
 
     @cached_property
@@ -112,18 +97,15 @@ def _measure(options: LayoutPagesOptions, progress: Callable[[Progress], None]) 
         Worker("layout-source", asdict(options)) as source,
         Worker("layout-destination", asdict(options)) as destination,
     ):
-        workers = (source, destination)
-        active, passive = workers if options.op == "write" else (destination, source)
         progress(Progress(0, total, "setting up two agents"))
-        ready = call_all(workers, "open")
-        active.call("connect", address=passive.call("address")["address"])
-        passive.call("accept")
+        ready = call_all((source, destination), "open")
+        connect(options.op, source, destination)
         source.call("fill")
         pieces = _Piecewise(source, destination) if options.transport == "tcp" else None
         limit = Limit(_limit_of(options), source, destination)
         moved: dict[str, list[Message]] = {_MOVED: [], _PLAIN: []}
-        for iteration in range(_WARMUP_ITERATIONS + options.iterations):
-            number = iteration - _WARMUP_ITERATIONS
+        for iteration in range(WARMUP_ITERATIONS + options.iterations):
+            number = iteration - WARMUP_ITERATIONS
             if interrupt.stops(max(0, number)):
                 break
             progress(Progress(max(0, number), total, "warm-up" if number < 0 else f"iteration {number + 1}"))
@@ -133,7 +115,7 @@ def _measure(options: LayoutPagesOptions, progress: Callable[[Progress], None]) 
             if pieces is not None:
                 pieces.run(check=number < 0)
             limit.run(iteration)
-    measured = {what: those[_WARMUP_ITERATIONS:] for what, those in moved.items()}
+    measured = {what: those[WARMUP_ITERATIONS:] for what, those in moved.items()}
     done = len(measured[_MOVED])
     return {
         **({"interrupted": True} if done < options.iterations else {}),
@@ -155,7 +137,7 @@ def _limit_of(options: LayoutPagesOptions) -> LimitSpec:
 
 def _limit_figures(src_nbytes: int, moved: list[Message], limit: Limit) -> Message:
     (name,) = limit.spec.names
-    rates = limit.rates(name)[_WARMUP_ITERATIONS:]
+    rates = limit.rates(name)[WARMUP_ITERATIONS:]
     mine = [src_nbytes / one["total_ns"] for one in moved]
     return {
         "limit": {"name": name, "gb_per_s": median(rates)},
@@ -191,7 +173,7 @@ class _Piecewise:
 
     def figures(self, src_nbytes: int, moved: list[Message]) -> Message:
         """Returns its rate, and how many times faster the transfers beside it were."""
-        rates = [self.described["nbytes"] / each for each in self._elapsed_ns[_WARMUP_ITERATIONS:]]
+        rates = [self.described["nbytes"] / each for each in self._elapsed_ns[WARMUP_ITERATIONS:]]
         mine = [src_nbytes / one["total_ns"] for one in moved]
         return {
             "piecewise_gb_s": median(rates),
@@ -205,30 +187,13 @@ def _transfer(
 ) -> Message:
     """Moves the sequence once: clear, move, check."""
     destination.call("clear", what=what)
-    if options.op == "write":
-        destination.channel.send("expect", what=what, iteration=iteration)
-        destination.reply()  # it waits now, and replies again at the end
-        active = source.call("write", what=what, iteration=iteration)
-        passive = destination.reply()
-    else:
-        source.call("serve_begin")
-        active = destination.call("read", what=what)
-        passive = source.call("serve_end")
+    written, read = {"what": what, "iteration": iteration}, {"what": what}
+    active, passive = move(options.op, source, destination, write=written, read=read)
     # Every byte once, then a layer of each transfer: the rest would take longer than the moving.
     layers = options.work.dst.layers
-    layer = layers[iteration % len(layers)] if iteration >= _WARMUP_ITERATIONS else -1
+    layer = layers[iteration % len(layers)] if iteration >= WARMUP_ITERATIONS else -1
     checked = destination.call("check", what=what, layer=layer, corrupt=options.corrupt)
-    if checked["wrong"]:
-        raise CheckFailedError(
-            f"iteration {iteration} of {options.op} over {options.transport}: {checked['wrong']}"
-        )
-    # The destination moves the bytes, so it is the one that knows how they came.
-    rails = (passive if options.op == "write" else active)["rails"]
-    if set(rails) != {options.transport}:
-        raise CheckFailedError(
-            f"asked for {options.transport}, but the bytes went over {', '.join(rails) or 'no rail'}"
-        )
-    return {**active, "rails": rails, "cpu_ns": active["cpu_ns"] + passive["cpu_ns"]}
+    return judged(options, iteration, active, passive, checked)
 
 
 def _figures(src_nbytes: int, measured: dict[str, list[Message]]) -> dict[str, Any]:

@@ -19,9 +19,9 @@ import kvxfer
 from kvxfer import plan as plans
 from kvxfer.bench import memory
 from kvxfer.bench.channel import Message
-from kvxfer.bench.errors import BenchError
 from kvxfer.bench.layout_names import NamedLayout
 from kvxfer.bench.layout_work import LayoutWork
+from kvxfer.bench.option_checks import check_counts, check_layouts
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stats import median, spread
 from kvxfer.programs import ProgramCache
@@ -42,12 +42,8 @@ class LayoutPlanOptions:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("layers", "blocks", "iterations"):
-            if getattr(self, name) < 1:
-                raise BenchError(f"--{name} is at least 1, not {getattr(self, name)}")
-        for name in ("src_layout", "dst_layout"):
-            if not getattr(self, name):
-                raise BenchError(f"--{name.replace('_', '-')} is missing: layouts are named at both ends")
+        check_counts(self, "layers", "blocks", "iterations")
+        check_layouts(self)
         _ = self.work
 
     @cached_property

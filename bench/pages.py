@@ -10,17 +10,11 @@ from kvxfer.bench.channel import Message
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.interrupt import Interrupt
 from kvxfer.bench.limit import Limit, LimitSpec, limits_for
-from kvxfer.bench.process import Worker, call_all, check_timeout
+from kvxfer.bench.option_checks import check_counts
+from kvxfer.bench.page_moves import WARMUP_ITERATIONS, check_moves, connect, judged, move
+from kvxfer.bench.process import Worker, call_all
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stats import GIB, KIB, MIB, median, spread
-
-TRANSPORTS = ("shm", "unix", "tcp")
-OPERATIONS = ("write", "read")
-PATTERNS = ("random", "runs", "contiguous")
-MEMORY_KINDS = ("pool", "foreign")
-
-# Not measured: page faults of the peer's mapping, the compiled program, TCP's window.
-_WARMUP_ITERATIONS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +35,8 @@ class PagesOptions:
     corrupt: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (
-            ("transport", TRANSPORTS),
-            ("op", OPERATIONS),
-            ("pattern", PATTERNS),
-            ("memory", MEMORY_KINDS),
-        ):
-            if getattr(self, name) not in known:
-                raise BenchError(f"unknown --{name} {getattr(self, name)!r}; known are {', '.join(known)}")
-        for name in ("total_mib", "block_kib", "iterations", "layers"):
-            if getattr(self, name) < 1:
-                raise BenchError(f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}")
-        check_timeout(self.timeout_s)
-        if self.transport == "unix" and self.memory == "pool":
-            raise BenchError("--transport unix carries what shm cannot reach: use it with --memory foreign")
+        check_moves(self)
+        check_counts(self, "total_mib", "block_kib", "iterations", "layers")
         if self.num_blocks < 1:
             block = f"{self.layers} x {self.block_kib} KiB"
             raise BenchError(f"--total-mib {self.total_mib} holds no block of {block}")
@@ -102,12 +84,9 @@ def _measure(options: PagesOptions, progress: Callable[[Progress], None]) -> Mes
         Worker("source", asdict(options)) as source,
         Worker("destination", asdict(options)) as destination,
     ):
-        workers = (source, destination)
-        active, passive = workers if options.op == "write" else (destination, source)
         progress(Progress(0, total, "setting up two agents"))
-        ready = call_all(workers, "open")
-        active.call("connect", address=passive.call("address")["address"])
-        passive.call("accept")
+        ready = call_all((source, destination), "open")
+        connect(options.op, source, destination)
         spec = LimitSpec(
             limits_for(options.transport, options.memory),
             options.page_nbytes,
@@ -117,8 +96,8 @@ def _measure(options: PagesOptions, progress: Callable[[Progress], None]) -> Mes
         )
         limit = Limit(spec, source, destination)
         moved = []
-        for iteration in range(_WARMUP_ITERATIONS + options.iterations):
-            number = iteration - _WARMUP_ITERATIONS
+        for iteration in range(WARMUP_ITERATIONS + options.iterations):
+            number = iteration - WARMUP_ITERATIONS
             if interrupt.stops(max(0, number)):
                 break
             words = "warm-up" if number < 0 else f"iteration {number + 1}"
@@ -129,7 +108,7 @@ def _measure(options: PagesOptions, progress: Callable[[Progress], None]) -> Mes
             moved.append(_transfer(options, iteration, source, destination))
             if not iteration % 2:
                 limit.run(iteration)
-    measured = moved[_WARMUP_ITERATIONS:]
+    measured = moved[WARMUP_ITERATIONS:]
     return {
         **({"interrupted": True} if len(measured) < options.iterations else {}),
         **_figures(options, measured, limit),
@@ -142,33 +121,16 @@ def _transfer(options: PagesOptions, iteration: int, source: Worker, destination
     """Moves the pages once: fill and clear, move, check."""
     source.call("fill", iteration=iteration)
     destination.call("clear")
-    if options.op == "write":
-        destination.channel.send("expect", iteration=iteration)
-        destination.reply()  # it waits now, and replies again at the end
-        active = source.call("write", iteration=iteration)
-        passive = destination.reply()
-    else:
-        source.call("serve_begin")
-        active = destination.call("read", iteration=iteration)
-        passive = source.call("serve_end")
+    told = {"iteration": iteration}
+    active, passive = move(options.op, source, destination, write=told, read=told)
     checked = destination.call("check", iteration=iteration, corrupt=options.corrupt)
-    if checked["wrong"]:
-        raise CheckFailedError(
-            f"iteration {iteration} of {options.op} over {options.transport}: {checked['wrong']}"
-        )
-    # The destination moves the bytes, so it is the one that knows how they came.
-    rails = (passive if options.op == "write" else active)["rails"]
-    if set(rails) != {options.transport}:
-        raise CheckFailedError(
-            f"asked for {options.transport}, but the bytes went over {', '.join(rails) or 'no rail'}"
-        )
-    return {**active, "rails": rails, "cpu_ns": active["cpu_ns"] + passive["cpu_ns"]}
+    return judged(options, iteration, active, passive, checked)
 
 
 def _figures(options: PagesOptions, moved: list[Message], limit: Limit) -> dict[str, Any]:
     rates = [options.total_nbytes / one["total_ns"] for one in moved]
     reference, *others = limit.spec.names
-    limit_rates = limit.rates(reference)[_WARMUP_ITERATIONS:]
+    limit_rates = limit.rates(reference)[WARMUP_ITERATIONS:]
     figures: dict[str, Any] = {
         "total_ms": spread(one["total_ns"] / 1e6 for one in moved),
         "gb_per_s": spread(rates),
@@ -178,7 +140,7 @@ def _figures(options: PagesOptions, moved: list[Message], limit: Limit) -> dict[
     }
     for name in others:
         # shared-copy-nt: what the same machine does with stores that bypass the caches.
-        its_rates = limit.rates(name)[_WARMUP_ITERATIONS:]
+        its_rates = limit.rates(name)[WARMUP_ITERATIONS:]
         figures["limit_nt"] = {"name": name, "gb_per_s": median(its_rates)}
         figures["limit_nt_ratio"] = median(mine / its for mine, its in zip(rates, its_rates, strict=True))
     cpu_s = [one["cpu_ns"] / 1e9 for one in moved]

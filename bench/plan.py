@@ -11,7 +11,7 @@ import numpy as np
 import kvxfer
 from kvxfer import plan as plans
 from kvxfer.bench.channel import Message
-from kvxfer.bench.errors import BenchError
+from kvxfer.bench.option_checks import check_counts
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stats import median, spread
 
@@ -43,9 +43,7 @@ class PlanOptions:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("layers", "blocks", "iterations"):
-            if getattr(self, name) < 1:
-                raise BenchError(f"--{name} is at least 1, not {getattr(self, name)}")
+        check_counts(self, "layers", "blocks", "iterations")
 
 
 def run(options: PlanOptions, progress: Callable[[Progress], None]) -> Message:

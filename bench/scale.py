@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvxfer.bench.channel import Message
-from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.errors import CheckFailedError
 from kvxfer.bench.interrupt import Interrupt
+from kvxfer.bench.option_checks import check_counts, check_known, check_one_of
 from kvxfer.bench.process import Worker, call_all
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stats import KIB, MIB, median
@@ -57,13 +58,9 @@ class ScaleOptions:
 
     def __post_init__(self) -> None:
         for name in self.series:
-            if name not in SERIES:
-                raise BenchError(f"unknown --series {name!r}; known are {', '.join(SERIES)}")
-        if self.transport not in TRANSPORTS:
-            raise BenchError(f"unknown --transport {self.transport!r}; known are {', '.join(TRANSPORTS)}")
-        for name in ("at_most", "total_mib", "repeats"):
-            if getattr(self, name) < 1:
-                raise BenchError(f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}")
+            check_one_of("series", name, SERIES)
+        check_known(self, transport=TRANSPORTS)
+        check_counts(self, "at_most", "total_mib", "repeats")
 
     def steps(self, series: str) -> list[int]:
         """Returns 1, 10, 100, … and the most; prefills are doubled instead."""

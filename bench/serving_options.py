@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from kvxfer.bench import serving_systems as systems
 from kvxfer.bench import tiny_models
 from kvxfer.bench import trace as traces
 from kvxfer.bench.errors import BenchError
-from kvxfer.bench.trace import TraceRequest
-
-ARRIVALS: Final = ("closed", "poisson", "trace")
+from kvxfer.bench.option_checks import check_above_zero, check_counts, check_known
+from kvxfer.bench.trace import ARRIVALS, TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +35,15 @@ class ServingOptions:
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.arrivals not in ARRIVALS:
-            raise BenchError(f"unknown --arrivals {self.arrivals!r}; known are {', '.join(ARRIVALS)}")
-        for name in ("requests", "max_tokens", "max_output_tokens", "rounds", "concurrency"):
-            if getattr(self, name) < 1:
-                raise BenchError(f"--{name.replace('_', '-')} is at least 1, not {getattr(self, name)}")
-        for name in ("rate", "speedup"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise BenchError(f"--{name} is above 0, unlike {getattr(self, name):g}")
+        check_known(self, arrivals=ARRIVALS)
+        check_counts(self, "requests", "max_tokens", "max_output_tokens", "rounds", "concurrency")
+        check_above_zero(self, "rate", "speedup")
         if self.max_tokens + self.max_output_tokens > tiny_models.MAX_TOKENS:
             raise BenchError(
                 f"--max-tokens {self.max_tokens} and --max-output-tokens {self.max_output_tokens}: "
                 f"together more than the {tiny_models.MAX_TOKENS} tokens of the model"
             )
-        if not 0 < self.timeout_s < float("inf"):
-            raise BenchError(f"--timeout-s is above 0, unlike {self.timeout_s:g}")
+        check_above_zero(self, "timeout_s")
         systems.chosen(self.systems)
 
     def read_requests(self) -> list[TraceRequest]:

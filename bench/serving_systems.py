@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kvxfer.bench.baseline import tree
 from kvxfer.bench.errors import BenchError
+from kvxfer.bench.option_checks import check_one_of
 
 #: Installs what any of them needs.
 SETUP: Final = "make bench-serving-setup"
@@ -124,8 +125,7 @@ def chosen(names: tuple[str, ...], known: tuple[System, ...] = _KNOWN) -> tuple[
     """Returns the systems of ``--systems`` in the order of tables; raises when one is unknown."""
     by_name = {system.name: system for system in known}
     for name in names:
-        if name not in by_name:
-            raise BenchError(f"unknown --systems {name!r}; known are {', '.join(by_name)}")
+        check_one_of("systems", name, by_name)
     if not names:
         raise BenchError(f"--systems names nothing; known are {', '.join(by_name)}")
     return tuple(system for system in known if system.name in names)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from kvxfer.bench.channel import Message
 from kvxfer.bench.errors import BenchError
+from kvxfer.bench.option_checks import check_counts, check_known
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stats import spread
 
@@ -40,10 +41,8 @@ class SetupOptions:
     idle_s: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.transport not in TRANSPORTS:
-            raise BenchError(f"unknown --transport {self.transport!r}; known are {', '.join(TRANSPORTS)}")
-        if self.iterations < 1:
-            raise BenchError(f"--iterations is at least 1, not {self.iterations}")
+        check_known(self, transport=TRANSPORTS)
+        check_counts(self, "iterations")
         if not 0 < self.idle_s <= _TIMEOUT_S / 2:
             raise BenchError(f"--idle-s is above 0 and at most {_TIMEOUT_S / 2:g}, unlike {self.idle_s:g}")
 

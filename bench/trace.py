@@ -20,6 +20,9 @@ from kvxfer.bench.errors import BenchError
 #: name on the command line -> what the sample in ``data/`` is called.
 SAMPLES = {"mooncake": "mooncake*.jsonl", "azure": "azure*.csv"}
 
+#: When requests come: as room comes, at random, as the trace says.
+ARRIVALS = ("closed", "poisson", "trace")
+
 #: Tokens of one prefix id, before lengths are scaled.
 PREFIX_TOKENS = 512
 

@@ -15,6 +15,7 @@ from kvxfer.bench import (
     handover_page,
     html,
     noise,
+    page_moves,
     report,
     results,
     runs_page,
@@ -35,7 +36,7 @@ from kvxfer.bench.models import MODELS
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.serving_stages import Served
 from kvxfer.bench.stages import Handover
-from kvxfer.bench.trace import SAMPLES
+from kvxfer.bench.trace import ARRIVALS, SAMPLES
 
 _CHECK_FAILED = 1
 _BASELINE_FAILED = 2
@@ -73,17 +74,27 @@ _SrcLayoutOption = Annotated[
     str | None, typer.Option(help=f"How sources hold the cache, names with + between: {NAMES}.")
 ]
 _DstLayoutOption = Annotated[str | None, typer.Option(help="How the destination holds it.")]
+_TraceOption = Annotated[str, typer.Option(help=f"A file, or a sample: {_one_of(tuple(SAMPLES))}")]
+_RequestsOption = Annotated[int, typer.Option(help="Taken from the start of the trace.")]
+_ArrivalsOption = Annotated[
+    str, typer.Option(help=f"{_one_of(ARRIVALS)}: as room comes, at random, as in the trace.")
+]
+_RateOption = Annotated[float, typer.Option(help="Requests a second, of --arrivals poisson.")]
+_SpeedupOption = Annotated[float, typer.Option(help="How much faster than the trace, of --arrivals trace.")]
+_TimelineOption = Annotated[
+    Path | None, typer.Option("--html", help="Writes a page with a timeline of every request.")
+]
 _ShapeOption = Annotated[str, typer.Option(help=f"Of --src-layout: {_one_of(tuple(MODELS))}")]
 
 
 @app.command()
 def pages(
-    transport: Annotated[str, typer.Option(help=_one_of(pages_bench.TRANSPORTS))] = "shm",
-    op: Annotated[str, typer.Option(help=_one_of(pages_bench.OPERATIONS))] = "write",
+    transport: Annotated[str, typer.Option(help=_one_of(page_moves.TRANSPORTS))] = "shm",
+    op: Annotated[str, typer.Option(help=_one_of(page_moves.OPERATIONS))] = "write",
     total_mib: Annotated[int, typer.Option(help="Bytes of one transfer.")] = 256,
     block_kib: Annotated[int, typer.Option(help="Bytes of one page; layouts have pages of their own.")] = 32,
-    pattern: Annotated[str, typer.Option(help=_one_of(pages_bench.PATTERNS))] = "random",
-    memory: Annotated[str, typer.Option(help=_one_of(pages_bench.MEMORY_KINDS))] = "pool",
+    pattern: Annotated[str, typer.Option(help=_one_of(page_moves.PATTERNS))] = "random",
+    memory: Annotated[str, typer.Option(help=_one_of(page_moves.MEMORY_KINDS))] = "pool",
     iterations: Annotated[int, typer.Option(help="Measured ones, after one warm-up.")] = 7,
     layers: Annotated[
         int | None,
@@ -143,8 +154,8 @@ def pages(
 def handover(
     model: Annotated[str, typer.Option(help=_one_of(tuple(MODELS)))] = "Llama-3.1-8B",
     transport: Annotated[str, typer.Option(help=_one_of(handover_bench.TRANSPORTS))] = "shm",
-    trace: Annotated[str, typer.Option(help=f"A file, or a sample: {_one_of(tuple(SAMPLES))}")] = "mooncake",
-    requests: Annotated[int, typer.Option(help="Taken from the start of the trace.")] = 24,
+    trace: _TraceOption = "mooncake",
+    requests: _RequestsOption = 24,
     max_tokens: Annotated[int, typer.Option(help="Lengths are scaled so that the longest fits.")] = 2048,
     prefill_ms_per_layer: Annotated[float, typer.Option(help="Pace of prefill; 0: as fast as it can.")] = 5.0,
     mode: Annotated[
@@ -152,23 +163,16 @@ def handover(
     ] = "push",
     concurrency: Annotated[int, typer.Option(help="Requests in hand at once.")] = 1,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks; one rank's slice moves.")] = 1,
-    arrivals: Annotated[
-        str,
-        typer.Option(help=f"{_one_of(handover_bench.ARRIVALS)}: as room comes, at random, as in the trace."),
-    ] = "closed",
-    rate: Annotated[float, typer.Option(help="Requests a second, of --arrivals poisson.")] = 2.0,
-    speedup: Annotated[
-        float, typer.Option(help="How much faster than the trace, of --arrivals trace.")
-    ] = 1.0,
+    arrivals: _ArrivalsOption = "closed",
+    rate: _RateOption = 2.0,
+    speedup: _SpeedupOption = 1.0,
     prefix_reuse: Annotated[
         bool,
         typer.Option("--prefix-reuse", help="Blocks that decode holds from earlier requests do not move."),
     ] = False,
     prefills: Annotated[int, typer.Option(help="Prefill processes; requests go to them in turn.")] = 1,
     decodes: Annotated[int, typer.Option(help="Decode processes, each with --concurrency.")] = 1,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", help="Writes a page with a timeline of every request.")
-    ] = None,
+    html_file: _TimelineOption = None,
     seed: _SeedOption = 1,
     timeout_s: _TimeoutOption = 30.0,
     format: _FormatOption = Format.TABLE,
@@ -233,13 +237,13 @@ def compare(
     work: Annotated[str, typer.Option(help=_one_of(tuple(compare_bench.FIGURES)))] = "pages",
     rounds: Annotated[int, typer.Option(help="In each, every system starts afresh, in rotated order.")] = 3,
     transport: Annotated[str, typer.Option(help=_one_of(compare_bench.TRANSPORTS))] = "shm",
-    op: Annotated[str, typer.Option(help=f"pages: {_one_of(pages_bench.OPERATIONS)}")] = "write",
+    op: Annotated[str, typer.Option(help=f"pages: {_one_of(page_moves.OPERATIONS)}")] = "write",
     total_mib: Annotated[int, typer.Option(help="pages: bytes of one transfer.")] = 256,
     block_kib: Annotated[int, typer.Option(help="pages: bytes of one page.")] = 32,
-    pattern: Annotated[str, typer.Option(help=f"pages: {_one_of(pages_bench.PATTERNS)}")] = "random",
+    pattern: Annotated[str, typer.Option(help=f"pages: {_one_of(page_moves.PATTERNS)}")] = "random",
     memory: Annotated[
         str,
-        typer.Option(help=f"pages: kvxfer's, {_one_of(pages_bench.MEMORY_KINDS)}; foreign is NIXL's kind."),
+        typer.Option(help=f"pages: kvxfer's, {_one_of(page_moves.MEMORY_KINDS)}; foreign is NIXL's kind."),
     ] = "pool",
     nbytes: Annotated[int, typer.Option(help="latency: bytes of one write.")] = 4096,
     iterations: Annotated[
@@ -278,25 +282,18 @@ def serving(
     systems: Annotated[
         str, typer.Option(help=f"With commas between, of {_one_of(serving_systems.NAMES)}.")
     ] = ",".join(serving_systems.NAMES),
-    trace: Annotated[str, typer.Option(help=f"A file, or a sample: {_one_of(tuple(SAMPLES))}")] = "mooncake",
-    requests: Annotated[int, typer.Option(help="Taken from the start of the trace.")] = 8,
+    trace: _TraceOption = "mooncake",
+    requests: _RequestsOption = 8,
     max_tokens: Annotated[
         int, typer.Option(help="Lengths are scaled so that the longest prompt fits.")
     ] = 1024,
     max_output_tokens: Annotated[int, typer.Option(help="Longer answers end there.")] = 16,
     rounds: Annotated[int, typer.Option(help="In each every system serves all, in rotated order.")] = 3,
-    arrivals: Annotated[
-        str,
-        typer.Option(help=f"{_one_of(serving_options.ARRIVALS)}: as room comes, at random, as in the trace."),
-    ] = "closed",
+    arrivals: _ArrivalsOption = "closed",
     concurrency: Annotated[int, typer.Option(help="Requests in hand at once, of --arrivals closed.")] = 2,
-    rate: Annotated[float, typer.Option(help="Requests a second, of --arrivals poisson.")] = 0.5,
-    speedup: Annotated[
-        float, typer.Option(help="How much faster than the trace, of --arrivals trace.")
-    ] = 1.0,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", help="Writes a page with a timeline of every request.")
-    ] = None,
+    rate: _RateOption = 0.5,
+    speedup: _SpeedupOption = 1.0,
+    html_file: _TimelineOption = None,
     seed: _SeedOption = 1,
     timeout_s: Annotated[
         float, typer.Option("--timeout-s", help="How long a server may say nothing.")
