@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kvxfer._native import NativeError
+from kvxfer._native import CODES, NativeError
 from kvxfer.errors import translate
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Lease:
     `id`. It is not renewed, and a peer that is lost ends its own reads alone.
     """
 
-    __slots__ = ("_completions", "_id", "_mode", "_num_blocks", "_peer")
+    __slots__ = ("_completions", "_end", "_id", "_mode", "_num_blocks", "_peer")
 
     def __init__(
         self, completions: Completions, lease_id: int, peer: Peer | None, mode: str, num_blocks: int | None
@@ -36,6 +36,7 @@ class Lease:
         self._peer = peer
         self._mode = mode
         self._num_blocks = num_blocks
+        self._end = ""  # the final state, once it was seen
 
     def __repr__(self) -> str:
         blocks = "all" if self._num_blocks is None else self._num_blocks
@@ -71,6 +72,7 @@ class Lease:
         """``"active"``, ``"revoked"``, ``"expired"``, ``"peer-lost"`` or ``"region-gone"``.
 
         ``"ending"``: the right has ended, and a copy under it has not, so the blocks are still in use.
+        ``"ended"``: how was never asked, and 4096 other leases of the agent have ended since.
 
         Raises
         ------
@@ -79,7 +81,7 @@ class Lease:
         """
         self._completions.check()
         try:
-            return self._completions.core.lease_state(self._id)
+            return self._state()
         except NativeError as error:
             raise translate(error, peer=self._peer_name) from None
 
@@ -141,7 +143,20 @@ class Lease:
         return self.state
 
     def _is_over(self) -> bool:
-        return self._completions.core.lease_state(self._id) not in ("active", "ending")
+        return self._state() not in ("active", "ending")
+
+    def _state(self) -> str:
+        if self._end:
+            return self._end
+        try:
+            state = self._completions.core.lease_state(self._id)
+        except NativeError as error:
+            if error.args[0] != CODES["invalid-argument"]:
+                raise
+            state = "ended"  # it was there: native code forgets leases that have ended long ago
+        if state not in ("active", "ending"):
+            self._end = state
+        return state
 
     def __enter__(self) -> Lease:
         return self

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from kvxfer._native import NativeError
-from kvxfer.errors import PeerError, UsageError, from_code, translate
+from kvxfer._native import CODES, NativeError
+from kvxfer.errors import AgentError, PeerError, UsageError, from_code, translate
 from kvxfer.layout import KVLayout
 from kvxfer.region import RegionDescriptor
 
@@ -36,7 +36,7 @@ class Peer:
     of this one end with it.
     """
 
-    __slots__ = ("__weakref__", "_completions", "_descriptors", "_id", "_incarnation", "_name")
+    __slots__ = ("__weakref__", "_completions", "_descriptors", "_id", "_incarnation", "_lost", "_name")
 
     def __init__(self, completions: Completions, peer_id: int, info: dict[str, Any]) -> None:
         self._completions = completions
@@ -44,6 +44,8 @@ class Peer:
         self._name = str(info["name"])
         self._incarnation = bytes(info["incarnation"])
         self._descriptors: dict[int, RegionDescriptor] = {}
+        # What is known of it since it was lost: native code forgets that once 64 others were lost.
+        self._lost: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return f"<Peer {self._name!r} id={self._id}>"
@@ -65,10 +67,11 @@ class Peer:
 
     @property
     def state(self) -> str:
-        """``"open"`` or ``"lost"``."""
-        if self._completions.lost:
+        """``"open"`` or ``"lost"``, which it also is with its agent. Never raises."""
+        try:
+            return str(self._info()["state"])
+        except AgentError:
             return "lost"
-        return str(self._info()["state"])
 
     @property
     def rails(self) -> tuple[str, ...]:
@@ -144,10 +147,18 @@ class Peer:
 
     def _info(self) -> dict[str, Any]:
         self._completions.check()
+        if self._lost is not None:
+            return self._lost
         try:
-            return self._completions.core.peer(self._id)
+            info = self._completions.core.peer(self._id)
         except NativeError as error:
-            raise translate(error, peer=self._name) from None
+            code, message = error.args
+            if code != CODES["peer-lost"]:
+                raise translate(error, peer=self._name) from None
+            info = {"state": "lost", "rails": [], "notes": [], "code": code, "message": message}
+        if info["state"] == "lost":
+            self._lost = info
+        return info
 
     def _describe(self, item: dict[str, Any]) -> RegionDescriptor:
         known = self._descriptors.get(item["id"])

@@ -90,6 +90,7 @@ class PeerTable:
     def forget(self, peer_id: int) -> None:
         """Drops a session that was lost."""
         if (peer := self._peers.pop(peer_id, None)) is not None:
+            peer._info()  # why it was lost, as long as native code knows
             self._lost[peer_id] = peer
 
     def clear(self) -> None:

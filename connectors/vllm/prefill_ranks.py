@@ -79,7 +79,4 @@ def is_open(future: Future[kvxfer.Peer]) -> bool:
     """Whether a session is there, and lasts."""
     if future.cancelled() or future.exception() is not None:
         return False
-    try:
-        return future.result().state == "open"
-    except kvxfer.KvxferError:
-        return False  # so long lost that the agent has forgotten it
+    return future.result().state == "open"

@@ -438,7 +438,7 @@ class Pushes:
         failed = next((write for write in reader.writes if write.state in ("failed", "cancelled")), None)
         if failed is not None:
             self._fail(reader, str(failed.error))
-        elif not reader.has_ended and _is_lost(reader.peer):
+        elif not reader.has_ended and reader.peer.state == "lost":
             reader.failure = reader.failure or "its engine is gone"
 
     def _end(self, key: bytes, why: str) -> None:
@@ -495,10 +495,3 @@ def _ended_by(write: kvxfer.Transfer, deadline: float) -> bool:
     except kvxfer.KvxferError:
         pass  # it ended
     return True
-
-
-def _is_lost(peer: kvxfer.Peer) -> bool:
-    try:
-        return peer.state != "open"
-    except kvxfer.KvxferError:
-        return True  # so long lost that the agent has forgotten it

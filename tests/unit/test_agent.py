@@ -370,6 +370,38 @@ def test_a_lease_under_which_a_device_copies_has_not_ended(ends: Ends) -> None:
     assert lease.wait_ended(0) == "revoked"
 
 
+def test_a_peer_that_native_code_has_forgotten_stays_lost(ends: Ends, fake_core: list[Any]) -> None:
+    def forgotten(number: int) -> dict[str, Any]:
+        raise NativeError(CODES["peer-lost"], f"there is no peer {number} (any more)")
+
+    ends.core.add_peer(2, "other")
+    never_looked_at = ends.agent.accept_blocking("other", 0)
+    told = {"code": CODES["peer-silent"], "message": "nothing was heard of it", "rails": []}
+    ends.core.add_peer(1, "decode", "lost")
+    ends.core.known[1] |= told
+    ends.core.happen("peer-lost", peer=1, code=told["code"])
+    ends.agent._completions.drain()
+    ends.core.peer = forgotten
+    for peer, code in ((ends.peer, "peer-silent"), (never_looked_at, "peer-lost")):
+        assert (peer.state, peer.rails, peer.notes) == ("lost", (), ())
+        assert peer.error is not None
+        assert peer.error.code == code
+
+
+def test_a_lease_that_native_code_has_forgotten_has_ended(ends: Ends) -> None:
+    def forgotten(number: int) -> str:
+        raise NativeError(CODES["invalid-argument"], f"there is no lease {number} (any more)")
+
+    seen = ends.region.grant(ends.peer, [1])
+    seen.revoke()
+    assert seen.state == "revoked"
+    unseen = ends.region.grant(ends.peer, [1])
+    ends.core.lease_state = forgotten
+    assert (seen.state, unseen.state) == ("revoked", "ended")
+    assert not unseen.active
+    assert unseen.wait_ended(0) == "ended"
+
+
 def test_grant_and_revoke(ends: Ends) -> None:
     with ends.region.grant(ends.peer, [7, 9], "write", ttl_s=30) as lease:
         peer, region, write, everything, blocks, ttl_s, renewable, *_ = ends.core.called("grant")[0]
