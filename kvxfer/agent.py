@@ -38,7 +38,8 @@ class Agent:
     """Moves blocks between registered memory of this process and of its peers.
 
     It listens from its making on, has one native progress thread, and uses no CPU when idle. Use
-    it as a context manager, ``async with`` or ``with``. All methods may be called from any thread.
+    it as a context manager, ``async with`` or ``with``. All methods may be called from any thread, and all
+    that ask for something raise `AgentError` once it is ``closed``, or ``forked``: in a child process.
     Verbs that wait are coroutines; each has a blocking twin (`connect_blocking`,
     `accept_blocking`, `wait_notification`, ``transfer.wait``). No coroutine needs an own thread:
     any event loop, several, or none may use one agent.
@@ -614,7 +615,9 @@ class Agent:
         Raises
         ------
         UsageError
-            Another size. ``system``: there is no such memory.
+            Another size.
+        AgentError
+            ``system``: there is no such memory.
 
         Notes
         -----
@@ -731,7 +734,7 @@ class Agent:
         return self._completions.poll()
 
     def stats(self) -> dict[str, int]:
-        """Returns counters since the agent's making, by name: cheap, and safe to call at any time."""
+        """Returns counters since the agent's making, by name: cheap, as long as the agent is open."""
         self._completions.check()
         counters = dict(self._core.stats())
         counters["programs"] = len(self._programs)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kvxfer.axes import Axes, regular_or_listed
 from kvxfer.errors import UsageError
 from kvxfer.layout import Held, KVLayout, complete
-from kvxfer.tensor import dtype_of, view
+from kvxfer.tensor import dtype_name, dtype_of, view
 
 #: Orders of vLLM's axes: Layer, Block, Head, tokeN, Content (keys, then values), outermost first.
 VLLM_ORDERS: Final = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
@@ -42,7 +42,7 @@ def vllm(
     num_blocks: int,
     latent: bool = False,
     values: str = "row",
-    dtype: str | None = None,
+    dtype: Any = None,
     **held: Unpack[Held],
 ) -> KVLayout:
     """Returns the layout of one of vLLM's ``KVCacheTensor``s, counted from its allocation's first byte.
@@ -67,7 +67,8 @@ def vllm(
         ``"plane"`` behind the keys of all tokens of their head in the page, ``"heads"`` behind all
         heads of keys (``separate_kv_head_groups``).
     dtype
-        What the elements mean where ``spec.dtype`` is a stand-in: ``"float8_e4m3fn"`` for uint8.
+        What the elements mean where ``spec.dtype`` is a stand-in: ``"fp8"`` for uint8. As of
+        `KVLayout.from_tensor`.
     **held
         As of `KVLayout.from_tensor`. ``null_block`` is 0 unless given.
 
@@ -87,7 +88,7 @@ def vllm_group(
     *,
     latent: bool = False,
     values: str = "row",
-    dtype: str | None = None,
+    dtype: Any = None,
     **held: Unpack[Held],
 ) -> KVLayout:
     """Returns the layout of one cache group of vLLM's ``KVCacheConfig``: layers with one block table.
@@ -105,6 +106,11 @@ def vllm_group(
         None takes ``config.kv_cache_layout``.
     latent, values, dtype, **held
         As of `vllm`; name the group by ``group=``.
+
+    Raises
+    ------
+    UsageError
+        As `vllm`; and where no order is known, or the group's layers are not alike or in no tensor.
     """
     group = config.kv_cache_groups[index]
     order = order or getattr(config, "kv_cache_layout", None)
@@ -134,7 +140,7 @@ def _vllm(
     num_blocks: int,
     latent: bool,
     values: str,
-    dtype: str | None,
+    dtype: Any,
     held: Held,
 ) -> KVLayout:
     """`where` says for each layer in which tensor it is, and as which of its layers."""
@@ -148,7 +154,7 @@ def _vllm(
             part, dtype, itemsize = _row(_state_nbytes(spec), tensor, num_blocks), "opaque", 1
         else:
             name, itemsize = dtype_of(spec.dtype)
-            dtype = dtype or name
+            dtype = name if dtype is None else dtype_name(dtype)
             part = _pages(tensor, spec, order, num_blocks, latent, values, itemsize)
         parts.append(part)
     first = parts[0]
@@ -319,7 +325,7 @@ def trtllm(
     num_heads: int,
     block_tokens: int,
     head_dim: int,
-    dtype: str | None = None,
+    dtype: Any = None,
     **held: Unpack[Held],
 ) -> KVLayout:
     """Returns the layout of TensorRT-LLM's pool, one tensor [blocks, layers, 2, heads * tokens * dim].
@@ -331,7 +337,12 @@ def trtllm(
     num_heads, block_tokens, head_dim
         Of this rank: the last axis is [head, token, dim].
     dtype
-        What the elements mean, where the tensor's type is a stand-in.
+        What the elements mean, where the tensor's type is a stand-in. As of `KVLayout.from_tensor`.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: the pool has another shape.
     """
     seen = view(pool)
     row = num_heads * block_tokens * head_dim
@@ -353,7 +364,8 @@ def trtllm(
         part.put(letter, count, stride)
     table = np.arange(num_layers, dtype=np.int64)[:, None] * seen.strides[1]
     table = table + np.arange(num_kv, dtype=np.int64) * seen.strides[2]
-    return _layout(dtype or seen.dtype, seen.itemsize, part, table, held)
+    name = seen.dtype if dtype is None else dtype_name(dtype)
+    return _layout(name, seen.itemsize, part, table, held)
 
 
 def _layout(dtype: str | None, itemsize: int, part: Axes, table: NDArray[np.int64], held: Held) -> KVLayout:

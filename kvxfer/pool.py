@@ -44,6 +44,8 @@ class Pool:
 
     Raises
     ------
+    UsageError
+        Fewer than one block, or than one byte of each.
     AgentError
         The system refuses the memory; the message has the call and errno.
     """
@@ -116,6 +118,8 @@ class Pool:
         ------
         ExhaustedError
             The pool has not so many bytes left.
+        UsageError
+            It is closed.
         """
         kind = np.dtype(dtype)
         with self._lock:
@@ -163,6 +167,8 @@ class Pool:
         ------
         ExhaustedError
             Not enough are free; the message names who has them.
+        UsageError
+            Fewer than none were asked for.
         """
         with self._lock:
             return BlockTable(self._blocks.allocate(num_blocks, owner))

@@ -182,8 +182,9 @@ class Work:
         Raises
         ------
         KvxferError
-            As awaiting the handle does, when it ended before this layer arrived;
-            ``UsageError("out-of-range")`` for a layer that it does not move.
+            As awaiting the handle does, when it ended before this layer arrived.
+        UsageError
+            ``out-of-range`` for a layer that it does not move; ``unsupported`` where the other end receives.
         """
         index = self._index(layer)
         self._scope.completions.check()
@@ -202,6 +203,8 @@ class Work:
         ------
         TimeoutError
             It has not arrived when the time is over.
+        KvxferError
+            As `layer` does.
         """
         index = self._index(layer)
         if not self._final_by(lambda left: self._handle.wait_layer(index, left), timeout_s):
@@ -209,7 +212,13 @@ class Work:
         self._raise_unless_arrived(index)
 
     def layer_arrived(self, layer: int) -> bool:
-        """Returns whether every byte of one layer is in place, without waiting."""
+        """Returns whether every byte of one layer is in place, without waiting.
+
+        Raises
+        ------
+        UsageError
+            As `layer` does.
+        """
         return self._handle.layer_arrived(self._index(layer))
 
     # ---- streams ----------------------------------------------------------------------------
@@ -233,9 +242,10 @@ class Work:
         Raises
         ------
         UsageError
-            ``unsupported``: the agent has no GPU, or its driver lets no stream wait for memory.
-            ``invalid-argument``: no stream, of another GPU, or being captured: a graph runs later or many
-            times, a transfer ends once. ``out-of-range``: a layer that it does not move.
+            ``unsupported``: the agent has no GPU, or its driver lets no stream wait for memory, or a layer was
+            named where the other end receives. ``invalid-argument``: no stream, of another GPU, or being captured: a
+            graph runs later or many times, a transfer ends once. ``out-of-range``: a layer that it does not
+            move.
         AgentError
             ``system``: the device has failed. ``closed``: the agent is.
 

@@ -81,7 +81,9 @@ class Trigger:
         ------
         UsageError
             ``unsupported``: the agent has no GPU. ``invalid-argument``: no stream, or of another GPU, or the
-            trigger is over a caller's memory that no GPU reaches. ``system``: the device has failed.
+            trigger is over a caller's memory that no GPU reaches.
+        AgentError
+            ``system``: the device has failed. ``closed``: the agent is.
 
         Notes
         -----

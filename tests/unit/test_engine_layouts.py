@@ -147,6 +147,7 @@ def test_vllm_fp8_in_bytes_and_padded_pages() -> None:
     raw = np.zeros((L, B, page + 96), np.uint8)
     tensor = Tensor(raw.nbytes, ["a", "b", "c"], raw.strides[0], raw.strides[1])
     layout = vllm(tensor, Spec(dtype=np.uint8), "LBNHC", num_blocks=B, dtype="float8_e4m3fn")
+    assert vllm(tensor, Spec(dtype=np.uint8), "LBNHC", num_blocks=B, dtype="fp8") == layout
     cache = raw[:, :, :page].reshape(L, B, N, H, 2 * D)
     assert layout == KVLayout.from_tensor(cache, "lbthc", dtype="float8_e4m3fn", null_block=0)
     assert layout.block_stride == page + 96
@@ -307,6 +308,7 @@ def test_sglang_descriptions_that_do_not_fit(changes: dict[str, Any], words: str
 def test_trtllm_pool(num_kv: int) -> None:
     pool = np.zeros((B, L, num_kv, H * N * D), np.float16)
     layout = trtllm(pool, num_heads=H, block_tokens=N, head_dim=D, first_layer=3, total_layers=9)
+    assert trtllm(pool, num_heads=H, block_tokens=N, head_dim=D, dtype="half").dtype == "float16"
     logical = pool.reshape(B, L, num_kv, H, N, D).transpose(1, 2, 0, 4, 3, 5)
     check(pool, layout, logical)
     assert layout.layers == range(3, 6)
