@@ -242,10 +242,10 @@ class Work:
         Raises
         ------
         UsageError
-            ``unsupported``: the agent has no GPU, or its driver lets no stream wait for memory, or a layer was
-            named where the other end receives. ``invalid-argument``: no stream, of another GPU, or being captured: a
-            graph runs later or many times, a transfer ends once. ``out-of-range``: a layer that it does not
-            move.
+            ``unsupported``: the agent has no GPU, its driver lets no stream wait for memory, or a layer was
+            named where the other end receives. ``invalid-argument``: no stream, of another GPU, or being
+            captured: a graph runs later or many times, a transfer ends once. ``out-of-range``: a layer that
+            it does not move.
         AgentError
             ``system``: the device has failed. ``closed``: the agent is.
 

@@ -30,15 +30,25 @@ def check(region: str, views: list[TensorView], options: AgentOptions) -> None:
             raise _unsupported(
                 f"region {region!r} would lie on {names[0]}, and GPU kernels cannot run here: {reason}"
             )
+        _check_known(region, placed[0])
         transports = (*options.transports, "cuda_ipc")
         raise _unsupported(
             f"region {region!r} would lie on {names[0]}, which this agent does not reach: make it with "
             f"AgentOptions(transports={transports}, gpu={placed[0]}), or register a cache in host memory"
         )
+    _check_known(region, placed[0])
     if placed[0] != options.gpu:
         raise _unsupported(
             f"region {region!r} would lie on {names[0]}, and this agent's GPU is {options.gpu}: an agent has "
             f"one for now, so make another with AgentOptions(gpu={placed[0]})"
+        )
+
+
+def _check_known(region: str, index: int | None) -> None:
+    if index == UNTOLD_GPU:
+        raise _unsupported(
+            f"region {region!r} would lie at an address of which the driver knows no GPU: it was freed, or "
+            "is another process's; register tensors that this process has allocated"
         )
 
 

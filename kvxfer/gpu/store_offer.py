@@ -99,7 +99,9 @@ class StoreOffer:
         Raises
         ------
         OSError
-            As the socket raises it. ValueError: the offer is closed.
+            As the socket raises it.
+        ValueError
+            The offer is closed.
         """
         if self._kind == _DESCRIPTOR and self._fd < 0:
             raise ValueError("the offer is closed")
@@ -154,9 +156,13 @@ class StoreOffer:
 
         Raises
         ------
-        UsageError
+        AgentError
             ``system``, with the driver's words: the GPU does not reach the other's memory, the handle is of
-            another machine, or of less memory than it says. ``unsupported``: there is no driver.
+            another machine, or of less memory than it says.
+        UsageError
+            ``unsupported``: there is no driver.
+        ValueError
+            The offer is closed.
         """
         if self._kind == _DESCRIPTOR and self._fd < 0:
             raise ValueError("the offer is closed")
