@@ -239,14 +239,14 @@ class Agent:
                 )
         # Loaded with the first region: an import of kvxfer that only connects does without.
         from kvxfer.plan import footprint
-        from kvxfer.tensor import covering_spans, flatten, view
+        from kvxfer.tensor import covering_spans, views_of
 
         if layout is not None and not isinstance(layout, KVLayout):
             raise UsageError(
                 f"layout is a KVLayout, not {layout!r}: KVLayout.from_tensor(tensor, axes) makes one",
                 code="invalid-argument",
             )
-        views = [view(tensor) for tensor in flatten(memory)]
+        views = views_of(memory, f"region {name!r}")
         if layout is None:
             if len(views) != 1 or len(views[0].shape) != 2:
                 raise UsageError(

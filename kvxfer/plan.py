@@ -65,7 +65,7 @@ def compile(src: KVLayout, dst: KVLayout, *, heads: range | None = None, fine: b
         ``layout-mismatch``, naming every field that differs (`differences`), when no layer or no
         head is common, when tokens would move one by one into pages with scales of their own, or
         when the layouts are so irregular that the program would exceed 8192 loops;
-        ``out-of-range`` when one end does not hold `heads`.
+        ``out-of-range`` when one end does not hold `heads`, ``invalid-argument`` when they are no range.
     """
     layers, common_heads = _common_layers(src, dst), _common_heads(src, dst)
     wanted = common_heads if heads is None else _wanted_heads(src, dst, heads)

@@ -65,7 +65,8 @@ def route(
     UsageError
         ``layout-mismatch`` when no source holds a part of a destination (naming axis and numbers),
         when slices of two sources overlap without being equal, or when two ranks that would be
-        paired differ (`kvxfer.plan.differences`); ``invalid-argument`` for a load that does not fit.
+        paired differ (`kvxfer.plan.differences`); ``invalid-argument`` for no sources, or a load that
+        does not fit.
     """
     busy = _loads(load, len(srcs))
     if not srcs:

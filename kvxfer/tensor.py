@@ -164,6 +164,25 @@ def flatten(tensors: Any) -> Iterator[Any]:
         yield tensors
 
 
+def views_of(memory: Any, what: str) -> list[TensorView]:
+    """Looks at every tensor of `memory`, as `flatten` has them.
+
+    Raises
+    ------
+    UsageError
+        As `view`; says of `what` it is, and which of several tensors.
+    """
+    tensors = list(flatten(memory))
+    views = []
+    for index, tensor in enumerate(tensors):
+        try:
+            views.append(view(tensor))
+        except UsageError as error:
+            which = f"tensor {index} of {what}" if len(tensors) > 1 else what
+            raise UsageError(f"{which}: {error.args[0]}", code=error.code) from None
+    return views
+
+
 def covering_spans(views: list[TensorView]) -> list[tuple[int, int]]:
     """Returns ``(address, nbytes)`` of the few ranges that cover all views, ascending.
 

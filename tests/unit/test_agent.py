@@ -93,6 +93,16 @@ def test_register_of_rows_needs_no_layout(ends: Ends) -> None:
         ends.agent.register("cube", np.zeros((5, 9, 6), np.uint8))
 
 
+def test_a_tensor_that_cannot_be_registered_is_named(ends: Ends) -> None:
+    fixed = np.zeros(SHAPE, np.float16)
+    fixed.flags.writeable = False
+    with pytest.raises(UsageError, match=r"^region 'one': this memory is read-only"):
+        ends.agent.register("one", fixed, ends.layout)
+    with pytest.raises(UsageError, match=r"^tensor 1 of region 'two': this memory is read-only"):
+        ends.agent.register("two", [ends.array, fixed], ends.layout)
+    assert list(ends.agent.regions) == ["kv"]
+
+
 def test_a_layout_beyond_the_memory_is_refused(ends: Ends) -> None:
     with pytest.raises(UsageError, match="spans") as caught:
         ends.agent.register("half", ends.array[:2], ends.layout)
