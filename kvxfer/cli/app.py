@@ -9,7 +9,7 @@ import typer
 
 import kvxfer
 from kvxfer.bench.errors import BenchError
-from kvxfer.cli import bench, doctor
+from kvxfer.cli import doctor
 from kvxfer.errors import KvxferError
 
 # 0: done; 1: a check failed; 2: it could not run as asked.
@@ -23,7 +23,25 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(bench.app, name="bench")
+
+
+def _add_bench() -> None:
+    try:
+        from kvxfer.cli import bench
+    except ImportError as error:
+        # The doctor does without native modules: that they do not load is what it says then.
+        words = f"benchmarks need native modules that do not load ({error}): kvxfer doctor says what to do"
+
+        @app.command("bench", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+        def bench_cannot_run() -> None:
+            """Measures page moves, where the native modules load: see kvxfer doctor."""
+            raise BenchError(words)
+
+        return
+    app.add_typer(bench.app, name="bench")
+
+
+_add_bench()
 app.command()(doctor.doctor)
 
 

@@ -1,5 +1,6 @@
 import importlib.metadata
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import os, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in absent:
+        if name in absent or name.partition(".")[0] in absent:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 absent = set(os.environ["ABSENT"].split(","))
@@ -69,6 +70,34 @@ def test_commands_run_with_what_their_extra_installs(arguments: tuple[str, ...])
         timeout=120,
     )
     assert ran.returncode == 0, ran.stderr
+
+
+def _without_native_modules(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _AS_IF_ABSENT, *arguments],
+        env={**os.environ, "ABSENT": "kvxfer._native,kvxfer.bench._limits"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_doctor_runs_where_the_native_module_does_not_load() -> None:
+    pytest.importorskip("typer")
+    ran = _without_native_modules("doctor", "--json")
+    assert ran.returncode == 1, ran.stderr
+    findings = {finding["name"]: finding for finding in json.loads(ran.stdout)["findings"]}
+    assert findings["kvxfer"]["state"] == "blocks"
+    assert "No module named 'kvxfer._native'" in findings["kvxfer"]["found"]
+
+
+def test_a_benchmark_without_native_modules_is_one_line_and_status_2() -> None:
+    pytest.importorskip("typer")
+    ran = _without_native_modules("bench", "pages", "--transport", "shm")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "kvxfer doctor says what to do" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
 
 
 def test_missing_extra_says_which_command_installs_it(
