@@ -283,7 +283,8 @@ class AgentCore:
     def peer(self, peer: int) -> dict[str, Any]:
         """``name``, ``incarnation`` (bytes), ``state`` ("connecting", "open", "lost"), ``rails``
         (list of "shm", "tcp", ..., alive), ``notes`` (list of sentences: what was tried and is
-        not used, and why), ``code``, ``message``."""
+        not used, and why), ``code``, ``message``. Raises NativeError(kPeerLost) for one that was lost, and
+        64 others since."""
     def peers(self) -> list[int]: ...
     def peer_regions(self, peer: int) -> list[dict[str, Any]]:
         """``id``, ``name``, ``base``, ``nbytes``, ``num_blocks``, ``layout`` (bytes), ``path``
@@ -349,7 +350,8 @@ class AgentCore:
 
         False: a device still copies under it after that long (below 0: without end)."""
     def lease_state(self, lease: int) -> str:
-        """``"active"``, ``"ending"``, ``"revoked"``, ``"expired"``, ``"peer-lost"``, ``"region-gone"``."""
+        """``"active"``, ``"ending"``, ``"revoked"``, ``"expired"``, ``"peer-lost"``, ``"region-gone"``. Raises
+        NativeError(kInvalidArgument) for one that ended, and 4096 others since."""
 
 def crc32c(data: bytes) -> int: ...
 def sha256(data: bytes) -> bytes: ...
