@@ -430,11 +430,20 @@ def gpu_atoms(
 # (0: runs, 1: rows of a 2-D copy), alignment, run_nbytes, kernel_ns, engine_ns.
 GpuSample = tuple[int, int, int, int, int, int]
 
-def gpu_calibrate(device: int, kernels: tuple[int, int, int]) -> list[GpuSample]:
-    """Measures for a second at most; [] where there was no time. Raises where there are no copy engines
-    ("unsupported"), no memory, or the device fails."""
+# What so many bytes took by kernels: direction, num_ctas, nbytes, ns.
+GpuCtaSample = tuple[int, int, int, int]
+
+def gpu_calibrate(
+    device: int, kernels: tuple[int, int, int]
+) -> tuple[list[GpuCtaSample], list[GpuSample], str | None]:
+    """Measures for a second at most: by CTAs, by ways, and why there are no copy engines where there are none;
+    [] for what there was no time. Raises where there is no memory, or the device fails."""
+def gpu_staging_ctas(samples: list[GpuCtaSample]) -> int:
+    """How many CTAs staging takes by these, in any order; 4 by none. Raises "invalid-argument" for what cannot
+    have been measured."""
 def gpu_least_runs(samples: list[GpuSample]) -> list[tuple[int, int, int, int | None]]:
-    """Direction, form, looseness (0: 16 bytes, 1: 8) and from which bytes of a run on engines are taken."""
+    """Direction, form, looseness (0: 16 bytes, 1: 8) and from which bytes of a run on engines are taken. Raises
+    "invalid-argument" for what cannot have been measured."""
 
 class GpuProgram:
     """A copy program, parsed once."""

@@ -179,7 +179,7 @@ def gpu_kernels() -> list[Finding]:
 
 
 def host_copies(device: driver.Device, driver_version: tuple[int, int], kept: Calibration | None) -> Finding:
-    """Says which way pages go between a GPU and host memory, and what that was found from; measures nothing.
+    """Says how pages go between a GPU and host memory, and what that was found from; measures nothing.
 
     Parameters
     ----------
@@ -189,25 +189,42 @@ def host_copies(device: driver.Device, driver_version: tuple[int, int], kept: Ca
         Its calibration; None: there is none yet.
     """
     why = (
-        "staging copies pages between the GPU and pinned memory, by kernels or by copy engines, which take "
-        "nothing from the model; AgentOptions(copy_engines=False) copies by kernels alone. Compiled, and run "
-        "over an emulated driver only"
+        "staging copies pages between the GPU and pinned memory, by kernels of so many CTAs, which "
+        "AgentOptions(gpu_ctas=) sets, or by copy engines, which take nothing from the model; "
+        "AgentOptions(copy_engines=False) copies by kernels alone. Compiled, and run over an emulated driver "
+        "only"
     )
     name = f"GPU {device.index} host copies"
-    if driver_version < calibration.LEAST_CUDA:
-        shown = "by kernels: the driver has no batches of copies"
-        return Finding(SUBJECT, name, State.NOTE, shown, why, "install a driver for CUDA 12.8 or later")
+    is_old = driver_version < calibration.LEAST_CUDA
+    change = "install a driver for CUDA 12.8 or later" if is_old else ""
     if kept is None:
-        shown = (
+        shown = [
             "not calibrated yet: measured in a second at most when the first agent with cuda_ipc and staging "
             "is made, and kept"
-        )
-        return Finding(SUBJECT, name, State.NOTE, shown, why)
-    if not kept.samples:
-        shown = "by kernels: the driver has no batches of copies for this device"
-        return Finding(SUBJECT, name, State.NOTE, shown, why)
-    ways = [_way_of(kept, to_host) for to_host in (True, False)]
-    return Finding(SUBJECT, name, State.NOTE, "; ".join(ways), why)
+        ]
+    else:
+        shown = [_ctas_of(kept)]
+    if is_old:
+        shown.append("by kernels: the driver has no batches of copies")
+    elif kept is not None and not kept.samples:
+        shown.append("by kernels: the driver has no batches of copies for this device")
+    elif kept is not None:
+        shown += [_way_of(kept, to_host) for to_host in (True, False)]
+    return Finding(SUBJECT, name, State.NOTE, "; ".join(shown), why, change)
+
+
+def _ctas_of(kept: Calibration) -> str:
+    """How many CTAs kernels have, and what was copied by each number of them."""
+    ctas = f"kernels of {kept.num_ctas} CTA{'s' if kept.num_ctas > 1 else ''}"
+    rates = kept.rates()
+    if not rates:
+        return f"{ctas}, of which nothing could be measured"
+    found = ", ".join(f"{rate.num_ctas}: {_gb(rate.to_host)} and {_gb(rate.from_host)}" for rate in rates)
+    return f"{ctas} (GB/s to and from host memory, by CTAs: {found})"
+
+
+def _gb(rate: float | None) -> str:
+    return "unknown" if rate is None else f"{rate:.1f}"
 
 
 def _way_of(kept: Calibration, to_host: bool) -> str:

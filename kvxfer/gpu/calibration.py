@@ -1,4 +1,4 @@
-"""Which way copies between a GPU and host memory go, as this machine was measured: kernels, or copy engines.
+"""How copies between a GPU and host memory go, as this machine was measured: by how many CTAs, by which way.
 
 Measured in a second at most when the first agent that stages pages of such a GPU is made, and kept in
 `calibrations` beside the compiled kernels (`kvxfer.gpu.cubin_cache`), so that later processes read it. Files
@@ -25,15 +25,17 @@ from kvxfer.gpu.kernels import KERNELS
 from kvxfer.log import logger
 
 if TYPE_CHECKING:
-    from kvxfer._native import GpuSample
+    from kvxfer._native import GpuCtaSample, GpuSample
 
 #: The driver's CUDA that brought batches of copies.
 LEAST_CUDA: Final = (12, 8)
 # Of what is measured, and how it is written.
-_VERSION: Final = 1
-# 28 samples of six numbers take 2 KiB.
+_VERSION: Final = 2
+# 28 samples of six numbers, and 8 of four, take 2 KiB.
 _MAX_NBYTES: Final = 64 * 1024
+# native/bindings/gpu.cpp, native/gpu/cta_choice.h.
 _MAX_SAMPLES: Final = 256
+_MAX_CTAS: Final = 8
 # Another process that measures the same takes a second.
 _LOCK_S: Final = 2.0
 _FORMS: Final = ("runs", "rows")
@@ -62,17 +64,54 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Rate:
+    """What kernels of so many CTAs were found to copy.
+
+    Attributes
+    ----------
+    to_host, from_host
+        10^9 bytes a second; None where it was not measured.
+    """
+
+    num_ctas: int
+    to_host: float | None
+    from_host: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured; without samples everything goes by kernels.
+    """What was measured; without samples everything goes by kernels, of four CTAs.
 
     Attributes
     ----------
     samples
         Direction (0: to the host, 1: to the device), form (0: runs, 1: rows), alignment in bytes, bytes of a
-        run, and what the same bytes took by kernels and by copy engines, in ns.
+        run, and what the same bytes took by kernels and by copy engines, in ns. There are none where the
+        driver has no engines for us.
+    cta_samples
+        Direction, CTAs of a kernel, and the bytes that it copied in so many ns.
     """
 
     samples: tuple[GpuSample, ...] = ()
+    cta_samples: tuple[GpuCtaSample, ...] = ()
+
+    @property
+    def num_ctas(self) -> int:
+        """How many CTAs stage pages by that: the fewest that are near the best, or 4 where nothing is known.
+
+        By the function that the calibration itself asks.
+        """
+        from kvxfer import _native
+
+        return _native.gpu_staging_ctas(list(self.cta_samples))
+
+    def rates(self) -> list[Rate]:
+        """Returns what was found by number of CTAs, the least first."""
+        best: dict[int, list[float]] = {}
+        for direction, num_ctas, nbytes, ns in self.cta_samples:
+            of_number = best.setdefault(num_ctas, [0.0, 0.0])
+            of_number[direction] = max(of_number[direction], nbytes / ns)
+        return [Rate(num, to or None, back or None) for num, (to, back) in sorted(best.items())]
 
     def choices(self) -> list[Choice]:
         """Returns what follows from the samples, by the function that copies ask."""
@@ -132,12 +171,18 @@ def _measure(device_index: int, kernels: tuple[int, int, int]) -> tuple[Calibrat
     from kvxfer import _native
 
     try:
-        measured = Calibration(tuple(_native.gpu_calibrate(device_index, kernels)))
+        cta_samples, samples, no_engines = _native.gpu_calibrate(device_index, kernels)
     except _native.NativeError as error:
-        logger().info("copies between GPU %d and host memory go by kernels: %s", device_index, error.args[1])
-        # The driver has no engines for us, which stays so; or memory was short, which may pass.
-        return Calibration(), error.args[0] == "unsupported"
-    return measured, bool(measured.samples)
+        logger().info(
+            "how GPU %d copies to and from host memory is not known, so copies go by kernels of %d CTAs: %s",
+            *(device_index, Calibration().num_ctas, error.args[1]),
+        )
+        return Calibration(), False
+    if no_engines is not None:
+        logger().info("copies between GPU %d and host memory go by kernels: %s", device_index, no_engines)
+    # That the driver has no engines for us stays so; that there was no time may pass.
+    is_whole = bool(cta_samples) and (bool(samples) or no_engines is not None)
+    return Calibration(tuple(samples), tuple(cta_samples)), is_whole
 
 
 def _path_of(device: driver.Device, driver_version: tuple[int, int]) -> Path | None:
@@ -157,30 +202,38 @@ def _parse(data: bytes) -> Calibration | None:
         head, _, body = data.partition(b"\n")
         if int(head, 16) != zlib.crc32(body):
             return None
-        rows = json.loads(body)
-        samples = tuple((int(a), int(b), int(c), int(d), int(e), int(f)) for a, b, c, d, e, f in rows)
-    except (ValueError, TypeError, ArithmeticError, RecursionError):
+        kept = json.loads(body)
+        samples = tuple((int(a), int(b), int(c), int(d), int(e), int(f)) for a, b, c, d, e, f in kept["ways"])
+        cta_samples = tuple((int(a), int(b), int(c), int(d)) for a, b, c, d in kept["ctas"])
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         return None
-    if len(samples) > _MAX_SAMPLES or not all(_is_sound(sample) for sample in samples):
+    # Of CTAs there are some wherever anything was measured.
+    if not cta_samples or len(samples) > _MAX_SAMPLES or len(cta_samples) > _MAX_SAMPLES:
         return None
-    return Calibration(samples)
+    if not all(_is_sound(sample) for sample in samples) or not all(map(_is_sound_of_ctas, cta_samples)):
+        return None
+    return Calibration(samples, cta_samples)
 
 
 def _is_sound(sample: GpuSample) -> bool:
     direction, form, alignment, *rest = sample
-    return (
-        direction in (0, 1)
-        and form in (0, 1)
-        and 0 < alignment <= 4096
-        and all(0 < number < 1 << 48 for number in rest)
-    )
+    return direction in (0, 1) and form in (0, 1) and 0 < alignment <= 4096 and _are_measured(*rest)
+
+
+def _is_sound_of_ctas(sample: GpuCtaSample) -> bool:
+    direction, num_ctas, *rest = sample
+    return direction in (0, 1) and 0 < num_ctas <= _MAX_CTAS and _are_measured(*rest)
+
+
+def _are_measured(*numbers: int) -> bool:
+    return all(0 < number < 1 << 48 for number in numbers)
 
 
 def _store(device: driver.Device, driver_version: tuple[int, int], measured: Calibration) -> None:
     path = _path_of(device, driver_version)
     if path is None:
         return
-    body = json.dumps(measured.samples).encode()
+    body = json.dumps({"ctas": measured.cta_samples, "ways": measured.samples}).encode()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         cubin_cache.write_whole(path, b"%08x\n%s" % (zlib.crc32(body), body))

@@ -97,7 +97,8 @@ CopyProgram to_program(std::uint32_t num_layers, nb::handle loops, nb::handle co
 // plan.expand, execute, pack, unpack, convert: a program run by itself, for tests and explanations.
 void define_execution(nb::module_& module);
 
-// Samples of a GPU's calibration: (direction, form, alignment, run_nbytes, kernel_ns, engine_ns) each.
+// Samples of the ways that a GPU's copies go: (direction, form, alignment, run_nbytes, kernel_ns, engine_ns)
+// each. They may be a file's: what cannot have been measured raises.
 gpu::Calibration to_calibration(nb::handle samples);
 
 // GpuCopyStream, GpuProgram, gpu_atoms: the same on a GPU.

@@ -81,7 +81,29 @@ gpu::Kernels to_kernels(const KernelHandles& handles) {
   return kernels;
 }
 
-using SampleRow = std::tuple<unsigned, unsigned, std::uint32_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+using WayRow = std::tuple<unsigned, unsigned, std::uint32_t, std::uint64_t, std::uint64_t, std::uint64_t>;
+using CtaRow = std::tuple<unsigned, std::uint32_t, std::uint64_t, std::uint64_t>;
+
+// What comes from a file may be anything. Beyond these bounds sums would not be exact.
+constexpr std::size_t kMostSamples = 256;
+constexpr std::uint64_t kMostOfSample = std::uint64_t{1} << 48;  // bytes, and three days in ns
+
+template <class Row>
+std::vector<Row> sample_rows(nb::handle samples) {
+  auto rows = nb::cast<std::vector<Row>>(samples);
+  if (rows.size() > kMostSamples)
+    raise({Code::kInvalidArgument, "a calibration has " + std::to_string(kMostSamples) + " samples at most"});
+  return rows;
+}
+
+void check_sample(bool is_sound) {
+  if (!is_sound)
+    raise({Code::kInvalidArgument,
+           "a sample of copies between a GPU and the host that nobody can have measured: pass those that "
+           "kvxfer.gpu.calibration has"});
+}
+
+bool is_measured(std::uint64_t number) { return number != 0 && number < kMostOfSample; }
 
 gpu::Direction to_direction(unsigned number) {
   if (number > static_cast<unsigned>(gpu::Direction::kOnDevice))
@@ -89,18 +111,34 @@ gpu::Direction to_direction(unsigned number) {
   return static_cast<gpu::Direction>(number);
 }
 
-std::vector<SampleRow> calibrate(int device, const KernelHandles& kernels) {
+// Samples of CTAs, those of ways, and why there are none of these.
+using MeasuredRows = std::tuple<std::vector<CtaRow>, std::vector<WayRow>, std::optional<std::string>>;
+MeasuredRows calibrate(int device, const KernelHandles& kernels) {
   const gpu::Driver* driver = take(gpu::Driver::load());
   const gpu::PrimaryContext context = take(gpu::PrimaryContext::retain(*driver, device));
-  Result<std::vector<gpu::Sample>> samples = [&] {
+  const gpu::Measured measured = take([&] {
     const nb::gil_scoped_release release;
     return gpu::calibrate(*driver, context.get(), to_kernels(kernels), {});  // as agents' streams are made
-  }();
-  std::vector<SampleRow> rows;
-  for (const gpu::Sample& each : take(std::move(samples)))
-    rows.emplace_back(static_cast<unsigned>(each.direction), static_cast<unsigned>(each.form), each.alignment,
+  }());
+  MeasuredRows rows;
+  auto& [ctas, ways, no_engines] = rows;
+  for (const gpu::CtaSample& each : measured.ctas)
+    ctas.emplace_back(static_cast<unsigned>(each.direction), each.num_ctas, each.nbytes, each.ns);
+  for (const gpu::WaySample& each : measured.ways)
+    ways.emplace_back(static_cast<unsigned>(each.direction), static_cast<unsigned>(each.form), each.alignment,
                       each.run_nbytes, each.kernel_ns, each.engine_ns);
+  if (!measured.engines.ok()) no_engines = measured.engines.message();
   return rows;
+}
+
+std::uint32_t staging_ctas(nb::handle samples) {
+  std::vector<gpu::CtaSample> native;
+  for (const auto& [direction, num_ctas, nbytes, ns] : sample_rows<CtaRow>(samples)) {
+    check_sample(direction < gpu::kNumHostDirections && num_ctas >= 1 && num_ctas <= gpu::kMostStagingCtas &&
+                 is_measured(nbytes) && is_measured(ns));
+    native.push_back({to_direction(direction), num_ctas, nbytes, ns});
+  }
+  return gpu::staging_ctas_of(native);
 }
 
 // By direction, form and alignment (0: 16 bytes); nothing where engines are never faster.
@@ -180,10 +218,11 @@ std::optional<std::string> driver_missing() {
 }  // namespace
 
 gpu::Calibration to_calibration(nb::handle samples) {
-  std::vector<gpu::Sample> native;
+  std::vector<gpu::WaySample> native;
   for (const auto& [direction, form, alignment, run_nbytes, kernel_ns, engine_ns] :
-       nb::cast<std::vector<SampleRow>>(samples)) {
-    if (form >= gpu::kNumForms) raise({Code::kInvalidArgument, "a sample's form is 0 or 1"});
+       sample_rows<WayRow>(samples)) {
+    check_sample(direction < gpu::kNumHostDirections && form < gpu::kNumForms && alignment != 0 &&
+                 is_measured(run_nbytes) && is_measured(kernel_ns) && is_measured(engine_ns));
     native.push_back(
         {to_direction(direction), static_cast<gpu::Form>(form), alignment, run_nbytes, kernel_ns, engine_ns});
   }
@@ -193,6 +232,7 @@ gpu::Calibration to_calibration(nb::handle samples) {
 void define_gpu(nb::module_& m) {
   m.def("gpu_driver_missing", &driver_missing);
   m.def("gpu_calibrate", &calibrate, "device"_a, "kernels"_a);
+  m.def("gpu_staging_ctas", &staging_ctas, "samples"_a);
   m.def("gpu_least_runs", &least_runs, "samples"_a);
   m.def("gpu_atoms", &atoms, "num_layers"_a, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "layers"_a,
         "src_ids"_a, "dst_ids"_a, "num_fine"_a, "src_address"_a, "dst_address"_a, "bulk"_a);

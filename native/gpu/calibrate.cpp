@@ -2,125 +2,29 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
 #include <utility>
+
+#include "gpu/bulk_ring.h"
+#include "gpu/copy_bench.h"
 
 namespace kvxfer::gpu {
 namespace {
 
-constexpr std::uint64_t kPieceNbytes = Calibration::kLeastCopyNbytes;
-constexpr std::uint32_t kNumPieces = 16;  // by arithmetic 160 us at 25 GB/s, beside which clocks are exact
-constexpr int kRounds = 5;
-constexpr std::uint64_t kRunNbytes[] = {256 * 1024, 64 * 1024, 16 * 1024, 4 * 1024};
+using Clock = std::chrono::steady_clock;
 
-std::uint64_t now_ns() noexcept {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count());
-}
+constexpr int kRounds = 5;  // and one before them that does not count
+constexpr Direction kDirections[] = {Direction::kToHost, Direction::kToDevice};
 
-// Runs twice their length apart at one end and side by side at the other.
-CopyLoop loop_of(Direction direction, Form form, std::uint64_t run_nbytes) noexcept {
-  CopyLoop loop{};
-  loop.num_layers = 1;
-  loop.nbytes = run_nbytes;
-  loop.counts[0] = 1;
-  loop.counts[1] = form == Form::kRows ? static_cast<std::uint32_t>(kPieceNbytes / run_nbytes) : 1;
-  const std::uint64_t block = run_nbytes * loop.counts[1];
-  const bool to_host = direction == Direction::kToHost;
-  loop.src_block_stride = to_host ? 2 * block : block;
-  loop.dst_block_stride = to_host ? block : 2 * block;
-  loop.src_strides[1] = to_host ? 2 * run_nbytes : run_nbytes;
-  loop.dst_strides[1] = to_host ? run_nbytes : 2 * run_nbytes;
-  return loop;
-}
+// Of CTAs: the pieces of a stream (transport.h: Capabilities::piece_nbytes), since a launch is one of them
+// and what a CTA gains is lost again where launches meet. Runs fill a stage of the bulk kernel, as longer
+// ones do piece by piece: with shorter runs another number might be found, with longer ones not.
+constexpr std::uint64_t kStreamPieceNbytes = 512 * 1024;
+constexpr std::uint64_t kCtaRunNbytes = kStageNbytes;
+static_assert(kStreamPieceNbytes / (kRings * kStageNbytes) == kMostStagingCtas);
 
-// Memory at both ends, and the stream.
-class Bench {
- public:
-  Bench(const Driver& driver, Context context) : driver_(driver), context_(context) {}
-  Bench(const Bench&) = delete;
-  Bench& operator=(const Bench&) = delete;
-  ~Bench() {
-    stream_.reset();  // waits
-    const ContextScope scope(driver_, context_);
-    if (device_ != 0) driver_.memory_free(device_);
-    if (host_ != nullptr) driver_.host_free(host_);
-  }
-
-  Status open(const Kernels& kernels, const CopyStreamOptions& options) {
-    {
-      const ContextScope scope(driver_, context_);
-      constexpr std::uint64_t kNbytes = kNumPieces * kPieceNbytes;
-      if (const int error = driver_.host_allocate(&host_, kNbytes, kPortable | kDeviceMap); error != 0)
-        return driver_.status(error, "cuMemHostAlloc to calibrate copies");
-      if (const int error = driver_.memory_allocate(&device_, 2 * kNbytes + kKernelAlignment); error != 0)
-        return driver_.status(error, "cuMemAlloc to calibrate copies");
-    }
-    Result<std::unique_ptr<CopyStream>> stream = CopyStream::create(driver_, context_, kernels, options);
-    if (!stream.ok()) return stream.status();
-    stream_ = std::move(stream).value();
-    return {};
-  }
-
-  // What it takes at best one way, after a round that does not count.
-  Result<std::uint64_t> measure(const Sample& sample, Way way, std::uint64_t until_ns) {
-    stream_->set_calibration(way == Way::kCopyEngine ? Calibration::always() : Calibration());
-    CopyProgram program;
-    program.num_layers = 1;
-    program.loops = {loop_of(sample.direction, sample.form, sample.run_nbytes)};
-    std::uint64_t best = UINT64_MAX;
-    for (int round = 0; round <= kRounds && (round < 2 || now_ns() < until_ns); ++round) {
-      const Result<std::uint64_t> taken = measure_once(program, sample);
-      if (!taken.ok()) return taken.status();
-      if (round != 0) best = std::min(best, taken.value());
-    }
-    return best;
-  }
-
-  bool has_copy_engines() const noexcept { return stream_->has_copy_engines(); }
-
- private:
-  Result<std::uint64_t> measure_once(const CopyProgram& program, const Sample& sample) {
-    const Address apart = device_ + (sample.alignment == kKernelAlignment ? 0 : kLooseAlignment);
-    const Placement device(apart), host(reinterpret_cast<Address>(host_));
-    const bool to_host = sample.direction == Direction::kToHost;
-    const auto num_pairs =
-        sample.form == Form::kRows ? 1 : static_cast<std::uint32_t>(kPieceNbytes / sample.run_nbytes);
-    const std::uint32_t num_ids = num_pairs * kNumPieces;  // a power of two
-    packed_.resize(num_pairs);
-    pages_.resize(num_pairs);
-    CopyStream::Ticket last = 0;
-    const std::uint64_t begin = now_ns();
-    for (std::uint32_t piece = 0; piece < kNumPieces; ++piece) {
-      for (std::uint32_t k = 0; k < num_pairs; ++k) {
-        packed_[k] = piece * num_pairs + k;
-        pages_[k] = packed_[k] * 5 % num_ids;  // each once, none beside the one before
-      }
-      const Part part{0, 1, num_pairs, 0};
-      const Result<CopyStream::Ticket> ticket =
-          to_host ? stream_->submit(program, part, pages_, packed_, device, host, sample.direction)
-                  : stream_->submit(program, part, packed_, pages_, host, device, sample.direction);
-      if (!ticket.ok()) return ticket.status();
-      last = ticket.value();
-    }
-    while (stream_->done() < last) {
-      if (Status status = stream_->check(); !status.ok()) return status;
-      std::this_thread::yield();
-    }
-    return now_ns() - begin;
-  }
-
-  const Driver& driver_;
-  const Context context_;
-  void* host_ = nullptr;
-  Address device_ = 0;
-  std::unique_ptr<CopyStream> stream_;
-  std::vector<std::uint32_t> packed_, pages_;
-};
+// Of ways: the shortest copies that engines are taken for.
+constexpr std::uint64_t kWayPieceNbytes = Calibration::kLeastCopyNbytes;
+constexpr std::uint64_t kWayRunNbytes[] = {256 * 1024, 64 * 1024, 16 * 1024, 4 * 1024};
 
 Status no_engines() {
   return {
@@ -129,31 +33,100 @@ Status no_engines() {
       "go by kernels"};
 }
 
-}  // namespace
+Result<std::uint32_t> num_multiprocessors(const Driver& driver, Context context) {
+  const ContextScope scope(driver, context);
+  Device device = 0;
+  if (const int error = driver.context_device(&device); error != 0)
+    return driver.status(error, "cuCtxGetDevice");
+  int num = 0;
+  if (const int error = driver.device_attribute(&num, kMultiprocessorCount, device); error != 0)
+    return driver.status(error, "cuDeviceGetAttribute of the number of multiprocessors");
+  return static_cast<std::uint32_t>(std::max(num, 1));
+}
 
-Result<std::vector<Sample>> calibrate(const Driver& driver, Context context, const Kernels& kernels,
-                                      const CopyStreamOptions& options, std::uint64_t most_ns) {
-  if (!driver.has_copy_engines()) return no_engines();
-  const std::uint64_t until = now_ns() + most_ns;
-  Bench bench(driver, context);
-  if (Status opened = bench.open(kernels, options); !opened.ok()) return opened;
-  std::vector<Sample> samples;
+// Every number in both directions, or nothing.
+Result<std::vector<CtaSample>> measure_ctas(CopyBench& bench, std::uint32_t most, Clock::time_point until) {
+  std::vector<CtaSample> samples;
+  for (std::uint32_t num = 1; num <= std::min(most, kMostStagingCtas); num *= 2)
+    for (const Direction direction : kDirections)
+      samples.push_back({direction, num, kBenchNbytes, UINT64_MAX});
+  bench.set_way(Way::kKernel);
+  for (int round = 0; round <= kRounds; ++round)
+    for (CtaSample& sample : samples) {
+      if (Clock::now() >= until) return round < 2 ? std::vector<CtaSample>() : samples;
+      bench.set_num_ctas(sample.num_ctas);
+      const Result<std::uint64_t> taken =
+          bench.measure({sample.direction, Form::kRuns, kKernelAlignment, kCtaRunNbytes, kStreamPieceNbytes});
+      if (!taken.ok()) return taken.status();
+      if (round != 0) sample.ns = std::min(sample.ns, taken.value());
+    }
+  return samples;
+}
+
+// What it takes at best; UINT64_MAX where there was no time for a round that counts.
+Result<std::uint64_t> measure_way(CopyBench& bench, const WaySample& sample, Way way,
+                                  Clock::time_point until) {
+  bench.set_way(way);
+  std::uint64_t best = UINT64_MAX;
+  for (int round = 0; round <= kRounds && Clock::now() < until; ++round) {
+    const Result<std::uint64_t> taken =
+        bench.measure({sample.direction, sample.form, sample.alignment, sample.run_nbytes, kWayPieceNbytes});
+    if (!taken.ok()) return taken.status();
+    if (round != 0) best = std::min(best, taken.value());
+  }
+  return best;
+}
+
+// kUnsupported where the device refuses its engines.
+Result<std::vector<WaySample>> measure_ways(CopyBench& bench, Clock::time_point until) {
+  std::vector<WaySample> samples;
   for (const std::uint32_t alignment : {kKernelAlignment, kLooseAlignment})
-    for (const std::uint64_t run_nbytes : kRunNbytes)
+    for (const std::uint64_t run_nbytes : kWayRunNbytes)
       for (const Form form : {Form::kRuns, Form::kRows})
-        for (const Direction direction : {Direction::kToHost, Direction::kToDevice}) {
+        for (const Direction direction : kDirections) {
           if (form == Form::kRows && run_nbytes >= kMostRowNbytes) continue;
-          if (now_ns() >= until) return samples;
-          Sample sample{direction, form, alignment, run_nbytes, 0, 0};
+          WaySample sample{direction, form, alignment, run_nbytes, 0, 0};
           for (const Way way : {Way::kKernel, Way::kCopyEngine}) {
-            const Result<std::uint64_t> taken = bench.measure(sample, way, until);
+            const Result<std::uint64_t> taken = measure_way(bench, sample, way, until);
             if (!taken.ok()) return taken.status();
+            if (!bench.has_copy_engines()) return no_engines();
+            if (taken.value() == UINT64_MAX) return samples;
             (way == Way::kKernel ? sample.kernel_ns : sample.engine_ns) = taken.value();
           }
-          if (!bench.has_copy_engines()) return no_engines();
           samples.push_back(sample);
         }
   return samples;
+}
+
+}  // namespace
+
+Result<Measured> calibrate(const Driver& driver, Context context, const Kernels& kernels,
+                           const CopyStreamOptions& options, std::uint64_t most_ns) {
+  const Clock::time_point begin = Clock::now();
+  const Result<std::uint32_t> most_ctas = num_multiprocessors(driver, context);
+  if (!most_ctas.ok()) return most_ctas.status();
+  CopyBench bench(driver, context);
+  if (Status opened = bench.open(kernels, options); !opened.ok()) return opened;
+
+  Measured measured;
+  Result<std::vector<CtaSample>> ctas =
+      measure_ctas(bench, most_ctas.value(), begin + std::chrono::nanoseconds(most_ns / 4));
+  if (!ctas.ok()) return ctas.status();
+  measured.ctas = std::move(ctas).value();
+
+  if (!driver.has_copy_engines()) {
+    measured.engines = no_engines();
+    return measured;
+  }
+  bench.set_num_ctas(staging_ctas_of(measured.ctas));
+  Result<std::vector<WaySample>> ways = measure_ways(bench, begin + std::chrono::nanoseconds(most_ns));
+  if (ways.ok())
+    measured.ways = std::move(ways).value();
+  else if (ways.status().code() == Code::kUnsupported)
+    measured.engines = ways.status();
+  else
+    return ways.status();
+  return measured;
 }
 
 }  // namespace kvxfer::gpu

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "gpu/copy_way.h"
+#include "gpu/cta_choice.h"
 #include "gpu/driver.h"
 #include "gpu/engine_copies.h"
 #include "gpu/make_job.h"
@@ -22,7 +23,7 @@ struct Kernels { std::array<Function, kNumKernels> functions{}; };
 
 struct CopyStreamOptions {
   // CTAs of a launch at most: what the rail's speed wants, and what the model's kernels can spare.
-  std::uint32_t num_ctas = 4;
+  std::uint32_t num_ctas = kUnmeasuredCtas;
   // Bytes of block tables that may be under way.
   std::uint32_t tables_nbytes = 1024 * 1024;
   bool high_priority = true;

@@ -8,7 +8,7 @@ namespace {
 std::size_t looseness(std::uint32_t alignment) noexcept { return alignment % kKernelAlignment == 0 ? 0 : 1; }
 
 // A thirty-second: rounds of one way differ by as much, and engines take nothing from the model's kernels.
-bool engines_win(const Sample& sample) noexcept {
+bool engines_win(const WaySample& sample) noexcept {
   return sample.engine_ns <= sample.kernel_ns + sample.kernel_ns / 32;
 }
 
@@ -34,11 +34,11 @@ Way way_of(Direction direction, const Runs& runs, const Calibration& calibration
   return least != Calibration::kNever && runs.run_nbytes >= least ? Way::kCopyEngine : Way::kKernel;
 }
 
-Calibration calibration_of(std::span<const Sample> samples) noexcept {
+Calibration calibration_of(std::span<const WaySample> samples) noexcept {
   Calibration out;
-  for (const Sample& sample : samples) {
+  for (const WaySample& sample : samples) {
     if (sample.direction == Direction::kOnDevice || !engines_win(sample)) continue;
-    const auto contradicts = [&](const Sample& other) {
+    const auto contradicts = [&](const WaySample& other) {
       return other.direction == sample.direction && other.form == sample.form &&
              looseness(other.alignment) == looseness(sample.alignment) &&
              other.run_nbytes >= sample.run_nbytes && !engines_win(other);

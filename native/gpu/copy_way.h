@@ -59,7 +59,7 @@ struct Calibration {
 Way way_of(Direction direction, const Runs& runs, const Calibration& calibration) noexcept;
 
 // What the same bytes took both ways; runs of one length.
-struct Sample {
+struct WaySample {
   Direction direction;
   Form form;
   std::uint32_t alignment;
@@ -69,6 +69,6 @@ struct Sample {
 
 // From the smallest measured run on from which engines are as fast at every measured length. Samples of one
 // direction, form and alignment may come in any order; where there is none, engines never are.
-Calibration calibration_of(std::span<const Sample> samples) noexcept;
+Calibration calibration_of(std::span<const WaySample> samples) noexcept;
 
 }  // namespace kvxfer::gpu

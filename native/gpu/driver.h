@@ -157,6 +157,7 @@ inline constexpr unsigned kPortable = 1;  // CU_MEMHOSTALLOC_PORTABLE | _DEVICEM
 inline constexpr unsigned kDeviceMap = 2;
 inline constexpr unsigned kWaitForMore = 0;  // CU_STREAM_WAIT_VALUE_GEQ
 inline constexpr unsigned kFlushRemoteWrites = 1u << 30;  // CU_STREAM_WAIT_VALUE_FLUSH
+inline constexpr int kMultiprocessorCount = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 inline constexpr int kCanFlushRemoteWrites = 98;  // CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
 inline constexpr int kMaxDynamicSharedNbytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 import kvxfer
 from kvxfer import _native
 from kvxfer.copy_program import CopyProgram
+from kvxfer.gpu import calibration
 from kvxfer.gpu.copy_stream import CopyStream
 from kvxfer.pairs import pair_units
 from kvxfer.plan import compile
@@ -99,6 +100,14 @@ def test_layouts_of_every_kind_are_copied_as_the_processor_does(stream: CopyStre
         require_same(from_, src_memory, "the source")
 
     check()
+
+
+def test_the_calibration_says_by_how_many_ctas_pages_are_staged() -> None:
+    found = calibration.shared(0)
+    measured = [rate.num_ctas for rate in found.rates()]
+    assert measured in ([], [1, 2, 4, 8])  # nothing where there was no time
+    assert found.num_ctas in (measured or [4])
+    assert all(rate.to_host and rate.from_host for rate in found.rates())
 
 
 @pytest.mark.parametrize("direction", ["to_host", "to_device"])

@@ -2,14 +2,11 @@
 // told, and what happens when the driver lacks the calls or they fail. Over an emulated driver.
 #include <cstring>
 #include <optional>
-#include <set>
 #include <thread>
-#include <tuple>
 
 #include "check.h"
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
-#include "gpu/calibrate.h"
 #include "gpu/copy_stream.h"
 #include "gpu_memory.h"
 #include "held_launches.h"
@@ -74,16 +71,16 @@ TEST(runs_go_by_engines_from_the_length_on_that_was_found) {
 TEST(engines_begin_where_they_are_as_fast_at_every_longer_run) {
   const auto sample = [](std::uint64_t nbytes, std::uint64_t kernel, std::uint64_t engine,
                          Direction direction = Direction::kToHost, std::uint32_t alignment = 16) {
-    return gpu::Sample{direction, Form::kRuns, alignment, nbytes, kernel, engine};
+    return gpu::WaySample{direction, Form::kRuns, alignment, nbytes, kernel, engine};
   };
   // Faster at 4 KiB by chance, slower at 16, a tie at 64 (within a thirty-second), faster at 256.
-  const gpu::Sample samples[] = {sample(256 * kKiB, 3200, 3000),
-                                 sample(4 * kKiB, 3200, 3100),
-                                 sample(64 * kKiB, 3200, 3300),
-                                 sample(16 * kKiB, 3200, 3301),
-                                 sample(16 * kKiB, 3200, 100, Direction::kToDevice),
-                                 sample(4 * kKiB, 3200, 100, Direction::kToHost, 8),
-                                 sample(4 * kKiB, 3200, 100, Direction::kOnDevice)};
+  const gpu::WaySample samples[] = {sample(256 * kKiB, 3200, 3000),
+                                    sample(4 * kKiB, 3200, 3100),
+                                    sample(64 * kKiB, 3200, 3300),
+                                    sample(16 * kKiB, 3200, 3301),
+                                    sample(16 * kKiB, 3200, 100, Direction::kToDevice),
+                                    sample(4 * kKiB, 3200, 100, Direction::kToHost, 8),
+                                    sample(4 * kKiB, 3200, 100, Direction::kOnDevice)};
   const Calibration found = gpu::calibration_of(samples);
   CHECK_EQ(found.least_run_nbytes[0][0][0], 64 * kKiB);
   CHECK_EQ(found.least_run_nbytes[1][0][0], 16 * kKiB);
@@ -307,8 +304,6 @@ TEST(a_driver_without_the_calls_copies_by_kernels) {
     bench.await(ticket.value());
     CHECK(transfer.arrived());
     CHECK_EQ(device().num_batches, batches);
-    CHECK_EQ(gpu::calibrate(older, bench.context->get(), emulated::fast_kernels(), {}).status().code(),
-             Code::kUnsupported);
   }
 }
 
@@ -384,61 +379,6 @@ TEST(copies_that_never_end_are_the_device_s_end_when_it_says_so) {
   CHECK_EQ(bench.stream->check().code(), Code::kSystem);
   CHECK_EQ(bench.submit(transfer.sample.move, transfer.src, transfer.dst).status().code(), Code::kSystem);
   CHECK_EQ(bench.stream->done(), 0);
-}
-
-// ---- the calibration ----
-
-constexpr std::uint64_t kMinute = 60'000'000'000;
-
-TEST(a_calibration_measures_both_ways_in_both_directions) {
-  Bench bench;
-  const std::uint64_t batches = device().num_batches, rows = device().num_2d_copies;
-  const auto samples = gpu::calibrate(driver(), bench.context->get(), emulated::fast_kernels(), {}, kMinute);
-  REQUIRE_OK(samples);
-  // Runs of four lengths and rows of three, in two directions, at two alignments.
-  CHECK_EQ(samples.value().size(), 28);
-  std::set<std::tuple<Direction, Form, std::uint32_t, std::uint64_t>> kinds;
-  for (const gpu::Sample& sample : samples.value()) {
-    kinds.insert({sample.direction, sample.form, sample.alignment, sample.run_nbytes});
-    CHECK(sample.kernel_ns > 0 && sample.engine_ns > 0);
-  }
-  CHECK_EQ(kinds.size(), 28);
-  CHECK(device().num_batches > batches);
-  CHECK(device().num_2d_copies > rows);
-}
-
-TEST(a_calibration_without_time_or_engines_or_memory_finds_nothing) {
-  Bench bench;
-  const gpu::Context context = bench.context->get();
-  const auto none = gpu::calibrate(driver(), context, emulated::fast_kernels(), {}, 0);
-  REQUIRE_OK(none);
-  CHECK(none.value().empty());
-
-  device().engine_error = gpu::kNotSupported;
-  CHECK_EQ(gpu::calibrate(driver(), context, emulated::fast_kernels(), {}).status().code(),
-           Code::kUnsupported);
-  device().engine_error = 0;
-
-  device().launches_until_failure = 40;
-  CHECK_EQ(gpu::calibrate(driver(), context, emulated::fast_kernels(), {}, kMinute).status().code(),
-           Code::kSystem);
-  device().launches_until_failure = -1;
-
-  std::size_t num_blocks = 0, num_pinned = 0;
-  const auto count = [&] {
-    const std::lock_guard lock(device().mutex);
-    return std::pair(device().blocks.size(), device().pinned.size());
-  };
-  std::tie(num_blocks, num_pinned) = count();
-  for (const bool on_host : {true, false}) {
-    device().most_host_nbytes = on_host ? 2 * kKiB * kKiB : SIZE_MAX;
-    device().most_nbytes = on_host ? SIZE_MAX : 2 * kKiB * kKiB;
-    const auto failed = gpu::calibrate(driver(), context, emulated::fast_kernels(), {});
-    device().most_host_nbytes = device().most_nbytes = SIZE_MAX;
-    CHECK_EQ(failed.status().code(), Code::kSystem);
-    CHECK(failed.status().message().find("OUT_OF_MEMORY") != std::string::npos);
-  }
-  CHECK(count() == std::pair(num_blocks, num_pinned));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Which way copies between a GPU and host memory go: measured once, kept, read, and shown."""
+"""How copies between a GPU and host memory go: measured once, kept, read, and shown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import threading
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,9 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import _native
 from kvxfer.doctor import devices
+from kvxfer.errors import translate
 from kvxfer.gpu import availability, calibration, cubin_cache, loading, sources
-from kvxfer.gpu.calibration import Calibration, Choice
+from kvxfer.gpu.calibration import Calibration, Choice, Rate
 from kvxfer.gpu.driver import Device
 
 DEVICE = Device(0, "NVIDIA H200", (9, 0), 141 << 30)
@@ -32,6 +34,18 @@ SAMPLES = (
     (1, 0, 16, 4096, 1000, 9000),
     (1, 0, 16, 65536, 1000, 1500),
 )
+# Four CTAs are within a sixteenth of eight both ways, two from the host alone.
+CTA_SAMPLES = (
+    (0, 1, 4 << 20, 800_000),
+    (1, 1, 4 << 20, 600_000),
+    (0, 2, 4 << 20, 400_000),
+    (1, 2, 4 << 20, 212_500),
+    (0, 4, 4 << 20, 210_000),
+    (1, 4, 4 << 20, 201_000),
+    (0, 8, 4 << 20, 200_000),
+    (1, 8, 4 << 20, 200_000),
+)
+FOUND = Calibration(SAMPLES, CTA_SAMPLES)
 LEAST = {(0, 0, 0): 65536, (0, 1, 1): 16384}
 
 Measured = list[int]
@@ -51,14 +65,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def measure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Measured]:
     """Has a measurement give samples or raise; returns a list of the devices that were measured."""
 
-    def prepare(samples: Any = SAMPLES, error: tuple[str, str] | None = None) -> Measured:
+    def prepare(
+        samples: Any = SAMPLES,
+        cta_samples: Any = CTA_SAMPLES,
+        no_engines: str | None = None,
+        error: tuple[int, str] | None = None,
+    ) -> Measured:
         measured: Measured = []
 
-        def gpu_calibrate(device: int, kernels: tuple[int, int, int]) -> list[Any]:
+        def gpu_calibrate(
+            device: int, kernels: tuple[int, int, int]
+        ) -> tuple[list[Any], list[Any], str | None]:
             measured.append(device)
             if error is not None:
                 raise _native.NativeError(*error)
-            return list(samples)
+            return list(cta_samples), list(samples), no_engines
 
         monkeypatch.setattr(_native, "gpu_calibrate", gpu_calibrate)
         return measured
@@ -72,6 +93,20 @@ def anew() -> Calibration:
     return calibration.shared(0)
 
 
+def keep(folder: Path, measure: Callable[..., Measured]) -> Callable[[str], Calibration | None]:
+    """Returns what reads a file of such a body, whole by its sum."""
+    measure()
+    calibration.shared(0)
+    file = only_file(folder)
+
+    def kept(body: str) -> Calibration | None:
+        data = body.encode()
+        file.write_bytes(b"%08x\n%s" % (zlib.crc32(data), data))
+        return calibration.look(DEVICE, CUDA)
+
+    return kept
+
+
 def only_file(folder: Path) -> Path:
     (file,) = folder.glob("*.json")
     return file
@@ -81,8 +116,8 @@ def test_it_is_measured_once_and_then_read(folder: Path, measure: Callable[..., 
     measured = measure()
     assert calibration.look(DEVICE, CUDA) is None
     assert not folder.exists()
-    assert calibration.shared(0) == Calibration(SAMPLES)
-    assert calibration.shared(0) == anew() == calibration.look(DEVICE, CUDA) == Calibration(SAMPLES)
+    assert calibration.shared(0) == FOUND
+    assert calibration.shared(0) == anew() == calibration.look(DEVICE, CUDA) == FOUND
     assert measured == [0]
     assert folder.stat().st_mode & 0o077 == 0
     assert only_file(folder).stat().st_mode & 0o077 == 0
@@ -116,7 +151,7 @@ def test_a_file_that_is_damaged_anywhere_is_measured_anew(
     for index in range(len(whole)):
         file.write_bytes(whole[:index] + bytes([whole[index] ^ 0x11]) + whole[index + 1 :])
         assert calibration.look(DEVICE, CUDA) is None, index
-    assert anew() == Calibration(SAMPLES)
+    assert anew() == FOUND
     assert measured == [0, 0]
     assert file.read_bytes() == whole
 
@@ -124,28 +159,77 @@ def test_a_file_that_is_damaged_anywhere_is_measured_anew(
 @pytest.mark.parametrize(
     "rows",
     [
-        "null",
-        "[[0, 0, 16, 65536, 1000]]",
-        "[[0, 0, 16, 65536, 1000, 0]]",
-        "[[2, 0, 16, 65536, 1000, 1000]]",
-        "[[0, 2, 16, 65536, 1000, 1000]]",
-        "[[0, 0, 0, 65536, 1000, 1000]]",
-        "[[0, 0, 16, -1, 1000, 1000]]",
-        "[[0, 0, 16, 1e999, 1000, 1000]]",
-        f"[{', '.join(['[0, 0, 16, 65536, 1000, 1000]'] * 257)}]",
+        "[0, 0, 16, 65536, 1000]",
+        "[0, 0, 16, 65536, 1000, 0]",
+        "[2, 0, 16, 65536, 1000, 1000]",
+        "[0, 2, 16, 65536, 1000, 1000]",
+        "[0, 0, 0, 65536, 1000, 1000]",
+        "[0, 0, 16, -1, 1000, 1000]",
+        "[0, 0, 16, 1e999, 1000, 1000]",
+        ", ".join(["[0, 0, 16, 65536, 1000, 1000]"] * 257),
         "[" * 9999,
     ],
 )
-def test_what_is_no_calibration_is_not_taken_for_one(
+def test_what_are_no_samples_of_ways_is_not_taken_for_them(
     folder: Path, measure: Callable[..., Measured], rows: str
 ) -> None:
-    import zlib
+    kept = keep(folder, measure)
+    assert kept('{"ctas": [[0, 4, 4194304, 1000]], "ways": []}') == Calibration((), ((0, 4, 4194304, 1000),))
+    assert kept(f'{{"ctas": [[0, 4, 4194304, 1000]], "ways": [{rows}]}}') is None
 
-    measure()
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "",
+        "[0, 4, 4194304]",
+        "[0, 4, 4194304, 1000, 1000]",
+        "[2, 4, 4194304, 1000]",
+        "[-1, 4, 4194304, 1000]",
+        "[0, 0, 4194304, 1000]",
+        "[0, 9, 4194304, 1000]",
+        "[0, 4, 0, 1000]",
+        "[0, 4, 4194304, 0]",
+        f"[0, 4, 4194304, {1 << 48}]",
+        "[0, 4, 4194304, NaN]",
+        "[0, 4, null, 1000]",
+        ", ".join(["[0, 4, 4194304, 1000]"] * 257),
+    ],
+)
+def test_what_are_no_samples_of_ctas_is_not_taken_for_them(
+    folder: Path, measure: Callable[..., Measured], rows: str
+) -> None:
+    assert keep(folder, measure)(f'{{"ctas": [{rows}], "ways": []}}') is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "null",
+        "3",
+        '"ctas"',
+        "[[0, 0, 16, 65536, 1000, 1000]]",  # as the first version was written
+        '{"ctas": [[0, 4, 4194304, 1000]]}',
+        '{"ways": []}',
+        '{"ctas": 4, "ways": []}',
+        '{"ctas": {"4": 1000}, "ways": []}',
+    ],
+)
+def test_what_is_no_calibration_is_not_taken_for_one(
+    folder: Path, measure: Callable[..., Measured], body: str
+) -> None:
+    assert keep(folder, measure)(body) is None
+
+
+def test_a_file_of_an_older_version_is_not_looked_at(
+    folder: Path, measure: Callable[..., Measured], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = measure()
     calibration.shared(0)
-    body = rows.encode()
-    only_file(folder).write_bytes(b"%08x\n%s" % (zlib.crc32(body), body))
+    monkeypatch.setattr(calibration, "_VERSION", calibration._VERSION + 1)
     assert calibration.look(DEVICE, CUDA) is None
+    assert anew() == FOUND
+    assert measured == [0, 0]
 
 
 def test_of_another_user_s_file_nothing_is_taken(
@@ -171,31 +255,52 @@ def test_without_a_folder_it_is_kept_in_memory(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("KVXFER_CACHE_DIR", str(tmp_path / "file"))
     with caplog.at_level(logging.INFO, "kvxfer"):
-        assert calibration.shared(0) == calibration.shared(0) == Calibration(SAMPLES)
+        assert calibration.shared(0) == calibration.shared(0) == FOUND
     assert measured == [0]
     assert "KVXFER_CACHE_DIR" in caplog.text
     monkeypatch.delenv("KVXFER_CACHE_DIR")
     monkeypatch.setattr(cubin_cache, "base", lambda: None)
-    assert anew() == Calibration(SAMPLES)
+    assert anew() == FOUND
     assert measured == [0, 0]
 
 
-@pytest.mark.parametrize(("code", "kept"), [("unsupported", True), ("system", False)])
 def test_where_nothing_can_be_measured_copies_go_by_kernels(
-    folder: Path, measure: Callable[..., Measured], caplog: pytest.LogCaptureFixture, code: str, kept: bool
+    folder: Path, measure: Callable[..., Measured], caplog: pytest.LogCaptureFixture
 ) -> None:
-    measured = measure(error=(code, "in these words"))
+    measured = measure(error=(92, "in these words"))
     with caplog.at_level(logging.INFO, "kvxfer"):
         assert calibration.shared(0) == Calibration()
-    assert "in these words" in caplog.text
+    assert "by kernels of 4 CTAs: in these words" in caplog.text
     assert anew() == Calibration()
-    # What passes is tried again by the next process.
-    assert measured == ([0] if kept else [0, 0])
+    assert measured == [0, 0]  # what passes is tried again by the next process
 
 
-def test_a_measurement_that_had_no_time_is_not_kept(folder: Path, measure: Callable[..., Measured]) -> None:
-    measured = measure(samples=())
-    assert calibration.shared(0) == anew() == Calibration()
+def test_where_there_are_no_engines_ctas_are_kept_and_the_log_says_why(
+    folder: Path, measure: Callable[..., Measured], caplog: pytest.LogCaptureFixture
+) -> None:
+    measured = measure(samples=(), no_engines="in these words")
+    with caplog.at_level(logging.INFO, "kvxfer"):
+        assert calibration.shared(0) == Calibration((), CTA_SAMPLES)
+    assert "go by kernels: in these words" in caplog.text
+    assert anew() == Calibration((), CTA_SAMPLES)
+    assert measured == [0]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"samples": (), "cta_samples": ()},
+        {"samples": ()},
+        {"cta_samples": ()},
+        {"samples": (), "cta_samples": (), "no_engines": "none"},
+    ],
+)
+def test_a_measurement_that_had_no_time_is_not_kept(
+    folder: Path, measure: Callable[..., Measured], found: dict[str, Any]
+) -> None:
+    measured = measure(**found)
+    expected = Calibration(found.get("samples", SAMPLES), found.get("cta_samples", CTA_SAMPLES))
+    assert calibration.shared(0) == anew() == expected
     assert measured == [0, 0]
 
 
@@ -216,7 +321,7 @@ def test_of_two_processes_one_measures(
         second.start()
         file.write_bytes(whole)
     second.join(60)
-    assert found == [Calibration(SAMPLES)]
+    assert found == [FOUND]
     assert measured == [0]
 
 
@@ -230,12 +335,12 @@ def test_a_process_that_stands_still_while_it_measures_holds_up_nobody(
     monkeypatch.setattr(calibration, "_LOCK_S", 0.0)
     with file.with_suffix(".lock").open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert anew() == Calibration(SAMPLES)
+        assert anew() == FOUND
     assert measured == [0, 0]
 
 
 def test_the_choices_are_those_that_copies_make() -> None:
-    choices = Calibration(SAMPLES).choices()
+    choices = FOUND.choices()
     assert len(choices) == 8
     for choice in choices:
         key = 0 if choice.to_host else 1, ("runs", "rows").index(choice.form), 0 if choice.aligned else 1
@@ -244,13 +349,35 @@ def test_the_choices_are_those_that_copies_make() -> None:
     assert all(choice.least_nbytes is None for choice in Calibration().choices())
 
 
+def test_as_many_ctas_stage_as_were_found_to_do() -> None:
+    assert FOUND.num_ctas == 4
+    assert Calibration((), tuple(sample for sample in CTA_SAMPLES if sample[0] == 1)).num_ctas == 2
+    assert Calibration().num_ctas == 4
+    rates = FOUND.rates()
+    assert [rate.num_ctas for rate in rates] == [1, 2, 4, 8]
+    assert rates[0] == Rate(1, (4 << 20) / 800_000, (4 << 20) / 600_000)
+    assert Calibration((), CTA_SAMPLES[:1]).rates() == [Rate(1, (4 << 20) / 800_000, None)]
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [(2, 4, 1, 1), (0, 0, 1, 1), (0, 9, 1, 1), (0, 4, 0, 1), (0, 4, 1, 0), (0, 4, 1 << 48, 1)],
+)
+def test_the_native_choice_refuses_what_nobody_measured(sample: tuple[int, int, int, int]) -> None:
+    with pytest.raises(_native.NativeError) as caught:
+        _native.gpu_staging_ctas([*CTA_SAMPLES, sample])
+    assert translate(caught.value).code == "invalid-argument"
+    with pytest.raises(_native.NativeError):
+        _native.gpu_staging_ctas([CTA_SAMPLES[0]] * 257)
+
+
 # ---- kvxfer doctor ------------------------------------------------------------------------------
 
 
 def test_doctor_says_which_way_is_taken_from_which_run_on() -> None:
-    finding = devices.host_copies(DEVICE, CUDA, Calibration(SAMPLES))
+    finding = devices.host_copies(DEVICE, CUDA, FOUND)
     assert finding.name == "GPU 0 host copies"
-    to_host, from_host = finding.found.split("; ")
+    _, to_host, from_host = finding.found.split("; ")
     assert "by copy engines runs of 64 KiB and more, rows that are not on 16 bytes of 16 KiB" in to_host
     assert "4 KiB 9.00, 64 KiB 1.01, 256 KiB 0.90" in to_host
     assert "from host memory by kernels (" in from_host
@@ -263,4 +390,20 @@ def test_doctor_says_why_there_is_no_calibration() -> None:
     assert "no batches" in devices.host_copies(DEVICE, CUDA, Calibration()).found
     older = devices.host_copies(DEVICE, (12, 6), None)
     assert "no batches" in older.found
+    assert "not calibrated yet" in older.found  # CTAs are, without engines
     assert "12.8" in older.change
+
+
+def test_doctor_says_how_many_ctas_stage_and_what_each_number_copies() -> None:
+    shown = "kernels of 4 CTAs (GB/s to and from host memory, by CTAs: 1: 5.2 and 7.0, 2: 10.5 and 19.7, "
+    finding = devices.host_copies(DEVICE, CUDA, FOUND)
+    assert finding.found.startswith(shown + "4: 20.0 and 20.9, 8: 21.0 and 21.0); to host memory ")
+    for version, missing in ((CUDA, "for this device"), ((12, 6), "of copies")):
+        finding = devices.host_copies(DEVICE, version, Calibration((), CTA_SAMPLES))
+        assert finding.found.startswith(shown)
+        assert finding.found.endswith(missing)
+    one_way = devices.host_copies(DEVICE, CUDA, Calibration((), CTA_SAMPLES[:1])).found
+    assert one_way.startswith("kernels of 1 CTA (")
+    assert "1: 5.2 and unknown)" in one_way
+    unknown = devices.host_copies(DEVICE, CUDA, Calibration()).found
+    assert unknown.startswith("kernels of 4 CTAs, of which nothing could be measured; ")

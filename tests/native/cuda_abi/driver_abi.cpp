@@ -182,6 +182,7 @@ static_assert(kNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kPortable == CU_MEMHOSTALLOC_PORTABLE && kDeviceMap == CU_MEMHOSTALLOC_DEVICEMAP);
 static_assert(kWaitForMore == CU_STREAM_WAIT_VALUE_GEQ);
 static_assert(kFlushRemoteWrites == CU_STREAM_WAIT_VALUE_FLUSH);
+static_assert(kMultiprocessorCount == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 static_assert(kCanFlushRemoteWrites == CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES);
 static_assert(kMaxDynamicSharedNbytes == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(CU_STREAM_WRITE_VALUE_DEFAULT == 0 && CU_STREAM_CAPTURE_STATUS_NONE == 0);

@@ -83,7 +83,7 @@ struct Block {
 struct Device {
   std::mutex mutex;
   std::map<Address, Block> blocks;
-  std::atomic<int> num_contexts{0};
+  std::atomic<int> num_contexts{0}, num_multiprocessors{132};
   // What a test has go wrong: the n-th launch from now on, all memory beyond so many bytes, every stream.
   std::atomic<int> launches_until_failure{-1};
   std::atomic<std::size_t> most_nbytes{SIZE_MAX};
@@ -383,7 +383,10 @@ inline Driver make_driver() {
     return 0;
   };
   driver.device_attribute = [](int* value, int attribute, kvxfer::gpu::Device) {
-    *value = attribute == kCanFlushRemoteWrites && device().flushes_remote_writes ? 1 : 0;
+    if (attribute == kMultiprocessorCount)
+      *value = device().num_multiprocessors;
+    else
+      *value = attribute == kCanFlushRemoteWrites && device().flushes_remote_writes ? 1 : 0;
     return 0;
   };
   driver.stream_is_capturing = [](Stream stream, int* status) {

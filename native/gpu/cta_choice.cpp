@@ -1,0 +1,53 @@
+#include "gpu/cta_choice.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <limits>
+
+namespace kvxfer::gpu {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+// Rounds of one number differ by less, and twice the CTAs for less are not worth it.
+constexpr double kNearBest = 17.0 / 16.0;
+
+bool is_sound(const CtaSample& sample) noexcept {
+  return sample.direction != Direction::kOnDevice && sample.num_ctas >= 1 &&
+         sample.num_ctas <= kMostStagingCtas && sample.nbytes != 0 && sample.ns != 0;
+}
+
+// ns a byte, by CTAs.
+using Times = std::array<double, kMostStagingCtas + 1>;
+
+}  // namespace
+
+std::uint32_t staging_ctas_of(std::span<const CtaSample> samples) noexcept {
+  std::array<Times, kNumHostDirections> directions;
+  for (Times& times : directions) times.fill(kNever);
+  for (const CtaSample& sample : samples) {
+    if (!is_sound(sample)) continue;
+    double& time = directions[static_cast<std::size_t>(sample.direction)][sample.num_ctas];
+    time = std::min(time, static_cast<double>(sample.ns) / static_cast<double>(sample.nbytes));
+  }
+  // How many times the best one's, in the worse direction.
+  Times worse{};
+  bool is_measured = false;
+  for (const Times& times : directions) {
+    const double best = *std::min_element(times.begin(), times.end());
+    if (best == kNever) continue;
+    is_measured = true;
+    for (std::uint32_t num = 1; num <= kMostStagingCtas; ++num)
+      worse[num] = std::max(worse[num], times[num] / best);
+  }
+  if (!is_measured) return kUnmeasuredCtas;
+  std::uint32_t chosen = 1;
+  for (std::uint32_t num = 1; num <= kMostStagingCtas; ++num) {
+    if (worse[num] <= kNearBest) return num;
+    if (worse[num] < worse[chosen]) chosen = num;
+  }
+  // Directions that have no number in common were not measured by us.
+  return worse[chosen] == kNever ? kUnmeasuredCtas : chosen;
+}
+
+}  // namespace kvxfer::gpu
