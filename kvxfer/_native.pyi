@@ -216,10 +216,11 @@ class AgentCore:
     ``options`` is a dict with exactly these keys (kvxfer/options.py: AgentOptions gives defaults):
     ``listen`` ("tcp://127.0.0.1:0", or "" to accept nobody), ``secret`` (bytes, b"" for none),
     ``transports`` (list of "loopback", "shm", "unix", "cuda_ipc", "tcp"), ``gpu`` (None, or with
-    "cuda_ipc" its index, a CUfunction or 0 for each of copy_vectors, copy_bulk and convert, what they
-    belong to, which is kept as long as they may be launched, and a list of `GpuSample`),
-    ``gpu_ctas`` (two int, most of a kernel that copies there: for cuda_ipc, and to stage),
-    ``staging_nbytes`` (int, of pinned memory for pages of that GPU that go over streams; 0 for none),
+    "cuda_ipc" a dict: ``device``, its index; ``kernels``, a CUfunction or 0 for each of copy_vectors,
+    copy_bulk and convert; ``owner``, what they belong to, which is kept as long as they may be launched;
+    ``ipc_ctas`` and ``staging_ctas``, most of a kernel that copies there, for cuda_ipc and to stage;
+    ``staging_nbytes``, of pinned memory for pages of that GPU that go over streams, 0 for none;
+    ``way_samples``, a list of `GpuSample`, by which staging goes by copy engines),
     ``tcp_rails`` (int), ``silent_timeout_s``, ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us`` (int),
     ``integrity`` (bool), ``max_transfers_per_peer`` (int), ``faults`` (str, "" or the seed and
     rates of kvxfer.testing).

@@ -84,16 +84,9 @@ class Agent:
             options = replace(options, secret=secret)
         native = options.to_native()
         if "cuda_ipc" in options.transports:
-            from kvxfer.gpu import calibration, loading
+            from kvxfer.gpu import part
 
-            kernels = loading.shared(options.gpu)
-            # Of copies between the GPU and host memory, which are those of staging.
-            samples = (
-                calibration.shared(options.gpu).samples
-                if options.staging_nbytes and options.copy_engines
-                else ()
-            )
-            native["gpu"] = options.gpu, loading.handles(kernels), kernels, list(samples)
+            native["gpu"] = part.of_agent(options)
         try:
             self._core = AgentCore(name, native)
         except NativeError as error:

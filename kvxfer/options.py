@@ -12,8 +12,6 @@ from kvxfer.errors import UsageError
 MIN_SECRET_NBYTES: Final = 16
 # native/transports/staged/staging.h: two pieces of a stream.
 MIN_STAGING_NBYTES: Final = 1024 * 1024
-# By arithmetic (native/gpu/DESIGN.md): 4 feed a NIC of 400 Gb/s, 16 read over NVLink at 450 GB/s.
-_STAGING_CTAS, _IPC_CTAS = 4, 16
 _MOST_CTAS = 65535
 DEFAULT_TRANSPORTS: Final = ("loopback", "shm", "tcp")
 # "unix", what shm falls back to, comes with shm; alone it keeps shm out. "cuda_ipc" starts CUDA, so it is
@@ -46,8 +44,12 @@ class AgentOptions:
         where ``"cuda_ipc"`` is named.
     gpu_ctas
         Most CTAs of a kernel that copies there: what it may take of the model's. None: what the rail's speed
-        wants, 4 where pages are staged for a network's card and 16 where another GPU's memory is read. Within
-        one GPU more are faster, up to one for each of its multiprocessors.
+        wants. Where pages are staged these are the fewest of 1 to 8 with which the machine was found to copy
+        to and from host memory nearly as fast as with more (4 where nothing could be measured); that takes a
+        second the first time that a machine has such an agent, and the result is kept (``kvxfer doctor``
+        shows it). Where another GPU's memory is read they are 16, by arithmetic: a link to a peer cannot be
+        measured before there is a peer. A number is for both. Within one GPU more are faster, up to one for
+        each of its multiprocessors.
     staging_nbytes
         Pinned host memory through which that GPU's pages go over ``"tcp"`` and the unix stream: to and from
         other hosts, host memory, and GPUs that this one does not reach. Half is for what is sent, half for
@@ -55,8 +57,8 @@ class AgentOptions:
         least 1 MiB; with 0 such transfers are refused.
     copy_engines
         Whether staging may copy by the GPU's copy engines what they were measured to copy as fast as
-        kernels, which takes a second the first time that a machine has such an agent; the result is kept
-        (``kvxfer doctor`` shows it). False leaves them to the engine, and copies by kernels alone.
+        kernels, in the same second. False leaves them to the engine, and copies by kernels alone; with
+        ``gpu_ctas`` given as well nothing is measured.
     tcp_rails
         Sockets of a session between hosts, over which every transfer is striped.
     transfer_timeout_s
@@ -171,10 +173,6 @@ class AgentOptions:
             "secret": secret,
             "transports": list(self.transports),
             "gpu": None,
-            "gpu_ctas": (_IPC_CTAS, _STAGING_CTAS)
-            if self.gpu_ctas is None
-            else (self.gpu_ctas, self.gpu_ctas),
-            "staging_nbytes": self.staging_nbytes,
             "tcp_rails": self.tcp_rails,
             "silent_timeout_s": self.silent_timeout_s,
             "heartbeat_interval_s": self.heartbeat_interval_s,

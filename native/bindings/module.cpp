@@ -2,13 +2,11 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <tuple>
 
 #include "bindings/command_ring.h"
 #include "bindings/transfer.h"
@@ -86,17 +84,24 @@ std::shared_ptr<const void> held(nb::object owner) {
           }};
 }
 
-GpuPart to_gpu_part(nb::handle described) {
-  const auto [device, kernels, owner, samples] =
-      nb::cast<std::tuple<int, std::array<std::uint64_t, gpu::kNumKernels>, nb::object, nb::object>>(
-          described);
+std::uint32_t to_num_ctas(nb::handle number) {
+  const auto num = nb::cast<std::uint32_t>(number);
+  if (num < 1 || num > 65535) raise({Code::kInvalidArgument, "a kernel has 1 to 65535 CTAs"});
+  return num;
+}
+
+GpuPart to_gpu_part(const nb::dict& described) {
   GpuPart part;
-  part.driver = take(gpu::Driver::load());
-  part.device = device;
+  part.device = nb::cast<int>(described["device"]);
+  const auto kernels = nb::cast<std::array<std::uint64_t, gpu::kNumKernels>>(described["kernels"]);
   for (std::size_t k = 0; k < gpu::kNumKernels; ++k)
     part.kernels.functions[k] = reinterpret_cast<gpu::Function>(kernels[k]);
-  part.stream.calibration = to_calibration(samples);
-  part.keepalive = held(owner);
+  part.keepalive = held(described["owner"]);
+  part.stream.num_ctas = to_num_ctas(described["ipc_ctas"]);
+  part.staging_ctas = to_num_ctas(described["staging_ctas"]);
+  part.staging_nbytes = nb::cast<std::uint64_t>(described["staging_nbytes"]);
+  part.stream.calibration = to_calibration(described["way_samples"]);
+  part.driver = take(gpu::Driver::load());
   return part;
 }
 
@@ -109,11 +114,8 @@ class PyAgentCore {
     const auto secret = nb::cast<nb::bytes>(options["secret"]);
     native.secret.assign(secret.c_str(), secret.size());
     native.transports = nb::cast<std::vector<std::string>>(options["transports"]);
-    if (const nb::object part = options["gpu"]; !part.is_none()) native.gpu = to_gpu_part(part);
-    if (native.gpu) native.gpu->staging_nbytes = nb::cast<std::uint64_t>(options["staging_nbytes"]);
-    if (native.gpu)
-      std::tie(native.gpu->stream.num_ctas, native.gpu->staging_ctas) =
-          nb::cast<std::pair<std::uint32_t, std::uint32_t>>(options["gpu_ctas"]);
+    if (const nb::object part = options["gpu"]; !part.is_none())
+      native.gpu = to_gpu_part(nb::cast<nb::dict>(part));
     native.tcp_rails = nb::cast<std::uint32_t>(options["tcp_rails"]);
     native.silent_ns = to_ns(nb::cast<double>(options["silent_timeout_s"]));
     native.heartbeat_ns = to_ns(nb::cast<double>(options["heartbeat_interval_s"]));

@@ -47,8 +47,8 @@ struct GpuPart {
   int device = 0;
   gpu::Kernels kernels;
   gpu::CopyStreamOptions stream;
-  // In the place of stream.num_ctas where pages are staged: what the speed of a network's card wants.
-  std::uint32_t staging_ctas = 4;
+  // In the place of stream.num_ctas where pages are staged: what was found to feed the bus (gpu/calibrate.h).
+  std::uint32_t staging_ctas = gpu::kUnmeasuredCtas;
   // Pinned memory to stage pages in that go over streams; 0: they do not. Less than Staging::kLeastNbytes is
   // refused.
   std::uint64_t staging_nbytes = 64 * 1024 * 1024;

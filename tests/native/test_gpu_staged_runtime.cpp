@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,6 +33,8 @@ constexpr std::uint32_t kBlocks = 24;
 constexpr std::uint64_t kBlockNbytes = 256 * 1024;  // two of them are a piece, and a launch
 constexpr std::uint32_t kPieceBlocks = 2;
 constexpr std::uint64_t kNbytes = kBlocks * kBlockNbytes;
+// As options may have it: of kernels of cuda_ipc, and of staging's.
+constexpr std::uint32_t kIpcCtas = 5, kStagingCtas = 3;
 constexpr std::uint64_t kOnePieceEachWay = 1024 * 1024;  // an arena of that
 
 CopyProgram pages() { return runtime_calls::pages_of(kBlockNbytes); }
@@ -50,6 +53,8 @@ RuntimeOptions options_of(const std::string& name, const Transports& transports,
     options.gpu->driver = &emulated::driver();
     options.gpu->kernels = {{&emulated::held_copy, nullptr, &emulated::convert}};
     options.gpu->stream.tables_nbytes = 64 * 1024;
+    options.gpu->stream.num_ctas = kIpcCtas;
+    options.gpu->staging_ctas = kStagingCtas;
     options.gpu->stream.calibration = emulated::calibration();
     options.gpu->staging_nbytes = staging_nbytes;
   }
@@ -205,6 +210,17 @@ TEST(pages_go_between_a_gpu_and_host_memory_over_every_stream) {
     CHECK(Ends::arrived(both.src.host.data(), both.dst, both.dst.on_gpu));
     CHECK(both.quiet());
   }
+}
+
+// A piece of 512 KiB has work for eight.
+TEST(staging_has_its_own_number_of_ctas) {
+  Ends both;
+  REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_host)));
+  REQUIRE(is_done(both.write(both.src.on_host, both.dst.on_gpu)));
+  CHECK_EQ(launches().ctas(), (std::set<unsigned>{emulated::by_engines() ? 0 : kStagingCtas}));
+  launches().reset();
+  REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_gpu)));  // between GPUs that reach each other
+  CHECK_EQ(launches().ctas(), std::set<unsigned>{kIpcCtas});
 }
 
 // As between two hosts; and of one host where the driver will not map a peer's memory.

@@ -14,7 +14,7 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 from kvxfer import KVLayout, use_huge_pages
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.agent import Agent
-from kvxfer.errors import UsageError
+from kvxfer.errors import UsageError, translate
 from kvxfer.gpu import availability, calibration, driver, loading, memory
 from kvxfer.gpu.calibration import Calibration
 from kvxfer.options import AgentOptions
@@ -22,6 +22,9 @@ from kvxfer.tensor import UNTOLD_GPU, TensorView, view
 
 WITH_GPU = AgentOptions(transports=("shm", "cuda_ipc", "tcp"))
 SHAPE = 2, 8, 16
+WAY_SAMPLE = 0, 0, 16, 65536, 2000, 1000
+# To and from the host two CTAs are as fast as four.
+CTA_SAMPLES = tuple((way, num, 1 << 22, ns) for way in (0, 1) for num, ns in ((1, 200), (2, 100), (4, 100)))
 
 
 class Torch:
@@ -141,20 +144,81 @@ def test_kernels_are_loaded_for_an_agent_and_its_regions_are_told_to_be_on_the_g
 ) -> None:
     kernels = SimpleNamespace(handle=11), None, SimpleNamespace(handle=13)
     monkeypatch.setattr(loading, "shared", lambda index: kernels if index == 3 else None)
-    sample = 0, 0, 16, 65536, 2000, 1000
-    monkeypatch.setattr(calibration, "shared", lambda index: Calibration((sample,)))
+    monkeypatch.setattr(calibration, "shared", lambda index: Calibration((WAY_SAMPLE,), CTA_SAMPLES))
     agent = Agent("prefill", replace(WITH_GPU, gpu=3))
     core = fake_core[-1]
-    assert core.options["gpu"] == (3, (11, 0, 13), kernels, [sample])
-    # Nothing is measured for who never asks.
-    monkeypatch.delattr(calibration, "shared")
-    for without in (replace(WITH_GPU, gpu=3, staging_nbytes=0), replace(WITH_GPU, gpu=3, copy_engines=False)):
-        Agent("decode", without)
-        assert fake_core[-1].options["gpu"][-1] == []
+    assert core.options["gpu"] == {
+        "device": 3,
+        "kernels": (11, 0, 13),
+        "owner": kernels,
+        "ipc_ctas": 16,
+        "staging_ctas": 2,
+        "staging_nbytes": WITH_GPU.staging_nbytes,
+        "way_samples": [WAY_SAMPLE],
+    }
     on_gpu = Torch("cuda:3")
     agent.register("kv", on_gpu, KVLayout.from_tensor(on_gpu, "lbd"))
     agent.register("host", np.zeros((4, 16), np.uint8))
     assert [arguments[-1] for arguments in core.called("register")] == [True, False]
+
+
+def test_how_an_agent_copies_is_what_was_found_or_what_its_options_say(
+    monkeypatch: pytest.MonkeyPatch, fake_core: list[Any]
+) -> None:
+    asked: list[int] = []
+
+    def shared(index: int) -> Calibration:
+        asked.append(index)
+        return Calibration((WAY_SAMPLE,), CTA_SAMPLES)
+
+    monkeypatch.setattr(loading, "shared", lambda index: (None, None, None))
+    monkeypatch.setattr(calibration, "shared", shared)
+
+    def told(**options: Any) -> tuple[int, int, int, int]:
+        asked.clear()
+        Agent("prefill", replace(WITH_GPU, **options))
+        gpu = fake_core[-1].options["gpu"]
+        return gpu["ipc_ctas"], gpu["staging_ctas"], len(gpu["way_samples"]), len(asked)
+
+    assert told() == (16, 2, 1, 1)
+    assert told(gpu_ctas=7) == (7, 7, 1, 1)
+    assert told(copy_engines=False) == (16, 2, 0, 1)
+    # Nothing is measured for who never asks.
+    assert told(copy_engines=False, gpu_ctas=7) == (7, 7, 0, 0)
+    assert told(staging_nbytes=0) == (16, 4, 0, 0)
+    assert told(staging_nbytes=0, gpu_ctas=7) == (7, 7, 0, 0)
+    monkeypatch.setattr(calibration, "shared", lambda index: Calibration())
+    assert told() == (16, 4, 0, 0)  # nothing could be measured
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ipc_ctas": 0},
+        {"staging_ctas": 0},
+        {"staging_ctas": 65536},
+        {"way_samples": [(2, 0, 16, 65536, 1000, 1000)]},
+        {"way_samples": [(0, 2, 16, 65536, 1000, 1000)]},
+        {"way_samples": [(0, 0, 0, 65536, 1000, 1000)]},
+        {"way_samples": [(0, 0, 16, 65536, 1000, 1 << 60)]},
+        {"way_samples": [WAY_SAMPLE] * 257},
+    ],
+)
+def test_the_native_agent_does_not_take_numbers_that_nobody_measured(wrong: dict[str, Any]) -> None:
+    options = replace(WITH_GPU, listen="").to_native()
+    options["gpu"] = {
+        "device": 0,
+        "kernels": (0, 0, 0),
+        "owner": None,
+        "ipc_ctas": 16,
+        "staging_ctas": 4,
+        "staging_nbytes": 0,
+        "way_samples": [WAY_SAMPLE],
+        **wrong,
+    }
+    with pytest.raises(NativeError) as caught:
+        AgentCore("prefill", options)
+    assert translate(caught.value).code == "invalid-argument"
 
 
 def test_the_native_agent_needs_both_the_transport_and_the_kernels() -> None:

@@ -18,8 +18,6 @@ NATIVE_KEYS = {
     "secret",
     "transports",
     "gpu",
-    "gpu_ctas",
-    "staging_nbytes",
     "tcp_rails",
     "silent_timeout_s",
     "heartbeat_interval_s",

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <set>
 
 #include "check.h"
 #include "emulated_kernels.h"
@@ -20,8 +21,10 @@ class Launches {
     changed_.notify_all();
   }
   void let_all() { let(INT64_MAX); }
-  void begin() {
+  // By a kernel of so many CTAs; 0: by copy engines.
+  void begin(unsigned num_ctas = 0) {
     std::unique_lock lock(mutex_);
+    ctas_.insert(num_ctas);
     ++num_begun_;
     changed_.notify_all();
     changed_.wait(lock, [&] { return left_ > 0; });
@@ -42,8 +45,14 @@ class Launches {
     const std::lock_guard lock(mutex_);
     return num_begun_;
   }
+  // Of what began since reset().
+  std::set<unsigned> ctas() {
+    const std::lock_guard lock(mutex_);
+    return ctas_;
+  }
   void reset() {
     const std::lock_guard lock(mutex_);
+    ctas_.clear();
     num_begun_ = num_ended_ = 0;
     left_ = INT64_MAX;
   }
@@ -53,6 +62,7 @@ class Launches {
   std::condition_variable changed_;
   std::int64_t left_ = INT64_MAX;
   int num_begun_ = 0, num_ended_ = 0;
+  std::set<unsigned> ctas_;
 };
 
 inline Launches& launches() {
@@ -67,8 +77,8 @@ inline const bool engines_are_held = [] {
   return true;
 }();
 
-inline FunctionHandle held_copy{[](unsigned, unsigned, unsigned, void** arguments) {
-                                  launches().begin();
+inline FunctionHandle held_copy{[](unsigned num_ctas, unsigned, unsigned, void** arguments) {
+                                  launches().begin(num_ctas);
                                   copy_on_host(*static_cast<CopyJob*>(arguments[0]));
                                   launches().end();
                                 },
