@@ -238,7 +238,10 @@ def _checked_command() -> tuple[str, ...]:
 
 
 def _nothing_yet(found: Availability, total_mib: int, rounds: int) -> dict[str, Any]:
-    lists = ("tests", "row", "host copy", "beside products", "trigger", "command", "litmus", "checkers")
+    lists = (
+        *("tests", "row", "host CTAs", "host copy", "beside products", "trigger", "command", "litmus"),
+        "checkers",
+    )
     return {
         "bench": "gpu-check",
         "date": date.today().isoformat(),

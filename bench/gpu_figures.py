@@ -166,7 +166,10 @@ def host(options: Options) -> None:
     from kvxfer.gpu import calibration
     from kvxfer.gpu.copy_stream import CopyStream
 
-    for choice in calibration.shared(options.device).choices():
+    found = calibration.shared(options.device)
+    for by_ctas in found.rates():
+        say("host CTAs", **asdict(by_ctas), is_chosen=by_ctas.num_ctas == found.num_ctas)
+    for choice in found.choices():
         say("host copy", **asdict(choice))
     with (
         CopyStream(
@@ -174,7 +177,12 @@ def host(options: Options) -> None:
         ) as kernels,
         CopyStream(options.device, tables_nbytes=_TABLES_NBYTES, copy_engines="always") as engines,
         # As agents have it, but for the room for tables.
-        CopyStream(options.device, tables_nbytes=_TABLES_NBYTES, copy_engines="calibrated") as chosen,
+        CopyStream(
+            options.device,
+            num_ctas=found.num_ctas,
+            tables_nbytes=_TABLES_NBYTES,
+            copy_engines="calibrated",
+        ) as chosen,
     ):
         for copies in _host_copies(options.nbytes // 4, kernels, engines, chosen):
             _rows(copies, options)

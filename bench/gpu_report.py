@@ -34,6 +34,13 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
             f"  {row['priority']} priority, {row['num_ctas']:2} CTAs"
             f"{'':8}products {row['products']:.2f}, copy {row['copy']:.2f}"
         )
+    if result["host CTAs"]:
+        yield "pages between device and host memory, as calibrated: GB/s to and from the host, by CTAs"
+    for row in result["host CTAs"]:
+        rates = " and ".join(
+            "-" if rate is None else f"{rate:.1f}" for rate in (row["to_host"], row["from_host"])
+        )
+        yield f"  {row['num_ctas']:<34}{rates:>16}{' staging takes these' if row['is_chosen'] else ''}"
     if result["host copy"]:
         yield "pages between device and host memory, as calibrated: by copy engines"
     for choice in result["host copy"]:

@@ -213,6 +213,8 @@ def test_the_table_says_what_is_missed_and_what_is_wrong(tmp_path: Path) -> None
         ],
         "row": [row("both, 16 KiB"), row("gather, 16 KiB", ratio=0.85), row("limit", asked=0, submit_us=0.0)],
         "beside products": [{"priority": "high", "num_ctas": 4, "products": 1.04, "copy": 1.2}],
+        "host CTAs": [{"num_ctas": 1, "to_host": 9.25, "from_host": None, "is_chosen": False},
+                      {"num_ctas": 2, "to_host": 18.5, "from_host": 17.0, "is_chosen": True}],
         "host copy": [{"to_host": True, "form": "runs", "aligned": True, "least_nbytes": 65536},
                       {"to_host": False, "form": "rows", "aligned": False, "least_nbytes": None}],
         "trigger": [{"name": "store, spinning", "p50_us": 5.1, **delay}],
@@ -227,4 +229,6 @@ def test_the_table_says_what_is_missed_and_what_is_wrong(tmp_path: Path) -> None
     assert sum(line.count(" *") for line in lines) == 2
     assert any("store, spinning" in line and line.endswith("*") for line in lines)
     assert any("from 64 KiB on" in line for line in lines)
+    assert [line.split() for line in lines if "9.2 and -" in line] == [["1", "9.2", "and", "-"]]
+    assert [line.split()[0] for line in lines if "staging takes these" in line] == ["2"]
     assert lines[-1] == "1 WRONG; 2 of what was asked is below (*); 1 not run"
