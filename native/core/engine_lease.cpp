@@ -189,11 +189,15 @@ Status Engine::find_leases(const Peer& peer, Transfer& transfer, wire::LeaseMode
       if (came_later)
         return {Code::kLeaseEnded,
                 named + " was let to you again after this was posted: post it again, or name the lease"};
+      if (transfer.lease_named)
+        return {Code::kNotPermitted, "lease " + std::to_string(transfer.lease) + " does not cover " + named};
       return {Code::kNotPermitted,
-              (transfer.lease_named
-                   ? "lease " + std::to_string(transfer.lease) + " does not cover "
-                   : (write ? "no write lease of yours covers " : "no read lease of yours covers ")) +
-                  named};
+              write ? "no write lease of yours covers " + named +
+                          ": its owner lets you write by region.grant(peer, mode=\"write\") or, for one "
+                          "tag, by expect(); what you had may have ended"
+                    : "no read lease of yours covers " + named +
+                          ": its owner lets you read by region.grant(peer, mode=\"read\"); what you had may "
+                          "have ended"};
     }
     if (std::find(transfer.leases.begin(), transfer.leases.end(), (*found)->id()) == transfer.leases.end())
       transfer.leases.push_back((*found)->id());

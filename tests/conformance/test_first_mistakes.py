@@ -54,6 +54,25 @@ async def test_who_waits_for_a_peer_is_told_that_nobody_came() -> None:
             await waiting
 
 
+@pytest.mark.parametrize(
+    ("verb", "remedy"),
+    [
+        ("write", r'grant\(peer, mode="write"\) or, for one tag, by expect'),
+        ("read", r'grant\(peer, mode="read"\)'),
+    ],
+)
+def test_who_has_no_right_is_told_who_gives_it_and_how(verb: str, remedy: str) -> None:
+    with Agent("prefill") as prefill, Agent("decode") as decode:
+        region = prefill.register("kv", np.ones((16, 64), np.uint8))
+        decode.register("kv", np.zeros((16, 64), np.uint8))
+        remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
+        with pytest.raises(
+            TransferError, match=f"no {verb} lease of yours covers block .*{remedy}"
+        ) as caught:
+            getattr(prefill, verb)(region, remote, [1], [2], timeout_s=20).wait(10)
+        assert caught.value.code == "not-permitted"
+
+
 def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once() -> None:
     with Agent("prefill") as prefill, Agent("decode") as decode:
         source = prefill.register("kv", np.ones((16, 64), np.uint8))
