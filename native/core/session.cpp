@@ -260,8 +260,13 @@ Status Session::check_is_another(const wire::Identity& identity) const {
 }
 
 Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body) {
-  if (const Status self = check_is_another(hello.identity); !self.ok())
+  if (const Status self = check_is_another(hello.identity); !self.ok()) {
+    // Proves nothing, and tells whoever called it, which is this agent as well, why that ends.
+    wire::Challenge answer;
+    answer.identity = config_.self;
+    queue(answer);
     return violate(self.code(), self.message());
+  }
   claimed_ = hello.identity;
   protocol_ = std::min(hello.version, wire::kProtocolVersion);
   wire::Challenge challenge{.nonce = nonce_, .identity = config_.self, .extensions = {}, .session = session_};

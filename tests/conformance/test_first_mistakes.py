@@ -41,6 +41,16 @@ def test_a_port_beyond_16_bits_is_no_other(port: str) -> None:
             decode.connect_blocking(f"tcp://127.0.0.1:{port.format(beyond)}", 10)
 
 
+@pytest.mark.parametrize("transports", [("shm", "tcp"), ("tcp",)])
+def test_an_agent_that_connects_to_itself_is_told_so(transports: tuple[str, ...]) -> None:
+    with Agent("prefill", options=AgentOptions(transports=transports)) as agent:
+        with pytest.raises(
+            (PeerError, UsageError), match="it is this agent itself; use the address of another"
+        ):
+            agent.connect_blocking(agent.address, 10)
+        assert not agent.peers
+
+
 async def test_who_waits_for_a_peer_is_told_that_nobody_came() -> None:
     async with Agent("prefill") as agent:
         with pytest.raises(TimeoutError, match="ghost has not connected to prefill within"):

@@ -154,6 +154,17 @@ TEST(an_agent_does_not_talk_to_itself) {
   CHECK(says(status, "this agent itself"));
 }
 
+TEST(an_agent_that_called_itself_is_told_so_at_the_end_that_called) {
+  Pair pair(1, config_of("prefill-0"), config_of("prefill-0"));
+  for (const Bytes& hello : pair.initiator.take_output())
+    CHECK_EQ(pair.acceptor.receive(kStart, hello).status().code(), Code::kInvalidArgument);
+  const std::vector<Bytes> answers = pair.acceptor.take_output();
+  REQUIRE_EQ(answers.size(), 1);
+  const Status told = pair.initiator.receive(kStart, answers[0]).status();
+  CHECK_EQ(told.code(), Code::kInvalidArgument);
+  CHECK(says(told, "this agent itself; use the address of another agent"));
+}
+
 // ---- ends
 
 TEST(a_goodbye_tells_the_peer_why) {
