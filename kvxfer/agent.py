@@ -232,45 +232,17 @@ class Agent:
                 )
         # Loaded with the first region: an import of kvxfer that only connects does without.
         from kvxfer.plan import footprint
-        from kvxfer.tensor import covering_spans, views_of
+        from kvxfer.registration import registration_of
 
-        if layout is not None and not isinstance(layout, KVLayout):
-            raise UsageError(
-                f"layout is a KVLayout, not {layout!r}: KVLayout.from_tensor(tensor, axes) makes one",
-                code="invalid-argument",
-            )
-        views = views_of(memory, f"region {name!r}")
-        if layout is None:
-            if len(views) != 1 or len(views[0].shape) != 2:
-                raise UsageError(
-                    "a layout can be left out for one tensor [blocks, elements] alone: "
-                    'pass KVLayout.from_tensor(tensor, axes="l2bthd") or from_tensors',
-                    code="invalid-argument",
-                )
-            layout = KVLayout.from_tensor(views[0], "bd")
-        on_gpu = any(seen.gpu is not None for seen in views)
-        if on_gpu:
-            from kvxfer.gpu import memory as gpu_memory
-
-            gpu_memory.check(name, views, self._options)
-        spans = covering_spans(views)
-        if not spans:
-            raise UsageError(f"region {name!r} would have no bytes", code="invalid-argument")
-        nbytes = spans[-1][0] + spans[-1][1] - spans[0][0]
-        if layout.nbytes > nbytes:
-            raise UsageError(
-                f"the layout of region {name!r} spans {layout.nbytes} bytes, the memory {nbytes}: "
-                "read the layout off the same tensors that are registered",
-                code="out-of-range",
-            )
+        found = registration_of(name, memory, layout, self._options)
         try:
             region_id = self._core.register(
                 name,
-                np.array(spans, np.int64),
-                layout.num_blocks,
-                np.array(footprint(layout)),
-                layout.to_bytes(),
-                on_gpu,
+                np.array(found.spans, np.int64),
+                found.layout.num_blocks,
+                np.array(footprint(found.layout)),
+                found.layout.to_bytes(),
+                found.on_gpu,
             )
         except NativeError as error:
             raise translate(error) from None
@@ -279,11 +251,11 @@ class Agent:
             incarnation=self._core.incarnation,
             id=region_id,
             name=name,
-            nbytes=nbytes,
-            num_blocks=layout.num_blocks,
-            layout=layout,
+            nbytes=found.nbytes,
+            num_blocks=found.layout.num_blocks,
+            layout=found.layout,
         )
-        region = Region(self._completions, region_id, descriptor, views, self._region_gone)
+        region = Region(self._completions, region_id, descriptor, found.views, self._region_gone)
         self._regions[region_id] = region
         return region
 
