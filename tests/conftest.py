@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A failure prints the seed and the example; the database would only be a second source of truth.
-settings.register_profile("kvxfer", database=None, print_blob=True)
+# No example is too slow on a machine that has other things to do.
+settings.register_profile(
+    "kvxfer", database=None, print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("kvxfer")
 
 # Whoever is started in the background by a shell without job control is to ignore Ctrl-C, and so is all

@@ -20,6 +20,7 @@ RECORDER = ROOT / "tests" / "native" / "nvtx" / "recorder.cpp"
 
 MOVE = """
 import sys
+import time
 import numpy as np
 import kvxfer
 
@@ -28,7 +29,11 @@ with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
     pages, landed = np.ones((8, 4096), np.uint8), np.zeros((8, 4096), np.uint8)
     region, target = src.register("kv", pages), dst.register("kv", landed)
     there = src.connect_blocking(dst.address, 60)
-    target.grant(dst.accept_blocking("src", 60), None, "write", ttl_s=60)
+    here = dst.accept_blocking("src", 60)
+    until = time.monotonic() + 60
+    while not set(sys.argv[1:]) <= set(here.rails) and time.monotonic() < until:
+        time.sleep(0.001)  # who moves the bytes has the rail a moment later
+    target.grant(here, None, "write", ttl_s=60)
     remote = there.wait_region("kv", 60)
     trigger = src.trigger()
     written = src.write(region, remote, [1, 2], [3, 4], after=trigger, timeout_s=60)
