@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
@@ -374,6 +375,8 @@ struct Liar {
     std::memcpy(message.data() + 4, &kind, sizeof kind);
     std::memcpy(message.data() + 8, &memory_id, sizeof memory_id);
     std::memcpy(message.data() + 24, &nbytes, sizeof nbytes);
+    const std::uint32_t by_ipc = 3;  // of memory alone
+    std::memcpy(message.data() + 32, &by_ipc, sizeof by_ipc);
     channel.queue(message, std::move(fd));
     REQUIRE(channel.flush().ok());
   }
@@ -381,6 +384,38 @@ struct Liar {
   std::unique_ptr<FenceTable> fences;
   MessageChannel channel;
 };
+
+TEST(a_peer_that_does_not_read_what_it_is_answered_loses_its_rail) {
+  constexpr std::uint32_t kMemory = 2, kGone = 3;
+  Ends end(make);
+  Liar liar(end);
+  for (std::uint64_t id = 1; end.event(CompletionKind::kRailDown) == nullptr && id < 20'000; ++id) {
+    liar.say(kMemory, id);
+    liar.say(kGone, id);
+    end.step();
+  }
+  CHECK(end.await(CompletionKind::kRailDown).detail.find("does not read the answers") != std::string::npos);
+}
+
+TEST(peers_that_never_let_go_take_a_bounded_number_of_descriptors) {
+  constexpr std::size_t kMost = 64;
+  DeviceMemory memory(kNbytes);
+  Ends end(make);
+  told(*end.transport, region_of(1, memory.data()));
+  std::vector<UniqueFd> theirs;
+  for (std::size_t k = 0; k < kMost + 6; ++k) {
+    auto [ours, far] = socket_pair();
+    const auto peer = end.transport->connect(std::move(ours), {true, 0, "clinging"});
+    REQUIRE_OK(peer);
+    end.transport->disconnect(peer.value());
+    theirs.push_back(std::move(far));
+    CHECK_EQ(end.reactor.num_handlers(), std::min(k + 1, kMost));
+  }
+  CHECK(end.transport->held_by_peers(kEveryRegion));
+  theirs.clear();
+  REQUIRE(end.reactor.run_until([&] { end.step(); },
+                                [&] { return !end.transport->held_by_peers(kEveryRegion); }));
+}
 
 TEST(a_peer_that_lies_of_what_is_unmapped_loses_its_rail) {
   constexpr std::uint32_t kGone = 3, kUnmapped = 4;
