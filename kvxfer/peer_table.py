@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.completion import Completions
-from kvxfer.errors import PeerError, from_code, translate
+from kvxfer.errors import AgentError, PeerError, from_code, translate
 from kvxfer.peer import Peer
 from kvxfer.region import RegionDescriptor
 
@@ -90,7 +91,8 @@ class PeerTable:
     def forget(self, peer_id: int) -> None:
         """Drops a session that was lost."""
         if (peer := self._peers.pop(peer_id, None)) is not None:
-            peer._info()  # why it was lost, as long as native code knows
+            with contextlib.suppress(AgentError):  # closed meanwhile: events that were left are still read
+                peer._info()  # why it was lost, as long as native code knows
             self._lost[peer_id] = peer
 
     def clear(self) -> None:

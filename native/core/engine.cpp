@@ -1,3 +1,4 @@
+// The engine's time, its rounds, and what callers see of it.
 #include "core/engine.h"
 
 #include <algorithm>

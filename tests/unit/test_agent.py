@@ -398,6 +398,14 @@ def test_a_peer_that_native_code_has_forgotten_stays_lost(ends: Ends, fake_core:
         assert peer.error.code == code
 
 
+def test_a_loss_that_is_read_while_the_agent_ends_disturbs_nobody(ends: Ends) -> None:
+    # Another thread drains between this and what follows it in close().
+    ends.agent._completions.shut(AgentError("agent 'prefill' is closed", code="closed"))
+    ends.core.happen("peer-lost", peer=1, code=CODES["peer-silent"])
+    assert ends.agent._completions.drain()
+    assert ends.peer.state == "lost"
+
+
 def test_a_lease_that_native_code_has_forgotten_has_ended(ends: Ends) -> None:
     def forgotten(number: int) -> str:
         raise NativeError(CODES["invalid-argument"], f"there is no lease {number} (any more)")

@@ -6,6 +6,7 @@
 #include <deque>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "kvxfer/transport.h"
 #include "transports/common/completion_queue.h"
