@@ -23,6 +23,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvxfer/budget.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/status.h"
 
@@ -235,6 +236,7 @@ struct ConnectInfo {
   bool initiator = false;  // which end called connect
   std::uint16_t rail = 0;  // index of this rail in the session
   std::string peer_name;  // for messages
+  std::shared_ptr<Budget> budget;  // of the session: what the peer may make this rail hold; null: anything
 };
 
 // Of no region: numbers begin with 1.

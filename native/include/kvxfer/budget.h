@@ -1,0 +1,98 @@
+// What one peer, or all strangers together, may make an agent hold: counted where it is taken, given back where
+// it ends. Who asks for more is refused or ended in words, and nobody else notices.
+//
+// A session has one, and its rails charge the same one (ConnectInfo::budget). Used under the progress gate alone.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace kvxfer {
+
+enum class Resource : std::uint8_t {
+  kBytes,  // of our memory: programs, tables, frames that the peer does not read
+  kMapped,  // bytes of the peer's memory in our address space
+  kDescriptors,  // sockets, and descriptors that the peer passed
+  kFenceSlots,  // of the fence table
+  kEvents,  // that wait for our caller: leases, regions, notifications
+};
+inline constexpr std::size_t kNumResources = 5;
+
+inline std::string_view name_of(Resource resource) noexcept {
+  constexpr std::array<std::string_view, kNumResources> names = {"bytes", "mapped bytes", "descriptors",
+                                                                 "fence slots", "events"};
+  return names[static_cast<std::size_t>(resource)];
+}
+
+class Budget {
+ public:
+  using Amounts = std::array<std::uint64_t, kNumResources>;
+  explicit Budget(const Amounts& limits) noexcept : limits_(limits) {}
+
+  // False, and nothing is taken, where that would be more than the limit.
+  [[nodiscard]] bool take(Resource resource, std::uint64_t amount) noexcept {
+    std::uint64_t& used = used_[index(resource)];
+    if (amount > limits_[index(resource)] || used > limits_[index(resource)] - amount) return false;
+    used += amount;
+    return true;
+  }
+  void give_back(Resource resource, std::uint64_t amount) noexcept { used_[index(resource)] -= amount; }
+
+  std::uint64_t used(Resource resource) const noexcept { return used_[index(resource)]; }
+  std::uint64_t limit(Resource resource) const noexcept { return limits_[index(resource)]; }
+  // "it may hold 64 descriptors here, and holds 64"
+  std::string in_words(Resource resource) const {
+    return "it may hold " + std::to_string(limit(resource)) + " " + std::string(name_of(resource)) +
+           " here, and holds " + std::to_string(used(resource));
+  }
+
+ private:
+  static std::size_t index(Resource resource) noexcept { return static_cast<std::size_t>(resource); }
+  Amounts limits_;
+  Amounts used_{};
+};
+
+// An amount taken from a budget, given back when this ends.
+class Charge {
+ public:
+  Charge() = default;
+  // Empty where the budget has no room; of no budget (tests, loopback) everything has.
+  static Charge take(std::shared_ptr<Budget> budget, Resource resource, std::uint64_t amount) {
+    Charge charge;
+    if (budget != nullptr && !budget->take(resource, amount)) return charge;
+    charge.budget_ = std::move(budget);
+    charge.resource_ = resource;
+    charge.amount_ = amount;
+    charge.held_ = true;
+    return charge;
+  }
+  Charge(Charge&& other) noexcept { *this = std::move(other); }
+  Charge& operator=(Charge&& other) noexcept {
+    if (this == &other) return *this;
+    release();
+    budget_ = std::move(other.budget_);
+    resource_ = other.resource_;
+    amount_ = other.amount_;
+    held_ = std::exchange(other.held_, false);
+    return *this;
+  }
+  ~Charge() { release(); }
+  explicit operator bool() const noexcept { return held_; }
+  void release() noexcept {
+    if (std::exchange(held_, false) && budget_ != nullptr) budget_->give_back(resource_, amount_);
+    budget_.reset();
+  }
+
+ private:
+  std::shared_ptr<Budget> budget_;
+  Resource resource_ = Resource::kBytes;
+  std::uint64_t amount_ = 0;
+  bool held_ = false;
+};
+
+}  // namespace kvxfer
