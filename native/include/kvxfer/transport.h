@@ -236,7 +236,8 @@ struct ConnectInfo {
   bool initiator = false;  // which end called connect
   std::uint16_t rail = 0;  // index of this rail in the session
   std::string peer_name;  // for messages
-  std::shared_ptr<Budget> budget;  // of the session: what the peer may make this rail hold; null: anything
+  // Of the session: what the peer may make this rail hold; null: anything.
+  std::shared_ptr<Budget> budget = nullptr;
 };
 
 // Of no region: numbers begin with 1.
