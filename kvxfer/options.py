@@ -10,7 +10,7 @@ from kvxfer.errors import UsageError
 
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
-# native/transports/staged/staging.h: two pieces of a stream.
+# native/transports/stream/staging.h: two pieces of a stream.
 MIN_STAGING_NBYTES: Final = 1024 * 1024
 _MOST_CTAS = 65535
 DEFAULT_TRANSPORTS: Final = ("loopback", "shm", "tcp")

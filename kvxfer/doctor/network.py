@@ -10,7 +10,7 @@ from kvxfer.doctor.finding import Finding, State
 
 SUBJECT = "network"
 
-# What a unix stream asks for (native/transports/tcp/tcp_transport.cpp).
+# What a unix stream asks for (native/transports/stream/stream_transport.cpp).
 _UNIX_BUFFER_NBYTES = 512 << 10
 # 4 MiB: 100 Gb/s x 150 us of round trip, twice, for half of a buffer is window. Linux's default.
 _TCP_BUFFER_NBYTES = 4 << 20

@@ -18,8 +18,8 @@
 #include "transports/cuda_ipc/cuda_ipc_transport.h"
 #include "transports/loopback/loopback_transport.h"
 #include "transports/shm/shm_transport.h"
-#include "transports/staged/staged_transport.h"
-#include "transports/tcp/tcp_transport.h"
+#include "transports/stream/staged_transport.h"
+#include "transports/stream/stream_transport.h"
 
 namespace kvxfer {
 namespace {
@@ -221,10 +221,10 @@ Status Runtime::add_transports() {
             .device = part.device, .kernels = part.kernels, .stream = stream, .nbytes = part.staging_nbytes});
   }
   const auto add_stream = [&](std::string_view name, std::uint32_t rank) {
-    TcpTransport::Options stream;
+    StreamTransport::Options stream;
     stream.name = name;
     stream.rank = rank;
-    auto transport = std::make_unique<TcpTransport>(reactor_, stream);
+    auto transport = std::make_unique<StreamTransport>(reactor_, stream);
     if (staging == nullptr)
       add(std::move(transport));
     else

@@ -3,7 +3,7 @@
 
 #include "transports/loopback/loopback_transport.h"
 #include "transports/shm/shm_transport.h"
-#include "transports/tcp/tcp_transport.h"
+#include "transports/stream/stream_transport.h"
 
 namespace kvxfer {
 namespace {
@@ -16,9 +16,9 @@ std::unique_ptr<Transport> make(Reactor& reactor, const FenceTable& fences) {
 }
 
 std::unique_ptr<Transport> make_stream(Reactor& reactor, std::string_view name) {
-  TcpTransport::Options options;
+  StreamTransport::Options options;
   options.name = name;
-  return std::make_unique<TcpTransport>(reactor, options);
+  return std::make_unique<StreamTransport>(reactor, options);
 }
 
 Subject tcp() {
@@ -73,10 +73,10 @@ Subject tiny_unix_stream() {
   Subject subject = unix_stream();
   subject.name = "unix with tiny buffers";
   subject.make = [](Reactor& reactor, const FenceTable&) -> std::unique_ptr<Transport> {
-    TcpTransport::Options options;
+    StreamTransport::Options options;
     options.name = "unix";
     options.socket_buffer_nbytes = 4096;
-    return std::make_unique<TcpTransport>(reactor, options);
+    return std::make_unique<StreamTransport>(reactor, options);
   };
   return subject;
 }

@@ -2,7 +2,7 @@
 #include "conformance_ends.h"
 
 #include "transports/loopback/loopback_transport.h"
-#include "transports/tcp/tcp_transport.h"
+#include "transports/stream/stream_transport.h"
 
 namespace kvxfer {
 namespace {
@@ -13,7 +13,7 @@ using conformance::TestTransfer;
 
 Subject faulty_tcp(std::string_view text) {
   const auto make = [](Reactor& reactor, const FenceTable&) -> std::unique_ptr<Transport> {
-    return std::make_unique<TcpTransport>(reactor, TcpTransport::Options());
+    return std::make_unique<StreamTransport>(reactor, StreamTransport::Options());
   };
   return {"tcp", make, conformance::tcp_sockets, false, Faults::parse(text).value()};
 }

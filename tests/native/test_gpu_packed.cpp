@@ -14,7 +14,7 @@
 #include "gpu/copy_stream.h"
 #include "gpu_memory.h"
 #include "program_samples.h"
-#include "transports/staged/packed.h"
+#include "transports/stream/packed.h"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include "gpu_memory.h"
 #include "held_launches.h"
 #include "one_sided_ends.h"
-#include "transports/staged/staged_transport.h"
-#include "transports/tcp/tcp_transport.h"
+#include "transports/stream/staged_transport.h"
+#include "transports/stream/stream_transport.h"
 
 namespace kvxfer {
 namespace {
@@ -24,7 +24,7 @@ std::shared_ptr<Staging> make_staging(std::uint64_t nbytes) {
                                                     .nbytes = nbytes});
 }
 std::unique_ptr<StagedTransport> make_rail(Reactor& reactor, std::shared_ptr<Staging> staging) {
-  return std::make_unique<StagedTransport>(std::make_unique<TcpTransport>(reactor, TcpTransport::Options()),
+  return std::make_unique<StagedTransport>(std::make_unique<StreamTransport>(reactor, StreamTransport::Options()),
                                            std::move(staging));
 }
 std::unique_ptr<Transport> make(Reactor& reactor, const FenceTable&) {

@@ -15,10 +15,10 @@
 #include "core/pack.h"
 #include "core/run_cursor.h"
 #include "transports/common/completion_queue.h"
-#include "transports/tcp/piece_frame.h"
-#include "transports/tcp/step.h"
+#include "transports/stream/piece_frame.h"
+#include "transports/stream/step.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::stream {
 
 class SendStream {
  public:
@@ -70,4 +70,4 @@ class SendStream {
   std::uint64_t gathered_left_ = 0;  // bytes of it that the window still names
 };
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::stream

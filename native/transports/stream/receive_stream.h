@@ -15,10 +15,10 @@
 
 #include "core/run_cursor.h"
 #include "transports/common/completion_queue.h"
-#include "transports/tcp/piece_frame.h"
-#include "transports/tcp/step.h"
+#include "transports/stream/piece_frame.h"
+#include "transports/stream/step.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::stream {
 
 class ReceiveStream {
  public:
@@ -87,4 +87,4 @@ class ReceiveStream {
   std::uint64_t window_nbytes_ = 0;
 };
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::stream

@@ -13,7 +13,7 @@
 
 namespace kvxfer {
 
-class TcpTransport final : public Transport {
+class StreamTransport final : public Transport {
  public:
   struct Options {
     std::string_view name = "tcp";  // or "unix"; of static storage
@@ -23,10 +23,10 @@ class TcpTransport final : public Transport {
     Options() = default;
   };
 
-  TcpTransport(Reactor& reactor, const Options& options);
-  ~TcpTransport() override;
-  TcpTransport(const TcpTransport&) = delete;
-  TcpTransport& operator=(const TcpTransport&) = delete;
+  StreamTransport(Reactor& reactor, const Options& options);
+  ~StreamTransport() override;
+  StreamTransport(const StreamTransport&) = delete;
+  StreamTransport& operator=(const StreamTransport&) = delete;
 
   Capabilities capabilities() const noexcept override;
   Result<RegionKeys> register_memory(const LocalRegion& region) override;

@@ -1,4 +1,4 @@
-#include "transports/staged/staging.h"
+#include "transports/stream/staging.h"
 
 #include <string>
 #include <utility>

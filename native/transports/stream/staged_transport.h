@@ -19,7 +19,7 @@
 #include "core/nvtx.h"
 #include "kvxfer/transport.h"
 #include "transports/common/completion_queue.h"
-#include "transports/staged/staging.h"
+#include "transports/stream/staging.h"
 
 namespace kvxfer {
 

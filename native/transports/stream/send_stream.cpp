@@ -1,5 +1,5 @@
 // The sending half of one stream rail.
-#include "transports/tcp/send_stream.h"
+#include "transports/stream/send_stream.h"
 
 #include <sys/socket.h>
 
@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <climits>
 
-namespace kvxfer::tcp {
+namespace kvxfer::stream {
 namespace {
 
 // The kernel's own bound for one call; more is EMSGSIZE.
@@ -194,4 +194,4 @@ void SendStream::consume(std::uint64_t nbytes, CompletionQueue& completions) {
   }
 }
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::stream

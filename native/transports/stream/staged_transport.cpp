@@ -1,11 +1,11 @@
-#include "transports/staged/staged_transport.h"
+#include "transports/stream/staged_transport.h"
 
 #include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "core/pack.h"
-#include "transports/staged/packed.h"
+#include "transports/stream/packed.h"
 
 namespace kvxfer {
 namespace {

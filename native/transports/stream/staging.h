@@ -10,7 +10,7 @@
 #include "gpu/copy_stream.h"
 #include "gpu/driver.h"
 #include "kvxfer/status.h"
-#include "transports/staged/slots.h"
+#include "transports/stream/slots.h"
 
 namespace kvxfer {
 

@@ -1,4 +1,4 @@
-#include "transports/staged/packed.h"
+#include "transports/stream/packed.h"
 
 #include <numeric>
 

@@ -1,5 +1,5 @@
 // Pages over connected stream sockets.
-#include "transports/tcp/tcp_transport.h"
+#include "transports/stream/stream_transport.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -11,8 +11,8 @@
 #include <cerrno>
 
 #include "core/pack.h"
-#include "transports/tcp/receive_stream.h"
-#include "transports/tcp/send_stream.h"
+#include "transports/stream/receive_stream.h"
+#include "transports/stream/send_stream.h"
 
 namespace kvxfer {
 namespace {
@@ -77,7 +77,7 @@ Status prepare_socket(int fd, int domain, std::uint32_t buffer_nbytes) {
 }  // namespace
 
 // One connected socket: its two halves, and what epoll last said about it.
-class TcpTransport::Peer final : public Reactor::Handler {
+class StreamTransport::Peer final : public Reactor::Handler {
  public:
   void on_ready(std::uint32_t events) override {
     // An error is read from the socket, by the call that meets it.
@@ -105,18 +105,18 @@ class TcpTransport::Peer final : public Reactor::Handler {
   bool readable = false;
   bool writable = true;         // until a write says otherwise
   bool wants_writable = false;  // EPOLLOUT is asked for
-  tcp::SendStream sending;
-  tcp::ReceiveStream receiving;
+  stream::SendStream sending;
+  stream::ReceiveStream receiving;
 };
 
-TcpTransport::TcpTransport(Reactor& reactor, const Options& options) : reactor_(reactor), options_(options) {}
+StreamTransport::StreamTransport(Reactor& reactor, const Options& options) : reactor_(reactor), options_(options) {}
 
-TcpTransport::~TcpTransport() {
+StreamTransport::~StreamTransport() {
   for (const auto& peer : peers_)
     if (peer->up()) reactor_.remove(peer->socket.get());
 }
 
-Capabilities TcpTransport::capabilities() const noexcept {
+Capabilities StreamTransport::capabilities() const noexcept {
   Capabilities capabilities;
   capabilities.name = options_.name;
   capabilities.one_sided = false;
@@ -130,12 +130,12 @@ Capabilities TcpTransport::capabilities() const noexcept {
 }
 
 // A stream reaches whatever the peer chooses to send: there is nothing to register or to attach.
-Result<RegionKeys> TcpTransport::register_memory(const LocalRegion&) { return RegionKeys{}; }
-void TcpTransport::deregister_memory(RegionId) noexcept {}
-Status TcpTransport::attach(PeerId, const RemoteRegion&) { return {}; }
-void TcpTransport::detach(PeerId, RegionId) noexcept {}
+Result<RegionKeys> StreamTransport::register_memory(const LocalRegion&) { return RegionKeys{}; }
+void StreamTransport::deregister_memory(RegionId) noexcept {}
+Status StreamTransport::attach(PeerId, const RemoteRegion&) { return {}; }
+void StreamTransport::detach(PeerId, RegionId) noexcept {}
 
-Result<PeerId> TcpTransport::connect(UniqueFd socket, const ConnectInfo& info) {
+Result<PeerId> StreamTransport::connect(UniqueFd socket, const ConnectInfo& info) {
   const Result<int> domain = domain_of(socket.get());
   if (!domain.ok()) return domain.status();
   if (Status status = prepare_socket(socket.get(), domain.value(), options_.socket_buffer_nbytes);
@@ -152,7 +152,7 @@ Result<PeerId> TcpTransport::connect(UniqueFd socket, const ConnectInfo& info) {
   return peers_.back()->id;
 }
 
-void TcpTransport::disconnect(PeerId id) noexcept {
+void StreamTransport::disconnect(PeerId id) noexcept {
   const auto found =
       std::find_if(peers_.begin(), peers_.end(), [id](const auto& peer) { return peer->id == id; });
   if (found == peers_.end()) return;
@@ -164,7 +164,7 @@ void TcpTransport::disconnect(PeerId id) noexcept {
   peers_.erase(found);
 }
 
-PostResult TcpTransport::post(PeerId id, std::span<const Work> batch) noexcept {
+PostResult StreamTransport::post(PeerId id, std::span<const Work> batch) noexcept {
   Peer* peer = find(id);
   if (peer == nullptr || !peer->up()) return {0, Code::kRailFailed};
   for (std::size_t i = 0; i < batch.size(); ++i)
@@ -172,13 +172,13 @@ PostResult TcpTransport::post(PeerId id, std::span<const Work> batch) noexcept {
   return {batch.size(), Code::kOk};
 }
 
-bool TcpTransport::accept(Peer& peer, const Work& work) {
+bool StreamTransport::accept(Peer& peer, const Work& work) {
   if (work.kind != WorkKind::kSend && work.kind != WorkKind::kReceive) {
     completions_.work(work.id, Code::kUnsupported, peer.words + ": a stream can only send and receive");
     return true;
   }
   if (work.piece >= work.move->grid.num_pieces() ||
-      piece_nbytes(*work.move->program, work.move->grid.piece(work.piece)) > tcp::kMaxPieceNbytes) {
+      piece_nbytes(*work.move->program, work.move->grid.piece(work.piece)) > stream::kMaxPieceNbytes) {
     completions_.work(
         work.id, Code::kUnsupported,
         peer.words + ": piece " + std::to_string(work.piece) + " is not in the grid, or too large");
@@ -196,17 +196,17 @@ bool TcpTransport::accept(Peer& peer, const Work& work) {
   return true;
 }
 
-void TcpTransport::cancel(WorkId work) noexcept {
+void StreamTransport::cancel(WorkId work) noexcept {
   for (const auto& peer : peers_)
     if (peer->sending.cancel(work, completions_) || peer->receiving.cancel(work, completions_)) return;
 }
 
-std::size_t TcpTransport::poll(std::span<Completion> completions) noexcept {
+std::size_t StreamTransport::poll(std::span<Completion> completions) noexcept {
   progress();
   return completions_.take(completions);
 }
 
-bool TcpTransport::busy() const noexcept {
+bool StreamTransport::busy() const noexcept {
   if (!completions_.empty()) return true;
   return std::any_of(peers_.begin(), peers_.end(),
                      [](const auto& peer) { return peer->up() && (peer->readable || peer->can_write()); });
@@ -214,7 +214,7 @@ bool TcpTransport::busy() const noexcept {
 
 // Serves the peers round robin: each may use up the budget, and the next poll begins after the
 // last that was served.
-void TcpTransport::progress() noexcept {
+void StreamTransport::progress() noexcept {
   std::uint64_t read_left = kPollNbytes, write_left = kPollNbytes;
   const std::size_t first = next_turn_;
   for (std::size_t i = 0; i < peers_.size() && read_left != 0 && write_left != 0; ++i) {
@@ -223,7 +223,7 @@ void TcpTransport::progress() noexcept {
     bool served = false;
     while (peer.up() && peer.can_write() && write_left != 0) {
       served = true;
-      const tcp::Step step = peer.sending.write(peer.socket.get(), write_left, completions_);
+      const stream::Step step = peer.sending.write(peer.socket.get(), write_left, completions_);
       if (!step.status.ok()) take_down(peer, step.status);
       write_left -= std::min(write_left, step.nbytes);
       peer.writable = !step.would_block;
@@ -231,7 +231,7 @@ void TcpTransport::progress() noexcept {
     while (peer.up() && peer.readable && read_left != 0) {
       served = true;
       if (scratch_.empty()) scratch_.resize(kScratchNbytes);
-      const tcp::Step step = peer.receiving.read(peer.socket.get(), read_left, scratch_, completions_);
+      const stream::Step step = peer.receiving.read(peer.socket.get(), read_left, scratch_, completions_);
       if (!step.status.ok()) take_down(peer, step.status);
       read_left -= std::min(read_left, step.nbytes);
       peer.readable = !step.would_block;
@@ -246,7 +246,7 @@ void TcpTransport::progress() noexcept {
   }
 }
 
-void TcpTransport::take_down(Peer& peer, const Status& reason) noexcept {
+void StreamTransport::take_down(Peer& peer, const Status& reason) noexcept {
   const std::string detail = peer.words + ": " + reason.message();
   reactor_.remove(peer.socket.get());
   peer.socket.reset();
@@ -255,7 +255,7 @@ void TcpTransport::take_down(Peer& peer, const Status& reason) noexcept {
   completions_.rail_down(peer.id, detail);
 }
 
-TcpTransport::Peer* TcpTransport::find(PeerId id) const noexcept {
+StreamTransport::Peer* StreamTransport::find(PeerId id) const noexcept {
   const auto found =
       std::find_if(peers_.begin(), peers_.end(), [id](const auto& peer) { return peer->id == id; });
   return found == peers_.end() ? nullptr : found->get();

@@ -1,19 +1,19 @@
-// TcpTransport against a peer that is only a socket: what it puts on the wire, and what it does
-// about bytes that no TcpTransport would send. conformance.h has the rest.
+// StreamTransport against a peer that is only a socket: what it puts on the wire, and what it does
+// about bytes that no StreamTransport would send. conformance.h has the rest.
 #include "conformance_ends.h"
 
 #include <poll.h>
 #include <unistd.h>
 
-#include "transports/tcp/piece_frame.h"
-#include "transports/tcp/tcp_transport.h"
+#include "transports/stream/piece_frame.h"
+#include "transports/stream/stream_transport.h"
 
 namespace kvxfer {
 namespace {
 
-using tcp::PieceEnd;
-using tcp::PieceHeader;
-using tcp::PieceTrailer;
+using stream::PieceEnd;
+using stream::PieceHeader;
+using stream::PieceTrailer;
 
 // One transport, one region and a raw socket in the place of the peer.
 class RawPeer {
@@ -22,7 +22,7 @@ class RawPeer {
 
   // `run_nbytes`: of the runs that pages are cut into, the second first; 0 for one.
   explicit RawPeer(std::uint64_t page_nbytes = 4096, bool unix_sockets = false, std::uint64_t run_nbytes = 0)
-      : transport(reactor, TcpTransport::Options()),
+      : transport(reactor, StreamTransport::Options()),
         page_nbytes_(page_nbytes),
         memory(kNumBlocks * page_nbytes, false) {
     auto [ours, theirs] = unix_sockets ? conformance::unix_sockets() : conformance::tcp_sockets();
@@ -124,7 +124,7 @@ class RawPeer {
   Code outcome(WorkId id) const { return outcomes.at(id).code; }
 
   testing::TestReactor reactor;
-  TcpTransport transport;
+  StreamTransport transport;
 
  private:
   std::uint64_t page_nbytes_;
@@ -421,7 +421,7 @@ void check_refused(const std::function<void(RawPeer&)>& send, std::string_view w
 
 TEST(garbage_is_refused) {
   check_refused([](RawPeer& raw) { raw.send(filled(64, 0x77).data(), 64); }, "no piece's header");
-  check_refused([](RawPeer& raw) { raw.send_header(0, tcp::kMaxPieceNbytes + 1); }, "the bound is");
+  check_refused([](RawPeer& raw) { raw.send_header(0, stream::kMaxPieceNbytes + 1); }, "the bound is");
   check_refused([](RawPeer& raw) { raw.send_header(5, UINT64_MAX); }, "the bound is");
   check_refused([](RawPeer& raw) { raw.send_header(0, raw.piece_nbytes() + 1); }, "whose program says 16384");
   check_refused([](RawPeer& raw) { raw.send_header(0, raw.piece_nbytes() - 1); }, "whose program says 16384");

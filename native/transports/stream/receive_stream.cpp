@@ -1,5 +1,5 @@
 // The receiving half of one stream rail.
-#include "transports/tcp/receive_stream.h"
+#include "transports/stream/receive_stream.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -7,7 +7,7 @@
 
 #include "core/pack.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::stream {
 namespace {
 
 // The trailer and the next header ride on the call that ends a piece.
@@ -183,4 +183,4 @@ Status ReceiveStream::end_piece(CompletionQueue& completions) {
   return {};
 }
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::stream
