@@ -24,8 +24,8 @@ std::shared_ptr<Staging> make_staging(std::uint64_t nbytes) {
                                                     .nbytes = nbytes});
 }
 std::unique_ptr<StagedTransport> make_rail(Reactor& reactor, std::shared_ptr<Staging> staging) {
-  return std::make_unique<StagedTransport>(std::make_unique<StreamTransport>(reactor, StreamTransport::Options()),
-                                           std::move(staging));
+  return std::make_unique<StagedTransport>(
+      std::make_unique<StreamTransport>(reactor, StreamTransport::Options()), std::move(staging));
 }
 std::unique_ptr<Transport> make(Reactor& reactor, const FenceTable&) {
   return make_rail(reactor, make_staging(64 * kMiB));

@@ -10,7 +10,7 @@
 
 #include "kvxfer/transport.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::stream {
 
 static_assert(std::endian::native == std::endian::little, "the frames are sent as they lie in memory");
 
@@ -44,4 +44,4 @@ static_assert(sizeof(PieceTrailer) == 8);
 // seriously comes near this. A header that says more is garbage, not a long wait.
 inline constexpr std::uint64_t kMaxPieceNbytes = std::uint64_t{1} << 32;
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::stream

@@ -5,7 +5,7 @@
 
 #include "kvxfer/status.h"
 
-namespace kvxfer::tcp {
+namespace kvxfer::stream {
 
 struct Step {
   Status status;
@@ -13,4 +13,4 @@ struct Step {
   bool would_block = false;  // the socket had no room, or no bytes, for all that was asked
 };
 
-}  // namespace kvxfer::tcp
+}  // namespace kvxfer::stream

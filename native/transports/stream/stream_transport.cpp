@@ -109,7 +109,8 @@ class StreamTransport::Peer final : public Reactor::Handler {
   stream::ReceiveStream receiving;
 };
 
-StreamTransport::StreamTransport(Reactor& reactor, const Options& options) : reactor_(reactor), options_(options) {}
+StreamTransport::StreamTransport(Reactor& reactor, const Options& options)
+    : reactor_(reactor), options_(options) {}
 
 StreamTransport::~StreamTransport() {
   for (const auto& peer : peers_)
