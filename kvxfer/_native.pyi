@@ -284,7 +284,8 @@ class AgentCore:
     def peer(self, peer: int) -> dict[str, Any]:
         """``name``, ``incarnation`` (bytes), ``state`` ("connecting", "open", "lost"), ``rails``
         (list of "shm", "tcp", ..., alive), ``notes`` (list of sentences: what was tried and is
-        not used, and why), ``code``, ``message``. Raises NativeError(kPeerLost) for one that was lost, and
+        not used, and why), ``code``, ``message``; until it is lost ``budget``: by resource ("bytes",
+        "mapped bytes", "descriptors", "fence slots", "events") what it holds and how much it may. Raises NativeError(kPeerLost) for one that was lost, and
         64 others since."""
     def peers(self) -> list[int]: ...
     def peer_regions(self, peer: int) -> list[dict[str, Any]]:

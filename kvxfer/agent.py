@@ -698,11 +698,17 @@ class Agent:
         """
         return self._completions.poll()
 
-    def stats(self) -> dict[str, int]:
-        """Returns counters since the agent's making, by name: cheap, as long as the agent is open."""
+    def stats(self) -> dict[str, Any]:
+        """Returns counters since the agent's making, by name: cheap, as long as the agent is open.
+
+        ``peers`` has for each open session, the newest last, the peer's ``name`` and its ``budget``: what it
+        makes this agent hold and how much it may, by resource (``"bytes"``, ``"mapped bytes"``,
+        ``"descriptors"``, ``"fence slots"``, ``"events"``).
+        """
         self._completions.check()
-        counters = dict(self._core.stats())
+        counters: dict[str, Any] = dict(self._core.stats())
         counters["programs"] = len(self._programs)
+        counters["peers"] = self._peers.budgets()
         return counters
 
     # ---- inside -----------------------------------------------------------------------------

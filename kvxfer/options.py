@@ -80,6 +80,9 @@ class AgentOptions:
     max_transfers_per_peer
         Transfers that a peer may have open here, and that this agent opens at a peer; more of its
         own wait their turn.
+    meter_gate
+        Whether `Agent.stats` says the longest processor time for which one thread held the agent's progress
+        gate (``gate_longest_hold_ns``). It costs two system calls for every call and every round.
     faults
         Injected faults (`kvxfer.testing.FaultPlan`); ``""`` for none. For tests alone.
     """
@@ -103,6 +106,7 @@ class AgentOptions:
     integrity: bool = False
     # A quarter of the fence table's slots: no peer can take all (transport.h: FenceTable).
     max_transfers_per_peer: int = 4096
+    meter_gate: bool = False
     faults: str = ""
 
     def __repr__(self) -> str:
@@ -151,6 +155,8 @@ class AgentOptions:
             )
         if not isinstance(self.copy_engines, bool):
             raise _bad(f"option copy_engines is {self.copy_engines!r}, but must be True or False")
+        if not isinstance(self.meter_gate, bool):
+            raise _bad(f"option meter_gate is {self.meter_gate!r}, but must be True or False")
         if 0 < self.staging_nbytes < MIN_STAGING_NBYTES:
             raise _bad(
                 f"option staging_nbytes is {self.staging_nbytes}, but must be 0 for none or at least "
@@ -181,6 +187,7 @@ class AgentOptions:
             "spin_us": self.spin_us,
             "integrity": self.integrity,
             "max_transfers_per_peer": self.max_transfers_per_peer,
+            "meter_gate": self.meter_gate,
             "faults": self.faults,
         }
 

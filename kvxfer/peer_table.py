@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from typing import Any
 
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.completion import Completions
@@ -54,6 +55,18 @@ class PeerTable:
         """The same, for a session that may be forgotten already."""
         peer = self._peers.get(peer_id) or self.get(peer_id)
         return peer or Peer(self._completions, peer_id, {"name": "?", "incarnation": b""})
+
+    def budgets(self) -> list[dict[str, Any]]:
+        """Returns of each open session the peer's name, and what it holds here of what it may."""
+        found = []
+        for peer_id in sorted(self._core.peers()):
+            try:
+                info = self._core.peer(peer_id)
+            except NativeError:
+                continue  # it was lost meanwhile
+            if "budget" in info:
+                found.append({"name": info["name"], "budget": info["budget"]})
+        return found
 
     def find(self, name: str | None) -> Peer | None:
         """Returns the newest session with `name` (None: with anybody) that is open."""

@@ -105,6 +105,17 @@ GpuPart to_gpu_part(const nb::dict& described) {
   return part;
 }
 
+// What is held of each resource, and how much may be.
+nb::dict from_budget(const Budget& budget) {
+  nb::dict out;
+  for (std::size_t i = 0; i < kNumResources; ++i) {
+    const auto resource = static_cast<Resource>(i);
+    out[nb::cast(std::string(name_of(resource)))] =
+        nb::make_tuple(budget.used(resource), budget.limit(resource));
+  }
+  return out;
+}
+
 class PyAgentCore {
  public:
   PyAgentCore(const std::string& name, const nb::dict& options) {
@@ -124,6 +135,7 @@ class PyAgentCore {
     native.spin_ns = Time{nb::cast<std::uint32_t>(options["spin_us"])} * 1000;
     native.max_transfers_per_peer = nb::cast<std::uint32_t>(options["max_transfers_per_peer"]);
     native.faults = nb::cast<std::string>(options["faults"]);
+    native.meter_gate = nb::cast<bool>(options["meter_gate"]);
     if (name.empty() || name.size() > wire::kMaxName)
       raise(
           {Code::kInvalidArgument, "an agent's name has 1 to " + std::to_string(wire::kMaxName) + " bytes"});
@@ -191,6 +203,7 @@ class PyAgentCore {
     out["frames_refused"] = stats.frames_refused;
     out["events_dropped"] = runtime_->ring().num_logs_dropped();
     out["notifications_dropped"] = runtime_->ring().num_notifications_dropped();
+    out["gate_longest_hold_ns"] = runtime_->longest_hold_ns();
     return out;
   }
 
@@ -282,6 +295,7 @@ class PyAgentCore {
     out["notes"] = nb::cast(view->notes);
     out["code"] = static_cast<int>(view->reason.code());
     out["message"] = view->reason.message();
+    if (view->budget != nullptr) out["budget"] = from_budget(*view->budget);
     return out;
   }
   std::vector<SessionKey> peers() const {

@@ -206,6 +206,7 @@ std::optional<PeerView> Engine::peer(SessionKey key) const {
   view.state = peer->up ? "open" : "connecting";
   for (RailId rail : peer->rails) view.rails.emplace_back(rails_.at(rail).info.capabilities.name);
   view.notes = peer->notes;
+  view.budget = peer->budget;
   return view;
 }
 

@@ -29,6 +29,7 @@
 #include "core/expectation.h"
 #include "core/handle.h"
 #include "core/lease.h"
+#include "core/peer_budget.h"
 #include "core/region_table.h"
 #include "core/session.h"
 #include "core/transfer.h"
@@ -76,6 +77,8 @@ struct EngineConfig {
   // Of one session, in each direction. A receiver keeps the tables of all that are open.
   std::uint32_t max_open_transfers = 1024;
   std::uint64_t max_open_pairs = 4 * 1024 * 1024;
+  // Of one session and its rails.
+  Budget::Amounts peer_budget = kvxfer::peer_budget(max_open_transfers, max_open_pairs);
 };
 
 // What a caller asks of post().
@@ -101,6 +104,7 @@ struct PeerView {
   std::vector<std::string> rails;
   std::vector<std::string> notes;
   Status reason;  // when lost
+  std::shared_ptr<const Budget> budget;  // what it holds here, until it is lost
 };
 
 struct RemoteRegionView {
@@ -139,6 +143,8 @@ class Engine {
   Session* session(SessionKey key);
   Session* find_session(const wire::Id128& id, SessionKey& key);
   bool has_session(SessionKey key) const { return peers_.contains(key); }
+  std::shared_ptr<Budget> budget(
+      SessionKey key) const;  // of a session: its rails charge it, too; null: none such
 
   // ---- rails
   void rail_up(Time now, SessionKey key, const RailInfo& rail);
@@ -234,6 +240,7 @@ class Engine {
   struct Peer {
     SessionKey key = 0;
     std::unique_ptr<Session> session;
+    std::shared_ptr<Budget> budget;  // of the session and its rails
     std::vector<RailId> rails;      // alive
     std::vector<std::string> notes;
     std::map<RegionId, Remote> regions;

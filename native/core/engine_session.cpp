@@ -17,6 +17,7 @@ SessionKey Engine::add_session(Time now, SessionRole role) {
   peer->key = next_session_++;
   peer->session = std::make_unique<Session>(role, config_.session, now,
                                             [this](std::span<std::byte> bytes) { host_.random(bytes); });
+  peer->budget = std::make_shared<Budget>(config_.peer_budget);
   // Both ends number transfers in one space: the initiator of the session takes the even numbers.
   peer->next_transfer = role == SessionRole::kInitiator ? 2 : 1;
   Peer& added = *peers_.emplace(peer->key, std::move(peer)).first->second;
@@ -95,6 +96,11 @@ void Engine::end_session(Time now, SessionKey key, Code code, std::string text) 
 std::uint32_t Engine::max_body(SessionKey key) const {
   const Peer* peer = find_peer(key);
   return peer == nullptr ? 0 : peer->session->max_body();
+}
+
+std::shared_ptr<Budget> Engine::budget(SessionKey key) const {
+  const Peer* peer = find_peer(key);
+  return peer == nullptr ? nullptr : peer->budget;
 }
 
 Session* Engine::session(SessionKey key) {

@@ -103,7 +103,8 @@ Time Runtime::now() noexcept {
 
 // ---- life -----------------------------------------------------------------------------------------
 
-Runtime::Runtime(RuntimeOptions options) : options_(std::move(options)), owner_(::getpid()) {}
+Runtime::Runtime(RuntimeOptions options)
+    : options_(std::move(options)), owner_(::getpid()), gate_(options_.meter_gate) {}
 
 Result<std::shared_ptr<Runtime>> Runtime::create(RuntimeOptions options) {
   std::shared_ptr<Runtime> runtime(new Runtime(std::move(options)), [](Runtime* owned) {
@@ -179,6 +180,7 @@ Status Runtime::start() {
   config.session.silent_ns = options_.silent_ns;
   config.lease_margin_ns = options_.lease_margin_ns;
   config.max_open_transfers = options_.max_transfers_per_peer;
+  config.peer_budget = peer_budget(config.max_open_transfers, config.max_open_pairs);
   engine_ = std::make_unique<Engine>(std::move(config), static_cast<EngineHost&>(*this));
   thread_ = std::thread([this] { run(); });
   ::pthread_setname_np(thread_.native_handle(), "kvxfer");

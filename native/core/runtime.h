@@ -66,6 +66,7 @@ struct RuntimeOptions {
   Time lease_margin_ns = 100'000'000, spin_ns = 50'000;
   std::uint32_t max_transfers_per_peer = 1024;
   std::string faults;                    // FaultyTransport around every transport
+  bool meter_gate = false;  // two system calls for each holding of the gate: longest_hold_ns()
 };
 
 class Runtime final : private EngineHost {
@@ -153,6 +154,11 @@ class Runtime final : private EngineHost {
 
   static Time now() noexcept;
 
+  // The longest processor time for which one thread held the gate since it was forgotten; 0 without meter_gate.
+  // Processor time: what other processes of the machine take meanwhile does not count.
+  Time longest_hold_ns() const noexcept { return gate_.longest_hold_ns(); }
+  void forget_longest_hold() noexcept { gate_.forget_longest_hold(); }
+
  private:
   enum class ConnectionKind : std::uint8_t { kFresh, kControl, kRail };
   // A socket until it is a session's control connection, or a transport's.
@@ -167,13 +173,13 @@ class Runtime final : private EngineHost {
     std::unique_ptr<FrameSocket> socket;
     SessionKey session = 0;
     bool accepted = false, was_open = false, dead = false;
-    bool tried_memory = false;   // share_memory has had its say
+    bool tried_memory = false;  // share_memory has had its say
     Time deadline = kNever;
-    std::string address;          // an initiator's, or who was accepted
-    Dialling dialling;            // an initiator's: rails go to its current address, too
-    Time due_at = 0;              // of all its addresses together
-    std::uint16_t rail = 0;       // kRail
-    std::size_t transport = 0;    // kRail
+    std::string address;  // an initiator's, or who was accepted
+    Dialling dialling;  // an initiator's: rails go to its current address, too
+    Time due_at = 0;  // of all its addresses together
+    std::uint16_t rail = 0;  // kRail
+    std::size_t transport = 0;  // kRail
   };
   struct Listener final : Reactor::Handler {
     Runtime* runtime = nullptr;
@@ -185,10 +191,10 @@ class Runtime final : private EngineHost {
     UniqueFd fd;
     void on_ready(std::uint32_t events) override;
   };
-  struct BoundRail {              // a peer of a transport
+  struct BoundRail {  // a peer of a transport
     SessionKey session = 0;
     std::uint16_t index = 0;
-    RailId id = 0;                // 0 until it is up
+    RailId id = 0;  // 0 until it is up
   };
   struct RailPlace {
     std::size_t transport = 0;
@@ -220,26 +226,26 @@ class Runtime final : private EngineHost {
   void await_unmapped(RegionId region, const std::string& what, Time timeout_ns);
 
   // runtime_drivers.cpp
-  void run();                     // the progress thread
+  void run();  // the progress thread
   // Under the gate; true when there is more to do at once. `look`: at the sockets, whatever came else.
   bool progress(bool look = true);
-  bool move(Time now);            // what transports have to move; true when something ended
-  bool judge(Time now);           // what has a deadline; true when something came first
-  void settle(Time now);          // pump and flush
-  void flush_sockets();           // and sweep up what they ended
+  bool move(Time now);  // what transports have to move; true when something ended
+  bool judge(Time now);  // what has a deadline; true when something came first
+  void settle(Time now);  // pump and flush
+  void flush_sockets();  // and sweep up what they ended
   Time next_deadline() const;
-  bool moving() const;            // a transport has something to move
+  bool moving() const;  // a transport has something to move
   bool busy() const;
-  void notify_waiting();          // followers, and the thread where it is parked
+  void notify_waiting();  // followers, and the thread where it is parked
   // Under the gate, after anything that may have left work: wakes whoever drives, if it would sleep
   // too long.
   void kick();
-  void wake_reactor();            // whoever sleeps on it
+  void wake_reactor();  // whoever sleeps on it
   // For certain, unlike wake_reactor: what that makes readable another thread may read first.
   void rouse_thread();
   void rouse_driver();
-  void unpark();                  // ends a linger; the thread looks for what there is
-  void rouse();                   // whoever drives or is to, from any thread and without the gate
+  void unpark();  // ends a linger; the thread looks for what there is
+  void rouse();  // whoever drives or is to, from any thread and without the gate
 
   // runtime_triggers.cpp
   // On the reactor, until then or until something comes, a bell of the sleeper's rings or a word of a trigger

@@ -217,8 +217,8 @@ void Runtime::on_rail_hello(Connection& connection, const wire::RailHello& hello
 // The socket goes to its transport; what is left of the connection is swept up.
 void Runtime::hand_over(Connection& connection, bool initiator) {
   const std::string name = engine_->session(connection.session)->peer().name;
-  Result<PeerId> peer = transports_[connection.transport]->connect(connection.socket->release(),
-                                                                   {initiator, connection.rail, name});
+  Result<PeerId> peer = transports_[connection.transport]->connect(
+      connection.socket->release(), {initiator, connection.rail, name, engine_->budget(connection.session)});
   if (peer.ok())
     bound_[{connection.transport, peer.value()}] = {connection.session, connection.rail, 0};
   else

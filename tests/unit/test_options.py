@@ -26,6 +26,7 @@ NATIVE_KEYS = {
     "spin_us",
     "integrity",
     "max_transfers_per_peer",
+    "meter_gate",
     "faults",
 }
 

@@ -1,0 +1,35 @@
+// What one peer may make an agent hold, unless an option says otherwise: each limit term by term.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kvxfer/budget.h"
+#include "kvxfer/transport.h"
+
+namespace kvxfer {
+
+// `max_open_transfers`, `max_open_pairs`: of one session, in each direction.
+inline Budget::Amounts peer_budget(std::uint32_t max_open_transfers, std::uint64_t max_open_pairs) noexcept {
+  constexpr std::uint64_t kMiB = 1024 * 1024;
+  Budget::Amounts limits{};
+  const auto limit = [&](Resource resource) -> std::uint64_t& {
+    return limits[static_cast<std::size_t>(resource)];
+  };
+  // Tables of open transfers: two ids of 4 bytes a pair, in two directions; 64 MiB by default. Programs: 64 MiB.
+  // Control frames that it does not read: 16 MiB, four of the largest (FrameSocket). What it tells of its
+  // regions and grants, and what streams pack for it: 112 MiB.
+  limit(Resource::kBytes) = 2 * max_open_pairs * 8 + (64 + 16 + 112) * kMiB;
+  // A 64th of the 128 TiB that a process can address; the largest hosts have as much memory.
+  limit(Resource::kMapped) = std::uint64_t{2} * 1024 * 1024 * kMiB;
+  // Its control socket, 64 rails of tcp (the most that `tcp_rails` may be), one of each other transport, its ring of
+  // frames, its fence table, and 57 pools that it shares: of the usual 1024 descriptors an eighth.
+  limit(Resource::kDescriptors) = 128;
+  // A quarter of the table, so that no peer takes all.
+  limit(Resource::kFenceSlots) = std::min<std::uint64_t>(max_open_transfers, FenceTable::kNumSlots / 4);
+  // 4096 leases, 4096 regions, and notifications of 4096 transfers in each direction.
+  limit(Resource::kEvents) = 4 * 4096;
+  return limits;
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,400 @@
+// A peer over real sockets that speaks the wire truly, until its test has it lie: it proves the secret, answers
+// heartbeats, opens rails with true proofs, and says, sends or withholds whatever the test wants. Beside it a
+// well-behaved agent (Bystander) reads pages of the victim, and must lose nothing.
+//
+// It has no thread: what arrives is read, and heartbeats are answered, inside `hear...` and `serve`. Messages and macs
+// are the core's own (core/session, core/wire); what a peer *does* with them is left to the test.
+#pragma once
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "core/session.h"
+#include "core/socket_address.h"
+#include "core/wire.h"
+#include "runtime_calls.h"
+
+namespace hostile {
+
+using namespace kvxfer;
+using namespace runtime_calls;
+
+inline void fill_from_urandom(std::span<std::byte> out) {
+  std::ifstream("/dev/urandom", std::ios::binary)
+      .read(reinterpret_cast<char*>(out.data()), static_cast<std::streamsize>(out.size()));
+}
+
+// A blocking end of a stream socket. Sending gives up once the other end reads nothing for kBound.
+class Wire {
+ public:
+  explicit Wire(UniqueFd fd) : fd_(std::move(fd)) {}
+
+  int fd() const noexcept { return fd_.get(); }
+  bool open() const noexcept { return static_cast<bool>(fd_); }
+  void close() { fd_.reset(); }
+
+  // False: the other end has hung up.
+  bool send(wire::ByteSpan bytes) {
+    while (!bytes.empty()) {
+      const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent > 0) {
+        bytes = bytes.subspan(static_cast<std::size_t>(sent));
+      } else if (errno == EAGAIN) {
+        if (!ready(POLLOUT, kBound)) return false;
+      } else if (errno != EINTR) {
+        return false;
+      }
+    }
+    return true;
+  }
+  // As much as goes at once; 0 where nothing does.
+  std::size_t send_some(wire::ByteSpan bytes) {
+    const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    return sent > 0 ? static_cast<std::size_t>(sent) : 0;
+  }
+  // Bytes with descriptors beside them.
+  bool pass(wire::ByteSpan bytes, std::span<const int> fds) {
+    iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+    std::vector<std::byte> control(CMSG_SPACE(fds.size_bytes()));
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(rights), fds.data(), fds.size_bytes());
+    return ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
+  }
+  // Appends what is there, waiting for it. False: the other end hung up (`hung_up`), or nothing came in time.
+  // Descriptors that came beside it are kept in `descriptors`.
+  bool receive(wire::Bytes& into, Time timeout_ns) {
+    if (!open() || !ready(POLLIN, timeout_ns)) return false;
+    std::array<std::byte, 64 * 1024> bytes;
+    iovec part{bytes.data(), bytes.size()};
+    alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(64 * sizeof(int))> control{};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    const ssize_t got = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got <= 0) {
+      hung_up = got == 0 || (errno != EAGAIN && errno != EINTR);
+      return false;
+    }
+    for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c))
+      for (std::size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+        descriptors.emplace_back(fd);
+      }
+    into.insert(into.end(), bytes.begin(), bytes.begin() + got);
+    return true;
+  }
+  // Until the other end hangs up; what it still says is dropped.
+  bool hears_the_end(Time timeout_ns = kBound) {
+    wire::Bytes dropped;
+    for (const Time until = Runtime::now() + timeout_ns; !hung_up && Runtime::now() < until; dropped.clear())
+      receive(dropped, until - Runtime::now());
+    return hung_up;
+  }
+
+  bool hung_up = false;
+  std::vector<UniqueFd> descriptors;
+
+ private:
+  bool ready(short events, Time timeout_ns) {
+    pollfd set{fd_.get(), events, 0};
+    return ::poll(&set, 1, static_cast<int>(std::max<Time>(timeout_ns, 0) / 1'000'000)) > 0;
+  }
+  UniqueFd fd_;
+};
+
+enum class Over { kTcp, kUnix };
+
+// A connected socket to an agent, and not a word said.
+inline Wire dial(const std::string& address, Over over = Over::kUnix) {
+  if (over == Over::kUnix) {
+    auto fd = dial_unix(name_beside(address));
+    REQUIRE_OK(fd);
+    return Wire(std::move(fd).value());
+  }
+  const auto resolved = TcpAddress::resolve(address);
+  REQUIRE_OK(resolved);
+  bool connecting = false;
+  auto fd = dial_tcp(resolved.value().front(), connecting);
+  REQUIRE_OK(fd);
+  Wire wire(std::move(fd).value());
+  pollfd set{wire.fd(), POLLOUT, 0};
+  REQUIRE(!connecting || ::poll(&set, 1, static_cast<int>(kBound / 1'000'000)) == 1);
+  return wire;
+}
+
+struct PeerOptions {
+  std::string name = "mallory";
+  std::string secret;
+  std::vector<std::string> transports = {"shm", "unix", "tcp"};
+  Over over = Over::kUnix;
+};
+
+class Peer {
+ public:
+  // Calls an agent.
+  explicit Peer(const std::string& address, PeerOptions options = {})
+      : Peer(dial(address, options.over), SessionRole::kInitiator, address, options) {}
+  // Answers one that called: `wire` was accepted from a listener of the test's.
+  Peer(Wire accepted, PeerOptions options) : Peer(std::move(accepted), SessionRole::kAcceptor, "", options) {}
+
+  // Until the session is open at this end and the other's regions are known. False: refused; see session.reason().
+  bool shake_hands() {
+    return hear_until([&] { return num_heard<wire::RegionsEnd>() != 0; });
+  }
+  // Sealed and numbered as it should be.
+  bool say(const wire::Message& message) {
+    session.send(Runtime::now(), message);
+    return flush();
+  }
+  // A frame as say() would send it, for a test that spoils it.
+  wire::Bytes sealed(const wire::Message& message) {
+    session.send(Runtime::now(), message);
+    std::vector<wire::Bytes> frames = session.take_output();
+    REQUIRE_EQ(frames.size(), 1u);
+    return std::move(frames.front());
+  }
+
+  // Reads until that is so. False: it cannot be any more, or not within kBound.
+  bool hear_until(const std::function<bool()>& is_so, Time timeout_ns = kBound) {
+    const Time until = Runtime::now() + timeout_ns;
+    flush();
+    while (!is_so()) {
+      const Time left = until - Runtime::now();
+      if (left <= 0 || control.hung_up || session.state() == SessionState::kClosed) return is_so();
+      // Woken early enough for our own heartbeats.
+      if (control.receive(unread_, std::min<Time>(left, 20'000'000))) take_frames();
+      static_cast<void>(session.on_time(Runtime::now()));
+      flush();
+    }
+    return true;
+  }
+  // Answers heartbeats for so long, and does nothing else.
+  void serve(Time duration_ns) {
+    hear_until([] { return false; }, duration_ns);
+  }
+  template <class T>
+  std::optional<T> hear() {
+    std::optional<T> found;
+    hear_until([&] {
+      for (auto it = heard.begin(); it != heard.end(); ++it)
+        if (T* body = std::get_if<T>(&*it)) {
+          found = std::move(*body);
+          heard.erase(it);
+          return true;
+        }
+      return false;
+    });
+    return found;
+  }
+  template <class T>
+  std::size_t num_heard() const {
+    std::size_t count = 0;
+    for (const wire::Message& message : heard) count += std::holds_alternative<T>(message) ? 1 : 0;
+    return count;
+  }
+  // The other end has ended the session; its words, where it had any.
+  bool hears_the_end() {
+    hear_until([&] { return control.hung_up || session.state() == SessionState::kClosed; });
+    return control.hung_up || session.state() == SessionState::kClosed;
+  }
+
+  // The initiator's: a rail's socket, proved and welcomed; the transport's own words are the test's.
+  std::optional<Wire> open_rail(std::uint16_t index, std::string_view transport) {
+    Wire rail = transport == "tcp" ? dial(address_, Over::kTcp) : dial(address_);
+    if (!rail.send(session.rail_hello(index, transport))) return std::nullopt;
+    wire::Bytes answer;
+    constexpr std::size_t kWelcome = wire::kHeaderNbytes + sizeof(wire::Digest) + wire::kMacNbytes;
+    while (answer.size() < kWelcome)
+      if (!rail.receive(answer, kBound)) return std::nullopt;
+    return rail;
+  }
+  // The acceptor's: answers a RAIL_HELLO that came over `rail`, and leaves the rest to the test.
+  bool welcome(Wire& rail) {
+    wire::Bytes frame;
+    for (;;) {
+      const auto header = wire::decode_header(frame, wire::kMaxHandshakeBody);
+      if (header.ok() && frame.size() >= header.value().frame_nbytes()) {
+        const auto message = wire::decode(
+            header.value(), wire::ByteSpan(frame).subspan(wire::kHeaderNbytes, header.value().body_nbytes));
+        const auto* const hello = message.ok() ? std::get_if<wire::RailHello>(&message.value()) : nullptr;
+        return hello != nullptr && session.verify_rail_hello(*hello) &&
+               rail.send(session.rail_welcome(hello->rail));
+      }
+      if (!rail.receive(frame, kBound)) return false;
+    }
+  }
+
+  bool flush() {
+    bool sent = control.open();
+    for (const wire::Bytes& frame : session.take_output()) sent = sent && control.send(frame);
+    return sent;
+  }
+
+  Wire control;
+  Session session;
+  std::deque<wire::Message> heard;  // but heartbeats and the handshake
+
+ private:
+  Peer(Wire wire, SessionRole role, std::string address, const PeerOptions& options)
+      : control(std::move(wire)),
+        session(role, config_of(options), Runtime::now(), fill_from_urandom),
+        address_(std::move(address)) {}
+
+  static SessionConfig config_of(const PeerOptions& options) {
+    SessionConfig config;
+    config.secret = options.secret;
+    config.self.name = options.name;
+    fill_from_urandom(config.self.incarnation);
+    fill_from_urandom(config.self.host);
+    fill_from_urandom(config.self.process);
+    config.self.transports = options.transports;
+    config.silent_ns = kNoHeartbeat;
+    config.heartbeat_ns = kNoHeartbeat;
+    return config;
+  }
+
+  void take_frames() {
+    for (;;) {
+      const auto header = wire::decode_header(unread_, session.max_body());
+      if (!header.ok() || unread_.size() < header.value().frame_nbytes()) return;
+      const std::size_t nbytes = header.value().frame_nbytes();
+      auto message = session.receive(Runtime::now(), wire::ByteSpan(unread_).first(nbytes));
+      unread_.erase(unread_.begin(), unread_.begin() + static_cast<std::ptrdiff_t>(nbytes));
+      if (message.ok() && message.value()) heard.push_back(std::move(*message.value()));
+    }
+  }
+
+  std::string address_;
+  wire::Bytes unread_;
+};
+
+// ---- the victim and its friend ------------------------------------------------------------------
+
+inline constexpr std::uint32_t kBlocks = 16;
+inline constexpr std::uint64_t kBlockNbytes = 4096;
+
+// An agent with a region of host memory, whose gate is metered.
+struct Agent {
+  explicit Agent(RuntimeOptions options) : memory(kBlocks * kBlockNbytes) {
+    options.meter_gate = true;
+    if (options.listen.empty()) options.listen = "tcp://127.0.0.1:0";
+    if (options.transports.empty()) options.transports = {"shm", "unix", "tcp"};
+    runtime = create(std::move(options));
+    const auto id =
+        runtime->register_region("kv", {{memory.data(), memory.size()}}, kBlocks, pages_of(kBlockNbytes), {});
+    REQUIRE_OK(id);
+    region = id.value();
+  }
+  ~Agent() { runtime->close(kSecond); }
+
+  std::vector<std::byte> memory;
+  std::shared_ptr<Runtime> runtime;
+  RegionId region = 0;
+};
+
+inline RuntimeOptions options_of(std::string name) {
+  RuntimeOptions options;
+  options.name = std::move(name);
+  // A peer without a thread of its own is not lost for its silence, and a machine that stands still loses nobody.
+  options.silent_ns = kNoHeartbeat;
+  options.heartbeat_ns = kSecond;
+  options.handshake_ns = kBound;
+  return options;
+}
+
+// A victim, and a well-behaved third agent that it lets write all blocks.
+struct Scene {
+  explicit Scene(RuntimeOptions of_victim = options_of("victim"),
+                 RuntimeOptions of_friend = options_of("friend"))
+      : victim(of_victim), bystander(of_friend) {
+    const auto called = bystander.runtime->begin_connect(victim.runtime->address(), kBound);
+    REQUIRE_OK(called);
+    there = called.value();
+    REQUIRE(await([&] {
+      const auto peers = victim.runtime->with_engine([](Engine& e, Time) { return e.open_peers(); });
+      if (!peers.empty()) here = peers.front();
+      return here != 0 && num_rails(*bystander.runtime, there) != 0;
+    }));
+    grant(*victim.runtime, here, victim.region, wire::LeaseMode::kWrite);
+    program =
+        install(*bystander.runtime, there, true, bystander.region, victim.region, pages_of(kBlockNbytes));
+  }
+
+  // The friend's write of one block arrives, with its bytes.
+  bool friend_is_served() {
+    const std::uint32_t block = next_block++ % kBlocks;
+    std::byte* const page = bystander.memory.data() + block * kBlockNbytes;
+    std::memset(page, static_cast<int>(next_block), kBlockNbytes);
+    TransferRequest request;
+    request.peer = there;
+    request.program = program;
+    request.src_ids = request.dst_ids = {block};
+    request.num_layers = request.layers_ready = 1;
+    request.timeout_ns = kBound;
+    const auto handle = bystander.runtime->with_engine(
+        [&](Engine& engine, Time now) { return engine.post(now, std::move(request)); });
+    if (!handle.ok()) return false;
+    return is_done(handle.value()) &&
+           std::memcmp(page, victim.memory.data() + block * kBlockNbytes, kBlockNbytes) == 0;
+  }
+  // Its session is the one that it began with.
+  bool friend_is_there() {
+    return victim.runtime->with_engine([&](Engine& engine, Time) { return engine.has_session(here); }) &&
+           bystander.runtime->with_engine([&](Engine& engine, Time) { return engine.has_session(there); });
+  }
+
+  Agent victim, bystander;
+  SessionKey there = 0, here = 0;  // the victim as its friend calls it, and the friend as the victim does
+  std::uint32_t program = 0, next_block = 0;
+};
+
+// What an agent has logged since the last call, a line each.
+inline std::vector<std::string> log_of(Runtime& runtime) {
+  std::vector<std::string> lines;
+  for (;;) {
+    const std::vector<Event> events = runtime.ring().drain(256, false);
+    if (events.empty()) return lines;
+    for (const Event& event : events)
+      if (event.kind == EventKind::kLog || event.kind == EventKind::kPeerLost) lines.push_back(event.message);
+  }
+}
+inline bool logs(Runtime& runtime, std::string_view words) {
+  return await([&] {
+    for (const std::string& line : log_of(runtime))
+      if (line.find(words) != std::string::npos) return true;
+    return false;
+  });
+}
+
+inline std::size_t num_descriptors() {
+  std::size_t count = 0;
+  for (int fd = 0; fd < 65536; ++fd) count += ::fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
+  return count;
+}
+
+}  // namespace hostile
