@@ -1,4 +1,5 @@
 // FenceTable of kvxfer/transport.h: the source's generation words, in memory that peers may read.
+#include <fcntl.h>
 #include <sys/mman.h>
 
 #include <cerrno>
@@ -21,6 +22,9 @@ Result<std::unique_ptr<FenceTable>> FenceTable::create() {
   Result<UniqueFd> fd = create_memfd("kvxfer-fences", kNbytes);
   if (!fd.ok()) return fd.status();
 
+  // Filled: a peer's read of a page that is not there would take memory of the peer's.
+  if (::fallocate(fd.value().get(), 0, 0, static_cast<off_t>(kNbytes)) != 0)
+    return Status::from_errno("fallocate of the fence table", errno);
   // Writable before it is sealed; afterwards nobody can get another writable mapping.
   void* words = ::mmap(nullptr, kNbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.value().get(), 0);
   if (words == MAP_FAILED) return Status::from_errno("mmap of the fence table", errno);

@@ -34,6 +34,12 @@ bool is_sealed_against_shrinking(int fd) noexcept {
   return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
 }
 
+bool is_sealed_against_holes(int fd) noexcept {
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  // Either of the second two forbids fallocate(FALLOC_FL_PUNCH_HOLE), and with it madvise(MADV_REMOVE).
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && (seals & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE)) != 0;
+}
+
 std::vector<std::string> seals_of(int fd) {
   const int seals = ::fcntl(fd, F_GET_SEALS);
   std::vector<std::string> names;

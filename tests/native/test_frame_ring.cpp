@@ -129,6 +129,20 @@ TEST(noise_in_the_memory_crashes_nobody) {
   }
 }
 
+// The peer writes to the memory, so it may punch it, too: its pages come anew, as zeros, and no signal comes.
+TEST(a_ring_that_is_punched_ends_as_one_that_is_scribbled_over) {
+  Ring ring;
+  wire::Bytes frame;
+  CHECK(ring.writer->push(frame_of(0)));
+  CHECK(::madvise(ring.memory, sizeof(RingMemory), MADV_REMOVE) == 0);
+  const Result<bool> nothing = ring.next(0, frame);
+  CHECK(nothing.ok() && !nothing.value());
+  CHECK(ring.writer->push(frame_of(1)));
+  CHECK(::madvise(ring.memory, sizeof(RingMemory), MADV_REMOVE) == 0);
+  ring.memory->written = 100;
+  CHECK(!ring.next(1, frame).ok());
+}
+
 TEST(a_writer_takes_no_memory_that_could_shrink_or_is_too_small) {
   const UniqueFd small = std::move(create_memfd("small", 4096)).value();
   CHECK(seal_memfd(small.get()).ok());

@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -94,6 +95,16 @@ TEST(a_pool_lies_in_huge_pages_where_the_kernel_has_any) {
   CHECK(kind == "hugetlb" || kind == "transparent-huge");
 }
 
+bool is_filled(int fd) {
+  struct stat file{};
+  return ::fstat(fd, &file) == 0 && file.st_blocks * 512 >= file.st_size;
+}
+
+TEST(a_pool_is_filled_when_it_is_made) {
+  for (const std::size_t nbytes : {4096u, 3u << 20, (4u << 20) + 4096})
+    for (const bool huge : {false, true}) CHECK(is_filled(make_pool(nbytes, huge)->fd()));
+}
+
 TEST(a_pool_cannot_change_its_size_and_has_no_second_writer) {
   const auto pool = make_pool(1u << 20);
   const std::vector<std::string> seals = pool->seals();
@@ -109,6 +120,9 @@ TEST(a_pool_cannot_change_its_size_and_has_no_second_writer) {
     const std::string path = "/proc/self/fd/" + std::to_string(pool->fd());
     const UniqueFd again(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     CHECK(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, again.get(), 0) == MAP_FAILED);
+    CHECK(is_sealed_against_holes(pool->fd()));
+    CHECK(::fallocate(pool->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) != 0);
+    CHECK(::madvise(pool->data(), 4096, MADV_REMOVE) != 0);
   }
   pool->data()[5] = std::byte{9};  // the owner goes on writing, and a reader sees it
   void* reader = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, pool->fd(), 0);
@@ -162,6 +176,7 @@ TEST(a_fence_word_begins_at_zero_and_moves_on) {
   fences.bump(FenceTable::kNumSlots - 1);
   CHECK_EQ(fences.generation(FenceTable::kNumSlots - 1), 1u);
   CHECK(is_sealed_against_shrinking(fences.fd()));
+  CHECK(is_filled(fences.fd()));
   const std::size_t nbytes = FenceTable::kNumSlots * 8;
   void* reader = ::mmap(nullptr, nbytes, PROT_READ, MAP_SHARED, fences.fd(), 0);
   REQUIRE(reader != MAP_FAILED);

@@ -30,6 +30,8 @@ Result<PeerFences> PeerFences::map(const UniqueFd& fd, std::uint64_t announced_n
   if (announced_nbytes != kNbytes)
     return Status(Code::kRailFailed, "its fence table has " + std::to_string(announced_nbytes) +
                                          " bytes, not " + std::to_string(kNbytes));
+  // Not against holes: a table of this size lies in no reserved huge pages, so where a kernel before 5.1 lets
+  // its owner punch it, its words read as 0 and the owner's own fences say that they moved on.
   if (Status usable = check_memfd(fd.get(), announced_nbytes); !usable.ok()) return usable;
   Result<PeerMapping> mapping = PeerMapping::map(fd.get(), announced_nbytes);
   if (!mapping.ok()) return mapping.status();

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -21,6 +22,14 @@ constexpr std::size_t kHugePageNbytes = 2 * 1024 * 1024;
 constexpr std::uint64_t kMaxMemfdNbytes = std::uint64_t{1} << 44;  // 16 TiB: of a 128 TiB address space
 // 256 base pages at about 1 us each in a virtual machine: as long as a piece. Huge pages cost less.
 constexpr std::size_t kPopulateNbytes = 1024 * 1024;
+// Of reserved huge pages as many as that takes.
+constexpr std::size_t kPopulateHugetlbNbytes = 64 * kHugePageNbytes;
+constexpr decltype(statfs::f_type) kHugetlbMagic = 0x958458f6;
+
+std::uint64_t filled_nbytes(const struct stat& file) noexcept {
+  constexpr std::uint64_t kStatBlockNbytes = 512;
+  return static_cast<std::uint64_t>(file.st_blocks) * kStatBlockNbytes;
+}
 
 }  // namespace
 
@@ -37,14 +46,23 @@ Status check_memfd(int fd, std::uint64_t announced_nbytes) {
   if (static_cast<std::uint64_t>(file.st_size) != announced_nbytes)
     return {Code::kRailFailed, "its memfd has " + std::to_string(file.st_size) + " bytes, not the " +
                                    std::to_string(announced_nbytes) + " that it announced"};
+  if (filled_nbytes(file) < announced_nbytes)
+    return {Code::kRailFailed, "its memfd is not filled: " + std::to_string(filled_nbytes(file)) + " of " +
+                                   std::to_string(announced_nbytes) +
+                                   " bytes are there, and reading the others would take memory here"};
   return {};
 }
 
 Result<PeerMapping> PeerMapping::map(int fd, std::uint64_t nbytes) {
   struct stat file{};
-  if (::fstat(fd, &file) != 0) return Status::from_errno("fstat of its memfd", errno);
+  struct statfs system{};
+  if (::fstat(fd, &file) != 0 || ::fstatfs(fd, &system) != 0)
+    return Status::from_errno("fstat of its memfd", errno);
   PeerMapping mapping;
+  mapping.fd_ = fd;
   mapping.nbytes_ = nbytes;
+  mapping.filled_nbytes_ = filled_nbytes(file);
+  mapping.is_hugetlb_ = system.f_type == kHugetlbMagic;
   // Beginning on a huge page, so that huge pages of the file can be mapped whole.
   mapping.reserved_nbytes_ = nbytes + kHugePageNbytes;
   void* reserved = ::mmap(nullptr, mapping.reserved_nbytes_, PROT_NONE,
@@ -57,32 +75,51 @@ Result<PeerMapping> PeerMapping::map(int fd, std::uint64_t nbytes) {
     return Status::from_errno("mmap of its memfd of " + std::to_string(nbytes) + " bytes", errno);
   mapping.data_ = data;
   static_cast<void>(::madvise(data, nbytes, MADV_HUGEPAGE));  // a wish
-  // A read of a page that is not there allocates it, at our expense: populate no holes.
-  constexpr std::uint64_t kStatBlockNbytes = 512;
-  if (static_cast<std::uint64_t>(file.st_blocks) * kStatBlockNbytes < nbytes)
-    mapping.populated_nbytes_ = nbytes;
   return mapping;
 }
 
-bool PeerMapping::populate_some() noexcept {
-  if (populated()) return false;
-  const std::size_t nbytes = std::min(kPopulateNbytes, nbytes_ - populated_nbytes_);
-  // Without it (an older kernel, a lack of memory for tables) page faults do the same, later.
-  if (::madvise(const_cast<std::byte*>(data_) + populated_nbytes_, nbytes, MADV_POPULATE_READ) == 0)
+Status PeerMapping::populate_some() {
+  if (populated()) return {};
+  const std::size_t nbytes =
+      std::min(is_hugetlb_ ? kPopulateHugetlbNbytes : kPopulateNbytes, nbytes_ - populated_nbytes_);
+  if (::madvise(const_cast<std::byte*>(data_) + populated_nbytes_, nbytes, MADV_POPULATE_READ) == 0) {
     populated_nbytes_ += nbytes;
-  else if (errno != EINTR && errno != EAGAIN)
+  } else if (errno != EINTR && errno != EAGAIN) {
+    if (is_hugetlb_)
+      return Status::from_errno(
+          "its memfd of reserved huge pages could not be read in advance "
+          "(MADV_POPULATE_READ, Linux 5.14), and a missing page would end this process",
+          errno);
+    // An older kernel, a lack of memory for tables: page faults do the same, later.
     populated_nbytes_ = nbytes_;
-  return !populated();
+    return {};
+  }
+  Status whole = check_holes();
+  has_all_pages_ = whole.ok() && populated();
+  return whole;
+}
+
+Status PeerMapping::check_holes() const {
+  if (has_all_pages_) return {};
+  struct stat file{};
+  if (::fstat(fd_, &file) != 0) return Status::from_errno("fstat of its memfd", errno);
+  if (filled_nbytes(file) <= filled_nbytes_) return {};
+  return {Code::kRailFailed, "its memfd has holes: a read has filled " +
+                                 std::to_string(filled_nbytes(file) - filled_nbytes_) + " bytes of it"};
 }
 
 PeerMapping::PeerMapping(PeerMapping&& other) noexcept { *this = std::move(other); }
 
 PeerMapping& PeerMapping::operator=(PeerMapping&& other) noexcept {
+  std::swap(fd_, other.fd_);
   std::swap(reserved_, other.reserved_);
   std::swap(reserved_nbytes_, other.reserved_nbytes_);
   std::swap(data_, other.data_);
   std::swap(nbytes_, other.nbytes_);
   std::swap(populated_nbytes_, other.populated_nbytes_);
+  std::swap(filled_nbytes_, other.filled_nbytes_);
+  std::swap(is_hugetlb_, other.is_hugetlb_);
+  std::swap(has_all_pages_, other.has_all_pages_);
   return *this;
 }
 

@@ -67,7 +67,7 @@ SharedFd duplicate(int fd) { return std::make_shared<const UniqueFd>(::fcntl(fd,
 struct ShmTransport::Memfd {
   UniqueFd fd;  // kept for a later attach, until the peer says that it is gone
   std::uint64_t nbytes = 0;
-  PeerMapping mapping;  // while a region lies in it
+  PeerMapping mapping;  // while a region lies in it, and its owner cannot punch holes into it
 };
 
 struct ShmTransport::Attached {
@@ -75,6 +75,7 @@ struct ShmTransport::Attached {
   std::uint64_t base = 0;  // in the peer's process
   std::uint64_t end = 0;   // of its spans, from base
   std::string failure;     // why its memfd cannot be used, once it has come
+  bool by_kernel = false;  // its bytes are read by the kernel, whose reads cannot fault here
 };
 
 struct ShmTransport::Peer final : Reactor::Handler {
@@ -92,7 +93,7 @@ struct ShmTransport::Peer final : Reactor::Handler {
     });
   }
   // Brings a region and its memfd together, whichever came last.
-  Status map_for(const Attached& region) {
+  Status map_for(Attached& region) {
     Memfd* const memfd = memfd_of(region);
     if (memfd == nullptr) return {};  // its work waits
     if (memfd->nbytes != region.keys.memfd_nbytes)
@@ -100,10 +101,26 @@ struct ShmTransport::Peer final : Reactor::Handler {
                                       std::to_string(region.keys.memfd_nbytes) +
                                       " bytes; the one that came has " + std::to_string(memfd->nbytes)};
     if (memfd->mapping) return {};
+    if (!is_sealed_against_holes(memfd->fd.get())) return read_by_kernel(region);
     Result<PeerMapping> mapping = PeerMapping::map(memfd->fd.get(), memfd->nbytes);
     if (!mapping.ok()) return mapping.status();
     memfd->mapping = std::move(mapping).value();
     owner.active_.insert(id);
+    return {};
+  }
+
+  // Where the region lies in no pool, or in one that must not be mapped.
+  Status read_by_kernel(Attached& region) const {
+    const std::string why =
+        region.keys.where == Where::kForeign
+            ? "lies in no pool"
+            : "lies in a pool that can get holes (no F_SEAL_FUTURE_WRITE: Linux before 5.1)";
+    if (!foreign.refusal().empty())
+      return {Code::kUnsupported, "the region of " + name + " " + why + ", and " + foreign.refusal() +
+                                      ". Or let the engine take this memory from a kvxfer pool"};
+    if (region.end > UINT64_MAX - region.base)
+      return {Code::kUnsupported, "the region ends beyond the address space"};
+    region.by_kernel = true;
     return {};
   }
 
@@ -195,12 +212,8 @@ Status ShmTransport::attach(PeerId peer_id, const RemoteRegion& region) {
 
   switch (attached.keys.where) {
     case Where::kForeign:
-      if (!peer.foreign.refusal().empty())
-        return {Code::kUnsupported, "shm: the region of " + peer.name + " lies in no pool, and " +
-                                        peer.foreign.refusal() +
-                                        ". Or let the engine take this memory from a kvxfer pool"};
-      if (attached.end > UINT64_MAX - attached.base)
-        return {Code::kUnsupported, "shm: the region ends beyond the address space"};
+      if (Status readable = peer.read_by_kernel(attached); !readable.ok())
+        return {Code::kUnsupported, "shm: " + readable.message()};
       break;
     case Where::kPool:
       if (attached.keys.memfd_offset > attached.keys.memfd_nbytes ||
@@ -386,7 +399,9 @@ std::size_t ShmTransport::poll(std::span<Completion> completions) noexcept {
   for (const PeerId id : active_)
     for (auto& [memfd_id, memfd] : peers_.at(id)->memfds)
       if (memfd.mapping && !memfd.mapping.populated()) {
-        memfd.mapping.populate_some();
+        Peer& peer_of_it = *peers_.at(id);
+        if (Status populated = memfd.mapping.populate_some(); !populated.ok())
+          fail(peer_of_it, populated.message());
         return count;
       }
   return count;
@@ -429,7 +444,9 @@ bool ShmTransport::can_run(const Peer& peer, const Work& work) noexcept {
   if (work.kind != WorkKind::kFetch) return true;
   const auto found = peer.regions.find(work.move->remote_region);
   if (found == peer.regions.end() || found->second.keys.where != Where::kPool) return true;
-  return peer.memfds.contains(found->second.keys.memfd_id);
+  const auto memfd = peer.memfds.find(found->second.keys.memfd_id);
+  if (memfd == peer.memfds.end()) return false;
+  return !memfd->second.mapping || memfd->second.mapping.readable();
 }
 
 bool ShmTransport::take_next(Peer*& peer, Work& work) noexcept {
@@ -466,15 +483,19 @@ Completion ShmTransport::fetch(Peer& peer, const Work& work, std::uint64_t& move
   if (piece_end(move, work.piece, Side::kSrc) > region.end)
     return failed(work.id, Code::kInternal, "shm: the piece ends outside the region of " + peer.name);
 
-  if (region.keys.where == Where::kForeign) {
+  if (region.by_kernel) {
     if (Status read = peer.foreign.fetch_piece(move, work.piece, region.base); !read.ok())
       return failed(work.id, read.code(), "shm: reading memory of " + peer.name + ": " + read.message());
     foreign_reads_.emplace_back(work.id, &peer);
   } else {
     if (!region.failure.empty())
       return failed(work.id, Code::kRailFailed, "shm: the pool of " + peer.name + ": " + region.failure);
-    copy_piece(move, work.piece, peer.memfd_of(region)->mapping.data() + region.keys.memfd_offset,
-               move.local_base);
+    const PeerMapping& pool = peer.memfd_of(region)->mapping;
+    copy_piece(move, work.piece, pool.data() + region.keys.memfd_offset, move.local_base);
+    if (Status whole = pool.check_holes(); !whole.ok()) {
+      fail(peer, whole.message());
+      return failed(work.id, Code::kRailFailed, "shm: the pool of " + peer.name + ": " + whole.message());
+    }
   }
   moved_nbytes += piece_nbytes(*move.program, move.grid.piece(work.piece));
   return done(work.id);

@@ -1,0 +1,154 @@
+// Two ends of an shm rail, driven by hand, with regions of 64 blocks; and a peer that speaks the rail's socket by
+// hand, beside one that keeps the rules.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "core/pool_memory.h"
+#include "one_sided_ends.h"
+#include "transports/shm/shm_transport.h"
+
+namespace shm_ends {
+
+using namespace kvxfer;
+using namespace kvxfer::testing;
+
+inline constexpr std::uint64_t kBlockNbytes = 4096;
+inline constexpr std::uint32_t kNumBlocks = 64;
+inline constexpr std::uint64_t kRegionNbytes = kBlockNbytes * kNumBlocks;
+using Shm = End<ShmTransport>;
+
+inline std::shared_ptr<PoolMemory> make_pool(std::size_t nbytes = kRegionNbytes) {
+  auto pool =
+      PoolMemory::create({.nbytes = nbytes, .name = "shm-test", .huge_pages = false, .numa_node = -1});
+  REQUIRE_OK(pool);
+  return pool.value();
+}
+
+inline LocalRegion pool_region(RegionId id, std::byte* base, std::uint64_t nbytes) {
+  const auto slice = PoolMemory::find(base, nbytes);
+  REQUIRE(slice.has_value());
+  return {id, base, {{0, nbytes}}, slice->fd, slice->memfd_id, slice->offset, slice->memfd_nbytes};
+}
+
+inline LocalRegion foreign_region(RegionId id, std::byte* base, std::uint64_t nbytes) {
+  return {id, base, {{0, nbytes}}};
+}
+
+inline RemoteRegion as_remote(const LocalRegion& local, RegionKeys keys) {
+  return {local.id, reinterpret_cast<std::uintptr_t>(local.base), local.spans, std::move(keys)};
+}
+
+inline RemoteRegion register_at(Shm& end, const LocalRegion& local) {
+  Result<RegionKeys> keys = end.transport->register_memory(local);
+  REQUIRE_OK(keys);
+  return as_remote(local, keys.value());
+}
+
+inline std::byte pattern(std::uint64_t at) { return static_cast<std::byte>((at * 2654435761u) >> 13); }
+inline void fill_pattern(std::byte* data, std::uint64_t nbytes) {
+  for (std::uint64_t at = 0; at < nbytes; ++at) data[at] = pattern(at);
+}
+inline bool holds_block(const std::byte* dst, std::uint32_t dst_block, std::uint32_t src_block) {
+  for (std::uint64_t i = 0; i < kBlockNbytes; ++i)
+    if (dst[dst_block * kBlockNbytes + i] != pattern(src_block * kBlockNbytes + i)) return false;
+  return true;
+}
+
+// Fetches all blocks, reversed, in pieces of 5; checks every byte.
+inline void fetch_all_and_check(Shm& destination, PeerId peer, RegionId region) {
+  std::vector<std::uint32_t> src(kNumBlocks), dst(kNumBlocks);
+  for (std::uint32_t i = 0; i < kNumBlocks; ++i) {
+    src[i] = kNumBlocks - 1 - i;
+    dst[i] = i * 7 % kNumBlocks;
+  }
+  std::vector<std::byte> memory(kRegionNbytes);
+  const auto move = block_move(region, memory.data(), kBlockNbytes, src, dst, 5);
+  static WorkId next_work = 1000;
+  std::vector<Work> batch;
+  for (std::uint32_t piece = 0; piece < move->grid.num_pieces(); ++piece)
+    batch.push_back(fetch_work(next_work++, move, piece));
+  const PostResult posted = destination.transport->post(peer, batch);
+  REQUIRE_EQ(posted.accepted, batch.size());
+  for (const Work& work : batch) {
+    const Completion completion = destination.await(work.id);
+    if (completion.code != Code::kOk) FAIL(completion.detail);
+  }
+  for (std::uint32_t i = 0; i < kNumBlocks; ++i) CHECK(holds_block(memory.data(), dst[i], src[i]));
+}
+
+inline std::size_t num_open_fds() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+// A destination with a peer that keeps the rules and one whose end of the socket the test speaks for.
+struct Impostor {
+  explicit Impostor(std::shared_ptr<Budget> budget = nullptr) {
+    bystander_peer = connect_ends(destination, bystander).first;
+    fill_pattern(bystander_pool->data(), kRegionNbytes);
+    REQUIRE_OK(destination.transport->attach(
+        bystander_peer, register_at(bystander, pool_region(1, bystander_pool->data(), kRegionNbytes))));
+    destination.completions.clear();
+    auto [left, right] = socket_pair();
+    const Result<PeerId> connected =
+        destination.transport->connect(std::move(left), {false, 0, "impostor", std::move(budget)});
+    REQUIRE_OK(connected);
+    peer = connected.value();
+    channel.emplace(std::move(right));
+  }
+  // Who keeps the rules loses nothing, whatever was said.
+  ~Impostor() { fetch_all_and_check(destination, bystander_peer, 1); }
+
+  void say(const shm::Message& message, int fd = -1) {
+    channel->queue(message, fd < 0 ? nullptr : std::make_shared<const UniqueFd>(::dup(fd)));
+    static_cast<void>(channel->flush());
+  }
+  // `readable`: by the kernel, for whoever is let.
+  void hello(bool readable = false) {
+    shm::Message message;
+    message.nbytes = FenceTable::kNumSlots * 8;
+    if (readable) message.probe_address = reinterpret_cast<std::uintptr_t>(probe.data());
+    message.probe = probe;
+    say(message, fences->fd());
+    destination.await(CompletionKind::kRailUp);
+  }
+  shm::Message memfd(std::uint64_t nbytes, std::uint64_t memfd_id = 1) const {
+    shm::Message message;
+    message.kind = shm::MessageKind::kMemfd;
+    message.memfd_id = memfd_id;
+    message.nbytes = nbytes;
+    return message;
+  }
+  // A region that is all of that memfd, as its owner's REGION would tell of it.
+  RemoteRegion region_in(RegionId id, std::uint64_t nbytes, std::byte* base = nullptr,
+                         std::uint64_t memfd_id = 1) const {
+    const std::uint64_t words[] = {1, memfd_id, 0, nbytes};
+    RegionKeys keys(sizeof words);
+    std::memcpy(keys.data(), words, sizeof words);
+    return {id, reinterpret_cast<std::uintptr_t>(base), {{0, nbytes}}, std::move(keys)};
+  }
+  std::string down_words() { return destination.await(CompletionKind::kRailDown).detail; }
+
+  Shm bystander;
+  std::shared_ptr<PoolMemory> bystander_pool = make_pool();
+  Shm destination;
+  PeerId bystander_peer = 0, peer = 0;
+  std::array<std::byte, 16> probe{std::byte{0x6b}, std::byte{0x76}, std::byte{0x78}};
+  std::unique_ptr<FenceTable> fences = Shm::make_fences();
+  std::optional<shm::SideChannel> channel;
+};
+
+}  // namespace shm_ends

@@ -1,0 +1,229 @@
+// An shm rail whose peer says what it may not: descriptors that are no pools, memory that is not there or goes.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "core/memfd.h"
+#include "shm_ends.h"
+
+namespace {
+
+using namespace shm_ends;
+
+TEST(a_memfd_without_seals_is_refused) {
+  Impostor impostor;
+  impostor.hello();
+  const UniqueFd unsealed(::memfd_create("bogus", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(::ftruncate(unsealed.get(), 8192) == 0);
+  impostor.say(impostor.memfd(8192), unsealed.get());
+  CHECK(impostor.down_words().find("F_SEAL_SHRINK") != std::string::npos);
+}
+
+TEST(a_descriptor_that_is_no_memfd_is_refused) {
+  Impostor impostor;
+  impostor.hello();
+  const UniqueFd file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+  impostor.say(impostor.memfd(8192), file.get());
+  CHECK(impostor.down_words().find("F_SEAL_SHRINK") != std::string::npos);
+}
+
+TEST(a_memfd_of_another_size_than_announced_is_refused) {
+  Impostor impostor;
+  impostor.hello();
+  const auto pool = make_pool();
+  impostor.say(impostor.memfd(kRegionNbytes * 2), pool->fd());
+  CHECK(impostor.down_words().find(std::to_string(kRegionNbytes)) != std::string::npos);
+}
+
+TEST(a_memfd_sent_twice_or_before_the_hello_is_refused) {
+  const auto pool = make_pool();
+  Impostor early;
+  early.say(early.memfd(kRegionNbytes), pool->fd());
+  CHECK(early.down_words().find("hello") != std::string::npos);
+  Impostor twice;
+  twice.hello();
+  twice.say(twice.memfd(kRegionNbytes), pool->fd());
+  twice.say(twice.memfd(kRegionNbytes), pool->fd());
+  CHECK(twice.down_words().find("twice") != std::string::npos);
+}
+
+TEST(a_message_without_its_descriptor_or_of_another_kind_is_refused) {
+  Impostor bare;
+  bare.hello();
+  bare.say(bare.memfd(4096));
+  CHECK(bare.down_words().find("descriptor") != std::string::npos);
+  Impostor garbage;
+  shm::Message noise;
+  noise.magic = {'n', 'o', 'p', 'e'};
+  garbage.say(noise, garbage.fences->fd());
+  CHECK(garbage.down_words().find("version") != std::string::npos);
+}
+
+TEST(a_peer_whose_probe_cannot_be_read_keeps_pools_and_loses_foreign_memory) {
+  Impostor impostor;
+  impostor.hello();  // probe address 0
+  std::vector<std::byte> memory(4096);
+  const LocalRegion local = foreign_region(1, memory.data(), memory.size());
+  Shm other;
+  const Status refused = impostor.destination.transport->attach(impostor.peer, register_at(other, local));
+  CHECK_EQ(refused.code(), Code::kUnsupported);
+  CHECK(refused.message().find("process_vm_readv") != std::string::npos);
+  CHECK(refused.message().find("pool") != std::string::npos);
+}
+
+TEST(a_refused_peer_leaves_no_descriptor_behind) {
+  const std::size_t fds_before = num_open_fds();
+  {
+    Impostor impostor;
+    impostor.hello();
+    const auto pool = make_pool();
+    impostor.say(impostor.memfd(kRegionNbytes), pool->fd());
+    impostor.say(impostor.memfd(4096), pool->fd());
+    impostor.down_words();
+  }
+  CHECK_EQ(num_open_fds(), fds_before);
+}
+
+TEST(a_pool_that_peers_would_refuse_is_refused_at_registration) {
+  Shm source;
+  const UniqueFd unsealed(::memfd_create("bogus", MFD_CLOEXEC));
+  REQUIRE(::ftruncate(unsealed.get(), 8192) == 0);
+  const auto refused =
+      source.transport->register_memory({1, nullptr, {{0, 8192}}, unsealed.get(), 1, 0, 8192});
+  CHECK_EQ(refused.status().code(), Code::kInvalidArgument);
+}
+
+// ---- memory that goes, or was never there ----
+
+constexpr std::uint64_t kFileNbytes = 16 * 1024 * 1024;
+
+// A memfd of kFileNbytes, written to through `data`.
+struct File {
+  explicit File(std::uint64_t filled_nbytes = kFileNbytes) {
+    if (filled_nbytes != 0) REQUIRE(::fallocate(fd.get(), 0, 0, static_cast<off_t>(filled_nbytes)) == 0);
+    void* const at = ::mmap(nullptr, kFileNbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+    REQUIRE(at != MAP_FAILED);
+    data = static_cast<std::byte*>(at);
+  }
+  ~File() { ::munmap(data, kFileNbytes); }
+  std::uint64_t filled_nbytes() const {
+    struct stat file{};
+    REQUIRE(::fstat(fd.get(), &file) == 0);
+    return static_cast<std::uint64_t>(file.st_blocks) * 512;
+  }
+  bool punch() const {
+    return ::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, kFileNbytes) == 0;
+  }
+
+  UniqueFd fd = std::move(create_memfd("impostor", kFileNbytes)).value();
+  std::byte* data = nullptr;
+};
+
+// Fetches the file whole, a block of 64 KiB after the other, in one piece.
+Completion fetch_file(Impostor& impostor, std::vector<std::byte>& to) {
+  constexpr std::uint64_t kNbytes = 64 * 1024;
+  std::vector<std::uint32_t> ids(kFileNbytes / kNbytes);
+  for (std::uint32_t i = 0; i < ids.size(); ++i) ids[i] = i;
+  to.assign(kFileNbytes, std::byte{0xee});
+  const auto move = block_move(9, to.data(), kNbytes, ids, ids, static_cast<std::uint32_t>(ids.size()));
+  const Work work = fetch_work(1, move, 0);
+  REQUIRE_EQ(impostor.destination.transport->post(impostor.peer, std::span(&work, 1)).accepted, 1u);
+  return impostor.destination.await(1);
+}
+
+TEST(a_memfd_with_holes_is_refused_before_a_read_fills_them) {
+  File sparse(kFileNbytes / 2);
+  REQUIRE_OK(seal_memfd(sparse.fd.get()));
+  Impostor impostor;
+  impostor.hello();
+  impostor.say(impostor.memfd(kFileNbytes), sparse.fd.get());
+  CHECK(impostor.down_words().find("not filled") != std::string::npos);
+  CHECK_EQ(sparse.filled_nbytes(), kFileNbytes / 2);
+}
+
+// What is allocated behind a file's end counts as the file's.
+TEST(a_memfd_that_feigns_to_be_filled_costs_a_slice_of_reads_and_its_rail) {
+  File hollow(0);
+  REQUIRE(::fallocate(hollow.fd.get(), FALLOC_FL_KEEP_SIZE, kFileNbytes, kFileNbytes) == 0);
+  REQUIRE_OK(seal_memfd(hollow.fd.get()));
+  const std::uint64_t before = hollow.filled_nbytes();
+  REQUIRE(before >= kFileNbytes);
+  Impostor impostor;
+  impostor.hello();
+  impostor.say(impostor.memfd(kFileNbytes), hollow.fd.get());
+  REQUIRE_OK(impostor.destination.transport->attach(impostor.peer, impostor.region_in(9, kFileNbytes)));
+  std::vector<std::byte> to;
+  CHECK_EQ(fetch_file(impostor, to).code, Code::kRailFailed);
+  CHECK(impostor.down_words().find("has holes") != std::string::npos);
+  CHECK(hollow.filled_nbytes() - before <= kFileNbytes);
+}
+
+TEST(a_memfd_with_every_seal_is_mapped_and_cannot_be_punched) {
+  File whole;
+  fill_pattern(whole.data, kFileNbytes);
+  REQUIRE_OK(seal_memfd(whole.fd.get()));
+  if (!is_sealed_against_holes(whole.fd.get())) {
+    std::printf("  skipped: this kernel has no F_SEAL_FUTURE_WRITE\n");
+    return;
+  }
+  Impostor impostor;
+  impostor.hello();
+  impostor.say(impostor.memfd(kFileNbytes), whole.fd.get());
+  REQUIRE_OK(impostor.destination.transport->attach(impostor.peer, impostor.region_in(9, kFileNbytes)));
+  REQUIRE(impostor.destination.reactor.run_until(
+      [&] { impostor.destination.step(); },
+      [&] { return impostor.destination.transport->num_mappings() == 2; }));
+  CHECK(!whole.punch());
+  CHECK(::madvise(whole.data, kFileNbytes, MADV_REMOVE) != 0);
+  std::vector<std::byte> to;
+  CHECK_EQ(fetch_file(impostor, to).code, Code::kOk);
+  CHECK(std::memcmp(to.data(), whole.data, kFileNbytes) == 0);
+}
+
+// As agents on Linux before 5.1 seal theirs. In reserved huge pages a hole would end whoever has it mapped.
+TEST(a_memfd_that_can_be_punched_is_not_mapped_but_read_by_the_kernel) {
+  File loose;
+  fill_pattern(loose.data, kFileNbytes);
+  REQUIRE(::fcntl(loose.fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  Impostor impostor;
+  impostor.hello(true);
+  impostor.say(impostor.memfd(kFileNbytes), loose.fd.get());
+  REQUIRE_OK(
+      impostor.destination.transport->attach(impostor.peer, impostor.region_in(9, kFileNbytes, loose.data)));
+  std::vector<std::byte> to;
+  CHECK_EQ(fetch_file(impostor, to).code, Code::kOk);
+  CHECK(std::memcmp(to.data(), loose.data, kFileNbytes) == 0);
+  CHECK_EQ(impostor.destination.transport->num_mappings(), 1u);  // the bystander's
+  CHECK(loose.punch());
+}
+
+TEST(a_memfd_that_can_be_punched_is_refused_where_the_kernel_may_not_read_it) {
+  File loose;
+  REQUIRE(::fcntl(loose.fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  Impostor impostor;
+  impostor.hello();
+  impostor.say(impostor.memfd(kFileNbytes), loose.fd.get());
+  REQUIRE_OK(impostor.destination.transport->attach(impostor.peer, impostor.region_in(9, kFileNbytes)));
+  std::vector<std::byte> to;
+  const Completion refused = fetch_file(impostor, to);
+  CHECK_EQ(refused.code, Code::kRailFailed);
+  CHECK(refused.detail.find("F_SEAL_FUTURE_WRITE") != std::string::npos);
+}
+
+TEST(the_fence_table_of_a_peer_must_be_filled_too) {
+  Impostor impostor;
+  const UniqueFd sparse = std::move(create_memfd("fences", FenceTable::kNumSlots * 8)).value();
+  REQUIRE_OK(seal_memfd(sparse.get()));
+  shm::Message hello;
+  hello.nbytes = FenceTable::kNumSlots * 8;
+  impostor.say(hello, sparse.get());
+  CHECK(impostor.down_words().find("not filled") != std::string::npos);
+}
+
+}  // namespace
