@@ -47,7 +47,7 @@ class Reader:
 
     def __init__(self, spin_us: int, gpu: int | None = None) -> None:
         names = ("loopback",) if gpu is None else ("loopback", "cuda_ipc")
-        options = kvxfer.AgentOptions(listen="tcp://127.0.0.1:0", transports=names, gpu=gpu or 0)
+        options = kvxfer.AgentOptions(listen="tcp://127.0.0.1:0", transports=names, gpu=gpu)
         self.src = kvxfer.Agent("src", options)
         self.dst = kvxfer.Agent("dst", replace(options, spin_us=spin_us))
         pages = [np.zeros((2, _PAGE_NBYTES), np.uint8) for _ in range(2)]

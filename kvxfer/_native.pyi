@@ -215,13 +215,14 @@ class AgentCore:
 
     ``options`` is a dict with exactly these keys (kvxfer/options.py: AgentOptions gives defaults):
     ``listen`` ("tcp://127.0.0.1:0", or "" to accept nobody), ``secret`` (bytes, b"" for none),
-    ``transports`` (list of "loopback", "shm", "unix", "cuda_ipc", "tcp"), ``gpu`` (None, or with
-    "cuda_ipc" a dict: ``device``, its index; ``kernels``, a CUfunction or 0 for each of copy_vectors,
-    copy_bulk and convert; ``owner``, what they belong to, which is kept as long as they may be launched;
-    ``ipc_ctas`` and ``staging_ctas``, most of a kernel that copies there, for cuda_ipc and to stage;
-    ``staging_nbytes``, of pinned memory for pages of that GPU that go over streams, 0 for none;
-    ``way_samples``, a list of `GpuSample`, by which staging goes by copy engines),
-    ``tcp_rails`` (int), ``silent_timeout_s``, ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us`` (int),
+    ``transports`` (list of names that `transports` tells), ``transport_options`` (dict: bool, int or str by
+    names that it tells, e.g. "tcp.rails"), ``gpus`` (list of a dict for each GPU of the agent, one at most:
+    ``device``, its index; ``kernels``, a CUfunction or 0 for each of copy_vectors, copy_bulk and convert;
+    ``owner``, what they belong to, which is kept as long as they may be launched; ``ipc_ctas`` and
+    ``staging_ctas``, most of a kernel that copies there, between GPUs and to stage; ``staging_nbytes``, of
+    pinned memory for pages of that GPU that go over streams, 0 for none; ``way_samples``, a list of
+    `GpuSample`, by which staging goes by copy engines),
+    ``silent_timeout_s``, ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us`` (int),
     ``integrity`` (bool), ``max_transfers_per_peer`` (int), ``faults`` (str, "" or the seed and
     rates of kvxfer.testing).
     """
@@ -355,6 +356,12 @@ class AgentCore:
         """``"active"``, ``"ending"``, ``"revoked"``, ``"expired"``, ``"peer-lost"``, ``"region-gone"``. Raises
         NativeError(kInvalidArgument) for one that ended, and 4096 others since."""
 
+def transports() -> list[dict[str, Any]]:
+    """Those of this build, in the order of their registration: what native/include/kvxfer/transport_kind.h
+    says of each (kvxfer.transports.TransportKind); ``options`` is a dict by their whole names, ``why_off`` is
+    of an agent without a GPU."""
+def check_transports(names: list[str], options: dict[str, Any]) -> None:
+    """Raises where an agent could not be made with these: ``transports`` and ``transport_options``."""
 def crc32c(data: bytes) -> int: ...
 def sha256(data: bytes) -> bytes: ...
 def siphash128(key: bytes, data: bytes) -> bytes: ...

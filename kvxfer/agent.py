@@ -59,7 +59,7 @@ class Agent:
     ------
     UsageError
         An option does not fit, e.g. listening beyond loopback without a secret. ``unsupported``:
-        ``"cuda_ipc"`` is among the transports and GPU kernels cannot run here, with the reason.
+        The agent is to have a GPU, and kernels cannot run there, with the reason.
     AgentError
         The address cannot be listened on, or the system refuses a resource.
     """
@@ -83,10 +83,10 @@ class Agent:
         if secret is not None:
             options = replace(options, secret=secret)
         native = options.to_native()
-        if "cuda_ipc" in options.transports:
+        if options.device is not None:
             from kvxfer.gpu import part
 
-            native["gpu"] = part.of_agent(options)
+            native["gpus"] = [part.of_agent(options, options.device)]
         try:
             self._core = AgentCore(name, native)
         except NativeError as error:
@@ -204,8 +204,8 @@ class Agent:
             A torch tensor, a numpy array, anything with DLPack or the buffer protocol, or a list,
             tuple or dict of them. Kept alive until the region is deregistered. Tensors that touch
             become one range; gaps between tensors are never touched. All of it lies in memory of the
-            host, or all on the GPU of the options' ``gpu`` (torch tensors, or what has
-            ``__cuda_array_interface__``) where ``"cuda_ipc"`` is among their transports.
+            host, or all on the agent's GPU (the options' ``gpu``; torch tensors, or what has
+            ``__cuda_array_interface__``).
         layout
             Where the elements lie, counted from the lowest registered byte. It may be left out
             for one tensor of two axes, [blocks, elements of a block].
@@ -214,7 +214,7 @@ class Agent:
         ------
         UsageError
             Read-only memory, a layout that reaches beyond the memory, a name in use. ``unsupported``:
-            memory of a GPU, and kernels cannot run here, this agent has no ``"cuda_ipc"`` or another GPU.
+            memory of a GPU, and kernels cannot run here, this agent has none or another.
 
         Notes
         -----
@@ -461,7 +461,7 @@ class Agent:
         if after is not None:
             if hold:
                 raise UsageError("hold and after both say when to start: pass one", code="invalid-argument")
-            held = resolve(self._core, self._options.gpu, after)
+            held = resolve(self._core, self._options.device or 0, after)
         transfer = self._poster.transfer(
             region,
             remote_region,
@@ -522,7 +522,7 @@ class Agent:
         UsageError, PeerError
             As in `write`.
         """
-        held = False if after is None else resolve(self._core, self._options.gpu, after)
+        held = False if after is None else resolve(self._core, self._options.device or 0, after)
         transfer = self._poster.transfer(
             region,
             remote_region,

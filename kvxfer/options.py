@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kvxfer import transports as registry
 from kvxfer.errors import UsageError
 
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
 # native/transports/stream/staging.h: two pieces of a stream.
 MIN_STAGING_NBYTES: Final = 1024 * 1024
+#: Of addresses that agents listen on.
+SCHEME: Final = "tcp://"
 _MOST_CTAS = 65535
-DEFAULT_TRANSPORTS: Final = ("loopback", "shm", "tcp")
-# "unix", what shm falls back to, comes with shm; alone it keeps shm out. "cuda_ipc" starts CUDA, so it is
-# there for those who ask for it.
-TRANSPORTS: Final = (*DEFAULT_TRANSPORTS, "unix", "cuda_ipc")
+_MOST_GPU = 1023
 
 
 def _default_spin_us() -> int:
@@ -37,11 +38,15 @@ class AgentOptions:
         the contents of the file that ``KVXFER_SECRET_FILE`` names, or none; ``b""`` is none
         whatever the environment says.
     transports
-        Kinds of rails that it is willing to use. With ``"cuda_ipc"`` it registers memory of a GPU, too,
-        and loads the kernels that copy there: seconds, the first time that they are compiled.
+        Kinds of rails that it is willing to use (`kvxfer.transports`; ``kvxfer doctor`` lists them). A kind
+        that reaches only part of a host's memory brings the one that reaches the rest.
+    transport_options
+        Options of transports by their names, e.g. ``{"tcp.rails": 4}``; those that are not named keep their
+        defaults.
     gpu
-        Index of that GPU, as CUDA_VISIBLE_DEVICES leaves them: one an agent for now. Means something
-        where ``"cuda_ipc"`` is named.
+        Index of the GPU whose memory it registers as well, as CUDA_VISIBLE_DEVICES leaves them: one an agent
+        for now. It loads the kernels that copy there: seconds, the first time that they are compiled. None:
+        GPU 0 where a transport that moves pages of GPUs alone is named, and else none.
     gpu_ctas
         Most CTAs of a kernel that copies there: what it may take of the model's. None: what the rail's speed
         wants. Where pages are staged these are the fewest of 1 to 8 with which the machine was found to copy
@@ -51,7 +56,7 @@ class AgentOptions:
         measured before there is a peer. A number is for both. Within one GPU more are faster, up to one for
         each of its multiprocessors.
     staging_nbytes
-        Pinned host memory through which that GPU's pages go over ``"tcp"`` and the unix stream: to and from
+        Pinned host memory through which that GPU's pages go over streams: to and from
         other hosts, host memory, and GPUs that this one does not reach. Half is for what is sent, half for
         what comes; taken when the first region on the GPU is registered, less where there is less. 0, or at
         least 1 MiB; with 0 such transfers are refused.
@@ -59,8 +64,6 @@ class AgentOptions:
         Whether staging may copy by the GPU's copy engines what they were measured to copy as fast as
         kernels, in the same second. False leaves them to the engine, and copies by kernels alone; with
         ``gpu_ctas`` given as well nothing is measured.
-    tcp_rails
-        Sockets of a session between hosts, over which every transfer is striped.
     transfer_timeout_s
         Deadline of transfers and expectations that name none.
     connect_timeout_s
@@ -89,13 +92,13 @@ class AgentOptions:
 
     listen: str = "tcp://127.0.0.1:0"
     secret: bytes | str | None = None
-    transports: tuple[str, ...] = DEFAULT_TRANSPORTS
-    gpu: int = 0
+    transports: tuple[str, ...] = field(default_factory=registry.default_names)
+    transport_options: Mapping[str, registry.OptionValue] = field(default_factory=dict)
+    gpu: int | None = None
     gpu_ctas: int | None = None
     # Each way 32 MiB: four rails with 8 MiB, two windows of a stream, or pieces of cuda_ipc that failed over.
     staging_nbytes: int = 64 * 1024 * 1024
     copy_engines: bool = True
-    tcp_rails: int = 2
     transfer_timeout_s: float = 30.0
     connect_timeout_s: float = 10.0
     heartbeat_interval_s: float = 0.5
@@ -109,13 +112,18 @@ class AgentOptions:
     meter_gate: bool = False
     faults: str = ""
 
+    @property
+    def device(self) -> int | None:
+        """Index of the GPU that the agent has; None for none."""
+        return 0 if self.gpu is None and registry.need_gpu(self.transports) else self.gpu
+
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__slots__}
         shown["secret"] = None if self.secret is None else "..."
         return f"AgentOptions({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def to_native(self) -> dict[str, Any]:
-        """Returns the native agent's options, checked, with the secret looked up; ``gpu`` is left to fill.
+        """Returns the native agent's options, checked, with the secret looked up; ``gpus`` is left to fill.
 
         Raises
         ------
@@ -139,14 +147,14 @@ class AgentOptions:
         if not _is_number(self.lease_margin_s) or not 0 <= self.lease_margin_s < float("inf"):
             raise _bad(f"option lease_margin_s is {self.lease_margin_s!r}, but must be 0 or more seconds")
         for name, low, high in (
-            ("gpu", 0, 1023),
             ("staging_nbytes", 0, 1 << 40),
-            ("tcp_rails", 1, 64),
             ("spin_us", 0, 1_000_000),
             ("max_transfers_per_peer", 1, 16384),
         ):
             if not isinstance(value := getattr(self, name), int) or not low <= value <= high:
                 raise _bad(f"option {name} is {value!r}, not a whole number in {low} to {high}")
+        if self.gpu is not None and (not isinstance(self.gpu, int) or not 0 <= self.gpu <= _MOST_GPU):
+            raise _bad(f"option gpu is {self.gpu!r}, neither None nor a whole number in 0 to {_MOST_GPU}")
         if self.gpu_ctas is not None and (
             not isinstance(self.gpu_ctas, int) or not 1 <= self.gpu_ctas <= _MOST_CTAS
         ):
@@ -165,9 +173,7 @@ class AgentOptions:
         named: object = self.transports
         if isinstance(named, str):
             raise _bad(f"option transports is {named!r}: write ({named!r},)")
-        unknown = [name for name in self.transports if name not in TRANSPORTS]
-        if unknown or not self.transports:
-            raise _bad(f"option transports is {self.transports}: name some of {', '.join(TRANSPORTS)}")
+        registry.check(self.transports, self.transport_options)
         secret = find_secret(self.secret)
         if self.listen and not secret and not _is_loopback(self.listen):
             raise _bad(
@@ -178,8 +184,8 @@ class AgentOptions:
             "listen": self.listen,
             "secret": secret,
             "transports": list(self.transports),
-            "gpu": None,
-            "tcp_rails": self.tcp_rails,
+            "transport_options": dict(self.transport_options),
+            "gpus": [],
             "silent_timeout_s": self.silent_timeout_s,
             "heartbeat_interval_s": self.heartbeat_interval_s,
             "handshake_timeout_s": self.handshake_timeout_s,
@@ -238,9 +244,8 @@ def _is_number(value: object) -> bool:
 def _is_loopback(listen: str) -> bool:
     import ipaddress
 
-    scheme, _, rest = listen.partition("://")
-    host, colon, port = rest.rpartition(":")
-    if scheme != "tcp" or not colon or not port.isdecimal() or int(port) > 65535:
+    host, colon, port = listen.removeprefix(SCHEME).rpartition(":")
+    if not listen.startswith(SCHEME) or not colon or not port.isdecimal() or int(port) > 65535:
         raise _bad(f'option listen is {listen!r}: write "tcp://host:port", or "" to accept nobody')
     host = host.removeprefix("[").removesuffix("]")
     if host == "localhost":

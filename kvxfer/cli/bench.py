@@ -89,7 +89,7 @@ _ShapeOption = Annotated[str, typer.Option(help=f"Of --src-layout: {_one_of(tupl
 
 @app.command()
 def pages(
-    transport: Annotated[str, typer.Option(help=_one_of(page_moves.TRANSPORTS))] = "shm",
+    transport: Annotated[str, typer.Option(help=_one_of(page_moves.TRANSPORTS))] = page_moves.TRANSPORTS[0],
     op: Annotated[str, typer.Option(help=_one_of(page_moves.OPERATIONS))] = "write",
     total_mib: Annotated[int, typer.Option(help="Bytes of one transfer.")] = 256,
     block_kib: Annotated[int, typer.Option(help="Bytes of one page; layouts have pages of their own.")] = 32,
@@ -153,7 +153,9 @@ def pages(
 @app.command()
 def handover(
     model: Annotated[str, typer.Option(help=_one_of(tuple(MODELS)))] = "Llama-3.1-8B",
-    transport: Annotated[str, typer.Option(help=_one_of(handover_bench.TRANSPORTS))] = "shm",
+    transport: Annotated[
+        str, typer.Option(help=_one_of(handover_bench.TRANSPORTS))
+    ] = handover_bench.TRANSPORTS[0],
     trace: _TraceOption = "mooncake",
     requests: _RequestsOption = 24,
     max_tokens: Annotated[int, typer.Option(help="Lengths are scaled so that the longest fits.")] = 2048,
@@ -214,7 +216,9 @@ def handover(
 
 @app.command()
 def latency(
-    transport: Annotated[str, typer.Option(help=_one_of(latency_bench.TRANSPORTS))] = "shm",
+    transport: Annotated[
+        str, typer.Option(help=_one_of(latency_bench.TRANSPORTS))
+    ] = latency_bench.TRANSPORTS[0],
     nbytes: Annotated[int, typer.Option(help="Bytes of one write.")] = 4096,
     wait: Annotated[
         str, typer.Option(help="poll: both ends poll; event: both sleep until asyncio wakes them.")
@@ -236,7 +240,9 @@ def compare(
     against: Annotated[str, typer.Option(help="Other software, with commas between.")] = "nixl,mooncake",
     work: Annotated[str, typer.Option(help=_one_of(tuple(compare_bench.FIGURES)))] = "pages",
     rounds: Annotated[int, typer.Option(help="In each, every system starts afresh, in rotated order.")] = 3,
-    transport: Annotated[str, typer.Option(help=_one_of(compare_bench.TRANSPORTS))] = "shm",
+    transport: Annotated[
+        str, typer.Option(help=_one_of(compare_bench.TRANSPORTS))
+    ] = compare_bench.TRANSPORTS[0],
     op: Annotated[str, typer.Option(help=f"pages: {_one_of(page_moves.OPERATIONS)}")] = "write",
     total_mib: Annotated[int, typer.Option(help="pages: bytes of one transfer.")] = 256,
     block_kib: Annotated[int, typer.Option(help="pages: bytes of one page.")] = 32,
@@ -394,7 +400,7 @@ def plan(
 
 @app.command()
 def setup(
-    transport: Annotated[str, typer.Option(help=_one_of(setup_bench.TRANSPORTS))] = "shm",
+    transport: Annotated[str, typer.Option(help=_one_of(setup_bench.TRANSPORTS))] = setup_bench.TRANSPORTS[0],
     iterations: Annotated[int, typer.Option(help="Two fresh processes each.")] = 5,
     idle_s: Annotated[float, typer.Option("--idle-s", help="How long they are watched doing nothing.")] = 2.0,
     format: _FormatOption = Format.TABLE,
@@ -410,7 +416,7 @@ def scale(
     series: Annotated[
         list[str] | None, typer.Option(help=f"{_one_of(tuple(scale_bench.SERIES))}; may be repeated. All.")
     ] = None,
-    transport: Annotated[str, typer.Option(help=_one_of(scale_bench.TRANSPORTS))] = "shm",
+    transport: Annotated[str, typer.Option(help=_one_of(scale_bench.TRANSPORTS))] = scale_bench.TRANSPORTS[0],
     at_most: Annotated[int, typer.Option(help="Of each series.")] = 10_000,
     total_mib: Annotated[int, typer.Option(help="That all prefills write together.")] = 64,
     repeats: Annotated[int, typer.Option(help="Of each step, in fresh processes; the median counts.")] = 3,

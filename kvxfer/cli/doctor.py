@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 import threading
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -22,7 +23,7 @@ from kvxfer.doctor import transports as transports_probe
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.doctor.serve import serve as serve_pages
 from kvxfer.errors import UsageError
-from kvxfer.options import DEFAULT_TRANSPORTS
+from kvxfer.options import AgentOptions
 
 # Something blocks what was asked for; 2 is "could not run as asked" (app.py).
 _BLOCKED = 1
@@ -56,10 +57,10 @@ def doctor(
 
     The secret of --peer and --serve is KVXFER_SECRET, or what is in the file KVXFER_SECRET_FILE.
     """
-    required, willing = _names(require), _names(transports) or DEFAULT_TRANSPORTS
+    required, willing = _names(require), _names(transports)
     if serve:
         _check_alone("--serve", {"--peer": peer, "--require": require})
-        options = kvxfer.AgentOptions(listen=listen or _ANY_PORT, transports=willing)
+        options = replace(_options(willing), listen=listen or _ANY_PORT)
         _serve(options, as_json=json)
         return
     _check_alone("a run without --serve", {"--listen": listen})
@@ -74,10 +75,12 @@ def doctor(
         )
     if peer:
         # Mistakes in what was asked for end it before anything is examined.
-        kvxfer.AgentOptions(transports=willing, connect_timeout_s=timeout_s).to_native()
+        replace(_options(willing), connect_timeout_s=timeout_s).to_native()
     report = report_of.examine(required)
     if peer:
-        findings, report.peer = peer_probe.examine(address, willing, required, timeout_s, measure_s)
+        findings, report.peer = peer_probe.examine(
+            address, _options(willing).transports, required, timeout_s, measure_s
+        )
         report.findings += findings
     if json:
         _print_json(report.to_dict())
@@ -85,6 +88,10 @@ def doctor(
         _print_table(report)
     if not report.ok:
         raise typer.Exit(_BLOCKED)
+
+
+def _options(transports: tuple[str, ...]) -> AgentOptions:
+    return AgentOptions(transports=transports) if transports else AgentOptions()
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 import kvxfer
+from kvxfer import transports as registry
 from kvxfer.doctor import pages
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.errors import KvxferError, TransferError, UsageError
+from kvxfer.options import SCHEME
 
 SUBJECT = "peer"
 
@@ -24,9 +26,6 @@ _MAX_CHECKED = 5.0
 _TRANSFER_TIMEOUT_S = 10.0
 # The order of pages, as after a day of serving: seeded, so that two runs read alike.
 _SEED = 1
-
-# The order in which an agent prefers rails; it lists them as they came up.
-_FASTEST_FIRST = ("loopback", "shm", "unix", "tcp")
 
 _WHY_SESSION = "every transfer needs a session: a socket to the peer, and one secret if either has any"
 _CHANGES = {
@@ -47,14 +46,14 @@ def complete_address(address: str) -> str:
     UsageError
         ``invalid-argument``: it is no address.
     """
-    scheme, separator, rest = address.rpartition("://")
+    rest = address.removeprefix(SCHEME)
     host, _, port = rest.rpartition(":")
-    if not host or not port.isdecimal() or (separator and scheme != "tcp"):
+    if not host or not port.isdecimal() or "://" in rest:
         raise UsageError(
             f'--peer is {address!r}: write "tcp://host:port", as kvxfer doctor --serve prints it',
             code="invalid-argument",
         )
-    return f"tcp://{rest}"
+    return SCHEME + rest
 
 
 def examine(
@@ -132,7 +131,7 @@ def _connected(
     ]
     remote = regions.get(pages.REGION)
     if remote is None or pages.PING_REGION not in regions or not _fits(remote):
-        figures["path"] = next((name for name in _FASTEST_FIRST if name in peer.rails), "")
+        figures["path"] = next((name for name in registry.kinds() if name in peer.rails), "")
         why = "only the pages of a `kvxfer doctor --serve` of this version are free to be read by anybody"
         names = ", ".join(regions) or "none"
         findings += [

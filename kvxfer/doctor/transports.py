@@ -6,49 +6,27 @@ import importlib.metadata
 from dataclasses import replace
 from pathlib import Path
 
+from kvxfer import transports as registry
 from kvxfer.doctor import libraries, trial
 from kvxfer.doctor.devices import rdma_devices
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.doctor.libraries import Library
 from kvxfer.errors import UsageError
 from kvxfer.gpu.availability import availability
-from kvxfer.options import TRANSPORTS
+from kvxfer.transports import TransportKind
 
 SUBJECT = "transports"
 #: Kinds of rails that this version does not have.
 TO_COME = ("verbs", "ucx")
 
-# transport -> what it is for, and what most often forbids it; of those that one process can try.
-_WRITTEN = {
-    "loopback": (
-        "moves pages between agents of one process",
-        "agents need memfd_create, eventfd, epoll and a listening socket: see what the message names",
-    ),
-    "shm": (
-        "moves pages between processes of one host at memory speed: the destination copies out of the peer's "
-        "pool, mapped read-only",
-        "it needs memfds and abstract unix sockets: a seccomp profile or a sandbox (gVisor) may forbid them; "
-        "run without it, e.g. docker run --security-opt seccomp=unconfined",
-    ),
-    "unix": (
-        "carries on one host what shm cannot reach: an engine's own memory where process_vm_readv is "
-        "forbidden",
-        "it needs abstract unix sockets: see what the message names",
-    ),
-    "tcp": (
-        "moves pages between hosts, and within one where the others cannot",
-        "bring the loopback interface up: ip link set lo up",
-    ),
-}
-
 
 def check_names(names: tuple[str, ...]) -> None:
-    """Raises `UsageError` for a name that is no transport."""
-    known = (*TRANSPORTS, *TO_COME)
-    unknown = [name for name in names if name not in known]
-    if unknown:
+    """Raises `UsageError` for a name that is no transport, unless the registry cannot be read."""
+    kinds, failure = _kinds()
+    unknown = [name for name in names if name not in (*kinds, *TO_COME)]
+    if unknown and not failure:
         raise UsageError(
-            f"unknown transport {', '.join(map(repr, unknown))}; known are {', '.join(known)}",
+            f"unknown transport {', '.join(map(repr, unknown))}; known are {', '.join((*kinds, *TO_COME))}",
             code="invalid-argument",
         )
 
@@ -63,38 +41,46 @@ def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
     required
         Transports without which the answer is `State.BLOCKS`.
     """
-    assert {*_WRITTEN, "cuda_ipc"} == set(TRANSPORTS)
-    lacking = {name: State.BLOCKS if name in required else State.LIMITS for name in (*TRANSPORTS, *TO_COME)}
-    findings = [_written(name, lacking[name]) for name in _WRITTEN]
+    kinds, failure = _kinds()
+    if failure:
+        why = "the native module has the transports, and every page goes through it"
+        return [Finding(SUBJECT, "all", State.BLOCKS, failure, why, "reinstall kvxfer: see software")]
+    lacking = {name: State.BLOCKS if name in required else State.LIMITS for name in (*kinds, *TO_COME)}
+    findings = [_written(kind, lacking[kind.name]) for kind in kinds.values() if not kind.needs_gpu]
     # Where no agent can move a page by any means, that was asked for whatever was required.
     if all(finding.state is not State.GOOD for finding in findings):
         findings = [replace(finding, state=State.BLOCKS) for finding in findings]
-    return [*findings, _cuda_ipc(lacking["cuda_ipc"]), *_to_come(root, lacking)]
+    on_gpu = [_on_gpu(kind, lacking[kind.name]) for kind in kinds.values() if kind.needs_gpu]
+    return [*findings, *on_gpu, *_to_come(root, lacking)]
 
 
-def _written(name: str, lacking: State) -> Finding:
-    why, change = _WRITTEN[name]
-    if failure := trial.try_transport(name):
-        return Finding(SUBJECT, name, lacking, f"does not work here: {failure}", why, change)
+def _kinds() -> tuple[dict[str, TransportKind], str]:
+    """The registry, or why it cannot be read."""
+    try:
+        return registry.kinds(), ""
+    except ImportError as error:
+        return {}, f"which there are cannot be read: {error}"
+
+
+def _written(kind: TransportKind, lacking: State) -> Finding:
+    if failure := kind.why_off or trial.try_transport(kind.name):
+        found = f"does not work here: {failure}"
+        return Finding(SUBJECT, kind.name, lacking, found, kind.purpose, kind.remedy)
     pages = f"{trial.NUM_PAGES} pages of {trial.PAGE_NBYTES // 1024} KiB"
     found = f"works: two agents moved {pages}, every byte checked"
-    return Finding(SUBJECT, name, State.GOOD, found, why)
+    return Finding(SUBJECT, kind.name, State.GOOD, found, kind.purpose)
 
 
-def _cuda_ipc(lacking: State) -> Finding:
-    why = (
-        "moves pages between caches on GPUs of one host, for agents that name it among their transports; "
-        "they stage their GPU's pages for tcp and unix, too, and an agent without it refuses tensors on a GPU"
-    )
+def _on_gpu(kind: TransportKind, lacking: State) -> Finding:
     able = availability()
     if able.device is not None and able.usable:
         # A process cannot open its own memory's handles, as a peer does.
         found = f"kernels can run on {able.device.name}; pages were not moved, which takes two processes"
-        return Finding(SUBJECT, "cuda_ipc", State.NOTE, found, why)
+        return Finding(SUBJECT, kind.name, State.NOTE, found, kind.purpose)
     found = f"GPU kernels cannot run here: {able.missing}"
     # Not having a GPU limits nobody who did not ask for one.
     state = lacking if lacking is State.BLOCKS else State.NOTE
-    return Finding(SUBJECT, "cuda_ipc", state, found, why, able.change)
+    return Finding(SUBJECT, kind.name, state, found, kind.purpose, able.change)
 
 
 def _to_come(root: Path, lacking: dict[str, State]) -> list[Finding]:

@@ -14,7 +14,7 @@ def check(region: str, views: list[TensorView], options: AgentOptions) -> None:
     Raises
     ------
     UsageError
-        ``unsupported``: kernels cannot run here, with `Availability.reason`; the agent has no cuda_ipc;
+        ``unsupported``: kernels cannot run here, with `Availability.reason`; the agent has no GPU;
         some of it lies in memory of the host, or on another GPU.
     """
     placed = [_place(view) for view in views]
@@ -24,22 +24,22 @@ def check(region: str, views: list[TensorView], options: AgentOptions) -> None:
             f"region {region!r} would lie on {' and '.join(names)}, and a region lies in one memory: "
             "register one for each"
         )
-    if "cuda_ipc" not in options.transports:
+    device = options.device
+    if device is None:
         reason = availability.availability(max(placed[0] or 0, 0)).reason
         if reason:
             raise _unsupported(
                 f"region {region!r} would lie on {names[0]}, and GPU kernels cannot run here: {reason}"
             )
         _check_known(region, placed[0])
-        transports = (*options.transports, "cuda_ipc")
         raise _unsupported(
             f"region {region!r} would lie on {names[0]}, which this agent does not reach: make it with "
-            f"AgentOptions(transports={transports}, gpu={placed[0]}), or register a cache in host memory"
+            f"AgentOptions(gpu={placed[0]}), or register a cache in host memory"
         )
     _check_known(region, placed[0])
-    if placed[0] != options.gpu:
+    if placed[0] != device:
         raise _unsupported(
-            f"region {region!r} would lie on {names[0]}, and this agent's GPU is {options.gpu}: an agent has "
+            f"region {region!r} would lie on {names[0]}, and this agent's GPU is {device}: an agent has "
             f"one for now, so make another with AgentOptions(gpu={placed[0]})"
         )
 

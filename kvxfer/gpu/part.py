@@ -13,8 +13,8 @@ from kvxfer.options import AgentOptions
 IPC_CTAS: Final = 16
 
 
-def of_agent(options: AgentOptions) -> dict[str, Any]:
-    """Returns ``gpu`` of the native agent's options (`kvxfer._native.AgentCore`).
+def of_agent(options: AgentOptions, device: int) -> dict[str, Any]:
+    """Returns one of ``gpus`` of the native agent's options (`kvxfer._native.AgentCore`).
 
     Loads the kernels, and has copies between the GPU and host memory calibrated where staging is to go by
     what that says, of CTAs or of copy engines, and nobody has done so yet.
@@ -24,12 +24,12 @@ def of_agent(options: AgentOptions) -> dict[str, Any]:
     UsageError
         ``unsupported``: kernels cannot run there.
     """
-    kernels = loading.shared(options.gpu)
+    kernels = loading.shared(device)
     given = options.gpu_ctas
     is_asked = options.staging_nbytes and (given is None or options.copy_engines)
-    kept = calibration.shared(options.gpu) if is_asked else Calibration()
+    kept = calibration.shared(device) if is_asked else Calibration()
     return {
-        "device": options.gpu,
+        "device": device,
         "kernels": loading.handles(kernels),
         "owner": kernels,
         "ipc_ctas": IPC_CTAS if given is None else given,

@@ -15,11 +15,6 @@
 #include "core/faulty_transport.h"
 #include "core/fork_guard.h"
 #include "core/pool_memory.h"
-#include "transports/cuda_ipc/cuda_ipc_transport.h"
-#include "transports/loopback/loopback_transport.h"
-#include "transports/shm/shm_transport.h"
-#include "transports/stream/staged_transport.h"
-#include "transports/stream/stream_transport.h"
 
 namespace kvxfer {
 namespace {
@@ -120,8 +115,9 @@ Status Runtime::start() {
   if (!fences.ok()) return fences.status();
   fences_ = std::move(fences).value();
   if (Status status = add_transports(); !status.ok()) return status;
-  if (options_.gpu.has_value()) {
-    Result<gpu::StreamWrites> writes = gpu::StreamWrites::create(*options_.gpu->driver, options_.gpu->device);
+  if (!options_.gpus.empty()) {
+    const GpuPart& part = options_.gpus.front();
+    Result<gpu::StreamWrites> writes = gpu::StreamWrites::create(*part.driver, part.device);
     if (!writes.ok()) return writes.status();
     stream_writes_ = std::make_shared<gpu::StreamWrites>(std::move(writes).value());
   }
@@ -130,7 +126,7 @@ Status Runtime::start() {
   self_.incarnation = random_id();
   self_.host = host_id();
   self_.process = process_id();
-  self_.transports = options_.transports;
+  for (const TransportKind* kind : kinds_) self_.transports.emplace_back(kind->name);
   waker_.fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   for (Bell* bell : {&thread_bell_, &driver_bell_}) bell->fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!waker_.fd || !thread_bell_.fd || !driver_bell_.fd || ring_.fd() < 0 || !reactor_.usable())
@@ -190,62 +186,32 @@ Status Runtime::start() {
 Status Runtime::add_transports() {
   Result<Faults> faults = Faults::parse(options_.faults);
   if (!faults.ok()) return faults.status();
-  const auto add = [&](std::unique_ptr<Transport> transport) {
-    if (!options_.faults.empty()) {
-      Faults own = faults.value();
-      own.seed += transports_.size();  // rails that fail in step would hide what failover does
-      transport = std::make_unique<FaultyTransport>(std::move(transport), own);
+  if (options_.gpus.size() > 1)
+    return {Code::kUnsupported, "an agent has one GPU for now: make an agent for each"};
+  if (Status status = check_options(options_.transport_options); !status.ok()) return status;
+  Result<std::vector<const TransportKind*>> used = transports_in_use(options_.transports);
+  if (!used.ok()) return used.status();
+  kinds_ = std::move(used).value();
+  SharedParts shared;
+  const RailParts parts{reactor_, *fences_, options_.gpus, shared};
+  for (const TransportKind* kind : kinds_) {
+    const auto failed = [&](Code code, const std::string& why) -> Status {
+      return {code, "transport " + std::string(kind->name) + ": " + why};
+    };
+    if (const std::string why = kind->why_off(options_.gpus); !why.empty())
+      return failed(Code::kInvalidArgument, why);
+    auto rails = kind->make(parts, OptionValues(*kind, options_.transport_options));
+    if (!rails.ok()) return failed(rails.status().code(), rails.status().message());
+    for (std::unique_ptr<Transport>& rail : rails.value()) {
+      if (!options_.faults.empty()) {
+        Faults own = faults.value();
+        own.seed += transports_.size();  // rails that fail in step would hide what failover does
+        rail = std::make_unique<FaultyTransport>(std::move(rail), own);
+      }
+      transports_.push_back(std::move(rail));
+      kind_of_.push_back(kind);
     }
-    transports_.push_back(std::move(transport));
-  };
-  const auto wants = [&](std::string_view name) {
-    return std::find(options_.transports.begin(), options_.transports.end(), name) !=
-           options_.transports.end();
-  };
-  for (const std::string& name : options_.transports)
-    if (name != "loopback" && name != "shm" && name != "unix" && name != "tcp" && name != "cuda_ipc")
-      return {Code::kUnsupported,
-              "there is no transport '" + name + "': known are loopback, shm, unix, cuda_ipc, tcp"};
-  if (wants("cuda_ipc") != options_.gpu.has_value())
-    return {Code::kInvalidArgument, "transport cuda_ipc and a GPU's kernels come together"};
-  std::shared_ptr<Staging> staging;
-  if (options_.gpu && options_.gpu->staging_nbytes != 0) {
-    const GpuPart& part = *options_.gpu;
-    if (part.staging_nbytes < Staging::kLeastNbytes)
-      return {Code::kInvalidArgument, "a staging arena of " + std::to_string(part.staging_nbytes) +
-                                          " bytes is too small: it has at least " +
-                                          std::to_string(Staging::kLeastNbytes) + ", or 0 for none"};
-    gpu::CopyStreamOptions stream = part.stream;
-    stream.num_ctas = part.staging_ctas;
-    staging = std::make_shared<Staging>(
-        *part.driver,
-        Staging::Options{
-            .device = part.device, .kernels = part.kernels, .stream = stream, .nbytes = part.staging_nbytes});
   }
-  const auto add_stream = [&](std::string_view name, std::uint32_t rank) {
-    StreamTransport::Options stream;
-    stream.name = name;
-    stream.rank = rank;
-    auto transport = std::make_unique<StreamTransport>(reactor_, stream);
-    if (staging == nullptr)
-      add(std::move(transport));
-    else
-      add(std::make_unique<StagedTransport>(std::move(transport), staging));
-  };
-  if (wants("loopback")) add(std::make_unique<LoopbackTransport>(reactor_, *fences_));
-  if (wants("shm")) add(std::make_unique<ShmTransport>(reactor_, *fences_));
-  if (wants("shm") || wants("unix")) add_stream("unix", 2);
-  if (wants("cuda_ipc")) {
-    const GpuPart& part = *options_.gpu;
-    Result<std::unique_ptr<CudaIpcTransport>> made =
-        CudaIpcTransport::create(reactor_, *fences_, *part.driver,
-                                 {.device = part.device, .kernels = part.kernels, .stream = part.stream});
-    if (!made.ok()) return {made.status().code(), "transport cuda_ipc: " + made.status().message()};
-    add(std::move(made).value());
-  }
-  if (wants("tcp"))
-    for (std::uint32_t i = 0; i < options_.tcp_rails; ++i) add_stream("tcp", 3);
-  if (transports_.empty()) return {Code::kInvalidArgument, "an agent needs at least one transport"};
   return {};
 }
 
@@ -370,11 +336,14 @@ Result<RegionId> Runtime::register_region(std::string name,
     if (region->keys.empty() || region->keys.back().transport != transport)
       region->keys.push_back({std::string(transport), std::move(keys).value()});
   }
-  if (region->keys.empty())
+  if (region->keys.empty()) {
+    std::string able;
+    for (const TransportKind* each : transport_kinds())
+      if (each->memory.has(kind)) able += (able.empty() ? "" : ", ") + std::string(each->name);
     return Status(Code::kUnsupported, "no transport of agent '" + options_.name + "' reaches " +
-                                          (kind == MemoryKind::kGpu ? "GPU memory, as cuda_ipc does"
-                                                                    : "host memory, as shm and tcp do") +
-                                          ": make it with one that does");
+                                          (kind == MemoryKind::kGpu ? "GPU" : "host") +
+                                          " memory: make it with one that does (" + able + ")");
+  }
   return engine_->register_region(turn.now, std::move(region));
 }
 

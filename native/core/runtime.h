@@ -33,35 +33,20 @@
 #include "core/nvtx.h"
 #include "core/socket_address.h"
 #include "core/stream_wait.h"
+#include "core/transport_registry.h"
 #include "core/trigger_watch.h"
-#include "gpu/copy_stream.h"
-#include "gpu/driver.h"
+#include "gpu/gpu_part.h"
 #include "gpu/stream_writes.h"
 
 namespace kvxfer {
-
-// The GPU whose memory an agent registers, and what copies there. Whoever makes the agent loads it: the core
-// knows how kernels are launched, not where they come from.
-struct GpuPart {
-  const gpu::Driver* driver = nullptr;
-  int device = 0;
-  gpu::Kernels kernels;
-  gpu::CopyStreamOptions stream;
-  // In the place of stream.num_ctas where pages are staged: what was found to feed the bus (gpu/calibrate.h).
-  std::uint32_t staging_ctas = gpu::kUnmeasuredCtas;
-  // Pinned memory to stage pages in that go over streams; 0: they do not. Less than Staging::kLeastNbytes is
-  // refused.
-  std::uint64_t staging_nbytes = 64 * 1024 * 1024;
-  std::shared_ptr<const void> keepalive;  // of the kernels, until the agent is gone
-};
 
 struct RuntimeOptions {
   std::string name;
   std::string listen;                    // "tcp://host:port", "" accepts nobody
   std::string secret;
-  std::vector<std::string> transports;   // of "loopback", "shm", "unix", "cuda_ipc", "tcp"
-  std::optional<GpuPart> gpu;            // for "cuda_ipc"
-  std::uint32_t tcp_rails = 1;
+  std::vector<std::string> transports;   // names of kinds in the registry (kvxfer/transport_kind.h)
+  NamedOptions transport_options;        // of those and of others
+  std::vector<GpuPart> gpus;             // whose memory it registers; one for now
   Time silent_ns = 2'000'000'000, heartbeat_ns = 500'000'000, handshake_ns = 2'000'000'000;
   Time lease_margin_ns = 100'000'000, spin_ns = 50'000;
   std::uint32_t max_transfers_per_peer = 1024;
@@ -81,7 +66,7 @@ class Runtime final : private EngineHost {
   const std::string& address() const noexcept { return address_; }
   const wire::Id128& incarnation() const noexcept { return self_.incarnation; }
   CompletionRing& ring() noexcept { return ring_; }
-  int gpu() const noexcept { return options_.gpu.has_value() ? options_.gpu->device : -1; }
+  int gpu() const noexcept { return options_.gpus.empty() ? -1 : options_.gpus.front().device; }
 
   // Calls f(engine, now) under the gate, pumps, and flushes what it led to. Everything that a
   // caller asks of the engine goes through here; after close() and in a forked child it does not.
@@ -294,7 +279,7 @@ class Runtime final : private EngineHost {
   void expire_connections(Time now);
   void expect_by(Connection& connection, Time at);
   void log(std::string text);
-  std::size_t find_transport(std::string_view name) const;  // of that name's first; SIZE_MAX: none
+  bool uses(bool (*is_so)(const TransportKind&)) const;  // some kind of which that is so
 
   const RuntimeOptions options_;
   const pid_t owner_;
@@ -304,7 +289,9 @@ class Runtime final : private EngineHost {
   EpollReactor reactor_;
   CompletionRing ring_;
   std::unique_ptr<FenceTable> fences_;
-  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<const TransportKind*> kinds_;  // in use, nearest first
+  std::vector<std::unique_ptr<Transport>> transports_;  // their rails: those of one kind in a row
+  std::vector<const TransportKind*> kind_of_;  // of transports_, by index
   std::unique_ptr<Engine> engine_;
   Listener tcp_listener_, unix_listener_;
   Waker waker_;

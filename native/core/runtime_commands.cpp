@@ -8,9 +8,9 @@ namespace kvxfer {
 Result<std::shared_ptr<CommandReader>> Runtime::open_command_ring(std::uint32_t num_commands) {
   if (Status status = check_alive(); !status.ok()) return status;
   Result<CommandMemory> memory =
-      options_.gpu.has_value()
-          ? CommandMemory::create_pinned(*options_.gpu->driver, options_.gpu->device, num_commands)
-          : CommandMemory::create(num_commands);
+      !options_.gpus.empty() ? CommandMemory::create_pinned(*options_.gpus.front().driver,
+                                                            options_.gpus.front().device, num_commands)
+                             : CommandMemory::create(num_commands);
   if (!memory.ok()) return memory.status();
   auto reader = std::make_shared<CommandReader>(
       next_command_ring_.fetch_add(1), memory.value(),

@@ -12,6 +12,10 @@ namespace {
 // Strangers that may be shaking hands at a time; the oldest gives way.
 constexpr std::size_t kMaxFresh = 64;
 
+// A unix name beside the peer's port is worth trying for rails between processes of one host.
+bool is_of_one_host(const TransportKind& kind) { return kind.reach == Reach::kHost; }
+bool shares_memory(const TransportKind& kind) { return kind.shares_memory; }
+
 bool has(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
@@ -86,8 +90,7 @@ void Runtime::share_memory(Connection& connection) {
   const Session* session = connection.dead ? nullptr : engine_->session(connection.session);
   if (session == nullptr || session->state() != SessionState::kOpen) return;
   connection.tried_memory = true;
-  if (has(options_.transports, "shm") && connection.socket->share_memory())
-    sharing_.push_back(connection.session);
+  if (uses(shares_memory) && connection.socket->share_memory()) sharing_.push_back(connection.session);
 }
 
 bool Runtime::read_rings() {
@@ -242,8 +245,7 @@ Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeo
   connection->dialling = std::move(found).value();
   connection->due_at = now() + timeout_ns;
   bool connecting = false;
-  const bool near = has(options_.transports, "shm") || has(options_.transports, "unix");
-  UniqueFd fd = near ? connection->dialling.dial_beside() : UniqueFd();
+  UniqueFd fd = uses(is_of_one_host) ? connection->dialling.dial_beside() : UniqueFd();
   if (!fd) fd = connection->dialling.dial(connecting);
   if (!fd) return unreachable(*connection);
   connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), *connection, connecting, false);
@@ -301,28 +303,23 @@ std::uint32_t Runtime::session_open(SessionKey key) {
     ++started;
     return true;
   };
-  const auto both = [&](std::string_view name) {
-    return find_transport(name) != SIZE_MAX && has(self_.transports, name) && has(peer.transports, name);
-  };
+  // Nearest first. A kind is dialled where no rail reaches all of its memory yet; one that may not reach all
+  // leaves that to another beside it.
   const bool same_host = peer.host == self_.host && !peer.unix_name.empty();
-  bool local = false;
-  if (same_host && peer.process == self_.process && both("loopback"))
-    local = dial(find_transport("loopback"));
-  if (!local && same_host && both("shm")) {
-    local = dial(find_transport("shm"));
-    if (local) dial(find_transport("unix"));
-  } else if (!local && same_host && both("unix")) {
-    local = dial(find_transport("unix"));
-  } else if (!local && both("shm")) {
-    failed("shm is not used: the peer runs on another host");
+  MemoryKinds carried = MemoryKinds::none();
+  for (const TransportKind* kind : kinds_) {
+    if (!has(peer.transports, kind->name) || carried.has(kind->memory)) continue;
+    if (kind->reach == Reach::kProcess && !(same_host && peer.process == self_.process)) continue;
+    if (kind->reach == Reach::kHost && !same_host) {
+      if (has(options_.transports, kind->name))
+        failed(std::string(kind->name) + " is not used: the peer runs on another host");
+      continue;
+    }
+    bool dialled = false;
+    for (std::size_t i = 0; i < transports_.size(); ++i)
+      if (kind_of_[i] == kind) dialled = dial(i) || dialled;
+    if (dialled && !kind->is_partial) carried = carried | kind->memory;
   }
-  // Beside whatever carries host memory: each region goes over rails of its own kind.
-  if (same_host && both("cuda_ipc"))
-    dial(find_transport("cuda_ipc"));
-  else if (both("cuda_ipc"))
-    failed("cuda_ipc is not used: the peer runs on another host");
-  if (!local && both("tcp"))
-    for (std::size_t i = find_transport("tcp"); i < transports_.size(); ++i) dial(i);
   if (started == 0) {
     std::string ours, theirs;
     for (const std::string& name : self_.transports) ours += " " + name;
@@ -332,18 +329,16 @@ std::uint32_t Runtime::session_open(SessionKey key) {
   return started;
 }
 
-std::size_t Runtime::find_transport(std::string_view name) const {
-  for (std::size_t i = 0; i < transports_.size(); ++i)
-    if (transports_[i]->capabilities().name == name) return i;
-  return SIZE_MAX;
+bool Runtime::uses(bool (*is_so)(const TransportKind&)) const {
+  return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto* kind) { return is_so(*kind); });
 }
 
 bool Runtime::dial_rail(SessionKey key, std::size_t transport, std::uint16_t rail, const Connection& control,
                         std::string& why) {
-  const std::string_view name = transports_[transport]->capabilities().name;
+  const std::string_view name = kind_of_[transport]->name;
   const Session& session = *engine_->session(key);
   bool connecting = false;
-  const bool is_tcp = name == "tcp";
+  const bool is_tcp = kind_of_[transport]->socket == RailSocket::kTcp;
   const TcpAddress& tcp = control.dialling.current();
   Result<UniqueFd> fd = is_tcp ? dial_tcp(tcp, connecting) : dial_unix(session.peer().unix_name);
   if (!fd.ok()) {

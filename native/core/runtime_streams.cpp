@@ -20,7 +20,8 @@ Result<std::shared_ptr<StreamWait>> Runtime::wait_in(gpu::Stream stream, Handle&
     return Status(Code::kUnsupported, "agent '" + options_.name +
                                           "' has no GPU in whose streams it could wait: name cuda_ipc among "
                                           "its transports, or wait on the host, with wait() or wait_layer()");
-  Result<std::shared_ptr<StreamWait>> made = StreamWait::create(*options_.gpu->driver, options_.gpu->device);
+  Result<std::shared_ptr<StreamWait>> made =
+      StreamWait::create(*options_.gpus.front().driver, options_.gpus.front().device);
   if (!made.ok()) return made;
   const StreamWait& wait = *made.value();
   // First who stores the word, then who waits for it: what goes wrong in between leaves no stream behind.

@@ -45,8 +45,8 @@ Result<std::shared_ptr<Handle>> Runtime::post_after(TransferRequest request, Aft
 }
 
 Result<std::shared_ptr<Trigger>> Runtime::make_trigger() const {
-  if (!options_.gpu.has_value()) return Trigger::create();
-  return Trigger::create_pinned(*options_.gpu->driver, options_.gpu->device);
+  if (options_.gpus.empty()) return Trigger::create();
+  return Trigger::create_pinned(*options_.gpus.front().driver, options_.gpus.front().device);
 }
 
 Result<std::shared_ptr<gpu::StreamWrites>> Runtime::streams() const {

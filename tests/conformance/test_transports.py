@@ -48,8 +48,8 @@ PLAIN = [
     Setting("shm", AgentOptions(transports=("shm",)), "shm"),
     Setting("shm-foreign", AgentOptions(transports=("shm",)), "shm", "foreign"),
     Setting("unix", AgentOptions(transports=("unix",)), "unix", "foreign"),
-    Setting("tcp", AgentOptions(transports=("tcp",), tcp_rails=1), "tcp"),
-    Setting("tcp-2-rails", AgentOptions(transports=("tcp",), tcp_rails=2), "tcp"),
+    Setting("tcp", AgentOptions(transports=("tcp",), transport_options={"tcp.rails": 1}), "tcp"),
+    Setting("tcp-2-rails", AgentOptions(transports=("tcp",), transport_options={"tcp.rails": 2}), "tcp"),
 ]
 SLOW = FaultPlan(seed=7, again=0.3, delay=0.3, reorder=0.5)
 LOSSY = FaultPlan(seed=11, again=0.2, delay=0.2, reorder=0.3, fail=0.02)

@@ -42,7 +42,7 @@ SECRET: Final = b"a secret for tests only"
 
 _RAILS: Final = {
     "shm": AgentOptions(transports=("shm",)),
-    "tcp": AgentOptions(transports=("tcp",), tcp_rails=2),
+    "tcp": AgentOptions(transports=("tcp",), transport_options={"tcp.rails": 2}),
     "loopback": AgentOptions(transports=("loopback",)),
 }
 

@@ -62,15 +62,16 @@ struct End {
     options.name = name;
     options.listen = "tcp://127.0.0.1:0";
     options.transports = wished.transports;
+    options.transport_options = {{"tcp.rails", std::int64_t{1}}};
     options.faults = wished.faults;
     options.heartbeat_ns = wished.heartbeat_ns;
     options.silent_ns = 4 * kNoHeartbeat;
     for (const std::string& transport : wished.transports)
-      if (transport == "cuda_ipc") options.gpu.emplace();
-    if (options.gpu) {
-      options.gpu->driver = &emulated::driver();
-      options.gpu->kernels = wished.kernels;
-      options.gpu->staging_nbytes = wished.staging_nbytes;
+      if (transport == "cuda_ipc") options.gpus.emplace_back();
+    if (!options.gpus.empty()) {
+      options.gpus.front().driver = &emulated::driver();
+      options.gpus.front().kernels = wished.kernels;
+      options.gpus.front().staging_nbytes = wished.staging_nbytes;
     }
     runtime = create(std::move(options));
     std::memset(memory.data(), 0, kNbytes);

@@ -44,16 +44,17 @@ RuntimeOptions options_of(const std::string& name, const Transports& transports)
   options.name = name;
   options.listen = "tcp://127.0.0.1:0";
   options.transports = transports;
+  options.transport_options = {{"tcp.rails", std::int64_t{1}}};
   // Agents of a busy machine, and of one under a sanitizer, are not to be given up while a launch is held.
   options.heartbeat_ns = 30 * kSecond;
   options.silent_ns = 120 * kSecond;
   if (std::find(transports.begin(), transports.end(), "cuda_ipc") != transports.end()) {
-    options.gpu.emplace();
-    options.gpu->driver = &emulated::driver();
-    options.gpu->kernels = {{&held_copy, nullptr, &emulated::convert}};
-    options.gpu->staging_nbytes = 0;  // test_gpu_staged_runtime.cpp
+    options.gpus.emplace_back();
+    options.gpus.front().driver = &emulated::driver();
+    options.gpus.front().kernels = {{&held_copy, nullptr, &emulated::convert}};
+    options.gpus.front().staging_nbytes = 0;  // test_gpu_staged_runtime.cpp
     // Room for one piece's tables: the others wait for its end, unlaunched.
-    options.gpu->stream.tables_nbytes = 2 * kPieceBlocks * sizeof(std::uint32_t);
+    options.gpus.front().stream.tables_nbytes = 2 * kPieceBlocks * sizeof(std::uint32_t);
   }
   return options;
 }
@@ -492,7 +493,7 @@ TEST(memory_is_registered_with_the_transports_of_its_kind_or_refused) {
   CHECK_EQ(code_of({"shm", "tcp"}, MemoryKind::kGpu), Code::kUnsupported);
   CHECK_EQ(code_of({"cuda_ipc"}, MemoryKind::kHost), Code::kUnsupported);
   RuntimeOptions without = options_of("alone", {"cuda_ipc"});
-  without.gpu.reset();
+  without.gpus.clear();
   CHECK_EQ(Runtime::create(std::move(without)).status().code(), Code::kInvalidArgument);
 }
 

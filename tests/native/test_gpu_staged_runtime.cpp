@@ -45,18 +45,19 @@ RuntimeOptions options_of(const std::string& name, const Transports& transports,
   options.name = name;
   options.listen = "tcp://127.0.0.1:0";
   options.transports = transports;
+  options.transport_options = {{"tcp.rails", std::int64_t{1}}};
   // Agents of a busy machine, and of one under a sanitizer, are not to be given up while a launch is held.
   options.heartbeat_ns = 30 * kSecond;
   options.silent_ns = 120 * kSecond;
   if (std::find(transports.begin(), transports.end(), "cuda_ipc") != transports.end()) {
-    options.gpu.emplace();
-    options.gpu->driver = &emulated::driver();
-    options.gpu->kernels = {{&emulated::held_copy, nullptr, &emulated::convert}};
-    options.gpu->stream.tables_nbytes = 64 * 1024;
-    options.gpu->stream.num_ctas = kIpcCtas;
-    options.gpu->staging_ctas = kStagingCtas;
-    options.gpu->stream.calibration = emulated::calibration();
-    options.gpu->staging_nbytes = staging_nbytes;
+    options.gpus.emplace_back();
+    options.gpus.front().driver = &emulated::driver();
+    options.gpus.front().kernels = {{&emulated::held_copy, nullptr, &emulated::convert}};
+    options.gpus.front().stream.tables_nbytes = 64 * 1024;
+    options.gpus.front().stream.num_ctas = kIpcCtas;
+    options.gpus.front().staging_ctas = kStagingCtas;
+    options.gpus.front().stream.calibration = emulated::calibration();
+    options.gpus.front().staging_nbytes = staging_nbytes;
   }
   return options;
 }
@@ -69,7 +70,7 @@ struct End {
     for (std::byte* memory : {gpu.data(), host.data()})
       for (std::uint64_t at = 0; at < kNbytes; at += 1024) random.fill(memory + at, 16);
     const RuntimeOptions options = options_of(name, transports, staging_nbytes);
-    const bool has_gpu = options.gpu.has_value();
+    const bool has_gpu = !options.gpus.empty();
     runtime = runtime_calls::create(options);
     if (has_gpu) on_gpu = register_memory("gpu", gpu.data(), MemoryKind::kGpu);
     on_host = register_memory("host", host.data(), MemoryKind::kHost);

@@ -27,7 +27,7 @@ from kvxfer.doctor import (
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.errors import UsageError
 from kvxfer.gpu.availability import availability
-from kvxfer.options import TRANSPORTS
+from kvxfer.transports import kinds
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
@@ -77,7 +77,8 @@ def test_a_machine_whose_files_are_missing_is_still_reported(tmp_path: Path) -> 
 
 
 # Of one process alone.
-TRIED = tuple(name for name in TRANSPORTS if name != "cuda_ipc")
+TRANSPORTS = tuple(kinds())
+TRIED = tuple(kind.name for kind in kinds().values() if not kind.needs_gpu)
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -117,7 +118,7 @@ def test_a_transport_that_fails_limits_or_blocks(monkeypatch: pytest.MonkeyPatch
 
 
 def test_trial_says_what_failed_instead_of_raising() -> None:
-    assert "transports" in trial.try_transport("pigeon")
+    assert "no transport 'pigeon'" in trial.try_transport("pigeon")
 
 
 @pytest.mark.parametrize("num_files", [3, 8, 14])
@@ -139,7 +140,7 @@ def test_a_process_that_may_open_few_files_is_told_that_nothing_works(num_files:
 
 
 def test_unknown_names_are_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UsageError, match=r"unknown transport 'nvlink'; known are loopback, shm"):
+    with pytest.raises(UsageError, match=r"unknown transport 'nvlink'; known are loopback, cuda_ipc, shm"):
         report.examine(("shm", "nvlink"))
 
 

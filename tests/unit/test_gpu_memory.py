@@ -115,7 +115,7 @@ def test_this_machine_makes_an_agent_of_a_gpu_or_says_why_not() -> None:
 def test_an_agent_without_the_transport_says_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     no_kernels(monkeypatch, "")
     said = refusal([view(Torch("cuda:2"))], AgentOptions(transports=("tcp",)))
-    assert "AgentOptions(transports=('tcp', 'cuda_ipc'), gpu=2)" in said
+    assert "AgentOptions(gpu=2)" in said
 
 
 def test_an_agent_takes_memory_of_its_one_gpu_alone() -> None:
@@ -147,15 +147,17 @@ def test_kernels_are_loaded_for_an_agent_and_its_regions_are_told_to_be_on_the_g
     monkeypatch.setattr(calibration, "shared", lambda index: Calibration((WAY_SAMPLE,), CTA_SAMPLES))
     agent = Agent("prefill", replace(WITH_GPU, gpu=3))
     core = fake_core[-1]
-    assert core.options["gpu"] == {
-        "device": 3,
-        "kernels": (11, 0, 13),
-        "owner": kernels,
-        "ipc_ctas": 16,
-        "staging_ctas": 2,
-        "staging_nbytes": WITH_GPU.staging_nbytes,
-        "way_samples": [WAY_SAMPLE],
-    }
+    assert core.options["gpus"] == [
+        {
+            "device": 3,
+            "kernels": (11, 0, 13),
+            "owner": kernels,
+            "ipc_ctas": 16,
+            "staging_ctas": 2,
+            "staging_nbytes": WITH_GPU.staging_nbytes,
+            "way_samples": [WAY_SAMPLE],
+        }
+    ]
     on_gpu = Torch("cuda:3")
     agent.register("kv", on_gpu, KVLayout.from_tensor(on_gpu, "lbd"))
     agent.register("host", np.zeros((4, 16), np.uint8))
@@ -177,7 +179,7 @@ def test_how_an_agent_copies_is_what_was_found_or_what_its_options_say(
     def told(**options: Any) -> tuple[int, int, int, int]:
         asked.clear()
         Agent("prefill", replace(WITH_GPU, **options))
-        gpu = fake_core[-1].options["gpu"]
+        gpu = fake_core[-1].options["gpus"][0]
         return gpu["ipc_ctas"], gpu["staging_ctas"], len(gpu["way_samples"]), len(asked)
 
     assert told() == (16, 2, 1, 1)
@@ -206,16 +208,18 @@ def test_how_an_agent_copies_is_what_was_found_or_what_its_options_say(
 )
 def test_the_native_agent_does_not_take_numbers_that_nobody_measured(wrong: dict[str, Any]) -> None:
     options = replace(WITH_GPU, listen="").to_native()
-    options["gpu"] = {
-        "device": 0,
-        "kernels": (0, 0, 0),
-        "owner": None,
-        "ipc_ctas": 16,
-        "staging_ctas": 4,
-        "staging_nbytes": 0,
-        "way_samples": [WAY_SAMPLE],
-        **wrong,
-    }
+    options["gpus"] = [
+        {
+            "device": 0,
+            "kernels": (0, 0, 0),
+            "owner": None,
+            "ipc_ctas": 16,
+            "staging_ctas": 4,
+            "staging_nbytes": 0,
+            "way_samples": [WAY_SAMPLE],
+            **wrong,
+        }
+    ]
     with pytest.raises(NativeError) as caught:
         AgentCore("prefill", options)
     assert translate(caught.value).code == "invalid-argument"
@@ -223,7 +227,7 @@ def test_the_native_agent_does_not_take_numbers_that_nobody_measured(wrong: dict
 
 def test_the_native_agent_needs_both_the_transport_and_the_kernels() -> None:
     options = replace(WITH_GPU, listen="").to_native()
-    with pytest.raises(NativeError, match="come together"):
+    with pytest.raises(NativeError, match="the agent has no GPU"):
         AgentCore("prefill", options)
 
 

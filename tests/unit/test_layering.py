@@ -30,6 +30,7 @@ MAY_IMPORT_NATIVE = {
     "programs.py",
     "region.py",
     "transfer.py",
+    "transports.py",
     "trigger.py",
 }
 PURE = (
@@ -56,6 +57,9 @@ PURE = (
     "topology.py",
     "options.py",
 )
+
+# Folders beside those of the transports.
+SHARED_BY_TRANSPORTS = {"common", "stream"}
 
 PURE_LIBRARY = {
     "base64",
@@ -148,9 +152,37 @@ def cpp_files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.rglob("*")) if path.suffix in (".h", ".cpp", ".cu", ".cuh")]
 
 
+def transports() -> set[str]:
+    """Those that are registered: each a folder and a line."""
+    lines = (NATIVE / "CMakeLists.txt").read_text()
+    names = set(re.findall(r"^kvxfer_transport\((\w+)\)", lines, re.MULTILINE))
+    folders = {path.name for path in (NATIVE / "transports").iterdir() if any(path.iterdir())}
+    assert folders - names == SHARED_BY_TRANSPORTS
+    assert names <= folders
+    return names
+
+
+def quoted_in(path: Path) -> set[str]:
+    """Whole string literals of a source, without its comments and docstrings."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        literals = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+        return {value for value in literals if isinstance(value, str)}
+    return set(re.findall(r'"((?:[^"\\\n]|\\.)*)"', re.sub(r"//[^\n]*", "", text)))
+
+
+def test_no_transport_is_named_outside_its_folder_and_the_registry() -> None:
+    names = transports()
+    sources = [
+        path for folder in ("core", "bindings", "include", "gpu") for path in cpp_files(NATIVE / folder)
+    ]
+    for path in [*sources, *python_files(PACKAGE)]:
+        assert not quoted_in(path) & names, f"{path} names {quoted_in(path) & names}"
+
+
 def test_the_core_knows_transports_through_their_interface() -> None:
-    for path in cpp_files(NATIVE / "core"):
-        if not path.name.startswith("runtime"):
+    for folder in ("core", "bindings", "include", "gpu"):
+        for path in cpp_files(NATIVE / folder):
             assert not any(name.startswith("transports/") for name in includes(path)), path
 
 
@@ -159,9 +191,7 @@ def test_transports_do_not_know_each_other_nor_the_engine() -> None:
         kind = path.relative_to(NATIVE / "transports").parts[0]
         for name in includes(path):
             if name.startswith("transports/"):
-                assert name.startswith((f"transports/{kind}/", "transports/common/")), (
-                    f"{path} includes {name}"
-                )
+                assert name.split("/")[1] in {kind, *SHARED_BY_TRANSPORTS}, f"{path} includes {name}"
             assert not name.startswith(("core/runtime", "core/engine", "bindings/")), (
                 f"{path} includes {name}"
             )

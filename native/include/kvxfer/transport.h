@@ -100,6 +100,7 @@ enum class MemoryKind : std::uint8_t { kHost, kGpu };
 class MemoryKinds {
  public:
   constexpr MemoryKinds(MemoryKind kind) noexcept : bits_(bit(kind)) {}  // NOLINT: a kind is a set of one
+  static constexpr MemoryKinds none() noexcept { return MemoryKinds(); }
   constexpr bool has(MemoryKind kind) const noexcept { return (bits_ & bit(kind)) != 0; }
   constexpr bool has(MemoryKinds kinds) const noexcept { return (bits_ & kinds.bits_) == kinds.bits_; }
   constexpr MemoryKinds operator|(MemoryKinds other) const noexcept {
@@ -112,7 +113,8 @@ class MemoryKinds {
   static constexpr std::uint8_t bit(MemoryKind kind) noexcept {
     return static_cast<std::uint8_t>(1u << static_cast<unsigned>(kind));
   }
-  std::uint8_t bits_;
+  constexpr MemoryKinds() = default;
+  std::uint8_t bits_ = 0;
 };
 
 struct MemorySpan {

@@ -1,0 +1,26 @@
+// A GPU whose memory an agent registers, and what copies there. The caller that makes the agent loads it: the
+// core knows how kernels are launched, not where they come from.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "gpu/copy_stream.h"
+#include "gpu/driver.h"
+
+namespace kvxfer {
+
+struct GpuPart {
+  const gpu::Driver* driver = nullptr;
+  int device = 0;
+  gpu::Kernels kernels;
+  gpu::CopyStreamOptions stream;
+  // In the place of stream.num_ctas where pages are staged: what was found to feed the bus (gpu/calibrate.h).
+  std::uint32_t staging_ctas = gpu::kUnmeasuredCtas;
+  // Pinned memory to stage pages in that go over streams; 0: they do not. Less than Staging::kLeastNbytes is
+  // refused.
+  std::uint64_t staging_nbytes = 64 * 1024 * 1024;
+  std::shared_ptr<const void> keepalive;  // of the kernels, until the agent is gone
+};
+
+}  // namespace kvxfer
