@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from kvxfer import transports as registry
 from kvxfer.errors import UsageError
+from kvxfer.user_secret import user_secret
 
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
@@ -16,6 +17,7 @@ MIN_SECRET_NBYTES: Final = 16
 MIN_STAGING_NBYTES: Final = 1024 * 1024
 #: Of addresses that agents listen on.
 SCHEME: Final = "tcp://"
+SHM_PEERS: Final = ("user", "secret")
 _MOST_CTAS = 65535
 _MOST_GPU = 1023
 
@@ -34,9 +36,14 @@ class AgentOptions:
         ``"tcp://host:port"`` (port 0: any free one), or ``""`` to accept nobody. Another host than
         loopback needs a secret.
     secret
-        Shared by all agents that may connect, at least 16 bytes. None takes ``KVXFER_SECRET``, or
-        the contents of the file that ``KVXFER_SECRET_FILE`` names, or none; ``b""`` is none
-        whatever the environment says.
+        Shared by all agents that may connect, as any user and from any host; at least 16 bytes. None takes
+        ``KVXFER_SECRET``, or the contents of the file that ``KVXFER_SECRET_FILE`` names. Without any of
+        these, and with ``b""`` whatever the environment says, peers are this user's own processes on this
+        host alone: they share a secret of the user's that is made on first use (`kvxfer.user_secret`).
+    shm_peers
+        To whom shared memory goes, with all that lies in it: a peer that has it can read every page without a
+        lease. ``"user"``: to processes of this user. ``"secret"``: to all on this host that know the secret.
+        Peers that do not get it are sent their pages over a stream.
     transports
         Kinds of rails that it is willing to use (`kvxfer.transports`; ``kvxfer doctor`` lists them). A kind
         that reaches only part of a host's memory brings the one that reaches the rest.
@@ -92,6 +99,7 @@ class AgentOptions:
 
     listen: str = "tcp://127.0.0.1:0"
     secret: bytes | str | None = None
+    shm_peers: str = "user"
     transports: tuple[str, ...] = field(default_factory=registry.default_names)
     transport_options: Mapping[str, registry.OptionValue] = field(default_factory=dict)
     gpu: int | None = None
@@ -174,6 +182,8 @@ class AgentOptions:
         if isinstance(named, str):
             raise _bad(f"option transports is {named!r}: write ({named!r},)")
         registry.check(self.transports, self.transport_options)
+        if self.shm_peers not in SHM_PEERS:
+            raise _bad(f"option shm_peers is {self.shm_peers!r}: write {' or '.join(map(repr, SHM_PEERS))}")
         secret = find_secret(self.secret)
         if self.listen and not secret and not _is_loopback(self.listen):
             raise _bad(
@@ -183,6 +193,8 @@ class AgentOptions:
         return {
             "listen": self.listen,
             "secret": secret,
+            "user_secret": b"" if secret else user_secret(),
+            "shm_peers": self.shm_peers,
             "transports": list(self.transports),
             "transport_options": dict(self.transport_options),
             "gpus": [],
@@ -199,7 +211,7 @@ class AgentOptions:
 
 
 def find_secret(given: bytes | str | None) -> bytes:
-    """Returns the secret that was given, or else the environment's; ``b""`` for none.
+    """Returns the secret that was given, or else the environment's; ``b""`` for none: the user's own is used.
 
     Raises
     ------

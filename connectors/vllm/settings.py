@@ -23,7 +23,7 @@ class Settings(BaseModel):
         needed. Ports are picked by the system and told with each request.
     secret_file
         The file that holds the secret of all engines; None takes ``KVXFER_SECRET`` or
-        ``KVXFER_SECRET_FILE``, or no secret.
+        ``KVXFER_SECRET_FILE``, or this user's own secret.
     allowed_hosts
         Hosts and networks (``"10.0.0.0/8"``) that this engine dials when a request's parameters
         name them; None for any. A name is compared as it is written.

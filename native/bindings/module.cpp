@@ -186,6 +186,11 @@ class PyAgentCore {
     native.listen = nb::cast<std::string>(options["listen"]);
     const auto secret = nb::cast<nb::bytes>(options["secret"]);
     native.secret.assign(secret.c_str(), secret.size());
+    const auto user_secret = nb::cast<nb::bytes>(options["user_secret"]);
+    native.user_secret.assign(user_secret.c_str(), user_secret.size());
+    if (native.secret.empty() && native.user_secret.empty())
+      raise({Code::kInvalidArgument, "an agent needs a secret, or its user's"});
+    native.shares_with_all = nb::cast<std::string>(options["shm_peers"]) == "secret";
     native.transports = nb::cast<std::vector<std::string>>(options["transports"]);
     native.transport_options = to_named_options(nb::cast<nb::dict>(options["transport_options"]));
     for (const nb::handle part : nb::cast<nb::list>(options["gpus"]))
@@ -543,7 +548,8 @@ NB_MODULE(_native, m) {
   nb::class_<PyAgentCore>(m, "AgentCore")
       .def(nb::init<const std::string&, const nb::dict&>(), "name"_a, "options"_a)
       .def_prop_ro("address", [](const PyAgentCore& c) { return c.runtime().address(); })
-      .def_prop_ro("incarnation", [](const PyAgentCore& c) { return from_bytes(c.runtime().incarnation()); })
+      .def_prop_ro("incarnation",
+                   [](const PyAgentCore& c) { return from_bytes(c.runtime().identity().incarnation); })
       .def_prop_ro("event_fd", [](const PyAgentCore& c) { return c.runtime().ring().fd(); })
       .def_prop_ro("sockets_fd", [](const PyAgentCore& c) { return c.runtime().sockets_fd(); })
       .def_prop_ro("serves", [](const PyAgentCore& c) { return c.runtime().serves(); })

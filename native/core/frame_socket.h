@@ -39,6 +39,7 @@ class FrameSocket final : public Reactor::Handler {
   Status redial(UniqueFd fd, bool connecting);
   UniqueFd release() noexcept;  // the socket, for another owner
 
+  int fd() const noexcept { return fd_.get(); }
   bool open() const noexcept { return static_cast<bool>(fd_); }
   bool connecting() const noexcept { return connecting_; }  // still true in on_closed where it failed
 

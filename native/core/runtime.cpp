@@ -169,7 +169,11 @@ Status Runtime::start() {
   }
 
   EngineConfig config;
-  config.session.secret = options_.secret;
+  config.session.secret = is_open_to_others() ? options_.secret : options_.user_secret;
+  if (!is_open_to_others())
+    config.session.other_secret =
+        "this agent was given none and uses its user's own: run both as one user, or give both the same "
+        "secret";
   config.session.self = self_;
   config.session.handshake_timeout_ns = options_.handshake_ns;
   config.session.heartbeat_ns = options_.heartbeat_ns;

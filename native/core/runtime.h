@@ -43,7 +43,12 @@ namespace kvxfer {
 struct RuntimeOptions {
   std::string name;
   std::string listen;                    // "tcp://host:port", "" accepts nobody
+  // Every peer proves to know it, as whatever user and from whatever host.
   std::string secret;
+  // Where there is no such secret: known to all processes of this user. Peers are those alone, on this host.
+  std::string user_secret;
+  // Shared memory goes to whoever knows the secret, and not to processes of this user alone.
+  bool shares_with_all = false;
   std::vector<std::string> transports;   // names of kinds in the registry (kvxfer/transport_kind.h)
   NamedOptions transport_options;        // of those and of others
   std::vector<GpuPart> gpus;             // whose memory it registers; one for now
@@ -64,7 +69,7 @@ class Runtime final : private EngineHost {
   Runtime& operator=(const Runtime&) = delete;
 
   const std::string& address() const noexcept { return address_; }
-  const wire::Id128& incarnation() const noexcept { return self_.incarnation; }
+  const wire::Identity& identity() const noexcept { return self_; }
   CompletionRing& ring() noexcept { return ring_; }
   int gpu() const noexcept { return options_.gpus.empty() ? -1 : options_.gpus.front().device; }
 
@@ -272,6 +277,10 @@ class Runtime final : private EngineHost {
   void hand_over(Connection& connection, bool initiator);
   void drop(Connection& connection, const std::string& why);
   void share_memory(Connection& connection);
+  bool is_open_to_others() const noexcept { return !options_.secret.empty(); }
+  bool hands_out_memory(std::size_t transport) const;
+  // May the process at the other end of this socket be a peer, and may it have memory of ours?
+  Status check_user(int socket, bool shares_memory) const;
   bool read_rings();  // wakes them, too; true when a frame was in one
   // Before somebody sleeps on the reactor: peers are to say over the socket when they have written to
   // a ring. False where something is in one already.

@@ -1,8 +1,10 @@
 // Connections, from the first byte to an authenticated session or a transport's rail.
 #include <sys/epoll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "core/runtime.h"
 
@@ -30,6 +32,10 @@ void Runtime::accept_all(Listener& listener) {
   for (int i = 0; i < 16; ++i) {
     UniqueFd fd = accept_from(listener.fd.get());
     if (!fd) return;
+    if (Status status = check_user(fd.get(), false); !status.ok()) {
+      log("refused a connection: " + status.message());
+      continue;
+    }
     if (num_fresh_ >= kMaxFresh) {
       auto oldest = std::find_if(connections_.begin(), connections_.end(),
                                  [](const auto& c) { return c->kind == ConnectionKind::kFresh && !c->dead; });
@@ -85,12 +91,39 @@ void Runtime::Connection::on_closed(const std::string& why) {
   }
 }
 
+// A peer of this host that fetches by itself can fetch anything.
+bool Runtime::hands_out_memory(std::size_t transport) const {
+  return kind_of_[transport]->reach == Reach::kHost && transports_[transport]->capabilities().one_sided;
+}
+
+Status Runtime::check_user(int socket, bool shares_memory) const {
+  const std::optional<uid_t> user = peer_user(socket);
+  if (user == ::geteuid()) return {};
+  if (!user) {
+    // Over TCP a peer proves itself by a secret alone: without one given to both, by what no other user can read.
+    if (shares_memory) return {Code::kNotPermitted, "memory goes over unix sockets alone"};
+    return {};
+  }
+  const std::string users =
+      "the peer is user " + std::to_string(*user) + " and this agent user " + std::to_string(::geteuid());
+  if (!is_open_to_others())
+    return {Code::kNotPermitted,
+            users + ": without a secret it serves its own user alone; give both agents one secret"};
+  if (shares_memory && !options_.shares_with_all)
+    return {Code::kNotPermitted, users +
+                                     ": memory goes to its own user alone, unless option shm_peers is "
+                                     "\"secret\" at both ends"};
+  return {};
+}
+
 // Control frames go through memory as soon as both ends have proved who they are.
 void Runtime::share_memory(Connection& connection) {
   const Session* session = connection.dead ? nullptr : engine_->session(connection.session);
   if (session == nullptr || session->state() != SessionState::kOpen) return;
   connection.tried_memory = true;
-  if (uses(shares_memory) && connection.socket->share_memory()) sharing_.push_back(connection.session);
+  if (uses(shares_memory) && check_user(connection.socket->fd(), true).ok() &&
+      connection.socket->share_memory())
+    sharing_.push_back(connection.session);
 }
 
 bool Runtime::read_rings() {
@@ -206,6 +239,8 @@ void Runtime::on_rail_hello(Connection& connection, const wire::RailHello& hello
   }
   if (best == SIZE_MAX)
     return drop(connection, "RAIL_HELLO for transport '" + hello.transport + "', which is not in use here");
+  if (Status status = check_user(connection.socket->fd(), hands_out_memory(best)); !status.ok())
+    return drop(connection, "RAIL_HELLO for " + hello.transport + ": " + status.message());
   if (!session->verify_rail_hello(hello))
     return drop(connection, "RAIL_HELLO whose proof is wrong or was used before");
   connection.socket->send(session->rail_welcome(hello.rail));
@@ -341,6 +376,8 @@ bool Runtime::dial_rail(SessionKey key, std::size_t transport, std::uint16_t rai
   const bool is_tcp = kind_of_[transport]->socket == RailSocket::kTcp;
   const TcpAddress& tcp = control.dialling.current();
   Result<UniqueFd> fd = is_tcp ? dial_tcp(tcp, connecting) : dial_unix(session.peer().unix_name);
+  if (fd.ok() && !is_tcp)  // anybody may have taken the name
+    if (Status status = check_user(fd.value().get(), hands_out_memory(transport)); !status.ok()) fd = status;
   if (!fd.ok()) {
     why = std::string(name) + " is not used: " + (is_tcp ? "cannot connect to " + tcp.text + ": " : "") +
           fd.status().message();

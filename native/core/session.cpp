@@ -289,8 +289,7 @@ Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::B
   transcript_ = sha256({hello_body_, body.first(body.size() - challenge.proof.size())});
   if (!equal_in_constant_time(challenge.proof, prove("kvxfer/1 acceptor")))
     return violate(Code::kAuthFailed,
-                   "the peer's secret differs: the proof in its CHALLENGE is wrong; give "
-                   "both agents the same secret");
+                   "the peer's secret differs: the proof in its CHALLENGE is wrong; " + config_.other_secret);
   session_ = challenge.session;
   queue(wire::Proof{prove("kvxfer/1 initiator")});
   step(Event::kChallenge);
@@ -301,8 +300,7 @@ Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::B
 Status Session::on_proof(Time now, const wire::Proof& proof) {
   if (!equal_in_constant_time(proof.proof, prove("kvxfer/1 initiator")))
     return violate(Code::kAuthFailed,
-                   "the peer's secret differs: its PROOF is wrong; give both agents the "
-                   "same secret");
+                   "the peer's secret differs: its PROOF is wrong; " + config_.other_secret);
   step(Event::kProof);
   open(now, std::move(claimed_));
   return Status();
@@ -432,7 +430,7 @@ void Session::connection_lost() {
     case State::kAwaitProof:
       // It had our proof and hung up: that is what an agent does that finds the proof wrong.
       (void)end(Event::kConnectionLost, Code::kAuthFailed,
-                before + ", as an agent with another secret does; give both agents the same secret");
+                before + ", as an agent with another secret does; " + config_.other_secret);
       break;
     case State::kOpen: (void)end(Event::kConnectionLost, Code::kPeerLost, text); break;
     case State::kClosed: break;

@@ -2,7 +2,7 @@
 // and the time come in, frames to send and messages come out.
 //
 // Handshake (mutual challenge-response over a shared secret; an empty secret runs the same
-// steps and proves nothing, which is why an agent without one listens on loopback alone):
+// steps and proves nothing: agents always have one, given or their user's):
 //   initiator  HELLO{nonce_i, identity_i}
 //   acceptor   CHALLENGE{nonce_r, identity_r, session, proof_r}
 //   initiator  PROOF{proof_i}
@@ -34,6 +34,7 @@ using RandomSource = std::function<void(std::span<std::byte>)>;
 
 struct SessionConfig {
   std::string secret;
+  std::string other_secret = "give both agents the same secret";  // what to do where a peer's differs
   wire::Identity self;
   Time handshake_timeout_ns = 2'000'000'000;
   Time heartbeat_ns = 500'000'000;   // sent when nothing else was for this long

@@ -33,10 +33,15 @@ std::string in_words(const sockaddr* address, socklen_t length) {
                                         : std::string(host) + ":" + port;
 }
 
-socklen_t unix_address(const std::string& name, sockaddr_un& out) {
+// An abstract name begins with a byte 0 of its own. A peer tells its name, and may tell a longer one than fits.
+Result<socklen_t> unix_address(const std::string& name, sockaddr_un& out) {
+  constexpr std::size_t kMostNbytes = sizeof out.sun_path - 1;
+  if (name.size() > kMostNbytes)
+    return Status(Code::kInvalidArgument, "a unix socket's name has up to " + std::to_string(kMostNbytes) +
+                                              " bytes, and this one " + std::to_string(name.size()));
   std::memset(&out, 0, sizeof out);
   out.sun_family = AF_UNIX;
-  std::memcpy(out.sun_path + 1, name.data(), std::min(name.size(), sizeof out.sun_path - 1));
+  std::memcpy(out.sun_path + 1, name.data(), name.size());
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
@@ -106,8 +111,9 @@ Result<std::string> listening_address(int fd) {
 Result<UniqueFd> listen_unix(const std::string& name) {
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address;
-  const socklen_t length = unix_address(name, address);
-  if (!fd || ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+  const Result<socklen_t> length = unix_address(name, address);
+  if (!length.ok()) return length.status();
+  if (!fd || ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length.value()) != 0 ||
       ::listen(fd.get(), 512) != 0)
     return Status::from_errno("listening on an abstract unix socket", errno);
   return fd;
@@ -130,8 +136,9 @@ Result<UniqueFd> dial_tcp(const TcpAddress& address, bool& connecting) {
 Result<UniqueFd> dial_unix(const std::string& name) {
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address;
-  const socklen_t length = unix_address(name, address);
-  if (!fd || ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0)
+  const Result<socklen_t> length = unix_address(name, address);
+  if (!length.ok()) return length.status();
+  if (!fd || ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length.value()) != 0)
     return Status(Code::kUnreachable, std::string("the peer's unix socket cannot be reached (") +
                                           std::strerror(errno) +
                                           "): it runs in another network namespace, or is overloaded");
@@ -142,13 +149,19 @@ std::string name_beside(const std::string& tcp_address) { return "kvxfer-" + tcp
 
 UniqueFd dial_beside(const TcpAddress& address) {
   Result<UniqueFd> fd = dial_unix(name_beside(address.text));
-  if (!fd.ok()) return {};
   // Anybody may take a name that is free, before the agent does.
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (::getsockopt(fd.value().get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != ::geteuid())
-    return {};
+  if (!fd.ok() || peer_user(fd.value().get()) != ::geteuid()) return {};
   return std::move(fd).value();
+}
+
+std::optional<uid_t> peer_user(int fd) {
+  int domain = 0;
+  ucred peer{};
+  socklen_t domain_length = sizeof domain, peer_length = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_length) != 0 || domain != AF_UNIX ||
+      ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_length) != 0)
+    return std::nullopt;
+  return peer.uid;
 }
 
 UniqueFd accept_from(int listener) {

@@ -1,7 +1,10 @@
 // Opening stream sockets: listening and dialling, TCP and abstract unix names.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +36,8 @@ Result<UniqueFd> dial_unix(const std::string& abstract_name);
 std::string name_beside(const std::string& tcp_address);
 // Through that name, where a process of ours listens on it; empty otherwise.
 UniqueFd dial_beside(const TcpAddress& address);
+// The user of the process that connected, or that listens where we connected; none of what is no unix socket.
+std::optional<uid_t> peer_user(int fd);
 UniqueFd accept_from(int listener);  // empty: nobody waits
 std::string peer_in_words(int fd);   // "127.0.0.1:4711", "a process of this host"
 

@@ -152,6 +152,8 @@ struct PeerOptions {
   std::string secret;
   std::vector<std::string> transports = {"shm", "unix", "tcp"};
   Over over = Over::kUnix;
+  std::string unix_name;  // that it says it listens on
+  std::optional<wire::Id128> host;  // that it says it runs on
 };
 
 class Peer {
@@ -162,9 +164,9 @@ class Peer {
   // Answers one that called: `wire` was accepted from a listener of the test's.
   Peer(Wire accepted, PeerOptions options) : Peer(std::move(accepted), SessionRole::kAcceptor, "", options) {}
 
-  // Until the session is open at this end and the other's regions are known. False: refused; see session.reason().
+  // Until the session is open at this end and the other's regions are known; it has none to tell. False: refused; see session.reason().
   bool shake_hands() {
-    return hear_until([&] { return num_heard<wire::RegionsEnd>() != 0; });
+    return hear_until([&] { return num_heard<wire::RegionsEnd>() != 0; }) && say(wire::RegionsEnd{});
   }
   // Sealed and numbered as it should be.
   bool say(const wire::Message& message) {
@@ -273,6 +275,8 @@ class Peer {
     fill_from_urandom(config.self.host);
     fill_from_urandom(config.self.process);
     config.self.transports = options.transports;
+    config.self.unix_name = options.unix_name;
+    if (options.host) config.self.host = *options.host;
     config.silent_ns = kNoHeartbeat;
     config.heartbeat_ns = kNoHeartbeat;
     return config;
@@ -384,10 +388,10 @@ inline std::vector<std::string> log_of(Runtime& runtime) {
   }
 }
 inline bool logs(Runtime& runtime, std::string_view words) {
+  bool found = false;
   return await([&] {
-    for (const std::string& line : log_of(runtime))
-      if (line.find(words) != std::string::npos) return true;
-    return false;
+    for (const std::string& line : log_of(runtime)) found = found || line.find(words) != std::string::npos;
+    return found;
   });
 }
 

@@ -16,6 +16,8 @@ SECRET = "0123456789abcdef"
 NATIVE_KEYS = {
     "listen",
     "secret",
+    "user_secret",
+    "shm_peers",
     "transports",
     "gpus",
     "transport_options",

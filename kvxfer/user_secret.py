@@ -1,0 +1,118 @@
+"""The secret that one user's agents on one host share without being given any."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from kvxfer.errors import UsageError
+
+NAME = "secret"
+
+
+def folder() -> Path:
+    """Returns where it is kept, there or not: ``kvxfer`` in the user's runtime directory, else in the cache.
+
+    ``XDG_RUNTIME_DIR`` counts where it is a directory of this user's (``su`` leaves another's), then
+    ``XDG_CACHE_HOME``, then ``~/.cache``.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: the environment names none of them.
+    """
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    if runtime.is_absolute() and runtime.is_dir() and runtime.stat().st_uid == os.geteuid():
+        return runtime / "kvxfer"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if cache.is_absolute():
+        return cache / "kvxfer"
+    try:
+        return Path.home() / ".cache" / "kvxfer"
+    except RuntimeError:
+        raise _bad(
+            "neither XDG_RUNTIME_DIR nor XDG_CACHE_HOME nor HOME names a folder for this user's own secret"
+        ) from None
+
+
+def user_secret() -> bytes:
+    """Returns this user's secret, made on first use: readable by this user alone.
+
+    Processes that make it at the same time agree on one.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: the folder or the file belongs to another user, others may write to the folder
+        or read the file, or it cannot be made. The message names it and says what to do.
+    """
+    place = folder()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
+        directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise _bad(
+            f"{place}, where this user's own secret is kept, cannot be used: {error.strerror}"
+        ) from None
+    try:
+        found = os.fstat(directory)
+        if found.st_uid != os.geteuid():
+            raise _bad(f"{place} cannot hold this user's own secret: it belongs to user {found.st_uid}")
+        if stat.S_IMODE(found.st_mode) & 0o022:
+            raise _bad(
+                f"others may write to {place}, where this user's own secret is kept: chmod 700 {place}"
+            )
+        return _read(directory, place / NAME) or _make(directory, place / NAME)
+    finally:
+        os.close(directory)
+
+
+def _read(directory: int, path: Path) -> bytes | None:
+    """Returns the file's secret, or None where there is no file."""
+    try:
+        file = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _bad(f"{path} cannot be read: {error.strerror}") from None
+    with os.fdopen(file, "rb") as opened:
+        found = os.fstat(file)
+        if found.st_uid != os.geteuid():
+            raise _bad(f"{path} belongs to user {found.st_uid}: only this user's own file is believed")
+        if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) & 0o077:
+            raise _bad(f"others may read {path}: delete it, and a new secret is made (mode 0600)")
+        secret = opened.read(4096).strip()
+    if len(secret) < 32:
+        raise _bad(f"{path} holds {len(secret)} bytes and no secret: delete it, and a new one is made")
+    return secret
+
+
+def _make(directory: int, path: Path) -> bytes:
+    """Returns the secret that the file then has: this process's, or that of another which was first."""
+    own = f".{NAME}-{secrets.token_hex(8)}"
+    try:
+        file = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        try:
+            with os.fdopen(file, "wb") as opened:
+                opened.write(secrets.token_hex(32).encode() + b"\n")
+            # Whole or not at all, and never over another's.
+            os.link(own, NAME, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+        except FileExistsError:
+            pass  # another process was first: its secret is the one that both read
+        finally:
+            os.unlink(own, dir_fd=directory)
+    except OSError as error:
+        raise _bad(f"{path} cannot be made: {error.strerror}") from None
+    secret = _read(directory, path)
+    if secret is None:
+        raise _bad(f"{path} was deleted while it was made: try again")
+    return secret
+
+
+def _bad(message: str) -> UsageError:
+    return UsageError(
+        f"{message}; or give both agents a secret (secret= or KVXFER_SECRET_FILE)", code="invalid-argument"
+    )
