@@ -33,6 +33,8 @@ COMMA := ,
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
+# native/core/engine is a folder beside engine.cpp, and no program to be made of it.
+MAKEFLAGS += --no-builtin-rules
 
 PY := $(VENV)/bin/python
 export PATH := $(abspath $(VENV))/bin:$(PATH)

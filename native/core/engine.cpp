@@ -1,275 +1,497 @@
-// The engine's time, its rounds, and what callers see of it.
 #include "core/engine.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace kvxfer {
 namespace {
 
-std::string unreleased(const Move& move, std::uint32_t layers_ready, const char* where) {
-  return std::to_string(move.grid.num_layers - layers_ready) + " of its " +
-         std::to_string(move.grid.num_layers) + " layers had not been released " + where +
-         " when the transfer's time was over";
-}
+// Of a process that dies the kernel ends one socket after the other, within a millisecond unless the machine
+// is busy: only later is a rail that went down the rail's loss and not the peer's.
+constexpr Time kAfterRailDown = 100'000'000;
 
 }  // namespace
 
-Engine::Engine(EngineConfig config, EngineHost& host) : config_(std::move(config)), host_(host) {
-  free_slots_.reserve(FenceTable::kNumSlots);
-  for (std::uint32_t slot = FenceTable::kNumSlots; slot-- > 0;) free_slots_.push_back(slot);
+// ---- connections --------------------------------------------------------------------------------
+
+SessionKey Engine::add_session(Time now, SessionRole role) {
+  context_.now = now;
+  return sessions_.add(role).key();
 }
 
-Engine::~Engine() = default;
+void Engine::on_dialling(Time now, SessionKey key) {
+  context_.now = now;
+  if (Peer* peer = sessions_.find(key)) sessions_.dialling(*peer);
+}
+
+void Engine::on_connected(Time now, SessionKey key) {
+  context_.now = now;
+  if (Peer* peer = sessions_.find(key)) sessions_.connected(*peer);
+}
+
+void Engine::on_frame(Time now, SessionKey key, wire::ByteSpan frame) {
+  context_.now = now;
+  Peer* peer = sessions_.find(key);
+  if (peer == nullptr) return;
+  Result<std::optional<wire::Message>> received = sessions_.receive(*peer, frame);
+  if (!received.ok()) {
+    sessions_.flush(*peer);
+    return lose(key, received.status());
+  }
+  if (sessions_.has_opened(*peer)) opened(*peer);
+  if (sessions_.heard_heartbeat(*peer)) leases_.renew(key);
+  if (std::optional<wire::Message> message = std::move(received).value())
+    dispatch(*peer, std::move(*message));
+  if ((peer = sessions_.find(key)) != nullptr) sessions_.flush(*peer);
+}
+
+void Engine::on_disconnected(Time now, SessionKey key, std::string why) {
+  context_.now = now;
+  if (Peer* peer = sessions_.find(key)) lose(key, sessions_.disconnected(*peer, why));
+}
+
+void Engine::on_unreachable(Time now, SessionKey key, std::string why) {
+  context_.now = now;
+  Peer* peer = sessions_.find(key);
+  if (peer == nullptr) return;
+  peer->session().connection_lost();
+  lose(key, {Code::kUnreachable, std::move(why)});
+}
+
+void Engine::end_session(Time now, SessionKey key, Code code, std::string text) {
+  context_.now = now;
+  Peer* peer = sessions_.find(key);
+  if (peer == nullptr) return;
+  sessions_.say_goodbye(*peer, code, text);
+  lose(key, {code, std::move(text)});
+}
+
+std::uint32_t Engine::max_body(SessionKey key) const {
+  const Peer* peer = sessions_.find(key);
+  return peer == nullptr ? 0 : peer->session().max_body();
+}
+
+std::shared_ptr<Budget> Engine::budget(SessionKey key) const {
+  const Peer* peer = sessions_.find(key);
+  return peer == nullptr ? nullptr : peer->budget();
+}
+
+Session* Engine::session(SessionKey key) {
+  Peer* peer = sessions_.find(key);
+  return peer == nullptr ? nullptr : &peer->session();
+}
+
+void Engine::opened(Peer& peer) {
+  // A restarted process is a new peer, and what the old one held is over.
+  for (const SessionKey key : sessions_.replaced_by(peer))
+    lose(key, {Code::kPeerRestarted,
+               "peer " + quoted(peer.name()) + " was restarted: it came back as a new process"});
+  for (const auto& [id, region] : regions_.all()) sessions_.send(peer, region->described());
+  sessions_.send(peer, wire::RegionsEnd{});
+  if (peer.role() == SessionRole::kAcceptor) context_.host.session_open(peer.key());
+}
+
+void Engine::check_up(Peer& peer) {
+  if (!sessions_.comes_up(peer)) return;
+  if (peer.role() == SessionRole::kInitiator && rails_.of(peer.key()).empty()) {
+    std::string why = "no rail to " + quoted(peer.name()) + " came up";
+    for (const std::string& note : peer.notes()) why += "; " + note;
+    return end_session(context_.now, peer.key(), Code::kUnreachable, why);
+  }
+  sessions_.set_up(peer);
+  context_.host.emit({.kind = EventKind::kPeerUp, .peer = peer.key()});
+}
+
+// The one end of a session: every part that holds something of it lets it go.
+void Engine::lose(SessionKey key, Status reason) {
+  if (sessions_.find(key) == nullptr) return;
+  sessions_.remove(key, reason);
+  const std::vector<LeaseId> leases = leases_.of_holder(key);
+  admission_.remove_session(key);
+  leases_.remove_session(key);
+  // Local fences first: from here on nothing begins for this session, and what is under way ends.
+  const auto all = [](const TransferEnd&) { return true; };
+  for (const TransferKey& each : sources_.find(key, all))
+    sources_.fail(each, TransferEvent::kFail, reason, false);
+  for (const TransferKey& each : destinations_.find(key, all))
+    destinations_.fail(each, TransferEvent::kFail, reason, false);
+  for (const LeaseId id : leases) end_lease(id, LeaseEvent::kPeerLost, reason);
+  end_expectations(expectations_.from(key), reason);
+  // In this order: a peer that listens still hears why before its rails end.
+  context_.host.close_session(key);
+  destinations_.remove_session(key);
+  programs_.remove_session(key);
+  peer_regions_.remove_session(key);
+  rails_.drop_session(key);
+  context_.host.emit(
+      {.kind = EventKind::kPeerLost, .peer = key, .code = reason.code(), .message = reason.message()});
+}
+
+// ---- frames -------------------------------------------------------------------------------------
+
+// Is that number one that the peer may begin a transfer by?
+bool Engine::begins(const Peer& peer, TransferId transfer) const {
+  const TransferKey key{peer.key(), transfer};
+  return peer.numbers(transfer) && !sources_.contains(key) && !destinations_.contains(key);
+}
+
+// Frames of the session itself (handshake, heartbeats) never come here.
+void Engine::dispatch(Peer& peer, wire::Message message) {
+  const auto begin = [&](auto& part, auto& frame, const char* name) -> Status {
+    if (begins(peer, frame.spec.transfer)) return part.on(peer, frame);
+    return {Code::kProtocol, std::string(name) + ": transfer " + std::to_string(frame.spec.transfer) +
+                                 " is not the peer's to begin"};
+  };
+  const Status breach = std::visit(
+      [&](auto& frame) -> Status {
+        using T = std::decay_t<decltype(frame)>;
+        if constexpr (std::is_same_v<T, wire::RegionsEnd>) {
+          // Only now is the acceptor sure to know the session: a rail's RAIL_HELLO runs on a socket
+          // of its own and would overtake our PROOF.
+          if (sessions_.regions_told(peer) && peer.role() == SessionRole::kInitiator)
+            sessions_.await_rails(peer, context_.host.session_open(peer.key()));
+          check_up(peer);
+        } else if constexpr (std::is_same_v<T, wire::Region>) {
+          return peer_regions_.add(peer.key(), frame);
+        } else if constexpr (std::is_same_v<T, wire::RegionGone>) {
+          region_gone(peer, frame.id);
+        } else if constexpr (std::is_same_v<T, wire::Program>) {
+          return programs_.told(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::Lease>) {
+          leases_.told(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::LeaseEnded>) {
+          leases_.told_ended(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::Offer>) {
+          return begin(destinations_, frame, "OFFER");
+        } else if constexpr (std::is_same_v<T, wire::Request>) {
+          return begin(sources_, frame, "REQUEST");
+        } else if constexpr (std::is_same_v<T, wire::Accept>) {
+          return destinations_.on(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::Credit>) {
+          return sources_.on(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::LayersReady> || std::is_same_v<T, wire::Checksums>) {
+          destinations_.on(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::Done>) {
+          sources_.on(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::Fail>) {
+          const Status why(frame.code == Code::kOk ? Code::kRefused : frame.code,
+                           "the peer ended it: " + frame.text);
+          sources_.fail({peer.key(), frame.transfer}, TransferEvent::kFail, why, false);
+          destinations_.fail({peer.key(), frame.transfer}, TransferEvent::kFail, why, false);
+        }
+        return {};
+      },
+      message);
+  if (!breach.ok()) end_session(context_.now, peer.key(), breach.code(), breach.message());
+}
+
+void Engine::region_gone(Peer& peer, RegionId gone) {
+  const PeerRegion* remote = peer_regions_.find(peer.key(), gone);
+  if (remote == nullptr) return;
+  const Status why{Code::kRegionGone, "the peer deregistered its region " + quoted(remote->region.name)};
+  for (const TransferKey& key : destinations_.find(
+           peer.key(), [gone](const TransferEnd& transfer) { return transfer.remote_region() == gone; }))
+    destinations_.fail(key, TransferEvent::kFail, why, false);
+  peer_regions_.remove(peer.key(), gone);
+  programs_.forget(peer.key(), gone, true);
+  context_.host.emit({.kind = EventKind::kRegionGone, .peer = peer.key(), .region = gone});
+}
+
+// ---- rails --------------------------------------------------------------------------------------
+
+void Engine::rail_up(Time now, SessionKey key, const RailInfo& info) {
+  context_.now = now;
+  Peer* peer = sessions_.find(key);
+  if (peer == nullptr) return context_.host.drop_rail(info.id);
+  Rail& rail = rails_.add(key, info);
+  for (const RegionId region : peer_regions_.rail_up(rail)) destinations_.path_came(key, region);
+  sessions_.rail_settled(*peer);
+  check_up(*peer);
+}
+
+void Engine::rail_failed(Time now, SessionKey key, std::string note) {
+  context_.now = now;
+  Peer* peer = sessions_.find(key);
+  if (peer == nullptr) return;
+  sessions_.note(*peer, std::move(note));
+  sessions_.rail_settled(*peer);
+  end_pathless(*peer);
+  check_up(*peer);
+}
+
+void Engine::rail_down(Time now, RailId id, std::string why) {
+  context_.now = now;
+  Rail* rail = rails_.find(id);
+  if (rail == nullptr) return;
+  const SessionKey key = rail->session();
+  const std::string words = std::string(rail->capabilities().name) + " rail " +
+                            std::to_string(rail->info().index) + " went down: " + why;
+  sources_.rail_down(*rail);
+  peer_regions_.rail_down(*rail);
+  rails_.remove(*rail);
+  Peer* peer = sessions_.find(key);
+  if (peer == nullptr) return;
+  sessions_.note(*peer, words);
+  if (!rails_.of(key).empty())
+    return context_.timers.arm(time_after(now, kAfterRailDown), TimerKind::kPath, key);
+  // Control frames may still flow, but no page ever will: the peer is lost, say so at once.
+  end_session(now, key, Code::kPeerLost, "the last rail to " + quoted(peer->name()) + " is gone: " + words);
+}
+
+// After a rail went down, or did not come up: what it alone could have brought ends now and not at its
+// deadline.
+void Engine::end_pathless(Peer& peer) {
+  const auto end = [&](auto& transfers, bool fetched_here) {
+    std::vector<std::pair<TransferKey, Status>> pathless;
+    transfers.find(peer.key(), [&](const TransferEnd& transfer) {
+      const Region* local = regions_.find(transfer.region);
+      const PeerRegion* remote = peer_regions_.find(peer.key(), transfer.remote_region());
+      if (local == nullptr || remote == nullptr) return false;
+      Status path = peer_regions_.check_path(peer, *local, *remote, fetched_here);
+      if (!path.ok()) pathless.emplace_back(transfer.key, std::move(path));
+      return false;
+    });
+    return pathless;
+  };
+  auto of_destinations = end(destinations_, true);
+  auto of_sources = end(sources_, false);
+  for (auto& [key, why] : of_destinations)
+    destinations_.fail(key, TransferEvent::kFail, std::move(why), true);
+  for (auto& [key, why] : of_sources) sources_.fail(key, TransferEvent::kFail, std::move(why), true);
+}
+
+void Engine::on_completion(Time now, const Completion& completion) {
+  context_.now = now;
+  const std::optional<Rails::Completed> work = rails_.completed(completion);
+  if (!work) return;
+  if (work->use == WorkUse::kSend)
+    sources_.sent(*work, completion);
+  else
+    destinations_.completed(*work, completion);
+}
 
 // ---- time ---------------------------------------------------------------------------------------
 
-void Engine::arm(Time at, TimerKind kind, std::uint64_t a, std::uint64_t b, Timers::iterator& out) {
-  out = timers_.emplace(at, TimerKey{kind, a, b});
-}
-
-void Engine::set_timer(Transfer& transfer, TimerKind kind, Time at) {
-  clear_timer(transfer);
-  if (at == kNever) return;
-  arm(at, kind, transfer.key.first, transfer.key.second, transfer.timer);
-  transfer.timed = true;
-}
-
-void Engine::clear_timer(Transfer& transfer) {
-  if (transfer.timed) timers_.erase(transfer.timer);
-  transfer.timed = false;
-}
-
-Time Engine::next_deadline() const { return timers_.empty() ? kNever : timers_.begin()->first; }
-
 void Engine::on_time(Time now) {
-  now_ = now;
-  const Time late = timers_.empty() ? 0 : now - timers_.begin()->first;
-  while (!timers_.empty() && timers_.begin()->first <= now) {
-    const TimerKey timer = timers_.begin()->second;
-    timers_.erase(timers_.begin());
-    const Key key{static_cast<SessionKey>(timer.a), timer.b};
-    switch (timer.kind) {
-      case TimerKind::kSession:
-        if (Peer* peer = find_peer(key.first)) {
-          peer->timer_at = kNever;
-          Status status = peer->session->on_time(now);
-          flush(*peer);
-          if (!status.ok()) lose(key.first, std::move(status));
-        }
+  context_.now = now;
+  const Time late = context_.timers.next() == kNever ? 0 : now - context_.timers.next();
+  while (const std::optional<Timers::Due> due = context_.timers.take_due(now)) on_timer(*due, late);
+}
+
+void Engine::on_timer(const Timers::Due& due, Time late) {
+  const SessionKey key = static_cast<SessionKey>(due.a);
+  switch (due.kind) {
+    case TimerKind::kSession:
+      if (Peer* peer = sessions_.find(key))
+        if (Status status = sessions_.on_timer(*peer); !status.ok()) lose(key, std::move(status));
+      break;
+    case TimerKind::kSource: sources_.on_timer({key, due.b}); break;
+    case TimerKind::kDestination: destinations_.on_timer({key, due.b}); break;
+    case TimerKind::kLease:
+      if (Status why; leases_.has_expired(due.a, why)) end_lease(due.a, LeaseEvent::kExpire, why);
+      break;
+    case TimerKind::kExpectation:
+      destinations_.end_expectation(due.a, TransferState::kFailed, expectations_.late(due.a));
+      break;
+    case TimerKind::kRail: {
+      const RailId id = static_cast<RailId>(due.a);
+      if (!rails_.is_silent(id, late)) break;
+      // It is given up while others live that could bring the same, though nothing said that it broke: a router
+      // between may forget a connection. The last one is kept; its transfers have their deadlines.
+      Rail& rail = *rails_.find(id);
+      if (!peer_regions_.others_replace(rail)) {
+        rails_.watch_on(rail);
         break;
-      case TimerKind::kSource:
-        if (Source* source = find_source(key)) {
-          source->timed = false;
-          if (is_draining(source->state)) {
-            tell_draining(*source, timer.kind);
-            break;
-          }
-          std::string why =
-              source->layers_ready < source->move->grid.num_layers
-                  ? unreleased(*source->move, source->layers_ready, "here")
-                  : "the peer had not fetched every page when the transfer's time was over: no lease or "
-                    "expectation there let it in so long, or the peer is slow";
-          fail_source(*source, TransferEvent::kFail, {Code::kDeadline, std::move(why)}, true);
-        }
-        break;
-      case TimerKind::kDestination:
-        if (Destination* destination = find_destination(key)) {
-          destination->timed = false;
-          if (is_draining(destination->state)) {
-            tell_draining(*destination, timer.kind);
-            break;
-          }
-          Status why{Code::kDeadline, std::string("the transfer's time was over while it was ") +
-                                          std::string(name_of(destination->state))};
-          if (destination->layers_ready < destination->move->grid.num_layers)
-            why = {Code::kDeadline, unreleased(*destination->move, destination->layers_ready,
-                                               destination->ours ? "here" : "at the source")};
-          if (destination->state == TransferState::kParked)
-            why = {Code::kNotPermitted,
-                   "no lease of the sender covers the blocks and nobody expected its tag in time"};
-          fail_destination(*destination, TransferEvent::kFail, std::move(why), true);
-        }
-        break;
-      case TimerKind::kLease:
-        if (auto lease = leases_.find(timer.a); lease != leases_.end()) {
-          if (lease->second.expires_at() > now) {
-            arm(lease->second.expires_at(), TimerKind::kLease, timer.a, 0, lease_timers_[timer.a]);
-          } else {
-            lease_timers_.erase(timer.a);
-            end_lease(lease->second, LeaseEvent::kExpire,
-                      {Code::kLeaseEnded, lease->second.renewable()
-                                              ? "the lease expired: its holder did not renew it"
-                                              : "the lease expired"});
-          }
-        }
-        break;
-      case TimerKind::kRail: watch_rail(static_cast<RailId>(timer.a), late); break;
-      case TimerKind::kPath:
-        if (Peer* peer = find_peer(key.first)) {
-          end_pathless(*peer);
-          flush(*peer);
-        }
-        break;
-      case TimerKind::kExpectation:
-        expectation_timers_.erase(timer.a);
-        if (auto found = expectations_.find(timer.a); found != expectations_.end()) {
-          const Expectation& expected = *found->second;
-          end_expectation(
-              timer.a, TransferState::kFailed,
-              {Code::kDeadline, std::to_string(expected.incomplete_blocks().size()) + " of the " +
-                                    std::to_string(expected.blocks().size()) + " blocks of region " +
-                                    quoted(region(expected.region())->name) +
-                                    " that were expected had not come whole when its time was over"});
-        }
-        break;
+      }
+      const std::string why = std::to_string(rail.outstanding()) + " pieces were due and none came for " +
+                              std::to_string(context_.config.session.silent_ns / 1'000'000) + " ms";
+      context_.host.drop_rail(id);
+      rail_down(context_.now, id, why);
+      break;
     }
+    case TimerKind::kPath:
+      if (Peer* peer = sessions_.find(key)) {
+        end_pathless(*peer);
+        sessions_.flush(*peer);
+      }
+      break;
   }
 }
 
 void Engine::pump(Time now) {
-  now_ = now;
-  graveyard_.clear();
-  again_ = false;
-  dirty_.merge(retry_);
-  retry_.clear();
-  for (const RailId id : std::exchange(again_rails_, {}))
-    if (auto rail = rails_.find(id); rail != rails_.end()) rail->second.again = false;
-  for (const Key& key : std::vector(sending_.begin(), sending_.end()))
-    if (Source* source = find_source(key))
-      if (Peer* peer = open_peer(key.first)) send_pieces(*peer, *source);
-  // One piece for each peer in turn, lowest priority number first among what a peer has.
-  for (bool progressed = !ready_peers_.empty(); progressed;) {
-    progressed = false;
-    turns_.assign(ready_peers_.begin(), ready_peers_.end());
-    std::rotate(turns_.begin(), std::upper_bound(turns_.begin(), turns_.end(), last_served_), turns_.end());
-    for (const SessionKey key : turns_) {
-      Peer* peer = find_peer(key);
-      if (peer != nullptr && post_next(*peer, progressed)) last_served_ = key;
-      if (peer == nullptr || peer->ready.empty()) ready_peers_.erase(key);
-    }
+  context_.now = now;
+  context_.begin_round();
+  rails_.begin_round();
+  destinations_.begin_round();
+  sources_.send_waiting();
+  destinations_.post_pieces();
+  destinations_.confirm_dirty();
+  posting_.serve_backlog();
+  sessions_.flush_stirred();
+}
+
+// ---- regions ------------------------------------------------------------------------------------
+
+Result<RegionId> Engine::register_region(Time now, std::unique_ptr<Region> region) {
+  context_.now = now;
+  const RegionId id = regions_.add(std::move(region));
+  for (const SessionKey key : sessions_.keys())
+    sessions_.send(*sessions_.find(key), regions_.find(id)->described());
+  return id;
+}
+
+Status Engine::deregister_region(Time now, RegionId id) {
+  context_.now = now;
+  const Region* region = regions_.find(id);
+  if (region == nullptr)
+    return {Code::kUnknownRegion, "region " + std::to_string(id) + " is not registered (any more)"};
+  const Status why{Code::kRegionGone, "region " + quoted(region->name) + " was deregistered"};
+  for (const LeaseId lease : leases_.of_region(id)) end_lease(lease, LeaseEvent::kRegionGone, why);
+  end_expectations(expectations_.of_region(id), why);
+  const auto is_of_it = [id](const TransferEnd& transfer) { return transfer.region == id; };
+  for (const TransferKey& key : sources_.find(std::nullopt, is_of_it))
+    sources_.fail(key, TransferEvent::kFail, why, true);
+  for (const TransferKey& key : destinations_.find(std::nullopt, is_of_it))
+    destinations_.fail(key, TransferEvent::kFail, why, true);
+  for (const SessionKey key : sessions_.keys()) {
+    leases_.forget_region(key, id);
+    sessions_.send(*sessions_.find(key), wire::RegionGone{id});
+    programs_.forget(key, id, false);
   }
-  confirm_dirty();
-  for (const SessionKey key : std::vector(backlogged_.begin(), backlogged_.end())) {
-    Peer* peer = open_peer(key);
-    if (peer != nullptr) start_backlog(*peer);
-    if (peer == nullptr || peer->backlog.empty()) backlogged_.erase(key);
-  }
-  // By index: more may join, and what is cleared keeps its memory for the next round.
-  for (std::size_t i = 0; i < stirred_.size(); ++i)
-    if (Peer* peer = find_peer(stirred_[i]); peer != nullptr && peer->stirred) flush(*peer);
-  stirred_.clear();
+  // What is left of its transfers drains.
+  regions_.remove(
+      id, sources_.find(std::nullopt, is_of_it).size() + destinations_.find(std::nullopt, is_of_it).size());
+  return {};
+}
+
+// ---- transfers and rights of this end's callers --------------------------------------------------
+
+Result<std::uint32_t> Engine::install_program(Time now, SessionKey key, bool write, RegionId src,
+                                              RegionId dst, CopyProgram program) {
+  context_.now = now;
+  Peer* peer = sessions_.find_open(key);
+  if (peer == nullptr) return sessions_.lost_status(key);
+  Result<std::uint32_t> id = programs_.install(*peer, write, src, dst, std::move(program));
+  if (id.ok()) sessions_.flush(*peer);
+  return id;
+}
+
+Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) {
+  context_.now = now;
+  if (closed_) return Status(Code::kClosed, "the agent is closed");
+  return posting_.post(std::move(request));
+}
+
+// Layers never become unready. A source tells how far it is, a destination asks for no more than it may.
+void Engine::layers_ready(Time now, std::uint64_t handle, std::uint32_t layers) {
+  context_.now = now;
+  const std::optional<Handles::Meant> meant = handles_.find(handle);
+  if (!meant) return;
+  if (meant->is_destination)
+    destinations_.layers_ready(meant->key, layers);
+  else
+    sources_.layers_ready(meant->key, layers);
+}
+
+void Engine::cancel(Time now, std::uint64_t handle) {
+  context_.now = now;
+  const Status why{Code::kCancelled, "cancelled by the caller"};
+  if (expectations_.contains(handle))
+    return destinations_.end_expectation(handle, TransferState::kCancelled, why);
+  const std::optional<Handles::Meant> meant = handles_.find(handle);
+  if (!meant) return;
+  if (meant->is_destination)
+    destinations_.fail(meant->key, TransferEvent::kCancel, why, true);
+  else
+    sources_.fail(meant->key, TransferEvent::kCancel, why, true);
+}
+
+Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, RegionId region,
+                                               std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
+                                               std::uint32_t num_layers, const Needed& needed,
+                                               std::optional<SessionKey> from, Time timeout_ns) {
+  context_.now = now;
+  if (closed_) return Status(Code::kClosed, "the agent is closed");
+  const Result<std::shared_ptr<Expectation>> added = expectations_.add(
+      std::move(tag), region, std::move(blocks), first_layer, num_layers, needed, from, timeout_ns);
+  if (!added.ok()) return added.status();
+  for (const SessionKey key : sessions_.keys()) destinations_.let_in(key);
+  std::shared_ptr<Handle> handle = added.value()->handle();
+  if (added.value()->complete())  // of no blocks
+    destinations_.end_expectation(handle->id(), TransferState::kDone, {});
+  return handle;
+}
+
+Result<LeaseId> Engine::grant(Time now, std::optional<SessionKey> holder, RegionId region,
+                              wire::LeaseMode mode, bool all_blocks, std::span<const std::uint32_t> blocks,
+                              Time ttl_ns, bool renewable, LeaseId bearer_id) {
+  context_.now = now;
+  if (closed_) return Status(Code::kClosed, "the agent is closed");
+  Peer* peer = holder ? sessions_.find_open(*holder) : nullptr;
+  if (holder && peer == nullptr) return sessions_.lost_status(*holder);
+  Result<LeaseId> id = leases_.grant(peer, region, mode, all_blocks, blocks, ttl_ns, renewable, bearer_id);
+  if (!id.ok() || peer == nullptr) return id;
+  if (mode == wire::LeaseMode::kWrite) destinations_.let_in(peer->key());
+  sessions_.flush(*peer);
+  return id;
+}
+
+void Engine::revoke(Time now, LeaseId lease) {
+  context_.now = now;
+  end_lease(lease, LeaseEvent::kRevoke, {Code::kLeaseEnded, "the lease was revoked"});
+}
+
+void Engine::end_lease(LeaseId id, LeaseEvent event, const Status& why) {
+  const std::optional<Lease> lease = leases_.take(id, event);
+  if (!lease) return;
+  const auto needs_it = [id](const TransferEnd& transfer) {
+    return std::find(transfer.leases.begin(), transfer.leases.end(), id) != transfer.leases.end();
+  };
+  // Its holder's, or every peer's. Those that had ended before and drain are waited for as well.
+  const std::vector<TransferKey> sources = sources_.find(lease->holder(), needs_it);
+  const std::vector<TransferKey> destinations = destinations_.find(lease->holder(), needs_it);
+  const std::size_t num_draining = sources.size() + destinations.size();
+  leases_.await_drained(*lease, why, num_draining);
+  for (const TransferKey& key : sources) sources_.fail(key, TransferEvent::kFail, why, true);
+  for (const TransferKey& key : destinations) destinations_.fail(key, TransferEvent::kFail, why, true);
+  leases_.tell_ended(*lease, why, num_draining);
+}
+
+void Engine::end_expectations(const std::vector<std::uint64_t>& handles, const Status& why) {
+  for (const std::uint64_t handle : handles)
+    destinations_.end_expectation(handle, TransferState::kFailed, why);
 }
 
 // ---- views --------------------------------------------------------------------------------------
 
-Engine::Peer* Engine::find_peer(SessionKey key) {
-  auto found = peers_.find(key);
-  return found == peers_.end() ? nullptr : found->second.get();
-}
-
-const Engine::Peer* Engine::find_peer(SessionKey key) const {
-  auto found = peers_.find(key);
-  return found == peers_.end() ? nullptr : found->second.get();
-}
-
-Engine::Peer* Engine::open_peer(SessionKey key) {
-  Peer* peer = find_peer(key);
-  return peer != nullptr && peer->session->state() == SessionState::kOpen ? peer : nullptr;
-}
-
-Status Engine::lost_status(SessionKey key) const {
-  if (find_peer(key) != nullptr) return {Code::kPeerLost, "the session with the peer is not open yet"};
-  auto lost = lost_.find(key);
-  if (lost != lost_.end()) return lost->second.reason;
-  return {Code::kPeerLost, "there is no peer " + std::to_string(key) + " (any more)"};
-}
-
-Engine::Source* Engine::find_source(Key key) {
-  auto found = sources_.find(key);
-  return found == sources_.end() ? nullptr : found->second.get();
-}
-
-Engine::Destination* Engine::find_destination(Key key) {
-  auto found = destinations_.find(key);
-  return found == destinations_.end() ? nullptr : found->second.get();
-}
-
 std::optional<PeerView> Engine::peer(SessionKey key) const {
-  const Peer* peer = find_peer(key);
-  if (peer == nullptr) {
-    auto lost = lost_.find(key);
-    return lost == lost_.end() ? std::nullopt : std::optional(lost->second);
-  }
-  PeerView view;
-  view.name = peer->session->peer().name;
-  view.incarnation = peer->session->peer().incarnation;
-  view.state = peer->up ? "open" : "connecting";
-  for (RailId rail : peer->rails) view.rails.emplace_back(rails_.at(rail).info.capabilities.name);
-  view.notes = peer->notes;
-  view.budget = peer->budget;
+  std::optional<PeerView> view = sessions_.view(key);
+  if (view)
+    for (const Rail* rail : rails_.of(key)) view->rails.emplace_back(rail->capabilities().name);
   return view;
 }
 
-std::vector<SessionKey> Engine::open_peers() const {
-  std::vector<SessionKey> keys;
-  for (const auto& [key, peer] : peers_)
-    if (peer->up) keys.push_back(key);
-  return keys;
-}
-
-Result<std::vector<RemoteRegionView>> Engine::peer_regions(SessionKey key) const {
-  const Peer* peer = find_peer(key);
-  if (peer == nullptr) return lost_status(key);
-  std::vector<RemoteRegionView> views;
-  for (const auto& [id, remote] : peer->regions) {
-    RemoteRegionView view{remote.region, "", remote.notes};
-    std::uint32_t best = UINT32_MAX;
-    for (RailId rail : remote.reach) {
-      const Capabilities& capabilities = rails_.at(rail).info.capabilities;
-      if (capabilities.rank < best) view.path = capabilities.name;
-      best = std::min(best, capabilities.rank);
-    }
-    views.push_back(std::move(view));
-  }
-  return views;
-}
-
 EngineLoad Engine::load() const noexcept {
-  return {works_.size(),
-          outstanding_pieces_,
-          FenceTable::kNumSlots - free_slots_.size(),
-          expectations_.size() + ending_expectations_.size(),
-          leases_.size() + ending_leases_.size(),
-          handles_.size(),
-          timers_.size()};
+  return {rails_.num_works(), rails_.outstanding(), sources_.num_fences(), expectations_.size(),
+          leases_.size(),     handles_.size(),      context_.timers.size()};
 }
 
 void Engine::close(Time now) {
-  now_ = now;
+  context_.now = now;
   closed_ = true;
-  std::vector<SessionKey> keys;
-  for (const auto& [key, peer] : peers_) keys.push_back(key);
   const Status why{Code::kClosed, "the agent was closed"};
-  let_streams_go();
-  for (SessionKey key : keys) end_session(now, key, why.code(), why.message());
-  for (const auto& [id, region] : regions_) end_leases(id, why);
-  std::vector<std::uint64_t> expected;
-  for (const auto& [handle, expectation] : expectations_) expected.push_back(handle);
-  for (std::uint64_t handle : expected) end_expectation(handle, TransferState::kFailed, why);
+  sources_.let_streams_go();
+  destinations_.let_streams_go();
+  for (const SessionKey key : sessions_.keys()) end_session(now, key, why.code(), why.message());
+  for (const auto& [id, region] : regions_.all())
+    for (const LeaseId lease : leases_.of_region(id)) end_lease(lease, LeaseEvent::kRegionGone, why);
+  end_expectations(expectations_.all(), why);
 }
 
 void Engine::abandon(Time now) {
-  now_ = now;
-  while (!sources_.empty()) {
-    Source& source = *sources_.begin()->second;
-    source.posted.clear();
-    drained_source(source);
-  }
-  while (!destinations_.empty()) {
-    Destination& destination = *destinations_.begin()->second;
-    destination.posted.clear();
-    drained_destination(destination);
-  }
+  context_.now = now;
+  sources_.abandon();
+  destinations_.abandon();
 }
 
 }  // namespace kvxfer

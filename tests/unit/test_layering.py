@@ -186,6 +186,40 @@ def test_the_core_knows_transports_through_their_interface() -> None:
             assert not any(name.startswith("transports/") for name in includes(path)), path
 
 
+# Each knows those before it alone (native/DESIGN.md, "The engine's parts").
+PARTS_OF_THE_ENGINE = (
+    "timers",
+    "context",
+    "sessions",
+    "transfer_end",
+    "rails",
+    "regions",
+    "peer_regions",
+    "programs",
+    "handles",
+    "leases",
+    "expectations",
+    "admission",
+    "draining",
+    "fence_slots",
+    "arrivals",
+    "turns",
+    "sources",
+    "destinations",
+    "posting",
+)
+
+
+def test_parts_of_the_engine_know_those_above_them_alone() -> None:
+    order = {name: place for place, name in enumerate(PARTS_OF_THE_ENGINE)}
+    order["destination_pieces"] = order["destinations"]  # the other half of that class
+    for path in cpp_files(NATIVE / "core" / "engine"):
+        for name in includes(path):
+            assert name not in ("core/engine.h", "core/runtime.h"), f"{path} includes {name}"
+            if name.startswith("core/engine/"):
+                assert order[Path(name).stem] <= order[path.stem], f"{path} includes {name}"
+
+
 def test_transports_do_not_know_each_other_nor_the_engine() -> None:
     for path in cpp_files(NATIVE / "transports"):
         kind = path.relative_to(NATIVE / "transports").parts[0]

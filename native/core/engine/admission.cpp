@@ -1,0 +1,68 @@
+#include "core/engine/admission.h"
+
+#include <algorithm>
+
+namespace kvxfer {
+
+TransferId Admission::number(const Peer& peer) {
+  TransferId& next = sessions_[peer.key()].next_number;
+  if (next == 0) next = peer.first_transfer();
+  return std::exchange(next, next + 2);
+}
+
+bool Admission::has_room(SessionKey session, bool ours, std::uint64_t num_pairs) const {
+  auto found = sessions_.find(session);
+  Open open;
+  if (found != sessions_.end()) open = ours ? found->second.ours : found->second.theirs;
+  return open.transfers < config_.max_open_transfers && open.pairs + num_pairs <= config_.max_open_pairs;
+}
+
+void Admission::opened(TransferEnd& transfer) {
+  transfer.counted = true;
+  OfSession& session = sessions_[transfer.key.first];
+  Open& open = transfer.ours ? session.ours : session.theirs;
+  ++open.transfers;
+  open.pairs += transfer.move->grid.num_pairs;
+}
+
+void Admission::closed(TransferEnd& transfer) {
+  if (!std::exchange(transfer.counted, false)) return;
+  auto session = sessions_.find(transfer.key.first);
+  if (session == sessions_.end()) return;
+  Open& open = transfer.ours ? session->second.ours : session->second.theirs;
+  --open.transfers;
+  open.pairs -= transfer.move->grid.num_pairs;
+}
+
+void Admission::wait(const TransferEnd& transfer) {
+  sessions_[transfer.key.first].backlog.push_back(
+      {transfer.key, transfer.is_source(), transfer.move->grid.num_pairs});
+  backlogged_.insert(transfer.key.first);
+}
+
+std::optional<Admission::Waiting> Admission::next(SessionKey session) const {
+  auto found = sessions_.find(session);
+  if (found == sessions_.end() || found->second.backlog.empty()) return std::nullopt;
+  const Waiting& waiting = found->second.backlog.front();
+  return has_room(session, true, waiting.num_pairs) ? std::optional(waiting) : std::nullopt;
+}
+
+void Admission::told(SessionKey session) {
+  OfSession& entry = sessions_.at(session);
+  entry.backlog.pop_front();
+  if (entry.backlog.empty()) backlogged_.erase(session);
+}
+
+void Admission::forget(const TransferEnd& transfer) {
+  auto found = sessions_.find(transfer.key.first);
+  if (found == sessions_.end() || found->second.backlog.empty()) return;
+  std::erase_if(found->second.backlog, [&](const Waiting& each) { return each.key == transfer.key; });
+  if (found->second.backlog.empty()) backlogged_.erase(transfer.key.first);
+}
+
+void Admission::remove_session(SessionKey session) {
+  sessions_.erase(session);
+  backlogged_.erase(session);
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,335 @@
+// How the pieces of destinations are posted, counted and confirmed.
+#include <algorithm>
+
+#include "core/engine/destinations.h"
+#include "core/pack.h"
+
+namespace kvxfer {
+namespace {
+
+// Pieces in flight over all peers: 256 x 512 KiB. A hundred prefills that offer at once share
+// this much of the receiver instead of a window each.
+constexpr std::uint32_t kMaxOutstandingPieces = 256;
+
+}  // namespace
+
+// ---- posting ------------------------------------------------------------------------------------
+
+void Destinations::begin_round() {
+  dirty_.merge(retry_);
+  retry_.clear();
+}
+
+void Destinations::list(Destination& destination) {
+  if (std::exchange(destination.listed, true)) return;
+  turns_.list(destination.key.first, destination.priority, destination.key.second);
+}
+
+void Destinations::path_came(SessionKey session, RegionId remote) {
+  for (auto it = destinations_.lower_bound({session, 0});
+       it != destinations_.end() && it->first.first == session; ++it)
+    if (it->second->state == TransferState::kMoving && it->second->remote_region() == remote)
+      list(*it->second);
+}
+
+void Destinations::post_pieces() {
+  turns_.serve([this](SessionKey session) { return post_next(session); });
+}
+
+// Posts at most one piece of this session's. True where it did.
+bool Destinations::post_next(SessionKey session) {
+  while (const std::optional<TransferId> first = turns_.first(session)) {
+    if (rails_.outstanding() >= kMaxOutstandingPieces) return false;
+    Destination* destination = find({session, *first});
+    std::optional<std::uint32_t> piece;
+    if (destination != nullptr && destination->state == TransferState::kMoving) {
+      if (lease_ends_soon(*destination)) {
+        fail(*destination, TransferEvent::kFail,
+             {Code::kLeaseEnded, "the lease on the pages is about to expire"}, true);
+        continue;
+      }
+      piece = destination->arrivals.next(destination->layers_ready);
+    }
+    bool reachable = false;
+    Rail* rail = piece ? choose_rail(*destination, reachable) : nullptr;
+    if (rail == nullptr) {
+      if (reachable) return false;
+      // It has nothing to post; with no path at all it waits for one, or for its deadline.
+      if (destination != nullptr) destination->listed = false;
+      turns_.drop_first(session);
+      continue;
+    }
+    const bool one_sided = rail->capabilities().one_sided;
+    Work work;
+    work.kind = one_sided ? WorkKind::kFetch : WorkKind::kReceive;
+    work.piece = *piece;
+    work.move = destination->move;
+    const PostResult result =
+        rails_.post(*rail, one_sided ? WorkUse::kFetch : WorkUse::kReceive, work, *destination);
+    if (result.accepted == 0) {
+      rails_.rest(*rail);
+      if (result.code == Code::kAgain) context_.pump_again = true;
+      return false;
+    }
+    destination->arrivals.posted_next();
+    if (!one_sided || destination->integrity) {
+      if (destination->to_credit.empty()) dirty_.insert(destination->key);
+      destination->to_credit.emplace_back(rail->id(), *piece);
+    }
+    return true;
+  }
+  return false;
+}
+
+// A reader stops before its lease may end, unless it was renewed meanwhile.
+bool Destinations::lease_ends_soon(const Destination& destination) const {
+  const Time ttl = destination.lease_ttl_ns;
+  if (ttl == kNever) return false;
+  const Time from = destination.lease_renewable
+                        ? sessions_.find(destination.key.first)->session().acknowledged_heartbeat_sent_at()
+                        : destination.asked_at;
+  return context_.now >= time_after(from, ttl - std::min(context_.config.lease_margin_ns, ttl / 4));
+}
+
+// The best rail that carries the bytes to memory of our region's kind, and has room; null where all are
+// full, or none reaches.
+Rail* Destinations::choose_rail(const Destination& destination, bool& reachable) {
+  const PeerRegion* remote = peer_regions_.find(destination.key.first, destination.remote_region());
+  if (remote == nullptr) return nullptr;
+  std::uint32_t rank = UINT32_MAX;
+  for (const Rail* rail : remote->reach)
+    if (remote->comes_over(*rail, destination.memory)) rank = std::min(rank, rail->capabilities().rank);
+  Rail* best = nullptr;
+  for (Rail* rail : remote->reach) {
+    if (rail->capabilities().rank != rank || !remote->comes_over(*rail, destination.memory)) continue;
+    reachable = true;
+    if (rail->rests() || rail->outstanding() >= rail->capabilities().window) continue;
+    if (best == nullptr || rail->outstanding() < best->outstanding()) best = rail;
+  }
+  return best;
+}
+
+// CREDIT goes out after the receives are posted, runs of neighbours in one frame.
+void Destinations::flush_credits(Destination& destination) {
+  auto& credits = destination.to_credit;
+  if (credits.empty()) return;
+  Peer& peer = *sessions_.find(destination.key.first);
+  std::sort(credits.begin(), credits.end());
+  for (std::size_t i = 0; i < credits.size();) {
+    const auto [rail_id, first] = credits[i];
+    std::size_t n = 1;
+    while (i + n < credits.size() &&
+           credits[i + n] ==
+               std::pair<RailId, std::uint32_t>(rail_id, first + static_cast<std::uint32_t>(n)) &&
+           n < wire::kMaxCreditPieces)
+      ++n;
+    i += n;
+    const Rail* rail = rails_.find(rail_id);
+    if (rail == nullptr) continue;  // its pieces come back as failed
+    const std::uint16_t index = rail->capabilities().one_sided ? wire::kNoRail : rail->info().index;
+    sessions_.send(peer, wire::Credit{destination.key.second, index, first, static_cast<std::uint32_t>(n)});
+  }
+  credits.clear();
+}
+
+// ---- counting -----------------------------------------------------------------------------------
+
+void Destinations::completed(const Rails::Completed& work, const Completion& completion) {
+  Destination* found = find(work.transfer);
+  if (found == nullptr) return;
+  Destination& destination = *found;
+  destination.forget_work(completion.work);
+  if (is_draining(destination.state)) {
+    if (destination.posted.empty()) drained(destination);
+    return;
+  }
+  if (work.use == WorkUse::kFence) return fence_checked(destination, completion.code);
+  if (work.rail != nullptr && completion.code == Code::kOk) {
+    if (destination.handle) destination.handle->add_rail(work.rail->capabilities().name);
+    if (destination.expectation) destination.expectation->handle()->add_rail(work.rail->capabilities().name);
+  }
+  switch (completion.code) {
+    case Code::kOk:
+      if (work.use == WorkUse::kFetch) destination.one_sided = true;
+      piece_in(destination, work.piece);
+      break;
+    case Code::kLeaseEnded:
+      fail(destination, TransferEvent::kFail,
+           {Code::kLeaseEnded, "the source ended the right to its pages while it sent them"}, true);
+      break;
+    case Code::kRailFailed:
+    case Code::kCancelled: redo(destination, work.piece); break;
+    case Code::kExhausted:  // the piece is too large for the rail, which others may use as before
+      fail(destination, TransferEvent::kFail, {Code::kExhausted, completion.detail}, true);
+      break;
+    default: unreachable(destination, work, completion);
+  }
+}
+
+// This rail cannot reach that memory after all: others may.
+void Destinations::unreachable(Destination& destination, const Rails::Completed& work,
+                               const Completion& completion) {
+  Peer& peer = *sessions_.find(destination.key.first);
+  if (PeerRegion* remote = peer_regions_.find(peer.key(), destination.remote_region())) {
+    remote->notes.push_back(completion.detail);
+    sessions_.note(peer, completion.detail);
+    peer_regions_.rail_failed(*remote, work.rail, destination.memory);
+    if (const Region* local = regions_.find(destination.region))
+      if (Status path = peer_regions_.check_path(peer, *local, *remote, true); !path.ok())
+        return fail(destination, TransferEvent::kFail, std::move(path), true);
+  }
+  redo(destination, work.piece);
+}
+
+void Destinations::redo(Destination& destination, std::uint32_t piece) {
+  if (destination.arrivals.has(piece)) return;
+  ++context_.stats.pieces_redone;
+  if (!destination.arrivals.redo(piece))
+    return fail(destination, TransferEvent::kFail,
+                {Code::kRailFailed, "its pieces failed again and again on every rail"}, true);
+  list(destination);
+}
+
+void Destinations::piece_in(Destination& destination, std::uint32_t piece) {
+  ++context_.stats.pieces_in;
+  if (destination.arrivals.has(piece)) return;  // redone work that the old rail had delivered after all
+  if (destination.handle) destination.handle->set_first_piece(context_.now);
+  if (destination.expectation) destination.expectation->handle()->set_first_piece(context_.now);
+  if (!destination.integrity) return count_piece(destination, piece);
+  destination.sums_here[piece] = context_.host.checksum(*destination.move, piece, Side::kDst);
+  compare_sums(destination, piece);
+}
+
+void Destinations::on(Peer& peer, const wire::Checksums& checksums) {
+  Destination* destination = find({peer.key(), checksums.transfer});
+  if (destination == nullptr || !destination->integrity || destination->state != TransferState::kMoving)
+    return;
+  const std::uint32_t num_pieces = destination->move->grid.num_pieces();
+  for (std::uint32_t i = 0; i < checksums.crc32c.size(); ++i) {
+    const std::uint32_t piece = checksums.first_piece + i;
+    if (piece >= num_pieces) return;
+    destination->sums_there[piece] = checksums.crc32c[i];
+    compare_sums(*destination, piece);
+    if (destination->state != TransferState::kMoving) return;
+  }
+}
+
+void Destinations::compare_sums(Destination& destination, std::uint32_t piece) {
+  auto here = destination.sums_here.find(piece);
+  auto there = destination.sums_there.find(piece);
+  if (here == destination.sums_here.end() || there == destination.sums_there.end()) return;
+  const bool equal = here->second == there->second;
+  destination.sums_here.erase(here);
+  destination.sums_there.erase(there);
+  if (equal) {
+    if (!destination.arrivals.has(piece)) count_piece(destination, piece);
+    return;
+  }
+  const Piece named = destination.move->grid.piece(piece);
+  fail(destination, TransferEvent::kFail,
+       {Code::kIntegrity, "the checksum of layer " + std::to_string(named.layer) + ", " +
+                              std::to_string(named.num_pairs) + " blocks from the table's place " +
+                              std::to_string(named.first_pair) + " on, differs from the source's"},
+       true);
+}
+
+void Destinations::count_piece(Destination& destination, std::uint32_t piece) {
+  context_.stats.bytes_in += piece_nbytes(*destination.move->program, destination.move->grid.piece(piece));
+  if (!destination.arrivals.add(piece)) return;
+  const std::uint32_t row = destination.arrivals.row_of(piece);
+  if (!destination.one_sided) return confirmed(destination, {&row, 1});
+  destination.to_confirm.push_back(row);
+  dirty_.insert(destination.key);
+}
+
+// ---- confirming ---------------------------------------------------------------------------------
+
+void Destinations::confirm_dirty() {
+  while (!dirty_.empty()) {
+    Destination* destination = find(*dirty_.begin());
+    dirty_.erase(dirty_.begin());
+    if (destination == nullptr || destination->state != TransferState::kMoving) continue;
+    flush_credits(*destination);
+    confirm(*destination);
+  }
+}
+
+// Asks whether the source's right held until now, for every layer that is in.
+void Destinations::confirm(Destination& destination) {
+  if (destination.to_confirm.empty() || !destination.confirming.empty()) return;
+  // Layer by layer only where a caller can see it; one question at the end otherwise.
+  if (!destination.arrivals.has_all() && destination.handle == nullptr && destination.expectation == nullptr)
+    return;
+  if (!destination.one_sided) return confirmed(destination, std::exchange(destination.to_confirm, {}));
+  for (Rail* rail : rails_.of(destination.key.first)) {
+    if (!rail->capabilities().one_sided || !rail->capabilities().memory.has(destination.memory)) continue;
+    Work work;
+    work.kind = WorkKind::kCheckFence;
+    work.move = destination.move;
+    work.fence_slot = destination.fence_slot;
+    work.fence_generation = destination.fence_generation;
+    const PostResult result = rails_.post(*rail, WorkUse::kFence, work, destination);
+    if (result.accepted == 1) {
+      destination.confirming = std::move(destination.to_confirm);
+      destination.to_confirm.clear();
+      return;
+    }
+    if (result.code == Code::kAgain) {
+      context_.pump_again = true;
+      retry_.insert(destination.key);
+      return;
+    }
+  }
+  redo_unconfirmed(destination);
+}
+
+void Destinations::fence_checked(Destination& destination, Code code) {
+  const std::vector<std::uint32_t> rows = std::exchange(destination.confirming, {});
+  if (code == Code::kOk) return confirmed(destination, rows);
+  if (code == Code::kLeaseEnded) {
+    ++context_.stats.fences_stale;
+    return fail(destination, TransferEvent::kFail,
+                {Code::kLeaseEnded, "the source ended the right to its pages while they were read"}, true);
+  }
+  // The rail died: ask on another.
+  destination.to_confirm.insert(destination.to_confirm.end(), rows.begin(), rows.end());
+  dirty_.insert(destination.key);
+}
+
+// What was fetched can be confirmed no more, since no rail is left on which the source's fence can
+// be read. Rails whose bytes need no such question may bring it again.
+void Destinations::redo_unconfirmed(Destination& destination) {
+  const PeerRegion* remote = peer_regions_.find(destination.key.first, destination.remote_region());
+  if (remote == nullptr || !remote->is_reached_from(destination.memory))
+    return fail(destination, TransferEvent::kFail,
+                {Code::kRailFailed, "no rail is left on which the source's fence can be read"}, true);
+  destination.to_confirm.clear();
+  destination.one_sided = false;
+  context_.pump_again = true;  // this round of posting is over
+  const std::uint32_t num_pieces = destination.move->grid.num_pieces();
+  for (std::uint32_t piece = 0; piece < num_pieces; ++piece) {
+    if (!destination.arrivals.take_back(piece)) continue;
+    redo(destination, piece);
+    if (destination.state != TransferState::kMoving) return;
+  }
+}
+
+void Destinations::confirmed(Destination& destination, std::span<const std::uint32_t> rows) {
+  const auto arrived = [&](const std::shared_ptr<Handle>& handle, std::uint32_t layer) {
+    if (handle->set_layer(layer))
+      context_.host.emit({.kind = EventKind::kLayer, .handle = handle->id(), .layer = layer});
+  };
+  for (const std::uint32_t row : rows) {
+    if (!destination.arrivals.confirm(row)) continue;
+    const std::uint32_t layer = destination.move->grid.first_layer + row;
+    if (destination.handle) arrived(destination.handle, layer);
+    if (destination.expectation && destination.expectation->arrived(layer, *destination.move))
+      arrived(destination.expectation->handle(), layer);
+  }
+  if (destination.arrivals.is_complete())
+    finish(destination);
+  else if (!destination.to_confirm.empty())
+    dirty_.insert(destination.key);
+}
+
+}  // namespace kvxfer

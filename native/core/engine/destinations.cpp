@@ -1,0 +1,258 @@
+#include "core/engine/destinations.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace kvxfer {
+namespace {
+
+// Whether a write that is not allowed now may be later: a lease or an expectation may still come. One
+// that does not fit what is expected never will.
+bool may_come_true(const Status& refusal) {
+  return refusal.code() == Code::kNotPermitted || refusal.code() == Code::kLeaseEnded;
+}
+
+std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
+  const Move& move = *destination.move;
+  const PieceGrid& grid = move.grid;
+  const Arrivals& arrivals = destination.arrivals;
+  const bool all = !arrivals.has_begun() || destination.reason.code() == Code::kIntegrity;
+  std::vector<bool> bad(grid.num_pairs, all);
+  for (std::uint32_t index = 0; !all && index < grid.num_pieces(); ++index) {
+    if (arrivals.has(index) && (!destination.one_sided || arrivals.is_confirmed(arrivals.row_of(index))))
+      continue;
+    const Piece piece = grid.piece(index);
+    for (std::uint32_t p = 0; p < piece.num_pairs; ++p) bad[piece.first_pair + p] = true;
+  }
+  return blocks_of(move, Footprint::Half::kDst, bad);
+}
+
+}  // namespace
+
+Destination& Destinations::add(std::unique_ptr<Destination> destination) {
+  destination->set_timer(context_.timers, time_after(context_.now, destination->timeout_ns));
+  const TransferKey key = destination->key;
+  return *destinations_.emplace(key, std::move(destination)).first->second;
+}
+
+void Destinations::request(Peer& peer, TransferKey key) {
+  Destination& destination = *find(key);
+  step(destination_transitions(), destination.state, TransferEvent::kTold);
+  destination.asked_at = context_.now;
+  sessions_.send(peer, wire::Request{destination.spec()});
+  admission_.opened(destination);
+}
+
+void Destinations::layers_ready(TransferKey key, std::uint32_t layers) {
+  Destination* destination = find(key);
+  if (destination == nullptr || layers <= destination->layers_ready) return;
+  destination->layers_ready = std::min(layers, destination->move->grid.num_layers);
+  if (destination->state == TransferState::kMoving) list(*destination);
+}
+
+// ---- what peers say -----------------------------------------------------------------------------
+
+Status Destinations::on(Peer& peer, wire::Offer& offer) {
+  wire::TransferSpec& spec = offer.spec;
+  const TransferId id = spec.transfer;
+  const auto refuse = [&](const Status& why) {
+    sessions_.refuse(peer, id, why);
+    return Status();
+  };
+  if (offer.layers_ready > spec.grid.num_layers)
+    return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " has more layers ready than it has"};
+  if (offer.fence_slot >= FenceTable::kNumSlots)
+    return {Code::kProtocol, "OFFER: there is no fence slot " + std::to_string(offer.fence_slot)};
+  const Result<Programs::Use> use = programs_.check(peer, spec, Footprint::Half::kDst);
+  if (!use.ok()) return refuse(use.status());
+  if (!admission_.has_room(peer.key(), false, spec.grid.num_pairs))
+    return refuse({Code::kRefused, "too many transfers are open at the peer: wait for some to end"});
+  auto owned = std::make_unique<Destination>();
+  owned->key = {peer.key(), id};
+  owned->state = TransferState::kParked;
+  owned->take(spec, use.value().program->copies, *use.value().local, use.value().program->src);
+  owned->layers_ready = offer.layers_ready;
+  owned->fence_slot = offer.fence_slot;
+  owned->fence_generation = offer.fence_generation;
+  Destination& destination = add(std::move(owned));
+  admission_.opened(destination);
+  if (Status status = authorize(destination); status.ok())
+    begin_moving(destination);
+  else if (destination.notify.empty() || destination.lease_named || !may_come_true(status))
+    fail(destination, TransferEvent::kFail, std::move(status), true);
+  // else: it is parked until a caller expects its tag, or its time is over
+  return {};
+}
+
+Status Destinations::on(Peer& peer, const wire::Accept& accept) {
+  Destination* destination = find({peer.key(), accept.transfer});
+  if (destination == nullptr || destination->state != TransferState::kRequested) return {};
+  if (accept.fence_slot >= FenceTable::kNumSlots)
+    return {Code::kProtocol, "ACCEPT: there is no fence slot " + std::to_string(accept.fence_slot)};
+  destination->fence_slot = accept.fence_slot;
+  destination->fence_generation = accept.fence_generation;
+  destination->lease_ttl_ns = static_cast<Time>(accept.ttl_ns);
+  destination->lease_renewable = accept.renewable;
+  step(destination_transitions(), destination->state, TransferEvent::kAccepted);
+  begin_moving(*destination);
+  return {};
+}
+
+void Destinations::on(Peer& peer, const wire::LayersReady& ready) {
+  Destination* destination = find({peer.key(), ready.transfer});
+  // Of a read it is our caller who says how far it may go, and no peer.
+  if (destination == nullptr || destination->ours || ready.layers_ready > destination->move->grid.num_layers)
+    return;
+  destination->layers_ready = std::max(destination->layers_ready, ready.layers_ready);
+  if (destination->state == TransferState::kMoving) list(*destination);
+}
+
+// ---- rights -------------------------------------------------------------------------------------
+
+// A write may go ahead under an expectation of its tag, or under leases.
+Status Destinations::authorize(Destination& destination) {
+  Status unlike;
+  if (const std::shared_ptr<Expectation> expectation = expectations_.find(destination)) {
+    unlike = expectation->covers(*destination.move);
+    if (unlike.ok()) {
+      if (Status status = expectation->follow(*destination.move); !status.ok()) return status;
+      destination.expectation = expectation;
+      return {};
+    }
+  }
+  Status found = leases_.find(destination, wire::LeaseMode::kWrite);
+  return found.ok() || unlike.ok() ? found : unlike;
+}
+
+void Destinations::let_in(SessionKey session) {
+  const auto is_parked = [](const TransferEnd& transfer) { return transfer.state == TransferState::kParked; };
+  for (const TransferKey& key : find(session, is_parked)) {
+    Destination* destination = find(key);
+    if (destination == nullptr || destination->state != TransferState::kParked) continue;
+    if (Status status = authorize(*destination); status.ok())
+      begin_moving(*destination);
+    else if (!may_come_true(status))
+      fail(*destination, TransferEvent::kFail, std::move(status), true);
+  }
+}
+
+void Destinations::begin_moving(Destination& destination) {
+  if (destination.state == TransferState::kParked)
+    step(destination_transitions(), destination.state, TransferEvent::kAuthorized);
+  const PieceGrid& grid = destination.move->grid;
+  destination.arrivals.begin(grid);
+  if (grid.num_pieces() != 0) return list(destination);
+  std::vector<std::uint32_t> rows(grid.num_layers);  // no blocks: every layer is in
+  std::iota(rows.begin(), rows.end(), 0);
+  confirmed(destination, rows);
+}
+
+// ---- ends ---------------------------------------------------------------------------------------
+
+void Destinations::on_timer(TransferKey key) {
+  Destination* destination = find(key);
+  if (destination == nullptr) return;
+  destination->timer.reset();
+  if (is_draining(destination->state)) return draining_.tell(*destination);
+  Status why{Code::kDeadline, std::string("the transfer's time was over while it was ") +
+                                  std::string(name_of(destination->state))};
+  if (destination->layers_ready < destination->move->grid.num_layers)
+    why = {Code::kDeadline, destination->unreleased(destination->ours ? "here" : "at the source")};
+  if (destination->state == TransferState::kParked)
+    why = {Code::kNotPermitted,
+           "no lease of the sender covers the blocks and nobody expected its tag in time"};
+  fail(*destination, TransferEvent::kFail, std::move(why), true);
+}
+
+void Destinations::fail(TransferKey key, TransferEvent event, Status why, bool tell_peer) {
+  if (Destination* destination = find(key)) fail(*destination, event, std::move(why), tell_peer);
+}
+
+void Destinations::finish(Destination& destination) {
+  if (!step(destination_transitions(), destination.state, TransferEvent::kConfirmed)) return;
+  if (Peer* peer = sessions_.find(destination.key.first))
+    sessions_.send(*peer, wire::Done{destination.key.second});
+  drained(destination);
+}
+
+void Destinations::fail(Destination& destination, TransferEvent event, Status why, bool tell_peer) {
+  const bool told = destination.state != TransferState::kQueued;
+  if (!step(destination_transitions(), destination.state, event)) return;
+  context_.timers.clear(destination.timer);
+  destination.reason = std::move(why);
+  destination.to_credit.clear();
+  if (destination.handle) destination.handle->let_streams_go(outcome_of(destination.state));
+  if (destination.expectation && expectations_.contains(destination.expectation->handle()->id()))
+    destination.expectation->handle()->let_streams_go(Outcome::kFailed);
+  admission_.closed(destination);
+  if (!destination.posted.empty()) draining_.begin(destination);  // the fence
+  if (Peer* peer = sessions_.find_open(destination.key.first); peer != nullptr && tell_peer && told)
+    sessions_.refuse(*peer, destination.key.second, destination.reason);
+  if (destination.posted.empty()) drained(destination);
+}
+
+void Destinations::drained(Destination& destination) {
+  step(destination_transitions(), destination.state, TransferEvent::kDrained);
+  context_.timers.clear(destination.timer);
+  const bool done = destination.state == TransferState::kDone;
+  if (destination.ours && !done) admission_.forget(destination);
+  admission_.closed(destination);
+  if (done && !destination.ours && !destination.notify.empty() && destination.expectation == nullptr &&
+      sessions_.find(destination.key.first) != nullptr)
+    context_.host.emit({.kind = EventKind::kNotification,
+                        .peer = destination.key.first,
+                        .payload = std::move(destination.notify)});
+  ++(done ? context_.stats.transfers_done : context_.stats.transfers_failed);
+  handles_.end(destination.handle, destination.state, destination.reason,
+               done ? std::vector<std::uint32_t>{} : failed_blocks(destination));
+  const std::shared_ptr<Expectation> expectation = std::move(destination.expectation);
+  auto found = destinations_.find(destination.key);
+  context_.keep_for_this_round(std::move(found->second));
+  destinations_.erase(found);
+  draining_.ended(destination);
+  if (expectation == nullptr || expectations_.drained(*expectation)) return;
+  const std::uint64_t id = expectation->handle()->id();
+  if (!done)
+    end_expectation(id, TransferState::kFailed, destination.reason);
+  else if (expectation->complete())
+    end_expectation(id, TransferState::kDone, {});
+}
+
+void Destinations::end_expectation(std::uint64_t handle, TransferState state, Status why) {
+  const std::shared_ptr<Expectation> expectation = expectations_.take(handle, state);
+  if (expectation == nullptr) return;
+  std::vector<Destination*> writers;
+  for (const auto& [key, destination] : destinations_)
+    if (destination->expectation == expectation) writers.push_back(destination.get());
+  expectations_.await_drained(expectation, state, why, writers.size());
+  const Status reason = state == TransferState::kDone
+                            ? Status(Code::kRefused, "its blocks had all arrived by other transfers")
+                            : why;
+  for (Destination* writer : writers) fail(*writer, TransferEvent::kFail, reason, true);
+}
+
+std::vector<TransferKey> Destinations::find(std::optional<SessionKey> session, const Meant& meant) const {
+  std::vector<TransferKey> keys;
+  for (auto it = destinations_.lower_bound({session.value_or(0), 0});
+       it != destinations_.end() && (!session || it->first.first == *session); ++it)
+    if (meant(*it->second)) keys.push_back(it->first);
+  return keys;
+}
+
+// As Sources::let_streams_go.
+void Destinations::let_streams_go() {
+  for (const auto& [key, destination] : destinations_) {
+    if (destination->handle) destination->handle->let_streams_go(Outcome::kFailed);
+    if (destination->expectation) destination->expectation->handle()->let_streams_go(Outcome::kFailed);
+  }
+}
+
+void Destinations::abandon() {
+  while (!destinations_.empty()) {
+    Destination& destination = *destinations_.begin()->second;
+    destination.posted.clear();
+    drained(destination);
+  }
+}
+
+}  // namespace kvxfer

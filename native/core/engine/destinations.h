@@ -1,0 +1,147 @@
+// Transfers whose bytes become ours: let in, scheduled over rails, accounted, confirmed.
+//
+// Owns them, and ends what was expected with its last writer. destinations.cpp is their life;
+// destination_pieces.cpp is how their pieces are posted, counted and confirmed.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/engine/admission.h"
+#include "core/engine/arrivals.h"
+#include "core/engine/draining.h"
+#include "core/engine/expectations.h"
+#include "core/engine/handles.h"
+#include "core/engine/leases.h"
+#include "core/engine/peer_regions.h"
+#include "core/engine/programs.h"
+#include "core/engine/rails.h"
+#include "core/engine/sessions.h"
+#include "core/engine/transfer_end.h"
+#include "core/engine/turns.h"
+
+namespace kvxfer {
+
+struct Destination : TransferEnd {
+  Destination() : TransferEnd(TimerKind::kDestination) {}
+
+  std::uint32_t fence_slot = 0;  // the source's
+  std::uint64_t fence_generation = 0;
+  Time lease_ttl_ns = kNever;    // a reader's
+  bool lease_renewable = false;
+  Time asked_at = 0;
+  std::shared_ptr<Expectation> expectation;
+  Arrivals arrivals;
+  std::vector<std::uint32_t> to_confirm;  // layers that are in
+  std::vector<std::uint32_t> confirming;  // covered by the fence check that is posted
+  bool listed = false;                    // among those whose turn comes
+  bool one_sided = false;                 // some piece in was fetched: only the fence word confirms
+  std::unordered_map<std::uint32_t, std::uint32_t> sums_here, sums_there;  // integrity
+  std::vector<std::pair<RailId, std::uint32_t>> to_credit;  // posted in this round, to be asked for
+};
+
+class Destinations {
+ public:
+  Destinations(Context& context, Sessions& sessions, Rails& rails, PeerRegions& peer_regions,
+               Regions& regions, Programs& programs, Leases& leases, Expectations& expectations,
+               Admission& admission, Handles& handles, Draining& draining)
+      : context_(context),
+        sessions_(sessions),
+        rails_(rails),
+        peer_regions_(peer_regions),
+        regions_(regions),
+        programs_(programs),
+        leases_(leases),
+        expectations_(expectations),
+        admission_(admission),
+        handles_(handles),
+        draining_(draining) {}
+
+  // ---- ours: queued, then asked for with a REQUEST
+  Destination& add(std::unique_ptr<Destination> destination);
+  void request(Peer& peer, TransferKey key);
+  void layers_ready(TransferKey key, std::uint32_t layers);
+
+  // ---- what peers say; an error breaks the protocol
+  Status on(Peer& peer, wire::Offer& offer);
+  Status on(Peer& peer, const wire::Accept& accept);
+  void on(Peer& peer, const wire::LayersReady& ready);
+  void on(Peer& peer, const wire::Checksums& checksums);
+
+  // ---- what happens to them
+  void completed(const Rails::Completed& work, const Completion& completion);
+  void let_in(SessionKey session);  // a lease or an expectation came: parked ones may begin
+  void path_came(SessionKey session, RegionId remote);
+  void on_timer(TransferKey key);
+  void post_pieces();  // one of each session in turn, as long as rails take them
+  void confirm_dirty();
+  void begin_round();
+
+  // ---- ends
+  bool contains(TransferKey key) const { return destinations_.contains(key); }
+  void fail(TransferKey key, TransferEvent event, Status why, bool tell_peer);
+  // Its writers lose their right; its handle ends when the last of them has drained.
+  void end_expectation(std::uint64_t handle, TransferState state, Status why);
+  using Meant = std::function<bool(const TransferEnd&)>;
+  // Of one session or of all; those that drain are meant as well.
+  std::vector<TransferKey> find(std::optional<SessionKey> session, const Meant& meant) const;
+  void remove_session(SessionKey session) { turns_.remove_session(session); }
+  void let_streams_go();
+  void abandon();  // what is posted completes no more
+
+  std::size_t size() const noexcept { return destinations_.size(); }
+
+ private:
+  // destinations.cpp
+  Destination* find(TransferKey key) {
+    auto found = destinations_.find(key);
+    return found == destinations_.end() ? nullptr : found->second.get();
+  }
+  Status authorize(Destination& destination);
+  void begin_moving(Destination& destination);
+  void finish(Destination& destination);
+  void fail(Destination& destination, TransferEvent event, Status why, bool tell_peer);
+  void drained(Destination& destination);
+
+  // destination_pieces.cpp
+  void list(Destination& destination);
+  bool post_next(SessionKey session);
+  Rail* choose_rail(const Destination& destination, bool& reachable);
+  bool lease_ends_soon(const Destination& destination) const;
+  void flush_credits(Destination& destination);
+  void redo(Destination& destination, std::uint32_t piece);
+  void piece_in(Destination& destination, std::uint32_t piece);
+  void compare_sums(Destination& destination, std::uint32_t piece);
+  void count_piece(Destination& destination, std::uint32_t piece);
+  void confirm(Destination& destination);
+  void fence_checked(Destination& destination, Code code);
+  void redo_unconfirmed(Destination& destination);
+  void confirmed(Destination& destination, std::span<const std::uint32_t> rows);
+  void unreachable(Destination& destination, const Rails::Completed& work, const Completion& completion);
+
+  Context& context_;
+  Sessions& sessions_;
+  Rails& rails_;
+  PeerRegions& peer_regions_;
+  Regions& regions_;
+  Programs& programs_;
+  Leases& leases_;
+  Expectations& expectations_;
+  Admission& admission_;
+  Handles& handles_;
+  Draining& draining_;
+  std::map<TransferKey, std::unique_ptr<Destination>> destinations_;
+  Turns turns_;
+  std::set<TransferKey> dirty_;  // with layers to confirm or credits to send
+  std::set<TransferKey> retry_;  // the same, put off by a rail that said "again"
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,122 @@
+#include "core/engine/expectations.h"
+
+namespace kvxfer {
+namespace {
+
+std::string text_of(const wire::Bytes& tag) {
+  return {reinterpret_cast<const char*>(tag.data()), tag.size()};
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId region_id,
+                                                       std::vector<std::uint32_t> blocks,
+                                                       std::uint32_t first_layer, std::uint32_t num_layers,
+                                                       const Needed& needed, std::optional<SessionKey> from,
+                                                       Time timeout_ns) {
+  const Region* local = regions_.find(region_id);
+  if (local == nullptr)
+    return Status(Code::kUnknownRegion,
+                  "region " + std::to_string(region_id) + " is not registered (any more)");
+  if (tag.empty() || tag.size() > wire::kMaxNotify)
+    return Status(Code::kInvalidArgument, "a tag has 1 to " + std::to_string(wire::kMaxNotify) + " bytes");
+  if (tags_.contains(text_of(tag)))
+    return Status(Code::kInvalidArgument, "that tag is expected already: use one for each request");
+  if (num_layers == 0 || num_layers > wire::kMaxLayers || first_layer > wire::kMaxLayers)
+    return Status(Code::kOutOfRange, "an expectation names at least one layer of its region");
+  if (blocks.size() > wire::kMaxBlocks)
+    return Status(Code::kInvalidArgument,
+                  "an expectation names up to " + std::to_string(wire::kMaxBlocks) + " blocks");
+  if (timeout_ns <= 0) return Status(Code::kInvalidArgument, "an expectation's timeout is more than 0 s");
+  if (from && sessions_.find_open(*from) == nullptr) return sessions_.lost_status(*from);
+  if (Status status = check_blocks(blocks, local->num_blocks, true, "blocks", local->name); !status.ok())
+    return status;
+  auto handle = handles_.make(first_layer, num_layers);
+  const std::uint64_t id = handle->id();
+  tags_.emplace(text_of(tag), id);
+  Expected& expected = expectations_[id];
+  expected.expectation = std::make_shared<Expectation>(std::move(handle), std::move(tag), region_id, from,
+                                                       std::move(blocks), first_layer, num_layers, needed);
+  context_.timers.set(expected.timer, time_after(context_.now, timeout_ns), TimerKind::kExpectation, id);
+  return expected.expectation;
+}
+
+std::shared_ptr<Expectation> Expectations::find(const TransferEnd& transfer) const {
+  if (tags_.empty() || transfer.notify.empty()) return nullptr;
+  auto tag = tags_.find(text_of(transfer.notify));
+  if (tag == tags_.end()) return nullptr;
+  const std::shared_ptr<Expectation>& expectation = expectations_.at(tag->second).expectation;
+  return expectation->concerns(transfer.key.first, transfer.region) ? expectation : nullptr;
+}
+
+std::vector<std::uint64_t> Expectations::all() const {
+  std::vector<std::uint64_t> handles;
+  for (const auto& [handle, expected] : expectations_) handles.push_back(handle);
+  return handles;
+}
+
+std::vector<std::uint64_t> Expectations::of_region(RegionId region) const {
+  std::vector<std::uint64_t> handles;
+  for (const auto& [handle, expected] : expectations_)
+    if (expected.expectation->region() == region) handles.push_back(handle);
+  return handles;
+}
+
+std::vector<std::uint64_t> Expectations::from(SessionKey session) const {
+  std::vector<std::uint64_t> handles;
+  for (const auto& [handle, expected] : expectations_)
+    if (expected.expectation->from() == session) handles.push_back(handle);
+  return handles;
+}
+
+Status Expectations::late(std::uint64_t handle) {
+  auto found = expectations_.find(handle);
+  if (found == expectations_.end()) return {};
+  found->second.timer.reset();
+  const Expectation& expected = *found->second.expectation;
+  return {Code::kDeadline, std::to_string(expected.incomplete_blocks().size()) + " of the " +
+                               std::to_string(expected.blocks().size()) + " blocks of region " +
+                               quoted(regions_.find(expected.region())->name) +
+                               " that were expected had not come whole when its time was over"};
+}
+
+std::shared_ptr<Expectation> Expectations::take(std::uint64_t handle, TransferState state) {
+  auto found = expectations_.find(handle);
+  if (found == expectations_.end()) return nullptr;
+  std::shared_ptr<Expectation> expectation = std::move(found->second.expectation);
+  context_.timers.clear(found->second.timer);
+  expectations_.erase(found);
+  tags_.erase(text_of(expectation->tag()));
+  BlockSet blocks(regions_.find(expectation->region())->num_blocks);
+  for (const std::uint32_t block : expectation->blocks()) blocks.insert(block);
+  for (const SessionKey key : sessions_.keys())
+    if (!expectation->from() || expectation->from() == key)
+      leases_.remember_ended(key, expectation->region(), wire::LeaseMode::kWrite, blocks);
+  if (state != TransferState::kDone) expectation->handle()->let_streams_go(outcome_of(state));
+  return expectation;
+}
+
+void Expectations::await_drained(const std::shared_ptr<Expectation>& expectation, TransferState state,
+                                 Status why, std::size_t num_draining) {
+  if (num_draining == 0) return fenced(*expectation, state, std::move(why));
+  ending_.emplace(expectation->handle()->id(), Ending{expectation, state, std::move(why), num_draining});
+}
+
+bool Expectations::drained(const Expectation& expectation) {
+  auto found = ending_.find(expectation.handle()->id());
+  if (found == ending_.end()) return false;
+  if (--found->second.num_draining == 0) {
+    Ending ended = std::move(found->second);
+    ending_.erase(found);
+    fenced(*ended.expectation, ended.state, std::move(ended.why));
+  }
+  return true;
+}
+
+void Expectations::fenced(const Expectation& expectation, TransferState state, Status why) {
+  handles_.end(
+      expectation.handle(), state, std::move(why),
+      state == TransferState::kDone ? std::vector<std::uint32_t>{} : expectation.incomplete_blocks());
+}
+
+}  // namespace kvxfer

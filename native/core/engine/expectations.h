@@ -1,0 +1,76 @@
+// The tags that our callers expect: rights to one tag's writes, until all of it has arrived.
+//
+// A write under one is followed by Destinations, which also ends an expectation: it takes it out here, fails the
+// writers that are left, and says when each of them has drained.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/engine/context.h"
+#include "core/engine/handles.h"
+#include "core/engine/leases.h"
+#include "core/engine/regions.h"
+#include "core/engine/sessions.h"
+#include "core/expectation.h"
+
+namespace kvxfer {
+
+class Expectations {
+ public:
+  Expectations(Context& context, Sessions& sessions, Regions& regions, Leases& leases, Handles& handles)
+      : context_(context), sessions_(sessions), regions_(regions), leases_(leases), handles_(handles) {}
+
+  // As Engine::expect.
+  Result<std::shared_ptr<Expectation>> add(wire::Bytes tag, RegionId region,
+                                           std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
+                                           std::uint32_t num_layers, const Needed& needed,
+                                           std::optional<SessionKey> from, Time timeout_ns);
+  // The one that this transfer is meant for, if there is one.
+  std::shared_ptr<Expectation> find(const TransferEnd& transfer) const;
+  bool contains(std::uint64_t handle) const { return expectations_.contains(handle); }
+  std::vector<std::uint64_t> all() const;
+  std::vector<std::uint64_t> of_region(RegionId region) const;
+  std::vector<std::uint64_t> from(SessionKey session) const;
+  // On its timer: why it fails.
+  Status late(std::uint64_t handle);
+
+  // ---- ends
+  // Its right ends. Null: it had ended.
+  std::shared_ptr<Expectation> take(std::uint64_t handle, TransferState state);
+  // Its handle ends when so many writers have drained.
+  void await_drained(const std::shared_ptr<Expectation>& expectation, TransferState state, Status why,
+                     std::size_t num_draining);
+  // A writer has. False: its right has not ended.
+  bool drained(const Expectation& expectation);
+
+  std::size_t size() const noexcept { return expectations_.size() + ending_.size(); }
+
+ private:
+  struct Expected {
+    std::shared_ptr<Expectation> expectation;
+    Timers::Timer timer;
+  };
+  struct Ending {
+    std::shared_ptr<Expectation> expectation;
+    TransferState state;
+    Status why;
+    std::size_t num_draining;
+  };
+  void fenced(const Expectation& expectation, TransferState state, Status why);
+
+  Context& context_;
+  Sessions& sessions_;
+  Regions& regions_;
+  Leases& leases_;
+  Handles& handles_;
+  std::map<std::uint64_t, Expected> expectations_;  // by handle
+  std::map<std::uint64_t, Ending> ending_;  // by handle
+  std::map<std::string, std::uint64_t> tags_;  // -> handle
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,16 @@
+#include "core/engine/handles.h"
+
+namespace kvxfer {
+
+void Handles::end(const std::shared_ptr<Handle>& handle, TransferState state, Status status,
+                  std::vector<std::uint32_t> failed_blocks) {
+  if (handle == nullptr) return;
+  const Code code = status.code();
+  std::string message = status.message();
+  transfers_.erase(handle->id());
+  handle->end(context_.now, outcome_of(state), std::move(status), std::move(failed_blocks));
+  context_.host.emit(
+      {.kind = EventKind::kEnded, .handle = handle->id(), .code = code, .message = std::move(message)});
+}
+
+}  // namespace kvxfer

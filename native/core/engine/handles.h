@@ -1,0 +1,45 @@
+// The handles of our callers: numbered here, and which end of which transfer each is of.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "core/engine/context.h"
+#include "core/engine/transfer_end.h"
+
+namespace kvxfer {
+
+class Handles {
+ public:
+  struct Meant {
+    bool is_destination;
+    TransferKey key;
+  };
+
+  explicit Handles(Context& context) : context_(context) {}
+
+  std::shared_ptr<Handle> make(std::uint32_t first_layer, std::uint32_t num_layers) {
+    return std::make_shared<Handle>(next_++, context_.now, first_layer, num_layers);
+  }
+  void give(const TransferEnd& transfer) {
+    transfers_[transfer.handle->id()] = {!transfer.is_source(), transfer.key};
+  }
+  std::optional<Meant> find(std::uint64_t id) const {
+    auto found = transfers_.find(id);
+    return found == transfers_.end() ? std::nullopt : std::optional(found->second);
+  }
+  // Its last state, and kEnded for who waits. No handle: nothing.
+  void end(const std::shared_ptr<Handle>& handle, TransferState state, Status status,
+           std::vector<std::uint32_t> failed_blocks);
+  std::size_t size() const noexcept { return transfers_.size(); }
+
+ private:
+  Context& context_;
+  std::uint64_t next_ = 1;
+  std::unordered_map<std::uint64_t, Meant> transfers_;
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,112 @@
+// The leases that this agent granted, and what peers told of theirs.
+//
+// A lease that ends is taken out here, and Engine ends the transfers under it; it is fenced when the last of them
+// has drained (Draining says so). Blocks on which a right of a peer's ended are remembered for that peer: what it
+// posted before may be meant for that right.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/engine/context.h"
+#include "core/engine/regions.h"
+#include "core/engine/sessions.h"
+#include "core/engine/transfer_end.h"
+#include "core/lease.h"
+
+namespace kvxfer {
+
+class Leases {
+ public:
+  Leases(Context& context, Sessions& sessions, Regions& regions)
+      : context_(context), sessions_(sessions), regions_(regions) {}
+
+  // As Engine::grant; a holder is told. No holder: the bearer's.
+  Result<LeaseId> grant(Peer* holder, RegionId region, wire::LeaseMode mode, bool all_blocks,
+                        std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable,
+                        LeaseId bearer_id);
+  std::optional<LeaseState> state(LeaseId id) const;
+
+  // ---- rights
+  // Finds the leases that together cover what the transfer touches here, of the peer's or the one that it names,
+  // and writes them to transfer.leases.
+  Status find(TransferEnd& transfer, wire::LeaseMode mode) const;
+  // How long a reader may act: until the first of the leases that it needs ends. Where heartbeats renew all of
+  // them it counts the whole time from its newest acknowledged one, else what is left from asking.
+  struct Window {
+    Time ttl_ns;
+    bool renewable;
+  };
+  Window window(const TransferEnd& transfer) const;
+  void renew(SessionKey holder);
+
+  // ---- ends, in this order
+  std::vector<LeaseId> of_region(RegionId region) const;
+  std::vector<LeaseId> of_holder(SessionKey holder) const;
+  // On its timer: true when its time is over, else it is asked again later.
+  bool has_expired(LeaseId id, Status& why);
+  // The right ends at once. Null: it had ended.
+  std::optional<Lease> take(LeaseId id, LeaseEvent event);
+  // It is fenced when so many transfers have drained; of none, by tell_ended.
+  void await_drained(const Lease& lease, const Status& why, std::size_t num_draining);
+  // Tells its holder, which is about the right and says nothing of bytes.
+  void tell_ended(const Lease& lease, const Status& why, std::size_t num_draining);
+  void drained(const TransferEnd& transfer);
+
+  // ---- what peers know and told
+  // Blocks on which a right of this peer's ended.
+  void remember_ended(SessionKey holder, RegionId region, wire::LeaseMode mode, const BlockSet& blocks) {
+    holders_[holder].ended_on[{region, mode}].insert(blocks);
+  }
+  void forget_region(SessionKey holder, RegionId region);
+  void remove_session(SessionKey holder) { holders_.erase(holder); }
+  void told(const Peer& peer, const wire::Lease& lease);
+  void told_ended(const Peer& peer, const wire::LeaseEnded& ended);
+  LeaseId newest_told(SessionKey grantor) const;
+
+  std::size_t size() const noexcept { return leases_.size() + ending_.size(); }
+
+ private:
+  struct Granted {
+    Lease lease;
+    Timers::Timer timer;
+  };
+  struct Holder {
+    std::vector<LeaseId> leases;  // that we granted to it
+    std::map<std::pair<RegionId, wire::LeaseMode>, BlockSet> ended_on;
+    LeaseId newest_told = 0;  // of those that it granted
+  };
+  struct Ending {  // ended as a right, with works under it that have not
+    std::optional<SessionKey> holder;
+    LeaseState state;
+    Status why;
+    std::size_t num_draining;
+  };
+  const Lease* find(LeaseId id) const {
+    auto found = leases_.find(id);
+    return found == leases_.end() ? nullptr : &found->second.lease;
+  }
+  bool is_known(LeaseId id) const {
+    return leases_.contains(id) || ending_.contains(id) || ended_.contains(id);
+  }
+  LeaseId draw_bearer_id();
+  void fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState state, const Status& why);
+
+  Context& context_;
+  Sessions& sessions_;
+  Regions& regions_;
+  LeaseId next_ = 1;
+  std::map<LeaseId, Granted> leases_;
+  std::map<LeaseId, Ending> ending_;
+  std::unordered_map<LeaseId, LeaseState> ended_;
+  std::deque<LeaseId> ended_ids_;  // those, as they ended: the newest kMaxEnded
+  std::map<SessionKey, Holder> holders_;
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,182 @@
+#include "core/engine/peer_regions.h"
+
+#include <algorithm>
+
+namespace kvxfer {
+namespace {
+
+constexpr std::size_t kMaxPeerRegions = 4096;
+
+std::string_view name_of(MemoryKind memory) { return memory == MemoryKind::kGpu ? "GPU" : "host"; }
+
+std::string names_of(const std::vector<wire::TransportKeys>& keys) {
+  std::string names;
+  for (const wire::TransportKeys& each : keys) names += (names.empty() ? "" : ", ") + each.transport;
+  return names.empty() ? "nothing" : names;
+}
+
+bool has(const std::vector<Rail*>& rails, const Rail* rail) {
+  return std::find(rails.begin(), rails.end(), rail) != rails.end();
+}
+
+}  // namespace
+
+bool PeerRegion::comes_over(const Rail& rail, MemoryKind memory) const {
+  return rail.capabilities().memory.has(memory) &&
+         std::none_of(unable.begin(), unable.end(),
+                      [&](const auto& entry) { return entry.first == &rail && entry.second == memory; });
+}
+
+bool PeerRegion::is_reached_from(MemoryKind memory) const {
+  return std::any_of(reach.begin(), reach.end(), [&](const Rail* rail) { return comes_over(*rail, memory); });
+}
+
+Status PeerRegions::add(SessionKey session, wire::Region& region) {
+  std::map<RegionId, PeerRegion>& regions = sessions_regions_[session];
+  if (regions.size() >= kMaxPeerRegions) return {Code::kProtocol, "REGION refused: too many"};
+  const RegionId id = region.id;
+  auto [found, fresh] = regions.try_emplace(id);
+  if (!fresh) return {};  // ids are never reused: a repetition says nothing new
+  found->second.region = std::move(region);
+  for (Rail* rail : rails_.of(session)) attach(found->second, *rail);
+  context_.host.emit({.kind = EventKind::kRegion, .peer = session, .region = id});
+  return {};
+}
+
+PeerRegion* PeerRegions::find(SessionKey session, RegionId id) {
+  return const_cast<PeerRegion*>(std::as_const(*this).find(session, id));
+}
+
+const PeerRegion* PeerRegions::find(SessionKey session, RegionId id) const {
+  auto regions = sessions_regions_.find(session);
+  if (regions == sessions_regions_.end()) return nullptr;
+  auto found = regions->second.find(id);
+  return found == regions->second.end() ? nullptr : &found->second;
+}
+
+void PeerRegions::remove(SessionKey session, RegionId id) {
+  std::map<RegionId, PeerRegion>& regions = sessions_regions_.at(session);
+  auto found = regions.find(id);
+  for (const Rail* rail : found->second.reach) context_.host.detach(rail->id(), id);
+  regions.erase(found);
+}
+
+Result<std::vector<RemoteRegionView>> PeerRegions::views(SessionKey session) const {
+  if (std::as_const(sessions_).find(session) == nullptr) return sessions_.lost_status(session);
+  std::vector<RemoteRegionView> views;
+  auto regions = sessions_regions_.find(session);
+  if (regions == sessions_regions_.end()) return views;
+  for (const auto& [id, remote] : regions->second) {
+    RemoteRegionView view{remote.region, "", remote.notes};
+    std::uint32_t best = UINT32_MAX;
+    for (const Rail* rail : remote.reach) {
+      if (rail->capabilities().rank < best) view.path = rail->capabilities().name;
+      best = std::min(best, rail->capabilities().rank);
+    }
+    views.push_back(std::move(view));
+  }
+  return views;
+}
+
+std::vector<RegionId> PeerRegions::rail_up(Rail& rail) {
+  std::vector<RegionId> reached;
+  for (auto& [id, remote] : sessions_regions_[rail.session()])
+    if (attach(remote, rail)) reached.push_back(id);
+  return reached;
+}
+
+void PeerRegions::rail_down(const Rail& rail) {
+  for (auto& [id, remote] : sessions_regions_[rail.session()]) {
+    std::erase(remote.reach, &rail);
+    std::erase_if(remote.unable, [&](const auto& entry) { return entry.first == &rail; });
+  }
+}
+
+void PeerRegions::rail_failed(PeerRegion& region, Rail* rail, MemoryKind memory) {
+  if (rail == nullptr) return;  // it went down, and reaches nothing any more
+  if (rail->capabilities().memory.has(MemoryKinds(MemoryKind::kHost) | MemoryKind::kGpu)) {
+    region.unable.emplace_back(rail, memory);
+  } else {
+    std::erase(region.reach, rail);
+    context_.host.detach(rail->id(), region.region.id);
+  }
+}
+
+bool PeerRegions::others_replace(const Rail& rail) const {
+  const std::vector<Rail*>& alive = rails_.of(rail.session());
+  auto regions = sessions_regions_.find(rail.session());
+  return std::any_of(alive.begin(), alive.end(), [&](const Rail* other) {
+    return other != &rail && other->capabilities().memory.has(rail.capabilities().memory) &&
+           (regions == sessions_regions_.end() ||
+            std::all_of(regions->second.begin(), regions->second.end(), [&](const auto& entry) {
+              return !has(entry.second.reach, &rail) || has(entry.second.reach, other);
+            }));
+  });
+}
+
+bool PeerRegions::attach(PeerRegion& remote, Rail& rail) {
+  RemoteRegion region{remote.region.id, remote.region.base, remote.region.spans, {}};
+  bool offered = false;
+  for (const wire::TransportKeys& keys : remote.region.keys)
+    if (keys.transport == rail.capabilities().name) {
+      region.keys = keys.keys;
+      offered = true;
+    }
+  if (!offered) return false;  // the peer could not register it with that transport
+  if (Status status = context_.host.attach(rail.id(), region); !status.ok()) {
+    remote.notes.push_back(std::string(rail.capabilities().name) + ": " + status.message());
+    return false;
+  }
+  remote.reach.push_back(&rail);
+  return true;
+}
+
+Status PeerRegions::check_path(const Peer& peer, const Region& local, const PeerRegion& remote,
+                               bool fetched_here) const {
+  const MemoryKind memory = local.memory.kind;
+  if (remote.is_reached_from(memory)) return {};
+  // The initiator knows when all its rails have come or failed. An acceptor waits for what it has not seen.
+  const bool is_acceptor = peer.role() == SessionRole::kAcceptor;
+  bool common = false, coming = !peer.regions_known() || peer.rails_pending() > 0;
+  bool lost = std::any_of(remote.unable.begin(), remote.unable.end(),
+                          [memory](const auto& entry) { return entry.second == memory; });
+  for (const wire::TransportKeys& keys : remote.region.keys) {
+    const auto is_named = [&](const auto& transport) { return transport == keys.transport; };
+    if (std::none_of(local.keys.begin(), local.keys.end(),
+                     [&](const wire::TransportKeys& ours) { return is_named(ours.transport); }))
+      continue;
+    common = true;
+    const std::vector<Rail*>& rails = rails_.of(peer.key());
+    const bool alive = std::any_of(rails.begin(), rails.end(),
+                                   [&](const Rail* rail) { return is_named(rail->capabilities().name); });
+    // Where it cannot reach the region from here, the peer's end may. What lies in host memory every stream
+    // reaches in time; a GPU's memory is reached at once, or not at all.
+    if (alive && (!fetched_here || memory == MemoryKind::kHost)) return {};
+    const bool was_lost = rails_.was_lost(peer.key(), keys.transport);
+    lost = lost || (was_lost && !alive);
+    coming = coming || (is_acceptor && !alive && !was_lost);
+  }
+  if (!common)
+    return {
+        Code::kUnsupported,
+        "no transport goes from region " + quoted(local.name) + " here (" + std::string(name_of(memory)) +
+            " memory, over " + names_of(local.keys) + ") to region " + quoted(remote.region.name) +
+            " of peer " + quoted(peer.name()) + " (over " + names_of(remote.region.keys) +
+            "): pages between GPU and host memory go over unix and tcp, staged by the agent with the "
+            "GPU; name one of them among the transports of both, and leave that agent its staging_nbytes"};
+  if (coming) return {};
+  std::string why = "no rail reaches region " + quoted(remote.region.name) + " of peer " +
+                    quoted(peer.name()) + " from " + std::string(name_of(memory)) + " memory";
+  for (const std::vector<std::string>* notes : {&remote.notes, &peer.notes()})
+    for (const std::string& note : *notes) why += "; " + note;
+  return {lost ? Code::kRailFailed : Code::kUnsupported, std::move(why)};
+}
+
+Status check_integrity(const Region& local) {
+  if (local.memory.kind == MemoryKind::kHost) return {};
+  return {Code::kUnsupported, "region " + quoted(local.name) +
+                                  " lies on a GPU, and checksums of its pages are not there yet: post with "
+                                  "integrity=False"};
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,70 @@
+// The regions that peers told us of, the rails that reach each, and whether bytes can go between one and ours.
+//
+// A rail reaches memory of some kinds at each of its ends, and a region is registered with the transports of its
+// kind alone. So the keys that a REGION carries say how its bytes can leave and enter, and to this end it does not
+// matter in what memory it lies there.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/engine/rails.h"
+#include "core/engine/sessions.h"
+#include "core/region_table.h"
+
+namespace kvxfer {
+
+struct PeerRegion {
+  wire::Region region;
+  std::vector<Rail*> reach;  // rails that its bytes can come over
+  // Of those, ones that turned out unable from memory of that kind here.
+  std::vector<std::pair<Rail*, MemoryKind>> unable;
+  std::vector<std::string> notes;
+
+  // Between it and memory of that kind here, by a rail that reaches it; by any.
+  bool comes_over(const Rail& rail, MemoryKind memory) const;
+  bool is_reached_from(MemoryKind memory) const;
+};
+
+class PeerRegions {
+ public:
+  PeerRegions(Context& context, Sessions& sessions, Rails& rails)
+      : context_(context), sessions_(sessions), rails_(rails) {}
+
+  // A peer told one, and callers hear of it. An error: it breaks the protocol.
+  Status add(SessionKey session, wire::Region& region);
+  PeerRegion* find(SessionKey session, RegionId id);
+  const PeerRegion* find(SessionKey session, RegionId id) const;
+  void remove(SessionKey session, RegionId id);
+  void remove_session(SessionKey session) { sessions_regions_.erase(session); }
+  Result<std::vector<RemoteRegionView>> views(SessionKey session) const;
+
+  // ---- rails
+  // Regions that the new rail reaches.
+  std::vector<RegionId> rail_up(Rail& rail);
+  void rail_down(const Rail& rail);
+  // It cannot reach that region from memory of that kind after all.
+  void rail_failed(PeerRegion& region, Rail* rail, MemoryKind memory);
+  // Is there another that brings all that this one does?
+  bool others_replace(const Rail& rail) const;
+
+  // ---- ways between regions
+  // Ok where bytes can go between the two, or a rail may still come up on which they could. `fetched_here`:
+  // they become ours.
+  Status check_path(const Peer& peer, const Region& local, const PeerRegion& remote, bool fetched_here) const;
+
+ private:
+  bool attach(PeerRegion& remote, Rail& rail);
+
+  Context& context_;
+  Sessions& sessions_;
+  Rails& rails_;
+  std::map<SessionKey, std::map<RegionId, PeerRegion>> sessions_regions_;
+};
+
+// Sums are the processor's, for which memory of a GPU is not there.
+Status check_integrity(const Region& local);
+
+}  // namespace kvxfer

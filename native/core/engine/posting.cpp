@@ -1,0 +1,135 @@
+#include "core/engine/posting.h"
+
+#include <algorithm>
+
+#include "core/pack.h"
+
+namespace kvxfer {
+
+Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
+  Peer* peer = sessions_.find_open(request.peer);
+  if (peer == nullptr) return sessions_.lost_status(request.peer);
+  const Programs::Program* program = programs_.find_ours(peer->key(), request.program);
+  if (program == nullptr)
+    return Status(
+        Code::kUnknownRegion,
+        "a region of the program is not registered any more, here or at peer " + quoted(peer->name()));
+  const bool write = program->write;
+  const RegionId ours = write ? program->src : program->dst, theirs = write ? program->dst : program->src;
+  const Region* local = regions_.find(ours);
+  if (local == nullptr)
+    return Status(Code::kUnknownRegion, "region " + std::to_string(ours) + " is not registered (any more)");
+  const PeerRegion& there = *peer_regions_.find(peer->key(), theirs);
+  if (Status status = peer_regions_.check_path(*peer, *local, there, !write); !status.ok()) return status;
+  if (request.integrity)
+    if (Status status = check_integrity(*local); !status.ok()) return status;
+  const std::size_t num_pairs = request.src_ids.size();
+  if (num_pairs != request.dst_ids.size())
+    return Status(Code::kLengthMismatch, "src_blocks names " + std::to_string(num_pairs) +
+                                             " blocks, dst_blocks " + std::to_string(request.dst_ids.size()));
+  if (num_pairs > wire::kMaxBlocks)
+    return Status(Code::kInvalidArgument, "a transfer takes up to " + std::to_string(wire::kMaxBlocks) +
+                                              " block pairs, not " + std::to_string(num_pairs) +
+                                              ": post several");
+  if (request.notify.size() > wire::kMaxNotify)
+    return Status(Code::kInvalidArgument,
+                  "a notification has up to " + std::to_string(wire::kMaxNotify) + " bytes");
+  const CopyProgram& copies = *program->copies;
+  if (request.num_layers == 0 || request.first_layer >= copies.num_layers ||
+      request.num_layers > copies.num_layers - request.first_layer ||
+      request.layers_ready > request.num_layers)
+    return Status(Code::kOutOfRange, "layers " + std::to_string(request.first_layer) + " + " +
+                                         std::to_string(request.num_layers) +
+                                         " are not all of the program's " +
+                                         std::to_string(copies.num_layers));
+  if (request.timeout_ns <= 0) return Status(Code::kInvalidArgument, "a transfer's timeout is more than 0 s");
+  if (request.num_fine > num_pairs)
+    return Status(Code::kInvalidArgument, "more single tokens are named than there are pairs");
+  const auto check = [&](const std::vector<std::uint32_t>& ids, Footprint::Half half, bool is_ours) {
+    return check_ids(ids, request.num_fine, copies, half,
+                     is_ours ? local->num_blocks : there.region.num_blocks,
+                     is_ours ? local->name : there.region.name);
+  };
+  if (Status status = check(request.src_ids, Footprint::Half::kSrc, write); !status.ok()) return status;
+  if (Status status = check(request.dst_ids, Footprint::Half::kDst, !write); !status.ok()) return status;
+
+  wire::TransferSpec spec;
+  spec.transfer = admission_.number(*peer);
+  spec.program = request.program;
+  spec.grid = {request.first_layer, request.num_layers, static_cast<std::uint32_t>(num_pairs),
+               pairs_per_piece(request, copies, *local, there), request.num_fine};
+  spec.priority = request.priority;
+  spec.flags = static_cast<std::uint8_t>((request.integrity ? wire::kFlagIntegrity : 0) |
+                                         (request.lease != 0 ? wire::kFlagLease : 0));
+  spec.lease = request.lease != 0 ? request.lease : leases_.newest_told(peer->key());
+  spec.timeout_ns = static_cast<std::uint64_t>(request.timeout_ns);
+  spec.src_ids = std::move(request.src_ids);
+  spec.dst_ids = std::move(request.dst_ids);
+  spec.notify = std::move(request.notify);
+  const auto fill = [&](TransferEnd& transfer) {
+    transfer.key = {peer->key(), spec.transfer};
+    transfer.ours = true;
+    transfer.handle = write ? handles_.make(0, 0) : handles_.make(request.first_layer, request.num_layers);
+    transfer.layers_ready = request.layers_ready;
+    transfer.take(spec, program->copies, *local, theirs);
+    handles_.give(transfer);
+  };
+  TransferEnd* transfer = nullptr;
+  if (write) {
+    auto source = std::make_unique<Source>();
+    fill(*source);
+    transfer = &sources_.add(std::move(source));
+  } else {
+    auto destination = std::make_unique<Destination>();
+    fill(*destination);
+    transfer = &destinations_.add(std::move(destination));
+  }
+  const bool has_room =
+      !admission_.has_backlog(peer->key()) && admission_.has_room(peer->key(), true, num_pairs);
+  if (!has_room || !tell(*peer, transfer->key, write)) admission_.wait(*transfer);
+  sessions_.flush(*peer);
+  return transfer->handle;
+}
+
+// As many pairs in a piece as the rails that are likely to carry it want bytes, and no more than those
+// that it may fail over to have room for, within the bitmap's bound.
+std::uint32_t Posting::pairs_per_piece(const TransferRequest& request, const CopyProgram& copies,
+                                       const Region& local, const PeerRegion& remote) const {
+  std::uint64_t wanted_nbytes = 512 * 1024, most_nbytes = UINT64_MAX;
+  std::uint32_t rank = UINT32_MAX;
+  const MemoryKind memory = local.memory.kind;
+  for (const Rail* rail : remote.is_reached_from(memory) ? remote.reach : rails_.of(request.peer)) {
+    const Capabilities& capabilities = rail->capabilities();
+    if (!remote.comes_over(*rail, memory)) continue;
+    if (capabilities.rank < rank || (capabilities.rank == rank && capabilities.piece_nbytes < wanted_nbytes))
+      wanted_nbytes = capabilities.piece_nbytes;
+    rank = std::min(rank, capabilities.rank);
+    if (memory == MemoryKind::kGpu) most_nbytes = std::min(most_nbytes, capabilities.most_piece_nbytes);
+  }
+  wanted_nbytes = std::min(wanted_nbytes, most_nbytes);
+  const std::uint64_t num_pairs = request.src_ids.size();
+  const std::uint64_t unit_nbytes =
+      std::max<std::uint64_t>(1, pair_nbytes(copies, request.first_layer, kCoarse));
+  const std::uint64_t most_per_layer = wire::kMaxPieces / request.num_layers;
+  const std::uint64_t per_piece = std::max(std::max<std::uint64_t>(1, wanted_nbytes / unit_nbytes),
+                                           (num_pairs + most_per_layer - 1) / most_per_layer);
+  return static_cast<std::uint32_t>(std::min(per_piece, std::max<std::uint64_t>(1, num_pairs)));
+}
+
+// False: not now.
+bool Posting::tell(Peer& peer, TransferKey key, bool is_source) {
+  if (is_source) return sources_.offer(peer, key);
+  destinations_.request(peer, key);
+  return true;
+}
+
+void Posting::serve_backlog() {
+  for (const SessionKey key : admission_.backlogged())
+    if (Peer* peer = sessions_.find_open(key))
+      while (const auto waiting = admission_.next(key)) {
+        if (!tell(*peer, waiting->key, waiting->is_source)) break;
+        admission_.told(key);
+      }
+}
+
+}  // namespace kvxfer

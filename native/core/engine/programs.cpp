@@ -1,0 +1,127 @@
+#include "core/engine/programs.h"
+
+namespace kvxfer {
+namespace {
+
+constexpr std::size_t kMaxPeerPrograms = 4096;  // a pair of layouts each
+
+}  // namespace
+
+using Half = Footprint::Half;
+
+Result<std::uint32_t> Programs::install(Peer& peer, bool write, RegionId src, RegionId dst,
+                                        CopyProgram program) {
+  if (Status status = check_program(program); !status.ok()) return status;
+  const RegionId ours = write ? src : dst, theirs = write ? dst : src;
+  const Region* local = regions_.find(ours);
+  if (local == nullptr)
+    return Status(Code::kUnknownRegion, "region " + std::to_string(ours) + " is not registered here");
+  const PeerRegion* remote = peer_regions_.find(peer.key(), theirs);
+  if (remote == nullptr)
+    return Status(Code::kUnknownRegion,
+                  "peer " + quoted(peer.name()) + " has no region " + std::to_string(theirs) + " (any more)");
+  if (Status status = local->footprint.contains(program, write ? Half::kSrc : Half::kDst); !status.ok())
+    return status;
+  // The other half is the peer's to check; here only that it stays inside what the peer announced.
+  const wire::Region& there = remote->region;
+  if (auto extent =
+          Footprint::create(program, write ? Half::kDst : Half::kSrc, there.num_blocks, there.spans);
+      !extent.ok())
+    return extent.status();
+  OfSession& session = sessions_programs_[peer.key()];
+  Program entry;
+  entry.copies = std::make_shared<CopyProgram>(std::move(program));
+  entry.src = src;
+  entry.dst = dst;
+  entry.write = write;
+  const std::uint32_t id = session.next++;
+  sessions_.send(peer, wire::Program{id, src, dst, *entry.copies});
+  session.ours.emplace(id, std::move(entry));
+  return id;
+}
+
+const Programs::Program* Programs::find_ours(SessionKey session, std::uint32_t id) const {
+  auto programs = sessions_programs_.find(session);
+  if (programs == sessions_programs_.end()) return nullptr;
+  auto found = programs->second.ours.find(id);
+  return found == programs->second.ours.end() ? nullptr : &found->second;
+}
+
+Status Programs::told(Peer& peer, wire::Program& program) {
+  std::map<std::uint32_t, Program>& told = sessions_programs_[peer.key()].theirs;
+  // A peer that never stops telling programs is not a user of them. Those whose regions are gone
+  // leave only now: which way a program leads is not known before it is used.
+  if (told.size() >= kMaxPeerPrograms)
+    std::erase_if(told, [&](const auto& each) {
+      const Program& old = each.second;
+      const auto joins = [&](RegionId ours, RegionId theirs) {
+        return regions_.find(ours) != nullptr && peer_regions_.find(peer.key(), theirs) != nullptr;
+      };
+      return !joins(old.dst, old.src) && !joins(old.src, old.dst);
+    });
+  if (Status status = check_program(program.program); !status.ok())
+    return {Code::kProtocol, "PROGRAM refused: " + status.message()};
+  if (told.size() >= kMaxPeerPrograms) return {Code::kProtocol, "PROGRAM refused: too many"};
+  Program entry;
+  entry.copies = std::make_shared<CopyProgram>(std::move(program.program));
+  entry.src = program.src_region;
+  entry.dst = program.dst_region;
+  told.insert_or_assign(program.id, std::move(entry));
+  return {};
+}
+
+Result<Programs::Use> Programs::check(const Peer& peer, const wire::TransferSpec& spec, Half half) {
+  std::map<std::uint32_t, Program>& told = sessions_programs_[peer.key()].theirs;
+  auto found = told.find(spec.program);
+  if (found == told.end())
+    return Status(Code::kInvalidArgument, "program " + std::to_string(spec.program) + " was never told");
+  Program& program = found->second;
+  const bool is_src = half == Half::kSrc;
+  const Region* local = regions_.find(is_src ? program.src : program.dst);
+  if (local == nullptr) return Status(Code::kRegionGone, "the region was deregistered, or never existed");
+  const PeerRegion* there = peer_regions_.find(peer.key(), is_src ? program.dst : program.src);
+  if (there == nullptr)
+    return Status(Code::kUnknownRegion, "the peer names a region of its own that it never announced");
+  const wire::Region& remote = there->region;
+  if (Status status = peer_regions_.check_path(peer, *local, *there, !is_src); !status.ok()) return status;
+  if ((spec.flags & wire::kFlagIntegrity) != 0)
+    if (Status status = check_integrity(*local); !status.ok()) return status;
+  const CopyProgram& copies = *program.copies;
+  bool& checked = is_src ? program.checked_request : program.checked_offer;
+  if (!checked) {
+    if (Status status = local->footprint.contains(copies, half); !status.ok()) return status;
+    if (!is_src) {
+      // What is read from the peer's memory must be inside what it announced.
+      if (auto extent = Footprint::create(copies, Half::kSrc, remote.num_blocks, remote.spans); !extent.ok())
+        return extent.status();
+    }
+    checked = true;
+  }
+  if (spec.grid.first_layer >= copies.num_layers ||
+      spec.grid.num_layers > copies.num_layers - spec.grid.first_layer)
+    return Status(Code::kOutOfRange, "the transfer names layers beyond the program's");
+  const std::uint32_t num_fine = spec.grid.num_fine;
+  if (Status status = check_ids(is_src ? spec.src_ids : spec.dst_ids, num_fine, copies, half,
+                                local->num_blocks, local->name);
+      !status.ok())
+    return status;
+  if (Status status = check_ids(is_src ? spec.dst_ids : spec.src_ids, num_fine, copies,
+                                is_src ? Half::kDst : Half::kSrc, remote.num_blocks, remote.name);
+      !status.ok())
+    return status;
+  return Use{&program, local, there};
+}
+
+void Programs::forget(SessionKey session, RegionId gone, bool of_peer) {
+  auto programs = sessions_programs_.find(session);
+  if (programs == sessions_programs_.end()) return;
+  // Both agents count regions from 1, so an id alone does not say whose region it is.
+  std::erase_if(programs->second.ours, [&](const auto& entry) {
+    return (entry.second.write != of_peer ? entry.second.src : entry.second.dst) == gone;
+  });
+  // Should the peer announce that number again, with other bounds, nothing is taken for checked.
+  if (of_peer)
+    for (auto& [id, program] : programs->second.theirs) program.checked_offer = false;
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,121 @@
+#include "core/engine/rails.h"
+
+#include <algorithm>
+
+namespace kvxfer {
+
+Rail& Rails::add(SessionKey session, const RailInfo& info) {
+  Rail& rail = rails_[info.id];
+  rail.info_ = info;
+  rail.session_ = session;
+  sessions_[session].alive.push_back(&rail);
+  return rail;
+}
+
+const std::vector<Rail*>& Rails::of(SessionKey session) const {
+  static const std::vector<Rail*> none;
+  auto found = sessions_.find(session);
+  return found == sessions_.end() ? none : found->second.alive;
+}
+
+bool Rails::was_lost(SessionKey session, const std::string& transport) const {
+  auto found = sessions_.find(session);
+  return found != sessions_.end() && found->second.lost.contains(transport);
+}
+
+void Rails::remove(Rail& rail) {
+  OfSession& session = sessions_[rail.session_];
+  session.lost.emplace(rail.capabilities().name);
+  std::erase(session.alive, &rail);
+  context_.timers.clear(rail.watch_);
+  rails_.erase(rail.id());
+}
+
+void Rails::drop_session(SessionKey session) {
+  auto found = sessions_.find(session);
+  if (found == sessions_.end()) return;
+  for (Rail* each : found->second.alive) {
+    context_.host.drop_rail(each->id());
+    context_.timers.clear(each->watch_);
+    rails_.erase(each->id());
+  }
+  sessions_.erase(found);
+}
+
+PostResult Rails::post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer) {
+  work.id = next_work_++;
+  const PostResult result = context_.host.post(rail.id(), work);
+  if (result.accepted == 0) return result;
+  if (use != WorkUse::kSend) count_posted(rail);
+  transfer.posted.emplace_back(work.id, rail.id());
+  works_.emplace(work.id, Record{use, transfer.key, rail.id(), work.piece});
+  return result;
+}
+
+void Rails::rest(Rail& rail) {
+  rail.rests_ = true;
+  resting_.push_back(rail.id());
+}
+
+void Rails::begin_round() {
+  for (const RailId id : resting_)
+    if (auto rail = rails_.find(id); rail != rails_.end()) rail->second.rests_ = false;
+  resting_.clear();
+}
+
+void Rails::stop(const TransferEnd& transfer) {
+  for (const auto& [id, rail] : transfer.posted) {
+    context_.host.cancel(rail, id);
+    auto work = works_.find(id);
+    if (work == works_.end() || work->second.use == WorkUse::kSend || work->second.stopped) continue;
+    work->second.stopped = true;
+    --outstanding_;
+    if (auto found = rails_.find(rail); found != rails_.end()) --found->second.outstanding_;
+  }
+}
+
+std::optional<Rails::Completed> Rails::completed(const Completion& completion) {
+  auto found = works_.find(completion.work);
+  if (found == works_.end()) return std::nullopt;
+  const Record work = found->second;
+  works_.erase(found);
+  const bool is_due = work.use != WorkUse::kSend && !work.stopped;
+  if (is_due) --outstanding_;
+  auto rail = rails_.find(work.rail);
+  if (rail != rails_.end() && work.use != WorkUse::kSend) {
+    if (is_due) --rail->second.outstanding_;
+    rail->second.moved_at_ = context_.now;
+    rail->second.forgiven_ = false;
+  }
+  return Completed{work.use, work.transfer, work.piece, work.rail,
+                   rail == rails_.end() ? nullptr : &rail->second};
+}
+
+void Rails::count_posted(Rail& rail) {
+  ++outstanding_;
+  if (rail.outstanding_++ == 0) {
+    rail.moved_at_ = context_.now;
+    rail.forgiven_ = false;
+  }
+  if (!rail.watch_) watch(rail, time_after(rail.moved_at_, context_.config.session.silent_ns));
+}
+
+bool Rails::is_silent(RailId id, Time late) {
+  Rail& rail = rails_.at(id);
+  rail.watch_.reset();
+  if (rail.outstanding_ == 0) return false;
+  const Time silent = context_.config.session.silent_ns;
+  const Time at = time_after(rail.moved_at_, silent);
+  if (at > context_.now) {
+    watch(rail, at);
+    return false;
+  }
+  // What came while this agent stood still it has not looked at yet; once, as in a session.
+  if (late < silent / 4 || std::exchange(rail.forgiven_, true)) return true;
+  watch_on(rail);
+  return false;
+}
+
+void Rails::watch_on(Rail& rail) { watch(rail, time_after(context_.now, context_.config.session.silent_ns)); }
+
+}  // namespace kvxfer

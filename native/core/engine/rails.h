@@ -1,0 +1,112 @@
+// The rails of all peers, and the works that are under way on them.
+//
+// Counts what is outstanding, posts, and says whose work has completed. A rail that says "again" rests until the
+// next round; one that is silent with pieces due is Engine's to give up. Which rail reaches which region is not
+// known here: peer_regions.h.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/engine/context.h"
+#include "core/engine/transfer_end.h"
+
+namespace kvxfer {
+
+class Rail {
+ public:
+  const RailInfo& info() const noexcept { return info_; }
+  const Capabilities& capabilities() const noexcept { return info_.capabilities; }
+  RailId id() const noexcept { return info_.id; }
+  SessionKey session() const noexcept { return session_; }
+  std::uint32_t outstanding() const noexcept { return outstanding_; }
+  bool rests() const noexcept { return rests_; }
+
+ private:
+  friend class Rails;
+  RailInfo info_;
+  SessionKey session_ = 0;
+  std::uint32_t outstanding_ = 0;  // pieces that we wait for on it
+  bool rests_ = false;  // it said "again" in this round
+  Time moved_at_ = 0;  // something came over it, or was first waited for
+  bool forgiven_ = false;  // since then: a standstill of our own
+  Timers::Timer watch_;
+};
+
+enum class WorkUse : std::uint8_t { kFetch, kReceive, kFence, kSend };
+
+class Rails {
+ public:
+  explicit Rails(Context& context) : context_(context) {}
+
+  // ---- up and down
+  Rail& add(SessionKey session, const RailInfo& info);
+  Rail* find(RailId id) {
+    auto found = rails_.find(id);
+    return found == rails_.end() ? nullptr : &found->second;
+  }
+  const std::vector<Rail*>& of(SessionKey session) const;  // alive, as they came
+  bool was_lost(SessionKey session, const std::string& transport) const;
+  void remove(Rail& rail);  // it went down
+  void drop_session(SessionKey session);  // and drops its rails
+
+  // ---- works
+  // Gives the work its number. Where it is accepted it is under way, and the transfer's to remember.
+  PostResult post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer);
+  // Nothing more is posted on it in this round.
+  void rest(Rail& rail);
+  // Asks the rails to end what is posted of a transfer that has ended. It is not waited for any more, so it keeps
+  // no other from being posted, nor is its rail silent for it; the rail itself bounds what it has under way.
+  void stop(const TransferEnd& transfer);
+  struct Completed {
+    WorkUse use;
+    TransferKey transfer;
+    std::uint32_t piece;
+    RailId rail_id;
+    Rail* rail;  // null: it is down
+  };
+  std::optional<Completed> completed(const Completion& completion);
+  // Pieces that are waited for, over all peers.
+  std::uint32_t outstanding() const noexcept { return outstanding_; }
+  std::size_t num_works() const noexcept { return works_.size(); }
+
+  // ---- silence
+  // On its timer, `late` by so much: pieces are due on it and nothing came for as long as would end a session.
+  // False: not so, and it is watched on.
+  bool is_silent(RailId id, Time late);
+  void watch_on(Rail& rail);  // it is silent, and kept
+
+  void begin_round();
+
+ private:
+  struct OfSession {
+    std::vector<Rail*> alive;
+    std::set<std::string> lost;  // transports of which one was up and went down
+  };
+  struct Record {
+    WorkUse use;
+    TransferKey transfer;
+    RailId rail;
+    std::uint32_t piece;
+    bool stopped = false;
+  };
+  void count_posted(Rail& rail);
+  void watch(Rail& rail, Time at) { context_.timers.set(rail.watch_, at, TimerKind::kRail, rail.info_.id); }
+
+  Context& context_;
+  std::map<RailId, Rail> rails_;
+  std::map<SessionKey, OfSession> sessions_;
+  std::unordered_map<WorkId, Record> works_;
+  WorkId next_work_ = 1;
+  std::uint32_t outstanding_ = 0;
+  std::vector<RailId> resting_;
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,35 @@
+#include "core/engine/regions.h"
+
+namespace kvxfer {
+
+RegionId Regions::add(std::unique_ptr<Region> region) {
+  const RegionId id = next_id_++;
+  region->memory.id = id;
+  regions_.emplace(id, std::move(region));
+  return id;
+}
+
+void Regions::remove(RegionId id, std::size_t num_draining) {
+  auto found = regions_.find(id);
+  std::unique_ptr<Region> gone = std::move(found->second);
+  regions_.erase(found);
+  if (num_draining != 0)
+    leaving_.emplace(id, Leaving{std::move(gone), num_draining});
+  else
+    fenced(id, std::move(gone));
+}
+
+void Regions::drained(RegionId id) {
+  auto found = leaving_.find(id);
+  if (found == leaving_.end() || --found->second.num_draining != 0) return;
+  std::unique_ptr<Region> gone = std::move(found->second.region);
+  leaving_.erase(found);
+  fenced(id, std::move(gone));
+}
+
+void Regions::fenced(RegionId id, std::unique_ptr<Region> region) {
+  context_.keep_for_this_round(std::move(region));
+  context_.host.region_fenced(id);
+}
+
+}  // namespace kvxfer

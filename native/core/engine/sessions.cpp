@@ -1,0 +1,168 @@
+#include "core/engine/sessions.h"
+
+namespace kvxfer {
+namespace {
+
+// Enough for callers that ask why a peer went; a thousand reconnects must not grow an agent.
+constexpr std::size_t kMaxLost = 64;
+
+}  // namespace
+
+Peer& Sessions::add(SessionRole role) {
+  const SessionKey key = next_key_++;
+  auto session =
+      std::make_unique<Session>(role, context_.config.session, context_.now,
+                                [&host = context_.host](std::span<std::byte> bytes) { host.random(bytes); });
+  Peer& added =
+      *peers_.emplace(key, std::make_unique<Peer>(key, std::move(session), context_.config.peer_budget))
+           .first->second;
+  flush(added);
+  return added;
+}
+
+void Sessions::remove(SessionKey key, const Status& why) {
+  auto found = peers_.find(key);
+  std::unique_ptr<Peer> peer = std::move(found->second);
+  peers_.erase(found);
+  context_.timers.clear(peer->timer_);
+  PeerView& view = lost_[key];
+  view.name = peer->name();
+  view.incarnation = peer->session().peer().incarnation;
+  view.state = "lost";
+  view.notes = peer->notes_;
+  view.reason = why;
+  if (lost_.size() > kMaxLost) lost_.erase(lost_.begin());
+  context_.keep_for_this_round(std::move(peer));
+}
+
+Status Sessions::lost_status(SessionKey key) const {
+  if (find(key) != nullptr) return {Code::kPeerLost, "the session with the peer is not open yet"};
+  auto lost = lost_.find(key);
+  if (lost != lost_.end()) return lost->second.reason;
+  return {Code::kPeerLost, "there is no peer " + std::to_string(key) + " (any more)"};
+}
+
+Session* Sessions::find_session(const wire::Id128& id, SessionKey& key) {
+  for (auto& [number, peer] : peers_)
+    if (peer->is_open() && peer->session().id() == id) {
+      key = number;
+      return &peer->session();
+    }
+  return nullptr;
+}
+
+std::vector<SessionKey> Sessions::keys() const {
+  std::vector<SessionKey> keys;
+  keys.reserve(peers_.size());
+  for (const auto& [key, peer] : peers_) keys.push_back(key);
+  return keys;
+}
+
+std::vector<SessionKey> Sessions::up() const {
+  std::vector<SessionKey> keys;
+  for (const auto& [key, peer] : peers_)
+    if (peer->up_) keys.push_back(key);
+  return keys;
+}
+
+std::vector<SessionKey> Sessions::replaced_by(const Peer& peer) const {
+  const wire::Identity& identity = peer.session().peer();
+  std::vector<SessionKey> replaced;
+  for (const auto& [key, other] : peers_)
+    if (key != peer.key() && other->was_open_ && other->name() == identity.name &&
+        other->session().peer().incarnation != identity.incarnation)
+      replaced.push_back(key);
+  return replaced;
+}
+
+void Sessions::dialling(Peer& peer) {
+  peer.session_->connecting();
+  schedule(peer);
+}
+
+void Sessions::connected(Peer& peer) {
+  peer.session_->connected(context_.now);
+  schedule(peer);
+}
+
+Result<std::optional<wire::Message>> Sessions::receive(Peer& peer, wire::ByteSpan frame) {
+  Result<std::optional<wire::Message>> received = peer.session_->receive(context_.now, frame);
+  if (!received.ok()) ++context_.stats.frames_refused;
+  return received;
+}
+
+bool Sessions::has_opened(Peer& peer) {
+  return !peer.was_open_ && peer.is_open() && !std::exchange(peer.was_open_, true);
+}
+
+bool Sessions::heard_heartbeat(Peer& peer) {
+  const Time heard = peer.session_->last_heartbeat_at();
+  return std::exchange(peer.heartbeat_seen_, heard) != heard;
+}
+
+Status Sessions::disconnected(Peer& peer, const std::string& why) {
+  peer.session_->connection_lost();
+  if (Status reason = peer.session_->reason(); !reason.ok() && !peer.was_open_) return reason;
+  return {Code::kPeerLost,
+          "the connection to " + (peer.was_open_ ? quoted(peer.name()) : "the peer") + " ended: " + why};
+}
+
+Status Sessions::on_timer(Peer& peer) {
+  peer.timer_.reset();
+  Status status = peer.session_->on_time(context_.now);
+  flush(peer);
+  return status;
+}
+
+void Sessions::send(Peer& peer, const wire::Message& message) {
+  if (!peer.is_open()) return;
+  peer.session_->send(context_.now, message);
+  if (!std::exchange(peer.stirred_, true)) stirred_.push_back(peer.key_);
+}
+
+void Sessions::refuse(Peer& peer, TransferId transfer, const Status& why) {
+  send(peer, wire::Fail{transfer, why.code(), why.message().substr(0, wire::kMaxText)});
+}
+
+void Sessions::say_goodbye(Peer& peer, Code code, const std::string& text) {
+  peer.session_->close(context_.now, code, text);
+  flush(peer);
+}
+
+void Sessions::flush(Peer& peer) {
+  peer.stirred_ = false;
+  peer.session_->take_output(outgoing_);
+  for (wire::Bytes& frame : outgoing_) context_.host.send(peer.key_, std::move(frame));
+  schedule(peer);
+}
+
+void Sessions::flush_stirred() {
+  // By index: more may join, and what is cleared keeps its memory for the next round.
+  for (std::size_t i = 0; i < stirred_.size(); ++i)
+    if (Peer* peer = find(stirred_[i]); peer != nullptr && peer->stirred_) flush(*peer);
+  stirred_.clear();
+}
+
+// Deadlines move with every frame; a timer that fires early only asks again.
+void Sessions::schedule(Peer& peer) {
+  const Time at = peer.session_->next_deadline();
+  if (peer.timer_ && Timers::at(peer.timer_) <= at) return;
+  context_.timers.set(peer.timer_, at, TimerKind::kSession, peer.key_);
+}
+
+std::optional<PeerView> Sessions::view(SessionKey key) const {
+  const Peer* peer = find(key);
+  if (peer == nullptr) {
+    auto lost = lost_.find(key);
+    return lost == lost_.end() ? std::nullopt : std::optional(lost->second);
+  }
+  PeerView view;
+  view.name = peer->name();
+  view.incarnation = peer->session().peer().incarnation;
+  view.state = peer->up_ ? "open" : "connecting";
+  view.notes = peer->notes_;
+  view.budget = peer->budget_;
+  return view;
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,124 @@
+// The conversations with peers: how they begin, what goes out on them, and why they ended.
+//
+// Owns each Session. Other parts see a Peer through what it says of itself, keep what they know of a peer under its
+// key, and say things to it with send(). A session ends in Engine alone, which tells every part.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/engine/context.h"
+#include "core/session.h"
+#include "core/wire.h"
+
+namespace kvxfer {
+
+class Peer {
+ public:
+  Peer(SessionKey key, std::unique_ptr<Session> session, const Budget::Amounts& limits)
+      : key_(key), session_(std::move(session)), budget_(std::make_shared<Budget>(limits)) {}
+
+  SessionKey key() const noexcept { return key_; }
+  Session& session() noexcept { return *session_; }
+  const Session& session() const noexcept { return *session_; }
+  const std::string& name() const noexcept { return session_->peer().name; }
+  SessionRole role() const noexcept { return session_->role(); }
+  bool is_open() const noexcept { return session_->state() == SessionState::kOpen; }
+  bool was_open() const noexcept { return was_open_; }
+  // Its regions are known, and each rail has come or failed: callers were told of it.
+  bool is_up() const noexcept { return up_; }
+  bool regions_known() const noexcept { return regions_known_; }
+  std::uint32_t rails_pending() const noexcept { return rails_pending_; }
+  const std::vector<std::string>& notes() const noexcept { return notes_; }
+  const std::shared_ptr<Budget>& budget() const noexcept { return budget_; }  // of the session and its rails
+  // Both ends number transfers in one space: the initiator of the session takes the even numbers.
+  TransferId first_transfer() const noexcept { return role() == SessionRole::kInitiator ? 2 : 1; }
+  bool numbers(TransferId id) const noexcept { return id % 2 != first_transfer() % 2; }
+
+ private:
+  friend class Sessions;
+  const SessionKey key_;
+  const std::unique_ptr<Session> session_;
+  const std::shared_ptr<Budget> budget_;
+  std::vector<std::string> notes_;  // what went wrong on the way, for people
+  Time heartbeat_seen_ = 0;
+  bool was_open_ = false, regions_known_ = false, up_ = false;
+  std::uint32_t rails_pending_ = 0;  // that session_open started
+  bool stirred_ = false;  // it has something to say
+  Timers::Timer timer_;
+};
+
+class Sessions {
+ public:
+  explicit Sessions(Context& context) : context_(context) {}
+
+  Peer& add(SessionRole role);
+  // It is no peer any more; why is kept for those who ask. A reference to it is good for this round.
+  void remove(SessionKey key, const Status& why);
+
+  Peer* find(SessionKey key) {
+    auto found = peers_.find(key);
+    return found == peers_.end() ? nullptr : found->second.get();
+  }
+  const Peer* find(SessionKey key) const {
+    auto found = peers_.find(key);
+    return found == peers_.end() ? nullptr : found->second.get();
+  }
+  Peer* find_open(SessionKey key) {
+    Peer* peer = find(key);
+    return peer != nullptr && peer->is_open() ? peer : nullptr;
+  }
+  // Why there is no open session of that key.
+  Status lost_status(SessionKey key) const;
+  Session* find_session(const wire::Id128& id, SessionKey& key);
+  std::vector<SessionKey> keys() const;
+  std::vector<SessionKey> up() const;  // those that callers were told of
+  // Those of the same name that another process had opened.
+  std::vector<SessionKey> replaced_by(const Peer& peer) const;
+
+  // ---- what a connection says; afterwards its output is still to be flushed
+  void dialling(Peer& peer);
+  void connected(Peer& peer);
+  // Of the session's own frames nothing comes out. An error: it closed, for that reason.
+  Result<std::optional<wire::Message>> receive(Peer& peer, wire::ByteSpan frame);
+  bool has_opened(Peer& peer);  // true once
+  bool heard_heartbeat(Peer& peer);  // true once for each
+  Status disconnected(Peer& peer, const std::string& why);
+  Status on_timer(Peer& peer);
+
+  // ---- coming up
+  bool regions_told(Peer& peer) { return !std::exchange(peer.regions_known_, true); }  // true once
+  void await_rails(Peer& peer, std::uint32_t count) { peer.rails_pending_ = count; }
+  void rail_settled(Peer& peer) { peer.rails_pending_ -= peer.rails_pending_ > 0 ? 1 : 0; }
+  // True once: nothing is waited for any more.
+  bool comes_up(const Peer& peer) const {
+    return !peer.up_ && peer.regions_known_ && peer.rails_pending_ == 0;
+  }
+  void set_up(Peer& peer) { peer.up_ = true; }
+  void note(Peer& peer, std::string words) { peer.notes_.push_back(std::move(words)); }
+
+  // ---- what goes out
+  void send(Peer& peer, const wire::Message& message);  // with the next flush
+  void refuse(Peer& peer, TransferId transfer, const Status& why);  // FAIL
+  void say_goodbye(Peer& peer, Code code, const std::string& text);
+  void flush(Peer& peer);
+  void flush_stirred();
+
+  std::optional<PeerView> view(SessionKey key) const;  // without rails
+
+ private:
+  void schedule(Peer& peer);
+
+  Context& context_;
+  SessionKey next_key_ = 1;
+  std::map<SessionKey, std::unique_ptr<Peer>> peers_;
+  std::map<SessionKey, PeerView> lost_;  // the newest kMaxLost
+  std::vector<SessionKey> stirred_;  // what a round has to flush, so that idle peers cost nothing
+  std::vector<wire::Bytes> outgoing_;  // of one of them: kept, as making it costs
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,102 @@
+// Transfers whose bytes are ours: offered by us, or asked for by a peer that holds a lease.
+//
+// Owns them and their fence words. A destination posts what it fetches by itself; over rails of two sides it asks
+// by CREDIT, and what it asked for is sent from here.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "core/engine/admission.h"
+#include "core/engine/draining.h"
+#include "core/engine/fence_slots.h"
+#include "core/engine/handles.h"
+#include "core/engine/leases.h"
+#include "core/engine/programs.h"
+#include "core/engine/rails.h"
+#include "core/engine/sessions.h"
+#include "core/engine/transfer_end.h"
+
+namespace kvxfer {
+
+struct Source : TransferEnd {
+  Source() : TransferEnd(TimerKind::kSource) {}
+
+  std::optional<FenceSlots::Slot> fence;  // while its right holds
+  std::list<std::pair<std::uint16_t, std::uint32_t>>
+      to_send;  // rail index, piece; a list: empty, it has allocated nothing
+  std::uint64_t num_credited = 0;  // pieces, those asked for again too
+};
+
+class Sources {
+ public:
+  Sources(Context& context, Sessions& sessions, Rails& rails, Programs& programs, Leases& leases,
+          Admission& admission, Handles& handles, Draining& draining)
+      : context_(context),
+        sessions_(sessions),
+        rails_(rails),
+        programs_(programs),
+        leases_(leases),
+        admission_(admission),
+        handles_(handles),
+        draining_(draining),
+        fences_(context) {}
+
+  // ---- ours: queued, then told with an OFFER. False: no fence word is free, later
+  Source& add(std::unique_ptr<Source> source);
+  bool offer(Peer& peer, TransferKey key);
+  void layers_ready(TransferKey key, std::uint32_t layers);
+
+  // ---- what peers say; an error breaks the protocol
+  Status on(Peer& peer, wire::Request& request);
+  Status on(Peer& peer, const wire::Credit& credit);
+  void on(Peer& peer, const wire::Done& done);
+
+  // ---- what happens to them
+  void sent(const Rails::Completed& work, const Completion& completion);
+  void rail_down(const Rail& rail);
+  void on_timer(TransferKey key);
+  void send_waiting();  // pieces that wait for their rail, once a round
+
+  // ---- ends
+  bool contains(TransferKey key) const { return sources_.contains(key); }
+  void fail(TransferKey key, TransferEvent event, Status why, bool tell_peer);
+  using Meant = std::function<bool(const TransferEnd&)>;
+  // Of one session or of all; those that drain are meant as well.
+  std::vector<TransferKey> find(std::optional<SessionKey> session, const Meant& meant) const;
+  void let_streams_go();
+  void abandon();  // what is posted completes no more
+
+  std::size_t size() const noexcept { return sources_.size(); }
+  std::size_t num_fences() const noexcept { return fences_.num_used(); }
+
+ private:
+  Source* find(TransferKey key) {
+    auto found = sources_.find(key);
+    return found == sources_.end() ? nullptr : found->second.get();
+  }
+  void send_pieces(Source& source);
+  void fail(Source& source, TransferEvent event, Status why, bool tell_peer);
+  void drained(Source& source);
+  void release_fence(Source& source);
+
+  Context& context_;
+  Sessions& sessions_;
+  Rails& rails_;
+  Programs& programs_;
+  Leases& leases_;
+  Admission& admission_;
+  Handles& handles_;
+  Draining& draining_;
+  FenceSlots fences_;
+  std::map<TransferKey, std::unique_ptr<Source>> sources_;
+  std::set<TransferKey> sending_;  // with pieces that wait for their rail
+};
+
+}  // namespace kvxfer

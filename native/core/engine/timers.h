@@ -1,0 +1,65 @@
+// What the engine has to be woken for, in the order of time. It never looks at a clock: Engine::on_time says how
+// late it is, takes what is due and hands it to the part that armed it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "core/session.h"
+
+namespace kvxfer {
+
+enum class TimerKind : std::uint8_t {
+  kSession,  // session: heartbeats, silence, the handshake's limit
+  kSource,  // session, transfer: its deadline; when it drains, a line for the log
+  kDestination,  // the same
+  kLease,  // lease
+  kExpectation,  // handle
+  kRail,  // rail: pieces are due on it
+  kPath,  // session: a rail went down a while ago
+};
+
+class Timers {
+ public:
+  struct Due {
+    TimerKind kind;
+    std::uint64_t a, b;  // as TimerKind says
+  };
+
+ private:
+  using Queue = std::multimap<Time, Due>;
+
+ public:
+  // One that is armed. Its owner resets it when it is due.
+  using Timer = std::optional<Queue::iterator>;
+
+  void arm(Time at, TimerKind kind, std::uint64_t a, std::uint64_t b = 0) {
+    queue_.emplace(at, Due{kind, a, b});
+  }
+  // The timer's former time is forgotten; kNever arms nothing.
+  void set(Timer& timer, Time at, TimerKind kind, std::uint64_t a, std::uint64_t b = 0) {
+    clear(timer);
+    if (at != kNever) timer = queue_.emplace(at, Due{kind, a, b});
+  }
+  void clear(Timer& timer) {
+    if (timer) queue_.erase(*timer);
+    timer.reset();
+  }
+  static Time at(const Timer& timer) { return timer ? (*timer)->first : kNever; }
+
+  Time next() const { return queue_.empty() ? kNever : queue_.begin()->first; }
+  std::optional<Due> take_due(Time now) {
+    if (next() > now) return std::nullopt;
+    const Due due = queue_.begin()->second;
+    queue_.erase(queue_.begin());
+    return due;
+  }
+  std::size_t size() const noexcept { return queue_.size(); }
+
+ private:
+  Queue queue_;
+};
+
+}  // namespace kvxfer

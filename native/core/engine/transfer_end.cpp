@@ -1,0 +1,71 @@
+#include "core/engine/transfer_end.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace kvxfer {
+
+void TransferEnd::forget_work(WorkId work) {
+  const auto found =
+      std::find_if(posted.begin(), posted.end(), [work](const auto& entry) { return entry.first == work; });
+  if (found != posted.end()) posted.erase(found);
+}
+
+std::string TransferEnd::unreleased(const char* where) const {
+  return std::to_string(move->grid.num_layers - layers_ready) + " of its " +
+         std::to_string(move->grid.num_layers) + " layers had not been released " + where +
+         " when the transfer's time was over";
+}
+
+void TransferEnd::take(wire::TransferSpec& spec, std::shared_ptr<const CopyProgram> copies,
+                       const Region& local, RegionId remote) {
+  region = local.memory.id;
+  memory = local.memory.kind;
+  program = spec.program;
+  notify = std::move(spec.notify);
+  priority = spec.priority;
+  integrity = (spec.flags & wire::kFlagIntegrity) != 0;
+  lease_named = (spec.flags & wire::kFlagLease) != 0;
+  lease = spec.lease;
+  timeout_ns = static_cast<Time>(spec.timeout_ns);
+  auto moves = std::make_shared<Move>();
+  moves->transfer = spec.transfer;
+  moves->program = std::move(copies);
+  moves->grid = spec.grid;
+  moves->src_ids = std::move(spec.src_ids);
+  moves->dst_ids = std::move(spec.dst_ids);
+  moves->local_base = local.memory.base;
+  moves->local_memory = local.memory.kind;
+  moves->remote_region = remote;
+  move = std::move(moves);
+}
+
+wire::TransferSpec TransferEnd::spec() const {
+  wire::TransferSpec spec;
+  spec.transfer = key.second;
+  spec.program = program;
+  spec.grid = move->grid;
+  spec.priority = priority;
+  spec.flags = static_cast<std::uint8_t>((integrity ? wire::kFlagIntegrity : 0) |
+                                         (lease_named ? wire::kFlagLease : 0));
+  spec.lease = lease;
+  spec.timeout_ns = static_cast<std::uint64_t>(timeout_ns);
+  spec.src_ids = move->src_ids;
+  spec.dst_ids = move->dst_ids;
+  spec.notify = notify;
+  return spec;
+}
+
+std::vector<std::uint32_t> blocks_of(const Move& move, Footprint::Half half, const std::vector<bool>& pairs) {
+  std::vector<std::uint32_t> blocks;
+  std::unordered_set<std::uint32_t> seen;
+  const bool src = half == Footprint::Half::kSrc;
+  for (std::uint32_t pair = 0; pair < move.grid.num_pairs; ++pair) {
+    if (!pairs[pair]) continue;
+    const std::uint32_t block = src ? move.src_block(pair) : move.dst_block(pair);
+    if (seen.insert(block).second) blocks.push_back(block);
+  }
+  return blocks;
+}
+
+}  // namespace kvxfer

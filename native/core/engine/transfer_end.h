@@ -1,0 +1,66 @@
+// One end of a transfer: what a source and a destination have in common. Its owner (Sources or Destinations) passes
+// it to the parts below, which read it and write what stands at each field.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/engine/timers.h"
+#include "core/engine_host.h"
+#include "core/handle.h"
+#include "core/lease.h"
+#include "core/region_table.h"
+#include "core/transfer.h"
+#include "core/wire.h"
+#include "kvxfer/transport.h"
+
+namespace kvxfer {
+
+using TransferKey = std::pair<SessionKey, TransferId>;
+
+struct TransferEnd {
+  explicit TransferEnd(TimerKind which) : timer_kind(which) {}
+
+  const TimerKind timer_kind;
+  TransferKey key;
+  bool ours = false;  // posted at this end
+  TransferState state = TransferState::kQueued;
+  std::shared_ptr<Handle> handle;  // of our caller, if there is one
+  std::shared_ptr<const Move> move;
+  RegionId region = 0;  // at this end
+  MemoryKind memory = MemoryKind::kHost;  // that it lies in
+  std::uint32_t program = 0;
+  wire::Bytes notify;
+  std::uint8_t priority = 0;
+  bool integrity = false;
+  Time timeout_ns = 0;
+  std::uint32_t layers_ready = 0;
+  Status reason;  // once it fails
+  LeaseId lease = 0;  // as in TransferSpec
+  bool lease_named = false;
+  std::vector<LeaseId> leases;  // that allow it: Leases::find
+  bool counted = false;  // among the open of its session: Admission
+  Timers::Timer timer;  // its deadline; once it drains, the next line for the log
+  Time draining_since = 0;  // Draining
+  std::vector<std::pair<WorkId, RailId>> posted;  // few, as many as rails have windows for: Rails::post
+
+  bool is_source() const noexcept { return timer_kind == TimerKind::kSource; }
+  RegionId remote_region() const noexcept { return move->remote_region; }
+  void set_timer(Timers& timers, Time at) { timers.set(timer, at, timer_kind, key.first, key.second); }
+  void forget_work(WorkId work);
+  std::string unreleased(const char* where) const;  // why a deadline came before its last layer was released
+
+  // What a peer's spec says of it, whose tables this takes; and what is told to a peer.
+  void take(wire::TransferSpec& spec, std::shared_ptr<const CopyProgram> copies, const Region& local,
+            RegionId remote);
+  wire::TransferSpec spec() const;
+};
+
+// The blocks at one side of the pairs that are set, each once, in the order of the table.
+std::vector<std::uint32_t> blocks_of(const Move& move, Footprint::Half half, const std::vector<bool>& pairs);
+
+}  // namespace kvxfer

@@ -1,0 +1,107 @@
+// What the engine is given and what it says: its limits, what callers ask of it, how it shows itself, and
+// EngineHost, through which everything that it wants done goes out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/event.h"
+#include "core/executor.h"
+#include "core/peer_budget.h"
+#include "core/session.h"
+#include "core/wire.h"
+#include "kvxfer/transport.h"
+
+namespace kvxfer {
+
+// A name in a message.
+inline std::string quoted(const std::string& name) { return "'" + name + "'"; }
+
+using RailId = std::uint32_t;  // an agent's own number for one peer's rail, never reused
+
+struct RailInfo {
+  RailId id = 0;
+  std::uint16_t index = 0;  // in the session; both ends use the same
+  Capabilities capabilities;
+};
+
+class EngineHost {
+ public:
+  virtual ~EngineHost() = default;
+  virtual void send(SessionKey session, wire::Bytes frame) = 0;
+  virtual void close_session(SessionKey session) = 0;  // after what was sent; no on_disconnected follows
+  // The peer is authenticated. An initiator starts its rails here and reports each by rail_up or
+  // rail_failed; returns how many it started.
+  virtual std::uint32_t session_open(SessionKey session) = 0;
+  virtual PostResult post(RailId rail, const Work& work) = 0;
+  virtual void cancel(RailId rail, WorkId work) = 0;  // asks: its completion says that it has ended
+  virtual Status attach(RailId rail, const RemoteRegion& region) = 0;
+  virtual void detach(RailId rail, RegionId region) = 0;
+  virtual void drop_rail(RailId rail) = 0;  // its outstanding work still completes
+  // Nothing is under way on the memory of a region that was deregistered: transports may let it go.
+  virtual void region_fenced(RegionId region) = 0;
+  virtual std::uint64_t fence_generation(std::uint32_t slot) = 0;
+  virtual void bump_fence(std::uint32_t slot) = 0;
+  virtual std::uint32_t checksum(const Move& move, std::uint32_t piece, Side side) = 0;
+  virtual void emit(Event event) = 0;
+  virtual void random(std::span<std::byte> bytes) = 0;
+};
+
+struct EngineConfig {
+  SessionConfig session;
+  Time lease_margin_ns = 100'000'000;     // a reader stops this long before its lease may end
+  // Of one session, in each direction. A receiver keeps the tables of all that are open.
+  std::uint32_t max_open_transfers = 1024;
+  std::uint64_t max_open_pairs = 4 * 1024 * 1024;
+  // Of one session and its rails.
+  Budget::Amounts peer_budget = kvxfer::peer_budget(max_open_transfers, max_open_pairs);
+};
+
+// What a caller asks of post().
+struct TransferRequest {
+  SessionKey peer = 0;
+  std::uint32_t program = 0;  // as install_program returned it
+  std::vector<std::uint32_t> src_ids, dst_ids;    // of units, the last num_fine of tokens
+  std::uint32_t num_fine = 0;
+  std::uint32_t first_layer = 0, num_layers = 0;  // in the program's numbers
+  // Counted from first_layer: of these no byte moves before they are released, in either direction.
+  std::uint32_t layers_ready = 0;
+  wire::Bytes notify;
+  std::uint8_t priority = 0;
+  Time timeout_ns = 0;
+  bool integrity = false;
+  LeaseId lease = 0;  // of the peer's granting, the only one that may allow it; 0: any
+};
+
+struct PeerView {
+  std::string name;
+  wire::Id128 incarnation{};
+  std::string state;  // "connecting", "open", "lost"
+  std::vector<std::string> rails;
+  std::vector<std::string> notes;
+  Status reason;  // when lost
+  std::shared_ptr<const Budget> budget;  // what it holds here, until it is lost
+};
+
+struct RemoteRegionView {
+  wire::Region region;
+  std::string path;  // the transport that will be used, "" for none yet
+  std::vector<std::string> notes;
+};
+
+struct EngineStats {
+  std::uint64_t pieces_in = 0, pieces_sent = 0, bytes_in = 0, transfers_done = 0, transfers_failed = 0,
+                pieces_redone = 0, fences_stale = 0, frames_refused = 0;
+};
+
+// What is held for transfers right now: all 0 once nothing is open, `timers` one a session and lease.
+struct EngineLoad {
+  std::size_t works = 0, outstanding_pieces = 0, fences = 0, expectations = 0, leases = 0, handles = 0,
+              timers = 0;
+};
+
+}  // namespace kvxfer
