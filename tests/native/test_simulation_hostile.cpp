@@ -1,5 +1,5 @@
-// A peer that knows the secret and keeps to nothing else: it may lose its own session, and nothing of
-// anybody else's.
+// A peer that knows the secret and keeps to nothing else: it may lose its own session, and no other peer loses
+// anything.
 #include <functional>
 #include <optional>
 
