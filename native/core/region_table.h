@@ -8,37 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "core/footprint.h"
 #include "core/wire.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/status.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {
-
-// The bytes of block 0 over all layers, as disjoint ascending intervals; block b owns the same,
-// b * block_stride further.
-class Footprint {
- public:
-  struct Interval {
-    std::uint64_t first, last;  // [first, last)
-    std::uint64_t block_stride;
-  };
-
-  enum class Half : std::uint8_t { kSrc, kDst };
-
-  // Of what `program` touches of block 0 of each layer on one side. Refused (kOutOfRange) where
-  // block 0 or block num_blocks - 1, or what lies between, leaves the spans.
-  static Result<Footprint> create(const CopyProgram& program, Half half, std::uint32_t num_blocks,
-                                  std::span<const MemorySpan> spans);
-
-  // Does `program`, on this side, touch only bytes of the blocks that it is given? Costs a search
-  // for every run of every unit of block 0, at most kMaxRuns, once for each program.
-  static constexpr std::uint64_t kMaxRuns = 1 << 20;
-  Status contains(const CopyProgram& program, Half half) const;
-
- private:
-  std::vector<Interval> intervals_;
-};
 
 struct Region {
   LocalRegion memory;
@@ -62,8 +38,5 @@ Status check_blocks(std::span<const std::uint32_t> blocks, std::uint32_t num_blo
 // are the tokens that they name.
 Status check_ids(std::span<const std::uint32_t> ids, std::uint32_t num_fine, const CopyProgram& program,
                  Footprint::Half half, std::uint32_t num_blocks, std::string_view region_name);
-
-// Structure alone: sizes within bounds, no loop beyond num_layers, no index beyond its table.
-Status check_program(const CopyProgram& program);
 
 }  // namespace kvxfer

@@ -24,10 +24,9 @@ Result<std::uint32_t> Programs::install(Peer& peer, bool write, RegionId src, Re
     return status;
   // The other half is the peer's to check; here only that it stays inside what the peer announced.
   const wire::Region& there = remote->region;
-  if (auto extent =
-          Footprint::create(program, write ? Half::kDst : Half::kSrc, there.num_blocks, there.spans);
-      !extent.ok())
-    return extent.status();
+  if (Status status = check_inside(program, write ? Half::kDst : Half::kSrc, there.num_blocks, there.spans);
+      !status.ok())
+    return status;
   OfSession& session = sessions_programs_[peer.key()];
   Program entry;
   entry.copies = std::make_shared<CopyProgram>(std::move(program));
@@ -92,8 +91,8 @@ Result<Programs::Use> Programs::check(const Peer& peer, const wire::TransferSpec
     if (Status status = local->footprint.contains(copies, half); !status.ok()) return status;
     if (!is_src) {
       // What is read from the peer's memory must be inside what it announced.
-      if (auto extent = Footprint::create(copies, Half::kSrc, remote.num_blocks, remote.spans); !extent.ok())
-        return extent.status();
+      if (Status status = check_inside(copies, Half::kSrc, remote.num_blocks, remote.spans); !status.ok())
+        return status;
     }
     checked = true;
   }

@@ -1,0 +1,50 @@
+// Copy programs between equal layouts, for tests of what is checked of programs.
+#pragma once
+
+#include <cstdint>
+
+#include "kvxfer/copy_program.h"
+
+namespace block_programs {
+
+using namespace kvxfer;  // as in every test
+
+// 16 tokens a block, two heads of 64 bytes a token, in one layer after the other; the source's pages
+// are two units, the destination's one. Scales of the source's pages lie behind all.
+inline constexpr std::uint32_t kTokens = 16, kBlocks = 8, kLayers = 2;
+inline constexpr std::uint64_t kTokenNbytes = 128, kBlockNbytes = kTokens * kTokenNbytes,
+                               kLayerNbytes = kBlocks * kBlockNbytes, kNbytes = kLayers * kLayerNbytes,
+                               kScalesNbytes = kLayers * kBlocks * 4;
+
+inline CopyProgram whole_blocks() {
+  CopyLoop loop{};
+  loop.num_layers = kLayers;
+  loop.src_layer_stride = loop.dst_layer_stride = kLayerNbytes;
+  loop.src_block_stride = loop.dst_block_stride = kBlockNbytes;
+  loop.counts[0] = kTokens;
+  loop.counts[1] = 2;
+  loop.src_strides[0] = loop.dst_strides[0] = kTokenNbytes;
+  loop.src_strides[1] = loop.dst_strides[1] = loop.nbytes = kTokenNbytes / 2;
+  CopyProgram program;
+  program.loops = {loop};
+  program.num_layers = kLayers;
+  return program;
+}
+
+// The same in units of 8 tokens, with single tokens.
+inline CopyProgram units_and_tokens() {
+  CopyProgram program = whole_blocks();
+  program.units[kCoarse] = {2, 2};
+  program.units[kFine] = {16, 16};
+  CopyLoop loop = program.loops[0];
+  loop.counts[0] = 8;
+  loop.src_unit_stride = loop.dst_unit_stride = 8 * kTokenNbytes;
+  program.loops = {loop};
+  loop.grain = kFine;
+  loop.counts[0] = 1;
+  loop.src_unit_stride = loop.dst_unit_stride = kTokenNbytes;
+  program.loops.push_back(loop);
+  return program;
+}
+
+}  // namespace block_programs
