@@ -97,8 +97,7 @@ class SlicedCopy::OneCell {
     }
     const std::size_t item = itemsize(conversion_->src_dtype), count = nbytes / item;
     if (looks)
-      place_.amax =
-          std::max(place_.amax, amax_run(conversion_->src_dtype, bytes.value(), count, scaling_));
+      place_.amax = std::max(place_.amax, amax_run(conversion_->src_dtype, bytes.value(), count, scaling_));
     else
       convert_run(conversion_->src_dtype, bytes.value(), conversion_->dst_dtype,
                   to + place_.at / item * itemsize(conversion_->dst_dtype), count, scaling_,
@@ -123,9 +122,9 @@ class SlicedCopy::OneCell {
       }
     }
     if (c.dst_scales == ScalePlace::kProgram)
-      scaling_.dst = table[c.dst_offset + cell_.layer * c.dst_layer_stride +
-                           cell_.dst_block * c.dst_block_stride + i * c.dst_strides[0] +
-                           j * c.dst_strides[1]];
+      scaling_.dst =
+          table[c.dst_offset + cell_.layer * c.dst_layer_stride + cell_.dst_block * c.dst_block_stride +
+                i * c.dst_strides[0] + j * c.dst_strides[1]];
     if (c.finds_scales()) scaling_.dst = place_.scale;
     return {};
   }
@@ -149,8 +148,8 @@ Result<std::uint64_t> SlicedCopy::advance(CopySource& source) {
   std::uint64_t cost = 0;
   Status status;
   if (pair_cost_ <= slice_cost_) {
-    const auto num = static_cast<std::uint32_t>(
-        std::min<std::uint64_t>(left_.num_pairs, slice_cost_ / pair_cost_));
+    const auto num =
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(left_.num_pairs, slice_cost_ / pair_cost_));
     cost = num * pair_cost_;
     status = source.copy(*move_, take_pairs(num));
   } else {
@@ -179,8 +178,7 @@ Status SlicedCopy::advance_pair(CopySource& source, std::uint64_t& cost) {
     const std::uint32_t layer = left_.layer - loop.first_layer;  // wraps below first_layer
     cost += kLoopCost;
     if (layer >= loop.num_layers || loop.grain != grain) continue;
-    const Cell cell =
-        cell_of(loop, program.units[grain], layer, move_->src_ids[pair], move_->dst_ids[pair]);
+    const Cell cell = cell_of(loop, program.units[grain], layer, move_->src_ids[pair], move_->dst_ids[pair]);
     const Result<bool> ended = OneCell(*move_, cell, place_).advance(source, cost, slice_cost_);
     if (!ended.ok()) return ended.status();
     if (!ended.value()) return {};
