@@ -19,7 +19,7 @@ class CopyingRail : public RailPeers<Peer> {
   std::size_t poll(std::span<Completion> completions) noexcept override {
     std::size_t count = this->ready_.take(completions);
     std::uint64_t cost = 0;
-    while (count < completions.size() && cost < SlicedCopy::kSliceCost) {
+    while (count < completions.size() && cost < kPollCost) {
       Peer* const peer = this->next_turn();
       if (peer == nullptr) break;
       this->end_turn();
@@ -44,6 +44,9 @@ class CopyingRail : public RailPeers<Peer> {
   virtual void prepare() {}
 
  private:
+  // When a poll stops, so that the slice that it began last makes it one slice and a half at most.
+  static constexpr std::uint64_t kPollCost = SlicedCopy::kSliceCost / 2;
+
   void step(Peer& peer, std::uint64_t& cost) {
     if (!peer.copy.has_value()) {
       Work work = peer.queue.take(this->first_that_runs(peer));

@@ -45,7 +45,7 @@ struct RailPeer {
   std::optional<Copy> copy;
 
   bool is_active = false;  // stands in the list of those that may have something to do
-  std::size_t num_unread = 0;  // told since it was seen to have read everything, at most
+  std::size_t num_unread = 0;  // told since it was seen to have read everything
 };
 
 template <class Peer>
@@ -159,12 +159,10 @@ class RailPeers : public Transport {
   // those that are deregistered. It may be behind by what there is to tell, and a little.
   void tell(Peer& peer, const Message& message, SharedFd fd = nullptr) {
     if (peer.down) return;
-    if (++peer.num_unread > kMostUnread + 2 * num_told()) {
-      if (!peer.channel.is_read())
-        return fail(peer, "it does not read what it is told: " + std::to_string(peer.num_unread - 1) +
-                              " messages, and the descriptors that went with them");
-      peer.num_unread = 1;
-    }
+    if (peer.channel.is_read()) peer.num_unread = 0;
+    if (++peer.num_unread > kMostUnread + 2 * num_told())
+      return fail(peer, "it does not read what it is told: " + std::to_string(peer.num_unread - 1) +
+                            " messages, and the descriptors that went with them");
     peer.channel.queue(message, std::move(fd));
     flush(peer);
   }
@@ -219,8 +217,8 @@ class RailPeers : public Transport {
   CompletionQueue ready_;  // to be told
 
  private:
-  // Beside twice what there is to tell: pools that come and go while a peer stands still.
-  static constexpr std::size_t kMostUnread = 64;
+  // Beside twice what there is to tell: 128 pools that come and go while a peer does not run.
+  static constexpr std::size_t kMostUnread = 256;
   // Of one peer, before others are heard.
   static constexpr int kMostAtOnce = 64;
 
