@@ -39,6 +39,28 @@ void unguard_fd(int fd) noexcept {
   }
 }
 
+GuardedFd::GuardedFd(UniqueFd fd) noexcept
+    : owner_(this_process.load(std::memory_order_relaxed)), fd_(std::move(fd)) {
+  if (fd_) guard_fd(fd_.get());
+}
+
+GuardedFd& GuardedFd::operator=(GuardedFd&& other) noexcept {
+  reset();
+  owner_ = other.owner_;
+  fd_ = std::move(other.fd_);
+  return *this;
+}
+
+void GuardedFd::reset() noexcept {
+  if (!fd_) return;
+  if (is_forked(owner_)) {
+    static_cast<void>(fd_.release());  // in_child has closed it
+    return;
+  }
+  unguard_fd(fd_.get());
+  fd_.reset();
+}
+
 bool is_forked(pid_t owner) noexcept { return this_process.load(std::memory_order_relaxed) != owner; }
 
 }  // namespace kvxfer

@@ -97,6 +97,16 @@ Result<PeerMemory> PeerMemory::map(const Driver& driver, Context context, int de
     std::memcpy(handle.bytes, memory.handle.data(), sizeof handle.bytes);
     if (const int error = driver.ipc_open(&out.address_, handle, kLazyPeerAccess); error != 0)
       return driver.status(error, "cuIpcOpenMemHandle");
+    // The handle says how long the allocation is, its owner may say anything; a kernel that reads beyond it would
+    // end the context.
+    Address base = 0;
+    std::size_t nbytes = 0;
+    if (const int error = driver.address_range(&base, &nbytes, out.address_); error != 0)
+      return driver.status(error, "cuMemGetAddressRange of another process's allocation");
+    if (nbytes < out.address_ - base || memory.nbytes > nbytes - (out.address_ - base))
+      return Status(Code::kUnsupported, "its owner says that it has " + std::to_string(memory.nbytes) +
+                                            " bytes; it has " +
+                                            std::to_string(nbytes - (out.address_ - base)));
     return out;
   }
 

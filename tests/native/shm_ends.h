@@ -113,7 +113,7 @@ struct Impostor {
   ~Impostor() { fetch_all_and_check(destination, bystander_peer, 1); }
 
   void say(const shm::Message& message, int fd = -1) {
-    channel->queue(message, fd < 0 ? nullptr : std::make_shared<const UniqueFd>(::dup(fd)));
+    channel->queue(message, fd < 0 ? nullptr : share(UniqueFd(::dup(fd))));
     static_cast<void>(channel->flush());
   }
   // `readable`: by the kernel, for whoever is let.

@@ -360,7 +360,7 @@ TEST(a_peer_that_lies_loses_its_rail) {
 // A peer made by hand, which has said hello.
 struct Liar {
   explicit Liar(Ends& end) : fences(Ends::make_fences()), channel(open(end), kMessageNbytes) {
-    say(1, 0, std::make_shared<const UniqueFd>(::fcntl(fences->fd(), F_DUPFD_CLOEXEC, 0)));
+    say(1, 0, share_copy_of(fences->fd()));
     end.await(CompletionKind::kRailUp);
   }
   static UniqueFd open(Ends& end) {
@@ -394,7 +394,8 @@ TEST(a_peer_that_does_not_read_what_it_is_answered_loses_its_rail) {
     liar.say(kGone, id);
     end.step();
   }
-  CHECK(end.await(CompletionKind::kRailDown).detail.find("does not read the answers") != std::string::npos);
+  CHECK(end.await(CompletionKind::kRailDown).detail.find("does not read what it is told") !=
+        std::string::npos);
 }
 
 TEST(peers_that_never_let_go_take_a_bounded_number_of_descriptors) {

@@ -1,6 +1,9 @@
 #include "transports/common/message_channel.h"
 
+#include <fcntl.h>
+#include <linux/sockios.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -8,6 +11,13 @@
 #include <utility>
 
 namespace kvxfer {
+
+SharedFd share_copy_of(int fd) { return share(UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0))); }
+
+bool MessageChannel::is_read() const noexcept {
+  int unread_nbytes = 0;
+  return outbox_.empty() && ::ioctl(socket_.get(), SIOCOUTQ, &unread_nbytes) == 0 && unread_nbytes == 0;
+}
 
 void MessageChannel::queue(std::span<const std::byte> message, SharedFd attached) {
   outbox_.push_back({{message.begin(), message.end()}, std::move(attached)});

@@ -7,26 +7,31 @@
 #include <span>
 #include <vector>
 
+#include "core/fork_guard.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {
 
-using SharedFd = std::shared_ptr<const UniqueFd>;
+// A descriptor of ours that goes to peers.
+using SharedFd = std::shared_ptr<const GuardedFd>;
+inline SharedFd share(UniqueFd fd) { return std::make_shared<const GuardedFd>(std::move(fd)); }
+SharedFd share_copy_of(int fd);  // points to no descriptor where there is no room for one
 
 class MessageChannel {
  public:
   MessageChannel(UniqueFd socket, std::size_t message_nbytes)
       : socket_(std::move(socket)), incoming_(message_nbytes) {}
   int fd() const noexcept { return socket_.get(); }
-  UniqueFd release() noexcept { return std::move(socket_); }  // the end of the channel, not of the socket
+  GuardedFd release() noexcept { return std::move(socket_); }  // the end of the channel, not of the socket
 
   void queue(std::span<const std::byte> message, SharedFd attached = nullptr);
   // Writes what the socket takes. Not ok: the channel is dead.
   Status flush();
   // The same, of a socket that this reactor watches: for room as well, while there is more to write.
   Status flush(Reactor& reactor);
-  bool wants_write() const noexcept { return !outbox_.empty(); }
   std::size_t num_queued() const noexcept { return outbox_.size(); }
+  // Has the peer read all that was queued? Until then the kernel holds the descriptors that it has not.
+  bool is_read() const noexcept;
 
   struct Received {
     std::span<const std::byte> message;  // until the next call; empty: nothing whole has come yet
@@ -40,7 +45,7 @@ class MessageChannel {
     std::vector<std::byte> message;
     SharedFd attached;  // held until it is on its way
   };
-  UniqueFd socket_;
+  GuardedFd socket_;
   std::deque<Outgoing> outbox_;
   std::size_t sent_nbytes_ = 0;  // of outbox_.front()
   bool watches_room_ = false;

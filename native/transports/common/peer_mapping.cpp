@@ -75,6 +75,7 @@ Result<PeerMapping> PeerMapping::map(int fd, std::uint64_t nbytes) {
     return Status::from_errno("mmap of its memfd of " + std::to_string(nbytes) + " bytes", errno);
   mapping.data_ = data;
   static_cast<void>(::madvise(data, nbytes, MADV_HUGEPAGE));  // a wish
+  static_cast<void>(::madvise(data, nbytes, MADV_DONTFORK));  // a child would keep the peer's memory
   return mapping;
 }
 

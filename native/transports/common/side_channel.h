@@ -28,8 +28,9 @@ class SideChannel {
 
   explicit SideChannel(UniqueFd socket) : channel_(std::move(socket), sizeof(Message)) {}
   int fd() const noexcept { return channel_.fd(); }
-  UniqueFd release() noexcept { return channel_.release(); }
+  GuardedFd release() noexcept { return channel_.release(); }
   std::size_t num_queued() const noexcept { return channel_.num_queued(); }
+  bool is_read() const noexcept { return channel_.is_read(); }
 
   void queue(const Message& message, SharedFd attached = nullptr) {
     channel_.queue(std::as_bytes(std::span(&message, 1)), std::move(attached));

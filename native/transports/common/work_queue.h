@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kvxfer/transport.h"
 #include "transports/common/completion_queue.h"
@@ -26,60 +27,94 @@ class WorkQueue {
 
   // False where the work is not here: it has begun, or was never posted.
   bool withdraw(WorkId id) {
-    const auto found =
-        std::find_if(works_.begin(), works_.end(), [id](const Work& work) { return work.id == id; });
+    // Whoever posts counts upwards, as a rule.
+    auto found = std::lower_bound(works_.begin(), works_.end(), id,
+                                  [](const Work& work, WorkId wanted) { return work.id < wanted; });
+    if (found == works_.end() || found->id != id)
+      found = std::find_if(works_.begin(), works_.end(), [id](const Work& work) { return work.id == id; });
     if (found == works_.end()) return false;
     works_.erase(found);
     return true;
   }
 
-  // All of them, unbegun.
-  void end(Code code, const std::string& detail, CompletionQueue& completions) {
-    for (const Work& work : works_) completions.work(work.id, code, detail);
-    works_.clear();
-  }
-
   bool empty() const noexcept { return works_.empty(); }
   std::size_t size() const noexcept { return works_.size(); }
-  const Work& front() const noexcept { return works_.front(); }
   const Work& operator[](std::size_t index) const noexcept { return works_[index]; }
-  Work take() {
-    Work work = std::move(works_.front());
-    works_.pop_front();
+  // The first that can run; size() where none can. No order was promised.
+  template <class CanRun>
+  std::size_t first(CanRun can_run) const {
+    return static_cast<std::size_t>(std::find_if(works_.begin(), works_.end(), can_run) - works_.begin());
+  }
+  Work take(std::size_t index) {
+    Work work = std::move(works_[index]);
+    drop(index, 1);
     return work;
   }
-  void drop(std::size_t num) {
-    works_.erase(works_.begin(), works_.begin() + static_cast<std::ptrdiff_t>(num));
-  }
-
-  // Is there one that can run?
-  template <class CanRun>
-  bool has(CanRun can_run) const {
-    return std::any_of(works_.begin(), works_.end(), can_run);
-  }
-  // The same, and the first of them is the front then: no order was promised.
-  template <class CanRun>
-  bool bring_forward(CanRun can_run) {
-    const auto next = std::find_if(works_.begin(), works_.end(), can_run);
-    if (next == works_.end()) return false;
-    if (next != works_.begin()) std::rotate(works_.begin(), next, next + 1);
-    return true;
+  void drop(std::size_t index, std::size_t num) {
+    if (index == 0 && num == 1) return works_.pop_front();
+    const auto begin = works_.begin() + static_cast<std::ptrdiff_t>(index);
+    works_.erase(begin, begin + static_cast<std::ptrdiff_t>(num));
   }
 
  private:
   std::deque<Work> works_;
 };
 
-// Whose turn it is: the first entry behind `last`, around the end, that has something to do; else the end.
-// Ordered: a map by peers' numbers, or a set of them.
-template <class Ordered, class HasWork>
-typename Ordered::iterator next_in_turn(Ordered& entries, PeerId last, HasWork has_work) {
-  auto at = entries.upper_bound(last);
-  for (std::size_t i = 0; i < entries.size(); ++i, ++at) {
-    if (at == entries.end()) at = entries.begin();
-    if (has_work(*at)) return at;
+// Which peer each work of a rail is for, until it ends: what withdraws one need not ask them all. A hash table by
+// open addressing that keeps its memory.
+class WorkIndex {
+ public:
+  void insert(WorkId work, PeerId peer) {
+    if (2 * (num_ + 1) > slots_.size()) grow();
+    std::size_t at = place(work);
+    while (slots_[at].peer != 0) at = (at + 1) & mask();
+    slots_[at] = {work, peer};
+    ++num_;
   }
-  return entries.end();
-}
+  // 0: it is not here.
+  PeerId find(WorkId work) const noexcept {
+    if (num_ == 0) return 0;
+    for (std::size_t at = place(work); slots_[at].peer != 0; at = (at + 1) & mask())
+      if (slots_[at].work == work) return slots_[at].peer;
+    return 0;
+  }
+  void erase(WorkId work) noexcept {
+    if (num_ == 0) return;
+    std::size_t hole = place(work);
+    for (; slots_[hole].work != work || slots_[hole].peer == 0; hole = (hole + 1) & mask())
+      if (slots_[hole].peer == 0) return;
+    // What a search would no longer reach moves up.
+    for (std::size_t at = (hole + 1) & mask(); slots_[at].peer != 0; at = (at + 1) & mask())
+      if (((at - place(slots_[at].work)) & mask()) >= ((at - hole) & mask())) {
+        slots_[hole] = slots_[at];
+        hole = at;
+      }
+    slots_[hole] = {};
+    --num_;
+  }
+  std::size_t size() const noexcept { return num_; }
+
+ private:
+  struct Slot {
+    WorkId work = 0;
+    PeerId peer = 0;  // 0: free
+  };
+  std::size_t mask() const noexcept { return slots_.size() - 1; }
+  // Fibonacci hashing: numbers that follow each other lie apart from those that stand still.
+  std::size_t place(WorkId work) const noexcept {
+    return static_cast<std::size_t>((work * 0x9e3779b97f4a7c15u) >> shift_);
+  }
+  void grow() {
+    if (!slots_.empty()) --shift_;
+    std::vector<Slot> old = std::exchange(slots_, std::vector<Slot>(std::size_t{1} << (64 - shift_)));
+    num_ = 0;
+    for (const Slot& slot : old)
+      if (slot.peer != 0) insert(slot.work, slot.peer);
+  }
+
+  std::vector<Slot> slots_;  // 2^(64 - shift_) of them, at most half full
+  unsigned shift_ = 64 - 6;
+  std::size_t num_ = 0;
+};
 
 }  // namespace kvxfer

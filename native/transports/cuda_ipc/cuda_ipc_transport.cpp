@@ -1,18 +1,7 @@
 #include "transports/cuda_ipc/cuda_ipc_transport.h"
 
-#include <fcntl.h>
-#include <sys/epoll.h>
-
-#include <algorithm>
-#include <deque>
-#include <optional>
 #include <set>
 #include <utility>
-
-#include "core/pack.h"
-#include "transports/common/peer_fences.h"
-#include "transports/common/work_queue.h"
-#include "transports/cuda_ipc/peer_regions.h"
 
 namespace kvxfer {
 
@@ -27,38 +16,6 @@ namespace {
 constexpr std::uint32_t kPieceNbytes = 8 * 1024 * 1024;
 
 }  // namespace
-
-struct CudaIpcTransport::Peer final : Reactor::Handler {
-  Peer(CudaIpcTransport& transport, PeerId number, UniqueFd socket, const std::string& peer_name,
-       const PeerRegions::Reader& reader)
-      : owner(transport),
-        id(number),
-        name(peer_name),
-        channel(std::move(socket)),
-        regions(reader, peer_name) {}
-  void on_ready(std::uint32_t events) override { owner.on_ready(*this, events); }
-
-  // Memory that its owner takes back: kernels up to a ticket may read it, and then it is unmapped and that told.
-  struct Going {
-    cuda_ipc::Flights::Ticket after;
-    MemoryId memory_id;
-    std::optional<gpu::PeerMemory> mapped;
-  };
-
-  CudaIpcTransport& owner;
-  const PeerId id;
-  const std::string name;
-  cuda_ipc::SideChannel channel;
-  bool up = false, down = false;
-  bool gone = false;      // disconnected: forgotten once nothing of it is under way
-  bool parted = false;    // all of its memory is unmapped, which comes after down
-  bool given_up = false;  // what it may have mapped of ours is not waited for
-  PeerFences fences;
-  PeerRegions regions;
-  std::deque<Going> going;
-  cuda_ipc::Flights::Ticket unused_after = 0;  // then what no region lies in is unmapped; 0: nothing is
-  WorkQueue queue;
-};
 
 Result<std::unique_ptr<CudaIpcTransport>> CudaIpcTransport::create(Reactor& reactor, const FenceTable& fences,
                                                                    const gpu::Driver& driver,
@@ -75,19 +32,14 @@ Result<std::unique_ptr<CudaIpcTransport>> CudaIpcTransport::create(Reactor& reac
 CudaIpcTransport::CudaIpcTransport(Reactor& reactor, const FenceTable& fences, const gpu::Driver& driver,
                                    const Options& options, gpu::PrimaryContext context,
                                    std::unique_ptr<gpu::CopyStream> stream)
-    : reactor_(reactor),
-      fences_(std::make_shared<const UniqueFd>(::fcntl(fences.fd(), F_DUPFD_CLOEXEC, 0))),
+    : RailPeers(reactor),
+      fences_(share_copy_of(fences.fd())),
       driver_(driver),
       device_(options.device),
       context_(std::move(context)),
       exports_(driver),
       holders_(reactor),
       flights_(std::move(stream), options.most_flying_nbytes) {}
-
-CudaIpcTransport::~CudaIpcTransport() {
-  for (auto& [id, peer] : peers_)
-    if (!peer->down) reactor_.remove(peer->channel.fd());
-}
 
 Capabilities CudaIpcTransport::capabilities() const noexcept {
   return {.name = "cuda_ipc",
@@ -105,11 +57,10 @@ Result<RegionKeys> CudaIpcTransport::register_memory(const LocalRegion& region) 
   const gpu::ContextScope scope(driver_, context_.get());
   Result<std::vector<MemoryId>> added = exports_.add(region);
   if (!added.ok()) return added.status();
-  for (const MemoryId id : added.value())
-    for (auto& [peer_id, peer] : peers_) {
-      const cuda_ipc::Exports::Entry& entry = exports_.all().at(id);
-      tell(*peer, entry.message, entry.fd);
-    }
+  for (const MemoryId id : added.value()) {
+    const cuda_ipc::Exports::Entry& entry = exports_.all().at(id);
+    tell_all(entry.message, entry.fd);
+  }
   const cuda_ipc::Keys keys{.last_memory = exports_.last()};
   const auto bytes = std::as_bytes(std::span(&keys, 1));
   return RegionKeys(bytes.begin(), bytes.end());
@@ -119,32 +70,32 @@ void CudaIpcTransport::deregister_memory(RegionId region) noexcept {
   const std::vector<MemoryId> gone = exports_.remove(region);
   if (gone.empty()) return;
   std::vector<PeerId> told;
-  for (auto& [id, peer] : peers_)
-    if (!peer->parted && !peer->given_up) told.push_back(id);
+  for_each_peer([&](const Peer& peer) {
+    if (!peer.parted && !peer.given_up) told.push_back(peer.id);
+  });
   holders_.wait_for(region, gone, told);
-  for (auto& [id, peer] : peers_)
-    for (const MemoryId memory : gone) tell(*peer, Message::about(MessageKind::kMemoryGone, memory));
+  for (const MemoryId memory : gone) tell_all(Message::about(MessageKind::kMemoryGone, memory));
 }
 
 bool CudaIpcTransport::held_by_peers(RegionId region) const noexcept {
-  if (holders_.hold(region)) return true;
-  return region == kEveryRegion && std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) {
-           return entry.second->down && !entry.second->parted && !entry.second->given_up;
-         });
+  bool held = holders_.hold(region);
+  if (region == kEveryRegion)
+    for_each_peer([&](const Peer& peer) { held |= peer.down && !peer.parted && !peer.given_up; });
+  return held;
 }
 
 std::vector<std::string> CudaIpcTransport::give_up_holders(RegionId region) {
   std::vector<std::string> names;
-  for (auto& [id, peer] : peers_) {
-    if (!holders_.holds(id, region) && (region != kEveryRegion || !peer->down)) continue;
-    fail(*peer,
+  for_each_peer([&](Peer& peer) {
+    if (!holders_.holds(peer.id, region) && (region != kEveryRegion || !peer.down)) return;
+    fail(peer,
          "it was told that memory is deregistered and did not say in time that it has unmapped it; its "
          "process may keep it mapped until it ends");
-    if (peer->parted || peer->given_up) continue;  // below
-    peer->given_up = true;  // it has not parted, since kernels here still read its memory
-    holders_.forget(id);
-    names.push_back(peer->name);
-  }
+    if (peer.parted || peer.given_up) return;  // below
+    peer.given_up = true;  // it has not parted, since kernels here still read its memory
+    holders_.forget(peer.id);
+    names.push_back(peer.name);
+  });
   for (std::string& name : holders_.give_up_parted(region)) names.push_back(std::move(name));
   return names;
 }
@@ -152,11 +103,10 @@ std::vector<std::string> CudaIpcTransport::give_up_holders(RegionId region) {
 // ---- peers' memory ----
 
 Status CudaIpcTransport::attach(PeerId id, const RemoteRegion& region) {
-  Peer* const peer = find(id);
-  if (peer == nullptr || !peer->up || peer->down)
-    return {Code::kRailFailed, "cuda_ipc: not connected to this peer"};
-  Status attached = peer->regions.attach(region);
-  if (!attached.ok()) return {attached.code(), "cuda_ipc: " + attached.message()};
+  const Result<Peer*> peer = find_up(id);
+  if (!peer.ok()) return peer.status();
+  Status attached = peer.value()->regions.attach(region);
+  if (!attached.ok()) return {attached.code(), words(attached.message())};
   return {};
 }
 
@@ -169,47 +119,29 @@ void CudaIpcTransport::detach(PeerId id, RegionId region) noexcept {
 
 std::size_t CudaIpcTransport::num_mappings() const noexcept {
   std::size_t count = 0;
-  for (const auto& [id, peer] : peers_) count += peer->regions.num_mapped();
+  for_each_peer([&](const Peer& peer) { count += peer.regions.num_mapped(); });
   return count;
 }
 
 // ---- peers ----
 
-CudaIpcTransport::Peer* CudaIpcTransport::find(PeerId id) const noexcept {
-  const auto found = peers_.find(id);
-  return found == peers_.end() ? nullptr : found->second.get();
-}
-
 Result<PeerId> CudaIpcTransport::connect(UniqueFd socket, const ConnectInfo& info) {
   if (!lost_why_.empty()) return Status(Code::kRailFailed, "cuda_ipc: the GPU has failed in this process");
   if (!*fences_)
     return Status(Code::kSystem, "cuda_ipc: the fence table's descriptor could not be duplicated");
-  const PeerId id = next_peer_++;
-  const PeerRegions::Reader reader{driver_, context_.get(), device_};
-  Peer& peer = *(peers_[id] = std::make_unique<Peer>(*this, id, std::move(socket), info.peer_name, reader));
-  if (Status added = reactor_.add(peer.channel.fd(), EPOLLIN, peer); !added.ok()) {
-    peers_.erase(id);
-    return added;
-  }
+  return add_peer(std::move(socket), info, PeerRegions::Reader{driver_, context_.get(), device_});
+}
+
+void CudaIpcTransport::greet(Peer& peer) {
   Message hello;
   hello.nbytes = PeerFences::kNbytes;
   tell(peer, hello, fences_);
   for (const auto& [memory, entry] : exports_.all()) tell(peer, entry.message, entry.fd);
-  return id;
 }
 
-void CudaIpcTransport::disconnect(PeerId id) noexcept {
-  Peer* const peer = find(id);
-  if (peer == nullptr) return;
-  peer->queue.end(Code::kCancelled, {}, ready_);
-  go_down(*peer);
-  ready_.forget_rail(id);
-  peer->gone = true;
-  settle(*peer);
-}
-
-void CudaIpcTransport::go_down(Peer& peer) {
-  if (!std::exchange(peer.down, true)) reactor_.remove(peer.channel.fd());
+void CudaIpcTransport::forget(Peer& peer) noexcept {
+  peer.gone = true;
+  settle(peer);
 }
 
 void CudaIpcTransport::settle(Peer& peer) {
@@ -223,7 +155,7 @@ void CudaIpcTransport::settle(Peer& peer) {
     peer.regions.unmap_unused();
   }
   if (peer.down && !peer.parted && flights_.last_of(peer.id) == 0) part(peer);
-  if (const PeerId id = peer.id; peer.gone && peer.parted) peers_.erase(id);
+  if (peer.gone && peer.parted) erase(peer);
 }
 
 void CudaIpcTransport::part(Peer& peer) {
@@ -237,70 +169,35 @@ void CudaIpcTransport::part(Peer& peer) {
   holders_.part(peer.id, peer.name, peer.channel.release(), std::move(exported));
 }
 
-void CudaIpcTransport::fail(Peer& peer, const std::string& why) {
-  if (peer.down) return;
-  go_down(peer);
-  const std::string detail = "cuda_ipc: the rail to " + peer.name + " is down: " + why;
-  peer.queue.end(Code::kRailFailed, detail, ready_);
-  ready_.rail_down(peer.id, detail);
-  settle(peer);  // kernels that still run read what is unmapped then
-}
-
 // What is under way lands, or ends with the device.
 void CudaIpcTransport::fail_all(const std::string& why) {
   if (lost_why_.empty()) lost_why_ = why;
-  for (auto& [id, peer] : peers_) fail(*peer, why);
+  for_each_peer([&](Peer& peer) { fail(peer, why); });
 }
 
-void CudaIpcTransport::tell(Peer& peer, const Message& message, SharedFd fd) {
-  if (peer.down) return;
-  peer.channel.queue(message, std::move(fd));
-  flush(peer);
-}
-
-void CudaIpcTransport::flush(Peer& peer) {
-  if (Status flushed = peer.channel.flush(reactor_); !flushed.ok()) fail(peer, flushed.message());
-}
-
-void CudaIpcTransport::on_ready(Peer& peer, std::uint32_t events) {
-  if (events & EPOLLOUT) flush(peer);
-  if (peer.down || (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
-  if (Status received = receive(peer); !received.ok()) fail(peer, received.message());
-}
-
-Status CudaIpcTransport::receive(Peer& peer) {
-  for (;;) {
-    Result<std::optional<cuda_ipc::SideChannel::Received>> next = peer.channel.receive();
-    if (!next.ok()) return next.status();
-    if (!next.value().has_value()) return {};
-    const Message& message = next.value()->message;
-    UniqueFd& fd = next.value()->fd;
-    Status status;
-    switch (message.kind) {
-      case MessageKind::kHello: status = on_hello(peer, message, fd); break;
-      case MessageKind::kMemory: status = peer.regions.add_memory(message, std::move(fd)); break;
-      case MessageKind::kMemoryGone: status = on_memory_gone(peer, message.memory_id); break;
-      case MessageKind::kMemoryUnmapped: status = on_memory_unmapped(peer, message.memory_id); break;
-    }
-    if (!status.ok()) return status;
+Status CudaIpcTransport::on_message(Peer& peer, const Message& message, UniqueFd fd) {
+  switch (message.kind) {
+    case MessageKind::kMemory: return peer.regions.add_memory(message, std::move(fd));
+    case MessageKind::kMemoryGone: return on_memory_gone(peer, message.memory_id);
+    case MessageKind::kMemoryUnmapped: return on_memory_unmapped(peer, message.memory_id);
+    case MessageKind::kHello: break;
   }
+  return {};
 }
 
-Status CudaIpcTransport::on_hello(Peer& peer, const Message& message, const UniqueFd& fences) {
+Status CudaIpcTransport::on_hello(Peer& peer, const Message& message, UniqueFd fences) {
   Result<PeerFences> mapped = PeerFences::map(fences, message.nbytes);
   if (!mapped.ok()) return mapped.status();
   peer.fences = std::move(mapped).value();
-  peer.up = true;
-  ready_.rail_up(peer.id);
   return {};
 }
 
 // Its owner waits to free it.
 Status CudaIpcTransport::on_memory_gone(Peer& peer, MemoryId memory) {
-  Result<std::optional<gpu::PeerMemory>> mapped = peer.regions.take_back(memory);
+  Result<std::optional<PeerRegions::Mapped>> mapped = peer.regions.take_back(memory);
   if (!mapped.ok()) return mapped.status();
-  if (peer.channel.num_queued() + peer.going.size() > cuda_ipc::kMaxMemories)
-    return {Code::kRailFailed, "it does not read the answers to what it says"};
+  if (peer.going.size() == cuda_ipc::kMaxMemories)
+    return {Code::kRailFailed, "it takes back more memory than kernels have let go of"};
   peer.going.push_back({flights_.last_of(peer.id), memory, std::move(mapped).value()});
   settle(peer);
   return {};
@@ -313,34 +210,16 @@ Status CudaIpcTransport::on_memory_unmapped(Peer& peer, MemoryId memory) {
 
 // ---- work ----
 
-PostResult CudaIpcTransport::post(PeerId id, std::span<const Work> batch) noexcept {
-  Peer* const peer = find(id);
-  if (peer == nullptr || peer->down) return {0, Code::kRailFailed};
-  if (!peer->up) return {0, Code::kAgain};
-  return peer->queue.post(batch);
-}
-
-void CudaIpcTransport::cancel(WorkId id) noexcept {
-  for (auto& [peer_id, peer] : peers_)
-    if (peer->queue.withdraw(id)) return ready_.work(id, Code::kCancelled);
-}
-
 std::size_t CudaIpcTransport::poll(std::span<Completion> completions) noexcept {
   land();
   while (ready_.size() < completions.size() && run_next()) {}
   return ready_.take(completions);
 }
 
-bool CudaIpcTransport::busy() const noexcept {
-  if (!ready_.empty() || !flights_.empty()) return true;
-  return std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) {
-    const Peer& peer = *entry.second;
-    return peer.queue.has([&](const Work& work) { return can_run(peer, work); });
-  });
-}
+bool CudaIpcTransport::busy() const noexcept { return !flights_.empty() || RailPeers::busy(); }
 
 // Work waits while its region's memory is still on its way. Whatever will fail runs at once.
-bool CudaIpcTransport::can_run(const Peer& peer, const Work& work) noexcept {
+bool CudaIpcTransport::can_run(const Peer& peer, const Work& work) const noexcept {
   if (work.kind != WorkKind::kFetch) return true;
   const PeerRegions::Region* const region = peer.regions.find(work.move->remote_region);
   return region == nullptr || region->placement || !region->failure.empty();
@@ -348,44 +227,44 @@ bool CudaIpcTransport::can_run(const Peer& peer, const Work& work) noexcept {
 
 // Ends or launches the next work of the next peer. False where there is nothing, or no room.
 bool CudaIpcTransport::run_next() {
-  const auto turn = next_in_turn(peers_, last_served_, [](const auto& entry) {
-    Peer& peer = *entry.second;
-    return peer.queue.bring_forward([&](const Work& work) { return can_run(peer, work); });
-  });
-  if (turn == peers_.end()) return false;
-  Peer& peer = *turn->second;
-  const Work& work = peer.queue.front();
+  Peer* const next = next_turn();
+  if (next == nullptr) return false;
+  Peer& peer = *next;
+  const std::size_t at = first_that_runs(peer);
+  const Work& work = peer.queue[at];
   const auto end = [&](Completion completion) {
-    ready_.push(std::move(completion));
-    peer.queue.drop(1);
-    last_served_ = peer.id;
+    peer.queue.drop(at, 1);
+    end_work(std::move(completion));
+    end_turn();
     return true;
   };
   // As shm's: pages were read before, by kernels whose end was acquired.
   if (work.kind == WorkKind::kCheckFence)
     return end(check_fence(peer.fences.words(), work, "cuda_ipc", peer.name));
   if (work.kind != WorkKind::kFetch)
-    return end(failed(work.id, Code::kUnsupported, "cuda_ipc: the destination fetches; nothing is sent"));
+    return end(failed(work.id, Code::kUnsupported, words("the destination fetches; nothing is sent")));
   const PeerRegions::Region* const region = peer.regions.find(work.move->remote_region);
   if (region == nullptr)
-    return end(
-        failed(work.id, Code::kRegionGone, "cuda_ipc: the region of " + peer.name + " is not attached"));
-  if (!region->placement) return end(failed(work.id, region->failure_code, "cuda_ipc: " + region->failure));
-  const Status launched = flights_.launch(peer.id, peer.queue, *region->placement, ready_);
-  if (launched.code() == Code::kAgain) return false;  // its turn is still to come
-  last_served_ = peer.id;
-  if (launched.code() == Code::kSystem) fail_all(launched.message());  // not of this peer's making alone
+    return end(failed(work.id, Code::kRegionGone, words("the region of " + peer.name + " is not attached")));
+  if (!region->placement) return end(failed(work.id, region->failure_code, words(region->failure)));
+  const cuda_ipc::Flights::Launch launch = flights_.launch(peer.id, peer.queue, at, *region->placement);
+  const Status& status = launch.status;
+  if (status.code() == Code::kAgain) return false;  // its turn is still to come
+  end_turn();
+  for (const WorkId refused : launch.refused)
+    end_work(failed(refused, status.code(), words(status.message())));
+  if (status.code() == Code::kSystem) fail_all(status.message());  // not of this peer's making alone
   return true;
 }
 
 void CudaIpcTransport::land() {
   if (const Status status = flights_.check(); !status.ok()) fail_all(status.message());
   while (const std::optional<cuda_ipc::Flights::Flight> flight = flights_.next_landed()) {
-    Peer& peer = *peers_.at(flight->peer);
+    Peer& peer = *find(flight->peer);
     for (const WorkId work : flight->works)
-      ready_.push(!flight->is_done ? failed(work, Code::kRailFailed, "cuda_ipc: " + lost_why_)
-                  : peer.gone      ? failed(work, Code::kCancelled)
-                                   : done(work));
+      end_work(!flight->is_done ? failed(work, Code::kRailFailed, words(lost_why_))
+               : peer.gone      ? failed(work, Code::kCancelled)
+                                : done(work));
     settle(peer);
   }
 }

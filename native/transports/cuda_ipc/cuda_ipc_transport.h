@@ -9,24 +9,51 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <deque>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu/copy_stream.h"
 #include "gpu/driver.h"
 #include "kvxfer/transport.h"
-#include "transports/common/completion_queue.h"
-#include "transports/common/message_channel.h"
+#include "transports/common/peer_fences.h"
+#include "transports/common/rail_peers.h"
 #include "transports/cuda_ipc/exports.h"
 #include "transports/cuda_ipc/flights.h"
 #include "transports/cuda_ipc/holders.h"
 #include "transports/cuda_ipc/message.h"
+#include "transports/cuda_ipc/peer_regions.h"
 
 namespace kvxfer {
 
-class CudaIpcTransport final : public Transport {
+namespace cuda_ipc {
+
+struct Peer : RailPeer<Message> {
+  Peer(PeerId number, UniqueFd socket, const ConnectInfo& info, const PeerRegions::Reader& reader)
+      : RailPeer(number, std::move(socket), info), regions(reader, name, budget) {}
+
+  // Memory that its owner takes back: kernels up to a ticket may read it, and then it is unmapped and that told.
+  struct Going {
+    Flights::Ticket after;
+    MemoryId memory_id;
+    std::optional<PeerRegions::Mapped> mapped;
+  };
+
+  bool gone = false;      // disconnected: forgotten once nothing of it is under way
+  bool parted = false;    // all of its memory is unmapped, which comes after down
+  bool given_up = false;  // what it may have mapped of ours is not waited for
+  PeerFences fences;
+  PeerRegions regions;
+  std::deque<Going> going;
+  Flights::Ticket unused_after = 0;  // then what no region lies in is unmapped; 0: nothing is
+};
+
+}  // namespace cuda_ipc
+
+class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer> {
  public:
   struct Options {
     int device = 0;
@@ -37,7 +64,6 @@ class CudaIpcTransport final : public Transport {
 
   static Result<std::unique_ptr<CudaIpcTransport>> create(Reactor& reactor, const FenceTable& fences,
                                                           const gpu::Driver& driver, const Options& options);
-  ~CudaIpcTransport() override;
 
   Capabilities capabilities() const noexcept override;
   Result<RegionKeys> register_memory(const LocalRegion& region) override;
@@ -45,44 +71,37 @@ class CudaIpcTransport final : public Transport {
   bool held_by_peers(RegionId region) const noexcept override;
   std::vector<std::string> give_up_holders(RegionId region) override;
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
-  void disconnect(PeerId peer) noexcept override;
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override;
-  PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
-  // A kernel that was launched cannot be stopped: its works end as it ends.
-  void cancel(WorkId work) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
   bool busy() const noexcept override;
 
   std::size_t num_mappings() const noexcept;  // of peers' allocations
 
  private:
-  struct Peer;
+  using Peer = cuda_ipc::Peer;
 
   CudaIpcTransport(Reactor& reactor, const FenceTable& fences, const gpu::Driver& driver,
                    const Options& options, gpu::PrimaryContext context,
                    std::unique_ptr<gpu::CopyStream> stream);
 
-  Peer* find(PeerId peer) const noexcept;
-  void on_ready(Peer& peer, std::uint32_t events);
-  Status receive(Peer& peer);
-  Status on_hello(Peer& peer, const cuda_ipc::Message& message, const UniqueFd& fences);
+  void greet(Peer& peer) override;
+  Status on_hello(Peer& peer, const cuda_ipc::Message& message, UniqueFd fences) override;
+  Status on_message(Peer& peer, const cuda_ipc::Message& message, UniqueFd fd) override;
   Status on_memory_gone(Peer& peer, cuda_ipc::MemoryId memory);
   Status on_memory_unmapped(Peer& peer, cuda_ipc::MemoryId memory);
-  void tell(Peer& peer, const cuda_ipc::Message& message, SharedFd fd = nullptr);
-  void flush(Peer& peer);
+  void on_down(Peer& peer) override { settle(peer); }  // kernels that still run read what is unmapped then
+  void forget(Peer& peer) noexcept override;
+  bool can_run(const Peer& peer, const Work& work) const noexcept override;
+  std::size_t num_told() const noexcept override { return exports_.all().size(); }
 
-  void fail(Peer& peer, const std::string& why);  // the rail to it is down
   void fail_all(const std::string& why);          // the device is lost
-  void go_down(Peer& peer);
   void settle(Peer& peer);  // what had to wait for kernels, of one that may be gone then
   void part(Peer& peer);    // its rail has ended: unmaps all of its memory
 
-  static bool can_run(const Peer& peer, const Work& work) noexcept;
   bool run_next();
   void land();  // what has ended
 
-  Reactor& reactor_;
   SharedFd fences_;  // of our own table
   const gpu::Driver& driver_;
   const int device_;
@@ -90,11 +109,7 @@ class CudaIpcTransport final : public Transport {
 
   cuda_ipc::Exports exports_;
   cuda_ipc::Holders holders_;
-  std::map<PeerId, std::unique_ptr<Peer>> peers_;
-  PeerId next_peer_ = 1;
-  PeerId last_served_ = 0;  // peers take turns, a launch each
-  CompletionQueue ready_;   // to be told
-  std::string lost_why_;    // of the device; empty while it works
+  std::string lost_why_;  // of the device; empty while it works
   // Last, so that it ends first: it waits for kernels, while what they read is mapped.
   cuda_ipc::Flights flights_;
 };

@@ -26,7 +26,7 @@ Result<std::vector<MemoryId>> Exports::add(const LocalRegion& region) {
     entry.message.nbytes = memory.nbytes;
     entry.message.handle_kind = memory.kind;
     entry.message.handle = memory.handle;
-    if (memory.fd) entry.fd = std::make_shared<const UniqueFd>(std::move(memory.fd));
+    if (memory.fd) entry.fd = share(std::move(memory.fd));
   }
   std::vector<MemoryId>& used = regions_[region.id];
   for (auto& [id, entry] : entries_) {

@@ -15,17 +15,16 @@ constexpr Flights::Ticket kNever = UINT64_MAX;
 
 }  // namespace
 
-Status Flights::launch(PeerId peer, WorkQueue& queue, const gpu::Placement& src,
-                       CompletionQueue& completions) {
-  if (nbytes_ >= most_nbytes_) return {Code::kAgain, ""};
-  const Work& front = queue.front();
+Flights::Launch Flights::launch(PeerId peer, WorkQueue& queue, std::size_t at, const gpu::Placement& src) {
+  if (nbytes_ >= most_nbytes_) return {{Code::kAgain, ""}, {}};
+  const Work& front = queue[at];
   const Move& move = *front.move;
   const Piece piece = move.grid.piece(front.piece);
   gpu::Part part{piece.layer, 1, piece.num_pairs, piece.num_fine};
   Flight flight{0, peer, {front.id}, piece_nbytes(*move.program, piece)};
   std::size_t num_works = 1;
-  while (num_works < queue.size() && flight.nbytes < most_nbytes_ / 2) {
-    const Work& next = queue[num_works];
+  while (at + num_works < queue.size() && flight.nbytes < most_nbytes_ / 2) {
+    const Work& next = queue[at + num_works];
     if (next.kind != WorkKind::kFetch || next.move.get() != &move || next.piece != front.piece + num_works)
       break;
     const Piece more = move.grid.piece(next.piece);
@@ -48,19 +47,15 @@ Status Flights::launch(PeerId peer, WorkQueue& queue, const gpu::Placement& src,
       stream_->submit(*move.program, part, ids(move.src_ids), ids(move.dst_ids), src,
                       gpu::Placement(reinterpret_cast<gpu::Address>(move.local_base)));
   const Code code = ticket.ok() ? Code::kOk : ticket.status().code();
-  if (code == Code::kAgain) return ticket.status();
-  queue.drop(num_works);
-  if (code != Code::kOk && code != Code::kSystem) {
-    for (const WorkId work : flight.works)
-      completions.work(work, code, "cuda_ipc: " + ticket.status().message());
-    return {};
-  }
+  if (code == Code::kAgain) return {ticket.status(), {}};
+  queue.drop(at, num_works);
+  if (code != Code::kOk && code != Code::kSystem) return {ticket.status(), std::move(flight.works)};
   // Where the device is lost some of it may be under way, and its end will not be told.
   is_lost_ = is_lost_ || code == Code::kSystem;
   flight.ticket = ticket.ok() ? ticket.value() : kNever;
   nbytes_ += flight.nbytes;
   flights_.push_back(std::move(flight));
-  return ticket.ok() ? Status() : ticket.status();
+  return {ticket.ok() ? Status() : ticket.status(), {}};
 }
 
 Status Flights::check() {

@@ -36,10 +36,13 @@ class Flights {
   Flights(std::unique_ptr<gpu::CopyStream> stream, std::uint64_t most_nbytes)
       : stream_(std::move(stream)), most_nbytes_(most_nbytes) {}
 
-  // Launches the piece at the front of a peer's queue, and those behind it that go on where it ends, in its layer
-  // or, where pieces are whole layers, in the next. What was launched, or refused for good, leaves the queue.
-  // kAgain: there is no room yet. kSystem: the device is lost; part of the launch may be under way.
-  Status launch(PeerId peer, WorkQueue& queue, const gpu::Placement& src, CompletionQueue& completions);
+  struct Launch {
+    Status status;  // kAgain: there is no room yet. kSystem: the device is lost; part of it may be under way.
+    std::vector<WorkId> refused;  // for good, as the status says
+  };
+  // Launches a piece of a peer's queue, and those behind it that go on where it ends, in its layer or, where
+  // pieces are whole layers, in the next. What was launched, or refused for good, leaves the queue.
+  Launch launch(PeerId peer, WorkQueue& queue, std::size_t at, const gpu::Placement& src);
 
   // To be asked now and then: not ok when the device is found to have failed, in words, once.
   Status check();

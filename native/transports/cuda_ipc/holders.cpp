@@ -16,7 +16,7 @@ constexpr std::size_t kMaxPartings = 64;  // a descriptor each; of peers that co
 }  // namespace
 
 struct Holders::Parting final : Reactor::Handler {
-  Parting(Holders& holders, std::string peer_name, UniqueFd ending, std::set<MemoryId> memories)
+  Parting(Holders& holders, std::string peer_name, GuardedFd ending, std::set<MemoryId> memories)
       : owner(holders), name(std::move(peer_name)), socket(std::move(ending)), held(std::move(memories)) {}
   void on_ready(std::uint32_t) override {
     std::array<std::byte, 4096> unread;  // descriptors among it are closed by the kernel
@@ -28,7 +28,7 @@ struct Holders::Parting final : Reactor::Handler {
 
   Holders& owner;
   const std::string name;
-  const UniqueFd socket;
+  const GuardedFd socket;
   std::set<MemoryId> held;
 };
 
@@ -51,7 +51,7 @@ bool Holders::unmapped(PeerId peer, MemoryId memory) {
   return true;
 }
 
-void Holders::part(PeerId peer, std::string name, UniqueFd socket, std::set<MemoryId> exported) {
+void Holders::part(PeerId peer, std::string name, GuardedFd socket, std::set<MemoryId> exported) {
   if (const auto asked = asked_.extract(peer)) exported.merge(asked.mapped());
   ::shutdown(socket.get(), SHUT_WR);
   Parting& parting = partings_.emplace_back(*this, std::move(name), std::move(socket), std::move(exported));

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/fork_guard.h"
 #include "kvxfer/transport.h"
 #include "transports/cuda_ipc/message.h"
 
@@ -26,7 +27,7 @@ class Holders {
   // A peer's rail has ended, and nothing of its is mapped here any more. It may have mapped all that was exported,
   // besides what it was asked to unmap, until its half of the socket ends: both ends unmap first and end theirs
   // then, and a process that dies does both. `exported`: empty for a peer that is not waited for.
-  void part(PeerId peer, std::string name, UniqueFd socket, std::set<MemoryId> exported);
+  void part(PeerId peer, std::string name, GuardedFd socket, std::set<MemoryId> exported);
   // What this peer was asked is not waited for.
   void forget(PeerId peer);
 

@@ -21,7 +21,13 @@ Status PeerRegions::add_memory(const Message& message, UniqueFd fd) {
     return {Code::kRailFailed, "it sent more than " + std::to_string(kMaxMemories) + " allocations"};
   if (message.memory_id <= last_memory_) return {Code::kRailFailed, "it sent the same memory twice"};
   last_memory_ = message.memory_id;
-  gpu::ExportedMemory& exported = memories_[message.memory_id].exported;
+  Charge kept;
+  if (fd && !(kept = Charge::take(budget_, Resource::kDescriptors, 1)))
+    return {Code::kRailFailed,
+            "it passes more memory than it may: " + budget_->in_words(Resource::kDescriptors)};
+  Memory& memory = memories_[message.memory_id];
+  memory.kept = std::move(kept);
+  gpu::ExportedMemory& exported = memory.exported;
   exported.kind = message.handle_kind;
   exported.base = message.base;
   exported.nbytes = message.nbytes;
@@ -31,7 +37,7 @@ Status PeerRegions::add_memory(const Message& message, UniqueFd fd) {
   return {};
 }
 
-Result<std::optional<gpu::PeerMemory>> PeerRegions::take_back(MemoryId memory) {
+Result<std::optional<PeerRegions::Mapped>> PeerRegions::take_back(MemoryId memory) {
   const auto found = memories_.find(memory);
   if (found == memories_.end())
     return Status(Code::kRailFailed, "it took back memory that it had not told of");
@@ -42,7 +48,7 @@ Result<std::optional<gpu::PeerMemory>> PeerRegions::take_back(MemoryId memory) {
     region.failure = "the region of " + name_ + ": its memory is gone";
     region.failure_code = Code::kRailFailed;  // the frame that says so is on its way
   }
-  std::optional<gpu::PeerMemory> mapped = std::move(found->second.mapped);
+  std::optional<Mapped> mapped = std::move(found->second.mapped);
   memories_.erase(found);
   return mapped;
 }
@@ -95,7 +101,7 @@ Result<gpu::Placement> PeerRegions::placement_of(const Region& region) {
       if (Status mapped = map(memory); !mapped.ok()) return mapped;
       const std::uint64_t within = at - memory.exported.base;
       const std::uint64_t nbytes = std::min(end - at, memory.exported.nbytes - within);
-      extents.push_back({at - region.base, nbytes, memory.mapped->address() + within});
+      extents.push_back({at - region.base, nbytes, memory.mapped->memory.address() + within});
       at += nbytes;
     }
   }
@@ -104,6 +110,11 @@ Result<gpu::Placement> PeerRegions::placement_of(const Region& region) {
 
 Status PeerRegions::map(Memory& memory) const {
   if (memory.mapped) return {};
+  Charge charge = Charge::take(budget_, Resource::kMapped, memory.exported.nbytes);
+  if (!charge)
+    return {Code::kUnsupported,
+            "its " + std::to_string(memory.exported.nbytes) +
+                " bytes are more than it may have mapped: " + budget_->in_words(Resource::kMapped)};
   Result<gpu::PeerMemory> mapped =
       gpu::PeerMemory::map(reader_.driver, reader_.context, reader_.device, memory.exported);
   if (!mapped.ok())
@@ -112,7 +123,7 @@ Status PeerRegions::map(Memory& memory) const {
                                     mapped.status().message() +
                                     "): the two GPUs need NVLink or PCIe peer access, and must be visible "
                                     "to both processes"};
-  memory.mapped = std::move(mapped).value();
+  memory.mapped.emplace(Mapped{std::move(mapped).value(), std::move(charge)});
   return {};
 }
 

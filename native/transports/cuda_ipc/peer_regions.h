@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "gpu/driver.h"
 #include "gpu/placement.h"
 #include "gpu/shared_memory.h"
+#include "kvxfer/budget.h"
 #include "kvxfer/transport.h"
 #include "transports/cuda_ipc/message.h"
 
@@ -33,14 +35,22 @@ class PeerRegions {
     int device;
   };
 
-  PeerRegions(const Reader& reader, std::string peer_name) : reader_(reader), name_(std::move(peer_name)) {}
+  // An allocation, mapped for the device.
+  struct Mapped {
+    gpu::PeerMemory memory;
+    Charge charge;
+  };
+
+  // What is mapped, and each descriptor that is kept, is charged to the budget; null: to none.
+  PeerRegions(const Reader& reader, std::string peer_name, std::shared_ptr<Budget> budget)
+      : reader_(reader), name_(std::move(peer_name)), budget_(std::move(budget)) {}
 
   // The peer tells of an allocation. Not ok: it may not say that.
   Status add_memory(const Message& message, UniqueFd fd);
   // It takes one back: regions there have ended, or end with the next frame, and no kernel is to be launched there
   // any more. Returns the mapping, which those that were launched may still read; kRailFailed where the peer had
   // not told of it.
-  Result<std::optional<gpu::PeerMemory>> take_back(MemoryId memory);
+  Result<std::optional<Mapped>> take_back(MemoryId memory);
 
   // A region is placed as soon as all of its memory has been told of. kUnsupported in words.
   Status attach(const RemoteRegion& region);
@@ -56,7 +66,8 @@ class PeerRegions {
  private:
   struct Memory {
     gpu::ExportedMemory exported;
-    std::optional<gpu::PeerMemory> mapped;  // while a region lies in it
+    Charge kept;                   // of its descriptor
+    std::optional<Mapped> mapped;  // while a region lies in it
   };
 
   void place(Region& region);
@@ -65,6 +76,7 @@ class PeerRegions {
 
   const Reader reader_;
   const std::string name_;
+  const std::shared_ptr<Budget> budget_;
   MemoryId last_memory_ = 0;  // that it told of
   std::map<MemoryId, Memory> memories_;
   std::map<RegionId, Region> regions_;

@@ -1,22 +1,49 @@
 // A rail between agents of one process: the destination copies straight from the source's pages.
 //
 // The smallest transport, and the one to start from when writing another. Its parts:
-//   Exposure  what this agent lets the others reach: its regions and its fence words
-//   Peer      one connected agent: its socket (alive or not), its exposure, its queue of work
-//   poll      turns queued work into completions, about 1 MiB at a time
+//   Exposure    what this agent lets the others reach: its regions and its fence words
+//   Peer        one connected agent: its exposure, and what all rails on one host know of a peer (rail_peers.h)
+//   copy_slice  a slice of a piece, under the exposure's lock; the rest is CopyingRail's
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
+#include <unordered_map>
 
 #include "kvxfer/transport.h"
-#include "transports/common/completion_queue.h"
-#include "transports/common/work_queue.h"
+#include "transports/common/copying_rail.h"
 
 namespace kvxfer {
 
-class LoopbackTransport final : public Transport {
+namespace loopback {
+
+class Exposure;
+
+// What each end says once. It names the sender's exposure, which only code of the same process
+// can look up; the token proves that this is one process, and one copy of this library in it.
+struct Hello {
+  std::array<char, 8> magic{'k', 'v', 'x', 'l', 'o', 'o', 'p', '1'};
+  std::array<std::byte, 16> process{};
+  std::uint64_t exposure = 0;
+
+  bool is_of_this_version() const noexcept { return magic == Hello().magic; }
+  bool is_hello() const noexcept { return true; }
+  Status check(bool has_fd) const {
+    return has_fd ? Status(Code::kRailFailed, "it sent a descriptor") : Status();
+  }
+};
+static_assert(sizeof(Hello) == 32);
+
+struct Peer : RailPeer<Hello> {
+  using RailPeer::RailPeer;
+  std::shared_ptr<Exposure> exposure;  // set when the rail is up
+  std::unordered_map<RegionId, std::uint64_t> attached;  // -> end of its bytes
+};
+
+}  // namespace loopback
+
+class LoopbackTransport final : public CopyingRail<loopback::Peer> {
  public:
   LoopbackTransport(Reactor& reactor, const FenceTable& fences);
   ~LoopbackTransport() override;
@@ -25,30 +52,20 @@ class LoopbackTransport final : public Transport {
   Result<RegionKeys> register_memory(const LocalRegion& region) override;
   void deregister_memory(RegionId region) noexcept override;
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
-  void disconnect(PeerId peer) noexcept override;
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override;
-  PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
-  void cancel(WorkId work) noexcept override;
-  std::size_t poll(std::span<Completion> completions) noexcept override;
-  bool busy() const noexcept override;
 
  private:
-  struct Exposure;
-  struct Peer;
+  using Peer = loopback::Peer;
 
-  void on_ready(Peer& peer);                           // its socket can be read
-  void fail(Peer& peer, const std::string& why);       // the rail to it is down
-  Completion run(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept;
-  Completion fetch(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept;
-  Completion check_fence(Peer& peer, const Work& work) noexcept;
+  void greet(Peer& peer) override;
+  Status on_hello(Peer& peer, const loopback::Hello& hello, UniqueFd fd) override;
+  Status on_message(Peer& peer, const loopback::Hello& hello, UniqueFd fd) override;
+  void on_down(Peer& peer) override;
+  Result<std::uint64_t> copy_slice(Peer& peer, Peer::Copy& copy, std::string& broken) override;
+  Completion compare_fence(Peer& peer, const Work& work) override;
 
-  Reactor& reactor_;
-  std::shared_ptr<Exposure> exposure_;
-  std::map<PeerId, std::unique_ptr<Peer>> peers_;
-  PeerId next_peer_ = 1;
-  PeerId last_served_ = 0;              // peers take turns, a piece each
-  CompletionQueue ready_;               // that did not come from running work
+  std::shared_ptr<loopback::Exposure> exposure_;
 };
 
 }  // namespace kvxfer

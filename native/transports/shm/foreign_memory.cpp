@@ -14,7 +14,7 @@ namespace kvxfer::shm {
 namespace {
 
 // What short runs are read into at a time: in the L2 cache still when they are spread from it.
-constexpr std::size_t kBufferNbytes = 128 * 1024;
+constexpr std::size_t kBufferNbytes = SlicedCopy::kChunkNbytes;
 
 // A run costs the kernel as much to find as reading 2 to 3 KiB does: where the next one begins this
 // close behind, both are read together with what lies between.
@@ -106,10 +106,20 @@ ForeignMemory::ForeignMemory(pid_t pid, uid_t uid, const Probe& probe) : pid_(pi
     refusal_ = "process " + std::to_string(pid) + " is not the one at the other end of the socket";
 }
 
-Status ForeignMemory::fetch_piece(const Move& move, std::uint32_t index, std::uint64_t remote_base) {
-  const Piece piece = move.grid.piece(index);
-  return needs_buffer(*move.program) ? fetch_cells(move, piece, remote_base)
-                                     : fetch_runs(move, piece, remote_base);
+Status ForeignMemory::fetch_pairs(const Move& move, const Piece& pairs, std::uint64_t remote_base) {
+  return needs_buffer(*move.program) ? fetch_cells(move, pairs, remote_base)
+                                     : fetch_runs(move, pairs, remote_base);
+}
+
+Result<const std::byte*> ForeignMemory::read(std::uint64_t address, std::size_t nbytes) {
+  if (buffer_.size() < nbytes) buffer_.resize(2 * kBufferNbytes);
+  named_.assign(1, {reinterpret_cast<void*>(address), nbytes});
+  buffer_nbytes_ = nbytes;
+  Status status = read_buffer();
+  named_.clear();
+  buffer_nbytes_ = 0;
+  if (!status.ok()) return status;
+  return buffer_.data();
 }
 
 Status ForeignMemory::fetch_runs(const Move& move, const Piece& piece, std::uint64_t remote_base) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/sliced_copy.h"
 #include "kvxfer/status.h"
 #include "kvxfer/transport.h"
 
@@ -31,11 +32,13 @@ class ForeignMemory {
 
   const std::string& refusal() const noexcept { return refusal_; }  // empty: it can be read
 
-  // One piece, straight into its pages where runs are long. Every run costs the kernel a look-up, so
+  // Some pairs of a piece, straight into their pages where runs are long. Every run costs the kernel a look-up, so
   // short ones come through a buffer: a block's bytes from the first run to the last in one read,
   // gaps and all (they are the same block's), and are spread and converted from there. kRailFailed: the process is gone. kSystem: it, or we,
   // unmapped part of the region. It counts only if check_alive() says so afterwards.
-  Status fetch_piece(const Move& move, std::uint32_t piece, std::uint64_t remote_base);
+  Status fetch_pairs(const Move& move, const Piece& pairs, std::uint64_t remote_base);
+  // Bytes at an address of the process, until the next call: at most SlicedCopy::kChunkNbytes.
+  Result<const std::byte*> read(std::uint64_t address, std::size_t nbytes);
   // kRailFailed: the process has ended.
   Status check_alive() const;
 
@@ -71,6 +74,22 @@ class ForeignMemory {
   std::vector<std::byte> buffer_;  // empty until runs are short
   std::size_t buffer_nbytes_ = 0;  // that named_ fills
   std::vector<Fetched> fetched_;
+};
+
+// A region in it.
+class ForeignSource final : public CopySource {
+ public:
+  ForeignSource(ForeignMemory& memory, std::uint64_t base) noexcept : memory_(memory), base_(base) {}
+  Status copy(const Move& move, const Piece& pairs) override {
+    return memory_.fetch_pairs(move, pairs, base_);
+  }
+  Result<const std::byte*> read(std::uint64_t offset, std::size_t nbytes) override {
+    return memory_.read(base_ + offset, nbytes);
+  }
+
+ private:
+  ForeignMemory& memory_;
+  const std::uint64_t base_;
 };
 
 }  // namespace kvxfer::shm

@@ -1,0 +1,285 @@
+// What all rails have in common whose ends are processes of one host: for each peer a unix socket over which the two
+// say to each other what is not pages (side_channel.h), and the works that wait for their turn.
+//
+// A transport derives from RailPeers<Peer>, with a Peer of its own that derives from RailPeer<Message>.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/sliced_copy.h"
+#include "kvxfer/transport.h"
+#include "transports/common/completion_queue.h"
+#include "transports/common/side_channel.h"
+#include "transports/common/work_queue.h"
+
+namespace kvxfer {
+
+template <class MessageOfRail>
+struct RailPeer {
+  using Message = MessageOfRail;
+
+  RailPeer(PeerId number, UniqueFd socket, const ConnectInfo& info)
+      : id(number), name(info.peer_name), budget(info.budget), channel(std::move(socket)) {}
+
+  const PeerId id;
+  const std::string name;
+  const std::shared_ptr<Budget> budget;  // what it may make us hold; null: anything
+  SideChannel<Message> channel;
+  bool up = false, down = false;
+  WorkQueue queue;
+  // The work that is copied a slice at a time, where the processor copies (copying_rail.h).
+  struct Copy {
+    Work work;
+    SlicedCopy slices;
+    std::uint64_t src_end;  // of the piece, from the source region's base
+  };
+  std::optional<Copy> copy;
+
+  bool is_active = false;  // stands in the list of those that may have something to do
+  std::size_t num_unread = 0;  // told since it was seen to have read everything
+};
+
+template <class Peer>
+class RailPeers : public Transport {
+ protected:
+  using Message = typename Peer::Message;
+
+ public:
+  ~RailPeers() override {
+    for (auto& [id, entry] : peers_)
+      if (!entry->peer.down) reactor_.remove(entry->peer.channel.fd());
+  }
+
+  // Afterwards nothing begins for it; `forget` says when it is gone.
+  void disconnect(PeerId id) noexcept override {
+    Peer* const peer = find(id);
+    if (peer == nullptr) return;
+    end_works(*peer, Code::kCancelled, {});
+    go_down(*peer);
+    ready_.forget_rail(id);
+    forget(*peer);
+  }
+
+  PostResult post(PeerId id, std::span<const Work> batch) noexcept override {
+    Peer* const peer = find(id);
+    if (peer == nullptr || peer->down) return {0, Code::kRailFailed};
+    if (!peer->up) return {0, Code::kAgain};
+    const PostResult posted = peer->queue.post(batch);
+    for (const Work& work : batch.first(posted.accepted)) index_.insert(work.id, id);
+    if (posted.accepted != 0) activate(*peer);
+    return posted;
+  }
+
+  // Works move inside poll alone, so what is queued or between two slices can end here.
+  void cancel(WorkId id) noexcept override {
+    Peer* const peer = find(index_.find(id));
+    if (peer == nullptr) return;
+    if (peer->copy.has_value() && peer->copy->work.id == id)
+      peer->copy.reset();
+    else if (!peer->queue.withdraw(id))
+      return;
+    end_work(failed(id, Code::kCancelled));
+  }
+
+  bool busy() const noexcept override {
+    return !ready_.empty() || std::any_of(active_.begin(), active_.end(), [this](const Peer* peer) {
+      return wants_time(*peer) || has_turn(*peer);
+    });
+  }
+
+ protected:
+  explicit RailPeers(Reactor& reactor) : reactor_(reactor) {}
+
+  // ---- what a transport says of itself ----
+
+  // What a peer is told first: the hello, and what it must know of us.
+  virtual void greet(Peer& peer) = 0;
+  // The peer's first message. Not ok: the rail to it fails.
+  virtual Status on_hello(Peer& peer, const Message& message, UniqueFd fd) = 0;
+  // Any later one, likewise.
+  virtual Status on_message(Peer& peer, const Message& message, UniqueFd fd) = 0;
+  // Its rail has failed: lets go of what it had.
+  virtual void on_down(Peer& peer) = 0;
+  // It was disconnected. Erases it, at once or later.
+  virtual void forget(Peer& peer) noexcept { erase(peer); }
+  // May the work run, or does it wait for something that the peer has yet to say? What will fail may.
+  virtual bool can_run(const Peer&, const Work&) const noexcept { return true; }
+  // Has it something to do besides its works?
+  virtual bool wants_time(const Peer&) const noexcept { return false; }
+  // What peers are told of at present, in messages.
+  virtual std::size_t num_told() const noexcept { return 0; }
+
+  // ---- peers ----
+
+  // Connects one, whose constructor takes (number, socket, info, more...).
+  template <class... More>
+  Result<PeerId> add_peer(UniqueFd socket, const ConnectInfo& info, More&&... more) {
+    const PeerId id = next_peer_++;
+    Entry& entry = *(peers_[id] = std::make_unique<Entry>(*this, id, std::move(socket), info,
+                                                          std::forward<More>(more)...));
+    if (Status added = reactor_.add(entry.peer.channel.fd(), EPOLLIN, entry); !added.ok()) {
+      peers_.erase(id);
+      return added;
+    }
+    greet(entry.peer);
+    return id;
+  }
+  Peer* find(PeerId id) const noexcept {
+    const auto found = peers_.find(id);
+    return found == peers_.end() ? nullptr : &found->second->peer;
+  }
+  // Of those that are up, for attach and the like.
+  Result<Peer*> find_up(PeerId id) const {
+    Peer* const peer = find(id);
+    if (peer != nullptr && peer->up && !peer->down) return peer;
+    return Status(Code::kRailFailed, words("not connected to this peer"));
+  }
+  template <class Visit>
+  void for_each_peer(Visit&& visit) const {
+    for (auto& [id, entry] : peers_) visit(entry->peer);
+  }
+  void erase(Peer& peer) noexcept {
+    if (peer.is_active) std::erase(active_, &peer);
+    peers_.erase(peer.id);
+  }
+  void activate(Peer& peer) {
+    if (!std::exchange(peer.is_active, true)) active_.push_back(&peer);
+  }
+
+  // A message of ours. A peer that reads none of them keeps what goes with them: descriptors, and the memory of
+  // those that are deregistered. It may be behind by what there is to tell, and a little.
+  void tell(Peer& peer, const Message& message, SharedFd fd = nullptr) {
+    if (peer.down) return;
+    if (peer.channel.is_read()) peer.num_unread = 0;
+    if (++peer.num_unread > kMostUnread + 2 * num_told())
+      return fail(peer, "it does not read what it is told: " + std::to_string(peer.num_unread - 1) +
+                            " messages, and the descriptors that went with them");
+    peer.channel.queue(message, std::move(fd));
+    flush(peer);
+  }
+  void tell_all(const Message& message, const SharedFd& fd = nullptr) {
+    for_each_peer([&](Peer& peer) { tell(peer, message, fd); });
+  }
+
+  // The rail to it is down.
+  void fail(Peer& peer, const std::string& why) {
+    if (peer.down) return;
+    go_down(peer);
+    const std::string detail = words("the rail to " + peer.name + " is down: " + why);
+    end_works(peer, Code::kRailFailed, detail);
+    ready_.rail_down(peer.id, detail);
+    on_down(peer);
+  }
+
+  // ---- works ----
+
+  // Whose turn it is, round about; null where there is nothing to do. It stays its turn until end_turn().
+  Peer* next_turn() {
+    for (std::size_t left = active_.size(); left > 0; --left) {
+      if (turn_ >= active_.size()) turn_ = 0;
+      Peer& peer = *active_[turn_];
+      if (has_turn(peer)) return &peer;
+      if (!peer.queue.empty() || wants_time(peer)) {
+        ++turn_;
+        continue;
+      }
+      peer.is_active = false;
+      active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(turn_));
+    }
+    return nullptr;
+  }
+  void end_turn() noexcept { ++turn_; }
+  // The first of its works that can run; queue.size() where none can.
+  std::size_t first_that_runs(const Peer& peer) const {
+    return peer.queue.first([&](const Work& work) { return can_run(peer, work); });
+  }
+  // Every work ends here, or in a transport's own way with forget_work().
+  void end_work(Completion completion) {
+    index_.erase(completion.work);
+    ready_.push(std::move(completion));
+  }
+  void forget_work(WorkId work) noexcept { index_.erase(work); }
+  const std::vector<Peer*>& active() const noexcept { return active_; }
+
+  std::string words(std::string_view what) const {
+    return std::string(this->capabilities().name) + ": " + std::string(what);
+  }
+
+  CompletionQueue ready_;  // to be told
+
+ private:
+  // Beside twice what there is to tell: 128 pools that come and go while a peer does not run.
+  static constexpr std::size_t kMostUnread = 256;
+  // Of one peer, before others are heard.
+  static constexpr int kMostAtOnce = 64;
+
+  struct Entry final : Reactor::Handler {
+    template <class... More>
+    Entry(RailPeers& owner, More&&... more) : rail(owner), peer(std::forward<More>(more)...) {}
+    void on_ready(std::uint32_t events) override { rail.on_ready(peer, events); }
+    RailPeers& rail;
+    Peer peer;
+  };
+
+  bool has_turn(const Peer& peer) const {
+    return peer.copy.has_value() || (!peer.queue.empty() && first_that_runs(peer) != peer.queue.size());
+  }
+
+  void go_down(Peer& peer) {
+    if (!std::exchange(peer.down, true)) reactor_.remove(peer.channel.fd());
+  }
+
+  void end_works(Peer& peer, Code code, const std::string& detail) {
+    if (peer.copy.has_value()) end_work(failed(peer.copy->work.id, code, detail));
+    peer.copy.reset();
+    for (std::size_t i = 0; i < peer.queue.size(); ++i) end_work(failed(peer.queue[i].id, code, detail));
+    peer.queue.drop(0, peer.queue.size());
+  }
+
+  void flush(Peer& peer) {
+    if (Status flushed = peer.channel.flush(reactor_); !flushed.ok()) fail(peer, flushed.message());
+  }
+
+  void on_ready(Peer& peer, std::uint32_t events) {
+    if (events & EPOLLOUT) flush(peer);
+    if (peer.down || (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
+    if (Status received = receive(peer); !received.ok()) fail(peer, received.message());
+  }
+
+  // What has arrived. The reactor calls again while there is more.
+  Status receive(Peer& peer) {
+    for (int i = 0; i < kMostAtOnce && !peer.down; ++i) {
+      auto next = peer.channel.receive();
+      if (!next.ok()) return next.status();
+      if (!next.value().has_value()) return {};
+      const Message& message = next.value()->message;
+      UniqueFd& fd = next.value()->fd;
+      if (message.is_hello()) {
+        if (Status greeted = on_hello(peer, message, std::move(fd)); !greeted.ok()) return greeted;
+        peer.up = true;
+        ready_.rail_up(peer.id);
+      } else if (Status taken = on_message(peer, message, std::move(fd)); !taken.ok()) {
+        return taken;
+      }
+    }
+    return {};
+  }
+
+  Reactor& reactor_;
+  std::map<PeerId, std::unique_ptr<Entry>> peers_;
+  PeerId next_peer_ = 1;
+  std::vector<Peer*> active_;  // with works, or something else to do
+  std::size_t turn_ = 0;  // in active_
+  WorkIndex index_;  // of works that have not ended, or not been launched
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,96 @@
+// A peer's regions, and the pools of its that they lie in, mapped for our copies or read by the kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "core/fork_guard.h"
+#include "kvxfer/budget.h"
+#include "kvxfer/transport.h"
+#include "transports/common/peer_mapping.h"
+#include "transports/shm/foreign_memory.h"
+#include "transports/shm/message.h"
+
+namespace kvxfer::shm {
+
+inline constexpr std::size_t kMaxMemfds = 4096;  // an agent's: below the usual limit of mappings, 65,530
+
+// A region's keys: where its base lies in a memfd that travels over the rail's socket, or that it
+// lies in none.
+enum class Where : std::uint64_t { kForeign = 0, kPool = 1 };
+struct Keys {
+  Where where = Where::kForeign;
+  std::uint64_t memfd_id = 0;
+  std::uint64_t memfd_offset = 0;
+  std::uint64_t memfd_nbytes = 0;
+};
+static_assert(sizeof(Keys) == 32 && sizeof(Keys) <= kMaxKeyBytes);
+
+class PeerPools {
+ public:
+  struct Region {
+    Keys keys;
+    std::uint64_t base = 0;  // in the peer's process
+    std::uint64_t end = 0;   // of its spans, from base
+    std::string failure;     // why its memfd cannot be used, once it has come
+    bool by_kernel = false;  // its bytes are read by the kernel, whose reads cannot fault here
+  };
+
+  // What is mapped, and each descriptor that is kept, is charged to the budget; null: to none.
+  PeerPools(std::string peer_name, std::shared_ptr<Budget> budget)
+      : name_(std::move(peer_name)), budget_(std::move(budget)) {}
+
+  // The peer has introduced itself.
+  void set_process(ForeignMemory process) { process_ = std::move(process); }
+  ForeignMemory& process() noexcept { return process_; }
+
+  // The peer passes a pool. Not ok: it may not.
+  Status add(const Message& message, UniqueFd fd);
+  // It takes one back: works there wait, until their region is detached or the pool comes back.
+  void remove(std::uint64_t memfd_id);
+
+  // kUnsupported in words.
+  Status attach(const RemoteRegion& region);
+  void detach(RegionId region);
+  const Region* find(RegionId region) const noexcept;
+  // May a read of the region begin, or does it wait for its pool? What will fail may.
+  bool can_read(RegionId region) const noexcept;
+  // The pool that the region lies in: null where it has not come, or is read by the kernel.
+  const PeerMapping* mapping_of(const Region& region) const noexcept;
+
+  // Enters some more of the pools into our page tables. Not ok: the peer has lied of one.
+  bool wants_populating() const noexcept { return !populating_.empty(); }
+  Status populate_some();
+
+  std::size_t num_mapped() const noexcept;
+  void clear();
+
+ private:
+  // A pool, as it arrived over the socket.
+  struct Memfd {
+    GuardedFd fd;  // kept for a later attach, until the peer says that it is gone
+    std::uint64_t nbytes = 0;
+    Charge kept;
+    PeerMapping mapping;  // while a region lies in it, and its owner cannot punch holes into it
+    Charge mapped;
+  };
+
+  // Brings a region and its memfd together, whichever came last.
+  Status map_for(Region& region);
+  // Where the region lies in no pool, or in one that must not be mapped.
+  Status read_by_kernel(Region& region) const;
+  void unmap(std::uint64_t memfd_id, Memfd& memfd);
+
+  const std::string name_;
+  const std::shared_ptr<Budget> budget_;
+  ForeignMemory process_;
+  std::map<std::uint64_t, Memfd> memfds_;
+  std::map<RegionId, Region> regions_;
+  std::set<std::uint64_t> populating_;  // memfds whose mappings are not in our page tables yet
+};
+
+}  // namespace kvxfer::shm
