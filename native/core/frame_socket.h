@@ -38,6 +38,8 @@ class FrameSocket final : public Reactor::Handler {
   // all that waits is sent.
   Status redial(UniqueFd fd, bool connecting);
   UniqueFd release() noexcept;  // the socket, for another owner
+  // Whom the peer's unread frames are charged to from now on.
+  void charge(std::shared_ptr<Budget> budget) { budget_ = std::move(budget); }
 
   int fd() const noexcept { return fd_.get(); }
   bool open() const noexcept { return static_cast<bool>(fd_); }
@@ -75,6 +77,8 @@ class FrameSocket final : public Reactor::Handler {
   std::size_t in_begin_ = 0, in_end_ = 0;
   std::vector<std::byte> out_;
   std::size_t out_begin_ = 0;
+  std::shared_ptr<Budget> budget_;
+  Charge unread_;  // what was left when the socket took no more
 
   std::uint64_t num_delivered_ = 0;  // which is the number of the frame that comes next
   std::unique_ptr<RingReader> inbox_;

@@ -1,10 +1,12 @@
 #include "core/runtime.h"
 #include "core/pack.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -137,6 +139,15 @@ Status Runtime::start() {
   guard_fd(ring_.fd());
   if (Status status = reactor_.add(waker_.fd.get(), EPOLLIN, waker_); !status.ok()) return status;
 
+  // An eighth of the descriptors that the process may have, and 64 at least: each of these connections holds 4 KiB.
+  rlimit descriptors{};
+  ::getrlimit(RLIMIT_NOFILE, &descriptors);
+  Budget::Amounts of_strangers{};
+  of_strangers[static_cast<std::size_t>(Resource::kDescriptors)] =
+      std::clamp<std::uint64_t>(descriptors.rlim_cur / 8, 64, 1024);
+  strangers_ = std::make_shared<Budget>(of_strangers);
+  reserve_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+
   if (!options_.listen.empty()) {
     const Result<std::vector<TcpAddress>> resolved = TcpAddress::resolve(options_.listen);
     if (!resolved.ok()) return resolved.status();
@@ -258,8 +269,10 @@ void Runtime::close(Time timeout_ns) {
   if (thread_.joinable()) thread_.join();
   triggers_.clear();
   std::unique_lock lock(gate_);
+  listeners_due_at_ = kNever;
   for (Listener* listener : {&tcp_listener_, &unix_listener_})
     if (listener->fd) {
+      listener->rests_until = kNever;
       reactor_.remove(listener->fd.get());
       unguard_fd(listener->fd.get());
       listener->fd.reset();
@@ -459,7 +472,7 @@ void Runtime::handle(std::size_t transport, const Completion& completion, Time a
     engine_->rail_up(at, rail.session, {rail.id, rail.index, transports_[transport]->capabilities()});
     return;
   }
-  const BoundRail down = rail;
+  const BoundRail down = std::move(rail);
   unbind(transport, completion.peer);
   if (down.id != 0)
     engine_->rail_down(at, down.id, completion.detail);
@@ -489,6 +502,7 @@ void Runtime::close_session(SessionKey session) {
       connection->socket->close();
       connection->dead = true;
       sweep_ = true;
+      prove(*connection);
     }
   controls_.erase(session);
   std::vector<std::pair<std::size_t, PeerId>> rails;
@@ -536,6 +550,9 @@ std::uint32_t Runtime::checksum(const Move& move, std::uint32_t piece, Side side
 }
 
 void Runtime::emit(Event event) {
+  if (event.kind == EventKind::kPeerUp)
+    if (const auto control = controls_.find(event.peer); control != controls_.end())
+      control->second->deadline = kNever;
   if (event.kind == EventKind::kEnded) commands_.on_ended(event.handle);
   if (event.kind == EventKind::kPeerLost) {
     // Of a stranger that never became a peer there is nothing to tell a caller, only a log.
