@@ -5,18 +5,19 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <utility>
 
 #include "core/faulty_transport.h"
 #include "core/fork_guard.h"
 #include "core/pool_memory.h"
+#include "core/random.h"
 
 namespace kvxfer {
 namespace {
@@ -27,16 +28,17 @@ constexpr Time kClosingPause = 1'000'000;
 // Polls of every transport in which a caller takes what has ended at once. More are for whoever drives.
 constexpr int kEndedRounds = 16;
 
-void fill_random(std::span<std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t got = ::getrandom(bytes.data(), bytes.size(), 0);
-    if (got > 0) bytes = bytes.subspan(static_cast<std::size_t>(got));
-  }
+// After the first bytes of start() none are refused, but by a sandbox that is set up later.
+void draw(std::span<std::byte> bytes) {
+  const Status status = fill_random(bytes);
+  if (status.ok()) return;
+  std::fprintf(stderr, "kvxfer: %s\n", status.message().c_str());
+  std::abort();
 }
 
 wire::Id128 random_id() {
   wire::Id128 id;
-  fill_random(id);
+  draw(id);
   return id;
 }
 
@@ -113,6 +115,8 @@ Result<std::shared_ptr<Runtime>> Runtime::create(RuntimeOptions options) {
 
 Status Runtime::start() {
   nvtx::attach();
+  wire::Id128 drawn;
+  if (Status status = fill_random(drawn); !status.ok()) return status;
   Result<std::unique_ptr<FenceTable>> fences = FenceTable::create();
   if (!fences.ok()) return fences.status();
   fences_ = std::move(fences).value();
@@ -573,7 +577,7 @@ void Runtime::emit(Event event) {
   if (driver_until_ != 0) rouse_driver();  // it may be what the driver waits for, and it sleeps
 }
 
-void Runtime::random(std::span<std::byte> bytes) { fill_random(bytes); }
+void Runtime::random(std::span<std::byte> bytes) { draw(bytes); }
 
 void Runtime::log(std::string text) {
   Event event;
