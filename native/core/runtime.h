@@ -163,6 +163,7 @@ class Runtime final : private EngineHost {
     explicit Connection(Runtime& owner) : runtime(owner) {}
     std::uint32_t max_body() override;
     void on_frame(wire::ByteSpan frame) override;
+    void on_more() override { runtime.unread_.push_back(this); }
     void on_connected() override;
     void on_closed(const std::string& why) override;
     Runtime& runtime;
@@ -298,6 +299,7 @@ class Runtime final : private EngineHost {
   bool hands_out_memory(std::size_t transport) const;
   // May the process at the other end of this socket be a peer, and may it have memory of ours?
   Status check_user(int socket, bool shares_memory) const;
+  bool read_unread();  // of those who have had their turn; true where there are any
   bool read_rings();  // wakes them, too; true when a frame was in one
   // Before somebody sleeps on the reactor: peers are to say over the socket when they have written to
   // a ring. False where something is in one already.
@@ -347,6 +349,7 @@ class Runtime final : private EngineHost {
   std::atomic<bool> serves_{false};  // those are all that there are
   std::atomic<Time> thread_serves_until_{0};
   bool rings_sleep_ = false;
+  std::vector<Connection*> unread_;  // they have had a turn, and have more to say
   int rounds_without_sockets_ = 0;
   Time looked_at_ = 0;  // at the sockets, for a caller who polls
   bool sockets_quiet_ = false;  // nothing was there at the last look

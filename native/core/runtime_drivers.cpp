@@ -179,6 +179,7 @@ void Runtime::flush_sockets() {
   unsent_.clear();
   if (!sweep_) return;
   sweep_ = false;
+  std::erase_if(unread_, [](const Connection* connection) { return connection->dead; });
   std::erase_if(connections_, [](const auto& connection) { return connection->dead; });
   if (listeners_due_at_ != kNever) wake_listeners(kNever - 1);  // descriptors are free again
 }

@@ -204,8 +204,15 @@ void Runtime::on_handshake(Connection& connection) {
     sharing_.push_back(connection.session);
 }
 
+bool Runtime::read_unread() {
+  const std::vector<Connection*> turns = std::exchange(unread_, {});
+  for (Connection* connection : turns)
+    if (!connection->dead) connection->socket->read_more();
+  return !turns.empty();
+}
+
 bool Runtime::read_rings() {
-  bool more = false;
+  bool more = !unread_.empty() && read_unread();
   for (std::size_t i = 0; i < sharing_.size();) {  // by index: a frame may end sessions
     const auto control = controls_.find(sharing_[i]);
     if (control == controls_.end()) {
@@ -223,6 +230,7 @@ bool Runtime::read_rings() {
 }
 
 bool Runtime::rest_rings() {
+  if (!unread_.empty()) return false;
   if (rings_sleep_) return true;
   rings_sleep_ = true;
   bool quiet = true;

@@ -232,6 +232,41 @@ TEST(a_peer_that_reads_nothing_of_what_it_is_sent_ends_its_own_session) {
   CHECK(scene.friend_is_there());
 }
 
+TEST(a_peer_that_floods_frames_has_turns_as_others_have) {
+  Scene scene;
+  Runtime& victim = *scene.victim.runtime;
+  Peer peer(victim.address());
+  REQUIRE(peer.shake_hands());
+  REQUIRE(scene.friend_is_served());
+  wire::Bytes beats;
+  std::uint64_t number = 0;
+  for (int i = 0; i < 64 * 1024; ++i) {
+    const wire::Bytes beat = peer.sealed(wire::Heartbeat{++number});
+    beats.insert(beats.end(), beat.begin(), beat.end());
+  }
+  victim.forget_longest_hold();
+  std::atomic<bool> over{false};
+  std::thread flood([&] {
+    peer.control.send(beats);
+    over = true;
+  });
+  std::size_t num_served = 0;
+  while (!over) {
+    CHECK(scene.friend_is_served());
+    ++num_served;
+    wire::Bytes answers;
+    while (peer.control.receive(answers, 0)) answers.clear();
+  }
+  flood.join();
+  CHECK(peer.control.open());
+  CHECK(num_served > 0);
+  CHECK(scene.friend_is_there());
+  // 10,000 frames at once take 15 ms and more; a turn's 64 a tenth of one.
+  if (victim.longest_hold_ns() >= 5'000'000)
+    std::printf("  the gate was held for %.1f ms\n", static_cast<double>(victim.longest_hold_ns()) / 1e6);
+  CHECK(victim.longest_hold_ns() < 5'000'000);
+}
+
 TEST(a_forked_child_keeps_no_socket_of_an_agent) {
   Scene scene;
   REQUIRE(scene.friend_is_served());
