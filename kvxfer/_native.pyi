@@ -259,7 +259,7 @@ class AgentCore:
         there are events to drain."""
     def close(self, timeout_s: float) -> None:
         """Fences and ends everything, says goodbye to peers, joins the thread. Idempotent."""
-    def stats(self) -> dict[str, int]: ...
+    def stats(self) -> dict[str, Any]: ...
 
     # Regions. `spans`: int64 [n, 2] of address and nbytes, ascending. `footprint`: the loops
     # (plan.LOOP_DTYPE; the dst half is used) that say which bytes block 0 of each layer owns.
@@ -281,6 +281,9 @@ class AgentCore:
         are known."""
     def begin_connect(self, address: str, timeout_s: float) -> int:
         """The same without waiting: a "peer-up" or "peer-lost" event follows."""
+    def abandon_connect(self, peer: int) -> None:
+        """Ends a session that begin_connect began and whose caller waits no longer, at both ends; nothing where
+        it is connected already, or lost, or the agent is closed."""
     def disconnect(self, peer: int, code: int = ..., text: str = ...) -> None: ...
     def peer(self, peer: int) -> dict[str, Any]:
         """``name``, ``incarnation`` (bytes), ``state`` ("connecting", "open", "lost"), ``rails``

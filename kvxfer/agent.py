@@ -703,7 +703,8 @@ class Agent:
 
         ``peers`` has for each open session, the newest last, the peer's ``name`` and its ``budget``: what it
         makes this agent hold and how much it may, by resource (``"bytes"``, ``"mapped bytes"``,
-        ``"descriptors"``, ``"fence slots"``, ``"events"``).
+        ``"descriptors"``, ``"fence slots"``, ``"events"``). ``strangers`` is the budget that all connections
+        share which have proved nothing yet.
         """
         self._completions.check()
         counters: dict[str, Any] = dict(self._core.stats())

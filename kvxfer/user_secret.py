@@ -49,25 +49,53 @@ def user_secret() -> bytes:
         or read the file, or it cannot be made. The message names it and says what to do.
     """
     place = folder()
+    directory = _open(place, make=True)
+    assert directory is not None
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.mkdir(mode=0o700, exist_ok=True)
+        return _read(directory, place / NAME) or _make(directory, place / NAME)
+    finally:
+        os.close(directory)
+
+
+def look_up() -> bytes | None:
+    """Returns this user's secret, or None where none was made yet; makes nothing.
+
+    Raises
+    ------
+    UsageError
+        As `user_secret`.
+    """
+    place = folder()
+    directory = _open(place, make=False)
+    if directory is None:
+        return None
+    try:
+        return _read(directory, place / NAME)
+    finally:
+        os.close(directory)
+
+
+def _open(place: Path, *, make: bool) -> int | None:
+    """Returns a descriptor of the folder, once it is known to be this user's; None where there is none."""
+    try:
+        if make:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.mkdir(mode=0o700, exist_ok=True)
         directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise _bad(
-            f"{place}, where this user's own secret is kept, cannot be used: {error.strerror}"
-        ) from None
+        if isinstance(error, FileNotFoundError) and not make:
+            return None
+        raise _bad(f"{place} cannot hold this user's own secret: {error.strerror}") from None
     try:
         found = os.fstat(directory)
         if found.st_uid != os.geteuid():
             raise _bad(f"{place} cannot hold this user's own secret: it belongs to user {found.st_uid}")
         if stat.S_IMODE(found.st_mode) & 0o022:
-            raise _bad(
-                f"others may write to {place}, where this user's own secret is kept: chmod 700 {place}"
-            )
-        return _read(directory, place / NAME) or _make(directory, place / NAME)
-    finally:
+            raise _bad(f"others may write to {place}, where this user's own secret is: chmod 700 {place}")
+    except BaseException:
         os.close(directory)
+        raise
+    return directory
 
 
 def _read(directory: int, path: Path) -> bytes | None:

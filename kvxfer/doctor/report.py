@@ -12,6 +12,7 @@ from typing import Any
 
 from kvxfer import topology
 from kvxfer.doctor import (
+    access,
     container,
     cpu,
     devices,
@@ -82,6 +83,7 @@ def examine(required: tuple[str, ...] = (), root: Path = ROOT) -> Report:
     probes: dict[str, Probe] = {
         transports.SUBJECT: functools.partial(transports.examine, required=required),
         foreign.SUBJECT: foreign.examine,
+        access.SUBJECT: access.examine,
         memory.SUBJECT: memory.examine,
         huge_pages.SUBJECT: huge_pages.examine,
         cpu.SUBJECT: cpu.examine,

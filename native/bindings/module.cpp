@@ -270,6 +270,7 @@ class PyAgentCore {
     out["frames_refused"] = stats.frames_refused;
     out["events_dropped"] = runtime_->ring().num_logs_dropped();
     out["notifications_dropped"] = runtime_->ring().num_notifications_dropped();
+    out["strangers"] = from_budget(runtime_->strangers());
     out["gate_longest_hold_ns"] = runtime_->longest_hold_ns();
     return out;
   }
@@ -344,6 +345,11 @@ class PyAgentCore {
     if (settled && peer && peer->state == "open") return key;
     if (peer && !peer->reason.ok()) raise(peer->reason);
     raise({Code::kUnreachable, "no session with " + address + " in time"});
+  }
+  void abandon_connect(SessionKey key) const {
+    if (!runtime_->check_alive().ok()) return;
+    const nb::gil_scoped_release release;
+    runtime_->abandon_connect(key);
   }
   void disconnect(SessionKey key, int code, const std::string& text) const {
     call([&](Engine& engine, Time now) {
@@ -577,6 +583,7 @@ NB_MODULE(_native, m) {
       .def("deregister", &PyAgentCore::deregister, "region"_a, "timeout_s"_a)
       .def("connect", &PyAgentCore::connect, "address"_a, "timeout_s"_a)
       .def("begin_connect", &PyAgentCore::begin_connect, "address"_a, "timeout_s"_a)
+      .def("abandon_connect", &PyAgentCore::abandon_connect, "peer"_a)
       .def("disconnect", &PyAgentCore::disconnect, "peer"_a, "code"_a = static_cast<int>(Code::kPeerLost),
            "text"_a = "disconnect() was called")
       .def("peer", &PyAgentCore::peer, "peer"_a)

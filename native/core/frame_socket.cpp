@@ -8,15 +8,13 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/fork_guard.h"
-
 namespace kvxfer {
 namespace {
 
 constexpr std::size_t kReadNbytes = 64 * 1024;
 
-// Frames out of the ring at a time: one loud peer must not keep the gate.
-constexpr int kRingFrames = 64;
+// Frames of one peer in a turn: one that is loud must not keep the gate. 64 frames are answered in 0.1 ms or so.
+constexpr int kTurnFrames = 64;
 
 // Wakes a reader of a ring: a header of nothing, which no frame has.
 constexpr std::array<std::byte, wire::kHeaderNbytes> kWake{};
@@ -36,7 +34,7 @@ FrameSocket::FrameSocket(Reactor& reactor, UniqueFd fd, Owner& owner, bool conne
       connecting_(connecting),
       exact_(exact),
       local_(!exact && is_local(fd_.get())) {
-  guard_fd(fd_.get());
+  fd_.guard();
 }
 
 FrameSocket::~FrameSocket() { close(); }
@@ -62,6 +60,11 @@ void FrameSocket::send(wire::Bytes frame) {
     out_ = std::move(frame);
     out_begin_ = 0;
   } else {
+    // A reader that always leaves a byte must not keep what it has read: at most as much again is kept.
+    if (out_begin_ > out_.size() / 2) {
+      out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(out_begin_));
+      out_begin_ = 0;
+    }
     out_.insert(out_.end(), frame.begin(), frame.end());
   }
 }
@@ -103,7 +106,11 @@ void FrameSocket::flush() {
     if (sent > 0) {
       out_begin_ += static_cast<std::size_t>(sent);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      if (out_.size() - out_begin_ > kMaxUnsent) return fail("it does not read what it is sent");
+      const std::size_t left = out_.size() - out_begin_;
+      unread_.release();
+      unread_ = Charge::take(budget_, Resource::kBytes, left);
+      if (left > kMaxUnsent || !unread_)
+        return fail("it does not read what it is sent: " + std::to_string(left) + " bytes are left");
       return want(true);
     } else if (errno == EPIPE || errno == ECONNRESET) {
       // It closed. What it said before that, of why perhaps, may be unread: the reader comes to it, and to
@@ -114,7 +121,10 @@ void FrameSocket::flush() {
       return fail(std::strerror(errno));
     }
   }
-  if (fd_ && !connecting_) want(false);
+  if (fd_ && !connecting_) {
+    unread_.release();
+    want(false);
+  }
 }
 
 void FrameSocket::close() noexcept {
@@ -122,31 +132,25 @@ void FrameSocket::close() noexcept {
   if (!connecting_ && out_begin_ < out_.size())
     (void)!::send(fd_.get(), out_.data() + out_begin_, out_.size() - out_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
   reactor_.remove(fd_.get());
-  unguard_fd(fd_.get());
   fd_.reset();
 }
 
 Status FrameSocket::redial(UniqueFd fd, bool connecting) {
-  if (fd_) {
-    reactor_.remove(fd_.get());
-    unguard_fd(fd_.get());
-  }
+  if (fd_) reactor_.remove(fd_.get());
   fd_ = std::move(fd);
-  guard_fd(fd_.get());
+  fd_.guard();
   connecting_ = connecting;
   return start();
 }
 
 UniqueFd FrameSocket::release() noexcept {
   reactor_.remove(fd_.get());
-  unguard_fd(fd_.get());
   return std::move(fd_);
 }
 
 void FrameSocket::fail(const std::string& why) {
   if (!fd_) return;
   reactor_.remove(fd_.get());
-  unguard_fd(fd_.get());
   fd_.reset();
   owner_.on_closed(why);
 }
@@ -166,9 +170,10 @@ void FrameSocket::on_ready(std::uint32_t events) {
 }
 
 void FrameSocket::read() {
-  // A bounded number of reads: one loud peer must not keep the gate.
-  for (int round = 0; fd_ && round < 8; ++round) {
-    std::size_t wanted = kReadNbytes;
+  // A bounded number of reads, and none before what was read has been delivered.
+  for (int round = 0; fd_ && !has_more_ && round < 8; ++round) {
+    // Of a stranger no more than a frame of the handshake.
+    std::size_t wanted = std::min(kReadNbytes, wire::kHeaderNbytes + owner_.max_body() + wire::kMacNbytes);
     const wire::ByteSpan have(in_.data() + in_begin_, in_end_ - in_begin_);
     if (exact_) {
       const Result<wire::Header> header = wire::decode_header(have, owner_.max_body());
@@ -189,7 +194,7 @@ void FrameSocket::read() {
       return fail(why);
     }
     in_end_ += static_cast<std::size_t>(got);
-    while (fd_ && deliver()) {}
+    take_turn();
     if (static_cast<std::size_t>(got) < wanted && !exact_) return;
   }
 }
@@ -238,8 +243,20 @@ void FrameSocket::use_ring(UniqueFd fd) {
 bool FrameSocket::read_ring() {
   if (!fd_ || inbox_ == nullptr || inbox_->empty()) return false;
   bool any = false;
-  for (int i = 0; i < kRingFrames && fd_ && deliver(); ++i) any = true;
+  for (int i = 0; i < kTurnFrames && fd_ && deliver(); ++i) any = true;
   return any;
+}
+
+void FrameSocket::take_turn() {
+  for (int i = 0; i < kTurnFrames; ++i)
+    if (!fd_ || !deliver()) return;
+  has_more_ = true;
+  if (fd_) owner_.on_more();
+}
+
+void FrameSocket::read_more() {
+  has_more_ = false;
+  take_turn();
 }
 
 bool FrameSocket::fall_asleep() noexcept {

@@ -21,7 +21,8 @@ class FrameSocket final : public Reactor::Handler {
     virtual ~Owner() = default;
     virtual std::uint32_t max_body() = 0;              // of the frame that comes next
     virtual void on_frame(wire::ByteSpan frame) = 0;   // header, body, mac
-    virtual void on_connected() {}                     // where that was under way
+    virtual void on_more() {}  // it took its turn: read_more(), when others have had theirs
+    virtual void on_connected() {}  // where that was under way
     virtual void on_closed(const std::string& why) = 0;  // at most once; not after close()
   };
 
@@ -38,6 +39,8 @@ class FrameSocket final : public Reactor::Handler {
   // all that waits is sent.
   Status redial(UniqueFd fd, bool connecting);
   UniqueFd release() noexcept;  // the socket, for another owner
+  // Whom the peer's unread frames are charged to from now on.
+  void charge(std::shared_ptr<Budget> budget) { budget_ = std::move(budget); }
 
   int fd() const noexcept { return fd_.get(); }
   bool open() const noexcept { return static_cast<bool>(fd_); }
@@ -46,6 +49,7 @@ class FrameSocket final : public Reactor::Handler {
   // The peer is known: offers it a ring to write to, and uses the one that it offers. False where the
   // socket is not of one host. A peer that knows of no rings goes on as before.
   bool share_memory();
+  void read_more();
   bool read_ring();  // delivers what the ring holds; true when that was anything
   // Until wake_up() the peer says over the socket when it has written to the ring. False where
   // something is in it already: look again.
@@ -59,6 +63,7 @@ class FrameSocket final : public Reactor::Handler {
   static constexpr std::size_t kMaxUnsent = 4 * (wire::kMaxBody + 64);
 
   void read();
+  void take_turn();  // delivers what is whole, up to a bound
   ssize_t receive(std::byte* into, std::size_t nbytes);
   ssize_t transmit();
   void use_ring(UniqueFd fd);
@@ -75,14 +80,17 @@ class FrameSocket final : public Reactor::Handler {
   std::size_t in_begin_ = 0, in_end_ = 0;
   std::vector<std::byte> out_;
   std::size_t out_begin_ = 0;
+  std::shared_ptr<Budget> budget_;
+  Charge unread_;  // what was left when the socket took no more
 
   std::uint64_t num_delivered_ = 0;  // which is the number of the frame that comes next
   std::unique_ptr<RingReader> inbox_;
   std::unique_ptr<RingWriter> outbox_;
-  UniqueFd offered_;                 // the inbox's, until it has gone out
-  UniqueFd arrived_;                 // the peer's offer, until it is known who sent it
+  UniqueFd offered_;  // the inbox's, until it has gone out
+  UniqueFd arrived_;  // the peer's offer, until it is known who sent it
   wire::Bytes from_ring_;
-  bool pushed_ = false;              // since the last flush
+  bool has_more_ = false;  // was read, and waits for the next turn
+  bool pushed_ = false;  // since the last flush
 };
 
 }  // namespace kvxfer

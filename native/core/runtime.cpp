@@ -1,20 +1,23 @@
 #include "core/runtime.h"
 #include "core/pack.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <utility>
 
 #include "core/faulty_transport.h"
 #include "core/fork_guard.h"
 #include "core/pool_memory.h"
+#include "core/random.h"
 
 namespace kvxfer {
 namespace {
@@ -25,16 +28,17 @@ constexpr Time kClosingPause = 1'000'000;
 // Polls of every transport in which a caller takes what has ended at once. More are for whoever drives.
 constexpr int kEndedRounds = 16;
 
-void fill_random(std::span<std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t got = ::getrandom(bytes.data(), bytes.size(), 0);
-    if (got > 0) bytes = bytes.subspan(static_cast<std::size_t>(got));
-  }
+// After the first bytes of start() none are refused, but by a sandbox that is set up later.
+void draw(std::span<std::byte> bytes) {
+  const Status status = fill_random(bytes);
+  if (status.ok()) return;
+  std::fprintf(stderr, "kvxfer: %s\n", status.message().c_str());
+  std::abort();
 }
 
 wire::Id128 random_id() {
   wire::Id128 id;
-  fill_random(id);
+  draw(id);
   return id;
 }
 
@@ -111,6 +115,8 @@ Result<std::shared_ptr<Runtime>> Runtime::create(RuntimeOptions options) {
 
 Status Runtime::start() {
   nvtx::attach();
+  wire::Id128 drawn;
+  if (Status status = fill_random(drawn); !status.ok()) return status;
   Result<std::unique_ptr<FenceTable>> fences = FenceTable::create();
   if (!fences.ok()) return fences.status();
   fences_ = std::move(fences).value();
@@ -136,6 +142,15 @@ Status Runtime::start() {
   guard_fd(driver_bell_.fd.get());
   guard_fd(ring_.fd());
   if (Status status = reactor_.add(waker_.fd.get(), EPOLLIN, waker_); !status.ok()) return status;
+
+  // An eighth of the descriptors that the process may have, and 64 at least: each of these connections holds 4 KiB.
+  rlimit descriptors{};
+  ::getrlimit(RLIMIT_NOFILE, &descriptors);
+  Budget::Amounts of_strangers{};
+  of_strangers[static_cast<std::size_t>(Resource::kDescriptors)] =
+      std::clamp<std::uint64_t>(descriptors.rlim_cur / 8, 64, 1024);
+  strangers_ = std::make_shared<Budget>(of_strangers);
+  reserve_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 
   if (!options_.listen.empty()) {
     const Result<std::vector<TcpAddress>> resolved = TcpAddress::resolve(options_.listen);
@@ -258,8 +273,10 @@ void Runtime::close(Time timeout_ns) {
   if (thread_.joinable()) thread_.join();
   triggers_.clear();
   std::unique_lock lock(gate_);
+  listeners_due_at_ = kNever;
   for (Listener* listener : {&tcp_listener_, &unix_listener_})
     if (listener->fd) {
+      listener->rests_until = kNever;
       reactor_.remove(listener->fd.get());
       unguard_fd(listener->fd.get());
       listener->fd.reset();
@@ -459,7 +476,7 @@ void Runtime::handle(std::size_t transport, const Completion& completion, Time a
     engine_->rail_up(at, rail.session, {rail.id, rail.index, transports_[transport]->capabilities()});
     return;
   }
-  const BoundRail down = rail;
+  const BoundRail down = std::move(rail);
   unbind(transport, completion.peer);
   if (down.id != 0)
     engine_->rail_down(at, down.id, completion.detail);
@@ -489,6 +506,7 @@ void Runtime::close_session(SessionKey session) {
       connection->socket->close();
       connection->dead = true;
       sweep_ = true;
+      prove(*connection);
     }
   controls_.erase(session);
   std::vector<std::pair<std::size_t, PeerId>> rails;
@@ -536,6 +554,9 @@ std::uint32_t Runtime::checksum(const Move& move, std::uint32_t piece, Side side
 }
 
 void Runtime::emit(Event event) {
+  if (event.kind == EventKind::kPeerUp)
+    if (const auto control = controls_.find(event.peer); control != controls_.end())
+      control->second->deadline = kNever;
   if (event.kind == EventKind::kEnded) commands_.on_ended(event.handle);
   if (event.kind == EventKind::kPeerLost) {
     // Of a stranger that never became a peer there is nothing to tell a caller, only a log.
@@ -556,7 +577,7 @@ void Runtime::emit(Event event) {
   if (driver_until_ != 0) rouse_driver();  // it may be what the driver waits for, and it sleeps
 }
 
-void Runtime::random(std::span<std::byte> bytes) { fill_random(bytes); }
+void Runtime::random(std::span<std::byte> bytes) { draw(bytes); }
 
 void Runtime::log(std::string text) {
   Event event;

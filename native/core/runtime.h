@@ -11,6 +11,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -70,6 +71,8 @@ class Runtime final : private EngineHost {
 
   const std::string& address() const noexcept { return address_; }
   const wire::Identity& identity() const noexcept { return self_; }
+  // What connections hold that have proved nothing.
+  Budget strangers();
   CompletionRing& ring() noexcept { return ring_; }
   int gpu() const noexcept { return options_.gpus.empty() ? -1 : options_.gpus.front().device; }
 
@@ -99,6 +102,8 @@ class Runtime final : private EngineHost {
   // what it has under way.
   void cancel(const Handle& handle);
   Result<SessionKey> begin_connect(const std::string& address, Time timeout_ns);
+  // For a caller that waits no longer: ends the session at both ends, unless the peer is connected already.
+  void abandon_connect(SessionKey session);
 
   // Posts a transfer of which only so many layers go as the trigger says, which is kept until the transfer has
   // ended. Everything else is as if it did not wait.
@@ -152,10 +157,13 @@ class Runtime final : private EngineHost {
  private:
   enum class ConnectionKind : std::uint8_t { kFresh, kControl, kRail };
   // A socket until it is a session's control connection, or a transport's.
+  struct Connection;
+  using Connections = std::list<Connection*>;
   struct Connection final : FrameSocket::Owner {
     explicit Connection(Runtime& owner) : runtime(owner) {}
     std::uint32_t max_body() override;
     void on_frame(wire::ByteSpan frame) override;
+    void on_more() override { runtime.unread_.push_back(this); }
     void on_connected() override;
     void on_closed(const std::string& why) override;
     Runtime& runtime;
@@ -163,6 +171,7 @@ class Runtime final : private EngineHost {
     std::unique_ptr<FrameSocket> socket;
     SessionKey session = 0;
     bool accepted = false, was_open = false, dead = false;
+    std::optional<Connections::iterator> unproved;  // its place among those, until it proves something
     bool tried_memory = false;  // share_memory has had its say
     Time deadline = kNever;
     std::string address;  // an initiator's, or who was accepted
@@ -175,6 +184,7 @@ class Runtime final : private EngineHost {
     Runtime* runtime = nullptr;
     UniqueFd fd;
     bool tcp = false;
+    Time pause_ns = 0, rests_until = kNever;  // while no descriptor is left for those who call
     void on_ready(std::uint32_t events) override;
   };
   struct Waker final : Reactor::Handler {
@@ -185,6 +195,8 @@ class Runtime final : private EngineHost {
     SessionKey session = 0;
     std::uint16_t index = 0;
     RailId id = 0;  // 0 until it is up
+    Time due_at = kNever;  // when it is to be up
+    Charge descriptor;  // its socket's
   };
   struct RailPlace {
     std::size_t transport = 0;
@@ -266,6 +278,12 @@ class Runtime final : private EngineHost {
 
   // runtime_sockets.cpp
   void accept_all(Listener& listener);
+  void take_in(UniqueFd fd);
+  void prove(Connection& connection);  // it is no stranger any more, or gone
+  bool close_oldest_stranger();
+  void rest(Listener& listener, int error);
+  void wake_listeners(Time now);  // whose rest is over
+  void expire_rails(Time now);  // that did not come up in time
   void on_first_frame(Connection& connection, wire::ByteSpan frame);
   void on_rail_hello(Connection& connection, const wire::RailHello& hello);
   void on_rail_welcome(Connection& connection, wire::ByteSpan frame);
@@ -274,13 +292,14 @@ class Runtime final : private EngineHost {
   static Status unreachable(const Connection& connection);
   bool dial_rail(SessionKey session, std::size_t transport, std::uint16_t rail, const Connection& control,
                  std::string& why);
-  void hand_over(Connection& connection, bool initiator);
+  void hand_over(Connection& connection, bool initiator, Charge descriptor);
   void drop(Connection& connection, const std::string& why);
-  void share_memory(Connection& connection);
+  void on_handshake(Connection& connection);  // proves the peer, or goes on
   bool is_open_to_others() const noexcept { return !options_.secret.empty(); }
   bool hands_out_memory(std::size_t transport) const;
   // May the process at the other end of this socket be a peer, and may it have memory of ours?
   Status check_user(int socket, bool shares_memory) const;
+  bool read_unread();  // of those who have had their turn; true where there are any
   bool read_rings();  // wakes them, too; true when a frame was in one
   // Before somebody sleeps on the reactor: peers are to say over the socket when they have written to
   // a ring. False where something is in one already.
@@ -315,7 +334,14 @@ class Runtime final : private EngineHost {
   std::unordered_map<WorkId, nvtx::Range> ranges_;  // of posted works, where a tool listens
   std::vector<Completion> completions_{64};  // of one transport in one round; kept, making them costs
   std::map<RegionId, std::string> leaving_;  // deregistered, and nobody has heard yet that its memory is free
-  std::size_t num_fresh_ = 0;
+  // Connections that have proved nothing yet, the oldest first: they share one budget.
+  Connections unproved_;
+  std::shared_ptr<Budget> strangers_;
+  UniqueFd reserve_;  // a descriptor to turn callers away with where none is left
+  Time listeners_due_at_ = kNever;
+  bool short_of_descriptors_ = false;  // since somebody could be accepted
+  // Rails that transports have, in the order in which they are due to be up.
+  std::deque<std::pair<Time, std::pair<std::size_t, PeerId>>> rails_due_;
   Time connections_due_at_ = kNever;  // no deadline of theirs is earlier
   std::vector<SessionKey> unsent_;  // sessions whose control socket has something to send
   bool sweep_ = false;  // some connection is dead
@@ -323,6 +349,7 @@ class Runtime final : private EngineHost {
   std::atomic<bool> serves_{false};  // those are all that there are
   std::atomic<Time> thread_serves_until_{0};
   bool rings_sleep_ = false;
+  std::vector<Connection*> unread_;  // they have had a turn, and have more to say
   int rounds_without_sockets_ = 0;
   Time looked_at_ = 0;  // at the sockets, for a caller who polls
   bool sockets_quiet_ = false;  // nothing was there at the last look

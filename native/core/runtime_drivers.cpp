@@ -62,7 +62,10 @@ bool Runtime::moving() const {
 
 bool Runtime::busy() const { return engine_->wants_pump() || moving(); }
 
-Time Runtime::next_deadline() const { return std::min(engine_->next_deadline(), connections_due_at_); }
+Time Runtime::next_deadline() const {
+  return std::min({engine_->next_deadline(), connections_due_at_, listeners_due_at_,
+                   rails_due_.empty() ? kNever : rails_due_.front().first});
+}
 
 void Runtime::run() {
   // Else the kernel lets a sleep of microseconds last for 50 more. Of this thread alone.
@@ -148,6 +151,8 @@ bool Runtime::judge(Time at) {
   more = move(at) || more;
   engine_->on_time(at);
   expire_connections(at);
+  expire_rails(at);
+  wake_listeners(at);
   return more;
 }
 
@@ -174,7 +179,9 @@ void Runtime::flush_sockets() {
   unsent_.clear();
   if (!sweep_) return;
   sweep_ = false;
+  std::erase_if(unread_, [](const Connection* connection) { return connection->dead; });
   std::erase_if(connections_, [](const auto& connection) { return connection->dead; });
+  if (listeners_due_at_ != kNever) wake_listeners(kNever - 1);  // descriptors are free again
 }
 
 void Runtime::notify_waiting() {

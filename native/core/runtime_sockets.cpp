@@ -1,9 +1,12 @@
 // Connections, from the first byte to an authenticated session or a transport's rail.
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 
 #include "core/runtime.h"
@@ -11,12 +14,22 @@
 namespace kvxfer {
 namespace {
 
-// Strangers that may be shaking hands at a time; the oldest gives way.
-constexpr std::size_t kMaxFresh = 64;
+// Callers that are taken in before others have their turn: each costs 20 us or so.
+constexpr int kAcceptsInTurn = 16;
+
+// While no descriptor is left: a listener looks again after so long, and each time after twice as long. Descriptors
+// that sessions give back end it at once.
+constexpr Time kFirstRest = 10'000'000, kLongestRest = 1'000'000'000;
+
+bool is_shortage(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
 
 // A unix name beside the peer's port is worth trying for rails between processes of one host.
 bool is_of_one_host(const TransportKind& kind) { return kind.reach == Reach::kHost; }
 bool shares_memory(const TransportKind& kind) { return kind.shares_memory; }
+
+std::string in_words(Time duration_ns) { return std::to_string(duration_ns / 1'000'000) + " ms"; }
 
 bool has(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -29,27 +42,90 @@ bool has(const std::vector<std::string>& names, std::string_view name) {
 void Runtime::Listener::on_ready(std::uint32_t) { runtime->accept_all(*this); }
 
 void Runtime::accept_all(Listener& listener) {
-  for (int i = 0; i < 16; ++i) {
-    UniqueFd fd = accept_from(listener.fd.get());
-    if (!fd) return;
-    if (Status status = check_user(fd.get(), false); !status.ok()) {
-      log("refused a connection: " + status.message());
-      continue;
+  for (int i = 0; i < kAcceptsInTurn; ++i) {
+    int error = 0;
+    UniqueFd fd = accept_from(listener.fd.get(), error);
+    if (fd) {
+      listener.pause_ns = 0;
+      short_of_descriptors_ = false;
+      if (Status status = check_user(fd.get(), false); !status.ok())
+        log("refused a connection: " + status.message());
+      else
+        take_in(std::move(fd));
+    } else if (error == 0) {
+      return;
+    } else if (is_shortage(error) && !close_oldest_stranger()) {
+      return rest(listener, error);
     }
-    if (num_fresh_ >= kMaxFresh) {
-      auto oldest = std::find_if(connections_.begin(), connections_.end(),
-                                 [](const auto& c) { return c->kind == ConnectionKind::kFresh && !c->dead; });
-      if (oldest != connections_.end()) drop(**oldest, "too many others are shaking hands");
-    }
-    auto connection = std::make_unique<Connection>(*this);
-    connection->accepted = true;
-    connection->address = peer_in_words(fd.get());
-    expect_by(*connection, now() + options_.handshake_ns);
-    connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), *connection, false, false);
-    if (!connection->socket->start().ok()) continue;
-    ++num_fresh_;
-    connections_.push_back(std::move(connection));
   }
+}
+
+void Runtime::take_in(UniqueFd fd) {
+  while (!strangers_->take(Resource::kDescriptors, 1))
+    if (!close_oldest_stranger()) return;
+  auto connection = std::make_unique<Connection>(*this);
+  connection->accepted = true;
+  connection->address = peer_in_words(fd.get());
+  connection->unproved = unproved_.insert(unproved_.end(), connection.get());
+  expect_by(*connection, now() + options_.handshake_ns);
+  connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), *connection, false, false);
+  if (connection->socket->start().ok())
+    connections_.push_back(std::move(connection));
+  else
+    prove(*connection);
+}
+
+void Runtime::prove(Connection& connection) {
+  if (!connection.unproved) return;
+  unproved_.erase(*connection.unproved);
+  connection.unproved.reset();
+  strangers_->give_back(Resource::kDescriptors, 1);
+}
+
+// Nobody is refused for where he calls from: behind one address there may be many.
+bool Runtime::close_oldest_stranger() {
+  if (unproved_.empty()) return false;
+  Connection& oldest = *unproved_.front();
+  const std::string why = "too many others are shaking hands: of strangers the oldest gives way";
+  if (oldest.kind == ConnectionKind::kFresh)
+    drop(oldest, why);
+  else
+    engine_->end_session(now(), oldest.session, Code::kExhausted, why);
+  prove(oldest);
+  return true;
+}
+
+void Runtime::rest(Listener& listener, int error) {
+  // Who has waited longest is turned away at once, and not when its time is over.
+  reserve_.reset();
+  int ignored = 0;
+  accept_from(listener.fd.get(), ignored).reset();
+  reserve_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  reactor_.remove(listener.fd.get());
+  listener.pause_ns = std::clamp(2 * listener.pause_ns, kFirstRest, kLongestRest);
+  listener.rests_until = now() + listener.pause_ns;
+  listeners_due_at_ = std::min(listeners_due_at_, listener.rests_until);
+  if (!std::exchange(short_of_descriptors_, true))
+    log(std::string("nobody can be accepted (") + std::strerror(error) +
+        "): no descriptor is left; raise ulimit -n. Sessions that are open go on, and listening does when "
+        "one is free");
+}
+
+void Runtime::wake_listeners(Time at) {
+  if (at < listeners_due_at_) return;
+  listeners_due_at_ = kNever;
+  for (Listener* listener : {&tcp_listener_, &unix_listener_}) {
+    if (at >= listener->rests_until && reactor_.add(listener->fd.get(), EPOLLIN, *listener).ok())
+      listener->rests_until = kNever;
+    else if (listener->rests_until != kNever)
+      listener->rests_until = std::max(listener->rests_until, at + listener->pause_ns);
+    listeners_due_at_ = std::min(listeners_due_at_, listener->rests_until);
+  }
+}
+
+Budget Runtime::strangers() {
+  const std::lock_guard lock(gate_);
+  return *strangers_;
 }
 
 std::uint32_t Runtime::Connection::max_body() {
@@ -62,7 +138,7 @@ void Runtime::Connection::on_frame(wire::ByteSpan frame) {
     case ConnectionKind::kFresh: runtime.on_first_frame(*this, frame); break;
     case ConnectionKind::kControl:
       runtime.engine_->on_frame(Runtime::now(), session, frame);
-      if (!tried_memory) runtime.share_memory(*this);
+      if (!tried_memory) runtime.on_handshake(*this);
       break;
     case ConnectionKind::kRail: runtime.on_rail_welcome(*this, frame); break;
   }
@@ -117,17 +193,26 @@ Status Runtime::check_user(int socket, bool shares_memory) const {
 }
 
 // Control frames go through memory as soon as both ends have proved who they are.
-void Runtime::share_memory(Connection& connection) {
+void Runtime::on_handshake(Connection& connection) {
   const Session* session = connection.dead ? nullptr : engine_->session(connection.session);
   if (session == nullptr || session->state() != SessionState::kOpen) return;
+  prove(connection);
+  connection.socket->charge(engine_->budget(connection.session));
   connection.tried_memory = true;
   if (uses(shares_memory) && check_user(connection.socket->fd(), true).ok() &&
       connection.socket->share_memory())
     sharing_.push_back(connection.session);
 }
 
+bool Runtime::read_unread() {
+  const std::vector<Connection*> turns = std::exchange(unread_, {});
+  for (Connection* connection : turns)
+    if (!connection->dead) connection->socket->read_more();
+  return !turns.empty();
+}
+
 bool Runtime::read_rings() {
-  bool more = false;
+  bool more = !unread_.empty() && read_unread();
   for (std::size_t i = 0; i < sharing_.size();) {  // by index: a frame may end sessions
     const auto control = controls_.find(sharing_[i]);
     if (control == controls_.end()) {
@@ -145,6 +230,7 @@ bool Runtime::read_rings() {
 }
 
 bool Runtime::rest_rings() {
+  if (!unread_.empty()) return false;
   if (rings_sleep_) return true;
   rings_sleep_ = true;
   bool quiet = true;
@@ -158,10 +244,9 @@ void Runtime::drop(Connection& connection, const std::string& why) {
   if (connection.dead) return;
   connection.dead = true;
   sweep_ = true;
-  if (connection.kind == ConnectionKind::kFresh) {
-    --num_fresh_;
-    if (!why.empty()) log("closed a connection from " + connection.address + ": " + why);
-  }
+  prove(connection);
+  if (connection.kind == ConnectionKind::kFresh && !why.empty())
+    log("closed a connection from " + connection.address + ": " + why);
   connection.socket->close();
 }
 
@@ -189,12 +274,15 @@ void Runtime::expire_connections(Time at) {
     } else if (connection->kind == ConnectionKind::kControl) {
       const std::string& tried = connection->dialling.tried();
       engine_->end_session(at, connection->session, Code::kUnreachable,
-                           "no answer from " + connection->address + " within the time to connect" +
+                           (connection->was_open ? "no rail to " + connection->address + " came up"
+                                                 : "no answer from " + connection->address) +
+                               " within the time to connect (connect_timeout_s)" +
                                (tried.empty() ? "" : ", after " + tried));
     } else if (connection->kind == ConnectionKind::kRail) {
-      connection->on_closed("no answer in time");
+      connection->on_closed("no answer within " + in_words(options_.handshake_ns) + " (handshake_timeout_s)");
     } else {
-      drop(*connection, "it did not say who it is in time");
+      drop(*connection,
+           "it did not say who it is within " + in_words(options_.handshake_ns) + " (handshake_timeout_s)");
     }
   }
 }
@@ -204,7 +292,6 @@ void Runtime::on_first_frame(Connection& connection, wire::ByteSpan frame) {
   if (!header.ok()) return drop(connection, header.status().message());
   if (header.value().type == wire::FrameType::kHello) {
     connection.kind = ConnectionKind::kControl;
-    --num_fresh_;
     connection.deadline = kNever;  // the session has its own
     connection.session = engine_->add_session(now(), SessionRole::kAcceptor);
     controls_[connection.session] = &connection;
@@ -243,25 +330,58 @@ void Runtime::on_rail_hello(Connection& connection, const wire::RailHello& hello
     return drop(connection, "RAIL_HELLO for " + hello.transport + ": " + status.message());
   if (!session->verify_rail_hello(hello))
     return drop(connection, "RAIL_HELLO whose proof is wrong or was used before");
+  const std::shared_ptr<Budget> budget = engine_->budget(key);
+  Charge descriptor = Charge::take(budget, Resource::kDescriptors, 1);
+  if (!descriptor)
+    return drop(connection, "a rail more of peer '" + session->peer().name +
+                                "': " + budget->in_words(Resource::kDescriptors));
   connection.socket->send(session->rail_welcome(hello.rail));
   connection.socket->flush();
   if (!connection.socket->open()) return;
   connection.session = key;
   connection.transport = best;
   connection.rail = hello.rail;
-  hand_over(connection, false);
+  hand_over(connection, false, std::move(descriptor));
 }
 
 // The socket goes to its transport; what is left of the connection is swept up.
-void Runtime::hand_over(Connection& connection, bool initiator) {
+void Runtime::hand_over(Connection& connection, bool initiator, Charge descriptor) {
   const std::string name = engine_->session(connection.session)->peer().name;
   Result<PeerId> peer = transports_[connection.transport]->connect(
       connection.socket->release(), {initiator, connection.rail, name, engine_->budget(connection.session)});
-  if (peer.ok())
-    bound_[{connection.transport, peer.value()}] = {connection.session, connection.rail, 0};
-  else
+  if (peer.ok()) {
+    const Time due_at = now() + options_.handshake_ns;
+    bound_[{connection.transport, peer.value()}] = {connection.session, connection.rail, 0, due_at,
+                                                    std::move(descriptor)};
+    rails_due_.push_back({due_at, {connection.transport, peer.value()}});
+  } else
     failed_rails_.emplace_back(connection.session, peer.status().message());
   drop(connection, "");
+}
+
+// A peer may withhold what its end of a rail has to say first; whoever connects waits for the rails.
+void Runtime::expire_rails(Time at) {
+  while (!rails_due_.empty() && rails_due_.front().first <= at) {
+    const auto [due_at, place] = rails_due_.front();
+    rails_due_.pop_front();
+    const auto found = bound_.find(place);
+    // It is up, or gone and its number is another rail's.
+    if (found == bound_.end() || found->second.id != 0 || found->second.due_at != due_at) continue;
+    const SessionKey session = found->second.session;
+    const std::string name(transports_[place.first]->capabilities().name);
+    const std::string rail = name + " rail " + std::to_string(found->second.index);
+    unbind(place.first, place.second);
+    engine_->rail_failed(at, session,
+                         rail + ": the peer's end was not ready within " + in_words(options_.handshake_ns) +
+                             " (handshake_timeout_s)");
+  }
+}
+
+void Runtime::abandon_connect(SessionKey session) {
+  const CallerTurn turn(*this);
+  const std::optional<PeerView> view = engine_->peer(session);
+  if (view && view->state == "connecting")
+    engine_->end_session(turn.now, session, Code::kCancelled, "connecting was given up by its caller");
 }
 
 // ---- dialling -----------------------------------------------------------------------------------
@@ -320,7 +440,6 @@ std::uint32_t Runtime::session_open(SessionKey key) {
   Connection& control = *controls_.at(key);
   control.was_open = true;
   if (control.accepted) return 0;
-  control.deadline = kNever;
   const wire::Identity& peer = engine_->session(key)->peer();
   std::uint32_t started = 0;
   std::uint16_t index = 0;
@@ -410,7 +529,12 @@ void Runtime::on_rail_welcome(Connection& connection, wire::ByteSpan frame) {
         wire::decode(header.value(), frame.subspan(wire::kHeaderNbytes, header.value().body_nbytes));
     if (message.ok())
       if (const auto* welcome = std::get_if<wire::RailWelcome>(&message.value()))
-        if (session->verify_rail_welcome(connection.rail, *welcome)) return hand_over(connection, true);
+        if (session->verify_rail_welcome(connection.rail, *welcome)) {
+          const std::shared_ptr<Budget> budget = engine_->budget(connection.session);
+          Charge descriptor = Charge::take(budget, Resource::kDescriptors, 1);
+          if (!descriptor) return connection.on_closed(budget->in_words(Resource::kDescriptors));
+          return hand_over(connection, true, std::move(descriptor));
+        }
   }
   connection.on_closed("the peer did not prove that the rail is its own");
 }

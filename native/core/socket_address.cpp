@@ -164,8 +164,9 @@ std::optional<uid_t> peer_user(int fd) {
   return peer.uid;
 }
 
-UniqueFd accept_from(int listener) {
+UniqueFd accept_from(int listener, int& error) {
   UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  error = fd || errno == EAGAIN || errno == EWOULDBLOCK ? 0 : errno;
   if (fd) {
     const int one = 1;
     ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);  // fails on unix sockets, rightly

@@ -38,7 +38,8 @@ std::string name_beside(const std::string& tcp_address);
 UniqueFd dial_beside(const TcpAddress& address);
 // The user of the process that connected, or that listens where we connected; none of what is no unix socket.
 std::optional<uid_t> peer_user(int fd);
-UniqueFd accept_from(int listener);  // empty: nobody waits
+// Empty: nobody waits (`error` is 0 then), or it cannot be.
+UniqueFd accept_from(int listener, int& error);
 std::string peer_in_words(int fd);   // "127.0.0.1:4711", "a process of this host"
 
 }  // namespace kvxfer

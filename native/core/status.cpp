@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <system_error>
+#include <utility>
 
+#include "core/fork_guard.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {
@@ -48,7 +50,19 @@ Status Status::from_errno(std::string_view what, int error) {
                                    " (errno " + std::to_string(error) + ")");
 }
 
+void UniqueFd::guard() noexcept {
+  if (fd_ < 0 || guarded_) return;
+  guard_fd(fd_);
+  guarded_ = true;
+}
+
+int UniqueFd::release() noexcept {
+  if (std::exchange(guarded_, false)) unguard_fd(fd_);
+  return std::exchange(fd_, -1);
+}
+
 void UniqueFd::reset(int fd) noexcept {
+  if (std::exchange(guarded_, false)) unguard_fd(fd_);
   const int old = std::exchange(fd_, fd);
   // EINTR is not tried again: Linux has released the number by then, and another thread may hold it.
   if (old >= 0 && old != fd) ::close(old);

@@ -2,6 +2,7 @@
 #include "core/frame_ring.h"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -201,6 +202,7 @@ struct End final : FrameSocket::Owner {
   }
   std::uint32_t max_body() override { return wire::kMaxBody; }
   void on_frame(wire::ByteSpan frame) override { frames.emplace_back(frame.begin(), frame.end()); }
+  void on_more() override { has_more = true; }
   void on_closed(const std::string& why) override { closed = why; }
   void say(wire::Bytes frame) {
     socket->send(std::move(frame));
@@ -209,6 +211,7 @@ struct End final : FrameSocket::Owner {
   std::unique_ptr<FrameSocket> socket;
   std::vector<wire::Bytes> frames;
   std::string closed;
+  bool has_more = false;
 };
 
 struct Ends {
@@ -296,9 +299,61 @@ TEST(a_peer_that_offers_no_ring_gets_everything_over_the_socket) {
   CHECK(ends.a->socket->share_memory());  // b never does, and knows nothing of it
   for (std::uint64_t i = 0; i < 100; ++i) ends.a->say(frame_of(i));
   for (std::uint64_t i = 0; i < 100; ++i) ends.b->say(frame_of(i));
-  while (ends.reactor.run()) {}
+  for (bool any = true; any;) {
+    any = ends.reactor.run();
+    for (End* end : {ends.a.get(), ends.b.get()}) {
+      const std::size_t had = end->frames.size();
+      if (!std::exchange(end->has_more, false)) continue;
+      end->socket->read_more();
+      CHECK(end->frames.size() - had <= 64);  // others have their turn
+      any = true;
+    }
+  }
   CHECK_EQ(ends.a->frames.size(), 100u);
   CHECK_EQ(ends.b->frames.size(), 100u);
+}
+
+// What is allocated, also where the allocator asks the kernel for each block.
+std::size_t allocated_nbytes() {
+  const struct mallinfo2 found = ::mallinfo2();
+  return found.uordblks + found.hblkhd;
+}
+
+TEST(a_reader_that_always_leaves_something_does_not_keep_what_it_has_read) {
+  std::array<int, 2> fds{};
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds.data()) == 0);
+  EpollReactor reactor;
+  End writer(reactor, UniqueFd(fds[0]));
+  const UniqueFd reader(fds[1]);
+  const auto budget = std::make_shared<Budget>(Budget::Amounts{std::uint64_t{64} << 20, 0, 0, 0, 0});
+  writer.socket->charge(budget);
+  wire::Bytes frame(64 * 1024), read(frame.size());
+  for (int i = 0; i < 32; ++i) writer.say(frame);  // more than the kernel takes
+  const std::uint64_t unread = budget->used(Resource::kBytes);
+  REQUIRE(unread > 0);
+  const std::size_t before = allocated_nbytes();
+  for (int i = 0; i < 1000; ++i) {
+    REQUIRE(::recv(reader.get(), read.data(), read.size(), MSG_WAITALL) == static_cast<ssize_t>(read.size()));
+    writer.say(frame);
+  }
+  CHECK(writer.socket->open());
+  CHECK(budget->used(Resource::kBytes) <= unread + 2 * frame.size());
+  CHECK(allocated_nbytes() < before + (8u << 20));  // of 64 MiB that went through
+  // Read to the end, nothing is charged.
+  while (::recv(reader.get(), read.data(), read.size(), MSG_DONTWAIT) > 0) writer.socket->flush();
+  CHECK_EQ(budget->used(Resource::kBytes), 0u);
+}
+
+TEST(what_a_peer_does_not_read_is_bounded_by_its_budget) {
+  std::array<int, 2> fds{};
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM, 0, fds.data()) == 0);
+  EpollReactor reactor;
+  End writer(reactor, UniqueFd(fds[0]));
+  const UniqueFd reader(fds[1]);
+  writer.socket->charge(std::make_shared<Budget>(Budget::Amounts{std::uint64_t{1} << 20, 0, 0, 0, 0}));
+  const wire::Bytes frame(64 * 1024);
+  for (int i = 0; i < 64 && writer.socket->open(); ++i) writer.say(frame);
+  CHECK(writer.closed.find("does not read") != std::string::npos);
 }
 
 }  // namespace

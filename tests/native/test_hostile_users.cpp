@@ -93,7 +93,8 @@ TEST(who_comes_in_and_who_is_handed_memory) {
 // Listens under an abstract name, and says what it was told by who came within a moment after "look".
 std::string squat(const std::string& name, UniqueFd& listener) {
   if (name == "look") {
-    UniqueFd fd = accept_from(listener.get());
+    int error = 0;
+    UniqueFd fd = accept_from(listener.get(), error);
     if (!fd) return "nobody came";
     Wire wire(std::move(fd));
     wire::Bytes words;
@@ -117,7 +118,8 @@ struct Listening {
   Wire accept() {
     pollfd set{fd.get(), POLLIN, 0};
     REQUIRE(::poll(&set, 1, static_cast<int>(kBound / 1'000'000)) == 1);
-    return Wire(accept_from(fd.get()));
+    int error = 0;
+    return Wire(accept_from(fd.get(), error));
   }
   UniqueFd fd;
   std::string address;

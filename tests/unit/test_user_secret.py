@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kvxfer.doctor import access
 from kvxfer.errors import UsageError
-from kvxfer.user_secret import folder, user_secret
+from kvxfer.user_secret import folder, look_up, user_secret
 
 
 @pytest.fixture
@@ -24,7 +25,10 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_it_is_made_once_and_for_this_user_alone(home: Path) -> None:
     assert folder() == home
+    assert look_up() is None
+    assert not home.exists(), "looking makes nothing"
     secret = user_secret()
+    assert look_up() == secret
     assert len(secret) == 64
     assert user_secret() == secret
     assert stat.S_IMODE((home / "secret").stat().st_mode) == 0o600
@@ -98,3 +102,23 @@ def test_what_another_user_may_know_is_refused_in_words(home: Path, how: str, wo
     assert caught.value.code == "invalid-argument"
     assert str(home) in str(caught.value)
     assert "KVXFER_SECRET_FILE" in str(caught.value)
+
+
+def _access() -> dict[str, str]:
+    return {finding.name: f"{finding.state}: {finding.found}" for finding in access.examine(Path("/"))}
+
+
+def test_doctor_says_who_may_connect_and_who_can_read_what(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KVXFER_SECRET_FILE", raising=False)
+    monkeypatch.delenv("KVXFER_SECRET", raising=False)
+    assert _access()["who may connect"].startswith(f"good: processes of user {os.geteuid()} on this host")
+    assert not home.exists(), "the doctor changes nothing"
+    user_secret()
+    (home / "secret").chmod(0o644)
+    assert "others may read" in _access()["who may connect"]
+    (home / "secret").unlink()
+    monkeypatch.setenv("KVXFER_SECRET", "0123456789abcdef")
+    assert "whoever knows the secret of KVXFER_SECRET," in _access()["who may connect"]
+    assert "read leased pages alone" in _access()["who can read every page"]

@@ -40,19 +40,27 @@ class UniqueFd {
  public:
   UniqueFd() = default;
   explicit UniqueFd(int fd) noexcept : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
+  UniqueFd(UniqueFd&& other) noexcept
+      : fd_(std::exchange(other.fd_, -1)), guarded_(std::exchange(other.guarded_, false)) {}
   UniqueFd& operator=(UniqueFd&& other) noexcept {
-    reset(other.release());
+    if (this == &other) return *this;
+    reset();
+    fd_ = std::exchange(other.fd_, -1);
+    guarded_ = std::exchange(other.guarded_, false);
     return *this;
   }
   ~UniqueFd() { reset(); }
   int get() const noexcept { return fd_; }
   explicit operator bool() const noexcept { return fd_ >= 0; }
-  int release() noexcept { return std::exchange(fd_, -1); }
+  int release() noexcept;
   void reset(int fd = -1) noexcept;
+  // Closes it in processes forked from now on, wherever it is moved to: a socket's copy there would hide our death
+  // from its peer.
+  void guard() noexcept;
 
  private:
   int fd_ = -1;
+  bool guarded_ = false;
 };
 
 // Readiness of descriptors, level-triggered. The core's epoll implements it; a test may use its own.

@@ -1,0 +1,291 @@
+// Strangers, and peers that hold what is scarce: connections, descriptors, and the time of those who connect.
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <string>
+#include <vector>
+
+#include "hostile_peer.h"
+
+namespace hostile {
+namespace {
+
+std::uint64_t used(const Budget& budget) { return budget.used(Resource::kDescriptors); }
+std::uint64_t limit(const Budget& budget) { return budget.limit(Resource::kDescriptors); }
+
+TEST(strangers_share_a_budget_and_the_oldest_gives_way) {
+  Scene scene;
+  Runtime& victim = *scene.victim.runtime;
+  const std::uint64_t most = limit(victim.strangers());
+  REQUIRE(most >= 64);
+  // Half of them say nothing, half say HELLO and no PROOF.
+  std::vector<Wire> silent;
+  std::vector<std::unique_ptr<Peer>> unproved;
+  for (std::uint64_t i = 0; i < most; ++i) {
+    silent.push_back(dial(victim.address(), i % 2 == 0 ? Over::kUnix : Over::kTcp));
+    unproved.push_back(std::make_unique<Peer>(victim.address()));
+    unproved.back()->flush();
+    REQUIRE(await([&] { return used(victim.strangers()) > 0; }));
+    CHECK(used(victim.strangers()) <= most);
+  }
+  // As many as there is room for are left, and they are the newest.
+  CHECK(silent.front().hears_the_end());
+  CHECK(unproved.front()->control.hears_the_end());
+  CHECK(await([&] { return used(victim.strangers()) == most; }));
+  // Whoever proves itself comes in, and does not count any more.
+  Peer newest(victim.address());
+  CHECK(newest.shake_hands());
+  CHECK(used(victim.strangers()) <= most);
+  CHECK(unproved.back()->shake_hands());
+  CHECK(scene.friend_is_served());
+  CHECK(scene.friend_is_there());
+  silent.clear();
+  unproved.clear();
+  CHECK(await([&] { return used(victim.strangers()) == 0; }));
+  CHECK(victim.longest_hold_ns() < 20'000'000);
+}
+
+TEST(rails_of_one_session_are_bounded_and_visible) {
+  Scene scene;
+  Runtime& victim = *scene.victim.runtime;
+  Peer peer(victim.address());
+  REQUIRE(peer.shake_hands());
+  std::vector<Wire> rails;
+  std::uint16_t index = 0;
+  while (index < 1004) {
+    auto rail = peer.open_rail(index++, "unix");
+    if (!rail) break;
+    rails.push_back(std::move(*rail));
+  }
+  CHECK(rails.size() >= 64);
+  CHECK(rails.size() <= 128);
+  CHECK(logs(victim, "a rail more of peer 'mallory': it may hold 128 descriptors here, and holds 128"));
+  CHECK(scene.friend_is_served());
+  CHECK(scene.friend_is_there());
+}
+
+// Takes every descriptor that this process may still have.
+struct Shortage {
+  Shortage() {
+    ::getrlimit(RLIMIT_NOFILE, &before);
+    rlimit few = before;
+    few.rlim_cur = static_cast<rlim_t>(num_descriptors() + 64);
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    for (;;) {
+      UniqueFd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+      if (!fd) return;
+      taken.push_back(std::move(fd));
+    }
+  }
+  ~Shortage() { ::setrlimit(RLIMIT_NOFILE, &before); }
+  rlimit before{};
+  std::vector<UniqueFd> taken;
+};
+
+std::int64_t processor_time_ns() {
+  timespec time;
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+TEST(without_descriptors_the_listener_rests_and_sessions_go_on) {
+  Scene scene;
+  Runtime& victim = *scene.victim.runtime;
+  const auto where = TcpAddress::resolve(victim.address());
+  REQUIRE_OK(where);
+  // Sockets that exist before the shortage, since the callers live in this process.
+  std::vector<UniqueFd> callers;
+  for (int i = 0; i < 8; ++i) callers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  std::optional<Shortage> shortage(std::in_place);
+  for (UniqueFd& caller : callers)
+    REQUIRE(::connect(caller.get(), reinterpret_cast<const sockaddr*>(where.value().front().storage.data()),
+                      static_cast<socklen_t>(where.value().front().storage.size())) == 0);
+  std::size_t num_words = 0;
+  REQUIRE(await([&] {
+    for (const std::string& line : log_of(victim))
+      num_words += line.find("no descriptor is left") != std::string::npos ? 1 : 0;
+    return num_words != 0;
+  }));
+  const std::int64_t before = processor_time_ns();
+  for (int i = 0; i < 20; ++i) CHECK(scene.friend_is_served());
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  for (const std::string& line : log_of(victim))
+    num_words += line.find("no descriptor is left") != std::string::npos ? 1 : 0;
+  CHECK_EQ(num_words, 1u);
+  // A listener that spins takes all of the 300 ms.
+  CHECK(processor_time_ns() - before < 150'000'000);
+  callers.clear();
+  shortage.reset();
+  Peer late(victim.address());
+  CHECK(late.shake_hands());
+  CHECK(scene.friend_is_there());
+}
+
+// A peer that is called, on a TCP and a unix listener of its own.
+struct Called {
+  Called() {
+    const auto where = TcpAddress::resolve("tcp://127.0.0.1:0");
+    REQUIRE_OK(where);
+    auto tcp_listening = listen_tcp(where.value().front());
+    REQUIRE_OK(tcp_listening);
+    tcp = std::move(tcp_listening).value();
+    address = listening_address(tcp.get()).value();
+    name = "kvxfer-called-" + address.substr(6);
+    auto unix_listening = listen_unix(name);
+    REQUIRE_OK(unix_listening);
+    local = std::move(unix_listening).value();
+  }
+  static Wire accept(const UniqueFd& listener) {
+    pollfd set{listener.get(), POLLIN, 0};
+    REQUIRE(::poll(&set, 1, static_cast<int>(kBound / 1'000'000)) == 1);
+    int error = 0;
+    return Wire(accept_from(listener.get(), error));
+  }
+  UniqueFd tcp, local;
+  std::string address, name;
+};
+
+std::string why_lost(Runtime& runtime, SessionKey key) {
+  std::optional<PeerView> view;
+  REQUIRE(await([&] {
+    view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(key); });
+    return view && view->state == "lost";
+  }));
+  return view->reason.message();
+}
+
+TEST(a_connect_ends_though_the_peer_withholds_something) {
+  struct Case {
+    const char* withheld;
+    Time handshake_ns, connect_ns;
+    const char* words;
+  };
+  const Case cases[] = {
+      {"the end of its regions", kBound, kSecond / 2, "connect_timeout_s"},
+      {"its welcome", kSecond / 2, kBound, "handshake_timeout_s"},
+      {"its rail's hello", kSecond / 2, kBound, "handshake_timeout_s"},
+      {"its rail's hello", kBound, kSecond / 2, "connect_timeout_s"},
+  };
+  for (const Case& c : cases) {
+    Called called;
+    RuntimeOptions options = options_of("caller");
+    options.handshake_ns = c.handshake_ns;
+    options.transports = {"shm"};
+    Agent caller(options);
+    const auto key = caller.runtime->begin_connect(called.address, c.connect_ns);
+    REQUIRE_OK(key);
+    PeerOptions own;
+    own.transports = {"shm"};
+    own.unix_name = called.name;
+    own.host = caller.runtime->identity().host;
+    Peer peer(Called::accept(called.tcp), own);
+    REQUIRE(peer.hear_until([&] { return peer.num_heard<wire::RegionsEnd>() != 0; }));
+    std::optional<Wire> rail;
+    if (std::string_view(c.withheld) != "the end of its regions") {
+      peer.say(wire::RegionsEnd{});
+      rail.emplace(Called::accept(called.local));
+      if (std::string_view(c.withheld) != "its welcome") CHECK(peer.welcome(*rail));
+    }
+    const std::string why = why_lost(*caller.runtime, key.value());
+    if (why.find(c.words) == std::string::npos) std::printf("  %s: %s\n", c.withheld, why.c_str());
+    CHECK(why.find(c.words) != std::string::npos);
+  }
+}
+
+TEST(a_connect_that_its_caller_gave_up_is_gone_at_both_ends) {
+  Called called;
+  Agent caller(options_of("caller"));
+  const auto key = caller.runtime->begin_connect(called.address, kBound);
+  REQUIRE_OK(key);
+  Peer peer(Called::accept(called.tcp), {});
+  REQUIRE(peer.hear_until([&] { return peer.num_heard<wire::RegionsEnd>() != 0; }));
+  caller.runtime->abandon_connect(key.value());
+  CHECK(why_lost(*caller.runtime, key.value()).find("given up by its caller") != std::string::npos);
+  CHECK(peer.hears_the_end());
+  // One that is connected stays.
+  Scene scene;
+  scene.bystander.runtime->abandon_connect(scene.there);
+  CHECK(scene.friend_is_served());
+  CHECK(scene.friend_is_there());
+}
+
+TEST(a_peer_that_reads_nothing_of_what_it_is_sent_ends_its_own_session) {
+  Scene scene;
+  Peer peer(scene.victim.runtime->address());
+  REQUIRE(peer.shake_hands());
+  // Each is answered by a frame of its length, which is not read.
+  wire::Bytes beats;
+  std::uint64_t number = 0;
+  bool taken = true;
+  for (std::uint64_t nbytes = 0; taken && nbytes < 256u << 20; nbytes += beats.size()) {
+    beats.clear();
+    for (int i = 0; i < 4096; ++i) {
+      const wire::Bytes beat = peer.sealed(wire::Heartbeat{++number});
+      beats.insert(beats.end(), beat.begin(), beat.end());
+    }
+    taken = peer.control.send(beats);
+  }
+  CHECK(!taken);
+  CHECK(logs(*scene.victim.runtime, "it does not read what it is sent"));
+  CHECK(scene.friend_is_served());
+  CHECK(scene.friend_is_there());
+}
+
+TEST(a_peer_that_floods_frames_has_turns_as_others_have) {
+  Scene scene;
+  Runtime& victim = *scene.victim.runtime;
+  Peer peer(victim.address());
+  REQUIRE(peer.shake_hands());
+  REQUIRE(scene.friend_is_served());
+  wire::Bytes beats;
+  std::uint64_t number = 0;
+  for (int i = 0; i < 64 * 1024; ++i) {
+    const wire::Bytes beat = peer.sealed(wire::Heartbeat{++number});
+    beats.insert(beats.end(), beat.begin(), beat.end());
+  }
+  victim.forget_longest_hold();
+  std::atomic<bool> over{false};
+  std::thread flood([&] {
+    peer.control.send(beats);
+    over = true;
+  });
+  std::size_t num_served = 0;
+  while (!over) {
+    CHECK(scene.friend_is_served());
+    ++num_served;
+    wire::Bytes answers;
+    while (peer.control.receive(answers, 0)) answers.clear();
+  }
+  flood.join();
+  CHECK(peer.control.open());
+  CHECK(num_served > 0);
+  CHECK(scene.friend_is_there());
+  // 10,000 frames at once take 15 ms and more; a turn's 64 a tenth of one.
+  if (victim.longest_hold_ns() >= 5'000'000)
+    std::printf("  the gate was held for %.1f ms\n", static_cast<double>(victim.longest_hold_ns()) / 1e6);
+  CHECK(victim.longest_hold_ns() < 5'000'000);
+}
+
+TEST(a_forked_child_keeps_no_socket_of_an_agent) {
+  Scene scene;
+  REQUIRE(scene.friend_is_served());
+  const auto num_sockets = [] {
+    int count = 0;
+    for (int fd = 3; fd < 4096; ++fd) {
+      struct stat found{};
+      count += ::fstat(fd, &found) == 0 && S_ISSOCK(found.st_mode) ? 1 : 0;
+    }
+    return count;
+  };
+  REQUIRE(num_sockets() >= 6);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) ::_exit(num_sockets());
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK_EQ(WEXITSTATUS(status), 0);
+}
+
+}  // namespace
+}  // namespace hostile
