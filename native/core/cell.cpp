@@ -120,6 +120,19 @@ CellScales scales_of(const ProgramView& program, const Conversion& conversion, c
   return out;
 }
 
+CellScales scales_of(const ProgramView& program, const Conversion& conversion, const CellPart& part,
+                     const std::byte* src_base, std::byte* dst_base) noexcept {
+  CellScales out = scales_of(program, conversion, *part.cell, src_base, dst_base);
+  if (part.whole) return out;
+  if (out.src != nullptr)
+    out.src += part.i * in_bytes(conversion.src_scales, conversion.src_strides[0]) +
+               part.j * in_bytes(conversion.src_scales, conversion.src_strides[1]);
+  if (out.dst != nullptr)
+    out.dst += part.i * in_bytes(conversion.dst_scales, conversion.dst_strides[0]) +
+               part.j * in_bytes(conversion.dst_scales, conversion.dst_strides[1]);
+  return out;
+}
+
 void convert_cell(const CopyLoop& loop, const Conversion& conversion, const std::byte* src, std::byte* dst,
                   const CellScales& scales, const std::byte* next) noexcept {
   CellConverter(loop, conversion, src, dst, scales, {.next = next, .stream = true}).run();

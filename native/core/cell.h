@@ -15,9 +15,27 @@ struct CellScales {
   std::byte* found = nullptr;      // where those go that are found
 };
 
+// A cell that finds scales is converted in one go, since a scale is known after its last element:
+// check_program refuses larger ones. A page of 1,024 tokens, 16 heads of 256 numbers and two bytes each
+// has 8 MiB.
+inline constexpr std::uint64_t kMostFoundNbytes = 16 * 1024 * 1024;
+
+// Runs of one cell: all of them, or a box of them, or a part of one run.
+struct CellPart {
+  const CopyLoop* loop;  // the program's where the cell is whole, else with the part's counts and nbytes
+  const Cell* cell;
+  std::uint32_t i, j;      // of the part's first run, for its scales
+  std::uint64_t src, dst;  // where that begins
+  bool whole;
+};
+
 // `src_base` and `dst_base` are the regions' bases; either may be null where the conversion keeps
 // no scales in that region.
 CellScales scales_of(const ProgramView& program, const Conversion& conversion, const Cell& cell,
+                     const std::byte* src_base, std::byte* dst_base) noexcept;
+
+// Of the part's first run.
+CellScales scales_of(const ProgramView& program, const Conversion& conversion, const CellPart& part,
                      const std::byte* src_base, std::byte* dst_base) noexcept;
 
 // Converts every run of the cell from `src` to `dst`, where its run (0, 0) lies. Strides are the

@@ -6,10 +6,15 @@
 #include <string>
 #include <utility>
 
+#include "core/cell.h"
 #include "core/wire.h"
 
 namespace kvxfer {
 namespace {
+
+// Of one loop at the source. A piece's bytes then fit 64 bits: a run grows four times at most as it is converted,
+// a program has 2^13 loops (wire::kMaxLoops), a transfer 2^18 pairs (wire::kMaxBlocks). No block is nearly as large.
+constexpr std::uint64_t kMaxPairNbytes = std::uint64_t{1} << 30;
 
 // a * b + c, or false where that does not fit: every number here may come from a peer.
 bool mul_add(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t& out) {
@@ -198,6 +203,12 @@ Status check_conversion(const CopyProgram& program, const CopyLoop& loop, const 
   // The scale of a page is found from all of it at once.
   if (conversion.finds_scales() && (loop.grain != kCoarse || program.units[kCoarse].dst != 1))
     return {Code::kInvalidArgument, "the copy program finds scales of parts of a block"};
+  // What packs and sums a piece does that in one go; a run costs it a cache line at least.
+  const std::uint64_t run = std::max({loop.nbytes, dst_run_nbytes(loop, &conversion), std::uint64_t{64}});
+  if (conversion.finds_scales() && std::uint64_t{loop.counts[0]} * loop.counts[1] > kMostFoundNbytes / run)
+    return {Code::kInvalidArgument, "the copy program finds scales of more than " +
+                                        std::to_string(kMostFoundNbytes) +
+                                        " bytes of a block at once: use smaller blocks"};
   return {};
 }
 
@@ -324,6 +335,10 @@ Status check_program(const CopyProgram& program) {
       return {Code::kInvalidArgument, "the copy program has a loop beyond its last layer"};
     if (loop.grain >= kNumGrains || program.units[loop.grain].src == 0)
       return {Code::kInvalidArgument, "the copy program has a loop of units that its blocks do not have"};
+    if (loop.nbytes > kMaxPairNbytes ||
+        std::uint64_t{loop.counts[0]} * loop.counts[1] > kMaxPairNbytes / loop.nbytes)
+      return {Code::kInvalidArgument, "the copy program has a loop of more than " +
+                                          std::to_string(kMaxPairNbytes) + " bytes of a pair"};
     if (loop.conversion > program.conversions.size())
       return {Code::kInvalidArgument, "the copy program names a conversion beyond its table"};
     if (const Conversion* conversion = program.conversion_of(loop))

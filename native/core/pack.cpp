@@ -10,6 +10,9 @@
 namespace kvxfer {
 namespace {
 
+// What is converted for a checksum is in the L2 cache still when it is read.
+constexpr std::uint64_t kChecksumStepNbytes = 64 * 1024;
+
 // `nbytes` is a multiple of 64 in all caches that we know: the loop becomes vector moves in line,
 // where a call of memcpy costs as much again as moving 256 bytes.
 inline std::byte* append_run(std::byte* out, const std::byte* src, std::uint64_t nbytes) noexcept {
@@ -69,85 +72,88 @@ bool scatters_dst(const CopyProgram& program) noexcept {
   return mean_stretch_nbytes(program, false) < kGatherBelowNbytes;
 }
 
-std::uint32_t checksum_piece(const Move& move, std::uint32_t index, Side side, const std::byte* base) {
-  const CopyProgram& program = *move.program;
-  const ProgramView view = program.view();
-  std::vector<std::byte> packed;
-  std::uint32_t sum = 0;
-  for_each_cell(view, move.grid.piece(index), move.src_ids.data(), move.dst_ids.data(),
-                [&](const Cell& cell) {
-                  const CopyLoop& loop = *cell.loop;
-                  const Conversion* conversion = program.conversion_of(loop);
-                  if (side == Side::kSrc && conversion != nullptr) {
-                    packed.resize(packed_nbytes(loop, conversion));
-                    pack_cell(loop, *conversion, base + cell.src,
-                              scales_of(view, *conversion, cell, base, nullptr), packed.data());
-                    sum = crc32c(sum, packed.data(), packed.size());
-                    return;
-                  }
-                  const bool src = side == Side::kSrc;
-                  const std::uint64_t* strides = src ? loop.src_strides : loop.dst_strides;
-                  const std::byte* at = base + (src ? cell.src : cell.dst);
-                  const std::uint64_t nbytes = dst_run_nbytes(loop, conversion);
-                  for (std::uint32_t i = 0; i < loop.counts[0]; ++i)
-                    for (std::uint32_t j = 0; j < loop.counts[1]; ++j)
-                      sum = crc32c(sum, at + i * strides[0] + j * strides[1], nbytes);
-                  for (std::uint64_t k = 0; k < num_found_scales(loop, conversion); ++k)
-                    sum = crc32c(sum, base + found_scale_offset(cell, *conversion, k), sizeof(float));
-                });
-  return sum;
+std::uint64_t work_of_a_byte(const CopyProgram& program) noexcept {
+  constexpr std::uint64_t kRunWork = 64;
+  std::uint64_t shortest = kRunWork;
+  for (const CopyLoop& loop : program.loops)
+    shortest = std::min({shortest, loop.nbytes, dst_run_nbytes(loop, program.conversion_of(loop))});
+  return shortest == 0 ? kRunWork : kRunWork / shortest;
 }
 
-std::uint64_t Packer::longest_cell(const CopyProgram& program) noexcept {
-  std::uint64_t longest = 0;
+std::uint64_t PieceChecksum::advance(std::uint64_t nbytes) {
+  std::uint64_t read = 0;
+  while (read < nbytes && !cursor_.done())
+    read += cursor_.advance(std::min(nbytes - read, kChecksumStepNbytes), SliceUnit::kWork,
+                            [this](const CellPart& part) { add(part); });
+  return read;
+}
+
+void PieceChecksum::add(const CellPart& part) {
+  const CopyLoop& loop = *part.loop;
+  const Conversion* conversion = program_->conversion_of(loop);
+  const bool src = side_ == Side::kSrc;
+  const std::byte* at = base_ + (src ? part.src : part.dst);
+  if (src && conversion != nullptr) {
+    packed_.resize(packed_nbytes(loop, conversion));
+    pack_cell(loop, *conversion, at, scales_of(program_->view(), *conversion, part, base_, nullptr),
+              packed_.data());
+    sum_ = crc32c(sum_, packed_.data(), packed_.size());
+    return;
+  }
+  const std::uint64_t* strides = src ? loop.src_strides : loop.dst_strides;
+  const std::uint64_t nbytes = dst_run_nbytes(loop, conversion);
+  for (std::uint32_t i = 0; i < loop.counts[0]; ++i)
+    for (std::uint32_t j = 0; j < loop.counts[1]; ++j)
+      sum_ = crc32c(sum_, at + i * strides[0] + j * strides[1], nbytes);
+  for (std::uint64_t k = 0; k < num_found_scales(loop, conversion); ++k)
+    sum_ = crc32c(sum_, base_ + found_scale_offset(*part.cell, *conversion, k), sizeof(float));
+}
+
+std::uint32_t checksum_piece(const Move& move, std::uint32_t index, Side side, const std::byte* base) {
+  PieceChecksum checksum(move, index, side, base);
+  checksum.advance(UINT64_MAX);
+  return checksum.value();
+}
+
+std::uint64_t Packer::least_room(const CopyProgram& program) noexcept {
+  std::uint64_t least = sizeof(std::uint64_t);
   for (const CopyLoop& loop : program.loops)
-    longest = std::max(longest, packed_nbytes(loop, program.conversion_of(loop)));
-  return longest;
+    if (const Conversion* conversion = program.conversion_of(loop);
+        conversion != nullptr && conversion->finds_scales())
+      least = std::max(least, packed_nbytes(loop, conversion));
+  return least;
 }
 
 std::size_t Packer::pack(std::byte* out, std::size_t room) noexcept {
   const CopyProgram& program = *move_->program;
+  const std::byte* base = move_->local_base;
   std::size_t used = 0;
-  for (; loop_ < program.loops.size(); ++loop_, pair_ = 0) {
-    const CopyLoop& loop = program.loops[loop_];
-    const std::uint32_t layer = piece_.layer - loop.first_layer;  // wraps below first_layer
-    if (layer >= loop.num_layers) continue;
-    const Conversion* conversion = program.conversion_of(loop);
-    const std::uint64_t nbytes = packed_nbytes(loop, conversion);
-    const std::uint32_t first = piece_.begin(loop.grain), num_pairs = piece_.end(loop.grain) - first;
-    for (; pair_ < num_pairs; ++pair_) {
-      if (room - used < nbytes) return used;
-      const Cell cell = cell_of(loop, program.units[loop.grain], layer, move_->src_ids[first + pair_],
-                                move_->dst_ids[first + pair_]);
-      const std::byte* src = move_->local_base + cell.src;
+  do {  // twice where all that fits has gone out before
+    const std::uint64_t visited = cursor_.advance(room - used, SliceUnit::kPacked, [&](const CellPart& part) {
+      const CopyLoop& loop = *part.loop;
+      const Conversion* conversion = program.conversion_of(loop);
       if (conversion == nullptr)
-        gather_cell(loop, src, out + used);
+        gather_cell(loop, base + part.src, out + used);
       else
-        pack_cell(loop, *conversion, src,
-                  scales_of(program.view(), *conversion, cell, move_->local_base, nullptr), out + used);
-      std::uint64_t kept = nbytes;
+        pack_cell(loop, *conversion, base + part.src,
+                  scales_of(program.view(), *conversion, part, base, nullptr), out + used);
+      std::uint64_t kept = packed_nbytes(loop, conversion);
       if (drop_ != 0) {
-        kept -= drop_;
-        std::memmove(out + used, out + used + drop_, kept);
-        drop_ = 0;
+        const std::uint64_t dropped = std::min(drop_, kept);
+        kept -= dropped;
+        std::memmove(out + used, out + used + dropped, kept);
+        drop_ -= dropped;
       }
       used += kept;
-    }
-  }
+    });
+    if (visited == 0) break;
+  } while (used == 0);
   return used;
 }
 
 void Packer::skip(std::uint64_t nbytes) noexcept {
-  const CopyProgram& program = *move_->program;
   drop_ += nbytes;
-  for (; loop_ < program.loops.size(); ++loop_, pair_ = 0) {
-    const CopyLoop& loop = program.loops[loop_];
-    if (piece_.layer - loop.first_layer >= loop.num_layers) continue;
-    const std::uint64_t cell_nbytes = packed_nbytes(loop, program.conversion_of(loop));
-    const std::uint32_t num_pairs = piece_.end(loop.grain) - piece_.begin(loop.grain);
-    for (; pair_ < num_pairs; ++pair_, drop_ -= cell_nbytes)
-      if (drop_ < cell_nbytes) return;
-  }
+  drop_ -= cursor_.advance(drop_, SliceUnit::kPacked, [](const CellPart&) {});
 }
 
 }  // namespace kvxfer

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "core/executor.h"
+#include "core/piece_cursor.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/transport.h"
 
@@ -23,19 +25,51 @@ std::uint64_t pair_nbytes(const CopyProgram& program, std::uint32_t layer, std::
 bool gathers_src(const CopyProgram& program) noexcept;
 bool scatters_dst(const CopyProgram& program) noexcept;
 
-// crc32c over the piece's bytes as they cross a stream: the same at both ends, and equal only
-// where what was converted here is what landed there. `base` is the side's own region's.
+// What a byte costs to be gathered, scattered or named, in bytes of long runs: a run costs as much as 64 bytes.
+// By the shortest run at either end, so that a slice holds at least as much as it promises.
+std::uint64_t work_of_a_byte(const CopyProgram& program) noexcept;
+
+// crc32c over the piece's bytes as they cross a stream, slice by slice: the same at both ends, and equal
+// only where what was converted here is what landed there. `base` is the side's own region's. The move must
+// outlive it.
+class PieceChecksum {
+ public:
+  PieceChecksum(const Move& move, std::uint32_t piece, Side side, const std::byte* base) noexcept
+      : program_(move.program.get()),
+        cursor_(*move.program, move.grid.piece(piece), move.src_ids.data(), move.dst_ids.data()),
+        side_(side),
+        base_(base) {}
+
+  // Reads about `nbytes` of what is left, where a run counts as 64 bytes at least. Returns how much it was.
+  // Allocates what a few runs need, or a cell that finds scales (kMostFoundNbytes).
+  std::uint64_t advance(std::uint64_t nbytes = kSliceNbytes);
+  bool done() const noexcept { return cursor_.done(); }
+  std::uint32_t value() const noexcept { return sum_; }  // once done
+
+ private:
+  void add(const CellPart& part);
+
+  const CopyProgram* program_;
+  PieceCursor cursor_;
+  Side side_;
+  const std::byte* base_;
+  std::uint32_t sum_ = 0;
+  std::vector<std::byte> packed_;
+};
+
+// The same in one go.
 std::uint32_t checksum_piece(const Move& move, std::uint32_t piece, Side side, const std::byte* base);
 
-// Gathers a piece of our memory, whole pairs of a loop at a time. The move must outlive it.
+// Gathers a piece of our memory, as much as there is room for. The move must outlive it.
 class Packer {
  public:
   Packer() = default;
   Packer(const Move& move, std::uint32_t index) noexcept
-      : move_(&move), piece_(move.grid.piece(index)), pair_(0) {}
+      : move_(&move),
+        cursor_(*move.program, move.grid.piece(index), move.src_ids.data(), move.dst_ids.data()) {}
 
-  // What a buffer must hold at least: the longest pair of a loop.
-  static std::uint64_t longest_cell(const CopyProgram& program) noexcept;
+  // What a buffer must hold at least: an element, or what finds scales (kMostFoundNbytes).
+  static std::uint64_t least_room(const CopyProgram& program) noexcept;
 
   // Packs what fits into `room` bytes; returns how many. 0: the piece is packed.
   std::size_t pack(std::byte* out, std::size_t room) noexcept;
@@ -45,10 +79,8 @@ class Packer {
 
  private:
   const Move* move_ = nullptr;
-  Piece piece_;
-  std::size_t loop_ = 0;
-  std::uint32_t pair_ = 0;  // of the piece's pairs of the loop's grain
-  std::uint64_t drop_ = 0;  // of the next cell: gone out before
+  PieceCursor cursor_;
+  std::uint64_t drop_ = 0;  // of what comes next: gone out before, and not to be cut there
 };
 
 }  // namespace kvxfer

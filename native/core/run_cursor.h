@@ -52,8 +52,27 @@ class RunCursor {
     });
   }
 
+  // Leaves out the next `nbytes`, of a piece that has just begun. Costs a step for each loop, not for each run.
   void skip(std::uint64_t nbytes) noexcept {
-    walk(nbytes, [](std::byte*, std::uint64_t) { return true; });
+    const CopyProgram& program = *move_->program;
+    const bool source = end_ == End::kSource;
+    for (; loop_ < program.loops.size(); ++loop_, pair_ = 0) {
+      const CopyLoop& loop = program.loops[loop_];
+      if (piece_.layer - loop.first_layer >= loop.num_layers || loop.nbytes == 0) continue;
+      const Conversion* conversion = source ? nullptr : program.conversion_of(loop);
+      const std::uint64_t run = source ? loop.nbytes : dst_run_nbytes(loop, conversion);
+      const std::uint64_t row = run * loop.counts[1], runs = row * loop.counts[0];
+      const std::uint64_t cell = runs + num_found_scales(loop, conversion) * sizeof(float);
+      const std::uint32_t num_pairs = piece_.end(loop.grain) - piece_.begin(loop.grain);
+      pair_ = static_cast<std::uint32_t>(std::min<std::uint64_t>(num_pairs, nbytes / cell));
+      nbytes -= pair_ * cell;
+      if (pair_ == num_pairs) continue;
+      i_ = static_cast<std::uint32_t>(std::min<std::uint64_t>(loop.counts[0], nbytes / row));
+      nbytes -= i_ * row;
+      j_ = nbytes / (i_ == loop.counts[0] ? sizeof(float) : run);
+      within_ = nbytes % (i_ == loop.counts[0] ? sizeof(float) : run);
+      return;
+    }
   }
 
  private:

@@ -120,6 +120,10 @@ TEST(loops_that_move_nothing_or_too_much_are_refused) {
       {{"no bytes", [](CopyProgram& p) { p.loops[0].nbytes = 0; }, "moves nothing"},
        {"no rows", [](CopyProgram& p) { p.loops[0].counts[0] = 0; }, "moves nothing"},
        {"no layers", [](CopyProgram& p) { p.loops[0].num_layers = 0; }, "moves nothing"},
+       {"more bytes than a block has", [](CopyProgram& p) { p.loops[0].nbytes = std::uint64_t{1} << 31; },
+        "bytes of a pair"},
+       {"more runs than a block has", [](CopyProgram& p) { p.loops[0].counts[0] = UINT32_MAX; },
+        "bytes of a pair"},
        {"beyond the last layer", [](CopyProgram& p) { p.loops[0].first_layer = 1; }, "beyond its last layer"},
        {"beyond 32 bits of layers",
         [](CopyProgram& p) { p.loops[0].first_layer = p.loops[0].num_layers = UINT32_MAX; },
@@ -182,7 +186,9 @@ TEST(scales_are_found_of_whole_blocks_alone) {
           p.units[kFine] = {16, 16};
           p.loops[0].grain = kFine;
         },
-        words}});
+        words},
+       {"of 32 MiB at once", [](CopyProgram& p) { p.loops[0].nbytes = 1 << 20; },
+        "finds scales of more than 16777216 bytes of a block at once"}});
   CopyProgram halves_of_the_source = converted(ScalePlace::kNone, ScalePlace::kRegion);
   halves_of_the_source.units[kCoarse].src = 2;
   CHECK_OK(check_program(halves_of_the_source));

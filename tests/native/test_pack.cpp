@@ -83,9 +83,94 @@ TEST(execute_does_what_the_program_says_element_by_element) {
   });
 }
 
+// Bounds of slices: mostly some that cut every row and run of the samples.
+std::uint64_t any_slice(check::Random& random) {
+  return 1 + random.below(random.chance(60) ? 600 : random.chance(50) ? 5000 : 100000);
+}
+
+TEST(a_sum_in_slices_of_any_size_is_the_sum_of_what_lands) {
+  std::uint64_t num_slices = 0;
+  on_many_programs([&](check::Random& random, Ends& ends) {
+    for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece)
+      copy_piece(ends.at_dst, piece, ends.src.data(), ends.dst.data());
+    for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
+      const Bytes packed = ends.packed_piece(piece);
+      const std::uint32_t expected = crc32c(0, packed.data(), packed.size());
+      for (const Side side : {Side::kSrc, Side::kDst}) {
+        const bool src = side == Side::kSrc;
+        PieceChecksum sum(src ? ends.at_src : ends.at_dst, piece, side,
+                          src ? ends.src.data() : ends.dst.data());
+        for (; !sum.done(); ++num_slices) CHECK(sum.advance(any_slice(random)) != 0 || sum.done());
+        CHECK_EQ(sum.value(), expected);
+      }
+    }
+  });
+  CHECK(num_slices > 5000);
+}
+
+// One loop of one pair: counts[0] x counts[1] runs that all lie in one place.
+Move heap_of(std::uint32_t rows, std::uint32_t columns, std::uint64_t nbytes, bool converted = false) {
+  auto program = std::make_shared<CopyProgram>();
+  CopyLoop loop{};
+  loop.num_layers = program->num_layers = 1;
+  loop.counts[0] = rows;
+  loop.counts[1] = columns;
+  loop.nbytes = nbytes;
+  if (converted) {
+    loop.conversion = 1;
+    Conversion& conversion = program->conversions.emplace_back();
+    conversion.src_dtype = Dtype::kBf16;
+    conversion.dst_dtype = Dtype::kE4m3;
+  }
+  program->loops = {loop};
+  Move move;
+  move.program = program;
+  move.grid = {0, 1, 1, 1};
+  move.src_ids = move.dst_ids = {0};
+  return move;
+}
+
+TEST(a_slice_of_the_smallest_runs_is_bounded_by_their_number) {
+  const Move move = heap_of(1 << 20, UINT32_MAX, 1);  // more than any thread ends
+  Bytes src(1);
+  PieceChecksum sum(move, 0, Side::kSrc, src.data());
+  for (int slice = 0; slice < 10; ++slice) CHECK_EQ(sum.advance(kSliceNbytes), kSliceNbytes);
+  CHECK(!sum.done());
+}
+
+TEST(a_pair_of_gigabytes_is_packed_into_a_buffer_of_any_size) {
+  check::Random random(check::seed());
+  constexpr std::uint64_t kElements = 100'001;
+  for (const bool converted : {false, true}) {
+    Move move = heap_of(1 << 10, 1 << 10, 2 * kElements, converted);  // 200 GB
+    Bytes src(2 * kElements);
+    random.fill(src.data(), src.size());
+    move.local_base = src.data();
+    CHECK(Packer::least_room(*move.program) <= 8);
+    Move once = heap_of(1, 1, 2 * kElements, converted);
+    once.local_base = src.data();
+    Bytes run(piece_nbytes(*once.program, once.grid.piece(0)));
+    CHECK_EQ(Packer(once, 0).pack(run.data(), run.size()), run.size());
+    Packer packer(move, 0);
+    packer.skip(run.size() * 1'000'000 + 3);  // costs steps, not bytes
+    Bytes out;
+    while (out.size() < 3 * run.size()) {
+      Bytes part(8 + random.below(70'000));
+      part.resize(packer.pack(part.data(), part.size()));
+      REQUIRE(!part.empty());
+      out.insert(out.end(), part.begin(), part.end());
+    }
+    for (std::size_t i = 0; i < out.size(); ++i)
+      if (out[i] != run[(i + 3) % run.size()]) {
+        FAIL("byte " + std::to_string(i));
+        break;
+      }
+  }
+}
+
 TEST(a_piece_is_packed_in_the_order_and_form_in_which_it_lands) {
   on_many_programs([](check::Random&, Ends& ends) {
-    const std::uint64_t longest = Packer::longest_cell(*ends.sample.move.program);
+    const std::uint64_t longest = Packer::least_room(*ends.sample.move.program);
     for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
       const Bytes expected = ends.packed_piece(piece);
       CHECK_EQ(piece_nbytes(*ends.sample.move.program, ends.sample.move.grid.piece(piece)), expected.size());
@@ -101,7 +186,7 @@ TEST(a_piece_is_packed_in_the_order_and_form_in_which_it_lands) {
 
 TEST(packing_in_parts_gives_the_same_bytes) {
   on_many_programs([](check::Random& random, Ends& ends) {
-    const std::uint64_t longest = Packer::longest_cell(*ends.sample.move.program);
+    const std::uint64_t longest = Packer::least_room(*ends.sample.move.program);
     for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
       Packer packer(ends.at_src, piece);
       CHECK(pack_in_parts(random, packer, longest) == ends.packed_piece(piece));
@@ -111,7 +196,7 @@ TEST(packing_in_parts_gives_the_same_bytes) {
 
 TEST(packing_after_a_skip_goes_on_behind_it) {
   on_many_programs([](check::Random& random, Ends& ends) {
-    const std::uint64_t longest = Packer::longest_cell(*ends.sample.move.program);
+    const std::uint64_t longest = Packer::least_room(*ends.sample.move.program);
     for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
       const Bytes expected = ends.packed_piece(piece);
       Packer packer(ends.at_src, piece);
@@ -160,13 +245,14 @@ TEST(iovecs_of_a_cursor_name_the_same_bytes_in_any_parts) {
       for (const End end : {End::kSource, End::kDestination}) {
         if (end == End::kSource && converts) continue;  // nothing in the source's memory looks like it
         ends.dst = ends.expected;
-        RunCursor cursor(end == End::kSource ? ends.at_src : ends.at_dst, piece, end);
+        const Move& move = end == End::kSource ? ends.at_src : ends.at_dst;
+        RunCursor cursor(move, piece, end);
         std::size_t at = 0;
         while (at < bytes.size()) {
           if (random.chance(20)) {
-            const std::size_t skipped = random.below(bytes.size() - at + 1);
-            cursor.skip(skipped);
-            at += skipped;
+            at += random.below(bytes.size() - at + 1);
+            cursor = RunCursor(move, piece, end);
+            cursor.skip(at);
           }
           std::vector<iovec> window;
           const std::uint64_t named =

@@ -33,9 +33,11 @@ bool ReceiveStream::cancel(WorkId id, CompletionQueue& completions) {
   return true;
 }
 
-Step ReceiveStream::read(int fd, std::uint64_t max_nbytes, std::span<std::byte> scratch,
+Step ReceiveStream::read(int fd, std::uint64_t max_work, std::span<std::byte> scratch,
                          CompletionQueue& completions) {
-  fill_window(max_nbytes, scratch);
+  const std::uint64_t work_of_a_byte = landing() && landing_.packed == nullptr ? work_of_a_byte_ : 1;
+  fill_window(std::max<std::uint64_t>(1, max_work / work_of_a_byte), scratch);
+  const std::uint64_t work = std::max(kCallWork, window_nbytes_ * work_of_a_byte);
   std::uint64_t asked = window_nbytes_;
   const std::size_t num_runs = window_.size();
   const bool to_the_end = in_piece_ && data_have_ + window_nbytes_ == header_.nbytes;
@@ -57,16 +59,16 @@ Step ReceiveStream::read(int fd, std::uint64_t max_nbytes, std::span<std::byte> 
   const int error = errno;
   window_.resize(num_runs);
   if (count < 0) {
-    if (error == EAGAIN || error == EWOULDBLOCK) return {{}, 0, true};
-    return {Status::from_errno("readv", error), 0, false};
+    if (error == EAGAIN || error == EWOULDBLOCK) return {{}, 0, work, true};
+    return {Status::from_errno("readv", error), 0, work, false};
   }
   if (count == 0) {
     const char* where = in_piece_ || header_have_ != 0 ? "the peer closed its end in the middle of a piece"
                                                        : "the peer closed its end";
-    return {Status(Code::kPeerLost, where), 0, false};
+    return {Status(Code::kPeerLost, where), 0, work, false};
   }
 
-  Step step{{}, static_cast<std::uint64_t>(count), static_cast<std::uint64_t>(count) < asked};
+  Step step{{}, static_cast<std::uint64_t>(count), work, static_cast<std::uint64_t>(count) < asked};
   std::uint64_t left = step.nbytes;
   const std::uint64_t data = std::min(left, window_nbytes_);
   if (scatters()) cursor_.scatter(scratch.data(), data);
@@ -159,6 +161,7 @@ Status ReceiveStream::begin_piece() {
                                        std::to_string(header_.transfer) + ", whose program says " +
                                        std::to_string(expected));
   landing_ = found->second;
+  work_of_a_byte_ = work_of_a_byte(*landing_.move->program);
   scatters_ = landing_.packed == nullptr && scatters_dst(*landing_.move->program);
   cursor_ = RunCursor(*landing_.move, header_.piece, End::kDestination);
   return {};

@@ -28,9 +28,10 @@ class ReceiveStream {
   // From here on no byte lands in the work's pages.
   bool cancel(WorkId id, CompletionQueue& completions);
 
-  // At most one readv, of at most max_nbytes of pages. kProtocol where the peer's bytes are not
+  // At most one readv, of at most max_work bytes of pages; of fewer where runs are so short that scattering them
+  // costs more. kProtocol where the peer's bytes are not
   // pieces, kPeerLost at the end of the stream. `scratch` is used during the call alone.
-  Step read(int fd, std::uint64_t max_nbytes, std::span<std::byte> scratch, CompletionQueue& completions);
+  Step read(int fd, std::uint64_t max_work, std::span<std::byte> scratch, CompletionQueue& completions);
 
   // Completes all that is left with `code`.
   void fail(Code code, const std::string& detail, CompletionQueue& completions);
@@ -79,6 +80,7 @@ class ReceiveStream {
   std::uint64_t trailer_have_ = 0;
   std::uint64_t data_have_ = 0;   // of header_.nbytes
   Posted landing_{};              // no move: to scratch
+  std::uint64_t work_of_a_byte_ = 1;  // of the landing piece
   bool scatters_ = false;         // the landing piece's runs are short
   RunCursor cursor_;              // after the bytes that the window names, or that were scattered
 

@@ -29,9 +29,11 @@ void SendStream::push(const Work& work) {
   frame.move = work.move;
   frame.packed = work.packed;
   frame.gathered = frame.packed == nullptr && gathers_src(*frame.move->program);
-  if (frame.gathered)
+  if (frame.packed == nullptr) frame.work_of_a_byte = work_of_a_byte(*frame.move->program);
+  if (frame.gathered) {
     frame.packer = Packer(*frame.move, work.piece);
-  else if (frame.packed == nullptr)
+    frame.least_room = Packer::least_room(*frame.move->program);
+  } else if (frame.packed == nullptr)
     frame.cursor = RunCursor(*frame.move, work.piece, End::kSource);
   frame.header.transfer = work.move->transfer;
   frame.header.nbytes = piece_nbytes(*work.move->program, work.move->grid.piece(work.piece));
@@ -54,8 +56,9 @@ bool SendStream::cancel(WorkId id, CompletionQueue& completions) {
   return true;
 }
 
-Step SendStream::write(int fd, std::uint64_t max_nbytes, CompletionQueue& completions) {
-  fill_window(max_nbytes);
+Step SendStream::write(int fd, std::uint64_t max_work, CompletionQueue& completions) {
+  fill_window(max_work);
+  const std::uint64_t work = std::max(kCallWork, window_nbytes_ * window_work_of_a_byte_);
   msghdr message{};
   message.msg_iov = window_.data() + first_iovec_;
   message.msg_iovlen = window_.size() - first_iovec_;
@@ -64,13 +67,13 @@ Step SendStream::write(int fd, std::uint64_t max_nbytes, CompletionQueue& comple
     count = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (count < 0 && errno == EINTR);
   if (count < 0) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return {{}, 0, true};
-    return {Status::from_errno("sendmsg", errno), 0, false};
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return {{}, 0, work, true};
+    return {Status::from_errno("sendmsg", errno), 0, work, false};
   }
   const auto nbytes = static_cast<std::uint64_t>(count);
   const bool would_block = nbytes < window_nbytes_;
   consume(nbytes, completions);
-  return {{}, nbytes, would_block};
+  return {{}, nbytes, work, would_block};
 }
 
 void SendStream::fail(Code code, const std::string& detail, CompletionQueue& completions) {
@@ -84,14 +87,18 @@ void SendStream::fail(Code code, const std::string& detail, CompletionQueue& com
   gathered_left_ = 0;
 }
 
-// Makes the window name up to max_nbytes, after what earlier calls left of it.
-void SendStream::fill_window(std::uint64_t max_nbytes) {
+// Makes the window name up to max_work, after what earlier calls left of it.
+void SendStream::fill_window(std::uint64_t max_work) {
   if (first_iovec_ != 0) {
     window_.erase(window_.begin(), window_.begin() + static_cast<std::ptrdiff_t>(first_iovec_));
     first_iovec_ = 0;
   }
-  while (window_nbytes_ < max_nbytes && num_named_ < frames_.size()) {
+  if (window_nbytes_ == 0) window_work_of_a_byte_ = 1;
+  while (num_named_ < frames_.size()) {
     Frame& frame = frames_[num_named_];
+    window_work_of_a_byte_ = std::max(window_work_of_a_byte_, frame.work_of_a_byte);
+    const std::uint64_t max_nbytes = std::max<std::uint64_t>(1, max_work / window_work_of_a_byte_);
+    if (window_nbytes_ >= max_nbytes) break;
     name_frame(frame, max_nbytes);
     if (frame.named < frame.nbytes()) break;
     ++num_named_;
@@ -133,9 +140,9 @@ void SendStream::name_frame(Frame& frame, std::uint64_t max_nbytes) {
 // Gathers the next bytes of the frame and names them. False while the last ones are still to go.
 bool SendStream::name_gathered(Frame& frame) {
   if (gathered_left_ != 0) return false;
-  const std::uint64_t least = std::max(kGatheredNbytes, Packer::longest_cell(*frame.move->program));
-  if (gathered_.size() < least) gathered_.resize(least);
-  gathered_left_ = frame.packer.pack(gathered_.data(), gathered_.size());
+  const std::uint64_t room = std::max(kGatheredNbytes / frame.work_of_a_byte, frame.least_room);
+  if (gathered_.size() < room) gathered_.resize(std::max(room, kGatheredNbytes));
+  gathered_left_ = frame.packer.pack(gathered_.data(), room);
   name(gathered_.data(), gathered_left_, frame);
   return gathered_left_ != 0;
 }

@@ -27,8 +27,9 @@ class SendStream {
   // From here on no page of the work is read. The peer learns from the trailer.
   bool cancel(WorkId id, CompletionQueue& completions);
 
-  // At most one sendmsg, of at most max_nbytes. Completes what is wholly in the socket.
-  Step write(int fd, std::uint64_t max_nbytes, CompletionQueue& completions);
+  // At most one sendmsg, of at most max_work bytes; of fewer where runs are so short that naming them costs
+  // more than sending them. Completes what is wholly in the socket.
+  Step write(int fd, std::uint64_t max_work, CompletionQueue& completions);
 
   // Completes all that is left with `code`.
   void fail(Code code, const std::string& detail, CompletionQueue& completions);
@@ -42,6 +43,8 @@ class SendStream {
     std::shared_ptr<const Move> move;
     const std::byte* packed = nullptr;  // null: in its pages
     bool gathered = false;
+    std::uint64_t work_of_a_byte = 1;
+    std::uint64_t least_room = 0;  // of the buffer that it is gathered in
     RunCursor cursor;  // after the bytes that the window names; of `packer`, where it is gathered
     Packer packer;
     PieceHeader header;
@@ -53,7 +56,7 @@ class SendStream {
     std::uint64_t nbytes() const noexcept { return sizeof header + header.nbytes + sizeof trailer; }
   };
 
-  void fill_window(std::uint64_t max_nbytes);
+  void fill_window(std::uint64_t max_work);
   void name_frame(Frame& frame, std::uint64_t max_nbytes);
   void name(const void* bytes, std::uint64_t nbytes, Frame& frame);
   bool name_gathered(Frame& frame);
@@ -66,6 +69,7 @@ class SendStream {
   std::vector<iovec> window_;  // from first_iovec_ on: what the next sendmsg is given
   std::size_t first_iovec_ = 0;
   std::uint64_t window_nbytes_ = 0;
+  std::uint64_t window_work_of_a_byte_ = 1;  // the most of the frames that it names
   std::vector<std::byte> gathered_;  // empty until runs are short
   std::uint64_t gathered_left_ = 0;  // bytes of it that the window still names
 };

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 
 #include "core/pack.h"
 #include "transports/stream/receive_stream.h"
@@ -17,7 +18,8 @@
 namespace kvxfer {
 namespace {
 
-// A poll moves about this much in each direction before it gives the gate back.
+// A poll moves about this much in each direction before it gives the gate back; short runs and single system
+// calls count as more (step.h).
 constexpr std::uint64_t kPollNbytes = 1024 * 1024;
 
 // Works that a peer may have posted, sends and receives each. The window asks for a handful;
@@ -79,10 +81,20 @@ Status prepare_socket(int fd, int domain, std::uint32_t buffer_nbytes) {
 // One connected socket: its two halves, and what epoll last said about it.
 class StreamTransport::Peer final : public Reactor::Handler {
  public:
+  explicit Peer(std::vector<Peer*>& active) noexcept : active_(active) {}
+
   void on_ready(std::uint32_t events) override {
     // An error is read from the socket, by the call that meets it.
     if (events & (EPOLLIN | EPOLLHUP | EPOLLERR | EPOLLRDHUP)) readable = true;
     if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) writable = true;
+    take_turns();
+  }
+
+  // Among those who have something to do, where this one has.
+  void take_turns() noexcept {
+    if (takes_turns || !has_turn()) return;
+    takes_turns = true;
+    active_.push_back(this);
   }
 
   // While `nbytes` of a piece are missing nobody gains from waking up for a few of them.
@@ -96,6 +108,7 @@ class StreamTransport::Peer final : public Reactor::Handler {
 
   bool up() const noexcept { return static_cast<bool>(socket); }
   bool can_write() const noexcept { return writable && !sending.empty(); }
+  bool has_turn() const noexcept { return up() && (readable || can_write()); }
 
   PeerId id = 0;
   UniqueFd socket;    // closed once the rail is down
@@ -105,8 +118,12 @@ class StreamTransport::Peer final : public Reactor::Handler {
   bool readable = false;
   bool writable = true;         // until a write says otherwise
   bool wants_writable = false;  // EPOLLOUT is asked for
+  bool takes_turns = false;  // is in active_
   stream::SendStream sending;
   stream::ReceiveStream receiving;
+
+ private:
+  std::vector<Peer*>& active_;
 };
 
 StreamTransport::StreamTransport(Reactor& reactor, const Options& options)
@@ -142,7 +159,7 @@ Result<PeerId> StreamTransport::connect(UniqueFd socket, const ConnectInfo& info
   if (Status status = prepare_socket(socket.get(), domain.value(), options_.socket_buffer_nbytes);
       !status.ok())
     return status;
-  auto peer = std::make_unique<Peer>();
+  auto peer = std::make_unique<Peer>(active_);
   peer->tcp = is_tcp(domain.value());
   peer->id = next_id_++;
   peer->socket = std::move(socket);
@@ -150,6 +167,7 @@ Result<PeerId> StreamTransport::connect(UniqueFd socket, const ConnectInfo& info
   if (Status status = reactor_.add(peer->socket.get(), EPOLLIN, *peer); !status.ok()) return status;
   completions_.rail_up(peer->id);
   peers_.push_back(std::move(peer));
+  active_.reserve(peers_.capacity());
   return peers_.back()->id;
 }
 
@@ -162,15 +180,20 @@ void StreamTransport::disconnect(PeerId id) noexcept {
   peer.sending.fail(Code::kCancelled, "disconnected", completions_);
   peer.receiving.fail(Code::kCancelled, "disconnected", completions_);
   completions_.forget_rail(id);
+  std::erase(active_, &peer);
   peers_.erase(found);
 }
 
 PostResult StreamTransport::post(PeerId id, std::span<const Work> batch) noexcept {
   Peer* peer = find(id);
   if (peer == nullptr || !peer->up()) return {0, Code::kRailFailed};
-  for (std::size_t i = 0; i < batch.size(); ++i)
-    if (!accept(*peer, batch[i])) return {i, Code::kAgain};
-  return {batch.size(), Code::kOk};
+  std::size_t accepted = 0;
+  try {
+    while (accepted < batch.size() && accept(*peer, batch[accepted])) ++accepted;
+  } catch (const std::bad_alloc&) {  // as full as it can be
+  }
+  peer->take_turns();
+  return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
 }
 
 bool StreamTransport::accept(Peer& peer, const Work& work) {
@@ -207,43 +230,45 @@ std::size_t StreamTransport::poll(std::span<Completion> completions) noexcept {
   return completions_.take(completions);
 }
 
-bool StreamTransport::busy() const noexcept {
-  if (!completions_.empty()) return true;
-  return std::any_of(peers_.begin(), peers_.end(),
-                     [](const auto& peer) { return peer->up() && (peer->readable || peer->can_write()); });
-}
+bool StreamTransport::busy() const noexcept { return !completions_.empty() || !active_.empty(); }
 
-// Serves the peers round robin: each may use up the budget, and the next poll begins after the
+// Serves those who have something to do in turns: each may use up the budget, and the next poll begins after the
 // last that was served.
 void StreamTransport::progress() noexcept {
   std::uint64_t read_left = kPollNbytes, write_left = kPollNbytes;
-  const std::size_t first = next_turn_;
-  for (std::size_t i = 0; i < peers_.size() && read_left != 0 && write_left != 0; ++i) {
-    const std::size_t index = (first + i) % peers_.size();
-    Peer& peer = *peers_[index];
-    bool served = false;
-    while (peer.up() && peer.can_write() && write_left != 0) {
-      served = true;
-      const stream::Step step = peer.sending.write(peer.socket.get(), write_left, completions_);
-      if (!step.status.ok()) take_down(peer, step.status);
-      write_left -= std::min(write_left, step.nbytes);
-      peer.writable = !step.would_block;
+  std::size_t num_served = 0;
+  while (num_served < active_.size() && read_left != 0 && write_left != 0) {
+    Peer& peer = *active_[num_served++];
+    try {
+      serve(peer, read_left, write_left);
+    } catch (const std::bad_alloc&) {
+      take_down(peer, Status(Code::kExhausted, "there is no memory left for what the rail carries"));
     }
-    while (peer.up() && peer.readable && read_left != 0) {
-      served = true;
-      if (scratch_.empty()) scratch_.resize(kScratchNbytes);
-      const stream::Step step = peer.receiving.read(peer.socket.get(), read_left, scratch_, completions_);
-      if (!step.status.ok()) take_down(peer, step.status);
-      read_left -= std::min(read_left, step.nbytes);
-      peer.readable = !step.would_block;
-      if (step.would_block && peer.up()) peer.wake_when_worth(peer.receiving.missing_nbytes());
-    }
-    if (const bool wants_writable = !peer.sending.empty() && !peer.writable;
-        peer.up() && wants_writable != peer.wants_writable) {
-      peer.wants_writable = wants_writable;
-      reactor_.modify(peer.socket.get(), wants_writable ? EPOLLIN | EPOLLOUT : EPOLLIN);
-    }
-    if (served) next_turn_ = index + 1;
+  }
+  if (num_served == 0) return;
+  std::rotate(active_.begin(), active_.begin() + static_cast<std::ptrdiff_t>(num_served), active_.end());
+  std::erase_if(active_, [](Peer* peer) { return !(peer->takes_turns = peer->has_turn()); });
+}
+
+void StreamTransport::serve(Peer& peer, std::uint64_t& read_left, std::uint64_t& write_left) {
+  while (peer.up() && peer.can_write() && write_left != 0) {
+    const stream::Step step = peer.sending.write(peer.socket.get(), write_left, completions_);
+    if (!step.status.ok()) take_down(peer, step.status);
+    write_left -= std::min(write_left, step.work);
+    peer.writable = !step.would_block;
+  }
+  while (peer.up() && peer.readable && read_left != 0) {
+    if (scratch_.empty()) scratch_.resize(kScratchNbytes);
+    const stream::Step step = peer.receiving.read(peer.socket.get(), read_left, scratch_, completions_);
+    if (!step.status.ok()) take_down(peer, step.status);
+    read_left -= std::min(read_left, step.work);
+    peer.readable = !step.would_block;
+    if (step.would_block && peer.up()) peer.wake_when_worth(peer.receiving.missing_nbytes());
+  }
+  if (const bool wants_writable = !peer.sending.empty() && !peer.writable;
+      peer.up() && wants_writable != peer.wants_writable) {
+    peer.wants_writable = wants_writable;
+    reactor_.modify(peer.socket.get(), wants_writable ? EPOLLIN | EPOLLOUT : EPOLLIN);
   }
 }
 
@@ -257,9 +282,9 @@ void StreamTransport::take_down(Peer& peer, const Status& reason) noexcept {
 }
 
 StreamTransport::Peer* StreamTransport::find(PeerId id) const noexcept {
-  const auto found =
-      std::find_if(peers_.begin(), peers_.end(), [id](const auto& peer) { return peer->id == id; });
-  return found == peers_.end() ? nullptr : found->get();
+  const auto found = std::lower_bound(peers_.begin(), peers_.end(), id,
+                                      [](const auto& peer, PeerId wanted) { return peer->id < wanted; });
+  return found == peers_.end() || (*found)->id != id ? nullptr : found->get();
 }
 
 }  // namespace kvxfer

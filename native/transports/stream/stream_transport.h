@@ -45,14 +45,17 @@ class StreamTransport final : public Transport {
 
   Peer* find(PeerId id) const noexcept;
   void progress() noexcept;
+  void serve(Peer& peer, std::uint64_t& read_left, std::uint64_t& write_left);
   bool accept(Peer& peer, const Work& work);
   void take_down(Peer& peer, const Status& reason) noexcept;
 
   Reactor& reactor_;
   const Options options_;
-  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // ids ascend
   PeerId next_id_ = 1;
-  std::size_t next_turn_ = 0;  // index in peers_: who is served first by the next poll
+  // Who has something to read or to write, in the order of their turns; never more than peers_, for which it
+  // has room.
+  std::vector<Peer*> active_;
   CompletionQueue completions_;
   std::vector<std::byte> scratch_;  // empty until a peer sends what nobody waits for
 };
