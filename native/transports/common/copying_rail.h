@@ -57,17 +57,26 @@ class CopyingRail : public RailPeers<Peer> {
                                            this->words("the destination fetches; nothing is sent")));
       const SlicedCopy slices(*work.move, work.piece);
       const std::uint64_t src_end = piece_end(*work.move, work.piece, Side::kSrc);
-      peer.copy = typename Peer::Copy{std::move(work), slices, src_end};
+      typename Peer::Copy copy{std::move(work), slices, src_end};
+      if (!advance(peer, copy, cost)) peer.copy = std::move(copy);  // a piece of the engine's is one slice
+      return;
     }
+    if (advance(peer, *peer.copy, cost)) peer.copy.reset();
+  }
+
+  // Copies a slice. True where that, or something else, was the work's end.
+  bool advance(Peer& peer, typename Peer::Copy& copy, std::uint64_t& cost) {
     std::string broken;
-    const Result<std::uint64_t> slice = copy_slice(peer, *peer.copy, broken);
+    const Result<std::uint64_t> slice = copy_slice(peer, copy, broken);
     if (slice.ok()) cost += slice.value();
-    if (slice.ok() && !peer.copy->slices.done()) return;
-    const WorkId id = peer.copy->work.id;
-    peer.copy.reset();
+    if (slice.ok() && !copy.slices.done()) return false;
+    const WorkId id = copy.work.id;
     this->end_work(slice.ok() ? done(id)
                               : failed(id, slice.status().code(), this->words(slice.status().message())));
-    if (!broken.empty()) this->fail(peer, broken);
+    if (broken.empty()) return true;
+    peer.copy.reset();  // it has ended
+    this->fail(peer, broken);
+    return true;
   }
 };
 

@@ -91,9 +91,10 @@ class RailPeers : public Transport {
   }
 
   bool busy() const noexcept override {
-    return !ready_.empty() || std::any_of(active_.begin(), active_.end(), [this](const Peer* peer) {
-      return wants_time(*peer) || has_turn(*peer);
-    });
+    if (!ready_.empty()) return true;
+    for (const Peer* const peer : active_)
+      if (has_turn(*peer) || wants_time(*peer)) return true;
+    return false;
   }
 
  protected:
@@ -198,8 +199,9 @@ class RailPeers : public Transport {
     return nullptr;
   }
   void end_turn() noexcept { ++turn_; }
-  // The first of its works that can run; queue.size() where none can.
+  // The first of its works, of which there are some, that can run; queue.size() where none can.
   std::size_t first_that_runs(const Peer& peer) const {
+    if (can_run(peer, peer.queue[0])) return 0;  // nearly always
     return peer.queue.first([&](const Work& work) { return can_run(peer, work); });
   }
   // Every work ends here, or in a transport's own way with forget_work().
@@ -231,7 +233,9 @@ class RailPeers : public Transport {
   };
 
   bool has_turn(const Peer& peer) const {
-    return peer.copy.has_value() || (!peer.queue.empty() && first_that_runs(peer) != peer.queue.size());
+    if (peer.copy.has_value()) return true;
+    if (peer.queue.empty()) return false;
+    return can_run(peer, peer.queue[0]) || first_that_runs(peer) != peer.queue.size();
   }
 
   void go_down(Peer& peer) {
