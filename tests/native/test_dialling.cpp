@@ -148,9 +148,9 @@ TEST(a_name_of_which_no_address_answers_says_what_became_of_each) {
   const Found silent = dial(*calling, several_at(port), kSecond / 2);
   CHECK_EQ(silent.state, "lost");
   CHECK(silent.error.code() == Code::kUnreachable);
-  CHECK_EQ(silent.error.message(), "no answer from tcp://several.test:" + text +
-                                       " within the time to connect, after 127.0.0.9:" + text +
-                                       " (no answer)");
+  CHECK_EQ(silent.error.message(),
+           "no answer from tcp://several.test:" + text +
+               " within the time to connect (connect_timeout_s), after 127.0.0.9:" + text + " (no answer)");
 }
 
 TEST(the_time_of_a_handshake_begins_with_the_connection) {
