@@ -261,10 +261,10 @@ TEST(a_peer_that_floods_frames_has_turns_as_others_have) {
   CHECK(peer.control.open());
   CHECK(num_served > 0);
   CHECK(scene.friend_is_there());
-  // 10,000 frames at once take 15 ms and more; a turn's 64 a tenth of one.
-  if (victim.longest_hold_ns() >= 5'000'000)
+  // What one read of 8 times 64 KiB brings takes 6 ms at once; a turn's 64 frames take 0.1 ms.
+  if (victim.longest_hold_ns() >= 2'000'000)
     std::printf("  the gate was held for %.1f ms\n", static_cast<double>(victim.longest_hold_ns()) / 1e6);
-  CHECK(victim.longest_hold_ns() < 5'000'000);
+  CHECK(victim.longest_hold_ns() < 2'000'000);
 }
 
 TEST(a_forked_child_keeps_no_socket_of_an_agent) {
