@@ -81,7 +81,7 @@ nb::bytes pack(nb::handle loops, nb::handle conversions, nb::handle scales, cons
       one_piece(to_program(1, loops, conversions, scales, units), layer, src_ids, dst_ids, num_fine);
   require_within(*move, Side::kSrc, src.shape(0));
   if (move->grid.num_pairs == 0) return nb::bytes("", 0);
-  move->local_base = const_cast<std::byte*>(at(src));  // a packer only reads
+  move->local = unregistered(const_cast<std::byte*>(at(src)));  // a packer only reads
   std::vector<std::byte> packed(piece_nbytes(*move->program, move->grid.piece(0)));
   Packer packer(*move, 0);
   std::size_t used = 0;
@@ -100,7 +100,7 @@ void unpack(nb::handle loops, nb::handle conversions, nb::handle scales, const U
   if (packed.size() != (empty ? 0 : piece_nbytes(*move->program, move->grid.piece(0))))
     raise({Code::kLengthMismatch, "these are not the bytes of that piece"});
   if (empty) return;
-  move->local_base = at(dst);
+  move->local = unregistered(at(dst));
   // In unequal parts, as a socket gives them.
   RunCursor cursor(*move, 0, End::kDestination);
   const auto* from = reinterpret_cast<const std::byte*>(packed.c_str());

@@ -301,7 +301,7 @@ class PyAgentCore {
       const Region* region = engine.region(id);
       if (region == nullptr) return "";
       if (region->memory.kind == MemoryKind::kGpu) return "gpu";
-      return region->memory.memfd >= 0 ? "pool" : "foreign";
+      return region->keepalive != nullptr ? "pool" : "foreign";
     });
     if (*kind == 0)
       raise({Code::kUnknownRegion, "region " + std::to_string(id) + " is not registered (any more)"});

@@ -147,7 +147,10 @@ void Engine::dispatch(Peer& peer, wire::Message message) {
             sessions_.await_rails(peer, context_.host.session_open(peer.key()));
           check_up(peer);
         } else if constexpr (std::is_same_v<T, wire::Region>) {
-          return peer_regions_.add(peer.key(), frame);
+          const RegionId id = frame.id;
+          Status added = peer_regions_.add(peer.key(), frame);
+          if (added.ok()) destinations_.path_came(peer.key(), id);
+          return added;
         } else if constexpr (std::is_same_v<T, wire::RegionGone>) {
           region_gone(peer, frame.id);
         } else if constexpr (std::is_same_v<T, wire::Program>) {
@@ -335,6 +338,18 @@ Result<RegionId> Engine::register_region(Time now, std::unique_ptr<Region> regio
   for (const SessionKey key : sessions_.keys())
     sessions_.send(*sessions_.find(key), regions_.find(id)->described());
   return id;
+}
+
+void Engine::add_keys(Time now, RegionId id, wire::TransportKeys keys) {
+  context_.now = now;
+  Region* const region = regions_.find(id);
+  if (region == nullptr) return;
+  region->keys.push_back(std::move(keys));
+  for (const SessionKey key : sessions_.keys()) sessions_.send(*sessions_.find(key), region->described());
+}
+
+void Engine::add_note(RegionId id, std::string note) {
+  if (Region* const region = regions_.find(id); region != nullptr) region->notes.push_back(std::move(note));
 }
 
 Status Engine::deregister_region(Time now, RegionId id) {

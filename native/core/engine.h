@@ -100,6 +100,11 @@ class Engine {
   bool is_leaving(RegionId id) const { return regions_.is_leaving(id); }
   const Region* region(RegionId id) const { return regions_.find(id); }
   RegionId next_region_id() const noexcept { return regions_.next_id(); }
+  // For a region that is registered later under that id, or never.
+  RegionId reserve_region_id() noexcept { return regions_.reserve_id(); }
+  // One more rail has registered it, or could not: peers are told of the keys. Nothing where it is gone.
+  void add_keys(Time now, RegionId id, wire::TransportKeys keys);
+  void add_note(RegionId id, std::string note);
 
   // ---- transfers and leases of this end's callers
   Result<std::uint32_t> install_program(Time now, SessionKey peer, bool write, RegionId src, RegionId dst,

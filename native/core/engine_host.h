@@ -27,6 +27,7 @@ struct RailInfo {
   RailId id = 0;
   std::uint16_t index = 0;  // in the session; both ends use the same
   Capabilities capabilities;
+  std::uint16_t peer_instance = 0;  // of the peer's instances of the transport, the one at its other end
 };
 
 class EngineHost {

@@ -36,11 +36,13 @@ class FaultyTransport final : public Transport {
   Result<RegionKeys> register_memory(const LocalRegion& region) override {
     return inner_->register_memory(region);
   }
-  void deregister_memory(RegionId region) noexcept override { inner_->deregister_memory(region); }
-  bool held_by_peers(RegionId region) const noexcept override { return inner_->held_by_peers(region); }
-  std::vector<std::string> give_up_holders(RegionId region) override {
-    return inner_->give_up_holders(region);
+  bool prepares() const noexcept override { return inner_->prepares(); }
+  Result<Pinned> prepare(const LocalRegion& region) override { return inner_->prepare(region); }
+  Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned& pinned) override {
+    return inner_->register_memory(region, pinned);
   }
+  void deregister_memory(RegionId region) noexcept override { inner_->deregister_memory(region); }
+  MemoryLender* lender() noexcept override { return inner_->lender(); }
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   void disconnect(PeerId peer) noexcept override;
   Status attach(PeerId peer, const RemoteRegion& region) override;
@@ -49,6 +51,7 @@ class FaultyTransport final : public Transport {
   void cancel(WorkId work) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
   bool busy() const noexcept override { return !held_.empty() || inner_->busy(); }
+  bool arm() noexcept override { return inner_->arm(); }
 
  private:
   struct Outstanding {

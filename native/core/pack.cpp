@@ -126,7 +126,7 @@ std::uint64_t Packer::least_room(const CopyProgram& program) noexcept {
 
 std::size_t Packer::pack(std::byte* out, std::size_t room) noexcept {
   const CopyProgram& program = *move_->program;
-  const std::byte* base = move_->local_base;
+  const std::byte* base = move_->local->base;
   std::size_t used = 0;
   do {  // twice where all that fits has gone out before
     const std::uint64_t visited = cursor_.advance(room - used, SliceUnit::kPacked, [&](const CellPart& part) {

@@ -18,11 +18,13 @@ namespace kvxfer {
 
 struct Region {
   LocalRegion memory;
+  std::shared_ptr<const LocalRegion> shared;  // the same, for moves; once it has an id
   std::string name;
   std::uint32_t num_blocks = 0;
   Footprint footprint;
   wire::Bytes layout;
   std::vector<wire::TransportKeys> keys;
+  std::vector<std::string> notes;         // which rails could not register it, and why
   std::shared_ptr<const void> keepalive;  // of the pool it lies in
 
   wire::Region described() const;

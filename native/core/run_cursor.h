@@ -115,7 +115,7 @@ class RunCursor {
   bool take_run(std::uint64_t offset, std::uint64_t nbytes, std::uint64_t& left, Take&& take) {
     if (left == 0) return false;
     const std::uint64_t num = std::min(nbytes - within_, left);
-    if (!take(move_->local_base + offset + within_, num)) return false;
+    if (!take(move_->local->base + offset + within_, num)) return false;
     left -= num;
     within_ += num;
     return within_ == nbytes;

@@ -291,10 +291,13 @@ void Runtime::close(Time timeout_ns) {
         " transfers that a device has under way: their memory is not given back before it has ended them");
   // With what they opened: exported handles, streams, a device's context. What is under way ends here, and
   // nobody else is to wait for it meanwhile.
-  std::vector<std::unique_ptr<Transport>> transports = std::move(transports_);
+  std::vector<std::shared_ptr<Transport>> transports = std::move(transports_);
+  std::map<RegionId, std::vector<Pinned>> pinned = std::move(pinned_);
   transports_.clear();
+  pinned_.clear();
   lock.unlock();
   transports.clear();
+  pinned.clear();
   lock.lock();
   ranges_.clear();
   engine_->abandon(now());
@@ -336,36 +339,73 @@ Result<RegionId> Runtime::register_region(std::string name,
   region->layout = std::move(layout);
   const std::uint64_t extent = memory.spans.back().offset + memory.spans.back().nbytes;
   if (std::optional<PoolSlice> slice;
-      kind == MemoryKind::kHost && (slice = PoolMemory::find(memory.base, extent))) {
-    memory.memfd = slice->fd;
-    memory.memfd_id = slice->memfd_id;
-    memory.memfd_offset = slice->offset;
-    memory.memfd_nbytes = slice->memfd_nbytes;
+      kind == MemoryKind::kHost && (slice = PoolMemory::find(memory.base, extent)))
     region->keepalive = std::move(slice->keepalive);
-  }
-  const CallerTurn turn(*this);
-  memory.id = engine_->next_region_id();
-  for (std::size_t i = 0; i < transports_.size(); ++i) {
-    if (!transports_[i]->capabilities().memory.has(kind)) continue;
-    Result<RegionKeys> keys = transports_[i]->register_memory(memory);
-    const std::string_view transport = transports_[i]->capabilities().name;
-    if (!keys.ok()) {
-      for (std::size_t k = 0; k < i; ++k) transports_[k]->deregister_memory(memory.id);
-      return Status(keys.status().code(), "registering '" + region->name + "' with " +
-                                              std::string(transport) + ": " + keys.status().message());
+  LocalRegion described = memory;
+  Status failure;
+  // `region` is ours until the engine has it; what comes later is told to the engine.
+  const auto note = [&](std::size_t rail, const Status& why) {
+    std::string text = std::string(kind_of_[rail]->name) + ": " + why.message();
+    failure = {why.code(), failure.ok() ? text : failure.message() + "; " + text};
+    if (region != nullptr)
+      region->notes.push_back(std::move(text));
+    else
+      engine_->add_note(described.id, std::move(text));
+  };
+  const auto add = [&](std::size_t rail, const Pinned& pinned, Time at) {
+    Result<RegionKeys> made = transports_[rail]->register_memory(described, pinned);
+    if (!made.ok()) return note(rail, made.status());
+    if (pinned != nullptr) pinned_[described.id].push_back(pinned);
+    wire::TransportKeys keys{std::string(kind_of_[rail]->name), std::move(made).value(), instance_of(rail)};
+    if (region != nullptr)
+      region->keys.push_back(std::move(keys));
+    else
+      engine_->add_keys(at, described.id, std::move(keys));
+  };
+  const auto announce = [&](Time at) -> Status {
+    if (region == nullptr || region->keys.empty()) return {};
+    const Result<RegionId> added = engine_->register_region(at, std::move(region));
+    if (!added.ok()) region_fenced(described.id);
+    return added.status();
+  };
+  std::vector<std::pair<std::size_t, std::shared_ptr<Transport>>> slow;
+  {
+    const CallerTurn turn(*this);
+    region->memory.id = described.id = engine_->reserve_region_id();
+    for (std::size_t i = 0; i < transports_.size(); ++i) {
+      if (!transports_[i]->capabilities().memory.has(kind)) continue;
+      if (transports_[i]->prepares())
+        slow.emplace_back(i, transports_[i]);
+      else
+        add(i, nullptr, turn.now);
     }
-    if (region->keys.empty() || region->keys.back().transport != transport)
-      region->keys.push_back({std::string(transport), std::move(keys).value()});
+    if (Status status = announce(turn.now); !status.ok()) return status;
   }
-  if (region->keys.empty()) {
-    std::string able;
-    for (const TransportKind* each : transport_kinds())
-      if (each->memory.has(kind)) able += (able.empty() ? "" : ", ") + std::string(each->name);
-    return Status(Code::kUnsupported, "no transport of agent '" + options_.name + "' reaches " +
-                                          (kind == MemoryKind::kGpu ? "GPU" : "host") +
-                                          " memory: make it with one that does (" + able + ")");
+  // Peers reach it over those, while devices pin it for others.
+  for (auto& [rail, transport] : slow) {
+    Result<Pinned> pinned = transport->prepare(described);
+    const CallerTurn turn(*this);
+    if (closed()) return Status(Code::kClosed, "agent '" + options_.name + "' was closed meanwhile");
+    if (!pinned.ok())
+      note(rail, pinned.status());
+    else
+      add(rail, pinned.value(), turn.now);
+    if (Status status = announce(turn.now); !status.ok()) return status;
   }
-  return engine_->register_region(turn.now, std::move(region));
+  if (region == nullptr) return described.id;
+  if (!failure.ok())
+    return Status(failure.code(), "registering '" + region->name + "' with " + failure.message());
+  std::string able;
+  for (const TransportKind* each : transport_kinds())
+    if (each->memory.has(kind)) able += (able.empty() ? "" : ", ") + std::string(each->name);
+  return Status(Code::kUnsupported, "no transport of agent '" + options_.name + "' reaches " +
+                                        (kind == MemoryKind::kGpu ? "GPU" : "host") +
+                                        " memory: make it with one that does (" + able + ")");
+}
+
+std::uint16_t Runtime::instance_of(std::size_t transport) const {
+  const auto first = std::find(kind_of_.begin(), kind_of_.end(), kind_of_[transport]);
+  return static_cast<std::uint16_t>(transport - static_cast<std::size_t>(first - kind_of_.begin()));
 }
 
 bool Runtime::take_ended(const std::function<bool()>& is_so) {
@@ -430,9 +470,14 @@ Status Runtime::deregister_region(RegionId id, Time timeout_ns) {
     return {Code::kDeadline, "region '" + name +
                                  "' is taken from peers, but a device still copies to or from it: its memory "
                                  "is not to be freed before a later deregister() returns"};
+  std::vector<Pinned> unpinned;  // when this returns, and without the gate
   {
     const std::lock_guard lock(gate_);
     leaving_.erase(id);
+    if (const auto found = pinned_.find(id); found != pinned_.end()) {
+      unpinned = std::move(found->second);
+      pinned_.erase(found);
+    }
   }
   await_unmapped(id, "GPU memory of region '" + name + "'", options_.silent_ns);
   return {};
@@ -446,17 +491,22 @@ void Runtime::await_unmapped(RegionId region, const std::string& what, Time time
   const nvtx::Range range("wait for unmapping", region);
   if (await(
           [&] {
-            return std::none_of(transports_.begin(), transports_.end(),
-                                [&](const auto& transport) { return transport->held_by_peers(region); });
+            return std::none_of(transports_.begin(), transports_.end(), [&](const auto& transport) {
+              MemoryLender* const lender = transport->lender();
+              return lender != nullptr && lender->held_by_peers(region);
+            });
           },
           timeout_ns))
     return;
   const CallerTurn turn(*this);
-  for (auto& transport : transports_)
-    for (const std::string& peer : transport->give_up_holders(region))
+  for (auto& transport : transports_) {
+    MemoryLender* const lender = transport->lender();
+    if (lender == nullptr) continue;
+    for (const std::string& peer : lender->give_up_holders(region))
       log(what + " may still be mapped by peer '" + peer + "', which did not say in time that it is not (" +
           std::to_string(std::max<Time>(timeout_ns, 0) / 1'000'000) +
           " ms): its process keeps the mapping until it ends. Memory of cudaMalloc is best freed after that");
+  }
 }
 
 // ---- what the engine wants -----------------------------------------------------------------------
@@ -473,7 +523,8 @@ void Runtime::handle(std::size_t transport, const Completion& completion, Time a
   if (completion.kind == CompletionKind::kRailUp) {
     rail.id = next_rail_++;
     places_[rail.id] = {transport, completion.peer};
-    engine_->rail_up(at, rail.session, {rail.id, rail.index, transports_[transport]->capabilities()});
+    engine_->rail_up(at, rail.session,
+                     {rail.id, rail.index, transports_[transport]->capabilities(), rail.peer_instance});
     return;
   }
   const BoundRail down = std::move(rail);
@@ -550,7 +601,7 @@ void Runtime::drop_rail(RailId rail) {
 }
 
 std::uint32_t Runtime::checksum(const Move& move, std::uint32_t piece, Side side) {
-  return checksum_piece(move, piece, side, move.local_base);
+  return checksum_piece(move, piece, side, move.local->base);
 }
 
 void Runtime::emit(Event event) {

@@ -179,6 +179,7 @@ class Runtime final : private EngineHost {
     Time due_at = 0;  // of all its addresses together
     std::uint16_t rail = 0;  // kRail
     std::size_t transport = 0;  // kRail
+    std::uint16_t peer_instance = 0;  // kRail
   };
   struct Listener final : Reactor::Handler {
     Runtime* runtime = nullptr;
@@ -197,6 +198,7 @@ class Runtime final : private EngineHost {
     RailId id = 0;  // 0 until it is up
     Time due_at = kNever;  // when it is to be up
     Charge descriptor;  // its socket's
+    std::uint16_t peer_instance = 0;
   };
   struct RailPlace {
     std::size_t transport = 0;
@@ -225,6 +227,7 @@ class Runtime final : private EngineHost {
   // Outside the gate, while the agent goes on for everybody else: until that is so, which is asked under it.
   bool await(const std::function<bool()>& is_so, Time timeout_ns);
   // `timeout_ns`: when those who do not answer are given up.
+  std::uint16_t instance_of(std::size_t transport) const;  // among those of its kind
   void await_unmapped(RegionId region, const std::string& what, Time timeout_ns);
 
   // runtime_drivers.cpp
@@ -304,6 +307,7 @@ class Runtime final : private EngineHost {
   // Before somebody sleeps on the reactor: peers are to say over the socket when they have written to
   // a ring. False where something is in one already.
   bool rest_rings();
+  bool rest();  // the same, and devices are asked to announce completions
   void expire_connections(Time now);
   void expect_by(Connection& connection, Time at);
   void log(std::string text);
@@ -318,7 +322,8 @@ class Runtime final : private EngineHost {
   CompletionRing ring_;
   std::unique_ptr<FenceTable> fences_;
   std::vector<const TransportKind*> kinds_;  // in use, nearest first
-  std::vector<std::unique_ptr<Transport>> transports_;  // their rails: those of one kind in a row
+  // Their rails: those of one kind in a row. Shared with callers who register with one without the gate.
+  std::vector<std::shared_ptr<Transport>> transports_;
   std::vector<const TransportKind*> kind_of_;  // of transports_, by index
   std::unique_ptr<Engine> engine_;
   Listener tcp_listener_, unix_listener_;
@@ -333,6 +338,7 @@ class Runtime final : private EngineHost {
   std::vector<std::pair<SessionKey, std::string>> failed_rails_;  // told to the engine in the next round
   std::unordered_map<WorkId, nvtx::Range> ranges_;  // of posted works, where a tool listens
   std::vector<Completion> completions_{64};  // of one transport in one round; kept, making them costs
+  std::map<RegionId, std::vector<Pinned>> pinned_;  // of regions that are registered, or leave
   std::map<RegionId, std::string> leaving_;  // deregistered, and nobody has heard yet that its memory is free
   // Connections that have proved nothing yet, the oldest first: they share one budget.
   Connections unproved_;

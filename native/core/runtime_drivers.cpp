@@ -60,6 +60,12 @@ bool Runtime::moving() const {
   return std::any_of(transports_.begin(), transports_.end(), [](const auto& t) { return t->busy(); });
 }
 
+bool Runtime::rest() {
+  bool rests = rest_rings();
+  for (const auto& transport : transports_) rests = transport->arm() && rests;
+  return rests;
+}
+
 bool Runtime::busy() const { return engine_->wants_pump() || moving(); }
 
 Time Runtime::next_deadline() const {
@@ -92,7 +98,7 @@ void Runtime::run() {
       more = progress();
       deadline = next_deadline();
       thread_until_ = more || now() - moved_at < options_.spin_ns ? 0 : deadline;
-      if (thread_until_ != 0 && !rest_rings()) {
+      if (thread_until_ != 0 && !rest()) {
         thread_until_ = 0;
         more = true;
       }
@@ -198,7 +204,7 @@ void Runtime::kick() {
     return;
   }
   // Who sleeps must hear of rings that were read meanwhile.
-  if (!busy() && failed_rails_.empty() && next_deadline() >= until && rest_rings()) return;
+  if (!busy() && failed_rails_.empty() && next_deadline() >= until && rest()) return;
   wake_reactor();
 }
 
@@ -281,7 +287,7 @@ bool Runtime::serve() {
     do {
       progress();
       // Peers are to say over the socket what they write from now on: the loop is about to sleep.
-      left = left_ || !failed_rails_.empty() || !rest_rings();
+      left = left_ || !failed_rails_.empty() || !rest();
     } while (left && (++rounds < kServeRounds || now() - start < kPollNs));
     left = left || unannounced();  // somebody has to look at them
     if (left && moving()) thread_serves_until_ = now() + kLongWork;
@@ -324,7 +330,7 @@ bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {
         const std::lock_guard lock(gate_);
         more = progress();
         const bool sleeps = !more && now() - moved_at >= options_.spin_ns;
-        driver_until_ = sleeps && rest_rings() ? std::min(next_deadline(), deadline) : 0;
+        driver_until_ = sleeps && rest() ? std::min(next_deadline(), deadline) : 0;
       }
       gate_.yield();
       const Time at = now();

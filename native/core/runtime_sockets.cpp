@@ -335,11 +335,12 @@ void Runtime::on_rail_hello(Connection& connection, const wire::RailHello& hello
   if (!descriptor)
     return drop(connection, "a rail more of peer '" + session->peer().name +
                                 "': " + budget->in_words(Resource::kDescriptors));
-  connection.socket->send(session->rail_welcome(hello.rail));
+  connection.socket->send(session->rail_welcome(hello.rail, instance_of(best)));
   connection.socket->flush();
   if (!connection.socket->open()) return;
   connection.session = key;
   connection.transport = best;
+  connection.peer_instance = hello.instance;
   connection.rail = hello.rail;
   hand_over(connection, false, std::move(descriptor));
 }
@@ -348,11 +349,12 @@ void Runtime::on_rail_hello(Connection& connection, const wire::RailHello& hello
 void Runtime::hand_over(Connection& connection, bool initiator, Charge descriptor) {
   const std::string name = engine_->session(connection.session)->peer().name;
   Result<PeerId> peer = transports_[connection.transport]->connect(
-      connection.socket->release(), {initiator, connection.rail, name, engine_->budget(connection.session)});
+      connection.socket->release(),
+      {initiator, connection.rail, name, engine_->budget(connection.session), connection.peer_instance});
   if (peer.ok()) {
     const Time due_at = now() + options_.handshake_ns;
-    bound_[{connection.transport, peer.value()}] = {connection.session, connection.rail, 0, due_at,
-                                                    std::move(descriptor)};
+    bound_[{connection.transport, peer.value()}] = {connection.session,    connection.rail,         0, due_at,
+                                                    std::move(descriptor), connection.peer_instance};
     rails_due_.push_back({due_at, {connection.transport, peer.value()}});
   } else
     failed_rails_.emplace_back(connection.session, peer.status().message());
@@ -511,7 +513,7 @@ bool Runtime::dial_rail(SessionKey key, std::size_t transport, std::uint16_t rai
   expect_by(*connection, now() + options_.handshake_ns);
   connection->socket =
       std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, true);
-  connection->socket->send(session.rail_hello(rail, name));
+  connection->socket->send(session.rail_hello(rail, name, instance_of(transport)));
   if (Status status = connection->socket->start(); !status.ok()) {
     why = status.message();
     return false;
@@ -530,6 +532,7 @@ void Runtime::on_rail_welcome(Connection& connection, wire::ByteSpan frame) {
     if (message.ok())
       if (const auto* welcome = std::get_if<wire::RailWelcome>(&message.value()))
         if (session->verify_rail_welcome(connection.rail, *welcome)) {
+          connection.peer_instance = welcome->instance;
           const std::shared_ptr<Budget> budget = engine_->budget(connection.session);
           Charge descriptor = Charge::take(budget, Resource::kDescriptors, 1);
           if (!descriptor) return connection.on_closed(budget->in_words(Resource::kDescriptors));

@@ -114,9 +114,9 @@ class Session {
 
   // Rail sockets are bound to the session: the initiator's first frame, the acceptor's check of
   // it (each rail index is accepted once in a session), the acceptor's answer and its check.
-  wire::Bytes rail_hello(std::uint16_t rail, std::string_view transport) const;
+  wire::Bytes rail_hello(std::uint16_t rail, std::string_view transport, std::uint16_t instance = 0) const;
   bool verify_rail_hello(const wire::RailHello& hello);
-  wire::Bytes rail_welcome(std::uint16_t rail) const;
+  wire::Bytes rail_welcome(std::uint16_t rail, std::uint16_t instance = 0) const;
   bool verify_rail_welcome(std::uint16_t rail, const wire::RailWelcome& welcome) const;
 
  private:
@@ -149,7 +149,8 @@ class Session {
   void queue(const wire::Message& message);
 
   wire::Digest prove(std::string_view label) const;
-  wire::Digest prove_rail(std::string_view label, std::uint16_t rail, std::string_view transport) const;
+  wire::Digest prove_rail(std::string_view label, std::uint16_t rail, std::string_view transport,
+                          std::uint16_t instance) const;
   std::string peer_in_words() const;
   std::string_view awaited_frame() const noexcept;
 

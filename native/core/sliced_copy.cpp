@@ -74,8 +74,8 @@ class SlicedCopy::OneCell {
         }
         if (!finds || place_.is_scale_known) break;
         place_.scale = scale_for(conversion_->dst_dtype, place_.amax);
-        std::memcpy(move_.local_base + found_scale_offset(cell_, *conversion_, place_.granule), &place_.scale,
-                    sizeof place_.scale);
+        std::memcpy(move_.local->base + found_scale_offset(cell_, *conversion_, place_.granule),
+                    &place_.scale, sizeof place_.scale);
         place_.is_scale_known = true;
         place_.run = 0;
       }
@@ -87,7 +87,7 @@ class SlicedCopy::OneCell {
   // Of run (i, j) the next bytes: are copied, converted, or looked at for their largest magnitude.
   Status take(CopySource& source, std::uint64_t i, std::uint64_t j, std::size_t nbytes, bool looks) {
     const std::uint64_t from = cell_.src + i * loop_.src_strides[0] + j * loop_.src_strides[1] + place_.at;
-    std::byte* const to = move_.local_base + cell_.dst + i * loop_.dst_strides[0] + j * loop_.dst_strides[1];
+    std::byte* const to = move_.local->base + cell_.dst + i * loop_.dst_strides[0] + j * loop_.dst_strides[1];
     if (Status scaled = set_scales(source, i, j); !scaled.ok()) return scaled;
     const Result<const std::byte*> bytes = source.read(from, nbytes);
     if (!bytes.ok()) return bytes.status();

@@ -16,7 +16,7 @@ namespace kvxfer {
 class CopySource {
  public:
   virtual ~CopySource() = default;
-  // Copies some pairs whole, into move.local_base.
+  // Copies some pairs whole, into move.local->base.
   virtual Status copy(const Move& move, const Piece& pairs) = 0;
   // Bytes of the source, valid until the next call: at most SlicedCopy::kChunkNbytes.
   virtual Result<const std::byte*> read(std::uint64_t offset, std::size_t nbytes) = 0;
@@ -27,7 +27,7 @@ class MappedSource final : public CopySource {
  public:
   explicit MappedSource(const std::byte* base) noexcept : base_(base) {}
   Status copy(const Move& move, const Piece& pairs) override {
-    execute(*move.program, pairs, move.src_ids.data(), move.dst_ids.data(), base_, move.local_base);
+    execute(*move.program, pairs, move.src_ids.data(), move.dst_ids.data(), base_, move.local->base);
     return {};
   }
   Result<const std::byte*> read(std::uint64_t offset, std::size_t) override { return base_ + offset; }

@@ -100,17 +100,25 @@ void put(Writer& out, const RailHello& hello) {
   out.raw(hello.session);
   out.number(hello.rail);
   out.text(hello.transport);
+  out.number(hello.instance);
   out.raw(hello.proof);
 }
 void get(Reader& in, RailHello& hello) {
   hello.session = in.array<16>("session");
   hello.rail = in.number<std::uint16_t>("rail", 0, kNoRail - 1);
   hello.transport = in.text("transport", kMaxName);
+  hello.instance = in.number<std::uint16_t>("instance", 0, UINT16_MAX);
   hello.proof = in.array<32>("proof");
 }
 
-void put(Writer& out, const RailWelcome& welcome) { out.raw(welcome.proof); }
-void get(Reader& in, RailWelcome& welcome) { welcome.proof = in.array<32>("proof"); }
+void put(Writer& out, const RailWelcome& welcome) {
+  out.number(welcome.instance);
+  out.raw(welcome.proof);
+}
+void get(Reader& in, RailWelcome& welcome) {
+  welcome.instance = in.number<std::uint16_t>("instance", 0, UINT16_MAX);
+  welcome.proof = in.array<32>("proof");
+}
 
 void put(Writer& out, const Heartbeat& heartbeat) { out.number(heartbeat.number); }
 void get(Reader& in, Heartbeat& heartbeat) { heartbeat.number = in.number<std::uint64_t>("number"); }
@@ -137,6 +145,7 @@ void put(Writer& out, const Region& region) {
   out.number(static_cast<std::uint32_t>(region.keys.size()));
   for (const TransportKeys& keys : region.keys) {
     out.text(keys.transport);
+    out.number(keys.instance);
     out.table<std::byte>(keys.keys);
   }
 }
@@ -161,9 +170,11 @@ void get(Reader& in, Region& region) {
   check_spans(in, region.base, region.spans);
   region.num_blocks = in.number<std::uint32_t>("num_blocks");
   region.layout = in.table<std::byte>("layout", "bytes", kMaxLayout);
-  region.keys.resize(in.count("keys", "transports", kMaxTransports, 2 * sizeof(std::uint32_t)));
+  region.keys.resize(
+      in.count("keys", "rails", kMaxRegionKeys, 2 * sizeof(std::uint32_t) + sizeof(std::uint16_t)));
   for (TransportKeys& keys : region.keys) {
     keys.transport = in.text("keys.transport", kMaxName);
+    keys.instance = in.number<std::uint16_t>("keys.instance", 0, UINT16_MAX);
     keys.keys = in.table<std::byte>("keys.keys", "bytes", kMaxKeyBytes);
   }
 }

@@ -30,8 +30,8 @@ using Digest = std::array<std::byte, 32>;
 // The newest protocol that this release speaks, and the oldest that it still does. Two agents talk
 // in the newest that both know (Session::protocol), so a cluster may be upgraded node by node;
 // HELLO's own layout is for ever.
-inline constexpr std::uint16_t kProtocolVersion = 2;
-inline constexpr std::uint16_t kOldestProtocolVersion = 2;
+inline constexpr std::uint16_t kProtocolVersion = 3;
+inline constexpr std::uint16_t kOldestProtocolVersion = 3;
 inline constexpr std::size_t kHeaderNbytes = 16;
 inline constexpr std::size_t kMacNbytes = 16;
 // Before a peer is authenticated it may make us hold this much and no more.
@@ -51,6 +51,7 @@ inline constexpr std::uint32_t kMaxName = 128;
 inline constexpr std::uint32_t kMaxText = 512;              // an error's words
 inline constexpr std::uint32_t kMaxLayout = 64 * 1024;
 inline constexpr std::uint32_t kMaxTransports = 16;
+inline constexpr std::uint32_t kMaxRegionKeys = 64;         // rails of an agent that registered a region
 inline constexpr std::uint32_t kMaxCreditPieces = 65536;
 
 enum class FrameType : std::uint16_t {
@@ -104,13 +105,18 @@ struct Challenge {
   Digest proof{};
 };
 struct Proof { Digest proof{}; };
+// A rail joins one instance of a transport at each end: HELLO names the initiator's, WELCOME the acceptor's.
 struct RailHello {
   Id128 session{};
   std::uint16_t rail = 0;
   std::string transport;
+  std::uint16_t instance = 0;
   Digest proof{};
 };
-struct RailWelcome { Digest proof{}; };
+struct RailWelcome {
+  std::uint16_t instance = 0;
+  Digest proof{};
+};
 
 struct Heartbeat { std::uint64_t number = 0; };     // also renews every renewable lease held
 struct HeartbeatAck { std::uint64_t number = 0; };
@@ -122,6 +128,7 @@ struct Goodbye {
 struct TransportKeys {
   std::string transport;
   RegionKeys keys;
+  std::uint16_t instance = 0;         // of the owner's rails of that transport
 };
 struct Region {
   RegionId id = 0;

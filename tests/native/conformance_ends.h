@@ -147,10 +147,6 @@ class Memory {
     if (pool_ != nullptr) {
       const auto slice = PoolMemory::find(data(), nbytes_);
       REQUIRE(slice.has_value());
-      region.memfd = slice->fd;
-      region.memfd_id = slice->memfd_id;
-      region.memfd_offset = slice->offset;
-      region.memfd_nbytes = slice->memfd_nbytes;
     }
     return region;
   }
@@ -463,12 +459,10 @@ class TestTransfer {
     REQUIRE(move.grid.num_pieces() == 0 || piece_ends(move, Side::kSrc) <= src.memory.nbytes());
     REQUIRE(move.grid.num_pieces() == 0 || piece_ends(move, Side::kDst) <= dst.memory.nbytes());
     move.transfer = next_transfer_id();
-    move.local_base = src.region.base;
-    move.local_memory = src.region.kind;
+    move.local = std::make_shared<const LocalRegion>(src.region);
     move.remote_region = dst.region.id;
     at_src = std::make_shared<Move>(move);
-    move.local_base = dst.region.base;
-    move.local_memory = dst.region.kind;
+    move.local = std::make_shared<const LocalRegion>(dst.region);
     move.remote_region = src.region.id;
     at_dst = std::make_shared<Move>(move);
 

@@ -63,7 +63,7 @@ inline std::shared_ptr<const Move> move_of(RegionId src, std::byte* dst, std::ui
     move->src_ids.push_back(k);
     move->dst_ids.push_back(kBlocks - 1 - k);
   }
-  move->local_base = dst;
+  move->local = unregistered(dst);
   move->remote_region = src;
   return move;
 }

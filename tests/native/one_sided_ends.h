@@ -98,7 +98,7 @@ inline std::shared_ptr<const Move> block_move(RegionId src_region, std::byte* ds
   move->grid = {0, 1, static_cast<std::uint32_t>(src_ids.size()), pairs_per_piece};
   move->src_ids = std::move(src_ids);
   move->dst_ids = std::move(dst_ids);
-  move->local_base = dst;
+  move->local = unregistered(dst);
   move->remote_region = src_region;
   return move;
 }

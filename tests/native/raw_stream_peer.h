@@ -58,7 +58,7 @@ class RawPeer {
     the_move->grid = {0, 1, kNumBlocks / 2, 4};  // two pieces of four pages, in every second block
     for (std::uint32_t i = 0; i < kNumBlocks / 2; ++i) the_move->src_ids.push_back(kNumBlocks - 1 - 2 * i);
     the_move->dst_ids = the_move->src_ids;
-    the_move->local_base = memory.data();
+    the_move->local = unregistered(memory.data());
     move = the_move;
   }
 

@@ -39,7 +39,7 @@ inline std::shared_ptr<PoolMemory> make_pool(std::size_t nbytes = kRegionNbytes)
 inline LocalRegion pool_region(RegionId id, std::byte* base, std::uint64_t nbytes) {
   const auto slice = PoolMemory::find(base, nbytes);
   REQUIRE(slice.has_value());
-  return {id, base, {{0, nbytes}}, slice->fd, slice->memfd_id, slice->offset, slice->memfd_nbytes};
+  return {id, base, {{0, nbytes}}};
 }
 
 inline LocalRegion foreign_region(RegionId id, std::byte* base, std::uint64_t nbytes) {

@@ -206,7 +206,7 @@ inline std::vector<std::byte> Node::gather(const Job& job, const std::byte* base
 }
 
 inline void Node::land(Job& job, std::uint64_t first, std::span<const std::byte> bytes) {
-  Memory& memory = memory_at(job.work.move->local_base);
+  Memory& memory = memory_at(job.work.move->local->base);
   std::uint64_t at = 0;
   for (const Run& run : job.runs) {
     const std::uint64_t from = std::max(first, at), to = std::min(first + bytes.size(), at + run.nbytes);
@@ -271,7 +271,7 @@ inline void Node::pass(const std::shared_ptr<Job>& job, std::uint64_t first, std
   if (own.dead || job->link->muted) return;
   Packet packet{job->work.move->transfer, job->work.piece, job->work.id, first, {}, end, held};
   if (first != last) {
-    const Memory& memory = memory_at(job->work.move->local_base);
+    const Memory& memory = memory_at(job->work.move->local->base);
     CHECK(memory.registered);
     for (std::uint32_t pair = 0; pair < job->work.move->grid.num_pairs; ++pair)
       if (memory.reused.contains(job->work.move->src_block(pair))) {

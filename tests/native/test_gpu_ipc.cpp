@@ -125,17 +125,17 @@ TEST(memory_is_held_until_peers_say_that_they_have_unmapped_it) {
   REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
   REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
                                 [&] { return dst.transport->num_mappings() == 1; }));
-  CHECK(!src.transport->held_by_peers(1) && !src.transport->held_by_peers(kEveryRegion));
+  CHECK(!src.transport->lender()->held_by_peers(1) && !src.transport->lender()->held_by_peers(kEveryRegion));
   src.transport->deregister_memory(1);
   for (int step = 0; step < 10; ++step) src.step();
-  CHECK(src.transport->held_by_peers(1) && src.transport->held_by_peers(kEveryRegion));
-  CHECK(!src.transport->held_by_peers(2));
+  CHECK(src.transport->lender()->held_by_peers(1) && src.transport->lender()->held_by_peers(kEveryRegion));
+  CHECK(!src.transport->lender()->held_by_peers(2));
   CHECK_EQ(dst.transport->num_mappings(), 1);
   REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
-                                [&] { return !src.transport->held_by_peers(1); }));
+                                [&] { return !src.transport->lender()->held_by_peers(1); }));
   CHECK_EQ(dst.transport->num_mappings(), 0);
-  CHECK(!src.transport->held_by_peers(kEveryRegion));
-  CHECK(src.transport->give_up_holders(kEveryRegion).empty());
+  CHECK(!src.transport->lender()->held_by_peers(kEveryRegion));
+  CHECK(src.transport->lender()->give_up_holders(kEveryRegion).empty());
   CHECK(src.event(CompletionKind::kRailDown) == nullptr && dst.event(CompletionKind::kRailDown) == nullptr);
 }
 
@@ -146,11 +146,11 @@ TEST(memory_under_two_regions_is_held_from_the_end_of_the_second_on) {
   told(*src.transport, region_of(1, memory.data()));
   told(*src.transport, region_of(2, memory.data()));
   src.transport->deregister_memory(1);
-  CHECK(!src.transport->held_by_peers(1));
+  CHECK(!src.transport->lender()->held_by_peers(1));
   src.transport->deregister_memory(2);
-  CHECK(src.transport->held_by_peers(2) && !src.transport->held_by_peers(1));
+  CHECK(src.transport->lender()->held_by_peers(2) && !src.transport->lender()->held_by_peers(1));
   REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
-                                [&] { return !src.transport->held_by_peers(2); }));
+                                [&] { return !src.transport->lender()->held_by_peers(2); }));
 }
 
 TEST(memory_registered_again_at_its_address_is_another) {
@@ -170,10 +170,10 @@ TEST(memory_registered_again_at_its_address_is_another) {
                       kNbytes / kBlocks) == 0);
     src.transport->deregister_memory(id);
     // The next is told of before the peer has answered: one answer does not stand for the other.
-    CHECK(src.transport->held_by_peers(id));
+    CHECK(src.transport->lender()->held_by_peers(id));
   }
   REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
-                                [&] { return !src.transport->held_by_peers(kEveryRegion); }));
+                                [&] { return !src.transport->lender()->held_by_peers(kEveryRegion); }));
   CHECK_EQ(dst.transport->num_mappings(), 0);
 }
 
@@ -189,9 +189,9 @@ TEST(a_peer_that_does_not_answer_loses_its_rail_and_nobody_waits_for_it_again) {
   src.transport->deregister_memory(1);
   // The other one answers, which is not enough.
   for (int step = 0; step < 10; ++step) other.step(), src.step();
-  CHECK(src.transport->held_by_peers(1));
-  CHECK_EQ(src.transport->give_up_holders(1), std::vector<std::string>{"b"});
-  CHECK(!src.transport->held_by_peers(kEveryRegion));
+  CHECK(src.transport->lender()->held_by_peers(1));
+  CHECK_EQ(src.transport->lender()->give_up_holders(1), std::vector<std::string>{"b"});
+  CHECK(!src.transport->lender()->held_by_peers(kEveryRegion));
   const Completion down = src.await(CompletionKind::kRailDown);
   CHECK(down.detail.find("did not say in time that it has unmapped it") != std::string::npos);
   std::size_t num_down = 0;
@@ -199,7 +199,7 @@ TEST(a_peer_that_does_not_answer_loses_its_rail_and_nobody_waits_for_it_again) {
   CHECK_EQ(num_down, 1);
   src.transport->deregister_memory(2);
   REQUIRE(src.reactor.run_until([&] { src.step(), other.step(); },
-                                [&] { return !src.transport->held_by_peers(2); }));
+                                [&] { return !src.transport->lender()->held_by_peers(2); }));
   // It runs again, meets the end of the rail and lets go.
   dst.await(CompletionKind::kRailDown);
   CHECK_EQ(dst.transport->num_mappings(), 0);
@@ -212,9 +212,10 @@ TEST(a_peer_that_dies_holds_nothing) {
   DeviceMemory memory(kNbytes);
   REQUIRE(dst->transport->attach(src_at_dst, told(*src.transport, region_of(1, memory.data()))).ok());
   src.transport->deregister_memory(1);
-  CHECK(src.transport->held_by_peers(1));
+  CHECK(src.transport->lender()->held_by_peers(1));
   dst.reset();
-  REQUIRE(src.reactor.run_until([&] { src.step(); }, [&] { return !src.transport->held_by_peers(1); }));
+  REQUIRE(
+      src.reactor.run_until([&] { src.step(); }, [&] { return !src.transport->lender()->held_by_peers(1); }));
   CHECK(src.event(CompletionKind::kRailDown) != nullptr);
 }
 
@@ -226,13 +227,13 @@ TEST(a_peer_whose_rail_ended_holds_memory_until_it_has_met_that_end) {
   REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); },
                                 [&] { return dst.transport->num_mappings() == 1; }));
   src.transport->disconnect(dst_at_src);
-  CHECK(src.transport->held_by_peers(kEveryRegion));
+  CHECK(src.transport->lender()->held_by_peers(kEveryRegion));
   src.transport->deregister_memory(1);
   for (int step = 0; step < 10; ++step) src.step();
-  CHECK(src.transport->held_by_peers(1));
+  CHECK(src.transport->lender()->held_by_peers(1));
   CHECK_EQ(dst.transport->num_mappings(), 1);
   REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
-                                [&] { return !src.transport->held_by_peers(kEveryRegion); }));
+                                [&] { return !src.transport->lender()->held_by_peers(kEveryRegion); }));
   CHECK_EQ(dst.transport->num_mappings(), 0);
   CHECK_EQ(src.reactor.num_handlers(), 0);
 }
@@ -286,7 +287,7 @@ TEST(a_region_that_is_refused_leaves_nothing_behind) {
       src.transport->register_memory(region_of(2, other.data(), {{0, kNbytes}, {apart, kNbytes}}));
   CHECK(!refused.ok() && refused.status().code() == Code::kUnsupported);
   src.transport->deregister_memory(2);
-  CHECK(!src.transport->held_by_peers(kEveryRegion));
+  CHECK(!src.transport->lender()->held_by_peers(kEveryRegion));
   // Peers wait for no memory that they are never told of.
   REQUIRE(dst.transport->attach(src_at_dst, told(*src.transport, region_of(3, memory.data()))).ok());
   const Work works[] = {fetch_work(1, move_of(3, arrived.data(), 1, 0), 0)};
@@ -295,10 +296,10 @@ TEST(a_region_that_is_refused_leaves_nothing_behind) {
   CHECK(std::memcmp(arrived.data() + kNbytes - kNbytes / kBlocks, memory.data(), kNbytes / kBlocks) == 0);
   // The first of two regions there held it, too.
   src.transport->deregister_memory(3);
-  CHECK(!src.transport->held_by_peers(kEveryRegion));
+  CHECK(!src.transport->lender()->held_by_peers(kEveryRegion));
   src.transport->deregister_memory(1);
   REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
-                                [&] { return !src.transport->held_by_peers(kEveryRegion); }));
+                                [&] { return !src.transport->lender()->held_by_peers(kEveryRegion); }));
 }
 
 TEST(a_device_that_fails_ends_its_rails_and_no_work_stays) {
@@ -412,10 +413,10 @@ TEST(peers_that_never_let_go_take_a_bounded_number_of_descriptors) {
     theirs.push_back(std::move(far));
     CHECK_EQ(end.reactor.num_handlers(), std::min(k + 1, kMost));
   }
-  CHECK(end.transport->held_by_peers(kEveryRegion));
+  CHECK(end.transport->lender()->held_by_peers(kEveryRegion));
   theirs.clear();
   REQUIRE(end.reactor.run_until([&] { end.step(); },
-                                [&] { return !end.transport->held_by_peers(kEveryRegion); }));
+                                [&] { return !end.transport->lender()->held_by_peers(kEveryRegion); }));
 }
 
 TEST(a_peer_that_lies_of_what_is_unmapped_loses_its_rail) {
@@ -430,9 +431,10 @@ TEST(a_peer_that_lies_of_what_is_unmapped_loses_its_rail) {
     CHECK(down(end).find("unmapped memory that it was not told to") != std::string::npos);
     // Its word is worth nothing any more: it holds the memory until its socket ends.
     end.transport->deregister_memory(1);
-    CHECK(end.transport->held_by_peers(1));
+    CHECK(end.transport->lender()->held_by_peers(1));
     liar.channel = MessageChannel(UniqueFd(), Liar::kMessageNbytes);
-    REQUIRE(end.reactor.run_until([&] { end.step(); }, [&] { return !end.transport->held_by_peers(1); }));
+    REQUIRE(end.reactor.run_until([&] { end.step(); },
+                                  [&] { return !end.transport->lender()->held_by_peers(1); }));
   }
   {
     Ends end(make);
@@ -440,7 +442,8 @@ TEST(a_peer_that_lies_of_what_is_unmapped_loses_its_rail) {
     told(*end.transport, region_of(1, memory.data()));
     end.transport->deregister_memory(1);
     liar.say(kUnmapped, 1);
-    REQUIRE(end.reactor.run_until([&] { end.step(); }, [&] { return !end.transport->held_by_peers(1); }));
+    REQUIRE(end.reactor.run_until([&] { end.step(); },
+                                  [&] { return !end.transport->lender()->held_by_peers(1); }));
     CHECK(end.event(CompletionKind::kRailDown) == nullptr);
     liar.say(kUnmapped, 1);
     CHECK(down(end).find("unmapped memory that it was not told to") != std::string::npos);

@@ -71,10 +71,10 @@ TEST(memory_that_is_taken_back_is_held_for_the_kernel_that_reads_it) {
   Scene held;
   held.src.transport->deregister_memory(1);
   held.step_on();
-  CHECK(held.src.transport->held_by_peers(1));
+  CHECK(held.src.transport->lender()->held_by_peers(1));
   CHECK(held.dst.completion_of(1) == nullptr);
   launches().let_all();
-  REQUIRE(held.comes([&] { return !held.src.transport->held_by_peers(kEveryRegion); }));
+  REQUIRE(held.comes([&] { return !held.src.transport->lender()->held_by_peers(kEveryRegion); }));
   CHECK(held.dst.completion_of(1) != nullptr);
 }
 
@@ -83,10 +83,10 @@ TEST(a_peer_that_is_disconnected_has_its_memory_held_for_the_kernel_that_reads_i
   held.src.transport->deregister_memory(1);
   held.dst.transport->disconnect(held.src_at_dst);
   held.step_on();
-  CHECK(held.src.transport->held_by_peers(1));
+  CHECK(held.src.transport->lender()->held_by_peers(1));
   CHECK(held.dst.completion_of(1) == nullptr);
   launches().let_all();
-  REQUIRE(held.comes([&] { return !held.src.transport->held_by_peers(kEveryRegion); }));
+  REQUIRE(held.comes([&] { return !held.src.transport->lender()->held_by_peers(kEveryRegion); }));
   CHECK(held.dst.completion_of(1)->code == Code::kCancelled);
 }
 
@@ -96,14 +96,14 @@ TEST(a_peer_that_is_given_up_while_kernels_read_its_memory_is_not_waited_for_aga
   told(*held.dst.transport, region_of(5, first.data()));
   told(*held.dst.transport, region_of(6, second.data()));
   held.dst.transport->deregister_memory(5);  // src is not asked to answer
-  CHECK(held.dst.transport->held_by_peers(5));
-  CHECK_EQ(held.dst.transport->give_up_holders(5), std::vector<std::string>{"a"});
-  CHECK(!held.dst.transport->held_by_peers(kEveryRegion));
+  CHECK(held.dst.transport->lender()->held_by_peers(5));
+  CHECK_EQ(held.dst.transport->lender()->give_up_holders(5), std::vector<std::string>{"a"});
+  CHECK(!held.dst.transport->lender()->held_by_peers(kEveryRegion));
   held.dst.transport->deregister_memory(6);
-  CHECK(!held.dst.transport->held_by_peers(6));
+  CHECK(!held.dst.transport->lender()->held_by_peers(6));
   launches().let_all();
   CHECK(held.dst.await(1).code == Code::kOk);
-  CHECK(!held.dst.transport->held_by_peers(kEveryRegion));
+  CHECK(!held.dst.transport->lender()->held_by_peers(kEveryRegion));
 }
 
 TEST(no_more_than_so_many_bytes_are_under_way_and_what_ended_makes_room) {

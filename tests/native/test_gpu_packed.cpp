@@ -68,7 +68,7 @@ void check_sample(check::Random& random, const Wish& wish, Copy copy) {
   std::vector<std::byte> src(sample.src.end), before(sample.dst.end);
   sample.fill_source(src.data());
   random.fill(before.data(), before.size());
-  sample.move.local_base = src.data();
+  sample.move.local = unregistered(src.data());
   for (std::uint32_t index = 0; index < sample.move.grid.num_pieces(); ++index) {
     const PieceOf of{sample.move, index};
     std::vector<std::byte> after = before;

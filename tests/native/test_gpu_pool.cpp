@@ -142,7 +142,7 @@ void carries(gpu::HandleKind kind) {
             0);
     src.transport->deregister_memory(1);
     REQUIRE(src.reactor.run_until([&] { src.step(), dst.step(); },
-                                  [&] { return !src.transport->held_by_peers(1); }));
+                                  [&] { return !src.transport->lender()->held_by_peers(1); }));
     CHECK_OK(pool->free(memory.value()));
   }
   CHECK(kept() == before);

@@ -196,7 +196,7 @@ struct Two {
                       TransferId transfer = 1, std::uint64_t nbytes = kBlockNbytes) {
     std::byte* const base = memory == MemoryKind::kGpu ? agent.gpu.data() : agent.host.data();
     auto move = std::make_shared<Move>(*testing::block_move(1, base, nbytes, {block}, {block}, 1));
-    move->local_memory = memory;
+    move->local = unregistered(base, memory);
     move->transfer = transfer;
     Work work;
     work.id = conformance::next_work_id();

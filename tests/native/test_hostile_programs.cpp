@@ -101,7 +101,7 @@ TEST(hostile_programs_stay_inside_and_end_by_our_count) {
     std::iota(move.src_ids.begin(), move.src_ids.end(), 0u);
     move.dst_ids = move.src_ids;
     std::vector<std::byte> memory(kNbytes, std::byte{0x3c});
-    move.local_base = memory.data();
+    move.local = unregistered(memory.data());
     const std::uint32_t piece = static_cast<std::uint32_t>(random.below(move.grid.num_pieces()));
     const std::uint64_t nbytes = piece_nbytes(*program, move.grid.piece(piece));
     constexpr std::uint64_t kRoom = 64 * 1024;

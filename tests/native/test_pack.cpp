@@ -27,8 +27,8 @@ struct Ends {
     sample.fill_source(src.data());
     random.fill(dst.data(), dst.size());
     at_src = at_dst = sample.move;
-    at_src.local_base = src.data();
-    at_dst.local_base = dst.data();
+    at_src.local = unregistered(src.data());
+    at_dst.local = unregistered(dst.data());
     expected = dst;
     for (std::uint32_t piece = 0; piece < num_pieces(); ++piece)
       apply(sample.move, piece, src.data(), expected.data());
@@ -145,10 +145,10 @@ TEST(a_pair_of_gigabytes_is_packed_into_a_buffer_of_any_size) {
     Move move = heap_of(1 << 10, 1 << 10, 2 * kElements, converted);  // 200 GB
     Bytes src(2 * kElements);
     random.fill(src.data(), src.size());
-    move.local_base = src.data();
+    move.local = unregistered(src.data());
     CHECK(Packer::least_room(*move.program) <= 8);
     Move once = heap_of(1, 1, 2 * kElements, converted);
-    once.local_base = src.data();
+    once.local = unregistered(src.data());
     Bytes run(piece_nbytes(*once.program, once.grid.piece(0)));
     CHECK_EQ(Packer(once, 0).pack(run.data(), run.size()), run.size());
     Packer packer(move, 0);

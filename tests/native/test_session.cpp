@@ -279,7 +279,7 @@ TEST(a_rail_of_another_session_index_or_transport_is_refused) {
 
   CHECK(!pair.initiator.verify_rail_welcome(1, rail_welcome(stranger.acceptor, 1)));
   CHECK(!pair.initiator.verify_rail_welcome(1, rail_welcome(pair.acceptor, 2)));
-  CHECK(!pair.initiator.verify_rail_welcome(1, RailWelcome{hello.proof}));
+  CHECK(!pair.initiator.verify_rail_welcome(1, RailWelcome{0, hello.proof}));
 }
 
 TEST(a_rail_is_refused_before_and_after_the_session) {

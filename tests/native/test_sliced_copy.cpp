@@ -50,7 +50,7 @@ TEST(slices_of_any_length_do_what_the_program_says) {
     random.fill(dst.data(), dst.size());
     Bytes expected = dst;
     Move move = sample.move;
-    move.local_base = dst.data();
+    move.local = unregistered(dst.data());
     CountingSource source(src);
     for (std::uint32_t piece = 0; piece < move.grid.num_pieces(); ++piece) {
       apply(sample.move, piece, src.data(), expected.data());
@@ -93,7 +93,7 @@ TEST(no_slice_is_longer_than_ours_whatever_the_piece_is_made_of) {
     std::iota(move.src_ids.begin(), move.src_ids.end(), 0u);
     move.dst_ids = move.src_ids;
     Bytes src(shape.nbytes, std::byte{7}), dst(shape.nbytes);
-    move.local_base = dst.data();
+    move.local = unregistered(dst.data());
     MappedSource source(src.data());
     SlicedCopy copy(move, 0);
     std::uint64_t num_slices = 0;
@@ -120,7 +120,7 @@ TEST(a_piece_as_the_engine_makes_them_is_one_slice) {
   move.grid = {0, 1, 256, 256};
   move.src_ids.assign(256, 0);
   move.dst_ids.assign(256, 0);
-  move.local_base = dst.data();
+  move.local = unregistered(dst.data());
   MappedSource source(src.data());
   SlicedCopy copy(move, 0);
   REQUIRE_OK(copy.advance(source));

@@ -325,14 +325,14 @@ TEST(errors_name_the_frame_and_the_field) {
     return rejection(hello);
   };
   CHECK_EQ(hello_of(9, 2), "accepted");
-  CHECK_EQ(hello_of(2, 0), "accepted");
+  CHECK_EQ(hello_of(3, 0), "accepted");
   CHECK_EQ(hello_of(1, 1),
-           "HELLO.version: the peer speaks protocol version 1 at most, this agent 2; upgrade kvxfer at the "
+           "HELLO.version: the peer speaks protocol version 1 at most, this agent 3; upgrade kvxfer at the "
            "peer");
-  CHECK_EQ(hello_of(9, 3),
-           "HELLO.version: the peer speaks protocol version 3 to 9, this agent 2; upgrade kvxfer here");
-  CHECK_EQ(hello_of(3, 3),
-           "HELLO.version: the peer speaks protocol version 3, this agent 2; upgrade kvxfer here");
+  CHECK_EQ(hello_of(9, 4),
+           "HELLO.version: the peer speaks protocol version 4 to 9, this agent 3; upgrade kvxfer here");
+  CHECK_EQ(hello_of(4, 4),
+           "HELLO.version: the peer speaks protocol version 4, this agent 3; upgrade kvxfer here");
   CHECK_EQ(rejection(RailHello{.rail = kNoRail, .transport = {}}),
            "RAIL_HELLO.rail: 65535, must be 0 to 65534");
 }
@@ -390,7 +390,7 @@ TEST(utf8_is_judged_as_rfc_3629_says) {
 }
 
 // What version 2 looks like. If this fails, the layout changed: raise kProtocolVersion.
-TEST(the_layout_is_that_of_version_2) {
+TEST(the_layout_is_that_of_version_3) {
   const auto hex = [](ByteSpan bytes) {
     std::string out;
     for (const std::byte b : bytes) {
@@ -399,7 +399,7 @@ TEST(the_layout_is_that_of_version_2) {
     }
     return out;
   };
-  CHECK_EQ(kProtocolVersion, 2);
+  CHECK_EQ(kProtocolVersion, 3);
   CHECK_EQ(hex(encode(Credit{0x1122334455667788, 2, 3, 4}, 0x99)),
            "12000000"
            "2b00"
@@ -414,7 +414,7 @@ TEST(the_layout_is_that_of_version_2) {
   kvxfer::Sha256 all;
   for (std::size_t kind = 0; kind < kNumKinds; ++kind)
     all.update(encode(Sampler(random, 9).message(kind), kind));
-  CHECK_EQ(hex(all.finish()), "42bff3820c741a91f4fd8a057c1c48b41e21e5d71dc6cea727b122d1249b422c");
+  CHECK_EQ(hex(all.finish()), "72a190fb1480690a2b93c5b7c3e46d58f7fe57a8e1a9263504942076dbeddd93");
 }
 
 }  // namespace

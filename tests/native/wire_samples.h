@@ -43,12 +43,12 @@ inline auto fields(const Challenge& m) {
   return std::tie(a, b, c, d, e, f, g);
 }
 inline auto fields(const Proof& m) { const auto& [a] = m; return std::tie(a); }
-inline auto fields(const RailHello& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
-inline auto fields(const RailWelcome& m) { const auto& [a] = m; return std::tie(a); }
+inline auto fields(const RailHello& m) { const auto& [a, b, c, d, e] = m; return std::tie(a, b, c, d, e); }
+inline auto fields(const RailWelcome& m) { const auto& [a, b] = m; return std::tie(a, b); }
 inline auto fields(const Heartbeat& m) { const auto& [a] = m; return std::tie(a); }
 inline auto fields(const HeartbeatAck& m) { const auto& [a] = m; return std::tie(a); }
 inline auto fields(const Goodbye& m) { const auto& [a, b] = m; return std::tie(a, b); }
-inline auto fields(const TransportKeys& m) { const auto& [a, b] = m; return std::tie(a, b); }
+inline auto fields(const TransportKeys& m) { const auto& [a, b, c] = m; return std::tie(a, b, c); }
 inline auto fields(const Region& m) {
   const auto& [a, b, c, d, e, f, g] = m;
   return std::tie(a, b, c, d, e, f, g);
@@ -180,9 +180,13 @@ class Sampler {
     random_.fill(m.session.data(), m.session.size());
     m.rail = static_cast<std::uint16_t>(random_.below(kNoRail));
     m.transport = text(kMaxName);
+    m.instance = static_cast<std::uint16_t>(u32());
     random_.fill(m.proof.data(), m.proof.size());
   }
-  void make(RailWelcome& m) { random_.fill(m.proof.data(), m.proof.size()); }
+  void make(RailWelcome& m) {
+    m.instance = static_cast<std::uint16_t>(u32());
+    random_.fill(m.proof.data(), m.proof.size());
+  }
   void make(Heartbeat& m) { m.number = random_.next(); }
   void make(HeartbeatAck& m) { m.number = random_.next(); }
   void make(Goodbye& m) { m = {loss(), text(kMaxText)}; }
@@ -198,8 +202,12 @@ class Sampler {
     }
     m.num_blocks = u32();
     m.layout = bytes(kMaxLayout);
-    m.keys.resize(upto(kMaxTransports));
-    for (auto& keys : m.keys) keys = {text(kMaxName), bytes(kMaxKeyBytes)};
+    m.keys.resize(upto(kMaxRegionKeys));
+    for (auto& keys : m.keys) {
+      keys.transport = text(kMaxName);
+      keys.keys = bytes(kMaxKeyBytes);
+      keys.instance = static_cast<std::uint16_t>(u32());
+    }
   }
   void make(RegionGone& m) { m.id = random_.next(); }
   void make(RegionsEnd&) {}

@@ -36,11 +36,30 @@ Status PeerRegions::add(SessionKey session, wire::Region& region) {
   if (regions.size() >= kMaxPeerRegions) return {Code::kProtocol, "REGION refused: too many"};
   const RegionId id = region.id;
   auto [found, fresh] = regions.try_emplace(id);
-  if (!fresh) return {};  // ids are never reused: a repetition says nothing new
+  if (!fresh) {
+    add_keys(session, found->second, std::move(region.keys));
+    return {};
+  }
   found->second.region = std::move(region);
   for (Rail* rail : rails_.of(session)) attach(found->second, *rail);
   context_.host.emit({.kind = EventKind::kRegion, .peer = session, .region = id});
   return {};
+}
+
+// Ids are never reused: what is new in a repetition are keys of rails that have registered the region since.
+void PeerRegions::add_keys(SessionKey session, PeerRegion& remote, std::vector<wire::TransportKeys> told) {
+  std::vector<wire::TransportKeys>& known = remote.region.keys;
+  for (wire::TransportKeys& keys : told) {
+    const auto is_same = [&](const wire::TransportKeys& each) {
+      return each.transport == keys.transport && each.instance == keys.instance;
+    };
+    if (known.size() == wire::kMaxRegionKeys || std::any_of(known.begin(), known.end(), is_same)) continue;
+    known.push_back(std::move(keys));
+    for (Rail* rail : rails_.of(session))
+      if (rail->capabilities().name == known.back().transport &&
+          rail->info().peer_instance == known.back().instance)
+        attach(remote, *rail);
+  }
 }
 
 PeerRegion* PeerRegions::find(SessionKey session, RegionId id) {
@@ -118,7 +137,7 @@ bool PeerRegions::attach(PeerRegion& remote, Rail& rail) {
   RemoteRegion region{remote.region.id, remote.region.base, remote.region.spans, {}};
   bool offered = false;
   for (const wire::TransportKeys& keys : remote.region.keys)
-    if (keys.transport == rail.capabilities().name) {
+    if (keys.transport == rail.capabilities().name && keys.instance == rail.info().peer_instance) {
       region.keys = keys.keys;
       offered = true;
     }

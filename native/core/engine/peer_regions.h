@@ -33,7 +33,7 @@ class PeerRegions {
   PeerRegions(Context& context, Sessions& sessions, Rails& rails)
       : context_(context), sessions_(sessions), rails_(rails) {}
 
-  // A peer told one, and callers hear of it. An error: it breaks the protocol.
+  // A peer told one, and callers hear of it, or more keys of one that it told. An error: it breaks the protocol.
   Status add(SessionKey session, wire::Region& region);
   PeerRegion* find(SessionKey session, RegionId id);
   const PeerRegion* find(SessionKey session, RegionId id) const;
@@ -57,6 +57,7 @@ class PeerRegions {
 
  private:
   bool attach(PeerRegion& remote, Rail& rail);
+  void add_keys(SessionKey session, PeerRegion& remote, std::vector<wire::TransportKeys> told);
 
   Context& context_;
   Sessions& sessions_;

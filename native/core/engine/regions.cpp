@@ -3,8 +3,9 @@
 namespace kvxfer {
 
 RegionId Regions::add(std::unique_ptr<Region> region) {
-  const RegionId id = next_id_++;
-  region->memory.id = id;
+  if (region->memory.id == 0) region->memory.id = reserve_id();
+  const RegionId id = region->memory.id;
+  region->shared = std::make_shared<const LocalRegion>(region->memory);
   regions_.emplace(id, std::move(region));
   return id;
 }

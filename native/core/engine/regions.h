@@ -20,7 +20,12 @@ class Regions {
     return found == regions_.end() ? nullptr : found->second.get();
   }
   const RegionTable& all() const noexcept { return regions_; }
+  Region* find(RegionId id) {
+    auto found = regions_.find(id);
+    return found == regions_.end() ? nullptr : found->second.get();
+  }
   RegionId next_id() const noexcept { return next_id_; }
+  RegionId reserve_id() noexcept { return next_id_++; }
 
   // It is found no more. Its memory is kept until so many transfers have drained; then the host is told.
   void remove(RegionId id, std::size_t num_draining);

@@ -34,8 +34,7 @@ void TransferEnd::take(wire::TransferSpec& spec, std::shared_ptr<const CopyProgr
   moves->grid = spec.grid;
   moves->src_ids = std::move(spec.src_ids);
   moves->dst_ids = std::move(spec.dst_ids);
-  moves->local_base = local.memory.base;
-  moves->local_memory = local.memory.kind;
+  moves->local = local.shared;
   moves->remote_region = remote;
   move = std::move(moves);
 }

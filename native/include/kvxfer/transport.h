@@ -145,18 +145,28 @@ struct LocalRegion {
   RegionId id = 0;
   std::byte* base = nullptr;
   std::vector<MemorySpan> spans;
-  // Where base lies in shareable memory, or memfd < 0 for memory that is not the pool's.
-  int memfd = -1;
-  std::uint64_t memfd_id = 0;  // unique in the agent: two regions may share one pool
-  std::uint64_t memfd_offset = 0;  // of base
-  std::uint64_t memfd_nbytes = 0;  // of the whole memfd
   MemoryKind kind = MemoryKind::kHost;  // kGpu: base is the device's, not to be touched by the processor
+  int device = -1;  // kGpu: index of the device; -1 where it is not known
+  int numa_node = -1;  // kHost: that its pages lie on; -1 where it is not known, or several
 };
 
-// What a peer must know to reach a region over one kind of transport; opaque to the core,
-// at most kMaxKeyBytes, carried in the REGION frame.
+// Memory at an address that no agent has registered: a packer's, a test's.
+inline std::shared_ptr<const LocalRegion> unregistered(std::byte* base, MemoryKind kind = MemoryKind::kHost) {
+  auto region = std::make_shared<LocalRegion>();
+  region->base = base;
+  region->kind = kind;
+  return region;
+}
+
+// What keeps the memory of one region registered with one rail's device. The last reference may go on any thread
+// and take long: the agent holds one, and drops it without the gate.
+using Pinned = std::shared_ptr<const void>;
+
+// What a peer must know to reach a region over one rail (instance of a transport) of its owner; opaque to the
+// core, at most kMaxKeyBytes, carried in the REGION frame. A peer's rail gets those of the instance that it is
+// connected to. 64 KiB hold the packed keys of some hundred memory registrations.
 using RegionKeys = std::vector<std::byte>;
-inline constexpr std::size_t kMaxKeyBytes = 256;
+inline constexpr std::size_t kMaxKeyBytes = 64 * 1024;
 
 struct RemoteRegion {
   RegionId id = 0;
@@ -172,9 +182,9 @@ struct Move {
   PieceGrid grid;
   // Ids of units (copy_program.h), the last grid.num_fine of tokens; validated against program and regions.
   std::vector<std::uint32_t> src_ids, dst_ids;
-  std::byte* local_base = nullptr;  // of the region at this end (destination of fetch and
-  // receive, source of send)
-  MemoryKind local_memory = MemoryKind::kHost;  // that it lies in
+  // The region at this end (destination of fetch and receive, source of send). Its id is the one that
+  // register_memory had: a rail finds its own registration (lkey, memory handle) by it.
+  std::shared_ptr<const LocalRegion> local;
   RegionId remote_region = 0;
 
   // The block that a pair's unit lies in.
@@ -223,13 +233,9 @@ struct Completion {
   std::string detail;  // empty when kOk: no allocation on the fast path
 };
 
-// How little a transport can stop on its own.
-enum class FenceGrain : std::uint8_t { kWork, kRegion, kPeer };
-
 struct Capabilities {
   std::string_view name;  // "shm"
   bool one_sided = false;  // the destination fetches; the source need not act
-  FenceGrain fence = FenceGrain::kWork;
   std::uint32_t rank = 0;  // lower is preferred where several reach a region
   std::uint32_t window = 8;  // pieces worth having posted at a time, for each peer
   std::uint32_t piece_nbytes = 512 * 1024;  // what a piece should hold, about
@@ -248,10 +254,26 @@ struct ConnectInfo {
   std::string peer_name;  // for messages
   // Of the session: what the peer may make this rail hold; null: anything.
   std::shared_ptr<Budget> budget = nullptr;
+  // Which of the peer's instances of this transport it is connected to; keys of regions are that instance's.
+  std::uint16_t peer_instance = 0;
 };
 
 // Of no region: numbers begin with 1.
 inline constexpr RegionId kEveryRegion = 0;
+
+// Of a transport that lets peers map memory which the kernel does not keep for them: its owner must not free
+// it before they have unmapped it.
+class MemoryLender {
+ public:
+  // May a peer still have memory of a region mapped that was deregistered? kEveryRegion: memory of any, also
+  // by peers whose rails have ended. It comes true or false with what poll and sockets bring.
+  virtual bool held_by_peers(RegionId region) const noexcept = 0;
+  // Waits for such peers no longer: their rails end. Returns their names.
+  virtual std::vector<std::string> give_up_holders(RegionId region) = 0;
+
+ protected:
+  ~MemoryLender() = default;
+};
 
 class Transport {
  public:
@@ -259,16 +281,22 @@ class Transport {
 
   virtual Capabilities capabilities() const noexcept = 0;
 
-  // The keys travel to peers. The memory stays registered until deregister_memory, which comes when no work on it
-  // is outstanding any more.
+  // Registration has two steps, since a device takes longer to pin 100 GB than peers are patient. prepare() is the
+  // long one. It runs on the caller's thread without the gate, beside any other call, so it shares no state with
+  // them; the agent goes on meanwhile, and peers reach the region over the rails that are ready. What it returns
+  // comes back to register_memory. A transport that pins nothing leaves both as they are.
+  virtual bool prepares() const noexcept { return false; }
+  virtual Result<Pinned> prepare(const LocalRegion&) { return Pinned(); }
+  // The short one. The keys travel to peers. The memory stays registered until deregister_memory, which comes
+  // when no work on it is outstanding any more. One rail that cannot register fails no other: a region is reached
+  // over those that could.
   virtual Result<RegionKeys> register_memory(const LocalRegion& region) = 0;
+  virtual Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned&) {
+    return register_memory(region);
+  }
+  // Drops what it holds of the region's Pinned; the agent drops the last reference later, without the gate.
   virtual void deregister_memory(RegionId region) noexcept = 0;
-  // May a peer still have memory of a region mapped that was deregistered? Then it must not be freed yet.
-  // kEveryRegion: memory of any, also by peers whose rails have ended. Whoever lets peers map what the
-  // kernel does not keep for them overrides this; it comes true or false with what poll and sockets bring.
-  virtual bool held_by_peers(RegionId) const noexcept { return false; }
-  // Waits for such peers no longer: their rails end. Returns their names.
-  virtual std::vector<std::string> give_up_holders(RegionId) { return {}; }
+  virtual MemoryLender* lender() noexcept { return nullptr; }
 
   // Takes the authenticated socket. The peer may be used once poll reports kRailUp for it; a
   // rail that cannot come up reports kRailDown.
@@ -296,6 +324,10 @@ class Transport {
 
   // True while poll has something to do that no descriptor will announce.
   virtual bool busy() const noexcept = 0;
+
+  // The thread that drives is about to sleep on the reactor: a device that announces completions only when asked
+  // to is asked now. False where something came meanwhile: it polls once more before it sleeps.
+  virtual bool arm() noexcept { return true; }
 };
 
 }  // namespace kvxfer

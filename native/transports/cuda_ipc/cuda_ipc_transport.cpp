@@ -44,7 +44,6 @@ CudaIpcTransport::CudaIpcTransport(Reactor& reactor, const FenceTable& fences, c
 Capabilities CudaIpcTransport::capabilities() const noexcept {
   return {.name = "cuda_ipc",
           .one_sided = true,
-          .fence = FenceGrain::kWork,
           .rank = 0,
           .window = 64,
           .piece_nbytes = kPieceNbytes,

@@ -53,7 +53,7 @@ struct Peer : RailPeer<Message> {
 
 }  // namespace cuda_ipc
 
-class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer> {
+class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer>, private MemoryLender {
  public:
   struct Options {
     int device = 0;
@@ -68,8 +68,7 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer> {
   Capabilities capabilities() const noexcept override;
   Result<RegionKeys> register_memory(const LocalRegion& region) override;
   void deregister_memory(RegionId region) noexcept override;
-  bool held_by_peers(RegionId region) const noexcept override;
-  std::vector<std::string> give_up_holders(RegionId region) override;
+  MemoryLender* lender() noexcept override { return this; }
   Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override;
@@ -80,6 +79,9 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer> {
 
  private:
   using Peer = cuda_ipc::Peer;
+
+  bool held_by_peers(RegionId region) const noexcept override;
+  std::vector<std::string> give_up_holders(RegionId region) override;
 
   CudaIpcTransport(Reactor& reactor, const FenceTable& fences, const gpu::Driver& driver,
                    const Options& options, gpu::PrimaryContext context,

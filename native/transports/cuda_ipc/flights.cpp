@@ -45,7 +45,7 @@ Flights::Launch Flights::launch(PeerId peer, WorkQueue& queue, std::size_t at, c
   };
   const Result<Ticket> ticket =
       stream_->submit(*move.program, part, ids(move.src_ids), ids(move.dst_ids), src,
-                      gpu::Placement(reinterpret_cast<gpu::Address>(move.local_base)));
+                      gpu::Placement(reinterpret_cast<gpu::Address>(move.local->base)));
   const Code code = ticket.ok() ? Code::kOk : ticket.status().code();
   if (code == Code::kAgain) return {ticket.status(), {}};
   queue.drop(at, num_works);

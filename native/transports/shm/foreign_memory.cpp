@@ -128,7 +128,7 @@ Status ForeignMemory::fetch_runs(const Move& move, const Piece& piece, std::uint
   for_each_run(move.program->view(), piece, move.src_ids.data(), move.dst_ids.data(),
                [&](std::uint64_t src_offset, std::uint64_t dst_offset, std::uint64_t nbytes) {
                  if (!status.ok()) return;
-                 local_[num_runs] = {move.local_base + dst_offset, nbytes};
+                 local_[num_runs] = {move.local->base + dst_offset, nbytes};
                  remote_[num_runs] = {reinterpret_cast<void*>(remote_base + src_offset), nbytes};
                  if (++num_runs < kMaxRuns) return;
                  status = read_runs(num_runs);
@@ -205,13 +205,13 @@ Status ForeignMemory::land(const Move& move) {
   for (const Fetched& fetched : fetched_) {
     if (!status.ok()) break;
     const std::byte* src = buffer_.data() + fetched.src;
-    std::byte* dst = move.local_base + fetched.cell.dst;
+    std::byte* dst = move.local->base + fetched.cell.dst;
     if (fetched.conversion == nullptr) {
       copy_cell(fetched.loop, nullptr, src, dst, {});
       continue;
     }
     CellScales scales =
-        scales_of(move.program->view(), *fetched.conversion, fetched.cell, nullptr, move.local_base);
+        scales_of(move.program->view(), *fetched.conversion, fetched.cell, nullptr, move.local->base);
     Conversion conversion = *fetched.conversion;
     if (conversion.src_scales == ScalePlace::kRegion) {
       scales.src = buffer_.data() + fetched.scales;

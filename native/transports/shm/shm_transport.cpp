@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/executor.h"
+#include "core/pool_memory.h"
 
 namespace kvxfer {
 
@@ -46,36 +47,29 @@ ShmTransport::ShmTransport(Reactor& reactor, const FenceTable& fences)
 
 Capabilities ShmTransport::capabilities() const noexcept {
   // Only an address space in common (loopback, 0) is nearer. A piece is half a slice.
-  return {.name = "shm",
-          .one_sided = true,
-          .fence = FenceGrain::kWork,
-          .rank = 1,
-          .piece_nbytes = SlicedCopy::kSliceCost / 2};
+  return {.name = "shm", .one_sided = true, .rank = 1, .piece_nbytes = SlicedCopy::kSliceCost / 2};
 }
 
 // ---- our memory ----
 
 Result<RegionKeys> ShmTransport::register_memory(const LocalRegion& region) {
   Keys keys;
-  if (region.memfd >= 0) {
-    const std::uint64_t end = end_of(region.spans);
-    if (region.memfd_offset > region.memfd_nbytes || end > region.memfd_nbytes - region.memfd_offset)
-      return Status(Code::kOutOfRange, "shm: the region ends outside the memfd that it is said to lie in");
-    auto found = exported_.find(region.memfd_id);
+  if (const auto slice = PoolMemory::find(region.base, end_of(region.spans))) {
+    auto found = exported_.find(slice->memfd_id);
     if (found == exported_.end()) {
       // What a peer would refuse is refused here, where it can be mended.
-      if (Status usable = check_memfd(region.memfd, region.memfd_nbytes); !usable.ok())
+      if (Status usable = check_memfd(slice->fd, slice->memfd_nbytes); !usable.ok())
         return Status(Code::kInvalidArgument, "shm: peers would refuse this region: " + usable.message());
       if (exported_.size() == shm::kMaxMemfds)
         return Status(Code::kExhausted, "shm: regions already lie in " + std::to_string(shm::kMaxMemfds) +
                                             " pools; use fewer, larger pools");
-      SharedFd fd = share_copy_of(region.memfd);
+      SharedFd fd = share_copy_of(slice->fd);
       if (!*fd) return Status::from_errno("dup of a pool's descriptor", errno);
-      found = exported_.emplace(region.memfd_id, Exported{std::move(fd), region.memfd_nbytes, 0}).first;
-      tell_all(memfd_message(region.memfd_id, region.memfd_nbytes), found->second.fd);
+      found = exported_.emplace(slice->memfd_id, Exported{std::move(fd), slice->memfd_nbytes, 0}).first;
+      tell_all(memfd_message(slice->memfd_id, slice->memfd_nbytes), found->second.fd);
     }
-    if (pool_regions_.emplace(region.id, region.memfd_id).second) ++found->second.num_regions;
-    keys = {Where::kPool, region.memfd_id, region.memfd_offset, region.memfd_nbytes};
+    if (pool_regions_.emplace(region.id, slice->memfd_id).second) ++found->second.num_regions;
+    keys = {Where::kPool, slice->memfd_id, slice->offset, slice->memfd_nbytes};
   }
   RegionKeys bytes(sizeof keys);
   std::memcpy(bytes.data(), &keys, sizeof keys);

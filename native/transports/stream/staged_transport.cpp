@@ -94,7 +94,7 @@ PostResult StagedTransport::post(PeerId peer, std::span<const Work> batch) noexc
     const Work& work = batch[i];
     // What no stream does, and pieces that are not there or have no bytes, the inner transport answers.
     const bool on_gpu = (work.kind == WorkKind::kSend || work.kind == WorkKind::kReceive) &&
-                        work.move->local_memory == MemoryKind::kGpu &&
+                        work.move->local->kind == MemoryKind::kGpu &&
                         work.piece < work.move->grid.num_pieces() &&
                         piece_nbytes(*work.move->program, work.move->grid.piece(work.piece)) != 0;
     const PostResult result = on_gpu ? stage(peer, work) : inner_->post(peer, batch.subspan(i, 1));
@@ -236,7 +236,7 @@ Status StagedTransport::submit(Staged& staged) {
   const PackedProgram packed = way == kOut ? gathered(*move.program, piece) : scattered(*move.program, piece);
   const std::span<const std::uint32_t> ids =
       std::span(way == kOut ? move.src_ids : move.dst_ids).subspan(piece.first_pair, piece.num_pairs);
-  const gpu::Placement pages = placement_at(move.local_base);
+  const gpu::Placement pages = placement_at(move.local->base);
   const gpu::Placement slot = placement_at(lane(way).base + staged.slot.offset);
   gpu::CopyStream& stream = *lane(way).stream;
   const Result<gpu::CopyStream::Ticket> ticket =

@@ -138,7 +138,6 @@ Capabilities StreamTransport::capabilities() const noexcept {
   Capabilities capabilities;
   capabilities.name = options_.name;
   capabilities.one_sided = false;
-  capabilities.fence = FenceGrain::kWork;
   capabilities.rank = options_.rank;
   // 256 KiB a piece moves 0.9 as much (more headers, credits and wake-ups), 1 MiB no more and is
   // coarser to schedule. Four pieces fill a loopback; eight leave room for credits on their way.

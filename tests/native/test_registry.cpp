@@ -1,0 +1,88 @@
+// The registry as it is linked: run with every transport, and once more without each (CMakeLists.txt).
+#include "core/transport_registry.h"
+#include "handovers.h"
+
+namespace kvxfer {
+namespace {
+
+using namespace handovers;
+
+bool needs_gpu(const TransportKind& kind) { return !kind.memory.has(MemoryKind::kHost); }
+
+TEST(a_handover_goes_over_each_transport_of_this_build) {
+  check::Random random(check::seed());
+  for (const TransportKind* kind : transport_kinds()) {
+    if (needs_gpu(*kind)) continue;
+    std::printf("  %s\n", std::string(kind->name).c_str());
+    const auto used = transports_in_use({std::string(kind->name)});
+    REQUIRE_OK(used);
+    // Of one kind alone, so many rails as its default options make; a partial one may bring another.
+    Agent alone("alone", {std::string(kind->name)});
+    Agent other("other", {std::string(kind->name)});
+    const auto called = alone.runtime->begin_connect(other.runtime->address(), kBound);
+    REQUIRE_OK(called);
+    REQUIRE(await([&] { return num_rails(*alone.runtime, called.value()) != 0; }));
+    const std::size_t rails = num_rails(*alone.runtime, called.value());
+    alone.runtime->close(kBound);
+    other.runtime->close(kBound);
+    Pair both({std::string(kind->name)}, rails);
+    CHECK(both.hand_over(random));
+  }
+}
+
+TEST(what_needs_a_gpu_is_off_without_one_and_says_so) {
+  for (const TransportKind* kind : transport_kinds()) {
+    if (!needs_gpu(*kind)) continue;
+    CHECK(!kind->why_off({}).empty());
+    RuntimeOptions options;
+    options.name = "alone";
+    options.transports = {std::string(kind->name)};
+    const auto refused = Runtime::create(std::move(options));
+    CHECK_EQ(refused.status().code(), Code::kInvalidArgument);
+    CHECK(refused.status().message().find(kind->why_off({})) != std::string::npos);
+  }
+}
+
+TEST(kinds_are_unlike_and_their_rails_are_what_they_say) {
+  EpollReactor reactor;
+  const auto fences = FenceTable::create();
+  REQUIRE_OK(fences);
+  SharedParts shared;
+  const std::vector<GpuPart> gpus;
+  for (const TransportKind* kind : transport_kinds()) {
+    CHECK(find_transport_kind(kind->name) == kind);
+    if (!kind->why_off(gpus).empty()) continue;
+    const auto rails = kind->make({reactor, *fences.value(), gpus, shared}, OptionValues(*kind, {}));
+    REQUIRE_OK(rails);
+    for (const auto& rail : rails.value()) {
+      CHECK_EQ(rail->capabilities().name, kind->name);
+      CHECK_EQ(rail->capabilities().rank, kind->rank);
+      CHECK(rail->capabilities().memory.has(kind->memory));
+    }
+  }
+}
+
+TEST(what_no_transport_has_is_refused_in_words) {
+  CHECK_EQ(transports_in_use({}).status().code(), Code::kInvalidArgument);
+  const auto unknown = transports_in_use({"pigeon"});
+  CHECK_EQ(unknown.status().code(), Code::kInvalidArgument);
+  for (const TransportKind* kind : transport_kinds()) {
+    CHECK(unknown.status().message().find(kind->name) != std::string::npos);
+    const std::string name(kind->name);
+    for (const TransportOption& option : kind->options) {
+      const std::string whole = name + "." + std::string(option.name);
+      if (!std::holds_alternative<std::int64_t>(option.default_value)) continue;
+      CHECK_OK(check_options({{whole, option.least}}));
+      CHECK_OK(check_options({{whole, option.most}}));
+      CHECK_EQ(check_options({{whole, option.least - 1}}).code(), Code::kInvalidArgument);
+      CHECK_EQ(check_options({{whole, option.most + 1}}).code(), Code::kInvalidArgument);
+      CHECK_EQ(check_options({{whole, std::string("2")}}).code(), Code::kInvalidArgument);
+      CHECK_EQ(check_options({{whole, true}}).code(), Code::kInvalidArgument);
+    }
+    CHECK_EQ(check_options({{name + ".wheels", std::int64_t{1}}}).code(), Code::kInvalidArgument);
+  }
+  CHECK_EQ(check_options({{"rails", std::int64_t{1}}}).code(), Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace kvxfer
