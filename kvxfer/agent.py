@@ -243,6 +243,7 @@ class Agent:
                 np.array(footprint(found.layout)),
                 found.layout.to_bytes(),
                 found.on_gpu,
+                found.views,
             )
         except NativeError as error:
             raise translate(error) from None

@@ -43,6 +43,46 @@ wire::Bytes to_payload(nb::handle payload) {
 
 namespace {
 
+// numpy's have a __float__, and no type that native code knows.
+bool is_bool(nb::handle value) {
+  const std::string_view type = Py_TYPE(value.ptr())->tp_name;
+  return PyBool_Check(value.ptr()) || type == "numpy.bool_" || type == "numpy.bool";
+}
+
+[[noreturn]] void refuse(Code code, std::string_view name, const std::string& what, nb::handle value) {
+  PyErr_Clear();
+  std::string shown = std::string("a ") + Py_TYPE(value.ptr())->tp_name;
+  if (const nb::object text = nb::steal(PyObject_Repr(value.ptr())); text.is_valid())
+    shown = nb::str(text).c_str();
+  PyErr_Clear();  // an int of too many digits has no text
+  constexpr std::size_t kMostShown = 100;
+  if (shown.size() > kMostShown) shown = shown.substr(0, kMostShown) + "...";
+  raise({code, std::string(name) + " is " + what + ", not " + shown});
+}
+
+}  // namespace
+
+double to_seconds(nb::handle value, std::string_view name) {
+  double seconds = is_bool(value) ? -1 : PyFloat_AsDouble(value.ptr());
+  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_OverflowError) != 0) {
+    PyErr_Clear();
+    if (PyObject_RichCompareBool(value.ptr(), nb::int_(0).ptr(), Py_GT) == 1) seconds = kMostSeconds;
+  }
+  if (PyErr_Occurred() != nullptr || !(seconds >= 0)) refuse(Code::kInvalidArgument, name, "seconds", value);
+  return std::min(seconds, kMostSeconds);
+}
+
+std::uint64_t to_count(nb::handle value, std::string_view name, std::uint64_t low, std::uint64_t high) {
+  const std::string range = std::to_string(low) + " to " + std::to_string(high);
+  const nb::object number = nb::steal(is_bool(value) ? nullptr : PyNumber_Index(value.ptr()));
+  if (!number.is_valid()) refuse(Code::kInvalidArgument, name, range, value);
+  const std::uint64_t count = PyLong_AsUnsignedLongLong(number.ptr());
+  if (PyErr_Occurred() != nullptr || count < low || count > high) refuse(Code::kOutOfRange, name, range, value);
+  return count;
+}
+
+namespace {
+
 template <class Record>
 std::vector<Record> to_records(nb::handle records, const char* what) {
   Py_buffer view;

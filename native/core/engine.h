@@ -91,6 +91,7 @@ class Engine {
   bool is_leaving(RegionId id) const { return regions_.is_leaving(id); }
   const Region* region(RegionId id) const { return regions_.find(id); }
   RegionId next_region_id() const noexcept { return regions_.next_id(); }
+  std::size_t num_regions() const noexcept { return regions_.all().size(); }
 
   // ---- transfers and leases of this end's callers
   Result<std::uint32_t> install_program(Time now, SessionKey peer, bool write, RegionId src, RegionId dst,
