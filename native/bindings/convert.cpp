@@ -49,7 +49,7 @@ bool is_bool(nb::handle value) {
   return PyBool_Check(value.ptr()) || type == "numpy.bool_" || type == "numpy.bool";
 }
 
-[[noreturn]] void refuse(Code code, std::string_view name, const std::string& what, nb::handle value) {
+[[noreturn]] void refuse(std::string_view name, std::string_view what, nb::handle value) {
   PyErr_Clear();
   std::string shown = std::string("a ") + Py_TYPE(value.ptr())->tp_name;
   if (const nb::object text = nb::steal(PyObject_Repr(value.ptr())); text.is_valid())
@@ -57,7 +57,7 @@ bool is_bool(nb::handle value) {
   PyErr_Clear();  // an int of too many digits has no text
   constexpr std::size_t kMostShown = 100;
   if (shown.size() > kMostShown) shown = shown.substr(0, kMostShown) + "...";
-  raise({code, std::string(name) + " is " + what + ", not " + shown});
+  raise({Code::kInvalidArgument, std::string(name) + " is " + std::string(what) + ", not " + shown});
 }
 
 }  // namespace
@@ -68,17 +68,17 @@ double to_seconds(nb::handle value, std::string_view name) {
     PyErr_Clear();
     if (PyObject_RichCompareBool(value.ptr(), nb::int_(0).ptr(), Py_GT) == 1) seconds = kMostSeconds;
   }
-  if (PyErr_Occurred() != nullptr || !(seconds >= 0)) refuse(Code::kInvalidArgument, name, "seconds", value);
+  if (PyErr_Occurred() != nullptr || !(seconds >= 0)) refuse(name, "seconds", value);
   return std::min(seconds, kMostSeconds);
 }
 
-std::uint64_t to_count(nb::handle value, std::string_view name, std::uint64_t low, std::uint64_t high) {
-  const std::string range = std::to_string(low) + " to " + std::to_string(high);
+std::uint64_t to_count(nb::handle value, std::string_view name, std::uint64_t low, std::uint64_t high,
+                       std::string_view what) {
   const nb::object number = nb::steal(is_bool(value) ? nullptr : PyNumber_Index(value.ptr()));
-  if (!number.is_valid()) refuse(Code::kInvalidArgument, name, range, value);
-  const std::uint64_t count = PyLong_AsUnsignedLongLong(number.ptr());
-  if (PyErr_Occurred() != nullptr || count < low || count > high) refuse(Code::kOutOfRange, name, range, value);
-  return count;
+  const std::uint64_t count = number.is_valid() ? PyLong_AsUnsignedLongLong(number.ptr()) : 0;
+  if (number.is_valid() && PyErr_Occurred() == nullptr && low <= count && count <= high) return count;
+  if (!what.empty()) refuse(name, what, value);
+  refuse(name, std::to_string(low) + " to " + std::to_string(high), value);
 }
 
 namespace {

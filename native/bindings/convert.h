@@ -91,9 +91,10 @@ inline constexpr double kMostSeconds = 1e9;
 // infinite or no double any more, becomes that. Raises kInvalidArgument, with the argument's name, for all else.
 double to_seconds(nb::handle value, std::string_view name);
 
-// What a caller passes as a whole number, numpy's too. Raises kInvalidArgument for what is none (bools are none),
-// kOutOfRange for what is not in [low, high].
-std::uint64_t to_count(nb::handle value, std::string_view name, std::uint64_t low, std::uint64_t high);
+// What a caller passes as a whole number, numpy's too. Raises kInvalidArgument for what is none (bools are none) and
+// what is not in [low, high]; `what` it should be, in words, where those would not say it.
+std::uint64_t to_count(nb::handle value, std::string_view name, std::uint64_t low, std::uint64_t high,
+                       std::string_view what = {});
 
 // Checked seconds, or a negative number that stands for no bound, to nanoseconds.
 inline std::int64_t to_ns(double seconds) {

@@ -322,10 +322,6 @@ class PyAgentCore {
     }();
     return take(std::move(key));
   }
-  void abandon_connect(SessionKey key) const {
-    const WithoutGil released;
-    if (runtime_->check_alive().ok()) runtime_->abandon_connect(key);
-  }
   void disconnect(SessionKey key, int code, const std::string& text) const {
     call([&](Engine& engine, Time now) {
       engine.end_session(now, key, static_cast<Code>(code), text);
@@ -562,7 +558,6 @@ NB_MODULE(_native, m) {
       .def("region_kind", &PyAgentCore::region_kind, "region"_a)
       .def("deregister", &PyAgentCore::deregister, "region"_a, "timeout_s"_a)
       .def("begin_connect", &PyAgentCore::begin_connect, "address"_a, "timeout_s"_a)
-      .def("abandon_connect", &PyAgentCore::abandon_connect, "peer"_a)
       .def("disconnect", &PyAgentCore::disconnect, "peer"_a, "code"_a = static_cast<int>(Code::kPeerLost),
            "text"_a = "disconnect() was called")
       .def("peer", &PyAgentCore::peer, "peer"_a)
@@ -586,7 +581,7 @@ NB_MODULE(_native, m) {
       .def("lease_state", &PyAgentCore::lease_state, "lease"_a);
 
   m.def("to_seconds", &to_seconds, "value"_a.none(), "name"_a);
-  m.def("to_count", &to_count, "value"_a.none(), "name"_a, "low"_a, "high"_a);
+  m.def("to_count", &to_count, "value"_a.none(), "name"_a, "low"_a, "high"_a, "what"_a = "");
   m.def(
       "crc32c",
       [](const nb::bytes& data) {

@@ -107,7 +107,7 @@ bool to_bool(nb::handle flag, bool otherwise) {
 
 LeaseId to_lease(nb::handle lease) {
   if (lease.is_none()) return 0;
-  return to_count(lease, "lease", 1, std::numeric_limits<LeaseId>::max());
+  return to_count(lease, "lease", 1, std::numeric_limits<LeaseId>::max(), "a Lease's id");
 }
 
 }  // namespace

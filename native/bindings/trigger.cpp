@@ -15,8 +15,9 @@ PyTrigger trigger_over(nb::handle memory) {
     ~Export() { PyBuffer_Release(view.get()); }
   };
   const Py_buffer* const exported = view.get();
-  std::shared_ptr<const void> held(new Export{std::move(view)},
-                                   [](const void* kept) { destroy_with_gil(static_cast<const Export*>(kept)); });
+  std::shared_ptr<const void> held(new Export{std::move(view)}, [](const void* kept) {
+    destroy_with_gil(static_cast<const Export*>(kept));
+  });
   if (exported->len != sizeof(Trigger::Word))
     raise({Code::kLengthMismatch,
            "a trigger's memory is one word of 4 bytes, not " + std::to_string(exported->len) + " bytes"});
