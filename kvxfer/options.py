@@ -138,6 +138,8 @@ class AgentOptions:
         UsageError
             ``invalid-argument``, naming the option and what to set it to.
         """
+        from kvxfer.arguments import count, seconds  # by native code, without which options can be read
+
         for name in (
             "transfer_timeout_s",
             "connect_timeout_s",
