@@ -258,15 +258,20 @@ class AgentCore:
         """Drives progress once without blocking. 0: nothing moved; 1: something moved or came in; 2: and
         there are events to drain."""
     def close(self, timeout_s: float) -> None:
-        """Fences and ends everything, says goodbye to peers, joins the thread. Idempotent."""
+        """Fences and ends everything, says goodbye to peers, joins the thread. Idempotent; by a second thread it
+        returns when the first has ended."""
+    @property
+    def ended(self) -> bool:
+        """Whether ``close`` has: no memory is served any more."""
     def stats(self) -> dict[str, Any]: ...
 
     # Regions. `spans`: int64 [n, 2] of address and nbytes, ascending. `footprint`: the loops
     # (plan.LOOP_DTYPE; the dst half is used) that say which bytes block 0 of each layer owns.
     def register(
         self, name: str, spans: NDArray[np.int64], num_blocks: int, footprint: NDArray[np.void], layout: bytes,
-        on_gpu: bool,
-    ) -> int: ...
+        on_gpu: bool, owner: object,
+    ) -> int:
+        """``owner`` keeps the memory: it is let go by ``deregister`` or ``close``, whatever else is dropped."""
     def region_kind(self, region: int) -> str:
         """``"pool"``, ``"foreign"`` or ``"gpu"``."""
     def deregister(self, region: int, timeout_s: float) -> bool:
@@ -276,14 +281,9 @@ class AgentCore:
         waits on."""
 
     # Peers: a peer is one session.
-    def connect(self, address: str, timeout_s: float) -> int:
-        """Blocks (without the GIL) until the session is open, its rails are up and its regions
-        are known."""
     def begin_connect(self, address: str, timeout_s: float) -> int:
-        """The same without waiting: a "peer-up" or "peer-lost" event follows."""
-    def abandon_connect(self, peer: int) -> None:
-        """Ends a session that begin_connect began and whose caller waits no longer, at both ends; nothing where
-        it is connected already, or lost, or the agent is closed."""
+        """Begins a session. A "peer-up" event follows when it is open, its rails are up and its regions are
+        known, or "peer-lost". A host's name is looked up before it returns."""
     def disconnect(self, peer: int, code: int = ..., text: str = ...) -> None: ...
     def peer(self, peer: int) -> dict[str, Any]:
         """``name``, ``incarnation`` (bytes), ``state`` ("connecting", "open", "lost"), ``rails``
@@ -365,6 +365,15 @@ def transports() -> list[dict[str, Any]]:
     of an agent without a GPU."""
 def check_transports(names: list[str], options: dict[str, Any]) -> None:
     """Raises where an agent could not be made with these: ``transports`` and ``transport_options``."""
+def close_agents() -> None:
+    """Ends all agents of the process for good; called at the interpreter's exit."""
+
+# What callers pass. `name` is the argument's, for the error.
+def to_seconds(value: Any, name: str) -> float:
+    """0 to 1e9: any number that is 0 or more, numpy's too. Raises NativeError(kInvalidArgument) for all else."""
+def to_count(value: Any, name: str, low: int, high: int, what: str = "") -> int:
+    """A whole number, numpy's too. Raises NativeError(kInvalidArgument) for what is none, a bool, or not `low` to
+    `high`; `what` it should be, in words, where those would not say it."""
 def crc32c(data: bytes) -> int: ...
 def sha256(data: bytes) -> bytes: ...
 def siphash128(key: bytes, data: bytes) -> bytes: ...

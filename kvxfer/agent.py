@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvxfer._native import CODES, AgentCore, NativeError, trigger_over
+from kvxfer.arguments import count, seconds, seconds_or_none
 from kvxfer.completion import ANY, NOTIFICATION, Completions
+from kvxfer.connecting import Connecting
 from kvxfer.errors import AgentError, UsageError, translate
 from kvxfer.layout import KVLayout
 from kvxfer.log import logger
@@ -91,6 +93,13 @@ class Agent:
             self._core = AgentCore(name, native)
         except NativeError as error:
             raise translate(error) from None
+        try:
+            self._start(name, options, directory)
+        except BaseException:
+            self._core.close(0.0)  # else it would go on for as long as the exception is kept
+            raise
+
+    def _start(self, name: str, options: AgentOptions, directory: Directory | None) -> None:
         self._name = name
         self._options = options
         self._directory = directory
@@ -144,27 +153,41 @@ class Agent:
         ----------
         timeout_s
             How long goodbyes may take; the fences do not depend on it.
+
+        Raises
+        ------
+        UsageError
+            `timeout_s` is no time. The agent is as it was.
+        Exception
+            What the directory's ``withdraw`` raised; the agent is closed all the same.
         """
+        timeout_s = seconds(timeout_s, "timeout_s")
         if self.closed:
             return
-        if self._directory is not None and self._address:
-            self._directory.withdraw(self._name, self._address)
-        self._completions.stop_watching()
         try:
-            self._core.close(timeout_s)
-        except NativeError as error:
-            raise translate(error) from None
+            if self._directory is not None and self._address:
+                self._directory.withdraw(self._name, self._address)
         finally:
-            self._shut()
+            self._end(timeout_s)
 
     async def aclose(self, timeout_s: float = 5.0) -> None:
         """Closes without blocking the event loop: `close` in a thread."""
         import asyncio
 
+        timeout_s = seconds(timeout_s, "timeout_s")
         if not self.closed:
             # The readers of this loop must go from this loop.
             self._completions.stop_watching()
             await asyncio.to_thread(self.close, timeout_s)
+
+    def _end(self, timeout_s: float) -> None:
+        self._completions.stop_watching()
+        try:
+            self._core.close(timeout_s)
+        finally:
+            # An interrupt may come in between. Before the native end memory is served.
+            if self._core.ended:
+                self._shut()
 
     def _shut(self) -> None:
         for region in list(self._regions.values()):
@@ -243,6 +266,7 @@ class Agent:
                 np.array(footprint(found.layout)),
                 found.layout.to_bytes(),
                 found.on_gpu,
+                found.views,
             )
         except NativeError as error:
             raise translate(error) from None
@@ -286,40 +310,24 @@ class Agent:
             secret. ``layout-mismatch``: a region that both ends call by one name holds caches that no copy
             program can bridge; the message compares them field by field. The session has ended.
         """
-        import asyncio
-
-        timeout_s = self._options.connect_timeout_s if timeout_s is None else timeout_s
-        self._completions.check()
-        _check_target(target)
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        if "://" not in target:
-            target = await self._need_directory(target).resolve(target, timeout_s)
-        left = max(timeout_s - (loop.time() - started), 0.0)
-        try:
-            peer_id = self._core.begin_connect(target, left)
-            await self._completions.until(("peer", peer_id), lambda: self._peers.settled(peer_id))
-            return self._admitted(self._peers.opened(peer_id, target))
-        except NativeError as error:
-            raise translate(error, peer=target) from None
+        with self._connecting(target, timeout_s) as connecting:
+            return self._admitted(await connecting.wait())
 
     def connect_blocking(self, target: str, timeout_s: float | None = None) -> Peer:
         """Opens a session with another agent: the blocking twin of `connect`."""
-        import time
+        with self._connecting(target, timeout_s) as connecting:
+            return self._admitted(connecting.wait_blocking())
 
-        timeout_s = self._options.connect_timeout_s if timeout_s is None else timeout_s
-        self._completions.check()
-        _check_target(target)
-        started = time.monotonic()
-        if "://" not in target:
-            target = self._need_directory(target).resolve_blocking(target, timeout_s)
-        left = max(timeout_s - (time.monotonic() - started), 0.0)
-        try:
-            peer_id = self._core.connect(target, left)
-            self._completions.drain()
-            return self._admitted(self._peers.opened(peer_id, target))
-        except NativeError as error:
-            raise translate(error, peer=target) from None
+    def _connecting(self, target: str, timeout_s: float | None) -> Connecting:
+        return Connecting(
+            self._core,
+            self._completions,
+            self._peers,
+            self._directory,
+            target,
+            timeout_s,
+            self._options.connect_timeout_s,
+        )
 
     async def accept(self, name: str | None = None, timeout_s: float | None = None) -> Peer:
         """Waits until a peer is connected, whichever side called, and returns it.
@@ -336,31 +344,32 @@ class Agent:
         """
         import asyncio
 
+        limit_s = seconds_or_none(timeout_s, "timeout_s")
+        found: list[Peer] = []
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._completions.until(("peer", ANY), lambda: self._peers.find(name) is not None)
+            async with asyncio.timeout(limit_s):
+                await self._completions.until(("peer", ANY), lambda: self._find(name, found))
         except TimeoutError:
-            raise TimeoutError(self._nobody_came(name, timeout_s)) from None
-        found = self._peers.find(name)
-        return found if found is not None else await self.accept(name, timeout_s)
+            raise TimeoutError(self._nobody_came(name, limit_s)) from None
+        return found[0]
 
     def accept_blocking(self, name: str | None = None, timeout_s: float | None = None) -> Peer:
         """Blocks until a peer is connected: the twin of `accept`."""
         found: list[Peer] = []
-
-        def is_there() -> bool:
-            if (peer := self._peers.find(name)) is not None:
-                found.append(peer)
-            return bool(found)
-
-        if not self._completions.block_until(is_there, timeout_s):
+        if not self._completions.block_until(lambda: self._find(name, found), timeout_s):
             raise TimeoutError(self._nobody_came(name, timeout_s))
-        return found[-1]
+        return found[0]
+
+    def _find(self, name: str | None, found: list[Peer]) -> bool:
+        if (peer := self._peers.find(name)) is not None:
+            found.append(peer)
+        return bool(found)
 
     def _nobody_came(self, name: str | None, timeout_s: float | None) -> str:
         who = "no peer has" if name is None else f"{name} has not"
         return (
-            f"{who} connected to {self._name} within {timeout_s} s; it listens on {self.address or 'nothing'}"
+            f"{who} connected to {self._name} within {timeout_s} s (timeout_s); it listens on "
+            f"{self.address or 'nothing'}"
         )
 
     @property
@@ -591,11 +600,10 @@ class Agent:
         """
         from kvxfer.command_ring import CommandRing
 
+        size = count(num_commands, "num_commands", 0, 2**32 - 1, "a power of two, 2**20 at most")
         self._completions.check()
         try:
-            return CommandRing(
-                self._core.command_ring(_ring_size(num_commands)), self._completions, self._poster
-            )
+            return CommandRing(self._core.command_ring(size), self._completions, self._poster)
         except NativeError as error:
             raise translate(error) from None
 
@@ -707,9 +715,12 @@ class Agent:
         share which have proved nothing yet.
         """
         self._completions.check()
-        counters: dict[str, Any] = dict(self._core.stats())
-        counters["programs"] = len(self._programs)
-        counters["peers"] = self._peers.budgets()
+        try:
+            counters: dict[str, Any] = dict(self._core.stats())
+            counters["programs"] = len(self._programs)
+            counters["peers"] = self._peers.budgets()
+        except NativeError as error:
+            raise translate(error) from None
         return counters
 
     # ---- inside -----------------------------------------------------------------------------
@@ -740,15 +751,6 @@ class Agent:
         self._regions.pop(region.id, None)
         self._programs.forget_region(region.id)
 
-    def _need_directory(self, target: str) -> Directory:
-        if self._directory is None:
-            raise UsageError(
-                f"{target!r} is a name, and this agent has no directory to look it up in: "
-                'pass Agent(..., directory=...), or connect to an address ("tcp://host:port")',
-                code="invalid-argument",
-            )
-        return self._directory
-
     def _on_event(self, event: Event) -> None:
         if event.kind == "peer-lost":
             self._peers.forget(event.peer)
@@ -771,19 +773,3 @@ class Agent:
         if note is not None:
             found.append(note)
         return note is not None
-
-
-def _check_target(target: object) -> None:
-    if not isinstance(target, str):
-        raise UsageError(
-            f'target is "tcp://host:port", as Agent.address has it, or a name to look up, not {target!r}',
-            code="invalid-argument",
-        )
-
-
-def _ring_size(num_commands: object) -> int:
-    if not isinstance(num_commands, SupportsIndex) or not 0 <= (size := num_commands.__index__()) < 1 << 32:
-        raise UsageError(
-            f"num_commands is a power of two, 2**20 at most, not {num_commands!r}", code="invalid-argument"
-        )
-    return size

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kvxfer._native import CommandRing as Ring
 from kvxfer._native import NativeError
+from kvxfer.arguments import bound, count
 from kvxfer.block_table import as_ids
 from kvxfer.errors import KvxferError, UsageError, from_code, translate
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # native/include/kvxfer/command.h: kEveryLayer.
 _EVERY_LAYER = 2**32 - 1
+_MOST = 2**32 - 1
+_MOST_COMMANDS = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +213,15 @@ class CommandRing:
         UsageError
             ``unsupported``: the ring is a GPU's.
         """
-        try:
-            return self._ring.start(
-                prepared.number, pair, _EVERY_LAYER if layer is None else layer, num_pairs
+        if not isinstance(cast(object, prepared), PreparedWrite):
+            raise UsageError(
+                f"prepared is what prepare_write() returned, not {prepared!r}", code="invalid-argument"
             )
+        pair = count(pair, "pair", 0, _MOST)
+        layer = _EVERY_LAYER if layer is None else count(layer, "layer", 0, _EVERY_LAYER - 1)
+        num_pairs = count(num_pairs, "num_pairs", 0, _MOST)
+        try:
+            return self._ring.start(prepared.number, pair, layer, num_pairs)
         except NativeError as error:
             raise translate(error) from None
 
@@ -262,7 +270,8 @@ class CommandRing:
         AgentError
             The agent closed before.
         """
-        await self._completions.until(("commands", self._ring.id), self._has_ended(num_commands))
+        num = count(num_commands, "num_commands", 0, _MOST_COMMANDS)
+        await self._completions.until(("commands", self._ring.id), lambda: self.num_ended >= num)
 
     def wait(self, num_commands: int, timeout_s: float | None = None) -> None:
         """Blocks until so many have ended: the twin of `ended`. Drives progress from this thread.
@@ -274,17 +283,16 @@ class CommandRing:
         AgentError
             The agent closed before.
         """
+        num = count(num_commands, "num_commands", 0, _MOST_COMMANDS)
+        limit_s = bound(timeout_s)
         self._completions.check()
         try:
-            over = self._ring.wait(num_commands, -1.0 if timeout_s is None else max(timeout_s, 0.0))
+            over = self._ring.wait(num, limit_s)
         except NativeError as error:
             raise translate(error) from None
         self._completions.drain()
         if not over:
             raise TimeoutError(f"{self!r}: not {num_commands} after {timeout_s} s")
-
-    def _has_ended(self, num_commands: int) -> Callable[[], bool]:
-        return lambda: self.num_ended >= num_commands
 
     # ---- lifetime -------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kvxfer._native import NativeError
+from kvxfer.arguments import seconds_or_none
 from kvxfer.errors import AgentError, KvxferError, translate
 from kvxfer.log import logger
 
@@ -29,6 +30,8 @@ NOTIFICATION: Final = ("notification", ANY)
 WHOLE: Final = -1
 
 _DRAIN_EVENTS: Final = 256
+# Who sleeps looks again at least so often: poll() counts milliseconds in 31 bits.
+_MOST_POLL_MS: Final = 3_600_000
 # What AgentCore.poll returns while the ring holds events.
 _EVENTS: Final = 2
 
@@ -66,6 +69,7 @@ class Completions:
         self._spin_s = spin_us * 1e-6
         self._on_event = on_event
         self._lost: KvxferError | None = None
+        self._stopped = False  # event loops do not watch any more
         self._waiters: dict[Key, dict[int, list[_Waiter]]] = {}
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._serving: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
@@ -106,6 +110,7 @@ class Completions:
         import asyncio
 
         with self._lock:
+            self._stopped = True
             loops = list(self._loops)
             self._loops.clear()
             self._serving.clear()
@@ -227,8 +232,8 @@ class Completions:
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
-            if loop in self._loops:
-                return
+            if self._stopped or loop in self._loops:
+                return  # where the agent is closing, that wakes all who wait
             self._loops.add(loop)
             self._watched = True
         loop.add_reader(self.core.event_fd, self.drain)
@@ -285,9 +290,15 @@ class Completions:
         """Returns whether `is_over` became true in time; None waits without bound.
 
         Drives progress itself for a short time, then sleeps.
+
+        Raises
+        ------
+        UsageError
+            `timeout_s` is no time.
         """
+        timeout_s = seconds_or_none(timeout_s, "timeout_s")
         self.check()
-        deadline = None if timeout_s is None else time.monotonic() + max(timeout_s, 0.0)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.drain()
         if is_over() or self._spin(is_over, deadline):
             return True
@@ -335,7 +346,7 @@ class Completions:
                 poller = select.poll()
                 poller.register(self.core.event_fd, select.POLLIN)
                 poller.register(wake_fd, select.POLLIN)
-                poller.poll(None if left_s is None else left_s * 1000)
+                poller.poll(_MOST_POLL_MS if left_s is None else min(left_s * 1000, _MOST_POLL_MS))
                 self.drain()
             try:
                 os.eventfd_read(wake_fd)

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kvxfer._native import CODES, NativeError
+from kvxfer.arguments import bound
 from kvxfer.errors import translate
 
 if TYPE_CHECKING:
@@ -112,11 +113,10 @@ class Lease:
         AgentError
             The agent was closed meanwhile: the blocks may be used when its ``close`` has returned.
         """
+        limit_s = bound(timeout_s)
         self._completions.check()
         try:
-            ended = self._completions.core.revoke(
-                self._id, -1.0 if timeout_s is None else max(0.0, timeout_s)
-            )
+            ended = self._completions.core.revoke(self._id, limit_s)
         except NativeError as error:
             raise translate(error, peer=self._peer_name) from None
         if not ended:
@@ -127,7 +127,10 @@ class Lease:
 
     async def ended(self) -> str:
         """Waits until it has ended and returns `state`; raises `AgentError` when the agent closes."""
-        await self._completions.until(("lease", self._id), self._is_over)
+        try:
+            await self._completions.until(("lease", self._id), self._is_over)
+        except NativeError as error:
+            raise translate(error, peer=self._peer_name) from None
         return self.state
 
     def wait_ended(self, timeout_s: float | None = None) -> str:
@@ -138,7 +141,11 @@ class Lease:
         TimeoutError
             It is still active, or ending, when the time is over.
         """
-        if not self._completions.block_until(self._is_over, timeout_s):
+        try:
+            over = self._completions.block_until(self._is_over, timeout_s)
+        except NativeError as error:
+            raise translate(error, peer=self._peer_name) from None
+        if not over:
             raise TimeoutError(f"{self!r} has not ended after {timeout_s} s")
         return self.state
 

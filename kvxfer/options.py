@@ -138,6 +138,8 @@ class AgentOptions:
         UsageError
             ``invalid-argument``, naming the option and what to set it to.
         """
+        from kvxfer.arguments import count, seconds  # by native code, without which options can be read
+
         for name in (
             "transfer_timeout_s",
             "connect_timeout_s",
@@ -145,30 +147,24 @@ class AgentOptions:
             "silent_timeout_s",
             "handshake_timeout_s",
         ):
-            if not _is_number(value := getattr(self, name)) or not 0 < value < float("inf"):
+            if not seconds(value := getattr(self, name), f"option {name}"):
                 raise _bad(f"option {name} is {value!r}, but must be a positive number of seconds")
         if self.silent_timeout_s < 2 * self.heartbeat_interval_s:
             raise _bad(
                 f"option silent_timeout_s ({self.silent_timeout_s}) is less than two heartbeat_interval_s "
                 f"({self.heartbeat_interval_s}): one late heartbeat would lose the peer"
             )
-        if not _is_number(self.lease_margin_s) or not 0 <= self.lease_margin_s < float("inf"):
-            raise _bad(f"option lease_margin_s is {self.lease_margin_s!r}, but must be 0 or more seconds")
+        seconds(self.lease_margin_s, "option lease_margin_s")
         for name, low, high in (
             ("staging_nbytes", 0, 1 << 40),
             ("spin_us", 0, 1_000_000),
             ("max_transfers_per_peer", 1, 16384),
         ):
-            if not isinstance(value := getattr(self, name), int) or not low <= value <= high:
-                raise _bad(f"option {name} is {value!r}, not a whole number in {low} to {high}")
-        if self.gpu is not None and (not isinstance(self.gpu, int) or not 0 <= self.gpu <= _MOST_GPU):
-            raise _bad(f"option gpu is {self.gpu!r}, neither None nor a whole number in 0 to {_MOST_GPU}")
-        if self.gpu_ctas is not None and (
-            not isinstance(self.gpu_ctas, int) or not 1 <= self.gpu_ctas <= _MOST_CTAS
-        ):
-            raise _bad(
-                f"option gpu_ctas is {self.gpu_ctas!r}, neither None nor a whole number in 1 to {_MOST_CTAS}"
-            )
+            count(getattr(self, name), f"option {name}", low, high)
+        if self.gpu is not None:
+            count(self.gpu, "option gpu", 0, _MOST_GPU)
+        if self.gpu_ctas is not None:
+            count(self.gpu_ctas, "option gpu_ctas", 1, _MOST_CTAS)
         if not isinstance(self.copy_engines, bool):
             raise _bad(f"option copy_engines is {self.copy_engines!r}, but must be True or False")
         if not isinstance(self.meter_gate, bool):
@@ -198,13 +194,13 @@ class AgentOptions:
             "transports": list(self.transports),
             "transport_options": dict(self.transport_options),
             "gpus": [],
-            "silent_timeout_s": self.silent_timeout_s,
-            "heartbeat_interval_s": self.heartbeat_interval_s,
-            "handshake_timeout_s": self.handshake_timeout_s,
-            "lease_margin_s": self.lease_margin_s,
-            "spin_us": self.spin_us,
+            "silent_timeout_s": seconds(self.silent_timeout_s, "option silent_timeout_s"),
+            "heartbeat_interval_s": seconds(self.heartbeat_interval_s, "option heartbeat_interval_s"),
+            "handshake_timeout_s": seconds(self.handshake_timeout_s, "option handshake_timeout_s"),
+            "lease_margin_s": seconds(self.lease_margin_s, "option lease_margin_s"),
+            "spin_us": int(self.spin_us),
             "integrity": self.integrity,
-            "max_transfers_per_peer": self.max_transfers_per_peer,
+            "max_transfers_per_peer": int(self.max_transfers_per_peer),
             "meter_gate": self.meter_gate,
             "faults": self.faults,
         }
@@ -247,10 +243,6 @@ def find_secret(given: bytes | str | None) -> bytes:
             "make one with `openssl rand -hex 32`"
         )
     return secret
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_loopback(listen: str) -> bool:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvxfer._native import CODES, NativeError
+from kvxfer.arguments import seconds_or_none
 from kvxfer.errors import AgentError, PeerError, UsageError, from_code, translate
 from kvxfer.layout import KVLayout
 from kvxfer.region import RegionDescriptor
@@ -111,8 +112,8 @@ class Peer:
         self._descriptors = {descriptor.id: descriptor for descriptor in regions.values()}
         return MappingProxyType(regions)
 
-    async def region(self, name: str, timeout_s: float = 10.0) -> RegionDescriptor:
-        """Returns its region `name`, waiting for it to be registered.
+    async def region(self, name: str, timeout_s: float | None = 10.0) -> RegionDescriptor:
+        """Returns its region `name`, waiting for it to be registered; None waits without bound.
 
         Raises
         ------
@@ -123,14 +124,15 @@ class Peer:
         """
         import asyncio
 
+        limit_s = seconds_or_none(timeout_s, "timeout_s")
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(limit_s):
                 await self._completions.until(("region", self._id), lambda: self._has(name))
         except TimeoutError:
             pass  # said by _named, with what there is
         return self._named(name, timeout_s)
 
-    def wait_region(self, name: str, timeout_s: float = 10.0) -> RegionDescriptor:
+    def wait_region(self, name: str, timeout_s: float | None = 10.0) -> RegionDescriptor:
         """Returns its region `name`, blocking until it is registered: the twin of `region`."""
         self._completions.block_until(lambda: self._has(name), timeout_s)
         return self._named(name, timeout_s)
@@ -187,11 +189,9 @@ class Peer:
         )
 
     def _has(self, name: str) -> bool:
-        return self.state == "lost" or any(
-            item["name"] == name for item in self._completions.core.peer_regions(self._id)
-        )
+        return self.state == "lost" or name in self.regions
 
-    def _named(self, name: str, timeout_s: float) -> RegionDescriptor:
+    def _named(self, name: str, timeout_s: float | None) -> RegionDescriptor:
         if (error := self.error) is not None:
             raise error
         regions = self.regions

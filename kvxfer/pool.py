@@ -13,12 +13,17 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from kvxfer._native import NativeError, PoolMemory
+from kvxfer.arguments import count
 from kvxfer.block_table import BlockTable
 from kvxfer.errors import ExhaustedError, UsageError, translate
 from kvxfer.free_list import BlockFreeList
 
 # Arrays begin at cache lines, so that non-temporal stores of one never touch another's.
 _ALIGNMENT_NBYTES = 64
+# Block ids have 32 bits, sizes of memory 63.
+_MOST_BLOCKS = 2**32
+_MOST_NBYTES = 2**63 - 1
+_MOST_NODES = 2**31 - 1
 
 
 class Pool:
@@ -59,11 +64,10 @@ class Pool:
         huge_pages: bool = True,
         numa_node: int | None = None,
     ) -> None:
-        if num_blocks < 1 or block_nbytes < 1:
-            raise UsageError(
-                f"a pool has blocks and bytes, not {num_blocks} blocks of {block_nbytes} bytes",
-                code="invalid-argument",
-            )
+        num_blocks = count(num_blocks, "num_blocks", 1, _MOST_BLOCKS)
+        block_nbytes = count(block_nbytes, "block_nbytes", 1, _MOST_NBYTES // num_blocks)
+        if numa_node is not None:
+            numa_node = count(numa_node, "numa_node", 0, _MOST_NODES)
         self._blocks = BlockFreeList(num_blocks)
         try:
             self._memory = PoolMemory(
@@ -170,6 +174,7 @@ class Pool:
         UsageError
             Fewer than none were asked for.
         """
+        num_blocks = count(num_blocks, "num_blocks", 0, _MOST_BLOCKS)
         with self._lock:
             return BlockTable(self._blocks.allocate(num_blocks, owner))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import UnionType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer._native import CODES, AgentCore, NativeError
+from kvxfer.arguments import seconds
 from kvxfer.block_table import as_ids
 from kvxfer.completion import Completions
 from kvxfer.errors import KvxferError, UsageError, translate
@@ -82,7 +83,7 @@ class Poster:
             raise _said_of(error, region, remote) from None
         except (AttributeError, TypeError):
             # Looked at where something went wrong: a good call pays nothing for it.
-            _check_kinds(region, remote, layers, priority, timeout_s, integrity, lease)
+            _check_kinds(region, remote, layers, integrity)
             raise
         return Transfer(handle, scope)
 
@@ -125,7 +126,7 @@ class Poster:
             entry.number,
             first,
             len(moved),
-            self._options.transfer_timeout_s,
+            seconds(self._options.transfer_timeout_s, "option transfer_timeout_s"),
             self._options.integrity,
             as_ids,
         )
@@ -146,7 +147,7 @@ class Poster:
             As `Agent.write`; ``unsupported``: pages of the two regions differ in size, or one has a null
             block.
         """
-        _check_kinds(region, remote, layers, 0, None, None, None)
+        _check_kinds(region, remote, layers, None)
         peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
         if not self._programs.get(peer_id, True, region, remote, heads).whole_blocks:
             raise UsageError(
@@ -169,6 +170,7 @@ class Poster:
     ) -> Incoming:
         """Lets transfers with `tag` write; `Agent.expect` says what the arguments mean and raise."""
         _check_expected(region, peer)
+        limit_s = self._options.transfer_timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s")
         region._check()
         if not tag:
             raise UsageError("an expectation needs a tag of at least one byte", code="invalid-argument")
@@ -197,7 +199,7 @@ class Poster:
                 end_token,
                 layout.num_heads,
                 -1 if peer is None else peer.id,
-                self._options.transfer_timeout_s if timeout_s is None else timeout_s,
+                limit_s,
             )
         except NativeError as error:
             raise translate(error, peer="" if peer is None else peer.name) from None
@@ -230,20 +232,14 @@ def _check_kinds(
     region: object,
     remote: object,
     layers: object,
-    priority: object,
-    timeout_s: object,
     integrity: object,
-    lease: object,
 ) -> None:
     """Raises `UsageError` where an argument is of another kind than it must be."""
     wanted: tuple[tuple[str, object, type | UnionType, str], ...] = (
         ("region", region, Region, "one that register() of this agent returned"),
         ("remote_region", remote, RegionDescriptor, "peer.regions[name]"),
         ("layers", layers, Iterable | None, "consecutive layers, e.g. range(0, 4), or None"),
-        ("priority", priority, SupportsIndex, "0 to 255"),
-        ("timeout_s", timeout_s, int | float | None, "seconds, or None"),
         ("integrity", integrity, bool | None, "True, False or None"),
-        ("lease", lease, SupportsIndex | None, "a Lease's id, or None"),
     )
     for name, value, kind, what in wanted:
         if not isinstance(value, kind):

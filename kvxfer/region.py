@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer._native import NativeError
+from kvxfer._native import CODES, NativeError
+from kvxfer.arguments import bound, count, seconds
 from kvxfer.block_table import BlockTable, as_ids
 from kvxfer.errors import UsageError, translate
 from kvxfer.layout import MAX_ENCODED_NBYTES, KVLayout
@@ -237,17 +238,17 @@ class Region:
         """
         if mode not in ("read", "write"):
             raise UsageError(f'mode is "read" or "write", not {mode!r}', code="invalid-argument")
-        if not 0 < ttl_s < float("inf"):
-            raise UsageError(f"ttl_s is a positive number of seconds, not {ttl_s}", code="invalid-argument")
+        if not (ttl_s := seconds(ttl_s, "ttl_s")):
+            raise UsageError("ttl_s is a positive number of seconds, not 0", code="invalid-argument")
         if peer is None and renewable:
             raise UsageError(
                 "a lease of whoever names it is renewed by nobody's heartbeats: leave renewable out, and "
                 "choose ttl_s long enough for the last reader to end",
                 code="invalid-argument",
             )
-        if lease_id is not None and not _MIN_BEARER <= lease_id < 2 * _MIN_BEARER:
-            raise UsageError(
-                f"lease_id is 2**62 + secrets.randbits(62), not {lease_id}", code="invalid-argument"
+        if lease_id is not None:
+            lease_id = count(
+                lease_id, "lease_id", _MIN_BEARER, 2 * _MIN_BEARER - 1, "2**62 + secrets.randbits(62)"
             )
         from kvxfer.peer import check_peer  # which knows of regions
 
@@ -296,15 +297,16 @@ class Region:
             A device still copies to or from it: peers have lost it, and the tensors are kept until
             another call returns. Other exceptions that come from here leave it so, too.
         """
+        limit_s = bound(timeout_s)
         if not self._views:
             return
         self._completions.check()
         try:
-            left = self._completions.core.deregister(
-                self._id, -1.0 if timeout_s is None else max(0.0, timeout_s)
-            )
+            left = self._completions.core.deregister(self._id, limit_s)
         except NativeError as error:
-            raise translate(error) from None
+            if error.args[0] != CODES["unknown-region"]:
+                raise translate(error) from None
+            left = True  # by another thread, meanwhile
         if not left:
             raise TimeoutError(
                 f"region {self._name!r} is taken from peers, but a device still copies to or from it after "

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer._native import NativeError
+from kvxfer.arguments import bound, count
 from kvxfer.errors import KvxferError, UsageError, from_code, translate
 
 if TYPE_CHECKING:
     from kvxfer._native import Handle
     from kvxfer.completion import Completions
     from kvxfer.stream_wait import StreamWait
+
+_MOST: Final = 2**32 - 1
 
 
 class Stages(NamedTuple):
@@ -282,6 +285,8 @@ class Work:
                 "or for layers of agent.expect() there",
                 code="unsupported",
             )
+        if type(layer) is not int:
+            layer = count(layer, "layer", 0, _MOST)
         if layer not in self.layers:
             raise UsageError(
                 f"layer {layer} is not among layers {self.layers.start} to {self.layers.stop - 1} of "
@@ -294,9 +299,10 @@ class Work:
         return self._handle.state != "pending"
 
     def _final_by(self, wait: Any, timeout_s: float | None) -> bool:
+        limit_s = bound(timeout_s)
         self._scope.completions.check()
         try:
-            over = bool(wait(-1.0 if timeout_s is None else max(timeout_s, 0.0)))
+            over = bool(wait(limit_s))
         except NativeError as error:
             raise translate(error, peer=self._scope.peer_name) from None
         # Nobody else may be reading what the ring holds of peers and regions.
@@ -328,7 +334,8 @@ class Transfer(Work):
         UsageError
             ``out-of-range`` for more layers than it has.
         """
-        if not 0 <= num_layers <= len(self.layers):
+        num_layers = count(num_layers, "num_layers", 0, _MOST)
+        if num_layers > len(self.layers):
             raise UsageError(
                 f"{num_layers} layers were released of a transfer of {len(self.layers)}", code="out-of-range"
             )

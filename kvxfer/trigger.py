@@ -7,6 +7,7 @@ from typing import Any, SupportsIndex
 
 from kvxfer._native import After, AgentCore, NativeError
 from kvxfer._native import Trigger as Word
+from kvxfer.arguments import count
 from kvxfer.errors import UsageError, translate
 from kvxfer.streams import check_device, handle_of
 
@@ -55,7 +56,7 @@ class Trigger:
         Raises
         ------
         UsageError
-            ``out-of-range``: it is not 1 to 2**32 - 1.
+            It is not 1 to 2**32 - 1.
         """
         self._word.fire(_value(value))
 
@@ -179,6 +180,4 @@ def _event(event: Any) -> int | None:
 
 
 def _value(value: SupportsIndex) -> int:
-    if not isinstance(value, SupportsIndex) or not 0 < (number := value.__index__()) <= _MOST:
-        raise UsageError(f"a trigger's value is 1 to {_MOST}, not {value!r}", code="out-of-range")
-    return number
+    return count(value, "a trigger's value", 1, _MOST)

@@ -34,7 +34,7 @@ bool PyCommandRing::wait(std::uint64_t num_ended, double timeout_s) const {
 }
 
 void PyCommandRing::close() const {
-  const nb::gil_scoped_release release;
+  const WithoutGil released;
   runtime->close_command_ring(*reader);
 }
 

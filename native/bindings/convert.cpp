@@ -43,6 +43,46 @@ wire::Bytes to_payload(nb::handle payload) {
 
 namespace {
 
+// numpy's have a __float__, and no type that native code knows.
+bool is_bool(nb::handle value) {
+  const std::string_view type = Py_TYPE(value.ptr())->tp_name;
+  return PyBool_Check(value.ptr()) || type == "numpy.bool_" || type == "numpy.bool";
+}
+
+[[noreturn]] void refuse(std::string_view name, std::string_view what, nb::handle value) {
+  PyErr_Clear();
+  std::string shown = std::string("a ") + Py_TYPE(value.ptr())->tp_name;
+  if (const nb::object text = nb::steal(PyObject_Repr(value.ptr())); text.is_valid())
+    shown = nb::str(text).c_str();
+  PyErr_Clear();  // an int of too many digits has no text
+  constexpr std::size_t kMostShown = 100;
+  if (shown.size() > kMostShown) shown = shown.substr(0, kMostShown) + "...";
+  raise({Code::kInvalidArgument, std::string(name) + " is " + std::string(what) + ", not " + shown});
+}
+
+}  // namespace
+
+double to_seconds(nb::handle value, std::string_view name) {
+  double seconds = is_bool(value) ? -1 : PyFloat_AsDouble(value.ptr());
+  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_OverflowError) != 0) {
+    PyErr_Clear();
+    if (PyObject_RichCompareBool(value.ptr(), nb::int_(0).ptr(), Py_GT) == 1) seconds = kMostSeconds;
+  }
+  if (PyErr_Occurred() != nullptr || !(seconds >= 0)) refuse(name, "seconds", value);
+  return std::min(seconds, kMostSeconds);
+}
+
+std::uint64_t to_count(nb::handle value, std::string_view name, std::uint64_t low, std::uint64_t high,
+                       std::string_view what) {
+  const nb::object number = nb::steal(is_bool(value) ? nullptr : PyNumber_Index(value.ptr()));
+  const std::uint64_t count = number.is_valid() ? PyLong_AsUnsignedLongLong(number.ptr()) : 0;
+  if (number.is_valid() && PyErr_Occurred() == nullptr && low <= count && count <= high) return count;
+  if (!what.empty()) refuse(name, what, value);
+  refuse(name, std::to_string(low) + " to " + std::to_string(high), value);
+}
+
+namespace {
+
 template <class Record>
 std::vector<Record> to_records(nb::handle records, const char* what) {
   Py_buffer view;

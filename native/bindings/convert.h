@@ -12,8 +12,10 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "bindings/gil.h"
 #include "core/wire.h"
 #include "gpu/copy_way.h"
 #include "kvxfer/copy_program.h"
@@ -82,10 +84,21 @@ nb::bytes from_bytes(const Container& bytes) {
   return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-// Seconds to nanoseconds. What is absurdly long becomes 31 years; what a negative time means is the caller's.
+// 31 years: as good as for ever, and well inside 64 bits of nanoseconds.
+inline constexpr double kMostSeconds = 1e9;
+
+// What a caller passes as a time: any number, numpy's too, that is 0 or more; what is longer than kMostSeconds,
+// infinite or no double any more, becomes that. Raises kInvalidArgument, with the argument's name, for all else.
+double to_seconds(nb::handle value, std::string_view name);
+
+// What a caller passes as a whole number, numpy's too. Raises kInvalidArgument for what is none (bools are none) and
+// what is not in [low, high]; `what` it should be, in words, where those would not say it.
+std::uint64_t to_count(nb::handle value, std::string_view name, std::uint64_t low, std::uint64_t high,
+                       std::string_view what = {});
+
+// Checked seconds, or a negative number that stands for no bound, to nanoseconds.
 inline std::int64_t to_ns(double seconds) {
-  constexpr double kMost = 1e9;  // seconds: 31 years, well inside 64 bits of nanoseconds
-  return static_cast<std::int64_t>(std::min(seconds, kMost) * 1e9);
+  return static_cast<std::int64_t>(std::min(seconds, kMostSeconds) * 1e9);
 }
 
 // A program as kvxfer/copy_program.py holds it: records of LOOP_DTYPE and CONVERSION_DTYPE, which are

@@ -117,7 +117,7 @@ MeasuredRows calibrate(int device, const KernelHandles& kernels) {
   const gpu::Driver* driver = take(gpu::Driver::load());
   const gpu::PrimaryContext context = take(gpu::PrimaryContext::retain(*driver, device));
   const gpu::Measured measured = take([&] {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     return gpu::calibrate(*driver, context.get(), to_kernels(kernels), {});  // as agents' streams are made
   }());
   MeasuredRows rows;
@@ -184,19 +184,21 @@ class PyGpuCopyStream {
   std::uint64_t done() const { return stream().done(); }
   void check() const { python::check(stream().check()); }
   void synchronize() {
-    gpu::CopyStream& waited = stream();
+    stream();
+    const std::shared_ptr<gpu::CopyStream> waited = stream_;  // another thread may close it meanwhile
     Status status;
     {
-      nb::gil_scoped_release release;
-      status = waited.synchronize();
+      const WithoutGil released;
+      status = waited->synchronize();
     }
     python::check(status);
   }
   void set_num_ctas(std::uint32_t num_ctas) { stream().set_num_ctas(num_ctas); }
   std::uint64_t handle() const { return reinterpret_cast<std::uint64_t>(stream().handle()); }
   void close() {
-    nb::gil_scoped_release release;
-    stream_.reset();
+    std::shared_ptr<gpu::CopyStream> closed = std::exchange(stream_, nullptr);
+    const WithoutGil released;
+    closed.reset();
   }
 
  private:
@@ -206,7 +208,7 @@ class PyGpuCopyStream {
   }
 
   std::optional<gpu::PrimaryContext> context_;
-  std::unique_ptr<gpu::CopyStream> stream_;  // in that context
+  std::shared_ptr<gpu::CopyStream> stream_;  // in that context
 };
 
 std::optional<std::string> driver_missing() {

@@ -72,7 +72,7 @@ class Pools {
 // Raises where the device makes no memory that can be shared, which torch would take for a lack of it.
 void check_pool(int device) {
   const Status status = [&]() -> Status {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     Result<gpu::MemoryPool*> pool = Pools::get().of(device);
     if (!pool.ok()) return pool.status();
     if (pool.value()->handle_types() != 0) return {};

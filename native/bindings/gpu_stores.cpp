@@ -17,7 +17,7 @@ using namespace nb::literals;
 nb::tuple export_allocation(std::uint64_t address) {
   const gpu::Driver* driver = take(gpu::Driver::load());
   gpu::ExportedMemory memory = take([&] {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     return gpu::export_memory(*driver, address);
   }());
   return nb::make_tuple(static_cast<std::uint32_t>(memory.kind), memory.base, memory.nbytes,
@@ -36,18 +36,20 @@ class PyPeerMapping {
     if (fd >= 0) memory.fd.reset(::dup(fd));
     context_.emplace(take(gpu::PrimaryContext::retain(*driver_, device)));
     mapped_.emplace(take([&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil released;
       return gpu::PeerMemory::map(*driver_, context_->get(), device, memory, gpu::PeerAccess::kStore);
     }()));
   }
   ~PyPeerMapping() { close(); }
   std::uint64_t address() const { return mapped_ ? mapped_->address() : 0; }
   void close() {
-    if (!mapped_) return;
-    const nb::gil_scoped_release release;
+    // Taken under the lock: another thread may close it as well.
+    std::optional<gpu::PeerMemory> mapped = std::exchange(mapped_, std::nullopt);
+    if (!mapped) return;
+    const WithoutGil released;
     const gpu::ContextScope scope(*driver_, context_->get());
     driver_->context_synchronize();  // a kernel that still stores would fault
-    mapped_.reset();
+    mapped.reset();
   }
 
  private:

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "bindings/command_ring.h"
+#include "bindings/lifetime.h"
 #include "bindings/transfer.h"
 #include "bindings/trigger.h"
 #include "core/crc32c.h"
@@ -76,12 +77,10 @@ std::string_view name_of_event(EventKind kind) {
   return "";
 }
 
-// A Python object that the core holds; whoever lets it go may be without the GIL.
+// A Python object that the core holds; any thread may let it go.
 std::shared_ptr<const void> held(nb::object owner) {
-  return {new nb::object(std::move(owner)), [](const void* object) {
-            const nb::gil_scoped_acquire acquire;
-            delete static_cast<const nb::object*>(object);
-          }};
+  return {new nb::object(std::move(owner)),
+          [](const void* object) { destroy_with_gil(static_cast<const nb::object*>(object)); }};
 }
 
 std::uint32_t to_num_ctas(nb::handle number) {
@@ -206,28 +205,21 @@ class PyAgentCore {
     if (name.empty() || name.size() > wire::kMaxName)
       raise(
           {Code::kInvalidArgument, "an agent's name has 1 to " + std::to_string(wire::kMaxName) + " bytes"});
-    Result<std::shared_ptr<Runtime>> created = [&] {
-      const nb::gil_scoped_release release;
-      return Runtime::create(std::move(native));
-    }();
-    runtime_ = take(std::move(created));
-  }
-  ~PyAgentCore() {
-    const nb::gil_scoped_release release;
-    runtime_.reset();
+    runtime_ = make_agent(std::move(native));
   }
 
   Runtime& runtime() const { return *runtime_; }
 
-  // f(engine, now) under the gate and without the GIL; raises where it returns an error.
+  // f(engine, now) under the gate and without the GIL; raises where the agent can do nothing any more.
   template <class F>
   auto call(F&& f) const {
     check(runtime_->check_alive());
     auto result = [&] {
-      const nb::gil_scoped_release release;
-      return runtime_->with_engine(f);
+      const WithoutGil released;
+      return runtime_->with_open_engine(f);
     }();
-    return result;
+    if (!result) raise(runtime_->check_alive());
+    return std::move(*result);
   }
 
   std::vector<Event> drain(std::size_t max_events, bool arm) const {
@@ -238,7 +230,7 @@ class PyAgentCore {
   int poll() const {
     check(runtime_->check_alive());
     const bool moved = [&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil released;
       return runtime_->poll();
     }();
     return runtime_->ring().has_events() ? 2 : moved;
@@ -251,7 +243,7 @@ class PyAgentCore {
   }
 
   void close(double timeout_s) const {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     runtime_->close(to_ns(timeout_s));
   }
 
@@ -278,7 +270,8 @@ class PyAgentCore {
   RegionId register_region(
       const std::string& name,
       nb::ndarray<const std::int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> spans,
-      std::uint32_t num_blocks, nb::handle footprint, const nb::bytes& layout, bool on_gpu) const {
+      std::uint32_t num_blocks, nb::handle footprint, const nb::bytes& layout, bool on_gpu,
+      nb::object owner) const {
     check(runtime_->check_alive());
     CopyProgram loops;
     loops.loops = to_loops(footprint);
@@ -289,10 +282,10 @@ class PyAgentCore {
       ranges.emplace_back(reinterpret_cast<std::byte*>(spans.data()[2 * i]),
                           static_cast<std::uint64_t>(spans.data()[2 * i + 1]));
     wire::Bytes schema = to_bytes(layout);
-    Result<RegionId> id = [&] {
-      const nb::gil_scoped_release release;
+    Result<RegionId> id = [&, kept = held(std::move(owner))]() mutable {
+      const WithoutGil released;
       return runtime_->register_region(name, std::move(ranges), num_blocks, loops, std::move(schema),
-                                       on_gpu ? MemoryKind::kGpu : MemoryKind::kHost);
+                                       on_gpu ? MemoryKind::kGpu : MemoryKind::kHost, std::move(kept));
     }();
     return take(std::move(id));
   }
@@ -324,32 +317,10 @@ class PyAgentCore {
   SessionKey begin_connect(const std::string& address, double timeout_s) const {
     check(runtime_->check_alive());
     Result<SessionKey> key = [&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil released;
       return runtime_->begin_connect(address, to_ns(timeout_s));
     }();
     return take(std::move(key));
-  }
-  SessionKey connect(const std::string& address, double timeout_s) const {
-    const SessionKey key = begin_connect(address, timeout_s);
-    const auto view = [&] {
-      return runtime_->with_engine([&](Engine& engine, Time) { return engine.peer(key); });
-    };
-    std::optional<PeerView> peer;
-    const bool settled = wait_for(
-        *runtime_,
-        [&] {
-          peer = view();
-          return !peer || peer->state != "connecting";
-        },
-        timeout_s + 1);
-    if (settled && peer && peer->state == "open") return key;
-    if (peer && !peer->reason.ok()) raise(peer->reason);
-    raise({Code::kUnreachable, "no session with " + address + " in time"});
-  }
-  void abandon_connect(SessionKey key) const {
-    if (!runtime_->check_alive().ok()) return;
-    const nb::gil_scoped_release release;
-    runtime_->abandon_connect(key);
   }
   void disconnect(SessionKey key, int code, const std::string& text) const {
     call([&](Engine& engine, Time now) {
@@ -413,7 +384,7 @@ class PyAgentCore {
   PyCommandRing command_ring(std::uint32_t num_commands) const {
     check(runtime_->check_alive());
     Result<std::shared_ptr<CommandReader>> reader = [&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil released;
       return runtime_->open_command_ring(num_commands);
     }();
     return {runtime_, take(std::move(reader))};
@@ -422,7 +393,7 @@ class PyAgentCore {
   void record(const PyTrigger& trigger, std::uint64_t stream, Trigger::Word value) const {
     check(runtime_->check_alive());
     const Status status = [&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil released;
       return runtime_->record(*trigger.trigger, reinterpret_cast<gpu::Stream>(stream), value);
     }();
     check(status);
@@ -430,7 +401,7 @@ class PyAgentCore {
   After after_stream(std::uint64_t stream) const {
     check(runtime_->check_alive());
     Result<After> after = [&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil released;
       return runtime_->after_stream(reinterpret_cast<gpu::Stream>(stream));
     }();
     return take(std::move(after));
@@ -438,7 +409,7 @@ class PyAgentCore {
   After after_event(std::uint64_t event) const {
     check(runtime_->check_alive());
     Result<After> after = [&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil released;
       return runtime_->after_event(reinterpret_cast<gpu::Event>(event));
     }();
     return take(std::move(after));
@@ -459,7 +430,7 @@ class PyAgentCore {
 
   LeaseId grant(std::int64_t peer, RegionId region, bool write, bool all_blocks, const BlockIds& blocks,
                 double ttl_s, bool renewable, LeaseId bearer_id) const {
-    const std::span<const std::uint32_t> ids(blocks.data(), blocks.size());
+    const std::vector<std::uint32_t> ids = to_vector(blocks);  // once: other threads may write to the array
     return take(call([&](Engine& engine, Time now) {
       return engine.grant(now, to_peer(peer), region,
                           write ? wire::LeaseMode::kWrite : wire::LeaseMode::kRead, all_blocks, ids,
@@ -474,7 +445,10 @@ class PyAgentCore {
   std::string lease_state(LeaseId lease) const {
     // Answers for a closed agent, too; a forked child must not touch the gate.
     if (const Status status = runtime_->check_alive(); status.code() == Code::kForked) raise(status);
-    const auto state = runtime_->with_engine([&](Engine& engine, Time) { return engine.lease_state(lease); });
+    const auto state = [&] {
+      const WithoutGil released;
+      return runtime_->with_engine([&](Engine& engine, Time) { return engine.lease_state(lease); });
+    }();
     if (!state) raise({Code::kInvalidArgument, "there is no lease " + std::to_string(lease) + " (any more)"});
     return std::string(name_of(*state));
   }
@@ -487,7 +461,7 @@ class PyPoolMemory {
  public:
   PyPoolMemory(std::size_t nbytes, const std::string& name, bool huge_pages, int numa_node) {
     Result<std::shared_ptr<PoolMemory>> created = [&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil released;
       return PoolMemory::create({nbytes, name, huge_pages, numa_node});
     }();
     memory_ = take(std::move(created));
@@ -520,6 +494,7 @@ std::string decode_frame(const nb::bytes& frame) {
 
 NB_MODULE(_native, m) {
   define_error(m);
+  define_lifetime(m);
   m.attr("__version__") = KVXFER_VERSION;
   m.attr("COPY_KERNEL") = std::string(copy_kernel_name());
   m.attr("COPY_LOOP_NBYTES") = sizeof(CopyLoop);
@@ -561,12 +536,12 @@ NB_MODULE(_native, m) {
       .def_prop_ro("serves", [](const PyAgentCore& c) { return c.runtime().serves(); })
       .def("serve",
            [](const PyAgentCore& c) {
-             const nb::gil_scoped_release release;
+             const WithoutGil released;
              return c.runtime().serve();
            })
       .def("leave",
            [](const PyAgentCore& c) {
-             const nb::gil_scoped_release release;
+             const WithoutGil released;
              c.runtime().leave();
            })
       .def("drain", &PyAgentCore::drain, "max_events"_a = 256, "arm"_a = true)
@@ -576,14 +551,13 @@ NB_MODULE(_native, m) {
           "change"_a)
       .def("poll", &PyAgentCore::poll)
       .def("close", &PyAgentCore::close, "timeout_s"_a)
+      .def_prop_ro("ended", [](const PyAgentCore& c) { return c.runtime().ended(); })
       .def("stats", &PyAgentCore::stats)
       .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a, "num_blocks"_a, "footprint"_a,
-           "layout"_a, "on_gpu"_a)
+           "layout"_a, "on_gpu"_a, "owner"_a)
       .def("region_kind", &PyAgentCore::region_kind, "region"_a)
       .def("deregister", &PyAgentCore::deregister, "region"_a, "timeout_s"_a)
-      .def("connect", &PyAgentCore::connect, "address"_a, "timeout_s"_a)
       .def("begin_connect", &PyAgentCore::begin_connect, "address"_a, "timeout_s"_a)
-      .def("abandon_connect", &PyAgentCore::abandon_connect, "peer"_a)
       .def("disconnect", &PyAgentCore::disconnect, "peer"_a, "code"_a = static_cast<int>(Code::kPeerLost),
            "text"_a = "disconnect() was called")
       .def("peer", &PyAgentCore::peer, "peer"_a)
@@ -606,6 +580,8 @@ NB_MODULE(_native, m) {
       .def("revoke", &PyAgentCore::revoke, "lease"_a, "timeout_s"_a)
       .def("lease_state", &PyAgentCore::lease_state, "lease"_a);
 
+  m.def("to_seconds", &to_seconds, "value"_a.none(), "name"_a);
+  m.def("to_count", &to_count, "value"_a.none(), "name"_a, "low"_a, "high"_a, "what"_a = "");
   m.def(
       "crc32c",
       [](const nb::bytes& data) {

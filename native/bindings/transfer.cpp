@@ -7,7 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 
 namespace kvxfer::python {
 namespace {
@@ -16,7 +16,7 @@ using nb::literals::operator""_a;
 
 constexpr Time kSignalSlice = 100'000'000;
 
-constexpr std::uint32_t kNumPriorities = 256;
+constexpr std::uint64_t kMaxPriority = 255;
 
 }  // namespace
 
@@ -25,7 +25,7 @@ bool wait_in_slices(Runtime& runtime, const std::function<bool(Time)>& wait, dou
   for (;;) {
     bool finished;
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil released;
       finished = wait(std::max<Time>(0, std::min(kSignalSlice, deadline - Runtime::now())));
     }
     if (finished) return true;
@@ -74,13 +74,13 @@ bool PyHandle::watch_layer(std::uint32_t layer) const {
 }
 
 void PyHandle::layers_ready(std::uint32_t layers) const {
-  const nb::gil_scoped_release release;
+  const WithoutGil released;
   if (!runtime->check_alive().ok()) return;
   runtime->with_engine([&](Engine& engine, Time now) { engine.layers_ready(now, handle->id(), layers); });
 }
 
 void PyHandle::cancel() const {
-  const nb::gil_scoped_release release;
+  const WithoutGil released;
   if (!runtime->check_alive().ok()) return;
   runtime->cancel(*handle);
 }
@@ -89,7 +89,7 @@ std::shared_ptr<StreamWait> PyHandle::wait_in(std::uint64_t stream,
                                               std::optional<std::uint32_t> layer) const {
   python::check(runtime->check_alive());
   Result<std::shared_ptr<StreamWait>> made = [&] {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     return runtime->wait_in(reinterpret_cast<gpu::Stream>(stream), *handle, layer);
   }();
   return take(std::move(made));
@@ -99,41 +99,15 @@ std::shared_ptr<StreamWait> PyHandle::wait_in(std::uint64_t stream,
 
 namespace {
 
-double to_seconds(nb::handle seconds, double otherwise) {
-  if (seconds.is_none()) return otherwise;
-  const double value = PyFloat_AsDouble(seconds.ptr());
-  const bool failed = value == -1.0 && PyErr_Occurred() != nullptr;
-  if (failed && PyErr_ExceptionMatches(PyExc_OverflowError) == 0) throw nb::python_error();
-  PyErr_Clear();
-  if (failed || std::isnan(value))
-    raise({Code::kInvalidArgument, "timeout_s is seconds, not " + std::string(nb::repr(seconds).c_str())});
-  return value;
-}
-
 bool to_bool(nb::handle flag, bool otherwise) {
   if (flag.is_none()) return otherwise;
   if (!PyBool_Check(flag.ptr())) throw nb::type_error("integrity or hold is no bool");
   return flag.ptr() == Py_True;
 }
 
-std::uint8_t to_priority(nb::handle priority) {
-  const Py_ssize_t value = PyNumber_AsSsize_t(priority.ptr(), nullptr);  // clipped where it is out of range
-  if (value == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
-  if (value < 0 || value >= kNumPriorities)
-    raise({Code::kInvalidArgument, "priority is 0 to 255, not " + std::string(nb::str(priority).c_str())});
-  return static_cast<std::uint8_t>(value);
-}
-
 LeaseId to_lease(nb::handle lease) {
   if (lease.is_none()) return 0;
-  const nb::object number = nb::steal(PyNumber_Index(lease.ptr()));
-  if (!number.is_valid()) throw nb::python_error();
-  const LeaseId value = PyLong_AsUnsignedLongLong(number.ptr());
-  const bool overflowed = PyErr_Occurred() != nullptr;
-  PyErr_Clear();
-  if (overflowed || value == 0)
-    raise({Code::kInvalidArgument, "lease is a Lease's id, not " + std::string(nb::repr(lease).c_str())});
-  return value;
+  return to_count(lease, "lease", 1, std::numeric_limits<LeaseId>::max(), "a Lease's id");
 }
 
 }  // namespace
@@ -141,7 +115,7 @@ LeaseId to_lease(nb::handle lease) {
 std::vector<std::uint32_t> PyRoute::to_ids(nb::handle blocks) const {
   BlockIds ids;
   if (ids.open(blocks.ptr())) return to_vector(ids);
-  const nb::object converted = as_ids(blocks);
+  const nb::object converted = call_python([&] { return as_ids(blocks); });
   if (!ids.open(converted.ptr())) throw nb::type_error("block ids are no uint32");
   return to_vector(ids);
 }
@@ -159,8 +133,8 @@ TransferRequest PyRoute::request(nb::handle src_blocks, nb::handle dst_blocks, s
   request.num_layers = num_layers;
   request.layers_ready = num_layers;
   request.notify = to_payload(notify);
-  request.priority = to_priority(priority);
-  request.timeout_ns = to_ns(to_seconds(timeout, timeout_s));
+  request.priority = static_cast<std::uint8_t>(to_count(priority, "priority", 0, kMaxPriority));
+  request.timeout_ns = to_ns(timeout.is_none() ? timeout_s : to_seconds(timeout, "timeout_s"));
   request.integrity = to_bool(check, integrity);
   request.lease = to_lease(lease);
   return request;
@@ -174,13 +148,14 @@ PyHandle PyRoute::post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32
   const After* after = nb::isinstance<After>(hold) ? nb::inst_ptr<After>(hold) : nullptr;
   if (after != nullptr || to_bool(hold, false)) request.layers_ready = 0;
   python::check(runtime->check_alive());
-  Result<std::shared_ptr<Handle>> posted = [&] {
-    const nb::gil_scoped_release release;
-    if (after != nullptr) return runtime->post_after(std::move(request), *after);
-    return runtime->with_engine(
+  std::optional<Result<std::shared_ptr<Handle>>> posted = [&] {
+    const WithoutGil released;
+    if (after != nullptr) return std::optional(runtime->post_after(std::move(request), *after));
+    return runtime->with_open_engine(
         [&](Engine& engine, Time now) { return engine.post(now, std::move(request)); });
   }();
-  return {runtime, take(std::move(posted))};
+  if (!posted) raise(runtime->check_alive());
+  return {runtime, take(std::move(*posted))};
 }
 
 void define_transfer(nb::module_& module) {

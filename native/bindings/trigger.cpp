@@ -10,13 +10,14 @@ PyTrigger trigger_over(nb::handle memory) {
   auto view = std::make_unique<Py_buffer>();
   if (PyObject_GetBuffer(memory.ptr(), view.get(), PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) != 0)
     throw nb::python_error();
-  std::shared_ptr<const void> held(view.release(), [](const void* kept) {
-    const nb::gil_scoped_acquire acquire;  // whoever lets it go may be without
-    auto* exported = static_cast<Py_buffer*>(const_cast<void*>(kept));
-    PyBuffer_Release(exported);
-    delete exported;
+  struct Export {
+    std::unique_ptr<Py_buffer> view;
+    ~Export() { PyBuffer_Release(view.get()); }
+  };
+  const Py_buffer* const exported = view.get();
+  std::shared_ptr<const void> held(new Export{std::move(view)}, [](const void* kept) {
+    destroy_with_gil(static_cast<const Export*>(kept));
   });
-  const auto* exported = static_cast<const Py_buffer*>(held.get());
   if (exported->len != sizeof(Trigger::Word))
     raise({Code::kLengthMismatch,
            "a trigger's memory is one word of 4 bytes, not " + std::to_string(exported->len) + " bytes"});

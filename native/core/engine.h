@@ -105,6 +105,7 @@ class Engine {
   // One more rail has registered it, or could not: peers are told of the keys. Nothing where it is gone.
   void add_keys(Time now, RegionId id, wire::TransportKeys keys);
   void add_note(RegionId id, std::string note);
+  std::size_t num_regions() const noexcept { return regions_.all().size(); }
 
   // ---- transfers and leases of this end's callers
   Result<std::uint32_t> install_program(Time now, SessionKey peer, bool write, RegionId src, RegionId dst,

@@ -253,7 +253,9 @@ Status Runtime::check_alive() const {
 }
 
 void Runtime::close(Time timeout_ns) {
-  if (is_forked(owner_) || closed_.exchange(true)) return;
+  if (is_forked(owner_)) return;
+  const std::lock_guard closing(closing_);
+  if (closed_.exchange(true)) return;
   const Time deadline = now() + timeout_ns;
   {
     const CallerTurn turn(*this);
@@ -301,9 +303,14 @@ void Runtime::close(Time timeout_ns) {
   lock.lock();
   ranges_.clear();
   engine_->abandon(now());
-  const std::lock_guard streams_lock(streams_mutex_);
-  stream_writes_.reset();  // whoever enqueues a store right now has it until then
+  const auto owners = std::exchange(owners_, {});
+  {
+    const std::lock_guard streams_lock(streams_mutex_);
+    stream_writes_.reset();  // whoever enqueues a store right now has it until then
+  }
+  ended_ = true;
   ring_.wake();
+  lock.unlock();  // before the owners go
 }
 
 // ---- what callers do that is more than the engine's ----------------------------------------------
@@ -311,7 +318,8 @@ void Runtime::close(Time timeout_ns) {
 Result<RegionId> Runtime::register_region(std::string name,
                                           std::vector<std::pair<std::byte*, std::uint64_t>> spans,
                                           std::uint32_t num_blocks, const CopyProgram& loops,
-                                          wire::Bytes layout, MemoryKind kind) {
+                                          wire::Bytes layout, MemoryKind kind,
+                                          std::shared_ptr<const void> owner) {
   if (spans.empty() || spans.size() > wire::kMaxSpans || num_blocks == 0)
     return Status(Code::kInvalidArgument,
                   "a region has 1 to " + std::to_string(wire::kMaxSpans) + " ranges and at least one block");
@@ -365,12 +373,21 @@ Result<RegionId> Runtime::register_region(std::string name,
   const auto announce = [&](Time at) -> Status {
     if (region == nullptr || region->keys.empty()) return {};
     const Result<RegionId> added = engine_->register_region(at, std::move(region));
-    if (!added.ok()) region_fenced(described.id);
-    return added.status();
+    if (!added.ok()) {
+      region_fenced(described.id);
+      return added.status();
+    }
+    owners_.emplace(described.id, owner);
+    return {};
   };
   std::vector<std::pair<std::size_t, std::shared_ptr<Transport>>> slow;
   {
     const CallerTurn turn(*this);
+    if (closed()) return check_alive();
+    if (engine_->num_regions() >= wire::kMaxRegions)
+      return Status(Code::kExhausted, "agent '" + options_.name + "' has " + std::to_string(wire::kMaxRegions) +
+                                          " regions, as many as a peer takes: deregister some, or register "
+                                          "tensors together, as one region");
     region->memory.id = described.id = engine_->reserve_region_id();
     for (std::size_t i = 0; i < transports_.size(); ++i) {
       if (!transports_[i]->capabilities().memory.has(kind)) continue;
@@ -385,7 +402,7 @@ Result<RegionId> Runtime::register_region(std::string name,
   for (auto& [rail, transport] : slow) {
     Result<Pinned> pinned = transport->prepare(described);
     const CallerTurn turn(*this);
-    if (closed()) return Status(Code::kClosed, "agent '" + options_.name + "' was closed meanwhile");
+    if (closed()) return check_alive();
     if (!pinned.ok())
       note(rail, pinned.status());
     else
@@ -480,6 +497,16 @@ Status Runtime::deregister_region(RegionId id, Time timeout_ns) {
     }
   }
   await_unmapped(id, "GPU memory of region '" + name + "'", options_.silent_ns);
+  // An agent that closes takes its transports away first, and then stops them.
+  if (closed()) {
+    const std::lock_guard closing(closing_);
+  }
+  std::shared_ptr<const void> owner;
+  const std::lock_guard lock(gate_);
+  if (const auto kept = owners_.find(id); kept != owners_.end()) {
+    owner = std::move(kept->second);
+    owners_.erase(kept);
+  }
   return {};
 }
 

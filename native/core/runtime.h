@@ -83,11 +83,22 @@ class Runtime final : private EngineHost {
     const CallerTurn turn(*this);
     return f(*engine_, turn.now);
   }
+  // The same for what is refused once the agent is closed, which another thread may do until the gate is ours:
+  // nothing then, and check_alive() says why.
+  template <class F>
+  auto with_open_engine(F&& f) -> std::optional<decltype(f(std::declval<Engine&>(), Time{}))> {
+    const CallerTurn turn(*this);
+    if (closed()) return std::nullopt;
+    return f(*engine_, turn.now);
+  }
   Status check_alive() const;
 
+  // `owner` keeps the memory. It is let go without the gate, by deregister_region() or close(), when no work on the
+  // region is under way any more; whoever holds the region's number need not live so long.
   Result<RegionId> register_region(std::string name, std::vector<std::pair<std::byte*, std::uint64_t>> spans,
                                    std::uint32_t num_blocks, const CopyProgram& footprint, wire::Bytes layout,
-                                   MemoryKind kind = MemoryKind::kHost);
+                                   MemoryKind kind = MemoryKind::kHost,
+                                   std::shared_ptr<const void> owner = nullptr);
   // Takes a region from peers. When this is kOk its memory is its owner's: no work on it is under way, and peers
   // have unmapped it where they would hold what its owner frees. For these it waits up to silent_ns, after which
   // their rails are down; for what a device has under way as long as the caller would wait, kDeadline then: the
@@ -144,8 +155,11 @@ class Runtime final : private EngineHost {
   // Drives progress on the caller's thread until done() or the time is over; false then. Another
   // thread may be driving already: then this one sleeps until something ended.
   bool wait(const std::function<bool()>& done, Time timeout_ns);
+  // Ends everything. When this returns, from whichever of several threads that close it, the agent has let go of all
+  // memory that was registered.
   void close(Time timeout_ns);
-  bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+  bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }  // or is just closing
+  bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }    // close() has returned
 
   static Time now() noexcept;
 
@@ -339,6 +353,7 @@ class Runtime final : private EngineHost {
   std::unordered_map<WorkId, nvtx::Range> ranges_;  // of posted works, where a tool listens
   std::vector<Completion> completions_{64};  // of one transport in one round; kept, making them costs
   std::map<RegionId, std::vector<Pinned>> pinned_;  // of regions that are registered, or leave
+  std::unordered_map<RegionId, std::shared_ptr<const void>> owners_;  // of registered memory
   std::map<RegionId, std::string> leaving_;  // deregistered, and nobody has heard yet that its memory is free
   // Connections that have proved nothing yet, the oldest first: they share one budget.
   Connections unproved_;
@@ -368,7 +383,8 @@ class Runtime final : private EngineHost {
   std::atomic<std::uint64_t> next_command_ring_{1};
 
   std::thread thread_;
-  std::atomic<bool> stop_{false}, closed_{false};
+  std::atomic<bool> stop_{false}, closed_{false}, ended_{false};
+  std::recursive_mutex closing_;  // held by close(); an owner that it lets go may close the agent once more
   // Until when they sleep on the reactor: the thread, and a caller who drives. 0: awake.
   std::atomic<Time> thread_until_{0}, driver_until_{0};
   std::atomic<Time> caller_until_{0};  // who drove progress last may be back by then

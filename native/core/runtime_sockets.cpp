@@ -407,6 +407,7 @@ Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeo
   if (!fd) return unreachable(*connection);
   connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), *connection, connecting, false);
   const CallerTurn turn(*this);
+  if (closed()) return check_alive();
   expect_by(*connection, connection->dialling.turn_ends(turn.now, connection->due_at));
   // Frames that the session has to say find the connection through controls_: HELLO is queued by
   // add_session, under the number that it is about to return.

@@ -34,11 +34,13 @@ Result<std::shared_ptr<Handle>> Runtime::post_after(TransferRequest request, Aft
   triggers_.let_go();
   const std::uint32_t num_layers = request.num_layers, ready = after.layers_ready(num_layers);
   request.layers_ready = ready;
-  Result<std::shared_ptr<Handle>> posted = with_engine([&](Engine& engine, Time at) {
+  std::optional<Result<std::shared_ptr<Handle>>> post = with_open_engine([&](Engine& engine, Time at) {
     Result<std::shared_ptr<Handle>> handle = engine.post(at, std::move(request));
     if (handle.ok() && ready < num_layers) triggers_.add(handle.value(), std::move(after), num_layers, ready);
     return handle;
   });
+  if (!post) return check_alive();
+  Result<std::shared_ptr<Handle>> posted = std::move(*post);
   // Whoever sleeps does not look at words yet; and one may have been stored to since.
   if (posted.ok() && ready < num_layers && (triggers_.unannounced() || triggers_.has_news())) rouse();
   return posted;
@@ -50,8 +52,8 @@ Result<std::shared_ptr<Trigger>> Runtime::make_trigger() const {
 }
 
 Result<std::shared_ptr<gpu::StreamWrites>> Runtime::streams() const {
-  if (closed()) return check_alive();
   const std::lock_guard lock(streams_mutex_);
+  if (closed()) return check_alive();
   if (stream_writes_ != nullptr) return stream_writes_;
   return Status(
       Code::kUnsupported,

@@ -45,6 +45,7 @@ inline constexpr std::uint32_t kMaxUnits = 1024 * 1024;     // of one block, or 
 inline constexpr std::uint32_t kMaxHeads = 64 * 1024;
 inline constexpr std::uint32_t kMaxExtensions = 512;
 inline constexpr std::uint32_t kMaxSpans = 8192;
+inline constexpr std::uint32_t kMaxRegions = 4096;  // of an agent: more end its sessions
 inline constexpr std::uint32_t kMaxLayers = 4096;
 inline constexpr std::uint32_t kMaxNotify = 4096;
 inline constexpr std::uint32_t kMaxName = 128;

@@ -103,6 +103,7 @@ class FakeCore:
         self.known: dict[int, dict[str, Any]] = {}
         self.regions_of: dict[int, list[dict[str, Any]]] = {}
         self.num_regions = 0
+        self.opens_at_once = False  # sessions that it begins
 
     def happen(self, kind: str, **values: Any) -> None:
         event: dict[str, Any] = dict.fromkeys(("handle", "peer", "region", "lease", "layer", "code"), 0)
@@ -184,6 +185,10 @@ class FakeCore:
     def close(self, timeout_s: float) -> None:
         self.calls.append(("close", (timeout_s,)))
 
+    @property
+    def ended(self) -> bool:
+        return bool(self.called("close"))
+
     def stats(self) -> dict[str, int]:
         return {"transfers": len(self.handles)}
 
@@ -200,19 +205,15 @@ class FakeCore:
         return not self.is_copying
 
     def begin_connect(self, address: str, timeout_s: float) -> int:
-        self.add_peer(1, "decode", "connecting")
-        return 1
-
-    def connect(self, address: str, timeout_s: float) -> int:
         if address == "tcp://nowhere:1":
             from kvxfer._native import NativeError
 
             raise NativeError(75, "connect to nowhere:1: no route (errno 113)")
-        self.add_peer(1, "decode")
+        self.add_peer(1, "decode", "open" if self.opens_at_once else "connecting")
         return 1
 
-    def disconnect(self, peer: int) -> None:
-        self.calls.append(("disconnect", (peer,)))
+    def disconnect(self, peer: int, code: int = 0, text: str = "") -> None:
+        self.calls.append(("disconnect", (peer, code, text)))
 
     def peer(self, peer: int) -> dict[str, Any]:
         return self.known[peer]

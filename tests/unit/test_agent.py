@@ -67,7 +67,8 @@ def test_register_passes_few_spans_and_the_footprint(ends: Ends) -> None:
     layers = list(np.zeros((3, 16, 8, 4), np.uint8))
     layout = KVLayout.from_tensors(layers, "btd")
     region = ends.agent.register("layers", {"a": layers}, layout)
-    name, spans, num_blocks, footprint, encoded, on_gpu = ends.core.called("register")[-1]
+    name, spans, num_blocks, footprint, encoded, on_gpu, owner = ends.core.called("register")[-1]
+    assert [view.shape for view in owner] == [layer.shape for layer in layers]
     assert (name, num_blocks, on_gpu) == ("layers", 16, False)
     assert spans.tolist() == [[layers[0].ctypes.data, 3 * 16 * 8 * 4]]
     assert spans.dtype == np.int64
@@ -369,7 +370,7 @@ def test_a_lease_under_which_a_device_copies_has_not_ended(ends: Ends) -> None:
     lease = ends.region.grant(ends.peer, [7, 9], "write")
     ends.core.is_copying = True
     with pytest.raises(TimeoutError, match="do not use its blocks before it has ended"):
-        lease.revoke(timeout_s=-3)
+        lease.revoke(timeout_s=0)
     assert ends.core.called("revoke") == [(lease.id, 0.0)]
     assert not lease.active
     assert lease.state == "ending"
@@ -493,6 +494,7 @@ async def test_names_are_looked_up(fake_core: list[Any]) -> None:
     decode = Agent("decode", directory=directory)
     agent = Agent("prefill", listen="", directory=directory)
     assert agent.address == ""
+    fake_core[1].opens_at_once = True
     assert agent.connect_blocking("decode").name == "decode"
     decode.close()
     with pytest.raises(PeerError, match="no agent 'decode'"):

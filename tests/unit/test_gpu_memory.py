@@ -161,7 +161,7 @@ def test_kernels_are_loaded_for_an_agent_and_its_regions_are_told_to_be_on_the_g
     on_gpu = Torch("cuda:3")
     agent.register("kv", on_gpu, KVLayout.from_tensor(on_gpu, "lbd"))
     agent.register("host", np.zeros((4, 16), np.uint8))
-    assert [arguments[-1] for arguments in core.called("register")] == [True, False]
+    assert [arguments[-2] for arguments in core.called("register")] == [True, False]
 
 
 def test_how_an_agent_copies_is_what_was_found_or_what_its_options_say(

@@ -16,8 +16,10 @@ NATIVE = ROOT / "native"
 # Those that talk to the native core, each for its own noun.
 MAY_IMPORT_NATIVE = {
     "agent.py",
+    "arguments.py",
     "command_ring.py",
     "completion.py",
+    "connecting.py",
     "gpu/calibration.py",
     "gpu/copy_stream.py",
     "gpu/shareable.py",
@@ -55,7 +57,6 @@ PURE = (
     "errors.py",
     "free_list.py",
     "topology.py",
-    "options.py",
 )
 
 # Folders beside those of the transports.

@@ -5,8 +5,6 @@
 namespace kvxfer {
 namespace {
 
-constexpr std::size_t kMaxPeerRegions = 4096;
-
 std::string_view name_of(MemoryKind memory) { return memory == MemoryKind::kGpu ? "GPU" : "host"; }
 
 std::string names_of(const std::vector<wire::TransportKeys>& keys) {
@@ -33,7 +31,7 @@ bool PeerRegion::is_reached_from(MemoryKind memory) const {
 
 Status PeerRegions::add(SessionKey session, wire::Region& region) {
   std::map<RegionId, PeerRegion>& regions = sessions_regions_[session];
-  if (regions.size() >= kMaxPeerRegions) return {Code::kProtocol, "REGION refused: too many"};
+  if (regions.size() >= wire::kMaxRegions) return {Code::kProtocol, "REGION refused: too many"};
   const RegionId id = region.id;
   auto [found, fresh] = regions.try_emplace(id);
   if (!fresh) {

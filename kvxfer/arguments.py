@@ -1,0 +1,50 @@
+"""What callers pass as times and whole numbers, checked before anything else happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvxfer._native import NativeError, to_count, to_seconds
+from kvxfer.errors import translate
+
+# What native code takes for a wait without bound.
+_UNBOUNDED = -1.0
+
+
+def seconds(value: Any, name: str) -> float:
+    """Returns a time in seconds, 0 to 1e9: any number, numpy's too; more, also infinity, is 1e9 (31 years).
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``, naming the argument: NaN, a negative number, a bool or no number.
+    """
+    try:
+        return to_seconds(value, name)
+    except NativeError as error:
+        raise translate(error) from None
+
+
+def seconds_or_none(value: Any, name: str) -> float | None:
+    """Returns the same, or None for None."""
+    return None if value is None else seconds(value, name)
+
+
+def bound(timeout_s: Any) -> float:
+    """Returns a ``timeout_s`` as native waits take it: None is a wait without bound."""
+    return _UNBOUNDED if timeout_s is None else seconds(timeout_s, "timeout_s")
+
+
+def count(value: Any, name: str, low: int, high: int, what: str = "") -> int:
+    """Returns a whole number, numpy's too, as an int.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``, naming the argument: a bool, no whole number, or not `low` to `high`. The
+        message says `what` it should be, in words, where that is not all.
+    """
+    try:
+        return to_count(value, name, low, high, what)
+    except NativeError as error:
+        raise translate(error) from None

@@ -1,0 +1,221 @@
+"""Times and whole numbers: every public verb takes the same ones and refuses the others, before all else."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvxfer import Agent, AgentOptions, Pool
+from kvxfer.directory.memory import MemoryDirectory
+from kvxfer.errors import KvxferError, UsageError
+
+NAN = float("nan")
+NO_TIMES = (NAN, np.float32(NAN), -1, -1e-9, -(10**400), float("-inf"), True, np.True_, "5", b"5", [5])
+TIMES = (0.001, 0, np.float32(0.001), np.float64(0), np.int64(0), np.uint8(0), Fraction(1, 1000))
+LONG_TIMES = (float("inf"), 1e300, 10**400, np.float32("inf"), 2**63)
+NO_COUNTS = (True, np.True_, "1", 1.0, np.float32(1), float("nan"), float("inf"), [1], -1, 10**400)
+
+
+class Ends:
+    """Two agents with a region each and something pending of every kind."""
+
+    def __init__(self) -> None:
+        self.here, self.there = Agent("here"), Agent("there", directory=MemoryDirectory())
+        self.source = self.here.register("kv", np.ones((16, 64), np.uint8))
+        self.region = self.there.register("kv", np.zeros((16, 64), np.uint8))
+        self.peer = self.here.connect_blocking(self.there.address)
+        self.back = self.there.accept_blocking("here")
+        self.remote = self.peer.wait_region("kv")
+        self.lease = self.region.grant(self.back, mode="write", ttl_s=60)
+        self.pending = self.here.write(self.source, self.remote, [1], [2], hold=True)
+        self.incoming = self.there.expect(b"tag", [1], self.region)
+        self.trigger = self.here.trigger()
+        self.ring = self.here.command_ring(8)
+        self.prepared = self.ring.prepare_write(self.source, self.remote, [1], [2])
+        self.pool = Pool(4, 64)
+
+    def state(self) -> tuple[Any, ...]:
+        """What a refused call leaves as it was."""
+        return (
+            *(agent.stats()["transfers_open"] for agent in (self.here, self.there)),
+            len(self.here.peers),
+            set(self.here.regions),
+            set(self.there.regions),
+            self.lease.state,
+            self.pending.state,
+            self.incoming.state,
+            self.trigger.value,
+            self.ring.num_taken,
+            self.pool.num_free,
+        )
+
+    def close(self) -> None:
+        self.here.close()
+        self.there.close()
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    ends.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    ends.close()
+
+
+Verb = Callable[[Ends, Any], Any]
+
+# Verbs that take a time, each with one that is over at once: TimeoutError, or an error that says so.
+TIMED: dict[str, Verb] = {
+    "Agent.accept": lambda e, t: e.here.accept("ghost", t),
+    "Agent.accept_blocking": lambda e, t: e.here.accept_blocking("ghost", t),
+    "Agent.connect": lambda e, t: e.here.connect(e.there.address, t),
+    "Agent.connect_blocking": lambda e, t: e.here.connect_blocking(e.there.address, t),
+    "Agent.connect(name)": lambda e, t: e.there.connect("ghost", t),
+    "Agent.connect_blocking(name)": lambda e, t: e.there.connect_blocking("ghost", t),
+    "Agent.wait_notification": lambda e, t: e.here.wait_notification(t),
+    "Agent.write": lambda e, t: e.here.write(e.source, e.remote, [1], [2], timeout_s=t),
+    "Agent.read": lambda e, t: e.here.read(e.source, e.remote, [1], [2], timeout_s=t),
+    "Agent.expect": lambda e, t: e.there.expect(b"other", [3], e.region, timeout_s=t),
+    "CommandRing.wait": lambda e, t: e.ring.wait(1, t),
+    "CommandRing.prepare_write": lambda e, t: e.ring.prepare_write(e.source, e.remote, [1], [2], timeout_s=t),
+    "Lease.wait_ended": lambda e, t: e.lease.wait_ended(t),
+    "Peer.region": lambda e, t: e.peer.region("none", t),
+    "Peer.wait_region": lambda e, t: e.peer.wait_region("none", t),
+    "Transfer.wait": lambda e, t: e.pending.wait(t),
+    "Incoming.wait": lambda e, t: e.incoming.wait(t),
+    "Incoming.wait_layer": lambda e, t: e.incoming.wait_layer(0, t),
+}
+# These end something.
+ENDING: dict[str, Verb] = {
+    "Agent.close": lambda e, t: e.here.close(t),
+    "Agent.aclose": lambda e, t: e.here.aclose(t),
+    "Lease.revoke": lambda e, t: e.lease.revoke(t),
+    "Region.deregister": lambda e, t: e.region.deregister(t),
+}
+POSITIVE: dict[str, Verb] = {
+    "Region.grant": lambda e, t: e.region.grant(e.back, [5], ttl_s=t),
+    "Agent(connect_timeout_s)": lambda e, t: Agent("o", AgentOptions(connect_timeout_s=t)).close(),
+    "Agent(transfer_timeout_s)": lambda e, t: Agent("o", AgentOptions(transfer_timeout_s=t)).close(),
+    "Agent(silent_timeout_s)": lambda e, t: Agent(
+        "o", AgentOptions(silent_timeout_s=t, heartbeat_interval_s=1e-3)
+    ).close(),
+    "Agent(handshake_timeout_s)": lambda e, t: Agent("o", AgentOptions(handshake_timeout_s=t)).close(),
+}
+COUNTED: dict[str, Verb] = {
+    "Agent.write(priority)": lambda e, n: e.here.write(e.source, e.remote, [1], [2], priority=n),
+    "Agent.write(lease)": lambda e, n: e.here.write(e.source, e.remote, [1], [2], lease=n),
+    "Agent.read(priority)": lambda e, n: e.here.read(e.source, e.remote, [1], [2], priority=n),
+    "Agent.command_ring": lambda e, n: e.here.command_ring(n),
+    "CommandRing.ended": lambda e, n: e.ring.ended(n),
+    "CommandRing.wait": lambda e, n: e.ring.wait(n, 0),
+    "CommandRing.start(pair)": lambda e, n: e.ring.start(e.prepared, n),
+    "CommandRing.start(layer)": lambda e, n: e.ring.start(e.prepared, 0, n),
+    "CommandRing.start(num_pairs)": lambda e, n: e.ring.start(e.prepared, 0, None, n),
+    "Incoming.layer": lambda e, n: e.incoming.layer(n),
+    "Incoming.wait_layer": lambda e, n: e.incoming.wait_layer(n, 0),
+    "Incoming.layer_arrived": lambda e, n: e.incoming.layer_arrived(n),
+    "Transfer.release": lambda e, n: e.pending.release(n),
+    "Trigger.fire": lambda e, n: e.trigger.fire(n),
+    "Trigger.at": lambda e, n: e.trigger.at(n),
+    "Trigger.by_layer": lambda e, n: e.trigger.by_layer(n),
+    "Region.grant(lease_id)": lambda e, n: e.region.grant(None, [5], lease_id=n),
+    "Pool(num_blocks)": lambda e, n: Pool(n, 64),
+    "Pool(block_nbytes)": lambda e, n: Pool(1, n),
+    "Pool(numa_node)": lambda e, n: Pool(1, 64, numa_node=n),
+    "Pool.allocate": lambda e, n: e.pool.allocate(n),
+    "Agent(transport_options)": lambda e, n: Agent("o", AgentOptions(transport_options={"tcp.rails": n})),
+    "Agent(gpu)": lambda e, n: Agent("o", AgentOptions(gpu=n)),
+    "Agent(staging_nbytes)": lambda e, n: Agent("o", AgentOptions(staging_nbytes=n)),
+    "Agent(max_transfers_per_peer)": lambda e, n: Agent("o", AgentOptions(max_transfers_per_peer=n)),
+    "Agent(spin_us)": lambda e, n: Agent("o", AgentOptions(spin_us=n)),
+}
+
+
+def call(verb: Verb, ends: Ends, value: Any) -> Any:
+    """What the verb returns; a coroutine has a minute, so that what should be refused and waits is seen."""
+    made = verb(ends, value)
+    if not inspect.iscoroutine(made):
+        return made
+
+    async def run() -> Any:
+        return await asyncio.wait_for(made, 60)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", [*TIMED, *ENDING, *POSITIVE])
+def test_what_is_no_time_is_refused_and_changes_nothing(kept: Ends, name: str) -> None:
+    verb = {**TIMED, **ENDING, **POSITIVE}[name]
+    before = kept.state()
+    for value in NO_TIMES:
+        with pytest.raises(UsageError, match=r"(timeout_s|ttl_s) is seconds, not ") as caught:
+            call(verb, kept, value)
+        assert caught.value.code == "invalid-argument"
+    assert kept.state() == before
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_is_no_count_is_refused_and_changes_nothing(kept: Ends, name: str) -> None:
+    before = kept.state()
+    for value in NO_COUNTS:
+        with pytest.raises(UsageError) as caught:
+            call(COUNTED[name], kept, value)
+        assert caught.value.code in ("invalid-argument", "out-of-range")
+    assert kept.state() == before
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_every_number_is_a_time(kept: Ends, name: str) -> None:
+    for value in TIMES:
+        try:
+            made = call(TIMED[name], kept, value)
+        except TimeoutError:
+            continue
+        except KvxferError as error:
+            if re.search("within|in time|more than 0 s", str(error)):
+                continue
+            raise
+        if hasattr(made, "cancel"):
+            made.cancel()
+
+
+@pytest.mark.parametrize("name", [*ENDING, *POSITIVE])
+def test_a_long_time_is_for_ever(ends: Ends, name: str) -> None:
+    verb = {**ENDING, **POSITIVE}[name]
+    for value in LONG_TIMES:
+        call(verb, ends, value)
+        if name in ENDING:
+            call(verb, ends, value)  # once more does nothing
+            return
+
+
+@pytest.mark.parametrize("value", LONG_TIMES)
+def test_who_waits_for_ever_is_woken(ends: Ends, value: Any) -> None:
+    ends.pending.release(1)
+    ends.pending.wait(value)
+    ends.here.connect_blocking(ends.there.address, value).disconnect()
+    assert ends.here.accept_blocking("there", value).name == "there"
+    ends.here.write(ends.source, ends.remote, [1], [2], notify=b"note", timeout_s=value).wait(value)
+    assert ends.there.wait_notification(value).payload == b"note"
+
+
+def test_none_is_no_time_to_close(ends: Ends) -> None:
+    """Its memory is served on as long as the agent is not closed."""
+    for close in (ends.there.close, ends.there.aclose):
+        with pytest.raises(UsageError, match="timeout_s is seconds, not None"):
+            call(lambda _, t, close=close: close(t), ends, None)  # type: ignore[misc]
+    assert not ends.there.closed
+    ends.here.write(ends.source, ends.remote, [4], [5]).wait(10)

@@ -1,0 +1,125 @@
+"""A process that uses agents exits as any process does, whatever its threads are in the middle of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.fault.node import BOUND_S, ROOT
+
+PROGRAM = """
+import asyncio, sys, threading
+import numpy as np
+from kvxfer import Agent, KvxferError, UsageError
+
+verb, ending = sys.argv[1:]
+a, b = Agent("a"), Agent("b")
+src = a.register("kv", np.ones((16, 64), np.uint8))
+dst = b.register("kv", np.zeros((16, 64), np.uint8))
+peer = a.connect_blocking(b.address)
+remote = peer.wait_region("kv")
+lease = dst.grant(b.accept_blocking("a"), mode="write", ttl_s=600)
+pending = a.write(src, remote, [1], [2], hold=True, timeout_s=600)
+incoming = b.expect(b"tag", [1], timeout_s=600)
+ring = a.command_ring(16)
+
+def over_and_over(call):
+    def go():
+        while True:
+            call()
+    return go
+
+async def await_all():
+    async def notes():
+        async for _ in a.notifications():
+            pass
+    await asyncio.gather(pending, incoming, incoming.layer(0), notes(), a.accept("ghost"),
+                         peer.region("none", None), lease.ended(), ring.ended(1))
+
+verbs = {
+    "wait": pending.wait,
+    "wait_layer": lambda: incoming.wait_layer(0),
+    "accept": lambda: a.accept_blocking("ghost"),
+    "wait_notification": a.wait_notification,
+    "wait_region": lambda: peer.wait_region("none", None),
+    "wait_ended": lease.wait_ended,
+    "ring": lambda: ring.wait(1),
+    "poll": over_and_over(a.poll),
+    "stats": over_and_over(a.stats),
+    "state": over_and_over(lambda: (lease.state, peer.state, pending.state, a.peers)),
+    "write": over_and_over(lambda: a.write(src, remote, [1, 2], range(3, 5)).wait()),
+    "cancel": over_and_over(lambda: a.write(src, remote, [1], [2], hold=True).cancel()),
+    "grant": over_and_over(lambda: dst.grant(None, [1]).revoke()),
+    "register": over_and_over(lambda: a.register("more", np.zeros((2, 8), np.uint8)).deregister()),
+    "connect": over_and_over(lambda: a.connect_blocking(b.address)),
+    "agents": over_and_over(lambda: Agent("more").close()),
+    "asyncio": lambda: asyncio.run(await_all()),
+}
+entered = threading.Barrier(3)
+
+def thread():
+    entered.wait()
+    try:
+        verbs[verb]()
+    except (KvxferError, TimeoutError) as error:
+        if isinstance(error, UsageError) and "registered already" not in str(error):
+            raise
+
+for _ in range(2):
+    threading.Thread(target=thread, daemon=True).start()
+entered.wait()
+for _ in range(200):  # rounds in which the threads come to stand where they block
+    a.poll()
+if ending == "close":
+    a.close()
+    b.close()
+elif ending == "drop":
+    del a, b, src, dst, peer, lease
+"""
+
+VERBS = (
+    "wait wait_layer accept wait_notification wait_region wait_ended ring poll stats state write cancel "
+    "grant register connect agents asyncio"
+)
+
+
+@pytest.mark.parametrize("ending", ["close", "open", "drop"])
+@pytest.mark.parametrize("verb", VERBS.split())
+def test_an_exit_is_clean_with_threads_in(verb: str, ending: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, verb, ending],
+        cwd=ROOT,
+        timeout=4 * BOUND_S,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "leaked" not in done.stderr
+    assert "NativeError" not in done.stderr
+
+
+def test_agents_of_a_process_that_exits_say_goodbye() -> None:
+    """Peers need not wait until it is silent, and hear that it was closed."""
+    from kvxfer import Agent
+
+    program = """
+import sys
+from kvxfer import Agent
+agent = Agent("child")
+agent.connect_blocking(sys.argv[1])
+sys.stdin.read(1)
+"""
+    with Agent("here") as here:
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, here.address], cwd=ROOT, stdin=subprocess.PIPE, text=True
+        )
+        peer = here.accept_blocking("child", BOUND_S)
+        child.communicate("x", timeout=BOUND_S)
+        assert child.returncode == 0
+        while peer.state == "open":
+            here.poll()
+        assert peer.error is not None
+        assert "closed" in str(peer.error)
