@@ -1,6 +1,7 @@
 #include "core/engine.h"
 
 #include <algorithm>
+#include <new>
 #include <type_traits>
 
 namespace kvxfer {
@@ -31,6 +32,15 @@ void Engine::on_connected(Time now, SessionKey key) {
 
 void Engine::on_frame(Time now, SessionKey key, wire::ByteSpan frame) {
   context_.now = now;
+  try {
+    receive(key, frame);
+  } catch (const std::bad_alloc&) {
+    // The peer asked for more than there is: that ends its session, and the process lives.
+    end_session(now, key, Code::kExhausted, "there was no memory for what the peer sent");
+  }
+}
+
+void Engine::receive(SessionKey key, wire::ByteSpan frame) {
   Peer* peer = sessions_.find(key);
   if (peer == nullptr) return;
   Result<std::optional<wire::Message>> received = sessions_.receive(*peer, frame);
@@ -64,21 +74,6 @@ void Engine::end_session(Time now, SessionKey key, Code code, std::string text) 
   if (peer == nullptr) return;
   sessions_.say_goodbye(*peer, code, text);
   lose(key, {code, std::move(text)});
-}
-
-std::uint32_t Engine::max_body(SessionKey key) const {
-  const Peer* peer = sessions_.find(key);
-  return peer == nullptr ? 0 : peer->session().max_body();
-}
-
-std::shared_ptr<Budget> Engine::budget(SessionKey key) const {
-  const Peer* peer = sessions_.find(key);
-  return peer == nullptr ? nullptr : peer->budget();
-}
-
-Session* Engine::session(SessionKey key) {
-  Peer* peer = sessions_.find(key);
-  return peer == nullptr ? nullptr : &peer->session();
 }
 
 void Engine::opened(Peer& peer) {
@@ -204,6 +199,7 @@ void Engine::rail_up(Time now, SessionKey key, const RailInfo& info) {
   Peer* peer = sessions_.find(key);
   if (peer == nullptr) return context_.host.drop_rail(info.id);
   Rail& rail = rails_.add(key, info);
+  sources_.rail_up(rail);
   for (const RegionId region : peer_regions_.rail_up(rail)) destinations_.path_came(key, region);
   sessions_.rail_settled(*peer);
   check_up(*peer);
@@ -324,6 +320,7 @@ void Engine::pump(Time now) {
   rails_.begin_round();
   destinations_.begin_round();
   sources_.send_waiting();
+  sources_.sum_slice();
   destinations_.post_pieces();
   destinations_.confirm_dirty();
   posting_.serve_backlog();

@@ -62,12 +62,21 @@ class Engine {
   void on_unreachable(Time now, SessionKey key, std::string why);  // it was never connected
   // Ends a session from this side: GOODBYE to the peer, everything of it fails with `code`.
   void end_session(Time now, SessionKey key, Code code, std::string text);
-  std::uint32_t max_body(SessionKey key) const;
-  Session* session(SessionKey key);
+  std::uint32_t max_body(SessionKey key) const {
+    const Peer* peer = sessions_.find(key);
+    return peer == nullptr ? 0 : peer->session().max_body();
+  }
+  Session* session(SessionKey key) {
+    Peer* peer = sessions_.find(key);
+    return peer == nullptr ? nullptr : &peer->session();
+  }
   Session* find_session(const wire::Id128& id, SessionKey& key) { return sessions_.find_session(id, key); }
   bool has_session(SessionKey key) const { return sessions_.find(key) != nullptr; }
   // Of a session: its rails charge it, too. Null: there is no such session.
-  std::shared_ptr<Budget> budget(SessionKey key) const;
+  std::shared_ptr<Budget> budget(SessionKey key) const {
+    const Peer* peer = sessions_.find(key);
+    return peer == nullptr ? nullptr : peer->budget();
+  }
 
   // ---- rails
   void rail_up(Time now, SessionKey key, const RailInfo& rail);
@@ -131,6 +140,7 @@ class Engine {
   void abandon(Time now);
 
  private:
+  void receive(SessionKey key, wire::ByteSpan frame);
   void dispatch(Peer& peer, wire::Message message);
   void opened(Peer& peer);
   void check_up(Peer& peer);

@@ -1,111 +1,12 @@
 // A peer that knows the secret and keeps to nothing else: it may lose its own session, and no other peer loses
 // anything.
 #include <functional>
-#include <optional>
 
-#include "simulated_pair.h"
+#include "mallory.h"
 #include "wire_samples.h"
 
 namespace simulation {
 namespace {
-
-// Its end of the session, driven frame by frame, and an agent whose memory its rails show.
-class Mallory {
- public:
-  Mallory(World& world, Node& victim, std::optional<RailPlan> rail = two_sided_rail())
-      : world_(world), victim_(victim), body_(world.add("mallory")), region_(body_.add_region(layout)) {
-    SessionConfig config;
-    config.secret = "secret";
-    config.self.name = "mallory";
-    session_ = std::make_unique<Session>(
-        SessionRole::kInitiator, config, world.now(),
-        [&](std::span<std::byte> bytes) { world.random().fill(bytes.data(), bytes.size()); });
-    pipe_ = victim.accept_from({body_.place(), [this](std::uint32_t, wire::Bytes frame) { receive(frame); },
-                                [this](std::uint32_t, const std::string&) { ended = true; }});
-    flush();
-    REQUIRE(world.until([&] { return session_->state() == SessionState::kOpen; }));
-    wire::Region region;
-    region.id = region_;
-    region.name = "hers";
-    region.spans = {{0, body_.memory(region_).bytes.size()}};
-    region.num_blocks = layout.num_blocks;
-    region.keys = {{"mapped", {}}, {"stream", {}}};
-    send(region);
-    send(wire::RegionsEnd{});
-    REQUIRE(world.until([&] { return key() != 0; }));
-    if (rail) victim.give_rail(key(), *rail, body_);
-  }
-
-  SessionKey key() const { return victim_.session_with("mallory"); }
-  void send(const wire::Message& message) {
-    session_->send(world_.now(), message);
-    flush();
-    world_.run_for(kMillisecond);
-  }
-  // Her program from block to block, changed to her liking.
-  template <class Change>
-  void tell_program(std::uint32_t id, RegionId theirs, bool write, Change&& change) {
-    wire::Program program{id, write ? region_ : theirs, write ? theirs : region_,
-                          program_between(layout, layout)};
-    change(program.program);
-    send(program);
-  }
-  wire::TransferSpec spec(TransferId transfer, std::uint32_t program, Blocks from, Blocks to) const {
-    wire::TransferSpec out;
-    out.transfer = transfer;
-    out.program = program;
-    out.grid = {0, layout.num_layers, static_cast<std::uint32_t>(from.size()), 1};
-    out.timeout_ns = kSecond;
-    out.src_ids = std::move(from);
-    out.dst_ids = std::move(to);
-    return out;
-  }
-  template <class T>
-  const T* last() const {
-    for (auto it = received.rbegin(); it != received.rend(); ++it)
-      if (const T* found = std::get_if<T>(&*it)) return found;
-    return nullptr;
-  }
-  Code refused_with() const { return last<wire::Fail>() != nullptr ? last<wire::Fail>()->code : Code::kOk; }
-  Memory& memory() { return body_.memory(region_); }
-  RegionId region() const { return region_; }
-
-  Layout layout;
-  std::vector<wire::Message> received;
-  bool ended = false;
-
- private:
-  void receive(const wire::Bytes& frame) {
-    auto message = session_->receive(world_.now(), frame);
-    if (message.ok() && message.value()) received.push_back(std::move(*message.value()));
-    flush();
-  }
-  void flush() {
-    for (wire::Bytes& frame : session_->take_output())
-      pipe_ ? pipe_->send(0, std::move(frame)) : early_.push_back(frame);
-    if (pipe_)
-      for (wire::Bytes& frame : std::exchange(early_, {})) pipe_->send(0, std::move(frame));
-  }
-
-  World& world_;
-  Node& victim_;
-  Node& body_;
-  RegionId region_;
-  std::unique_ptr<Session> session_;
-  std::shared_ptr<Pipe> pipe_;
-  std::vector<wire::Bytes> early_;
-};
-
-// Honest agents carry on beside her: a copy from start to end.
-void check_undisturbed(Pair& pair) {
-  pair.world.after_step = nullptr;
-  pair.grant_read(kFrom);
-  auto handle = pair.read(kFrom, kTo);
-  REQUIRE(pair.ends(handle));
-  CHECK_EQ(handle->outcome(), Outcome::kDone);
-  CHECK(pair.equal(kFrom, kTo));
-  pair.check_quiet();
-}
 
 TEST(programs_that_leave_their_blocks_are_refused) {
   using Change = void (*)(CopyLoop&);
@@ -188,6 +89,7 @@ TEST(a_program_that_was_good_for_an_offer_is_not_therefore_good_for_a_request) {
   REQUIRE_EQ(mallory.region(), pair.dst_region);  // one number, two regions
   const Memory before(pair.destination());
   pair.grant(pair.dst, mallory.key(), pair.dst_region, wire::LeaseMode::kRead, {1, 2}, 10 * kSecond, true);
+  pair.grant(pair.dst, mallory.key(), pair.dst_region, wire::LeaseMode::kWrite, {9}, 10 * kSecond, true);
   for (const bool offer_first : {true, false}) {
     mallory.layout = pair.dst_layout;
     mallory.tell_program(1, pair.dst_region, true, [&](CopyProgram& program) {

@@ -17,6 +17,16 @@ bool Admission::has_room(SessionKey session, bool ours, std::uint64_t num_pairs)
   return open.transfers < config_.max_open_transfers && open.pairs + num_pairs <= config_.max_open_pairs;
 }
 
+Status Admission::admit(const Peer& peer, TransferEnd& transfer) const {
+  const std::uint64_t num_pairs = transfer.move->grid.num_pairs;
+  if (!has_room(peer.key(), false, num_pairs))
+    return {Code::kRefused, "too many transfers are open at the peer: wait for some to end"};
+  transfer.tables = Charge::take(peer.budget(), Resource::kBytes, num_pairs * 2 * sizeof(std::uint32_t));
+  if (transfer.tables) return {};
+  return {Code::kRefused, "your transfers hold too much memory of the peer's: " +
+                              peer.budget()->in_words(Resource::kBytes) + "; wait for some to end"};
+}
+
 void Admission::opened(TransferEnd& transfer) {
   transfer.counted = true;
   OfSession& session = sessions_[transfer.key.first];

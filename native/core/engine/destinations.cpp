@@ -63,14 +63,20 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
     return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " has more layers ready than it has"};
   if (offer.fence_slot >= FenceTable::kNumSlots)
     return {Code::kProtocol, "OFFER: there is no fence slot " + std::to_string(offer.fence_slot)};
-  const Result<Programs::Use> use = programs_.check(peer, spec, Footprint::Half::kDst);
+  const Result<Programs::Use> use = programs_.find(peer, spec, Footprint::Half::kDst);
   if (!use.ok()) return refuse(use.status());
-  if (!admission_.has_room(peer.key(), false, spec.grid.num_pairs))
-    return refuse({Code::kRefused, "too many transfers are open at the peer: wait for some to end"});
   auto owned = std::make_unique<Destination>();
   owned->key = {peer.key(), id};
   owned->state = TransferState::kParked;
   owned->take(spec, use.value().program->copies, *use.value().local, use.value().program->src);
+  // Before anything is spent on it: is there a right, or one that may come?
+  const bool may_wait = !owned->notify.empty() && !owned->lease_named;
+  if (!may_wait && expectations_.find(*owned) == nullptr)
+    if (Status status = leases_.find_any(*owned, wire::LeaseMode::kWrite); !status.ok())
+      return refuse(status);
+  if (Status status = admission_.admit(peer, *owned); !status.ok()) return refuse(status);
+  if (Status status = programs_.check(use.value(), *owned->move, Footprint::Half::kDst); !status.ok())
+    return refuse(status);
   owned->layers_ready = offer.layers_ready;
   owned->fence_slot = offer.fence_slot;
   owned->fence_generation = offer.fence_generation;
@@ -78,7 +84,7 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
   admission_.opened(destination);
   if (Status status = authorize(destination); status.ok())
     begin_moving(destination);
-  else if (destination.notify.empty() || destination.lease_named || !may_come_true(status))
+  else if (!may_wait || !may_come_true(status))
     fail(destination, TransferEvent::kFail, std::move(status), true);
   // else: it is parked until a caller expects its tag, or its time is over
   return {};

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/engine/context.h"
+#include "kvxfer/budget.h"
 
 namespace kvxfer {
 
@@ -13,6 +14,7 @@ class FenceSlots {
   struct Slot {
     std::uint32_t index = 0;
     std::uint64_t generation = 0;  // while the right holds
+    Charge charge;  // of a peer that asked for the transfer
   };
 
   explicit FenceSlots(Context& context) : context_(context) {
@@ -21,10 +23,10 @@ class FenceSlots {
   }
 
   bool empty() const noexcept { return free_.empty(); }
-  Slot take() {
+  Slot take(Charge charge = {}) {
     const std::uint32_t index = free_.back();
     free_.pop_back();
-    return {index, context_.host.fence_generation(index)};
+    return {index, context_.host.fence_generation(index), std::move(charge)};
   }
   void give_back(const Slot& slot) {
     context_.host.bump_fence(slot.index);

@@ -73,25 +73,47 @@ std::optional<LeaseState> Leases::state(LeaseId id) const {
 
 // ---- rights -------------------------------------------------------------------------------------
 
-Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
-  const bool write = mode == wire::LeaseMode::kWrite;
-  const auto what = [&] { return "of region " + quoted(regions_.find(transfer.region)->name); };
-  const SessionKey peer = transfer.key.first;
-  transfer.leases.clear();
+std::vector<const Lease*> Leases::candidates(const TransferEnd& transfer, wire::LeaseMode mode) const {
   std::vector<const Lease*> candidates;
+  const SessionKey peer = transfer.key.first;
   const auto consider = [&](LeaseId id) {
     if (const Lease* lease = find(id); lease != nullptr && lease->region() == transfer.region &&
                                        lease->mode() == mode && lease->admits(peer))
       candidates.push_back(lease);
   };
-  const auto holder = holders_.find(peer);
   if (transfer.lease_named)
     consider(transfer.lease);
-  else if (holder != holders_.end())
+  else if (const auto holder = holders_.find(peer); holder != holders_.end())
     for (const LeaseId id : holder->second.leases) consider(id);
-  if (transfer.lease_named && candidates.empty())
+  return candidates;
+}
+
+Status Leases::none_covers(const TransferEnd& transfer, wire::LeaseMode mode, const std::string& what) const {
+  const bool write = mode == wire::LeaseMode::kWrite;
+  const std::string named = what + "of region " + quoted(regions_.find(transfer.region)->name);
+  if (transfer.lease_named)
     return {Code::kLeaseEnded, "lease " + std::to_string(transfer.lease) + " ended, or never let you " +
-                                   (write ? "write to blocks " : "read blocks ") + what()};
+                                   (write ? "write to " : "read ") + named};
+  return {Code::kNotPermitted,
+          write ? "no write lease of yours covers " + named +
+                      ": its owner lets you write by region.grant(peer, mode=\"write\") or, for one "
+                      "tag, by expect(); what you had may have ended"
+                : "no read lease of yours covers " + named +
+                      ": its owner lets you read by region.grant(peer, mode=\"read\"); what you had may "
+                      "have ended"};
+}
+
+Status Leases::find_any(const TransferEnd& transfer, wire::LeaseMode mode) const {
+  if (transfer.move->grid.num_pairs == 0 && !transfer.lease_named) return {};
+  return candidates(transfer, mode).empty() ? none_covers(transfer, mode, "blocks ") : Status();
+}
+
+Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
+  const bool write = mode == wire::LeaseMode::kWrite;
+  const std::vector<const Lease*> candidates = this->candidates(transfer, mode);
+  transfer.leases.clear();
+  if (transfer.lease_named && candidates.empty()) return none_covers(transfer, mode, "blocks ");
+  const auto holder = holders_.find(transfer.key.first);
   const BlockSet* ended_on = nullptr;
   if (holder != holders_.end())
     if (auto found = holder->second.ended_on.find({transfer.region, mode});
@@ -111,19 +133,14 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
       return !later;
     });
     if (found == candidates.end()) {
-      const std::string named = "block " + std::to_string(block) + " " + what();
+      const std::string block_in_words = "block " + std::to_string(block) + " ";
+      const std::string named = block_in_words + "of region " + quoted(regions_.find(transfer.region)->name);
       if (came_later)
         return {Code::kLeaseEnded,
                 named + " was let to you again after this was posted: post it again, or name the lease"};
       if (transfer.lease_named)
         return {Code::kNotPermitted, "lease " + std::to_string(transfer.lease) + " does not cover " + named};
-      return {Code::kNotPermitted,
-              write ? "no write lease of yours covers " + named +
-                          ": its owner lets you write by region.grant(peer, mode=\"write\") or, for one "
-                          "tag, by expect(); what you had may have ended"
-                    : "no read lease of yours covers " + named +
-                          ": its owner lets you read by region.grant(peer, mode=\"read\"); what you had may "
-                          "have ended"};
+      return none_covers(transfer, mode, block_in_words);
     }
     if (std::find(transfer.leases.begin(), transfer.leases.end(), (*found)->id()) == transfer.leases.end())
       transfer.leases.push_back((*found)->id());

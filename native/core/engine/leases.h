@@ -34,6 +34,8 @@ class Leases {
   std::optional<LeaseState> state(LeaseId id) const;
 
   // ---- rights
+  // Whether any lease may allow some of it: looks at no block, so a peer without a right costs nothing.
+  Status find_any(const TransferEnd& transfer, wire::LeaseMode mode) const;
   // Finds the leases that together cover what the transfer touches here, of the peer's or the one that it names,
   // and writes them to transfer.leases.
   Status find(TransferEnd& transfer, wire::LeaseMode mode) const;
@@ -95,6 +97,8 @@ class Leases {
   bool is_known(LeaseId id) const {
     return leases_.contains(id) || ending_.contains(id) || ended_.contains(id);
   }
+  std::vector<const Lease*> candidates(const TransferEnd& transfer, wire::LeaseMode mode) const;
+  Status none_covers(const TransferEnd& transfer, wire::LeaseMode mode, const std::string& what) const;
   LeaseId draw_bearer_id();
   void fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState state, const Status& why);
 

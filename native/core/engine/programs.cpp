@@ -5,6 +5,12 @@ namespace {
 
 constexpr std::size_t kMaxPeerPrograms = 4096;  // a pair of layouts each
 
+// With what a map's entry takes.
+std::uint64_t nbytes_of(const CopyProgram& copies) {
+  return 256 + sizeof(CopyProgram) + copies.loops.size() * sizeof(CopyLoop) +
+         copies.conversions.size() * sizeof(Conversion) + copies.scales.size() * sizeof(float);
+}
+
 }  // namespace
 
 using Half = Footprint::Half;
@@ -58,10 +64,13 @@ Status Programs::told(Peer& peer, wire::Program& program) {
       };
       return !joins(old.dst, old.src) && !joins(old.src, old.dst);
     });
-  if (Status status = check_program(program.program); !status.ok())
-    return {Code::kProtocol, "PROGRAM refused: " + status.message()};
   if (told.size() >= kMaxPeerPrograms) return {Code::kProtocol, "PROGRAM refused: too many"};
   Program entry;
+  entry.charge = Charge::take(peer.budget(), Resource::kBytes, nbytes_of(program.program));
+  if (!entry.charge)
+    return {Code::kProtocol, "PROGRAM refused: too much: " + peer.budget()->in_words(Resource::kBytes)};
+  if (Status status = check_program(program.program); !status.ok())
+    return {Code::kProtocol, "PROGRAM refused: " + status.message()};
   entry.copies = std::make_shared<CopyProgram>(std::move(program.program));
   entry.src = program.src_region;
   entry.dst = program.dst_region;
@@ -69,7 +78,7 @@ Status Programs::told(Peer& peer, wire::Program& program) {
   return {};
 }
 
-Result<Programs::Use> Programs::check(const Peer& peer, const wire::TransferSpec& spec, Half half) {
+Result<Programs::Use> Programs::find(const Peer& peer, const wire::TransferSpec& spec, Half half) {
   std::map<std::uint32_t, Program>& told = sessions_programs_[peer.key()].theirs;
   auto found = told.find(spec.program);
   if (found == told.end())
@@ -78,37 +87,37 @@ Result<Programs::Use> Programs::check(const Peer& peer, const wire::TransferSpec
   const bool is_src = half == Half::kSrc;
   const Region* local = regions_.find(is_src ? program.src : program.dst);
   if (local == nullptr) return Status(Code::kRegionGone, "the region was deregistered, or never existed");
-  const PeerRegion* there = peer_regions_.find(peer.key(), is_src ? program.dst : program.src);
-  if (there == nullptr)
+  const PeerRegion* remote = peer_regions_.find(peer.key(), is_src ? program.dst : program.src);
+  if (remote == nullptr)
     return Status(Code::kUnknownRegion, "the peer names a region of its own that it never announced");
-  const wire::Region& remote = there->region;
-  if (Status status = peer_regions_.check_path(peer, *local, *there, !is_src); !status.ok()) return status;
+  if (Status status = peer_regions_.check_path(peer, *local, *remote, !is_src); !status.ok()) return status;
   if ((spec.flags & wire::kFlagIntegrity) != 0)
     if (Status status = check_integrity(*local); !status.ok()) return status;
   const CopyProgram& copies = *program.copies;
-  bool& checked = is_src ? program.checked_request : program.checked_offer;
-  if (!checked) {
-    if (Status status = local->footprint.contains(copies, half); !status.ok()) return status;
-    if (!is_src) {
-      // What is read from the peer's memory must be inside what it announced.
-      if (Status status = check_inside(copies, Half::kSrc, remote.num_blocks, remote.spans); !status.ok())
-        return status;
-    }
-    checked = true;
-  }
   if (spec.grid.first_layer >= copies.num_layers ||
       spec.grid.num_layers > copies.num_layers - spec.grid.first_layer)
     return Status(Code::kOutOfRange, "the transfer names layers beyond the program's");
-  const std::uint32_t num_fine = spec.grid.num_fine;
-  if (Status status = check_ids(is_src ? spec.src_ids : spec.dst_ids, num_fine, copies, half,
-                                local->num_blocks, local->name);
+  return Use{&program, local, remote};
+}
+
+Status Programs::check(const Use& use, const Move& move, Half half) const {
+  const CopyProgram& copies = *use.program->copies;
+  const wire::Region& remote = use.remote->region;
+  const bool is_src = half == Half::kSrc;
+  std::optional<Status>& checked = is_src ? use.program->for_requests : use.program->for_offers;
+  if (!checked) {
+    checked = use.local->footprint.contains(copies, half);
+    // What is read from the peer's memory must be inside what it announced.
+    if (checked->ok() && !is_src) checked = check_inside(copies, Half::kSrc, remote.num_blocks, remote.spans);
+  }
+  if (!checked->ok()) return *checked;
+  const std::uint32_t num_fine = move.grid.num_fine;
+  if (Status status = check_ids(is_src ? move.src_ids : move.dst_ids, num_fine, copies, half,
+                                use.local->num_blocks, use.local->name);
       !status.ok())
     return status;
-  if (Status status = check_ids(is_src ? spec.dst_ids : spec.src_ids, num_fine, copies,
-                                is_src ? Half::kDst : Half::kSrc, remote.num_blocks, remote.name);
-      !status.ok())
-    return status;
-  return Use{&program, local, there};
+  return check_ids(is_src ? move.dst_ids : move.src_ids, num_fine, copies, is_src ? Half::kDst : Half::kSrc,
+                   remote.num_blocks, remote.name);
 }
 
 void Programs::forget(SessionKey session, RegionId gone, bool of_peer) {
@@ -120,7 +129,7 @@ void Programs::forget(SessionKey session, RegionId gone, bool of_peer) {
   });
   // Should the peer announce that number again, with other bounds, nothing is taken for checked.
   if (of_peer)
-    for (auto& [id, program] : programs->second.theirs) program.checked_offer = false;
+    for (auto& [id, program] : programs->second.theirs) program.for_offers.reset();
 }
 
 }  // namespace kvxfer

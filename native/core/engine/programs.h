@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "core/engine/peer_regions.h"
 #include "core/engine/regions.h"
@@ -18,13 +19,14 @@ class Programs {
     std::shared_ptr<const CopyProgram> copies;
     RegionId src = 0, dst = 0;
     bool write = false;  // of ours alone: our region is the source
-    // A peer's: it holds for OFFERs, for REQUESTs. Region ids are each agent's own, so the two uses
+    // A peer's: what was found of it for OFFERs, for REQUESTs. Region ids are each agent's own, so the two uses
     // of one program name different regions, and what holds for one says nothing about the other.
-    bool checked_offer = false, checked_request = false;
+    std::optional<Status> for_offers, for_requests;
+    Charge charge;  // of the peer's budget
   };
   // Both regions of a transfer that a peer begins, and the program between them.
   struct Use {
-    const Program* program;
+    Program* program;
     const Region* local;
     const PeerRegion* remote;
   };
@@ -38,8 +40,10 @@ class Programs {
 
   // A peer told one. An error: it breaks the protocol.
   Status told(Peer& peer, wire::Program& program);
-  // Checks what a peer says of a transfer against our half of it, and what its program needs of both.
-  Result<Use> check(const Peer& peer, const wire::TransferSpec& spec, Footprint::Half ours);
+  // What a transfer that a peer begins is between. Cheap: it comes before the transfer's right is looked for.
+  Result<Use> find(const Peer& peer, const wire::TransferSpec& spec, Footprint::Half ours);
+  // Checks its program against both regions, once for the pair, and its ids.
+  Status check(const Use& use, const Move& move, Footprint::Half ours) const;
 
   // Ours from or to a region that is gone, ours or the peer's.
   void forget(SessionKey session, RegionId gone, bool of_peer);

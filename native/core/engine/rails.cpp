@@ -23,8 +23,14 @@ bool Rails::was_lost(SessionKey session, const std::string& transport) const {
   return found != sessions_.end() && found->second.lost.contains(transport);
 }
 
+bool Rails::was_up(SessionKey session, std::uint16_t index) const {
+  auto found = sessions_.find(session);
+  return found != sessions_.end() && found->second.lost_indices.contains(index);
+}
+
 void Rails::remove(Rail& rail) {
   OfSession& session = sessions_[rail.session_];
+  session.lost_indices.insert(rail.info().index);
   session.lost.emplace(rail.capabilities().name);
   std::erase(session.alive, &rail);
   context_.timers.clear(rail.watch_);

@@ -54,6 +54,7 @@ class Rails {
   }
   const std::vector<Rail*>& of(SessionKey session) const;  // alive, as they came
   bool was_lost(SessionKey session, const std::string& transport) const;
+  bool was_up(SessionKey session, std::uint16_t index) const;  // and is not any more
   void remove(Rail& rail);  // it went down
   void drop_session(SessionKey session);  // and drops its rails
 
@@ -88,6 +89,7 @@ class Rails {
  private:
   struct OfSession {
     std::vector<Rail*> alive;
+    std::set<std::uint16_t> lost_indices;
     std::set<std::string> lost;  // transports of which one was up and went down
   };
   struct Record {

@@ -4,7 +4,18 @@
 
 #include "core/engine/arrivals.h"
 
+#include "core/pack.h"
+
 namespace kvxfer {
+namespace {
+
+// Of checksums in one round: about 1 ms at 4 GB/s. Each piece counts for at least what calling for its sum costs.
+constexpr std::uint64_t kSumNbytesPerRound = 4 * 1024 * 1024;
+constexpr std::uint64_t kNbytesOfACall = 1024;
+// Of a piece that a peer asks the sum of, which nothing interrupts: 8 times what any rail wants.
+constexpr std::uint64_t kMaxSummedPiece = 64 * 1024 * 1024;
+
+}  // namespace
 
 Source& Sources::add(std::unique_ptr<Source> source) {
   source->set_timer(context_.timers, time_after(context_.now, source->timeout_ns));
@@ -42,22 +53,43 @@ Status Sources::on(Peer& peer, wire::Request& request) {
     sessions_.refuse(peer, id, why);
     return Status();
   };
-  const Result<Programs::Use> use = programs_.check(peer, spec, Footprint::Half::kSrc);
+  const Result<Programs::Use> use = programs_.find(peer, spec, Footprint::Half::kSrc);
   if (!use.ok()) return refuse(use.status());
-  if (!admission_.has_room(peer.key(), false, spec.grid.num_pairs) || fences_.empty())
-    return refuse({Code::kRefused, "too many transfers are open at the peer: wait for some to end"});
   auto owned = std::make_unique<Source>();
   Source& source = *owned;
   source.key = {peer.key(), id};
   source.state = TransferState::kServing;
   source.take(spec, use.value().program->copies, *use.value().local, use.value().program->dst);
-  if (Status status = leases_.find(source, wire::LeaseMode::kRead); !status.ok()) return refuse(status);
   source.layers_ready = source.move->grid.num_layers;
-  source.fence = fences_.take();
+  // Before anything is spent on it: is there a right?
+  if (Status status = leases_.find_any(source, wire::LeaseMode::kRead); !status.ok()) return refuse(status);
+  if (Status status = admission_.admit(peer, source); !status.ok()) return refuse(status);
+  if (Status status = programs_.check(use.value(), *source.move, Footprint::Half::kSrc); !status.ok())
+    return refuse(status);
+  if (Status status = leases_.find(source, wire::LeaseMode::kRead); !status.ok()) return refuse(status);
+  if (source.integrity && source.move->grid.num_pieces() != 0 &&
+      piece_nbytes(*source.move->program, source.move->grid.piece(0)) > kMaxSummedPiece)
+    return refuse({Code::kRefused, "its pieces are too large for checksums: up to " +
+                                       std::to_string(kMaxSummedPiece) + " bytes each"});
+  FenceSlots::Slot none;
+  if (source.move->grid.num_pairs != 0) {  // else there is nothing that it could read too late
+    Charge charge = Charge::take(peer.budget(), Resource::kFenceSlots, 1);
+    if (!charge)
+      return refuse({Code::kRefused, "too many of your reads are open at the peer: " +
+                                         peer.budget()->in_words(Resource::kFenceSlots) +
+                                         "; wait for some to end"});
+    if (fences_.empty())
+      return refuse(
+          {Code::kRefused, "all " + std::to_string(FenceTable::kNumSlots) +
+                               " fence slots of the peer are in use, by all of its transfers together: "
+                               "wait for some to end"});
+    source.fence = fences_.take(std::move(charge));
+  }
+  const FenceSlots::Slot& fence = source.fence ? *source.fence : none;
   add(std::move(owned));
   admission_.opened(source);
   const Leases::Window window = leases_.window(source);
-  sessions_.send(peer, wire::Accept{id, source.fence->index, source.fence->generation,
+  sessions_.send(peer, wire::Accept{id, fence.index, fence.generation,
                                     static_cast<std::uint64_t>(window.ttl_ns), window.renewable});
   return {};
 }
@@ -69,30 +101,34 @@ Status Sources::on(Peer& peer, const wire::Credit& credit) {
   if (credit.num_pieces > grid.num_pieces() || credit.first_piece > grid.num_pieces() - credit.num_pieces ||
       grid.piece(credit.first_piece + credit.num_pieces - 1).layer - grid.first_layer >= source->layers_ready)
     return {Code::kProtocol, "CREDIT for pieces that are not there or not ready"};
-  // Which of a rail that is not up at this end yet is not known.
-  const std::vector<Rail*>& rails = rails_.of(peer.key());
-  const bool sends =
-      credit.rail == wire::kNoRail
-          ? source->memory == MemoryKind::kHost
-          : std::none_of(rails.begin(), rails.end(), [&](const Rail* rail) {
-              return rail->info().index == credit.rail && !rail->capabilities().memory.has(source->memory);
-            });
-  if (!sends) return {Code::kProtocol, "CREDIT for pages that no rail sends: they lie on a GPU"};
+  const Rail* rail = nullptr;
+  for (const Rail* each : rails_.of(peer.key()))
+    if (each->info().index == credit.rail) rail = each;
+  if (credit.rail == wire::kNoRail ? source->memory != MemoryKind::kHost
+                                   : rail != nullptr && !rail->capabilities().memory.has(source->memory))
+    return {Code::kProtocol, "CREDIT for pages that no rail sends: they lie on a GPU"};
   // A receiver asks for every piece once, and again for those that it may redo.
   source->num_credited += credit.num_pieces;
   if (source->num_credited > grid.num_pieces() + Arrivals::max_redone(grid))
     return {Code::kProtocol, "CREDIT for the same pieces over and over"};
+  const Run run{credit.first_piece, credit.num_pieces};
   if (source->integrity) {
-    // The pages are ours and at rest, so the sums can be told before the bytes arrive.
-    wire::Checksums sums{credit.transfer, credit.first_piece, {}};
-    for (std::uint32_t i = 0; i < credit.num_pieces; ++i)
-      sums.crc32c.push_back(context_.host.checksum(*source->move, credit.first_piece + i, Side::kSrc));
-    sessions_.send(peer, sums);
+    source->to_sum.push_back(run);
+    summing_.insert(source->key);
   }
   if (credit.rail == wire::kNoRail) return {};
-  for (std::uint32_t i = 0; i < credit.num_pieces; ++i)
-    source->to_send.emplace_back(credit.rail, credit.first_piece + i);
-  send_pieces(*source);
+  if (rail == nullptr) {
+    // One that went down is not meant any more: the destination sees that too, and asks elsewhere. One that is to
+    // come the acceptor of the session may see later than its peer.
+    if (rails_.was_up(peer.key(), credit.rail)) return {};
+    if (peer.role() == SessionRole::kInitiator && peer.rails_pending() == 0)
+      return {Code::kProtocol, "CREDIT for rail " + std::to_string(credit.rail) + ", which there is not"};
+    source->num_early += credit.num_pieces;
+    if (source->num_early > grid.num_pieces())
+      return {Code::kProtocol, "CREDIT for more pieces than there are, over rails that are not up"};
+  }
+  source->to_send[credit.rail].push_back(run);
+  if (rail != nullptr) send_pieces(*source);
   return {};
 }
 
@@ -103,8 +139,7 @@ void Sources::on(Peer& peer, const wire::Done& done) {
   // that are the caller's again when the last of them has completed.
   admission_.closed(*source);
   if (source->posted.empty()) return drained(*source);
-  source->to_send.clear();
-  sending_.erase(source->key);
+  forget_asked(*source);
   release_fence(*source);
   draining_.begin(*source);
 }
@@ -128,38 +163,38 @@ void Sources::sent(const Rails::Completed& work, const Completion& completion) {
   if (is_draining(source->state) && source->posted.empty()) drained(*source);
 }
 
+// What was asked for over a rail that is not up waits in its queue, which is not looked at before the rail is.
 void Sources::send_pieces(Source& source) {
-  // Pieces of a rail that is not up at this end yet wait; of one that went down they are not
-  // wanted any more: the destination sees that too and asks elsewhere.
-  std::list<std::pair<std::uint16_t, std::uint32_t>> later;
-  while (!source.to_send.empty() && source.state == TransferState::kServing) {
-    const auto [index, piece] = source.to_send.front();
-    source.to_send.pop_front();
-    Rail* rail = nullptr;
-    for (Rail* each : rails_.of(source.key.first))
-      if (each->info().index == index && !each->capabilities().one_sided &&
-          each->capabilities().memory.has(source.memory))
-        rail = each;
-    if (rail == nullptr || rail->rests()) {
-      later.emplace_back(index, piece);
+  bool waits = false;
+  for (Rail* rail : rails_.of(source.key.first)) {
+    auto queue = source.to_send.find(rail->info().index);
+    if (queue == source.to_send.end() || rail->capabilities().one_sided ||
+        !rail->capabilities().memory.has(source.memory))
       continue;
+    while (!queue->second.empty() && !rail->rests()) {
+      Run& run = queue->second.front();
+      Work work;
+      work.kind = WorkKind::kSend;
+      work.piece = run.first_piece;
+      work.move = source.move;
+      const PostResult result = rails_.post(*rail, WorkUse::kSend, work, source);
+      if (result.accepted == 0 && result.code == Code::kAgain) {
+        rails_.rest(*rail);
+        context_.pump_again = true;
+        break;
+      }
+      ++run.first_piece;
+      if (--run.num_pieces == 0) queue->second.pop_front();
     }
-    Work work;
-    work.kind = WorkKind::kSend;
-    work.piece = piece;
-    work.move = source.move;
-    const PostResult result = rails_.post(*rail, WorkUse::kSend, work, source);
-    if (result.accepted == 0 && result.code == Code::kAgain) {
-      rails_.rest(*rail);
-      context_.pump_again = true;
-      later.emplace_back(index, piece);
-    }
+    if (queue->second.empty())
+      source.to_send.erase(queue);
+    else
+      waits = true;
   }
-  source.to_send = std::move(later);
-  if (source.to_send.empty())
-    sending_.erase(source.key);
-  else
+  if (waits)
     sending_.insert(source.key);
+  else
+    sending_.erase(source.key);
 }
 
 void Sources::send_waiting() {
@@ -169,10 +204,39 @@ void Sources::send_waiting() {
       send_pieces(*source);
 }
 
+void Sources::rail_up(const Rail& rail) {
+  for (auto it = sources_.lower_bound({rail.session(), 0});
+       it != sources_.end() && it->first.first == rail.session(); ++it)
+    if (it->second->state == TransferState::kServing && it->second->to_send.contains(rail.info().index))
+      sending_.insert(it->first);
+}
+
 void Sources::rail_down(const Rail& rail) {
   for (const TransferKey& key : sending_)
     if (Source* source = key.first == rail.session() ? find(key) : nullptr)
-      std::erase_if(source->to_send, [&](const auto& entry) { return entry.first == rail.info().index; });
+      source->to_send.erase(rail.info().index);
+}
+
+// The pages are ours and at rest, so their sums can be told before the bytes arrive. A bounded number of bytes a
+// round, sessions in turn: how many pieces a peer names never sizes what is computed in one go.
+void Sources::sum_slice() {
+  for (std::uint64_t nbytes = 0; !summing_.empty() && nbytes < kSumNbytesPerRound;) {
+    auto next = summing_.lower_bound({last_summed_ + 1, 0});
+    if (next == summing_.end()) next = summing_.begin();
+    Source& source = *find(*next);
+    last_summed_ = source.key.first;
+    Run& run = source.to_sum.front();
+    wire::Checksums sums{source.key.second, run.first_piece, {}};
+    for (; run.num_pieces != 0 && nbytes < kSumNbytesPerRound; --run.num_pieces) {
+      const Piece piece = source.move->grid.piece(run.first_piece);
+      nbytes += kNbytesOfACall + piece_nbytes(*source.move->program, piece);
+      sums.crc32c.push_back(context_.host.checksum(*source.move, run.first_piece++, Side::kSrc));
+    }
+    sessions_.send(*sessions_.find(source.key.first), sums);
+    if (run.num_pieces == 0) source.to_sum.pop_front();
+    if (source.to_sum.empty()) summing_.erase(source.key);
+  }
+  if (!summing_.empty()) context_.pump_again = true;
 }
 
 void Sources::on_timer(TransferKey key) {
@@ -196,6 +260,13 @@ void Sources::release_fence(Source& source) {
   source.fence.reset();
 }
 
+void Sources::forget_asked(Source& source) {
+  source.to_send.clear();
+  sending_.erase(source.key);
+  source.to_sum.clear();
+  summing_.erase(source.key);
+}
+
 void Sources::fail(TransferKey key, TransferEvent event, Status why, bool tell_peer) {
   if (Source* source = find(key)) fail(*source, event, std::move(why), tell_peer);
 }
@@ -207,7 +278,7 @@ void Sources::fail(Source& source, TransferEvent event, Status why, bool tell_pe
   source.reason = std::move(why);
   if (source.handle) source.handle->let_streams_go(outcome_of(source.state));
   release_fence(source);  // a peer that still reads finds out before it says done
-  source.to_send.clear();
+  forget_asked(source);
   admission_.closed(source);
   if (!source.posted.empty()) draining_.begin(source);
   if (Peer* peer = sessions_.find_open(source.key.first); peer != nullptr && tell_peer && told)
@@ -232,7 +303,7 @@ void Sources::drained(Source& source) {
     failed =
         blocks_of(*source.move, Footprint::Half::kSrc, std::vector<bool>(source.move->grid.num_pairs, true));
   handles_.end(source.handle, source.state, source.reason, std::move(failed));
-  sending_.erase(source.key);
+  forget_asked(source);
   auto found = sources_.find(source.key);
   context_.keep_for_this_round(std::move(found->second));
   sources_.erase(found);

@@ -25,12 +25,17 @@
 
 namespace kvxfer {
 
+// Neighbouring pieces, as a CREDIT names them.
+struct Run { std::uint32_t first_piece, num_pieces; };
+
 struct Source : TransferEnd {
   Source() : TransferEnd(TimerKind::kSource) {}
 
   std::optional<FenceSlots::Slot> fence;  // while its right holds
-  std::list<std::pair<std::uint16_t, std::uint32_t>>
-      to_send;  // rail index, piece; a list: empty, it has allocated nothing
+  std::map<std::uint16_t, std::list<Run>>
+      to_send;  // by rail index; lists: empty, they have allocated nothing
+  std::list<Run> to_sum;
+  std::uint64_t num_early = 0;  // of them, pieces over rails that were not up
   std::uint64_t num_credited = 0;  // pieces, those asked for again too
 };
 
@@ -60,9 +65,12 @@ class Sources {
 
   // ---- what happens to them
   void sent(const Rails::Completed& work, const Completion& completion);
+  void rail_up(const Rail& rail);
   void rail_down(const Rail& rail);
   void on_timer(TransferKey key);
-  void send_waiting();  // pieces that wait for their rail, once a round
+  // Once a round: pieces that wait for their rail, and a slice of checksums.
+  void send_waiting();
+  void sum_slice();
 
   // ---- ends
   bool contains(TransferKey key) const { return sources_.contains(key); }
@@ -85,6 +93,7 @@ class Sources {
   void fail(Source& source, TransferEvent event, Status why, bool tell_peer);
   void drained(Source& source);
   void release_fence(Source& source);
+  void forget_asked(Source& source);
 
   Context& context_;
   Sessions& sessions_;
@@ -96,7 +105,9 @@ class Sources {
   Draining& draining_;
   FenceSlots fences_;
   std::map<TransferKey, std::unique_ptr<Source>> sources_;
-  std::set<TransferKey> sending_;  // with pieces that wait for their rail
+  std::set<TransferKey> sending_;  // with pieces that wait for a rail that said "again"
+  std::set<TransferKey> summing_;  // with checksums to be told
+  SessionKey last_summed_ = 0;
 };
 
 }  // namespace kvxfer

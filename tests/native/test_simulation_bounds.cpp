@@ -1,0 +1,99 @@
+// What a peer may make an agent hold or compute: she is refused in words, or loses her session, and a third agent
+// loses nothing.
+#include "mallory.h"
+
+namespace simulation {
+namespace {
+
+// Of the victim, which holds no more than these for her.
+struct Bounded {
+  explicit Bounded(Resource resource, std::uint64_t limit, bool lease = true)
+      : pair({one_sided_rail()}, check::seed(), {}, limits(resource, limit)), mallory(pair.world, pair.dst) {
+    if (lease)
+      pair.grant(pair.dst, mallory.key(), pair.dst_region, wire::LeaseMode::kRead, {}, 10 * kSecond, true);
+    mallory.layout = pair.dst_layout;
+  }
+  static EngineConfig limits(Resource resource, std::uint64_t limit) {
+    EngineConfig config;
+    config.peer_budget[static_cast<std::size_t>(resource)] = limit;
+    return config;
+  }
+  void tell(std::uint32_t program) {
+    mallory.send(wire::Program{program, pair.dst_region, mallory.region(),
+                               program_between(mallory.layout, mallory.layout)});
+  }
+  // Asks to read; how that is refused, kOk where it is not.
+  Code ask(std::uint32_t program, Blocks from) {
+    mallory.received.clear();
+    mallory.send(wire::Request{mallory.spec(id += 2, program, from, from)});
+    return mallory.refused_with();
+  }
+  Pair pair;
+  Mallory mallory;
+  TransferId id = 0;
+};
+
+TEST(fence_slots_are_shared_and_a_refusal_says_whose_they_are) {
+  Bounded bounded(Resource::kFenceSlots, 2);
+  bounded.tell(1);
+  const std::size_t before = bounded.pair.dst.engine().load().fences;
+  for (int i = 0; i < 100; ++i) CHECK_EQ(bounded.ask(1, {}), Code::kOk);  // nothing to read: no slot
+  CHECK_EQ(bounded.pair.dst.engine().load().fences, before);
+  CHECK_EQ(bounded.ask(1, {1}), Code::kOk);
+  CHECK_EQ(bounded.ask(1, {2}), Code::kOk);
+  CHECK_EQ(bounded.ask(1, {3}), Code::kRefused);
+  CHECK(bounded.mallory.last<wire::Fail>()->text.find("2 fence slots") != std::string::npos);
+  bounded.mallory.send(wire::Done{bounded.id - 2});
+  CHECK_EQ(bounded.ask(1, {3}), Code::kOk);
+  CHECK(!bounded.mallory.ended);
+  check_undisturbed(bounded.pair);
+}
+
+TEST(programs_are_charged_to_the_peer_that_tells_them) {
+  Bounded bounded(Resource::kBytes, 4096);
+  std::uint32_t told = 0;
+  while (!bounded.mallory.ended && told < 100) bounded.tell(++told);
+  CHECK(bounded.mallory.ended);
+  CHECK(told > 1 && told < 20);
+  check_undisturbed(bounded.pair);
+}
+
+TEST(tables_are_charged_to_the_peer_and_given_back_with_their_transfer) {
+  Bounded bounded(Resource::kBytes, 2048);
+  bounded.tell(1);
+  const auto used = [&] {
+    return bounded.pair.dst.engine().budget(bounded.mallory.key())->used(Resource::kBytes);
+  };
+  const std::uint64_t before = used();
+  CHECK_EQ(bounded.ask(1, {1, 2, 3}), Code::kOk);
+  CHECK_EQ(used(), before + 3 * 8);
+  bounded.mallory.send(wire::Done{bounded.id});
+  bounded.pair.world.run_for(kMillisecond);
+  CHECK_EQ(used(), before);
+  check_undisturbed(bounded.pair);
+}
+
+TEST(a_transfer_without_a_right_is_refused_before_its_program_is_looked_at) {
+  Bounded bounded(Resource::kEvents, 1000, false);
+  bounded.mallory.tell_program(1, bounded.pair.dst_region, true, [](CopyProgram& program) {
+    program.loops[0].dst_offset += 8;  // of other blocks
+  });
+  bounded.mallory.send(wire::Offer{bounded.mallory.spec(2, 1, {1}, {99}), 4, 0, 0});
+  CHECK_EQ(bounded.mallory.refused_with(), Code::kNotPermitted);
+  check_undisturbed(bounded.pair);
+}
+
+TEST(credits_over_rails_that_are_not_there_are_kept_as_pieces_of_one_transfer_at_most) {
+  Bounded bounded(Resource::kEvents, 1000);
+  bounded.tell(1);
+  CHECK_EQ(bounded.ask(1, {1, 2}), Code::kOk);
+  const std::uint32_t num_pieces = 2 * bounded.mallory.layout.num_layers;
+  bounded.mallory.send(wire::Credit{bounded.id, 7, 0, num_pieces});  // it may still come up
+  CHECK(!bounded.mallory.ended);
+  bounded.mallory.send(wire::Credit{bounded.id, 8, 0, 1});
+  CHECK(bounded.mallory.ended);
+  check_undisturbed(bounded.pair);
+}
+
+}  // namespace
+}  // namespace simulation
