@@ -250,3 +250,10 @@ def test_public_headers_are_free_of_python_and_cuda() -> None:
         text = path.read_text()
         assert not re.search(r"#\s*include\s*[<\"](Python|nanobind|cuda)", text), path
         assert all(name.startswith("kvxfer/") for name in includes(path)), path
+
+
+def test_bindings_take_pythons_lock_in_one_place() -> None:
+    """Elsewhere a thread that the interpreter's end meets would abort the process (native/bindings/gil.h)."""
+    named = re.compile(r"gil_scoped_(acquire|release)|PyEval_(Save|Restore)Thread|PyGILState_Ensure")
+    found = {path.name for path in (NATIVE / "bindings").iterdir() if named.search(path.read_text())}
+    assert found == {"gil.h"}

@@ -1,6 +1,6 @@
 #include "core/engine/admission.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace kvxfer {
 
@@ -45,28 +45,27 @@ void Admission::closed(TransferEnd& transfer) {
 }
 
 void Admission::wait(const TransferEnd& transfer) {
-  sessions_[transfer.key.first].backlog.push_back(
-      {transfer.key, transfer.is_source(), transfer.move->grid.num_pairs});
+  sessions_[transfer.key.first].backlog.emplace(
+      transfer.key.second, Waiting{transfer.key, transfer.is_source(), transfer.move->grid.num_pairs});
   backlogged_.insert(transfer.key.first);
 }
 
 std::optional<Admission::Waiting> Admission::next(SessionKey session) const {
   auto found = sessions_.find(session);
   if (found == sessions_.end() || found->second.backlog.empty()) return std::nullopt;
-  const Waiting& waiting = found->second.backlog.front();
+  const Waiting& waiting = found->second.backlog.begin()->second;
   return has_room(session, true, waiting.num_pairs) ? std::optional(waiting) : std::nullopt;
 }
 
 void Admission::told(SessionKey session) {
   OfSession& entry = sessions_.at(session);
-  entry.backlog.pop_front();
+  entry.backlog.erase(entry.backlog.begin());
   if (entry.backlog.empty()) backlogged_.erase(session);
 }
 
 void Admission::forget(const TransferEnd& transfer) {
   auto found = sessions_.find(transfer.key.first);
-  if (found == sessions_.end() || found->second.backlog.empty()) return;
-  std::erase_if(found->second.backlog, [&](const Waiting& each) { return each.key == transfer.key; });
+  if (found == sessions_.end() || found->second.backlog.erase(transfer.key.second) == 0) return;
   if (found->second.backlog.empty()) backlogged_.erase(transfer.key.first);
 }
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -52,7 +51,8 @@ class Admission {
   };
   struct OfSession {
     Open ours, theirs;  // by who posted them
-    std::deque<Waiting> backlog;
+    // By number, which is the order of posting: one that is cancelled is found among any number of others.
+    std::map<TransferId, Waiting> backlog;
     TransferId next_number = 0;
   };
 
