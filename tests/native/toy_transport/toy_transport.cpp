@@ -3,7 +3,9 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <utility>
 
@@ -14,6 +16,7 @@ namespace kvxfer::toy {
 namespace {
 
 constexpr std::uint64_t kPollNbytes = 1024 * 1024;
+constexpr std::size_t kMostQueued = 1024;  // works of a peer: the engine posts `window` at a time
 
 // The device that all instances share.
 struct Nic {
@@ -69,7 +72,12 @@ struct ToyTransport::Peer final : Reactor::Handler {
   const std::string name;
   std::uint64_t endpoint = 0;  // the peer's, once the rail is up
   std::map<RegionId, std::uint64_t> keys;
-  WorkQueue queue;
+  std::deque<Work> queue;
+
+  void end_works(Code code, const std::string& detail) {
+    for (const Work& work : queue) owner.ready_.work(work.id, code, detail);
+    queue.clear();
+  }
 };
 
 ToyTransport::ToyTransport(Reactor& reactor, const FenceTable& fences, bool pins)
@@ -160,7 +168,7 @@ void ToyTransport::fail(Peer& peer, const std::string& why) {
   reactor_.remove(peer.socket.get());
   peer.socket.reset();
   const std::string detail = "toy: the rail to " + peer.name + " is down: " + why;
-  peer.queue.end(Code::kRailFailed, detail, ready_);
+  peer.end_works(Code::kRailFailed, detail);
   ready_.rail_down(peer.id, detail);
 }
 
@@ -170,7 +178,7 @@ void ToyTransport::disconnect(PeerId id) noexcept {
   Peer& peer = *found->second;
   if (peer.socket) reactor_.remove(peer.socket.get());
   ready_.forget_rail(id);
-  peer.queue.end(Code::kCancelled, {}, ready_);
+  peer.end_works(Code::kCancelled, {});
   peers_.erase(found);
 }
 
@@ -180,12 +188,17 @@ PostResult ToyTransport::post(PeerId id, std::span<const Work> batch) noexcept {
   const auto found = peers_.find(id);
   if (found == peers_.end() || !found->second->socket) return {0, Code::kRailFailed};
   if (found->second->endpoint == 0) return {0, Code::kAgain};
-  return found->second->queue.post(batch);
+  std::deque<Work>& queue = found->second->queue;
+  const std::size_t accepted = std::min(batch.size(), kMostQueued - queue.size());
+  queue.insert(queue.end(), batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(accepted));
+  return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
 }
 
 void ToyTransport::cancel(WorkId id) noexcept {
+  // What is queued has not begun, and what is not has ended: work moves inside poll alone.
   for (auto& [number, peer] : peers_)
-    if (peer->queue.withdraw(id)) return ready_.work(id, Code::kCancelled);
+    if (std::erase_if(peer->queue, [id](const Work& work) { return work.id == id; }) != 0)
+      return ready_.work(id, Code::kCancelled);
 }
 
 bool ToyTransport::busy() const noexcept {
@@ -196,11 +209,14 @@ bool ToyTransport::busy() const noexcept {
 std::size_t ToyTransport::poll(std::span<Completion> completions) noexcept {
   std::size_t count = ready_.take(completions);
   for (std::uint64_t moved = 0; moved < kPollNbytes && count < completions.size();) {
-    const auto turn =
-        next_in_turn(peers_, last_served_, [](const auto& entry) { return !entry.second->queue.empty(); });
+    const auto has_work = [](const auto& entry) { return !entry.second->queue.empty(); };
+    auto turn = std::find_if(peers_.upper_bound(last_served_), peers_.end(), has_work);
+    if (turn == peers_.end()) turn = std::find_if(peers_.begin(), peers_.end(), has_work);
     if (turn == peers_.end()) break;
     last_served_ = turn->first;
-    completions[count++] = run(*turn->second, turn->second->queue.take(), moved);
+    const Work work = std::move(turn->second->queue.front());
+    turn->second->queue.pop_front();
+    completions[count++] = run(*turn->second, work, moved);
   }
   return count;
 }

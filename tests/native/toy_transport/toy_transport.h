@@ -14,7 +14,6 @@
 
 #include "kvxfer/transport_kind.h"
 #include "transports/common/completion_queue.h"
-#include "transports/common/work_queue.h"
 
 namespace kvxfer::toy {
 
