@@ -385,7 +385,8 @@ Result<RegionId> Runtime::register_region(std::string name,
     const CallerTurn turn(*this);
     if (closed()) return check_alive();
     if (engine_->num_regions() >= wire::kMaxRegions)
-      return Status(Code::kExhausted, "agent '" + options_.name + "' has " + std::to_string(wire::kMaxRegions) +
+      return Status(Code::kExhausted, "agent '" + options_.name + "' has " +
+                                          std::to_string(wire::kMaxRegions) +
                                           " regions, as many as a peer takes: deregister some, or register "
                                           "tensors together, as one region");
     region->memory.id = described.id = engine_->reserve_region_id();

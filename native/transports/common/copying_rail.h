@@ -27,7 +27,7 @@ class CopyingRail : public RailPeers<Peer> {
       count += this->ready_.take(completions.subspan(count));
     }
     after_round(completions.first(count));
-    if (cost == 0) prepare();
+    if (cost == 0) on_idle();
     return count;
   }
 
@@ -41,7 +41,7 @@ class CopyingRail : public RailPeers<Peer> {
   // Of a round that is over, before it is told.
   virtual void after_round(std::span<Completion>) noexcept {}
   // There is nothing to move: time for what will make later copies faster.
-  virtual void prepare() {}
+  virtual void on_idle() {}
 
  private:
   // When a poll stops, so that the slice that it began last makes it one slice and a half at most.

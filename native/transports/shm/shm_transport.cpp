@@ -209,7 +209,7 @@ void ShmTransport::after_round(std::span<Completion> completions) noexcept {
   foreign_reads_.clear();
 }
 
-void ShmTransport::prepare() {
+void ShmTransport::on_idle() {
   for (Peer* const peer : active()) {
     if (!peer->pools.wants_populating()) continue;
     if (Status populated = peer->pools.populate_some(); !populated.ok()) fail(*peer, populated.message());

@@ -66,7 +66,7 @@ class ShmTransport final : public CopyingRail<shm::Peer> {
   Result<std::uint64_t> copy_slice(Peer& peer, Peer::Copy& copy, std::string& broken) override;
   Completion compare_fence(Peer& peer, const Work& work) override;
   void after_round(std::span<Completion> completions) noexcept override;
-  void prepare() override;
+  void on_idle() override;
 
   SharedFd fences_;  // of our own table
   std::map<RegionId, std::uint64_t> pool_regions_;       // ours -> the memfd_id that each lies in
