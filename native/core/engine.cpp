@@ -1,8 +1,6 @@
 #include "core/engine.h"
 
 #include <algorithm>
-#include <new>
-#include <type_traits>
 
 namespace kvxfer {
 namespace {
@@ -30,31 +28,6 @@ void Engine::on_connected(Time now, SessionKey key) {
   if (Peer* peer = sessions_.find(key)) sessions_.connected(*peer);
 }
 
-void Engine::on_frame(Time now, SessionKey key, wire::ByteSpan frame) {
-  context_.now = now;
-  try {
-    receive(key, frame);
-  } catch (const std::bad_alloc&) {
-    // The peer asked for more than there is: that ends its session, and the process lives.
-    end_session(now, key, Code::kExhausted, "there was no memory for what the peer sent");
-  }
-}
-
-void Engine::receive(SessionKey key, wire::ByteSpan frame) {
-  Peer* peer = sessions_.find(key);
-  if (peer == nullptr) return;
-  Result<std::optional<wire::Message>> received = sessions_.receive(*peer, frame);
-  if (!received.ok()) {
-    sessions_.flush(*peer);
-    return lose(key, received.status());
-  }
-  if (sessions_.has_opened(*peer)) opened(*peer);
-  if (sessions_.heard_heartbeat(*peer)) leases_.renew(key);
-  if (std::optional<wire::Message> message = std::move(received).value())
-    dispatch(*peer, std::move(*message));
-  if ((peer = sessions_.find(key)) != nullptr) sessions_.flush(*peer);
-}
-
 void Engine::on_disconnected(Time now, SessionKey key, std::string why) {
   context_.now = now;
   if (Peer* peer = sessions_.find(key)) lose(key, sessions_.disconnected(*peer, why));
@@ -76,14 +49,39 @@ void Engine::end_session(Time now, SessionKey key, Code code, std::string text) 
   lose(key, {code, std::move(text)});
 }
 
+// A name that is open is not taken over while the process that opened it answers. One that restarted is a new peer:
+// its old connection ends by itself, mostly at once, or stays silent.
 void Engine::opened(Peer& peer) {
-  // A restarted process is a new peer, and what the old one held is over.
-  for (const SessionKey key : sessions_.replaced_by(peer))
-    lose(key, {Code::kPeerRestarted,
-               "peer " + quoted(peer.name()) + " was restarted: it came back as a new process"});
+  if (sessions_.older_namesakes(peer).empty()) return admit(peer);
+  sessions_.hold(peer);
+}
+
+void Engine::admit(Peer& peer) {
+  sessions_.admit(peer);
   for (const auto& [id, region] : regions_.all()) sessions_.send(peer, region->described());
   sessions_.send(peer, wire::RegionsEnd{});
-  if (peer.role() == SessionRole::kAcceptor) context_.host.session_open(peer.key());
+  if (peer.role() == SessionRole::kAcceptor)
+    context_.host.session_open(peer.key());
+  else if (peer.regions_known())
+    sessions_.await_rails(peer, context_.host.session_open(peer.key()));
+  check_up(peer);
+}
+
+void Engine::settle_names() {
+  for (const auto& [key, since] : std::map(sessions_.held())) {
+    Peer* peer = sessions_.find(key);
+    if (peer == nullptr || !sessions_.is_held(*peer)) continue;
+    const std::vector<SessionKey> older = sessions_.older_namesakes(*peer);
+    const bool answers = std::any_of(older.begin(), older.end(), [&, asked_at = since](SessionKey other) {
+      return sessions_.find(other)->session().acknowledged_heartbeat_sent_at() >= asked_at;
+    });
+    if (older.empty())
+      admit(*peer);
+    else if (answers)
+      end_session(context_.now, key, Code::kRefused,
+                  "another process is connected as " + quoted(peer->name()) +
+                      " and answers: give each agent a name of its own");
+  }
 }
 
 void Engine::check_up(Peer& peer) {
@@ -99,7 +97,12 @@ void Engine::check_up(Peer& peer) {
 
 // The one end of a session: every part that holds something of it lets it go.
 void Engine::lose(SessionKey key, Status reason) {
-  if (sessions_.find(key) == nullptr) return;
+  Peer* peer = sessions_.find(key);
+  if (peer == nullptr) return;
+  if (sessions_.is_contested(*peer) &&
+      (reason.code() == Code::kPeerLost || reason.code() == Code::kPeerSilent))
+    reason = {Code::kPeerRestarted,
+              "peer " + quoted(peer->name()) + " was restarted: it came back as a new process"};
   sessions_.remove(key, reason);
   const std::vector<LeaseId> leases = leases_.of_holder(key);
   admission_.remove_session(key);
@@ -120,79 +123,7 @@ void Engine::lose(SessionKey key, Status reason) {
   rails_.drop_session(key);
   context_.host.emit(
       {.kind = EventKind::kPeerLost, .peer = key, .code = reason.code(), .message = reason.message()});
-}
-
-// ---- frames -------------------------------------------------------------------------------------
-
-// Is that number one that the peer may begin a transfer by?
-bool Engine::begins(const Peer& peer, TransferId transfer) const {
-  const TransferKey key{peer.key(), transfer};
-  return peer.numbers(transfer) && !sources_.contains(key) && !destinations_.contains(key);
-}
-
-// Frames of the session itself (handshake, heartbeats) never come here.
-void Engine::dispatch(Peer& peer, wire::Message message) {
-  const auto begin = [&](auto& part, auto& frame, const char* name) -> Status {
-    if (begins(peer, frame.spec.transfer)) return part.on(peer, frame);
-    return {Code::kProtocol, std::string(name) + ": transfer " + std::to_string(frame.spec.transfer) +
-                                 " is not the peer's to begin"};
-  };
-  const Status breach = std::visit(
-      [&](auto& frame) -> Status {
-        using T = std::decay_t<decltype(frame)>;
-        if constexpr (std::is_same_v<T, wire::RegionsEnd>) {
-          // Only now is the acceptor sure to know the session: a rail's RAIL_HELLO runs on a socket
-          // of its own and would overtake our PROOF.
-          if (sessions_.regions_told(peer) && peer.role() == SessionRole::kInitiator)
-            sessions_.await_rails(peer, context_.host.session_open(peer.key()));
-          check_up(peer);
-        } else if constexpr (std::is_same_v<T, wire::Region>) {
-          const RegionId id = frame.id;
-          Status added = peer_regions_.add(peer.key(), frame);
-          if (added.ok()) destinations_.path_came(peer.key(), id);
-          return added;
-        } else if constexpr (std::is_same_v<T, wire::RegionGone>) {
-          region_gone(peer, frame.id);
-        } else if constexpr (std::is_same_v<T, wire::Program>) {
-          return programs_.told(peer, frame);
-        } else if constexpr (std::is_same_v<T, wire::Lease>) {
-          leases_.told(peer, frame);
-        } else if constexpr (std::is_same_v<T, wire::LeaseEnded>) {
-          leases_.told_ended(peer, frame);
-        } else if constexpr (std::is_same_v<T, wire::Offer>) {
-          return begin(destinations_, frame, "OFFER");
-        } else if constexpr (std::is_same_v<T, wire::Request>) {
-          return begin(sources_, frame, "REQUEST");
-        } else if constexpr (std::is_same_v<T, wire::Accept>) {
-          return destinations_.on(peer, frame);
-        } else if constexpr (std::is_same_v<T, wire::Credit>) {
-          return sources_.on(peer, frame);
-        } else if constexpr (std::is_same_v<T, wire::LayersReady> || std::is_same_v<T, wire::Checksums>) {
-          destinations_.on(peer, frame);
-        } else if constexpr (std::is_same_v<T, wire::Done>) {
-          sources_.on(peer, frame);
-        } else if constexpr (std::is_same_v<T, wire::Fail>) {
-          const Status why(frame.code == Code::kOk ? Code::kRefused : frame.code,
-                           "the peer ended it: " + frame.text);
-          sources_.fail({peer.key(), frame.transfer}, TransferEvent::kFail, why, false);
-          destinations_.fail({peer.key(), frame.transfer}, TransferEvent::kFail, why, false);
-        }
-        return {};
-      },
-      message);
-  if (!breach.ok()) end_session(context_.now, peer.key(), breach.code(), breach.message());
-}
-
-void Engine::region_gone(Peer& peer, RegionId gone) {
-  const PeerRegion* remote = peer_regions_.find(peer.key(), gone);
-  if (remote == nullptr) return;
-  const Status why{Code::kRegionGone, "the peer deregistered its region " + quoted(remote->region.name)};
-  for (const TransferKey& key : destinations_.find(
-           peer.key(), [gone](const TransferEnd& transfer) { return transfer.remote_region() == gone; }))
-    destinations_.fail(key, TransferEvent::kFail, why, false);
-  peer_regions_.remove(peer.key(), gone);
-  programs_.forget(peer.key(), gone, true);
-  context_.host.emit({.kind = EventKind::kRegionGone, .peer = peer.key(), .region = gone});
+  if (!sessions_.held().empty() && !closed_) settle_names();
 }
 
 // ---- rails --------------------------------------------------------------------------------------
@@ -283,6 +214,11 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
     case TimerKind::kSession:
       if (Peer* peer = sessions_.find(key))
         if (Status status = sessions_.on_timer(*peer); !status.ok()) lose(key, std::move(status));
+      break;
+    case TimerKind::kNewcomer:
+      if (Peer* peer = sessions_.find(key); peer != nullptr && sessions_.waited_enough(*peer))
+        for (const SessionKey older : sessions_.older_namesakes(*peer))
+          lose(older, {Code::kPeerLost, "it did not answer"});
       break;
     case TimerKind::kSource: sources_.on_timer({key, due.b}); break;
     case TimerKind::kDestination: destinations_.on_timer({key, due.b}); break;

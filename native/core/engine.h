@@ -148,6 +148,8 @@ class Engine {
   void receive(SessionKey key, wire::ByteSpan frame);
   void dispatch(Peer& peer, wire::Message message);
   void opened(Peer& peer);
+  void admit(Peer& peer);
+  void settle_names();
   void check_up(Peer& peer);
   void lose(SessionKey key, Status reason);
   void end_lease(LeaseId lease, LeaseEvent event, const Status& why);

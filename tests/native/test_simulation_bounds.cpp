@@ -95,5 +95,39 @@ TEST(credits_over_rails_that_are_not_there_are_kept_as_pieces_of_one_transfer_at
   check_undisturbed(bounded.pair);
 }
 
+// However long silence is borne.
+TEST(a_name_whose_process_hangs_is_taken_over_after_four_heartbeats) {
+  EngineConfig patient;
+  patient.session.silent_ns = 600 * kSecond;
+  Pair pair({one_sided_rail()}, check::seed(), patient);
+  pair.src.pause();
+  Node& newcomer = pair.world.add("prefill");
+  newcomer.call(pair.dst, {one_sided_rail()});
+  pair.world.run_for(4 * patient.session.heartbeat_ns + kSecond);
+  CHECK(!pair.dst.engine().has_session(pair.to_src));
+  CHECK_EQ(pair.dst.engine().peer(pair.to_src)->reason.code(), Code::kPeerRestarted);
+  CHECK_EQ(pair.dst.engine().open_peers().size(), 1);
+  CHECK_EQ(newcomer.engine().open_peers().size(), 1);
+}
+
+// A process that restarted and gets in, stands in test_simulation_faults.cpp.
+TEST(a_name_whose_process_answers_is_not_taken_over) {
+  for (const bool newcomer_calls : {true, false}) {
+    Pair pair;
+    pair.grant_read(kFrom);
+    Node& newcomer = pair.world.add("prefill");
+    newcomer_calls ? newcomer.call(pair.dst, {one_sided_rail()})
+                   : pair.dst.call(newcomer, {one_sided_rail()});
+    pair.world.run_for(10 * kSecond);
+    CHECK(pair.dst.engine().has_session(pair.to_src));
+    CHECK(newcomer.engine().open_peers().empty());
+    CHECK_EQ(pair.dst.engine().open_peers().size(), 1);
+    auto handle = pair.read(kFrom, kTo);  // under the lease of before
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+    CHECK(pair.equal(kFrom, kTo));
+  }
+}
+
 }  // namespace
 }  // namespace simulation

@@ -1,5 +1,9 @@
 #include "core/engine/sessions.h"
 
+#include <algorithm>
+
+#include "core/lease.h"
+
 namespace kvxfer {
 namespace {
 
@@ -25,6 +29,7 @@ void Sessions::remove(SessionKey key, const Status& why) {
   std::unique_ptr<Peer> peer = std::move(found->second);
   peers_.erase(found);
   context_.timers.clear(peer->timer_);
+  admit(*peer);
   PeerView& view = lost_[key];
   view.name = peer->name();
   view.incarnation = peer->session().peer().incarnation;
@@ -65,14 +70,34 @@ std::vector<SessionKey> Sessions::up() const {
   return keys;
 }
 
-std::vector<SessionKey> Sessions::replaced_by(const Peer& peer) const {
+std::vector<SessionKey> Sessions::older_namesakes(const Peer& peer) const {
   const wire::Identity& identity = peer.session().peer();
-  std::vector<SessionKey> replaced;
+  std::vector<SessionKey> older;
   for (const auto& [key, other] : peers_)
-    if (key != peer.key() && other->was_open_ && other->name() == identity.name &&
+    if (key != peer.key() && other->was_open_ && !is_held(*other) && other->name() == identity.name &&
         other->session().peer().incarnation != identity.incarnation)
-      replaced.push_back(key);
-  return replaced;
+      older.push_back(key);
+  return older;
+}
+
+// An old session that lives acknowledges one of four heartbeats; one that does not is lost. Where silence is borne
+// for long, as of processes that are stopped, a newcomer need not wait as long.
+void Sessions::hold(Peer& peer) {
+  const SessionConfig& limits = context_.config.session;
+  held_.emplace(peer.key_, context_.now);
+  context_.timers.set(peer.newcomer_timer_,
+                      time_after(context_.now, std::min(limits.silent_ns, 4 * limits.heartbeat_ns)),
+                      TimerKind::kNewcomer, peer.key_);
+}
+
+void Sessions::admit(Peer& peer) {
+  if (held_.erase(peer.key_) != 0) context_.timers.clear(peer.newcomer_timer_);
+}
+
+bool Sessions::is_contested(const Peer& peer) const {
+  return std::any_of(held_.begin(), held_.end(), [&](const auto& held) {
+    return held.first != peer.key() && find(held.first)->name() == peer.name();
+  });
 }
 
 void Sessions::dialling(Peer& peer) {

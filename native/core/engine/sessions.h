@@ -49,7 +49,7 @@ class Peer {
   bool was_open_ = false, regions_known_ = false, up_ = false;
   std::uint32_t rails_pending_ = 0;  // that session_open started
   bool stirred_ = false;  // it has something to say
-  Timers::Timer timer_;
+  Timers::Timer timer_, newcomer_timer_;
 };
 
 class Sessions {
@@ -77,8 +77,18 @@ class Sessions {
   Session* find_session(const wire::Id128& id, SessionKey& key);
   std::vector<SessionKey> keys() const;
   std::vector<SessionKey> up() const;  // those that callers were told of
-  // Those of the same name that another process had opened.
-  std::vector<SessionKey> replaced_by(const Peer& peer) const;
+
+  // ---- names: a newcomer waits while an older session of its name, of another process, may still answer
+  std::vector<SessionKey> older_namesakes(const Peer& peer) const;  // that do not wait themselves
+  void hold(Peer& peer);
+  void admit(Peer& peer);
+  bool waited_enough(Peer& peer) {  // on its timer
+    peer.newcomer_timer_.reset();
+    return is_held(peer);
+  }
+  bool is_held(const Peer& peer) const { return held_.contains(peer.key_); }
+  const std::map<SessionKey, Time>& held() const noexcept { return held_; }  // since when
+  bool is_contested(const Peer& peer) const;  // a newcomer waits for its name
 
   // ---- what a connection says; afterwards its output is still to be flushed
   void dialling(Peer& peer);
@@ -117,6 +127,7 @@ class Sessions {
   SessionKey next_key_ = 1;
   std::map<SessionKey, std::unique_ptr<Peer>> peers_;
   std::map<SessionKey, PeerView> lost_;  // the newest kMaxLost
+  std::map<SessionKey, Time> held_;  // newcomers, and since when
   std::vector<SessionKey> stirred_;  // what a round has to flush, so that idle peers cost nothing
   std::vector<wire::Bytes> outgoing_;  // of one of them: kept, as making it costs
 };

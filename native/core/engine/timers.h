@@ -13,6 +13,7 @@ namespace kvxfer {
 
 enum class TimerKind : std::uint8_t {
   kSession,  // session: heartbeats, silence, the handshake's limit
+  kNewcomer,  // session: the older session of its name did not answer
   kSource,  // session, transfer: its deadline; when it drains, a line for the log
   kDestination,  // the same
   kLease,  // lease

@@ -1,0 +1,111 @@
+// What the frames of peers do: each goes to the part that it concerns, and a breach of the protocol ends its session.
+#include <new>
+#include <type_traits>
+
+#include "core/engine.h"
+
+namespace kvxfer {
+
+void Engine::on_frame(Time now, SessionKey key, wire::ByteSpan frame) {
+  context_.now = now;
+  try {
+    receive(key, frame);
+  } catch (const std::bad_alloc&) {
+    // The peer asked for more than there is: that ends its session, and the process lives.
+    end_session(now, key, Code::kExhausted, "there was no memory for what the peer sent");
+  }
+}
+
+void Engine::receive(SessionKey key, wire::ByteSpan frame) {
+  Peer* peer = sessions_.find(key);
+  if (peer == nullptr) return;
+  Result<std::optional<wire::Message>> received = sessions_.receive(*peer, frame);
+  if (!received.ok()) {
+    sessions_.flush(*peer);
+    return lose(key, received.status());
+  }
+  if (sessions_.has_opened(*peer)) opened(*peer);
+  if (sessions_.heard_heartbeat(*peer)) leases_.renew(key);
+  if (!sessions_.held().empty()) settle_names();
+  if ((peer = sessions_.find(key)) == nullptr) return;
+  if (std::optional<wire::Message> message = std::move(received).value())
+    dispatch(*peer, std::move(*message));
+  if ((peer = sessions_.find(key)) != nullptr) sessions_.flush(*peer);
+}
+
+// Is that number one that the peer may begin a transfer by?
+bool Engine::begins(const Peer& peer, TransferId transfer) const {
+  const TransferKey key{peer.key(), transfer};
+  return peer.numbers(transfer) && !sources_.contains(key) && !destinations_.contains(key);
+}
+
+// Frames of the session itself (handshake, heartbeats) never come here.
+void Engine::dispatch(Peer& peer, wire::Message message) {
+  const auto begin = [&](auto& part, auto& frame, const char* name) -> Status {
+    if (sessions_.is_held(peer))
+      return {Code::kProtocol, std::string(name) + " before our regions were told"};
+    if (begins(peer, frame.spec.transfer)) return part.on(peer, frame);
+    return {Code::kProtocol, std::string(name) + ": transfer " + std::to_string(frame.spec.transfer) +
+                                 " is not the peer's to begin"};
+  };
+  const Status breach = std::visit(
+      [&](auto& frame) -> Status {
+        using T = std::decay_t<decltype(frame)>;
+        if constexpr (std::is_same_v<T, wire::RegionsEnd>) {
+          // Only now is the acceptor sure to know the session: a rail's RAIL_HELLO runs on a socket
+          // of its own and would overtake our PROOF.
+          const bool is_first = sessions_.regions_told(peer);
+          if (sessions_.is_held(peer)) return {};
+          if (is_first && peer.role() == SessionRole::kInitiator)
+            sessions_.await_rails(peer, context_.host.session_open(peer.key()));
+          check_up(peer);
+        } else if constexpr (std::is_same_v<T, wire::Region>) {
+          const RegionId id = frame.id;
+          Status added = peer_regions_.add(peer.key(), frame);
+          if (added.ok()) destinations_.path_came(peer.key(), id);
+          return added;
+        } else if constexpr (std::is_same_v<T, wire::RegionGone>) {
+          region_gone(peer, frame.id);
+        } else if constexpr (std::is_same_v<T, wire::Program>) {
+          return programs_.told(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::Lease>) {
+          leases_.told(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::LeaseEnded>) {
+          leases_.told_ended(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::Offer>) {
+          return begin(destinations_, frame, "OFFER");
+        } else if constexpr (std::is_same_v<T, wire::Request>) {
+          return begin(sources_, frame, "REQUEST");
+        } else if constexpr (std::is_same_v<T, wire::Accept>) {
+          return destinations_.on(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::Credit>) {
+          return sources_.on(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::LayersReady> || std::is_same_v<T, wire::Checksums>) {
+          destinations_.on(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::Done>) {
+          sources_.on(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::Fail>) {
+          const Status why(frame.code == Code::kOk ? Code::kRefused : frame.code,
+                           "the peer ended it: " + frame.text);
+          sources_.fail({peer.key(), frame.transfer}, TransferEvent::kFail, why, false);
+          destinations_.fail({peer.key(), frame.transfer}, TransferEvent::kFail, why, false);
+        }
+        return {};
+      },
+      message);
+  if (!breach.ok()) end_session(context_.now, peer.key(), breach.code(), breach.message());
+}
+
+void Engine::region_gone(Peer& peer, RegionId gone) {
+  const PeerRegion* remote = peer_regions_.find(peer.key(), gone);
+  if (remote == nullptr) return;
+  const Status why{Code::kRegionGone, "the peer deregistered its region " + quoted(remote->region.name)};
+  for (const TransferKey& key : destinations_.find(
+           peer.key(), [gone](const TransferEnd& transfer) { return transfer.remote_region() == gone; }))
+    destinations_.fail(key, TransferEvent::kFail, why, false);
+  peer_regions_.remove(peer.key(), gone);
+  programs_.forget(peer.key(), gone, true);
+  context_.host.emit({.kind = EventKind::kRegionGone, .peer = peer.key(), .region = gone});
+}
+
+}  // namespace kvxfer
