@@ -90,15 +90,6 @@ TEST(a_refused_peer_leaves_no_descriptor_behind) {
   CHECK_EQ(num_open_fds(), fds_before);
 }
 
-TEST(a_pool_that_peers_would_refuse_is_refused_at_registration) {
-  Shm source;
-  const UniqueFd unsealed(::memfd_create("bogus", MFD_CLOEXEC));
-  REQUIRE(::ftruncate(unsealed.get(), 8192) == 0);
-  const auto refused =
-      source.transport->register_memory({1, nullptr, {{0, 8192}}, unsealed.get(), 1, 0, 8192});
-  CHECK_EQ(refused.status().code(), Code::kInvalidArgument);
-}
-
 // ---- memory that goes, or was never there ----
 
 constexpr std::uint64_t kFileNbytes = 16 * 1024 * 1024;
