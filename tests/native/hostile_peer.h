@@ -133,6 +133,11 @@ enum class Over { kTcp, kUnix };
 inline Wire dial(const std::string& address, Over over = Over::kUnix) {
   if (over == Over::kUnix) {
     auto fd = dial_unix(name_beside(address));
+    // Where more wait to be accepted than the listener queues, on a machine that is busy with others.
+    for (const Time until = Runtime::now() + kBound; !fd.ok() && Runtime::now() < until;) {
+      ::poll(nullptr, 0, 1);
+      fd = dial_unix(name_beside(address));
+    }
     REQUIRE_OK(fd);
     return Wire(std::move(fd).value());
   }

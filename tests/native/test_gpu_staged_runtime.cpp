@@ -458,7 +458,7 @@ TEST(of_pinned_memory_that_is_not_there_a_part_will_do_and_none_is_said_in_words
     CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_host));
   }
   emulated::device().most_host_nbytes = 512 * 1024;
-  const auto runtime = Runtime::create(options_of("alone", {"cuda_ipc", "tcp"}, 8 * 1024 * 1024));
+  const auto runtime = Runtime::create(options_of("alone", {"tcp"}, 8 * 1024 * 1024));
   REQUIRE_OK(runtime);
   const DeviceMemory memory(kNbytes);
   const auto region = runtime.value()->register_region("kv", {{memory.data(), kNbytes}}, kBlocks, pages(), {},
