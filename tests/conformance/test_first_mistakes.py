@@ -77,7 +77,7 @@ def test_who_has_no_right_is_told_who_gives_it_and_how(verb: str, remedy: str) -
         decode.register("kv", np.zeros((16, 64), np.uint8))
         remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
         with pytest.raises(
-            TransferError, match=f"no {verb} lease of yours covers block .*{remedy}"
+            TransferError, match=f"no {verb} lease of yours covers blocks? .*{remedy}"
         ) as caught:
             getattr(prefill, verb)(region, remote, [1], [2], timeout_s=20).wait(10)
         assert caught.value.code == "not-permitted"
