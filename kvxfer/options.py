@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from kvxfer import transports as registry
 from kvxfer.errors import UsageError
-from kvxfer.user_secret import user_secret
 
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
@@ -180,6 +179,10 @@ class AgentOptions:
         registry.check(self.transports, self.transport_options)
         if self.shm_peers not in SHM_PEERS:
             raise _bad(f"option shm_peers is {self.shm_peers!r}: write {' or '.join(map(repr, SHM_PEERS))}")
+        from kvxfer.user_secret import (
+            user_secret,
+        )  # files and random numbers, which few programs lack by then
+
         secret = find_secret(self.secret)
         if self.listen and not secret and not _is_loopback(self.listen):
             raise _bad(
