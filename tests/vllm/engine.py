@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import secrets
 import time
@@ -159,7 +160,7 @@ def server(
         weights,
         folder / f"{name}.log",
         kv_transfer_config=config,
-        arguments=arguments,
+        arguments=[*arguments, *_backend(weights)],
         environment={
             "PYTHONPATH": str(ROOT),
             "KVXFER_OBSERVED": str(observed),
@@ -167,6 +168,12 @@ def server(
             **(environment or {}),
         },
     )
+
+
+def _backend(weights: Path) -> list[str]:
+    # For MLA vLLM prefers a kernel of its own on processors with AMX, which takes no float32.
+    config = json.loads((weights / "config.json").read_text())
+    return ["--attention-backend", "CPU_MLA"] if "kv_lora_rank" in config else []
 
 
 @contextmanager
