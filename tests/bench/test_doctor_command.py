@@ -146,7 +146,7 @@ def test_a_required_transport_that_is_not_there_is_status_1() -> None:
     [
         (["--require", "shm,nvlink"], "unknown transport 'nvlink'; known are loopback,"),
         (["--peer", "decode-0"], 'write "tcp://host:port"'),
-        (["--peer", "127.0.0.1:7301", "--transports", "pigeon"], "there is no transport 'pigeon': this build has"),
+        (["--peer", "127.0.0.1:7301", "--transports", "pigeon"], "there is no transport 'pigeon'"),
         (["--peer", "127.0.0.1:7301", "--timeout-s", "0"], "connect_timeout_s"),
         (["--peer", "127.0.0.1:7301", "--measure-s", "0"], "--measure-s is above 0"),
         (["--serve", "--peer", "127.0.0.1:7301"], "--peer does not go with --serve"),
