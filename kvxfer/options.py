@@ -13,7 +13,7 @@ from kvxfer.errors import UsageError
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
 # native/transports/stream/staging.h: two pieces of a stream.
-MIN_STAGING_NBYTES: Final = 1024 * 1024
+MIN_STAGING_NBYTES: Final = 4 * 1024 * 1024
 #: Of addresses that agents listen on.
 SCHEME: Final = "tcp://"
 SHM_PEERS: Final = ("user", "secret")
@@ -65,7 +65,7 @@ class AgentOptions:
         Pinned host memory through which that GPU's pages go over streams: to and from
         other hosts, host memory, and GPUs that this one does not reach. Half is for what is sent, half for
         what comes; taken when the first region on the GPU is registered, less where there is less. 0, or at
-        least 1 MiB; with 0 such transfers are refused.
+        least 4 MiB; with 0 such transfers are refused.
     copy_engines
         Whether staging may copy by the GPU's copy engines what they were measured to copy as fast as
         kernels, in the same second. False leaves them to the engine, and copies by kernels alone; with

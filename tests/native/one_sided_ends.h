@@ -67,11 +67,12 @@ inline std::pair<UniqueFd, UniqueFd> socket_pair() {
   return {UniqueFd(fds[0]), UniqueFd(fds[1])};
 }
 
-// Connects two ends and waits until the rail is up at both. Returns a's number for b and b's for a.
+// Connects two ends and waits until the rail is up at both. Returns a's number for b and b's for a. `budget` is of
+// b's session at a.
 template <class T>
-std::pair<PeerId, PeerId> connect_ends(End<T>& a, End<T>& b) {
+std::pair<PeerId, PeerId> connect_ends(End<T>& a, End<T>& b, std::shared_ptr<Budget> budget = nullptr) {
   auto [left, right] = socket_pair();
-  const Result<PeerId> b_at_a = a.transport->connect(std::move(left), {true, 0, "b"});
+  const Result<PeerId> b_at_a = a.transport->connect(std::move(left), {true, 0, "b", std::move(budget)});
   const Result<PeerId> a_at_b = b.transport->connect(std::move(right), {false, 0, "a"});
   REQUIRE_OK(b_at_a);
   REQUIRE_OK(a_at_b);

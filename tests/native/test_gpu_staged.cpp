@@ -30,9 +30,9 @@ std::unique_ptr<StagedTransport> make_rail(Reactor& reactor, std::shared_ptr<Sta
 std::unique_ptr<Transport> make(Reactor& reactor, const FenceTable&) {
   return make_rail(reactor, make_staging(64 * kMiB));
 }
-// Of the suite's largest piece, 4.8 MB, one each way.
+// Of the suite's largest piece, 4.8 MB, a peer has room for one each way.
 std::unique_ptr<Transport> make_small(Reactor& reactor, const FenceTable&) {
-  return make_rail(reactor, make_staging(10 * kMiB));
+  return make_rail(reactor, make_staging(40 * kMiB));
 }
 
 std::byte* allocate(std::size_t nbytes) {
@@ -96,9 +96,16 @@ CONFORMANCE_PROMISE(faulty, a_disconnect_is_complete_with_its_completions)
 
 // ---- slots ----
 
+std::vector<SlotHolder> holders(std::size_t number) {
+  std::vector<SlotHolder> all(number);
+  for (SlotHolder& holder : all) holder = std::make_shared<int>();
+  return all;
+}
+
 TEST(slots_do_not_overlap_and_all_come_back) {
   check::Random random(check::seed());
   constexpr std::uint64_t kCapacity = 64 * Slots::kAlignment;
+  const std::vector<SlotHolder> all = holders(5);
   Slots slots(kCapacity + 100);  // what is no whole page is nobody's
   CHECK_EQ(slots.capacity(), kCapacity);
   std::vector<Slot> taken;
@@ -117,8 +124,14 @@ TEST(slots_do_not_overlap_and_all_come_back) {
         used[at / Slots::kAlignment] = true;
     std::uint64_t longest = 0, gap = 0;
     for (const bool page : used) longest = std::max(longest, gap = page ? 0 : gap + Slots::kAlignment);
-    const std::optional<Slot> slot = slots.take(nbytes);
-    REQUIRE_EQ(slot.has_value(), nbytes <= longest);
+    const SlotHolder& holder = all[random.below(all.size())];
+    std::uint64_t held = 0;
+    for (const Slot& each : taken) held += each.holder == holder ? each.nbytes : 0;
+    const std::uint64_t whole = (nbytes + Slots::kAlignment - 1) / Slots::kAlignment * Slots::kAlignment;
+    const bool may = held == 0 || 3 * (held + whole) + slots.used() + whole <= kCapacity;
+    REQUIRE_EQ(slots.may_take(holder, nbytes), may);
+    const std::optional<Slot> slot = slots.take(holder, nbytes);
+    REQUIRE_EQ(slot.has_value(), may && nbytes <= longest);
     if (!slot) continue;
     CHECK(slot->nbytes >= nbytes && slot->offset % Slots::kAlignment == 0);
     CHECK(slot->offset + slot->nbytes <= kCapacity);
@@ -128,8 +141,27 @@ TEST(slots_do_not_overlap_and_all_come_back) {
   }
   for (const Slot& each : taken) slots.give_back(each);
   CHECK_EQ(slots.used(), 0);
-  CHECK(slots.take(kCapacity).has_value());
-  CHECK(!slots.take(1).has_value());
+  CHECK(!slots.take(all[0], kCapacity / 4 + 1).has_value());
+  for (std::size_t k = 0; k < 4; ++k) CHECK(slots.take(all[k], kCapacity / 4).has_value());
+  CHECK(!slots.take(all[4], 1).has_value());
+}
+
+TEST(fourteen_holders_that_give_nothing_back_leave_room_for_another) {
+  constexpr std::uint64_t kPiece = Slots::kAlignment;
+  Slots slots(64 * kPiece);
+  const std::vector<SlotHolder> all = holders(15);
+  std::vector<std::uint64_t> held;
+  for (std::size_t k = 0; k < 14; ++k) {
+    const std::uint64_t before = slots.used();
+    while (slots.take(all[k], kPiece)) {}
+    held.push_back((slots.used() - before) / kPiece);
+  }
+  CHECK_EQ(held[0], 16);
+  for (const std::uint64_t pieces : held) CHECK(pieces != 0);
+  const std::optional<Slot> last = slots.take(all[14], kPiece);
+  REQUIRE(last.has_value());
+  slots.give_back(*last);
+  CHECK(slots.take(all[14], kPiece).has_value());  // and again
 }
 
 // ---- a rail by hand ----
@@ -233,8 +265,39 @@ TEST(a_gather_that_is_cancelled_completes_with_its_kernel_and_the_peer_is_told) 
   CHECK_EQ(two.src.staging->sends().slots.used(), 0);
 }
 
+// Sockets that nobody reads: of the first piece a part goes out, and the others wait behind it.
+TEST(rails_of_one_session_whose_peer_reads_nothing_leave_room_for_others) {
+  Two two(16 * kMiB);  // 8 MiB for sends, 2 MiB of them a peer's
+  const auto session = std::make_shared<Budget>(Budget::Amounts{});
+  constexpr std::uint64_t kPieceNbytes = kMiB;  // twice what a socket takes
+  std::vector<UniqueFd> unread;
+  std::vector<WorkId> stuck;
+  for (std::uint16_t rail = 0; rail < 3; ++rail) {
+    auto [ours, theirs] = testing::socket_pair();
+    unread.push_back(std::move(theirs));
+    const auto peer = two.src.rail().connect(std::move(ours), {true, rail, "stopped", session});
+    REQUIRE_OK(peer);
+    for (int k = 0; k < 3; ++k) {
+      const Work send =
+          Two::work_of(two.src, WorkKind::kSend, MemoryKind::kGpu, 0, 100 * rail + k + 1, kPieceNbytes);
+      REQUIRE_EQ(two.src.rail().post(peer.value(), std::span(&send, 1)).accepted, 1);
+      stuck.push_back(send.id);
+    }
+  }
+  const Work receive = Two::work_of(two.dst, WorkKind::kReceive, MemoryKind::kHost, 0, 1, kPieceNbytes);
+  const Work send = Two::work_of(two.src, WorkKind::kSend, MemoryKind::kGpu, 0, 1, kPieceNbytes);
+  for (int i = 0; i < 20; ++i) two.step();
+  REQUIRE_EQ(two.post(two.dst, receive).accepted, 1);
+  REQUIRE_EQ(two.post(two.src, send).accepted, 1);
+  REQUIRE(two.run_until([&] { return two.dst.end.completion_of(receive.id) != nullptr; }));
+  CHECK_EQ(two.dst.end.completion_of(receive.id)->code, Code::kOk);
+  CHECK(std::memcmp(two.dst.host.data(), two.src.gpu.data(), kPieceNbytes) == 0);
+  CHECK_EQ(two.src.staging->sends().slots.used(), 2 * kPieceNbytes);
+  for (const WorkId id : stuck) CHECK(two.src.end.completion_of(id) == nullptr);
+}
+
 TEST(a_rail_whose_peer_brings_nothing_leaves_room_for_others) {
-  Two two(8 * kMiB);  // 4 MiB for receives, 1 MiB a rail
+  Two two(8 * kMiB);  // 4 MiB for receives, 1 MiB a peer
   std::uint32_t accepted = 0;
   for (PostResult result{1, Code::kOk}; result.accepted == 1; accepted += result.accepted) {
     result = two.post(two.dst, Two::work_of(two.dst, WorkKind::kReceive, MemoryKind::kGpu, 0, accepted + 1));
@@ -264,7 +327,7 @@ TEST(a_rail_whose_peer_brings_nothing_leaves_room_for_others) {
 }
 
 TEST(sends_wait_for_slots_and_are_not_refused) {
-  Two two(2 * kMiB);  // sends have four slots, of which a rail takes one
+  Two two(4 * kMiB);  // sends have eight slots, of which a peer takes two
   std::vector<Work> sends, receives;
   for (std::uint32_t block = 0; block < kBlocks; ++block) {
     receives.push_back(Two::work_of(two.dst, WorkKind::kReceive, MemoryKind::kHost, block, block + 1));
@@ -273,15 +336,16 @@ TEST(sends_wait_for_slots_and_are_not_refused) {
     REQUIRE_EQ(two.post(two.src, sends.back()).accepted, 1);
   }
   REQUIRE(two.run_until([&] {
-    CHECK(two.src.staging->sends().slots.used() <= kBlockNbytes);
+    CHECK(two.src.staging->sends().slots.used() <= 2 * kBlockNbytes);
     return std::ranges::all_of(
         receives, [&](const Work& work) { return two.dst.end.completion_of(work.id) != nullptr; });
   }));
   CHECK(std::memcmp(two.dst.host.data(), two.src.gpu.data(), kBlocks * kBlockNbytes) == 0);
 }
 
-TEST(a_piece_larger_than_its_half_of_the_arena_is_refused_in_words) {
-  Two two(kMiB);
+TEST(a_piece_larger_than_a_peers_part_of_the_arena_is_refused_in_words) {
+  Two two(4 * kMiB);
+  CHECK_EQ(two.src.rail().capabilities().most_piece_nbytes, kMiB / 2);
   for (const WorkKind kind : {WorkKind::kSend, WorkKind::kReceive}) {
     const Work work = Two::work_of(two.src, kind, MemoryKind::kGpu, 0, 1, kMiB);
     REQUIRE_EQ(two.post(two.src, work).accepted, 1);

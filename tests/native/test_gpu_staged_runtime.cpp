@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <set>
@@ -26,6 +27,7 @@ using runtime_calls::await;
 using runtime_calls::ends;
 using runtime_calls::is_done;
 using runtime_calls::kSecond;
+using runtime_calls::meet;
 using runtime_calls::num_rails;
 using Transports = std::vector<std::string>;
 
@@ -35,17 +37,17 @@ constexpr std::uint32_t kPieceBlocks = 2;
 constexpr std::uint64_t kNbytes = kBlocks * kBlockNbytes;
 // As options may have it: of kernels of cuda_ipc, and of staging's.
 constexpr std::uint32_t kIpcCtas = 5, kStagingCtas = 3;
-constexpr std::uint64_t kOnePieceEachWay = 1024 * 1024;  // an arena of that
+constexpr std::uint64_t kOnePieceEachWay = 4 * 1024 * 1024;  // an arena in which a peer has room for that
 
 CopyProgram pages() { return runtime_calls::pages_of(kBlockNbytes); }
 
-RuntimeOptions options_of(const std::string& name, const Transports& transports,
-                          std::uint64_t staging_nbytes) {
+RuntimeOptions options_of(const std::string& name, const Transports& transports, std::uint64_t staging_nbytes,
+                          std::int64_t tcp_rails = 1) {
   RuntimeOptions options;
   options.name = name;
   options.listen = "tcp://127.0.0.1:0";
   options.transports = transports;
-  options.transport_options = {{"tcp.rails", std::int64_t{1}}};
+  options.transport_options = {{"tcp.rails", tcp_rails}};
   // Agents of a busy machine, and of one under a sanitizer, are not to be given up while a launch is held.
   options.heartbeat_ns = 30 * kSecond;
   options.silent_ns = 120 * kSecond;
@@ -64,12 +66,13 @@ RuntimeOptions options_of(const std::string& name, const Transports& transports,
 
 // An agent with a cache in host memory and, where it has one, on its GPU. Both of the same layout.
 struct End {
-  End(const std::string& name, const Transports& transports, std::uint64_t seed, std::uint64_t staging_nbytes)
+  End(const std::string& name, const Transports& transports, std::uint64_t seed, std::uint64_t staging_nbytes,
+      std::int64_t tcp_rails = 1)
       : gpu(kNbytes), host(kNbytes) {
     check::Random random(seed);
     for (std::byte* memory : {gpu.data(), host.data()})
       for (std::uint64_t at = 0; at < kNbytes; at += 1024) random.fill(memory + at, 16);
-    const RuntimeOptions options = options_of(name, transports, staging_nbytes);
+    const RuntimeOptions options = options_of(name, transports, staging_nbytes, tcp_rails);
     const bool has_gpu = !options.gpus.empty();
     runtime = runtime_calls::create(options);
     if (has_gpu) on_gpu = register_memory("gpu", gpu.data(), MemoryKind::kGpu);
@@ -117,15 +120,16 @@ struct Plan {
   Transports src = {"cuda_ipc", "tcp"}, dst = {"cuda_ipc", "tcp"};
   std::size_t rails = 2;
   std::uint64_t staging_nbytes = 8 * 1024 * 1024;
+  std::int64_t tcp_rails = 1;
 };
 
 // Two agents that know each other and let each other do everything, with all rails up at both ends.
 struct Ends {
   explicit Ends(const Plan& plan = {})
-      : src("src", plan.src, check::seed(), plan.staging_nbytes),
-        dst("dst", plan.dst, check::seed() + 1, plan.staging_nbytes) {
+      : src("src", plan.src, check::seed(), plan.staging_nbytes, plan.tcp_rails),
+        dst("dst", plan.dst, check::seed() + 1, plan.staging_nbytes, plan.tcp_rails) {
     launches().reset();
-    const auto both = runtime_calls::meet(*src.runtime, *dst.runtime, plan.rails);
+    const auto both = meet(*src.runtime, *dst.runtime, plan.rails);
     there = both.there;
     here = both.here;
     for (const wire::LeaseMode mode : {wire::LeaseMode::kRead, wire::LeaseMode::kWrite}) {
@@ -341,7 +345,7 @@ TEST(a_transfer_that_is_cancelled_gives_its_slots_back) {
     REQUIRE(ends(handle));
     CHECK_EQ(handle->status().code(), Code::kCancelled);
     REQUIRE(both.quiet());
-    // There is room for one piece each way: had one been lost, this would not end.
+    // A peer has room for one piece each way: had one been lost, this would not end.
     std::memset(both.dst.gpu.data(), 0, kNbytes);
     REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_gpu)));
     CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_gpu));
@@ -386,21 +390,45 @@ TEST(a_peer_that_is_lost_in_mid_transfer_leaves_its_slots_to_others) {
   REQUIRE(await([&] { return both.src.num_transfers() == 0; }));
 
   End third("third", {"cuda_ipc", "tcp"}, check::seed() + 2, kOnePieceEachWay);
-  const auto called = both.src.runtime->begin_connect(third.runtime->address(), 30 * kSecond);
-  REQUIRE_OK(called);
-  SessionKey here = 0;
-  REQUIRE(await([&] {
-    const auto peers = third.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
-    if (!peers.empty()) here = peers.front();
-    return !peers.empty() && num_rails(*both.src.runtime, called.value()) == 2 &&
-           num_rails(*third.runtime, here) == 2;
-  }));
-  third.grant(here, third.on_host, wire::LeaseMode::kWrite);
-  const auto again = both.src.try_post(called.value(), true, both.src.on_gpu, third.on_host);
+  const auto met = meet(*both.src.runtime, *third.runtime, 2);
+  third.grant(met.here, third.on_host, wire::LeaseMode::kWrite);
+  const auto again = both.src.try_post(met.there, true, both.src.on_gpu, third.on_host);
   REQUIRE_OK(again);
   REQUIRE(is_done(again.value()));
   CHECK(Ends::arrived(both.src.gpu.data(), third, third.on_host));
   third.runtime->close(5 * kSecond);
+}
+
+// It has been asked for pieces over four rails, each of which finds a place for one in what others need.
+TEST(a_peer_that_stands_still_in_mid_transfer_leaves_room_for_others) {
+  emulated::device().refuses_imports = true;
+  Ends both({.rails = 5, .staging_nbytes = kOnePieceEachWay, .tcp_rails = 4});
+  End other("other", {"tcp"}, check::seed() + 2, 0, 4);
+  const auto met = meet(*both.dst.runtime, *other.runtime, 4);
+  both.dst.grant(met.there, both.dst.on_gpu, wire::LeaseMode::kWrite);
+
+  launches().let(0);
+  const auto stuck = both.write(both.src.on_gpu, both.dst.on_gpu);
+  launches().await_held(1);
+  std::promise<void> stands_still, goes_on;
+  std::thread stopped([&] {
+    both.src.runtime->with_engine([&](Engine&, Time) {
+      stands_still.set_value();
+      goes_on.get_future().wait();
+      return 0;
+    });
+  });
+  stands_still.get_future().wait();
+  launches().let_all();
+
+  const auto written = other.try_post(met.here, true, other.on_host, both.dst.on_gpu);
+  const bool done = written.ok() && is_done(written.value());
+  CHECK(done && Ends::arrived(other.host.data(), both.dst, both.dst.on_gpu));
+  CHECK_EQ(stuck->outcome(), Outcome::kPending);
+  goes_on.set_value();
+  stopped.join();
+  CHECK(is_done(stuck));
+  other.runtime->close(5 * kSecond);
 }
 
 TEST(a_gpu_that_fails_ends_what_it_stages_in_words_and_host_memory_goes_on) {
@@ -451,13 +479,13 @@ TEST(without_an_arena_pages_of_a_gpu_stay_on_gpus_and_checksums_are_refused) {
 }
 
 TEST(of_pinned_memory_that_is_not_there_a_part_will_do_and_none_is_said_in_the_regions_notes) {
-  emulated::device().most_host_nbytes = 3 * 1024 * 1024;  // of 8 MiB the quarter
+  emulated::device().most_host_nbytes = 5 * 1024 * 1024;  // of 8 MiB the half
   {
     Ends both;
     REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_host)));
     CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_host));
   }
-  emulated::device().most_host_nbytes = 512 * 1024;
+  emulated::device().most_host_nbytes = 2 * 1024 * 1024;
   const DeviceMemory memory(kNbytes);
   // Over what needs no pinned memory it is reached all the same, and says why not over the other.
   const auto other = Runtime::create(options_of("other", {"cuda_ipc", "tcp"}, 8 * 1024 * 1024));

@@ -13,10 +13,6 @@ namespace {
 // Sends of a rail that wait for a slot; the engine posts what peers have asked for, a window at a time.
 constexpr std::size_t kMaxQueued = 1024;
 
-// A rail holds no more than this part of a lane, so that a peer that does not take or bring its bytes leaves
-// room for others. Of the default arena that is 8 MiB, two windows of a stream.
-constexpr std::uint64_t kRailsOfALane = 4;
-
 // Polls without a kernel's end between two questions whether the device still works.
 constexpr std::uint32_t kPollsPerCheck = 1024;
 constexpr gpu::CopyStream::Ticket kNeverTicket = UINT64_MAX;
@@ -44,8 +40,18 @@ StagedTransport::~StagedTransport() {
 Capabilities StagedTransport::capabilities() const noexcept {
   Capabilities capabilities = inner_->capabilities();
   capabilities.memory = capabilities.memory | MemoryKind::kGpu;
-  capabilities.most_piece_nbytes = staging_->nbytes() / 2;
+  capabilities.most_piece_nbytes = staging_->most_piece_nbytes();
   return capabilities;
+}
+
+// A session's budget is one object for all of its rails; a rail of no session stands alone.
+Result<PeerId> StagedTransport::connect(UniqueFd socket, const ConnectInfo& info) {
+  Result<PeerId> peer = inner_->connect(std::move(socket), info);
+  if (peer.ok()) {
+    SlotHolder holder = info.budget;
+    holders_[peer.value()] = holder != nullptr ? std::move(holder) : std::make_shared<PeerId>(peer.value());
+  }
+  return peer;
 }
 
 Result<RegionKeys> StagedTransport::register_memory(const LocalRegion& region) {
@@ -60,31 +66,15 @@ std::string StagedTransport::words(const std::string& what) const {
 
 // ---- slots ----
 
-// A rail's first slot may be as large as the lane.
-bool StagedTransport::may_take(Way way, PeerId peer, std::uint64_t nbytes) const noexcept {
-  const auto held = held_.find(peer);
-  return held == held_.end() || held->second[way] == 0 ||
-         held->second[way] + nbytes <= lane(way).slots.capacity() / kRailsOfALane;
-}
-
 bool StagedTransport::take_slot(Staged& staged) {
-  const Way way = way_of(staged);
-  if (!may_take(way, staged.peer, staged.nbytes)) return false;
-  const std::optional<Slot> slot = lane(way).slots.take(staged.nbytes);
+  std::optional<Slot> slot = lane(way_of(staged)).slots.take(staged.holder, staged.nbytes);
   if (!slot) return false;
-  staged.slot = *slot;
-  held_[staged.peer][way] += slot->nbytes;
+  staged.slot = *std::move(slot);
   return true;
 }
 
 void StagedTransport::give_back(Staged& staged) noexcept {
-  if (staged.slot.nbytes == 0) return;
-  const Way way = way_of(staged);
-  lane(way).slots.give_back(staged.slot);
-  const auto held = held_.find(staged.peer);
-  held->second[way] -= staged.slot.nbytes;
-  if (held->second[kOut] + held->second[kIn] == 0) held_.erase(held);
-  staged.slot = {};
+  if (staged.slot.nbytes != 0) lane(way_of(staged)).slots.give_back(std::exchange(staged.slot, {}));
 }
 
 // ---- posts and ends ----
@@ -115,10 +105,12 @@ PostResult StagedTransport::stage(PeerId peer, const Work& work) {
   staged.peer = peer;
   staged.work = work;
   staged.nbytes = piece_nbytes(*work.move->program, work.move->grid.piece(work.piece));
-  if (const std::uint64_t most = lane(way_of(staged)).slots.capacity(); staged.nbytes > most)
+  staged.holder = holders_.at(peer);
+  if (const std::uint64_t most = staging_->most_piece_nbytes(); staged.nbytes > most)
     return refuse(Code::kExhausted, "a piece of " + std::to_string(staged.nbytes) +
-                                        " bytes does not fit into half of an arena of " +
-                                        std::to_string(staging_->nbytes()) + ": raise staging_nbytes");
+                                        " bytes is more than one peer may have of an arena of " +
+                                        std::to_string(staging_->nbytes()) + ", which is " +
+                                        std::to_string(most) + ": raise staging_nbytes");
   if (work.kind == WorkKind::kSend) {
     if (to_gather_.size() >= kMaxQueued) return {0, Code::kAgain};
     to_gather_.push_back(work.id);
@@ -186,6 +178,7 @@ void StagedTransport::disconnect(PeerId peer) noexcept {
     for (auto* queue : {&to_gather_, &to_send_, &to_scatter_}) std::erase(*queue, id);
     complete(found, Code::kCancelled, "disconnected");
   }
+  holders_.erase(peer);
   inner_->disconnect(peer);  // what is the inner transport's completes there
 }
 
@@ -218,13 +211,14 @@ bool StagedTransport::busy() const noexcept {
          next_to_gather() < to_gather_.size() || (!staging_->failure().ok() && !lost_);
 }
 
-// The first in the queue whose rail may hold more. Nobody overtakes it because he is smaller.
+// The first in the queue whose peer may hold more. A smaller one does not overtake it.
 std::size_t StagedTransport::next_to_gather() const noexcept {
   for (std::size_t i = 0; i < to_gather_.size(); ++i) {
     const Staged& staged = staged_.at(to_gather_[i]);
     if (staged.slot.nbytes != 0) return i;
-    if (!may_take(kOut, staged.peer, staged.nbytes)) continue;
-    return lane(kOut).slots.find(staged.nbytes) ? i : to_gather_.size();
+    const Slots& slots = lane(kOut).slots;
+    if (!slots.may_take(staged.holder, staged.nbytes)) continue;
+    return slots.has_gap(staged.nbytes) ? i : to_gather_.size();
   }
   return to_gather_.size();
 }

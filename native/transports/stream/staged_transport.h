@@ -7,7 +7,6 @@
 // gathered and the one before it scattered.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -33,9 +32,7 @@ class StagedTransport final : public Transport {
   // Of a GPU's first region: kExhausted, kSystem where there can be no staging.
   Result<RegionKeys> register_memory(const LocalRegion& region) override;
   void deregister_memory(RegionId region) noexcept override { inner_->deregister_memory(region); }
-  Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override {
-    return inner_->connect(std::move(socket), info);
-  }
+  Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
   void disconnect(PeerId peer) noexcept override;
   Status attach(PeerId peer, const RemoteRegion& region) override { return inner_->attach(peer, region); }
   void detach(PeerId peer, RegionId region) noexcept override { inner_->detach(peer, region); }
@@ -59,6 +56,7 @@ class StagedTransport final : public Transport {
     PeerId peer = 0;
     Work work;
     std::uint64_t nbytes = 0;  // of the piece
+    SlotHolder holder;         // whose share of the lane it counts to
     Stage stage = Stage::kQueued;
     Slot slot;                 // no bytes: none yet
     gpu::CopyStream::Ticket ticket = 0;
@@ -76,7 +74,6 @@ class StagedTransport final : public Transport {
   static Way way_of(const Staged& staged) noexcept {
     return staged.work.kind == WorkKind::kSend ? kOut : kIn;
   }
-  bool may_take(Way way, PeerId peer, std::uint64_t nbytes) const noexcept;
   bool take_slot(Staged& staged);
   void give_back(Staged& staged) noexcept;
 
@@ -99,10 +96,10 @@ class StagedTransport final : public Transport {
   const std::shared_ptr<Staging> staging_;
   std::unordered_map<WorkId, Staged> staged_;
   std::deque<WorkId> to_gather_, gathering_, to_send_, to_scatter_, scattering_;  // each in order
-  std::map<PeerId, std::array<std::uint64_t, 2>> held_;  // bytes of slots, by way
-  CompletionQueue ready_;                                // to be told; of works alone
-  std::uint32_t idle_polls_ = 0;                         // with kernels that do not end
-  bool lost_ = false;                                    // the device: all its works have ended
+  std::map<PeerId, SlotHolder> holders_;  // of connected peers
+  CompletionQueue ready_;                 // to be told; of works alone
+  std::uint32_t idle_polls_ = 0;          // with kernels that do not end
+  bool lost_ = false;                     // the device: all its works have ended
 };
 
 }  // namespace kvxfer

@@ -16,8 +16,8 @@ namespace kvxfer {
 
 class Staging {
  public:
-  // Less than this is no arena: two pieces of a stream, one each way.
-  static constexpr std::uint64_t kLeastNbytes = 1024 * 1024;
+  // Less than this is no arena: of half of it one peer may have a quarter, and a stream's piece has 512 KiB.
+  static constexpr std::uint64_t kLeastNbytes = 2 * 4 * 512 * 1024;
 
   struct Options {
     int device = 0;
@@ -46,6 +46,7 @@ class Staging {
   bool is_open() const noexcept { return sends_.has_value(); }
   // Of the arena: what was asked for, and once it is there what could be had.
   std::uint64_t nbytes() const noexcept { return is_open() ? nbytes_ : options_.nbytes; }
+  std::uint64_t most_piece_nbytes() const noexcept { return Slots::most_nbytes(nbytes() / 2); }
 
   Lane& sends() noexcept { return *sends_; }
   Lane& receives() noexcept { return *receives_; }
