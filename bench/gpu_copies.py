@@ -16,7 +16,7 @@ from kvxfer.bench.errors import CheckFailedError
 from kvxfer.bench.layout_work import LayoutWork
 from kvxfer.bench.workload import block_order
 from kvxfer.gpu.copy_stream import CopyStream, Direction
-from kvxfer.pairs import pair_units
+from kvxfer.plan.pairs import pair_units
 
 _MODEL = "Llama-3.1-8B"
 
@@ -91,7 +91,7 @@ class Pages:
         self.num_pages = src.numel() // page_nbytes
         shape = 1, self.num_pages, page_nbytes
         layout = kvxfer.KVLayout.from_tensor(memory.reserve(src.numel()).reshape(shape), axes="lbd")
-        self._program = plan.compile(layout, layout)
+        self._program = plan.compile_program(layout, layout)
         self._src, self._dst = src, dst
         self._random = [block_order("random", self.num_pages, seed) for seed in (1, 2)]
         self._straight = block_order("contiguous", self.num_pages, 0)

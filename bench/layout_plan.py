@@ -24,7 +24,7 @@ from kvxfer.bench.layout_work import LayoutWork
 from kvxfer.bench.option_checks import check_counts, check_layouts
 from kvxfer.bench.progress import Progress
 from kvxfer.bench.stats import median, spread
-from kvxfer.programs import ProgramCache
+from kvxfer.session.program_cache import ProgramCache
 
 _CONNECT_TIMEOUT_S = 10.0
 
@@ -82,7 +82,7 @@ def run(options: LayoutPlanOptions, progress: Callable[[Progress], None]) -> Mes
         compile_ns, both_ns = [], []
         for _ in range(options.iterations):
             start_ns = time.perf_counter_ns()
-            program = plans.compile(regions[first.src].layout, target.layout, heads=first.heads)
+            program = plans.compile_program(regions[first.src].layout, target.layout, heads=first.heads)
             compile_ns.append(time.perf_counter_ns() - start_ns)
         # A new cache of programs each time: the agent's own would know it.
         for _ in range(options.iterations):

@@ -15,8 +15,8 @@ from kvxfer.bench.models import ModelShape, model
 from kvxfer.bench.rank_cache import RankSpec
 from kvxfer.bench.rank_data import RankData
 from kvxfer.bench.workload import Indices, block_order
-from kvxfer.copy_program import CopyProgram
-from kvxfer.routing import Share, route
+from kvxfer.plan.program import CopyProgram
+from kvxfer.plan.sharding import Share, route
 
 # Where the model is cut to fewer layers, so that a transfer still names many pages.
 _MIN_PAGES = 32
@@ -125,7 +125,7 @@ class LayoutWork:
         """Compiles the program of each share."""
         layouts = {src: layout_of(spec) for src, spec in self.srcs.items()}
         dst = layout_of(self.dst)
-        return [plan.compile(layouts[share.src], dst, heads=share.heads) for share in self.shares]
+        return [plan.compile_program(layouts[share.src], dst, heads=share.heads) for share in self.shares]
 
     @property
     def page_tokens(self) -> int:

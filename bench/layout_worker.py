@@ -17,7 +17,7 @@ from kvxfer.bench.layout_pages import LayoutPagesOptions
 from kvxfer.bench.pieces import PieceDestination, PieceSource
 from kvxfer.bench.process import serve
 from kvxfer.bench.rank_cache import RankCache, RankSpec
-from kvxfer.routing import Share
+from kvxfer.plan.sharding import Share
 
 # Longer than any run: the lease of reads is not what is measured.
 _LEASE_S = 3600.0

@@ -22,7 +22,7 @@ from kvxfer.bench.layout_work import LayoutWork
 from kvxfer.bench.memory import address_of
 from kvxfer.bench.rank_cache import RankCache
 from kvxfer.bench.workload import Indices
-from kvxfer.pairs import pair_units
+from kvxfer.plan.pairs import pair_units
 
 # A third of a second or so. More are not sent: the first layers, or the first tokens of one layer.
 MAX_PIECES = 100_000
@@ -97,7 +97,7 @@ class PieceSource:
         for share in self._work.shares:
             cache = self._caches[share.src]
             src = replace(cache.layout, quantization=None)
-            program = plan.compile(src, dst, heads=share.heads)
+            program = plan.compile_program(src, dst, heads=share.heads)
             pairs = pair_units(src, dst, self._blocks[share.src], self._dst_blocks, range(num_tokens))
             for layer in layers:
                 if layer not in share.layers:

@@ -61,7 +61,7 @@ def run(options: PlanOptions, progress: Callable[[Progress], None]) -> Message:
         compile_ns = []
         for _ in range(options.iterations):
             start_ns = time.perf_counter_ns()
-            program = plans.compile(layouts[0], layouts[1])
+            program = plans.compile_program(layouts[0], layouts[1])
             compile_ns.append(time.perf_counter_ns() - start_ns)
         random = np.random.default_rng(options.seed)
         post_ns = []

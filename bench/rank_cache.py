@@ -13,8 +13,8 @@ import kvxfer
 from kvxfer.bench.layout_names import LISTED, ORDERS, NamedLayout
 from kvxfer.bench.models import ModelShape
 from kvxfer.bench.numbers import STAND_INS
-from kvxfer.quantization import Quantization
-from kvxfer.slices import heads_of, layers_of
+from kvxfer.layout.quantization import Quantization
+from kvxfer.layout.slices import heads_of, layers_of
 
 # Tensors that were allocated one by one: they begin at pages of memory and are not evenly apart.
 _PAGE_NBYTES: Final = 4096

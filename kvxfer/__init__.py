@@ -6,15 +6,11 @@ Names are loaded when they are first used, so that importing kvxfer costs next t
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvxfer import engine_layouts as engine_layouts
     from kvxfer import gpu as gpu
     from kvxfer import plan as plan
     from kvxfer.agent import Agent
-    from kvxfer.block_table import BlockTable
-    from kvxfer.command_ring import CommandRing
-    from kvxfer.copy_program import CopyProgram
     from kvxfer.directory import Directory
-    from kvxfer.directory.memory import MemoryDirectory
+    from kvxfer.directory.in_process import MemoryDirectory
     from kvxfer.errors import (
         AgentError,
         ExhaustedError,
@@ -24,18 +20,22 @@ if TYPE_CHECKING:
         TransferError,
         UsageError,
     )
-    from kvxfer.huge_pages import use_huge_pages
-    from kvxfer.layout import KVLayout
+    from kvxfer.gpu.command_ring import CommandRing
+    from kvxfer.gpu.trigger import Trigger
+    from kvxfer.layout import engine_layouts as engine_layouts
+    from kvxfer.layout.kv_layout import KVLayout
+    from kvxfer.layout.quantization import Quantization
     from kvxfer.lease import Lease
+    from kvxfer.memory.block_table import BlockTable
+    from kvxfer.memory.huge_pages import use_huge_pages
+    from kvxfer.memory.pool import Pool
     from kvxfer.notification import Notification
     from kvxfer.options import AgentOptions
     from kvxfer.peer import Peer
-    from kvxfer.pool import Pool
-    from kvxfer.quantization import Quantization
+    from kvxfer.plan.program import CopyProgram
+    from kvxfer.plan.sharding import Share, route
     from kvxfer.region import Region, RegionDescriptor
-    from kvxfer.routing import Share, route
     from kvxfer.transfer import Incoming, Transfer
-    from kvxfer.trigger import Trigger
 
 __version__ = "0.1.0"
 
@@ -44,34 +44,34 @@ _HOME = {
     "Agent": "agent",
     "AgentError": "errors",
     "AgentOptions": "options",
-    "BlockTable": "block_table",
-    "CommandRing": "command_ring",
-    "CopyProgram": "copy_program",
+    "BlockTable": "memory.block_table",
+    "CommandRing": "gpu.command_ring",
+    "CopyProgram": "plan.program",
     "Directory": "directory",
     "ExhaustedError": "errors",
     "Incoming": "transfer",
-    "KVLayout": "layout",
+    "KVLayout": "layout.kv_layout",
     "KvxferError": "errors",
     "Lease": "lease",
-    "MemoryDirectory": "directory.memory",
+    "MemoryDirectory": "directory.in_process",
     "Notification": "notification",
     "Peer": "peer",
     "PeerError": "errors",
-    "Pool": "pool",
-    "Quantization": "quantization",
+    "Pool": "memory.pool",
+    "Quantization": "layout.quantization",
     "RailError": "errors",
     "Region": "region",
     "RegionDescriptor": "region",
-    "Share": "routing",
+    "Share": "plan.sharding",
     "Transfer": "transfer",
     "TransferError": "errors",
-    "Trigger": "trigger",
+    "Trigger": "gpu.trigger",
     "UsageError": "errors",
-    "route": "routing",
-    "use_huge_pages": "huge_pages",
+    "route": "plan.sharding",
+    "use_huge_pages": "memory.huge_pages",
 }
-# Modules with names of their own; ``kvxfer.gpu.offer_stores`` needs no import of kvxfer.gpu.
-_MODULES = ("engine_layouts", "gpu", "plan")
+# Modules with public names of their own; ``kvxfer.gpu.offer_stores`` needs no import of kvxfer.gpu.
+_MODULES = {"engine_layouts": "layout.engine_layouts", "gpu": "gpu", "plan": "plan"}
 
 __all__ = [
     "Agent",
@@ -106,7 +106,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    module = name if name in _MODULES else _HOME.get(name)
+    module = _MODULES.get(name) or _HOME.get(name)
     if module is None:
         raise AttributeError(f"module 'kvxfer' has no attribute {name!r}")
     import importlib

@@ -164,7 +164,7 @@ class Route:
         lease: int | None,
         hold: bool | After,
     ) -> Handle:
-        """Posts a write or a read, whichever the program is for. Ids of units (kvxfer/pairs.py), the last
+        """Posts a write or a read, whichever the program is for. Ids of units (kvxfer/plan/pairs.py), the last
         ``num_fine`` of tokens. ``lease``: the peer's, None for any. ``hold``: no layer goes before
         ``Handle.layers_ready``. Nothing was posted when it raises: NativeError, what ``as_ids`` raises,
         or TypeError for what is of another kind."""
@@ -302,7 +302,7 @@ class AgentCore:
         conversions: NDArray[np.void], scales: NDArray[np.float32], units: tuple[int, int, int, int],
         dst_heads: tuple[int, int, int],
     ) -> int:
-        """What kvxfer/copy_program.py's CopyProgram holds. Checked here and told to the peer."""
+        """What kvxfer/plan/program.py's CopyProgram holds. Checked here and told to the peer."""
 
     def route(
         self,
@@ -361,7 +361,7 @@ class AgentCore:
 
 def transports() -> list[dict[str, Any]]:
     """Those of this build, in the order of their registration: what native/include/kvxfer/transport_kind.h
-    says of each (kvxfer.transports.TransportKind); ``options`` is a dict by their whole names, ``why_off`` is
+    says of each (kvxfer.session.transports.TransportKind); ``options`` is a dict by their whole names, ``why_off`` is
     of an agent without a GPU."""
 def check_transports(names: list[str], options: dict[str, Any]) -> None:
     """Raises where an agent could not be made with these: ``transports`` and ``transport_options``."""

@@ -11,25 +11,25 @@ import numpy as np
 
 from kvxfer._native import CODES, AgentCore, NativeError, trigger_over
 from kvxfer.arguments import count, seconds, seconds_or_none
-from kvxfer.completion import ANY, NOTIFICATION, Completions
-from kvxfer.connecting import Connecting
 from kvxfer.errors import AgentError, UsageError, translate
-from kvxfer.layout import KVLayout
+from kvxfer.gpu.trigger import Trigger, resolve
+from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.log import logger
 from kvxfer.notification import Notification
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
-from kvxfer.peer_table import PeerTable
-from kvxfer.posting import Poster
-from kvxfer.programs import ProgramCache
 from kvxfer.region import Blocks, Region, RegionDescriptor
+from kvxfer.session.completion import ANY, NOTIFICATION, Completions
+from kvxfer.session.connecting import Connecting
+from kvxfer.session.peer_table import PeerTable
+from kvxfer.session.posting import Poster
+from kvxfer.session.program_cache import ProgramCache
 from kvxfer.transfer import Incoming, Transfer
-from kvxfer.trigger import Trigger, resolve
 
 if TYPE_CHECKING:
     from kvxfer._native import After, Event
-    from kvxfer.command_ring import CommandRing
     from kvxfer.directory import Directory
+    from kvxfer.gpu.command_ring import CommandRing
 
 
 # native/core/wire.h: kMaxName.
@@ -254,8 +254,8 @@ class Agent:
                     code="invalid-argument",
                 )
         # Loaded with the first region: an import of kvxfer that only connects does without.
-        from kvxfer.plan import footprint
-        from kvxfer.registration import registration_of
+        from kvxfer.plan.compile import footprint
+        from kvxfer.session.registration import registration_of
 
         found = registration_of(name, memory, layout, self._options)
         try:
@@ -598,7 +598,7 @@ class Agent:
         In pinned memory and a few bytes of the agent's GPU, 16 bytes a command; in the process's own memory,
         for its threads, where the agent has none.
         """
-        from kvxfer.command_ring import CommandRing
+        from kvxfer.gpu.command_ring import CommandRing
 
         size = count(num_commands, "num_commands", 0, 2**32 - 1, "a power of two, 2**20 at most")
         self._completions.check()
@@ -730,7 +730,7 @@ class Agent:
         ours = {region.name: region.layout for region in self._regions.values()}
         if not ours:
             return peer
-        from kvxfer.plan import differences
+        from kvxfer.plan.compile import differences
 
         found = [
             f"region {name!r}: {'; '.join(reasons)}"

@@ -10,8 +10,8 @@ from kvxfer.arguments import bound
 from kvxfer.errors import translate
 
 if TYPE_CHECKING:
-    from kvxfer.completion import Completions
     from kvxfer.peer import Peer
+    from kvxfer.session.completion import Completions
 
 
 class Lease:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvxfer import transports as registry
 from kvxfer.errors import UsageError
+from kvxfer.session import transports as registry
 
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
@@ -38,14 +38,15 @@ class AgentOptions:
         Shared by all agents that may connect, as any user and from any host; at least 16 bytes. None takes
         ``KVXFER_SECRET``, or the contents of the file that ``KVXFER_SECRET_FILE`` names. Without any of
         these, and with ``b""`` whatever the environment says, peers are this user's own processes on this
-        host alone: they share a secret of the user's that is made on first use (`kvxfer.user_secret`).
+        host alone: they share a secret of the user's that is made on first use
+        (`kvxfer.session.user_secret`).
     shm_peers
         To whom shared memory goes, with all that lies in it: a peer that has it can read every page without a
         lease. ``"user"``: to processes of this user. ``"secret"``: to all on this host that know the secret.
         Peers that do not get it are sent their pages over a stream.
     transports
-        Kinds of rails that it is willing to use (`kvxfer.transports`; ``kvxfer doctor`` lists them). A kind
-        that reaches only part of a host's memory brings the one that reaches the rest.
+        Kinds of rails that it is willing to use (`kvxfer.session.transports`; ``kvxfer doctor`` lists them).
+        A kind that reaches only part of a host's memory brings the one that reaches the rest.
     transport_options
         Options of transports by their names, e.g. ``{"tcp.rails": 4}``; those that are not named keep their
         defaults.
@@ -179,7 +180,7 @@ class AgentOptions:
         registry.check(self.transports, self.transport_options)
         if self.shm_peers not in SHM_PEERS:
             raise _bad(f"option shm_peers is {self.shm_peers!r}: write {' or '.join(map(repr, SHM_PEERS))}")
-        from kvxfer.user_secret import (
+        from kvxfer.session.user_secret import (
             user_secret,
         )  # files and random numbers, which few programs lack by then
 

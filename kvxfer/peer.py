@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from kvxfer._native import CODES, NativeError
 from kvxfer.arguments import seconds_or_none
 from kvxfer.errors import AgentError, PeerError, UsageError, from_code, translate
-from kvxfer.layout import KVLayout
+from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.region import RegionDescriptor
 
 if TYPE_CHECKING:
-    from kvxfer.completion import Completions
+    from kvxfer.session.completion import Completions
 
 
 class _Regions(dict[str, RegionDescriptor]):

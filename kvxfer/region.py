@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from kvxfer._native import CODES, NativeError
 from kvxfer.arguments import bound, count, seconds
-from kvxfer.block_table import BlockTable, as_ids
 from kvxfer.errors import UsageError, translate
-from kvxfer.layout import MAX_ENCODED_NBYTES, KVLayout
+from kvxfer.layout.kv_layout import MAX_ENCODED_NBYTES, KVLayout
+from kvxfer.layout.schema import Field, Schema, integer, text
 from kvxfer.lease import Lease
-from kvxfer.schema import Field, Schema, integer, text
+from kvxfer.memory.block_table import BlockTable, as_ids
 
 if TYPE_CHECKING:
-    from kvxfer.completion import Completions
+    from kvxfer.layout.tensor import TensorView
     from kvxfer.peer import Peer
-    from kvxfer.tensor import TensorView
+    from kvxfer.session.completion import Completions
 
 DESCRIPTOR_VERSION: Final = 2
 _NO_BLOCKS: Final = np.empty(0, np.uint32)

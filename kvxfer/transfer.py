@@ -14,8 +14,8 @@ from kvxfer.errors import KvxferError, UsageError, from_code, translate
 
 if TYPE_CHECKING:
     from kvxfer._native import Handle
-    from kvxfer.completion import Completions
-    from kvxfer.stream_wait import StreamWait
+    from kvxfer.gpu.stream_wait import StreamWait
+    from kvxfer.session.completion import Completions
 
 _MOST: Final = 2**32 - 1
 
@@ -258,8 +258,8 @@ class Work:
         must not be held up: what it needs of the device, its copies above all, must not stand behind the
         stream. A transfer that waits for this stream in turn (``after=``) ends by its deadline.
         """
-        from kvxfer import streams
-        from kvxfer.stream_wait import StreamWait
+        from kvxfer.gpu import streams
+        from kvxfer.gpu.stream_wait import StreamWait
 
         handle = streams.handle_of(stream)
         if handle is None:

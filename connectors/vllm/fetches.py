@@ -31,8 +31,8 @@ from kvxfer.connectors.vllm.pace import Pace, StepPace
 from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.prefill_ranks import PrefillRanks, is_open
+from kvxfer.connectors.vllm.push_registration import Registration, Share, tag_of
 from kvxfer.connectors.vllm.regions import CacheRegions, remote_region
-from kvxfer.connectors.vllm.registration import Registration, Share, tag_of
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.statistics import Recorder
 from kvxfer.connectors.vllm.step import FetchOrder

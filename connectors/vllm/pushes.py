@@ -19,12 +19,12 @@ from kvxfer.connectors.vllm.compute_stream import PASSED, ComputeStream, LayerMa
 from kvxfer.connectors.vllm.mail import send
 from kvxfer.connectors.vllm.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart
 from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
+from kvxfer.connectors.vllm.push_registration import Registration
 from kvxfer.connectors.vllm.regions import CacheRegions, remote_region
-from kvxfer.connectors.vllm.registration import Registration
-from kvxfer.connectors.vllm.registrations import Arrival, Registrations
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.statistics import Recorder
 from kvxfer.connectors.vllm.step import Chunk, Remainder
+from kvxfer.connectors.vllm.waiting_registrations import Arrival, Registrations
 
 _log = logging.getLogger("kvxfer")
 

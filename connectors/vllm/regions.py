@@ -13,7 +13,7 @@ from kvxfer.connectors.vllm.cache_groups import CacheGroup
 from kvxfer.connectors.vllm.paging import GroupTable
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.state_parts import part_of
-from kvxfer.slices import heads_of
+from kvxfer.layout.slices import heads_of
 
 # A region of nothing: reads of no block of it carry notes, whatever layers a rank holds.
 _NOTES: Final = "notes"

@@ -17,9 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 import kvxfer
-from kvxfer.doctor import peer as peer_probe
+from kvxfer.doctor import available_transports, peer_reach
 from kvxfer.doctor import report as report_of
-from kvxfer.doctor import transports as transports_probe
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.doctor.serve import serve as serve_pages
 from kvxfer.errors import UsageError
@@ -66,8 +65,8 @@ def doctor(
     _check_alone("a run without --serve", {"--listen": listen})
     if not peer:
         _check_alone("a run without --peer or --serve", {"--transports": transports})
-    address = peer_probe.complete_address(peer) if peer else ""
-    transports_probe.check_names(required)
+    address = peer_reach.complete_address(peer) if peer else ""
+    available_transports.check_names(required)
     if not 0 < measure_s <= _MAX_MEASURE_S:
         raise UsageError(
             f"--measure-s is above 0 and at most {_MAX_MEASURE_S:g}, not {measure_s:g}",
@@ -78,7 +77,7 @@ def doctor(
         replace(_options(willing), connect_timeout_s=timeout_s).to_native()
     report = report_of.examine(required)
     if peer:
-        findings, report.peer = peer_probe.examine(
+        findings, report.peer = peer_reach.examine(
             address, _options(willing).transports, required, timeout_s, measure_s
         )
         report.findings += findings

@@ -8,7 +8,7 @@ from pathlib import Path
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.errors import UsageError
 from kvxfer.options import find_secret
-from kvxfer.user_secret import NAME, folder, look_up
+from kvxfer.session.user_secret import NAME, folder, look_up
 
 SUBJECT = "access"
 

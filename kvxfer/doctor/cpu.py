@@ -6,10 +6,10 @@ import os
 import platform
 from pathlib import Path
 
-from kvxfer import topology
 from kvxfer.doctor import cgroup
 from kvxfer.doctor.files import read_fields
 from kvxfer.doctor.finding import Finding, State
+from kvxfer.memory import topology
 
 SUBJECT = "processor"
 
@@ -79,6 +79,6 @@ def numa(root: Path) -> Finding:
     first = min(nodes)
     change = (
         f"start each engine on one: numactl --cpunodebind={first} --membind={first}, and "
-        "Pool(..., numa_node=kvxfer.topology.node_of_process())"
+        "Pool(..., numa_node=kvxfer.memory.topology.node_of_process())"
     )
     return Finding(SUBJECT, "NUMA", State.LIMITS, f"{found}; this process may run on several", why, change)

@@ -6,12 +6,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvxfer import topology
 from kvxfer.doctor.files import binary_size, names_in, read_fields, read_int, read_text
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.gpu import availability, calibration, driver
 from kvxfer.gpu.calibration import Calibration
 from kvxfer.gpu.origin import Origin
+from kvxfer.memory import topology
 
 SUBJECT = "devices"
 _NVIDIA = "0x10de"

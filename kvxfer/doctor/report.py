@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvxfer import topology
 from kvxfer.doctor import (
     access,
+    available_transports,
     container,
     cpu,
     devices,
     foreign,
-    huge_pages,
-    memory,
+    huge_page_supply,
+    memory_limits,
     network,
     software,
-    transports,
 )
 from kvxfer.doctor.finding import Finding, Probe, State, run_probe
+from kvxfer.memory import topology
 
 ROOT = Path("/")
 
@@ -39,7 +39,7 @@ class Report:
     machine
         Facts for comparing machines: names, counts, versions.
     peer
-        Figures of a peer, where one was asked for (`kvxfer.doctor.peer`).
+        Figures of a peer, where one was asked for (`kvxfer.doctor.peer_reach`).
     """
 
     findings: list[Finding]
@@ -79,13 +79,13 @@ def examine(required: tuple[str, ...] = (), root: Path = ROOT) -> Report:
     UsageError
         A required name is no transport. Nothing else: a probe that fails is a finding.
     """
-    transports.check_names(required)
+    available_transports.check_names(required)
     probes: dict[str, Probe] = {
-        transports.SUBJECT: functools.partial(transports.examine, required=required),
+        available_transports.SUBJECT: functools.partial(available_transports.examine, required=required),
         foreign.SUBJECT: foreign.examine,
         access.SUBJECT: access.examine,
-        memory.SUBJECT: memory.examine,
-        huge_pages.SUBJECT: huge_pages.examine,
+        memory_limits.SUBJECT: memory_limits.examine,
+        huge_page_supply.SUBJECT: huge_page_supply.examine,
         cpu.SUBJECT: cpu.examine,
         network.SUBJECT: network.examine,
         devices.SUBJECT: devices.examine,
@@ -106,7 +106,7 @@ def machine(root: Path = ROOT) -> dict[str, Any]:
         "isa": lambda: cpu.isa(root),
         "cores": lambda: len(os.sched_getaffinity(0)),
         "numa_nodes": lambda: len(topology.numa_nodes(root / "sys")),
-        "memory_nbytes": lambda: memory.total_nbytes(root),
+        "memory_nbytes": lambda: memory_limits.total_nbytes(root),
         "nics": lambda: [nic.name for nic in network.nics(root) if nic.physical],
         "rdma_devices": lambda: devices.rdma_devices(root),
         "gpus": lambda: [gpu.model for gpu in devices.gpus(root)],

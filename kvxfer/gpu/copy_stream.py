@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer import _native
-from kvxfer.copy_program import CopyProgram
 from kvxfer.errors import translate
 from kvxfer.gpu import calibration, loading
+from kvxfer.plan.program import CopyProgram
 
 #: What a copy goes between; the host's memory is pinned.
 Direction: TypeAlias = Literal["to_host", "to_device", "on_device"]
@@ -93,9 +93,9 @@ class CopyStream:
         Parameters
         ----------
         program
-            As `kvxfer.plan.compile` makes it.
+            As `kvxfer.plan.compile_program` makes it.
         src_ids, dst_ids
-            Ids of units, as `kvxfer.pairs.pair_units` makes them; the last `num_fine` of tokens.
+            Ids of units, as `kvxfer.plan.pairs.pair_units` makes them; the last `num_fine` of tokens.
         src, dst
             Addresses of the regions' first bytes.
         layers

@@ -41,7 +41,7 @@ def offer_stores(memory: Any) -> StoreOffer:
         ``unsupported``: it is no memory of a GPU, there is no driver, or the memory is of a kind that would
         be freed under the other's stores (cudaMalloc's).
     """
-    from kvxfer.tensor import view
+    from kvxfer.layout.tensor import view
 
     seen = view(memory)
     if seen.gpu is None:

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer.agent import Agent
-from kvxfer.layout import KVLayout
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.memory.pool import Pool
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
-from kvxfer.pool import Pool
 from kvxfer.region import Region, RegionDescriptor
 
 AXES: Final = "l2bthd"

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import Agent, KVLayout, UsageError
-from kvxfer.quantization import Quantization
+from kvxfer.layout.quantization import Quantization
 
 ARRAY = np.zeros((2, 2, 8, 16, 4, 32), np.uint16)
 LLAMA = replace(KVLayout.from_tensor(ARRAY, "l2bthd", dtype="bfloat16"), model="llama")

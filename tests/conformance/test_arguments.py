@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions, Pool
-from kvxfer.directory.memory import MemoryDirectory
+from kvxfer.directory.in_process import MemoryDirectory
 from kvxfer.errors import KvxferError, UsageError
 
 NAN = float("nan")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions, Peer, Transfer
-from kvxfer.directory.memory import MemoryDirectory
+from kvxfer.directory.in_process import MemoryDirectory
 from kvxfer.errors import AgentError, KvxferError, PeerError, TransferError, UsageError
 
 BOUND_S = 60.0
@@ -173,10 +173,10 @@ def test_a_session_that_does_not_settle_is_given_up(
     monkeypatch: pytest.MonkeyPatch, given: float | None, limit: str
 ) -> None:
     """Whatever native code waits for: the caller's time is over all the same, and both ends hear of it."""
-    from kvxfer.peer_table import PeerTable
+    from kvxfer.session.peer_table import PeerTable
 
     monkeypatch.setattr(PeerTable, "settled", lambda self, peer_id: False)
-    monkeypatch.setattr("kvxfer.connecting._LAST_WORD_S", 0.0)
+    monkeypatch.setattr("kvxfer.session.connecting._LAST_WORD_S", 0.0)
     with Agent("here", AgentOptions(connect_timeout_s=0.02)) as here, Agent("there") as there:
         peers: list[Peer] = []
         monkeypatch.setattr(PeerTable, "opened", lambda self, peer_id, target: pytest.fail("it opened"))

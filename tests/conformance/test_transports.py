@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import AgentOptions
-from kvxfer.testing import FaultPlan, Pair, conformance, connected_pair, layout_checks
+from kvxfer.testing import FaultPlan, Pair, conformance, connected_pair, differing_layouts
 from kvxfer.testing.conformance import Check
 
 
@@ -60,7 +60,7 @@ SETTINGS = [
 ]
 
 
-CHECKS = (*conformance.CHECKS, *layout_checks.CHECKS)
+CHECKS = (*conformance.CHECKS, *differing_layouts.CHECKS)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 import kvxfer
 from kvxfer import _native
-from kvxfer.copy_program import CopyProgram
 from kvxfer.gpu import calibration
 from kvxfer.gpu.copy_stream import CopyStream
-from kvxfer.pairs import pair_units
-from kvxfer.plan import compile
-from kvxfer.quantization import Quantization
+from kvxfer.layout.quantization import Quantization
+from kvxfer.plan.compile import compile_program
+from kvxfer.plan.pairs import pair_units
+from kvxfer.plan.program import CopyProgram
 from tests.property.oracle import common_layers, extent, poison
 from tests.property.strategies import Example, transfers
 
@@ -85,7 +85,7 @@ def test_layouts_of_every_kind_are_copied_as_the_processor_does(stream: CopyStre
         layers = common_layers(src, dst)
         src_table, dst_table = np.array(example.src_table, np.uint32), np.array(example.dst_table, np.uint32)
         pairs = pair_units(src, dst, src_table, dst_table, example.tokens)
-        program = compile(src, dst, heads=example.heads, fine=fine or pairs.num_fine > 0)
+        program = compile_program(src, dst, heads=example.heads, fine=fine or pairs.num_fine > 0)
         numbered = range(layers[0] - dst.first_layer, layers[-1] + 1 - dst.first_layer)
         src_memory, before = poison(extent(src), 1), poison(extent(dst), 2)
         ids = pairs.src_ids, pairs.dst_ids
@@ -124,7 +124,7 @@ def test_layouts_of_every_kind_are_copied_to_and_from_the_host(
         layers = common_layers(src, dst)
         src_table, dst_table = np.array(example.src_table, np.uint32), np.array(example.dst_table, np.uint32)
         pairs = pair_units(src, dst, src_table, dst_table, example.tokens)
-        program = compile(src, dst, heads=example.heads, fine=fine or pairs.num_fine > 0)
+        program = compile_program(src, dst, heads=example.heads, fine=fine or pairs.num_fine > 0)
         numbered = range(layers[0] - dst.first_layer, layers[-1] + 1 - dst.first_layer)
         src_memory, before = poison(extent(src), 1), poison(extent(dst), 2)
         ids = pairs.src_ids, pairs.dst_ids
@@ -157,7 +157,7 @@ def test_pages_in_random_order_arrive(page_nbytes: int, bulk: bool, num_ctas: in
     num_pages, num_layers = 97, 3
     shape = num_layers, num_pages, page_nbytes
     layout = kvxfer.KVLayout.from_tensor(np.zeros(shape, np.uint8), axes="lbd")
-    program = compile(layout, layout)
+    program = compile_program(layout, layout)
     random = np.random.default_rng(page_nbytes + num_ctas)
     src, before = (random.integers(0, 256, num_layers * num_pages * page_nbytes, np.uint8) for _ in range(2))
     src_ids, dst_ids = (random.permutation(num_pages)[:61].astype(np.uint32) for _ in range(2))
@@ -194,7 +194,7 @@ def test_every_number_becomes_what_the_processor_makes_of_it(
         return kvxfer.KVLayout.from_tensor(raw, axes="lbtd", dtype=dtype, quantization=scales)
 
     for src_scale, dst_scale in ((0.0, 0.0), (0.0, 0.37), (2.5, 0.0), (3e-3, 17.0)):
-        program = compile(layout(src_dtype, src_scale), layout(dst_dtype, dst_scale))
+        program = compile_program(layout(src_dtype, src_scale), layout(dst_dtype, dst_scale))
         ids = np.arange(num_blocks, dtype=np.uint32)
         before = np.zeros(count * NBYTES[dst_dtype], np.uint8)
         wanted = on_processor(program, range(1), ids, ids, 0, src, before)
@@ -208,7 +208,7 @@ def test_a_copy_waits_for_its_event_and_nothing_else_does(stream: CopyStream) ->
     import torch
 
     layout = kvxfer.KVLayout.from_tensor(np.zeros((1, 8, 4096), np.uint8), axes="lbd")
-    program = compile(layout, layout)
+    program = compile_program(layout, layout)
     ids = np.arange(8, dtype=np.uint32)
     src, dst, other = (torch.zeros(8 * 4096, dtype=torch.uint8, device="cuda") for _ in range(3))
     torch.cuda.synchronize()
@@ -238,11 +238,11 @@ def test_memory_that_is_not_there_is_an_agent_error_and_ends_the_process_use_of_
     code = """
 import numpy as np, kvxfer
 from kvxfer.gpu.copy_stream import CopyStream
-from kvxfer.plan import compile
+from kvxfer.plan.compile import compile_program
 layout = kvxfer.KVLayout.from_tensor(np.zeros((1, 8, 4096), np.uint8), axes="lbd")
 ids = np.arange(8, dtype=np.uint32)
 stream = CopyStream()
-stream.copy(compile(layout, layout), ids, ids, src=16, dst=1 << 20)
+stream.copy(compile_program(layout, layout), ids, ids, src=16, dst=1 << 20)
 try:
     stream.synchronize()
 except kvxfer.AgentError as error:

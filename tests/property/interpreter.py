@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.layout import KVLayout
+from kvxfer.layout.kv_layout import KVLayout
 from tests.property import rounding
 
 Bytes = NDArray[np.uint8]

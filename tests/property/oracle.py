@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.layout import KVLayout
+from kvxfer.layout.kv_layout import KVLayout
 
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from kvxfer.layout import KVLayout
+from kvxfer.layout.kv_layout import KVLayout
 from tests.property.oracle import (
     common_heads,
     common_layers,

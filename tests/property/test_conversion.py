@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from kvxfer import _native
 from kvxfer.errors import UsageError
-from kvxfer.layout import KVLayout
-from kvxfer.pairs import pair_units
-from kvxfer.plan import CopyProgram, compile
-from kvxfer.quantization import Quantization
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.layout.quantization import Quantization
+from kvxfer.plan.compile import compile_program
+from kvxfer.plan.pairs import pair_units
+from kvxfer.plan.program import CopyProgram
 from tests.property import interpreter, rounding
 from tests.property.oracle import (
     Bytes,
@@ -393,13 +394,13 @@ def test_a_program_converts_every_element_as_the_oracle_does(count: int) -> None
         if reason is not None:
             refused = ""
             try:
-                compile(src, dst, heads=heads, fine=fine)
+                compile_program(src, dst, heads=heads, fine=fine)
             except UsageError as error:
                 refused = str(error)
             assert refused, f"{reason}, yet there is a program{crossing!r}"
             return
         try:
-            program = compile(src, dst, heads=heads, fine=fine)
+            program = compile_program(src, dst, heads=heads, fine=fine)
         except UsageError as error:
             if is_scattered(src, dst) and "keep head_dim contiguous" in str(error):
                 return
@@ -432,5 +433,5 @@ def test_what_is_no_number_is_refused_to_become_one() -> None:
     ]
     for src, dst in itertools.permutations(ends, 2):
         with pytest.raises(UsageError, match="dtype") as caught:
-            compile(src, dst)
+            compile_program(src, dst)
         assert caught.value.code == "layout-mismatch"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvxfer import _native
-from kvxfer.copy_program import CONVERSION_DTYPE, LOOP_DTYPE
-from kvxfer.plan import compile
+from kvxfer.plan.compile import compile_program
+from kvxfer.plan.program import CONVERSION_DTYPE, LOOP_DTYPE
 from tests.property.interpreter import Pairs, program_map, units
 from tests.property.oracle import common_layers, extent
 from tests.property.strategies import NUM_EXAMPLES, Example, examples, parts, transfers
@@ -44,7 +44,7 @@ def test_atoms_of_two_layouts_are_every_byte_once(count: int) -> None:
         src, dst = example.src, example.dst
         layers = draw_window(data.draw, common_layers(src, dst))
         pairs = pairs_of(example)
-        program = compile(src, dst, heads=example.heads, fine=fine or pairs.num_fine > 0)
+        program = compile_program(src, dst, heads=example.heads, fine=fine or pairs.num_fine > 0)
         numbered = range(layers[0] - dst.first_layer, layers[-1] + 1 - dst.first_layer)
         rows = _native.gpu_atoms(
             program.num_program_layers,

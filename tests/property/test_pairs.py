@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvxfer.errors import UsageError
-from kvxfer.layout import KVLayout
-from kvxfer.pairs import pair_units
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.plan.pairs import pair_units
 from tests.property.interpreter import unit_tokens
 from tests.property.oracle import RefusedError, local_token, moves
 from tests.property.strategies import (

@@ -1,4 +1,4 @@
-"""compile + pair_units + executor: between any two layouts, what arrives is what the oracle says.
+"""compile_program + pair_units + executor: between any two layouts, what arrives is what the oracle says.
 
 Every example is judged twice. The loops are expanded by the formula of their format, and each byte
 of the destination must come from the very byte that index arithmetic names, once. Then the native
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from kvxfer import _native
 from kvxfer.errors import UsageError
-from kvxfer.layout import KVLayout
-from kvxfer.pairs import pair_units
-from kvxfer.plan import CopyProgram, compile, differences, footprint
-from kvxfer.routing import route
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.plan.compile import compile_program, differences, footprint
+from kvxfer.plan.pairs import pair_units
+from kvxfer.plan.program import CopyProgram
+from kvxfer.plan.sharding import route
 from tests.property.interpreter import Pairs, program_map, unit_tokens, units
 from tests.property.oracle import (
     byte_offsets,
@@ -190,7 +191,7 @@ def test_every_byte_comes_from_where_indexing_says_once(count: int) -> None:
         moved = moves(src, dst, example.src_table, example.dst_table, example.tokens)
         pairs = pairs_of(example)
         fine = fine or pairs.num_fine > 0
-        program = compile(src, dst, heads=example.heads, fine=fine)
+        program = compile_program(src, dst, heads=example.heads, fine=fine)
         require_shape(example, program, fine)
         numbered = range(wanted[0] - dst.first_layer, wanted[-1] + 1 - dst.first_layer)
 
@@ -256,7 +257,7 @@ def test_all_sources_of_a_route_fill_every_destination_once(count: int) -> None:
                 src = srcs[share.src]
                 example = Example(src, dst, src_tables[share.src], dst_tables[d], tokens, share.heads)
                 pairs = pairs_of(example)
-                program = compile(src, dst, heads=share.heads, fine=pairs.num_fine > 0)
+                program = compile_program(src, dst, heads=share.heads, fine=pairs.num_fine > 0)
                 layers = range(share.layers.start - dst.first_layer, share.layers.stop - dst.first_layer)
                 _, once = program_map(program, layers, pairs, extent(dst))
                 times += once
@@ -291,10 +292,10 @@ def test_what_is_out_of_common_is_refused(count: int) -> None:
         ]
         src, dst = ends
         if common_layers(src, dst) and common_heads(src, dst):
-            assert len(compile(src, dst).loops)
+            assert len(compile_program(src, dst).loops)
         else:
             with pytest.raises(UsageError, match=r"layer|head") as caught:
-                compile(*ends)
+                compile_program(*ends)
             assert any(letter.isdigit() for letter in str(caught.value))
 
     check()
@@ -344,7 +345,7 @@ def test_caches_of_two_models_are_told_apart_by_the_field(count: int) -> None:
         assert len(found) == 1, found
         assert words in found[0]
         with pytest.raises(UsageError) as caught:
-            compile(*ends)
+            compile_program(*ends)
         assert caught.value.code == "layout-mismatch"
         assert found[0] in str(caught.value)
 

@@ -11,8 +11,8 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from kvxfer.errors import UsageError
-from kvxfer.layout import KVLayout
-from kvxfer.routing import route
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.plan.sharding import route
 from tests.property.oracle import describe_layout, local_token
 from tests.property.strategies import (
     NUM_EXAMPLES,

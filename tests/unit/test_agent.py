@@ -14,9 +14,9 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 from kvxfer import KVLayout, Notification, Peer, Region, RegionDescriptor
 from kvxfer._native import CODES, NativeError
 from kvxfer.agent import Agent
-from kvxfer.directory.memory import MemoryDirectory
+from kvxfer.directory.in_process import MemoryDirectory
 from kvxfer.errors import AgentError, PeerError, UsageError
-from kvxfer.plan import LOOP_DTYPE
+from kvxfer.plan.program import LOOP_DTYPE
 
 SHAPE = (4, 2, 16, 4, 2, 8)
 

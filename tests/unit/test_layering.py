@@ -13,50 +13,50 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "kvxfer"
 NATIVE = ROOT / "native"
 
+# Whom each folder may know beside itself; what stands at the top is a public noun or what all stand on.
+MAY_KNOW = {
+    "layout": {"errors"},
+    "memory": {"errors", "arguments", "_native", "layout"},
+    "plan": {"errors", "layout", "memory"},
+    "directory": {"errors"},
+}
+# What stands on all others, and the agent, which brings them together.
+ABOVE = {"agent", "bench", "cli", "connectors", "control", "doctor", "testing"}
 # Those that talk to the native core, each for its own noun.
 MAY_IMPORT_NATIVE = {
     "agent.py",
     "arguments.py",
-    "command_ring.py",
-    "completion.py",
-    "connecting.py",
     "gpu/calibration.py",
+    "gpu/command_ring.py",
     "gpu/copy_stream.py",
     "gpu/shareable.py",
     "gpu/store_offer.py",
+    "gpu/trigger.py",
     "lease.py",
+    "memory/pool.py",
     "peer.py",
-    "peer_table.py",
-    "pool.py",
-    "posting.py",
-    "programs.py",
     "region.py",
+    "session/completion.py",
+    "session/connecting.py",
+    "session/peer_table.py",
+    "session/posting.py",
+    "session/program_cache.py",
+    "session/transports.py",
     "transfer.py",
-    "transports.py",
-    "trigger.py",
 }
+NUMPY_ALONE = sorted(
+    str(path.relative_to(PACKAGE))
+    for folder in ("layout", "plan")
+    for path in (PACKAGE / folder).glob("*.py")
+    if path.name != "tensor.py"  # others' tensors are seen through ctypes
+)
 PURE = (
-    "plan.py",
-    "copy_program.py",
-    "conversion.py",
-    "loop_nest.py",
-    "loop_rows.py",
-    "units.py",
-    "pairs.py",
-    "routing.py",
-    "layout.py",
-    "layout_checks.py",
-    "axes.py",
-    "overlap.py",
-    "quantization.py",
-    "slices.py",
-    "engine_layouts.py",
-    "block_table.py",
-    "tensor.py",
-    "schema.py",
+    *NUMPY_ALONE,
+    "layout/tensor.py",
+    "memory/block_table.py",
+    "memory/free_list.py",
+    "memory/topology.py",
     "errors.py",
-    "free_list.py",
-    "topology.py",
 )
 
 # Folders beside those of the transports.
@@ -118,10 +118,37 @@ def test_pure_modules_know_no_io(name: str) -> None:
         ), f"{name} imports {module}"
 
 
-@pytest.mark.parametrize("name", PURE[: PURE.index("block_table.py")])
+@pytest.mark.parametrize("name", NUMPY_ALONE)
 def test_plans_and_layouts_need_numpy_alone(name: str) -> None:
     outside = {m.partition(".")[0] for m in imports(PACKAGE / name)} - {"kvxfer", "numpy", "__future__"}
     assert outside <= PURE_LIBRARY
+
+
+def known_to(path: Path) -> set[str]:
+    """Files and folders of the package that a file of it knows, types included."""
+    known = {module.split(".")[1] for module in imports(path, types_too=True) if module.startswith("kvxfer.")}
+    return {name for name in known if any(PACKAGE.glob(f"{name}*"))}
+
+
+@pytest.mark.parametrize("folder", MAY_KNOW)
+def test_folders_know_those_below_them_alone(folder: str) -> None:
+    for path in python_files(PACKAGE / folder):
+        assert known_to(path) <= MAY_KNOW[folder] | {folder}, path
+
+
+def test_the_agent_is_known_by_those_above_it_alone() -> None:
+    for path in python_files(PACKAGE):
+        place = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if place not in ABOVE | {"__init__", "__main__"}:
+            assert not known_to(path) & ABOVE, path
+
+
+def test_every_name_of_a_module_stands_once() -> None:
+    """Commands are called as what they run, and every folder has an ``__init__``."""
+    files = [*python_files(PACKAGE), *python_files(ROOT / "connectors")]
+    stems = [path.stem for path in files if path.parent.name != "cli" and path.stem != "__init__"]
+    folders = {path.parent.name for path in files}
+    assert sorted(stems) == sorted(set(stems) - folders)
 
 
 def test_only_the_core_modules_know_the_native_one() -> None:
@@ -133,16 +160,6 @@ def test_only_the_core_modules_know_the_native_one() -> None:
 def test_connectors_use_the_public_package() -> None:
     for path in python_files(ROOT / "connectors"):
         assert not any(module.startswith("kvxfer._native") for module in imports(path, types_too=True)), path
-
-
-def test_the_package_does_not_know_what_stands_on_it() -> None:
-    for path in python_files(PACKAGE):
-        if path.parent.name in ("cli", "control", "testing") or path.name == "__main__.py":
-            continue
-        for module in imports(path, types_too=True):
-            assert not module.startswith(
-                ("kvxfer.bench", "kvxfer.connectors", "kvxfer.cli", "kvxfer.testing")
-            ), path
 
 
 def includes(path: Path) -> set[str]:

@@ -1,0 +1,128 @@
+"""Which transports carry pages on this machine, and what the others would find here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import replace
+from pathlib import Path
+
+from kvxfer.doctor import libraries, trial
+from kvxfer.doctor.devices import rdma_devices
+from kvxfer.doctor.finding import Finding, State
+from kvxfer.doctor.libraries import Library
+from kvxfer.errors import UsageError
+from kvxfer.gpu.availability import availability
+from kvxfer.session import transports as registry
+from kvxfer.session.transports import TransportKind
+
+SUBJECT = "transports"
+#: Kinds of rails that this version does not have.
+TO_COME = ("verbs", "ucx")
+
+
+def check_names(names: tuple[str, ...]) -> None:
+    """Raises `UsageError` for a name that is no transport, unless the registry cannot be read."""
+    kinds, failure = _kinds()
+    unknown = [name for name in names if name not in (*kinds, *TO_COME)]
+    if unknown and not failure:
+        raise UsageError(
+            f"unknown transport {', '.join(map(repr, unknown))}; known are {', '.join((*kinds, *TO_COME))}",
+            code="invalid-argument",
+        )
+
+
+def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
+    """Tries every transport of host memory, and looks for what the others need.
+
+    Parameters
+    ----------
+    root
+        Where ``proc`` and ``sys`` are. The trials are of this machine whatever it is.
+    required
+        Transports without which the answer is `State.BLOCKS`.
+    """
+    kinds, failure = _kinds()
+    if failure:
+        why = "the native module has the transports, and every page goes through it"
+        return [Finding(SUBJECT, "all", State.BLOCKS, failure, why, "reinstall kvxfer: see software")]
+    lacking = {name: State.BLOCKS if name in required else State.LIMITS for name in (*kinds, *TO_COME)}
+    findings = [_written(kind, lacking[kind.name]) for kind in kinds.values() if not kind.needs_gpu]
+    # Where no agent can move a page by any means, that was asked for whatever was required.
+    if all(finding.state is not State.GOOD for finding in findings):
+        findings = [replace(finding, state=State.BLOCKS) for finding in findings]
+    on_gpu = [_on_gpu(kind, lacking[kind.name]) for kind in kinds.values() if kind.needs_gpu]
+    return [*findings, *on_gpu, *_to_come(root, lacking)]
+
+
+def _kinds() -> tuple[dict[str, TransportKind], str]:
+    """The registry, or why it cannot be read."""
+    try:
+        return registry.kinds(), ""
+    except ImportError as error:
+        return {}, f"which there are cannot be read: {error}"
+
+
+def _written(kind: TransportKind, lacking: State) -> Finding:
+    if failure := kind.why_off or trial.try_transport(kind.name):
+        found = f"does not work here: {failure}"
+        return Finding(SUBJECT, kind.name, lacking, found, kind.purpose, kind.remedy)
+    pages = f"{trial.NUM_PAGES} pages of {trial.PAGE_NBYTES // 1024} KiB"
+    found = f"works: two agents moved {pages}, every byte checked"
+    return Finding(SUBJECT, kind.name, State.GOOD, found, kind.purpose)
+
+
+def _on_gpu(kind: TransportKind, lacking: State) -> Finding:
+    able = availability()
+    if able.device is not None and able.usable:
+        # A process cannot open its own memory's handles, as a peer does.
+        found = f"kernels can run on {able.device.name}; pages were not moved, which takes two processes"
+        return Finding(SUBJECT, kind.name, State.NOTE, found, kind.purpose)
+    found = f"GPU kernels cannot run here: {able.missing}"
+    # Not having a GPU limits nobody who did not ask for one.
+    state = lacking if lacking is State.BLOCKS else State.NOTE
+    return Finding(SUBJECT, kind.name, state, found, kind.purpose, able.change)
+
+
+def _to_come(root: Path, lacking: dict[str, State]) -> list[Finding]:
+    devices = rdma_devices(root)
+    return [
+        _absent(
+            "verbs",
+            lacking["verbs"],
+            f"{_count(len(devices), 'RDMA device')}, {libraries.ibverbs()}",
+            "RDMA would read pages of another host without its CPU; until then they go over tcp",
+        ),
+        _absent(
+            "ucx",
+            lacking["ucx"],
+            str(_find_ucp()),
+            "UCX would bring the fabrics that verbs does not cover; until then pages go over tcp",
+        ),
+    ]
+
+
+def _absent(name: str, state: State, offers: str, why: str) -> Finding:
+    # Not having what nobody can have limits nobody who did not ask for it.
+    asked = state is State.BLOCKS
+    return Finding(
+        SUBJECT,
+        name,
+        state if asked else State.NOTE,
+        f"no agent of this version has it; this machine would offer: {offers}",
+        why,
+        f"take {name} out of what is required, or wait for a version that has it" if asked else "",
+    )
+
+
+def _find_ucp() -> Library:
+    folders = []
+    for wheel in ("libucx-cu13", "libucx-cu12"):
+        try:
+            folders.append(Path(str(importlib.metadata.distribution(wheel).locate_file("libucx/lib"))))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return libraries.ucp(folders)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,282 @@
+"""A peer: whether it can be reached, over which path, and how fast its pages arrive."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+import kvxfer
+from kvxfer.doctor import pages
+from kvxfer.doctor.finding import Finding, State
+from kvxfer.errors import KvxferError, TransferError, UsageError
+from kvxfer.options import SCHEME
+from kvxfer.session import transports as registry
+
+SUBJECT = "peer"
+
+# Of a doctor's lease to come, after the session is open (serve.py looks every 50 ms).
+_LEASE_WAIT_S = 3.0
+_LEASE_RETRY_S = 0.02
+_NUM_PINGS = 200
+# Checking what came takes several times as long as its coming: of all that, no longer than this much.
+_MAX_CHECKED = 5.0
+_TRANSFER_TIMEOUT_S = 10.0
+# The order of pages, as after a day of serving: seeded, so that two runs read alike.
+_SEED = 1
+
+_WHY_SESSION = "every transfer needs a session: a socket to the peer, and one secret if either has any"
+_CHANGES = {
+    "unreachable": "start the peer (kvxfer doctor --serve --listen tcp://HOST:PORT), check its address, let "
+    "the port through firewalls, and give both ends a transport in common (--transports)",
+    "auth-failed": "give both ends the same KVXFER_SECRET_FILE (or KVXFER_SECRET), or none",
+    "peer-lost": "check that the port is an agent's and that it is running; its log says why it hung up",
+    "protocol": "check that the port is an agent's, and run the same version of kvxfer at both ends",
+    "deadline": "check that the port is an agent's and that nothing on the way drops packets",
+}
+
+
+def complete_address(address: str) -> str:
+    """Returns ``"tcp://host:port"`` for an address with or without its scheme.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: it is no address.
+    """
+    rest = address.removeprefix(SCHEME)
+    host, _, port = rest.rpartition(":")
+    if not host or not port.isdecimal() or "://" in rest:
+        raise UsageError(
+            f'--peer is {address!r}: write "tcp://host:port", as kvxfer doctor --serve prints it',
+            code="invalid-argument",
+        )
+    return SCHEME + rest
+
+
+def examine(
+    address: str,
+    transports: tuple[str, ...],
+    required: tuple[str, ...] = (),
+    connect_timeout_s: float = 5.0,
+    measure_s: float = 1.0,
+) -> tuple[list[Finding], dict[str, Any]]:
+    """Connects to an agent, names the path to it and, if it is a doctor, measures it.
+
+    Parameters
+    ----------
+    address
+        ``"tcp://host:port"``. The secret is the environment's.
+    transports
+        Kinds of rails that this end is willing to use.
+    required
+        When any are named, a path over another transport is `State.BLOCKS`.
+    connect_timeout_s
+        How long connecting may take.
+    measure_s
+        How long pages are read; the whole takes up to five times as long, for every byte is checked.
+
+    Returns
+    -------
+    tuple
+        The findings, and the figures: ``address``, ``connected``, ``name``, ``rails``, ``notes``,
+        ``path``, ``connect_ms``; of a doctor also ``ping_us_p50``, ``gb_per_s``, ``nbytes``, ``verified``.
+
+    Raises
+    ------
+    UsageError
+        The options do not fit. A peer that is not there or not willing is a finding.
+    """
+    options = kvxfer.AgentOptions(listen="", transports=transports, connect_timeout_s=connect_timeout_s)
+    figures: dict[str, Any] = {"address": address, "connected": False}
+    with kvxfer.Agent(f"kvxfer-doctor-{os.getpid()}", options) as agent:
+        started = time.monotonic()
+        try:
+            peer = agent.connect_blocking(address)
+        except KvxferError as error:
+            if isinstance(error, UsageError):
+                raise
+            change = _CHANGES.get(error.code, "see what the message names")
+            found = f"{address} is not connected: {error}"
+            return [Finding(SUBJECT, "session", State.BLOCKS, found, _WHY_SESSION, change)], figures
+        figures |= {"connected": True, "name": peer.name}
+        figures["connect_ms"] = round((time.monotonic() - started) * 1e3, 3)
+        try:
+            return _connected(agent, peer, required, figures, measure_s)
+        except KvxferError as error:
+            found = f"{peer.name} was lost: {error}"
+            change = "look at the peer's log; a peer that is silent for 2 s is given up"
+            return [Finding(SUBJECT, "session", State.BLOCKS, found, _WHY_SESSION, change)], figures
+
+
+def _connected(
+    agent: kvxfer.Agent,
+    peer: kvxfer.Peer,
+    required: tuple[str, ...],
+    figures: dict[str, Any],
+    measure_s: float,
+) -> tuple[list[Finding], dict[str, Any]]:
+    regions = peer.regions
+    figures |= {"rails": list(peer.rails), "notes": list(peer.notes)}
+    found = f"connected to {peer.name!r} at {figures['address']} in {figures['connect_ms']:.1f} ms"
+    findings = [
+        Finding(SUBJECT, "session", State.GOOD, found, _WHY_SESSION),
+        *(
+            _foreign_region(region)
+            for name, region in regions.items()
+            if not name.startswith("kvxfer-doctor-")
+        ),
+    ]
+    remote = regions.get(pages.REGION)
+    if remote is None or pages.PING_REGION not in regions or not _fits(remote):
+        figures["path"] = next((name for name in registry.kinds() if name in peer.rails), "")
+        why = "only the pages of a `kvxfer doctor --serve` of this version are free to be read by anybody"
+        names = ", ".join(regions) or "none"
+        findings += [
+            _path(figures, required),
+            Finding(
+                SUBJECT,
+                "speed",
+                State.NOTE,
+                f"not measured: {peer.name!r} serves no doctor's pages (its regions: {names})",
+                why,
+                "run kvxfer doctor --serve on the peer's machine and give its address",
+            ),
+        ]
+        return findings, figures
+    findings += _measured(agent, peer, figures, measure_s)
+    # After the measurement: what carried the bytes, not what was meant to.
+    figures.setdefault("path", remote.path)
+    figures |= {"rails": list(peer.rails), "notes": list(peer.notes)}
+    findings.insert(1, _path(figures, required))
+    return findings, figures
+
+
+def _path(figures: dict[str, Any], required: tuple[str, ...]) -> Finding:
+    """Names the path in use, and what was tried and is not."""
+    path, rails, notes = figures["path"], figures["rails"], figures["notes"]
+    why = "the slower path is taken when the faster one cannot be had; nothing fails then, it is only slow"
+    found = f"{path or 'none'} (rails: {', '.join(rails) or 'none'})"
+    if notes:
+        found += f"; tried and not used: {'; '.join(notes)}"
+    if not path:
+        change = "give both ends a transport in common (--transports)"
+        return Finding(SUBJECT, "path", State.BLOCKS, found, why, change)
+    if required and path not in required:
+        wanted = ", ".join(required)
+        change = (
+            f"{wanted} was asked for: see the notes and the peer's own doctor, or what --transports allows"
+        )
+        return Finding(SUBJECT, "path", State.BLOCKS, found, why, change)
+    state = State.LIMITS if notes else State.GOOD
+    return Finding(SUBJECT, "path", state, found, why, "see what the notes name" if notes else "")
+
+
+def _foreign_region(region: kvxfer.RegionDescriptor) -> Finding:
+    """Says over what a region of the peer would be moved."""
+    found = f"{region.num_blocks} blocks, {region.nbytes} bytes, path {region.path or 'none'}"
+    if region.notes:
+        found += f"; {'; '.join(region.notes)}"
+    why = "regions differ: memory in a pool is mapped, an engine's own is read by process_vm_readv"
+    return Finding(SUBJECT, f"region {region.name}", State.NOTE, found, why)
+
+
+def _fits(remote: kvxfer.RegionDescriptor) -> bool:
+    return (remote.num_blocks, remote.nbytes) == (pages.NUM_PAGES, pages.TOTAL_NBYTES)
+
+
+def _measured(
+    agent: kvxfer.Agent, peer: kvxfer.Peer, figures: dict[str, Any], measure_s: float
+) -> list[Finding]:
+    """Reads the doctor's pages over and over, and checks every byte of every reading."""
+    why = "what kvxfer reaches between the two; kvxfer bench pages compares it with the machine's limits"
+    try:
+        with kvxfer.Pool(1, pages.TOTAL_NBYTES + pages.PING_NBYTES, name="kvxfer-doctor") as pool:
+            cache = pool.array((pages.NUM_PAGES, pages.PAGE_NBYTES))
+            local = agent.register("pages", cache)
+            ping = agent.register("ping", pool.array((1, pages.PING_NBYTES)))
+            ping_us = _ping(agent, ping, peer.regions[pages.PING_REGION])
+            rate, num_readings, rails, wrong = _read(
+                agent, local, peer.regions[pages.REGION], cache, measure_s
+            )
+            local.deregister()
+            ping.deregister()
+    except (TransferError, TimeoutError) as error:
+        change = "run the same version of kvxfer at both ends, and see what the message names"
+        found = f"pages could not be read: {error}"
+        return [Finding(SUBJECT, "speed", State.BLOCKS, found, why, change)]
+    nbytes = num_readings * pages.TOTAL_NBYTES
+    figures |= {
+        "path": rails,
+        "ping_us_p50": round(ping_us, 1),
+        "gb_per_s": round(rate, 3),
+        "nbytes": nbytes,
+        "verified": not wrong,
+    }
+    if wrong:
+        found = f"{wrong} of the {pages.NUM_PAGES} pages of one reading over {rails} have wrong bytes"
+        change = "do not use this path; repeat with another --transports and report it"
+        return [Finding(SUBJECT, "speed", State.BLOCKS, found, why, change)]
+    size = f"{pages.PAGE_NBYTES >> 10} KiB"
+    moved = f"{num_readings} x {pages.NUM_PAGES} pages of {size}"
+    found = f"{rate:.2f} GB/s over {rails}: {moved}, every byte checked"
+    round_trip = (
+        f"{ping_us:.0f} us (median of {_NUM_PINGS} reads of {pages.PING_NBYTES} bytes, one after the other)"
+    )
+    why_trip = "a request goes to the peer and its answer comes back before a page can move"
+    return [
+        Finding(SUBJECT, "speed", State.GOOD, found, why),
+        Finding(SUBJECT, "round trip", State.GOOD, round_trip, why_trip),
+    ]
+
+
+def _ping(agent: kvxfer.Agent, local: kvxfer.Region, remote: kvxfer.RegionDescriptor) -> float:
+    """Returns the median time of reading one small block, in microseconds, once the lease is there."""
+    deadline = time.monotonic() + _LEASE_WAIT_S
+    while True:
+        try:
+            agent.read(local, remote, [0], [0], timeout_s=_TRANSFER_TIMEOUT_S).wait()
+            break
+        except TransferError as error:
+            if error.code != "not-permitted" or time.monotonic() > deadline:
+                raise
+            time.sleep(_LEASE_RETRY_S)
+    times_us = []
+    for _ in range(_NUM_PINGS):
+        started = time.monotonic_ns()
+        agent.read(local, remote, [0], [0], timeout_s=_TRANSFER_TIMEOUT_S).wait()
+        times_us.append((time.monotonic_ns() - started) / 1e3)
+    return float(np.median(times_us))
+
+
+def _read(
+    agent: kvxfer.Agent, local: kvxfer.Region, remote: kvxfer.RegionDescriptor, cache: Any, measure_s: float
+) -> tuple[float, int, str, int]:
+    """Returns the median rate in GB/s, how many readings were measured, what carried them, wrong pages."""
+    random = np.random.default_rng(_SEED)
+    begun = time.monotonic()
+    elapsed_ns: list[int] = []
+    rails: dict[str, None] = {}
+    wrong = 0
+    warm = False
+    while not elapsed_ns or (
+        sum(elapsed_ns) < measure_s * 1e9 and time.monotonic() - begun < measure_s * _MAX_CHECKED
+    ):
+        # Another order each time: what an earlier reading left would be wrong in this one.
+        src_blocks, dst_blocks = (random.permutation(pages.NUM_PAGES).astype(np.uint32) for _ in range(2))
+        started = time.monotonic_ns()
+        transfer = agent.read(local, remote, src_blocks, dst_blocks, timeout_s=_TRANSFER_TIMEOUT_S)
+        transfer.wait()
+        if warm:
+            elapsed_ns.append(time.monotonic_ns() - started)
+        # The first one faults in the peer's mapping and opens TCP's window: checked, not measured.
+        warm = True
+        rails |= dict.fromkeys(transfer.rails)
+        wrong += pages.count_wrong(cache, src_blocks, dst_blocks)
+        if wrong:
+            break
+    # Nothing was measured where the first reading was wrong already.
+    rate = pages.TOTAL_NBYTES / float(np.median(elapsed_ns)) if elapsed_ns else 0.0
+    return rate, len(elapsed_ns), ", ".join(rails), wrong

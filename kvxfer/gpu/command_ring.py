@@ -1,0 +1,318 @@
+"""Rings of commands by which kernels start transfers that the host has prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, cast
+
+from kvxfer._native import CommandRing as Ring
+from kvxfer._native import NativeError
+from kvxfer.arguments import bound, count
+from kvxfer.errors import KvxferError, UsageError, from_code, translate
+from kvxfer.memory.block_table import as_ids
+
+if TYPE_CHECKING:
+    from kvxfer.region import Blocks, Region, RegionDescriptor
+    from kvxfer.session.completion import Completions
+    from kvxfer.session.posting import Poster
+
+# native/include/kvxfer/command.h: kEveryLayer.
+_EVERY_LAYER = 2**32 - 1
+_MOST = 2**32 - 1
+_MOST_COMMANDS = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CommandFailure:
+    """A command that did not bring all of its bytes.
+
+    Attributes
+    ----------
+    index
+        How many commands the ring had taken before this one.
+    prepared, pair, num_pairs
+        As the kernel wrote them: which prepared write, and which pairs of it.
+    layer
+        Numbered model-wide; None for every layer of the prepared write.
+    error
+        `UsageError` where the command itself was wrong and nothing was posted, else as awaiting a transfer
+        raises it.
+    """
+
+    index: int
+    prepared: int
+    pair: int
+    num_pairs: int
+    layer: int | None
+    error: KvxferError
+
+
+class PreparedWrite:
+    """Which blocks commands may have written where; made by `CommandRing.prepare_write`."""
+
+    __slots__ = ("_number", "_peer", "_ring", "num_pairs")
+
+    def __init__(self, ring: Ring, number: int, num_pairs: int, peer: str) -> None:
+        self._ring = ring
+        self._number = number
+        self._peer = peer
+        #: Pairs of blocks, which commands number from 0.
+        self.num_pairs = num_pairs
+
+    def __repr__(self) -> str:
+        return f"<PreparedWrite {self._number}: {self.num_pairs} pairs to {self._peer}>"
+
+    @property
+    def number(self) -> int:
+        """What a kernel passes to ``kvxfer::start`` as ``prepared``, 0 to 65534."""
+        return self._number
+
+    def forget(self) -> None:
+        """Takes it back; transfers that were started go on.
+
+        A command that names it then is refused, until the number is given out again (others first): forget
+        what no kernel names any more.
+
+        Raises
+        ------
+        UsageError
+            It was forgotten before.
+        """
+        try:
+            self._ring.forget(self._number)
+        except NativeError as error:
+            raise translate(error) from None
+
+
+class CommandRing:
+    """Commands of kernels, each of which starts a transfer. `Agent.command_ring` makes one.
+
+    A kernel posts with ``kvxfer::start`` (``kvxfer/device.cuh``), given `address` and the number of a
+    prepared write: one thread, a few stores to host memory, no call of the driver. The agent takes commands
+    out in their order, checks each, posts a write of the blocks that it names and counts those that have
+    ended; writes may end in any order. A command that is wrong, whatever wrote it, is refused by itself.
+
+    It is a context manager, or `close` ends it. All methods may be called from any thread.
+
+    Notes
+    -----
+    While a ring is open the agent looks at it again and again, as it does for a `Trigger` that others store
+    to: a few percent of one processor, and after a pause it looks less often (native/DESIGN.md has figures).
+    Every command is a transfer of its own, which costs both ends what `Agent.write` costs them: a command of
+    few bytes is dear, and one takes up to 65534 pairs. What a ring lies in is kept until the process ends,
+    since a kernel may post at any time: rings are made once.
+    """
+
+    __slots__ = ("__weakref__", "_completions", "_poster", "_prepared_for", "_ring")
+
+    def __init__(self, ring: Ring, completions: Completions, poster: Poster) -> None:
+        self._ring = ring
+        self._completions = completions
+        self._poster = poster
+        self._prepared_for: dict[int, str] = {}  # number -> peer, for what errors say
+
+    def __repr__(self) -> str:
+        return f"<CommandRing of {self.num_commands}: {self.num_ended} of {self.num_taken} ended>"
+
+    # ---- what kernels are given -----------------------------------------------------------------
+
+    @property
+    def address(self) -> int:
+        """What a kernel takes as its ``kvxfer::CommandRing*``: memory of the agent's GPU, where it has one.
+
+        It stays valid until the process ends. A kernel that posts to a ring that is closed does no harm.
+        """
+        return self._ring.address
+
+    @property
+    def num_commands(self) -> int:
+        """How many commands it has room for, and how many transfers it has under way at most."""
+        return self._ring.num_commands
+
+    def prepare_write(
+        self,
+        region: Region,
+        remote_region: RegionDescriptor,
+        src_blocks: Blocks,
+        dst_blocks: Blocks,
+        *,
+        layers: Iterable[int] | None = None,
+        heads: range | None = None,
+        notify: bytes = b"",
+        timeout_s: float | None = None,
+        priority: int = 0,
+        integrity: bool | None = None,
+        lease: int | None = None,
+    ) -> PreparedWrite:
+        """Says what commands may have written, and how; posts nothing.
+
+        A command names pairs by their place in the two tables, ``src_blocks[i]`` and ``dst_blocks[i]``, and
+        one of the layers or all of them. Pairs may go in any order, several times, and never.
+
+        Parameters
+        ----------
+        region, remote_region, layers, heads, priority, integrity, lease
+            As in `Agent.write`, of every transfer that is started. ``lease`` must let it write when it is
+            started, not now.
+        src_blocks, dst_blocks
+            Equally many. Both ends have pages of one size, and no null block.
+        notify
+            Delivered with every transfer, or the tag of the peer's ``expect``, which is done when all that it
+            expects has come, by however many commands.
+        timeout_s
+            Of each transfer, from its command's being taken.
+
+        Raises
+        ------
+        UsageError
+            Block ids out of range, tables of different length, layouts that do not fit, pages that differ in
+            size (``unsupported``). `ExhaustedError`: 65535 are prepared.
+        PeerError
+            The peer is lost.
+        AgentError
+            ``closed``: the ring or its agent is.
+        """
+        self._completions.check()
+        src, dst = as_ids(src_blocks), as_ids(dst_blocks)
+        if len(src) != len(dst):
+            raise UsageError(
+                f"src_blocks names {len(src)} blocks, dst_blocks {len(dst)}", code="length-mismatch"
+            )
+        for ids, end in ((src, region), (dst, remote_region)):
+            if len(ids) and int(ids.max()) >= end.num_blocks:
+                raise UsageError(
+                    f"block {int(ids.max())} is none of region {end.name!r}, which has {end.num_blocks}",
+                    code="out-of-range",
+                )
+        try:
+            route, scope = self._poster.route(region, remote_region, layers, heads)
+            number = self._ring.prepare(
+                route, scope.layers.start, src, dst, notify, timeout_s, priority, integrity, lease
+            )
+        except NativeError as error:
+            raise translate(error, peer=remote_region.agent) from None
+        self._prepared_for[number] = remote_region.agent
+        return PreparedWrite(self._ring, number, len(src), remote_region.agent)
+
+    def start(self, prepared: PreparedWrite, pair: int, layer: int | None = None, num_pairs: int = 1) -> bool:
+        """Posts a command from this thread as a kernel would, and looks once: False where the ring is full.
+
+        For rings of agents without a GPU, and what is built on them; kernels post to the others.
+
+        Parameters
+        ----------
+        prepared, pair, num_pairs
+            Of which prepared write, from which of its pairs on, how many.
+        layer
+            Numbered model-wide; None for every layer that was prepared.
+
+        Raises
+        ------
+        UsageError
+            ``unsupported``: the ring is a GPU's.
+        """
+        if not isinstance(cast(object, prepared), PreparedWrite):
+            raise UsageError(
+                f"prepared is what prepare_write() returned, not {prepared!r}", code="invalid-argument"
+            )
+        pair = count(pair, "pair", 0, _MOST)
+        layer = _EVERY_LAYER if layer is None else count(layer, "layer", 0, _EVERY_LAYER - 1)
+        num_pairs = count(num_pairs, "num_pairs", 0, _MOST)
+        try:
+            return self._ring.start(prepared.number, pair, layer, num_pairs)
+        except NativeError as error:
+            raise translate(error) from None
+
+    # ---- what became of commands ----------------------------------------------------------------
+
+    @property
+    def num_taken(self) -> int:
+        """Commands that the agent has taken out of the ring."""
+        return self._ring.counts[0]
+
+    @property
+    def num_ended(self) -> int:
+        """Commands that are over: their transfers have ended, or they were refused.
+
+        The pages of such a command may be written to again.
+        """
+        return self._ring.counts[1]
+
+    @property
+    def num_failed(self) -> int:
+        """Of `num_ended`: those that did not bring all of their bytes. `failures` says which, and why."""
+        return self._ring.counts[2]
+
+    def failures(self) -> list[CommandFailure]:
+        """Returns the failures that nobody has been told of yet, in the order in which they came.
+
+        At most 1024 are kept, the newest; `num_failed` counts all.
+        """
+        return [
+            CommandFailure(
+                index,
+                prepared,
+                pair,
+                num_pairs,
+                None if layer == _EVERY_LAYER else layer,
+                from_code(code, message, peer=self._prepared_for.get(prepared, "")),
+            )
+            for index, prepared, pair, num_pairs, layer, code, message in self._ring.take_failures()
+        ]
+
+    async def ended(self, num_commands: int) -> None:
+        """Waits until so many commands of all there ever were have ended, for good or bad.
+
+        Raises
+        ------
+        AgentError
+            The agent closed before.
+        """
+        num = count(num_commands, "num_commands", 0, _MOST_COMMANDS)
+        await self._completions.until(("commands", self._ring.id), lambda: self.num_ended >= num)
+
+    def wait(self, num_commands: int, timeout_s: float | None = None) -> None:
+        """Blocks until so many have ended: the twin of `ended`. Drives progress from this thread.
+
+        Raises
+        ------
+        TimeoutError
+            Fewer have when the time is over.
+        AgentError
+            The agent closed before.
+        """
+        num = count(num_commands, "num_commands", 0, _MOST_COMMANDS)
+        limit_s = bound(timeout_s)
+        self._completions.check()
+        try:
+            over = self._ring.wait(num, limit_s)
+        except NativeError as error:
+            raise translate(error) from None
+        self._completions.drain()
+        if not over:
+            raise TimeoutError(f"{self!r}: not {num_commands} after {timeout_s} s")
+
+    # ---- lifetime -------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no commands any more: `close` was called, or its agent is closed."""
+        return self._ring.closed
+
+    def close(self) -> None:
+        """Takes no more commands out. Idempotent.
+
+        Transfers that were started go on and are counted. What kernels post from now on goes nowhere:
+        ``kvxfer::start`` says so once the ring is full.
+        """
+        self._ring.close()
+
+    def __enter__(self) -> CommandRing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

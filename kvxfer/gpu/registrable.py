@@ -1,0 +1,70 @@
+"""Whether an agent can register what lies on a GPU, and if not, why."""
+
+from __future__ import annotations
+
+from kvxfer.errors import UsageError
+from kvxfer.gpu import availability, driver
+from kvxfer.layout.tensor import UNTOLD_GPU, TensorView
+from kvxfer.options import AgentOptions
+
+
+def check(region: str, views: list[TensorView], options: AgentOptions) -> None:
+    """Passes tensors that lie on the one GPU of an agent with these options.
+
+    Raises
+    ------
+    UsageError
+        ``unsupported``: kernels cannot run here, with `Availability.reason`; the agent has no GPU;
+        some of it lies in memory of the host, or on another GPU.
+    """
+    placed = [_place(view) for view in views]
+    names = sorted({_name(index) for index in placed})
+    if len(names) > 1:
+        raise _unsupported(
+            f"region {region!r} would lie on {' and '.join(names)}, and a region lies in one memory: "
+            "register one for each"
+        )
+    device = options.device
+    if device is None:
+        reason = availability.availability(max(placed[0] or 0, 0)).reason
+        if reason:
+            raise _unsupported(
+                f"region {region!r} would lie on {names[0]}, and GPU kernels cannot run here: {reason}"
+            )
+        _check_known(region, placed[0])
+        raise _unsupported(
+            f"region {region!r} would lie on {names[0]}, which this agent does not reach: make it with "
+            f"AgentOptions(gpu={placed[0]}), or register a cache in host memory"
+        )
+    _check_known(region, placed[0])
+    if placed[0] != device:
+        raise _unsupported(
+            f"region {region!r} would lie on {names[0]}, and this agent's GPU is {device}: an agent has "
+            f"one for now, so make another with AgentOptions(gpu={placed[0]})"
+        )
+
+
+def _check_known(region: str, index: int | None) -> None:
+    if index == UNTOLD_GPU:
+        raise _unsupported(
+            f"region {region!r} would lie at an address of which the driver knows no GPU: it was freed, or "
+            "is another process's; register tensors that this process has allocated"
+        )
+
+
+def _place(view: TensorView) -> int | None:
+    if view.gpu != UNTOLD_GPU:
+        return view.gpu
+    # Whose it is only the driver knows; where that does not, kernels would fault on it.
+    index = driver.device_of(view.address)
+    return UNTOLD_GPU if index is None else index
+
+
+def _name(index: int | None) -> str:
+    if index is None:
+        return "host memory"
+    return "a GPU that the driver does not know" if index == UNTOLD_GPU else f"GPU {index}"
+
+
+def _unsupported(message: str) -> UsageError:
+    return UsageError(message, code="unsupported")

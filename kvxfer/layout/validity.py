@@ -1,0 +1,268 @@
+"""What makes a layout one that a cache can have."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.errors import UsageError
+from kvxfer.layout.overlap import Strided, overlapping_starts, share_a_byte
+from kvxfer.layout.quantization import SCALABLE_NBYTES, SCALE_NBYTES
+
+if TYPE_CHECKING:
+    from kvxfer.layout.kv_layout import KVLayout
+
+# Bounds of what a peer may claim. Nothing is allocated by them, but products of them must stay
+# far from 64 bits: an offset is at most _MAX_NBYTES.
+_MAX_LAYERS: Final = 4096  # native/core/wire.h: kMaxLayers
+_MAX_COUNT: Final = (1 << 32) - 1
+_MAX_NBYTES: Final = 1 << 56
+_MAX_ITEMSIZE: Final = 16
+_MAX_DTYPE_NAME: Final = 32
+_MAX_NAME: Final = 256
+# Ranks over which the tokens of one sequence are divided. Engines divide them over a node or a few.
+_MAX_CP_SIZE: Final = 4096
+
+_BOUNDS: Final = (
+    ("itemsize", 1, _MAX_ITEMSIZE),
+    ("num_blocks", 1, _MAX_COUNT),
+    ("block_tokens", 1, _MAX_COUNT),
+    ("num_kv", 1, 2),
+    ("head_dim", 1, _MAX_COUNT),
+    ("num_layers", 1, _MAX_LAYERS),
+    ("total_layers", 1, _MAX_LAYERS),
+    ("first_layer", 0, _MAX_LAYERS),
+    ("num_heads", 1, _MAX_COUNT),
+    ("total_heads", 1, _MAX_COUNT),
+    ("first_head", 0, _MAX_COUNT),
+    ("block_stride", 0, _MAX_NBYTES),
+    ("token_stride", 0, _MAX_NBYTES),
+    ("head_stride", 0, _MAX_NBYTES),
+    ("dim_stride", 0, _MAX_NBYTES),
+    ("offset", 0, _MAX_NBYTES),
+    ("layer_stride", 0, _MAX_NBYTES),
+    ("kv_stride", 0, _MAX_NBYTES),
+    ("null_block", -1, _MAX_COUNT),
+    ("cp_size", 1, _MAX_CP_SIZE),
+    ("cp_rank", 0, _MAX_CP_SIZE),
+    ("cp_interleave", 1, _MAX_COUNT),
+)
+_STRIDES: Final = ("block", "token", "head", "dim", "layer", "kv")
+
+
+def integers_of(layout: KVLayout) -> dict[str, int | tuple[int, ...]]:
+    """Returns the numeric fields as Python integers, which numpy's become.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``, naming a field that is no integer.
+    """
+    found: dict[str, int | tuple[int, ...]] = {}
+    name = ""
+    try:
+        for name, _, _ in _BOUNDS:
+            found[name] = operator.index(getattr(layout, name))
+        name = "offsets"
+        found[name] = tuple(map(operator.index, layout.offsets))
+    except TypeError:
+        kind = type(getattr(layout, name)).__name__
+        wanted = "a tuple of integers" if name == "offsets" else "an integer"
+        raise _bad(f"layout field {name} is a {kind}, not {wanted}") from None
+    return found
+
+
+def validate(layout: KVLayout) -> None:
+    """Refuses numbers that no cache has, and layouts in which two elements share a byte.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``, naming the axis or field and the numbers.
+    """
+    _check_names(layout)
+    for name, low, high in _BOUNDS:
+        value = getattr(layout, name)
+        if not low <= value <= high:
+            raise _bad(f"layout field {name} is {value}, not in {low} to {high}")
+    nbytes = SCALABLE_NBYTES.get(layout.dtype, layout.itemsize)
+    if layout.itemsize != nbytes:
+        raise _bad(f"an element of {layout.dtype} has {nbytes} bytes, but itemsize is {layout.itemsize}")
+    for what in ("layer", "head"):
+        plural = what + "s"
+        first, num = getattr(layout, f"first_{what}"), getattr(layout, f"num_{plural}")
+        if first + num > (total := getattr(layout, f"total_{plural}")):
+            raise _bad(f"{plural} {first} to {first + num - 1} are not within a model of {total} {plural}")
+    _check_offsets(layout)
+    _check_alignment(layout)
+    _check_overlap(layout)
+    _check_tokens(layout)
+    if layout.quantization is not None:
+        _check_quantization(layout)
+    if layout.nbytes > _MAX_NBYTES:
+        raise _bad(f"the layout spans {layout.nbytes} bytes, the bound is {_MAX_NBYTES}")
+
+
+def block_axes(layout: KVLayout) -> list[tuple[str, int, int]]:
+    """Returns (name, count, stride) of the axes that repeat within one (layer, kv)."""
+    return [
+        ("block", layout.num_blocks, layout.block_stride),
+        ("token", layout.block_tokens, layout.token_stride),
+        ("head", layout.num_heads, layout.head_stride),
+        ("dim", layout.head_dim, layout.dim_stride),
+    ]
+
+
+def scale_axes(layout: KVLayout) -> list[tuple[str, int, int]]:
+    """Returns (name, count, stride) of the axes of page scales; [] when there are none."""
+    scales = layout.quantization
+    if scales is None or not scales.in_memory:
+        return []
+    return [
+        ("layer", layout.num_layers, scales.layer_stride),
+        ("kv", layout.num_kv, scales.kv_stride),
+        ("block", layout.num_blocks, scales.block_stride),
+        ("head", layout.num_heads if scales.per == "page_head" else 1, scales.head_stride),
+    ]
+
+
+def extent(nbytes: int, axes: list[tuple[str, int, int]]) -> int:
+    """Returns the bytes from the first to the end of the last element of `nbytes`."""
+    return nbytes + sum((count - 1) * stride for _, count, stride in axes)
+
+
+def _check_names(layout: KVLayout) -> None:
+    for name, low, high in (
+        ("dtype", 1, _MAX_DTYPE_NAME),
+        ("model", 0, _MAX_NAME),
+        ("group", 0, _MAX_NAME),
+    ):
+        value = getattr(layout, name)
+        if not isinstance(value, str):
+            raise _bad(f"layout field {name} is a {type(value).__name__}, not a name")
+        if not low <= len(value) <= high or not value.isprintable():
+            raise _bad(f"layout field {name} is {value[:64]!a}, not {low} to {high} printable letters")
+    if not layout.dtype.isascii():
+        raise _bad(f"dtype {layout.dtype!a} is not in ASCII letters")
+
+
+def _check_offsets(layout: KVLayout) -> None:
+    if not layout.offsets:
+        return
+    if len(layout.offsets) != layout.num_layers * layout.num_kv:
+        wanted = f"{layout.num_layers} layers × {layout.num_kv} kv"
+        raise _bad(f"{len(layout.offsets)} offsets are listed for {wanted}")
+    if layout.offset or layout.layer_stride or layout.kv_stride:
+        raise _bad("offsets are listed, so offset, layer_stride and kv_stride must be 0")
+    if min(layout.offsets) < 0 or max(layout.offsets) > _MAX_NBYTES:
+        raise _bad(f"an offset is not in 0 to {_MAX_NBYTES}")
+
+
+def _check_alignment(layout: KVLayout) -> None:
+    item = layout.itemsize
+    for axis in _STRIDES:
+        if (stride := getattr(layout, f"{axis}_stride")) % item:
+            raise _bad(
+                f"{axis}s are {stride} bytes apart, which is no multiple of the {item} bytes of "
+                f"an element ({layout.dtype})"
+            )
+    for offset in layout.offsets or (layout.offset,):
+        if offset % item:
+            raise _bad(
+                f"a layer begins at byte {offset}, which is no multiple of the {item} bytes of "
+                f"an element ({layout.dtype})"
+            )
+
+
+def _check_overlap(layout: KVLayout) -> None:
+    axes = block_axes(layout)
+    if not layout.offsets:
+        axes += [("layer", layout.num_layers, layout.layer_stride), ("kv", layout.num_kv, layout.kv_stride)]
+    _check_nested(layout.itemsize, axes, "")
+    if len(layout.offsets) > 1:
+        pair = overlapping_starts(layout.offsets, _strided(0, layout.itemsize, block_axes(layout)))
+        if pair is not None:
+            first, second = (
+                f"layer {index // layout.num_kv} kv {index % layout.num_kv} at byte {layout.offsets[index]}"
+                for index in pair
+            )
+            raise _bad(f"layers overlap: {first} and {second} share bytes")
+
+
+def _check_nested(nbytes: int, axes: list[tuple[str, int, int]], prefix: str) -> None:
+    """Refuses strides that do not nest: each step is at least as long as everything inside it."""
+    inside = nbytes
+    for name, count, stride in sorted((axis for axis in axes if axis[1] > 1), key=lambda axis: axis[2]):
+        if stride < inside:
+            raise _bad(f"{prefix}{name}s overlap: {stride} bytes from one to the next, {inside} bytes each")
+        inside += (count - 1) * stride
+
+
+def _check_tokens(layout: KVLayout) -> None:
+    if layout.null_block >= layout.num_blocks:
+        raise _bad(f"null_block is {layout.null_block}, the blocks are 0 to {layout.num_blocks - 1}")
+    if layout.cp_rank >= layout.cp_size:
+        raise _bad(
+            f"cp_rank is {layout.cp_rank}, the ranks of cp_size {layout.cp_size} are "
+            f"0 to {layout.cp_size - 1}"
+        )
+    if layout.cp_size * layout.cp_interleave > _MAX_COUNT:
+        raise _bad(
+            f"cp_size {layout.cp_size} × cp_interleave {layout.cp_interleave} tokens exceed {_MAX_COUNT}"
+        )
+
+
+def _check_quantization(layout: KVLayout) -> None:
+    scales = layout.quantization
+    assert scales is not None
+    if layout.dtype not in SCALABLE_NBYTES:
+        raise _bad(
+            f"elements of dtype {layout.dtype} cannot be scaled ({', '.join(SCALABLE_NBYTES)} can): "
+            "name the dtype that they mean, or leave the quantization out and they are copied as bytes"
+        )
+    if not scales.in_memory:
+        scales.table(layout.num_layers, layout.num_kv, layout.num_heads)  # refuses a wrong number
+        return
+    for name in ("offset", "layer_stride", "kv_stride", "block_stride", "head_stride"):
+        value = getattr(scales, name)
+        if not 0 <= value <= _MAX_NBYTES:
+            raise _bad(f"quantization field {name} is {value}, not in 0 to {_MAX_NBYTES}")
+        if value % SCALE_NBYTES:
+            raise _bad(
+                f"quantization field {name} is {value}, no multiple of the {SCALE_NBYTES} bytes of a scale"
+            )
+    axes = scale_axes(layout)
+    _check_nested(SCALE_NBYTES, axes, "scales of ")
+    shared = share_a_byte(
+        _starts(layout),
+        _strided(0, layout.itemsize, block_axes(layout) + _layer_axes(layout)),
+        _strided(scales.offset, SCALE_NBYTES, axes),
+    )
+    if shared:
+        raise _bad(
+            f"scales overlap elements: scales lie in bytes {scales.offset} to "
+            f"{scales.offset + extent(SCALE_NBYTES, axes) - 1}, elements in {int(_starts(layout).min())} to "
+            f"{layout.elements_nbytes - 1}, and strides do not keep them apart (register the scales with "
+            "the cache and read both offsets off the same tensors)"
+        )
+
+
+def _layer_axes(layout: KVLayout) -> list[tuple[str, int, int]]:
+    if layout.offsets:
+        return []
+    return [("layer", layout.num_layers, layout.layer_stride), ("kv", layout.num_kv, layout.kv_stride)]
+
+
+def _starts(layout: KVLayout) -> NDArray[np.int64]:
+    return np.array(layout.offsets or (layout.offset,), np.int64)
+
+
+def _strided(start: int, nbytes: int, axes: list[tuple[str, int, int]]) -> Strided:
+    return Strided.of(start, nbytes, [(count, stride) for _, count, stride in axes])
+
+
+def _bad(message: str) -> UsageError:
+    return UsageError(message, code="invalid-argument")

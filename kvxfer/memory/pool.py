@@ -1,0 +1,228 @@
+"""Memory that kvxfer owns and peers on the host can map; the pool hands out blocks from it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from kvxfer._native import NativeError, PoolMemory
+from kvxfer.arguments import count
+from kvxfer.errors import ExhaustedError, UsageError, translate
+from kvxfer.memory.block_table import BlockTable
+from kvxfer.memory.free_list import BlockFreeList
+
+# Arrays begin at cache lines, so that non-temporal stores of one never touch another's.
+_ALIGNMENT_NBYTES = 64
+# Block ids have 32 bits, sizes of memory 63.
+_MOST_BLOCKS = 2**32
+_MOST_NBYTES = 2**63 - 1
+_MOST_NODES = 2**31 - 1
+
+
+class Pool:
+    """Shareable memory with guard pages around it, cut into arrays, with blocks to hand out.
+
+    Regions in a pool move fastest on one host: a peer maps the memory once, read-only. Huge pages
+    are used where the kernel gives them. The memory lives as long as the pool or any array of it.
+    All methods may be called from any thread.
+
+    Parameters
+    ----------
+    num_blocks
+        Blocks that `allocate` hands out: the ``b`` of the layouts of its arrays.
+    block_nbytes
+        Bytes of one block in all layers (`KVLayout.block_nbytes`); the memory is ``num_blocks`` of
+        them, rounded up to pages. How the arrays lay them out is their business.
+    name
+        For ``/proc/*/maps`` and messages.
+    huge_pages
+        Whether to ask for huge pages.
+    numa_node
+        Where the memory should lie; None as the kernel likes. See `kvxfer.memory.topology`.
+
+    Raises
+    ------
+    UsageError
+        Fewer than one block, or than one byte of each.
+    AgentError
+        The system refuses the memory; the message has the call and errno.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_nbytes: int,
+        *,
+        name: str = "kvxfer",
+        huge_pages: bool = True,
+        numa_node: int | None = None,
+    ) -> None:
+        num_blocks = count(num_blocks, "num_blocks", 1, _MOST_BLOCKS)
+        block_nbytes = count(block_nbytes, "block_nbytes", 1, _MOST_NBYTES // num_blocks)
+        if numa_node is not None:
+            numa_node = count(numa_node, "numa_node", 0, _MOST_NODES)
+        self._blocks = BlockFreeList(num_blocks)
+        try:
+            self._memory = PoolMemory(
+                num_blocks * block_nbytes, name, huge_pages, -1 if numa_node is None else numa_node
+            )
+        except NativeError as error:
+            raise translate(error) from None
+        self._name = name
+        self._bytes: NDArray[np.uint8] | None = self._memory.array()
+        self._used_nbytes = 0
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Pool {self._name!r} nbytes={self.nbytes} free_blocks={self.num_free}/{self.num_blocks}>"
+
+    # ---- memory -----------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """As it was made."""
+        return self._name
+
+    @property
+    def nbytes(self) -> int:
+        """Of the memory, cut or not."""
+        return self._memory.nbytes
+
+    @property
+    def page_kind(self) -> str:
+        """``"hugetlb"``, ``"transparent-huge"`` or ``"base"``: what the kernel gave."""
+        return self._memory.page_kind
+
+    @property
+    def seals(self) -> tuple[str, ...]:
+        """What nobody can do to the memory any more, e.g. ``("grow", "shrink", "future-write")``."""
+        return self._memory.seals
+
+    def array(self, shape: int | tuple[int, ...] | None = None, dtype: DTypeLike = np.uint8) -> NDArray[Any]:
+        """Cuts off the next bytes as an array of zeros, C-contiguous, at a cache line.
+
+        Where numpy lacks the type, take one of its size (``uint16`` for bfloat16) and name the
+        type in the layout. Arrays are never given back; close the pool instead.
+
+        Parameters
+        ----------
+        shape
+            Of the array; None for one dimension of all that is left.
+        dtype
+            Of its elements.
+
+        Raises
+        ------
+        ExhaustedError
+            The pool has not so many bytes left.
+        UsageError
+            It is closed.
+        """
+        kind = np.dtype(dtype)
+        with self._lock:
+            if self._bytes is None:
+                raise UsageError(f"pool {self._name!r} is closed", code="invalid-argument")
+            start = -(-self._used_nbytes // _ALIGNMENT_NBYTES) * _ALIGNMENT_NBYTES
+            left = max(len(self._bytes) - start, 0)
+            if shape is None:
+                shape = (left // kind.itemsize,)
+            elif isinstance(shape, int):
+                shape = (shape,)
+            nbytes = math.prod(shape) * kind.itemsize
+            if nbytes > left:
+                raise ExhaustedError(
+                    f"an array of {nbytes} bytes (shape {shape}, {kind.name}) does not fit in the {left} "
+                    f"bytes left of pool {self._name!r}: make it for all blocks of all arrays",
+                    code="exhausted",
+                )
+            part = self._bytes[start : start + nbytes]
+            self._used_nbytes = start + nbytes
+        return part.view(kind).reshape(shape)
+
+    # ---- blocks -----------------------------------------------------------------------------
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that it was made with."""
+        return self._blocks.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can give now."""
+        return self._blocks.num_free
+
+    @property
+    def owners(self) -> dict[str, list[int]]:
+        """Blocks that are out, by owner."""
+        with self._lock:
+            return self._blocks.owners()
+
+    def allocate(self, num_blocks: int, owner: str = "unnamed") -> BlockTable:
+        """Hands out blocks in `owner`'s name, ascending and adjacent where possible; all or none.
+
+        Raises
+        ------
+        ExhaustedError
+            Not enough are free; the message names who has them.
+        UsageError
+            Fewer than none were asked for.
+        """
+        num_blocks = count(num_blocks, "num_blocks", 0, _MOST_BLOCKS)
+        with self._lock:
+            return BlockTable(self._blocks.allocate(num_blocks, owner))
+
+    def free(self, blocks: BlockTable | NDArray[Any] | Iterable[int]) -> None:
+        """Takes blocks back, all or none.
+
+        Only when nothing moves in them any more: after the transfer's end, or a lease's ``revoke``.
+
+        Raises
+        ------
+        UsageError
+            An id that is out of range, repeated, or free already.
+        """
+        with self._lock:
+            self._blocks.free(blocks)
+
+    def free_owner(self, owner: str) -> int:
+        """Takes back every block of `owner`, e.g. of an aborted request; returns how many."""
+        with self._lock:
+            return self._blocks.free_owner(owner)
+
+    # ---- lifetime ---------------------------------------------------------------------------
+
+    def close(self) -> dict[str, list[int]]:
+        """Ends the pool and returns the blocks that were never given back, by owner.
+
+        Warns with `ResourceWarning` when there are any. The memory itself stays until the last
+        array of it, registered or not, is gone. Idempotent.
+        """
+        with self._lock:
+            if self._bytes is None:
+                return {}
+            self._bytes = None
+            leaks = self._blocks.owners()
+        if leaks:
+            count = sum(len(ids) for ids in leaks.values())
+            named = ", ".join(f"{owner} ({len(ids)})" for owner, ids in list(leaks.items())[:8])
+            warnings.warn(
+                f"pool {self._name!r} was closed with {count} blocks not freed, of: {named}",
+                ResourceWarning,
+                stacklevel=2,
+            )
+        return leaks
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

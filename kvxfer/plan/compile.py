@@ -1,0 +1,253 @@
+"""A pair of layouts -> copy program.
+
+Layers and heads are intersected, page sizes meet in units (kvxfer/plan/units.py), elements convert where
+dtypes or scales differ (kvxfer/plan/conversion.py), and what lies side by side at both ends merges into
+longer runs (kvxfer/plan/loop_nest.py). kvxfer/plan/program.py says how the result is numbered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.errors import UsageError
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.layout.quantization import SCALE_NBYTES
+from kvxfer.plan.conversion import IN_REGION, Crossing, Scales, crossing, describe, obstacles
+from kvxfer.plan.loop_nest import Axis, merge
+from kvxfer.plan.loop_rows import LoopPart, Steps, kv_strands, make_rows, strand
+from kvxfer.plan.program import (
+    COARSE,
+    FINE,
+    MAX_LOOPS,
+    CopyProgram,
+)
+from kvxfer.plan.units import oversized, unit_tokens
+
+
+def compile_program(
+    src: KVLayout, dst: KVLayout, *, heads: range | None = None, fine: bool = False
+) -> CopyProgram:
+    """Compiles the program that copies units of `src` to units of `dst`.
+
+    Layers are the outermost loop, pairs of units the next, then at most two strided axes around a
+    contiguous run. Axes that touch on both sides are merged; what does not fit in two axes is
+    unrolled, the shortest first. Below a millisecond as a rule: compile once for each pair of
+    regions.
+
+    Parameters
+    ----------
+    heads
+        KV heads to move, consecutive and numbered model-wide; None for all that both ends hold.
+    fine
+        Whether token ranges will be moved that begin or end within a unit: adds loops over single
+        tokens.
+
+    Raises
+    ------
+    UsageError
+        ``layout-mismatch``, naming every field that differs (`differences`), when no layer or no
+        head is common, when tokens would move one by one into pages with scales of their own, or
+        when the layouts are so irregular that the program would exceed 8192 loops;
+        ``out-of-range`` when one end does not hold `heads`, ``invalid-argument`` when they are no range.
+    """
+    layers, common_heads = _common_layers(src, dst), _common_heads(src, dst)
+    wanted = common_heads if heads is None else _wanted_heads(src, dst, heads)
+    found = _differences(src, dst, layers, wanted)
+    if not layers:
+        found.append(
+            f"no layer is common: {_span(src.layers)} at the source, {_span(dst.layers)} at the destination"
+        )
+    if not wanted:
+        found.append(
+            f"no head is common: {_head_words(src)} at the source, {_head_words(dst)} at the destination"
+        )
+    if found:
+        raise _mismatch("no copy program leads from one layout to the other: " + "; ".join(found))
+    how = crossing(src, dst, layers, wanted)
+    if fine:
+        _require_static_scales(dst, how)
+    unit = unit_tokens(src, dst)
+    parts = _parts(src, dst, layers, wanted, how, unit, fine)
+    _require_few(parts)
+    loops, conversions = make_rows(parts, how, layers.start - dst.first_layer)
+    for array in (loops, conversions, how.table):
+        array.flags.writeable = False
+    return CopyProgram(
+        loops=loops,
+        conversions=conversions,
+        scales=how.table,
+        src_units=src.block_tokens // unit,
+        dst_units=dst.block_tokens // unit,
+        src_tokens=src.block_tokens if fine else 0,
+        dst_tokens=dst.block_tokens if fine else 0,
+        dst_heads=(wanted.start - dst.first_head, len(wanted), dst.num_heads),
+        num_program_layers=dst.num_layers,
+        origin=dst.first_layer,
+        layers=layers,
+        heads=wanted,
+        unit_tokens=unit,
+        rows_per_pair=unit * len(wanted) * src.num_kv,
+        conversion_words=describe(src, dst, how),
+    )
+
+
+def footprint(layout: KVLayout) -> NDArray[np.void]:
+    """Returns the loops that say which bytes block 0 of each layer owns; both halves are equal.
+
+    The scales of pages, where they lie in the region, are bytes of their blocks.
+    """
+    if layout.cp_size > 1:  # blocks are whole, whatever tokens of a sequence they hold
+        layout = replace(layout, cp_rank=0, cp_size=1, cp_interleave=1)
+    return compile_program(layout, layout).loops
+
+
+def differences(src: KVLayout, dst: KVLayout) -> list[str]:
+    """Returns why no program can lead from `src` to `dst`, field by field in words; [] when one can.
+
+    That no layer or no head is common is no difference: other ranks of the same caches have them.
+    """
+    return _differences(src, dst, _common_layers(src, dst), _common_heads(src, dst))
+
+
+# ---- what two layouts have in common --------------------------------------------------------------
+
+
+def _differences(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> list[str]:
+    found = [
+        f"{words}: {ours} at the source, {theirs} at the destination"
+        for words, ours, theirs in (
+            # Names are compared where both ends say them.
+            ("model", src.model or dst.model, dst.model or src.model),
+            ("cache group", src.group or dst.group, dst.group or src.group),
+            ("keys and values", _kv_words(src), _kv_words(dst)),
+            ("head_dim", src.head_dim, dst.head_dim),
+            ("heads of the model", src.total_heads, dst.total_heads),
+            ("layers of the model", src.total_layers, dst.total_layers),
+        )
+        if ours != theirs
+    ]
+    unit = unit_tokens(src, dst)
+    too_many = (oversized(src, unit, "source"), oversized(dst, unit, "destination"))
+    return [*found, *obstacles(src, dst, layers, heads), *(words for words in too_many if words)]
+
+
+def _common_layers(src: KVLayout, dst: KVLayout) -> range:
+    return range(max(src.layers.start, dst.layers.start), min(src.layers.stop, dst.layers.stop))
+
+
+def _common_heads(src: KVLayout, dst: KVLayout) -> range:
+    ours, theirs = _heads(src), _heads(dst)
+    return range(max(ours.start, theirs.start), min(ours.stop, theirs.stop))
+
+
+def _wanted_heads(src: KVLayout, dst: KVLayout, heads: range) -> range:
+    if not isinstance(heads, range) or heads.step != 1 or not heads:
+        raise UsageError(
+            f"heads {heads!r} are no consecutive heads: pass range(first, stop) of at least one",
+            code="invalid-argument",
+        )
+    for end, layout in (("source", src), ("destination", dst)):
+        held = _heads(layout)
+        if heads.start < held.start or heads.stop > held.stop:
+            raise UsageError(
+                f"heads {_span(heads)} were named, the {end} holds {_head_words(layout)} "
+                "(numbered model-wide)",
+                code="out-of-range",
+            )
+    return heads
+
+
+def _require_static_scales(dst: KVLayout, how: Crossing) -> None:
+    """Refuses single tokens where the scale of a page would have to follow them."""
+    if how.dst.place == IN_REGION or how.moved is not None:
+        raise _mismatch(
+            f"tokens cannot move one by one into pages of {dst.block_tokens} tokens that have scales of "
+            "their own, because a scale holds for its whole page: move whole pages, or declare static scales"
+        )
+
+
+def _heads(layout: KVLayout) -> range:
+    return range(layout.first_head, layout.first_head + layout.num_heads)
+
+
+def _span(numbers: range) -> str:
+    return f"{numbers[0]} to {numbers[-1]}"
+
+
+def _head_words(layout: KVLayout) -> str:
+    return f"{_span(_heads(layout))} of {layout.total_heads}"
+
+
+def _kv_words(layout: KVLayout) -> str:
+    return "told apart" if layout.num_kv == 2 else 'one (latent; write axis "c" for keys then values)'
+
+
+def _mismatch(message: str) -> UsageError:
+    return UsageError(message, code="layout-mismatch")
+
+
+# ---- loops ----------------------------------------------------------------------------------------
+
+
+def _parts(
+    src: KVLayout, dst: KVLayout, layers: range, heads: range, how: Crossing, unit: int, fine: bool
+) -> list[LoopPart]:
+    """Returns the loops over units, over tokens where `fine`, and over scales that go along as bytes."""
+    strands, kv_axes = kv_strands(_offsets(src, layers, heads), _offsets(dst, layers, heads), how)
+    axes = [
+        Axis(len(heads), src.head_stride, dst.head_stride, how.src.head, how.dst.head),
+        Axis(src.head_dim, src.dim_stride, dst.dim_stride),
+        *kv_axes,
+    ]
+    whole_granules = how.dst.place == IN_REGION
+    parts = []
+    for grain, tokens in ((COARSE, unit), (FINE, 1))[: 2 if fine else 1]:
+        token_axis = Axis(tokens, src.token_stride, dst.token_stride)
+        elements, merged = merge([token_axis, *axes], src.itemsize, dst.itemsize)
+        src_steps = Steps(src.block_stride, tokens * src.token_stride)
+        dst_steps = Steps(dst.block_stride, tokens * dst.token_stride)
+        parts.append(
+            LoopPart(grain, strands, elements, merged, src.itemsize, src_steps, dst_steps, whole_granules)
+        )
+    if how.moved is not None:
+        parts.append(_scale_part(src.num_kv, len(layers), len(heads), *how.moved))
+    return parts
+
+
+def _scale_part(num_kv: int, num_layers: int, num_heads: int, src: Scales, dst: Scales) -> LoopPart:
+    """Returns the loops over the scales of pages; all units of a page of the source share its own."""
+    axes = [Axis(num_kv, src.kv, dst.kv)]
+    if dst.head:  # one for each head, else one for all
+        axes.append(Axis(num_heads, src.head, dst.head))
+    elements, merged = merge(axes, SCALE_NBYTES, SCALE_NBYTES)
+    layers = np.arange(num_layers, dtype=np.int64)
+    strands = [strand(src.offset + layers * src.layer, dst.offset + layers * dst.layer)]
+    return LoopPart(COARSE, strands, elements, merged, SCALE_NBYTES, Steps(src.block, 0), Steps(dst.block, 0))
+
+
+def _offsets(layout: KVLayout, layers: range, heads: range) -> NDArray[np.int64]:
+    """Returns where the first of `heads` of block 0 begins, [layers, kv]."""
+    first = layers.start - layout.first_layer
+    table = layout.layer_offsets()[first : first + len(layers)]
+    return table + (heads.start - layout.first_head) * layout.head_stride
+
+
+def _require_few(parts: list[LoopPart]) -> None:
+    """Refuses what needs too many loops, before any is made."""
+    if any(part.num_unrolled == 0 for part in parts):
+        raise _mismatch(
+            "scales of pages are found in one loop over what shares one, but tokens, heads and dims lie so "
+            "differently at the two ends that they take more: keep head_dim contiguous at both ends, or a "
+            "scale for each head"
+        )
+    num_loops = sum(part.num_stretches * part.num_unrolled for part in parts)
+    if num_loops > MAX_LOOPS:
+        first = parts[0]
+        raise _mismatch(
+            f"the copy program would need {num_loops} loops ({first.num_stretches} irregular stretches of "
+            f"layers × {first.num_unrolled}), the bound is {MAX_LOOPS}: allocate the layers in one tensor "
+            "at one end at least"
+        )

@@ -1,0 +1,232 @@
+"""What becomes of stored numbers on their way: scales at both ends, and what cannot be bridged."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.layout.quantization import Quantization
+from kvxfer.plan.program import CONVERSION_DTYPE
+from kvxfer.plan.units import unit_tokens
+
+# The numbers of Conversion.src_dtype and dst_dtype: native/include/kvxfer/number.h.
+_DTYPE_NUMBERS: Final = {
+    "bfloat16": 1,
+    "float16": 2,
+    "float32": 3,
+    "float8_e4m3fn": 4,
+    "float8_e5m2": 5,
+    "int8": 6,
+}
+# Types whose largest number a page's scale can be measured by.
+_FOUND_SCALES: Final = ("float8_e4m3fn", "float8_e5m2", "int8")
+
+# Where a conversion's scales are: ScalePlace of native/include/kvxfer/copy_program.h.
+NO_SCALES: Final = 0
+IN_PROGRAM: Final = 1
+IN_REGION: Final = 2
+
+
+class Scales(NamedTuple):
+    """Where one end's scales are: of the first layer and head that move, and steps from there.
+
+    In floats of the program's table (`IN_PROGRAM`), or in bytes of the region (`IN_REGION`).
+    """
+
+    place: int = NO_SCALES
+    offset: int = 0
+    layer: int = 0
+    kv: int = 0
+    head: int = 0
+    block: int = 0
+
+
+class Crossing(NamedTuple):
+    """How the elements of one layout become those of the other, for some layers and heads.
+
+    Attributes
+    ----------
+    converts
+        Whether elements change; otherwise bytes go as they are.
+    src, dst
+        Where the scales are that elements are multiplied with and divided by.
+    table
+        float32: the static scales of both ends.
+    moved
+        Where the scales of pages are at the two ends, when they go along as bytes; else None.
+    record
+        CONVERSION_DTYPE, of one element: dtypes, places and ``saturate``.
+    """
+
+    converts: bool
+    src: Scales
+    dst: Scales
+    table: NDArray[np.float32]
+    moved: tuple[Scales, Scales] | None
+    record: NDArray[np.void]
+
+
+def crossing(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> Crossing:
+    """Decides how elements cross, for two layouts without `obstacles`."""
+    record = np.zeros(1, CONVERSION_DTYPE)
+    if _same_numbers(src, dst, layers, heads):
+        moved = None
+        if src.quantization is not None and src.quantization.in_memory:
+            moved = _page_scales(src, layers, heads), _page_scales(dst, layers, heads)
+        return Crossing(False, Scales(), Scales(), np.empty(0, np.float32), moved, record)
+    src_scales, src_table = _scales(src, layers, heads, 0)
+    dst_scales, dst_table = _scales(dst, layers, heads, len(src_table))
+    record["src_dtype"], record["dst_dtype"] = _DTYPE_NUMBERS[src.dtype], _DTYPE_NUMBERS[dst.dtype]
+    record["src_scales"], record["dst_scales"] = src_scales.place, dst_scales.place
+    record["saturate"] = dst.quantization is not None and dst.quantization.saturate
+    table = np.concatenate((src_table, dst_table))
+    return Crossing(True, src_scales, dst_scales, table, None, record)
+
+
+def obstacles(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> list[str]:
+    """Returns why numbers of one layout cannot become those of the other, in words; [] when they can.
+
+    `layers` and `heads` are what would move; both may be empty.
+    """
+    if src.dtype == dst.dtype and src.itemsize != dst.itemsize:
+        return [_differ("bytes of an element", src.itemsize, dst.itemsize)]
+    if src.dtype != dst.dtype:
+        unknown = [dtype for dtype in (src.dtype, dst.dtype) if dtype not in _DTYPE_NUMBERS]
+        if unknown:
+            return [
+                _differ("dtype", src.dtype, dst.dtype)
+                + f" ({' and '.join(unknown)} can be copied as bytes alone; dtypes that convert are "
+                f"{', '.join(_DTYPE_NUMBERS)})"
+            ]
+    found = []
+    same = _same_numbers(src, dst, layers, heads)
+    for end, layout in (("source", src), ("destination", dst)):
+        if not same and layout.dtype == "int8" and layout.quantization is None:
+            found.append(
+                f"{_differ('quantization', _words(src), _words(dst))}: an int8 code without a scale has no "
+                f"value, so {src.dtype} cannot become {dst.dtype}; declare the scales at the {end}, or "
+                "int8 without scales at both ends to copy bytes"
+            )
+    if dst.quantization is not None and dst.quantization.in_memory:
+        found += _page_obstacles(src, dst, dst.quantization, heads, same)
+    return found
+
+
+def describe(src: KVLayout, dst: KVLayout, crossing: Crossing) -> str:
+    """Returns what happens to the elements, a sentence without its stop."""
+    if crossing.moved is not None:
+        return "Bytes go as they are, and the scales of the pages with them"
+    if not crossing.converts:
+        return "Bytes go as they are"
+    found = " found on the way" if crossing.dst.place == IN_REGION else ""
+    saturate = dst.quantization is not None and dst.quantization.saturate
+    return (
+        f"Numbers change from {src.dtype} ({_words(src)}) to {dst.dtype} ({_words(dst)}{found}"
+        f"{', saturating' if saturate else ''})"
+    )
+
+
+def _page_obstacles(
+    src: KVLayout, dst: KVLayout, quantization: Quantization, heads: range, same: bool
+) -> list[str]:
+    """Why the scales of the destination's pages cannot be written."""
+    found = []
+    if unit_tokens(src, dst) != dst.block_tokens:
+        found.append(
+            f"tokens of a block: {src.block_tokens} at the source, {dst.block_tokens} at the destination, "
+            f"which has a scale for each page and so takes whole pages, not units of "
+            f"{unit_tokens(src, dst)} tokens"
+        )
+    if quantization.per == "page" and 0 < len(heads) < dst.num_heads:
+        found.append(
+            f"heads: {heads[0]} to {heads[-1]} would move, but the destination has one scale for a page of "
+            f'its {dst.num_heads} heads: all of them, or scales per "page_head"'
+        )
+    if not same and dst.dtype not in _FOUND_SCALES:
+        found.append(
+            f"quantization: scales of pages are found for {', '.join(_FOUND_SCALES)}, not for {dst.dtype}"
+        )
+    return found
+
+
+def _same_numbers(src: KVLayout, dst: KVLayout, layers: range, heads: range) -> bool:
+    """Whether equal bytes mean equal numbers, scales of pages aside."""
+    if src.dtype != dst.dtype or src.itemsize != dst.itemsize:
+        return False
+    ours, theirs = src.quantization, dst.quantization
+    if ours is None and theirs is None:
+        return True
+    paged = [side is not None and side.in_memory for side in (ours, theirs)]
+    if any(paged):
+        return all(paged) and ours is not None and theirs is not None and ours.per == theirs.per
+    if src.dtype == "int8" and (ours is None or theirs is None):
+        return False
+    if not layers or not heads:
+        return True
+    return np.array_equal(_static(src, layers, heads), _static(dst, layers, heads))
+
+
+def _scales(layout: KVLayout, layers: range, heads: range, at: int) -> tuple[Scales, NDArray[np.float32]]:
+    """Returns where the scales of an end are and what it adds to the table, which has `at` already."""
+    nothing = np.empty(0, np.float32)
+    if layout.quantization is None:
+        return Scales(), nothing
+    if layout.quantization.in_memory:
+        return _page_scales(layout, layers, heads), nothing
+    table = _static(layout, layers, heads)
+    if table.size == 1 and table.flat[0] == 1 and layout.dtype != "int8":
+        return Scales(), nothing  # × 1 and / 1 change nothing
+    num_layers, num_kv, num_heads = table.shape
+    scales = Scales(
+        IN_PROGRAM,
+        offset=at,
+        layer=num_kv * num_heads if num_layers > 1 else 0,
+        kv=num_heads if num_kv > 1 else 0,
+        head=1 if num_heads > 1 else 0,
+    )
+    return scales, table.ravel()
+
+
+def _page_scales(layout: KVLayout, layers: range, heads: range) -> Scales:
+    quantization = layout.quantization
+    assert quantization is not None
+    return Scales(
+        IN_REGION,
+        offset=quantization.offset
+        + (layers.start - layout.first_layer) * quantization.layer_stride
+        + (heads.start - layout.first_head) * quantization.head_stride,
+        layer=quantization.layer_stride,
+        kv=quantization.kv_stride,
+        head=quantization.head_stride,
+        block=quantization.block_stride,
+    )
+
+
+def _static(layout: KVLayout, layers: range, heads: range) -> NDArray[np.float32]:
+    """Returns the scales of some layers and heads, [layers, kv, heads].
+
+    An axis along which they do not change has one element, so that the steps of any declared
+    granularity are the fewest that its numbers need: runs merge, and loops are shared.
+    """
+    table = np.ones((1, 1, 1), np.float32)
+    if layout.quantization is not None:
+        first_layer, first_head = layers.start - layout.first_layer, heads.start - layout.first_head
+        table = layout.quantization.table(layout.num_layers, layout.num_kv, layout.num_heads)[
+            first_layer : first_layer + len(layers), :, first_head : first_head + len(heads)
+        ]
+    for axis in range(3):
+        first = table.take([0], axis)
+        if table.shape[axis] > 1 and bool((table == first).all()):
+            table = first
+    return table
+
+
+def _words(layout: KVLayout) -> str:
+    return "no scales" if layout.quantization is None else f"scales per {layout.quantization.per}"
+
+
+def _differ(what: str, ours: object, theirs: object) -> str:
+    return f"{what}: {ours} at the source, {theirs} at the destination"

@@ -1,0 +1,310 @@
+"""The copy program: strided loops over pairs of units, and what can be read off them.
+
+`kvxfer.plan` makes one from two layouts; native/include/kvxfer/copy_program.h executes it.
+
+How a program is numbered
+-------------------------
+Public calls number layers and heads model-wide, because the two ends may hold different slices and
+only the model's numbers mean the same at both. The native core numbers the layers of a program, of
+a transfer and of an expectation as the **destination region** does: its layer 0 is
+``dst.first_layer``, its head 0 is ``dst.first_head``. So two sources that each send half of the
+layers, or of the heads, into one region count towards the same expectation without a translation.
+
+Block tables become *unit ids* (kvxfer/plan/pairs.py) before a program sees them: a unit is the longest
+stretch of tokens that lies within one block at either end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.errors import UsageError
+from kvxfer.layout.quantization import SCALE_NBYTES
+
+# native/include/kvxfer/copy_program.h: CopyLoop, 128 bytes.
+LOOP_DTYPE: Final = np.dtype(
+    [
+        ("first_layer", "<u4"),
+        ("num_layers", "<u4"),
+        ("src_offset", "<u8"),
+        ("dst_offset", "<u8"),
+        ("src_layer_stride", "<u8"),
+        ("dst_layer_stride", "<u8"),
+        ("src_block_stride", "<u8"),
+        ("dst_block_stride", "<u8"),
+        ("src_unit_stride", "<u8"),
+        ("dst_unit_stride", "<u8"),
+        ("counts", "<u4", (2,)),
+        ("src_strides", "<u8", (2,)),
+        ("dst_strides", "<u8", (2,)),
+        ("nbytes", "<u8"),
+        ("grain", "<u4"),
+        ("conversion", "<u4"),
+    ]
+)
+
+# native/include/kvxfer/copy_program.h: Conversion, 88 bytes.
+CONVERSION_DTYPE: Final = np.dtype(
+    [
+        ("src_dtype", "u1"),
+        ("dst_dtype", "u1"),
+        ("src_scales", "u1"),
+        ("dst_scales", "u1"),
+        ("saturate", "u1"),
+        ("reserved", "u1", (3,)),
+        ("src_offset", "<u8"),
+        ("src_layer_stride", "<u8"),
+        ("src_block_stride", "<u8"),
+        ("src_strides", "<u8", (2,)),
+        ("dst_offset", "<u8"),
+        ("dst_layer_stride", "<u8"),
+        ("dst_block_stride", "<u8"),
+        ("dst_strides", "<u8", (2,)),
+    ]
+)
+
+# native/core/wire.h: kMaxLoops.
+MAX_LOOPS: Final = 8192
+
+# native/core/pack.h: kGatherBelowNbytes. Where what lies side by side at one end is shorter on average,
+# a stream gathers it there, or scatters it.
+GATHER_BELOW_NBYTES: Final = 512
+
+COARSE: Final = 0  # CopyLoop.grain: pairs of units
+FINE: Final = 1  # pairs of single tokens
+
+# CopyProgram.conversions name dtypes by number: native/include/kvxfer/number.h.
+_ITEMSIZE: Final = np.array([0, 2, 2, 4, 1, 1, 1], np.int64)
+_IN_REGION: Final = 2  # Conversion.*_scales: float32 in the region's memory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopyProgram:
+    """Which bytes of a pair of units go where, for every layer and head that it moves.
+
+    Attributes
+    ----------
+    loops
+        LOOP_DTYPE [num_loops], read-only, ascending in ``first_layer``; layers numbered as the
+        destination region's.
+    conversions
+        CONVERSION_DTYPE [num_conversions], read-only; loop k uses ``conversions[k.conversion - 1]``,
+        or none where that is 0.
+    scales
+        float32 [num_scales], read-only: the static scales that conversions point at.
+    src_units, dst_units
+        Units of one block at either end.
+    src_tokens, dst_tokens
+        Tokens of one block at either end where the program has loops for single tokens; else 0, 0.
+    dst_heads
+        ``(first, num, total)``: which of the destination rank's heads it fills; head 0 is that
+        rank's first.
+    num_program_layers
+        Layers of the destination region; those outside `layers` have no loop.
+    origin
+        Model-wide number of program layer 0: the destination's first layer.
+    layers, heads
+        What it moves, numbered model-wide.
+    unit_tokens
+        Tokens of one unit.
+    rows_per_pair
+        Rows of ``head_dim`` elements that a pair of units moves in one layer: tokens × heads × kv.
+    conversion_words
+        What happens to the elements on their way.
+    """
+
+    loops: NDArray[np.void]
+    conversions: NDArray[np.void]
+    scales: NDArray[np.float32]
+    src_units: int
+    dst_units: int
+    src_tokens: int
+    dst_tokens: int
+    dst_heads: tuple[int, int, int]
+    num_program_layers: int
+    origin: int
+    layers: range
+    heads: range
+    unit_tokens: int
+    rows_per_pair: int
+    conversion_words: str
+
+    @property
+    def units(self) -> tuple[int, int, int, int]:
+        """``(src_units, dst_units, src_tokens, dst_tokens)``, as the native calls want them."""
+        return self.src_units, self.dst_units, self.src_tokens, self.dst_tokens
+
+    @property
+    def pair_nbytes(self) -> int:
+        """Bytes that one pair of units leaves at the destination in one layer, scales of pages included.
+
+        The same for every layer of the program.
+        """
+        return self._layer_sum(self._dst_nbytes() * self._runs() + SCALE_NBYTES * self._found_scales())
+
+    @property
+    def runs_per_pair(self) -> int:
+        """Contiguous runs of one pair in one layer, before runs of adjacent units merge."""
+        return self._layer_sum(self._runs())
+
+    @property
+    def smallest_run_nbytes(self) -> int:
+        """Bytes at the source of the shortest run of a pair of units; scales of pages count as runs."""
+        return int(self.loops["nbytes"][self.loops["grain"] == COARSE].min())
+
+    @property
+    def gathers_src(self) -> bool:
+        """Whether rails that charge for each run get them gathered: short on average, or converted.
+
+        As native/core/pack.cpp decides it.
+        """
+        return bool(len(self.conversions)) or self._mean_stretch("src") < GATHER_BELOW_NBYTES
+
+    @property
+    def scatters_dst(self) -> bool:
+        """Whether such rails scatter at the destination: its runs are short on average."""
+        return self._mean_stretch("dst") < GATHER_BELOW_NBYTES
+
+    def explain(self) -> str:
+        """Returns a few sentences with numbers: what moves, in how many runs, and how."""
+        first, last = self.layers[0], self.layers[-1]
+        runs = self.runs_per_pair
+        _, num_heads, total_heads = self.dst_heads
+        if np.all(self.loops["num_layers"] == len(self.layers)):
+            shared = "All layers share their loops"
+        else:
+            shared = "Layers lie irregularly and need loops of their own"
+        neighbours = "merge into longer runs" if self._blocks_touch() else "stay apart"
+        sentences = (
+            f"{_count(len(self.loops), 'loop')} for layers {first} to {last} ({len(self.layers)} of the "
+            f"{self.num_program_layers} at the destination) and heads {self.heads[0]} to "
+            f"{self.heads[-1]} ({num_heads} of the {total_heads} there)",
+            shared,
+            f"A unit is {_count(self.unit_tokens, 'token')}: {self.src_units} in a block of the source, "
+            f"{self.dst_units} in one of the destination",
+            "What is no whole unit moves token by token" if self.src_tokens else "",
+            f"A pair of units moves {self.pair_nbytes} bytes a layer in {_count(runs, 'run')}, the "
+            f"smallest of {self.smallest_run_nbytes} bytes: {_count(self.rows_per_pair, 'row')} of "
+            f"one head merged {self.rows_per_pair / runs:.4g} to a run; adjacent blocks {neighbours}",
+            self.conversion_words,
+            self._rail_words(),
+        )
+        return " ".join(f"{sentence}." for sentence in sentences if sentence)
+
+    def window(self, layers: Iterable[int] | None) -> tuple[int, int]:
+        """Returns ``(first, count)`` in the program's numbers for model-wide `layers`.
+
+        Parameters
+        ----------
+        layers
+            Consecutive ascending layer numbers (a range, or a list); None for all common layers.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument`` when they are not consecutive, ``out-of-range`` when one of the
+            two ends does not hold one of them.
+        """
+        wanted = self.layers if layers is None else consecutive(layers)
+        if wanted[0] < self.layers[0] or wanted[-1] > self.layers[-1]:
+            raise UsageError(
+                f"layers {wanted[0]} to {wanted[-1]} were named, both ends hold "
+                f"{self.layers[0]} to {self.layers[-1]} (numbered model-wide)",
+                code="out-of-range",
+            )
+        return wanted[0] - self.origin, len(wanted)
+
+    def _rail_words(self) -> str:
+        ends = []
+        if self.gathers_src:
+            why = (
+                "they change on the way"
+                if len(self.conversions)
+                else f"{self._mean_stretch('src')} bytes each"
+            )
+            ends.append(f"gathered at the source ({why})")
+        if self.scatters_dst:
+            ends.append(f"scattered at the destination ({self._mean_stretch('dst')} bytes each)")
+        if not ends:
+            return f"Direct: what lies side by side has {GATHER_BELOW_NBYTES} bytes or more at both ends"
+        return (
+            f"Direct where the destination maps the source's memory; on streams runs are {' and '.join(ends)}"
+        )
+
+    def _mean_stretch(self, side: str) -> int:
+        """Returns the mean bytes of what lies side by side at one end, over pairs of units."""
+        loops = self.loops[self.loops["grain"] == COARSE]
+        run = (self.loops["nbytes"].astype(np.int64) if side == "src" else self._dst_nbytes())[
+            self.loops["grain"] == COARSE
+        ]
+        outer, inner = loops["counts"].astype(np.int64).T
+        outer_step, inner_step = loops[f"{side}_strides"].astype(np.int64).T
+        touches = (inner_step == run) | (inner == 1)
+        row = np.where(touches, run * inner, run)
+        stretch = np.where(touches & ((outer_step == row) | (outer == 1)), row * outer, row)
+        nbytes = run * outer * inner * loops["num_layers"]
+        return int(nbytes.sum() / (nbytes / stretch).sum())
+
+    def _blocks_touch(self) -> bool:
+        """Whether blocks that lie side by side at both ends become one run."""
+        loops = self.loops[self.loops["grain"] == COARSE]
+        touch = np.all(loops["counts"] == 1) and np.all(loops["conversion"] == 0)
+        for side, units in (("src", self.src_units), ("dst", self.dst_units)):
+            touch &= np.all(loops["nbytes"] * units == loops[f"{side}_block_stride"])
+            touch &= units == 1 or np.all(loops["nbytes"] == loops[f"{side}_unit_stride"])
+        return bool(touch)
+
+    def _runs(self) -> NDArray[np.int64]:
+        counts = self.loops["counts"].astype(np.int64)
+        return np.asarray(counts[:, 0] * counts[:, 1])
+
+    def _dst_nbytes(self) -> NDArray[np.int64]:
+        nbytes = self.loops["nbytes"].astype(np.int64)
+        if not len(self.conversions):
+            return nbytes
+        # Conversion 0 keeps the size: a row of ones in front of the table.
+        src = np.concatenate(([1], _ITEMSIZE[self.conversions["src_dtype"]]))
+        dst = np.concatenate(([1], _ITEMSIZE[self.conversions["dst_dtype"]]))
+        which = self.loops["conversion"]
+        return np.asarray(nbytes // src[which] * dst[which])
+
+    def _found_scales(self) -> NDArray[np.int64]:
+        """Scales that a pair of each loop leaves at the destination: one for each granule."""
+        if not len(self.conversions):
+            return np.zeros(len(self.loops), np.int64)
+        found = self.conversions["dst_scales"] == _IN_REGION
+        stepped = self.conversions["dst_strides"] != 0
+        which = self.loops["conversion"].astype(np.int64) - 1
+        granules = np.where(stepped[which], self.loops["counts"], 1).astype(np.int64).prod(axis=1)
+        return np.where((which >= 0) & found[which], granules, 0)
+
+    def _layer_sum(self, values: NDArray[np.int64]) -> int:
+        """Adds up what the loops over units have for the first layer."""
+        first = self.loops["first_layer"].astype(np.int64)
+        layer = self.layers[0] - self.origin
+        held = (first <= layer) & (layer < first + self.loops["num_layers"])
+        return int(values[held & (self.loops["grain"] == COARSE)].sum())
+
+
+def consecutive(layers: Iterable[int]) -> range:
+    """Returns `layers` as a range, or raises ``UsageError`` when they are empty or have gaps."""
+    if not isinstance(layers, range) or layers.step != 1:
+        items = [int(layer) for layer in layers]
+        layers = range(items[0], items[-1] + 1) if items else range(0)
+        if items != list(layers):
+            raise UsageError(
+                "layers of one transfer are consecutive and ascending: post one transfer for each run",
+                code="invalid-argument",
+            )
+    if not layers:
+        raise UsageError("no layers were named: leave layers out for all", code="invalid-argument")
+    return layers
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,243 @@
+"""Ranks of two ends -> who serves whom: which layers and heads of each destination come from which source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.errors import UsageError
+from kvxfer.layout.kv_layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one source rank serves of one destination rank.
+
+    Attributes
+    ----------
+    src, dst
+        Their places in the sequences that `route` was called with.
+    layers, heads
+        Numbered model-wide.
+    nbytes
+        Bytes at the source of one of its blocks of these layers and heads.
+    """
+
+    src: int
+    dst: int
+    layers: range
+    heads: range
+    nbytes: int
+
+
+def route(
+    srcs: Sequence[KVLayout], dsts: Sequence[KVLayout], load: Sequence[float] | None = None
+) -> tuple[Share, ...]:
+    """Divides the caches of all destination ranks among the source ranks that hold them.
+
+    Every (layer, head) of every destination is served once. Where sources hold the same slice
+    (replicated heads or layers, a replicated latent), the one that has least to do serves it, the
+    first of equals; so both ends compute the same from the same layouts. With context parallelism
+    each of the sources that have tokens of a destination serves these tokens.
+
+    Parameters
+    ----------
+    srcs
+        The ranks that hold one request: all of one engine, not its data-parallel replicas.
+    dsts
+        The ranks that need it.
+    load
+        What each source has to do already, in bytes of a block as `Share.nbytes` counts them; None
+        for nothing.
+
+    Returns
+    -------
+    tuple of Share
+        By destination; of one by the tokens' rank, by layer and by head.
+
+    Raises
+    ------
+    UsageError
+        ``layout-mismatch`` when no source holds a part of a destination (naming axis and numbers),
+        when slices of two sources overlap without being equal, or when two ranks that would be
+        paired differ (`kvxfer.plan.differences`); ``invalid-argument`` for no sources, or a load that
+        does not fit.
+    """
+    busy = _loads(load, len(srcs))
+    if not srcs:
+        raise UsageError(
+            "no source ranks were given: pass all that hold the request", code="invalid-argument"
+        )
+    _require_one_cache(srcs, dsts)
+    holders = _holders(srcs)
+    _require_equal_or_apart(holders)
+    shares = []
+    for index, dst in enumerate(dsts):
+        wanted = _Slice.of(dst)
+        for rank in _token_ranks(srcs[0], dst):
+            pieces = [piece for piece in holders if piece.cp_rank == rank and piece.meets(wanted)]
+            _require_cover(wanted, pieces, f"destination {index}", rank, srcs[0].cp_size)
+            for piece in sorted(pieces, key=lambda piece: (piece.layers.start, piece.heads.start)):
+                src = min(holders[piece], key=lambda holder: (busy[holder], holder))
+                layers, heads = _common(piece.layers, wanted.layers), _common(piece.heads, wanted.heads)
+                share = Share(src, index, layers, heads, _nbytes(srcs[src], layers, heads))
+                busy[src] += share.nbytes
+                shares.append(share)
+    _require_bridges(shares, srcs, dsts)
+    return tuple(shares)
+
+
+class _Slice(NamedTuple):
+    """What one rank holds: layers, heads, and the tokens of its rank in context parallelism."""
+
+    layers: range
+    heads: range
+    cp_rank: int
+
+    @classmethod
+    def of(cls, layout: KVLayout) -> _Slice:
+        heads = range(layout.first_head, layout.first_head + layout.num_heads)
+        return cls(layout.layers, heads, layout.cp_rank)
+
+    def meets(self, other: _Slice) -> bool:
+        """Whether a (layer, head) is in both."""
+        return bool(_common(self.layers, other.layers)) and bool(_common(self.heads, other.heads))
+
+
+def _common(ours: range, theirs: range) -> range:
+    return range(max(ours.start, theirs.start), min(ours.stop, theirs.stop))
+
+
+def _nbytes(layout: KVLayout, layers: range, heads: range) -> int:
+    row = layout.num_kv * layout.block_tokens * layout.head_dim * layout.itemsize
+    return row * len(layers) * len(heads)
+
+
+def _loads(load: Sequence[float] | None, num_srcs: int) -> list[float]:
+    if load is None:
+        return [0.0] * num_srcs
+    if len(load) != num_srcs or not all(math.isfinite(value) and value >= 0 for value in load):
+        raise UsageError(
+            f"load {list(load)} does not fit {num_srcs} sources: one finite number for each, from 0 on",
+            code="invalid-argument",
+        )
+    return [float(value) for value in load]
+
+
+def _holders(srcs: Sequence[KVLayout]) -> dict[_Slice, list[int]]:
+    """Returns who holds each distinct slice, in the order of the sources."""
+    holders: dict[_Slice, list[int]] = {}
+    for index, src in enumerate(srcs):
+        holders.setdefault(_Slice.of(src), []).append(index)
+    return holders
+
+
+def _token_ranks(src: KVLayout, dst: KVLayout) -> list[int]:
+    """Returns which ranks of the sources' context parallelism hold tokens of a destination.
+
+    A rank's tokens begin at ``rank * interleave`` and repeat every ``interleave * size``. Two such
+    combs meet where their teeth, moved by a multiple of the greatest common divisor of both
+    periods, overlap.
+    """
+    teeth = src.cp_interleave if src.cp_size > 1 else 1, dst.cp_interleave if dst.cp_size > 1 else 1
+    common = math.gcd(teeth[0] * src.cp_size, teeth[1] * dst.cp_size)
+    found = []
+    for rank in range(src.cp_size):
+        ahead = (rank * teeth[0] - dst.cp_rank * teeth[1]) % common
+        if ahead < teeth[1] or ahead - common > -teeth[0]:
+            found.append(rank)
+    return found
+
+
+# ---- checks ---------------------------------------------------------------------------------------
+
+
+def _require_one_cache(srcs: Sequence[KVLayout], dsts: Sequence[KVLayout]) -> None:
+    """Refuses ranks that number layers, heads or tokens in different ways."""
+    for end, layouts in (("source", srcs), ("destination", dsts)):
+        for index, layout in enumerate(layouts):
+            for what, number, first in (
+                ("layers", layout.total_layers, srcs[0].total_layers),
+                ("heads", layout.total_heads, srcs[0].total_heads),
+            ):
+                if number != first:
+                    raise _mismatch(
+                        f"{what} of the model: {first} at source 0, {number} at {end} {index}: all ranks "
+                        "are of one model and cache group"
+                    )
+    parallel = [(src.cp_size, src.cp_interleave if src.cp_size > 1 else 1) for src in srcs]
+    for index, pair in enumerate(parallel):
+        if pair != parallel[0]:
+            raise _mismatch(
+                f"tokens: source 0 is one of {parallel[0][0]} context-parallel ranks of {parallel[0][1]} "
+                f"tokens in turn, source {index} one of {pair[0]} of {pair[1]}: the sources of a request "
+                "divide its tokens in one way"
+            )
+
+
+def _require_equal_or_apart(holders: dict[_Slice, list[int]]) -> None:
+    """Refuses sources that share some layers and heads, but not all: slices were declared wrongly."""
+    slices = sorted(holders, key=lambda piece: (piece.cp_rank, piece.layers.start, piece.layers.stop))
+    for at, one in enumerate(slices):
+        for other in slices[at + 1 :]:
+            if other.cp_rank != one.cp_rank or other.layers.start >= one.layers.stop:
+                break
+            if one.meets(other):
+                axis = "layers" if one.layers != other.layers else "heads"
+                ours, theirs = getattr(one, axis), getattr(other, axis)
+                raise _mismatch(
+                    f"{axis} overlap: source {holders[one][0]} holds {_span(ours)}, source "
+                    f"{holders[other][0]} holds {_span(theirs)}; slices are equal (replicated) or apart"
+                )
+
+
+def _require_cover(wanted: _Slice, pieces: list[_Slice], who: str, cp_rank: int, cp_size: int) -> None:
+    """Refuses a destination of which no source holds some layers or heads."""
+    held = np.zeros((len(wanted.layers), len(wanted.heads)), np.bool_)
+    for piece in pieces:
+        layers, heads = _common(piece.layers, wanted.layers), _common(piece.heads, wanted.heads)
+        rows = slice(layers.start - wanted.layers.start, layers.stop - wanted.layers.start)
+        held[rows, heads.start - wanted.heads.start : heads.stop - wanted.heads.start] = True
+    if held.all():
+        return
+    tokens = f" for the tokens of context-parallel rank {cp_rank} of {cp_size}" if cp_size > 1 else ""
+    rows_held = np.asarray(held.any(axis=1))
+    if not rows_held.all():
+        gap = _first_gap(rows_held, wanted.layers.start)
+        raise _mismatch(
+            f"layers: no source holds {_span(gap)} of {who}, which has {_span(wanted.layers)}{tokens}"
+        )
+    row = int(held.all(axis=1).argmin())
+    gap = _first_gap(held[row], wanted.heads.start)
+    raise _mismatch(
+        f"heads: no source holds {_span(gap)} of {who} in layer {wanted.layers.start + row}, which has "
+        f"{_span(wanted.heads)}{tokens}"
+    )
+
+
+def _require_bridges(shares: list[Share], srcs: Sequence[KVLayout], dsts: Sequence[KVLayout]) -> None:
+    from kvxfer.plan.compile import differences  # the planner is loaded when somebody plans
+
+    for share in shares:
+        if found := differences(srcs[share.src], dsts[share.dst]):
+            raise _mismatch(f"source {share.src} cannot serve destination {share.dst}: {'; '.join(found)}")
+
+
+def _first_gap(held: NDArray[np.bool_], start: int) -> range:
+    """Returns the first numbers, from `start` on, that are not held."""
+    first = int(held.argmin())
+    length = int(held[first:].argmax()) or len(held) - first
+    return range(start + first, start + first + length)
+
+
+def _span(numbers: range) -> str:
+    return f"{numbers[0]} to {numbers[-1]}"
+
+
+def _mismatch(message: str) -> UsageError:
+    return UsageError(message, code="layout-mismatch")

@@ -1,0 +1,1 @@
+"""Between the public nouns and the native core: connecting, posting, completions, told programs."""

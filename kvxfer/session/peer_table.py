@@ -1,0 +1,113 @@
+"""The sessions of one agent, as one `Peer` object each."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any
+
+from kvxfer._native import AgentCore, NativeError
+from kvxfer.errors import AgentError, PeerError, from_code, translate
+from kvxfer.peer import Peer
+from kvxfer.region import RegionDescriptor
+from kvxfer.session.completion import Completions
+
+
+class PeerTable:
+    """Finds and remembers peers. One that was lost is kept by those who hold it, not here."""
+
+    def __init__(self, core: AgentCore, completions: Completions) -> None:
+        self._core = core
+        self._completions = completions
+        self._peers: dict[int, Peer] = {}
+        # Notifications that are read after the loss of their peer still name the object that others hold.
+        self._lost: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
+
+    def open(self) -> tuple[Peer, ...]:
+        """Returns those that are connected, the newest session last."""
+        self._completions.check()
+        try:
+            peer_ids = self._core.peers()
+        except NativeError as error:
+            raise translate(error) from None
+        found = []
+        for peer_id in sorted(peer_ids):
+            peer = self.get(peer_id)
+            if peer is not None and peer.state == "open":
+                found.append(peer)
+        return tuple(found)
+
+    def get(self, peer_id: int) -> Peer | None:
+        """Returns the one object for a session; None while the peer has not told its name."""
+        peer = self._peers.get(peer_id) or self._lost.get(peer_id)
+        if peer is None:
+            try:
+                info = self._core.peer(peer_id)
+            except NativeError:
+                return None  # lost and forgotten since it was listed
+            if info["state"] == "connecting":
+                return None
+            table = self._lost if info["state"] == "lost" else self._peers
+            peer = table.setdefault(peer_id, Peer(self._completions, peer_id, info))
+        return peer
+
+    def get_or_nameless(self, peer_id: int) -> Peer:
+        """The same, for a session that may be forgotten already."""
+        peer = self._peers.get(peer_id) or self.get(peer_id)
+        return peer or Peer(self._completions, peer_id, {"name": "?", "incarnation": b""})
+
+    def budgets(self) -> list[dict[str, Any]]:
+        """Returns of each open session the peer's name, and what it holds here of what it may."""
+        found = []
+        for peer_id in sorted(self._core.peers()):
+            try:
+                info = self._core.peer(peer_id)
+            except NativeError:
+                continue  # it was lost meanwhile
+            if "budget" in info:
+                found.append({"name": info["name"], "budget": info["budget"]})
+        return found
+
+    def find(self, name: str | None) -> Peer | None:
+        """Returns the newest session with `name` (None: with anybody) that is open."""
+        for peer in reversed(self.open()):
+            if name in (None, peer.name):
+                return peer
+        return None
+
+    def owner_of(self, remote: RegionDescriptor) -> Peer:
+        """Returns the session with the agent that a descriptor from elsewhere is of, or raises."""
+        for peer in reversed(self.open()):
+            if peer.incarnation == remote.incarnation:
+                return peer
+        raise PeerError(
+            f"region {remote.name!r} is of {remote.agent}, and no session is open with that incarnation "
+            "of it: connect to it first",
+            code="unreachable",
+            peer=remote.agent,
+        )
+
+    def settled(self, peer_id: int) -> bool:
+        """Whether connecting has ended, well or not."""
+        return bool(self._core.peer(peer_id)["state"] != "connecting")
+
+    def opened(self, peer_id: int, target: str) -> Peer:
+        """Returns the peer of a session that has settled, or raises why there is none."""
+        info = self._core.peer(peer_id)
+        if info["state"] != "open":
+            error = from_code(info["code"], info["message"], peer=info["name"] or target)
+            if not isinstance(error, PeerError):
+                error = PeerError(str(error.args[0]), code=error.code, peer=target)
+            raise error
+        return self._peers.setdefault(peer_id, Peer(self._completions, peer_id, info))
+
+    def forget(self, peer_id: int) -> None:
+        """Drops a session that was lost."""
+        if (peer := self._peers.pop(peer_id, None)) is not None:
+            with contextlib.suppress(AgentError):  # closed meanwhile: events that were left are still read
+                peer._info()  # why it was lost, as long as native code knows
+            self._lost[peer_id] = peer
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self._peers.clear()

@@ -1,0 +1,280 @@
+"""Posting: what a caller names, turned into the one native call of a transfer or an expectation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import UnionType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer._native import CODES, AgentCore, NativeError
+from kvxfer.arguments import seconds
+from kvxfer.errors import KvxferError, UsageError, translate
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.memory.block_table import as_ids
+from kvxfer.options import AgentOptions
+from kvxfer.peer import Peer, check_peer
+from kvxfer.region import Blocks, Region, RegionDescriptor
+from kvxfer.session.completion import Completions
+from kvxfer.session.peer_table import PeerTable
+from kvxfer.session.program_cache import ProgramCache
+from kvxfer.transfer import Incoming, Scope, Transfer
+
+if TYPE_CHECKING:
+    from kvxfer._native import After, Route
+
+
+class Poster:
+    """Posts the transfers and expectations of one agent."""
+
+    def __init__(
+        self,
+        core: AgentCore,
+        completions: Completions,
+        peers: PeerTable,
+        programs: ProgramCache,
+        options: AgentOptions,
+    ) -> None:
+        self._core = core
+        self._completions = completions
+        self._peers = peers
+        self._programs = programs
+        self._options = options
+        # The last route of whole blocks in all layers: the same two objects mostly follow each other.
+        self._usual: tuple[Any, ...] = (object(), None, False, None, None, None)
+
+    def transfer(
+        self,
+        region: Region,
+        remote: RegionDescriptor,
+        src_blocks: Blocks,
+        dst_blocks: Blocks,
+        write: bool,
+        layers: Iterable[int] | None,
+        heads: range | None,
+        tokens: range | None,
+        notify: bytes,
+        timeout_s: float | None,
+        priority: int,
+        integrity: bool | None,
+        lease: int | None,
+        hold: bool | After,
+    ) -> Transfer:
+        """Posts a write or a read; `Agent.write` says what the arguments mean and what it raises."""
+        known_region, known_remote, known_write, known_entries, route, scope = self._usual
+        num_fine = 0
+        try:
+            if (
+                region is not known_region
+                or remote is not known_remote
+                or write is not known_write
+                or known_entries is not self._programs.entries
+                or not (layers is heads is tokens is None)
+            ):
+                route, scope, src_blocks, dst_blocks, num_fine = self._find(
+                    region, remote, src_blocks, dst_blocks, write, layers, heads, tokens
+                )
+            handle = route.post(
+                src_blocks, dst_blocks, num_fine, notify, timeout_s, priority, integrity, lease, hold
+            )
+        except NativeError as error:
+            raise _said_of(error, region, remote) from None
+        except (AttributeError, TypeError):
+            # Looked at where something went wrong: a good call pays nothing for it.
+            _check_kinds(region, remote, layers, integrity)
+            raise
+        return Transfer(handle, scope)
+
+    def _find(
+        self,
+        region: Region,
+        remote: RegionDescriptor,
+        src_blocks: Blocks,
+        dst_blocks: Blocks,
+        write: bool,
+        layers: Iterable[int] | None,
+        heads: range | None,
+        tokens: range | None,
+    ) -> tuple[Route, Scope, Blocks, Blocks, int]:
+        """Returns by which route, and as which units, these blocks go."""
+        self._completions.check()
+        if not isinstance(region, Region):
+            raise TypeError
+        region._check()
+        peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
+        entry = self._programs.get(peer_id, write, region, remote, heads)
+        num_fine = 0
+        if tokens is not None or not entry.whole_blocks:
+            from kvxfer.plan.pairs import pair_units
+
+            src, dst = (region.layout, remote.layout) if write else (remote.layout, region.layout)
+            pairs = pair_units(src, dst, as_ids(src_blocks), as_ids(dst_blocks), tokens)
+            src_blocks, dst_blocks, num_fine = pairs.src_ids, pairs.dst_ids, pairs.num_fine
+            if num_fine:
+                entry = self._programs.get(peer_id, write, region, remote, heads, fine=True)
+        program = entry.program
+        if layers is None:
+            first, moved = entry.first, entry.layers
+        else:
+            first, count = program.window(layers)
+            start = program.origin + first
+            moved = range(start, start + count)
+        route = self._core.route(
+            peer_id,
+            entry.number,
+            first,
+            len(moved),
+            seconds(self._options.transfer_timeout_s, "option transfer_timeout_s"),
+            self._options.integrity,
+            as_ids,
+        )
+        scope = Scope(self._completions, remote.agent, moved, program.origin, not write)
+        # A descriptor from elsewhere may mean another session each time.
+        if layers is heads is tokens is None and entry.whole_blocks and remote.peer_id >= 0:
+            self._usual = region, remote, write, self._programs.entries, route, scope
+        return route, scope, src_blocks, dst_blocks, num_fine
+
+    def route(
+        self, region: Region, remote: RegionDescriptor, layers: Iterable[int] | None, heads: range | None
+    ) -> tuple[Route, Scope]:
+        """Returns by which route whole blocks are written, for whoever names them later.
+
+        Raises
+        ------
+        UsageError
+            As `Agent.write`; ``unsupported``: pages of the two regions differ in size, or one has a null
+            block.
+        """
+        _check_kinds(region, remote, layers, None)
+        peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
+        if not self._programs.get(peer_id, True, region, remote, heads).whole_blocks:
+            raise UsageError(
+                f"pages of regions {region.name!r} here and {remote.name!r} of {remote.agent} differ in "
+                "size, or have a null block, so that pairs of blocks are no pairs of pages: use agent.write",
+                code="unsupported",
+            )
+        route, scope, *_ = self._find(region, remote, (), (), True, layers, heads, None)
+        return route, scope
+
+    def expectation(
+        self,
+        tag: bytes,
+        blocks: Blocks,
+        region: Region,
+        layers: Iterable[int] | None,
+        tokens: range | None,
+        peer: Peer | None,
+        timeout_s: float | None,
+    ) -> Incoming:
+        """Lets transfers with `tag` write; `Agent.expect` says what the arguments mean and raise."""
+        _check_expected(region, peer)
+        limit_s = self._options.transfer_timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s")
+        region._check()
+        if not tag:
+            raise UsageError("an expectation needs a tag of at least one byte", code="invalid-argument")
+        layout = region.layout
+        wanted = layout.layers
+        if layers is not None:
+            from kvxfer.plan.program import consecutive
+
+            wanted = consecutive(layers)
+        if wanted[0] < layout.layers[0] or wanted[-1] > layout.layers[-1]:
+            raise UsageError(
+                f"layers {wanted[0]} to {wanted[-1]} were named, region {region.name!r} holds "
+                f"{layout.layers[0]} to {layout.layers[-1]} (numbered model-wide)",
+                code="out-of-range",
+            )
+        ids, first_token, end_token = _needed(layout, as_ids(blocks), tokens)
+        try:
+            handle = self._core.expect(
+                tag,
+                region.id,
+                ids,
+                wanted[0] - layout.first_layer,
+                len(wanted),
+                layout.block_tokens,
+                first_token,
+                end_token,
+                layout.num_heads,
+                -1 if peer is None else peer.id,
+                limit_s,
+            )
+        except NativeError as error:
+            raise translate(error, peer="" if peer is None else peer.name) from None
+        name = "" if peer is None else peer.name
+        return Incoming(handle, Scope(self._completions, name, wanted, layout.first_layer, True))
+
+
+def _said_of(error: NativeError, region: Region, remote: RegionDescriptor) -> KvxferError:
+    """Returns the public exception of a post. A region that is gone has a number alone in native words."""
+    if error.args[0] == CODES["unknown-region"]:
+        return UsageError(
+            f"{error.args[1]}, for a transfer between region {region.name!r} here and {remote.name!r} (id "
+            f"{remote.id}) of {remote.agent}: memory that was registered again is a new region, which "
+            "peer.regions has",
+            code="unknown-region",
+            peer=remote.agent,
+        )
+    return translate(error, peer=remote.agent)
+
+
+def _check_expected(region: object, peer: object) -> None:
+    if not isinstance(region, Region):
+        raise UsageError(
+            f"region is one that register() of this agent returned, not {region!r}", code="invalid-argument"
+        )
+    check_peer(peer, "any peer")
+
+
+def _check_kinds(
+    region: object,
+    remote: object,
+    layers: object,
+    integrity: object,
+) -> None:
+    """Raises `UsageError` where an argument is of another kind than it must be."""
+    wanted: tuple[tuple[str, object, type | UnionType, str], ...] = (
+        ("region", region, Region, "one that register() of this agent returned"),
+        ("remote_region", remote, RegionDescriptor, "peer.regions[name]"),
+        ("layers", layers, Iterable | None, "consecutive layers, e.g. range(0, 4), or None"),
+        ("integrity", integrity, bool | None, "True, False or None"),
+    )
+    for name, value, kind, what in wanted:
+        if not isinstance(value, kind):
+            raise UsageError(f"{name} is {what}, not {value!r}", code="invalid-argument")
+
+
+def _needed(
+    layout: KVLayout, ids: NDArray[np.uint32], tokens: range | None
+) -> tuple[NDArray[np.uint32], int, int]:
+    """Returns the real blocks of a table, and which of their tokens have to arrive, counted over them."""
+    first, end = 0, len(ids) * layout.block_tokens
+    if tokens is not None:
+        if not isinstance(tokens, range) or tokens.step != 1 or tokens.start < 0 or not tokens:
+            raise UsageError(
+                f"tokens {tokens!r} are no range of a sequence: pass range(first, stop) in steps of 1, "
+                "from token 0 on",
+                code="invalid-argument",
+            )
+        from kvxfer.plan.pairs import held_before
+
+        first, stop = held_before(layout, tokens.start), held_before(layout, tokens.stop)
+        if stop > end:
+            raise UsageError(
+                f"tokens {tokens.start} to {tokens.stop - 1} were named, but {len(ids)} blocks of "
+                f"{layout.block_tokens} tokens hold {end} of this rank's",
+                code="out-of-range",
+            )
+        end = stop
+    if layout.null_block < 0 or not (kept := ids != layout.null_block).size or kept.all():
+        return ids, first, end
+    # Nothing arrives in null blocks: they are left out, and tokens counted without them.
+    return ids[kept], _without_null(layout, kept, first), _without_null(layout, kept, end)
+
+
+def _without_null(layout: KVLayout, kept: NDArray[np.bool_], token: int) -> int:
+    block, within = divmod(token, layout.block_tokens)
+    before = int(kept[:block].sum()) * layout.block_tokens
+    return before + within if block < len(kept) and kept[block] else before

@@ -1,0 +1,112 @@
+"""Copy programs that peers know already: compiled and told once for each pair of regions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from kvxfer._native import AgentCore
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.log import is_debugging, logger
+
+if TYPE_CHECKING:
+    from kvxfer.plan.program import CopyProgram
+    from kvxfer.region import Region, RegionDescriptor
+
+# Peer, write, local region, remote region, heads, with loops of single tokens.
+_Key = tuple[int, bool, int, int, range | None, bool]
+
+
+class InstalledProgram(NamedTuple):
+    """A program that both ends have."""
+
+    number: int  # in the session
+    program: CopyProgram
+    whole_blocks: bool  # block ids are its unit ids, and every block is real
+    first: int  # of all its layers, in its own numbers
+    layers: range  # all of them, numbered model-wide
+
+
+class ProgramCache:
+    """The programs of one agent. Regions and peers are never renumbered, so no entry goes stale."""
+
+    def __init__(self, core: AgentCore) -> None:
+        self._core = core
+        #: Replaced as a whole when it changes: readers on other threads need no lock, and who holds on to
+        #: an entry sees by it whether anything was forgotten since.
+        self.entries: dict[_Key, InstalledProgram] = {}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def get(
+        self,
+        peer_id: int,
+        write: bool,
+        region: Region,
+        remote: RegionDescriptor,
+        heads: range | None = None,
+        fine: bool = False,
+    ) -> InstalledProgram:
+        """Returns the program, compiling it and telling the peer the first time.
+
+        Raises
+        ------
+        UsageError
+            ``layout-mismatch``, ``out-of-range``: as `kvxfer.plan.compile_program`.
+        NativeError
+            The peer or a region is gone.
+        """
+        key = peer_id, write, region.id, remote.id, heads, fine
+        entry = self.entries.get(key)
+        if entry is None:
+            from kvxfer.plan.compile import compile_program
+
+            src, dst = (region, remote) if write else (remote, region)
+            program = compile_program(src.layout, dst.layout, heads=heads, fine=fine)
+            number = self._core.install_program(
+                peer_id,
+                write,
+                src.id,
+                dst.id,
+                program.num_program_layers,
+                np.array(program.loops),
+                np.array(program.conversions),
+                np.array(program.scales),
+                program.units,
+                program.dst_heads,
+            )
+            first, _ = program.window(None)
+            whole = _names_whole_blocks(src.layout, dst.layout)
+            entry = InstalledProgram(number, program, whole, first, program.layers)
+            self.entries = {**self.entries, key: entry}
+            if is_debugging():
+                logger().debug("kvxfer: %s -> %s: %s", src.name, dst.name, program.explain())
+        return entry
+
+    def forget_region(self, region_id: int) -> None:
+        """Drops what begins or ends in a region of this agent."""
+        self.entries = {key: entry for key, entry in self.entries.items() if key[2] != region_id}
+
+    def forget_peer(self, peer_id: int, region_id: int | None = None) -> None:
+        """Drops what leads to a peer, or to one region of it."""
+        self.entries = {
+            key: entry
+            for key, entry in self.entries.items()
+            if key[0] != peer_id or region_id not in (None, key[3])
+        }
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self.entries = {}
+
+
+def _names_whole_blocks(src: KVLayout, dst: KVLayout) -> bool:
+    from kvxfer.plan.units import same_tokens
+
+    return (
+        src.block_tokens == dst.block_tokens
+        and same_tokens(src, dst)
+        and src.null_block == dst.null_block == -1
+    )

@@ -1,0 +1,80 @@
+"""What a region is made of: the tensors seen, the ranges that they cover, and a layout that fits in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvxfer.errors import UsageError
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.layout.tensor import TensorView, covering_spans, views_of
+from kvxfer.options import AgentOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """Memory that can be registered.
+
+    Attributes
+    ----------
+    views
+        Of every tensor; they keep the memory.
+    layout
+        Counts from the first span's first byte.
+    spans
+        ``(address, nbytes)``, ascending.
+    nbytes
+        From the first span's first byte to the last one's end.
+    on_gpu
+        Whether all of it lies on the agent's GPU; else on the host.
+    """
+
+    views: list[TensorView]
+    layout: KVLayout
+    spans: list[tuple[int, int]]
+    nbytes: int
+    on_gpu: bool
+
+
+def registration_of(name: str, memory: Any, layout: KVLayout | None, options: AgentOptions) -> Registration:
+    """Looks at what is to be region `name`; `Agent.register` says what the arguments mean.
+
+    Raises
+    ------
+    UsageError
+        As `Agent.register`.
+    """
+    if layout is not None and not isinstance(layout, KVLayout):
+        raise UsageError(
+            f"layout is a KVLayout, not {layout!r}: KVLayout.from_tensor(tensor, axes) makes one",
+            code="invalid-argument",
+        )
+    views = views_of(memory, f"region {name!r}")
+    if layout is None:
+        layout = _plain_layout(views)
+    on_gpu = any(seen.gpu is not None for seen in views)
+    if on_gpu:
+        from kvxfer.gpu import registrable
+
+        registrable.check(name, views, options)
+    spans = covering_spans(views)
+    if not spans:
+        raise UsageError(f"region {name!r} would have no bytes", code="invalid-argument")
+    nbytes = spans[-1][0] + spans[-1][1] - spans[0][0]
+    if layout.nbytes > nbytes:
+        raise UsageError(
+            f"the layout of region {name!r} spans {layout.nbytes} bytes, the memory {nbytes}: "
+            "read the layout off the same tensors that are registered",
+            code="out-of-range",
+        )
+    return Registration(views, layout, spans, nbytes, on_gpu)
+
+
+def _plain_layout(views: list[TensorView]) -> KVLayout:
+    if len(views) != 1 or len(views[0].shape) != 2:
+        raise UsageError(
+            "a layout can be left out for one tensor [blocks, elements] alone: "
+            'pass KVLayout.from_tensor(tensor, axes="l2bthd") or from_tensors',
+            code="invalid-argument",
+        )
+    return KVLayout.from_tensor(views[0], "bd")

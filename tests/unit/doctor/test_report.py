@@ -1,0 +1,276 @@
+"""doctor: what it tries on the machine that it runs on, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvxfer.doctor import (
+    available_transports,
+    foreign,
+    huge_page_supply,
+    libraries,
+    memory_limits,
+    pages,
+    peer_reach,
+    report,
+    software,
+    trial,
+)
+from kvxfer.doctor.finding import Finding, State
+from kvxfer.errors import UsageError
+from kvxfer.gpu.availability import availability
+from kvxfer.session.transports import kinds
+
+pytest.importorskip("kvxfer._native", reason="the native module is not built")
+
+ROOT = Path("/")
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings}
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+# ---- the report ---------------------------------------------------------------------------------
+
+
+def test_report_is_one_json_object_and_ok_follows_its_findings() -> None:
+    found = report.examine()
+    shown = json.loads(json.dumps(found.to_dict()))
+    assert set(shown) == {"findings", "ok", "machine"}
+    for finding in shown["findings"]:
+        assert set(finding) == {"subject", "name", "state", "found", "why", "change"}
+        assert finding["state"] in set(State)
+    assert shown["ok"] == all(finding["state"] != "blocks" for finding in shown["findings"])
+    assert shown["machine"]["cores"] >= 1
+    assert shown["machine"]["versions"]["numpy"] == np.__version__
+    found.findings.append(Finding("peer", "session", State.BLOCKS, "nobody", "because", "call"))
+    assert not found.ok
+
+
+def test_subjects_stand_together() -> None:
+    subjects = [finding.subject for finding in report.examine().findings]
+    changes = sum(before != after for before, after in itertools.pairwise(subjects))
+    assert changes == len(set(subjects)) - 1
+
+
+def test_a_machine_whose_files_are_missing_is_still_reported(tmp_path: Path) -> None:
+    found = report.examine(root=tmp_path)
+    assert json.dumps(found.to_dict())
+    assert "probe" not in by_name(found.findings)
+
+
+# ---- transports ---------------------------------------------------------------------------------
+
+
+# Of one process alone.
+TRANSPORTS = tuple(kinds())
+TRIED = tuple(kind.name for kind in kinds().values() if not kind.needs_gpu)
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_written_transports_are_tried_and_work(name: str) -> None:
+    assert trial.try_transport(name) == ""
+    assert "every byte checked" in by_name(available_transports.examine(ROOT))[name].found
+
+
+def test_what_is_not_written_blocks_only_who_asked_for_it() -> None:
+    for required in ((), ("shm", "verbs")):
+        found = by_name(available_transports.examine(ROOT, required))
+        assert set(found) == {*TRANSPORTS, *available_transports.TO_COME}
+        for name in available_transports.TO_COME:
+            assert found[name].state is (State.BLOCKS if name in required else State.NOTE)
+            assert "no agent of this version has it" in found[name].found
+
+
+def test_gpus_block_only_who_asked_for_them() -> None:
+    able = availability()
+    for required in ((), ("cuda_ipc",)):
+        found = by_name(available_transports.examine(ROOT, required))["cuda_ipc"]
+        assert found.state is (State.BLOCKS if required and not able.usable else State.NOTE)
+        assert (able.missing if able.device is None else able.device.name) in found.found
+        assert found.change == able.change
+
+
+def test_a_transport_that_fails_limits_or_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_tcp(name: str) -> str:
+        return "no route" if name == "tcp" else ""
+
+    monkeypatch.setattr(trial, "try_transport", without_tcp)
+    assert by_name(available_transports.examine(ROOT))["tcp"].state is State.LIMITS
+    tcp = by_name(available_transports.examine(ROOT, ("tcp",)))["tcp"]
+    assert tcp.state is State.BLOCKS
+    assert "no route" in tcp.found
+    assert tcp.change
+
+
+def test_trial_says_what_failed_instead_of_raising() -> None:
+    assert "no transport 'pigeon'" in trial.try_transport("pigeon")
+
+
+@pytest.mark.parametrize("num_files", [3, 8, 14])
+def test_a_process_that_may_open_few_files_is_told_that_nothing_works(num_files: int) -> None:
+    done = run_python(
+        "import json, resource\n"
+        "import kvxfer; kvxfer.Agent, kvxfer.Pool\n"  # modules are files, too: load them before
+        "from kvxfer.doctor import report\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({num_files}, {num_files}))\n"
+        "print(json.dumps(report.examine().to_dict()))"
+    )
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["ok"] is False
+    findings = {(finding["subject"], finding["name"]): finding for finding in shown["findings"]}
+    for name in TRIED:
+        assert findings["transports", name]["state"] == "blocks"
+        assert "does not work here" in findings["transports", name]["found"]
+
+
+def test_unknown_names_are_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match=r"unknown transport 'nvlink'; known are loopback, cuda_ipc, shm"):
+        report.examine(("shm", "nvlink"))
+
+
+# ---- rights and memory --------------------------------------------------------------------------
+
+
+def test_reading_another_process_agrees_with_what_the_kernel_lets_us_do() -> None:
+    finding = foreign.readv()
+    assert finding.state in (State.GOOD, State.LIMITS)
+    if foreign.yama(ROOT).state is State.GOOD and foreign.process(ROOT).state is State.GOOD:
+        assert finding.state is State.GOOD, finding.found
+
+
+def test_reading_an_undumpable_process_without_capabilities_is_seen_to_fail() -> None:
+    # PR_CAPBSET_DROP of CAP_SYS_PTRACE holds from the next exec on; PR_SET_DUMPABLE after it.
+    inner = (
+        "import ctypes, json\n"
+        "from pathlib import Path\n"
+        "from kvxfer.doctor import foreign\n"
+        "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
+        "print(json.dumps([finding.to_dict() for finding in foreign.examine(Path('/'))]))"
+    )
+    done = run_python(
+        "import ctypes, os, sys\n"
+        "ctypes.CDLL(None).prctl(24, 19, 0, 0, 0)\n"
+        f"os.execv(sys.executable, [sys.executable, '-P', '-c', {inner!r}])"
+    )
+    assert done.returncode == 0, done.stderr
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert found["process_vm_readv"]["state"] == "limits"
+    assert "EPERM" in found["process_vm_readv"]["found"]
+    assert "CAP_SYS_PTRACE" in found["process_vm_readv"]["change"]
+    assert found["this process"]["state"] == "limits"
+    assert "not dumpable (0), has no CAP_SYS_PTRACE" in found["this process"]["found"]
+
+
+def test_without_a_child_the_right_is_unknown_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    finding = foreign.readv()
+    assert finding.state is State.NOTE
+    assert "not tried" in finding.found
+
+
+def test_seals_are_set_and_seen_to_hold() -> None:
+    finding = memory_limits.seals()
+    assert finding.state is State.GOOD, finding.found
+    assert "F_SEAL_FUTURE_WRITE" in finding.found
+
+
+def test_a_kernel_without_the_seal_of_writing_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A seal that no kernel knows is refused as that one is by kernels before 5.1.
+    monkeypatch.setattr(memory_limits, "_F_SEAL_FUTURE_WRITE", 1 << 30)
+    finding = memory_limits.seals()
+    assert finding.state is State.LIMITS
+    assert "could map a pool writable" in finding.found
+
+
+def test_a_seal_that_does_not_hold_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_limits, "_F_SEAL_FUTURE_WRITE", 0)
+    assert "does not prevent a writable mapping" in memory_limits.seals().found
+
+
+def test_a_pool_is_made_to_see_what_it_gets() -> None:
+    finding = huge_page_supply.pool()
+    assert "future-write" in finding.found
+    assert (finding.state is State.LIMITS) == ("base pages" in finding.found)
+
+
+# ---- libraries ----------------------------------------------------------------------------------
+
+
+def test_a_library_that_is_here_tells_its_file_and_version() -> None:
+    def version(handle: ctypes.CDLL) -> str:
+        tell = handle.gnu_get_libc_version
+        tell.restype = ctypes.c_char_p
+        return bytes(tell()).decode()
+
+    found = libraries.load("libc.so.6", version)
+    assert found.loaded
+    assert found.version[0].isdecimal()
+    assert Path(found.path).name.startswith("libc.so")
+    assert libraries.load("libc.so.6", lambda handle: str(handle.no_such_call())).loaded
+
+
+def test_a_library_that_is_not_here_says_so() -> None:
+    found = libraries.load("libkvxfer_is_no_such.so.9")
+    assert not found.loaded
+    assert str(found) == "libkvxfer_is_no_such.so.9 is not found"
+
+
+def test_software_without_its_native_module_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kvxfer._native", None)
+    finding = software.native_module()
+    assert finding.state is State.BLOCKS
+    assert "does not load" in finding.found
+    assert software.copy_kernel() == ""
+
+
+def test_what_is_not_installed_is_told_and_not_imported() -> None:
+    before = set(sys.modules)
+    found = by_name(software.examine(ROOT))
+    for name in software.OTHERS:
+        assert found[name].found == (software.version_of(name) or "not installed")
+        assert name in before or name not in sys.modules
+
+
+# ---- pages and peers ----------------------------------------------------------------------------
+
+
+def test_every_wrong_byte_of_the_pages_is_found() -> None:
+    served = np.empty((pages.NUM_PAGES, pages.PAGE_NBYTES), np.uint8)
+    pages.fill(served)
+    random = np.random.default_rng(3)
+    src, dst = (random.permutation(pages.NUM_PAGES).astype(np.uint32) for _ in range(2))
+    copy = np.empty_like(served)
+    copy[dst] = served[src]
+    assert pages.count_wrong(copy, src, dst) == 0
+    copy[dst[5], -1] ^= 1
+    copy[dst[-1], 0] ^= 128
+    assert pages.count_wrong(copy, src, dst) == 2
+    copy[dst[7]] = served[src[8]]
+    assert pages.count_wrong(copy, src, dst) == 3
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.7:7301", "10.0.0.7:7301"])
+def test_addresses_may_leave_out_their_scheme(address: str) -> None:
+    assert peer_reach.complete_address(address) == "tcp://10.0.0.7:7301"
+
+
+@pytest.mark.parametrize("address", ["decode-0", "udp://10.0.0.7:7301", "tcp://10.0.0.7", ":7301", "a:b"])
+def test_other_words_are_no_address(address: str) -> None:
+    with pytest.raises(UsageError, match="tcp://host:port"):
+        peer_reach.complete_address(address)

@@ -1,0 +1,278 @@
+"""layout: what engines have is read as it is; what no cache has is refused in words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvxfer.errors import UsageError
+from kvxfer.layout.kv_layout import KVLayout
+
+
+def test_stacked_cache() -> None:
+    layout = KVLayout.from_tensor(np.zeros((4, 2, 32, 16, 8, 64), np.float16), "l2bthd")
+    assert (layout.num_layers, layout.num_blocks, layout.block_tokens) == (4, 32, 16)
+    assert (layout.num_kv, layout.num_heads, layout.head_dim) == (2, 8, 64)
+    page = 16 * 8 * 64 * 2
+    assert layout.page_nbytes == 2 * page
+    assert layout.block_nbytes == 8 * page
+    assert (layout.block_stride, layout.kv_stride, layout.layer_stride) == (page, 32 * page, 64 * page)
+    assert layout.nbytes == 4 * 2 * 32 * page
+    assert layout.layer_offsets().tolist() == [[i * 64 * page, (2 * i + 1) * 32 * page] for i in range(4)]
+    assert layout.layers == range(4)
+
+
+def test_keys_then_values_in_one_axis() -> None:
+    # vLLM: a layer's tensor is [B, H, N, 2 * head_dim].
+    layers = [np.zeros((8, 4, 32, 128), np.float16) for _ in range(2)]
+    layout = KVLayout.from_tensors(layers, "bhtc")
+    assert (layout.num_kv, layout.head_dim, layout.num_heads, layout.block_tokens) == (2, 64, 4, 32)
+    offsets = layout.layer_offsets()
+    assert (offsets[:, 1] - offsets[:, 0]).tolist() == [128, 128]
+    assert layout.page_nbytes == 4 * 32 * 128 * 2
+
+
+def test_latent_cache_has_no_values() -> None:
+    layout = KVLayout.from_tensor(np.zeros((3, 8, 16, 576), np.uint16), "lbtd", dtype="bfloat16")
+    assert (layout.num_kv, layout.num_heads, layout.head_dim, layout.dtype) == (1, 1, 576, "bfloat16")
+
+
+def test_a_dtype_may_have_a_short_name_or_be_a_librarys() -> None:
+    named: Any
+    for named, name in (
+        ("bf16", "bfloat16"),
+        ("half", "float16"),
+        (np.float16, "float16"),
+        ("opaque", "opaque"),
+    ):
+        cache = np.zeros((3, 8, 16, 576), np.uint16)
+        assert KVLayout.from_tensor(cache, "lbtd", dtype=named).dtype == name
+        assert KVLayout.from_tensors(list(cache), "btd", dtype=named).dtype == name
+    assert KVLayout.from_tensor(np.zeros((8, 64), np.uint8), "bd", dtype="fp8").dtype == "float8_e4m3fn"
+    with pytest.raises(UsageError, match="an element of float32 has 4 bytes, but itemsize is 2"):
+        KVLayout.from_tensor(np.zeros((8, 64), np.uint16), "bd", dtype="fp32")
+
+
+def test_keys_and_values_of_all_layers_apart() -> None:
+    arena = np.zeros((2, 3, 8, 16, 4, 32), np.float16)
+    together = KVLayout.from_tensor(arena, "2lbthd")
+    assert KVLayout.from_tensors([arena[0], arena[1]], "lbthd") == together
+    pairs = {f"layer.{i}": (arena[0, i], arena[1, i]) for i in range(3)}
+    assert KVLayout.from_tensors(pairs, "bthd") == together
+    assert KVLayout.from_tensors([{"k": k, "v": v} for k, v in pairs.values()], "bthd") == together
+
+
+def test_values_below_keys_are_listed() -> None:
+    arena = np.zeros((2, 3, 8, 16, 4, 32), np.float16)
+    layout = KVLayout.from_tensors([arena[1], arena[0]], "lbthd")
+    assert len(layout.offsets) == 6
+    assert layout.layer_offsets()[0, 0] > layout.layer_offsets()[0, 1] == 0
+
+
+def test_padded_pages() -> None:
+    padded = np.zeros((8, 81920), np.int8)[:, :68608]
+    layout = KVLayout.from_tensor(padded, "bd")
+    assert (layout.block_stride, layout.page_nbytes, layout.dtype) == (81920, 68608, "int8")
+
+
+def test_slices_are_kept() -> None:
+    layout = KVLayout.from_tensor(
+        np.zeros((2, 2, 4, 8, 4, 16), np.float16),
+        "l2bthd",
+        first_layer=6,
+        total_layers=8,
+        first_head=4,
+        total_heads=16,
+    )
+    assert layout.layers == range(6, 8)
+    assert (layout.first_head, layout.total_heads) == (4, 16)
+    assert KVLayout.from_bytes(layout.to_bytes()) == layout
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "words"),
+    [
+        ((2, 3), "bdh", "3 axes"),
+        ((2, 3), "bx", "unknown"),
+        ((2, 3), "bb", "twice"),
+        ((2, 3), "lt", "need b"),
+        ((2, 3, 4), "bdc", "need b"),
+        ((3, 2, 4), "2bd", "3 elements"),
+        ((2, 2, 4), "2bc", "twice"),
+        ((2, 3), "bc", "3 elements"),
+        ((0, 3), "bd", "empty"),
+    ],
+)
+def test_axes_that_do_not_fit(shape: tuple[int, ...], axes: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        KVLayout.from_tensor(np.zeros(shape), axes)
+    assert caught.value.code == "invalid-argument"
+
+
+def test_what_memory_does_not_tell_is_kept() -> None:
+    layout = KVLayout.from_tensor(
+        np.zeros((2, 2, 4, 8, 4, 16), np.float16),
+        "l2bthd",
+        first_layer=np.int64(6),  # type: ignore[arg-type]
+        total_layers=8,
+        null_block=0,
+        cp_rank=1,
+        cp_size=4,
+        cp_interleave=16,
+        model="org/model",
+        group="sliding",
+    )
+    assert (layout.null_block, layout.cp_rank, layout.cp_size, layout.cp_interleave) == (0, 1, 4, 16)
+    assert (layout.model, layout.group, layout.heads) == ("org/model", "sliding", range(4))
+    assert KVLayout.from_bytes(layout.to_bytes()) == layout
+    with pytest.raises(UsageError, match="first_layer is a float, not an integer"):
+        replace(layout, first_layer=1.0)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="offsets is a tuple, not a tuple of integers"):
+        replace(layout, offsets=(0.5,))  # type: ignore[arg-type]
+
+
+def test_strides_are_of_whole_elements() -> None:
+    raw = np.zeros(4096, np.uint8)
+    tokens = np.ndarray((4, 8), np.float16, buffer=raw.data, strides=(17, 2))
+    with pytest.raises(UsageError, match="blocks are 17 bytes apart, which is no multiple of the 2 bytes"):
+        KVLayout.from_tensor(tokens, "bd")
+    layers = [np.ndarray((4, 8), np.float16, buffer=raw.data, offset=at) for at in (0, 65, 130)]
+    with pytest.raises(UsageError, match="layers are 65 bytes apart"):
+        KVLayout.from_tensors(layers, "bd")
+    with pytest.raises(UsageError, match="a layer begins at byte 65"):
+        KVLayout.from_tensors([layers[0], layers[2], layers[1]], "bd")
+
+
+def test_layers_that_meet_in_later_blocks() -> None:
+    # Neighbours are 150 bytes apart and 100 long, but layer 2 is where block 1 of layer 0 is.
+    layout = KVLayout.from_tensor(np.zeros((3, 4, 100), np.uint8), "lbd")
+    layout = replace(layout, layer_stride=0, block_stride=300, offsets=(0, 110, 1300))
+    assert layout.nbytes == 1300 + 3 * 300 + 100
+    with pytest.raises(UsageError, match="layer 0 kv 0 at byte 0 and layer 2 kv 0 at byte 300 share bytes"):
+        replace(layout, offsets=(0, 150, 300))
+
+
+def test_flipped_tensors_name_their_axis() -> None:
+    with pytest.raises(UsageError, match="axis 1, of 4 elements, has a stride of -8"):
+        KVLayout.from_tensor(np.zeros((2, 4, 8), np.uint8)[:, ::-1], "bhd")
+
+
+def test_lists_that_do_not_fit() -> None:
+    one = np.zeros((4, 8), np.uint8)
+    for tensors, axes in (
+        ([], "bd"),
+        ([one, np.zeros((4, 9), np.uint8)], "bd"),
+        ([one, one.view(np.int8)], "bd"),
+        ([(one, one.copy(), one)], "bd"),
+        ([(one, one.copy()), one], "bd"),
+        ([(np.zeros((2, 4, 8)), np.zeros((2, 4, 8)))], "2bd"),
+        ([one, one], "bd"),
+    ):
+        with pytest.raises((UsageError, TypeError)):
+            KVLayout.from_tensors(tensors, axes)
+
+
+def damaged(**changes: Any) -> bytes:
+    values = json.loads(KVLayout.from_tensor(np.zeros((4, 2, 3), np.uint8), "lbd").to_bytes())
+    for name, value in changes.items():
+        if value is None:
+            values.pop(name, None)
+        else:
+            values[name] = value
+    return json.dumps(values).encode()
+
+
+@pytest.mark.parametrize(
+    ("encoded", "words"),
+    [
+        (b"", "no JSON"),
+        (b"\xff", "no JSON"),
+        (b"[]", "not an object"),
+        (b"[" * 50_000, "no JSON"),
+        (b" " * 70_000, "over the bound"),
+        (b'{"a":1,"a":2}', "twice"),
+        (b'{"kvxfer_layout":NaN}', "version"),
+        (damaged(kvxfer_layout=None), "no version: field kvxfer_layout is None"),
+        (damaged(kvxfer_layout=0), "no version"),
+        (damaged(kvxfer_layout="2"), "no version"),
+        (damaged(kvxfer_layout=True), "version"),
+        (damaged(itemsize=None), "lacks itemsize"),
+        (damaged(itemsize=None, itemsiye=1), "lacks itemsize .and has unknown itemsiye"),
+        (damaged(extra=1, needs=["extra"]), "needs extra"),
+        (damaged(num_blocks="2"), "not an integer"),
+        (damaged(num_blocks=True), "not an integer"),
+        (damaged(num_blocks=0), "num_blocks is 0"),
+        (damaged(num_blocks=1 << 40), "num_blocks"),
+        (damaged(num_layers=5000), "num_layers"),
+        (damaged(itemsize=64), "itemsize"),
+        (damaged(num_kv=3), "num_kv"),
+        (damaged(block_stride=-3), "block_stride"),
+        (damaged(block_stride=1), "overlap"),
+        (damaged(layer_stride=1), "overlap"),
+        (damaged(dtype="x" * 33), "dtype"),
+        (damaged(dtype=4), "not a name"),
+        (damaged(offsets=[1.5]), "list of integers"),
+        (damaged(offsets=[0]), "1 offsets"),
+        (damaged(offsets=[0, 9, 18, 20], layer_stride=0), "overlap"),
+        (damaged(offsets=[0, 9, 18, 30]), "must be 0"),
+        (damaged(first_layer=1), "not within"),
+        (damaged(num_blocks=1 << 31, block_stride=1 << 50), "bound"),
+        (damaged(dtype="float16"), "an element of float16 has 2 bytes, but itemsize is 1"),
+        (damaged(dtype="a\n"), "printable"),
+        (damaged(dtype="é"), "ASCII"),
+        (damaged(model="x" * 257), "model"),
+        (damaged(model="\ud800"), "model"),
+        (damaged(group=3), "group is a int, not a name"),
+        (damaged(null_block=2), "null_block is 2, the blocks are 0 to 1"),
+        (damaged(null_block=-2), "null_block is -2, not in -1"),
+        (damaged(cp_size=0), "cp_size is 0"),
+        (damaged(cp_size=5000), "cp_size is 5000, not in 1 to 4096"),
+        (damaged(cp_rank=2, cp_size=2), "cp_rank is 2, the ranks of cp_size 2 are 0 to 1"),
+        (damaged(cp_rank=-1, cp_size=2), "cp_rank is -1"),
+        (damaged(cp_interleave=0), "cp_interleave is 0"),
+        (damaged(cp_size=4096, cp_interleave=1 << 30), "tokens exceed"),
+        (damaged(quantization=None, needs=["quantization"]), "needs quantization, but has no such"),
+        (damaged(quantization=1), "quantization is a int, not an object"),
+        (damaged(quantization={}), "lacks quantization.per"),
+        (damaged(quantization={"per": "tensor"}), "no scales"),
+        (damaged(quantization={"per": "tensor", "scales": [1.0]}), "quantization.scales is no base64"),
+        (damaged(quantization={"per": "tensor", "scales": "AAA"}), "quantization.scales is no base64"),
+        (damaged(quantization={"per": "tensor", "scales": "AACAPw=="}), "dtype uint8 cannot be scaled"),
+        (damaged(quantization={"per": "tensor", "scales": "AADAfw=="}, dtype="int8"), "is nan as float32"),
+        (damaged(quantization={"per": "page", "saturate": 1}), "quantization.saturate is a int"),
+        (damaged(quantization={"per": "page", "offset": "4"}), "quantization.offset is a str"),
+    ],
+)
+def test_bytes_from_elsewhere_are_refused(encoded: bytes, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        KVLayout.from_bytes(encoded)
+    assert caught.value.code == "invalid-argument"
+
+
+def test_too_many_listed_offsets_are_refused_when_sent() -> None:
+    order = np.random.default_rng(1).permutation(8000)
+    layout = KVLayout(
+        dtype="u1",
+        itemsize=1,
+        num_blocks=1,
+        block_tokens=1,
+        num_kv=2,
+        head_dim=1,
+        first_layer=0,
+        num_layers=4000,
+        total_layers=4000,
+        first_head=0,
+        num_heads=1,
+        total_heads=1,
+        block_stride=0,
+        token_stride=0,
+        head_stride=0,
+        dim_stride=0,
+        offsets=tuple(int(i) << 40 for i in order),
+    )
+    with pytest.raises(UsageError, match="in one tensor"):
+        layout.to_bytes()

@@ -1,0 +1,193 @@
+"""schema: kvxfers of different versions understand each other, or say why not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvxfer.errors import UsageError
+from kvxfer.layout import kv_layout
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.layout.quantization import Quantization
+from kvxfer.layout.schema import Field, Schema, flag, integer, integers, mapping, text
+from kvxfer.region import RegionDescriptor
+
+PLAIN = KVLayout.from_tensor(np.zeros((4, 2, 3), np.int8), "lbd")
+RICH = replace(
+    PLAIN,
+    quantization=Quantization.per_tensor(0.5, saturate=True),
+    null_block=0,
+    cp_rank=1,
+    cp_size=2,
+    model="org/model",
+    group="full",
+)
+DESCRIPTOR = RegionDescriptor("decode", bytes(range(16)), 7, "kv", PLAIN.nbytes, 2, PLAIN)
+
+# What the layout of a kvxfer before quantization and context parallelism would read.
+OLDER = kv_layout._SCHEMA._replace(
+    version=1,
+    fields=tuple(
+        item
+        for item in kv_layout._SCHEMA.fields
+        if item.name not in ("quantization", "null_block", "cp_rank", "cp_size", "cp_interleave", "model")
+    ),
+)
+
+
+def document(item: KVLayout | RegionDescriptor, /, **changes: Any) -> bytes:
+    return json.dumps({**json.loads(item.to_bytes()), **changes}).encode()
+
+
+def test_defaults_are_left_out_and_needs_are_named() -> None:
+    plain, rich = json.loads(PLAIN.to_bytes()), json.loads(RICH.to_bytes())
+    assert plain["kvxfer_layout"] == rich["kvxfer_layout"] == 2
+    assert not {"needs", "offsets", "quantization", "null_block", "model"} & set(plain)
+    assert plain["itemsize"] == 1
+    assert rich["needs"] == ["quantization", "null_block", "cp_rank", "cp_size"]
+    assert rich["quantization"] == {"per": "tensor", "scales": "AAAAPw==", "saturate": True}
+    assert "cp_interleave" not in rich
+
+
+@pytest.mark.parametrize("layout", [PLAIN, RICH])
+def test_a_document_from_the_future_loads(layout: KVLayout) -> None:
+    encoded = document(layout, kvxfer_layout=7, colour=["blue", {"a": None}], offset_hint=1.5)
+    assert KVLayout.from_bytes(encoded) == layout
+
+
+def test_a_field_of_the_future_within_the_quantization_is_passed_over() -> None:
+    scales = json.loads(RICH.to_bytes())["quantization"]
+    assert KVLayout.from_bytes(document(RICH, quantization={**scales, "colour": 1})) == RICH
+    with pytest.raises(UsageError, match=r"version 3 needs quantization\.zero_points"):
+        KVLayout.from_bytes(
+            document(
+                RICH,
+                kvxfer_layout=3,
+                quantization={**scales, "zero_points": "AAAA"},
+                needs=["quantization", "quantization.zero_points"],
+            )
+        )
+
+
+def test_a_needed_field_of_the_future_is_refused_in_words() -> None:
+    encoded = document(PLAIN, kvxfer_layout=3, needs=["swizzle"], swizzle=4)
+    with pytest.raises(UsageError) as caught:
+        KVLayout.from_bytes(encoded)
+    words = str(caught.value)
+    assert "layout of version 3 needs swizzle" in words
+    assert "this kvxfer (version 2)" in words
+    assert "upgrade kvxfer at this end" in words
+    assert caught.value.code == "invalid-argument"
+
+
+def test_a_document_of_the_past_loads() -> None:
+    # It named every field that it had, and no needs.
+    values = {name: getattr(PLAIN, name) for name in (item.name for item in OLDER.fields)}
+    encoded = json.dumps({"kvxfer_layout": 1, **values}).encode()
+    assert KVLayout.from_bytes(encoded) == PLAIN
+
+
+def test_an_older_reader_reads_what_it_can() -> None:
+    values = OLDER.decode(replace(PLAIN, model="org/model").to_bytes(), 1 << 16)
+    assert values == {item.name: getattr(PLAIN, item.name) for item in OLDER.fields}
+    for field, layout in (
+        ("quantization", replace(PLAIN, quantization=Quantization.per_tensor(0.5))),
+        ("null_block", replace(PLAIN, null_block=0)),
+        ("cp_size", replace(PLAIN, cp_size=2)),
+    ):
+        with pytest.raises(UsageError, match=rf"version 2 needs {field}, .*this kvxfer \(version 1\)"):
+            OLDER.decode(layout.to_bytes(), 1 << 16)
+
+
+def test_region_descriptors_of_other_versions() -> None:
+    assert json.loads(DESCRIPTOR.to_bytes())["kvxfer_region"] == 2
+    assert RegionDescriptor.from_bytes(DESCRIPTOR.to_bytes()) == DESCRIPTOR
+    assert RegionDescriptor.from_bytes(document(DESCRIPTOR, kvxfer_region=1)) == DESCRIPTOR
+    assert RegionDescriptor.from_bytes(document(DESCRIPTOR, kvxfer_region=9, device="gpu:0")) == DESCRIPTOR
+    with pytest.raises(UsageError, match=r"region descriptor of version 9 needs device, .*\(version 2\)"):
+        RegionDescriptor.from_bytes(document(DESCRIPTOR, kvxfer_region=9, device="gpu:0", needs=["device"]))
+    # The layout within has needs of its own.
+    layout = document(PLAIN, kvxfer_layout=3, needs=["swizzle"], swizzle=4).decode()
+    with pytest.raises(UsageError, match="layout of version 3 needs swizzle"):
+        RegionDescriptor.from_bytes(document(DESCRIPTOR, layout=layout))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kvxfer_region": 0}, "has no version"),
+        ({"incarnation": "xx"}, "incarnation is no string of hexadecimal digits"),
+        ({"incarnation": 3}, "incarnation is no string"),
+        ({"layout": {}}, "layout is a dict"),
+        ({"layout": "\ud800"}, "layout is no text"),
+        ({"id": "7"}, "id is a str"),
+        ({"id": 1 << 64}, "64 bits"),
+        ({"num_blocks": 3}, "contradicts"),
+        ({"nbytes": 1}, "contradicts"),
+    ],
+)
+def test_damaged_region_descriptors(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        RegionDescriptor.from_bytes(document(DESCRIPTOR, **changes))
+    assert caught.value.code == "invalid-argument"
+
+
+@pytest.mark.parametrize(
+    ("needs", "words"),
+    [
+        ("null_block", "needs is no list"),
+        ([1], "needs is no list"),
+        ([""], "needs is no list"),
+        (["x" * 65], "needs is no list"),
+        (["x"] * 65, "needs is no list"),
+        (None, "needs is no list"),
+        (["model"], "needs model, but has no such field"),
+        (["quantization.scales"], r"needs quantization\.scales, but has no such field"),
+    ],
+)
+def test_absurd_needs(needs: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        KVLayout.from_bytes(document(PLAIN, needs=needs))
+
+
+def test_needs_of_an_object_that_is_none() -> None:
+    for scales in (3, "per", None):
+        encoded = document(PLAIN, quantization=scales, needs=["quantization.per"])
+        with pytest.raises(UsageError, match=r"needs quantization\.per, but has no such field"):
+            KVLayout.from_bytes(encoded)
+
+
+def test_bounds_of_a_document() -> None:
+    schema = Schema("thing", "v", 4, (Field("n", integer), Field("names", text, "x")))
+    assert schema.decode(b'{"v":4,"n":1}', 13) == {"n": 1, "names": "x"}
+    for encoded, words in (
+        (b'{"v":4,"n":12}', "of 14 bytes is over the bound of 13"),
+        (b'{"v":4,"n":1}}', "over the bound"),
+        (b'{"v":4,"n":1', "no JSON"),
+        (b'{"n":1,"n":1}', "twice"),
+        (b'{"v":4}', "thing lacks n"),
+        (b'{"v":4,"n":[]}'[:13], "no JSON"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            schema.decode(encoded, 13)
+
+
+@pytest.mark.parametrize(
+    ("read", "good", "bad"),
+    [
+        (integer, 3, [True, 1.0, "1", None]),
+        (integers, [1, 2], [[True], [1.0], 1, "12", None]),
+        (text, "a", [1, None, ["a"]]),
+        (flag, True, [0, 1, "true", None]),
+        (mapping, {"a": 1}, [[], "a", None]),
+    ],
+)
+def test_readers_take_one_type(read: Any, good: Any, bad: list[Any]) -> None:
+    assert read(good) == (tuple(good) if isinstance(good, list) else good)
+    for value in bad:
+        with pytest.raises(ValueError, match="is"):
+            read(value)

@@ -1,0 +1,315 @@
+"""compile_program, differences, footprint: loops and words, worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvxfer.layout.quantization import Quantization
+from kvxfer.plan.compile import compile_program, differences, footprint
+from kvxfer.plan.program import CONVERSION_DTYPE, GATHER_BELOW_NBYTES, LOOP_DTYPE, MAX_LOOPS
+from tests.unit.plan.expansion import (
+    NUM_BLOCKS,
+    cache,
+    expand,
+    moved,
+    never,
+    page_scaled,
+    refused,
+    wanted,
+    whole,
+)
+
+# ---- formats --------------------------------------------------------------------------------------
+
+
+def test_records_have_the_native_sizes() -> None:
+    assert LOOP_DTYPE.itemsize == 128
+    assert CONVERSION_DTYPE.itemsize == 88
+
+
+def test_arrays_of_a_program_are_read_only() -> None:
+    program = compile_program(cache(), cache(dtype="bfloat16"))
+    for array in (program.loops, program.conversions, program.scales):
+        assert not array.flags.writeable
+
+
+# ---- slices ---------------------------------------------------------------------------------------
+
+
+def test_equal_pages_are_one_run_each_of_keys_and_values() -> None:
+    layout = cache()
+    program = compile_program(layout, layout)
+    assert len(program.loops) == 1
+    # 4 tokens × 4 heads × 8 numbers × 2 bytes; K and V are 8 blocks apart.
+    assert expand(program, 1, [3], [5]) == [
+        (4096 + 3 * 256, 4096 + 5 * 256, 256),
+        (4096 + 2048 + 3 * 256, 4096 + 2048 + 5 * 256, 256),
+    ]
+    assert program.pair_nbytes == 512
+    assert (program.units, program.runs_per_pair, program.smallest_run_nbytes) == ((1, 1, 0, 0), 2, 256)
+
+
+def test_head_slices_are_intersected() -> None:
+    # Two heads of the middle; the destination holds 1 to 3, so they are its first two.
+    src, dst = cache(heads=range(3)), cache(heads=range(1, 4))
+    program = compile_program(src, dst)
+    assert program.heads == range(1, 3)
+    assert program.dst_heads == (0, 2, 3)
+    # A run is two heads of a token: 32 bytes. Source rows have 48 bytes and begin at head 1.
+    assert expand(program, 0, [0], [1])[:2] == [(16, 192, 32), (64, 240, 32)]
+    assert moved(program, 1, [2], [5]) == wanted(src, dst, 1, range(1, 3), whole(2, 5, 4))
+
+
+def test_named_heads_move_alone() -> None:
+    src, dst = cache("lb2htd"), cache("l2bthd")
+    program = compile_program(src, dst, heads=range(2, 3))
+    assert (program.heads, program.dst_heads) == (range(2, 3), (2, 1, 4))
+    assert moved(program, 0, [4], [1]) == wanted(src, dst, 0, range(2, 3), whole(4, 1, 4))
+
+
+def test_layers_are_intersected_and_numbered_as_the_destinations() -> None:
+    src = cache(layers=range(2, 6), total_layers=8)
+    dst = cache(layers=range(4, 8), total_layers=8)
+    program = compile_program(src, dst)
+    assert (program.layers, program.origin, program.num_program_layers) == (range(4, 6), 4, 4)
+    assert program.window([5]) == (1, 1)
+    assert moved(program, 1, [0], [0]) == wanted(src, dst, 5, range(4), whole(0, 0, 4))
+    assert expand(program, 2, [0], [0]) == []
+
+
+@pytest.mark.parametrize("dst_axes", ["l2bthd", "l2bhtd", "lb2htd", "blth2d", "bhlt2d", "lhbt2d", "2lbdth"])
+@pytest.mark.parametrize("src_axes", ["l2bthd", "lbht2d", "hdtb2l"])
+def test_any_order_of_axes_leads_to_any_other(src_axes: str, dst_axes: str) -> None:
+    src, dst = cache(src_axes), cache(dst_axes, heads=range(1, 3))
+    program = compile_program(src, dst)
+    for layer in range(2):
+        assert moved(program, layer, [7], [2]) == wanted(src, dst, layer, range(1, 3), whole(7, 2, 4))
+
+
+def test_tokens_and_heads_swap_with_the_source_going_upwards() -> None:
+    src, dst = cache("l2bthd", tokens=16), cache("l2bhtd", tokens=16)
+    program = compile_program(src, dst)
+    # Of K and V (2), heads (4) and tokens (16) the shortest is unrolled: two loops over rows of 16 bytes.
+    assert len(program.loops) == 2
+    for loop in program.loops:
+        assert loop["counts"].tolist() == [16, 4]
+        assert loop["src_strides"].tolist() == [4 * 16, 16]
+        assert loop["dst_strides"].tolist() == [16, 16 * 16]
+        assert loop["nbytes"] == 16
+
+
+# ---- units ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("src_tokens", "dst_tokens", "units"), [(4, 8, (1, 2)), (8, 4, (2, 1)), (6, 4, (3, 2))]
+)
+def test_pages_of_different_size_meet_in_units(
+    src_tokens: int, dst_tokens: int, units: tuple[int, int]
+) -> None:
+    src, dst = cache("lb2htd", tokens=src_tokens), cache(tokens=dst_tokens)
+    program = compile_program(src, dst)
+    unit = src_tokens // units[0]
+    assert program.units == (*units, 0, 0)
+    # The last unit of source block 2 goes to the last of destination block 1.
+    src_id, dst_id = 3 * units[0] - 1, 2 * units[1] - 1
+    places = [(2, src_tokens - unit + k, 1, dst_tokens - unit + k) for k in range(unit)]
+    assert moved(program, 1, [src_id], [dst_id]) == wanted(src, dst, 1, range(4), places)
+    assert program.rows_per_pair == unit * 4 * 2
+
+
+def test_fine_loops_move_single_tokens() -> None:
+    src, dst = cache(tokens=4), cache("lb2htd", tokens=8)
+    program = compile_program(src, dst, fine=True)
+    assert program.units == (1, 2, 4, 8)
+    runs = expand(program, 0, [2 * 4 + 3], [1 * 8 + 6], grain=1)
+    found = {d + k: s + k for s, d, nbytes in runs for k in range(nbytes)}
+    assert found == wanted(src, dst, 0, range(4), [(2, 3, 1, 6)])
+    # Sums are about pairs of units.
+    assert program.pair_nbytes == compile_program(src, dst).pair_nbytes == 512
+    assert program.runs_per_pair == compile_program(src, dst).runs_per_pair
+
+
+def test_interleaved_tokens_make_units_of_their_turn() -> None:
+    src = cache(tokens=4, cp_rank=1, cp_size=2, cp_interleave=2)
+    assert compile_program(src, cache(tokens=8)).units == (2, 4, 0, 0)
+    assert compile_program(src, src).units == (1, 1, 0, 0)  # the same turns: blocks stay whole
+    assert footprint(src).tobytes() == footprint(cache(tokens=4)).tobytes()
+
+
+def test_unit_ids_beyond_32_bits_are_refused() -> None:
+    src = cache("btlh2d", tokens=4096, num_blocks=1 << 20)
+    dst = cache("btlh2d", tokens=4097)
+    never(src, dst, "no common multiple in range", "4096", "1048576", "4294967296")
+
+
+# ---- irregular layers -----------------------------------------------------------------------------
+
+
+def test_listed_offsets_share_loops_where_they_are_regular() -> None:
+    layers: dict[str, Any] = {"layers": range(5), "total_layers": 5, "kv": 1}
+    dst = cache(**layers)
+    offsets = tuple(base + dst.block_stride * 100 for base in (0, 10_240, 20_480, 5_120, 1_024_000))
+    src = replace(dst, layer_stride=0, offsets=offsets)
+    program = compile_program(src, dst)
+    # Layers 0 to 2 step upwards; 3 lies below 2, and 4 is any distance above 3.
+    assert program.loops["first_layer"].tolist() == [0, 3]
+    assert program.loops["num_layers"].tolist() == [3, 2]
+    for layer in range(5):
+        assert moved(program, layer, [1], [6]) == wanted(src, dst, layer, range(4), whole(1, 6, 4))
+
+
+def test_keys_and_values_in_opposite_order_are_apart() -> None:
+    dst = cache()
+    offsets = [(16_384 * layer + 8_192, 16_384 * layer) for layer in range(2)]  # V below K
+    src = replace(dst, layer_stride=0, kv_stride=0, offsets=tuple(x for pair in offsets for x in pair))
+    program = compile_program(src, dst)
+    assert len(program.loops) == 2
+    assert moved(program, 1, [3], [4]) == wanted(src, dst, 1, range(4), whole(3, 4, 4))
+
+
+def test_loops_stand_in_the_order_of_layers() -> None:
+    rng = np.random.default_rng(5)
+    dst = cache(layers=range(20), total_layers=20)
+    offsets = tuple(int(x) * 4096 for x in rng.permutation(40))
+    program = compile_program(replace(dst, layer_stride=0, kv_stride=0, offsets=offsets), dst, fine=True)
+    first = program.loops["first_layer"].astype(int)
+    assert (np.diff(first) >= 0).all()
+    assert len(program.loops) > 20
+
+
+def test_too_many_loops_are_refused_before_they_are_made() -> None:
+    shape: dict[str, Any] = {"layers": range(64), "total_layers": 64, "kv": 1, "tokens": 256}
+    shape |= {"heads": range(256), "total_heads": 256, "dim": 256, "dtype": "opaque"}
+    dst = cache("l2bhtd", **shape, num_blocks=1)
+    offsets = tuple(int(x) << 30 for x in np.random.default_rng(3).permutation(64))
+    src = replace(cache("l2bdth", **shape, num_blocks=1), layer_stride=0, offsets=offsets)
+    refused(src, dst, "loops", "256", str(MAX_LOOPS), "one tensor")
+
+
+# ---- what differs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        ({"dim": 16}, ("head_dim", "8 at the source", "16 at the destination")),
+        ({"kv": 1}, ("keys and values", "told apart", "latent")),
+        ({"total_heads": 8}, ("heads of the model", "4 at the source", "8 at the destination")),
+        ({"total_layers": 3}, ("layers of the model", "2 at the source", "3 at the destination")),
+        ({"model": "other"}, ("model", "some", "other")),
+        ({"group": "sliding"}, ("cache group", "full", "sliding")),
+        ({"dtype": "uint8"}, ("dtype", "float16", "uint8 can be copied as bytes alone", "float8_e4m3fn")),
+    ],
+)
+def test_fields_that_differ_are_named(theirs: dict[str, Any], words: tuple[str, ...]) -> None:
+    never(cache(model="some", group="full"), cache(**({"model": "some", "group": "full"} | theirs)), *words)
+
+
+def test_every_difference_is_named() -> None:
+    theirs = cache(dim=16, total_heads=8, dtype="uint8")
+    assert len(differences(cache(), theirs)) == 3
+    refused(cache(), theirs, "head_dim", "heads of the model", "dtype")
+
+
+def test_opaque_elements_of_different_size_are_refused() -> None:
+    theirs = cache(dtype="opaque")
+    ours = replace(cache(), dtype="opaque")
+    never(ours, theirs, "bytes of an element", "2 at the source", "1 at the destination")
+
+
+def test_what_is_not_said_does_not_differ() -> None:
+    assert differences(cache(model="some"), cache()) == []
+    assert differences(cache(), cache(group="full")) == []
+
+
+def test_strides_and_pages_are_no_difference() -> None:
+    assert differences(cache(tokens=6), cache("hdtb2l", tokens=4, heads=range(2))) == []
+
+
+def test_no_common_layer_or_head_is_refused_but_no_difference() -> None:
+    low, high = cache(heads=range(2)), cache(heads=range(2, 4))
+    assert differences(low, high) == []
+    refused(low, high, "no head is common", "0 to 1 of 4", "2 to 3 of 4")
+    low, high = cache(layers=range(1)), cache(layers=range(1, 2))
+    assert differences(low, high) == []
+    refused(low, high, "no layer is common", "0 to 0", "1 to 1")
+
+
+def test_heads_that_an_end_does_not_hold_are_refused() -> None:
+    refused(
+        cache(),
+        cache(heads=range(2)),
+        "0 to 2",
+        "destination",
+        "0 to 1 of 4",
+        code="out-of-range",
+        heads=range(3),
+    )
+    for heads in (range(0), range(0, 4, 2), [0, 1]):
+        refused(cache(), cache(), "heads", code="invalid-argument", heads=heads)
+
+
+# ---- footprint ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axes", ["l2bthd", "blht2d"])
+def test_a_footprint_is_every_byte_of_a_block_once(axes: str) -> None:
+    layout = page_scaled(cache(axes, dtype="float8_e4m3fn"), "page_head")
+    loops = footprint(layout)
+    for name in ("offset", "layer_stride", "block_stride", "unit_stride", "strides"):
+        np.testing.assert_array_equal(loops[f"src_{name}"], loops[f"dst_{name}"])
+    assert not loops["conversion"].any()
+    program = compile_program(layout, layout)
+    touched: NDArray[np.int64] = np.zeros(layout.nbytes, np.int64)
+    for layer in range(2):
+        for _, dst, nbytes in expand(program, layer, list(range(NUM_BLOCKS)), list(range(NUM_BLOCKS))):
+            touched[dst : dst + nbytes] += 1
+    assert touched.tolist() == [1] * layout.nbytes
+
+
+# ---- explain --------------------------------------------------------------------------------------
+
+
+def test_explain_says_what_moves_and_how() -> None:
+    src, dst = cache(tokens=4, heads=range(1, 3)), cache(tokens=8, layers=range(1, 2))
+    words = compile_program(src, dst, fine=True).explain()
+    for part in (
+        "2 loops",
+        "layers 1 to 1 (1 of the 1 at the destination)",
+        "heads 1 to 2 (2 of the 4 there)",
+        "A unit is 4 tokens: 1 in a block of the source, 2 in one of the destination",
+        "token by token",
+        # 4 tokens × 2 of K and V, each 2 heads of 16 bytes.
+        "moves 256 bytes a layer in 8 runs, the smallest of 32 bytes",
+        "16 rows of one head merged 2 to a run",
+        "adjacent blocks stay apart",
+        "Bytes go as they are",
+        "gathered at the source",
+        "scattered at the destination",
+    ):
+        assert part in words
+
+
+def test_long_runs_move_directly() -> None:
+    layout = cache("lb2thd", tokens=16, dim=16)
+    program = compile_program(layout, layout)
+    assert program.smallest_run_nbytes == 4096 >= GATHER_BELOW_NBYTES
+    assert not program.gathers_src
+    assert not program.scatters_dst
+    assert "Direct: what lies side by side has 512 bytes or more" in program.explain()
+    assert "adjacent blocks merge" in program.explain()
+
+
+def test_conversions_are_gathered_and_told_in_words() -> None:
+    dst = cache("lb2thd", tokens=64, dim=16, dtype="float8_e4m3fn", quantization=Quantization.per_tensor(2.0))
+    program = compile_program(cache("lb2thd", tokens=64, dim=16, dtype="bfloat16"), dst)
+    assert program.gathers_src
+    assert not program.scatters_dst
+    assert "from bfloat16 (no scales) to float8_e4m3fn (scales per tensor)" in program.explain()
+    assert "adjacent blocks stay apart" in program.explain()

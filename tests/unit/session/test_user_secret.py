@@ -1,0 +1,124 @@
+"""user_secret: one for each user, made once, and believed where no other user can have made or read it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from kvxfer.doctor import access
+from kvxfer.errors import UsageError
+from kvxfer.session.user_secret import folder, look_up, user_secret
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return runtime / "kvxfer"
+
+
+def test_it_is_made_once_and_for_this_user_alone(home: Path) -> None:
+    assert folder() == home
+    assert look_up() is None
+    assert not home.exists(), "looking makes nothing"
+    secret = user_secret()
+    assert look_up() == secret
+    assert len(secret) == 64
+    assert user_secret() == secret
+    assert stat.S_IMODE((home / "secret").stat().st_mode) == 0o600
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert [path.name for path in home.iterdir()] == ["secret"], "nothing is left of the making"
+
+
+def test_where_the_runtime_directory_is_none_or_anothers_it_is_in_the_cache(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "there is none"))
+    assert folder() == tmp_path / "cache" / "kvxfer"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home.parent))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert folder() == tmp_path / "cache" / "kvxfer"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert folder() == Path("/home/somebody/.cache/kvxfer")
+
+
+def _make(_: int) -> bytes:
+    return user_secret()
+
+
+def test_processes_that_make_it_at_once_agree(home: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(8) as pool:
+        assert len(set(pool.map(_make, range(64), chunksize=1))) == 1
+    assert [path.name for path in home.iterdir()] == ["secret"]
+
+
+def _spoil(home: Path, how: str) -> None:
+    user_secret()
+    secret = home / "secret"
+    match how:
+        case "readable":
+            secret.chmod(0o640)
+        case "writable folder":
+            home.chmod(0o770)
+        case "empty":
+            secret.write_bytes(b"")
+        case "link":
+            secret.rename(home / "elsewhere")
+            secret.symlink_to(home / "elsewhere")
+        case "pipe":
+            secret.unlink()
+            os.mkfifo(secret, 0o600)
+        case "folder of another":
+            os.chown(home, 65534, 65534)
+        case "file of another":
+            os.chown(secret, 65534, 65534)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("readable", "others may read"),
+        ("writable folder", "chmod 700"),
+        ("empty", "holds 0 bytes"),
+        ("link", "cannot be read"),
+        ("pipe", "others may read"),
+        ("folder of another", "belongs to user 65534"),
+        ("file of another", "belongs to user 65534"),
+    ],
+)
+def test_what_another_user_may_know_is_refused_in_words(home: Path, how: str, words: str) -> None:
+    if "another" in how and os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    _spoil(home, how)
+    with pytest.raises(UsageError, match=words) as caught:
+        user_secret()
+    assert caught.value.code == "invalid-argument"
+    assert str(home) in str(caught.value)
+    assert "KVXFER_SECRET_FILE" in str(caught.value)
+
+
+def _access() -> dict[str, str]:
+    return {finding.name: f"{finding.state}: {finding.found}" for finding in access.examine(Path("/"))}
+
+
+def test_doctor_says_who_may_connect_and_who_can_read_what(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KVXFER_SECRET_FILE", raising=False)
+    monkeypatch.delenv("KVXFER_SECRET", raising=False)
+    assert _access()["who may connect"].startswith(f"good: processes of user {os.geteuid()} on this host")
+    assert not home.exists(), "the doctor changes nothing"
+    user_secret()
+    (home / "secret").chmod(0o644)
+    assert "others may read" in _access()["who may connect"]
+    (home / "secret").unlink()
+    monkeypatch.setenv("KVXFER_SECRET", "0123456789abcdef")
+    assert "whoever knows the secret of KVXFER_SECRET," in _access()["who may connect"]
+    assert "read leased pages alone" in _access()["who can read every page"]

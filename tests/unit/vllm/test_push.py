@@ -1,0 +1,177 @@
+"""What workers of two engines tell each other of a push, and what a router tells them: strangers' bytes."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic")
+
+from pydantic import ValidationError
+
+from kvxfer.connectors.vllm import notes
+from kvxfer.connectors.vllm.appointment import Appointment, answer, is_push, read_key
+from kvxfer.connectors.vllm.handover import HandoverError, Rank
+from kvxfer.connectors.vllm.notes import Leaving, Note, Receipt, Refusal, RegistrationPart
+from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
+from kvxfer.connectors.vllm.push_registration import Registration, Share, tag_of
+from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.connectors.vllm.waiting_registrations import Registrations
+
+KEY = bytes(range(16))
+RANK = {"name": "p.0", "address": "tcp://10.0.0.7:80"}
+REQUEST = SimpleNamespace(all_token_ids=[1, 2, 3], num_prompt_tokens=3, mm_features=[], lora_request=None)
+PEER: Any = SimpleNamespace(id=1, name="decode")
+
+
+def registration(num_blocks: int = 3, **changes: Any) -> Registration:
+    fields: dict[str, Any] = {
+        "tag": "ab" * 16,
+        "prompt": "0" * 32,
+        "first_token": 32,
+        "num_tokens": 32 * num_blocks - 5,
+        "tables": (tuple(range(1, num_blocks + 1)),),
+        "block_sizes": (32,),
+        "pages_per_block": (2,),
+        "shares": (Share(group=0, layers=(0, 4), heads=(2, 4)),),
+    }
+    return Registration.model_validate({**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        Receipt(notes.digest_of("request"), 1 << 62, 1, 2),
+        RegistrationPart(KEY, 0, 1, 2, 3, b"content"),
+        Leaving(KEY, 3, 4),
+        Refusal(KEY, "it has another prompt: caf\u00e9"),
+    ],
+)
+def test_notes_are_read_as_they_were_written(note: Note) -> None:
+    assert notes.read(note.encode()) == note
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_bytes_of_strangers_are_read_or_refused(seed: int) -> None:
+    random_ = random.Random(seed)
+    payload = bytes([random_.randrange(6)]) + random_.randbytes(random_.randrange(80))
+    try:
+        note = notes.read(payload)
+    except ValueError:
+        return
+    assert note.encode() == payload or isinstance(note, Refusal)  # of which text may be replaced
+
+
+def test_a_registration_comes_in_parts_in_any_order() -> None:
+    whole = registration(20000)
+    content = whole.model_dump_json().encode()
+    parts = RegistrationPart.split(KEY, 0, 1, content)
+    assert len(parts) > 20
+    assert all(len(part.encode()) <= 4096 for part in parts)
+    registrations = Registrations(60.0)
+    random.Random(3).shuffle(parts)
+    for part in parts:
+        assert not registrations.take(KEY)
+        registrations.add(PEER, notes.read(part.encode()))  # type: ignore[arg-type]
+    ((_, reader, num_readers, arrived),) = registrations.take(KEY)
+    assert (reader, num_readers, arrived) == (0, 1, whole)
+    assert not registrations.take(KEY)
+
+
+def test_a_registration_that_cannot_be_read_is_dropped() -> None:
+    registrations = Registrations(60.0)
+    with pytest.raises(ValueError, match="cannot be read"):
+        registrations.add(PEER, RegistrationPart(KEY, 0, 1, 0, 1, b"[]"))
+    assert not registrations.take(KEY)
+
+
+def test_what_waits_is_bounded() -> None:
+    registrations = Registrations(60.0)
+    keys = [number.to_bytes(16, "big") for number in range(20000)]
+    for key in keys:
+        registrations.add(PEER, RegistrationPart(key, 0, 1, 0, 2, b"half"))
+    assert len(registrations._waiting) == registrations._num_parts <= 16384
+    # A peer may repeat itself.
+    for _ in range(20000):
+        registrations.add(PEER, RegistrationPart(KEY, 0, 1, 0, 2, b"half"))
+    assert registrations._num_parts <= 16384
+
+
+def test_what_has_waited_too_long_is_forgotten() -> None:
+    registrations = Registrations(0.0)
+    registrations.add(PEER, Leaving(KEY, 0, 1))
+    registrations.expire()
+    assert not registrations.take(KEY)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tag": "ab"},
+        {"first_token": 91},
+        {"first_token": -1},
+        {"tables": ((1, 2),)},
+        {"tables": ("AAAA",)},
+        {"tables": ("no base64",)},
+        {"tables": ((1, 2, 3), (1, 2, 3))},
+        {"block_sizes": (0,)},
+        {"pages_per_block": (3,)},
+        {"shares": (Share(group=1, layers=(0, 4), heads=(2, 4)),)},
+        {"shares": ({"group": 0, "layers": (0, -4), "heads": (0, 1)},)},
+    ],
+)
+def test_absurd_registrations_are_refused(changes: dict[str, Any]) -> None:
+    assert registration()
+    with pytest.raises(ValidationError):
+        registration(**changes)
+
+
+def test_each_group_has_a_tag_of_its_own() -> None:
+    assert registration().tag_of(3) == tag_of(bytes.fromhex("ab" * 16), 3) != registration().tag_of(2)
+
+
+def test_pages_of_both_ends_lie_side_by_side() -> None:
+    src, dst = GroupTable((5, 0, 7, 8), 32, 2), GroupTable((1, 2, 0, 4), 32, 2)
+    pairs = pair_pages(src, dst, 16, 120)
+    assert pairs.src.tolist() == [11, 16, 17]
+    assert pairs.dst.tolist() == [3, 8, 9]
+    assert pairs.num_lacking == 2
+    assert pairs.tokens is None
+    assert pair_pages(src, GroupTable((1, 2), 64, 1), 16, 120).tokens == range(16, 120)
+
+
+def own(**changes: Any) -> dict[str, Any]:
+    return {"kvxfer": {"version": 1, "push": KEY.hex(), "ranks": [RANK], **changes}}
+
+
+def test_both_engines_read_the_key() -> None:
+    params = own()
+    assert is_push(params)
+    assert read_key(params) == KEY
+    read = Appointment.read(params, REQUEST, Settings())
+    assert (read.key, read.ranks) == (KEY, (Rank(**RANK),))
+
+
+def test_parameters_without_a_key_are_no_push() -> None:
+    for params in ({}, {"kvxfer": None}, {"kvxfer": ["push"]}, answer("engine", (Rank(**RANK),))):
+        assert not is_push(params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"push": "0" * 31}, "push"),
+        ({"push": "G" * 32}, "push"),
+        ({"ranks": []}, "ranks"),
+        ({"ranks": [RANK] * 65}, "ranks"),
+        ({"ranks": [{"name": "p", "address": "tcp://a@b:1"}]}, "address"),
+        ({"ranks": [{"name": "p", "address": "tcp://10.1.0.7:1"}]}, "not among"),
+    ],
+)
+def test_absurd_appointments_are_refused_in_words(changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(HandoverError, match=word):
+        Appointment.read(own(**changes), REQUEST, Settings(allowed_hosts=("10.0.0.7",)))
