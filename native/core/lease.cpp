@@ -32,7 +32,7 @@ Lease::Lease(LeaseId id, std::optional<SessionKey> holder, RegionId region, wire
       region_(region),
       mode_(mode),
       renewable_(renewable && holder),
-      blocks_(all_blocks ? BlockSet::all(num_blocks) : BlockSet(num_blocks)),
+      blocks_(all_blocks ? BitSet::all(num_blocks) : BitSet(num_blocks)),
       ttl_ns_(ttl_ns),
       expires_at_(time_after(now, ttl_ns)) {
   for (const std::uint32_t block : blocks) blocks_.insert(block);

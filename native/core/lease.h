@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/block_set.h"
+#include "core/bit_set.h"
 #include "core/event.h"
 #include "core/session.h"
 #include "core/wire.h"
@@ -59,7 +59,7 @@ class Lease {
   LeaseState state() const noexcept { return state_; }
   bool active() const noexcept { return state_ == LeaseState::kActive; }
   bool renewable() const noexcept { return renewable_; }
-  const BlockSet& blocks() const noexcept { return blocks_; }
+  const BitSet& blocks() const noexcept { return blocks_; }
   Time ttl_ns() const noexcept { return ttl_ns_; }
   Time expires_at() const noexcept { return expires_at_; }
 
@@ -70,7 +70,7 @@ class Lease {
   wire::LeaseMode mode_;
   LeaseState state_ = LeaseState::kActive;
   bool renewable_;
-  BlockSet blocks_;
+  BitSet blocks_;
   Time ttl_ns_, expires_at_;
 };
 

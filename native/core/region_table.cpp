@@ -1,7 +1,10 @@
 #include "core/region_table.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_set>
+
+#include "core/bit_set.h"
 
 namespace kvxfer {
 namespace {
@@ -11,23 +14,54 @@ namespace {
 // blocks a region has, and how many units a block, may be a peer's claim.
 class IdSet {
  public:
-  IdSet(std::span<const std::uint32_t> ids, std::uint32_t num_blocks, std::uint32_t units) {
-    const std::uint64_t num_ids = std::uint64_t{num_blocks} * units;
-    if (!ids.empty() && num_ids <= kBitsPerId * ids.size() + kBitsAtLeast) bits_.resize(num_ids);
-  }
+  IdSet(std::uint32_t num_blocks, std::uint32_t units, std::size_t num_looked_at)
+      : has_bits_(std::uint64_t{num_blocks} * units <= kBitsPerId * num_looked_at),
+        bits_(has_bits_ ? std::size_t{num_blocks} * units : 0) {}
   bool insert(std::uint32_t id) {
-    if (bits_.empty()) return ids_.insert(id).second;
-    if (bits_[id]) return false;
-    bits_[id] = true;
+    if (!has_bits_) return ids_.insert(id).second;
+    if (bits_.contains(id)) return false;
+    bits_.insert(id);
     return true;
   }
-  bool contains(std::uint32_t id) const { return bits_.empty() ? ids_.contains(id) : bits_[id]; }
+  bool contains(std::uint32_t id) const { return has_bits_ ? bits_.contains(id) : ids_.contains(id); }
 
  private:
-  static constexpr std::uint64_t kBitsPerId = 512, kBitsAtLeast = 1 << 20;
-  std::vector<bool> bits_;
+  static constexpr std::uint64_t kBitsPerId = 4096;
+  const bool has_bits_;
+  BitSet bits_;
   std::unordered_set<std::uint32_t> ids_;
 };
+
+// So few are compared with each other, which takes no memory.
+constexpr std::size_t kFewIds = 16;
+
+// The first that stood before.
+std::optional<std::uint32_t> find_twice(std::span<const std::uint32_t> ids, std::uint32_t num_blocks,
+                                        std::uint32_t units) {
+  if (ids.size() <= kFewIds) {
+    for (std::size_t i = 1; i < ids.size(); ++i)
+      if (std::find(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(i), ids[i]) !=
+          ids.begin() + static_cast<std::ptrdiff_t>(i))
+        return ids[i];
+    return std::nullopt;
+  }
+  IdSet seen(num_blocks, units, ids.size());
+  for (const std::uint32_t id : ids)
+    if (!seen.insert(id)) return id;
+  return std::nullopt;
+}
+
+// The first token of a unit that is moved as a whole, too.
+std::optional<std::uint32_t> find_in_units(std::span<const std::uint32_t> tokens,
+                                           std::uint32_t tokens_per_unit,
+                                           std::span<const std::uint32_t> units, std::uint32_t num_blocks,
+                                           std::uint32_t units_per_block) {
+  IdSet whole(num_blocks, units_per_block, units.size());
+  for (const std::uint32_t unit : units) whole.insert(unit);
+  for (const std::uint32_t token : tokens)
+    if (whole.contains(token / tokens_per_unit)) return token;
+  return std::nullopt;
+}
 
 }  // namespace
 
@@ -54,9 +88,8 @@ Status check_blocks(std::span<const std::uint32_t> blocks, std::uint32_t num_blo
       return {Code::kOutOfRange,
               words(block, " is not one of the " + std::to_string(num_blocks) + " blocks of")};
   if (!distinct) return {};
-  IdSet seen(blocks, num_blocks, 1);
-  for (const std::uint32_t block : blocks)
-    if (!seen.insert(block)) return {Code::kDuplicateBlock, words(block, " is named twice in")};
+  if (const auto twice = find_twice(blocks, num_blocks, 1))
+    return {Code::kDuplicateBlock, words(*twice, " is named twice in")};
   return {};
 }
 
@@ -80,15 +113,14 @@ Status check_ids(std::span<const std::uint32_t> ids, std::uint32_t num_fine, con
         return {Code::kOutOfRange,
                 words(id / per_block, " is not one of the " + std::to_string(num_blocks) + " blocks of")};
   if (src) return {};
-  IdSet whole(coarse, num_blocks, units), single(fine, num_blocks, tokens);
-  for (const std::uint32_t id : coarse)
-    if (!whole.insert(id))
-      return {Code::kDuplicateBlock,
-              words(id / units, ", unit " + std::to_string(id % units) + ", is named twice in")};
-  for (const std::uint32_t id : fine)
-    if (!single.insert(id) || whole.contains(id / (tokens / units)))
-      return {Code::kDuplicateBlock,
-              words(id / tokens, ", token " + std::to_string(id % tokens) + ", is named twice in")};
+  if (const auto unit = find_twice(coarse, num_blocks, units))
+    return {Code::kDuplicateBlock,
+            words(*unit / units, ", unit " + std::to_string(*unit % units) + ", is named twice in")};
+  std::optional<std::uint32_t> token = find_twice(fine, num_blocks, tokens);
+  if (!token && !fine.empty()) token = find_in_units(fine, tokens / units, coarse, num_blocks, units);
+  if (token)
+    return {Code::kDuplicateBlock,
+            words(*token / tokens, ", token " + std::to_string(*token % tokens) + ", is named twice in")};
   return {};
 }
 

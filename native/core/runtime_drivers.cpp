@@ -125,8 +125,9 @@ bool Runtime::progress(bool look) {
     more = more || !sockets_quiet_;
   }
   const Time at = now();
-  for (auto& [session, note] : std::exchange(failed_rails_, {}))
-    engine_->rail_failed(at, session, std::move(note));
+  if (!failed_rails_.empty())
+    for (auto& [session, note] : std::exchange(failed_rails_, {}))
+      engine_->rail_failed(at, session, std::move(note));
   more = move(at) || more;
   more = triggers_.look(*engine_, at) || more;
   more = commands_.look(*engine_, at) || more;

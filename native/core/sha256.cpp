@@ -108,10 +108,18 @@ Sha256::Digest hmac_sha256(std::span<const std::byte> key,
 
 bool equal_in_constant_time(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
   if (a.size() != b.size()) return false;
-  // volatile: a compiler that sees through the loop may not leave it early.
-  volatile unsigned char difference = 0;
-  for (std::size_t i = 0; i < a.size(); ++i)
-    difference = static_cast<unsigned char>(difference | std::to_integer<unsigned char>(a[i] ^ b[i]));
+  std::uint64_t difference = 0;
+  std::size_t at = 0;
+  for (std::uint64_t x, y; a.size() - at >= sizeof x; at += sizeof x) {
+    std::memcpy(&x, a.data() + at, sizeof x);
+    std::memcpy(&y, b.data() + at, sizeof y);
+    difference |= x ^ y;
+    __asm__ volatile("" : "+r"(difference));  // a compiler that sees through the loop may not leave it early
+  }
+  for (; at < a.size(); ++at) {
+    difference |= std::to_integer<std::uint64_t>(a[at] ^ b[at]);
+    __asm__ volatile("" : "+r"(difference));
+  }
   return difference == 0;
 }
 

@@ -41,6 +41,7 @@ class Admission {
   void told(SessionKey session);  // that one
   void forget(const TransferEnd& transfer);  // it ended before it was told
   std::vector<SessionKey> backlogged() const { return {backlogged_.begin(), backlogged_.end()}; }
+  bool has_any_backlog() const noexcept { return !backlogged_.empty(); }
 
   void remove_session(SessionKey session);
 

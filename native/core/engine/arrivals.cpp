@@ -1,12 +1,13 @@
 #include "core/engine/arrivals.h"
 
+#include <utility>
+
 namespace kvxfer {
 
 void Arrivals::begin(const PieceGrid& grid) {
   grid_ = grid;
-  in_.resize(grid.num_pieces());
-  left_in_row_.assign(grid.num_layers, grid.pieces_per_layer());
-  confirmed_.resize(grid.num_layers);
+  in_ = BitSet(grid.num_pieces());
+  rows_.assign(grid.num_layers, {grid.pieces_per_layer(), false});
 }
 
 bool Arrivals::redo(std::uint32_t piece) {
@@ -16,23 +17,22 @@ bool Arrivals::redo(std::uint32_t piece) {
 }
 
 bool Arrivals::add(std::uint32_t piece) {
-  in_[piece] = true;
+  in_.insert(piece);
   ++num_in_;
-  return --left_in_row_[row_of(piece)] == 0;
+  return --rows_[row_of(piece)].num_left == 0;
 }
 
 bool Arrivals::take_back(std::uint32_t piece) {
-  const std::uint32_t row = row_of(piece);
-  if (!in_[piece] || confirmed_[row]) return false;
-  in_[piece] = false;
+  Row& row = rows_[row_of(piece)];
+  if (!in_.contains(piece) || row.confirmed) return false;
+  in_.erase(piece);
   --num_in_;
-  ++left_in_row_[row];
+  ++row.num_left;
   return true;
 }
 
 bool Arrivals::confirm(std::uint32_t row) {
-  if (confirmed_[row]) return false;
-  confirmed_[row] = true;
+  if (std::exchange(rows_[row].confirmed, true)) return false;
   ++num_confirmed_;
   return true;
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/bit_set.h"
 #include "kvxfer/copy_program.h"
 
 namespace kvxfer {
@@ -17,7 +18,7 @@ class Arrivals {
   static std::uint64_t max_redone(const PieceGrid& grid) { return 64 + 4 * std::uint64_t{grid.num_pieces()}; }
 
   void begin(const PieceGrid& grid);
-  bool has_begun() const noexcept { return !confirmed_.empty(); }
+  bool has_begun() const noexcept { return !rows_.empty(); }
 
   // ---- to be posted
   // The next piece: one to redo, else the next of those layers.
@@ -36,7 +37,7 @@ class Arrivals {
   bool redo(std::uint32_t piece);
 
   // ---- in
-  bool has(std::uint32_t piece) const { return in_[piece]; }
+  bool has(std::uint32_t piece) const { return in_.contains(piece); }
   bool has_all() const noexcept { return num_in_ == grid_.num_pieces(); }
   // True where it was its layer's last.
   bool add(std::uint32_t piece);
@@ -46,15 +47,18 @@ class Arrivals {
   // ---- confirmed; rows are layers of the transfer
   std::uint32_t row_of(std::uint32_t piece) const { return piece / grid_.pieces_per_layer(); }
   bool confirm(std::uint32_t row);  // true once
-  bool is_confirmed(std::uint32_t row) const { return confirmed_[row]; }
+  bool is_confirmed(std::uint32_t row) const { return rows_[row].confirmed; }
   bool is_complete() const noexcept { return num_confirmed_ == grid_.num_layers; }
 
  private:
+  struct Row {
+    std::uint32_t num_left;  // pieces that are not in
+    bool confirmed;
+  };
   PieceGrid grid_;
-  std::vector<bool> in_;  // a bit for each piece, whichever rail brought it
+  BitSet in_;  // of pieces, whichever rail brought them
   std::uint32_t num_in_ = 0;
-  std::vector<std::uint32_t> left_in_row_;  // pieces
-  std::vector<bool> confirmed_;
+  std::vector<Row> rows_;
   std::uint32_t num_confirmed_ = 0;
   std::uint32_t next_ = 0;
   std::list<std::uint32_t> redo_;  // a list: empty, it has allocated nothing

@@ -16,8 +16,13 @@ constexpr std::uint32_t kMaxOutstandingPieces = 256;
 // ---- posting ------------------------------------------------------------------------------------
 
 void Destinations::begin_round() {
-  dirty_.merge(retry_);
+  for (const TransferKey& key : retry_)
+    if (Destination* const destination = find(key)) mark(*destination);
   retry_.clear();
+}
+
+void Destinations::mark(Destination& destination) {
+  if (!std::exchange(destination.dirty, true)) dirty_.push_back(destination.key);
 }
 
 void Destinations::list(Destination& destination) {
@@ -73,7 +78,7 @@ bool Destinations::post_next(SessionKey session) {
     }
     destination->arrivals.posted_next();
     if (!one_sided || destination->integrity) {
-      if (destination->to_credit.empty()) dirty_.insert(destination->key);
+      mark(*destination);
       destination->to_credit.emplace_back(rail->id(), *piece);
     }
     return true;
@@ -239,19 +244,22 @@ void Destinations::count_piece(Destination& destination, std::uint32_t piece) {
   const std::uint32_t row = destination.arrivals.row_of(piece);
   if (!destination.one_sided) return confirmed(destination, {&row, 1});
   destination.to_confirm.push_back(row);
-  dirty_.insert(destination.key);
+  mark(destination);
 }
 
 // ---- confirming ---------------------------------------------------------------------------------
 
 void Destinations::confirm_dirty() {
-  while (!dirty_.empty()) {
-    Destination* destination = find(*dirty_.begin());
-    dirty_.erase(dirty_.begin());
-    if (destination == nullptr || destination->state != TransferState::kMoving) continue;
+  // By index: more may join.
+  for (std::size_t i = 0; i < dirty_.size(); ++i) {
+    Destination* const destination = find(dirty_[i]);
+    if (destination == nullptr) continue;
+    destination->dirty = false;
+    if (destination->state != TransferState::kMoving) continue;
     flush_credits(*destination);
     confirm(*destination);
   }
+  dirty_.clear();
 }
 
 // Asks whether the source's right held until now, for every layer that is in.
@@ -276,7 +284,7 @@ void Destinations::confirm(Destination& destination) {
     }
     if (result.code == Code::kAgain) {
       context_.pump_again = true;
-      retry_.insert(destination.key);
+      retry_.push_back(destination.key);
       return;
     }
   }
@@ -293,7 +301,7 @@ void Destinations::fence_checked(Destination& destination, Code code) {
   }
   // The rail died: ask on another.
   destination.to_confirm.insert(destination.to_confirm.end(), rows.begin(), rows.end());
-  dirty_.insert(destination.key);
+  mark(destination);
 }
 
 // What was fetched can be confirmed no more, since no rail is left on which the source's fence can
@@ -329,7 +337,7 @@ void Destinations::confirmed(Destination& destination, std::span<const std::uint
   if (destination.arrivals.is_complete())
     finish(destination);
   else if (!destination.to_confirm.empty())
-    dirty_.insert(destination.key);
+    mark(destination);
 }
 
 }  // namespace kvxfer

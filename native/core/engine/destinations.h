@@ -43,6 +43,7 @@ struct Destination : TransferEnd {
   std::vector<std::uint32_t> to_confirm;  // layers that are in
   std::vector<std::uint32_t> confirming;  // covered by the fence check that is posted
   bool listed = false;                    // among those whose turn comes
+  bool dirty = false;                     // has layers to confirm or credits to send
   bool one_sided = false;                 // some piece in was fetched: only the fence word confirms
   std::unordered_map<std::uint32_t, std::uint32_t> sums_here, sums_there;  // integrity
   std::vector<std::pair<RailId, std::uint32_t>> to_credit;  // posted in this round, to be asked for
@@ -113,6 +114,7 @@ class Destinations {
 
   // destination_pieces.cpp
   void list(Destination& destination);
+  void mark(Destination& destination);  // as dirty
   bool post_next(SessionKey session);
   Rail* choose_rail(const Destination& destination, bool& reachable);
   bool lease_ends_soon(const Destination& destination) const;
@@ -140,8 +142,8 @@ class Destinations {
   Draining& draining_;
   std::map<TransferKey, std::unique_ptr<Destination>> destinations_;
   Turns turns_;
-  std::set<TransferKey> dirty_;  // with layers to confirm or credits to send
-  std::set<TransferKey> retry_;  // the same, put off by a rail that said "again"
+  std::vector<TransferKey> dirty_;  // with layers to confirm or credits to send
+  std::vector<TransferKey> retry_;  // the same, put off by a rail that said "again"
 };
 
 }  // namespace kvxfer

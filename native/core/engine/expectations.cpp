@@ -87,7 +87,7 @@ std::shared_ptr<Expectation> Expectations::take(std::uint64_t handle, TransferSt
   context_.timers.clear(found->second.timer);
   expectations_.erase(found);
   tags_.erase(text_of(expectation->tag()));
-  BlockSet blocks(regions_.find(expectation->region())->num_blocks);
+  BitSet blocks(regions_.find(expectation->region())->num_blocks);
   for (const std::uint32_t block : expectation->blocks()) blocks.insert(block);
   for (const SessionKey key : sessions_.keys())
     if (!expectation->from() || expectation->from() == key)

@@ -114,7 +114,7 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
   transfer.leases.clear();
   if (transfer.lease_named && candidates.empty()) return none_covers(transfer, mode, "blocks ");
   const auto holder = holders_.find(transfer.key.first);
-  const BlockSet* ended_on = nullptr;
+  const BitSet* ended_on = nullptr;
   if (holder != holders_.end())
     if (auto found = holder->second.ended_on.find({transfer.region, mode});
         found != holder->second.ended_on.end())

@@ -63,7 +63,7 @@ class Leases {
 
   // ---- what peers know and told
   // Blocks on which a right of this peer's ended.
-  void remember_ended(SessionKey holder, RegionId region, wire::LeaseMode mode, const BlockSet& blocks) {
+  void remember_ended(SessionKey holder, RegionId region, wire::LeaseMode mode, const BitSet& blocks) {
     holders_[holder].ended_on[{region, mode}].insert(blocks);
   }
   void forget_region(SessionKey holder, RegionId region);
@@ -81,7 +81,7 @@ class Leases {
   };
   struct Holder {
     std::vector<LeaseId> leases;  // that we granted to it
-    std::map<std::pair<RegionId, wire::LeaseMode>, BlockSet> ended_on;
+    std::map<std::pair<RegionId, wire::LeaseMode>, BitSet> ended_on;
     LeaseId newest_told = 0;  // of those that it granted
   };
   struct Ending {  // ended as a right, with works under it that have not

@@ -124,6 +124,7 @@ bool Posting::tell(Peer& peer, TransferKey key, bool is_source) {
 }
 
 void Posting::serve_backlog() {
+  if (!admission_.has_any_backlog()) return;
   for (const SessionKey key : admission_.backlogged())
     if (Peer* peer = sessions_.find_open(key))
       while (const auto waiting = admission_.next(key)) {

@@ -54,7 +54,7 @@ PostResult Rails::post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfe
   if (result.accepted == 0) return result;
   if (use != WorkUse::kSend) count_posted(rail);
   transfer.posted.emplace_back(work.id, rail.id());
-  works_.emplace(work.id, Record{use, transfer.key, rail.id(), work.piece});
+  spare_works_.insert(works_, work.id, Record{use, transfer.key, rail.id(), work.piece});
   return result;
 }
 
@@ -84,7 +84,7 @@ std::optional<Rails::Completed> Rails::completed(const Completion& completion) {
   auto found = works_.find(completion.work);
   if (found == works_.end()) return std::nullopt;
   const Record work = found->second;
-  works_.erase(found);
+  spare_works_.erase(works_, found);
   const bool is_due = work.use != WorkUse::kSend && !work.stopped;
   if (is_due) --outstanding_;
   auto rail = rails_.find(work.rail);

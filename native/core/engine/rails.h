@@ -17,6 +17,7 @@
 
 #include "core/engine/context.h"
 #include "core/engine/transfer_end.h"
+#include "core/spare_nodes.h"
 
 namespace kvxfer {
 
@@ -106,6 +107,7 @@ class Rails {
   std::map<RailId, Rail> rails_;
   std::map<SessionKey, OfSession> sessions_;
   std::unordered_map<WorkId, Record> works_;
+  SpareNodes<std::unordered_map<WorkId, Record>> spare_works_;
   WorkId next_work_ = 1;
   std::uint32_t outstanding_ = 0;
   std::vector<RailId> resting_;

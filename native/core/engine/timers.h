@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "core/session.h"
+#include "core/spare_nodes.h"
 
 namespace kvxfer {
 
@@ -37,15 +38,15 @@ class Timers {
   using Timer = std::optional<Queue::iterator>;
 
   void arm(Time at, TimerKind kind, std::uint64_t a, std::uint64_t b = 0) {
-    queue_.emplace(at, Due{kind, a, b});
+    spare_.insert(queue_, at, Due{kind, a, b});
   }
   // The timer's former time is forgotten; kNever arms nothing.
   void set(Timer& timer, Time at, TimerKind kind, std::uint64_t a, std::uint64_t b = 0) {
     clear(timer);
-    if (at != kNever) timer = queue_.emplace(at, Due{kind, a, b});
+    if (at != kNever) timer = spare_.insert(queue_, at, Due{kind, a, b});
   }
   void clear(Timer& timer) {
-    if (timer) queue_.erase(*timer);
+    if (timer) spare_.erase(queue_, *timer);
     timer.reset();
   }
   static Time at(const Timer& timer) { return timer ? (*timer)->first : kNever; }
@@ -54,13 +55,14 @@ class Timers {
   std::optional<Due> take_due(Time now) {
     if (next() > now) return std::nullopt;
     const Due due = queue_.begin()->second;
-    queue_.erase(queue_.begin());
+    spare_.erase(queue_, queue_.begin());
     return due;
   }
   std::size_t size() const noexcept { return queue_.size(); }
 
  private:
   Queue queue_;
+  SpareNodes<Queue> spare_;
 };
 
 }  // namespace kvxfer

@@ -3,13 +3,14 @@
 #pragma once
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
-#include <list>
-#include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "core/event.h"
+#include "core/spare_nodes.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {
@@ -17,21 +18,14 @@ namespace kvxfer {
 class Turns {
  public:
   void list(SessionKey session, std::uint8_t priority, TransferId transfer) {
-    ready_[session][priority].push_back(transfer);
+    spare_.insert(ready_, Turn{session, priority, num_listed_++, transfer});
   }
   std::optional<TransferId> first(SessionKey session) const {
-    auto found = ready_.find(session);
-    return found == ready_.end() ? std::nullopt : std::optional(found->second.begin()->second.front());
+    const auto found = first_of(session);
+    return found == ready_.end() || found->session != session ? std::nullopt : std::optional(found->transfer);
   }
-  void drop_first(SessionKey session) {
-    auto found = ready_.find(session);
-    auto level = found->second.begin();
-    level->second.pop_front();
-    if (!level->second.empty()) return;
-    found->second.erase(level);
-    if (found->second.empty()) ready_.erase(found);
-  }
-  void remove_session(SessionKey session) { ready_.erase(session); }
+  void drop_first(SessionKey session) { spare_.erase(ready_, first_of(session)); }
+  void remove_session(SessionKey session) { ready_.erase(first_of(session), first_of(session + 1)); }
 
   // Has each session in turn post one piece, until none of them does. bool post_one(SessionKey): it did.
   template <class PostOne>
@@ -39,7 +33,8 @@ class Turns {
     for (bool progressed = !ready_.empty(); progressed;) {
       progressed = false;
       order_.clear();
-      for (const auto& [session, levels] : ready_) order_.push_back(session);
+      for (auto turn = ready_.begin(); turn != ready_.end(); turn = first_of(turn->session + 1))
+        order_.push_back(turn->session);
       std::rotate(order_.begin(), std::upper_bound(order_.begin(), order_.end(), last_served_), order_.end());
       for (const SessionKey session : order_)
         if (post_one(session)) {
@@ -50,10 +45,22 @@ class Turns {
   }
 
  private:
-  // No level and no session is empty, so the cost of a round does not grow with peers that are idle.
-  std::map<SessionKey, std::map<std::uint8_t, std::list<TransferId>>> ready_;
+  struct Turn {
+    SessionKey session;
+    std::uint8_t priority;
+    std::uint64_t order;  // in which they were listed
+    TransferId transfer;
+    auto operator<=>(const Turn&) const = default;
+  };
+  std::set<Turn>::const_iterator first_of(SessionKey session) const {
+    return ready_.lower_bound(Turn{session, 0, 0, 0});
+  }
+
+  std::set<Turn> ready_;  // so the cost of a round does not grow with peers that are idle
+  SpareNodes<std::set<Turn>> spare_;
   std::vector<SessionKey> order_;  // kept, as making it costs
   SessionKey last_served_ = 0;
+  std::uint64_t num_listed_ = 0;
 };
 
 }  // namespace kvxfer

@@ -17,6 +17,10 @@ template <class Peer>
 class CopyingRail : public RailPeers<Peer> {
  public:
   std::size_t poll(std::span<Completion> completions) noexcept override {
+    if (this->ready_.empty() && this->active().empty()) {
+      on_idle();
+      return 0;
+    }
     std::size_t count = this->ready_.take(completions);
     std::uint64_t cost = 0;
     while (count < completions.size() && cost < kPollCost) {
