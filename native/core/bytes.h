@@ -53,7 +53,7 @@ inline std::size_t utf8_prefix(std::string_view text) noexcept {
 
 class Writer {
  public:
-  explicit Writer(std::size_t reserve_nbytes) { bytes_.reserve(reserve_nbytes); }
+  explicit Writer(std::size_t expected_nbytes) : bytes_(expected_nbytes) {}
 
   template <class T>
     requires std::is_integral_v<T> || std::is_enum_v<T>
@@ -92,15 +92,21 @@ class Writer {
     text(std::string_view(clean).substr(0, utf8_prefix(std::string_view(clean).substr(0, max_nbytes))));
   }
 
-  std::vector<std::byte> take() { return std::move(bytes_); }
+  std::vector<std::byte> take() {
+    bytes_.resize(num_);
+    return std::move(bytes_);
+  }
 
  private:
   void append(const void* data, std::size_t nbytes) {
-    const auto* const first = static_cast<const std::byte*>(data);
-    bytes_.insert(bytes_.end(), first, first + nbytes);
+    if (nbytes == 0) return;
+    if (bytes_.size() - num_ < nbytes) bytes_.resize(2 * num_ + nbytes);
+    std::memcpy(bytes_.data() + num_, data, nbytes);
+    num_ += nbytes;
   }
 
   std::vector<std::byte> bytes_;
+  std::size_t num_ = 0;  // written; what is beyond waits
 };
 
 class Reader {

@@ -1,6 +1,7 @@
 #include "core/wire.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 
 #include "core/bytes.h"
@@ -455,7 +456,16 @@ static_assert(kNumKinds == std::variant_size_v<Message>);
 
 // The alternative's index, or kNumKinds for a type that does not exist.
 std::size_t kind_of(FrameType type) noexcept {
-  return static_cast<std::size_t>(std::ranges::find(kKinds, type, &Kind::type) - std::begin(kKinds));
+  constexpr std::size_t kNumTypes = static_cast<std::size_t>(kKinds[kNumKinds - 1].type) + 1;
+  static constexpr auto kKindOf = [] {
+    std::array<std::uint8_t, kNumTypes> kinds{};
+    kinds.fill(kNumKinds);
+    for (std::size_t kind = 0; kind < kNumKinds; ++kind)
+      kinds[static_cast<std::size_t>(kKinds[kind].type)] = static_cast<std::uint8_t>(kind);
+    return kinds;
+  }();
+  const auto number = static_cast<std::size_t>(type);
+  return number < kNumTypes ? kKindOf[number] : kNumKinds;
 }
 
 template <std::size_t I>
