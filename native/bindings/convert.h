@@ -25,7 +25,7 @@ namespace kvxfer::python {
 
 namespace nb = nanobind;
 
-// Block ids as kvxfer/block_table.py makes them: uint32 in one dimension, side by side, read where they
+// Block ids as kvxfer/memory/block_table.py makes them: uint32 in one dimension, side by side, read where they
 // lie. An nb::ndarray would have numpy make a DLPack capsule of each first: 0.4 us of a post's 3.
 class BlockIds {
  public:
@@ -101,7 +101,7 @@ inline std::int64_t to_ns(double seconds) {
   return static_cast<std::int64_t>(std::min(seconds, kMostSeconds) * 1e9);
 }
 
-// A program as kvxfer/copy_program.py holds it: records of LOOP_DTYPE and CONVERSION_DTYPE, which are
+// A program as kvxfer/plan/program.py holds it: records of LOOP_DTYPE and CONVERSION_DTYPE, which are
 // CopyLoops and Conversions to the byte, float32 scales, units (src, dst of units; of tokens).
 std::vector<CopyLoop> to_loops(nb::handle loops);
 CopyProgram to_program(std::uint32_t num_layers, nb::handle loops, nb::handle conversions, nb::handle scales,

@@ -39,7 +39,7 @@ struct PyRoute {
   std::uint32_t program, first_layer, num_layers;
   double timeout_s;
   bool integrity;
-  nb::object as_ids;  // kvxfer/block_table.py: of what are no uint32 yet
+  nb::object as_ids;  // kvxfer/memory/block_table.py: of what are no uint32 yet
 
   PyHandle post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine, nb::handle notify,
                 nb::handle timeout, nb::handle priority, nb::handle check, nb::handle lease,

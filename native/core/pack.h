@@ -14,7 +14,7 @@
 namespace kvxfer {
 
 // What lies side by side at one end and is shorter than this costs a stream more as an iovec than it
-// costs to be copied once more (native/DESIGN.md). kvxfer/copy_program.py: GATHER_BELOW_NBYTES.
+// costs to be copied once more (native/DESIGN.md). kvxfer/plan/program.py: GATHER_BELOW_NBYTES.
 inline constexpr std::uint64_t kGatherBelowNbytes = 512;
 
 // Bytes of a piece as it crosses a stream; of one pair of a layer.

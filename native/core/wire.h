@@ -137,7 +137,7 @@ struct Region {
   std::uint64_t base = 0;
   std::vector<MemorySpan> spans;
   std::uint32_t num_blocks = 0;
-  Bytes layout;                       // kvxfer/layout.py's schema; the core does not look inside
+  Bytes layout;                       // kvxfer/layout/kv_layout.py's schema; the core does not look inside
   std::vector<TransportKeys> keys;    // of those that reach its kind of memory, which they so tell
 };
 struct RegionGone { RegionId id = 0; };

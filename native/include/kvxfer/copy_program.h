@@ -29,7 +29,7 @@ inline constexpr std::uint32_t kNumGrains = 2;
 //        + unit(s) * src_unit_stride + i * src_strides[0] + j * src_strides[1]
 //   to   the same expression with dst in the place of src and d of s.
 // Offsets are in bytes from the region's base address. The struct is a wire format and a numpy
-// record (kvxfer/copy_program.py: LOOP_DTYPE): 128 bytes, little-endian, no padding.
+// record (kvxfer/plan/program.py: LOOP_DTYPE): 128 bytes, little-endian, no padding.
 struct CopyLoop {
   std::uint32_t first_layer;
   std::uint32_t num_layers;

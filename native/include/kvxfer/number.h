@@ -18,7 +18,7 @@
 
 namespace kvxfer {
 
-// Of an element. The values are a wire format (CONVERSION_DTYPE of kvxfer/copy_program.py).
+// Of an element. The values are a wire format (CONVERSION_DTYPE of kvxfer/plan/program.py).
 enum class Dtype : std::uint8_t {
   kBytes = 0,  // not a number: copied as it is
   kBf16 = 1,
