@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from kvxfer._native import CODES, AgentCore, NativeError, trigger_over
-from kvxfer.arguments import count, seconds, seconds_or_none
+from kvxfer._native import AgentCore, NativeError
+from kvxfer.arguments import seconds
 from kvxfer.errors import AgentError, UsageError, translate
-from kvxfer.gpu.trigger import Trigger, resolve
+from kvxfer.gpu.trigger import Trigger, resolve, trigger_of
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.log import logger
 from kvxfer.notification import Notification
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
 from kvxfer.region import Blocks, Region, RegionDescriptor
-from kvxfer.session.completion import ANY, NOTIFICATION, Completions
+from kvxfer.session.accepting import Accepting
+from kvxfer.session.completion import Completions
 from kvxfer.session.connecting import Connecting
+from kvxfer.session.inbox import Inbox
 from kvxfer.session.peer_table import PeerTable
 from kvxfer.session.posting import Poster
 from kvxfer.session.program_cache import ProgramCache
+from kvxfer.session.region_table import RegionTable
 from kvxfer.transfer import Incoming, Transfer
 
 if TYPE_CHECKING:
@@ -104,10 +105,11 @@ class Agent:
         self._options = options
         self._directory = directory
         self._address = self._core.address
-        self._regions: dict[int, Region] = {}
         self._programs = ProgramCache(self._core)
         self._completions = Completions(self._core, options.spin_us, self._on_event)
         self._peers = PeerTable(self._core, self._completions)
+        self._regions = RegionTable(self._core, self._completions, self._programs, name, options)
+        self._inbox = Inbox(self._core, self._completions, self._peers, name)
         self._poster = Poster(self._core, self._completions, self._peers, self._programs, options)
         if directory is not None and self._address:
             directory.publish(name, self._address)
@@ -190,8 +192,7 @@ class Agent:
                 self._shut()
 
     def _shut(self) -> None:
-        for region in list(self._regions.values()):
-            region._let_go()
+        self._regions.let_go()
         self._programs.clear()
         self._peers.clear()
         self._completions.shut(
@@ -246,47 +247,12 @@ class Agent:
         ``unsupported`` when it is posted. Copies run on streams of their own and wait for no other: say by
         ``after=`` what writes the blocks, or still uses them.
         """
-        self._completions.check()
-        for region in list(self._regions.values()):
-            if region.name == name:
-                raise UsageError(
-                    f"region {name!r} is registered already: deregister it first, or choose another name",
-                    code="invalid-argument",
-                )
-        # Loaded with the first region: an import of kvxfer that only connects does without.
-        from kvxfer.plan.compile import footprint
-        from kvxfer.session.registration import registration_of
-
-        found = registration_of(name, memory, layout, self._options)
-        try:
-            region_id = self._core.register(
-                name,
-                np.array(found.spans, np.int64),
-                found.layout.num_blocks,
-                np.array(footprint(found.layout)),
-                found.layout.to_bytes(),
-                found.on_gpu,
-                found.views,
-            )
-        except NativeError as error:
-            raise translate(error) from None
-        descriptor = RegionDescriptor(
-            agent=self._name,
-            incarnation=self._core.incarnation,
-            id=region_id,
-            name=name,
-            nbytes=found.nbytes,
-            num_blocks=found.layout.num_blocks,
-            layout=found.layout,
-        )
-        region = Region(self._completions, region_id, descriptor, found.views, self._region_gone)
-        self._regions[region_id] = region
-        return region
+        return self._regions.register(name, memory, layout)
 
     @property
     def regions(self) -> Mapping[str, Region]:
         """This agent's regions by name; read-only."""
-        return MappingProxyType({region.name: region for region in list(self._regions.values())})
+        return self._regions.by_name()
 
     # ---- peers ------------------------------------------------------------------------------
 
@@ -311,18 +277,19 @@ class Agent:
             program can bridge; the message compares them field by field. The session has ended.
         """
         with self._connecting(target, timeout_s) as connecting:
-            return self._admitted(await connecting.wait())
+            return await connecting.wait()
 
     def connect_blocking(self, target: str, timeout_s: float | None = None) -> Peer:
         """Opens a session with another agent: the blocking twin of `connect`."""
         with self._connecting(target, timeout_s) as connecting:
-            return self._admitted(connecting.wait_blocking())
+            return connecting.wait_blocking()
 
     def _connecting(self, target: str, timeout_s: float | None) -> Connecting:
         return Connecting(
             self._core,
             self._completions,
             self._peers,
+            self._regions,
             self._directory,
             target,
             timeout_s,
@@ -342,35 +309,14 @@ class Agent:
         TimeoutError
             None came in time; None waits without bound.
         """
-        import asyncio
-
-        limit_s = seconds_or_none(timeout_s, "timeout_s")
-        found: list[Peer] = []
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._completions.until(("peer", ANY), lambda: self._find(name, found))
-        except TimeoutError:
-            raise TimeoutError(self._nobody_came(name, limit_s)) from None
-        return found[0]
+        return await self._accepting(name).wait(timeout_s)
 
     def accept_blocking(self, name: str | None = None, timeout_s: float | None = None) -> Peer:
         """Blocks until a peer is connected: the twin of `accept`."""
-        found: list[Peer] = []
-        if not self._completions.block_until(lambda: self._find(name, found), timeout_s):
-            raise TimeoutError(self._nobody_came(name, timeout_s))
-        return found[0]
+        return self._accepting(name).wait_blocking(timeout_s)
 
-    def _find(self, name: str | None, found: list[Peer]) -> bool:
-        if (peer := self._peers.find(name)) is not None:
-            found.append(peer)
-        return bool(found)
-
-    def _nobody_came(self, name: str | None, timeout_s: float | None) -> str:
-        who = "no peer has" if name is None else f"{name} has not"
-        return (
-            f"{who} connected to {self._name} within {timeout_s} s (timeout_s); it listens on "
-            f"{self.address or 'nothing'}"
-        )
+    def _accepting(self, name: str | None) -> Accepting:
+        return Accepting(self._completions, self._peers, self._name, self._address, name)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -568,14 +514,7 @@ class Agent:
             ``length-mismatch``: `memory` has another size; ``invalid-argument``: it cannot be written to.
         """
         self._completions.check()
-        try:
-            return Trigger(self._core, self._core.trigger() if memory is None else trigger_over(memory))
-        except NativeError as error:
-            raise translate(error) from None
-        except (TypeError, BufferError, ValueError) as error:
-            raise UsageError(
-                f"memory is 4 writable bytes, as of a numpy array: {error}", code="invalid-argument"
-            ) from None
+        return trigger_of(self._core, memory)
 
     def command_ring(self, num_commands: int = 1024) -> CommandRing:
         """Returns a ring of commands, by which kernels start writes that were prepared in it.
@@ -598,14 +537,9 @@ class Agent:
         In pinned memory and a few bytes of the agent's GPU, 16 bytes a command; in the process's own memory,
         for its threads, where the agent has none.
         """
-        from kvxfer.gpu.command_ring import CommandRing
+        from kvxfer.gpu.command_ring import ring_of
 
-        size = count(num_commands, "num_commands", 0, 2**32 - 1, "a power of two, 2**20 at most")
-        self._completions.check()
-        try:
-            return CommandRing(self._core.command_ring(size), self._completions, self._poster)
-        except NativeError as error:
-            raise translate(error) from None
+        return ring_of(self._core, self._completions, self._poster, num_commands)
 
     def expect(
         self,
@@ -651,31 +585,18 @@ class Agent:
         """
         self._completions.check()
         if region is None:
-            if len(self._regions) != 1:
-                raise UsageError(
-                    f"agent {self._name!r} has {len(self._regions)} regions: say which with region=",
-                    code="invalid-argument",
-                )
-            region = next(iter(self._regions.values()))
+            region = self._regions.only()
         return self._poster.expectation(tag, blocks, region, layers, tokens, peer, timeout_s)
 
     # ---- notifications and progress ---------------------------------------------------------
 
-    async def notifications(self) -> AsyncIterator[Notification]:
+    def notifications(self) -> AsyncIterator[Notification]:
         """Yields notifications as they arrive, each to one reader; ends when the agent closes.
 
         Those that nobody reads are kept, up to 65536; then the oldest are dropped, with one log
         line and a count in `stats`.
         """
-        found: list[Notification] = []
-        while True:
-            try:
-                await self._completions.until(NOTIFICATION, lambda: self._take(found))
-            except AgentError as error:
-                if error.code == "closed":
-                    return
-                raise
-            yield found.pop()
+        return self._inbox.stream()
 
     def wait_notification(self, timeout_s: float | None = None) -> Notification:
         """Blocks until a notification is there and returns it: the twin of `notifications`.
@@ -685,18 +606,11 @@ class Agent:
         TimeoutError
             None came in time.
         """
-        found: list[Notification] = []
-        if not self._completions.block_until(lambda: self._take(found), timeout_s):
-            raise TimeoutError(f"no notification reached {self._name} within {timeout_s} s")
-        return found[0]
+        return self._inbox.wait(timeout_s)
 
     def poll_notification(self) -> Notification | None:
         """Returns the oldest notification that nobody has read, or None; never waits."""
-        self._completions.check()
-        note = self._take_notification()
-        if note is None:
-            self._completions.drain()
-        return note
+        return self._inbox.poll()
 
     def poll(self) -> bool:
         """Drives progress once from this thread, without blocking; for synchronous engine loops.
@@ -725,32 +639,6 @@ class Agent:
 
     # ---- inside -----------------------------------------------------------------------------
 
-    def _admitted(self, peer: Peer) -> Peer:
-        """Returns the peer, or ends its session where its caches can never be ours."""
-        ours = {region.name: region.layout for region in self._regions.values()}
-        if not ours:
-            return peer
-        from kvxfer.plan.compile import differences
-
-        found = [
-            f"region {name!r}: {'; '.join(reasons)}"
-            for name, remote in peer.regions.items()
-            if name in ours
-            and (reasons := differences(ours[name], remote.layout))
-            # What cannot be written may be read: scales of pages, for one, are found one way only.
-            and differences(remote.layout, ours[name])
-        ]
-        if not found:
-            return peer
-        words = f"the caches of {self._name} (source) and {peer.name} (destination) differ in "
-        words += "; in ".join(found)
-        self._core.disconnect(peer.id, CODES["layout-mismatch"], words)
-        raise UsageError(words, code="layout-mismatch", peer=peer.name)
-
-    def _region_gone(self, region: Region) -> None:
-        self._regions.pop(region.id, None)
-        self._programs.forget_region(region.id)
-
     def _on_event(self, event: Event) -> None:
         if event.kind == "peer-lost":
             self._peers.forget(event.peer)
@@ -760,16 +648,3 @@ class Agent:
             self._programs.forget_peer(event.peer, event.region)
         elif event.kind == "log":
             logger().warning("kvxfer: %s: %s", self._name, event.message)
-
-    def _take_notification(self) -> Notification | None:
-        taken = self._core.take_notification()
-        if taken is None:
-            return None
-        peer_id, payload = taken
-        return Notification(self._peers.get_or_nameless(peer_id), payload)
-
-    def _take(self, found: list[Notification]) -> bool:
-        note = self._take_notification()
-        if note is not None:
-            found.append(note)
-        return note is not None

@@ -14,6 +14,7 @@ from kvxfer.errors import KvxferError, UsageError, from_code, translate
 from kvxfer.memory.block_table import as_ids
 
 if TYPE_CHECKING:
+    from kvxfer._native import AgentCore
     from kvxfer.region import Blocks, Region, RegionDescriptor
     from kvxfer.session.completion import Completions
     from kvxfer.session.posting import Poster
@@ -316,3 +317,13 @@ class CommandRing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def ring_of(core: AgentCore, completions: Completions, poster: Poster, num_commands: int) -> CommandRing:
+    """Returns a ring with room for `num_commands`, as `Agent.command_ring` says."""
+    size = count(num_commands, "num_commands", 0, _MOST, "a power of two, 2**20 at most")
+    completions.check()
+    try:
+        return CommandRing(core.command_ring(size), completions, poster)
+    except NativeError as error:
+        raise translate(error) from None

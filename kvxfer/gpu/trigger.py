@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, SupportsIndex
 
-from kvxfer._native import After, AgentCore, NativeError
+from kvxfer._native import After, AgentCore, NativeError, trigger_over
 from kvxfer._native import Trigger as Word
 from kvxfer.arguments import count
 from kvxfer.errors import UsageError, translate
@@ -119,6 +119,18 @@ class Trigger:
             The k-th layer of those that the transfer moves may go once the word holds ``first + k * step``.
         """
         return After(self._word, _value(first), _value(step))
+
+
+def trigger_of(core: AgentCore, memory: Any) -> Trigger:
+    """Returns a trigger at 0; `Agent.trigger` says what `memory` may be."""
+    try:
+        return Trigger(core, core.trigger() if memory is None else trigger_over(memory))
+    except NativeError as error:
+        raise translate(error) from None
+    except (TypeError, BufferError, ValueError) as error:
+        raise UsageError(
+            f"memory is 4 writable bytes, as of a numpy array: {error}", code="invalid-argument"
+        ) from None
 
 
 def resolve(core: AgentCore, gpu: int, after: Any) -> After | bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvxfer.peer import Peer
     from kvxfer.session.completion import Completions
     from kvxfer.session.peer_table import PeerTable
+    from kvxfer.session.region_table import RegionTable
 
 # Native code has the same deadline, and ends an attempt in better words: it is given so long to say them.
 _LAST_WORD_S: Final = 0.25
@@ -30,7 +31,7 @@ class Connecting:
 
     Parameters
     ----------
-    core, completions, peers, directory
+    core, completions, peers, regions, directory
         The agent's.
     target, timeout_s
         As in ``agent.connect``.
@@ -48,6 +49,7 @@ class Connecting:
         core: AgentCore,
         completions: Completions,
         peers: PeerTable,
+        regions: RegionTable,
         directory: Directory | None,
         target: str,
         timeout_s: float | None,
@@ -64,6 +66,7 @@ class Connecting:
         self._core = core
         self._completions = completions
         self._peers = peers
+        self._regions = regions
         self._directory = directory
         self._target = target
         self._ends_at = time.monotonic() + self._timeout_s
@@ -143,7 +146,7 @@ class Connecting:
                 self._core.disconnect(dialled.result(), CODES["cancelled"], "connect() was given up")
 
     def _opened(self) -> Peer:
-        """Returns the peer of a session that has settled, or raises why there is none."""
+        """Returns the peer of a session that has settled, or raises why there is or can be none."""
         assert self._dialled is not None
         if not self._dialled.done():
             raise self._too_late("its name is still being looked up")
@@ -152,11 +155,12 @@ class Connecting:
         if info["state"] == "connecting":
             raise self._too_late(_progress_of(info))
         try:
-            return self._peers.opened(peer_id, self._target)
+            peer = self._peers.opened(peer_id, self._target)
         except PeerError as error:
             if error.code == "closed":
                 raise AgentError(str(error.args[0]), code="closed") from None
             raise
+        return self._regions.admit(peer)
 
     def _too_late(self, why: str) -> PeerError:
         return PeerError(

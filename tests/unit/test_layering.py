@@ -37,6 +37,8 @@ MAY_IMPORT_NATIVE = {
     "peer.py",
     "region.py",
     "session/completion.py",
+    "session/inbox.py",
+    "session/region_table.py",
     "session/connecting.py",
     "session/peer_table.py",
     "session/posting.py",

@@ -1,0 +1,129 @@
+"""The regions of one agent: what it has registered, and whether a peer's caches can be theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvxfer._native import CODES, AgentCore, NativeError
+from kvxfer.errors import UsageError, translate
+from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.options import AgentOptions
+from kvxfer.peer import Peer
+from kvxfer.region import Region, RegionDescriptor
+from kvxfer.session.completion import Completions
+from kvxfer.session.program_cache import ProgramCache
+
+if TYPE_CHECKING:
+    from kvxfer.session.registration import Registration
+
+
+class RegionTable:
+    """Registers regions and remembers those that are registered."""
+
+    def __init__(
+        self,
+        core: AgentCore,
+        completions: Completions,
+        programs: ProgramCache,
+        agent_name: str,
+        options: AgentOptions,
+    ) -> None:
+        self._core = core
+        self._completions = completions
+        self._programs = programs
+        self._agent_name = agent_name
+        self._options = options
+        self._regions: dict[int, Region] = {}
+
+    def register(self, name: str, memory: Any, layout: KVLayout | None) -> Region:
+        """Makes memory known to peers; `Agent.register` says what the arguments mean."""
+        self._completions.check()
+        if name in self.by_name():
+            raise UsageError(
+                f"region {name!r} is registered already: deregister it first, or choose another name",
+                code="invalid-argument",
+            )
+        # Loaded with the first region: an import of kvxfer that only connects does without.
+        from kvxfer.session.registration import registration_of
+
+        found = registration_of(name, memory, layout, self._options)
+        try:
+            region_id = self._tell(name, found)
+        except NativeError as error:
+            raise translate(error) from None
+        descriptor = RegionDescriptor(
+            agent=self._agent_name,
+            incarnation=self._core.incarnation,
+            id=region_id,
+            name=name,
+            nbytes=found.nbytes,
+            num_blocks=found.layout.num_blocks,
+            layout=found.layout,
+        )
+        region = Region(self._completions, region_id, descriptor, found.views, self._gone)
+        self._regions[region_id] = region
+        return region
+
+    def by_name(self) -> Mapping[str, Region]:
+        """Returns those that are registered; read-only."""
+        return MappingProxyType({region.name: region for region in list(self._regions.values())})
+
+    def only(self) -> Region:
+        """Returns the one region that there is, or raises."""
+        regions = list(self._regions.values())
+        if len(regions) != 1:
+            raise UsageError(
+                f"agent {self._agent_name!r} has {len(regions)} regions: say which with region=",
+                code="invalid-argument",
+            )
+        return regions[0]
+
+    def admit(self, peer: Peer) -> Peer:
+        """Returns the peer, or ends its session where its caches can never be ours."""
+        ours = {name: region.layout for name, region in self.by_name().items()}
+        if not ours:
+            return peer
+        from kvxfer.plan.compile import differences
+
+        found = [
+            f"region {name!r}: {'; '.join(reasons)}"
+            for name, remote in peer.regions.items()
+            if name in ours
+            and (reasons := differences(ours[name], remote.layout))
+            # What cannot be written may be read: scales of pages, for one, are found one way only.
+            and differences(remote.layout, ours[name])
+        ]
+        if not found:
+            return peer
+        words = f"the caches of {self._agent_name} (source) and {peer.name} (destination) differ in "
+        words += "; in ".join(found)
+        self._core.disconnect(peer.id, CODES["layout-mismatch"], words)
+        raise UsageError(words, code="layout-mismatch", peer=peer.name)
+
+    def let_go(self) -> None:
+        """Lets go of all memory: nothing serves it any more."""
+        for region in list(self._regions.values()):
+            region._let_go()
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    def _tell(self, name: str, found: Registration) -> int:
+        from kvxfer.plan.compile import footprint
+
+        return self._core.register(
+            name,
+            np.array(found.spans, np.int64),
+            found.layout.num_blocks,
+            np.array(footprint(found.layout)),
+            found.layout.to_bytes(),
+            found.on_gpu,
+            found.views,
+        )
+
+    def _gone(self, region: Region) -> None:
+        self._regions.pop(region.id, None)
+        self._programs.forget_region(region.id)
