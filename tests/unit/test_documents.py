@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("bench", "connectors", "deploy", "kvxfer", "native")
+FOLDERS = ("bench", "connectors", "deploy", "docs", "kvxfer", "native")
 DOCUMENTS = sorted(
     {*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))}
 )
@@ -84,7 +84,13 @@ def kvxfer_command() -> Any:
 
 def test_the_documents_are_found() -> None:
     names = {str(path.relative_to(ROOT)) for path in DOCUMENTS}
-    assert {"README.md", "CONTRIBUTING.md", "kvxfer/LAYOUTS.md", "native/gpu/DESIGN.md"} <= names
+    assert {
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/support.md",
+        "kvxfer/LAYOUTS.md",
+        "native/gpu/DESIGN.md",
+    } <= names
     assert len(list(kvxfer_commands(ROOT / "README.md"))) > 10
 
 
