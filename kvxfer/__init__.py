@@ -25,17 +25,15 @@ if TYPE_CHECKING:
     from kvxfer.layout import engine_layouts as engine_layouts
     from kvxfer.layout.kv_layout import KVLayout
     from kvxfer.layout.quantization import Quantization
-    from kvxfer.lease import Lease
+    from kvxfer.lease import Lease, LeaseState
     from kvxfer.memory.block_table import BlockTable
     from kvxfer.memory.huge_pages import use_huge_pages
     from kvxfer.memory.pool import Pool
     from kvxfer.notification import Notification
     from kvxfer.options import AgentOptions
-    from kvxfer.peer import Peer
-    from kvxfer.plan.program import CopyProgram
-    from kvxfer.plan.sharding import Share, route
+    from kvxfer.peer import Peer, PeerState
     from kvxfer.region import Region, RegionDescriptor
-    from kvxfer.transfer import Incoming, Transfer
+    from kvxfer.transfer import Incoming, Transfer, TransferState
 
 __version__ = "0.1.0"
 
@@ -46,28 +44,28 @@ _HOME = {
     "AgentOptions": "options",
     "BlockTable": "memory.block_table",
     "CommandRing": "gpu.command_ring",
-    "CopyProgram": "plan.program",
     "Directory": "directory",
     "ExhaustedError": "errors",
     "Incoming": "transfer",
     "KVLayout": "layout.kv_layout",
     "KvxferError": "errors",
     "Lease": "lease",
+    "LeaseState": "lease",
     "MemoryDirectory": "directory.in_process",
     "Notification": "notification",
     "Peer": "peer",
     "PeerError": "errors",
+    "PeerState": "peer",
     "Pool": "memory.pool",
     "Quantization": "layout.quantization",
     "RailError": "errors",
     "Region": "region",
     "RegionDescriptor": "region",
-    "Share": "plan.sharding",
     "Transfer": "transfer",
     "TransferError": "errors",
+    "TransferState": "transfer",
     "Trigger": "gpu.trigger",
     "UsageError": "errors",
-    "route": "plan.sharding",
     "use_huge_pages": "memory.huge_pages",
 }
 # Modules with public names of their own; ``kvxfer.gpu.offer_stores`` needs no import of kvxfer.gpu.
@@ -79,28 +77,28 @@ __all__ = [
     "AgentOptions",
     "BlockTable",
     "CommandRing",
-    "CopyProgram",
     "Directory",
     "ExhaustedError",
     "Incoming",
     "KVLayout",
     "KvxferError",
     "Lease",
+    "LeaseState",
     "MemoryDirectory",
     "Notification",
     "Peer",
     "PeerError",
+    "PeerState",
     "Pool",
     "Quantization",
     "RailError",
     "Region",
     "RegionDescriptor",
-    "Share",
     "Transfer",
     "TransferError",
+    "TransferState",
     "Trigger",
     "UsageError",
-    "route",
     "use_huge_pages",
 ]
 

@@ -18,7 +18,7 @@ __version__: str
 CODES: Final[dict[str, int]]
 #: "avx512-nt", "avx2-nt" or "memcpy": what the copy executor chose on this machine.
 COPY_KERNEL: Final[str]
-#: sizeof(CopyLoop), for the check of plan.LOOP_DTYPE.
+#: sizeof(CopyLoop), for the check of plan.program.LOOP_DTYPE.
 COPY_LOOP_NBYTES: Final[int]
 CONVERSION_NBYTES: Final[int]
 #: "avx512", "avx2" or "scalar": what converts dtypes on this machine.
@@ -266,7 +266,7 @@ class AgentCore:
     def stats(self) -> dict[str, Any]: ...
 
     # Regions. `spans`: int64 [n, 2] of address and nbytes, ascending. `footprint`: the loops
-    # (plan.LOOP_DTYPE; the dst half is used) that say which bytes block 0 of each layer owns.
+    # (plan.program.LOOP_DTYPE; the dst half is used) that say which bytes block 0 of each layer owns.
     def register(
         self, name: str, spans: NDArray[np.int64], num_blocks: int, footprint: NDArray[np.void], layout: bytes,
         on_gpu: bool, owner: object,

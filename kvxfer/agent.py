@@ -365,7 +365,7 @@ class Agent:
             hold.
         heads
             Consecutive KV heads, numbered model-wide; None for all that both ends hold. For heads
-            that several ranks hold, of which one is to move them (`kvxfer.route`).
+            that several ranks hold, of which one is to move them (`kvxfer.plan.route`).
         tokens
             Which tokens of the sequence move, ``range(first, stop)``; both tables begin at its token
             0. None for all that both tables name, whole blocks where pages are equal. Exactly these

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kvxfer._native import CODES, NativeError
 from kvxfer.arguments import bound
@@ -14,13 +15,33 @@ if TYPE_CHECKING:
     from kvxfer.session.completion import Completions
 
 
+LeaseMode = Literal["read", "write"]
+
+
+class LeaseState(StrEnum):
+    """Where a lease stands; all but ``ACTIVE`` and ``ENDING`` are final. Members equal their words."""
+
+    ACTIVE = "active"
+    ENDING = "ending"  # the right has ended, and a copy under it has not: the blocks are still in use
+    REVOKED = "revoked"
+    EXPIRED = "expired"
+    PEER_LOST = "peer-lost"
+    REGION_GONE = "region-gone"
+    ENDED = "ended"  # how was never asked, and 4096 other leases of the agent have ended since
+
+    @property
+    def is_final(self) -> bool:
+        """Whether no byte under the lease moves any more."""
+        return self not in (LeaseState.ACTIVE, LeaseState.ENDING)
+
+
 class Lease:
     """Blocks that a peer may read or write until the lease ends. Made by ``region.grant``.
 
     It ends by `revoke`, by its time (renewed by the peer's heartbeats), with the peer, or with the
     region. Nothing begins under it from then on, and when it *has ended* no byte lands in the blocks
     under it (a write lease), and no read under it is reported done (a read lease): they may be used
-    again. In between, while a device copies that cannot be stopped, it is ``"ending"``. As a context
+    again. In between, while a device copies that cannot be stopped, it is ``ENDING``. As a context
     manager it is revoked at the end of the block, which waits for that.
 
     A bearer lease, one that was granted to no peer in particular, lets any peer read that names its
@@ -30,14 +51,19 @@ class Lease:
     __slots__ = ("_completions", "_end", "_id", "_mode", "_num_blocks", "_peer")
 
     def __init__(
-        self, completions: Completions, lease_id: int, peer: Peer | None, mode: str, num_blocks: int | None
+        self,
+        completions: Completions,
+        lease_id: int,
+        peer: Peer | None,
+        mode: LeaseMode,
+        num_blocks: int | None,
     ) -> None:
         self._completions = completions
         self._id = lease_id
         self._peer = peer
         self._mode = mode
         self._num_blocks = num_blocks
-        self._end = ""  # the final state, once it was seen
+        self._end: LeaseState | None = None  # the final state, once it was seen
 
     def __repr__(self) -> str:
         blocks = "all" if self._num_blocks is None else self._num_blocks
@@ -64,16 +90,13 @@ class Lease:
         return "" if self._peer is None else self._peer.name
 
     @property
-    def mode(self) -> str:
-        """``"read"`` or ``"write"``."""
+    def mode(self) -> LeaseMode:
+        """What the peer may do with the blocks."""
         return self._mode
 
     @property
-    def state(self) -> str:
-        """``"active"``, ``"revoked"``, ``"expired"``, ``"peer-lost"`` or ``"region-gone"``.
-
-        ``"ending"``: the right has ended, and a copy under it has not, so the blocks are still in use.
-        ``"ended"``: how was never asked, and 4096 other leases of the agent have ended since.
+    def state(self) -> LeaseState:
+        """Where it stands.
 
         Raises
         ------
@@ -89,7 +112,7 @@ class Lease:
     @property
     def active(self) -> bool:
         """Whether the peer still has the right."""
-        return self.state == "active"
+        return self.state is LeaseState.ACTIVE
 
     def revoke(self, timeout_s: float | None = None) -> None:
         """Ends it. When this returns the fence is complete and the blocks may be used again.
@@ -107,7 +130,7 @@ class Lease:
         Raises
         ------
         TimeoutError
-            A device still copies under it, so its blocks are not to be used yet; it is ``"ending"``.
+            A device still copies under it, so its blocks are not to be used yet; it is ``ENDING``.
             `ended` and `wait_ended` wait on, as does another call. Other exceptions that come from
             here, KeyboardInterrupt too, leave it as this one does.
         AgentError
@@ -125,7 +148,7 @@ class Lease:
                 f"under it after {timeout_s} s: do not use its blocks before it has ended"
             )
 
-    async def ended(self) -> str:
+    async def ended(self) -> LeaseState:
         """Waits until it has ended and returns `state`; raises `AgentError` when the agent closes."""
         try:
             await self._completions.until(("lease", self._id), self._is_over)
@@ -133,7 +156,7 @@ class Lease:
             raise translate(error, peer=self._peer_name) from None
         return self.state
 
-    def wait_ended(self, timeout_s: float | None = None) -> str:
+    def wait_ended(self, timeout_s: float | None = None) -> LeaseState:
         """Blocks until it has ended: the twin of `ended`.
 
         Raises
@@ -150,18 +173,18 @@ class Lease:
         return self.state
 
     def _is_over(self) -> bool:
-        return self._state() not in ("active", "ending")
+        return self._state().is_final
 
-    def _state(self) -> str:
-        if self._end:
+    def _state(self) -> LeaseState:
+        if self._end is not None:
             return self._end
         try:
-            state = self._completions.core.lease_state(self._id)
+            state = LeaseState(self._completions.core.lease_state(self._id))
         except NativeError as error:
             if error.args[0] != CODES["invalid-argument"]:
                 raise
-            state = "ended"  # it was there: native code forgets leases that have ended long ago
-        if state not in ("active", "ending"):
+            state = LeaseState.ENDED  # it was there: native code forgets leases that have ended long ago
+        if state.is_final:
             self._end = state
         return state
 

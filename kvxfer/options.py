@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from kvxfer.errors import UsageError
 from kvxfer.session import transports as registry
@@ -16,7 +16,8 @@ MIN_SECRET_NBYTES: Final = 16
 MIN_STAGING_NBYTES: Final = 4 * 1024 * 1024
 #: Of addresses that agents listen on.
 SCHEME: Final = "tcp://"
-SHM_PEERS: Final = ("user", "secret")
+ShmPeers = Literal["user", "secret"]
+SHM_PEERS: Final[tuple[str, ...]] = get_args(ShmPeers)
 _MOST_CTAS = 65535
 _MOST_GPU = 1023
 
@@ -99,7 +100,7 @@ class AgentOptions:
 
     listen: str = "tcp://127.0.0.1:0"
     secret: bytes | str | None = None
-    shm_peers: str = "user"
+    shm_peers: ShmPeers = "user"
     transports: tuple[str, ...] = field(default_factory=registry.default_names)
     transport_options: Mapping[str, registry.OptionValue] = field(default_factory=dict)
     gpu: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,13 @@ from kvxfer.region import RegionDescriptor
 
 if TYPE_CHECKING:
     from kvxfer.session.completion import Completions
+
+
+class PeerState(StrEnum):
+    """Where a session stands. Members equal the words they show."""
+
+    OPEN = "open"
+    LOST = "lost"
 
 
 class _Regions(dict[str, RegionDescriptor]):
@@ -67,12 +75,12 @@ class Peer:
         return self._incarnation
 
     @property
-    def state(self) -> str:
-        """``"open"`` or ``"lost"``, which it also is with its agent. Never raises."""
+    def state(self) -> PeerState:
+        """Where its session stands; ``LOST`` also with its agent. Never raises."""
         try:
-            return str(self._info()["state"])
+            return PeerState(self._info()["state"])
         except AgentError:
-            return "lost"
+            return PeerState.LOST
 
     @property
     def rails(self) -> tuple[str, ...]:
@@ -88,7 +96,7 @@ class Peer:
     def error(self) -> PeerError | None:
         """Why it was lost; None while it is open."""
         info = self._info()
-        if info["state"] != "lost":
+        if info["state"] != PeerState.LOST:
             return None
         error = from_code(info["code"], info["message"], peer=self._name)
         if isinstance(error, PeerError):
@@ -189,7 +197,7 @@ class Peer:
         )
 
     def _has(self, name: str) -> bool:
-        return self.state == "lost" or name in self.regions
+        return self.state is PeerState.LOST or name in self.regions
 
     def _named(self, name: str, timeout_s: float | None) -> RegionDescriptor:
         if (error := self.error) is not None:

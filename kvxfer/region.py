@@ -14,7 +14,7 @@ from kvxfer.arguments import bound, count, seconds
 from kvxfer.errors import UsageError, translate
 from kvxfer.layout.kv_layout import MAX_ENCODED_NBYTES, KVLayout
 from kvxfer.layout.schema import Field, Schema, integer, text
-from kvxfer.lease import Lease
+from kvxfer.lease import Lease, LeaseMode
 from kvxfer.memory.block_table import BlockTable, as_ids
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Region:
         self,
         peer: Peer | None,
         blocks: Blocks | None = None,
-        mode: str = "read",
+        mode: LeaseMode = "read",
         ttl_s: float = 30.0,
         *,
         renewable: bool | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -18,6 +19,20 @@ if TYPE_CHECKING:
     from kvxfer.session.completion import Completions
 
 _MOST: Final = 2**32 - 1
+
+
+class TransferState(StrEnum):
+    """Where a transfer stands; all but ``PENDING`` are final. Members equal the words they show."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+# Looked up for each look at a state, which a call of the class would cost several times.
+_STATES: Final = {state.value: state for state in TransferState}
+_PENDING: Final = TransferState.PENDING
 
 
 class Stages(NamedTuple):
@@ -84,23 +99,23 @@ class Work:
     # ---- state ------------------------------------------------------------------------------
 
     @property
-    def state(self) -> str:
-        """``"pending"``, ``"done"``, ``"failed"`` or ``"cancelled"``; the last three are final.
+    def state(self) -> TransferState:
+        """Where it stands.
 
-        Also ``"pending"`` while one that has failed or was cancelled has copies under way that a device
+        ``PENDING`` also while one that has failed or was cancelled has copies under way that a device
         cannot stop: its pages are in use until they have ended.
         """
-        return self._handle.state
+        return _STATES[self._handle.state]
 
     @property
-    def done(self) -> bool:
-        """Whether every byte is in place (at the destination, whichever end this is)."""
-        return self._handle.state == "done"
+    def succeeded(self) -> bool:
+        """Whether it ended with every byte in place (at the destination, whichever end this is)."""
+        return self.state is TransferState.DONE
 
     @property
     def error(self) -> KvxferError | None:
         """Why it failed or was cancelled; None while pending and when done."""
-        if self._handle.state in ("pending", "done"):
+        if self.state in (TransferState.PENDING, TransferState.DONE):
             return None
         return from_code(
             self._handle.code,
@@ -296,7 +311,7 @@ class Work:
         return layer - self._scope.origin
 
     def _is_final(self) -> bool:
-        return self._handle.state != "pending"
+        return _STATES[self._handle.state] is not _PENDING
 
     def _final_by(self, wait: Any, timeout_s: float | None) -> bool:
         limit_s = bound(timeout_s)

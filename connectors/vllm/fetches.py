@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import kvxfer
+from kvxfer import plan
 from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.compute_stream import ComputeStream, Mark, Marks
 from kvxfer.connectors.vllm.handover import Handover
@@ -81,7 +82,7 @@ class _Fetch:
         if not self.failure:
             self.failure, self.code = why, code
         for _, each in self.work:
-            if each.state == "pending":
+            if each.state is kvxfer.TransferState.PENDING:
                 each.cancel()
 
 
@@ -122,7 +123,7 @@ class Fetches:
         self._begun: list[_Fetch] = []  # since the last step's end
         self._pace = Pace()
         self._steps = StepPace()
-        self._shares: dict[tuple[int, tuple[int, ...]], tuple[kvxfer.Share, ...]] = {}
+        self._shares: dict[tuple[int, tuple[int, ...]], tuple[plan.Share, ...]] = {}
 
     def begin(self, order: FetchOrder) -> None:
         """Starts one; a session that is open already is read from at once."""
@@ -257,7 +258,7 @@ class Fetches:
         """Waits for news of the oldest, without turning; returns whether there is any to wait for."""
         for fetch in self._fetches.values():
             for _, each in fetch.work:
-                if each.state == "pending":
+                if each.state is kvxfer.TransferState.PENDING:
                     try:
                         each.wait(timeout_s)
                     except (TimeoutError, kvxfer.KvxferError):
@@ -342,7 +343,7 @@ class Fetches:
         failed = [
             each.error
             for (_, each), state in zip(fetch.work, states, strict=True)
-            if state in ("failed", "cancelled")
+            if state in (kvxfer.TransferState.FAILED, kvxfer.TransferState.CANCELLED)
         ]
         if failed and not fetch.failure:
             if self._was_early(fetch, failed):
@@ -350,14 +351,14 @@ class Fetches:
                 return False
             if self._was_of_old(fetch, failed):
                 are_replaced = _are_replaced(fetch, states)
-                if are_replaced and "pending" not in states:
+                if are_replaced and kvxfer.TransferState.PENDING not in states:
                     fetch.post_again()
                     fetch.is_second = True
                 if are_replaced or fetch.age_s < _EARLY_S:
                     return False
         for lost in failed:
             fetch.fail(str(lost), "internal" if lost is None else lost.code)
-        is_over = "pending" not in states
+        is_over = kvxfer.TransferState.PENDING not in states
         # Expected writes are anybody's, so no lost session ends them.
         if fetch.tag and not is_over and not all(is_open(session) for session in fetch.sessions):
             fetch.fail("prefill was lost before it had pushed all", "peer-lost")
@@ -498,13 +499,13 @@ class Fetches:
 
     def _shares_of(
         self, group: int, region: kvxfer.Region, remotes: list[kvxfer.RegionDescriptor]
-    ) -> tuple[kvxfer.Share, ...]:
+    ) -> tuple[plan.Share, ...]:
         """Returns which ranks serve this one; what several hold is spread over this engine's workers."""
         key = group, tuple(remote.peer_id for remote in remotes)
         shares = self._shares.get(key)
         if shares is None:
             load = [float((at - self._reader) % len(remotes)) for at in range(len(remotes))]
-            shares = kvxfer.route([remote.layout for remote in remotes], [region.layout], load)
+            shares = plan.route([remote.layout for remote in remotes], [region.layout], load)
             if len(self._shares) >= _MAX_KNOWN_SHARES:
                 self._shares.clear()  # of engines that came and went
             self._shares[key] = shares
@@ -517,7 +518,7 @@ class Fetches:
             pages = [
                 int(page)
                 for group, each in fetch.work
-                if self._regions.groups[group].table == 0 and each.state != "done"
+                if self._regions.groups[group].table == 0 and each.state is not kvxfer.TransferState.DONE
                 for page in each.failed_blocks
             ]
             if pages:
@@ -554,13 +555,13 @@ def _name(source: Handover) -> str:
     return source.ranks[0].name
 
 
-def _are_replaced(fetch: _Fetch, states: list[str]) -> bool:
+def _are_replaced(fetch: _Fetch, states: list[kvxfer.TransferState]) -> bool:
     """Whether all regions that it was read from in vain have others in their place by now."""
     try:
         return all(
             (told := peer.regions.get(gone.name)) is not None and told.id != gone.id
             for (peer, gone), state in zip(fetch.sources, states, strict=True)
-            if state == "failed"
+            if state is kvxfer.TransferState.FAILED
         )
     except kvxfer.KvxferError:
         return False  # nobody is left to ask

@@ -79,4 +79,4 @@ def is_open(future: Future[kvxfer.Peer]) -> bool:
     """Whether a session is there, and lasts."""
     if future.cancelled() or future.exception() is not None:
         return False
-    return future.result().state == "open"
+    return future.result().state is kvxfer.PeerState.OPEN

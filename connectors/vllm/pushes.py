@@ -50,12 +50,14 @@ class _Reader:
     def has_ended(self) -> bool:
         """Whether it has all it registered for, or will never have it; no write of it is under way."""
         states = {write.state for write in self.writes}
-        if "pending" in states:
+        if kvxfer.TransferState.PENDING in states:
             return False
         if self.registration is None or self.failure:
             return True
         # One that failed since it was looked after is not what was registered for.
-        return states <= {"done"} and all(posted >= self.registration.num_tokens for posted in self.posted)
+        return states <= {kvxfer.TransferState.DONE} and all(
+            posted >= self.registration.num_tokens for posted in self.posted
+        )
 
 
 @dataclass(slots=True)
@@ -242,7 +244,7 @@ class Pushes:
     def _release(self, group: int, write: kvxfer.Transfer) -> None:
         first = self._regions.regions[group].layout.layers[0]
         count = min(first + self._num_done[group] - write.layers.start, len(write.layers))
-        if count > 0 and write.state == "pending":
+        if count > 0 and write.state is kvxfer.TransferState.PENDING:
             write.release(count)
 
     # ---- notes ------------------------------------------------------------------------------
@@ -353,7 +355,7 @@ class Pushes:
                 timeout_s=self._settings.load_timeout_s,
                 **self._order(group, share.layers[0], computing),
             )
-            reader.writes = [each for each in reader.writes if each.state != "done"]
+            reader.writes = [each for each in reader.writes if each.state is not kvxfer.TransferState.DONE]
             reader.writes.append(write)
             if computing and self._layer_marks is None:
                 self._held.append((group, write))
@@ -435,10 +437,17 @@ class Pushes:
 
     def _look_after(self, reader: _Reader) -> None:
         """Fails a reader of which a write failed, or that is gone."""
-        failed = next((write for write in reader.writes if write.state in ("failed", "cancelled")), None)
+        failed = next(
+            (
+                write
+                for write in reader.writes
+                if write.state in (kvxfer.TransferState.FAILED, kvxfer.TransferState.CANCELLED)
+            ),
+            None,
+        )
         if failed is not None:
             self._fail(reader, str(failed.error))
-        elif not reader.has_ended and reader.peer.state == "lost":
+        elif not reader.has_ended and reader.peer.state is kvxfer.PeerState.LOST:
             reader.failure = reader.failure or "its engine is gone"
 
     def _end(self, key: bytes, why: str) -> None:
@@ -461,7 +470,7 @@ class Pushes:
 
     def _cancel(self, reader: _Reader) -> None:
         for write in reader.writes:
-            if write.state == "pending":
+            if write.state is kvxfer.TransferState.PENDING:
                 write.cancel()
 
     def _quiesce(self, reader: _Reader) -> None:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvxfer.transfer import TransferState
+
 if TYPE_CHECKING:
     from kvxfer._native import StreamWait as Wait
 
-_STATES: Final = ("pending", "done", "failed", "cancelled")
+# As native code counts them.
+_STATES: Final = (
+    TransferState.PENDING,
+    TransferState.DONE,
+    TransferState.FAILED,
+    TransferState.CANCELLED,
+)
 
 
 class StreamWait:
@@ -26,11 +34,11 @@ class StreamWait:
         return f"<StreamWait {self.outcome}>"
 
     @property
-    def outcome(self) -> str:
-        """``"pending"``, or with what the stream went on: ``"done"``, ``"failed"`` or ``"cancelled"``.
+    def outcome(self) -> TransferState:
+        """``PENDING``, or with what the stream went on.
 
-        ``"done"`` when what was waited for is in place; a layer stays so whatever becomes of the others. With
-        ``"failed"`` the transfer may be pending still: it ends when nothing can land any more.
+        ``DONE`` when what was waited for is in place; a layer stays so whatever becomes of the others. With
+        ``FAILED`` the transfer may be pending still: it ends when nothing can land any more.
         """
         return _STATES[self._wait.outcome]
 

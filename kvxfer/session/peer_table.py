@@ -8,7 +8,7 @@ from typing import Any
 
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.errors import AgentError, PeerError, from_code, translate
-from kvxfer.peer import Peer
+from kvxfer.peer import Peer, PeerState
 from kvxfer.region import RegionDescriptor
 from kvxfer.session.completion import Completions
 
@@ -33,7 +33,7 @@ class PeerTable:
         found = []
         for peer_id in sorted(peer_ids):
             peer = self.get(peer_id)
-            if peer is not None and peer.state == "open":
+            if peer is not None and peer.state is PeerState.OPEN:
                 found.append(peer)
         return tuple(found)
 

@@ -49,7 +49,7 @@ def settle(pair: Pair, *works: Work) -> bool:
         if failure is not None:
             assert pair.lossy, f"{work!r} failed: {failure} (seed {pair.seed})"
             assert work.state in ("failed", "cancelled")
-    return all(work.done for work in works)
+    return all(work.succeeded for work in works)
 
 
 def end_of(work: Work) -> KvxferError | None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,7 +159,7 @@ class Node:
 
     def grant(
         self,
-        mode: str,
+        mode: Literal["read", "write"],
         ids: list[int] | None = None,
         peer: int | None = -1,
         ttl_s: float = LONG_S,

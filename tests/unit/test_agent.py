@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
-from kvxfer import KVLayout, Notification, Peer, Region, RegionDescriptor
+from kvxfer import KVLayout, LeaseState, Notification, Peer, PeerState, Region, RegionDescriptor
 from kvxfer._native import CODES, NativeError
 from kvxfer.agent import Agent
 from kvxfer.directory.in_process import MemoryDirectory
@@ -373,7 +373,7 @@ def test_a_lease_under_which_a_device_copies_has_not_ended(ends: Ends) -> None:
         lease.revoke(timeout_s=0)
     assert ends.core.called("revoke") == [(lease.id, 0.0)]
     assert not lease.active
-    assert lease.state == "ending"
+    assert lease.state is LeaseState.ENDING
     with pytest.raises(TimeoutError):
         lease.wait_ended(0)
     ends.core.is_copying = False
@@ -404,7 +404,7 @@ def test_a_loss_that_is_read_while_the_agent_ends_disturbs_nobody(ends: Ends) ->
     ends.agent._completions.shut(AgentError("agent 'prefill' is closed", code="closed"))
     ends.core.happen("peer-lost", peer=1, code=CODES["peer-silent"])
     assert ends.agent._completions.drain()
-    assert ends.peer.state == "lost"
+    assert ends.peer.state is PeerState.LOST
 
 
 def test_a_lease_that_native_code_has_forgotten_has_ended(ends: Ends) -> None:
@@ -413,7 +413,7 @@ def test_a_lease_that_native_code_has_forgotten_has_ended(ends: Ends) -> None:
 
     seen = ends.region.grant(ends.peer, [1])
     seen.revoke()
-    assert seen.state == "revoked"
+    assert seen.state is LeaseState.REVOKED
     unseen = ends.region.grant(ends.peer, [1])
     ends.core.lease_state = forgotten
     assert (seen.state, unseen.state) == ("revoked", "ended")
@@ -472,7 +472,7 @@ async def test_connect_waits_for_the_session(fake_core: list[Any]) -> None:
     fake_core[0].add_peer(1, "decode")
     fake_core[0].happen("peer-up", peer=1)
     peer = await waiting
-    assert (peer.name, peer.state, peer.rails) == ("decode", "open", ("shm",))
+    assert (peer.name, peer.state, peer.rails) == ("decode", PeerState.OPEN, ("shm",))
     assert agent.peers == (peer,)
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 from kvxfer.agent import Agent
 from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
 from kvxfer.options import AgentOptions
-from kvxfer.transfer import Incoming, Scope, Transfer
+from kvxfer.transfer import Incoming, Scope, Transfer, TransferState
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ async def test_done_wakes_all_who_wait(incoming: tuple[Any, Incoming]) -> None:
     handle, work = incoming
     waiting = [asyncio.ensure_future(work) for _ in range(3)]
     await asyncio.sleep(0)
-    assert not work.done
+    assert not work.succeeded
     handle.end()
     await asyncio.gather(*waiting)
     await work
     work.wait(0)
-    assert work.state == "done"
+    assert work.state is TransferState.DONE
     assert work.error is None
     assert work.stages.ended_ns == 3
 
