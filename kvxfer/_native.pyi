@@ -110,9 +110,8 @@ class Event:
     def kind(self) -> str:
         """``"ended"`` (handle), ``"layer"`` (handle, layer), ``"notification"`` (one or more came),
         ``"peer-up"``, ``"peer-lost"`` (peer, code, message), ``"region"``, ``"region-gone"`` (peer,
-        region), ``"lease-granted"`` (peer, lease: a peer granted it to us), ``"lease-ended"``
-        (lease, code; ``held`` tells whose), ``"commands"`` (handle: the ring's), ``"log"`` (message: one line
-        for the log)."""
+        region), ``"lease-ended"`` (peer, lease, code: one that this agent granted), ``"commands"``
+        (handle: the ring's), ``"log"`` (message: one line for the log)."""
     @property
     def handle(self) -> int: ...
     @property
@@ -121,8 +120,6 @@ class Event:
     def region(self) -> int: ...
     @property
     def lease(self) -> int: ...
-    @property
-    def held(self) -> bool: ...
     @property
     def layer(self) -> int: ...
     @property

@@ -177,7 +177,7 @@ class Completions:
             self._wake(("peer", ANY))
         elif kind in ("region", "region-gone"):
             self._wake(("region", event.peer))
-        elif kind == "lease-ended" and not event.held:
+        elif kind == "lease-ended":
             self._wake(("lease", event.lease))
         if kind == "peer-lost":
             self._wake(("region", event.peer))

@@ -69,7 +69,6 @@ std::string_view name_of_event(EventKind kind) {
     case EventKind::kPeerLost: return "peer-lost";
     case EventKind::kRegion: return "region";
     case EventKind::kRegionGone: return "region-gone";
-    case EventKind::kLeaseGranted: return "lease-granted";
     case EventKind::kLeaseEnded: return "lease-ended";
     case EventKind::kCommands: return "commands";
     case EventKind::kLog: return "log";
@@ -260,7 +259,7 @@ class PyAgentCore {
     out["pieces_redone"] = stats.pieces_redone;
     out["fences_stale"] = stats.fences_stale;
     out["frames_refused"] = stats.frames_refused;
-    out["events_dropped"] = runtime_->ring().num_logs_dropped();
+    out["events_dropped"] = runtime_->ring().num_events_dropped();
     out["notifications_dropped"] = runtime_->ring().num_notifications_dropped();
     out["strangers"] = from_budget(runtime_->strangers());
     out["gate_longest_hold_ns"] = runtime_->longest_hold_ns();
@@ -521,7 +520,6 @@ NB_MODULE(_native, m) {
       .def_ro("peer", &Event::peer)
       .def_ro("region", &Event::region)
       .def_ro("lease", &Event::lease)
-      .def_ro("held", &Event::held)
       .def_ro("layer", &Event::layer)
       .def_prop_ro("code", [](const Event& e) { return static_cast<int>(e.code); })
       .def_ro("message", &Event::message);

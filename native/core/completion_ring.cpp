@@ -3,6 +3,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 namespace kvxfer {
 
 CompletionRing::CompletionRing() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
@@ -20,22 +22,43 @@ void CompletionRing::push(Event event) {
     return;
   }
   if (event.kind == EventKind::kLog && events_.size() >= kMaxLogs) {
-    ++num_logs_dropped_;
+    ++num_events_dropped_;
     return;
   }
+  if (event.kind == EventKind::kPeerLost) session_ended(event.peer);
   push_locked(std::move(event));
+}
+
+// A peer that connects again and again must not leave more each time. What is told of its regions is over with it.
+void CompletionRing::session_ended(SessionKey peer) {
+  const auto is_lost = [](const Event& event) { return event.kind == EventKind::kPeerLost; };
+  std::erase_if(events_, [&](const Event& event) {
+    return event.peer == peer && (event.kind == EventKind::kRegion || event.kind == EventKind::kRegionGone);
+  });
+  if (std::count_if(events_.begin(), events_.end(), is_lost) >= static_cast<std::ptrdiff_t>(kMaxLeft)) {
+    const SessionKey oldest = std::find_if(events_.begin(), events_.end(), is_lost)->peer;
+    num_events_dropped_ += std::erase_if(events_, [&](const Event& event) {
+      return event.peer == oldest && (is_lost(event) || event.kind == EventKind::kPeerUp);
+    });
+  }
+  std::size_t num_left = 0;
+  for (Notification& each : notifications_) {
+    each.was_lost = each.was_lost || each.peer == peer;
+    num_left += each.was_lost ? 1 : 0;
+  }
+  if (num_left <= kMaxLeft) return;
+  const std::size_t num_dropped = std::erase_if(notifications_, [&](const Notification& each) {
+    return each.was_lost && num_left > kMaxLeft && num_left-- != 0;
+  });
+  if (std::exchange(num_notifications_dropped_, num_notifications_dropped_ + num_dropped) == 0)
+    push_locked({.kind = EventKind::kLog,
+                 .message = "more than " + std::to_string(kMaxLeft) +
+                            " notifications of peers that are gone were not read, the oldest are dropped from now "
+                            "on: iterate agent.notifications(), or use agent.expect()"});
 }
 
 void CompletionRing::notify(Notification notification) {
   const std::lock_guard lock(mutex_);
-  if (notifications_.size() >= kMaxNotifications) {
-    notifications_.pop_front();
-    if (num_notifications_dropped_++ == 0)
-      push_locked({.kind = EventKind::kLog,
-                   .message = std::to_string(kMaxNotifications) +
-                              " notifications were not read, the oldest are dropped from now on: iterate "
-                              "agent.notifications(), or use agent.expect()"});
-  }
   notifications_.push_back(std::move(notification));
   any_notifications_.store(true, std::memory_order_release);
   news_.store(true, std::memory_order_release);
@@ -64,6 +87,7 @@ std::vector<Event> CompletionRing::drain(std::size_t max_events, bool arm) {
   while (!events_.empty() && out.size() < max_events) {
     told_ = told_ && events_.front().kind != EventKind::kNotification;
     out.push_back(std::move(events_.front()));
+    out.back().charge.release();
     events_.pop_front();
   }
   any_events_.store(!events_.empty(), std::memory_order_release);
@@ -80,14 +104,15 @@ std::optional<Notification> CompletionRing::take_notification() {
   const std::lock_guard lock(mutex_);
   if (notifications_.empty()) return std::nullopt;  // another thread took it meanwhile
   std::optional<Notification> taken(std::move(notifications_.front()));
+  taken->charge.release();
   notifications_.pop_front();
   any_notifications_.store(!notifications_.empty(), std::memory_order_release);
   return taken;
 }
 
-std::uint64_t CompletionRing::num_logs_dropped() const {
+std::uint64_t CompletionRing::num_events_dropped() const {
   const std::lock_guard lock(mutex_);
-  return num_logs_dropped_;
+  return num_events_dropped_;
 }
 
 std::uint64_t CompletionRing::num_notifications_dropped() const {

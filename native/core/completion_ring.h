@@ -17,16 +17,19 @@ namespace kvxfer {
 struct Notification {
   SessionKey peer = 0;
   wire::Bytes payload;
+  Charge charge = {};  // of the peer's budget
+  bool was_lost = false;  // its peer
 };
 
-// What becomes of peers, regions and leases is always kept: there are as many as there are of those.
-// What becomes of a transfer can be read off its handle, so it is kept only while somebody waits to be
-// woken by it. What a peer can repeat at will is bounded, and counted where it is dropped: logs of refused
-// connections, while kMaxLogs events wait; of notifications that nobody reads, the oldest.
+// Events are kept until a caller takes them, and what a peer can repeat at will is bounded. Its regions and
+// notifications are charged to its budget, before they come here. What becomes of a transfer can be read off its
+// handle, so it is kept only while somebody waits to be woken by it. What no open session answers for is counted
+// where it is dropped: logs of refused connections, while kMaxLogs events wait; of what sessions leave that have
+// ended, the oldest notifications and ends beyond kMaxLeft.
 class CompletionRing {
  public:
-  static constexpr std::size_t kMaxLogs = 1 << 17;
-  static constexpr std::size_t kMaxNotifications = 1 << 16;  // of the usual few dozen bytes some MiB
+  static constexpr std::size_t kMaxLogs = 1 << 14;
+  static constexpr std::size_t kMaxLeft = 1 << 14;  // as many as one open session may have wait (peer_budget.h)
 
   CompletionRing();
 
@@ -47,13 +50,14 @@ class CompletionRing {
   bool take_news() noexcept {
     return news_.load(std::memory_order_relaxed) && news_.exchange(false, std::memory_order_acquire);
   }
-  std::uint64_t num_logs_dropped() const;
+  std::uint64_t num_events_dropped() const;
   std::uint64_t num_notifications_dropped() const;
   // Makes the descriptor readable whatever is in the ring, for a consumer that is to go.
   void wake() noexcept;
 
  private:
   void push_locked(Event event);
+  void session_ended(SessionKey peer);
   void signal() noexcept;
   mutable std::mutex mutex_;
   std::deque<Event> events_;
@@ -62,7 +66,7 @@ class CompletionRing {
   std::atomic<bool> any_events_{false}, any_notifications_{false}, news_{false};
   int num_waiters_ = 0;
   bool told_ = false;  // a kNotification is among the events
-  std::uint64_t num_logs_dropped_ = 0, num_notifications_dropped_ = 0;
+  std::uint64_t num_events_dropped_ = 0, num_notifications_dropped_ = 0;
   bool armed_ = true;      // the next push signals
   bool signalled_ = false;  // the descriptor is readable
   UniqueFd fd_;

@@ -155,7 +155,7 @@ class Engine {
   void end_lease(LeaseId lease, LeaseEvent event, const Status& why);
   void end_expectations(const std::vector<std::uint64_t>& handles, const Status& why);
   void end_pathless(Peer& peer);
-  void region_gone(Peer& peer, RegionId gone);
+  Status region_gone(Peer& peer, RegionId gone);
   bool begins(const Peer& peer, TransferId transfer) const;
   void on_timer(const Timers::Due& due, Time late);
 

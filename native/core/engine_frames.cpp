@@ -61,17 +61,15 @@ void Engine::dispatch(Peer& peer, wire::Message message) {
           check_up(peer);
         } else if constexpr (std::is_same_v<T, wire::Region>) {
           const RegionId id = frame.id;
-          Status added = peer_regions_.add(peer.key(), frame);
+          Status added = peer_regions_.add(peer, frame);
           if (added.ok()) destinations_.path_came(peer.key(), id);
           return added;
         } else if constexpr (std::is_same_v<T, wire::RegionGone>) {
-          region_gone(peer, frame.id);
+          return region_gone(peer, frame.id);
         } else if constexpr (std::is_same_v<T, wire::Program>) {
           return programs_.told(peer, frame);
         } else if constexpr (std::is_same_v<T, wire::Lease>) {
-          leases_.told(peer, frame);
-        } else if constexpr (std::is_same_v<T, wire::LeaseEnded>) {
-          leases_.told_ended(peer, frame);
+          leases_.told(peer, frame);  // of LEASE_ENDED there is nothing to keep: transfers under it hear themselves
         } else if constexpr (std::is_same_v<T, wire::Offer>) {
           return begin(destinations_, frame, "OFFER");
         } else if constexpr (std::is_same_v<T, wire::Request>) {
@@ -96,16 +94,16 @@ void Engine::dispatch(Peer& peer, wire::Message message) {
   if (!breach.ok()) end_session(context_.now, peer.key(), breach.code(), breach.message());
 }
 
-void Engine::region_gone(Peer& peer, RegionId gone) {
+Status Engine::region_gone(Peer& peer, RegionId gone) {
   const PeerRegion* remote = peer_regions_.find(peer.key(), gone);
-  if (remote == nullptr) return;
+  if (remote == nullptr) return {};
   const Status why{Code::kRegionGone, "the peer deregistered its region " + quoted(remote->region.name)};
   for (const TransferKey& key : destinations_.find(
            peer.key(), [gone](const TransferEnd& transfer) { return transfer.remote_region() == gone; }))
     destinations_.fail(key, TransferEvent::kFail, why, false);
   peer_regions_.remove(peer.key(), gone);
   programs_.forget(peer.key(), gone, true);
-  context_.host.emit({.kind = EventKind::kRegionGone, .peer = peer.key(), .region = gone});
+  return sessions_.tell_caller(peer, EventKind::kRegionGone, gone);
 }
 
 }  // namespace kvxfer

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/wire.h"
+#include "kvxfer/budget.h"
 
 namespace kvxfer {
 
@@ -19,8 +20,7 @@ enum class EventKind : std::uint8_t {
   kPeerLost,      // peer, code, message
   kRegion,        // peer, region
   kRegionGone,    // peer, region
-  kLeaseGranted,  // peer, lease: the peer granted it to us
-  kLeaseEnded,    // peer, lease, code; held: it was granted to us
+  kLeaseEnded,    // peer, lease, code: one that we granted
   kCommands,      // handle: a command ring's id. One of its commands has ended
   kLog,           // message: one line for the log
 };
@@ -31,11 +31,11 @@ struct Event {
   SessionKey peer = 0;
   RegionId region = 0;
   LeaseId lease = 0;
-  bool held = false;
   std::uint32_t layer = 0;
   Code code = Code::kOk;
   std::string message = {};
   wire::Bytes payload = {};
+  Charge charge = {};  // of what a peer can repeat: until our caller takes it, an event of that peer's budget
 };
 
 }  // namespace kvxfer

@@ -27,7 +27,7 @@ inline Budget::Amounts peer_budget(std::uint32_t max_open_transfers, std::uint64
   limit(Resource::kDescriptors) = 128;
   // A quarter of the table, so that no peer takes all.
   limit(Resource::kFenceSlots) = std::min<std::uint64_t>(max_open_transfers, FenceTable::kNumSlots / 4);
-  // 4096 leases, 4096 regions, and notifications of 4096 transfers in each direction.
+  // 4096 regions that came and went, and notifications of 4096 open transfers in each direction; at most 4 KiB each.
   limit(Resource::kEvents) = 4 * 4096;
   return limits;
 }

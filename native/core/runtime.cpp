@@ -649,7 +649,7 @@ void Runtime::emit(Event event) {
     }
   }
   if (event.kind == EventKind::kNotification)
-    ring_.notify({event.peer, std::move(event.payload)});
+    ring_.notify({event.peer, std::move(event.payload), std::move(event.charge)});
   else
     ring_.push(std::move(event));
   if (num_followers_ > 0) notify_waiting();

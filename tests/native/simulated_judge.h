@@ -131,7 +131,7 @@ class Judge {
         else
           FAIL("a notification came for what is expected");
       }
-    } else if (event.kind == EventKind::kLeaseEnded && !event.held) {
+    } else if (event.kind == EventKind::kLeaseEnded) {
       for (auto& copy : copies_) {
         if (copy->lease != event.lease || copy->lease == 0) continue;
         Part& part = copy->parts[0];

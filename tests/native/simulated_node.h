@@ -260,6 +260,7 @@ class Node final : public EngineHost {
     note("event " + std::to_string(static_cast<int>(event.kind)) + " handle " + std::to_string(event.handle) +
          " lease " + std::to_string(event.lease) + " " + std::string(name_of(event.code)) + " " +
          event.message);
+    if (takes_events) event.charge.release();
     if (on_event) on_event(*this, event);
     events.push_back(std::move(event));
   }
@@ -273,6 +274,7 @@ class Node final : public EngineHost {
 
   // ---- for tests
   std::vector<Event> events;
+  bool takes_events = true;  // as a caller that drains at once; else they stay charged to their peers
   std::function<void(Node&, const Event&)> on_event;
   // Before bytes land: region's memory, offset and size, and on whose behalf.
   std::function<void(Node&, SessionKey, Memory&, std::uint64_t, std::uint64_t)> on_write;

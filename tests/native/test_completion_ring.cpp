@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -90,23 +91,67 @@ TEST(news_are_told_once) {
   CHECK(ring.take_notification().has_value());
 }
 
-TEST(of_notifications_that_nobody_reads_the_oldest_go_and_one_line_says_so) {
+constexpr std::uint32_t kMost = CompletionRing::kMaxLeft;
+
+TEST(of_what_peers_leave_that_are_gone_the_oldest_goes_and_one_line_says_so) {
   CompletionRing ring;
-  constexpr std::uint32_t kMost = CompletionRing::kMaxNotifications;
-  for (std::uint32_t i = 0; i < kMost; ++i) ring.notify({7, bytes_of(i)});
-  CHECK(!ring.has_events());
-  for (std::uint32_t i = kMost; i < kMost + 3; ++i) ring.notify({7, bytes_of(i)});
+  constexpr SessionKey kOpen = 1, kGone = 2, kLater = 3;
+  for (std::uint32_t i = 0; i < kMost; ++i) {
+    ring.notify({kGone, bytes_of(i)});
+    ring.notify({kOpen, bytes_of(i)});
+  }
+  ring.push({.kind = EventKind::kPeerLost, .peer = kGone});
+  CHECK_EQ(ring.num_notifications_dropped(), 0u);
+  for (std::uint32_t i = 0; i < 3; ++i) ring.notify({kLater, bytes_of(i)});
+  ring.push({.kind = EventKind::kPeerLost, .peer = kLater});
   CHECK_EQ(ring.num_notifications_dropped(), 3u);
   const std::vector<Event> events = ring.drain(8, true);
-  REQUIRE(events.size() == 1);
-  CHECK(events[0].kind == EventKind::kLog);
-  CHECK(events[0].message.find("65536 notifications were not read") == 0);
-  for (std::uint32_t i = 3; i < kMost + 3; ++i) {
+  REQUIRE(events.size() == 3);
+  CHECK(events[1].kind == EventKind::kLog);
+  CHECK(events[1].message.find("notifications of peers that are gone were not read") != std::string::npos);
+  std::uint32_t next_open = 0, next_gone = 3;
+  for (std::uint32_t i = 0; i < 2 * kMost - 3; ++i) {
     const std::optional<Notification> taken = ring.take_notification();
     REQUIRE(taken.has_value());
-    CHECK_EQ(value_of(*taken), i);
+    CHECK_EQ(value_of(*taken), taken->peer == kOpen ? next_open++ : next_gone++);
   }
+  CHECK_EQ(next_open, kMost);
+  for (std::uint32_t i = 0; i < 3; ++i) CHECK_EQ(ring.take_notification()->peer, kLater);
   CHECK(!ring.take_notification().has_value());
+}
+
+TEST(sessions_that_come_and_go_leave_no_more_events_than_a_bound) {
+  CompletionRing ring;
+  ring.push({.kind = EventKind::kPeerUp, .peer = 1});
+  for (SessionKey peer = 2; peer < kMost + 10; ++peer) {
+    ring.push({.kind = EventKind::kPeerUp, .peer = peer});
+    ring.push({.kind = EventKind::kRegion, .peer = peer, .region = 1});
+    ring.push({.kind = EventKind::kPeerLost, .peer = peer});
+  }
+  CHECK_EQ(ring.num_events_dropped(), 16u);  // up and lost, of the 8 oldest
+  const std::vector<Event> events = ring.drain(3 * kMost, true);
+  REQUIRE(events.size() == 2 * kMost + 1);
+  CHECK_EQ(events[0].peer, 1u);
+  CHECK_EQ(events[1].peer, 10u);
+  CHECK(events.back().kind == EventKind::kPeerLost);
+}
+
+TEST(what_waits_is_charged_until_a_caller_takes_it) {
+  CompletionRing ring;
+  Budget::Amounts limits{};
+  limits[static_cast<std::size_t>(Resource::kEvents)] = 8;
+  const auto budget = std::make_shared<Budget>(limits);
+  const auto charge = [&] { return Charge::take(budget, Resource::kEvents, 1); };
+  ring.push({.kind = EventKind::kRegion, .peer = 1, .charge = charge()});
+  ring.push({.kind = EventKind::kRegionGone, .peer = 2, .charge = charge()});
+  ring.notify({1, bytes_of(0), charge()});
+  CHECK_EQ(budget->used(Resource::kEvents), 3u);
+  const std::vector<Event> events = ring.drain(1, true);
+  CHECK_EQ(budget->used(Resource::kEvents), 2u);  // though the event is kept
+  const std::optional<Notification> taken = ring.take_notification();
+  CHECK_EQ(budget->used(Resource::kEvents), 1u);
+  ring.push({.kind = EventKind::kPeerLost, .peer = 2});
+  CHECK_EQ(budget->used(Resource::kEvents), 0u);
 }
 
 // The waiter says that it waits and looks once more; the other makes it so and tells. One of the two

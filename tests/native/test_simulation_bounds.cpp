@@ -95,6 +95,85 @@ TEST(credits_over_rails_that_are_not_there_are_kept_as_pieces_of_one_transfer_at
   check_undisturbed(bounded.pair);
 }
 
+TEST(regions_that_come_and_go_wait_for_a_caller_up_to_a_bound) {
+  Bounded bounded(Resource::kEvents, 10);
+  Node& victim = bounded.pair.dst;
+  const SessionKey key = bounded.mallory.key();
+  RegionId next = 100;
+  const auto comes_and_goes = [&] {
+    wire::Region region;
+    region.id = next++;
+    bounded.mallory.send(region);
+    bounded.mallory.send(wire::RegionGone{region.id});
+  };
+  for (int i = 0; i < 100; ++i) comes_and_goes();  // to a caller that takes them
+  CHECK(!bounded.mallory.ended);
+  victim.takes_events = false;
+  for (int i = 0; i < 5; ++i) comes_and_goes();
+  CHECK(!bounded.mallory.ended);
+  CHECK_EQ(victim.engine().budget(key)->used(Resource::kEvents), 10u);
+  comes_and_goes();
+  CHECK(bounded.mallory.ended);
+  CHECK_EQ(victim.engine().peer(key)->reason.code(), Code::kExhausted);
+  victim.takes_events = true;
+  check_undisturbed(bounded.pair);
+}
+
+TEST(notifications_that_nobody_reads_are_refused_in_words_until_somebody_does) {
+  Bounded bounded(Resource::kEvents, 2);
+  Pair& pair = bounded.pair;
+  pair.grant_write();
+  pair.dst.takes_events = false;
+  const auto writes = [&] {
+    const auto handle = pair.write(kFrom, kTo, "read me");
+    REQUIRE(pair.ends(handle));
+    return handle->status();
+  };
+  CHECK_OK(writes());
+  CHECK_OK(writes());
+  const Status refused = writes();
+  CHECK_EQ(refused.code(), Code::kRefused);
+  CHECK(refused.message().find("notifications wait for the peer's caller") != std::string::npos);
+  const auto expected = pair.expect("read me", kTo);  // a tag that is expected becomes none, but might
+  CHECK_EQ(writes().code(), Code::kRefused);
+  pair.dst.events.clear();
+  CHECK_OK(writes());
+  CHECK_EQ(expected->outcome(), Outcome::kDone);
+  CHECK_EQ(pair.dst.engine().budget(pair.to_src)->used(Resource::kEvents), 0u);
+  const auto without = pair.write(kFrom, kTo);
+  REQUIRE(pair.ends(without));
+  CHECK_OK(without->status());
+  check_undisturbed(pair);
+}
+
+TEST(what_is_told_of_regions_is_charged_and_given_back_with_them) {
+  Bounded bounded(Resource::kBytes, 1024 * 1024);
+  const auto used = [&] {
+    return bounded.pair.dst.engine().budget(bounded.mallory.key())->used(Resource::kBytes);
+  };
+  const std::uint64_t before = used();
+  const auto region = [](RegionId id, std::uint16_t rail) {
+    wire::Region told;
+    told.id = id;
+    told.keys = {{"mapped", RegionKeys(60'000), rail}};
+    return told;
+  };
+  bounded.mallory.send(region(100, 0));
+  CHECK(used() - before > 60'000);
+  bounded.mallory.send(region(100, 0));  // nothing new
+  CHECK(used() - before < 62'000);
+  bounded.mallory.send(region(100, 1));
+  CHECK(used() - before > 120'000);
+  bounded.mallory.send(wire::RegionGone{100});
+  CHECK_EQ(used(), before);
+  const SessionKey key = bounded.mallory.key();
+  for (std::uint16_t rail = 0; rail < 20 && !bounded.mallory.ended; ++rail)
+    bounded.mallory.send(region(101, rail));
+  CHECK(bounded.mallory.ended);
+  CHECK_EQ(bounded.pair.dst.engine().peer(key)->reason.code(), Code::kExhausted);
+  check_undisturbed(bounded.pair);
+}
+
 // However long silence is borne.
 TEST(a_name_whose_process_hangs_is_taken_over_after_four_heartbeats) {
   EngineConfig patient;

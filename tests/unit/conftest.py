@@ -107,7 +107,7 @@ class FakeCore:
 
     def happen(self, kind: str, **values: Any) -> None:
         event: dict[str, Any] = dict.fromkeys(("handle", "peer", "region", "lease", "layer", "code"), 0)
-        event.update(kind=kind, held=False, message="")
+        event.update(kind=kind, message="")
         if kind == "notification":
             self.notifications.append((values.pop("peer"), values.pop("payload")))
         if kind in ("ended", "layer", "notification") and self.num_waiters == 0:

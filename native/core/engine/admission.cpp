@@ -22,9 +22,15 @@ Status Admission::admit(const Peer& peer, TransferEnd& transfer) const {
   if (!has_room(peer.key(), false, num_pairs))
     return {Code::kRefused, "too many transfers are open at the peer: wait for some to end"};
   transfer.tables = Charge::take(peer.budget(), Resource::kBytes, num_pairs * 2 * sizeof(std::uint32_t));
-  if (transfer.tables) return {};
-  return {Code::kRefused, "your transfers hold too much memory of the peer's: " +
-                              peer.budget()->in_words(Resource::kBytes) + "; wait for some to end"};
+  if (!transfer.tables)
+    return {Code::kRefused, "your transfers hold too much memory of the peer's: " +
+                                peer.budget()->in_words(Resource::kBytes) + "; wait for some to end"};
+  if (transfer.notify.empty()) return {};
+  transfer.event = Charge::take(peer.budget(), Resource::kEvents, 1);
+  if (transfer.event) return {};
+  return {Code::kRefused, "too many of your notifications wait for the peer's caller: " +
+                              peer.budget()->in_words(Resource::kEvents) +
+                              "; it reads them by agent.notifications(), or expects tags"};
 }
 
 void Admission::opened(TransferEnd& transfer) {

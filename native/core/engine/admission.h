@@ -24,7 +24,7 @@ class Admission {
   TransferId number(const Peer& peer);
 
   bool has_room(SessionKey session, bool ours, std::uint64_t num_pairs) const;
-  // May a peer begin it? Its tables are charged to the peer.
+  // May a peer begin it? Its tables are charged to the peer, and the notification that it may become.
   Status admit(const Peer& peer, TransferEnd& transfer) const;
   void opened(TransferEnd& transfer);
   void closed(TransferEnd& transfer);  // only once, where it was open

@@ -176,7 +176,7 @@ void Destinations::unreachable(Destination& destination, const Rails::Completed&
                                const Completion& completion) {
   Peer& peer = *sessions_.find(destination.key.first);
   if (PeerRegion* remote = peer_regions_.find(peer.key(), destination.remote_region())) {
-    remote->notes.push_back(completion.detail);
+    remote->note(completion.detail);
     sessions_.note(peer, completion.detail);
     peer_regions_.rail_failed(*remote, work.rail, destination.memory);
     if (const Region* local = regions_.find(destination.region))

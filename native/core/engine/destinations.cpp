@@ -207,7 +207,8 @@ void Destinations::drained(Destination& destination) {
       sessions_.find(destination.key.first) != nullptr)
     context_.host.emit({.kind = EventKind::kNotification,
                         .peer = destination.key.first,
-                        .payload = std::move(destination.notify)});
+                        .payload = std::move(destination.notify),
+                        .charge = std::move(destination.event)});
   ++(done ? context_.stats.transfers_done : context_.stats.transfers_failed);
   handles_.end(destination.handle, destination.state, destination.reason,
                done ? std::vector<std::uint32_t>{} : failed_blocks(destination));

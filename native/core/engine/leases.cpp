@@ -257,19 +257,6 @@ void Leases::forget_region(SessionKey holder, RegionId region) {
 void Leases::told(const Peer& peer, const wire::Lease& lease) {
   LeaseId& newest = holders_[peer.key()].newest_told;
   newest = std::max(newest, lease.id);
-  context_.host.emit({.kind = EventKind::kLeaseGranted,
-                      .peer = peer.key(),
-                      .region = lease.region,
-                      .lease = lease.id,
-                      .held = true});
-}
-
-void Leases::told_ended(const Peer& peer, const wire::LeaseEnded& ended) {
-  context_.host.emit({.kind = EventKind::kLeaseEnded,
-                      .peer = peer.key(),
-                      .lease = ended.id,
-                      .held = true,
-                      .code = ended.code});
 }
 
 LeaseId Leases::newest_told(SessionKey grantor) const {

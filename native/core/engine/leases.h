@@ -69,7 +69,6 @@ class Leases {
   void forget_region(SessionKey holder, RegionId region);
   void remove_session(SessionKey holder) { holders_.erase(holder); }
   void told(const Peer& peer, const wire::Lease& lease);
-  void told_ended(const Peer& peer, const wire::LeaseEnded& ended);
   LeaseId newest_told(SessionKey grantor) const;
 
   std::size_t size() const noexcept { return leases_.size() + ending_.size(); }

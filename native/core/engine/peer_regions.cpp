@@ -13,6 +13,15 @@ std::string names_of(const std::vector<wire::TransportKeys>& keys) {
   return names.empty() ? "nothing" : names;
 }
 
+// Of keys and spans each rail may have a copy of its own, of which few are another's.
+std::uint64_t nbytes_of(const PeerRegion& remote) {
+  const wire::Region& region = remote.region;
+  std::uint64_t nbytes = 512 + region.name.size() + region.layout.size() + region.spans.size() * sizeof(MemorySpan);
+  for (const wire::TransportKeys& each : region.keys)
+    nbytes += sizeof each + each.transport.size() + each.keys.size() + region.spans.size() * sizeof(MemorySpan);
+  return nbytes;
+}
+
 bool has(const std::vector<Rail*>& rails, const Rail* rail) {
   return std::find(rails.begin(), rails.end(), rail) != rails.end();
 }
@@ -29,23 +38,34 @@ bool PeerRegion::is_reached_from(MemoryKind memory) const {
   return std::any_of(reach.begin(), reach.end(), [&](const Rail* rail) { return comes_over(*rail, memory); });
 }
 
-Status PeerRegions::add(SessionKey session, wire::Region& region) {
+void PeerRegion::note(std::string words) {
+  if (std::find(notes.begin(), notes.end(), words) == notes.end() && notes.size() < kMaxNotes)
+    notes.push_back(std::move(words));
+}
+
+Status PeerRegions::add(const Peer& peer, wire::Region& region) {
+  const SessionKey session = peer.key();
   std::map<RegionId, PeerRegion>& regions = sessions_regions_[session];
   if (regions.size() >= wire::kMaxRegions) return {Code::kProtocol, "REGION refused: too many"};
   const RegionId id = region.id;
   auto [found, fresh] = regions.try_emplace(id);
-  if (!fresh) {
-    add_keys(session, found->second, std::move(region.keys));
-    return {};
-  }
+  if (!fresh) return add_keys(peer, found->second, std::move(region.keys));
   found->second.region = std::move(region);
+  if (Status status = charge(peer, found->second); !status.ok()) return status;
   for (Rail* rail : rails_.of(session)) attach(found->second, *rail);
-  context_.host.emit({.kind = EventKind::kRegion, .peer = session, .region = id});
-  return {};
+  return sessions_.tell_caller(peer, EventKind::kRegion, id);
+}
+
+Status PeerRegions::charge(const Peer& peer, PeerRegion& remote) {
+  remote.charge.release();
+  remote.charge = Charge::take(peer.budget(), Resource::kBytes, nbytes_of(remote));
+  if (remote.charge) return {};
+  return {Code::kExhausted,
+          "REGION refused: what you tell of your regions is too much: " + peer.budget()->in_words(Resource::kBytes)};
 }
 
 // Ids are never reused: what is new in a repetition are keys of rails that have registered the region since.
-void PeerRegions::add_keys(SessionKey session, PeerRegion& remote, std::vector<wire::TransportKeys> told) {
+Status PeerRegions::add_keys(const Peer& peer, PeerRegion& remote, std::vector<wire::TransportKeys> told) {
   std::vector<wire::TransportKeys>& known = remote.region.keys;
   for (wire::TransportKeys& keys : told) {
     const auto is_same = [&](const wire::TransportKeys& each) {
@@ -53,11 +73,13 @@ void PeerRegions::add_keys(SessionKey session, PeerRegion& remote, std::vector<w
     };
     if (known.size() == wire::kMaxRegionKeys || std::any_of(known.begin(), known.end(), is_same)) continue;
     known.push_back(std::move(keys));
-    for (Rail* rail : rails_.of(session))
+    if (Status status = charge(peer, remote); !status.ok()) return status;
+    for (Rail* rail : rails_.of(peer.key()))
       if (rail->capabilities().name == known.back().transport &&
           rail->info().peer_instance == known.back().instance)
         attach(remote, *rail);
   }
+  return {};
 }
 
 PeerRegion* PeerRegions::find(SessionKey session, RegionId id) {
@@ -141,7 +163,7 @@ bool PeerRegions::attach(PeerRegion& remote, Rail& rail) {
     }
   if (!offered) return false;  // the peer could not register it with that transport
   if (Status status = context_.host.attach(rail.id(), region); !status.ok()) {
-    remote.notes.push_back(std::string(rail.capabilities().name) + ": " + status.message());
+    remote.note(std::string(rail.capabilities().name) + ": " + status.message());
     return false;
   }
   remote.reach.push_back(&rail);

@@ -21,8 +21,10 @@ struct PeerRegion {
   std::vector<Rail*> reach;  // rails that its bytes can come over
   // Of those, ones that turned out unable from memory of that kind here.
   std::vector<std::pair<Rail*, MemoryKind>> unable;
-  std::vector<std::string> notes;
+  std::vector<std::string> notes;  // each once, however often a rail failed so
+  Charge charge;  // of the peer's budget: what it told
 
+  void note(std::string words);
   // Between it and memory of that kind here, by a rail that reaches it; by any.
   bool comes_over(const Rail& rail, MemoryKind memory) const;
   bool is_reached_from(MemoryKind memory) const;
@@ -33,8 +35,9 @@ class PeerRegions {
   PeerRegions(Context& context, Sessions& sessions, Rails& rails)
       : context_(context), sessions_(sessions), rails_(rails) {}
 
-  // A peer told one, and callers hear of it, or more keys of one that it told. An error: it breaks the protocol.
-  Status add(SessionKey session, wire::Region& region);
+  // A peer told one, and callers hear of it, or more keys of one that it told. An error: it breaks the protocol, or
+  // tells more than its budget has room for.
+  Status add(const Peer& peer, wire::Region& region);
   PeerRegion* find(SessionKey session, RegionId id);
   const PeerRegion* find(SessionKey session, RegionId id) const;
   void remove(SessionKey session, RegionId id);
@@ -57,7 +60,8 @@ class PeerRegions {
 
  private:
   bool attach(PeerRegion& remote, Rail& rail);
-  void add_keys(SessionKey session, PeerRegion& remote, std::vector<wire::TransportKeys> told);
+  Status add_keys(const Peer& peer, PeerRegion& remote, std::vector<wire::TransportKeys> told);
+  static Status charge(const Peer& peer, PeerRegion& remote);
 
   Context& context_;
   Sessions& sessions_;

@@ -139,6 +139,15 @@ Status Sessions::on_timer(Peer& peer) {
   return status;
 }
 
+Status Sessions::tell_caller(const Peer& peer, EventKind kind, RegionId region) {
+  Charge charge = Charge::take(peer.budget(), Resource::kEvents, 1);
+  if (!charge)
+    return {Code::kExhausted, "more of your regions came and went than this agent's caller took: " +
+                                  peer.budget()->in_words(Resource::kEvents)};
+  context_.host.emit({.kind = kind, .peer = peer.key(), .region = region, .charge = std::move(charge)});
+  return {};
+}
+
 void Sessions::send(Peer& peer, const wire::Message& message) {
   if (!peer.is_open()) return;
   peer.session_->send(context_.now, message);

@@ -17,6 +17,9 @@
 
 namespace kvxfer {
 
+// Of what went wrong with one peer, or with one region of a peer.
+inline constexpr std::size_t kMaxNotes = 64;
+
 class Peer {
  public:
   Peer(SessionKey key, std::unique_ptr<Session> session, const Budget::Amounts& limits)
@@ -109,7 +112,12 @@ class Sessions {
     return !peer.up_ && peer.regions_known_ && peer.rails_pending_ == 0;
   }
   void set_up(Peer& peer) { peer.up_ = true; }
-  void note(Peer& peer, std::string words) { peer.notes_.push_back(std::move(words)); }
+  void note(Peer& peer, std::string words) {  // the newest are kept
+    if (peer.notes_.size() == kMaxNotes) peer.notes_.erase(peer.notes_.begin());
+    peer.notes_.push_back(std::move(words));
+  }
+  // kRegion or kRegionGone. An error: more of the peer's wait than its budget has room for.
+  Status tell_caller(const Peer& peer, EventKind kind, RegionId region);
 
   // ---- what goes out
   void send(Peer& peer, const wire::Message& message);  // with the next flush

@@ -294,8 +294,10 @@ void Sources::drained(Source& source) {
   context_.timers.clear(source.timer);
   if (source.ours && !done) admission_.forget(source);
   if (done && !source.ours && !source.notify.empty() && sessions_.find(source.key.first) != nullptr)
-    context_.host.emit(
-        {.kind = EventKind::kNotification, .peer = source.key.first, .payload = std::move(source.notify)});
+    context_.host.emit({.kind = EventKind::kNotification,
+                        .peer = source.key.first,
+                        .payload = std::move(source.notify),
+                        .charge = std::move(source.event)});
   ++(done ? context_.stats.transfers_done : context_.stats.transfers_failed);
   // What the destination has of it is not known here; all of it may have to be written again.
   std::vector<std::uint32_t> failed;

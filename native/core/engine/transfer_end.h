@@ -44,7 +44,7 @@ struct TransferEnd {
   LeaseId lease = 0;  // as in TransferSpec
   bool lease_named = false;
   std::vector<LeaseId> leases;  // that allow it: Leases::find
-  Charge tables;  // a peer's, of its budget: Admission
+  Charge tables, event;  // a peer's, of its budget: Admission. `event` goes with the notification
   bool counted = false;  // among the open of its session: Admission
   Timers::Timer timer;  // its deadline; once it drains, the next line for the log
   Time draining_since = 0;  // Draining

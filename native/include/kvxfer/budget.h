@@ -1,10 +1,12 @@
 // What one peer, or all strangers together, may make an agent hold: counted where it is taken, given back where
 // it ends. Who asks for more is refused or ended in words, and nobody else notices.
 //
-// A session has one, and its rails charge the same one (ConnectInfo::budget). Used under the progress gate alone.
+// A session has one, and its rails charge the same one (ConnectInfo::budget). Taken from under the progress gate
+// alone; given back and read by any thread, as events are taken by callers without the gate.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,7 +21,7 @@ enum class Resource : std::uint8_t {
   kMapped,  // bytes of the peer's memory in our address space
   kDescriptors,  // sockets, and descriptors that the peer passed
   kFenceSlots,  // of the fence table
-  kEvents,  // that wait for our caller: leases, regions, notifications
+  kEvents,  // that wait for our caller: regions and notifications
 };
 inline constexpr std::size_t kNumResources = 5;
 
@@ -33,17 +35,26 @@ class Budget {
  public:
   using Amounts = std::array<std::uint64_t, kNumResources>;
   explicit Budget(const Amounts& limits) noexcept : limits_(limits) {}
+  Budget(const Budget& other) noexcept : limits_(other.limits_) {  // as it stands, for who looks at it
+    for (std::size_t i = 0; i < kNumResources; ++i) used_[i] = other.used(static_cast<Resource>(i));
+  }
+  Budget& operator=(const Budget&) = delete;
 
   // False, and nothing is taken, where that would be more than the limit.
   [[nodiscard]] bool take(Resource resource, std::uint64_t amount) noexcept {
-    std::uint64_t& used = used_[index(resource)];
-    if (amount > limits_[index(resource)] || used > limits_[index(resource)] - amount) return false;
-    used += amount;
+    std::atomic<std::uint64_t>& used = used_[index(resource)];
+    const std::uint64_t limit = limits_[index(resource)];
+    if (amount > limit || used.load(std::memory_order_relaxed) > limit - amount) return false;
+    used.fetch_add(amount, std::memory_order_relaxed);
     return true;
   }
-  void give_back(Resource resource, std::uint64_t amount) noexcept { used_[index(resource)] -= amount; }
+  void give_back(Resource resource, std::uint64_t amount) noexcept {
+    used_[index(resource)].fetch_sub(amount, std::memory_order_relaxed);
+  }
 
-  std::uint64_t used(Resource resource) const noexcept { return used_[index(resource)]; }
+  std::uint64_t used(Resource resource) const noexcept {
+    return used_[index(resource)].load(std::memory_order_relaxed);
+  }
   std::uint64_t limit(Resource resource) const noexcept { return limits_[index(resource)]; }
   // "it may hold 64 descriptors here, and holds 64"
   std::string in_words(Resource resource) const {
@@ -54,7 +65,7 @@ class Budget {
  private:
   static std::size_t index(Resource resource) noexcept { return static_cast<std::size_t>(resource); }
   Amounts limits_;
-  Amounts used_{};
+  std::array<std::atomic<std::uint64_t>, kNumResources> used_{};
 };
 
 // An amount taken from a budget, given back when this ends.
