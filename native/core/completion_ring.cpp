@@ -51,10 +51,11 @@ void CompletionRing::session_ended(SessionKey peer) {
     return each.was_lost && num_left > kMaxLeft && num_left-- != 0;
   });
   if (std::exchange(num_notifications_dropped_, num_notifications_dropped_ + num_dropped) == 0)
-    push_locked({.kind = EventKind::kLog,
-                 .message = "more than " + std::to_string(kMaxLeft) +
-                            " notifications of peers that are gone were not read, the oldest are dropped from now "
-                            "on: iterate agent.notifications(), or use agent.expect()"});
+    push_locked(
+        {.kind = EventKind::kLog,
+         .message = "more than " + std::to_string(kMaxLeft) +
+                    " notifications of peers that are gone were not read, the oldest are dropped from now "
+                    "on: iterate agent.notifications(), or use agent.expect()"});
 }
 
 void CompletionRing::notify(Notification notification) {

@@ -29,7 +29,8 @@ struct Notification {
 class CompletionRing {
  public:
   static constexpr std::size_t kMaxLogs = 1 << 14;
-  static constexpr std::size_t kMaxLeft = 1 << 14;  // as many as one open session may have wait (peer_budget.h)
+  static constexpr std::size_t kMaxLeft = 1
+                                          << 14;  // as many as one open session may have wait (peer_budget.h)
 
   CompletionRing();
 
@@ -67,7 +68,7 @@ class CompletionRing {
   int num_waiters_ = 0;
   bool told_ = false;  // a kNotification is among the events
   std::uint64_t num_events_dropped_ = 0, num_notifications_dropped_ = 0;
-  bool armed_ = true;      // the next push signals
+  bool armed_ = true;  // the next push signals
   bool signalled_ = false;  // the descriptor is readable
   UniqueFd fd_;
 };

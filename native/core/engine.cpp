@@ -260,6 +260,7 @@ void Engine::pump(Time now) {
   destinations_.begin_round();
   sources_.send_waiting();
   sources_.sum_slice();
+  destinations_.sum_slice();
   destinations_.post_pieces();
   destinations_.confirm_dirty();
   posting_.serve_backlog();

@@ -14,6 +14,7 @@
 //   leases           rights that we granted  expectations  rights to one tag's writes
 //   admission        how many transfers of a session are open, and which of ours wait
 //   draining         transfers that have ended while works of them are under way
+//   sums             checksums of pieces, in slices
 //   sources          transfers whose bytes are ours
 //   destinations     transfers whose bytes become ours: scheduled, accounted, confirmed
 //   posting          what our callers ask for becomes a source or a destination

@@ -69,7 +69,8 @@ void Engine::dispatch(Peer& peer, wire::Message message) {
         } else if constexpr (std::is_same_v<T, wire::Program>) {
           return programs_.told(peer, frame);
         } else if constexpr (std::is_same_v<T, wire::Lease>) {
-          leases_.told(peer, frame);  // of LEASE_ENDED there is nothing to keep: transfers under it hear themselves
+          leases_.told(peer,
+                       frame);  // of LEASE_ENDED there is nothing to keep: transfers under it hear themselves
         } else if constexpr (std::is_same_v<T, wire::Offer>) {
           return begin(destinations_, frame, "OFFER");
         } else if constexpr (std::is_same_v<T, wire::Request>) {

@@ -47,7 +47,6 @@ class EngineHost {
   virtual void region_fenced(RegionId region) = 0;
   virtual std::uint64_t fence_generation(std::uint32_t slot) = 0;
   virtual void bump_fence(std::uint32_t slot) = 0;
-  virtual std::uint32_t checksum(const Move& move, std::uint32_t piece, Side side) = 0;
   virtual void emit(Event event) = 0;
   virtual void random(std::span<std::byte> bytes) = 0;
 };

@@ -185,7 +185,7 @@ void FrameSocket::read() {
       in_end_ -= in_begin_;
       in_begin_ = 0;
     }
-    if (in_.size() < in_end_ + wanted) in_.resize(in_end_ + wanted);
+    if (!make_room(in_end_ + wanted)) return;
     const ssize_t got = receive(in_.data() + in_end_, wanted);
     if (got <= 0) {
       if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
@@ -197,6 +197,26 @@ void FrameSocket::read() {
     take_turn();
     if (static_cast<std::size_t>(got) < wanted && !exact_) return;
   }
+}
+
+void FrameSocket::charge(std::shared_ptr<Budget> budget) {
+  room_ = Charge::take(budget, Resource::kBytes, in_.capacity());
+  budget_ = std::move(budget);
+}
+
+bool FrameSocket::make_room(std::size_t nbytes) {
+  if (in_.capacity() < nbytes) {
+    const std::size_t room = std::max(nbytes, 2 * in_.capacity());
+    room_.release();
+    room_ = Charge::take(budget_, Resource::kBytes, room);
+    if (!room_) {
+      fail("there is no room for its next frame: " + budget_->in_words(Resource::kBytes));
+      return false;
+    }
+    in_.reserve(room);
+  }
+  if (in_.size() < nbytes) in_.resize(nbytes);
+  return true;
 }
 
 ssize_t FrameSocket::receive(std::byte* into, std::size_t nbytes) {

@@ -39,8 +39,8 @@ class FrameSocket final : public Reactor::Handler {
   // all that waits is sent.
   Status redial(UniqueFd fd, bool connecting);
   UniqueFd release() noexcept;  // the socket, for another owner
-  // Whom the peer's unread frames are charged to from now on.
-  void charge(std::shared_ptr<Budget> budget) { budget_ = std::move(budget); }
+  // Whom the peer's unread frames, and what has come of its own, are charged to from now on.
+  void charge(std::shared_ptr<Budget> budget);
 
   int fd() const noexcept { return fd_.get(); }
   bool open() const noexcept { return static_cast<bool>(fd_); }
@@ -63,6 +63,7 @@ class FrameSocket final : public Reactor::Handler {
   static constexpr std::size_t kMaxUnsent = 4 * (wire::kMaxBody + 64);
 
   void read();
+  bool make_room(std::size_t nbytes);  // for what comes; false: it failed
   void take_turn();  // delivers what is whole, up to a bound
   ssize_t receive(std::byte* into, std::size_t nbytes);
   ssize_t transmit();
@@ -82,6 +83,7 @@ class FrameSocket final : public Reactor::Handler {
   std::size_t out_begin_ = 0;
   std::shared_ptr<Budget> budget_;
   Charge unread_;  // what was left when the socket took no more
+  Charge room_;  // in_
 
   std::uint64_t num_delivered_ = 0;  // which is the number of the frame that comes next
   std::unique_ptr<RingReader> inbox_;

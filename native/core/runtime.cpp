@@ -1,5 +1,4 @@
 #include "core/runtime.h"
-#include "core/pack.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -143,12 +142,15 @@ Status Runtime::start() {
   guard_fd(ring_.fd());
   if (Status status = reactor_.add(waker_.fd.get(), EPOLLIN, waker_); !status.ok()) return status;
 
-  // An eighth of the descriptors that the process may have, and 64 at least: each of these connections holds 4 KiB.
+  // An eighth of the descriptors that the process may have, and 64 at least, of which each has two frames of the
+  // handshake here at most.
   rlimit descriptors{};
   ::getrlimit(RLIMIT_NOFILE, &descriptors);
   Budget::Amounts of_strangers{};
-  of_strangers[static_cast<std::size_t>(Resource::kDescriptors)] =
-      std::clamp<std::uint64_t>(descriptors.rlim_cur / 8, 64, 1024);
+  const std::uint64_t num_strangers = std::clamp<std::uint64_t>(descriptors.rlim_cur / 8, 64, 1024);
+  of_strangers[static_cast<std::size_t>(Resource::kDescriptors)] = num_strangers;
+  of_strangers[static_cast<std::size_t>(Resource::kBytes)] =
+      num_strangers * 2 * (wire::kHeaderNbytes + wire::kMaxHandshakeBody + wire::kMacNbytes);
   strangers_ = std::make_shared<Budget>(of_strangers);
   reserve_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 
@@ -626,10 +628,6 @@ void Runtime::detach(RailId rail, RegionId region) {
 void Runtime::drop_rail(RailId rail) {
   if (auto place = places_.find(rail); place != places_.end())
     unbind(place->second.transport, place->second.peer);
-}
-
-std::uint32_t Runtime::checksum(const Move& move, std::uint32_t piece, Side side) {
-  return checksum_piece(move, piece, side, move.local->base);
 }
 
 void Runtime::emit(Event event) {

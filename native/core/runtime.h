@@ -289,7 +289,6 @@ class Runtime final : private EngineHost {
   void region_fenced(RegionId region) override;
   std::uint64_t fence_generation(std::uint32_t slot) override { return fences_->generation(slot); }
   void bump_fence(std::uint32_t slot) override { fences_->bump(slot); }
-  std::uint32_t checksum(const Move& move, std::uint32_t piece, Side side) override;
   void emit(Event event) override;
   void random(std::span<std::byte> bytes) override;
 

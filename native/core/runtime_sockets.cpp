@@ -69,6 +69,7 @@ void Runtime::take_in(UniqueFd fd) {
   connection->unproved = unproved_.insert(unproved_.end(), connection.get());
   expect_by(*connection, now() + options_.handshake_ns);
   connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), *connection, false, false);
+  connection->socket->charge(strangers_);
   if (connection->socket->start().ok())
     connections_.push_back(std::move(connection));
   else

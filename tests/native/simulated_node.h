@@ -253,9 +253,6 @@ class Node final : public EngineHost {
   }
   std::uint64_t fence_generation(std::uint32_t slot) override { return fences_->at(slot); }
   void bump_fence(std::uint32_t slot) override { ++fences_->at(slot); }
-  std::uint32_t checksum(const Move& move, std::uint32_t piece, Side side) override {
-    return checksum_piece(move, piece, side, move.local->base);
-  }
   void emit(Event event) override {
     note("event " + std::to_string(static_cast<int>(event.kind)) + " handle " + std::to_string(event.handle) +
          " lease " + std::to_string(event.lease) + " " + std::string(name_of(event.code)) + " " +

@@ -46,6 +46,54 @@ TEST(strangers_share_a_budget_and_the_oldest_gives_way) {
   CHECK(victim.longest_hold_ns() < 20'000'000);
 }
 
+TEST(what_strangers_say_by_halves_is_charged_to_them_until_they_go) {
+  Scene scene;
+  Runtime& victim = *scene.victim.runtime;
+  const auto bytes = [&] { return victim.strangers().used(Resource::kBytes); };
+  const std::uint64_t frame = wire::kHeaderNbytes + wire::kMaxHandshakeBody + wire::kMacNbytes;
+  std::vector<Wire> strangers;
+  for (std::uint64_t num = 1; num <= 20; ++num) {
+    strangers.push_back(dial(victim.address(), num % 2 == 0 ? Over::kUnix : Over::kTcp));
+    CHECK(strangers.back().send(wire::Bytes(8)));  // half a header
+    REQUIRE(await([&] { return bytes() >= num * frame; }));
+    CHECK(bytes() <= num * 2 * frame);
+  }
+  Peer peer(victim.address());
+  CHECK(peer.shake_hands());
+  strangers.clear();
+  CHECK(await([&] { return bytes() == 0; }));  // who proved itself is charged elsewhere
+  CHECK(scene.friend_is_served());
+}
+
+TEST(rails_beyond_those_of_a_transport_are_the_peers_own_and_end_with_it) {
+  Scene scene;
+  Runtime& victim = *scene.victim.runtime;
+  auto peer = std::make_unique<Peer>(victim.address());
+  REQUIRE(peer->shake_hands());
+  std::shared_ptr<Budget> budget;
+  REQUIRE(await([&] {
+    victim.with_engine([&](Engine& engine, Time) {
+      for (const SessionKey each : engine.open_peers())
+        if (each != scene.here) budget = engine.budget(each);
+    });
+    return budget != nullptr;
+  }));
+  std::vector<Wire> rails;
+  for (std::uint16_t index = 0; index < 12; ++index) {
+    auto rail = peer->open_rail(index, index % 3 == 0 ? "shm" : index % 3 == 1 ? "unix" : "tcp");
+    REQUIRE(rail.has_value());
+    rails.push_back(std::move(*rail));
+  }
+  CHECK(await([&] { return budget->used(Resource::kDescriptors) >= 12; }));
+  CHECK(scene.friend_is_served());
+  CHECK(!peer->open_rail(3, "unix").has_value());  // a number that had its turn
+  peer.reset();
+  for (Wire& rail : rails) CHECK(rail.hears_the_end());
+  CHECK(await([&] { return budget->used(Resource::kDescriptors) == 0; }));
+  CHECK(scene.friend_is_served());
+  CHECK(scene.friend_is_there());
+}
+
 TEST(rails_of_one_session_are_bounded_and_visible) {
   Scene scene;
   Runtime& victim = *scene.victim.runtime;

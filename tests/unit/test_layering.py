@@ -223,6 +223,7 @@ PARTS_OF_THE_ENGINE = (
     "draining",
     "fence_slots",
     "arrivals",
+    "sums",
     "turns",
     "sources",
     "destinations",

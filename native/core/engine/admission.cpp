@@ -3,6 +3,16 @@
 #include <utility>
 
 namespace kvxfer {
+namespace {
+
+// One end of a transfer, whose tables have two ids a pair: a bit for each piece, a count for each layer, and 1 KiB.
+std::uint64_t nbytes_of(const TransferEnd& transfer) {
+  const PieceGrid& grid = transfer.move->grid;
+  return 1024 + std::uint64_t{grid.num_pairs} * 2 * sizeof(std::uint32_t) + transfer.notify.size() +
+         grid.num_pieces() / 8 + std::uint64_t{grid.num_layers} * 8;
+}
+
+}  // namespace
 
 TransferId Admission::number(const Peer& peer) {
   TransferId& next = sessions_[peer.key()].next_number;
@@ -18,10 +28,9 @@ bool Admission::has_room(SessionKey session, bool ours, std::uint64_t num_pairs)
 }
 
 Status Admission::admit(const Peer& peer, TransferEnd& transfer) const {
-  const std::uint64_t num_pairs = transfer.move->grid.num_pairs;
-  if (!has_room(peer.key(), false, num_pairs))
+  if (!has_room(peer.key(), false, transfer.move->grid.num_pairs))
     return {Code::kRefused, "too many transfers are open at the peer: wait for some to end"};
-  transfer.tables = Charge::take(peer.budget(), Resource::kBytes, num_pairs * 2 * sizeof(std::uint32_t));
+  transfer.tables = Charge::take(peer.budget(), Resource::kBytes, nbytes_of(transfer));
   if (!transfer.tables)
     return {Code::kRefused, "your transfers hold too much memory of the peer's: " +
                                 peer.budget()->in_words(Resource::kBytes) + "; wait for some to end"};

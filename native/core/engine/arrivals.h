@@ -36,6 +36,9 @@ class Arrivals {
   // False: it was redone too often.
   bool redo(std::uint32_t piece);
 
+  // It was posted, and is not in.
+  bool is_awaited(std::uint32_t piece) const { return piece < next_ && !has(piece); }
+
   // ---- in
   bool has(std::uint32_t piece) const { return in_.contains(piece); }
   bool has_all() const noexcept { return num_in_ == grid_.num_pieces(); }

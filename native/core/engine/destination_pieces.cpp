@@ -201,18 +201,28 @@ void Destinations::piece_in(Destination& destination, std::uint32_t piece) {
   if (destination.handle) destination.handle->set_first_piece(context_.now);
   if (destination.expectation) destination.expectation->handle()->set_first_piece(context_.now);
   if (!destination.integrity) return count_piece(destination, piece);
-  destination.sums_here[piece] = context_.host.checksum(*destination.move, piece, Side::kDst);
-  compare_sums(destination, piece);
+  sums_.add(destination, {piece, 1});
+}
+
+void Destinations::sum_slice() {
+  if (sums_.empty()) return;
+  for (const Sums::Told& told : sums_.round())
+    for (std::uint32_t i = 0; i < told.sums.size(); ++i) {
+      Destination* destination = find(told.transfer);
+      if (destination == nullptr || destination->state != TransferState::kMoving) break;
+      destination->sums_here[told.first_piece + i] = told.sums[i];
+      compare_sums(*destination, told.first_piece + i);
+    }
+  if (!sums_.empty()) context_.pump_again = true;
 }
 
 void Destinations::on(Peer& peer, const wire::Checksums& checksums) {
   Destination* destination = find({peer.key(), checksums.transfer});
   if (destination == nullptr || !destination->integrity || destination->state != TransferState::kMoving)
     return;
-  const std::uint32_t num_pieces = destination->move->grid.num_pieces();
   for (std::uint32_t i = 0; i < checksums.crc32c.size(); ++i) {
     const std::uint32_t piece = checksums.first_piece + i;
-    if (piece >= num_pieces) return;
+    if (!destination->arrivals.is_awaited(piece)) continue;  // nobody asked, or it is late
     destination->sums_there[piece] = checksums.crc32c[i];
     compare_sums(*destination, piece);
     if (destination->state != TransferState::kMoving) return;

@@ -187,6 +187,7 @@ void Destinations::fail(Destination& destination, TransferEvent event, Status wh
   context_.timers.clear(destination.timer);
   destination.reason = std::move(why);
   destination.to_credit.clear();
+  sums_.forget(destination.key);
   if (destination.handle) destination.handle->let_streams_go(outcome_of(destination.state));
   if (destination.expectation && expectations_.contains(destination.expectation->handle()->id()))
     destination.expectation->handle()->let_streams_go(Outcome::kFailed);
@@ -199,6 +200,7 @@ void Destinations::fail(Destination& destination, TransferEvent event, Status wh
 
 void Destinations::drained(Destination& destination) {
   step(destination_transitions(), destination.state, TransferEvent::kDrained);
+  sums_.forget(destination.key);
   context_.timers.clear(destination.timer);
   const bool done = destination.state == TransferState::kDone;
   if (destination.ours && !done) admission_.forget(destination);

@@ -25,6 +25,7 @@
 #include "core/engine/programs.h"
 #include "core/engine/rails.h"
 #include "core/engine/sessions.h"
+#include "core/engine/sums.h"
 #include "core/engine/transfer_end.h"
 #include "core/engine/turns.h"
 
@@ -82,6 +83,7 @@ class Destinations {
   void let_in(SessionKey session);  // a lease or an expectation came: parked ones may begin
   void path_came(SessionKey session, RegionId remote);
   void on_timer(TransferKey key);
+  void sum_slice();  // of checksums of what is in
   void post_pieces();  // one of each session in turn, as long as rails take them
   void confirm_dirty();
   void begin_round();
@@ -142,6 +144,7 @@ class Destinations {
   Draining& draining_;
   std::map<TransferKey, std::unique_ptr<Destination>> destinations_;
   Turns turns_;
+  Sums sums_{Side::kDst};  // to be compared
   std::vector<TransferKey> dirty_;  // with layers to confirm or credits to send
   std::vector<TransferKey> retry_;  // the same, put off by a rail that said "again"
 };

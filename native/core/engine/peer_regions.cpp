@@ -16,9 +16,11 @@ std::string names_of(const std::vector<wire::TransportKeys>& keys) {
 // Of keys and spans each rail may have a copy of its own, of which few are another's.
 std::uint64_t nbytes_of(const PeerRegion& remote) {
   const wire::Region& region = remote.region;
-  std::uint64_t nbytes = 512 + region.name.size() + region.layout.size() + region.spans.size() * sizeof(MemorySpan);
+  std::uint64_t nbytes =
+      512 + region.name.size() + region.layout.size() + region.spans.size() * sizeof(MemorySpan);
   for (const wire::TransportKeys& each : region.keys)
-    nbytes += sizeof each + each.transport.size() + each.keys.size() + region.spans.size() * sizeof(MemorySpan);
+    nbytes +=
+        sizeof each + each.transport.size() + each.keys.size() + region.spans.size() * sizeof(MemorySpan);
   return nbytes;
 }
 
@@ -60,8 +62,8 @@ Status PeerRegions::charge(const Peer& peer, PeerRegion& remote) {
   remote.charge.release();
   remote.charge = Charge::take(peer.budget(), Resource::kBytes, nbytes_of(remote));
   if (remote.charge) return {};
-  return {Code::kExhausted,
-          "REGION refused: what you tell of your regions is too much: " + peer.budget()->in_words(Resource::kBytes)};
+  return {Code::kExhausted, "REGION refused: what you tell of your regions is too much: " +
+                                peer.budget()->in_words(Resource::kBytes)};
 }
 
 // Ids are never reused: what is new in a repetition are keys of rails that have registered the region since.

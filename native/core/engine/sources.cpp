@@ -4,16 +4,11 @@
 
 #include "core/engine/arrivals.h"
 
-#include "core/pack.h"
-
 namespace kvxfer {
 namespace {
 
-// Of checksums in one round: about 1 ms at 4 GB/s. Each piece counts for at least what calling for its sum costs.
-constexpr std::uint64_t kSumNbytesPerRound = 4 * 1024 * 1024;
-constexpr std::uint64_t kNbytesOfACall = 1024;
-// Of a piece that a peer asks the sum of, which nothing interrupts: 8 times what any rail wants.
-constexpr std::uint64_t kMaxSummedPiece = 64 * 1024 * 1024;
+// A list's entry, with what allocating it takes.
+constexpr std::uint64_t kRunNbytes = 64;
 
 }  // namespace
 
@@ -67,10 +62,6 @@ Status Sources::on(Peer& peer, wire::Request& request) {
   if (Status status = programs_.check(use.value(), *source.move, Footprint::Half::kSrc); !status.ok())
     return refuse(status);
   if (Status status = leases_.find(source, wire::LeaseMode::kRead); !status.ok()) return refuse(status);
-  if (source.integrity && source.move->grid.num_pieces() != 0 &&
-      piece_nbytes(*source.move->program, source.move->grid.piece(0)) > kMaxSummedPiece)
-    return refuse({Code::kRefused, "its pieces are too large for checksums: up to " +
-                                       std::to_string(kMaxSummedPiece) + " bytes each"});
   FenceSlots::Slot none;
   if (source.move->grid.num_pairs != 0) {  // else there is nothing that it could read too late
     Charge charge = Charge::take(peer.budget(), Resource::kFenceSlots, 1);
@@ -112,11 +103,8 @@ Status Sources::on(Peer& peer, const wire::Credit& credit) {
   if (source->num_credited > grid.num_pieces() + Arrivals::max_redone(grid))
     return {Code::kProtocol, "CREDIT for the same pieces over and over"};
   const Run run{credit.first_piece, credit.num_pieces};
-  if (source->integrity) {
-    source->to_sum.push_back(run);
-    summing_.insert(source->key);
-  }
-  if (credit.rail == wire::kNoRail) return {};
+  if (source->integrity) sums_.add(*source, run);
+  if (credit.rail == wire::kNoRail) return charge_runs(peer, *source);
   if (rail == nullptr) {
     // One that went down is not meant any more: the destination sees that too, and asks elsewhere. One that is to
     // come the acceptor of the session may see later than its peer.
@@ -127,9 +115,21 @@ Status Sources::on(Peer& peer, const wire::Credit& credit) {
     if (source->num_early > grid.num_pieces())
       return {Code::kProtocol, "CREDIT for more pieces than there are, over rails that are not up"};
   }
-  source->to_send[credit.rail].push_back(run);
+  append(source->to_send[credit.rail], run);
   if (rail != nullptr) send_pieces(*source);
-  return {};
+  return charge_runs(peer, *source);
+}
+
+Status Sources::charge_runs(const Peer& peer, Source& source) const {
+  std::size_t num_runs = sums_.num_runs(source.key);
+  for (const auto& [rail, runs] : source.to_send) num_runs += 1 + runs.size();
+  if (num_runs <= source.most_runs) return {};
+  source.most_runs = 2 * num_runs;
+  source.runs.release();
+  source.runs = Charge::take(peer.budget(), Resource::kBytes, source.most_runs * kRunNbytes);
+  if (source.runs) return {};
+  return {Code::kExhausted, "CREDIT for pieces here and there, of which too many wait: " +
+                                peer.budget()->in_words(Resource::kBytes)};
 }
 
 void Sources::on(Peer& peer, const wire::Done& done) {
@@ -217,26 +217,13 @@ void Sources::rail_down(const Rail& rail) {
       source->to_send.erase(rail.info().index);
 }
 
-// The pages are ours and at rest, so their sums can be told before the bytes arrive. A bounded number of bytes a
-// round, sessions in turn: how many pieces a peer names never sizes what is computed in one go.
+// The pages are ours and at rest, so their sums can be told before the bytes arrive.
 void Sources::sum_slice() {
-  for (std::uint64_t nbytes = 0; !summing_.empty() && nbytes < kSumNbytesPerRound;) {
-    auto next = summing_.lower_bound({last_summed_ + 1, 0});
-    if (next == summing_.end()) next = summing_.begin();
-    Source& source = *find(*next);
-    last_summed_ = source.key.first;
-    Run& run = source.to_sum.front();
-    wire::Checksums sums{source.key.second, run.first_piece, {}};
-    for (; run.num_pieces != 0 && nbytes < kSumNbytesPerRound; --run.num_pieces) {
-      const Piece piece = source.move->grid.piece(run.first_piece);
-      nbytes += kNbytesOfACall + piece_nbytes(*source.move->program, piece);
-      sums.crc32c.push_back(context_.host.checksum(*source.move, run.first_piece++, Side::kSrc));
-    }
-    sessions_.send(*sessions_.find(source.key.first), sums);
-    if (run.num_pieces == 0) source.to_sum.pop_front();
-    if (source.to_sum.empty()) summing_.erase(source.key);
-  }
-  if (!summing_.empty()) context_.pump_again = true;
+  if (sums_.empty()) return;
+  for (Sums::Told& told : sums_.round())
+    sessions_.send(*sessions_.find(told.transfer.first),
+                   wire::Checksums{told.transfer.second, told.first_piece, std::move(told.sums)});
+  if (!sums_.empty()) context_.pump_again = true;
 }
 
 void Sources::on_timer(TransferKey key) {
@@ -263,8 +250,7 @@ void Sources::release_fence(Source& source) {
 void Sources::forget_asked(Source& source) {
   source.to_send.clear();
   sending_.erase(source.key);
-  source.to_sum.clear();
-  summing_.erase(source.key);
+  sums_.forget(source.key);
 }
 
 void Sources::fail(TransferKey key, TransferEvent event, Status why, bool tell_peer) {

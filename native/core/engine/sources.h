@@ -21,12 +21,10 @@
 #include "core/engine/programs.h"
 #include "core/engine/rails.h"
 #include "core/engine/sessions.h"
+#include "core/engine/sums.h"
 #include "core/engine/transfer_end.h"
 
 namespace kvxfer {
-
-// Neighbouring pieces, as a CREDIT names them.
-struct Run { std::uint32_t first_piece, num_pieces; };
 
 struct Source : TransferEnd {
   Source() : TransferEnd(TimerKind::kSource) {}
@@ -34,9 +32,11 @@ struct Source : TransferEnd {
   std::optional<FenceSlots::Slot> fence;  // while its right holds
   std::map<std::uint16_t, std::list<Run>>
       to_send;  // by rail index; lists: empty, they have allocated nothing
-  std::list<Run> to_sum;
   std::uint64_t num_early = 0;  // of them, pieces over rails that were not up
   std::uint64_t num_credited = 0;  // pieces, those asked for again too
+  // Runs that wait to be sent and summed: beyond a few the peer is charged for as many as they were at most.
+  std::size_t most_runs = 64;
+  Charge runs;
 };
 
 class Sources {
@@ -89,6 +89,7 @@ class Sources {
     auto found = sources_.find(key);
     return found == sources_.end() ? nullptr : found->second.get();
   }
+  Status charge_runs(const Peer& peer, Source& source) const;
   void send_pieces(Source& source);
   void fail(Source& source, TransferEvent event, Status why, bool tell_peer);
   void drained(Source& source);
@@ -106,8 +107,7 @@ class Sources {
   FenceSlots fences_;
   std::map<TransferKey, std::unique_ptr<Source>> sources_;
   std::set<TransferKey> sending_;  // with pieces that wait for a rail that said "again"
-  std::set<TransferKey> summing_;  // with checksums to be told
-  SessionKey last_summed_ = 0;
+  Sums sums_{Side::kSrc};  // to be told
 };
 
 }  // namespace kvxfer

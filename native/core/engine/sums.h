@@ -1,0 +1,60 @@
+// Checksums of pieces, computed in slices between which others have their turn: sessions one after the other, and a
+// bounded number of bytes a round. How many pieces a peer names, and how large it makes one, never sizes what is
+// computed in one go.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/engine/transfer_end.h"
+#include "core/pack.h"
+
+namespace kvxfer {
+
+// Neighbouring pieces, as a CREDIT names them.
+struct Run { std::uint32_t first_piece, num_pieces; };
+
+// Behind the others, or one with its neighbours.
+inline void append(std::list<Run>& runs, Run run) {
+  if (!runs.empty() && runs.back().first_piece + runs.back().num_pieces == run.first_piece)
+    runs.back().num_pieces += run.num_pieces;
+  else
+    runs.push_back(run);
+}
+
+class Sums {
+ public:
+  struct Told {
+    TransferKey transfer;
+    std::uint32_t first_piece;
+    std::vector<std::uint32_t> sums;  // of neighbours
+  };
+
+  explicit Sums(Side side) : side_(side) {}
+
+  // Pieces of our memory, at rest until they are summed or forgotten.
+  void add(const TransferEnd& transfer, Run run);
+  void forget(TransferKey transfer) { asked_.erase(transfer); }
+  std::size_t num_runs(TransferKey transfer) const;
+  bool empty() const noexcept { return asked_.empty(); }
+  // What a round computes; sums of one piece may take many.
+  std::vector<Told> round();
+
+ private:
+  struct Asked {
+    std::shared_ptr<const Move> move;
+    std::list<Run> runs;
+    std::optional<PieceChecksum> begun;  // of the first piece
+  };
+  std::uint64_t sum_some(TransferKey transfer, Asked& asked, std::uint64_t nbytes, std::vector<Told>& told);
+
+  const Side side_;
+  std::map<TransferKey, Asked> asked_;
+  SessionKey last_ = 0;  // who had the last turn
+};
+
+}  // namespace kvxfer

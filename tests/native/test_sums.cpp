@@ -1,0 +1,78 @@
+// Checksums that a peer asks for: in slices of our size, sessions in turn, whatever is in a piece.
+#include "core/engine/sums.h"
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "check.h"
+#include "core/crc32c.h"
+#include "core/engine/sources.h"
+
+namespace kvxfer {
+namespace {
+
+// Of one layer and one pair a piece: `rows` runs of `nbytes` that all lie in one place.
+Source source_of(SessionKey session, TransferId transfer, std::byte* memory, std::uint64_t nbytes,
+                 std::uint32_t rows, std::uint32_t num_pieces = 1) {
+  auto program = std::make_shared<CopyProgram>();
+  CopyLoop loop{};
+  loop.num_layers = program->num_layers = 1;
+  loop.counts[0] = rows;
+  loop.counts[1] = rows;
+  loop.nbytes = nbytes;
+  program->loops = {loop};
+  auto region = std::make_shared<LocalRegion>();
+  region->base = memory;
+  auto move = std::make_shared<Move>();
+  move->program = program;
+  move->grid = {0, 1, num_pieces, 1};
+  move->src_ids.resize(num_pieces);
+  move->dst_ids.resize(num_pieces);
+  move->local = region;
+  Source source;
+  source.key = {session, transfer};
+  source.move = std::move(move);
+  return source;
+}
+
+TEST(a_piece_without_end_keeps_no_other_session_from_its_sums) {
+  std::array<std::byte, 64> memory{};
+  const Source endless = source_of(1, 2, memory.data(), memory.size(), UINT32_MAX);
+  const Source small = source_of(2, 2, memory.data(), memory.size(), 1, 3);
+  Sums sums(Side::kSrc);
+  sums.add(endless, {0, 1});
+  sums.add(small, {0, 2});
+  sums.add(small, {2, 1});
+  CHECK_EQ(sums.num_runs(small.key), 1u);  // they are neighbours
+  const std::vector<Sums::Told> told = sums.round();
+  REQUIRE_EQ(told.size(), 1u);
+  CHECK(told[0].transfer == small.key);
+  CHECK_EQ(told[0].first_piece, 0u);
+  CHECK(told[0].sums == std::vector(3, crc32c(0, memory.data(), memory.size())));
+  for (int i = 0; i < 10; ++i) CHECK(sums.round().empty());  // 40 MiB of it
+  CHECK(!sums.empty());
+  sums.forget(endless.key);
+  CHECK(sums.empty());
+  CHECK(sums.round().empty());
+}
+
+TEST(a_piece_of_many_rounds_has_the_sum_of_its_bytes) {
+  std::vector<std::byte> memory(1 << 20);
+  check::Random(check::seed()).fill(memory.data(), memory.size());
+  const Source large = source_of(1, 2, memory.data(), memory.size(), 5);  // 25 MiB
+  Sums sums(Side::kSrc);
+  sums.add(large, {0, 1});
+  std::uint32_t expected = 0;
+  for (int i = 0; i < 25; ++i) expected = crc32c(expected, memory.data(), memory.size());
+  std::vector<Sums::Told> told;
+  int num_rounds = 1;
+  while ((told = sums.round()).empty() && num_rounds < 100) ++num_rounds;
+  REQUIRE_EQ(told.size(), 1u);
+  CHECK(told[0].sums == std::vector{expected});
+  CHECK(num_rounds > 5);
+  CHECK(sums.empty());
+}
+
+}  // namespace
+}  // namespace kvxfer
