@@ -32,7 +32,7 @@ std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
 Destination& Destinations::add(std::unique_ptr<Destination> destination) {
   destination->set_timer(context_.timers, time_after(context_.now, destination->timeout_ns));
   const TransferKey key = destination->key;
-  return *destinations_.emplace(key, std::move(destination)).first->second;
+  return *spare_.insert(destinations_, key, std::move(destination)).position->second;
 }
 
 void Destinations::request(Peer& peer, TransferKey key) {
@@ -217,7 +217,7 @@ void Destinations::drained(Destination& destination) {
   const std::shared_ptr<Expectation> expectation = std::move(destination.expectation);
   auto found = destinations_.find(destination.key);
   context_.keep_for_this_round(std::move(found->second));
-  destinations_.erase(found);
+  spare_.erase(destinations_, found);
   draining_.ended(destination);
   if (expectation == nullptr || expectations_.drained(*expectation)) return;
   const std::uint64_t id = expectation->handle()->id();

@@ -28,6 +28,7 @@
 #include "core/engine/sums.h"
 #include "core/engine/transfer_end.h"
 #include "core/engine/turns.h"
+#include "core/spare_nodes.h"
 
 namespace kvxfer {
 
@@ -143,6 +144,7 @@ class Destinations {
   Handles& handles_;
   Draining& draining_;
   std::map<TransferKey, std::unique_ptr<Destination>> destinations_;
+  SpareNodes<std::map<TransferKey, std::unique_ptr<Destination>>> spare_;
   Turns turns_;
   Sums sums_{Side::kDst};  // to be compared
   std::vector<TransferKey> dirty_;  // with layers to confirm or credits to send

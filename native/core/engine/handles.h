@@ -9,6 +9,7 @@
 
 #include "core/engine/context.h"
 #include "core/engine/transfer_end.h"
+#include "core/spare_nodes.h"
 
 namespace kvxfer {
 
@@ -25,7 +26,7 @@ class Handles {
     return std::make_shared<Handle>(next_++, context_.now, first_layer, num_layers);
   }
   void give(const TransferEnd& transfer) {
-    transfers_[transfer.handle->id()] = {!transfer.is_source(), transfer.key};
+    spare_.insert(transfers_, transfer.handle->id(), Meant{!transfer.is_source(), transfer.key});
   }
   std::optional<Meant> find(std::uint64_t id) const {
     auto found = transfers_.find(id);
@@ -40,6 +41,7 @@ class Handles {
   Context& context_;
   std::uint64_t next_ = 1;
   std::unordered_map<std::uint64_t, Meant> transfers_;
+  SpareNodes<std::unordered_map<std::uint64_t, Meant>> spare_;
 };
 
 }  // namespace kvxfer

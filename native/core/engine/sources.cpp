@@ -15,7 +15,7 @@ constexpr std::uint64_t kRunNbytes = 64;
 Source& Sources::add(std::unique_ptr<Source> source) {
   source->set_timer(context_.timers, time_after(context_.now, source->timeout_ns));
   const TransferKey key = source->key;
-  return *sources_.emplace(key, std::move(source)).first->second;
+  return *spare_.insert(sources_, key, std::move(source)).position->second;
 }
 
 bool Sources::offer(Peer& peer, TransferKey key) {
@@ -294,7 +294,7 @@ void Sources::drained(Source& source) {
   forget_asked(source);
   auto found = sources_.find(source.key);
   context_.keep_for_this_round(std::move(found->second));
-  sources_.erase(found);
+  spare_.erase(sources_, found);
   draining_.ended(source);
 }
 

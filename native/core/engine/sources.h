@@ -23,6 +23,7 @@
 #include "core/engine/sessions.h"
 #include "core/engine/sums.h"
 #include "core/engine/transfer_end.h"
+#include "core/spare_nodes.h"
 
 namespace kvxfer {
 
@@ -106,6 +107,7 @@ class Sources {
   Draining& draining_;
   FenceSlots fences_;
   std::map<TransferKey, std::unique_ptr<Source>> sources_;
+  SpareNodes<std::map<TransferKey, std::unique_ptr<Source>>> spare_;
   std::set<TransferKey> sending_;  // with pieces that wait for a rail that said "again"
   Sums sums_{Side::kSrc};  // to be told
 };
