@@ -79,7 +79,7 @@ def by_kernel(gpu: int, rounds: int) -> list[Delay]:
                     times[1].data_ptr(),
                 )
                 torch.cuda.synchronize(gpu)
-            for failure in ring.failures():
+            for failure in ring.take_failures():
                 raise CheckFailedError(f"a command of a kernel failed: {failure.error}")
             posted, ended = times.cpu().numpy() / 1e3
     if not ended.all():

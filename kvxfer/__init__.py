@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kvxfer.options import AgentOptions
     from kvxfer.peer import Peer, PeerState
     from kvxfer.region import Region, RegionDescriptor
+    from kvxfer.session.stats import AgentStats
     from kvxfer.transfer import Incoming, Transfer, TransferState
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ _HOME = {
     "Agent": "agent",
     "AgentError": "errors",
     "AgentOptions": "options",
+    "AgentStats": "session.stats",
     "BlockTable": "memory.block_table",
     "CommandRing": "gpu.command_ring",
     "Directory": "directory",
@@ -75,6 +77,7 @@ __all__ = [
     "Agent",
     "AgentError",
     "AgentOptions",
+    "AgentStats",
     "BlockTable",
     "CommandRing",
     "Directory",

@@ -8,10 +8,12 @@ exception of it.
 """
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvxfer.session.stats import CoreStats
 
 __version__: str
 #: code name -> number, e.g. ``CODES["lease-ended"] == 31``.
@@ -39,8 +41,8 @@ class PoolMemory:
     @property
     def nbytes(self) -> int: ...
     @property
-    def page_kind(self) -> str:
-        """``"hugetlb"``, ``"transparent-huge"`` or ``"base"``: what the kernel gave."""
+    def page_kind(self) -> Literal["hugetlb", "transparent-huge", "base"]:
+        """What the kernel gave."""
     @property
     def seals(self) -> tuple[str, ...]:
         """Seals in force, e.g. ``("grow", "shrink", "future-write", "seal")``."""
@@ -53,8 +55,8 @@ class Handle:
     @property
     def id(self) -> int: ...
     @property
-    def state(self) -> str:
-        """``"pending"``, ``"done"``, ``"failed"`` or ``"cancelled"``; the last three are final."""
+    def state(self) -> Literal["pending", "done", "failed", "cancelled"]:
+        """The last three are final."""
     @property
     def code(self) -> int:
         """Why it ended; 0 while pending and when done."""
@@ -260,7 +262,7 @@ class AgentCore:
     @property
     def ended(self) -> bool:
         """Whether ``close`` has: no memory is served any more."""
-    def stats(self) -> dict[str, Any]: ...
+    def stats(self) -> CoreStats: ...
 
     # Regions. `spans`: int64 [n, 2] of address and nbytes, ascending. `footprint`: the loops
     # (plan.program.LOOP_DTYPE; the dst half is used) that say which bytes block 0 of each layer owns.
@@ -269,8 +271,7 @@ class AgentCore:
         on_gpu: bool, owner: object,
     ) -> int:
         """``owner`` keeps the memory: it is let go by ``deregister`` or ``close``, whatever else is dropped."""
-    def region_kind(self, region: int) -> str:
-        """``"pool"``, ``"foreign"`` or ``"gpu"``."""
+    def region_kind(self, region: int) -> Literal["pool", "foreign", "gpu"]: ...
     def deregister(self, region: int, timeout_s: float) -> bool:
         """Fences: when it returns True no byte of the region is touched. Its transfers fail.
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvxfer._native import After, Event
     from kvxfer.directory import Directory
     from kvxfer.gpu.command_ring import CommandRing
+    from kvxfer.session.stats import AgentStats
 
 
 # native/core/wire.h: kMaxName.
@@ -620,22 +621,13 @@ class Agent:
         """
         return self._completions.poll()
 
-    def stats(self) -> dict[str, Any]:
-        """Returns counters since the agent's making, by name: cheap, as long as the agent is open.
-
-        ``peers`` has for each open session, the newest last, the peer's ``name`` and its ``budget``: what it
-        makes this agent hold and how much it may, by resource (``"bytes"``, ``"mapped bytes"``,
-        ``"descriptors"``, ``"fence slots"``, ``"events"``). ``strangers`` is the budget that all connections
-        share which have proved nothing yet.
-        """
+    def stats(self) -> AgentStats:
+        """Returns counters since the agent's making, and what is held for whom: cheap, while it is open."""
         self._completions.check()
         try:
-            counters: dict[str, Any] = dict(self._core.stats())
-            counters["programs"] = len(self._programs)
-            counters["peers"] = self._peers.budgets()
+            return {**self._core.stats(), "programs": len(self._programs), "peers": self._peers.budgets()}
         except NativeError as error:
             raise translate(error) from None
-        return counters
 
     # ---- inside -----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ _NO_BLOCKS: Final = np.empty(0, np.uint32)
 _MIN_BEARER: Final = 1 << 62
 
 Blocks = BlockTable | NDArray[Any] | Iterable[int]
+
+RegionKind = Literal["pool", "foreign", "gpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +186,8 @@ class Region:
         return self._descriptor
 
     @property
-    def kind(self) -> str:
-        """``"pool"`` (peers on this host map it), ``"foreign"`` (an engine's own memory) or ``"gpu"``."""
+    def kind(self) -> RegionKind:
+        """Whether peers on this host map it (``"pool"``), or it is an engine's own memory or a GPU's."""
         self._check()
         try:
             return self._completions.core.region_kind(self._id)

@@ -243,11 +243,11 @@ class CommandRing:
 
     @property
     def num_failed(self) -> int:
-        """Of `num_ended`: those that did not bring all of their bytes. `failures` says which, and why."""
+        """Of `num_ended`: those that did not bring all of their bytes. `take_failures` says which and why."""
         return self._ring.counts[2]
 
-    def failures(self) -> list[CommandFailure]:
-        """Returns the failures that nobody has been told of yet, in the order in which they came.
+    def take_failures(self) -> list[CommandFailure]:
+        """Returns the failures that were not taken yet, each once, in the order in which they came.
 
         At most 1024 are kept, the newest; `num_failed` counts all.
         """

@@ -18,7 +18,7 @@ class Trigger:
     """A word of memory for which transfers wait: ``after=trigger``. `Agent.trigger` makes one.
 
     Its value begins at 0 and says how far something is. It is stored to by whoever has made pages final: a
-    thread (`fire`), a stream or a CUDA graph (`record`), a kernel (``kvxfer/device.cuh``, `address`) or
+    thread (`fire`), a stream or a CUDA graph (`record`), a kernel (``kvxfer/device.cuh``, `share`) or
     another process (the memory that `Agent.trigger` was given). What was written before is seen by the
     transfers that go then. One trigger serves any number of transfers, of several agents of its process.
 
@@ -40,9 +40,8 @@ class Trigger:
         """What the word holds, 0 to 2**32 - 1."""
         return self._word.value
 
-    @property
-    def address(self) -> int:
-        """Where the word lies, 4 bytes, for kernels and for code of other languages to store to.
+    def share(self) -> int:
+        """Returns where the word lies, 4 bytes, for kernels and for code of other languages to store to.
 
         Whoever stores releases, at system scope, and stores growing values. From the first call on agents
         that wait look at the word again and again instead of being woken by `fire`, and its 4 bytes are this

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, Unpack
+from typing import Any, Final, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ VLLM_ORDERS: Final = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 # vLLM's block pool keeps block 0 for "no block" and never hands it out.
 _VLLM_NULL_BLOCK: Final = 0
 # What is behind the keys of a token (row), of a head's page (plane), of all heads (heads).
+Values = Literal["row", "plane", "heads"]
 _VALUES: Final = {"row": ("C", "2d"), "plane": ("NC", "2td"), "heads": ("H", "2h")}
 
 
@@ -41,7 +42,7 @@ def vllm(
     *,
     num_blocks: int,
     latent: bool = False,
-    values: str = "row",
+    values: Values = "row",
     dtype: Any = None,
     **held: Unpack[Held],
 ) -> KVLayout:
@@ -87,7 +88,7 @@ def vllm_group(
     order: str | None = None,
     *,
     latent: bool = False,
-    values: str = "row",
+    values: Values = "row",
     dtype: Any = None,
     **held: Unpack[Held],
 ) -> KVLayout:
@@ -139,7 +140,7 @@ def _vllm(
     order: str,
     num_blocks: int,
     latent: bool,
-    values: str,
+    values: Values,
     dtype: Any,
     held: Held,
 ) -> KVLayout:
@@ -177,7 +178,7 @@ def _vllm(
 
 
 def _pages(
-    tensor: Any, spec: Any, order: str, num_blocks: int, latent: bool, values: str, itemsize: int
+    tensor: Any, spec: Any, order: str, num_blocks: int, latent: bool, values: Values, itemsize: int
 ) -> Axes:
     """Strides within a layer: those given for layers and blocks, and dense ones for all others."""
     head_dim = int(spec.head_size)

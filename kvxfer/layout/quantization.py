@@ -6,7 +6,7 @@ import itertools
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +29,7 @@ SCALABLE_NBYTES: Final[Mapping[str, int]] = {
 #: Bytes of a scale, in a region as on the wire.
 SCALE_NBYTES: Final = 4
 
+Per = Literal["tensor", "layer", "head", "page", "page_head"]
 _STATIC: Final = ("tensor", "layer", "head")
 _PAGED: Final = ("page", "page_head")
 _PLACES: Final = ("offset", "layer_stride", "kv_stride", "block_stride", "head_stride")
@@ -64,7 +65,7 @@ class Quantization:
         saturates.
     """
 
-    per: str
+    per: Per
     scales: tuple[float, ...] = ()
     offset: int = 0
     layer_stride: int = 0

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -96,8 +96,8 @@ class Pool:
         return self._memory.nbytes
 
     @property
-    def page_kind(self) -> str:
-        """``"hugetlb"``, ``"transparent-huge"`` or ``"base"``: what the kernel gave."""
+    def page_kind(self) -> Literal["hugetlb", "transparent-huge", "base"]:
+        """What the kernel gave."""
         return self._memory.page_kind
 
     @property

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any
 
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.errors import AgentError, PeerError, from_code, translate
 from kvxfer.peer import Peer, PeerState
 from kvxfer.region import RegionDescriptor
 from kvxfer.session.completion import Completions
+from kvxfer.session.stats import PeerStats
 
 
 class PeerTable:
@@ -56,9 +56,9 @@ class PeerTable:
         peer = self._peers.get(peer_id) or self.get(peer_id)
         return peer or Peer(self._completions, peer_id, {"name": "?", "incarnation": b""})
 
-    def budgets(self) -> list[dict[str, Any]]:
+    def budgets(self) -> list[PeerStats]:
         """Returns of each open session the peer's name, and what it holds here of what it may."""
-        found = []
+        found: list[PeerStats] = []
         for peer_id in sorted(self._core.peers()):
             try:
                 info = self._core.peer(peer_id)

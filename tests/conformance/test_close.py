@@ -297,7 +297,7 @@ def verbs_of(here: Agent, there: Agent, draw: random.Random) -> list[Callable[[]
         more = here.command_ring(8)
         write = more.prepare_write(source, remote, [1], [2])
         more.start(write, 0)
-        more.failures()
+        more.take_failures()
         write.forget()
         more.close()
 
@@ -342,7 +342,14 @@ def verbs_of(here: Agent, there: Agent, draw: random.Random) -> list[Callable[[]
         lambda: peer.wait_region("none", 0.001),
         lambda: ring.wait(100, 0.001),
         lambda: ring.start(prepared, 0),
-        lambda: (ring.num_taken, ring.num_ended, ring.num_failed, ring.failures(), ring.closed, repr(ring)),
+        lambda: (
+            ring.num_taken,
+            ring.num_ended,
+            ring.num_failed,
+            ring.take_failures(),
+            ring.closed,
+            repr(ring),
+        ),
         lambda: (here.stats(), there.stats()),
         lambda: (here.poll(), there.poll()),
         lambda: (here.peers, here.regions, here.address, here.incarnation, here.closed, repr(here)),

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer import AgentOptions, KVLayout, Pool
+from kvxfer import AgentOptions, AgentStats, KVLayout, Pool
 from kvxfer.agent import Agent
 from kvxfer.errors import KvxferError
 
@@ -233,7 +233,7 @@ class Node:
     def deregister(self) -> None:
         self.region.deregister()
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> AgentStats:
         return self.agent.stats()
 
     def wait_idle(self, timeout_s: float = BOUND_S) -> None:

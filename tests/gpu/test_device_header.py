@@ -82,7 +82,7 @@ def test_a_kernel_of_many_ctas_lets_a_transfer_go(module_of: Any) -> None:
                 page[1].data_ptr(),
                 np.uint32(num_words),
                 np.uint32(run),
-                trigger.address,
+                trigger.share(),
             )
             transfer.wait(TIMEOUT_S)
             np.testing.assert_array_equal(landed[0], np.arange(run, run + num_words, dtype=np.int32))
@@ -94,7 +94,7 @@ def test_one_thread_fires(module_of: Any) -> None:
     options = kvxfer.AgentOptions(listen="", transports=("loopback", "cuda_ipc"))
     with kvxfer.Agent("alone", options) as agent:
         trigger = agent.trigger()
-        module_of(FIRES, "fires")(1, 1, trigger.address)
+        module_of(FIRES, "fires")(1, 1, trigger.share())
         torch.cuda.synchronize()
         assert trigger.value == 7
 
@@ -141,7 +141,7 @@ def test_ctas_start_the_transfer_of_each_page(module_of: Any) -> None:
                 torch.cuda.synchronize()
                 posted = (run + 1) * num_layers * num_blocks - int(lost.item())
                 ring.wait(posted, TIMEOUT_S)
-                assert ring.failures() == []
+                assert ring.take_failures() == []
                 assert not lost.item()
                 torch.cuda.synchronize()
                 for src_block, dst_block in zip(blocks, blocks[::-1], strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvxfer import _native
 from kvxfer.errors import UsageError
 from kvxfer.layout.kv_layout import KVLayout
-from kvxfer.layout.quantization import Quantization
+from kvxfer.layout.quantization import Per, Quantization
 from kvxfer.plan.compile import compile_program
 from kvxfer.plan.pairs import pair_units
 from kvxfer.plan.program import CopyProgram
@@ -247,7 +247,7 @@ class Crossing:
         printer.text(repr(self))
 
 
-def scaled(layout: KVLayout, per: str, seed: int, saturate: bool) -> KVLayout:
+def scaled(layout: KVLayout, per: Per | Literal[""], seed: int, saturate: bool) -> KVLayout:
     """Gives a layout scales: static ones are the model's, of which a rank has its slice."""
     if not per:
         return layout

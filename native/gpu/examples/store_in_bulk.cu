@@ -5,10 +5,10 @@
 //   with StoreOffer.receive(sock).map() as there, StoreOffer.receive(sock).map() as word:
 //       # With as much shared memory as a ring takes:
 //       store_pages_in_bulk<<<num_ctas, num_threads, kvxfer.gpu.store_ring_nbytes()>>>(
-//           there.address, mine, table, num_pages, page_nbytes, word.address)
+//           there.address, mine, table, num_pages, page_nbytes, word.share())
 //       # Or, with as much as two pages take:
 //       rotate_and_store<<<num_ctas, num_threads, 2 * page_nbytes>>>(
-//           there.address, keys, cosines, sines, table, num_pages, page_tokens, head_dim, word.address)
+//           there.address, keys, cosines, sines, table, num_pages, page_tokens, head_dim, word.share())
 //       torch.cuda.synchronize()               # before the mappings go
 #include "kvxfer/device.cuh"
 

@@ -10,7 +10,7 @@
 //
 //   # The other one:
 //   with StoreOffer.receive(sock).map() as there, StoreOffer.receive(sock).map() as word:
-//       store_pages<<<num_ctas, num_threads>>>(there.address, mine, table, num_pages, page_nbytes, word.address)
+//       store_pages<<<num_ctas, num_threads>>>(there.address, mine, table, num_pages, page_nbytes, word.share())
 //       torch.cuda.synchronize()               # before the mappings go
 #include "kvxfer/device.cuh"
 

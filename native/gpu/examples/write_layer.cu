@@ -4,7 +4,7 @@
 //   trigger = agent.trigger()
 //   transfer = agent.write(..., after=trigger.by_layer(num_ctas, num_ctas))
 //   for layer in layers:
-//       write_layer<<<num_ctas, num_threads>>>(layer, num_words, seed, trigger.address)
+//       write_layer<<<num_ctas, num_threads>>>(layer, num_words, seed, trigger.share())
 #include "kvxfer/device.cuh"
 
 extern "C" __global__ void write_layer(unsigned* layer, unsigned num_words, unsigned seed, unsigned* word) {

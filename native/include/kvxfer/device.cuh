@@ -3,7 +3,7 @@
 // Compile with the folder that kvxfer.gpu.include_path() returns; nothing of others is included, and no library
 // is linked.
 //
-// A transfer that was posted waits for a word of a kvxfer.Trigger (`trigger.address`, passed to the kernel as
+// A transfer that was posted waits for a word of a kvxfer.Trigger (`trigger.share()`, passed to the kernel as
 // a pointer), in pinned memory. It goes when the word holds what it waits for (`after=`):
 //
 //   __global__ void layer(..., unsigned* word) {
@@ -51,7 +51,7 @@ __device__ inline void arrive(unsigned* word) { arrive(word, this_cta()); }
 //
 // False where the ring is full and stays so for `num_looks` looks at the host's count, each of which crosses the
 // bus: nothing is posted then, ever. True says that the host will find the command, not that it is a good one:
-// what is wrong with it the host says (CommandRing.failures). A ring that is closed takes what still fits, and
+// what is wrong with it the host says (CommandRing.take_failures). A ring that is closed takes what still fits, and
 // moves nothing.
 __device__ inline bool start(CommandRing* ring, unsigned prepared, unsigned pair,
                              unsigned layer = kEveryLayer, unsigned num_pairs = 1,

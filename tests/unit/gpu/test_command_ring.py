@@ -63,7 +63,7 @@ def test_commands_move_their_pairs_and_layers(two: Two) -> None:
     assert all(two.arrived(pair, layer) for pair in (2, 3) for layer in range(LAYERS))
     assert not two.landed[:, :4].any()
     assert (two.ring.num_taken, two.ring.num_ended, two.ring.num_failed) == (2, 2, 0)
-    assert two.ring.failures() == []
+    assert two.ring.take_failures() == []
     assert repr(two.ring) == "<CommandRing of 16: 2 of 2 ended>"
     assert repr(prepared) == "<PreparedWrite 0: 4 pairs to dst>"
 
@@ -75,7 +75,8 @@ def test_layers_are_numbered_as_the_model_does(two: Two) -> None:
     two.ring.wait(3, TIMEOUT_S)
     assert two.arrived(0, 1)
     assert not two.arrived(0, 2)
-    first, second = two.ring.failures()
+    first, second = two.ring.take_failures()
+    assert two.ring.take_failures() == []
     assert (first.layer, second.layer) == (0, 3)
     assert "layer 3, write 0 has 1 to 2" in str(second.error)
 
@@ -103,7 +104,7 @@ async def test_who_awaits_is_woken_by_commands_that_are_refused(two: Two) -> Non
     two.prepare().forget()
     assert two.ring.start(two.prepare(), 9)
     await asyncio.wait_for(waiting, TIMEOUT_S)
-    (failure,) = two.ring.failures()
+    (failure,) = two.ring.take_failures()
     assert isinstance(failure.error, UsageError)
     assert (failure.index, failure.prepared, failure.pair, failure.num_pairs) == (0, 1, 9, 1)
     assert failure.layer is None
@@ -132,7 +133,7 @@ def test_a_lease_that_was_revoked_fails_the_command(two: Two) -> None:
     two.lease.revoke()
     assert two.ring.start(prepared, 0)
     two.ring.wait(1, TIMEOUT_S)
-    (failure,) = two.ring.failures()
+    (failure,) = two.ring.take_failures()
     assert isinstance(failure.error, TransferError)
     assert failure.error.code in ("lease-ended", "not-permitted")
     assert not two.landed.any()
@@ -149,7 +150,7 @@ def test_a_peer_that_left_fails_its_commands_and_no_others(two: Two) -> None:
     assert two.src._completions.block_until(lambda: not two.src.peers, TIMEOUT_S)
     assert two.ring.start(prepared, 0)
     two.ring.wait(1, TIMEOUT_S)
-    (failure,) = two.ring.failures()
+    (failure,) = two.ring.take_failures()
     assert isinstance(failure.error, PeerError)
     assert failure.error.peer == "dst"
     with pytest.raises(PeerError):

@@ -65,7 +65,7 @@ def test_memory_of_a_callers_is_its_word(alone: Agent) -> None:
     assert trigger.value == 12
     trigger.fire(13)
     assert word[0] == 13
-    assert trigger.address == word.ctypes.data
+    assert trigger.share() == word.ctypes.data
     shared = mmap.mmap(-1, 4096)
     view = memoryview(shared)[64:68]
     over = alone.trigger(view)

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvxfer.errors import UsageError
-from kvxfer.layout.engine_layouts import VLLM_ORDERS, opaque_rows, sglang, trtllm, vllm, vllm_group
+from kvxfer.layout.engine_layouts import VLLM_ORDERS, Values, opaque_rows, sglang, trtllm, vllm, vllm_group
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.layout.slices import heads_of, layers_of
 
@@ -98,7 +98,7 @@ def described(cache: NDArray[Any], order: str, num_layers: int) -> Tensor:
 
 @pytest.mark.parametrize("order", VLLM_ORDERS)
 @pytest.mark.parametrize("values", ["row", "heads", "plane"])
-def test_vllm_orders(order: str, values: str) -> None:
+def test_vllm_orders(order: str, values: Values) -> None:
     sizes = {"L": L, "B": B, "H": H * (2 if values == "heads" else 1), "N": N, "C": D}
     if values != "heads":
         sizes["C"] *= 2

@@ -130,7 +130,7 @@ def test_latent_cache_needs_no_axis_for_values() -> None:
         (lambda: Quantization.per_layer([[1.0, 1.0], [1.0, -2.0]]), "scale 3 of 4 is -2"),
         (lambda: Quantization.per_layer([1.0, 1.0]), r"shape \(2,\)"),
         (lambda: Quantization.per_head([[1.0]]), r"num_heads\], not of shape \(1, 1\)"),
-        (lambda: Quantization("row", (1.0,)), "'row', not one of"),
+        (lambda: Quantization("row", (1.0,)), "'row', not one of"),  # type: ignore[arg-type]
         (lambda: Quantization("tensor"), "has no scales"),
         (lambda: Quantization("layer", (1.0,), block_stride=4), "block_stride must be 0"),
         (lambda: Quantization("page", (1.0,)), "reads its scales from the region"),

@@ -10,7 +10,7 @@ import pytest
 
 from kvxfer.errors import UsageError
 from kvxfer.layout.kv_layout import KVLayout
-from kvxfer.layout.quantization import Quantization
+from kvxfer.layout.quantization import Per, Quantization
 from kvxfer.plan.compile import compile_program, differences
 from kvxfer.plan.program import CopyProgram
 
@@ -60,7 +60,7 @@ def cache(
     return KVLayout(**(values | fields))
 
 
-def page_scaled(layout: KVLayout, per: str, *, pad: int = 0) -> KVLayout:
+def page_scaled(layout: KVLayout, per: Per, *, pad: int = 0) -> KVLayout:
     """The same cache with float32 scales behind its elements, [l, 2, b(, h)]."""
     num_heads = layout.num_heads if per == "page_head" else 1
     head = 4 if num_heads > 1 else 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer.layout.quantization import Quantization
+from kvxfer.layout.quantization import Per, Quantization
 from kvxfer.plan.compile import compile_program, differences
 from kvxfer.plan.program import CopyProgram
 from tests.unit.plan.expansion import (
@@ -235,7 +235,7 @@ def test_granules_that_no_loop_holds_are_refused() -> None:
 
 
 @pytest.mark.parametrize("per", ["page", "page_head"])
-def test_page_scales_take_whole_pages(per: str) -> None:
+def test_page_scales_take_whole_pages(per: Per) -> None:
     ours = page_scaled(cache(dtype="int8", tokens=4), per)
     theirs = page_scaled(cache(dtype="int8", tokens=8), per)
     never(ours, theirs, "tokens of a block", "4 at the source", "8 at the destination", "whole pages")

@@ -1,0 +1,44 @@
+"""What an agent has counted since its making, and what it holds for whom."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+# By resource ("bytes", "mapped bytes", "descriptors", "fence slots", "events"): held, and how much may be.
+Budget = dict[str, tuple[int, int]]
+
+
+class PeerStats(TypedDict):
+    """Of one open session: what its peer makes this agent hold."""
+
+    name: str
+    budget: Budget
+
+
+class CoreStats(TypedDict):
+    """Counted by native code: over all peers since the agent's making, but for what is ``open`` or held.
+
+    ``gate_longest_hold_ns`` is the longest time for which nothing else could go on, ``strangers`` the budget
+    that all connections share which have proved nothing yet.
+    """
+
+    transfers_open: int
+    transfers_done: int
+    transfers_failed: int
+    bytes_in: int
+    pieces_in: int
+    pieces_sent: int
+    pieces_redone: int
+    fences_stale: int
+    frames_refused: int
+    events_dropped: int
+    notifications_dropped: int
+    gate_longest_hold_ns: int
+    strangers: Budget
+
+
+class AgentStats(CoreStats):
+    """Besides: ``programs`` that are kept, and ``peers``, a row for each open session, the newest last."""
+
+    programs: int
+    peers: list[PeerStats]
