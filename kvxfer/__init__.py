@@ -106,7 +106,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     module = _MODULES.get(name) or _HOME.get(name)
     if module is None:
         raise AttributeError(f"module 'kvxfer' has no attribute {name!r}")
@@ -129,3 +129,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES, "__version__"})
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _load  # for a type checker every name would be there, misspelled ones too

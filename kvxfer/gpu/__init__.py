@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["StoreOffer", "include_path", "offer_stores", "shareable_memory", "store_ring_nbytes"]
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> Any:
     # It needs the native module, which what is asked before a build does not have.
     if name == "shareable_memory":
         from kvxfer.gpu.shareable import shareable_memory
@@ -56,3 +56,7 @@ def store_ring_nbytes(num_stages: int = 4) -> int:
         raise ValueError(f"a ring has two stages or more, and this is {num_stages}")
     # As sizeof has it (native/include/kvxfer/bulk_ring.h): the stages, a barrier each, a place each.
     return num_stages * 8192 + sum(-(-num_stages * nbytes // 128) * 128 for nbytes in (8, 16))
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _load  # for a type checker every name would be there, misspelled ones too
