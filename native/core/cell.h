@@ -27,6 +27,9 @@ struct CellPart {
   std::uint32_t i, j;      // of the part's first run, for its scales
   std::uint64_t src, dst;  // where that begins
   bool whole;
+  // Of a cell that finds scales and is copied in parts: which scale is its runs', and whether it is still looked for.
+  std::uint64_t granule = 0;
+  bool looks = false;
 };
 
 // `src_base` and `dst_base` are the regions' bases; either may be null where the conversion keeps

@@ -1,5 +1,5 @@
-// A place within a piece, from which its cells are visited in slices: what packs or sums a piece stops where we
-// say, however much a peer's program puts into one.
+// A place within a piece, from which its cells are visited in slices: what copies, packs or sums a piece stops
+// where we say, however much a peer's program puts into one.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +17,13 @@ inline constexpr std::uint64_t kSliceNbytes = 1024 * 1024;
 enum class SliceUnit : std::uint8_t {
   kWork,  // bytes of a run at its longer end, at least a cache line: what it costs. A slice may exceed
   // its bound by a few KiB, and by a cell that finds scales.
+  kCopied,  // the same, but a cell that finds scales is cut like any other. Granule by granule, whose runs are
+  // visited twice: to be looked at, and when the scale is known to be converted.
   kPacked,  // bytes as they cross a stream. A slice never exceeds its bound, which holds least_room().
 };
 
-// Program order, as for_each_cell has it; runs are cut at elements. A cell that finds scales is never
-// cut, since a scale is known after its last element: check_program bounds such cells. The program and
+// Program order, as for_each_cell has it; runs are cut at elements. A cell that finds scales is not cut where it is
+// packed or summed, since a scale is known after its last element: check_program bounds such cells. The program and
 // the ids must outlive the cursor.
 class PieceCursor {
  public:
@@ -41,16 +43,21 @@ class PieceCursor {
       const Conversion* conversion = program_->conversion_of(loop);
       const Weights weights = weigh(loop, conversion, unit);
       const std::uint32_t first = piece_.begin(loop.grain), num_pairs = piece_.end(loop.grain) - first;
-      for (; pair_ < num_pairs; ++pair_, i_ = 0) {
+      for (; pair_ < num_pairs; ++pair_) {
         if (left == 0) return bound;
         const Cell cell = cell_of(loop, program_->units[loop.grain], layer, src_ids_[first + pair_],
                                   dst_ids_[first + pair_]);
+        if (!weights.divisible && unit == SliceUnit::kCopied) {
+          if (!visit_granules(cell, *conversion, weights.run, left, visit)) return bound - left;
+          continue;
+        }
         const bool is_cut = (i_ | j_ | within_) != 0;
         if (!is_cut &&
             (weights.cell <= left || (!weights.divisible && unit == SliceUnit::kWork && left == bound))) {
           visit(CellPart{&loop, &cell, 0, 0, cell.src, cell.dst, true});
           left -= std::min(left, weights.cell);
-        } else if (!weights.divisible || !visit_parts(cell, conversion, weights, unit, left, visit)) {
+        } else if (!weights.divisible || !visit_parts(cell, conversion, weights.run, unit,
+                                                      {0, 0, loop.counts[0], loop.counts[1]}, left, visit)) {
           return bound - left;
         }
       }
@@ -67,7 +74,7 @@ class PieceCursor {
   static constexpr std::uint64_t kLeastCutNbytes = 4096;
 
   struct Weights {
-    std::uint64_t run, row, cell;  // UINT64_MAX: beyond
+    std::uint64_t run, cell;  // UINT64_MAX: beyond
     bool divisible;
   };
 
@@ -80,38 +87,67 @@ class PieceCursor {
     const std::uint64_t packed = dst_run_nbytes(loop, conversion);
     Weights out;
     out.run = unit == SliceUnit::kPacked ? packed : std::max({loop.nbytes, packed, kLeastRunNbytes});
-    out.row = product(out.run, loop.counts[1]);
-    out.cell = product(out.row, loop.counts[0]);
+    out.cell = product(product(out.run, loop.counts[1]), loop.counts[0]);
     out.divisible = conversion == nullptr || !conversion->finds_scales();
     if (!out.divisible && unit == SliceUnit::kPacked) out.cell = packed_nbytes(loop, conversion);
     return out;
   }
 
-  // The rest of a cell that is cut, in boxes. False where it ends beyond `left`.
+  // Some runs of a cell.
+  struct Box { std::uint32_t i, j, num_rows, num_columns; };
+
+  // An axis along which the scale stays is inside a granule; along the others granules follow each other.
   template <class Visit>
-  bool visit_parts(const Cell& cell, const Conversion* conversion, const Weights& weights, SliceUnit unit,
-                   std::uint64_t& left, Visit&& visit) {
+  bool visit_granules(const Cell& cell, const Conversion& conversion, std::uint64_t run_weight,
+                      std::uint64_t& left, Visit&& visit) {
+    const std::uint32_t rows = cell.loop->counts[0], columns = cell.loop->counts[1];
+    const bool down = conversion.dst_strides[0] != 0, across = conversion.dst_strides[1] != 0;
+    const std::uint64_t num_across = across ? columns : 1, num_granules = (down ? rows : 1) * num_across;
+    for (; granule_ < num_granules; ++granule_, has_looked_ = false) {
+      const Box box{static_cast<std::uint32_t>(granule_ / num_across),
+                    static_cast<std::uint32_t>(granule_ % num_across), down ? 1 : rows, across ? 1 : columns};
+      for (;; has_looked_ = true) {
+        const auto visit_one = [&](CellPart part) {
+          part.granule = granule_;
+          part.looks = !has_looked_;
+          visit(part);
+        };
+        if (!visit_parts(cell, &conversion, run_weight, SliceUnit::kCopied, box, left, visit_one))
+          return false;
+        if (has_looked_) break;
+      }
+    }
+    granule_ = 0;
+    return true;
+  }
+
+  // What is left of a box, in parts. False where that ends beyond `left`.
+  template <class Visit>
+  bool visit_parts(const Cell& cell, const Conversion* conversion, std::uint64_t run_weight, SliceUnit unit,
+                   const Box& box, std::uint64_t& left, Visit&& visit) {
     const CopyLoop& loop = *cell.loop;
     const std::uint64_t src_item = conversion == nullptr ? 1 : itemsize(conversion->src_dtype);
     const std::uint64_t dst_item = conversion == nullptr ? 1 : itemsize(conversion->dst_dtype);
-    while (i_ < loop.counts[0]) {
+    const std::uint64_t row_weight = product(run_weight, box.num_columns);
+    while (i_ < box.num_rows) {
       if (left == 0) return false;
       CopyLoop part = loop;
-      const std::uint32_t i = i_, j = j_;
+      const std::uint32_t i = box.i + i_, j = box.j + j_;
       const std::uint64_t within = within_;
       std::uint64_t weight;
-      if (within_ == 0 && j_ == 0 && weights.row <= left) {
-        part.counts[0] = least(loop.counts[0] - i_, left / weights.row);
-        weight = part.counts[0] * weights.row;
+      if (within_ == 0 && j_ == 0 && row_weight <= left) {
+        part.counts[0] = least(box.num_rows - i_, left / row_weight);
+        part.counts[1] = box.num_columns;
+        weight = part.counts[0] * row_weight;
         i_ += part.counts[0];
-      } else if (within_ == 0 && weights.run <= left) {
+      } else if (within_ == 0 && run_weight <= left) {
         part.counts[0] = 1;
-        part.counts[1] = least(loop.counts[1] - j_, left / weights.run);
-        weight = part.counts[1] * weights.run;
+        part.counts[1] = least(box.num_columns - j_, left / run_weight);
+        weight = part.counts[1] * run_weight;
         j_ += part.counts[1];
       } else {
         std::uint64_t num = left / dst_item;
-        if (unit == SliceUnit::kWork) {
+        if (unit != SliceUnit::kPacked) {
           const std::uint64_t most = std::max(left, kLeastCutNbytes) / std::max(src_item, dst_item);
           num = most / kLeastRunNbytes * kLeastRunNbytes;
         }
@@ -126,7 +162,7 @@ class PieceCursor {
           ++j_;
         }
       }
-      if (j_ == loop.counts[1]) {
+      if (j_ == box.num_columns) {
         j_ = 0;
         ++i_;
       }
@@ -136,6 +172,7 @@ class PieceCursor {
           false});
       left -= std::min(left, weight);
     }
+    i_ = 0;
     return true;
   }
 
@@ -149,7 +186,9 @@ class PieceCursor {
   const std::uint32_t* dst_ids_ = nullptr;
   std::size_t loop_ = 0;
   std::uint32_t pair_ = 0;  // of the piece's pairs of the loop's grain
-  std::uint32_t i_ = 0, j_ = 0;  // the run of the pair that comes next
+  std::uint64_t granule_ = 0;  // kCopied: of the pair
+  bool has_looked_ = false;  // at all of its runs
+  std::uint32_t i_ = 0, j_ = 0;  // the run of the pair, or of the granule, that comes next
   std::uint64_t within_ = 0;  // bytes of it at the source that were visited
 };
 

@@ -8,12 +8,11 @@
 namespace kvxfer {
 namespace {
 
-constexpr std::uint64_t kRunCost = 64, kLoopCost = 16;
+constexpr std::uint64_t kRunCost = 64;
 
 std::uint64_t cost_of_pair(const CopyProgram& program, const Piece& piece) noexcept {
   std::uint64_t cost = 0;
   for (const CopyLoop& loop : program.loops) {
-    cost += kLoopCost;
     if (piece.layer - loop.first_layer >= loop.num_layers || piece.begin(loop.grain) == piece.end(loop.grain))
       continue;
     std::uint64_t run, runs = std::uint64_t{loop.counts[0]} * loop.counts[1];
@@ -32,117 +31,12 @@ float as_float(const std::byte* at) noexcept {
 
 }  // namespace
 
-// A cell that is more than a slice, run by run and a long run chunk by chunk.
-class SlicedCopy::OneCell {
- public:
-  OneCell(const Move& move, const Cell& cell, Place& place) noexcept
-      : move_(move),
-        cell_(cell),
-        loop_(*cell.loop),
-        conversion_(move.program->conversion_of(loop_)),
-        place_(place) {
-    if (conversion_ == nullptr) return;
-    scaling_.has_src = conversion_->src_scales != ScalePlace::kNone;
-    scaling_.has_dst = conversion_->dst_scales != ScalePlace::kNone;
-    scaling_.saturate = conversion_->saturate != 0;
-    if (!conversion_->finds_scales()) return;
-    // An axis along which the scale stays is inside a granule; along the others granules follow each other.
-    for (int axis = 0; axis < 2; ++axis)
-      if (conversion_->dst_strides[axis] != 0) granules_[axis] = loop_.counts[axis];
-  }
-
-  // Returns whether the cell's end is reached; else the slice's is.
-  Result<bool> advance(CopySource& source, std::uint64_t& cost, std::uint64_t slice_cost) {
-    const std::uint64_t num_granules = std::uint64_t{granules_[0]} * granules_[1];
-    const std::uint64_t inner = loop_.counts[1] / granules_[1];
-    const std::uint64_t num_runs = loop_.counts[0] / granules_[0] * inner;
-    const bool finds = conversion_ != nullptr && conversion_->finds_scales();
-    for (; place_.granule < num_granules; place_ = {place_.granule + 1}) {
-      const std::uint64_t a = place_.granule / granules_[1], b = place_.granule % granules_[1];
-      for (;;) {
-        for (; place_.run < num_runs; ++place_.run, place_.at = 0) {
-          const std::uint64_t i = a + place_.run / inner, j = b + place_.run % inner;
-          cost += kRunCost;
-          while (place_.at < loop_.nbytes) {
-            if (cost >= slice_cost) return false;
-            const std::size_t nbytes = std::min<std::uint64_t>(loop_.nbytes - place_.at, kChunkNbytes);
-            if (Status taken = take(source, i, j, nbytes, finds && !place_.is_scale_known); !taken.ok())
-              return taken;
-            place_.at += nbytes;
-            cost += nbytes;
-          }
-        }
-        if (!finds || place_.is_scale_known) break;
-        place_.scale = scale_for(conversion_->dst_dtype, place_.amax);
-        std::memcpy(move_.local->base + found_scale_offset(cell_, *conversion_, place_.granule),
-                    &place_.scale, sizeof place_.scale);
-        place_.is_scale_known = true;
-        place_.run = 0;
-      }
-    }
-    return true;
-  }
-
- private:
-  // Of run (i, j) the next bytes: are copied, converted, or looked at for their largest magnitude.
-  Status take(CopySource& source, std::uint64_t i, std::uint64_t j, std::size_t nbytes, bool looks) {
-    const std::uint64_t from = cell_.src + i * loop_.src_strides[0] + j * loop_.src_strides[1] + place_.at;
-    std::byte* const to = move_.local->base + cell_.dst + i * loop_.dst_strides[0] + j * loop_.dst_strides[1];
-    if (Status scaled = set_scales(source, i, j); !scaled.ok()) return scaled;
-    const Result<const std::byte*> bytes = source.read(from, nbytes);
-    if (!bytes.ok()) return bytes.status();
-    if (conversion_ == nullptr) {
-      copy_run(to + place_.at, bytes.value(), nbytes);
-      return {};
-    }
-    const std::size_t item = itemsize(conversion_->src_dtype), count = nbytes / item;
-    if (looks)
-      place_.amax = std::max(place_.amax, amax_run(conversion_->src_dtype, bytes.value(), count, scaling_));
-    else
-      convert_run(conversion_->src_dtype, bytes.value(), conversion_->dst_dtype,
-                  to + place_.at / item * itemsize(conversion_->dst_dtype), count, scaling_,
-                  {.next = nullptr, .stream = true});
-    return {};
-  }
-
-  Status set_scales(CopySource& source, std::uint64_t i, std::uint64_t j) {
-    if (conversion_ == nullptr) return {};
-    const std::vector<float>& table = move_.program->scales;
-    const Conversion& c = *conversion_;
-    if (scaling_.has_src) {
-      const std::uint64_t at = c.src_offset + cell_.layer * c.src_layer_stride +
-                               cell_.src_block * c.src_block_stride + i * c.src_strides[0] +
-                               j * c.src_strides[1];
-      if (c.src_scales == ScalePlace::kProgram) {
-        scaling_.src = table[at];
-      } else {
-        const Result<const std::byte*> scale = source.read(at, sizeof(float));
-        if (!scale.ok()) return scale.status();
-        scaling_.src = as_float(scale.value());
-      }
-    }
-    if (c.dst_scales == ScalePlace::kProgram)
-      scaling_.dst =
-          table[c.dst_offset + cell_.layer * c.dst_layer_stride + cell_.dst_block * c.dst_block_stride +
-                i * c.dst_strides[0] + j * c.dst_strides[1]];
-    if (c.finds_scales()) scaling_.dst = place_.scale;
-    return {};
-  }
-
-  const Move& move_;
-  const Cell& cell_;
-  const CopyLoop& loop_;
-  const Conversion* const conversion_;
-  Place& place_;
-  std::uint32_t granules_[2] = {1, 1};
-  Scaling scaling_;
-};
-
 SlicedCopy::SlicedCopy(const Move& move, std::uint32_t piece, std::uint64_t slice_cost) noexcept
     : move_(&move),
       left_(move.grid.piece(piece)),
       slice_cost_(slice_cost),
-      pair_cost_(cost_of_pair(*move.program, left_)) {}
+      pair_cost_(std::max<std::uint64_t>(1, cost_of_pair(*move.program, left_))),
+      parts_(*move.program, left_, move.src_ids.data(), move.dst_ids.data()) {}
 
 Result<std::uint64_t> SlicedCopy::advance(CopySource& source) {
   std::uint64_t cost = 0;
@@ -153,7 +47,9 @@ Result<std::uint64_t> SlicedCopy::advance(CopySource& source) {
     cost = num * pair_cost_;
     status = source.copy(*move_, take_pairs(num));
   } else {
-    status = advance_pair(source, cost);
+    cost = parts_.advance(slice_cost_, SliceUnit::kCopied, [&](const CellPart& part) {
+      if (status.ok()) status = take(source, part);
+    });
     copy_fence();
   }
   if (!status.ok()) return status;
@@ -169,23 +65,78 @@ Piece SlicedCopy::take_pairs(std::uint32_t num) noexcept {
   return taken;
 }
 
-Status SlicedCopy::advance_pair(CopySource& source, std::uint64_t& cost) {
-  const CopyProgram& program = *move_->program;
-  const std::uint32_t pair = left_.first_pair;
-  const std::uint32_t grain = left_.num_pairs > left_.num_fine ? kCoarse : kFine;
-  for (; loop_ < program.loops.size(); ++loop_, place_ = {}) {
-    const CopyLoop& loop = program.loops[loop_];
-    const std::uint32_t layer = left_.layer - loop.first_layer;  // wraps below first_layer
-    cost += kLoopCost;
-    if (layer >= loop.num_layers || loop.grain != grain) continue;
-    const Cell cell = cell_of(loop, program.units[grain], layer, move_->src_ids[pair], move_->dst_ids[pair]);
-    const Result<bool> ended = OneCell(*move_, cell, place_).advance(source, cost, slice_cost_);
-    if (!ended.ok()) return ended.status();
-    if (!ended.value()) return {};
+// Of a part its runs, and of a granule the scale when all of them have been looked at.
+Status SlicedCopy::take(CopySource& source, const CellPart& part) {
+  if (part.looks && is_scale_known_) {
+    is_scale_known_ = false;
+    amax_ = 0;
+  } else if (!part.looks && !is_scale_known_) {
+    is_scale_known_ = true;
+    const Conversion& conversion = *move_->program->conversion_of(*part.cell->loop);
+    scale_ = scale_for(conversion.dst_dtype, amax_);
+    std::memcpy(move_->local->base + found_scale_offset(*part.cell, conversion, part.granule), &scale_,
+                sizeof scale_);
   }
-  loop_ = 0;
-  take_pairs(1);
+  for (std::uint32_t i = 0; i < part.loop->counts[0]; ++i)
+    for (std::uint32_t j = 0; j < part.loop->counts[1]; ++j)
+      if (Status status = take_run(source, part, i, j); !status.ok()) return status;
   return {};
+}
+
+// Run (i, j) of a part, chunk by chunk: is copied, converted, or looked at for its largest magnitude.
+Status SlicedCopy::take_run(CopySource& source, const CellPart& part, std::uint32_t i, std::uint32_t j) {
+  const CopyLoop& loop = *part.loop;
+  const Conversion* const conversion = move_->program->conversion_of(loop);
+  const std::uint64_t from = part.src + i * loop.src_strides[0] + j * loop.src_strides[1];
+  std::byte* const to = move_->local->base + part.dst + i * loop.dst_strides[0] + j * loop.dst_strides[1];
+  Scaling scaling;
+  if (conversion != nullptr) {
+    Result<Scaling> found = scales_of_run(source, part, part.i + i, part.j + j);
+    if (!found.ok()) return found.status();
+    scaling = found.value();
+  }
+  for (std::uint64_t at = 0; at < loop.nbytes; at += kChunkNbytes) {
+    const std::size_t nbytes = std::min<std::uint64_t>(loop.nbytes - at, kChunkNbytes);
+    const Result<const std::byte*> bytes = source.read(from + at, nbytes);
+    if (!bytes.ok()) return bytes.status();
+    if (conversion == nullptr) {
+      copy_run(to + at, bytes.value(), nbytes);
+      continue;
+    }
+    const std::size_t item = itemsize(conversion->src_dtype), count = nbytes / item;
+    if (part.looks)
+      amax_ = std::max(amax_, amax_run(conversion->src_dtype, bytes.value(), count, scaling));
+    else
+      convert_run(conversion->src_dtype, bytes.value(), conversion->dst_dtype,
+                  to + at / item * itemsize(conversion->dst_dtype), count, scaling,
+                  {.next = nullptr, .stream = true});
+  }
+  return {};
+}
+
+// Of run (i, j) of the part's cell.
+Result<Scaling> SlicedCopy::scales_of_run(CopySource& source, const CellPart& part, std::uint32_t i,
+                                          std::uint32_t j) {
+  const Cell& cell = *part.cell;
+  const Conversion& c = *move_->program->conversion_of(*part.loop);
+  const std::vector<float>& table = move_->program->scales;
+  Scaling scaling;
+  scaling.has_src = c.src_scales != ScalePlace::kNone;
+  scaling.has_dst = c.dst_scales != ScalePlace::kNone;
+  scaling.saturate = c.saturate != 0;
+  const std::uint64_t src = c.src_offset + cell.layer * c.src_layer_stride +
+                            cell.src_block * c.src_block_stride + i * c.src_strides[0] + j * c.src_strides[1];
+  if (c.src_scales == ScalePlace::kProgram) scaling.src = table[src];
+  if (c.src_scales == ScalePlace::kRegion) {
+    const Result<const std::byte*> scale = source.read(src, sizeof(float));
+    if (!scale.ok()) return scale.status();
+    scaling.src = as_float(scale.value());
+  }
+  if (c.dst_scales == ScalePlace::kProgram)
+    scaling.dst = table[c.dst_offset + cell.layer * c.dst_layer_stride + cell.dst_block * c.dst_block_stride +
+                        i * c.dst_strides[0] + j * c.dst_strides[1]];
+  if (c.finds_scales()) scaling.dst = scale_;
+  return scaling;
 }
 
 }  // namespace kvxfer

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/convert.h"
 #include "core/executor.h"
+#include "core/piece_cursor.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/status.h"
 #include "kvxfer/transport.h"
@@ -38,37 +40,32 @@ class MappedSource final : public CopySource {
 
 class SlicedCopy {
  public:
-  // Work is counted in bytes; a run costs as much as 64 of them, a loop that is passed over as 16. 2 MiB take
-  // about a third of a millisecond, and a piece that the engine makes is less: it is one slice.
+  // Work is counted in bytes; a run costs as much as 64 of them. 2 MiB take about a third of a millisecond, and a
+  // piece that the engine makes is less: it is one slice.
   static constexpr std::uint64_t kSliceCost = 2 * 1024 * 1024;
   static constexpr std::size_t kChunkNbytes = 128 * 1024;
 
   // The move must outlive it.
   SlicedCopy(const Move& move, std::uint32_t piece, std::uint64_t slice_cost = kSliceCost) noexcept;
 
-  bool done() const noexcept { return left_.num_pairs == 0; }
+  bool done() const noexcept { return left_.num_pairs == 0 || parts_.done(); }
   // Copies on for a slice, fenced (copy_fence) at its end; returns its cost. Not ok: the source's words.
   Result<std::uint64_t> advance(CopySource& source);
 
  private:
-  // Within a cell, and the granule of it whose scale is looked for.
-  struct Place {
-    std::uint64_t granule = 0, run = 0, at = 0;  // run: of the granule; at: of its bytes at the source
-    bool is_scale_known = false;
-    float amax = 0, scale = 0;
-  };
-  class OneCell;
-
   Piece take_pairs(std::uint32_t num) noexcept;
-  Status advance_pair(CopySource& source, std::uint64_t& cost);
+  Status take(CopySource& source, const CellPart& part);
+  Status take_run(CopySource& source, const CellPart& part, std::uint32_t i, std::uint32_t j);
+  Result<Scaling> scales_of_run(CopySource& source, const CellPart& part, std::uint32_t i, std::uint32_t j);
 
   const Move* move_;
   Piece left_;
   std::uint64_t slice_cost_;
   std::uint64_t pair_cost_;  // at most
-  // Where the copy stands in the first pair that is left, if a pair is more than a slice.
-  std::size_t loop_ = 0;
-  Place place_;
+  // Where the copy stands if a pair is more than a slice, and what it has found of the granule there.
+  PieceCursor parts_;
+  bool is_scale_known_ = true;
+  float amax_ = 0, scale_ = 0;
 };
 
 }  // namespace kvxfer
