@@ -102,7 +102,7 @@ void unpack(nb::handle loops, nb::handle conversions, nb::handle scales, const U
   if (empty) return;
   move->local = unregistered(at(dst));
   // In unequal parts, as a socket gives them.
-  RunCursor cursor(*move, 0, End::kDestination);
+  RunCursor cursor(*move, 0, Side::kDst);
   const auto* from = reinterpret_cast<const std::byte*>(packed.c_str());
   for (std::size_t done = 0, part = 1; done < packed.size(); part = part * 2 + 1) {
     const std::size_t nbytes = std::min(part, packed.size() - done);

@@ -383,31 +383,18 @@ std::uint64_t piece_end(const Move& move, std::uint32_t piece_index, Side side) 
     const std::uint32_t layer = piece.layer - loop.first_layer;  // wraps below first_layer
     if (layer >= loop.num_layers || loop.counts[0] == 0 || loop.counts[1] == 0) continue;
     if (piece.begin(loop.grain) == piece.end(loop.grain)) continue;
-    const UnitsPerBlock units = program.units[loop.grain];
-    const std::uint32_t block = last_block[loop.grain];
     const Conversion* conversion = program.conversion_of(loop);
     // Strides are unsigned, so the largest indices have the largest offset.
-    const auto beyond = [&](std::uint64_t at, std::uint64_t layer_stride, std::uint64_t block_stride,
-                            const std::uint64_t* strides, std::uint64_t nbytes) {
-      at = saturating_step(at, layer, layer_stride);
-      at = saturating_step(at, block, block_stride);
-      at = saturating_step(at, loop.counts[0] - 1, strides[0]);
-      at = saturating_step(at, loop.counts[1] - 1, strides[1]);
-      end = std::max(end, saturating_step(at, 1, nbytes));
+    const auto beyond = [&](const HalfLoop& half) {
+      std::uint64_t at = saturating_step(half.offset, half.units - 1, half.unit_stride);
+      at = saturating_step(at, layer, half.layer_stride);
+      at = saturating_step(at, last_block[loop.grain], half.block_stride);
+      at = saturating_step(at, loop.counts[0] - 1, half.strides[0]);
+      at = saturating_step(at, loop.counts[1] - 1, half.strides[1]);
+      end = std::max(end, saturating_step(at, 1, half.nbytes));
     };
-    if (src) {
-      beyond(saturating_step(loop.src_offset, units.src - 1, loop.src_unit_stride), loop.src_layer_stride,
-             loop.src_block_stride, loop.src_strides, loop.nbytes);
-      if (conversion != nullptr && conversion->src_scales == ScalePlace::kRegion)
-        beyond(conversion->src_offset, conversion->src_layer_stride, conversion->src_block_stride,
-               conversion->src_strides, sizeof(float));
-    } else {
-      beyond(saturating_step(loop.dst_offset, units.dst - 1, loop.dst_unit_stride), loop.dst_layer_stride,
-             loop.dst_block_stride, loop.dst_strides, dst_run_nbytes(loop, conversion));
-      if (conversion != nullptr && conversion->finds_scales())
-        beyond(conversion->dst_offset, conversion->dst_layer_stride, conversion->dst_block_stride,
-               conversion->dst_strides, sizeof(float));
-    }
+    beyond(half_of(loop, conversion, program.units[loop.grain], side));
+    if (const auto scales = region_scales_of(conversion, program.units[loop.grain], side)) beyond(*scales);
   }
   return end;
 }

@@ -8,6 +8,7 @@
 
 #include "core/cell.h"
 #include "kvxfer/copy_program.h"
+#include "kvxfer/half_loop.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {
@@ -27,8 +28,6 @@ void execute(const CopyProgram& program, const Piece& piece, const std::uint32_t
              const std::uint32_t* dst_ids, const std::byte* src_base, std::byte* dst_base) noexcept;
 void copy_piece(const Move& move, std::uint32_t piece, const std::byte* src_base,
                 std::byte* dst_base) noexcept;
-
-enum class Side : std::uint8_t { kSrc, kDst };
 
 // One past the last byte that the piece touches on that side, from the region's base; UINT64_MAX
 // where the arithmetic overflows. Costs a pass over the piece's pairs, not over its runs: what a

@@ -21,54 +21,8 @@ bool mul_add(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t& o
   return !__builtin_mul_overflow(a, b, &out) && !__builtin_add_overflow(out, c, &out);
 }
 
-// One side of a loop, or of its scales: where unit 0 of block 0 has its runs.
-struct HalfLoop {
-  std::uint64_t offset, layer_stride, block_stride, unit_stride;
-  std::uint32_t units;
-  const std::uint64_t* strides;
-  std::uint64_t nbytes;
-};
-
-HalfLoop half_of(const CopyProgram& program, const CopyLoop& loop, Footprint::Half half) {
-  const UnitsPerBlock& units = program.units[loop.grain];
-  if (half == Footprint::Half::kSrc)
-    return {loop.src_offset,
-            loop.src_layer_stride,
-            loop.src_block_stride,
-            loop.src_unit_stride,
-            units.src,
-            loop.src_strides,
-            loop.nbytes};
-  return {loop.dst_offset,
-          loop.dst_layer_stride,
-          loop.dst_block_stride,
-          loop.dst_unit_stride,
-          units.dst,
-          loop.dst_strides,
-          dst_run_nbytes(loop, program.conversion_of(loop))};
-}
-
-// Scales that lie in the region; nothing where they do not.
-std::optional<HalfLoop> scales_of(const Conversion* conversion, Footprint::Half half) {
-  if (conversion == nullptr) return std::nullopt;
-  if (half == Footprint::Half::kSrc) {
-    if (conversion->src_scales != ScalePlace::kRegion) return std::nullopt;
-    return HalfLoop{conversion->src_offset,
-                    conversion->src_layer_stride,
-                    conversion->src_block_stride,
-                    0,
-                    1,
-                    conversion->src_strides,
-                    sizeof(float)};
-  }
-  if (conversion->dst_scales != ScalePlace::kRegion) return std::nullopt;
-  return HalfLoop{conversion->dst_offset,
-                  conversion->dst_layer_stride,
-                  conversion->dst_block_stride,
-                  0,
-                  1,
-                  conversion->dst_strides,
-                  sizeof(float)};
+HalfLoop half_of(const CopyProgram& program, const CopyLoop& loop, Side side) {
+  return half_of(loop, program.conversion_of(loop), program.units[loop.grain], side);
 }
 
 Status leaves_64_bits(std::size_t loop) {
@@ -76,12 +30,12 @@ Status leaves_64_bits(std::size_t loop) {
 }
 
 // Refuses what would expand to too much where it runs.
-Status check_runs(const CopyProgram& program, Footprint::Half half) {
+Status check_runs(const CopyProgram& program, Side side) {
   std::uint64_t num_runs = 0;
   for (const CopyLoop& loop : program.loops) {
     std::uint64_t runs;
     if (__builtin_mul_overflow(std::uint64_t{loop.counts[0]} * loop.counts[1],
-                               std::uint64_t{loop.num_layers} * half_of(program, loop, half).units, &runs) ||
+                               std::uint64_t{loop.num_layers} * half_of(program, loop, side).units, &runs) ||
         runs > Footprint::kMaxRuns || (num_runs += runs) > Footprint::kMaxRuns)
       return {Code::kLayoutMismatch, "the copy program has more than " + std::to_string(Footprint::kMaxRuns) +
                                          " runs for one block pair: the layouts are too far apart"};
@@ -91,11 +45,11 @@ Status check_runs(const CopyProgram& program, Footprint::Half half) {
 
 // Calls visit(loop, half loop) for every loop, and for the scales that it has in the region; an error stops.
 template <class Visit>
-Status for_each_half(const CopyProgram& program, Footprint::Half half, Visit&& visit) {
+Status for_each_half(const CopyProgram& program, Side side, Visit&& visit) {
   for (std::size_t k = 0; k < program.loops.size(); ++k) {
     const CopyLoop& loop = program.loops[k];
-    if (Status status = visit(k, half_of(program, loop, half)); !status.ok()) return status;
-    if (const auto scales = scales_of(program.conversion_of(loop), half))
+    if (Status status = visit(k, half_of(program, loop, side)); !status.ok()) return status;
+    if (const auto scales = region_scales_of(program.conversion_of(loop), program.units[loop.grain], side))
       if (Status status = visit(k, *scales); !status.ok()) return status;
   }
   return {};
@@ -214,13 +168,13 @@ Status check_conversion(const CopyProgram& program, const CopyLoop& loop, const 
 
 }  // namespace
 
-Result<Footprint> Footprint::create(const CopyProgram& program, Half half, std::uint32_t num_blocks,
+Result<Footprint> Footprint::create(const CopyProgram& program, Side side, std::uint32_t num_blocks,
                                     std::span<const MemorySpan> spans) {
-  if (Status status = check_runs(program, half); !status.ok()) return status;
-  if (Status status = check_inside(program, half, num_blocks, spans); !status.ok()) return status;
+  if (Status status = check_runs(program, side); !status.ok()) return status;
+  if (Status status = check_inside(program, side, num_blocks, spans); !status.ok()) return status;
   Footprint footprint;
   std::vector<Interval>& intervals = footprint.intervals_;
-  Status status = for_each_half(program, half, [&](std::size_t k, const HalfLoop& own) -> Status {
+  Status status = for_each_half(program, side, [&](std::size_t k, const HalfLoop& own) -> Status {
     const CopyLoop& loop = program.loops[k];
     // Inside the spans, so no sum leaves 64 bits.
     for (std::uint32_t l = 0; l < loop.num_layers; ++l)
@@ -250,13 +204,13 @@ Result<Footprint> Footprint::create(const CopyProgram& program, Half half, std::
   return footprint;
 }
 
-Status Footprint::contains(const CopyProgram& program, Half half) const {
-  if (Status status = check_runs(program, half); !status.ok()) return status;
+Status Footprint::contains(const CopyProgram& program, Side side) const {
+  if (Status status = check_runs(program, side); !status.ok()) return status;
   // A block's bytes go once by each grain: what a program moves is bounded by what its blocks hold.
   std::uint64_t moved_nbytes[kNumGrains] = {0, 0};
   for (std::size_t k = 0; k < program.loops.size(); ++k) {
     const CopyLoop& loop = program.loops[k];
-    const HalfLoop own = half_of(program, loop, half);
+    const HalfLoop own = half_of(program, loop, side);
     const std::uint64_t runs =  // at most kMaxRuns
         std::uint64_t{loop.counts[0]} * loop.counts[1] * loop.num_layers * own.units;
     std::uint64_t& moved = moved_nbytes[loop.grain];
@@ -267,7 +221,7 @@ Status Footprint::contains(const CopyProgram& program, Half half) const {
                   " of a block that has " + std::to_string(nbytes_)};
   }
   std::uint64_t steps_left = max_steps(intervals_.size());
-  return for_each_half(program, half, [&](std::size_t k, const HalfLoop& own) -> Status {
+  return for_each_half(program, side, [&](std::size_t k, const HalfLoop& own) -> Status {
     const std::optional<Box> box = box_of(program.loops[k], own);
     if (!box) return leaves_64_bits(k);
     const auto outside = find_outside(*box, steps_left, [&](std::uint64_t first, std::uint64_t last) {
@@ -286,11 +240,11 @@ Status Footprint::contains(const CopyProgram& program, Half half) const {
   });
 }
 
-Status check_inside(const CopyProgram& program, Footprint::Half half, std::uint32_t num_blocks,
+Status check_inside(const CopyProgram& program, Side side, std::uint32_t num_blocks,
                     std::span<const MemorySpan> spans) {
-  if (Status status = check_runs(program, half); !status.ok()) return status;
+  if (Status status = check_runs(program, side); !status.ok()) return status;
   std::uint64_t steps_left = max_steps(spans.size());
-  return for_each_half(program, half, [&](std::size_t k, const HalfLoop& own) -> Status {
+  return for_each_half(program, side, [&](std::size_t k, const HalfLoop& own) -> Status {
     // A run and the same of all blocks lie in one span.
     const std::optional<Box> box = box_of(program.loops[k], own);
     std::uint64_t beyond = 0, end = 0;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvxfer/copy_program.h"
+#include "kvxfer/half_loop.h"
 #include "kvxfer/status.h"
 #include "kvxfer/transport.h"
 
@@ -26,19 +27,17 @@ class Footprint {
     std::uint64_t block_stride;
   };
 
-  enum class Half : std::uint8_t { kSrc, kDst };
-
   // Runs of one block pair over all layers: what a program expands to where it runs.
   static constexpr std::uint64_t kMaxRuns = 1 << 20;
 
   // Of what our own `program` touches of block 0 of each layer on one side: a step for each of its runs. Refused
   // (kOutOfRange) where block 0 or block num_blocks - 1, or what lies between, leaves the spans.
-  static Result<Footprint> create(const CopyProgram& program, Half half, std::uint32_t num_blocks,
+  static Result<Footprint> create(const CopyProgram& program, Side side, std::uint32_t num_blocks,
                                   std::span<const MemorySpan> spans);
 
   // Does `program`, on this side, touch only bytes of the blocks that it is given, and each of them once? Its
   // structure has been checked. Costs a search for each of its loops and each interval that a loop spans.
-  Status contains(const CopyProgram& program, Half half) const;
+  Status contains(const CopyProgram& program, Side side) const;
 
  private:
   std::vector<Interval> intervals_;
@@ -46,7 +45,7 @@ class Footprint {
 };
 
 // Does what `program` touches of `num_blocks` blocks on this side lie inside the spans? Costs the same.
-Status check_inside(const CopyProgram& program, Footprint::Half half, std::uint32_t num_blocks,
+Status check_inside(const CopyProgram& program, Side side, std::uint32_t num_blocks,
                     std::span<const MemorySpan> spans);
 
 }  // namespace kvxfer

@@ -38,13 +38,4 @@ Lease::Lease(LeaseId id, std::optional<SessionKey> holder, RegionId region, wire
   for (const std::uint32_t block : blocks) blocks_.insert(block);
 }
 
-bool Lease::step(LeaseEvent event) noexcept {
-  for (const LeaseTransition& transition : kTable) {
-    if (transition.from != state_ || transition.event != event) continue;
-    state_ = transition.to;
-    return true;
-  }
-  return false;
-}
-
 }  // namespace kvxfer

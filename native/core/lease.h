@@ -10,6 +10,7 @@
 #include "core/bit_set.h"
 #include "core/event.h"
 #include "core/session.h"
+#include "core/state_table.h"
 #include "core/wire.h"
 
 namespace kvxfer {
@@ -23,11 +24,7 @@ constexpr Time time_after(Time start, Time duration_ns) noexcept {
 enum class LeaseState : std::uint8_t { kActive, kRevoked, kExpired, kPeerLost, kRegionGone, kEnding };
 enum class LeaseEvent : std::uint8_t { kHeartbeat, kRevoke, kExpire, kPeerLost, kRegionGone };
 
-struct LeaseTransition {
-  LeaseState from;
-  LeaseEvent event;
-  LeaseState to;
-};
+using LeaseTransition = Transition<LeaseState, LeaseEvent>;
 // Only an active lease has transitions: an ended one never comes back.
 std::span<const LeaseTransition> lease_transitions() noexcept;
 std::string_view name_of(LeaseState state) noexcept;
@@ -44,7 +41,7 @@ class Lease {
         std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, Time ttl_ns, bool renewable,
         Time now);
 
-  bool step(LeaseEvent event) noexcept;
+  bool step(LeaseEvent event) noexcept { return kvxfer::step(lease_transitions(), state_, event); }
   bool covers(std::uint32_t block) const noexcept { return blocks_.contains(block); }
   // Whether a peer that names it may use it.
   bool admits(SessionKey peer) const noexcept { return !holder_ || *holder_ == peer; }

@@ -94,8 +94,8 @@ Status check_blocks(std::span<const std::uint32_t> blocks, std::uint32_t num_blo
 }
 
 Status check_ids(std::span<const std::uint32_t> ids, std::uint32_t num_fine, const CopyProgram& program,
-                 Footprint::Half half, std::uint32_t num_blocks, std::string_view region_name) {
-  const bool src = half == Footprint::Half::kSrc;
+                 Side side, std::uint32_t num_blocks, std::string_view region_name) {
+  const bool src = side == Side::kSrc;
   const std::uint32_t units = src ? program.units[kCoarse].src : program.units[kCoarse].dst;
   const std::uint32_t tokens = src ? program.units[kFine].src : program.units[kFine].dst;
   const std::string_view what = src ? "src_blocks" : "dst_blocks";

@@ -39,6 +39,6 @@ Status check_blocks(std::span<const std::uint32_t> blocks, std::uint32_t num_blo
 // The same of one side of a transfer's tables: ids of units, the last num_fine of tokens. Distinct
 // are the tokens that they name.
 Status check_ids(std::span<const std::uint32_t> ids, std::uint32_t num_fine, const CopyProgram& program,
-                 Footprint::Half half, std::uint32_t num_blocks, std::string_view region_name);
+                 Side side, std::uint32_t num_blocks, std::string_view region_name);
 
 }  // namespace kvxfer

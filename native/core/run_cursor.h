@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "kvxfer/copy_program.h"
+#include "kvxfer/half_loop.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {
-
-enum class End : std::uint8_t { kSource, kDestination };
 
 // The cells of copy_program.h run by run, resumable: a piece may have more runs than one system
 // call takes, and a socket stops anywhere. Runs are merged where they touch at this end, which
@@ -23,8 +22,8 @@ enum class End : std::uint8_t { kSource, kDestination };
 class RunCursor {
  public:
   RunCursor() = default;
-  RunCursor(const Move& move, std::uint32_t index, End end) noexcept
-      : move_(&move), piece_(move.grid.piece(index)), end_(end) {}
+  RunCursor(const Move& move, std::uint32_t index, Side side) noexcept
+      : move_(&move), piece_(move.grid.piece(index)), side_(side) {}
 
   // Appends iovecs for the next bytes, at most max_nbytes of them and until `out` has
   // max_entries. Returns how many bytes they name.
@@ -55,7 +54,7 @@ class RunCursor {
   // Leaves out the next `nbytes`, of a piece that has just begun. Costs a step for each loop, not for each run.
   void skip(std::uint64_t nbytes) noexcept {
     const CopyProgram& program = *move_->program;
-    const bool source = end_ == End::kSource;
+    const bool source = side_ == Side::kSrc;
     for (; loop_ < program.loops.size(); ++loop_, pair_ = 0) {
       const CopyLoop& loop = program.loops[loop_];
       if (piece_.layer - loop.first_layer >= loop.num_layers || loop.nbytes == 0) continue;
@@ -80,7 +79,7 @@ class RunCursor {
   template <class Take>
   std::uint64_t walk(std::uint64_t max_nbytes, Take&& take) {
     const CopyProgram& program = *move_->program;
-    const bool source = end_ == End::kSource;
+    const bool source = side_ == Side::kSrc;
     std::uint64_t left = max_nbytes;
     for (; loop_ < program.loops.size(); ++loop_, pair_ = 0) {
       const CopyLoop& loop = program.loops[loop_];
@@ -123,7 +122,7 @@ class RunCursor {
 
   const Move* move_ = nullptr;
   Piece piece_;
-  End end_ = End::kSource;
+  Side side_ = Side::kSrc;
   std::size_t loop_ = 0;
   std::uint32_t pair_ = 0, i_ = 0;
   std::uint64_t j_ = 0;

@@ -40,12 +40,6 @@ constexpr SessionTransition kTransitions[] = {
     {State::kOpen, Event::kClose, State::kClosed},
 };
 
-const SessionTransition* find_transition(State from, Event event) noexcept {
-  const auto* const found = std::ranges::find_if(
-      kTransitions, [&](const SessionTransition& t) { return t.from == from && t.event == event; });
-  return found == std::end(kTransitions) ? nullptr : found;
-}
-
 // What a frame's arrival is to the state machine; nothing for a rail's frames, which have sockets
 // of their own.
 std::optional<Event> event_of(wire::FrameType type) noexcept {
@@ -133,12 +127,7 @@ Session::Session(SessionRole role, const SessionConfig& config, Time now, const 
   hello_body_.assign(body.begin(), body.end());
 }
 
-bool Session::step(SessionEvent event) noexcept {
-  const SessionTransition* const transition = find_transition(state_, event);
-  if (transition == nullptr) return false;
-  state_ = transition->to;
-  return true;
-}
+bool Session::step(SessionEvent event) noexcept { return kvxfer::step(session_transitions(), state_, event); }
 
 Status Session::end(SessionEvent event, Code code, std::string text) {
   if (step(event)) reason_ = Status(code, std::move(text));
@@ -182,7 +171,7 @@ Result<std::optional<wire::Message>> Session::receive(Time now, wire::ByteSpan f
   if (Status status = check_number_and_mac(header, frame); !status.ok()) return status;
 
   const std::optional<Event> event = event_of(header.type);
-  if (!event || find_transition(state_, *event) == nullptr)
+  if (!event || find_transition(session_transitions(), state_, *event) == nullptr)
     return violate(Code::kProtocol,
                    std::string(wire::name_of(header.type)) + " in state " + std::string(name_of(state_)));
 

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "core/siphash.h"
+#include "core/state_table.h"
 #include "core/wire.h"
 
 namespace kvxfer {
@@ -59,11 +60,7 @@ enum class SessionEvent : std::uint8_t {
 std::string_view name_of(SessionState state) noexcept;  // "await-hello"
 std::string_view name_of(SessionEvent event) noexcept;
 
-struct SessionTransition {
-  SessionState from;
-  SessionEvent event;
-  SessionState to;
-};
+using SessionTransition = Transition<SessionState, SessionEvent>;
 // Every transition there is; a pair that is not listed is a violation (frames) or ignored (timers).
 std::span<const SessionTransition> session_transitions() noexcept;
 

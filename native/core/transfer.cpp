@@ -31,15 +31,6 @@ constexpr TransferTransition kDestination[] = {
 std::span<const TransferTransition> source_transitions() noexcept { return kSource; }
 std::span<const TransferTransition> destination_transitions() noexcept { return kDestination; }
 
-bool step(std::span<const TransferTransition> table, TransferState& state, TransferEvent event) noexcept {
-  for (const TransferTransition& transition : table) {
-    if (transition.from != state || transition.event != event) continue;
-    state = transition.to;
-    return true;
-  }
-  return false;
-}
-
 std::string_view name_of(TransferState state) noexcept {
   constexpr std::array<std::string_view, 11> kNames = {"queued",  "parked",  "requested",  "moving",
                                                        "serving", "failing", "cancelling", "finishing",

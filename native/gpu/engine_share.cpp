@@ -41,8 +41,11 @@ Form form_of(const PairRuns& runs) noexcept {
 Runs runs_of(const EngineShare& share, std::span<const std::uint32_t> src_ids,
              std::span<const std::uint32_t> dst_ids) noexcept {
   const PairRuns of_pair = runs_of_pair(*share.loop);
-  const std::uint64_t bits = src_bits(*share.loop, share.units, share.layers) |
-                             dst_bits(*share.loop, share.units, share.layers) | share.loop->nbytes;
+  const CopyLoop& loop = *share.loop;
+  const HalfLoop src_half = half_of(loop, nullptr, share.units, Side::kSrc),
+                 dst_half = half_of(loop, nullptr, share.units, Side::kDst);
+  const std::uint64_t bits = bits_of(src_half, share.layers.src, loop, share.layers) |
+                             bits_of(dst_half, share.layers.dst, loop, share.layers) | loop.nbytes;
   Runs out;
   out.alignment = 1u << std::countr_zero(bits | kKernelAlignment);
   out.form = form_of(of_pair);

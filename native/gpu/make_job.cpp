@@ -150,25 +150,13 @@ class Filler {
 // One for each kernel, and for conversions one for each team.
 using Fillers = std::array<Filler, kNumKernels + 1>;
 
-Side src_side(const CopyLoop& loop, std::uint32_t units, Address address,
-              std::uint32_t atom_nbytes) noexcept {
+Side side_of(const HalfLoop& half, Address address, std::uint32_t atom_nbytes) noexcept {
   return {address,
-          loop.src_layer_stride,
-          loop.src_block_stride,
-          loop.src_unit_stride,
-          {loop.src_strides[0], loop.src_strides[1]},
-          divisor(units),
-          atom_nbytes};
-}
-
-Side dst_side(const CopyLoop& loop, std::uint32_t units, Address address,
-              std::uint32_t atom_nbytes) noexcept {
-  return {address,
-          loop.dst_layer_stride,
-          loop.dst_block_stride,
-          loop.dst_unit_stride,
-          {loop.dst_strides[0], loop.dst_strides[1]},
-          divisor(units),
+          half.layer_stride,
+          half.block_stride,
+          half.unit_stride,
+          {half.strides[0], half.strides[1]},
+          divisor(half.units),
           atom_nbytes};
 }
 
@@ -179,7 +167,10 @@ struct Pairs { std::uint32_t first, num; };
 Status add_layers(const CopyLoop& loop, const Conversion* conversion, UnitsPerBlock units,
                   const Layers& layers, Pairs pairs, bool bulk, Fillers& fillers,
                   std::vector<Launch>& launches) {
-  const std::uint64_t at_src = src_bits(loop, units, layers), at_dst = dst_bits(loop, units, layers);
+  const HalfLoop src = half_of(loop, conversion, units, kvxfer::Side::kSrc),
+                 dst = half_of(loop, conversion, units, kvxfer::Side::kDst);
+  const std::uint64_t at_src = bits_of(src, layers.src, loop, layers),
+                      at_dst = bits_of(dst, layers.dst, loop, layers);
   const std::uint32_t alignment = 1u << std::countr_zero(at_src | at_dst | loop.nbytes | kVectorNbytes);
   const bool in_bulk = bulk && alignment == kVectorNbytes && loop.nbytes >= kLeastBulkNbytes;
   const Kernel kernel = conversion != nullptr ? Kernel::kConvert
@@ -207,8 +198,8 @@ Status add_layers(const CopyLoop& loop, const Conversion* conversion, UnitsPerBl
   }
 
   JobLoop share{};
-  share.src = src_side(loop, units.src, layers.src, atoms.src_nbytes);
-  share.dst = dst_side(loop, units.dst, layers.dst, atoms.dst_nbytes);
+  share.src = side_of(src, layers.src, atoms.src_nbytes);
+  share.dst = side_of(dst, layers.dst, atoms.dst_nbytes);
   share.atoms_per_pair = divisor(static_cast<std::uint32_t>(per_pair));
   share.atoms_per_run = divisor(static_cast<std::uint32_t>(atoms.per_run));
   share.runs_per_row = divisor(loop.counts[1]);

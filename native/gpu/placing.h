@@ -6,6 +6,7 @@
 
 #include "gpu/placement.h"
 #include "kvxfer/copy_program.h"
+#include "kvxfer/half_loop.h"
 #include "kvxfer/status.h"
 
 namespace kvxfer::gpu {
@@ -32,8 +33,9 @@ struct Placing {
   Result<std::vector<Layers>> find(std::uint32_t first, std::uint32_t last) const;
 };
 
-// Set bits are those that some address which the loop touches on one side has set, at least.
-std::uint64_t src_bits(const CopyLoop& loop, UnitsPerBlock units, const Layers& layers) noexcept;
-std::uint64_t dst_bits(const CopyLoop& loop, UnitsPerBlock units, const Layers& layers) noexcept;
+// Set bits are those that some address which the loop touches on one side has set, at least; `placed`: where the
+// layers are there.
+std::uint64_t bits_of(const HalfLoop& half, Address placed, const CopyLoop& loop,
+                      const Layers& layers) noexcept;
 
 }  // namespace kvxfer::gpu

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <string_view>
 
+#include "core/wire.h"
 #include "kvxfer/copy_program.h"
+#include "kvxfer/status.h"
 
 namespace block_programs {
 
@@ -15,6 +19,14 @@ inline constexpr std::uint32_t kTokens = 16, kBlocks = 8, kLayers = 2;
 inline constexpr std::uint64_t kTokenNbytes = 128, kBlockNbytes = kTokens * kTokenNbytes,
                                kLayerNbytes = kBlocks * kBlockNbytes, kNbytes = kLayers * kLayerNbytes,
                                kScalesNbytes = kLayers * kBlocks * 4;
+
+inline constexpr std::uint32_t kHuge = wire::kMaxUnits;
+
+inline bool says(const Status& status, std::string_view words) {
+  if (status.message().find(words) != std::string::npos) return true;
+  std::printf("  it says: %s\n", status.message().c_str());
+  return false;
+}
 
 inline CopyProgram whole_blocks() {
   CopyLoop loop{};

@@ -18,6 +18,7 @@
 #include "check.h"
 #include "core/convert.h"
 #include "kvxfer/copy_program.h"
+#include "kvxfer/half_loop.h"
 #include "kvxfer/transport.h"
 
 namespace program_samples {
@@ -82,8 +83,6 @@ inline Wish any_wish(check::Random& random) {
   return wish;
 }
 
-enum class Half : std::uint8_t { kSrc, kDst };
-
 // One side's memory: where (layer, kv, block, token, head) lies, and its scales behind.
 struct Place {
   std::uint64_t offset = 0, layer_stride = 0, kv_stride = 0, block_stride = 0, token_stride = 0,
@@ -105,8 +104,8 @@ class Sample {
     tokens_outer_ = random.chance(50);
     scales_by_head_ = random.chance(50);
     scales_by_token_ = wish.num_fine == 0 && random.chance(20);
-    src = place(Half::kSrc, first_byte);
-    dst = place(Half::kDst, first_byte);
+    src = place(Side::kSrc, first_byte);
+    dst = place(Side::kDst, first_byte);
     const std::uint32_t cut = random.chance(30) ? any(random, 0, wish.num_layers - 1) : 0;
     for (std::uint32_t grain = 0; grain < (wish.num_fine != 0 ? 2u : 1u); ++grain)
       for (std::uint32_t kv = 0; kv < 2; ++kv) {
@@ -140,24 +139,24 @@ class Sample {
   }
   static void store(std::byte* at, float value) { std::memcpy(at, &value, sizeof value); }
 
-  Dtype dtype(Half half) const {
+  Dtype dtype(Side side) const {
     if (!wish.conversions) return Dtype::kBytes;
-    return half == Half::kSrc ? wish.conversions->src : wish.conversions->dst;
+    return side == Side::kSrc ? wish.conversions->src : wish.conversions->dst;
   }
-  std::uint32_t units(Half half) const { return half == Half::kSrc ? wish.units.src : wish.units.dst; }
-  bool has_region_scales(Half half) const {
-    return wish.conversions && (half == Half::kSrc ? wish.conversions->src_scales
+  std::uint32_t units(Side side) const { return side == Side::kSrc ? wish.units.src : wish.units.dst; }
+  bool has_region_scales(Side side) const {
+    return wish.conversions && (side == Side::kSrc ? wish.conversions->src_scales
                                                    : wish.conversions->dst_scales) == ScalePlace::kRegion;
   }
 
-  Place place(Half half, std::uint64_t first_byte) {
+  Place place(Side side, std::uint64_t first_byte) {
     Place out;
-    const std::uint64_t run = wish.run_elements * itemsize(dtype(half));
-    const std::uint32_t tokens = units(half) * wish.unit_tokens,
+    const std::uint64_t run = wish.run_elements * itemsize(dtype(side));
+    const std::uint32_t tokens = units(side) * wish.unit_tokens,
                         heads = wish.num_heads + any(random_, 0, wish.more_heads);
     const std::uint32_t num_units =
         wish.num_coarse + (wish.num_fine + wish.unit_tokens - 1) / wish.unit_tokens;
-    out.num_blocks = (num_units + units(half) - 1) / units(half) + any(random_, 0, 3);
+    out.num_blocks = (num_units + units(side) - 1) / units(side) + any(random_, 0, 3);
     std::uint64_t chunk;  // the keys, or the values, of a block in a layer
     if (random_.chance(50)) {
       out.head_stride = run + gap();
@@ -172,7 +171,7 @@ class Sample {
     const std::uint64_t end =
         lay_out(chunk, out.num_blocks, out.layer_stride, out.kv_stride, out.block_stride);
     out.end = out.offset + end;
-    if (!has_region_scales(half)) {
+    if (!has_region_scales(side)) {
       out.offset += (heads - wish.num_heads) / 2 * out.head_stride;  // a slice in the middle
       return out;
     }
@@ -226,7 +225,7 @@ class Sample {
     loop.first_layer = first_layer;
     loop.num_layers = num_layers;
     loop.grain = grain;
-    loop.nbytes = wish.run_elements * itemsize(dtype(Half::kSrc));
+    loop.nbytes = wish.run_elements * itemsize(dtype(Side::kSrc));
     const std::uint32_t tokens = grain == kCoarse ? wish.unit_tokens : 1;
     loop.counts[tokens_axis()] = tokens;
     loop.counts[heads_axis()] = wish.num_heads;

@@ -140,8 +140,8 @@ class Node final : public EngineHost {
     region->memory.spans = {{0, memory->bytes.size()}};
     region->name = "kv" + std::to_string(engine_->next_region_id());
     region->num_blocks = layout.num_blocks;
-    region->footprint = Footprint::create(program_between(layout, layout), Footprint::Half::kDst,
-                                          layout.num_blocks, region->memory.spans)
+    region->footprint = Footprint::create(program_between(layout, layout), Side::kDst, layout.num_blocks,
+                                          region->memory.spans)
                             .value();
     region->memory.kind = kind;
     if (kind == MemoryKind::kHost)

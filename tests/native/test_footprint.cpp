@@ -16,15 +16,6 @@ namespace {
 
 using namespace block_programs;
 using namespace program_samples;
-using FootprintHalf = Footprint::Half;
-
-constexpr std::uint32_t kHuge = wire::kMaxUnits;
-
-bool says(const Status& status, std::string_view words) {
-  if (status.message().find(words) != std::string::npos) return true;
-  std::printf("  it says: %s\n", status.message().c_str());
-  return false;
-}
 
 // ---- programs ----
 
@@ -198,7 +189,7 @@ TEST(scales_are_found_of_whole_blocks_alone) {
 
 Footprint footprint_of(const CopyProgram& layout) {
   const MemorySpan span{0, kNbytes + kScalesNbytes};
-  auto footprint = Footprint::create(layout, FootprintHalf::kDst, kBlocks, std::span(&span, 1));
+  auto footprint = Footprint::create(layout, Side::kDst, kBlocks, std::span(&span, 1));
   REQUIRE_OK(footprint);
   return std::move(footprint).value();
 }
@@ -214,17 +205,17 @@ TEST(programs_of_units_tokens_and_scales_stay_inside_their_blocks) {
   scales.counts[0] = scales.counts[1] = 1;
   with_scales.loops.push_back(scales);
   const Footprint quantized = footprint_of(with_scales);
-  for (const FootprintHalf half : {FootprintHalf::kSrc, FootprintHalf::kDst}) {
-    CHECK_OK(plain.contains(whole_blocks(), half));
-    CHECK_OK(plain.contains(units_and_tokens(), half));
-    CHECK_OK(quantized.contains(units_and_tokens(), half));
-    CHECK_OK(plain.contains(converted(ScalePlace::kProgram, ScalePlace::kProgram), half));
-    const bool src = half == FootprintHalf::kSrc;
+  for (const Side side : {Side::kSrc, Side::kDst}) {
+    CHECK_OK(plain.contains(whole_blocks(), side));
+    CHECK_OK(plain.contains(units_and_tokens(), side));
+    CHECK_OK(quantized.contains(units_and_tokens(), side));
+    CHECK_OK(plain.contains(converted(ScalePlace::kProgram, ScalePlace::kProgram), side));
+    const bool src = side == Side::kSrc;
     const CopyProgram scaled = converted(src ? ScalePlace::kRegion : ScalePlace::kNone,
                                          src ? ScalePlace::kNone : ScalePlace::kRegion);
-    CHECK_OK(quantized.contains(scaled, half));
-    CHECK_EQ(plain.contains(scaled, half).code(), Code::kLayoutMismatch);
-    CHECK_OK(plain.contains(scaled, src ? FootprintHalf::kDst : FootprintHalf::kSrc));  // nothing of ours
+    CHECK_OK(quantized.contains(scaled, side));
+    CHECK_EQ(plain.contains(scaled, side).code(), Code::kLayoutMismatch);
+    CHECK_OK(plain.contains(scaled, src ? Side::kDst : Side::kSrc));  // nothing of ours
   }
 }
 
@@ -253,7 +244,7 @@ TEST(programs_that_leave_their_blocks_are_refused_on_either_side) {
   for (const auto& [why, change] : kChanges) {
     CopyProgram program = units_and_tokens();
     change(program.loops[1], program.loops[0], program);
-    const Status at_dst = footprint.contains(program, FootprintHalf::kDst);
+    const Status at_dst = footprint.contains(program, Side::kDst);
     if (at_dst.ok()) FAIL(std::string("accepted at the destination: ") + why);
     for (CopyLoop& loop : program.loops) {
       std::swap(loop.src_offset, loop.dst_offset);
@@ -262,7 +253,7 @@ TEST(programs_that_leave_their_blocks_are_refused_on_either_side) {
       std::swap(loop.src_unit_stride, loop.dst_unit_stride);
       std::swap(loop.src_strides, loop.dst_strides);
     }
-    const Status at_src = footprint.contains(program, FootprintHalf::kSrc);
+    const Status at_src = footprint.contains(program, Side::kSrc);
     if (at_src.ok()) FAIL(std::string("accepted at the source: ") + why);
   }
 }
@@ -271,8 +262,8 @@ TEST(a_conversion_that_writes_more_than_it_reads_is_held_against_what_it_writes)
   const Footprint footprint = footprint_of(whole_blocks());
   CopyProgram wider = converted(ScalePlace::kNone, ScalePlace::kNone);
   wider.conversions[0].dst_dtype = Dtype::kF32;  // runs of 256 bytes in steps of 64
-  CHECK_OK(footprint.contains(wider, FootprintHalf::kSrc));
-  CHECK_EQ(footprint.contains(wider, FootprintHalf::kDst).code(), Code::kLayoutMismatch);
+  CHECK_OK(footprint.contains(wider, Side::kSrc));
+  CHECK_EQ(footprint.contains(wider, Side::kDst).code(), Code::kLayoutMismatch);
 }
 
 TEST(scales_outside_of_the_footprint_are_refused) {
@@ -285,7 +276,7 @@ TEST(scales_outside_of_the_footprint_are_refused) {
   with_scales.loops.push_back(scales);
   const Footprint footprint = footprint_of(with_scales);
   const CopyProgram good = converted(ScalePlace::kNone, ScalePlace::kRegion);
-  CHECK_OK(footprint.contains(good, FootprintHalf::kDst));
+  CHECK_OK(footprint.contains(good, Side::kDst));
   using Break = void (*)(Conversion&);
   constexpr Break kBreaks[] = {
       [](Conversion& c) {
@@ -303,7 +294,7 @@ TEST(scales_outside_of_the_footprint_are_refused) {
   for (const Break& breaks : kBreaks) {
     CopyProgram program = good;
     breaks(program.conversions[0]);
-    CHECK(!footprint.contains(program, FootprintHalf::kDst).ok());
+    CHECK(!footprint.contains(program, Side::kDst).ok());
   }
 }
 
@@ -314,8 +305,8 @@ TEST(programs_of_more_runs_than_are_worth_checking_are_refused_at_once) {
   program.loops.resize(1);
   program.loops[0].counts[0] = program.loops[0].counts[1] = UINT32_MAX;
   program.loops[0].num_layers = program.num_layers = wire::kMaxLayers;
-  for (const FootprintHalf half : {FootprintHalf::kSrc, FootprintHalf::kDst}) {
-    const Status status = footprint.contains(program, half);
+  for (const Side side : {Side::kSrc, Side::kDst}) {
+    const Status status = footprint.contains(program, side);
     CHECK_EQ(status.code(), Code::kLayoutMismatch);
     CHECK(says(status, "more than 1048576 runs"));
   }
@@ -338,19 +329,19 @@ TEST(programs_between_scattered_parts_of_a_block_are_held_against_each) {
   constexpr std::uint32_t kHeads = 5000;
   const CopyProgram layout = heads_apart(kHeads, 8);
   const MemorySpan span{0, kLayers * 8 * kBlocks * kHeads};
-  const auto footprint = Footprint::create(layout, FootprintHalf::kDst, kBlocks, std::span(&span, 1));
+  const auto footprint = Footprint::create(layout, Side::kDst, kBlocks, std::span(&span, 1));
   REQUIRE_OK(footprint);
-  for (const FootprintHalf half : {FootprintHalf::kSrc, FootprintHalf::kDst}) {
-    CHECK_OK(footprint.value().contains(layout, half));
-    CHECK_OK(check_inside(layout, half, kBlocks, std::span(&span, 1)));
+  for (const Side side : {Side::kSrc, Side::kDst}) {
+    CHECK_OK(footprint.value().contains(layout, side));
+    CHECK_OK(check_inside(layout, side, kBlocks, std::span(&span, 1)));
     CopyProgram one_off = layout;
     CopyLoop last = one_off.loops[0];
     one_off.loops[0].counts[0] = kHeads - 1;
     last.counts[0] = 1;
     last.src_offset = last.dst_offset = last.src_strides[0] * (kHeads - 1);
-    (half == FootprintHalf::kSrc ? last.src_offset : last.dst_offset) += 8;
+    (side == Side::kSrc ? last.src_offset : last.dst_offset) += 8;
     one_off.loops.push_back(last);
-    const Status status = footprint.value().contains(one_off, half);
+    const Status status = footprint.value().contains(one_off, side);
     CHECK_EQ(status.code(), Code::kLayoutMismatch);
     CHECK(says(status, "loop 1 of the copy program touches bytes"));
   }
@@ -366,10 +357,10 @@ TEST(programs_that_move_a_block_over_and_over_are_refused) {
          l.src_strides[1] = l.dst_strides[1] = 0;
        }}};
   for (const auto& [why, change] : kChanges)
-    for (const FootprintHalf half : {FootprintHalf::kSrc, FootprintHalf::kDst}) {
+    for (const Side side : {Side::kSrc, Side::kDst}) {
       CopyProgram program = whole_blocks();
       change(program.loops[0]);
-      const Status status = footprint.contains(program, half);
+      const Status status = footprint.contains(program, side);
       if (status.ok()) FAIL(std::string("accepted: ") + why);
       CHECK(says(status, "moves bytes of a block more than once"));
     }
@@ -380,7 +371,7 @@ TEST(programs_that_would_take_long_to_check_are_refused) {
   constexpr std::uint32_t kHeads = 512, kRunNbytes = 1024;
   const CopyProgram layout = heads_apart(kHeads, kRunNbytes);
   const MemorySpan span{0, kLayers * std::uint64_t{kBlocks} * kHeads * kRunNbytes};
-  const auto footprint = Footprint::create(layout, FootprintHalf::kDst, kBlocks, std::span(&span, 1));
+  const auto footprint = Footprint::create(layout, Side::kDst, kBlocks, std::span(&span, 1));
   REQUIRE_OK(footprint);
   CopyProgram program = layout;
   CopyLoop& loop = program.loops[0];
@@ -391,9 +382,9 @@ TEST(programs_that_would_take_long_to_check_are_refused) {
   std::vector<MemorySpan> parts;
   for (std::uint64_t head = 0; head < kLayers * kHeads; ++head)
     parts.push_back({head * kBlocks * kRunNbytes, kRunNbytes});
-  for (const FootprintHalf half : {FootprintHalf::kSrc, FootprintHalf::kDst}) {
-    CHECK(says(footprint.value().contains(program, half), "too far apart"));
-    CHECK(says(check_inside(program, half, 1, parts), "too far apart"));
+  for (const Side side : {Side::kSrc, Side::kDst}) {
+    CHECK(says(footprint.value().contains(program, side), "too far apart"));
+    CHECK(says(check_inside(program, side, 1, parts), "too far apart"));
   }
 }
 
@@ -421,9 +412,9 @@ TEST(whatever_passes_touches_only_its_own_blocks) {
     if (!check_program(program).ok()) continue;
     const std::uint32_t num_blocks = sample.dst.num_blocks;
     const MemorySpan span{0, sample.dst.end};
-    const auto footprint = Footprint::create(honest, FootprintHalf::kDst, num_blocks, std::span(&span, 1));
+    const auto footprint = Footprint::create(honest, Side::kDst, num_blocks, std::span(&span, 1));
     REQUIRE_OK(footprint);
-    if (!footprint.value().contains(program, FootprintHalf::kDst).ok()) {
+    if (!footprint.value().contains(program, Side::kDst).ok()) {
       ++num_refused;
       continue;
     }

@@ -18,7 +18,6 @@
 namespace {
 
 using namespace block_programs;
-using Half = Footprint::Half;
 
 std::uint64_t any_number(check::Random& random, std::uint64_t usual) {
   constexpr std::uint64_t kEdges[] = {0,
@@ -86,7 +85,7 @@ TEST(hostile_programs_stay_inside_and_end_by_our_count) {
   check::Random random(check::seed());
   // Both regions hold the same blocks; memory is exactly theirs, so that a sanitizer sees what leaves it.
   const std::vector<MemorySpan> spans = {{0, kNbytes}};
-  const auto own = Footprint::create(whole_blocks(), Half::kSrc, kBlocks, spans);
+  const auto own = Footprint::create(whole_blocks(), Side::kSrc, kBlocks, spans);
   REQUIRE_OK(own);
   std::size_t num_structured = 0, num_packed = 0, num_scattered = 0;
   for (int round = 0; round < 20'000; ++round) {
@@ -105,7 +104,7 @@ TEST(hostile_programs_stay_inside_and_end_by_our_count) {
     const std::uint32_t piece = static_cast<std::uint32_t>(random.below(move.grid.num_pieces()));
     const std::uint64_t nbytes = piece_nbytes(*program, move.grid.piece(piece));
     constexpr std::uint64_t kRoom = 64 * 1024;
-    if (own.value().contains(*program, Half::kSrc).ok()) {
+    if (own.value().contains(*program, Side::kSrc).ok()) {
       ++num_packed;
       REQUIRE(nbytes <= move.grid.num_pairs * 4 * 2 * kBlockNbytes);  // widened, in two grains
       const std::uint64_t room = std::max(kRoom, Packer::least_room(*program));
@@ -118,20 +117,20 @@ TEST(hostile_programs_stay_inside_and_end_by_our_count) {
       PieceChecksum sum(move, piece, Side::kSrc, memory.data());
       while (!sum.done()) REQUIRE(sum.advance(kRoom) <= kRoom + kMostFoundNbytes);
     }
-    if (own.value().contains(*program, Half::kDst).ok()) {
+    if (own.value().contains(*program, Side::kDst).ok()) {
       ++num_scattered;
       const std::vector<std::byte> bytes(nbytes, std::byte{0x5a});
-      RunCursor cursor(move, piece, End::kDestination);
+      RunCursor cursor(move, piece, Side::kDst);
       const std::uint64_t half = nbytes / 2;
       cursor.scatter(bytes.data(), half);
-      cursor = RunCursor(move, piece, End::kDestination);
+      cursor = RunCursor(move, piece, Side::kDst);
       cursor.skip(half);
       cursor.scatter(bytes.data() + half, nbytes - half);
     }
-    static_cast<void>(check_inside(*program, Half::kSrc, kBlocks, spans));
+    static_cast<void>(check_inside(*program, Side::kSrc, kBlocks, spans));
     // Unchecked against memory: sizes and skips alone, which follow no offset.
     Packer(move, piece).skip(nbytes);
-    RunCursor(move, piece, End::kSource).skip(nbytes / 2);
+    RunCursor(move, piece, Side::kSrc).skip(nbytes / 2);
   }
   CHECK(num_structured > 2000);
   CHECK(num_packed > 500);

@@ -224,7 +224,7 @@ TEST(scattering_in_parts_lands_what_execute_lands) {
   on_many_programs([](check::Random& random, Ends& ends) {
     for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
       const Bytes bytes = ends.packed_piece(piece);
-      RunCursor cursor(ends.at_dst, piece, End::kDestination);
+      RunCursor cursor(ends.at_dst, piece, Side::kDst);
       for (std::size_t at = 0; at < bytes.size();) {
         const std::size_t nbytes = random.between(
             1, random.chance(50) ? std::min<std::size_t>(7, bytes.size() - at) : bytes.size() - at);
@@ -242,10 +242,10 @@ TEST(iovecs_of_a_cursor_name_the_same_bytes_in_any_parts) {
     const bool converts = ends.sample.wish.conversions.has_value();
     for (std::uint32_t piece = 0; piece < ends.num_pieces(); ++piece) {
       const Bytes bytes = ends.packed_piece(piece);
-      for (const End end : {End::kSource, End::kDestination}) {
-        if (end == End::kSource && converts) continue;  // nothing in the source's memory looks like it
+      for (const Side end : {Side::kSrc, Side::kDst}) {
+        if (end == Side::kSrc && converts) continue;  // nothing in the source's memory looks like it
         ends.dst = ends.expected;
-        const Move& move = end == End::kSource ? ends.at_src : ends.at_dst;
+        const Move& move = end == Side::kSrc ? ends.at_src : ends.at_dst;
         RunCursor cursor(move, piece, end);
         std::size_t at = 0;
         while (at < bytes.size()) {

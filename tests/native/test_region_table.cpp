@@ -12,46 +12,37 @@ namespace {
 
 using namespace block_programs;
 using namespace program_samples;
-using FootprintHalf = Footprint::Half;
-
-constexpr std::uint32_t kHuge = wire::kMaxUnits;
-
-bool says(const Status& status, std::string_view words) {
-  if (status.message().find(words) != std::string::npos) return true;
-  std::printf("  it says: %s\n", status.message().c_str());
-  return false;
-}
 
 // ---- ids ----
 
 TEST(ids_of_units_and_tokens_are_held_against_their_blocks) {
   const CopyProgram program = units_and_tokens();  // 2 units, 16 tokens a block
   using Ids = std::vector<std::uint32_t>;
-  const auto code = [&](const Ids& ids, std::uint32_t num_fine, FootprintHalf half = FootprintHalf::kDst) {
-    return check_ids(ids, num_fine, program, half, 4, "kv").code();
+  const auto code = [&](const Ids& ids, std::uint32_t num_fine, Side side = Side::kDst) {
+    return check_ids(ids, num_fine, program, side, 4, "kv").code();
   };
-  for (const FootprintHalf half : {FootprintHalf::kSrc, FootprintHalf::kDst}) {
-    CHECK_EQ(code({0, 7, 3}, 0, half), Code::kOk);
-    CHECK_EQ(code({0, 8, 3}, 0, half), Code::kOutOfRange);
-    CHECK_EQ(code({UINT32_MAX}, 0, half), Code::kOutOfRange);
-    CHECK_EQ(code({0, 63}, 1, half), Code::kOk);
-    CHECK_EQ(code({0, 64}, 1, half), Code::kOutOfRange);
-    CHECK_EQ(code({0, UINT32_MAX}, 1, half), Code::kOutOfRange);
-    CHECK_EQ(code({8, 16}, 1, half), Code::kOutOfRange);  // a unit that only tokens reach
-    CHECK_EQ(code({20, 21, 22}, 3, half), Code::kOk);     // tokens alone
-    CHECK_EQ(code({}, 0, half), Code::kOk);
+  for (const Side side : {Side::kSrc, Side::kDst}) {
+    CHECK_EQ(code({0, 7, 3}, 0, side), Code::kOk);
+    CHECK_EQ(code({0, 8, 3}, 0, side), Code::kOutOfRange);
+    CHECK_EQ(code({UINT32_MAX}, 0, side), Code::kOutOfRange);
+    CHECK_EQ(code({0, 63}, 1, side), Code::kOk);
+    CHECK_EQ(code({0, 64}, 1, side), Code::kOutOfRange);
+    CHECK_EQ(code({0, UINT32_MAX}, 1, side), Code::kOutOfRange);
+    CHECK_EQ(code({8, 16}, 1, side), Code::kOutOfRange);  // a unit that only tokens reach
+    CHECK_EQ(code({20, 21, 22}, 3, side), Code::kOk);     // tokens alone
+    CHECK_EQ(code({}, 0, side), Code::kOk);
   }
   CHECK_EQ(code({1, 2, 1}, 0), Code::kDuplicateBlock);
-  CHECK_EQ(code({1, 2, 1}, 0, FootprintHalf::kSrc), Code::kOk);
+  CHECK_EQ(code({1, 2, 1}, 0, Side::kSrc), Code::kOk);
   CHECK_EQ(code({0, 20, 20}, 2), Code::kDuplicateBlock);
-  CHECK_EQ(code({0, 20, 20}, 2, FootprintHalf::kSrc), Code::kOk);
+  CHECK_EQ(code({0, 20, 20}, 2, Side::kSrc), Code::kOk);
   // Unit 1 is the second half of block 0: tokens 8 to 15.
   for (std::uint32_t token = 0; token < 32; ++token) {
     CHECK_EQ(code({1, token}, 1), token >= 8 && token < 16 ? Code::kDuplicateBlock : Code::kOk);
-    CHECK_EQ(code({1, token}, 1, FootprintHalf::kSrc), Code::kOk);
+    CHECK_EQ(code({1, token}, 1, Side::kSrc), Code::kOk);
   }
   const auto words = [&](const Ids& ids, std::uint32_t num_fine) {
-    return check_ids(ids, num_fine, program, FootprintHalf::kDst, 4, "kv").message();
+    return check_ids(ids, num_fine, program, Side::kDst, 4, "kv").message();
   };
   CHECK_EQ(words({9}, 0), "dst_blocks: block 4 is not one of the 4 blocks of region 'kv'");
   CHECK_EQ(words({5, 5}, 0), "dst_blocks: block 2, unit 1, is named twice in region 'kv'");
@@ -63,13 +54,13 @@ TEST(tokens_for_a_program_that_has_none_are_refused) {
   program.units[kFine] = {0, 0};
   program.loops.resize(1);
   const std::vector<std::uint32_t> ids = {0, 20};
-  for (const FootprintHalf half : {FootprintHalf::kSrc, FootprintHalf::kDst}) {
-    const Status status = check_ids(ids, 1, program, half, 4, "kv");
+  for (const Side side : {Side::kSrc, Side::kDst}) {
+    const Status status = check_ids(ids, 1, program, side, 4, "kv");
     CHECK_EQ(status.code(), Code::kInvalidArgument);
     CHECK(says(status, "its copy program moves whole units"));
-    CHECK_OK(check_ids(std::vector<std::uint32_t>{0, 7}, 0, program, half, 4, "kv"));
+    CHECK_OK(check_ids(std::vector<std::uint32_t>{0, 7}, 0, program, side, 4, "kv"));
     const CopyProgram blocks = whole_blocks();  // one unit a block, no tokens
-    CHECK_EQ(check_ids(ids, 2, blocks, half, 40, "kv").code(), Code::kInvalidArgument);
+    CHECK_EQ(check_ids(ids, 2, blocks, side, 40, "kv").code(), Code::kInvalidArgument);
   }
 }
 
@@ -78,13 +69,11 @@ TEST(what_a_peer_claims_of_its_blocks_costs_no_memory) {
   program.units[kCoarse] = {kHuge / 2, kHuge / 2};
   program.units[kFine] = {kHuge, kHuge};
   const std::vector<std::uint32_t> ids = {0, UINT32_MAX, 5, 2, 3, UINT32_MAX};
-  CHECK_OK(check_ids(ids, 3, program, FootprintHalf::kDst, UINT32_MAX, "kv"));
-  CHECK_EQ(
-      check_ids(std::vector<std::uint32_t>{1, 2}, 1, program, FootprintHalf::kDst, UINT32_MAX, "kv").code(),
-      Code::kDuplicateBlock);  // token 2 is the first of unit 1
-  CHECK_EQ(
-      check_ids(std::vector<std::uint32_t>{7, 7}, 0, program, FootprintHalf::kDst, UINT32_MAX, "kv").code(),
-      Code::kDuplicateBlock);
+  CHECK_OK(check_ids(ids, 3, program, Side::kDst, UINT32_MAX, "kv"));
+  CHECK_EQ(check_ids(std::vector<std::uint32_t>{1, 2}, 1, program, Side::kDst, UINT32_MAX, "kv").code(),
+           Code::kDuplicateBlock);  // token 2 is the first of unit 1
+  CHECK_EQ(check_ids(std::vector<std::uint32_t>{7, 7}, 0, program, Side::kDst, UINT32_MAX, "kv").code(),
+           Code::kDuplicateBlock);
 }
 
 TEST(random_ids_are_judged_as_a_table_of_tokens_judges_them) {
@@ -114,7 +103,7 @@ TEST(random_ids_are_judged_as_a_table_of_tokens_judges_them) {
       seen[id] = true;
       ids.push_back(id);
     }
-    const Code code = check_ids(ids, num_fine, program, FootprintHalf::kDst, num_blocks, "kv").code();
+    const Code code = check_ids(ids, num_fine, program, Side::kDst, num_blocks, "kv").code();
     CHECK_EQ(code, twice ? Code::kDuplicateBlock : Code::kOk);
     (twice ? num_twice : num_ok) += 1;
   }

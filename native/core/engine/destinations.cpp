@@ -24,7 +24,7 @@ std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
     const Piece piece = grid.piece(index);
     for (std::uint32_t p = 0; p < piece.num_pairs; ++p) bad[piece.first_pair + p] = true;
   }
-  return blocks_of(move, Footprint::Half::kDst, bad);
+  return blocks_of(move, Side::kDst, bad);
 }
 
 }  // namespace
@@ -63,7 +63,7 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
     return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " has more layers ready than it has"};
   if (offer.fence_slot >= FenceTable::kNumSlots)
     return {Code::kProtocol, "OFFER: there is no fence slot " + std::to_string(offer.fence_slot)};
-  const Result<Programs::Use> use = programs_.find(peer, spec, Footprint::Half::kDst);
+  const Result<Programs::Use> use = programs_.find(peer, spec, Side::kDst);
   if (!use.ok()) return refuse(use.status());
   auto owned = std::make_unique<Destination>();
   owned->key = {peer.key(), id};
@@ -75,7 +75,7 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
     if (Status status = leases_.find_any(*owned, wire::LeaseMode::kWrite); !status.ok())
       return refuse(status);
   if (Status status = admission_.admit(peer, *owned); !status.ok()) return refuse(status);
-  if (Status status = programs_.check(use.value(), *owned->move, Footprint::Half::kDst); !status.ok())
+  if (Status status = programs_.check(use.value(), *owned->move, Side::kDst); !status.ok())
     return refuse(status);
   owned->layers_ready = offer.layers_ready;
   owned->fence_slot = offer.fence_slot;

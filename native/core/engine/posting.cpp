@@ -45,13 +45,13 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
   if (request.timeout_ns <= 0) return Status(Code::kInvalidArgument, "a transfer's timeout is more than 0 s");
   if (request.num_fine > num_pairs)
     return Status(Code::kInvalidArgument, "more single tokens are named than there are pairs");
-  const auto check = [&](const std::vector<std::uint32_t>& ids, Footprint::Half half, bool is_ours) {
-    return check_ids(ids, request.num_fine, copies, half,
+  const auto check = [&](const std::vector<std::uint32_t>& ids, Side side, bool is_ours) {
+    return check_ids(ids, request.num_fine, copies, side,
                      is_ours ? local->num_blocks : there.region.num_blocks,
                      is_ours ? local->name : there.region.name);
   };
-  if (Status status = check(request.src_ids, Footprint::Half::kSrc, write); !status.ok()) return status;
-  if (Status status = check(request.dst_ids, Footprint::Half::kDst, !write); !status.ok()) return status;
+  if (Status status = check(request.src_ids, Side::kSrc, write); !status.ok()) return status;
+  if (Status status = check(request.dst_ids, Side::kDst, !write); !status.ok()) return status;
 
   wire::TransferSpec spec;
   spec.transfer = admission_.number(*peer);

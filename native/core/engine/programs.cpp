@@ -13,8 +13,6 @@ std::uint64_t nbytes_of(const CopyProgram& copies) {
 
 }  // namespace
 
-using Half = Footprint::Half;
-
 Result<std::uint32_t> Programs::install(Peer& peer, bool write, RegionId src, RegionId dst,
                                         CopyProgram program) {
   if (Status status = check_program(program); !status.ok()) return status;
@@ -26,11 +24,11 @@ Result<std::uint32_t> Programs::install(Peer& peer, bool write, RegionId src, Re
   if (remote == nullptr)
     return Status(Code::kUnknownRegion,
                   "peer " + quoted(peer.name()) + " has no region " + std::to_string(theirs) + " (any more)");
-  if (Status status = local->footprint.contains(program, write ? Half::kSrc : Half::kDst); !status.ok())
+  if (Status status = local->footprint.contains(program, write ? Side::kSrc : Side::kDst); !status.ok())
     return status;
   // The other half is the peer's to check; here only that it stays inside what the peer announced.
   const wire::Region& there = remote->region;
-  if (Status status = check_inside(program, write ? Half::kDst : Half::kSrc, there.num_blocks, there.spans);
+  if (Status status = check_inside(program, write ? Side::kDst : Side::kSrc, there.num_blocks, there.spans);
       !status.ok())
     return status;
   OfSession& session = sessions_programs_[peer.key()];
@@ -78,13 +76,13 @@ Status Programs::told(Peer& peer, wire::Program& program) {
   return {};
 }
 
-Result<Programs::Use> Programs::find(const Peer& peer, const wire::TransferSpec& spec, Half half) {
+Result<Programs::Use> Programs::find(const Peer& peer, const wire::TransferSpec& spec, Side side) {
   std::map<std::uint32_t, Program>& told = sessions_programs_[peer.key()].theirs;
   auto found = told.find(spec.program);
   if (found == told.end())
     return Status(Code::kInvalidArgument, "program " + std::to_string(spec.program) + " was never told");
   Program& program = found->second;
-  const bool is_src = half == Half::kSrc;
+  const bool is_src = side == Side::kSrc;
   const Region* local = regions_.find(is_src ? program.src : program.dst);
   if (local == nullptr) return Status(Code::kRegionGone, "the region was deregistered, or never existed");
   const PeerRegion* remote = peer_regions_.find(peer.key(), is_src ? program.dst : program.src);
@@ -100,23 +98,23 @@ Result<Programs::Use> Programs::find(const Peer& peer, const wire::TransferSpec&
   return Use{&program, local, remote};
 }
 
-Status Programs::check(const Use& use, const Move& move, Half half) const {
+Status Programs::check(const Use& use, const Move& move, Side side) const {
   const CopyProgram& copies = *use.program->copies;
   const wire::Region& remote = use.remote->region;
-  const bool is_src = half == Half::kSrc;
+  const bool is_src = side == Side::kSrc;
   std::optional<Status>& checked = is_src ? use.program->for_requests : use.program->for_offers;
   if (!checked) {
-    checked = use.local->footprint.contains(copies, half);
+    checked = use.local->footprint.contains(copies, side);
     // What is read from the peer's memory must be inside what it announced.
-    if (checked->ok() && !is_src) checked = check_inside(copies, Half::kSrc, remote.num_blocks, remote.spans);
+    if (checked->ok() && !is_src) checked = check_inside(copies, Side::kSrc, remote.num_blocks, remote.spans);
   }
   if (!checked->ok()) return *checked;
   const std::uint32_t num_fine = move.grid.num_fine;
-  if (Status status = check_ids(is_src ? move.src_ids : move.dst_ids, num_fine, copies, half,
+  if (Status status = check_ids(is_src ? move.src_ids : move.dst_ids, num_fine, copies, side,
                                 use.local->num_blocks, use.local->name);
       !status.ok())
     return status;
-  return check_ids(is_src ? move.dst_ids : move.src_ids, num_fine, copies, is_src ? Half::kDst : Half::kSrc,
+  return check_ids(is_src ? move.dst_ids : move.src_ids, num_fine, copies, is_src ? Side::kDst : Side::kSrc,
                    remote.num_blocks, remote.name);
 }
 

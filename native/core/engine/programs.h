@@ -41,9 +41,9 @@ class Programs {
   // A peer told one. An error: it breaks the protocol.
   Status told(Peer& peer, wire::Program& program);
   // What a transfer that a peer begins is between. Cheap: it comes before the transfer's right is looked for.
-  Result<Use> find(const Peer& peer, const wire::TransferSpec& spec, Footprint::Half ours);
+  Result<Use> find(const Peer& peer, const wire::TransferSpec& spec, Side ours);
   // Checks its program against both regions, once for the pair, and its ids.
-  Status check(const Use& use, const Move& move, Footprint::Half ours) const;
+  Status check(const Use& use, const Move& move, Side ours) const;
 
   // Ours from or to a region that is gone, ours or the peer's.
   void forget(SessionKey session, RegionId gone, bool of_peer);

@@ -48,7 +48,7 @@ Status Sources::on(Peer& peer, wire::Request& request) {
     sessions_.refuse(peer, id, why);
     return Status();
   };
-  const Result<Programs::Use> use = programs_.find(peer, spec, Footprint::Half::kSrc);
+  const Result<Programs::Use> use = programs_.find(peer, spec, Side::kSrc);
   if (!use.ok()) return refuse(use.status());
   auto owned = std::make_unique<Source>();
   Source& source = *owned;
@@ -59,7 +59,7 @@ Status Sources::on(Peer& peer, wire::Request& request) {
   // Before anything is spent on it: is there a right?
   if (Status status = leases_.find_any(source, wire::LeaseMode::kRead); !status.ok()) return refuse(status);
   if (Status status = admission_.admit(peer, source); !status.ok()) return refuse(status);
-  if (Status status = programs_.check(use.value(), *source.move, Footprint::Half::kSrc); !status.ok())
+  if (Status status = programs_.check(use.value(), *source.move, Side::kSrc); !status.ok())
     return refuse(status);
   if (Status status = leases_.find(source, wire::LeaseMode::kRead); !status.ok()) return refuse(status);
   FenceSlots::Slot none;
@@ -288,8 +288,7 @@ void Sources::drained(Source& source) {
   // What the destination has of it is not known here; all of it may have to be written again.
   std::vector<std::uint32_t> failed;
   if (!done)
-    failed =
-        blocks_of(*source.move, Footprint::Half::kSrc, std::vector<bool>(source.move->grid.num_pairs, true));
+    failed = blocks_of(*source.move, Side::kSrc, std::vector<bool>(source.move->grid.num_pairs, true));
   handles_.end(source.handle, source.state, source.reason, std::move(failed));
   forget_asked(source);
   auto found = sources_.find(source.key);

@@ -55,10 +55,10 @@ wire::TransferSpec TransferEnd::spec() const {
   return spec;
 }
 
-std::vector<std::uint32_t> blocks_of(const Move& move, Footprint::Half half, const std::vector<bool>& pairs) {
+std::vector<std::uint32_t> blocks_of(const Move& move, Side side, const std::vector<bool>& pairs) {
   std::vector<std::uint32_t> blocks;
   std::unordered_set<std::uint32_t> seen;
-  const bool src = half == Footprint::Half::kSrc;
+  const bool src = side == Side::kSrc;
   for (std::uint32_t pair = 0; pair < move.grid.num_pairs; ++pair) {
     if (!pairs[pair]) continue;
     const std::uint32_t block = src ? move.src_block(pair) : move.dst_block(pair);

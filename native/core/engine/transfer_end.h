@@ -63,6 +63,6 @@ struct TransferEnd {
 };
 
 // The blocks at one side of the pairs that are set, each once, in the order of the table.
-std::vector<std::uint32_t> blocks_of(const Move& move, Footprint::Half half, const std::vector<bool>& pairs);
+std::vector<std::uint32_t> blocks_of(const Move& move, Side side, const std::vector<bool>& pairs);
 
 }  // namespace kvxfer

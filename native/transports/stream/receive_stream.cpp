@@ -163,7 +163,7 @@ Status ReceiveStream::begin_piece() {
   landing_ = found->second;
   work_of_a_byte_ = work_of_a_byte(*landing_.move->program);
   scatters_ = landing_.packed == nullptr && scatters_dst(*landing_.move->program);
-  cursor_ = RunCursor(*landing_.move, header_.piece, End::kDestination);
+  cursor_ = RunCursor(*landing_.move, header_.piece, Side::kDst);
   return {};
 }
 

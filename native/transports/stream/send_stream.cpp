@@ -34,7 +34,7 @@ void SendStream::push(const Work& work) {
     frame.packer = Packer(*frame.move, work.piece);
     frame.least_room = Packer::least_room(*frame.move->program);
   } else if (frame.packed == nullptr)
-    frame.cursor = RunCursor(*frame.move, work.piece, End::kSource);
+    frame.cursor = RunCursor(*frame.move, work.piece, Side::kSrc);
   frame.header.transfer = work.move->transfer;
   frame.header.nbytes = piece_nbytes(*work.move->program, work.move->grid.piece(work.piece));
   frame.header.piece = frame.trailer.piece = work.piece;
@@ -166,7 +166,7 @@ void SendStream::clear_window() {
       frame.packer = Packer(*frame.move, frame.header.piece);
       frame.packer.skip(out);
     } else {
-      frame.cursor = RunCursor(*frame.move, frame.header.piece, End::kSource);
+      frame.cursor = RunCursor(*frame.move, frame.header.piece, Side::kSrc);
       frame.cursor.skip(out);
     }
   }
