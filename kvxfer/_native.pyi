@@ -22,6 +22,7 @@ CODES: Final[dict[str, int]]
 COPY_KERNEL: Final[str]
 #: sizeof(CopyLoop), for the check of plan.program.LOOP_DTYPE.
 COPY_LOOP_NBYTES: Final[int]
+MIN_STAGING_NBYTES: Final[int]
 CONVERSION_NBYTES: Final[int]
 #: "avx512", "avx2" or "scalar": what converts dtypes on this machine.
 CONVERT_KERNEL: Final[str]
@@ -268,10 +269,14 @@ class AgentCore:
     # (plan.program.LOOP_DTYPE; the dst half is used) that say which bytes block 0 of each layer owns.
     def register(
         self, name: str, spans: NDArray[np.int64], num_blocks: int, footprint: NDArray[np.void], layout: bytes,
-        on_gpu: bool, owner: object,
+        device: int, owner: object,
     ) -> int:
-        """``owner`` keeps the memory: it is let go by ``deregister`` or ``close``, whatever else is dropped."""
+        """``device``: index of the GPU that it lies on, -1 for memory of the host.
+
+        ``owner`` keeps the memory: it is let go by ``deregister`` or ``close``, whatever else is dropped."""
     def region_kind(self, region: int) -> Literal["pool", "foreign", "gpu"]: ...
+    def region_notes(self, region: int) -> list[str]:
+        """Sentences on the rails that cannot reach it, and why."""
     def deregister(self, region: int, timeout_s: float) -> bool:
         """Fences: when it returns True no byte of the region is touched. Its transfers fail.
 

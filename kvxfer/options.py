@@ -12,8 +12,6 @@ from kvxfer.session import transports as registry
 
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
-# native/transports/stream/staging.h: two pieces of a stream.
-MIN_STAGING_NBYTES: Final = 4 * 1024 * 1024
 #: Of addresses that agents listen on.
 SCHEME: Final = "tcp://"
 ShmPeers = Literal["user", "secret"]
@@ -105,7 +103,7 @@ class AgentOptions:
     transport_options: Mapping[str, registry.OptionValue] = field(default_factory=dict)
     gpu: int | None = None
     gpu_ctas: int | None = None
-    # Each way 32 MiB: four rails with 8 MiB, two windows of a stream, or pieces of cuda_ipc that failed over.
+    # Each way 32 MiB, of which one peer has 8: two windows of a stream, or a piece between GPUs.
     staging_nbytes: int = 64 * 1024 * 1024
     copy_engines: bool = True
     transfer_timeout_s: float = 30.0
@@ -170,10 +168,9 @@ class AgentOptions:
             raise _bad(f"option copy_engines is {self.copy_engines!r}, but must be True or False")
         if not isinstance(self.meter_gate, bool):
             raise _bad(f"option meter_gate is {self.meter_gate!r}, but must be True or False")
-        if 0 < self.staging_nbytes < MIN_STAGING_NBYTES:
+        if 0 < self.staging_nbytes < (least := registry.least_staging_nbytes()):
             raise _bad(
-                f"option staging_nbytes is {self.staging_nbytes}, but must be 0 for none or at least "
-                f"{MIN_STAGING_NBYTES}"
+                f"option staging_nbytes is {self.staging_nbytes}, but must be 0 for none or at least {least}"
             )
         named: object = self.transports
         if isinstance(named, str):

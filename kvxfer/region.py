@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ _NO_BLOCKS: Final = np.empty(0, np.uint32)
 # native/core/lease.h: kBearerBit.
 _MIN_BEARER: Final = 1 << 62
 
+T = TypeVar("T")
 Blocks = BlockTable | NDArray[Any] | Iterable[int]
 
 RegionKind = Literal["pool", "foreign", "gpu"]
@@ -188,11 +189,15 @@ class Region:
     @property
     def kind(self) -> RegionKind:
         """Whether peers on this host map it (``"pool"``), or it is an engine's own memory or a GPU's."""
-        self._check()
-        try:
-            return self._completions.core.region_kind(self._id)
-        except NativeError as error:
-            raise translate(error) from None
+        return self._ask(self._completions.core.region_kind)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on the agent's rails that cannot reach it, and why; empty where all do.
+
+        It is reached over the others: registering it fails only where none could.
+        """
+        return tuple(self._ask(self._completions.core.region_notes))
 
     def grant(
         self,
@@ -315,6 +320,13 @@ class Region:
                 f"{timeout_s} s: do not free its memory before another deregister() has returned"
             )
         self._let_go()
+
+    def _ask(self, question: Callable[[int], T]) -> T:
+        self._check()
+        try:
+            return question(self._id)
+        except NativeError as error:
+            raise translate(error) from None
 
     def _check(self) -> None:
         """Raises where it cannot be used any more: `AgentError` with its agent, `UsageError` without it."""

@@ -8,8 +8,8 @@ from kvxfer.layout.tensor import UNTOLD_GPU, TensorView
 from kvxfer.options import AgentOptions
 
 
-def check(region: str, views: list[TensorView], options: AgentOptions) -> None:
-    """Passes tensors that lie on the one GPU of an agent with these options.
+def device_of(region: str, views: list[TensorView], options: AgentOptions) -> int:
+    """Returns the index of the GPU that tensors lie on: the one GPU of an agent with these options.
 
     Raises
     ------
@@ -42,6 +42,7 @@ def check(region: str, views: list[TensorView], options: AgentOptions) -> None:
             f"region {region!r} would lie on {names[0]}, and this agent's GPU is {device}: an agent has "
             f"one for now, so make another with AgentOptions(gpu={placed[0]})"
         )
+    return device
 
 
 def _check_known(region: str, index: int | None) -> None:

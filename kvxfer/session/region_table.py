@@ -120,7 +120,7 @@ class RegionTable:
             found.layout.num_blocks,
             np.array(footprint(found.layout)),
             found.layout.to_bytes(),
-            found.on_gpu,
+            found.device,
             found.views,
         )
 

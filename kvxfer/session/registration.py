@@ -25,15 +25,15 @@ class Registration:
         ``(address, nbytes)``, ascending.
     nbytes
         From the first span's first byte to the last one's end.
-    on_gpu
-        Whether all of it lies on the agent's GPU; else on the host.
+    device
+        Index of the GPU that all of it lies on; -1 for memory of the host.
     """
 
     views: list[TensorView]
     layout: KVLayout
     spans: list[tuple[int, int]]
     nbytes: int
-    on_gpu: bool
+    device: int
 
 
 def registration_of(name: str, memory: Any, layout: KVLayout | None, options: AgentOptions) -> Registration:
@@ -52,11 +52,11 @@ def registration_of(name: str, memory: Any, layout: KVLayout | None, options: Ag
     views = views_of(memory, f"region {name!r}")
     if layout is None:
         layout = _plain_layout(views)
-    on_gpu = any(seen.gpu is not None for seen in views)
-    if on_gpu:
+    device = -1
+    if any(seen.gpu is not None for seen in views):
         from kvxfer.gpu import registrable
 
-        registrable.check(name, views, options)
+        device = registrable.device_of(name, views, options)
     spans = covering_spans(views)
     if not spans:
         raise UsageError(f"region {name!r} would have no bytes", code="invalid-argument")
@@ -67,7 +67,7 @@ def registration_of(name: str, memory: Any, layout: KVLayout | None, options: Ag
             "read the layout off the same tensors that are registered",
             code="out-of-range",
         )
-    return Registration(views, layout, spans, nbytes, on_gpu)
+    return Registration(views, layout, spans, nbytes, device)
 
 
 def _plain_layout(views: list[TensorView]) -> KVLayout:

@@ -93,6 +93,13 @@ def need_gpu(names: Iterable[str]) -> bool:
     return any(name in kinds() and kinds()[name].needs_gpu for name in names)
 
 
+def least_staging_nbytes() -> int:
+    """Returns how much pinned memory rails need at least to stage pages of a GPU in."""
+    from kvxfer import _native
+
+    return _native.MIN_STAGING_NBYTES
+
+
 def check(names: Iterable[str], options: Mapping[str, OptionValue]) -> None:
     """Passes names of transports and their options where the native registry does.
 

@@ -269,7 +269,7 @@ class PyAgentCore {
   RegionId register_region(
       const std::string& name,
       nb::ndarray<const std::int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> spans,
-      std::uint32_t num_blocks, nb::handle footprint, const nb::bytes& layout, bool on_gpu,
+      std::uint32_t num_blocks, nb::handle footprint, const nb::bytes& layout, int device,
       nb::object owner) const {
     check(runtime_->check_alive());
     CopyProgram loops;
@@ -284,20 +284,29 @@ class PyAgentCore {
     Result<RegionId> id = [&, kept = held(std::move(owner))]() mutable {
       const WithoutGil released;
       return runtime_->register_region(name, std::move(ranges), num_blocks, loops, std::move(schema),
-                                       on_gpu ? MemoryKind::kGpu : MemoryKind::kHost, std::move(kept));
+                                       device < 0 ? MemoryKind::kHost : MemoryKind::kGpu, std::move(kept),
+                                       device);
     }();
     return take(std::move(id));
   }
-  std::string region_kind(RegionId id) const {
-    const char* const kind = call([&](Engine& engine, Time) {
+  template <class Read>
+  auto of_region(RegionId id, Read&& read) const {
+    const auto found = call([&](Engine& engine, Time) {
       const Region* region = engine.region(id);
-      if (region == nullptr) return "";
-      if (region->memory.kind == MemoryKind::kGpu) return "gpu";
-      return region->keepalive != nullptr ? "pool" : "foreign";
+      return region == nullptr ? std::nullopt : std::optional(read(*region));
     });
-    if (*kind == 0)
+    if (!found)
       raise({Code::kUnknownRegion, "region " + std::to_string(id) + " is not registered (any more)"});
-    return kind;
+    return *found;
+  }
+  std::string region_kind(RegionId id) const {
+    return of_region(id, [](const Region& region) -> std::string {
+      if (region.memory.kind == MemoryKind::kGpu) return "gpu";
+      return region.keepalive != nullptr ? "pool" : "foreign";
+    });
+  }
+  std::vector<std::string> region_notes(RegionId id) const {
+    return of_region(id, [](const Region& region) { return region.notes; });
   }
   bool deregister(RegionId id, double timeout_s) const {
     check(runtime_->check_alive());
@@ -497,6 +506,7 @@ NB_MODULE(_native, m) {
   m.attr("__version__") = KVXFER_VERSION;
   m.attr("COPY_KERNEL") = std::string(copy_kernel_name());
   m.attr("COPY_LOOP_NBYTES") = sizeof(CopyLoop);
+  m.attr("MIN_STAGING_NBYTES") = GpuPart::kLeastStagingNbytes;
   nb::dict codes;
   for (const Code code : kCodes) codes[nb::cast(std::string(name_of(code)))] = static_cast<int>(code);
   m.attr("CODES") = codes;
@@ -552,8 +562,9 @@ NB_MODULE(_native, m) {
       .def_prop_ro("ended", [](const PyAgentCore& c) { return c.runtime().ended(); })
       .def("stats", &PyAgentCore::stats)
       .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a, "num_blocks"_a, "footprint"_a,
-           "layout"_a, "on_gpu"_a, "owner"_a)
+           "layout"_a, "device"_a, "owner"_a)
       .def("region_kind", &PyAgentCore::region_kind, "region"_a)
+      .def("region_notes", &PyAgentCore::region_notes, "region"_a)
       .def("deregister", &PyAgentCore::deregister, "region"_a, "timeout_s"_a)
       .def("begin_connect", &PyAgentCore::begin_connect, "address"_a, "timeout_s"_a)
       .def("disconnect", &PyAgentCore::disconnect, "peer"_a, "code"_a = static_cast<int>(Code::kPeerLost),

@@ -53,7 +53,7 @@ class EngineHost {
 
 struct EngineConfig {
   SessionConfig session;
-  Time lease_margin_ns = 100'000'000;     // a reader stops this long before its lease may end
+  Time lease_margin_ns = 100'000'000;  // a reader stops this long before its lease may end
   // Of one session, in each direction. A receiver keeps the tables of all that are open.
   std::uint32_t max_open_transfers = 1024;
   std::uint64_t max_open_pairs = 4 * 1024 * 1024;
@@ -65,7 +65,7 @@ struct EngineConfig {
 struct TransferRequest {
   SessionKey peer = 0;
   std::uint32_t program = 0;  // as install_program returned it
-  std::vector<std::uint32_t> src_ids, dst_ids;    // of units, the last num_fine of tokens
+  std::vector<std::uint32_t> src_ids, dst_ids;  // of units, the last num_fine of tokens
   std::uint32_t num_fine = 0;
   std::uint32_t first_layer = 0, num_layers = 0;  // in the program's numbers
   // Counted from first_layer: of these no byte moves before they are released, in either direction.

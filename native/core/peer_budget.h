@@ -23,7 +23,7 @@ inline Budget::Amounts peer_budget(std::uint32_t max_open_transfers, std::uint64
   limit(Resource::kBytes) = 2 * max_open_pairs * 8 + (64 + 16 + 112) * kMiB;
   // A 64th of the 128 TiB that a process can address; the largest hosts have as much memory.
   limit(Resource::kMapped) = std::uint64_t{2} * 1024 * 1024 * kMiB;
-  // Its control socket, 64 rails of tcp (the most that `tcp.rails` may be), one of each other transport, its ring of
+  // Its control socket, 64 rails of one transport (the most that an option asks for), one of each other transport, its ring of
   // frames, its fence table, and 57 pools that it shares: of the usual 1024 descriptors an eighth.
   limit(Resource::kDescriptors) = 128;
   // A quarter of the table, so that no peer takes all.

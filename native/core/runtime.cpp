@@ -321,7 +321,7 @@ Result<RegionId> Runtime::register_region(std::string name,
                                           std::vector<std::pair<std::byte*, std::uint64_t>> spans,
                                           std::uint32_t num_blocks, const CopyProgram& loops,
                                           wire::Bytes layout, MemoryKind kind,
-                                          std::shared_ptr<const void> owner) {
+                                          std::shared_ptr<const void> owner, int device) {
   if (spans.empty() || spans.size() > wire::kMaxSpans || num_blocks == 0)
     return Status(Code::kInvalidArgument,
                   "a region has 1 to " + std::to_string(wire::kMaxSpans) + " ranges and at least one block");
@@ -332,6 +332,7 @@ Result<RegionId> Runtime::register_region(std::string name,
   auto region = std::make_unique<Region>();
   LocalRegion& memory = region->memory;
   memory.kind = kind;
+  memory.device = device;
   memory.base = spans.front().first;
   for (const auto& [address, nbytes] : spans) {
     const auto offset = static_cast<std::uint64_t>(address - memory.base);
@@ -341,7 +342,7 @@ Result<RegionId> Runtime::register_region(std::string name,
     memory.spans.push_back({offset, nbytes});
   }
   if (Status status = check_program(loops); !status.ok()) return status;
-  Result<Footprint> footprint = Footprint::create(loops, Footprint::Half::kDst, num_blocks, memory.spans);
+  Result<Footprint> footprint = Footprint::create(loops, Side::kDst, num_blocks, memory.spans);
   if (!footprint.ok()) return footprint.status();
   region->footprint = std::move(footprint).value();
   region->name = std::move(name);
@@ -415,12 +416,9 @@ Result<RegionId> Runtime::register_region(std::string name,
   if (region == nullptr) return described.id;
   if (!failure.ok())
     return Status(failure.code(), "registering '" + region->name + "' with " + failure.message());
-  std::string able;
-  for (const TransportKind* each : transport_kinds())
-    if (each->memory.has(kind)) able += (able.empty() ? "" : ", ") + std::string(each->name);
   return Status(Code::kUnsupported, "no transport of agent '" + options_.name + "' reaches " +
                                         (kind == MemoryKind::kGpu ? "GPU" : "host") +
-                                        " memory: make it with one that does (" + able + ")");
+                                        " memory: make it with one that does (" + names_reaching(kind) + ")");
 }
 
 std::uint16_t Runtime::instance_of(std::size_t transport) const {

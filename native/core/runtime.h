@@ -94,11 +94,11 @@ class Runtime final : private EngineHost {
   Status check_alive() const;
 
   // `owner` keeps the memory. It is let go without the gate, by deregister_region() or close(), when no work on the
-  // region is under way any more; whoever holds the region's number need not live so long.
+  // region is under way any more; whoever holds the region's number need not live so long. `device`: as LocalRegion's.
   Result<RegionId> register_region(std::string name, std::vector<std::pair<std::byte*, std::uint64_t>> spans,
                                    std::uint32_t num_blocks, const CopyProgram& footprint, wire::Bytes layout,
                                    MemoryKind kind = MemoryKind::kHost,
-                                   std::shared_ptr<const void> owner = nullptr);
+                                   std::shared_ptr<const void> owner = nullptr, int device = -1);
   // Takes a region from peers. When this is kOk its memory is its owner's: no work on it is under way, and peers
   // have unmapped it where they would hold what its owner frees. For these it waits up to silent_ns, after which
   // their rails are down; for what a device has under way as long as the caller would wait, kDeadline then: the
@@ -113,8 +113,6 @@ class Runtime final : private EngineHost {
   // what it has under way.
   void cancel(const Handle& handle);
   Result<SessionKey> begin_connect(const std::string& address, Time timeout_ns);
-  // For a caller that waits no longer: ends the session at both ends, unless the peer is connected already.
-  void abandon_connect(SessionKey session);
 
   // Posts a transfer of which only so many layers go as the trigger says, which is kept until the transfer has
   // ended. Everything else is as if it did not wait.

@@ -380,13 +380,6 @@ void Runtime::expire_rails(Time at) {
   }
 }
 
-void Runtime::abandon_connect(SessionKey session) {
-  const CallerTurn turn(*this);
-  const std::optional<PeerView> view = engine_->peer(session);
-  if (view && view->state == "connecting")
-    engine_->end_session(turn.now, session, Code::kCancelled, "connecting was given up by its caller");
-}
-
 // ---- dialling -----------------------------------------------------------------------------------
 
 Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeout_ns) {

@@ -17,9 +17,10 @@ Result<std::shared_ptr<StreamWait>> Runtime::wait_in(gpu::Stream stream, Handle&
   }
   if (closed()) return check_alive();
   if (streams == nullptr)
-    return Status(Code::kUnsupported, "agent '" + options_.name +
-                                          "' has no GPU in whose streams it could wait: name cuda_ipc among "
-                                          "its transports, or wait on the host, with wait() or wait_layer()");
+    return Status(Code::kUnsupported,
+                  "agent '" + options_.name + "' has no GPU in whose streams it could wait: name one of " +
+                      names_reaching(MemoryKind::kGpu) +
+                      " among its transports, or wait on the host, with wait() or wait_layer()");
   Result<std::shared_ptr<StreamWait>> made =
       StreamWait::create(*options_.gpus.front().driver, options_.gpus.front().device);
   if (!made.ok()) return made;

@@ -55,11 +55,10 @@ Result<std::shared_ptr<gpu::StreamWrites>> Runtime::streams() const {
   const std::lock_guard lock(streams_mutex_);
   if (closed()) return check_alive();
   if (stream_writes_ != nullptr) return stream_writes_;
-  return Status(
-      Code::kUnsupported,
-      "agent '" + options_.name +
-          "' has no GPU whose streams it could wait for: name cuda_ipc among its transports, or wait for a "
-          "trigger that the host fires");
+  return Status(Code::kUnsupported, "agent '" + options_.name +
+                                        "' has no GPU whose streams it could wait for: name one of " +
+                                        names_reaching(MemoryKind::kGpu) +
+                                        " among its transports, or wait for a trigger that the host fires");
 }
 
 Status Runtime::record(Trigger& trigger, gpu::Stream stream, Trigger::Word value) {

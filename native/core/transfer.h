@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/outcome.h"
+#include "core/state_table.h"
 
 namespace kvxfer {
 
@@ -34,16 +35,10 @@ enum class TransferEvent : std::uint8_t {
   kDrained,     // nothing of it is posted any more
 };
 
-struct TransferTransition {
-  TransferState from;
-  TransferEvent event;
-  TransferState to;
-};
-
+using TransferTransition = Transition<TransferState, TransferEvent>;
 std::span<const TransferTransition> source_transitions() noexcept;
 std::span<const TransferTransition> destination_transitions() noexcept;
 
-constexpr bool is_final(TransferState state) noexcept { return state >= TransferState::kDone; }
 // Its end is known, and is told when the last of its works has completed.
 constexpr bool is_draining(TransferState state) noexcept {
   return state == TransferState::kFailing || state == TransferState::kCancelling ||
@@ -62,10 +57,6 @@ constexpr Outcome outcome_of(TransferState state) noexcept {
     default: return Outcome::kPending;
   }
 }
-
-// Takes the table's transition; false, and nothing changes, where there is none: the event came
-// too late (a DONE after the caller gave up) or does not belong there.
-bool step(std::span<const TransferTransition> table, TransferState& state, TransferEvent event) noexcept;
 
 std::string_view name_of(TransferState state) noexcept;
 std::string_view name_of(TransferEvent event) noexcept;

@@ -1,6 +1,7 @@
 #include "core/transport_registry.h"
 
 #include <algorithm>
+#include <ranges>
 #include <tuple>
 
 namespace kvxfer {
@@ -8,7 +9,7 @@ namespace {
 
 // "a, b and c" without the "and": names in a message.
 template <class Range, class Name>
-std::string listed(const Range& range, Name name) {
+std::string listed(Range&& range, Name name) {
   std::string text;
   for (const auto& each : range) {
     if (!text.empty()) text += ", ";
@@ -43,6 +44,12 @@ Status check_option(const TransportOption& option, const std::string& name, cons
 }
 
 }  // namespace
+
+std::string names_reaching(MemoryKind memory) {
+  const auto reaches = [memory](const TransportKind* kind) { return kind->memory.has(memory); };
+  return listed(transport_kinds() | std::views::filter(reaches),
+                [](const TransportKind* kind) { return std::string(kind->name); });
+}
 
 OptionValues::OptionValues(const TransportKind& kind, const NamedOptions& named) {
   for (const TransportOption& option : kind.options) {

@@ -11,6 +11,9 @@ namespace kvxfer {
 
 const TransportKind* find_transport_kind(std::string_view name) noexcept;  // nullptr: none of that name
 
+// "a, b": those of this build whose rails reach it.
+std::string names_reaching(MemoryKind memory);
+
 // The kinds that an agent uses which names these, nearest first: a partial one brings those beside it.
 // kInvalidArgument for no name, or one that no transport of this build has.
 Result<std::vector<const TransportKind*>> transports_in_use(const std::vector<std::string>& names);

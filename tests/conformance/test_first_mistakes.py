@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import resource
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer import Agent, AgentOptions, BlockTable
+from kvxfer import Agent, AgentOptions, BlockTable, Pool
 from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
 
 
@@ -209,3 +211,23 @@ def test_what_never_came_is_counted_and_what_was_never_released_is_said() -> Non
         # Whichever end's time is over first says it in its own words.
         with pytest.raises(TransferError, match=r"1 of its 1 layers had not been released|no lease of the"):
             held.wait(10)
+
+
+def test_a_rail_that_cannot_reach_a_region_says_why_in_its_notes() -> None:
+    """Of a pool that no descriptor is left for; the region is reached over the other rails."""
+    with Agent("prefill", options=AgentOptions(transports=("shm", "tcp"))) as agent:
+        pool = Pool(1, 4096, huge_pages=False)
+        assert agent.register("first", np.zeros((1, 4096), np.uint8)).notes == ()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            region = agent.register("pool", pool.array((1, 4096)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(region.notes) == 1
+        assert re.match("shm: dup of a pool's descriptor: Too many open files", region.notes[0])
+        region.deregister()
+        with pytest.raises(UsageError, match="was deregistered"):
+            _ = region.notes

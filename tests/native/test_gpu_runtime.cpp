@@ -447,8 +447,8 @@ TEST(pairs_of_gpu_and_host_memory_are_refused_when_they_are_posted) {
     const auto write = half(src, both.there, true), read = half(dst, both.here, false);
     REQUIRE_OK(write);
     REQUIRE_OK(read);
-    refused(src.try_post(both.there, write.value()), Code::kUnsupported, "go over unix and tcp");
-    refused(dst.try_post(both.here, read.value()), Code::kUnsupported, "go over unix and tcp");
+    refused(src.try_post(both.there, write.value()), Code::kUnsupported, "go over streams");
+    refused(dst.try_post(both.here, read.value()), Code::kUnsupported, "go over streams");
   }
   CHECK_EQ(src.num_transfers() + dst.num_transfers(), 0);
 }
@@ -478,6 +478,20 @@ TEST(a_gpu_that_fails_ends_its_transfers_and_leaves_host_memory_alone) {
   CHECK_EQ(beside->outcome(), Outcome::kDone);
   CHECK(both.host_arrived());
   CHECK(both.quiet());
+}
+
+TEST(a_region_on_a_gpu_that_is_not_the_agents_is_refused_in_words) {
+  const auto runtime = runtime_calls::create(options_of("alone", {"cuda_ipc"}));
+  const DeviceMemory memory(kBlockNbytes);
+  const auto add = [&](const std::string& name, int device) {
+    return runtime->register_region(name, {{memory.data(), kBlockNbytes}}, 1, pages_of(kBlockNbytes), {},
+                                    MemoryKind::kGpu, nullptr, device);
+  };
+  const Status other = add("other", 1).status();
+  CHECK_EQ(other.code(), Code::kUnsupported);
+  CHECK(other.message().find("lies on GPU 1, and this rail is one of GPU 0") != std::string::npos);
+  REQUIRE_OK(add("own", 0));
+  REQUIRE_OK(add("untold", -1));
 }
 
 TEST(memory_is_registered_with_the_transports_of_its_kind_or_refused) {

@@ -241,23 +241,6 @@ TEST(a_connect_ends_though_the_peer_withholds_something) {
   }
 }
 
-TEST(a_connect_that_its_caller_gave_up_is_gone_at_both_ends) {
-  Called called;
-  Agent caller(options_of("caller"));
-  const auto key = caller.runtime->begin_connect(called.address, kBound);
-  REQUIRE_OK(key);
-  Peer peer(Called::accept(called.tcp), {});
-  REQUIRE(peer.hear_until([&] { return peer.num_heard<wire::RegionsEnd>() != 0; }));
-  caller.runtime->abandon_connect(key.value());
-  CHECK(why_lost(*caller.runtime, key.value()).find("given up by its caller") != std::string::npos);
-  CHECK(peer.hears_the_end());
-  // One that is connected stays.
-  Scene scene;
-  scene.bystander.runtime->abandon_connect(scene.there);
-  CHECK(scene.friend_is_served());
-  CHECK(scene.friend_is_there());
-}
-
 TEST(a_peer_that_reads_nothing_of_what_it_is_sent_ends_its_own_session) {
   Scene scene;
   Peer peer(scene.victim.runtime->address());

@@ -15,6 +15,8 @@ namespace {
 constexpr int kNumTransferStates = static_cast<int>(TransferState::kCancelled) + 1;
 constexpr int kNumTransferEvents = static_cast<int>(TransferEvent::kDrained) + 1;
 
+bool is_final(TransferState state) { return state >= TransferState::kDone; }
+
 template <class Visit>
 void for_each_pair(Visit&& visit) {
   for (int s = 0; s < kNumTransferStates; ++s)

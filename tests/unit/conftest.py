@@ -200,6 +200,9 @@ class FakeCore:
     def region_kind(self, region: int) -> str:
         return "foreign"
 
+    def region_notes(self, region: int) -> list[str]:
+        return ["tcp: full"]
+
     def deregister(self, region: int, timeout_s: float) -> bool:
         self.calls.append(("deregister", (region, timeout_s)))
         return not self.is_copying

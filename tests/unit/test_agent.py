@@ -67,15 +67,19 @@ def test_register_passes_few_spans_and_the_footprint(ends: Ends) -> None:
     layers = list(np.zeros((3, 16, 8, 4), np.uint8))
     layout = KVLayout.from_tensors(layers, "btd")
     region = ends.agent.register("layers", {"a": layers}, layout)
-    name, spans, num_blocks, footprint, encoded, on_gpu, owner = ends.core.called("register")[-1]
+    name, spans, num_blocks, footprint, encoded, device, owner = ends.core.called("register")[-1]
     assert [view.shape for view in owner] == [layer.shape for layer in layers]
-    assert (name, num_blocks, on_gpu) == ("layers", 16, False)
+    assert (name, num_blocks, device) == ("layers", 16, -1)
     assert spans.tolist() == [[layers[0].ctypes.data, 3 * 16 * 8 * 4]]
     assert spans.dtype == np.int64
     assert footprint.dtype == LOOP_DTYPE
     assert KVLayout.from_bytes(encoded) == layout
     assert region.descriptor.layout == layout
     assert set(ends.agent.regions) == {"kv", "layers"}
+
+
+def test_a_region_says_which_rails_cannot_reach_it(ends: Ends) -> None:
+    assert ends.region.notes == ("tcp: full",)
 
 
 def test_a_name_is_one_regions_at_a_time(ends: Ends) -> None:
@@ -281,6 +285,7 @@ def test_a_region_that_was_deregistered_is_named(ends: Ends) -> None:
         lambda: ends.agent.expect(b"tag", [1], ends.region),
         lambda: ends.region.grant(ends.peer, [1]),
         lambda: ends.region.kind,
+        lambda: ends.region.notes,
     ]
     for verb in verbs:
         with pytest.raises(UsageError, match=r"^region 'kv' \(id \d+\) was deregistered: register") as caught:

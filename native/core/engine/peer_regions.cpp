@@ -203,8 +203,9 @@ Status PeerRegions::check_path(const Peer& peer, const Region& local, const Peer
         "no transport goes from region " + quoted(local.name) + " here (" + std::string(name_of(memory)) +
             " memory, over " + names_of(local.keys) + ") to region " + quoted(remote.region.name) +
             " of peer " + quoted(peer.name()) + " (over " + names_of(remote.region.keys) +
-            "): pages between GPU and host memory go over unix and tcp, staged by the agent with the "
-            "GPU; name one of them among the transports of both, and leave that agent its staging_nbytes"};
+            "): pages between GPU and host memory go over streams, staged by the agent with the GPU; name a "
+            "transport that reaches host memory among those of both, and leave that agent its "
+            "staging_nbytes"};
   if (coming) return {};
   std::string why = "no rail reaches region " + quoted(remote.region.name) + " of peer " +
                     quoted(peer.name()) + " from " + std::string(name_of(memory)) + " memory";

@@ -33,7 +33,6 @@ class Peer {
   bool is_open() const noexcept { return session_->state() == SessionState::kOpen; }
   bool was_open() const noexcept { return was_open_; }
   // Its regions are known, and each rail has come or failed: callers were told of it.
-  bool is_up() const noexcept { return up_; }
   bool regions_known() const noexcept { return regions_known_; }
   std::uint32_t rails_pending() const noexcept { return rails_pending_; }
   const std::vector<std::string>& notes() const noexcept { return notes_; }

@@ -3,6 +3,8 @@
 #include <set>
 #include <utility>
 
+#include "gpu/region_device.h"
+
 namespace kvxfer {
 
 using cuda_ipc::MemoryId;
@@ -53,6 +55,7 @@ Capabilities CudaIpcTransport::capabilities() const noexcept {
 // ---- our memory ----
 
 Result<RegionKeys> CudaIpcTransport::register_memory(const LocalRegion& region) {
+  if (Status here = gpu::check_device(region, device_); !here.ok()) return here;
   const gpu::ContextScope scope(driver_, context_.get());
   Result<std::vector<MemoryId>> added = exports_.add(region);
   if (!added.ok()) return added.status();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/pack.h"
+#include "gpu/region_device.h"
 #include "transports/stream/packed.h"
 
 namespace kvxfer {
@@ -55,8 +56,10 @@ Result<PeerId> StagedTransport::connect(UniqueFd socket, const ConnectInfo& info
 }
 
 Result<RegionKeys> StagedTransport::register_memory(const LocalRegion& region) {
-  if (region.kind == MemoryKind::kGpu)
+  if (region.kind == MemoryKind::kGpu) {
+    if (Status here = gpu::check_device(region, staging_->device()); !here.ok()) return here;
     if (Status opened = staging_->open(); !opened.ok()) return opened;
+  }
   return inner_->register_memory(region);
 }
 

@@ -25,15 +25,15 @@ Status Staging::open() {
     int error = 0;
     void* memory = nullptr;
     std::uint64_t nbytes = options_.nbytes;
-    for (; nbytes >= kLeastNbytes; nbytes /= 2) {
+    for (; nbytes >= GpuPart::kLeastStagingNbytes; nbytes /= 2) {
       error = driver_.host_allocate(&memory, nbytes, gpu::kPortable | gpu::kDeviceMap);
       if (error == 0) break;
     }
-    if (nbytes < kLeastNbytes)
+    if (nbytes < GpuPart::kLeastStagingNbytes)
       return {Code::kExhausted, "no pinned memory to stage pages of a GPU in, not even " +
-                                    std::to_string(kLeastNbytes) +
+                                    std::to_string(GpuPart::kLeastStagingNbytes) +
                                     " bytes: " + driver_.status(error, "cuMemHostAlloc").message() +
-                                    "; free host memory, or set staging_nbytes to 0 to use cuda_ipc alone"};
+                                    "; free host memory, or set staging_nbytes to 0 to do without"};
     memory_ = static_cast<std::byte*>(memory);
     nbytes_ = nbytes;
   }

@@ -9,6 +9,7 @@
 
 #include "gpu/copy_stream.h"
 #include "gpu/driver.h"
+#include "gpu/gpu_part.h"
 #include "kvxfer/status.h"
 #include "transports/stream/slots.h"
 
@@ -16,9 +17,6 @@ namespace kvxfer {
 
 class Staging {
  public:
-  // Less than this is no arena: of half of it one peer may have a quarter, and a stream's piece has 512 KiB.
-  static constexpr std::uint64_t kLeastNbytes = 2 * 4 * 512 * 1024;
-
   struct Options {
     int device = 0;
     gpu::Kernels kernels;
@@ -40,7 +38,7 @@ class Staging {
   ~Staging();  // waits for its kernels
 
   // Allocates all that staging ever needs; does nothing where it is there. Of an arena that cannot be had
-  // half as much is tried, and so on. kExhausted where not even kLeastNbytes can be had, kSystem where the
+  // half as much is tried, and so on. kExhausted where not even GpuPart::kLeastStagingNbytes can be had, kSystem where the
   // device is none.
   Status open();
   bool is_open() const noexcept { return sends_.has_value(); }
@@ -48,6 +46,7 @@ class Staging {
   std::uint64_t nbytes() const noexcept { return is_open() ? nbytes_ : options_.nbytes; }
   std::uint64_t most_piece_nbytes() const noexcept { return Slots::most_nbytes(nbytes() / 2); }
 
+  int device() const noexcept { return options_.device; }
   Lane& sends() noexcept { return *sends_; }
   Lane& receives() noexcept { return *receives_; }
 

@@ -14,10 +14,11 @@ Result<std::vector<std::unique_ptr<Transport>>> make_rails(const RailParts& part
   std::shared_ptr<Staging> staging;
   if (!parts.gpus.empty() && parts.gpus.front().staging_nbytes != 0) {
     const GpuPart& part = parts.gpus.front();
-    if (part.staging_nbytes < Staging::kLeastNbytes)
+    if (part.staging_nbytes < GpuPart::kLeastStagingNbytes)
       return Status(Code::kInvalidArgument, "a staging arena of " + std::to_string(part.staging_nbytes) +
                                                 " bytes is too small: it has at least " +
-                                                std::to_string(Staging::kLeastNbytes) + ", or 0 for none");
+                                                std::to_string(GpuPart::kLeastStagingNbytes) +
+                                                ", or 0 for none");
     staging = parts.shared.get<Staging>([&] {
       gpu::CopyStreamOptions copies = part.stream;
       copies.num_ctas = part.staging_ctas;

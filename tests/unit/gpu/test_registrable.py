@@ -70,7 +70,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
 
 def refusal(views: list[TensorView], options: AgentOptions) -> str:
     with pytest.raises(UsageError) as caught:
-        registrable.check("kv", views, options)
+        registrable.device_of("kv", views, options)
     assert caught.value.code == "unsupported"
     return str(caught.value)
 
@@ -119,7 +119,8 @@ def test_an_agent_without_the_transport_says_how_to_have_it(monkeypatch: pytest.
 
 
 def test_an_agent_takes_memory_of_its_one_gpu_alone() -> None:
-    registrable.check("kv", [view(Torch("cuda:1")), view(Torch("cuda:1"))], replace(WITH_GPU, gpu=1))
+    views = [view(Torch("cuda:1")), view(Torch("cuda:1"))]
+    assert registrable.device_of("kv", views, replace(WITH_GPU, gpu=1)) == 1
     assert "this agent's GPU is 0" in refusal([view(Torch("cuda:1"))], WITH_GPU)
     two = refusal([view(Torch("cuda:1")), view(Torch("cuda:0"))], WITH_GPU)
     assert "GPU 0 and GPU 1" in two
@@ -131,7 +132,7 @@ def test_of_an_array_that_does_not_say_where_it_is_the_driver_is_asked(
 ) -> None:
     found: list[int | None] = [0, 1, None]
     monkeypatch.setattr(driver, "device_of", lambda address: found.pop(0))
-    registrable.check("kv", [view(CudaArray())], WITH_GPU)
+    registrable.device_of("kv", [view(CudaArray())], WITH_GPU)
     assert "GPU 1" in refusal([view(CudaArray())], WITH_GPU)
     assert "of which the driver knows no GPU: it was freed" in refusal([view(CudaArray())], WITH_GPU)
     no_kernels(monkeypatch, "")
@@ -161,7 +162,7 @@ def test_kernels_are_loaded_for_an_agent_and_its_regions_are_told_to_be_on_the_g
     on_gpu = Torch("cuda:3")
     agent.register("kv", on_gpu, KVLayout.from_tensor(on_gpu, "lbd"))
     agent.register("host", np.zeros((4, 16), np.uint8))
-    assert [arguments[-2] for arguments in core.called("register")] == [True, False]
+    assert [arguments[-2] for arguments in core.called("register")] == [3, -1]
 
 
 def test_how_an_agent_copies_is_what_was_found_or_what_its_options_say(
