@@ -1,5 +1,5 @@
 // Moves pages between two agents of one process and says nothing: its instructions are what is
-// counted (bench/instructions.py). One thread drives both ends.
+// counted (bench/plan/instructions.py). One thread drives both ends.
 //
 //   move_pages TRANSPORT PAGES PAGE_NBYTES TRANSFERS
 #include <cstdio>

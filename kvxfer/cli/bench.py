@@ -9,34 +9,29 @@ from typing import Annotated
 
 import typer
 
-from kvxfer.bench import compare as compare_bench
-from kvxfer.bench import handover as handover_bench
-from kvxfer.bench import (
-    handover_page,
-    html,
-    noise,
-    page_moves,
-    report,
-    results,
-    runs_page,
-    serving_options,
-    serving_page,
-    serving_systems,
-)
-from kvxfer.bench import latency as latency_bench
-from kvxfer.bench import layout_pages as layout_bench
-from kvxfer.bench import layout_plan as layout_plan_bench
-from kvxfer.bench import pages as pages_bench
-from kvxfer.bench import plan as plan_bench
-from kvxfer.bench import scale as scale_bench
-from kvxfer.bench import setup as setup_bench
-from kvxfer.bench.channel import Message
-from kvxfer.bench.layout_names import NAMES
-from kvxfer.bench.models import MODELS
-from kvxfer.bench.progress import Progress
-from kvxfer.bench.serving_stages import Served
-from kvxfer.bench.stages import Handover
-from kvxfer.bench.trace import ARRIVALS, SAMPLES
+from kvxfer.bench.compare import measure as compare_bench
+from kvxfer.bench.handover import measure as handover_bench
+from kvxfer.bench.handover import page as handover_page
+from kvxfer.bench.handover.stages import Handover
+from kvxfer.bench.latency import measure as latency_bench
+from kvxfer.bench.pages import layouts as layout_bench
+from kvxfer.bench.pages import measure as pages_bench
+from kvxfer.bench.pages import moves as page_moves
+from kvxfer.bench.plan import layouts as layout_plan_bench
+from kvxfer.bench.plan import measure as plan_bench
+from kvxfer.bench.report import html, noise, results, runs_page
+from kvxfer.bench.report import show as report
+from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.progress import Progress
+from kvxfer.bench.scale import measure as scale_bench
+from kvxfer.bench.serving import options as serving_options
+from kvxfer.bench.serving import page as serving_page
+from kvxfer.bench.serving import systems as serving_systems
+from kvxfer.bench.serving.stages import Served
+from kvxfer.bench.setup import measure as setup_bench
+from kvxfer.bench.work.layout_names import NAMES
+from kvxfer.bench.work.models import MODELS
+from kvxfer.bench.work.trace import ARRIVALS, SAMPLES
 
 _CHECK_FAILED = 1
 _BASELINE_FAILED = 2
@@ -328,7 +323,7 @@ def serving(
     options.read_requests()
     html.check(html_file)
     serving_systems.enter_environment()
-    from kvxfer.bench import serving as serving_bench  # needs what engines' environments have
+    from kvxfer.bench.serving import measure as serving_bench  # needs what engines' environments have
 
     def run(progress: Callable[[Progress], None]) -> Message:
         seen: dict[str, list[Served]] = {}

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from kvxfer.bench import baseline as baselines
-from kvxfer.bench import baseline_work, compare
-from kvxfer.bench.baseline import Baseline, known_baselines
-from kvxfer.bench.compare import CompareOptions
-from kvxfer.bench.progress import Progress
+from kvxfer.bench.compare import baseline as baselines
+from kvxfer.bench.compare import measure as compare
+from kvxfer.bench.compare import work as baseline_work
+from kvxfer.bench.compare.baseline import Baseline, known_baselines
+from kvxfer.bench.compare.measure import CompareOptions
+from kvxfer.bench.run.progress import Progress
 
 pytest.importorskip("typer")
 

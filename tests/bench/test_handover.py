@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvxfer import cli
-from kvxfer.bench import trace
-from kvxfer.bench.models import model
+from kvxfer.bench.work import trace
+from kvxfer.bench.work.models import model
 
 pytest.importorskip("typer")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.bench import results
-from kvxfer.bench.interrupt import Interrupt
+from kvxfer.bench.report import results
+from kvxfer.bench.run.interrupt import Interrupt
 
 INTERRUPTED = 130
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvxfer import cli
-from kvxfer.bench import results
+from kvxfer.bench.report import results
 
 pytest.importorskip("typer")
 

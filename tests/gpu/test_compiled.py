@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.bench import gpu_commands
+from kvxfer.bench.gpu import commands as gpu_commands
 from kvxfer.errors import UsageError
 from kvxfer.gpu import compiler, include_path, sources, store_ring_nbytes
 from kvxfer.gpu.compiler import Compilation

@@ -10,7 +10,7 @@ NUM_ROUNDS = 2000
 
 
 def test_nothing_overtakes_the_words_that_tell_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    from kvxfer.bench import gpu_litmus
+    from kvxfer.bench.gpu import litmus as gpu_litmus
 
     fenced, unfenced = gpu_litmus.run(0, NUM_ROUNDS)
     # Without fences a GPU may be right or wrong: told, and not asserted.

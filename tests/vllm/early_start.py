@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
-from kvxfer.bench.server_process import ServerProcess
+from kvxfer.bench.engines.server_process import ServerProcess
 
 Group = TypeVar("Group")
 #: Starts processes in a folder, without waiting for them, and ends them: one, some, or a dataclass of some.

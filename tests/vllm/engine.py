@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvxfer.bench import tiny_models
-from kvxfer.bench.router_server import RouterServer
-from kvxfer.bench.vllm_server import Completion, VllmServer, complete, kvxfer_config
+from kvxfer.bench.engines import tiny_models
+from kvxfer.bench.engines.router_server import RouterServer
+from kvxfer.bench.engines.vllm_server import Completion, VllmServer, complete, kvxfer_config
 
 ROOT = Path(__file__).parents[2]
 OBSERVER = ("ObservedConnector", "tests.vllm.observed")

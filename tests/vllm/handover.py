@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvxfer.bench.vllm_server import VllmServer, complete
+from kvxfer.bench.engines.vllm_server import VllmServer, complete
 from tests.vllm.engine import FLIP, TO_PREFILL, push, ranks_of
 
 Heads = dict[tuple[int, int], tuple[str, ...]]

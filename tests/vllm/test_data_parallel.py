@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.bench import tiny_models
-from kvxfer.bench.router_server import RouterServer
-from kvxfer.bench.vllm_server import VllmServer, complete, completion_request
+from kvxfer.bench.engines import tiny_models
+from kvxfer.bench.engines.router_server import RouterServer
+from kvxfer.bench.engines.vllm_server import VllmServer, complete, completion_request
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
 
 pytestmark = pytest.mark.slow

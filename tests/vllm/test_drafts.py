@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvxfer.bench import tiny_models
-from kvxfer.bench.vllm_server import VllmServer, complete
+from kvxfer.bench.engines import tiny_models
+from kvxfer.bench.engines.vllm_server import VllmServer, complete
 from tests.vllm.drafts import DRAFTS, Draft
 from tests.vllm.engine import FLIP, TO_PREFILL, push, random_prompt, ranks_of, server
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvxfer.bench import tiny_models
-from kvxfer.bench.vllm_server import VllmServer
+from kvxfer.bench.engines import tiny_models
+from kvxfer.bench.engines.vllm_server import VllmServer
 from tests.vllm.early_start import started
 from tests.vllm.engine import random_prompt, server
 from tests.vllm.fp8_attention import ARGUMENTS, attention_of

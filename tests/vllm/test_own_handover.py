@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvxfer.bench.vllm_server import complete
+from kvxfer.bench.engines.vllm_server import complete
 from tests.vllm.engine import Engines, random_prompt
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kvxfer.bench.vllm_server import TOKENS_PER_BLOCK
+from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK
 from tests.vllm.engine import FLIP, Engines, random_prompt
 
 

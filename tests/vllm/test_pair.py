@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvxfer.bench.vllm_server import TOKENS_PER_BLOCK, complete, completion_request
+from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, complete, completion_request
 from tests.vllm.engine import Engines
 
 TEXT = "Pages of a request lie in every layer, and all of them must be where decode looks for them. " * 10

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from kvxfer.bench.engines.router_server import RouterServer
+from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, complete, completion_request
 from kvxfer.bench.errors import BenchError
-from kvxfer.bench.router_server import RouterServer
-from kvxfer.bench.vllm_server import TOKENS_PER_BLOCK, complete, completion_request
 from tests.vllm.engine import FLIP, TO_PREFILL, Engines, Ranks, random_prompt
 
 

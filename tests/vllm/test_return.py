@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvxfer.bench.vllm_server import TOKENS_PER_BLOCK, Completion, complete
+from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, Completion, complete
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt
 
 NUM_DECODED = 100

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from vllm.v1.request import Request
 
-from kvxfer.bench import tiny_models
+from kvxfer.bench.engines import tiny_models
 from kvxfer.connectors.vllm.handover import Handover, Rank
 from tests.vllm.stepping import BLOCK_SIZE, NUM_BLOCKS, TO_PREFILL, Answers, Engine, caches, config, request
 from tests.vllm.workers import Pushed, collected, forward, prefill_knows, some_tokens, until, workers

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from vllm.v1.request import Request, RequestStatus
 
-from kvxfer.bench import tiny_models
+from kvxfer.bench.engines import tiny_models
 from kvxfer.connectors.vllm.handover import Handover, Rank
 from kvxfer.connectors.vllm.step import Grant, StepMetadata
 from tests.vllm.stepping import BLOCK_SIZE, NUM_BLOCKS, TO_PREFILL, Answers, Engine, caches, config, request

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvxfer.bench import serving_nixl, serving_observer
+from kvxfer.bench.serving import nixl as serving_nixl
+from kvxfer.bench.serving import observer as serving_observer
 
 no_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason="`make bench-serving-setup` installs NIXL"

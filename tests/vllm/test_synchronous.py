@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvxfer.bench import tiny_models
+from kvxfer.bench.engines import tiny_models
+from kvxfer.bench.engines.vllm_server import VllmServer, complete
 from kvxfer.bench.errors import BenchError
-from kvxfer.bench.vllm_server import VllmServer, complete
 from tests.vllm.early_start import started
 from tests.vllm.engine import Engines, random_prompt, ranks_of, server
 from tests.vllm.workers import LAYERS, Pushed, some_tokens, workers

@@ -1,0 +1,181 @@
+"""A vLLM engine behind its own server, ``vllm serve``, on the CPU.
+
+For tests and demonstrations with tiny models (`kvxfer.bench.engines.tiny_models`): everything that costs
+time at the start and gives nothing at this size is off. It still takes about half a minute, most
+of it imports of its three processes, so start all that you need and then wait for all.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvxfer.bench.engines.server_process import ServerProcess
+from kvxfer.bench.errors import BenchError
+
+#: The name that models are served under.
+MODEL = "tiny"
+#: The CPU's attention knows multiples of 32.
+TOKENS_PER_BLOCK = 32
+
+# Two engines that start on two busy cores at once took 48 to 75 s.
+_READY_TIMEOUT_S = 240.0
+
+_ENVIRONMENT = {
+    # GiB, an upper bound: `num_blocks` is what counts.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def kvxfer_config(role: str, **extra: Any) -> dict[str, Any]:
+    """Returns the ``--kv-transfer-config`` of kvxfer's connector.
+
+    Parameters
+    ----------
+    role
+        ``kv_producer``, ``kv_consumer`` or ``kv_both``.
+    extra
+        The connector's own settings.
+    """
+    return {
+        "kv_connector": "KvxferConnector",
+        "kv_connector_module_path": "kvxfer.connectors.vllm",
+        "kv_role": role,
+        "kv_connector_extra_config": extra,
+    }
+
+
+class VllmServer(ServerProcess):
+    """One ``vllm serve``.
+
+    Parameters
+    ----------
+    name
+        What errors call it.
+    model
+        A folder with a model and its tokenizer (`kvxfer.bench.engines.tiny_models`).
+    log
+        The file that takes what it prints.
+    kv_transfer_config
+        What ``--kv-transfer-config`` gets; without it, the engine has no connector.
+    num_blocks
+        Blocks of the cache, of ``TOKENS_PER_BLOCK`` tokens each.
+    arguments
+        Further arguments of ``vllm serve``.
+    environment
+        Variables beside those of this process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Path,
+        log: Path,
+        *,
+        kv_transfer_config: Mapping[str, Any] | None = None,
+        num_blocks: int = 256,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        program = Path(sys.executable).parent / "vllm"
+        if not program.exists():
+            raise BenchError(f"no {program}: `make demo-vllm` and `make test-vllm` set up a vLLM for the CPU")
+        command = [
+            *(str(program), "serve", str(model), "--served-model-name", MODEL),
+            # In the dtype that it is saved in: by itself vLLM computes float32 models in float16.
+            *("--dtype", json.loads((model / "config.json").read_text())["dtype"], "--enforce-eager"),
+            *("--block-size", str(TOKENS_PER_BLOCK), "--num-gpu-blocks-override", str(num_blocks)),
+            *("--max-model-len", "1024", "--max-num-batched-tokens", "1024", "--max-num-seqs", "16"),
+        ]
+        if kv_transfer_config is not None:
+            command += ["--kv-transfer-config", json.dumps(kv_transfer_config)]
+        super().__init__(
+            name,
+            [*command, *arguments],
+            log,
+            environment={**_ENVIRONMENT, **(environment or {})},
+            ready_timeout_s=_READY_TIMEOUT_S,
+        )
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Returns a metric, summed over what else it is labelled with; 0 where there is none."""
+        families = text_string_to_metric_families(self.client.get("/metrics").raise_for_status().text)
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def prompt_tokens(self, source: str) -> int:
+        """Returns how many tokens of prompts came from ``source`` so far.
+
+        ``local_compute``, ``local_cache_hit`` or ``external_kv_transfer``: what a connector brought.
+        """
+        return int(self.metric("vllm:prompt_tokens_by_source_total", source=source))
+
+    def num_requests(self) -> int:
+        """Returns the requests that the engine works on or holds back."""
+        return int(self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting"))
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine, or a router before engines, answered to one prompt."""
+
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: str
+    kv_transfer_params: dict[str, Any] | None
+
+    @classmethod
+    def parse(cls, answer: Mapping[str, Any]) -> Self:
+        """Reads the first choice of a body of ``/v1/completions``."""
+        choice = answer["choices"][0]
+        return cls(
+            choice["text"],
+            choice.get("token_ids") or [],
+            choice.get("prompt_token_ids") or [],
+            choice["finish_reason"],
+            answer.get("kv_transfer_params"),
+        )
+
+
+def complete(
+    server: ServerProcess,
+    prompt: str | Sequence[int],
+    max_tokens: int = 32,
+    *,
+    request_id: str | None = None,
+    **fields: Any,
+) -> Completion:
+    """Asks an engine, or a router before engines, for the greedy continuation of a prompt.
+
+    Further ``fields`` go into the request as they are.
+    """
+    answer = server.client.post(
+        "/v1/completions", **completion_request(prompt, max_tokens, request_id, **fields)
+    )
+    if not answer.is_success:
+        raise BenchError(f"{server.name} answered {answer.status_code}: {answer.text}")
+    return Completion.parse(answer.json())
+
+
+def completion_request(
+    prompt: str | Sequence[int], max_tokens: int = 32, request_id: str | None = None, **fields: Any
+) -> dict[str, Any]:
+    """Returns the body and the headers of such a request, as an httpx client's ``post`` takes them."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    headers = {} if request_id is None else {"X-Request-Id": request_id}
+    return {"json": {**body, "return_token_ids": True, **fields}, "headers": headers}

@@ -1,0 +1,275 @@
+"""``make gpu-check``: what works on this machine's GPU, and how copies do beside limits of the same run.
+
+Runs where CUDA, torch and numpy are and nothing else of the benchmarks' libraries. Everything runs in
+processes of its own, each of which ends within a bound: what breaks a context, or does not end, is told and
+takes nothing else along. First the tests, several files at a time, then the figures one after the other, then
+the copies' tests under NVIDIA's checkers; what no time is left for is named. The table is printed last,
+whatever happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+from kvxfer.bench.gpu import step as gpu_step
+from kvxfer.bench.gpu import table as gpu_report
+from kvxfer.bench.gpu import tests as gpu_tests
+from kvxfer.bench.gpu.figures import EXIT_SAID, GROUPS
+from kvxfer.bench.gpu.step import Step
+from kvxfer.bench.report import machine
+from kvxfer.gpu.availability import Availability, availability
+
+EXIT_WRONG, EXIT_NO_GPU = 1, 3
+
+# By what is worth knowing first. Each waits for facts and bounds them by 60 s itself.
+_TESTS: Final = (
+    "loading",
+    "copies",
+    "agents",
+    "handles",
+    "pool",
+    "triggers",
+    "stream_waits",
+    "litmus",
+    "device_header",
+)
+# So many files at a time: none of them measures anything.
+_AT_A_TIME: Final = 4
+_TEST_S: Final = 150.0
+# What the figures are left at least, of which each group needs about a quarter of a minute.
+_FIGURES_S: Final = 180.0
+_FIGURE_S: Final = 75.0
+_CHECKERS: Final = ("memcheck", "racecheck")
+_CHECKER_S: Final = 90.0
+# Of a process on the device under a checker; where it refuses the device, that fails.
+_PROBE: Final = "import torch; torch.zeros(1, device='cuda').add_(1).cpu()"
+_PLAIN_PYTEST: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+# What is checked: each kernel once. The checkers slow one down by far more than ten times.
+_CHECKED: Final = "(random_order and 2064) or (every_number and bfloat16-float8_e4m3fn)"
+_FIGURES_COMMAND = (sys.executable, "-m", "kvxfer.bench.gpu.figures")
+# A copy that breaks its process's context is left out of the next one, which begins before this is over.
+_GROUP_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class Check:
+    """A run of everything, and what is known so far."""
+
+    device: int
+    arguments: tuple[str, ...]
+    until: float
+    logs: Path
+    out: Path | None
+    result: dict[str, Any]
+
+    def left_s(self) -> float:
+        return self.until - time.monotonic()
+
+    def keep(self, kind: str, what: dict[str, Any]) -> None:
+        """Keeps a result, in the file as well, so that it is there if this process is ended."""
+        self.result[kind].append(what)
+        if self.out is not None:
+            self.out.write_text(json.dumps(self.result, indent=1) + "\n")
+
+    def not_run(self, words: str) -> None:
+        self.keep("not_run", {"words": words})
+        _tell(f"not run: {words}")
+
+    def wrong(self, words: str, shown: str = "") -> None:
+        self.keep("wrong", {"words": words})
+        _tell(f"WRONG: {words}" + (f"\n{shown}" if shown else ""))
+
+
+def main() -> int:
+    """Prints the table and returns an exit status: 0, 1 where something is wrong, 3 where there is no GPU."""
+    parser = argparse.ArgumentParser(prog="python -m kvxfer.bench.gpu.check", description=__doc__)
+    parser.add_argument("--device", type=int, default=0, help="which GPU")
+    parser.add_argument("--total-mib", type=int, default=1024, help="bytes of a copy of pages")
+    parser.add_argument("--rounds", type=int, default=7, help="how often each is measured")
+    parser.add_argument("--seconds", type=float, default=400, help="when everything has ended")
+    parser.add_argument("--only", action="append", choices=("tests", "figures", "checkers"), help="a part")
+    parser.add_argument("--out", type=Path, help="a file for the result as JSON, written as it comes")
+    parser.add_argument("--logs", type=Path, default=Path("build/gpu-check-logs"), help="a folder")
+    options = parser.parse_args()
+    found = availability(options.device)
+    if not found.usable:
+        print(f"gpu-check: nothing was measured: {found.reason}", file=sys.stderr)
+        return EXIT_NO_GPU
+    arguments = (
+        *("--device", str(options.device), "--total-mib", str(options.total_mib)),
+        *("--rounds", str(options.rounds)),
+    )
+    check = Check(
+        options.device,
+        arguments,
+        time.monotonic() + options.seconds,
+        options.logs,
+        options.out,
+        _nothing_yet(found, options.total_mib, options.rounds),
+    )
+    shutil.rmtree(check.logs, ignore_errors=True)
+    parts: dict[str, Callable[[Check], None]] = {"tests": tests, "figures": figures, "checkers": checkers}
+    try:
+        for name, part in parts.items():
+            if not options.only or name in options.only:
+                part(check)
+    finally:
+        print(gpu_report.table(check.result), flush=True)
+    return EXIT_WRONG if check.result["wrong"] else 0
+
+
+def tests(check: Check) -> None:
+    """Runs the tests, several files at a time."""
+    reserved = min(_FIGURES_S, check.left_s() / 2)
+
+    def run(name: str) -> gpu_tests.Tests:
+        return gpu_tests.run(
+            f"tests/gpu/test_{name}.py", _TEST_S, lambda: check.left_s() - reserved, check.logs
+        )
+
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        for found in pool.map(run, _TESTS):
+            if found.state == "not run":
+                check.not_run(f"{found.file}: no time is left")
+                continue
+            check.keep("tests", asdict(found))
+            _tell(f"{found.file}: {found.state}, {found.num_passed} passed, in {found.taken_s:.0f} s")
+            for number, words in enumerate(found.wrong):
+                check.wrong(words, found.shown if number == 0 else "")
+
+
+def figures(check: Check) -> None:
+    """Measures every group, one after the other."""
+    for group in GROUPS:
+        broken: list[str] = []
+        until = time.monotonic() + _GROUP_S
+        while True:
+            begun = _figures_of(check, group, broken)
+            if not begun or time.monotonic() >= until:
+                break
+            broken.append(begun)
+
+
+def _figures_of(check: Check, group: str, broken: list[str]) -> str:
+    """Runs a group's process; returns the copy at which it ended before its time, "" for none.
+
+    Parameters
+    ----------
+    broken
+        Copies that ended earlier processes. What those have measured is not measured again.
+    """
+    measured = [row["name"] for row in check.result["row"]] if broken else []
+    skip = (word for name in (*broken, *measured) for word in ("--skip", name))
+    command = (*_FIGURES_COMMAND, group, *check.arguments, *skip)
+    name = f"figures {group} {len(broken)}" if broken else f"figures {group}"
+    outcome = gpu_step.run(Step(name, command, _FIGURE_S), check.left_s(), check.logs)
+    if outcome is None:
+        check.not_run(f"figures, {group}: no time is left")
+        return ""
+    begun = ""
+    for line in outcome.output.splitlines():
+        if not line.startswith('{"kind": '):
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue  # torn: its process was ended
+        kind = found.pop("kind")
+        if kind == "begun":
+            begun = found["name"]
+        elif kind == "wrong":
+            check.wrong(f"{group}, {found['name']}: {found['words']}")
+        elif kind == "not run":
+            check.not_run(found["words"])
+        elif found.get("name") is None or found["name"] not in measured:
+            check.keep(kind, found)
+    _tell(f"figures, {group}: {outcome.taken_s:.0f} s")
+    if outcome.status in (0, EXIT_SAID):
+        return ""
+    how = "had not ended" if outcome.status is None else f"ended with {outcome.status}"
+    where = f" at {begun!r}" if begun else ""
+    check.wrong(
+        f"figures, {group}: {how} after {outcome.taken_s:.0f} s{where}: see {outcome.log}",
+        outcome.last_lines(),
+    )
+    return begun
+
+
+def checkers(check: Check) -> None:
+    """Runs the copies' tests under NVIDIA's checkers, where those are and take the device."""
+    tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if tool is None:
+        check.not_run("memcheck, racecheck: compute-sanitizer is not here")
+        return
+    probe = Step("checkers probe", (tool, "--error-exitcode", "9", sys.executable, "-c", _PROBE), 60)
+    outcome = gpu_step.run(probe, check.left_s(), check.logs)
+    if outcome is None or outcome.status != 0:
+        words = "no time is left" if outcome is None else f"it does not take this device, see {outcome.log}"
+        check.not_run(f"memcheck, racecheck: {words}")
+        return
+    for checker in _CHECKERS:
+        step = Step(checker, (tool, "--tool", checker, *_checked_command()), _CHECKER_S, 45)
+        outcome = gpu_step.run(step, check.left_s(), check.logs, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+        if outcome is None:
+            check.not_run(f"{checker}: no time is left")
+        elif outcome.status is None:
+            check.not_run(f"{checker}: did not end within {outcome.taken_s:.0f} s")
+        elif outcome.status:
+            words = f"{checker} or the tests under it ended with {outcome.status}: see {outcome.log}"
+            check.wrong(words, outcome.last_lines())
+        else:
+            check.keep("checkers", {"name": checker, "words": "found nothing"})
+            _tell(f"{checker}: found nothing, in {outcome.taken_s:.0f} s")
+
+
+def _checked_command() -> tuple[str, ...]:
+    return (
+        *("--error-exitcode", "9", sys.executable, "-m", "pytest", "-c", "tests/gpu/gpu-check.ini"),
+        *("--rootdir", ".", "tests/gpu/test_copies.py", "-m", "gpu", "-k", _CHECKED, "-v"),
+        *("-p", "no:cacheprovider"),
+    )
+
+
+def _nothing_yet(found: Availability, total_mib: int, rounds: int) -> dict[str, Any]:
+    lists = (
+        *("tests", "row", "host CTAs", "host copy", "beside products", "trigger", "command", "litmus"),
+        "checkers",
+    )
+    return {
+        "bench": "gpu-check",
+        "date": date.today().isoformat(),
+        "gpu": "" if found.device is None else found.device.name,
+        "driver": "{}.{}".format(*found.driver_version),
+        **{name: _version(name) for name in ("torch", "cuda-core", "cuda-bindings", "numpy")},
+        "machine": machine.describe(),
+        "total_mib": total_mib,
+        "rounds": rounds,
+        **{name: [] for name in (*lists, "not_run", "wrong")},
+    }
+
+
+def _version(package: str) -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "?"
+
+
+def _tell(words: str) -> None:
+    print(f"gpu-check: {words}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

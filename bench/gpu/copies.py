@@ -1,0 +1,259 @@
+"""Copies on a GPU that are measured: what each moves, and how it is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import kvxfer
+from kvxfer import plan
+from kvxfer.bench.errors import CheckFailedError
+from kvxfer.bench.run import memory
+from kvxfer.bench.work.layout_pair import LayoutWork
+from kvxfer.bench.work.page_data import block_order
+from kvxfer.gpu.copy_stream import CopyStream, Direction
+from kvxfer.plan.pairs import pair_units
+
+_MODEL = "Llama-3.1-8B"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Something that a stream can be told to do again and again.
+
+    Attributes
+    ----------
+    group, name
+        Where it stands in the table, and as what.
+    limit
+        The copy whose rate is its limit, by `name`; ``""``: it is one itself.
+    asked
+        The share of the limit that it is to reach; 0: nothing was asked.
+    nbytes
+        Read and written on the device; moved once where one side is the host.
+    stream
+        The torch stream on which it runs.
+    submit
+        Has it run once; returns at once.
+    dst
+        Where it copies to; cleared before the check, so that what another copy left there is not taken for
+        this one's.
+    check
+        Raises `CheckFailedError` when what it left is not what it should be.
+    """
+
+    group: str
+    name: str
+    limit: str
+    asked: float
+    nbytes: int
+    stream: Any
+    submit: Callable[[], None]
+    dst: Any
+    check: Callable[[], None]
+
+
+def torch_stream(stream: CopyStream) -> Any:
+    """Returns a copy stream as torch knows streams."""
+    return torch.cuda.ExternalStream(stream.handle)
+
+
+def whole(name: str, src: Any, dst: Any, *, moved_once: bool = False) -> Copy:
+    """One large copy by torch, which is the limit of the others."""
+    stream = torch.cuda.Stream()
+
+    def submit() -> None:
+        with torch.cuda.stream(stream):
+            dst.copy_(src, non_blocking=True)
+
+    def check() -> None:
+        _require(_same(src, dst), name)
+
+    nbytes = src.numel() * src.element_size()
+    return Copy("limit", name, "", 0, nbytes * (1 if moved_once else 2), stream, submit, dst, check)
+
+
+class Pages:
+    """Pages of one size, in two memories of equal length.
+
+    Parameters
+    ----------
+    src, dst
+        torch's uint8 tensors, on the device or pinned.
+    """
+
+    def __init__(self, src: Any, dst: Any, page_nbytes: int) -> None:
+        self.page_nbytes = page_nbytes
+        self.num_pages = src.numel() // page_nbytes
+        shape = 1, self.num_pages, page_nbytes
+        layout = kvxfer.KVLayout.from_tensor(memory.reserve(src.numel()).reshape(shape), axes="lbd")
+        self._program = plan.compile_program(layout, layout)
+        self._src, self._dst = src, dst
+        self._random = [block_order("random", self.num_pages, seed) for seed in (1, 2)]
+        self._straight = block_order("contiguous", self.num_pages, 0)
+
+    def copy(
+        self,
+        group: str,
+        how: str,
+        stream: CopyStream,
+        limit: str,
+        *,
+        asked: float = 0,
+        named: str = "",
+        num_ctas: int = 0,
+        direction: Direction = "on_device",
+    ) -> Copy:
+        """How: ``gather`` (random to a row), ``scatter`` (a row to random) or ``both`` (random to random)."""
+        src_ids = self._straight if how == "scatter" else self._random[0]
+        dst_ids = self._straight if how == "gather" else self._random[1]
+        once = not (self._src.is_cuda and self._dst.is_cuda)
+
+        def submit() -> None:
+            if num_ctas:
+                stream.set_num_ctas(num_ctas)
+            _submit(
+                stream,
+                self._program,
+                src_ids,
+                dst_ids,
+                src=self._src.data_ptr(),
+                dst=self._dst.data_ptr(),
+                direction=direction,
+            )
+
+        name = f"{named or how}, {self.page_nbytes // 1024} KiB"
+        return Copy(
+            group,
+            name,
+            limit,
+            asked,
+            self._src.numel() * (1 if once else 2),
+            torch_stream(stream),
+            submit,
+            self._dst,
+            lambda: self._check(name, src_ids, dst_ids),
+        )
+
+    def torch_copies(self, group: str, limit: str) -> list[Copy]:
+        """The same by ``index_select`` and ``index_copy_``."""
+        stream = torch.cuda.Stream()
+        src, dst = self._rows(self._src), self._rows(self._dst)
+        index = torch.from_numpy(self._random[0].astype(np.int64)).to(src.device)
+
+        def gather() -> None:
+            with torch.cuda.stream(stream):
+                torch.index_select(src, 0, index, out=dst)
+
+        def scatter() -> None:
+            with torch.cuda.stream(stream):
+                dst.index_copy_(0, index, src)
+
+        kib = self.page_nbytes // 1024
+        nbytes = 2 * self._src.numel()
+        straight, shuffled = self._straight, self._random[0]
+        return [
+            Copy(
+                group,
+                f"torch index_select, {kib} KiB",
+                limit,
+                0,
+                nbytes,
+                stream,
+                gather,
+                self._dst,
+                lambda: self._check("index_select", shuffled, straight),
+            ),
+            Copy(
+                group,
+                f"torch index_copy_, {kib} KiB",
+                limit,
+                0,
+                nbytes,
+                stream,
+                scatter,
+                self._dst,
+                lambda: self._check("index_copy_", straight, shuffled),
+            ),
+        ]
+
+    def _rows(self, tensor: Any) -> Any:
+        # 8 bytes an element: torch's index kernels go element by element.
+        return tensor.view(torch.int64).view(self.num_pages, -1)
+
+    def _check(self, name: str, src_ids: Any, dst_ids: Any) -> None:
+        src = self._rows(self._src)[torch.from_numpy(src_ids.astype(np.int64)).to(self._src.device)]
+        dst = self._rows(self._dst)[torch.from_numpy(dst_ids.astype(np.int64)).to(self._dst.device)]
+        _require(_same(src, dst), name)
+
+
+def layouts(
+    src_layout: str, dst_layout: str, nbytes: int, stream: CopyStream, limit: str, asked: float
+) -> Copy:
+    """Some ranks' caches into one of another layout, as `kvxfer.bench.work.layout_pair` has them."""
+    work = LayoutWork.sized(src_layout, dst_layout, _MODEL, nbytes, 0, "random", 1)
+    data, programs, parts = work.data(), work.programs(), []
+    dst_host = np.zeros(work.dst.nbytes, np.uint8)
+    dst_cache, dst_blocks = work.dst.place(dst_host), work.blocks(work.dst, -1)
+    dst = torch.from_numpy(dst_host).cuda()
+    for share, program in zip(work.shares, programs, strict=True):
+        spec = work.srcs[share.src]
+        host = np.zeros(spec.nbytes, np.uint8)
+        cache, blocks = spec.place(host), work.blocks(spec, share.src)
+        data.fill(cache, blocks)
+        pairs = pair_units(cache.layout, dst_cache.layout, blocks, dst_blocks, None)
+        parts.append((program, pairs, torch.from_numpy(host).cuda()))
+
+    def submit() -> None:
+        for program, pairs, src in parts:
+            _submit(
+                stream,
+                program,
+                pairs.src_ids,
+                pairs.dst_ids,
+                src=src.data_ptr(),
+                dst=dst.data_ptr(),
+                num_fine=pairs.num_fine,
+            )
+
+    def check() -> None:
+        dst_host[:] = dst.cpu().numpy()
+        if wrong := data.check(dst_cache, dst_blocks):
+            raise CheckFailedError(f"{src_layout} -> {dst_layout}: {wrong}")
+
+    return Copy(
+        "layouts",
+        f"{src_layout} -> {dst_layout}",
+        limit,
+        asked,
+        work.src_nbytes + work.dst_nbytes,
+        torch_stream(stream),
+        submit,
+        dst,
+        check,
+    )
+
+
+def _submit(stream: CopyStream, *what: Any, **where: Any) -> None:
+    """Submits a copy, as soon as there is room for its tables."""
+    while True:
+        try:
+            stream.copy(*what, **where)
+            return
+        except kvxfer.UsageError as error:
+            if error.code != "again":
+                raise
+
+
+def _same(one: Any, other: Any) -> bool:
+    # On the device where both are: to the host a GiB takes a second.
+    return bool(torch.equal(one, other if one.device == other.device else other.to(one.device)))
+
+
+def _require(equal: bool, name: str) -> None:
+    if not equal:
+        raise CheckFailedError(f"{name}: the bytes that arrived are not those that were sent")

@@ -1,0 +1,396 @@
+"""``python -m kvxfer.bench.gpu.figures GROUP``: one group of `make gpu-check`'s figures, by itself.
+
+Prints each result as a line of JSON as soon as it is known (its ``kind`` says of what), so that what was
+measured stays when the process is ended. Every copy is checked before it is measured. Rounds go through all
+copies of a group in turn, so that a clock that changes changes them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.gpu.rows import Row, Wrong, measure, rate
+from kvxfer.bench.run.stats import MIB
+from kvxfer.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvxfer.gpu.copy_stream import CopyStream
+
+_DEVICE_COPY, _TO_HOST, _TO_DEVICE = "device to device", "device to host", "host to device"
+_CTAS = (1, 2, 4, 8, 16, 32, 132)
+# Of copies that follow each other without a pause: forty of a GiB in pages of 4 KiB.
+_TABLES_NBYTES = 128 * MIB
+_MATRIX = 8192
+_NUM_PRODUCTS = 20
+_TRIGGER_ROUNDS = 500
+_LITMUS_ROUNDS = 2000
+_BETWEEN = "another process's pages on this GPU, which is no NVLink"
+
+
+# Not Python's own for an exception.
+EXIT_SAID: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a group is told.
+
+    Attributes
+    ----------
+    nbytes
+        Of a copy of pages.
+    skip
+        Names of copies that broke the device in an earlier process.
+    """
+
+    device: int
+    nbytes: int
+    rounds: int
+    skip: tuple[str, ...] = ()
+
+
+def say(kind: str, **what: Any) -> None:
+    """Prints a result."""
+    print(json.dumps({"kind": kind, **what}), flush=True)
+
+
+def main() -> int:
+    """Measures a group and returns an exit status; `EXIT_SAID` where bytes were wrong, and it said so."""
+    parser = argparse.ArgumentParser(prog="python -m kvxfer.bench.gpu.figures", description=__doc__)
+    parser.add_argument("group", choices=GROUPS)
+    parser.add_argument("--device", type=int, default=0, help="which GPU")
+    parser.add_argument("--total-mib", type=int, default=1024, help="bytes of a copy of pages")
+    parser.add_argument("--rounds", type=int, default=7, help="how often each is measured")
+    parser.add_argument("--skip", action="append", default=[], help="a copy that is not run")
+    told = parser.parse_args()
+    options = Options(told.device, told.total_mib * MIB, told.rounds, tuple(told.skip))
+    import torch
+
+    torch.cuda.set_device(options.device)
+    try:
+        GROUPS[told.group](options)
+    except CheckFailedError as error:
+        say("wrong", name=told.group, words=str(error))
+        return EXIT_SAID
+    except (BenchError, UsageError) as error:
+        say("not run", words=f"{told.group}: {error}")
+    return 0
+
+
+def _rows(copies: list[Any], options: Options, *, tells_limit: bool = True) -> None:
+    """Measures copies, whose first is their limit, and prints what is found."""
+    limit, *others = copies
+    kept = [limit, *(copy for copy in others if copy.name not in options.skip)]
+    for found in measure(kept, options.rounds, lambda name: say("begun", name=name)):
+        if isinstance(found, Wrong):
+            say("wrong", name=found.name, words=found.words)
+        elif tells_limit or found.name != limit.name:
+            say("row", **asdict(found))
+
+
+def _num_ctas(device: int) -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def pages(options: Options) -> None:
+    """Gathers, scatters and both, of pages of each size, and torch's."""
+    from kvxfer.bench.gpu.copies import Pages, whole
+
+    with _streams(options.device) as (best, vectors):
+        src, dst = _memories(options.nbytes)
+        limit = whole(_DEVICE_COPY, src, dst)
+        for kib in (16, 64, 4):
+            of_size = Pages(src, dst, kib * 1024)
+            asked = 0.9 if kib >= 16 else 0
+            copies = [limit]
+            for how in ("gather", "scatter", "both"):
+                copies.append(of_size.copy("pages", how, best, _DEVICE_COPY, asked=asked))
+            copies.append(of_size.copy("pages", "both", vectors, _DEVICE_COPY, named="both, by vectors"))
+            if kib == 16:
+                copies += of_size.torch_copies("pages", _DEVICE_COPY)
+            _rows(copies, options, tells_limit=kib == 16)
+
+
+def ctas(options: Options) -> None:
+    """Pages of 16 KiB by so many CTAs."""
+    from kvxfer.bench.gpu.copies import Pages, whole
+
+    with _streams(options.device) as (best, vectors):
+        src, dst = _memories(options.nbytes)
+        pages = Pages(src, dst, 16 * 1024)
+        copies = [whole(_DEVICE_COPY, src, dst)]
+        for num in _CTAS:
+            for name, stream in (("bulk", best), ("vectors", vectors)):
+                named = f"{num} CTAs, {name}"
+                copies.append(pages.copy("CTAs", "both", stream, _DEVICE_COPY, num_ctas=num, named=named))
+        _rows(copies, options)
+
+
+def layouts(options: Options) -> None:
+    """Caches of one layout into one of another."""
+    from kvxfer.bench.gpu.copies import layouts as layouts_copy
+    from kvxfer.bench.gpu.copies import whole
+
+    nbytes = options.nbytes // 4
+    with _streams(options.device) as (best, _):
+        # Of the kernel that converts a multiprocessor runs two CTAs at a time.
+        best.set_num_ctas(2 * _num_ctas(options.device))
+        copies = [whole(_DEVICE_COPY, *_memories(nbytes))]
+        for before, after, asked in (
+            ("nhd", "hnd", 0.8),
+            ("hnd", "nhd", 0.8),
+            ("tp4+nhd", "tp2+nhd", 0.8),
+            ("tp4+hnd", "tp2+hnd", 0.8),
+            ("bf16", "fp8", 0.75),
+            ("fp8", "bf16", 0),
+            ("bf16", "fp8+per-page", 0),
+        ):
+            copies.append(layouts_copy(before, after, nbytes, best, _DEVICE_COPY, asked))
+        _rows(copies, options)
+
+
+def host(options: Options) -> None:
+    """Pages between the device and pinned memory: by kernels, by copy engines, and as calibrated."""
+    from kvxfer.gpu import calibration
+    from kvxfer.gpu.copy_stream import CopyStream
+
+    found = calibration.shared(options.device)
+    for by_ctas in found.rates():
+        say("host CTAs", **asdict(by_ctas), is_chosen=by_ctas.num_ctas == found.num_ctas)
+    for choice in found.choices():
+        say("host copy", **asdict(choice))
+    with (
+        CopyStream(
+            options.device, num_ctas=_num_ctas(options.device), tables_nbytes=_TABLES_NBYTES
+        ) as kernels,
+        CopyStream(options.device, tables_nbytes=_TABLES_NBYTES, copy_engines="always") as engines,
+        # As agents have it, but for the room for tables.
+        CopyStream(
+            options.device,
+            num_ctas=found.num_ctas,
+            tables_nbytes=_TABLES_NBYTES,
+            copy_engines="calibrated",
+        ) as chosen,
+    ):
+        for copies in _host_copies(options.nbytes // 4, kernels, engines, chosen):
+            _rows(copies, options)
+        if not engines.has_copy_engines:
+            words = "copy engines: the driver has no batches of copies (CUDA 12.8) for this device"
+            say("not run", words=words)
+
+
+def beside_products(options: Options) -> None:
+    """How much slower a copy and matrix products are together than alone, by priority and CTAs."""
+    for found in _beside_products(options.device, options.nbytes):
+        say("beside products", **found)
+
+
+def stores(options: Options) -> None:
+    """Pages that a kernel stores into memory of another process by itself."""
+    from kvxfer.bench.gpu import stores as gpu_stores
+
+    sizes, num_ctas = (16 * 1024, 64 * 1024), (4, 16, 132)
+    with gpu_stores.stores(options.device, options.nbytes // 4, sizes, num_ctas, _DEVICE_COPY) as copies:
+        _rows(copies, options)
+
+
+def triggers(options: Options) -> None:
+    """From a stream's store to the first byte of a transfer that waits for it."""
+    from kvxfer.bench.latency.trigger import by_stream
+
+    for delay in by_stream(options.device, _TRIGGER_ROUNDS):
+        say("trigger", **asdict(delay))
+
+
+def commands(options: Options) -> None:
+    """A transfer that a kernel starts, as it sees it."""
+    from kvxfer.bench.gpu.commands import by_kernel
+
+    for delay in by_kernel(options.device, _TRIGGER_ROUNDS):
+        say("command", **asdict(delay))
+
+
+def litmus(options: Options) -> None:
+    """Message passing, kernels to host to stream and back."""
+    from kvxfer.bench.gpu import litmus as gpu_litmus
+
+    for found in gpu_litmus.run(options.device, _LITMUS_ROUNDS):
+        say("litmus", **asdict(found))
+        if found.num_wrong and found.is_fenced:
+            raise CheckFailedError(f"the litmus test fails with its fences: {found}")
+
+
+@contextlib.contextmanager
+def _streams(device: int) -> Iterator[tuple[CopyStream, CopyStream]]:
+    """Yields streams that take the whole device: by every kernel, and without bulk copies."""
+    from kvxfer.gpu.copy_stream import CopyStream
+
+    num_ctas = _num_ctas(device)
+    with (
+        CopyStream(device, num_ctas=num_ctas, tables_nbytes=_TABLES_NBYTES) as best,
+        CopyStream(device, num_ctas=num_ctas, bulk=False, tables_nbytes=_TABLES_NBYTES) as vectors,
+    ):
+        yield best, vectors
+
+
+def _memories(nbytes: int) -> tuple[Any, Any]:
+    import torch
+
+    src = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device="cuda")
+    return src, torch.zeros_like(src)
+
+
+def _host_copies(nbytes: int, best: Any, engines: Any, chosen: Any) -> Iterator[list[Any]]:
+    """The same between the device and pinned memory: by kernels, by copy engines, and as calibrated."""
+    import torch
+
+    from kvxfer.bench.gpu.copies import Pages, whole
+    from kvxfer.gpu.copy_stream import Direction
+
+    device = torch.zeros(nbytes, dtype=torch.uint8, device="cuda").random_()
+    host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True).random_()
+    ways: tuple[tuple[str, Direction, tuple[Any, Any]], ...] = (
+        (_TO_HOST, "to_host", (device, torch.zeros_like(host, pin_memory=True))),
+        (_TO_DEVICE, "to_device", (host, torch.zeros_like(device))),
+    )
+    for name, direction, between in ways:
+        copies = [whole(name, *between, moved_once=True)]
+        for kib in (4, 16, 64):
+            pages = Pages(*between, kib * 1024)
+            for how, stream in (("kernels", best), ("copy engines", engines), ("as calibrated", chosen)):
+                asked = 0.95 if kib >= 16 and stream is chosen else 0
+                copies.append(
+                    pages.copy(name, "both", stream, name, asked=asked, named=how, direction=direction)
+                )
+        yield copies
+
+
+def _beside_products(device: int, nbytes: int) -> Iterator[dict[str, Any]]:
+    import torch
+
+    from kvxfer.bench.gpu.copies import Pages
+    from kvxfer.gpu.copy_stream import CopyStream
+
+    a, b = (torch.randn(_MATRIX, _MATRIX, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    out = torch.empty_like(a)
+    src = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+    pages = Pages(src, torch.zeros_like(src), 16 * 1024)
+    model = torch.cuda.Stream()
+
+    def products() -> None:
+        with torch.cuda.stream(model):
+            for _ in range(_NUM_PRODUCTS):
+                torch.matmul(a, b, out=out)
+
+    for high in (False, True):
+        for ctas in (4, 16):
+            with CopyStream(device, num_ctas=ctas, high_priority=high) as stream:
+                copy = pages.copy("", "both", stream, "")
+                alone, _ = _together(products, None, 0, model, copy.stream)
+                _, copy_alone = _together(None, copy.submit, 1, model, copy.stream)
+                # So many that there is always one beside the products; the first of them always has products
+                # beside it.
+                count = int(2 * alone / copy_alone) + 1
+                both = _together(products, copy.submit, count, model, copy.stream)
+                yield {
+                    "priority": "high" if high else "default",
+                    "num_ctas": ctas,
+                    "products": round(both[0] / alone, 3),
+                    "copy": round(both[1] / copy_alone, 3),
+                }
+
+
+def _together(products: Any, copy: Any, count: int, model: Any, copies: Any) -> tuple[float, float]:
+    """Returns seconds of the products and of the first of the copies, begun at the same time.
+
+    Medians of five, after one that is not counted; 0.0 for what there is none of.
+    """
+    import torch
+
+    taken = []
+    for _ in range(6):
+        began, ended, first_began, first_ended = (torch.cuda.Event(enable_timing=True) for _ in range(4))
+        torch.cuda.synchronize()
+        first_began.record(copies)
+        began.record(model)
+        if count:
+            copy()
+        first_ended.record(copies)
+        if products is not None:
+            products()
+        ended.record(model)
+        for _ in range(count - 1):
+            copy()
+        torch.cuda.synchronize()
+        taken.append([began.elapsed_time(ended) / 1e3, first_began.elapsed_time(first_ended) / 1e3])
+    products_s, copy_s = np.median(np.array(taken[1:]), axis=0)
+    return float(products_s), float(copy_s)
+
+
+def between(index: int, options: Options) -> None:
+    """What is read of another process's cache on this GPU, by one kind of handle."""
+    import torch
+
+    from kvxfer.bench.gpu.copies import whole
+    from kvxfer.bench.gpu.processes import KINDS
+    from kvxfer.bench.gpu.processes import measure as measure_between
+
+    kind = KINDS[index]
+    src = torch.zeros(options.nbytes, dtype=torch.uint8, device="cuda")
+    limit = rate(whole(_DEVICE_COPY, src, torch.zeros_like(src)))
+    for kib in (16, 64):
+        try:
+            handles, rates, ratios = measure_between(
+                kind, options.device, options.nbytes, kib * 1024, options.rounds, limit
+            )
+        except CheckFailedError as error:
+            say("wrong", name=f"{kind.name}, {kib} KiB", words=str(error))
+            continue
+        except BenchError as error:
+            say("not run", words=str(error))
+            continue
+        name = f"{kind.name}{'' if kind.how == handles else f' by {handles}'}, {kib} KiB"
+        row = Row(
+            _BETWEEN,
+            name,
+            round(float(np.median(rates)), 1),
+            round(float(np.median(ratios)), 3),
+            round(min(ratios), 3),
+            round(max(ratios), 3),
+            0.85,
+            0.0,
+        )
+        say("row", **asdict(row))
+
+
+#: In the order in which they are worth having, should time be short.
+GROUPS: Final[dict[str, Callable[[Options], None]]] = {
+    "pages": pages,
+    "litmus": litmus,
+    "trigger": triggers,
+    "other processes, cudaIpc": functools.partial(between, 0),
+    "other processes, expandable segments": functools.partial(between, 1),
+    "other processes, pool": functools.partial(between, 2),
+    "layouts": layouts,
+    "host": host,
+    "CTAs": ctas,
+    "beside products": beside_products,
+    "commands": commands,
+    "stores": stores,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

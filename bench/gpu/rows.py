@@ -1,0 +1,144 @@
+"""Rates of copies on a GPU beside their limits, checked before they are measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from kvxfer.bench.errors import CheckFailedError
+
+if TYPE_CHECKING:
+    from kvxfer.bench.gpu.copies import Copy
+
+# A measurement lasts this long, so that what it takes to begin and end one is nothing.
+_LEAST_S: Final = 0.02
+# A GPU's clock at most: a pause of so many cycles lasts at least as long as it is to.
+_MOST_HZ: Final = 2.1e9
+# What is queued behind a pause; a stream takes about a thousand of them.
+_MOST_QUEUED: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table.
+
+    Attributes
+    ----------
+    gb_per_s, ratio, least, most
+        Medians of the rounds' rates and of their ratios to the limit of the same round, and the extremes.
+    asked
+        The ratio that it is to reach; 0: nothing was asked.
+    submit_us
+        What one of them takes of this host's thread.
+    """
+
+    group: str
+    name: str
+    gb_per_s: float
+    ratio: float
+    least: float
+    most: float
+    asked: float
+    submit_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """A copy whose bytes were wrong, in words; it is not measured."""
+
+    name: str
+    words: str
+
+
+def measure(copies: list[Copy], rounds: int, begin: Callable[[str], None]) -> Iterator[Row | Wrong]:
+    """Checks each, then measures those that are right round by round.
+
+    Parameters
+    ----------
+    copies
+        The first is the limit of the others.
+    begin
+        Told each copy's name before it runs for the first time: should the device fail, that one did it.
+    """
+    import torch
+
+    right: list[Copy] = []
+    for copy in copies:
+        begin(copy.name)
+        copy.dst.zero_()
+        torch.cuda.synchronize()
+        copy.submit()
+        copy.stream.synchronize()
+        try:
+            copy.check()
+        except CheckFailedError as error:
+            yield Wrong(copy.name, str(error))
+            if copy is copies[0]:
+                return
+            continue
+        right.append(copy)
+    begin("")
+    counts = [min(_MOST_QUEUED, max(1, int(_LEAST_S / max(seconds(copy, 3) / 3, 1e-6)))) for copy in right]
+    submit_s = [submission_s(copy) for copy in right]
+    rates: list[list[float]] = [[] for _ in right]
+    for _ in range(rounds):
+        for copy, count, each, found in zip(right, counts, submit_s, rates, strict=True):
+            found.append(copy.nbytes * count / seconds(copy, count, 1.5 * count * each) / 1e9)
+    for copy, each, found in zip(right, submit_s, rates, strict=True):
+        ratios = np.array(found) / np.array(rates[0])
+        yield Row(
+            copy.group,
+            copy.name,
+            round(float(np.median(found)), 1),
+            round(float(np.median(ratios)), 3),
+            round(float(ratios.min()), 3),
+            round(float(ratios.max()), 3),
+            copy.asked,
+            round(each * 1e6, 1),
+        )
+
+
+def seconds(copy: Copy, count: int, queued_in_s: float = 0.0) -> float:
+    """Returns what the device takes for `count` of them, one after the other.
+
+    Parameters
+    ----------
+    queued_in_s
+        A pause for the stream in front of them, in which this host queues them all: what is measured then is
+        the device, and not how soon Python comes round.
+    """
+    import torch
+
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    if queued_in_s:
+        with torch.cuda.stream(copy.stream):
+            torch.cuda._sleep(int(queued_in_s * _MOST_HZ))
+    first.record(copy.stream)
+    for _ in range(count):
+        copy.submit()
+    last.record(copy.stream)
+    last.synchronize()
+    return float(first.elapsed_time(last)) / 1e3
+
+
+def submission_s(copy: Copy) -> float:
+    """Returns what submitting one takes of this thread, the median of nine while the stream is idle."""
+    taken = []
+    for _ in range(9):
+        copy.stream.synchronize()
+        began = time.perf_counter()
+        copy.submit()
+        taken.append(time.perf_counter() - began)
+    copy.stream.synchronize()
+    return float(np.median(taken))
+
+
+def rate(copy: Any) -> Callable[[], float]:
+    """Returns what measures a limit's GB/s, for others to be measured beside it."""
+    count = max(1, int(_LEAST_S / max(seconds(copy, 3) / 3, 1e-6)))
+    each = submission_s(copy)
+    return lambda: float(copy.nbytes * count / seconds(copy, count, 1.5 * count * each) / 1e9)

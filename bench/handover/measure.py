@@ -1,0 +1,287 @@
+"""``kvxfer bench handover``: the pages of real requests, from a prefill process to a decode process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.handover.stages import Handover, summarize
+from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.interrupt import Interrupt
+from kvxfer.bench.run.limit import Limit, LimitSpec, limits_for, pages_within
+from kvxfer.bench.run.option_checks import check_above_zero, check_counts, check_known
+from kvxfer.bench.run.process import REPLY_TIMEOUT_S, Worker, call_all, check_timeout, receive_any
+from kvxfer.bench.run.progress import Progress
+from kvxfer.bench.run.stats import GIB, MIB, percentiles
+from kvxfer.bench.work import trace as traces
+from kvxfer.bench.work.models import ModelShape, model
+from kvxfer.bench.work.trace import ARRIVALS, TraceRequest
+
+TRANSPORTS = ("shm", "tcp")
+MODES = ("push", "pull")
+
+# The limit is measured before, between and after this many parts of the run, while nothing moves.
+_PARTS = 4
+# Longest requests whose blocks decode keeps with prefix reuse: 1 GiB for the default model.
+_REUSED_REQUESTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverOptions:
+    """What is handed over, and at which pace.
+
+    The memory of both processes together is about ``2 * concurrency * max_tokens`` tokens, and half
+    a GiB at most for the limit: 1.1 GiB for the defaults, 3.4 GiB for the largest model at a
+    concurrency of 2. Prefix reuse keeps `_REUSED_REQUESTS` requests more at decode.
+
+    Requests arrive as room for them comes (``closed``), at ``rate`` a second with exponential gaps
+    (``poisson``), or as in the trace, ``speedup`` times faster (``trace``). More than
+    ``concurrency`` at once at a decode process wait; the wait is measured. Requests go to the
+    processes in turn. Each process has an agent and a cache of its own.
+    """
+
+    model: str = "Llama-3.1-8B"
+    transport: str = "shm"
+    trace: str = "mooncake"
+    requests: int = 24
+    max_tokens: int = 2048
+    prefill_ms_per_layer: float = 5.0
+    mode: str = "push"
+    concurrency: int = 1
+    tp: int = 1
+    seed: int = 1
+    timeout_s: float = 30.0
+    arrivals: str = "closed"
+    rate: float = 2.0
+    speedup: float = 1.0
+    prefix_reuse: bool = False
+    prefills: int = 1
+    decodes: int = 1
+    #: Flips a byte of the last request after its arrival, so that the check must fail.
+    corrupt: bool = False
+
+    def __post_init__(self) -> None:
+        check_known(self, transport=TRANSPORTS, mode=MODES, arrivals=ARRIVALS)
+        check_counts(self, "requests", "max_tokens", "concurrency", "prefills", "decodes")
+        if self.prefill_ms_per_layer < 0:
+            raise BenchError(f"--prefill-ms-per-layer is not negative, unlike {self.prefill_ms_per_layer}")
+        check_above_zero(self, "rate", "speedup")
+        check_timeout(self.timeout_s)
+        shape = self.shape()
+        if self.prefix_reuse and len(shape.groups) > 1:
+            raise BenchError(
+                f"--prefix-reuse is for models whose layers all attend to every token, unlike {self.model}: "
+                "what is outside a window or in a state cannot be used again block by block"
+            )
+
+    def shape(self) -> ModelShape:
+        return model(self.model, self.tp)
+
+    def num_blocks(self) -> list[int]:
+        """Blocks of each end's pools, one for each group of layers: what all requests in hand can need."""
+        return [self.concurrency * group.most_blocks(self.max_tokens) for group in self.shape().groups]
+
+    def reuse_blocks(self) -> int:
+        """Blocks that decode keeps for requests to come."""
+        return _REUSED_REQUESTS * self.shape().blocks_for(self.max_tokens) if self.prefix_reuse else 0
+
+    def chunk_blocks(self, scale: float) -> int:
+        """Blocks of one prefix id of the trace, whose lengths were multiplied by ``scale``."""
+        return max(1, int(traces.PREFIX_TOKENS * scale) // self.shape().tokens_per_block)
+
+
+def run(
+    options: HandoverOptions, progress: Callable[[Progress], None], seen: list[Handover] | None = None
+) -> Message:
+    """Runs it and returns the result as one JSON object; ``verified`` is false when a check failed.
+
+    ``seen`` receives every request's handover, in the order of the trace. After Ctrl-C the quarter of
+    the run that is under way ends, and the result is what was measured, with ``interrupted``.
+    """
+    shape = options.shape()
+    read = traces.read_trace(traces.find_trace(options.trace))
+    requests = traces.scale(read, options.requests, options.max_tokens)
+    if options.prefix_reuse and not any(request.prefix_ids for request in requests):
+        raise BenchError(
+            f"--prefix-reuse needs prefix ids, and {options.trace} has none: use the trace mooncake or one "
+            "of its format"
+        )
+    asked = _asked(options, requests, traces.scale_of(read, options.requests, options.max_tokens))
+    described: Message = asdict(options)
+    described.pop("corrupt")
+    result: Message = {
+        "bench": "handover",
+        **described,
+        "model_source": shape.source,
+        "tokens": sum(request.input_tokens for request in requests),
+        "page_nbytes": shape.page_nbytes,
+        "block_nbytes": shape.block_nbytes,
+    }
+    try:
+        handovers = seen if seen is not None else []
+        return {**result, **_measure(options, shape, asked, progress, handovers), "verified": True}
+    except CheckFailedError as error:
+        return {**result, "verified": False, "failure": str(error)}
+
+
+def _measure(
+    options: HandoverOptions,
+    shape: ModelShape,
+    requests: list[Message],
+    progress: Callable[[Progress], None],
+    handovers: list[Handover],
+) -> Message:
+    with ExitStack() as stack:
+        interrupt = stack.enter_context(Interrupt())
+        prefills, decodes = _start(options, stack)
+        workers = (*prefills, *decodes)
+        prefill, decode = prefills[0], decodes[0]
+        words = "two agents" if len(workers) == 2 else f"{len(workers)} agents"
+        progress(Progress(0, len(requests), f"setting up {words}"))
+        opened = call_all(workers, "open")
+        # The one that posts reaches out: prefill writes, decode reads.
+        active, passive = (prefills, decodes) if options.mode == "push" else (decodes, prefills)
+        for one in passive:
+            address = one.call("address")["address"]
+            for other in active:
+                other.call("connect", address=address)
+                one.call("accept")
+        limit = _limit(options, shape, requests, prefill, decode)
+        limit.run(0)
+        # Arrivals on a clock cannot stop for a limit between them.
+        num_parts = _PARTS if options.arrivals == "closed" else 1
+        for part in range(num_parts):
+            taken = range(part * len(requests) // num_parts, (part + 1) * len(requests) // num_parts)
+            if interrupt.stops(len(handovers)):
+                break
+            if taken:
+                handovers += _run_part(
+                    prefills, decodes, requests[taken.start : taken.stop], len(requests), progress
+                )
+                limit.run(part + 1)
+        ended = call_all(workers, "usage")
+    total_nbytes = sum(handover.nbytes for handover in handovers)
+    figures: Message = summarize(handovers, limit)
+    if interrupt.asked and len(handovers) < len(requests):
+        figures["interrupted"] = True
+        figures["requests"] = len(handovers)
+    if options.arrivals != "closed":
+        figures["queue_ms"] = percentiles(one.queue_ms() for one in handovers)
+        figures["arrival_to_decode_ms"] = percentiles(one.arrival_to_decode_ms() for one in handovers)
+    cpu_s = sum(one["cpu_ns"] for one in ended) / 1e9
+    figures["cpu_s_per_gib"] = round(cpu_s * GIB / total_nbytes, 3)
+    # The largest process of each kind.
+    figures["rss_mib"] = {
+        "prefill": max(one["rss_mib"] for one in ended[: len(prefills)]),
+        "decode": max(one["rss_mib"] for one in ended[len(prefills) :]),
+    }
+    figures["copy_kernel"] = opened[-1]["copy_kernel"]
+    figures["page_kind"] = opened[-1]["page_kind"]
+    return figures
+
+
+def _start(options: HandoverOptions, stack: ExitStack) -> tuple[list[Worker], list[Worker]]:
+    """Starts the processes, with a channel between every prefill and every decode."""
+    pairs = [[socket.socketpair() for _ in range(options.decodes)] for _ in range(options.prefills)]
+    fields = asdict(options)
+    try:
+        prefills = [
+            stack.enter_context(Worker("prefill", {**fields, "index": index}, [ours for ours, _ in row]))
+            for index, row in enumerate(pairs)
+        ]
+        decodes = [
+            stack.enter_context(
+                Worker("decode", {**fields, "index": index}, [row[index][1] for row in pairs])
+            )
+            for index in range(options.decodes)
+        ]
+    finally:
+        for stream in (stream for row in pairs for pair in row for stream in pair):
+            stream.close()
+    return prefills, decodes
+
+
+def _limit(
+    options: HandoverOptions,
+    shape: ModelShape,
+    requests: list[Message],
+    prefill: Worker,
+    decode: Worker,
+) -> Limit:
+    """The same pages as a plain copy or stream: a median request's, within 256 MiB."""
+    lengths = sorted(request["tokens"] for request in requests)
+    # A state counts as pages, too: the limit moves as many bytes.
+    num_pages = shape.request_nbytes(lengths[len(lengths) // 2]) // shape.page_nbytes
+    spec = LimitSpec(
+        limits_for(options.transport, "pool"),
+        shape.page_nbytes,
+        pages_within(shape.page_nbytes, num_pages, 256 * MIB),
+        "random",
+        options.seed,
+    )
+    limit = Limit(spec, prefill, decode)
+    limit.run(0)  # warm-up
+    limit.forget()
+    return limit
+
+
+def _asked(options: HandoverOptions, requests: list[TraceRequest], scale: float) -> list[Message]:
+    """Returns the requests as the workers get them; ``arrival_ns`` is None where they arrive on demand."""
+    arrivals_s: list[float] | None = None
+    if options.arrivals == "poisson":
+        generator = np.random.default_rng(options.seed)
+        arrivals_s = np.cumsum(generator.exponential(1 / options.rate, len(requests))).tolist()
+    elif options.arrivals == "trace":
+        arrivals_s = [(request.arrival_s - requests[0].arrival_s) / options.speedup for request in requests]
+    return [
+        {
+            "request": index,
+            "tokens": request.input_tokens,
+            "prefix_ids": request.prefix_ids if options.prefix_reuse else (),
+            "scale": scale,
+            # In turn, and over all pairs of processes.
+            "decode": index % options.decodes,
+            "prefill": index // options.decodes % options.prefills,
+            "arrival_ns": None if arrivals_s is None else int(arrivals_s[index] * 1e9),
+        }
+        for index, request in enumerate(requests)
+    ]
+
+
+def _run_part(
+    prefills: list[Worker],
+    decodes: list[Worker],
+    requests: list[Message],
+    total: int,
+    progress: Callable[[Progress], None],
+) -> list[Handover]:
+    """Hands over some of the requests; returns what both ends saw of each."""
+    workers = (*prefills, *decodes)
+    for role, those in (("prefill", prefills), ("decode", decodes)):
+        for index, worker in enumerate(those):
+            worker.channel.send("run", requests=[asked for asked in requests if asked[role] == index])
+    first = requests[0]["request"]
+    seen: dict[int, dict[str, Any]] = {asked["request"]: {} for asked in requests}
+    arrivals_ns = [0, *(asked["arrival_ns"] or 0 for asked in requests)]
+    longest_gap_s = max(after - before for before, after in pairwise(arrivals_ns)) / 1e9
+    running = len(workers)
+    while running:
+        worker, message = receive_any(workers, REPLY_TIMEOUT_S + longest_gap_s)
+        if message["kind"] == "reply":
+            running -= 1
+        elif message["kind"] == "request":
+            seen[message["request"]][worker.role] = message
+            if worker in decodes:
+                done = first + sum("decode" in ends for ends in seen.values())
+                progress(Progress(done, total, f"request {message['request']}: {message['words']}"))
+    return [
+        Handover.of(asked["request"], asked["tokens"], ends["prefill"], ends["decode"])
+        for asked, ends in zip(requests, seen.values(), strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""``kvxfer bench latency``; triggers and command rings."""

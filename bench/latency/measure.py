@@ -1,0 +1,184 @@
+"""``kvxfer bench latency``: one small write and its notification, seen at the far end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.latency.limit import open_limit, open_wakes
+from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.option_checks import check_counts, check_known
+from kvxfer.bench.run.process import REPLY_TIMEOUT_S, Worker, call_all, check_timeout, receive_any
+from kvxfer.bench.run.progress import Progress
+
+TRANSPORTS = ("shm", "unix", "tcp")
+WAITS = ("poll", "event")
+
+FIGURES = {
+    "min_us": "the fastest",
+    "p50_us": "from before the write to the notification in the far end's hands: half of a round trip",
+    "p90_us": "",
+    "p99_us": "",
+    "post_us": "of that, the call that posts the write",
+    "cpu_us": "processor time of both ends for each way, polling included",
+    "limit_us": "the machine's limit, median: Python hands the bytes over and waits alike, with no engine",
+    "limit_ratio": "limit_us / p50_us: 1 is the limit",
+    "wake_us": "of --wait event, a bare wake-up, median: a process asleep in read() of an eventfd, no Python",
+    "wake_ups": "p50_us / wake_us: how many bare wake-ups the write takes",
+    "wake_one_us": "wake_us on one processor; for wake_us itself the kernel chooses, as for the write",
+    "wake_two_us": "wake_us from one processor to another",
+}
+
+_WORD_NBYTES = 8
+# Of our writes, and of the limit's and wake-ups beside them: a machine's mood is in all of them.
+_ROUNDS = 8
+# At each end in each round and place: each takes an idle while, and the median of 1,600 stands.
+_WAKES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyOptions:
+    """What goes back and forth. ``wait``: both ends poll, or both sleep until asyncio wakes them."""
+
+    transport: str = "shm"
+    nbytes: int = 4096
+    wait: str = "poll"
+    iterations: int = 2000
+    seed: int = 1
+    timeout_s: float = 30.0
+    #: Flips a byte after each arrival, so that the check must fail.
+    corrupt: bool = False
+
+    def __post_init__(self) -> None:
+        check_known(self, transport=TRANSPORTS, wait=WAITS)
+        if self.nbytes < _WORD_NBYTES or self.nbytes % _WORD_NBYTES:
+            raise BenchError(f"--nbytes is a multiple of {_WORD_NBYTES}, not {self.nbytes}")
+        check_counts(self, "iterations")
+        check_timeout(self.timeout_s)
+
+    @property
+    def warmup(self) -> int:
+        """Iterations that are not measured: page faults, the compiled program, caches."""
+        return max(10, self.iterations // 5)
+
+
+def run(options: LatencyOptions, progress: Callable[[Progress], None]) -> Message:
+    """Runs it and returns the result as one JSON object; ``verified`` is false when a check failed."""
+    described: Message = asdict(options)
+    described.pop("corrupt")
+    result: Message = {"bench": "latency", **described}
+    try:
+        return {**result, **_measure(options, progress), "verified": True}
+    except CheckFailedError as error:
+        return {**result, "verified": False, "failure": str(error)}
+
+
+def _measure(options: LatencyOptions, progress: Callable[[Progress], None]) -> Message:
+    ours, limit = _Ways(), _Ways()
+    places = _wake_places() if options.wait == "event" else {}
+    wakes_ns: dict[str, list[int]] = {name: [] for name in places}
+    with Worker("near", asdict(options)) as near, Worker("far", asdict(options)) as far:
+        ends = near, far
+        progress(Progress(0, _ROUNDS, "setting up two agents"))
+        call_all(ends, "open")
+        near.call("connect", address=far.call("address")["address"])
+        far.call("accept")
+        call_all(ends, "grant")
+        open_limit(options.transport, options.nbytes, ends)
+        if places:
+            open_wakes(ends)
+        _exchange(ends, "", first=0, count=options.warmup)
+        _exchange(ends, "limit_", count=options.warmup)
+        done = options.warmup
+        for index in range(_ROUNDS):
+            count = (options.iterations * (index + 1)) // _ROUNDS + options.warmup - done
+            progress(Progress(index, _ROUNDS, f"{options.iterations} round trips, and the machine's limit"))
+            if count == 0:
+                continue
+            ours.add(*_exchange(ends, "", first=done, count=count))
+            limit.add(*_exchange(ends, "limit_", count=count))
+            for name, processors in places.items():
+                for reply in _exchange(ends, "wake_", count=_WAKES, processors=processors):
+                    wakes_ns[name] += reply["wakes_ns"]
+            done += count
+        progress(Progress(_ROUNDS, _ROUNDS, "done"))
+    # Known for sure when it has been used: a path that fails at first gives way to another.
+    if ours.paths != {options.transport}:
+        found = " and ".join(sorted(ours.paths))
+        raise CheckFailedError(f"asked for {options.transport}, but the bytes went over {found}")
+    one_way_us = ours.one_way_us()
+    p50, p90, p99 = np.percentile(one_way_us, [50, 90, 99]).round(2).tolist()
+    limit_us = float(np.median(limit.one_way_us()))
+    figures = {
+        "p50_us": p50,
+        "p90_us": p90,
+        "p99_us": p99,
+        "min_us": round(float(one_way_us.min()), 2),
+        "post_us": round(float(np.median(ours.posts_ns)) / 1e3, 2),
+        "cpu_us": round(ours.cpu_ns / 2e3 / len(one_way_us), 2),
+        "limit_us": round(limit_us, 2),
+        "limit_ratio": round(limit_us / p50, 3),
+    }
+    for name, found_ns in wakes_ns.items():
+        figures[name] = round(float(np.median(found_ns)) / 1e3, 2)
+    if places:
+        figures["wake_ups"] = round(p50 / figures["wake_us"], 2)
+    return {**figures, "rails": [options.transport]}
+
+
+def _wake_places() -> dict[str, tuple[list[int], list[int]]]:
+    """Returns the processors for the two ends of bare wake-ups, under the names of their figures.
+
+    To wake a processor as well may take several times as long, and the kernel's choice hangs on what
+    else runs: `wake_us` is near the one or the other of the two that hold still.
+    """
+    ours = sorted(os.sched_getaffinity(0))
+    places = {"wake_us": (ours, ours), "wake_one_us": (ours[:1], ours[:1])}
+    if len(ours) > 1:
+        places["wake_two_us"] = ours[:1], ours[1:2]
+    return places
+
+
+class _Ways:
+    """What was measured of one way of writing, over all rounds."""
+
+    def __init__(self) -> None:
+        self._round_trips_ns: list[int] = []
+        self._held_ns: list[int] = []
+        self.posts_ns: list[int] = []
+        self.cpu_ns = 0
+        self.paths: set[str] = set()
+
+    def add(self, asked: Message, answered: Message) -> None:
+        """Keeps what the two ends replied in one round."""
+        self._round_trips_ns += asked["round_trips_ns"]
+        self._held_ns += answered["held_ns"]
+        self.posts_ns += asked.get("posts_ns", [])
+        for reply in (asked, answered):
+            self.cpu_ns += reply.get("cpu_ns", 0)
+            if "path" in reply:
+                self.paths.add(reply["path"])
+
+    def one_way_us(self) -> NDArray[np.float64]:
+        # What the far end does between seeing one write and posting the next is no part of either way.
+        both_ways_ns = np.array(self._round_trips_ns, np.float64) - np.array(self._held_ns, np.float64)
+        return both_ways_ns / 2e3
+
+
+def _exchange(ends: tuple[Worker, Worker], prefix: str, **fields: Any) -> tuple[Message, Message]:
+    """Has the near end ask and the far end answer, and returns what they reply."""
+    near, far = ends
+    far.channel.send(f"{prefix}answer", **fields)
+    near.channel.send(f"{prefix}ask", **fields)
+    # Whichever fails first says why; the other only misses it.
+    replies = {}
+    for _ in range(2):
+        worker, message = receive_any(ends, REPLY_TIMEOUT_S)
+        replies[worker.role] = message
+    return replies["near"], replies["far"]

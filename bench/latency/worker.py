@@ -1,0 +1,200 @@
+"""The two worker processes of ``kvxfer bench latency``: one asks, the other answers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+
+import kvxfer
+from kvxfer.bench import _limits
+from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.latency.limit import LatencyLimitEnd
+from kvxfer.bench.latency.measure import LatencyOptions
+from kvxfer.bench.run.channel import Channel, Message
+from kvxfer.bench.run.endpoint import Endpoint
+from kvxfer.bench.run.process import serve
+from kvxfer.bench.work.page_data import PageFiller, page_keys
+
+# The page that goes out, and the one that comes in.
+_OUT, _IN = 0, 1
+_LEASE_S = 3600.0
+# How many polls between two looks at the clock.
+_POLLS = 4096
+# Filling and checking a page each time would measure cold caches.
+_CHECK_EVERY = 50
+
+
+class LatencyEnd:
+    """Writes a page with a notification, and waits for the one that comes back."""
+
+    _limit: LatencyLimitEnd
+    # What this end reads, and what it writes.
+    _wakes: tuple[int, int]
+
+    def __init__(self, options: LatencyOptions, endpoint: Endpoint, coordinator: Channel) -> None:
+        self.options = options
+        self._coordinator = coordinator
+        self.endpoint = endpoint
+        self.agent = endpoint.agent
+        self._pages = endpoint.pages(options.nbytes)
+        self._filler = PageFiller(options.nbytes)
+        self._src = np.array([_OUT], np.uint32)
+        self._dst = np.array([_IN], np.uint32)
+        self._notes: AsyncIterator[kvxfer.Notification] | None = None
+
+    def handlers(self) -> dict[str, Any]:
+        return {
+            "grant": self.grant,
+            "ask": self.ask,
+            "answer": self.answer,
+            "limit_open": self.limit_open,
+            "limit_ask": self.limit_ask,
+            "limit_answer": self.limit_answer,
+            "wake_open": self.wake_open,
+            "wake_ask": self.wake_ask,
+            "wake_answer": self.wake_answer,
+        }
+
+    def grant(self) -> Message:
+        self.endpoint.region.grant(self.endpoint.peer, [_IN], mode="write", ttl_s=_LEASE_S)
+        self._remote = self.endpoint.remote
+        return {}
+
+    async def ask(self, first: int, count: int) -> Message:
+        """Writes, waits for the answer, and again."""
+        round_trips_ns, posts_ns = [], []
+        cpu_ns = time.process_time_ns()
+        for iteration in range(first, first + count):
+            self._fill(iteration, "ask")
+            start_ns = time.perf_counter_ns()
+            transfer = self._write()
+            posts_ns.append(time.perf_counter_ns() - start_ns)
+            await self._note()
+            round_trips_ns.append(time.perf_counter_ns() - start_ns)
+            self._check(iteration, "answer")
+        cpu_ns = time.process_time_ns() - cpu_ns
+        transfer.wait(self.options.timeout_s)
+        return {
+            "round_trips_ns": round_trips_ns,
+            "posts_ns": posts_ns,
+            "cpu_ns": cpu_ns,
+            "path": self.endpoint.remote.path,
+        }
+
+    async def answer(self, first: int, count: int) -> Message:
+        """Waits for a write, and answers with one."""
+        held_ns = []
+        cpu_ns = time.process_time_ns()
+        for iteration in range(first, first + count):
+            await self._note()
+            seen_ns = time.perf_counter_ns()
+            self._check(iteration, "ask")
+            self._fill(iteration, "answer")
+            held_ns.append(time.perf_counter_ns() - seen_ns)
+            transfer = self._write()
+        cpu_ns = time.process_time_ns() - cpu_ns
+        transfer.wait(self.options.timeout_s)
+        return {"held_ns": held_ns, "cpu_ns": cpu_ns, "path": self.endpoint.remote.path}
+
+    def limit_open(self, end: int) -> Message:
+        """Meets the other end for the limit."""
+        descriptors = self._coordinator.descriptors
+        stream = socket.socket(fileno=descriptors.popleft())
+        shared = descriptors.popleft() if self.options.transport == "shm" else None
+        options = self.options
+        self._limit = LatencyLimitEnd(end, options.wait, options.nbytes, options.timeout_s, shared, stream)
+        return {}
+
+    async def limit_ask(self, count: int) -> Message:
+        """The limit's part of `ask`."""
+        return {"round_trips_ns": await self._limit.ask(count)}
+
+    async def limit_answer(self, count: int) -> Message:
+        """The limit's part of `answer`."""
+        return {"held_ns": await self._limit.answer(count)}
+
+    def wake_open(self) -> Message:
+        """Takes the eventfds of bare wake-ups."""
+        descriptors = self._coordinator.descriptors
+        self._wakes = descriptors.popleft(), descriptors.popleft()
+        return {}
+
+    def wake_ask(self, count: int, processors: list[list[int]]) -> Message:
+        """Wakes the other end first, then in turns; ``processors`` of this end and of the other one."""
+        return self._wake(True, count, processors[0])
+
+    def wake_answer(self, count: int, processors: list[list[int]]) -> Message:
+        """The other end of `wake_ask`."""
+        return self._wake(False, count, processors[1])
+
+    def _wake(self, first: bool, count: int, processors: list[int]) -> Message:
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, processors)  # this thread alone
+        try:
+            return {"wakes_ns": _limits.wake_ups(*self._wakes, first, count, self.options.timeout_s)}
+        finally:
+            os.sched_setaffinity(0, allowed)
+
+    def _write(self) -> kvxfer.Transfer:
+        return self.agent.write(
+            self.endpoint.region,
+            self._remote,
+            self._src,
+            self._dst,
+            notify=b"page",
+            timeout_s=self.options.timeout_s,
+        )
+
+    async def _note(self) -> kvxfer.Notification:
+        if self.options.wait == "poll":
+            return self._poll()
+        if self._notes is None:
+            self._notes = self.agent.notifications()
+        return await anext(self._notes)
+
+    def _poll(self) -> kvxfer.Notification:
+        deadline = time.monotonic() + self.options.timeout_s
+        while time.monotonic() < deadline:
+            for _ in range(_POLLS):
+                if self.agent.poll() and (note := self.agent.poll_notification()) is not None:
+                    return note
+        raise BenchError(f"no notification came within {self.options.timeout_s:g} s")
+
+    def _fill(self, iteration: int, way: str) -> None:
+        if iteration % _CHECK_EVERY == 0:
+            self._filler.fill(self._pages, self._src, _keys(iteration, way))
+
+    def _check(self, iteration: int, way: str) -> None:
+        if iteration % _CHECK_EVERY:
+            return
+        if self.options.corrupt:
+            self._pages[_IN].view(np.uint8)[-1] ^= 1
+        wrong = self._filler.check(self._pages, self._dst, _keys(iteration, way))
+        if wrong is not None:
+            raise CheckFailedError(f"{way} of iteration {iteration}: {wrong}")
+
+
+def _keys(iteration: int, way: str) -> Any:
+    return page_keys(iteration, int(way == "answer"), num_pages=1)
+
+
+async def run(fields: Message, coordinator: Channel, name: str) -> None:
+    """Serves as one end until the coordinator ends."""
+    options = LatencyOptions(**fields)
+    endpoint = Endpoint(
+        name,
+        options.transport,
+        "foreign" if options.transport == "unix" else "pool",
+        axes="lbd",
+        shape=(1, 2, options.nbytes),
+        dtype="uint8",
+        num_blocks=2,
+    )
+    async with endpoint:
+        end = LatencyEnd(options, endpoint, coordinator)
+        await serve(coordinator, {**endpoint.handlers(), **end.handlers()})

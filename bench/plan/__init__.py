@@ -1,0 +1,1 @@
+"""``kvxfer bench plan``, and instructions for each page."""

@@ -1,0 +1,1 @@
+"""Results: kept, judged, shown."""

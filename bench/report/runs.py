@@ -1,0 +1,187 @@
+"""Many kept results, gathered by bench and arguments into the figures of repeated runs. Pure.
+
+Results of every bench are read alike. At the top of a result and in a row of a list, a text, a whole
+number or a truth is an argument, and a fraction is a figure; every number within an object is a
+figure. What the machine chose (`_FACTS`) is neither: two runs are of one kind whichever copy kernel
+they used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from kvxfer.bench.report import machine
+from kvxfer.bench.report.results import Record
+from kvxfer.bench.run.channel import Message
+
+_FACTS = frozenset(
+    {
+        *("verified", "failure", "rails", "copy_kernel", "page_kind", "model_source", "name", "versions"),
+        *("events", "explain", "runs_per_pair", "smallest_run_nbytes"),
+        *("piecewise_pieces", "piecewise_nbytes", "piecewise_layers", "piecewise_tokens"),
+    }
+)
+# Fractions that were asked for.
+_ARGUMENTS = frozenset({"timeout_s", "idle_s", "prefill_ms_per_layer", "rate", "speedup"})
+# Of a spread the median speaks for the run; its ends belong to single iterations.
+_SPREAD_ENDS = frozenset({"min", "max"})
+
+_MORE_IS_BETTER = (
+    "per_s",
+    "gb_s",
+    "ratio",
+    "ratio_to_plain",
+    "ratio_to_piecewise",
+    "share",
+    "rate",
+    "goodput",
+    "fairness",
+    "speedup",
+)
+_LESS_IS_BETTER = (
+    "_ms",
+    "_us",
+    "_ns",
+    "_s",
+    "_mib",
+    "cpu",
+    "cores",
+    "rss",
+    "_ns_per",
+    "instructions",
+    "wake_ups",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What makes runs comparable: the bench and its arguments, in the order of the result."""
+
+    bench: str
+    arguments: tuple[tuple[str, str], ...]
+
+    def in_words(self, leave_out: frozenset[str] = frozenset()) -> str:
+        """Returns ``name value`` pairs on one line, without those of ``leave_out``."""
+        return ", ".join(f"{name} {value}" for name, value in self.arguments if name not in leave_out)
+
+
+@dataclass(slots=True)
+class Runs:
+    """Runs of one kind. ``figures`` has one value a run for each figure that the run had."""
+
+    kind: Kind
+    figures: dict[str, list[float]] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    #: Runs whose bytes were wrong; they have no figures.
+    failures: list[str] = field(default_factory=list)
+
+
+def gather(records: Iterable[Record]) -> list[Runs]:
+    """Returns the runs by kind, kinds in the order in which they first came."""
+    found: dict[Kind, Runs] = {}
+    for record in records:
+        result = record.result
+        kind = Kind(result["bench"], tuple(_arguments(result)))
+        if result.get("verified") is False:
+            # A failed run tells its arguments alone, so it may match no other.
+            runs = found.setdefault(_matching(found, kind), Runs(kind))
+            runs.failures.append(str(result.get("failure", "not verified")))
+        else:
+            runs = found.setdefault(kind, Runs(kind))
+            for name, value in figures(result):
+                runs.figures.setdefault(name, []).append(value)
+        runs.records.append(record)
+    return list(found.values())
+
+
+def figures(result: Message) -> Iterator[tuple[str, float]]:
+    """Yields the figures of a result, the names of nested ones joined by dots."""
+    for name, value in result.items():
+        if name in _FACTS or name in _ARGUMENTS:
+            continue
+        if isinstance(value, float):
+            yield name, value
+        elif isinstance(value, dict):
+            yield from _within(name, value)
+        elif isinstance(value, list):
+            yield from _rows(name, value)
+
+
+def _rows(name: str, rows: list[Any]) -> Iterator[tuple[str, float]]:
+    for row in rows:
+        if isinstance(row, dict):
+            label = ", ".join(f"{key} {text}" for key, text in _arguments(row))
+            for inner, number in figures(row):
+                yield (f"{name} [{label}] {inner}" if label else f"{name} {inner}"), number
+
+
+def common(groups: Iterable[Runs]) -> frozenset[str]:
+    """Returns the names of the arguments that are the same in all groups: they tell none apart."""
+    values: dict[str, set[str]] = {}
+    everyone = list(groups)
+    for group in everyone:
+        for name, value in group.kind.arguments:
+            values.setdefault(name, set()).add(value)
+    counts = {name: sum(name in dict(group.kind.arguments) for group in everyone) for name in values}
+    return frozenset(n for n, seen in values.items() if len(seen) == 1 and counts[n] == len(everyone))
+
+
+def by_bench(groups: list[Runs]) -> list[tuple[str, list[Runs]]]:
+    """Returns the groups of each bench, benches by name."""
+    ordered = sorted(groups, key=lambda runs: runs.kind.bench)
+    return [(bench, list(those)) for bench, those in groupby(ordered, key=lambda runs: runs.kind.bench)]
+
+
+def varying(groups: list[Runs]) -> frozenset[str]:
+    """Returns the names of the arguments that tell groups apart."""
+    return frozenset(name for group in groups for name, _ in group.kind.arguments) - common(groups)
+
+
+def machines_of(records: Iterable[Record]) -> list[str]:
+    """Returns the machines that the records come from, in words."""
+    return list(dict.fromkeys(machine.in_words(record.machine) for record in records))
+
+
+def better(figure: str) -> int:
+    """Returns 1 where more is better, -1 where less is, 0 where the name does not tell."""
+    # The unit is the last part but for p50 and the like: "stages_ms.post.p50", "gb_per_s.median".
+    name = figure.rpartition("] ")[2]
+    for part in reversed(name.split(".")):
+        # Before the times: "gb_per_s" ends as a time does. Processor time per byte is a cost.
+        if "cpu" not in part and part.endswith(_MORE_IS_BETTER):
+            return 1
+        if any(part.endswith(end) or part.startswith(end) for end in _LESS_IS_BETTER) or "cpu" in part:
+            return -1
+    return 0
+
+
+def _within(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    spread = "median" in values
+    for name, value in values.items():
+        if name in _FACTS or (spread and name in _SPREAD_ENDS) or isinstance(value, bool):
+            continue
+        if isinstance(value, int | float):
+            yield f"{prefix}.{name}", float(value)
+        elif isinstance(value, dict):
+            yield from _within(f"{prefix}.{name}", value)
+        elif isinstance(value, list):
+            yield from _rows(f"{prefix}.{name}", value)
+
+
+def _arguments(result: Message) -> Iterator[tuple[str, str]]:
+    for name, value in result.items():
+        if name in _FACTS or name == "bench":
+            continue
+        if isinstance(value, str | int) or (isinstance(value, float) and name in _ARGUMENTS):
+            yield name, f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _matching(found: dict[Kind, Runs], failed: Kind) -> Kind:
+    """Returns the kind whose arguments begin as those of a failed run, or the failed run's own."""
+    for kind in found:
+        if kind.bench == failed.bench and set(failed.arguments) <= set(kind.arguments):
+            return kind
+    return failed

@@ -1,0 +1,163 @@
+"""One system's engines and router, up or stopped: those of others are stopped while it is measured."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from kvxfer.bench.engines.router_server import RouterServer
+from kvxfer.bench.engines.server_process import ServerProcess
+from kvxfer.bench.engines.vllm_server import VllmServer
+from kvxfer.bench.errors import BenchError
+from kvxfer.bench.serving.events import FOLDER_VARIABLE, Observations
+from kvxfer.bench.serving.systems import System
+
+# Above NIXL's lease of 30 s, after which blocks that nobody fetched are given back.
+_SETTLE_TIMEOUT_S: Final = 60.0
+_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+class Deployment:
+    """The processes of one system. ``with`` ends them.
+
+    Parameters
+    ----------
+    system
+        What is served how.
+    model
+        A folder with a model.
+    folder
+        For logs, and for what observers write.
+    num_blocks, arguments
+        Of each engine, as `VllmServer` takes them.
+    """
+
+    def __init__(
+        self, system: System, model: Path, folder: Path, num_blocks: int, arguments: tuple[str, ...]
+    ) -> None:
+        self.system = system
+        self.engines: dict[str, VllmServer] = {}
+        self.observations: dict[str, Observations] = {}
+        self._stack = ExitStack()
+        self._router: RouterServer | None = None
+        self._is_paused = False
+        folder.mkdir(parents=True)
+        try:
+            for role in _ROLES if system.connector else ("alone",):
+                seen = folder / f"{role}-seen"
+                seen.mkdir()
+                self.engines[role] = self._stack.enter_context(
+                    VllmServer(
+                        f"{system.name}'s {role} engine" if system.connector else "the engine alone",
+                        model,
+                        folder / f"{role}.log",
+                        kv_transfer_config=system.kv_transfer_config(_ROLES.get(role, "")),
+                        num_blocks=num_blocks,
+                        arguments=arguments,
+                        environment={**system.environment, **self._port(), FOLDER_VARIABLE: str(seen)},
+                    )
+                )
+                self.observations[role] = Observations(seen)
+            if system.connector:
+                self._router = self._stack.enter_context(
+                    RouterServer(
+                        [self.engines["prefill"].url],
+                        [self.engines["decode"].url],
+                        folder / "router.log",
+                        system.dispatch,
+                    )
+                )
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _port(self) -> dict[str, str]:
+        name = self.system.port_variable
+        return {name: str(_reserved_port(self._stack))} if name else {}
+
+    @property
+    def _servers(self) -> list[ServerProcess]:
+        return [*self.engines.values(), *([] if self._router is None else [self._router])]
+
+    @property
+    def url(self) -> str:
+        """Where clients ask."""
+        return self._servers[-1].url
+
+    @property
+    def groups(self) -> list[int]:
+        """The process groups of the engines."""
+        return [engine.pid for engine in self.engines.values()]
+
+    def wait_ready(self) -> None:
+        """Waits until all of them answer."""
+        for server in self._servers:
+            server.wait_ready()
+
+    def pause(self) -> None:
+        """Stops all processes where they are. They hold their memory and use no processor."""
+        if not self._is_paused:
+            self._signal(signal.SIGSTOP)
+            self._is_paused = True
+
+    def resume(self) -> None:
+        """Lets them go on."""
+        if self._is_paused:
+            self._signal(signal.SIGCONT)
+            self._is_paused = False
+
+    def _signal(self, number: int) -> None:
+        for server in self._servers:
+            if not server.has_ended():
+                server.signal(number)
+
+    def settle(self) -> None:
+        """Waits until no engine works, and none keeps blocks for another."""
+        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        for engine in self.engines.values():
+            while self._is_busy(engine):
+                if time.monotonic() > deadline:
+                    raise BenchError(
+                        f"{engine.name} still holds blocks {_SETTLE_TIMEOUT_S:g} s after its last request; "
+                        f"{engine.last_words()}"
+                    )
+                time.sleep(0.1)
+
+    def _is_busy(self, engine: VllmServer) -> bool:
+        try:
+            return bool(engine.num_requests() or engine.metric("vllm:kv_cache_usage_perc"))
+        except httpx.HTTPError as error:
+            words = self.ending() or f"{type(error).__name__}: {error}"
+            raise BenchError(f"{engine.name} does not say how busy it is; {words}") from error
+
+    def ending(self) -> str:
+        """Returns the last words of a process that has ended by itself; empty where all are up."""
+        for server in self._servers:
+            if server.has_ended():
+                return f"{server.name} ended; {server.last_words()}"
+        return ""
+
+    def close(self) -> None:
+        """Ends all processes."""
+        self._stack.close()
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _reserved_port(stack: ExitStack) -> int:
+    """Returns a free port that stays ours until the stack closes, as `ServerProcess` keeps its own."""
+    listener = stack.enter_context(socket.socket())
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", 0))
+    port: int = listener.getsockname()[1]
+    return port

@@ -1,0 +1,113 @@
+"""What the two halves of a connector were seen doing for requests, read from the observers' files.
+
+`kvxfer.bench.serving.observer` writes them from within the engines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+#: Names the folder into which observers write.
+FOLDER_VARIABLE: Final = "KVXFER_SERVING_OBSERVED"
+
+#: In the order of a pull. ``finished`` and ``given_back`` are seen at prefill, the others at decode.
+Event = Literal["finished", "asked", "allocated", "ordered", "loaded", "told", "given_back"]
+EVENTS: Final[tuple[str, ...]] = get_args(Event)
+COSTS: Final = "costs"
+
+
+@dataclass(slots=True)
+class Seen:
+    """One request: when each of its events was, when first; and what the connector's calls in it took.
+
+    An event that never came is missing. ``failed`` is said of a load.
+    """
+
+    at_ns: dict[str, int] = field(default_factory=dict)
+    took_ns: dict[str, int] = field(default_factory=dict)
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a half of a connector took from its engine's loop, in all its methods."""
+
+    steps: int = 0
+    calls: int = 0
+    total_ns: int = 0
+
+    def since(self, before: Costs) -> Costs:
+        """Returns what came after ``before``."""
+        return Costs(self.steps - before.steps, self.calls - before.calls, self.total_ns - before.total_ns)
+
+    def us_per_step(self) -> float:
+        """Returns microseconds a step of the engine; 0 where there was none."""
+        return self.total_ns / 1e3 / self.steps if self.steps else 0.0
+
+
+class Observations:
+    """What the observers in a folder have written, read again and again as they write on.
+
+    Parameters
+    ----------
+    folder
+        Where they write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+        self._lines: list[dict[str, Any]] = []
+        self._costs: dict[Path, tuple[str, Costs]] = {}
+
+    def read(self) -> None:
+        """Reads what is new; a line that is being written is left for the next time."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            start = self._offsets.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(start)
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._offsets[path] = start + len(whole)
+            for line in whole.splitlines():
+                self._take(path, json.loads(line))
+
+    def _take(self, path: Path, line: dict[str, Any]) -> None:
+        if line["event"] == COSTS:
+            self._costs[path] = line["half"], Costs(line["steps"], line["calls"], line["total_ns"])
+        else:
+            self._lines.append(line)
+
+    def requests(self, names: Iterable[str]) -> dict[str, Seen]:
+        """Returns what happened to the requests, by the names that their clients gave them.
+
+        An engine puts something before and behind the name that it got, another at prefill than at
+        decode; the name is to be found within.
+        """
+        found = {name: Seen() for name in names}
+        for line in self._lines:
+            name = next((name for name in found if name in line["request"]), None)
+            if name is None:
+                continue
+            seen = found[name]
+            event = line["event"]
+            # With tensor parallelism every worker says so; a load is done with the last of them.
+            if event not in seen.at_ns or event == "loaded":
+                seen.at_ns[event] = line["at_ns"]
+                seen.took_ns[event] = line.get("took_ns", 0)
+            seen.failed = seen.failed or bool(line.get("failed"))
+        return found
+
+    def costs(self) -> dict[str, Costs]:
+        """Returns what each half took so far: ``scheduler`` and ``worker``, over all workers."""
+        found = {"scheduler": Costs(), "worker": Costs()}
+        for half, costs in self._costs.values():
+            before = found[half]
+            found[half] = Costs(
+                before.steps + costs.steps, before.calls + costs.calls, before.total_ns + costs.total_ns
+            )
+        return found

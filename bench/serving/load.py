@@ -1,0 +1,147 @@
+"""Clients of a server under measure: they send requests as these arrive, and stamp every token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from kvxfer.bench.engines.tiny_models import ALPHABET
+from kvxfer.bench.engines.vllm_server import completion_request
+
+_CONNECT_TIMEOUT_S = 5.0
+# Beyond this an answer says nothing new.
+_MAX_WORDS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request. ``name`` goes with it to every engine; ``arrival_s`` counts from the start of a run.
+
+    None arrives when there is room.
+    """
+
+    name: str
+    prompt: str
+    max_tokens: int
+    arrival_s: float | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back; times in nanoseconds of CLOCK_MONOTONIC. ``error`` is empty where all went well."""
+
+    asked: Asked
+    arrival_ns: int = 0
+    sent_ns: int = 0
+    token_ns: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def first_token_ms(self) -> float:
+        """From the request's arrival to its first token."""
+        return (self.token_ns[0] - self.arrival_ns) / 1e6
+
+    def between_tokens_ms(self) -> list[float]:
+        """Returns the time from each token to the next."""
+        return [(b - a) / 1e6 for a, b in zip(self.token_ns, self.token_ns[1:], strict=False)]
+
+
+def prompt_of(num_tokens: int, *seed: object) -> str:
+    """Returns a text of so many tokens; one of another seed begins with other letters."""
+    return "".join(random.Random(repr(seed)).choices(ALPHABET[:52], k=num_tokens))
+
+
+def run(
+    url: str,
+    requests: Sequence[Asked],
+    concurrency: int,
+    timeout_s: float,
+    answered: Callable[[Answer], None] = lambda answer: None,
+) -> list[Answer]:
+    """Sends the requests and returns their answers, in the order of the requests.
+
+    Parameters
+    ----------
+    url
+        Of an engine, or of a router.
+    concurrency
+        Requests in hand at once of those that arrive when there is room. Those that arrive on a clock
+        are sent then, however many are in hand.
+    timeout_s
+        How long a server may say nothing.
+    answered
+        Called with each answer when it is whole.
+    """
+    return asyncio.run(_run(url, requests, concurrency, timeout_s, answered))
+
+
+async def _run(
+    url: str,
+    requests: Sequence[Asked],
+    concurrency: int,
+    timeout_s: float,
+    answered: Callable[[Answer], None],
+) -> list[Answer]:
+    answers = [Answer(asked) for asked in requests]
+    room = asyncio.Semaphore(concurrency)
+    start_ns = time.monotonic_ns()
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S)
+
+    async def one(client: httpx.AsyncClient, answer: Answer) -> None:
+        if answer.asked.arrival_s is None:
+            async with room:
+                answer.arrival_ns = time.monotonic_ns()
+                await _ask(client, answer)
+        else:
+            answer.arrival_ns = start_ns + int(answer.asked.arrival_s * 1e9)
+            await asyncio.sleep(max(0.0, (answer.arrival_ns - time.monotonic_ns()) / 1e9))
+            await _ask(client, answer)
+        answered(answer)
+
+    async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits) as client:
+        await asyncio.gather(*(one(client, answer) for answer in answers))
+    return answers
+
+
+async def _ask(client: httpx.AsyncClient, answer: Answer) -> None:
+    asked = answer.asked
+    request = completion_request(
+        asked.prompt, asked.max_tokens, asked.name, stream=True, ignore_eos=True, min_tokens=asked.max_tokens
+    )
+    answer.sent_ns = time.monotonic_ns()
+    try:
+        async with client.stream("POST", "/v1/completions", **request) as response:
+            if not response.is_success:
+                reason = (await response.aread()).decode(errors="replace")
+                answer.error = f"answered {response.status_code}: {reason}"[:_MAX_WORDS]
+                return
+            async for line in response.aiter_lines():
+                _take(answer, line, time.monotonic_ns())
+    except httpx.HTTPError as error:
+        answer.error = f"{type(error).__name__}: {error}"[:_MAX_WORDS]
+        return
+    if len(answer.token_ids) < asked.max_tokens and not answer.error:
+        answer.error = f"ended after {len(answer.token_ids)} of {asked.max_tokens} tokens"
+
+
+def _take(answer: Answer, line: str, now_ns: int) -> None:
+    """Reads one line of a stream of events; several tokens that come at once have one time."""
+    data = line.removeprefix("data: ")
+    if data == line or data == "[DONE]":
+        return
+    event = json.loads(data)
+    if "error" in event:
+        answer.error = str(event["error"])[:_MAX_WORDS]
+        return
+    for choice in event.get("choices", ()):
+        tokens = choice.get("token_ids") or []
+        answer.token_ids += tokens
+        answer.token_ns += [now_ns] * len(tokens)

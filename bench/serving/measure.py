@@ -1,0 +1,423 @@
+"""``kvxfer bench serving``: prefill and decode on real engines, one connector and another in turns."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from kvxfer.bench.compare.measure import rotated
+from kvxfer.bench.engines import tiny_models
+from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK
+from kvxfer.bench.errors import BenchError
+from kvxfer.bench.report import noise
+from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.progress import Progress
+from kvxfer.bench.run.stats import spread
+from kvxfer.bench.serving import load, systems, threads
+from kvxfer.bench.serving.deployment import Deployment
+from kvxfer.bench.serving.events import Costs
+from kvxfer.bench.serving.load import Answer, Asked
+from kvxfer.bench.serving.options import ServingOptions
+from kvxfer.bench.serving.ratios import ratios
+from kvxfer.bench.serving.stages import Served, joined, summarize
+from kvxfer.bench.serving.systems import System
+from kvxfer.bench.work.trace import TraceRequest
+
+MODEL: Final = "llama-pages"
+# Tokens of an engine's step: a prompt of the default length is computed in one.
+_BATCH_TOKENS: Final = 2048
+# Where the machine is busy, engines that shake hands may run out of time; the next request tries again.
+_FIRST_ATTEMPTS: Final = 3
+# An engine that has just answered still ends what it began; then it is watched for so long.
+_REST_S: Final = 1.0
+_IDLE_S: Final = 3.0
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What one system did in one round."""
+
+    served: list[Served]
+    duration_s: float
+    processor_s: float
+    costs: dict[str, dict[str, Costs]]  # role -> half
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What is known of one system."""
+
+    system: System
+    first: Message = field(default_factory=dict)
+    idle: Message = field(default_factory=dict)
+    turns: dict[int, _Turn] = field(default_factory=dict)
+
+    @property
+    def served(self) -> list[Served]:
+        return [one for turn in self.turns.values() for one in turn.served]
+
+
+def _num_blocks(options: ServingOptions) -> int:
+    """Returns the blocks of each engine: what requests in hand can need, and one more that engines keep."""
+    tokens = options.max_tokens + options.max_output_tokens
+    return 1 + options.concurrency * math.ceil(tokens / TOKENS_PER_BLOCK)
+
+
+def _arguments(options: ServingOptions) -> tuple[str, ...]:
+    """Returns the arguments of each engine beside those of every tiny one."""
+    return (
+        *("--max-model-len", str(options.max_tokens + options.max_output_tokens)),
+        *("--max-num-batched-tokens", str(_BATCH_TOKENS)),
+        "--disable-uvicorn-access-log",
+    )
+
+
+def num_warm_ups(options: ServingOptions) -> int:
+    """Returns how many of the longest prompts touch every block: engines take those first that are new."""
+    return math.ceil(_num_blocks(options) * TOKENS_PER_BLOCK / options.max_tokens) + 1
+
+
+def run(
+    options: ServingOptions,
+    progress: Callable[[Progress], None],
+    seen: dict[str, list[Served]] | None = None,
+    known: tuple[System, ...] | None = None,
+) -> Message:
+    """Runs it and returns one JSON object, with what was measured when it ended early.
+
+    A system that cannot run, or whose engine dies, is left out from there and named in ``failures``;
+    Ctrl-C sets ``interrupted``.
+
+    Parameters
+    ----------
+    seen
+        Receives every request that was served, by system.
+    known
+        The systems to choose from, if not those of `serving_systems`.
+    """
+    requests = options.read_requests()
+    chosen = systems.chosen(options.systems, *(() if known is None else (known,)))
+    folder = Path(tempfile.mkdtemp(prefix="kvxfer-serving-"))
+    comparison = _Comparison(options, requests, chosen, folder, progress)
+    interrupted = False
+    with ExitStack() as stack:
+        try:
+            comparison.run(stack)
+        except KeyboardInterrupt:
+            if not any(one.turns for one in comparison.measured.values()):
+                raise
+            interrupted = True
+    if seen is not None:
+        seen.update({name: one.served for name, one in comparison.measured.items() if one.turns})
+    return {
+        "bench": "serving",
+        **asdict(options),
+        "systems": comparison.figures(),
+        "asked_for": list(options.systems),
+        "model": MODEL,
+        "prompt_tokens": sum(request.input_tokens for request in requests),
+        "ratios": ratios({name: by_round(one) for name, one in comparison.measured.items()}),
+        "tokens": comparison.tokens(),
+        "logs": {"folder": str(folder)},
+        "failures": comparison.failures,
+        "interrupted": interrupted,
+        "verified": True,
+        "noise": comparison.noise,
+    }
+
+
+class _Comparison:
+    """The rounds of one run; what they gave stays here when one is cut short."""
+
+    def __init__(
+        self,
+        options: ServingOptions,
+        requests: list[TraceRequest],
+        chosen: tuple[System, ...],
+        folder: Path,
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self._options = options
+        self._requests = requests
+        self._systems = chosen
+        self._folder = folder
+        self._progress = progress
+        self._total = len(chosen) * (1 + options.rounds)
+        self._done = 0
+        self.measured = {system.name: _Measured(system) for system in chosen}
+        #: System -> why it was left out.
+        self.failures: dict[str, str] = {}
+        #: Beside the rounds. Of an engine that has ended nobody knows what its processes used.
+        self.noise: Message | None = None
+
+    def run(self, stack: ExitStack) -> None:
+        """Starts every system, one after the other, and runs all rounds."""
+        model = tiny_models.save(MODEL, self._folder / "model")
+        up: dict[str, Deployment] = {}
+        for system in self._systems:
+            self._say(f"{system.name}: starting and warming up")
+            if words := system.missing():
+                self._fail(system.name, words)
+                continue
+            try:
+                up[system.name] = self._start(system, model, stack)
+            except BenchError as error:
+                self._fail(system.name, str(error))
+            self._done += 1
+        before = noise.Sample.take()
+        try:
+            for number in range(self._options.rounds):
+                for name in rotated(list(up), number):
+                    if name not in self.failures:
+                        self._say(f"round {number + 1}: {name}")
+                        self._take_turn(up[name], number)
+                    self._done += 1
+        finally:
+            self.noise = noise.between(before, noise.Sample.take())
+        self._say("ending the engines")
+
+    def _start(self, system: System, model: Path, stack: ExitStack) -> Deployment:
+        """Brings a system up, warm, and stopped."""
+        options = self._options
+        deployment = stack.enter_context(
+            Deployment(system, model, self._folder / system.name, _num_blocks(options), _arguments(options))
+        )
+        try:
+            self._warm_up(deployment)
+        except BenchError:
+            deployment.close()
+            raise
+        return deployment
+
+    def _warm_up(self, deployment: Deployment) -> None:
+        options, system = self._options, deployment.system
+        deployment.wait_ready()
+        measured = self.measured[system.name]
+        # The first finds engines that do not know each other; the others touch every page of the caches.
+        for attempt in range(_FIRST_ATTEMPTS):
+            (first,) = self._serve(
+                deployment, [self._asked(system, "first", attempt, options.max_tokens // 2)]
+            )
+            if not first.answer.error:
+                break
+        else:
+            raise BenchError(
+                f"{system.name}: the first request failed {_FIRST_ATTEMPTS} times: {first.answer.error}; "
+                f"{deployment.engines[next(reversed(deployment.engines))].last_words()}"
+            )
+        measured.first = {**summarize([first]), "attempts": attempt + 1}
+        warm_ups = self._serve(
+            deployment,
+            [
+                self._asked(system, "warm", index, options.max_tokens)
+                for index in range(num_warm_ups(options))
+            ],
+        )
+        if errors := [one.answer.error for one in warm_ups if one.answer.error]:
+            raise BenchError(f"{system.name}: {len(errors)} of {len(warm_ups)} warm-ups failed: {errors[0]}")
+        deployment.settle()
+        time.sleep(_REST_S)
+        idle = threads.watch(deployment.groups, _IDLE_S)
+        measured.idle = {
+            "cores": round(idle.cores, 4),
+            "busiest_thread_cores": round(idle.busiest_cores, 4),
+            "busiest_thread": idle.thread,
+        }
+        deployment.pause()
+
+    def _take_turn(self, deployment: Deployment, number: int) -> None:
+        name = deployment.system.name
+        deployment.resume()
+        try:
+            self.measured[name].turns[number] = self._turn(deployment, number)
+            deployment.pause()
+        except BenchError as error:
+            self._fail(name, str(error))
+            deployment.close()
+
+    def _turn(self, deployment: Deployment, number: int) -> _Turn:
+        asked = [
+            self._asked(
+                deployment.system,
+                f"r{number}",
+                index,
+                request.input_tokens,
+                max(1, min(request.output_tokens, self._options.max_output_tokens)),
+                arrival_s,
+            )
+            for index, (request, arrival_s) in enumerate(zip(self._requests, self._arrivals_s(), strict=True))
+        ]
+        costs = _costs(deployment)
+        used_ns = _processor_ns(deployment)
+        start_ns = time.monotonic_ns()
+        served = self._serve(deployment, asked, number)
+        end_ns = max((one.answer.token_ns[-1] for one in served if one.answer.token_ns), default=0)
+        used_ns = _processor_ns(deployment) - used_ns
+        if ending := deployment.ending():
+            raise BenchError(ending)
+        errors = [one.answer.error for one in served if one.answer.error]
+        if len(errors) == len(served):
+            raise BenchError(f"all {len(errors)} requests failed: {errors[0]}")
+        deployment.settle()
+        # Read again: blocks are given back after the last token.
+        served = self._joined(deployment, [one.answer for one in served], number)
+        after = _costs(deployment)
+        took = {
+            role: {half: after[role][half].since(costs[role][half]) for half in halves}
+            for role, halves in after.items()
+        }
+        return _Turn(served, (end_ns - start_ns) / 1e9, used_ns / 1e9, took)
+
+    def _serve(self, deployment: Deployment, asked: list[Asked], number: int = 0) -> list[Served]:
+        options = self._options
+        answers = load.run(deployment.url, asked, options.concurrency, options.timeout_s)
+        return self._joined(deployment, answers, number)
+
+    def _joined(self, deployment: Deployment, answers: list[Answer], number: int) -> list[Served]:
+        if deployment.system.connector is None:
+            return [Served(answer, None, number) for answer in answers]
+        names = [answer.asked.name for answer in answers]
+        found = {}
+        for role, observations in deployment.observations.items():
+            observations.read()
+            found[role] = observations.requests(names)
+        return joined(answers, found["prefill"], found["decode"], number)
+
+    def _asked(
+        self,
+        system: System,
+        what: str,
+        index: int,
+        num_tokens: int,
+        max_tokens: int = 2,
+        arrival_s: float | None = None,
+    ) -> Asked:
+        # The name ends in a letter, so that none is the beginning of another.
+        name = f"kvxfer-{system.name.replace('+', '-')}-{what}-{index}x"
+        return Asked(name, load.prompt_of(num_tokens, self._options.seed, what, index), max_tokens, arrival_s)
+
+    def _arrivals_s(self) -> list[float | None]:
+        options, requests = self._options, self._requests
+        if options.arrivals == "poisson":
+            gaps = np.random.default_rng(options.seed).exponential(1 / options.rate, len(requests))
+            return list(np.cumsum(gaps).tolist())
+        if options.arrivals == "trace":
+            return [(request.arrival_s - requests[0].arrival_s) / options.speedup for request in requests]
+        return [None] * len(requests)
+
+    def _say(self, words: str) -> None:
+        self._progress(Progress(self._done, self._total, words))
+
+    def _fail(self, name: str, words: str) -> None:
+        self.failures[name] = words
+        self._say(f"{name} is left out: {words}")
+
+    # ---- what it gave -----------------------------------------------------------------------
+
+    def figures(self) -> dict[str, Message]:
+        """Returns each measured system: what it is, and its figures over all rounds."""
+        return {
+            name: {
+                "words": one.system.words,
+                "settings": one.system.settings(),
+                **summarize(one.served),
+                **_rates(list(one.turns.values())),
+                "first": one.first,
+                "idle": one.idle,
+            }
+            for name, one in self.measured.items()
+            if one.turns
+        }
+
+    def tokens(self) -> dict[str, Message]:
+        """Returns of each system how many requests were handed over, and had the tokens of one engine."""
+        alone = self.measured.get(systems.ALONE)
+        expected = {} if alone is None else _token_ids(alone)
+        found = {}
+        for name, one in self.measured.items():
+            given = _token_ids(one)
+            both = expected.keys() & given.keys() if one is not alone else set()
+            errors = [served.answer.error for served in one.served if served.answer.error]
+            found[name] = {
+                "requests": len(one.served),
+                "failed": len(errors),
+                "failure": errors[0] if errors else "",
+                "handed_over": sum(served.was_handed_over for served in one.served),
+                "compared": len(both),
+                "equal": sum(given[key] == expected[key] for key in both),
+            }
+        return found
+
+
+def _costs(deployment: Deployment) -> dict[str, dict[str, Costs]]:
+    for observations in deployment.observations.values():
+        observations.read()
+    return {role: observations.costs() for role, observations in deployment.observations.items()}
+
+
+def _processor_ns(deployment: Deployment) -> int:
+    return sum(spent for spent, _ in threads.thread_times_ns(deployment.groups).values())
+
+
+def _token_ids(measured: _Measured) -> dict[tuple[int, int], list[int]]:
+    return {
+        (number, index): one.answer.token_ids
+        for number, turn in measured.turns.items()
+        for index, one in enumerate(turn.served)
+        if not one.answer.error
+    }
+
+
+def _rates(turns: list[_Turn]) -> Message:
+    """Returns what is counted by turns: tokens a second, processor time, and what connectors cost a step."""
+    tokens = [sum(len(one.answer.token_ids) for one in turn.served) for turn in turns]
+    prompts = [sum(len(one.answer.asked.prompt) for one in turn.served) for turn in turns]
+    durations = [turn.duration_s for turn in turns]
+    found: Message = {
+        "output_tokens_per_s": spread(n / s for n, s in zip(tokens, durations, strict=True)),
+        "prompt_tokens_per_s": spread(n / s for n, s in zip(prompts, durations, strict=True)),
+        "requests_per_s": spread(len(turn.served) / turn.duration_s for turn in turns),
+        "processor_s": spread(turn.processor_s for turn in turns),
+    }
+    if costs := _step_costs(turns):
+        found["step_us"] = costs
+    return found
+
+
+def _step_costs(turns: list[_Turn]) -> Message:
+    """Returns what the connector's calls, of both halves, take in a step of each engine, in microseconds."""
+    found: Message = {}
+    for role in ("prefill", "decode"):
+        values = [
+            sum(costs.us_per_step() for costs in turn.costs[role].values())
+            for turn in turns
+            if role in turn.costs
+        ]
+        if values:
+            found[role] = spread(values)
+    return found
+
+
+def by_round(measured: _Measured) -> dict[int, dict[str, float]]:
+    """Returns a system's medians of each round, by the names of `COMPARED`."""
+    found: dict[int, dict[str, float]] = {}
+    for number, turn in measured.turns.items():
+        figures = summarize(turn.served)
+        if not figures:
+            continue
+        rates = _rates([turn])
+        latencies = ("first_token_ms", "between_tokens_ms")
+        row: dict[str, float] = {name: figures[name]["p50"] for name in latencies if name in figures}
+        row |= {f"{part}_ms": values["p50"] for part, values in figures.get("own_ms", {}).items()}
+        row |= {f"{role}_step_us": values["median"] for role, values in rates.get("step_us", {}).items()}
+        row |= {name: rates[name]["median"] for name in ("output_tokens_per_s", "processor_s")}
+        found[number] = row
+    return found

@@ -1,0 +1,122 @@
+"""One served request from its arrival to its last token, stage by stage. Pure.
+
+What clients saw, and what the connectors of both engines were seen doing, put together: all of them
+stamp with CLOCK_MONOTONIC, which the processes of a host share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kvxfer.bench.run.stats import percentiles
+from kvxfer.bench.serving.events import Seen
+
+if TYPE_CHECKING:
+    from kvxfer.bench.serving.load import Answer
+
+#: stage -> from when to when; together they are the time to first token. All but ``load`` are the
+#: engines', the router's and HTTP's.
+STAGES: Final = {
+    "prefill": "the client asks, prefill computes the prompt and its scheduler ends the request",
+    "to_decode": "prefill's answer, the router, decode's server and queue, blocks for the prompt",
+    "order": "decode's scheduler has blocks: its worker hears of them, after the step's forward",
+    "load": "the worker is told to load: it says that the prompt is there (the connector's own)",
+    "resume": "decode's scheduler runs the request, one forward, and the token's way to the client",
+}
+#: What the connector itself takes of a request's way, beside ``load``.
+OWN: Final = {
+    "decide": "the connector's calls at both schedulers, for this request",
+    "load": STAGES["load"],
+    "own": "both together: what this connector, and not another, adds to the time to first token",
+    "hold": "of load, the calls that start it and see its end: the engine's loop, and all its requests, wait",
+    "give_back": "decode has loaded: prefill's worker gives the blocks back (waits for prefill's next step)",
+}
+_END_OF: Final = {"prefill": "finished", "to_decode": "allocated", "order": "ordered", "load": "loaded"}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request: its answer, and what the connectors did for it (None where there is one engine)."""
+
+    answer: Answer
+    seen: Seen | None
+    round: int = 0
+
+    @property
+    def was_handed_over(self) -> bool:
+        """Whether decode got the prompt's cache from prefill."""
+        seen = self.seen
+        return seen is not None and not seen.failed and all(end in seen.at_ns for end in _END_OF.values())
+
+    def ends_ns(self) -> dict[str, int]:
+        """Returns when each stage ended, in order; one that was over before it could begin took no time.
+
+        Where prefill pushes, decode has its blocks, and its order, before prefill has ended, and may
+        have answered before prefill's scheduler hears that it has: no stage ends behind the first token.
+        """
+        assert self.seen is not None
+        at, first_token_ns = self.answer.arrival_ns, self.answer.token_ns[0]
+        found = {}
+        for stage, event in _END_OF.items():
+            at = min(max(at, self.seen.at_ns[event]), first_token_ns)
+            found[stage] = at
+        return {**found, "resume": first_token_ns}
+
+    def stages_ms(self) -> dict[str, float]:
+        """Returns what each stage took; their sum is the time to first token."""
+        before, found = self.answer.arrival_ns, {}
+        for stage, at in self.ends_ns().items():
+            found[stage] = (at - before) / 1e6
+            before = at
+        return found
+
+    def own_ms(self) -> dict[str, float]:
+        """Returns what the connector's own parts took (`OWN`); blocks that are still kept are left out."""
+        assert self.seen is not None
+        decide = sum(self.seen.took_ns.get(event, 0) for event in ("finished", "asked", "allocated")) / 1e6
+        load = self.stages_ms()["load"]
+        hold = sum(self.seen.took_ns.get(event, 0) for event in ("ordered", "loaded")) / 1e6
+        found = {"decide": decide, "load": load, "own": decide + load, "hold": hold}
+        if "given_back" in self.seen.at_ns:
+            found["give_back"] = (self.seen.at_ns["given_back"] - self.seen.at_ns["loaded"]) / 1e6
+        return found
+
+
+def joined(
+    answers: Iterable[Answer], prefill: dict[str, Seen], decode: dict[str, Seen], round: int = 0
+) -> list[Served]:
+    """Puts together what the clients and both engines' connectors saw, by the requests' names."""
+    found = []
+    for answer in answers:
+        name = answer.asked.name
+        ends = (prefill.get(name, Seen()), decode.get(name, Seen()))
+        seen = Seen()
+        for end in ends:
+            seen.at_ns |= end.at_ns
+            seen.took_ns |= end.took_ns
+            seen.failed = seen.failed or end.failed
+        found.append(Served(answer, seen, round))
+    return found
+
+
+def summarize(served: Sequence[Served]) -> dict[str, Any]:
+    """Returns the figures of one system's requests that were answered; empty where none was."""
+    answered = [one for one in served if not one.answer.error]
+    if not answered:
+        return {}
+    figures: dict[str, Any] = {
+        "first_token_ms": percentiles(one.answer.first_token_ms for one in answered),
+    }
+    if gaps := [gap for one in answered for gap in one.answer.between_tokens_ms()]:
+        figures["between_tokens_ms"] = percentiles(gaps)
+    handed = [one for one in answered if one.was_handed_over]
+    if handed:
+        stages = [one.stages_ms() for one in handed]
+        own = [one.own_ms() for one in handed]
+        figures["stages_ms"] = {stage: percentiles(one[stage] for one in stages) for stage in STAGES}
+        figures["own_ms"] = {
+            part: percentiles(values) for part in OWN if (values := [one[part] for one in own if part in one])
+        }
+    return figures

@@ -1,0 +1,154 @@
+"""What `kvxfer bench serving` compares: ways to serve a model, by one engine or by prefill and decode."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvxfer.bench.compare.baseline import tree
+from kvxfer.bench.errors import BenchError
+from kvxfer.bench.run.option_checks import check_one_of
+
+#: Installs what any of them needs.
+SETUP: Final = "make bench-serving-setup"
+OURS: Final = "kvxfer-pull"
+ALONE: Final = "alone"
+
+_OBSERVER: Final = "kvxfer.bench.serving.observer"
+# Shared memory for messages, cross-memory attach for pages; by itself UCX sends messages over tcp.
+_UCX: Final = {"UCX_TLS": "posix,sysv,cma,self,tcp"}
+# Engines of other systems are stopped while one is measured: such a silence is nobody's death.
+_SILENT_TIMEOUT_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One way to serve. ``name`` stands in tables and in JSON.
+
+    Attributes
+    ----------
+    words
+        What it is, for the reader of a table.
+    connector
+        ``--kv-transfer-config`` of both engines but for the role; None is one engine alone, whose
+        clients ask it without a router.
+    dispatch
+        How the router asks the engines, one of `kvxfer.bench.engines.router.DISPATCHES`.
+    needs
+        Modules that the engines' environment must have.
+    environment
+        Variables of the engines.
+    port_variable
+        A variable that names a port of its own for each engine.
+    """
+
+    name: str
+    words: str
+    connector: Mapping[str, Any] | None = None
+    dispatch: str = "sequential"
+    needs: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    port_variable: str = ""
+
+    def kv_transfer_config(self, role: str) -> dict[str, Any] | None:
+        """Returns what ``--kv-transfer-config`` gets; ``role`` is ``kv_producer`` or ``kv_consumer``."""
+        return None if self.connector is None else {**self.connector, "kv_role": role}
+
+    def missing(self) -> str:
+        """Returns why it cannot run in this environment; empty where it can."""
+        absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        return f"{', '.join(absent)} is not installed beside vLLM: `{SETUP}` installs it" if absent else ""
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what was set, for the result."""
+        if self.connector is None:
+            return {}
+        return {
+            "connector": self.connector["kv_connector"],
+            **self.connector.get("kv_connector_extra_config", {}),
+            **self.environment,
+            "dispatch": self.dispatch,
+        }
+
+
+def _kvxfer() -> dict[str, Any]:
+    return {
+        "kv_connector": "KvxferConnector",
+        "kv_connector_module_path": _OBSERVER,
+        "kv_connector_extra_config": {"silent_timeout_s": _SILENT_TIMEOUT_S},
+    }
+
+
+def _nixl(**extra: Any) -> dict[str, Any]:
+    return {
+        "kv_connector": "NixlConnector",
+        "kv_connector_module_path": "kvxfer.bench.serving.nixl",
+        "kv_buffer_device": "cpu",
+        "kv_connector_extra_config": extra,
+    }
+
+
+_KNOWN: Final = (
+    System(ALONE, "one engine does both, and no router stands before it"),
+    System(OURS, "KvxferConnector: decode reads when prefill has ended", _kvxfer()),
+    System(
+        "kvxfer-push",
+        "KvxferConnector: both engines are asked at once, prefill writes layers as it computes them",
+        _kvxfer(),
+        dispatch="concurrent",
+    ),
+    System(
+        "nixl",
+        "NixlConnector, its progress thread and its pool of threads off: the engine's own calls progress it",
+        _nixl(progress_thread=False, num_threads=0),
+        needs=("nixl",),
+        environment=_UCX,
+        port_variable="VLLM_NIXL_SIDE_CHANNEL_PORT",
+    ),
+    System(
+        "nixl+thread",
+        "NixlConnector as it comes: a progress thread, and a pool of 4 threads, in each engine",
+        _nixl(),
+        needs=("nixl",),
+        environment=_UCX,
+        port_variable="VLLM_NIXL_SIDE_CHANNEL_PORT",
+    ),
+)
+NAMES: Final = tuple(system.name for system in _KNOWN)
+
+
+def chosen(names: tuple[str, ...], known: tuple[System, ...] = _KNOWN) -> tuple[System, ...]:
+    """Returns the systems of ``--systems`` in the order of tables; raises when one is unknown."""
+    by_name = {system.name: system for system in known}
+    for name in names:
+        check_one_of("systems", name, by_name)
+    if not names:
+        raise BenchError(f"--systems names nothing; known are {', '.join(by_name)}")
+    return tuple(system for system in known if system.name in names)
+
+
+def enter_environment() -> None:
+    """Makes sure that vLLM is here: starts this command again in the tree's `.vllm` where it is not.
+
+    Does not return where it does so. Raises where there is no such environment.
+    """
+    if importlib.util.find_spec("vllm") is not None:
+        return
+    python = tree() / ".vllm" / "bin" / "python"
+    if not python.exists():
+        raise BenchError(
+            f"there is no vLLM beside {sys.executable}, and no {python}: `{SETUP}` sets up .vllm (3.5 GB), "
+            "a vLLM for the CPU, with NIXL, in a clone of kvxfer; run this there"
+        )
+    # Without PYTHONPATH and the like it finds what it was set up with.
+    os.execv(python, [str(python), "-P", "-m", "kvxfer.bench", *_own_arguments()])
+
+
+def _own_arguments() -> list[str]:
+    """Returns what stands behind ``kvxfer bench`` on the command line."""
+    arguments = sys.argv[1:]
+    return arguments[1:] if arguments[:1] == ["bench"] else arguments

@@ -1,0 +1,106 @@
+"""``kvxfer bench setup``: what an agent costs before it moves a byte, and while it moves none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+from kvxfer.bench.errors import BenchError
+from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.option_checks import check_counts, check_known
+from kvxfer.bench.run.progress import Progress
+from kvxfer.bench.run.stats import spread
+
+FIGURES = {
+    "import_ms": "import kvxfer and all that it offers, above numpy's own; from bytecode, as installed",
+    "create_ms": "the first agent of a process; it listens when this returns",
+    "register_ms": "the first region: its layout, and the modules that only caches need",
+    "connect_ms": "to another process on this host: authenticated, rails up, regions known",
+    "first_write_ms": "the first page of the session, seen done at its source",
+    "idle_cpu_cores": "of the process with one idle session, heartbeats included",
+    "rss_mib": "resident memory above Python with numpy, one agent and one session",
+    "threads": "of the agent",
+}
+
+TRANSPORTS = ("shm", "tcp")
+
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SetupOptions:
+    """Each iteration is two fresh processes; ``idle_s`` is how long they are watched doing nothing."""
+
+    transport: str = "shm"
+    iterations: int = 5
+    idle_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_known(self, transport=TRANSPORTS)
+        check_counts(self, "iterations")
+        if not 0 < self.idle_s <= _TIMEOUT_S / 2:
+            raise BenchError(f"--idle-s is above 0 and at most {_TIMEOUT_S / 2:g}, unlike {self.idle_s:g}")
+
+
+def run(options: SetupOptions, progress: Callable[[Progress], None]) -> Message:
+    """Runs it and returns the result as one JSON object."""
+    seen = []
+    # An installed package has bytecode. A tree in use may not, or that of older files, and an
+    # environment may forbid to write it: the processes here share a folder of their own.
+    with tempfile.TemporaryDirectory(prefix="kvxfer-bytecode-") as bytecode:
+        environment = _environment(bytecode)
+        progress(Progress(0, options.iterations, "bytecode"))
+        _once(replace(options, idle_s=0.1), environment)
+        for iteration in range(options.iterations):
+            progress(Progress(iteration, options.iterations, "two fresh processes"))
+            seen.append(_once(options, environment))
+    figures = {
+        name: spread((one[name] for one in seen), digits=4 if name == "idle_cpu_cores" else 2)
+        for name in FIGURES
+    }
+    return {"bench": "setup", **asdict(options), **figures, "verified": True}
+
+
+def _once(options: SetupOptions, environment: dict[str, str]) -> dict[str, float]:
+    ours, theirs = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "kvxfer.bench.setup.process", "serve", options.transport],
+        stdin=ours,
+        stdout=subprocess.PIPE,
+        env=environment,
+    ) as server:
+        os.close(ours)
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().decode().strip()
+            if not address:
+                raise BenchError("the process that is to be connected to ended early")
+            measured = subprocess.run(
+                [
+                    *(sys.executable, "-P", "-m", "kvxfer.bench.setup.process", "measure", options.transport),
+                    *(address, str(options.idle_s)),
+                ],
+                capture_output=True,
+                check=False,
+                timeout=_TIMEOUT_S,
+                env=environment,
+            )
+        finally:
+            os.close(theirs)  # the server ends with its standard input
+    if measured.returncode != 0:
+        last = measured.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise BenchError(f"the process that was to be measured failed: {' '.join(last)}")
+    result: dict[str, float] = json.loads(measured.stdout)
+    return result
+
+
+def _environment(bytecode: str) -> dict[str, str]:
+    # The children import what their parent imports. One thread of BLAS: its workers would spin.
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPATH": path, "PYTHONPYCACHEPREFIX": bytecode, "OPENBLAS_NUM_THREADS": "1"}

@@ -1,0 +1,1 @@
+"""What benchmarks are given to move: models' caches, layouts, requests, page data."""

@@ -1,0 +1,185 @@
+"""Request traces: the lengths and arrivals of real requests.
+
+Two formats, recognised by the end of the file's name: ``.jsonl`` of Mooncake (FAST'25,
+kvcache-ai/Mooncake, Apache-2.0) and ``.csv`` of Azure's LLM inference trace of 2023
+(Azure/AzurePublicDataset, CC-BY-4.0). A trimmed sample of each lies in ``data/``.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kvxfer.bench.errors import BenchError
+
+#: name on the command line -> what the sample in ``data/`` is called.
+SAMPLES = {"mooncake": "mooncake*.jsonl", "azure": "azure*.csv"}
+
+#: When requests come: as room comes, at random, as the trace says.
+ARRIVALS = ("closed", "poisson", "trace")
+
+#: Tokens of one prefix id, before lengths are scaled.
+PREFIX_TOKENS = 512
+
+_MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+_AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace.
+
+    ``prefix_ids`` names its prefix blocks of 512 tokens, where the trace does: equal id, equal
+    prefix.
+    """
+
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    prefix_ids: tuple[int, ...] = ()
+
+
+def find_trace(name_or_path: str) -> Path:
+    """Returns the file for ``--trace``: a sample by its name, anything else as a path."""
+    if name_or_path in SAMPLES:
+        folder = Path(__file__).parents[1] / "data"
+        found = sorted(folder.glob(SAMPLES[name_or_path]))
+        if not found:
+            raise BenchError(
+                f"the sample {name_or_path!r} is not in {folder}: reinstall kvxfer or name a file"
+            )
+        return found[0]
+    path = Path(name_or_path)
+    if not path.is_file():
+        raise BenchError(f"no such trace: {name_or_path!r} is neither a file nor one of {', '.join(SAMPLES)}")
+    return path
+
+
+def read_trace(path: Path) -> list[TraceRequest]:
+    """Reads a whole trace; a line that does not fit the format ends it with an error that says where."""
+    readers = {".jsonl": _read_mooncake, ".csv": _read_azure}
+    if path.suffix not in readers:
+        raise BenchError(f"{path}: a trace ends in .jsonl (Mooncake) or .csv (Azure)")
+    try:
+        requests = list(readers[path.suffix](path))
+    except UnicodeDecodeError as error:
+        raise BenchError(f"{path}: not UTF-8 text at byte {error.start}") from error
+    except OSError as error:
+        raise BenchError(f"{path}: cannot be read: {error.strerror}") from error
+    if not requests:
+        raise BenchError(f"{path}: holds no request")
+    return requests
+
+
+def scale(requests: list[TraceRequest], num_requests: int, max_tokens: int) -> list[TraceRequest]:
+    """Takes the first ``num_requests`` and scales their lengths so that the longest fits.
+
+    One factor for all of them, so that the shape of the distribution stays; it is never above 1.
+    Prefix ids count tokens of the unscaled request and are kept as they are.
+    """
+    if num_requests < 1 or max_tokens < 1:
+        raise BenchError(f"--requests and --max-tokens are at least 1, not {num_requests} and {max_tokens}")
+    taken = requests[:num_requests]
+    if len(taken) < num_requests:
+        raise BenchError(f"the trace holds {len(taken)} requests, fewer than --requests {num_requests}")
+    factor = scale_of(requests, num_requests, max_tokens)
+    return [
+        replace(
+            request,
+            input_tokens=max(1, int(request.input_tokens * factor)),
+            output_tokens=max(1, int(request.output_tokens * factor)),
+        )
+        for request in taken
+    ]
+
+
+def scale_of(requests: list[TraceRequest], num_requests: int, max_tokens: int) -> float:
+    """Returns the factor by which `scale` multiplies the lengths."""
+    return min(1.0, max_tokens / max(request.input_tokens for request in requests[:num_requests]))
+
+
+def _read_mooncake(path: Path) -> Iterator[TraceRequest]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            where = f"{path}:{number}"
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise BenchError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+            if not isinstance(record, dict):
+                raise BenchError(f"{where}: expected an object, found {type(record).__name__}")
+            _check_fields(where, list(record), _MOONCAKE_FIELDS)
+            prefix_ids = record["hash_ids"]
+            if not isinstance(prefix_ids, list):
+                raise BenchError(f"{where}: field 'hash_ids': expected a list, found {prefix_ids!r}")
+            yield TraceRequest(
+                arrival_s=_count(where, "timestamp", record["timestamp"]) / 1e3,
+                input_tokens=_count(where, "input_length", record["input_length"], least=1),
+                output_tokens=_count(where, "output_length", record["output_length"]),
+                prefix_ids=tuple(_count(where, "hash_ids", value) for value in prefix_ids),
+            )
+
+
+def _read_azure(path: Path) -> Iterator[TraceRequest]:
+    first: datetime | None = None
+    with path.open(encoding="utf-8", newline="") as lines:
+        # Lines that start with # carry the licence in a sample.
+        rows = csv.reader(line for line in lines if not line.startswith("#"))
+        _check_fields(f"{path}: header", next(rows, []), _AZURE_FIELDS)
+        for row in rows:
+            where = f"{path}:{rows.line_num}"
+            if not row:
+                continue
+            if len(row) != len(_AZURE_FIELDS):
+                raise BenchError(f"{where}: expected {len(_AZURE_FIELDS)} fields, found {len(row)}")
+            arrival = _datetime(where, "TIMESTAMP", row[0])
+            first = first or arrival
+            yield TraceRequest(
+                arrival_s=(arrival - first).total_seconds(),
+                input_tokens=_count(
+                    where, "ContextTokens", _integer(where, "ContextTokens", row[1]), least=1
+                ),
+                output_tokens=_count(where, "GeneratedTokens", _integer(where, "GeneratedTokens", row[2])),
+            )
+
+
+def _check_fields(where: str, found: list[str], expected: tuple[str, ...]) -> None:
+    missing = [name for name in expected if name not in found]
+    unknown = [name for name in found if name not in expected]
+    if missing or unknown:
+        parts = []
+        if missing:
+            parts.append(f"missing {', '.join(map(repr, missing))}")
+        if unknown:
+            parts.append(f"unknown {', '.join(map(repr, unknown))}")
+        raise BenchError(f"{where}: fields do not fit: {'; '.join(parts)}; expected {', '.join(expected)}")
+
+
+def _count(where: str, field: str, value: Any, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BenchError(f"{where}: field {field!r}: expected a whole number, found {value!r}")
+    if value < least:
+        raise BenchError(f"{where}: field {field!r}: expected at least {least}, found {value}")
+    return value
+
+
+def _integer(where: str, field: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise BenchError(f"{where}: field {field!r}: expected a whole number, found {text!r}") from None
+
+
+def _datetime(where: str, field: str, text: str) -> datetime:
+    try:
+        # The trace has seven digits of a second; Python reads six.
+        return datetime.fromisoformat(text[:26])
+    except ValueError:
+        raise BenchError(f"{where}: field {field!r}: expected a date and time, found {text!r}") from None

@@ -1,0 +1,430 @@
+"""The router between real servers on loopback sockets, which are engines as far as it can tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp
+
+from kvxfer.bench.engines.router import create_app
+
+BOUND_S = 30
+HANDED_OVER = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_engine_id": "prefill-0",
+    "remote_block_ids": [[3, 1, 4], [1, 5]],
+    "remote_host": "127.0.0.1",
+    "tp_size": 2,
+    "a_later_field": {"of": ["another", None, 1.5]},
+}
+
+
+@contextmanager
+def serving(app: ASGIApp) -> Iterator[str]:
+    """Serves an application on a port of its own, from a thread of its own; yields its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, ws="none")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(BOUND_S)
+            assert not thread.is_alive()
+
+
+class Engine:
+    """Answers what the test says, and remembers what it was asked."""
+
+    def __init__(self, stack: ExitStack, answer: Any = None) -> None:
+        self.begin(answer)
+        app = FastAPI()
+
+        @app.post("/v1/completions")
+        @app.post("/v1/chat/completions")
+        async def serve(request: Request) -> Response:
+            self.asked.append((request.url.path, await request.json(), dict(request.headers)))
+            answer, client_left = self.answer, self.client_left
+            if answer is NEVER:
+                while (await request.receive())["type"] != "http.disconnect":
+                    pass
+                client_left.set()
+                return Response(status_code=499)
+            return answer if isinstance(answer, Response) else JSONResponse(answer)
+
+        self.url = stack.enter_context(serving(app))
+
+    def begin(self, answer: Any) -> None:
+        """Forgets what was: JSON, a response or ``NEVER`` is what it answers from now on."""
+        self.answer = answer
+        self.asked: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+        self.client_left = threading.Event()
+
+    def body(self) -> dict[str, Any]:
+        """What it was asked, which must have been once."""
+        ((_, body, _),) = self.asked
+        return body
+
+
+NEVER = object()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[tuple[Engine, Engine, str]]:
+    """A prefill and a decode that all tests share, and the address of the router between them."""
+    with ExitStack() as stack:
+        prefill, decode = Engine(stack), Engine(stack)
+        yield prefill, decode, stack.enter_context(serving(create_app([prefill.url], [decode.url])))
+
+
+@pytest.fixture
+def prefill(engines: tuple[Engine, Engine, str]) -> Engine:
+    engines[0].begin({"choices": [], "kv_transfer_params": HANDED_OVER})
+    return engines[0]
+
+
+@pytest.fixture
+def decode(engines: tuple[Engine, Engine, str]) -> Engine:
+    engines[1].begin({"choices": [{"text": "from decode"}]})
+    return engines[1]
+
+
+@pytest.fixture
+def client(
+    stack: ExitStack, prefill: Engine, decode: Engine, engines: tuple[Engine, Engine, str]
+) -> httpx.Client:
+    return stack.enter_context(httpx.Client(base_url=engines[2], timeout=BOUND_S))
+
+
+def between(stack: ExitStack, prefills: list[str], decodes: list[str], **options: Any) -> httpx.Client:
+    """A client of a router between engines."""
+    url = stack.enter_context(serving(create_app(prefills, decodes, **options)))
+    return stack.enter_context(httpx.Client(base_url=url, timeout=BOUND_S))
+
+
+def leave(client: httpx.Client, body: dict[str, Any], *engines: Engine) -> None:
+    """Asks, and goes without an answer as soon as these engines were asked."""
+    connection = HTTPConnection(client.base_url.host, client.base_url.port, timeout=BOUND_S)
+    with closing(connection):
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        deadline = time.monotonic() + BOUND_S
+        while not all(engine.asked for engine in engines):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_prefill_is_asked_for_one_token_and_to_keep_the_pages(client: httpx.Client, prefill: Engine) -> None:
+    sampling = {"prompt": "abc", "temperature": 0.5, "seed": 7, "unknown": [1]}
+    client.post(
+        "/v1/completions",
+        json={
+            **sampling,
+            "max_tokens": 40,
+            "min_tokens": 9,
+            "n": 2,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    )
+    assert prefill.body() == {
+        **sampling,
+        "max_tokens": 1,
+        "n": 1,
+        "stream": False,
+        "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False},
+    }
+
+
+def test_decode_gets_the_request_and_the_parameters_as_they_are(client: httpx.Client, decode: Engine) -> None:
+    request = {"prompt": [5, 6, 7], "max_tokens": 40, "min_tokens": 9, "stop": ["x"], "unknown": {"a": 1}}
+    answer = client.post("/v1/completions", json=request)
+    assert answer.json() == {"choices": [{"text": "from decode"}]}
+    assert decode.body() == {**request, "kv_transfer_params": HANDED_OVER}
+
+
+def test_chat_is_bounded_by_its_own_field(client: httpx.Client, prefill: Engine, decode: Engine) -> None:
+    request = {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 30}
+    client.post("/v1/chat/completions", json=request)
+    assert prefill.asked[0][0] == decode.asked[0][0] == "/v1/chat/completions"
+    assert prefill.body()["max_completion_tokens"] == 1
+    assert decode.body() == {**request, "kv_transfer_params": HANDED_OVER}
+
+
+def test_one_request_has_one_id_everywhere(client: httpx.Client, prefill: Engine, decode: Engine) -> None:
+    headers = {"X-Request-Id": "r-1", "Authorization": "Bearer key"}
+    answer = client.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+    client.post("/v1/completions", json={"prompt": "a"})
+    assert answer.headers["X-Request-Id"] == "r-1"
+    for engine in (prefill, decode):
+        assert engine.asked[0][2]["x-request-id"] == "r-1"
+        assert engine.asked[0][2]["authorization"] == "Bearer key"
+    chosen = {engine.asked[1][2]["x-request-id"] for engine in (prefill, decode)}
+    assert len(chosen) == 1
+    assert chosen.isdisjoint({"r-1", ""})
+
+
+def test_engines_take_turns(stack: ExitStack) -> None:
+    prefills = [Engine(stack, {"kv_transfer_params": HANDED_OVER}) for _ in range(2)]
+    decodes = [Engine(stack, {}) for _ in range(3)]
+    client = between(stack, [engine.url for engine in prefills], [engine.url for engine in decodes])
+    for number in range(6):
+        client.post("/v1/completions", json={"prompt": str(number)}).raise_for_status()
+    assert [[body["prompt"] for _, body, _ in engine.asked] for engine in prefills] == [
+        ["0", "2", "4"],
+        ["1", "3", "5"],
+    ]
+    assert [[body["prompt"] for _, body, _ in engine.asked] for engine in decodes] == [
+        ["0", "3"],
+        ["1", "4"],
+        ["2", "5"],
+    ]
+
+
+def test_data_parallel_ranks_take_turns_and_are_asked_by_number(stack: ExitStack) -> None:
+    prefill, decode = Engine(stack, {"kv_transfer_params": HANDED_OVER}), Engine(stack, {})
+    client = between(stack, [f"{prefill.url}#0", f"{prefill.url}/#1"], [decode.url])
+    for number in range(4):
+        client.post("/v1/completions", json={"prompt": str(number)}).raise_for_status()
+    asked = [headers["x-data-parallel-rank"] for _, _, headers in prefill.asked]
+    assert asked == ["0", "1", "0", "1"]
+    assert not any("x-data-parallel-rank" in headers for _, _, headers in decode.asked)
+
+
+def test_what_prefill_did_not_keep_decode_computes(
+    client: httpx.Client, prefill: Engine, decode: Engine
+) -> None:
+    prefill.answer = {"choices": [], "kv_transfer_params": None}
+    assert client.post("/v1/completions", json={"prompt": "a"}).is_success
+    assert decode.body()["kv_transfer_params"] is None
+
+
+def test_streamed_pieces_pass_while_decode_still_works(client: httpx.Client, decode: Engine) -> None:
+    first_is_here = threading.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+        # A router that collects would never let the client have the first.
+        assert await asyncio.to_thread(first_is_here.wait, BOUND_S)
+        yield b"data: [DONE]\n\n"
+
+    decode.answer = StreamingResponse(pieces(), media_type="text/event-stream")
+    with client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        arriving = answer.iter_raw()
+        assert next(arriving) == b"data: 1\n\n"
+        first_is_here.set()
+        assert b"".join(arriving) == b"data: [DONE]\n\n"
+    assert decode.body()["stream"] is True
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(500, 502), (503, 502), (400, 400), (429, 429)])
+def test_an_error_of_prefill_names_the_engine_and_the_reason(
+    client: httpx.Client, prefill: Engine, decode: Engine, theirs: int, ours: int
+) -> None:
+    prefill.answer = JSONResponse({"error": {"message": "the cache is full"}}, theirs)
+    answer = client.post("/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == ours
+    error = answer.json()["error"]
+    assert (error["type"], error["backend"], error["code"]) == ("prefill_error", prefill.url, ours)
+    assert f"answered {theirs}" in error["message"]
+    assert "the cache is full" in error["message"]
+    assert not decode.asked
+
+
+def test_an_error_of_decode_names_the_engine_even_when_streaming(
+    client: httpx.Client, decode: Engine
+) -> None:
+    decode.answer = JSONResponse({"error": "out of blocks"}, 500)
+    answer = client.post("/v1/completions", json={"prompt": "a", "stream": True})
+    assert answer.status_code == 502
+    error = answer.json()["error"]
+    assert (error["type"], error["backend"]) == ("decode_error", decode.url)
+    assert "out of blocks" in error["message"]
+
+
+@pytest.mark.parametrize("answer", [Response("<html>"), Response("[]")])
+def test_an_answer_of_prefill_that_is_none_is_an_error(
+    client: httpx.Client, prefill: Engine, decode: Engine, answer: Response
+) -> None:
+    prefill.answer = answer
+    failed = client.post("/v1/completions", json={"prompt": "a"})
+    assert failed.status_code == 502
+    assert failed.json()["error"]["backend"] == prefill.url
+    assert not decode.asked
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_engine_that_is_not_there_is_named(
+    stack: ExitStack, prefill: Engine, decode: Engine, role: str
+) -> None:
+    absent = stack.enter_context(closing(socket.socket()))
+    absent.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{absent.getsockname()[1]}"
+    urls = {"prefill": prefill.url, "decode": decode.url, role: url}
+    answer = between(stack, [urls["prefill"]], [urls["decode"]]).post("/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 502
+    assert answer.json()["error"]["backend"] == url
+    assert answer.json()["error"]["type"] == f"{role}_error"
+
+
+def test_a_silent_engine_fails_the_request(stack: ExitStack, prefill: Engine, decode: Engine) -> None:
+    prefill.answer = NEVER
+    client = between(stack, [prefill.url], [decode.url], silence_timeout_s=2.0)
+    answer = client.post("/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["backend"] == prefill.url
+    assert prefill.client_left.wait(BOUND_S)
+    assert not decode.asked
+
+
+def test_decode_that_dies_within_a_stream_ends_it_with_an_error(client: httpx.Client, decode: Engine) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+
+    # Fewer bytes than were promised: the connection ends early.
+    decode.answer = StreamingResponse(
+        pieces(), media_type="text/event-stream", headers={"Content-Length": "1000"}
+    )
+    answer = client.post("/v1/completions", json={"prompt": "a", "stream": True})
+    first, last = answer.text.strip().split("\n\n")
+    assert first == "data: 1"
+    assert json.loads(last.removeprefix("data: "))["error"]["backend"] == decode.url
+    assert "[DONE]" not in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_client_that_leaves_cancels_the_request(
+    client: httpx.Client, prefill: Engine, decode: Engine, role: str, stream: bool
+) -> None:
+    engine = {"prefill": prefill, "decode": decode}[role]
+    engine.answer = NEVER
+    leave(client, {"prompt": "a", "stream": stream}, engine)
+    assert engine.client_left.wait(BOUND_S)
+    assert len(decode.asked) == (role == "decode")
+
+
+def test_a_client_that_leaves_within_a_stream_cancels_it(client: httpx.Client, decode: Engine) -> None:
+    ended = threading.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"data: 1\n\n"
+                await asyncio.sleep(0)
+        finally:
+            ended.set()
+
+    decode.answer = StreamingResponse(pieces(), media_type="text/event-stream")
+    with client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as answer:
+        assert next(answer.iter_raw())
+    assert ended.wait(BOUND_S)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "not JSON"),
+        (b"[1]", "a JSON list"),
+        (b'{"prompt": ["a", "b"]}', "2 prompts"),
+        (b'{"prompt": [[1, 2], [3]]}', "2 prompts"),
+    ],
+)
+def test_what_cannot_be_handed_over_is_refused(
+    client: httpx.Client, prefill: Engine, content: bytes, reason: str
+) -> None:
+    answer = client.post("/v1/completions", content=content)
+    assert answer.status_code == 400
+    assert reason in answer.json()["error"]["message"]
+    assert not prefill.asked
+
+
+def test_models_are_those_of_decode(client: httpx.Client) -> None:
+    # The engine here has none: what it answers is passed on, whatever it is.
+    assert client.get("/v1/models").status_code == 404
+    assert client.get("/health").is_success
+
+
+RANKS = [{"name": "p.0", "address": "tcp://127.0.0.1:7"}]
+TOLD = {"choices": [], "kv_transfer_params": {"kvxfer": {"version": 1, "ranks": RANKS}}}
+
+
+@pytest.fixture
+def concurrent(stack: ExitStack, prefill: Engine, decode: Engine) -> httpx.Client:
+    """A client of a router that asks both at once, and knows where prefill's agents are."""
+    client = between(stack, [prefill.url], [decode.url], dispatch="concurrent")
+    prefill.begin(TOLD)
+    client.post("/v1/completions", json={"prompt": "first"}).raise_for_status()
+    # It did not know yet.
+    assert "push" not in prefill.body()["kv_transfer_params"].get("kvxfer", {})
+    assert decode.body()["kv_transfer_params"] == TOLD["kv_transfer_params"]
+    prefill.begin(TOLD)
+    decode.begin({"choices": [{"text": "from decode"}]})
+    return client
+
+
+def test_both_are_told_one_key_and_decode_where_prefill_is(
+    concurrent: httpx.Client, prefill: Engine, decode: Engine
+) -> None:
+    for _ in range(2):
+        answer = concurrent.post("/v1/completions", json={"prompt": "a", "max_tokens": 9})
+        assert answer.json() == {"choices": [{"text": "from decode"}]}
+    keys = []
+    for (_, asked, _), (_, also_asked, _) in zip(prefill.asked, decode.asked, strict=True):
+        own = asked["kv_transfer_params"].pop("kvxfer")
+        assert asked["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
+        assert (asked["max_tokens"], also_asked["max_tokens"]) == (1, 9)
+        assert also_asked["kv_transfer_params"] == {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "kvxfer": {**own, "ranks": RANKS},
+        }
+        keys.append(own["push"])
+    assert len(set(keys)) == 2
+    assert all(len(key) == 32 for key in keys)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_when_one_of_both_fails_the_other_is_let_off(
+    concurrent: httpx.Client, prefill: Engine, decode: Engine, role: str
+) -> None:
+    failing, waiting = (prefill, decode) if role == "prefill" else (decode, prefill)
+    failing.answer, waiting.answer = JSONResponse({"error": "no"}, 500), NEVER
+    answer = concurrent.post("/v1/completions", json={"prompt": "a"})
+    assert answer.status_code == 502
+    assert answer.json()["error"]["backend"] == failing.url
+    assert waiting.client_left.wait(BOUND_S)
+    # Prefill may have restarted: it is asked alone, and tells anew.
+    prefill.begin(TOLD)
+    decode.begin({})
+    concurrent.post("/v1/completions", json={"prompt": "b"}).raise_for_status()
+    assert "kvxfer" not in prefill.body()["kv_transfer_params"]
+
+
+def test_a_client_that_leaves_cancels_both(concurrent: httpx.Client, prefill: Engine, decode: Engine) -> None:
+    prefill.answer = decode.answer = NEVER
+    leave(concurrent, {"prompt": "a"}, prefill, decode)
+    assert prefill.client_left.wait(BOUND_S)
+    assert decode.client_left.wait(BOUND_S)

@@ -1,0 +1,237 @@
+"""`make gpu-check` keeps its time and loses nothing, whatever a GPU does to its processes; without one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvxfer.bench.gpu import check as gpu_check
+from kvxfer.bench.gpu import step as gpu_step
+from kvxfer.bench.gpu import table as gpu_report
+from kvxfer.bench.gpu import tests as gpu_tests
+from kvxfer.bench.gpu.figures import EXIT_SAID, GROUPS
+from kvxfer.bench.gpu.step import Step
+
+ROOT = Path(__file__).parents[4]
+
+# As files of tests/gpu are, but for what they need.
+TESTS = """
+import os, time, pytest
+pytestmark = pytest.mark.gpu
+broken = []
+def test_first(): pass
+@pytest.mark.parametrize("what", ["with a blank", "b"])
+def test_breaks_what_comes_behind_it(what):
+    broken.append(what)
+    assert what == "b", "a sticky error"
+def test_behind_it(): assert "with a blank" not in broken
+def test_skipped(): pytest.skip("one GPU is here")
+def test_last(): {last}
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working tree with a file of tests."""
+    (tmp_path / "tests" / "gpu").mkdir(parents=True)
+    shutil.copy(ROOT / "tests/gpu/gpu-check.ini", tmp_path / "tests/gpu")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_tests(tree: Path, last: str, most_s: float = 60.0) -> gpu_tests.Tests:
+    file = "tests/gpu/test_made.py"
+    (tree / file).write_text(TESTS.format(last=last))
+    return gpu_tests.run(file, most_s, lambda: 1000.0, tree / "logs")
+
+
+def logs(tree: Path) -> str:
+    return "".join(log.read_text() for log in (tree / "logs").glob("*.log"))
+
+
+@pytest.mark.parametrize("last", ["pass", "os.abort()"])
+def test_a_test_that_breaks_its_process_takes_no_other_along(tree: Path, last: str) -> None:
+    found = run_tests(tree, last)
+    assert found.state == "failed"
+    first, *others = found.wrong
+    assert "test_breaks_what_comes_behind_it[with a blank] FAILED" in first
+    assert [words.partition(": see")[0] for words in others] == (
+        [] if last == "pass" else ["tests/gpu/test_made.py::test_last ended its process with -6"]
+    )
+    assert (found.num_passed, found.num_skipped) == (4 if last == "pass" else 3, 1)
+    # What pytest has to say of the first goes with a process that is lost: its threads stand there then.
+    assert ("a sticky error" if last == "pass" else "in test_last") in logs(tree)
+
+
+def test_a_test_that_does_not_end_is_told_with_its_threads(tree: Path) -> None:
+    found = run_tests(tree, "time.sleep(600)", most_s=8.0)
+    assert any("test_last had not ended" in words for words in found.wrong)
+    assert found.num_passed == 3
+    assert "in test_last" in logs(tree)
+
+
+def test_what_is_not_reached_behind_tests_that_are_lost_is_told(tree: Path) -> None:
+    file = "tests/gpu/test_made.py"
+    test = (
+        "import os, pytest\n@pytest.mark.gpu\n@pytest.mark.parametrize('n', range(9))\ndef test_lost(n): {}"
+    )
+    (tree / file).write_text(test.format("os.abort()"))
+    found = gpu_tests.run(file, 60.0, lambda: 1000.0, tree / "logs")
+    assert [words.partition(": see")[0] for words in found.wrong] == [
+        *(f"{file}::test_lost[{n}] ended its process with -6" for n in range(3)),
+        f"{file}: the tests behind that one were not run",
+    ]
+    assert found.shown.lstrip().startswith("Fatal Python error: Aborted")
+    assert "in test_lost" in found.shown
+
+
+def test_tests_that_do_not_load_are_wrong(tree: Path) -> None:
+    found = run_tests(tree, "pass\nimport nothing_of_the_kind")
+    assert found.state == "failed"
+    assert found.num_passed == 0
+    assert "nothing_of_the_kind" in found.shown
+
+
+def test_what_a_step_has_started_ends_with_it(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True)\n"
+        "time.sleep({})"
+    )
+    for pause, most_s in (("600", 3.0), ("0", 60.0)):
+        step = Step("starts another", (sys.executable, "-c", code.format(pause)), most_s)
+        outcome = gpu_step.run(step, 1000.0, tmp_path)
+        assert outcome is not None
+        assert outcome.status == (0 if pause == "0" else None)
+        until = time.monotonic() + 60
+        while is_alive(int(outcome.output)) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not is_alive(int(outcome.output))
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_step_is_not_begun_without_time(tmp_path: Path) -> None:
+    step = Step("late", (sys.executable, "-c", "print('here')"), 60.0, least_s=15.0)
+    assert gpu_step.run(step, 14.0, tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+# As kvxfer.bench.gpu.figures prints, of a device that two copies break.
+FIGURES = """
+import json, os, sys, time
+skip = [sys.argv[at + 1] for at, word in enumerate(sys.argv) if word == "--skip"]
+def say(**what): print(json.dumps(what), flush=True)
+for name in ("limit", "one", "two", "three"):
+    if name in skip: continue
+    say(kind="begun", name=name)
+    if name == "one": os.abort()
+    if name == "two": time.sleep(600)
+    say(kind="row", group="pages", name=name, gb_per_s=1.0, ratio=0.5, least=0.5, most=0.5, asked=0.9,
+        submit_us=3.0)
+say(kind="wrong", name="three", words="other bytes")
+print('{"kind": "row", "na', end="", flush=True)
+sys.exit(EXIT_SAID)
+""".replace("EXIT_SAID", str(EXIT_SAID))
+
+
+def a_check(folder: Path, seconds: float) -> gpu_check.Check:
+    from kvxfer.gpu.availability import Availability
+
+    return gpu_check.Check(
+        0,
+        (),
+        time.monotonic() + seconds,
+        folder / "logs",
+        folder / "out.json",
+        gpu_check._nothing_yet(Availability(), 1024, 7),
+    )
+
+
+def test_a_copy_that_breaks_the_device_takes_no_other_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check, "_FIGURES_COMMAND", (sys.executable, "-c", FIGURES))
+    monkeypatch.setattr(gpu_check, "GROUPS", {"pages": None})
+    monkeypatch.setattr(gpu_check, "_FIGURE_S", 5.0)
+    check = a_check(tmp_path, 1000.0)
+    gpu_check.figures(check)
+    assert [row["name"] for row in check.result["row"]] == ["limit", "three"]
+    wrong = [row["words"] for row in check.result["wrong"]]
+    assert len(wrong) == 3
+    assert wrong[0].startswith("figures, pages: ended with -6")
+    assert "at 'one'" in wrong[0]
+    assert wrong[1].startswith("figures, pages: had not ended")
+    assert "at 'two'" in wrong[1]
+    assert wrong[2] == "pages, three: other bytes"
+    assert json.loads((tmp_path / "out.json").read_text()) == check.result
+
+
+def test_what_no_time_is_left_for_is_named(tmp_path: Path) -> None:
+    check = a_check(tmp_path, 5.0)
+    gpu_check.tests(check)
+    gpu_check.figures(check)
+    told = [row["words"] for row in check.result["not_run"]]
+    assert "tests/gpu/test_copies.py: no time is left" in told
+    assert "figures, pages: no time is left" in told
+    assert len(told) == len(gpu_check._TESTS) + len(GROUPS)
+    assert gpu_report.table(check.result).endswith(f"; {len(told)} not run")
+
+
+def test_every_file_of_tests_that_need_a_gpu_is_run() -> None:
+    files = {
+        path.stem.removeprefix("test_")
+        for path in (ROOT / "tests/gpu").glob("test_*.py")
+        if "mark.gpu" in path.read_text()
+    }
+    assert files == set(gpu_check._TESTS)
+
+
+def row(name: str, **what: Any) -> dict[str, Any]:
+    return {
+        "group": "pages", "name": name, "gb_per_s": 2870.5, "ratio": 0.95, "least": 0.9, "most": 1.0,
+        "asked": 0.9, "submit_us": 181.0, **what,
+    }  # fmt: skip
+
+
+def test_the_table_says_what_is_missed_and_what_is_wrong(tmp_path: Path) -> None:
+    result = a_check(tmp_path, 5.0).result
+    delay = {"waited_us": 1000.0, "p90_us": 7.0, "p99_us": 8.0}
+    words = {"name": "with fences", "is_fenced": True, "num_rounds": 5}
+    result |= {
+        "tests": [
+            {"file": "tests/gpu/test_pool.py", "state": "failed", "num_passed": 2, "num_skipped": 1,
+             "wrong": ["x"], "taken_s": 1.0, "shown": ""},
+        ],
+        "row": [row("both, 16 KiB"), row("gather, 16 KiB", ratio=0.85), row("limit", asked=0, submit_us=0.0)],
+        "beside products": [{"priority": "high", "num_ctas": 4, "products": 1.04, "copy": 1.2}],
+        "host CTAs": [{"num_ctas": 1, "to_host": 9.25, "from_host": None, "is_chosen": False},
+                      {"num_ctas": 2, "to_host": 18.5, "from_host": 17.0, "is_chosen": True}],
+        "host copy": [{"to_host": True, "form": "runs", "aligned": True, "least_nbytes": 65536},
+                      {"to_host": False, "form": "rows", "aligned": False, "least_nbytes": None}],
+        "trigger": [{"name": "store, spinning", "p50_us": 5.1, **delay}],
+        "command": [{"name": "start()", "p50_us": 2.0, **delay}],
+        "litmus": [{**words, "at_host": 0, "at_stream": 0, "of_host": 0}],
+        "checkers": [{"name": "memcheck", "words": "found nothing"}],
+        "not_run": [{"words": "racecheck: no time is left"}],
+        "wrong": [{"words": "it broke"}],
+    }  # fmt: skip
+    lines = gpu_report.table(result).splitlines()
+    assert any("both, 16 KiB" in line and "0.90 " in line and "181" in line for line in lines)
+    assert sum(line.count(" *") for line in lines) == 2
+    assert any("store, spinning" in line and line.endswith("*") for line in lines)
+    assert any("from 64 KiB on" in line for line in lines)
+    assert [line.split() for line in lines if "9.2 and -" in line] == [["1", "9.2", "and", "-"]]
+    assert [line.split()[0] for line in lines if "staging takes these" in line] == ["2"]
+    assert lines[-1] == "1 WRONG; 2 of what was asked is below (*); 1 not run"

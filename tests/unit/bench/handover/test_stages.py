@@ -1,0 +1,87 @@
+from dataclasses import replace
+
+import pytest
+
+from kvxfer.bench.handover.stages import Handover
+
+MS = 1_000_000
+
+SEEN = {"layers_nbytes": [1000, 1000], "num_pages": 4, "reused_nbytes": 0, "arrival_ns": 1, "asked_ns": 2}
+
+
+def pushed() -> Handover:
+    return Handover.of(
+        3,
+        64,
+        prefill={"end_ns": 100 * MS, "post_ns": 10 * MS, "released_ns": [50 * MS, 100 * MS]},
+        decode={
+            "nbytes": 2000,
+            "arrived_ns": [60 * MS, 104 * MS],
+            "notification_ns": 105 * MS,
+            "decode_may_start_ns": 106 * MS,
+            "rails": ["shm"],
+            **SEEN,
+        },
+    )
+
+
+def pulled() -> Handover:
+    return Handover.of(
+        3,
+        64,
+        prefill={"end_ns": 100 * MS, "notification_ns": 109 * MS},
+        decode={
+            "nbytes": 2000,
+            "post_ns": 101 * MS,
+            "arrived_ns": [103 * MS, 105 * MS],
+            "decode_may_start_ns": 106 * MS,
+            "rails": ["tcp"],
+            **SEEN,
+        },
+    )
+
+
+def test_stages_count_from_the_end_of_prefill() -> None:
+    assert pushed().stages_ms() == {
+        "post": -90,
+        "first_layer": -40,
+        "last_layer": 4,
+        "notification": 5,
+        "decode_may_start": 6,
+    }
+
+
+def test_pull_takes_its_post_from_decode_and_its_notification_from_prefill() -> None:
+    stages = pulled().stages_ms()
+    assert (stages["post"], stages["notification"]) == (1, 9)
+
+
+def test_push_is_timed_from_its_first_release_and_pull_from_its_post() -> None:
+    assert pushed().transfer_ns() == 54 * MS
+    assert pulled().transfer_ns() == 4 * MS
+
+
+def test_what_arrived_before_prefill_ended_was_hidden() -> None:
+    assert pushed().hidden_share() == 0.5
+    assert pulled().hidden_share() == 0.0
+
+
+def test_hidden_share_counts_bytes_where_layers_differ() -> None:
+    assert replace(pushed(), layers_nbytes=[500, 1500]).hidden_share() == 0.25
+
+
+def test_waiting_is_counted_from_the_arrival() -> None:
+    waited = replace(pushed(), arrival_ns=5 * MS, asked_ns=8 * MS)
+    assert waited.queue_ms() == 3.0
+    assert waited.arrival_to_decode_ms() == 101.0
+
+
+def test_layers_may_arrive_in_any_order() -> None:
+    swapped = replace(pushed(), arrived_ns=[104 * MS, 60 * MS])
+    assert swapped.stages_ms() == pushed().stages_ms()
+
+
+def test_ideal_mover_gets_the_same_layers_at_the_same_times() -> None:
+    # 1000 bytes a layer at 1 GB/s are 1 µs.
+    assert pushed().ideal_ns(1.0) == 100 * MS + 1000
+    assert pulled().ideal_ns(1.0) == pytest.approx(101 * MS + 2000)

@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+
+from kvxfer.bench.report.comparison import MIN_RUNS, cautions, compare_figure, ratio_interval
+from kvxfer.bench.report.results import Record
+
+
+def runs(around: float, num_runs: int, seed: int) -> list[float]:
+    noise: list[float] = np.random.default_rng(seed).normal(1, 0.03, num_runs).tolist()
+    return [around * factor for factor in noise]
+
+
+def test_clear_gain_is_faster_for_rates_and_times_alike() -> None:
+    slow, quick = runs(1.0, 10, 1), runs(2.0, 10, 2)
+    assert compare_figure("gb_per_s.median", slow, quick).verdict == "faster"
+    assert compare_figure("gb_per_s.median", quick, slow).verdict == "slower"
+    assert compare_figure("total_ms.median", slow, quick).verdict == "slower"
+    assert compare_figure("p50_us", quick, slow).verdict == "faster"
+    assert compare_figure("cpu_s_per_gib", slow, quick).verdict == "worse"
+
+
+def test_interval_holds_the_ratio_and_is_the_same_for_the_same_seed() -> None:
+    first, second = runs(1.0, 20, 3), runs(1.5, 20, 4)
+    low, high = ratio_interval(first, second)
+    assert 1.4 < low < 1.5 < high < 1.6
+    assert ratio_interval(first, second) == (low, high)
+    assert ratio_interval(first, second, seed=9) != (low, high)
+
+
+def test_intervals_of_equal_runs_seldom_exclude_one() -> None:
+    # 200 pairs without a difference: 95% intervals, of the median of few runs, so some slack.
+    wrong = 0
+    for seed in range(200):
+        low, high = ratio_interval(runs(1.0, 8, 2 * seed), runs(1.0, 8, 2 * seed + 1))
+        wrong += not low <= 1 <= high
+    assert wrong <= 24
+
+
+def test_what_chance_may_explain_is_not_told_apart() -> None:
+    one = compare_figure("total_ms.median", runs(1.0, 8, 7), runs(1.005, 8, 8))
+    assert one.verdict == "cannot tell"
+    assert one.low is not None
+
+
+@pytest.mark.parametrize(
+    ("figure", "first", "second", "why"),
+    [
+        ("p50_us", [1.0] * (MIN_RUNS - 1), [2.0] * 9, "5 runs of each are needed"),
+        ("stages_ms.post.p50", [-1.0] * 5, [-2.0] * 5, "not above 0"),
+        ("mystery", [1.0] * 5, [2.0] * 5, "does not say which way is better"),
+    ],
+)
+def test_reason_for_no_verdict_is_said(
+    figure: str, first: list[float], second: list[float], why: str
+) -> None:
+    one = compare_figure(figure, first, second)
+    assert one.verdict == "cannot tell"
+    assert why in one.in_words()
+
+
+def test_other_machines_and_noise_are_cautioned_about() -> None:
+    def record(cpu: str, other_share: float) -> Record:
+        return Record({"cpu": cpu}, "", {"other_share": other_share, "steal_share": 0.0}, {})
+
+    quiet = record("a", 0.0)
+    assert list(cautions([quiet], [quiet])) == []
+    different, noisy = cautions([quiet], [record("b", 0.4)])
+    assert "different machines" in different
+    assert noisy.startswith("1 of 2 runs")

@@ -1,0 +1,71 @@
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.run.channel import Channel
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Channel, Channel]]:
+    ours, theirs = socket.socketpair()
+    left, right = Channel(ours, "right"), Channel(theirs, "left")
+    yield left, right
+    left.close()
+    right.close()
+
+
+def test_objects_come_in_order(pair: tuple[Channel, Channel]) -> None:
+    left, right = pair
+    left.send("one", value=1)
+    left.send("two", value=[2, "β"])
+    assert right.receive(1.0) == {"kind": "one", "value": 1}
+    assert right.receive(1.0) == {"kind": "two", "value": [2, "β"]}
+
+
+def test_long_objects_are_received_whole(pair: tuple[Channel, Channel]) -> None:
+    left, right = pair
+    blocks = list(range(20_000))
+
+    async def both() -> object:
+        sending = asyncio.to_thread(left.send, "request", blocks=blocks)
+        received, _ = await asyncio.gather(right.receive_async(), sending)
+        return received["blocks"]
+
+    assert asyncio.run(both()) == blocks
+
+
+def test_descriptors_travel_along(pair: tuple[Channel, Channel]) -> None:
+    left, right = pair
+    reader, writer = os.pipe()
+    left.send("take", (writer,))
+    os.close(writer)
+    right.receive(1.0)
+    received = right.descriptors.popleft()
+    os.write(received, b"x")
+    assert os.read(reader, 1) == b"x"
+    os.close(received)
+    os.close(reader)
+
+
+@pytest.mark.parametrize("kind", [BenchError, CheckFailedError])
+def test_errors_are_raised_at_the_other_end(pair: tuple[Channel, Channel], kind: type[BenchError]) -> None:
+    left, right = pair
+    left.send_error(kind("byte 3 is wrong"))
+    with pytest.raises(kind, match="left: byte 3 is wrong"):
+        right.receive(1.0)
+
+
+def test_silence_is_an_error_in_time(pair: tuple[Channel, Channel]) -> None:
+    with pytest.raises(BenchError, match=r"right process said nothing for 0\.01 s"):
+        pair[0].receive(0.01)
+
+
+def test_end_of_the_peer_is_an_error(pair: tuple[Channel, Channel]) -> None:
+    left, right = pair
+    right.close()
+    with pytest.raises(BenchError, match="right process"):
+        left.receive(1.0)

@@ -1,0 +1,625 @@
+"""The parts of `kvxfer bench serving`, without an engine: what it asks, sees, and makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvxfer.bench.engines.router import DISPATCHES
+from kvxfer.bench.errors import BenchError
+from kvxfer.bench.report import show as report
+from kvxfer.bench.run.progress import Progress
+from kvxfer.bench.serving import load as serving_load
+from kvxfer.bench.serving import measure as serving
+from kvxfer.bench.serving import observer as serving_observer
+from kvxfer.bench.serving import page as serving_page
+from kvxfer.bench.serving import ratios as serving_ratios
+from kvxfer.bench.serving import systems as serving_systems
+from kvxfer.bench.serving import threads
+from kvxfer.bench.serving.events import FOLDER_VARIABLE, Costs, Observations, Seen
+from kvxfer.bench.serving.load import Answer, Asked
+from kvxfer.bench.serving.options import ServingOptions
+from kvxfer.bench.serving.stages import STAGES, Served, joined, summarize
+from kvxfer.bench.serving.systems import System
+from kvxfer.cli.app import run as kvxfer
+
+# ---- the observer, before a connector that moves nothing ------------------------------------------
+
+
+@dataclass
+class Results:
+    finished_sending: set[str] = field(default_factory=set)
+    finished_recving: set[str] = field(default_factory=set)
+    failed_recving: set[str] = field(default_factory=set)
+
+
+class Connector:
+    """As vLLM's interface has it, in memory: what is ordered in a step is there in the next."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        self.arguments = (vllm_config, role, kv_cache_config)
+        self.metadata: Any = None
+        self.loading: set[str] = set()
+        self.failing: set[str] = set()
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        count = 32 if request.kv_transfer_params else 0
+        return count, count > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        pass
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        return SimpleNamespace(of="this connector")
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        pass
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, Any]:
+        return request.kv_transfer_params is not None, None
+
+    request_finished_all_groups = request_finished
+
+    def bind_connector_metadata(self, metadata: Any) -> None:
+        self.metadata = metadata
+
+    def _get_connector_metadata(self) -> Any:
+        return self.metadata
+
+    def clear_connector_metadata(self) -> None:
+        self.metadata = None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self.get_finished(set())
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        return set(), self.loading
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Results:
+        sent, received = self.get_finished(finished_req_ids)
+        return Results(sent | finished_req_ids, received, self.failing)
+
+
+def observed(folder: Path, monkeypatch: pytest.MonkeyPatch, role: str) -> Any:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    made = serving_observer.observed(Connector)("config", SimpleNamespace(name=role), "caches")
+    assert made.arguments == ("config", SimpleNamespace(name=role), "caches")
+    return made
+
+
+def request(name: str, handed_over: bool = True) -> Any:
+    return SimpleNamespace(
+        request_id=name, kv_transfer_params={"do_remote_prefill": True} if handed_over else None
+    )
+
+
+def test_events_of_a_request_are_seen_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = observed(tmp_path, monkeypatch, "SCHEDULER")
+    worker = observed(tmp_path, monkeypatch, "WORKER")
+    theirs = request("cmpl-mine-0-decode")
+    scheduler.get_num_new_matched_tokens(request("other", handed_over=False), 0)
+    # No room yet: it is asked about twice.
+    assert scheduler.get_num_new_matched_tokens(theirs, 0) == (32, True)
+    assert scheduler.get_num_new_matched_tokens(theirs, 0) == (32, True)
+    scheduler.update_state_after_alloc(theirs, None, 32)
+    metadata = scheduler.build_connector_meta(None)
+    assert metadata.of == "this connector"
+
+    worker.bind_connector_metadata(metadata)
+    worker.start_load_kv(None)
+    assert worker.get_transfer_results(set()).finished_recving == set()
+    worker.clear_connector_metadata()
+    worker.loading = {theirs.request_id}
+    worker.bind_connector_metadata(scheduler.build_connector_meta(None))
+    worker.start_load_kv(None)
+    assert worker.get_transfer_results({"cmpl-mine-0-prefill"}).finished_recving == {theirs.request_id}
+    worker.clear_connector_metadata()
+    scheduler.update_connector_output(SimpleNamespace(finished_recving={theirs.request_id}))
+    assert scheduler.request_finished(request("cmpl-mine-0-prefill"), [1])[0]
+    assert not scheduler.request_finished(request("other", handed_over=False), [1])[0]
+
+    seen = Observations(tmp_path)
+    seen.read()
+    found = seen.requests(["mine"])["mine"]
+    ordered = [event for event, _ in sorted(found.at_ns.items(), key=lambda item: item[1])]
+    assert ordered[:4] == ["asked", "allocated", "ordered", "loaded"]
+    assert set(ordered) == {"asked", "allocated", "ordered", "loaded", "given_back", "told", "finished"}
+    costs = seen.costs()
+    assert (costs["scheduler"].steps, costs["worker"].steps) == (2, 2)
+    # Of the worker's: twice each of four; what a method calls of its own connector is not counted again.
+    assert costs["worker"].calls == 8
+    assert costs["worker"].total_ns > 0
+
+
+def test_failed_load_is_told_from_one_that_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = observed(tmp_path, monkeypatch, "WORKER")
+    worker.loading, worker.failing = {"a", "b"}, {"a"}
+    worker.get_transfer_results(set())
+    worker.clear_connector_metadata()
+    seen = Observations(tmp_path)
+    seen.read()
+    found = seen.requests(["a", "b"])
+    assert (found["a"].failed, found["b"].failed) == (True, False)
+
+
+def test_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    line = json.dumps({"event": "asked", "request": "r-1", "at_ns": 7}).encode() + b"\n"
+    path = tmp_path / "scheduler-1-1.jsonl"
+    path.write_bytes(line[:9])
+    seen = Observations(tmp_path)
+    seen.read()
+    assert seen.requests(["r-1"])["r-1"].at_ns == {}
+    path.write_bytes(line)
+    seen.read()
+    assert seen.requests(["r-1"])["r-1"].at_ns == {"asked": 7}
+
+
+# ---- stages ---------------------------------------------------------------------------------------
+
+MS = 1_000_000
+
+
+def served(prefill: dict[str, int], decode: dict[str, int], first_token: int = 100) -> Served:
+    """Returns a request that came at 0 ms; times are in milliseconds."""
+    answer = Answer(Asked("r", "p" * 64, 2), 0, 0, [first_token * MS, (first_token + 4) * MS], [1, 2])
+
+    def seen(at: dict[str, int]) -> Seen:
+        return Seen({event: ms * MS for event, ms in at.items()}, dict.fromkeys(at, MS // 2))
+
+    (one,) = joined([answer], {"r": seen(prefill)}, {"r": seen(decode)})
+    return one
+
+
+def test_stages_of_a_pull_add_up_to_the_time_to_first_token() -> None:
+    one = served(
+        {"finished": 40, "given_back": 90}, {"asked": 44, "allocated": 45, "ordered": 50, "loaded": 70}
+    )
+    assert one.was_handed_over
+    assert one.stages_ms() == {"prefill": 40, "to_decode": 5, "order": 5, "load": 20, "resume": 30}
+    assert one.own_ms() == {"decide": 1.5, "load": 20, "own": 21.5, "hold": 1, "give_back": 20}
+
+
+def test_push_whose_decode_has_its_blocks_first_loses_no_time_to_what_was_hidden() -> None:
+    one = served({"finished": 40, "given_back": 60}, {"asked": 1, "allocated": 2, "ordered": 3, "loaded": 55})
+    stages = one.stages_ms()
+    assert stages == {"prefill": 40, "to_decode": 0, "order": 0, "load": 15, "resume": 45}
+    assert sum(stages.values()) == one.answer.first_token_ms
+    assert list(stages) == list(STAGES)
+
+
+def test_push_that_is_answered_before_prefill_hears_that_it_ended_is_all_prefill() -> None:
+    one = served({"finished": 120}, {"asked": 1, "allocated": 2, "ordered": 3, "loaded": 90})
+    stages = one.stages_ms()
+    assert stages == {"prefill": 100, "to_decode": 0, "order": 0, "load": 0, "resume": 0}
+    assert sum(stages.values()) == one.answer.first_token_ms
+
+
+def test_request_that_decode_computed_itself_is_not_handed_over() -> None:
+    one = served({"finished": 40}, {})
+    assert not one.was_handed_over
+    figures = summarize([one])
+    assert "stages_ms" not in figures
+    assert figures["first_token_ms"]["p50"] == 100
+    assert figures["between_tokens_ms"]["p50"] == 4
+
+
+def test_nothing_answered_gives_no_figures() -> None:
+    one = served({}, {})
+    one.answer.error = "answered 500"
+    assert summarize([one]) == {}
+
+
+def test_costs_are_of_a_turn_alone() -> None:
+    assert Costs(30, 300, 9000).since(Costs(10, 100, 3000)) == Costs(20, 200, 6000)
+    assert Costs(20, 200, 6000).us_per_step() == 0.3
+    assert Costs().us_per_step() == 0
+
+
+def test_ratio_below_one_says_that_the_other_is_better() -> None:
+    rounds = {
+        "kvxfer-pull": {0: {"own_ms": 2.0, "output_tokens_per_s": 30.0}, 1: {"own_ms": 2.0}},
+        "nixl": {0: {"own_ms": 1.0, "output_tokens_per_s": 15.0}, 2: {"own_ms": 9.0}},
+    }
+    found = serving_ratios.ratios(rounds)
+    assert list(found) == ["nixl"]
+    assert found["nixl"]["own_ms"]["rounds"] == [0.5]
+    assert found["nixl"]["output_tokens_per_s"]["rounds"] == [2.0]
+
+
+def test_ratios_need_our_own_figures() -> None:
+    assert serving_ratios.ratios({"nixl": {0: {"own_ms": 1.0}}}) == {}
+
+
+# ---- clients, before a server that streams --------------------------------------------------------
+
+SERVER = """
+import json, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *arguments): pass
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        how = body["prompt"]
+        self.send_response(500 if how == "refused" else 200)
+        self.end_headers()
+        if how == "refused":
+            self.wfile.write(b"out of memory")
+            return
+        for number in range(1 if how == "cut" else body["max_tokens"]):
+            event = {"choices": [{"text": "x", "token_ids": [number]}]}
+            if how == "fails" and number:
+                event = {"error": {"message": "the engine died"}}
+            self.wfile.write(f"data: {json.dumps(event)}\\n\\n".encode())
+            self.wfile.flush()
+        if how == "hangs":
+            time.sleep(60)
+        self.wfile.write(b"data: [DONE]\\n\\n")
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(url: str, how: str, timeout_s: float = 20.0) -> Answer:
+    (answer,) = serving_load.run(url, [Asked("one", how, 3)], 1, timeout_s)
+    return answer
+
+
+def test_every_token_is_stamped_between_sending_and_the_end(url: str) -> None:
+    before_ns = time.monotonic_ns()
+    answer = ask(url, "well")
+    assert answer.error == ""
+    assert answer.token_ids == [0, 1, 2]
+    stamps = [before_ns, answer.arrival_ns, answer.sent_ns, *answer.token_ns, time.monotonic_ns()]
+    assert stamps == sorted(stamps)
+    assert len(answer.between_tokens_ms()) == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("refused", "answered 500: out of memory"),
+        ("cut", "ended after 1 of 3 tokens"),
+        ("fails", "the engine died"),
+    ],
+)
+def test_request_that_goes_wrong_says_how(url: str, how: str, words: str) -> None:
+    assert words in ask(url, how).error
+
+
+def test_server_that_falls_silent_is_given_up(url: str) -> None:
+    assert "ReadTimeout" in ask(url, "hangs", timeout_s=2.0).error
+
+
+def test_server_that_is_gone_is_an_answer_in_words() -> None:
+    with socket.socket() as taken:  # nobody listens there, nor will meanwhile
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        assert "ConnectError" in ask(f"http://127.0.0.1:{port}", "well").error
+
+
+def test_answers_come_in_the_order_of_the_requests_and_each_is_told_once(url: str) -> None:
+    asked = [Asked(f"r{number}", "well", 1 + number % 3, 0.0) for number in range(8)]
+    told: list[str] = []
+    answers = serving_load.run(url, asked, 1, 20.0, lambda answer: told.append(answer.asked.name))
+    assert [answer.asked for answer in answers] == asked
+    assert sorted(told) == sorted(one.name for one in asked)
+
+
+def test_prompts_differ_by_seed_from_the_first_letters_on() -> None:
+    assert serving_load.prompt_of(40, 1, "r0", 3) == serving_load.prompt_of(40, 1, "r0", 3)
+    assert serving_load.prompt_of(40, 1, "r0", 3)[:16] != serving_load.prompt_of(40, 1, "r1", 3)[:16]
+    assert len(serving_load.prompt_of(40, 1)) == 40
+
+
+# ---- threads --------------------------------------------------------------------------------------
+
+
+def test_thread_that_spins_is_found_among_those_that_sleep() -> None:
+    program = (
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "print('up', flush=True)\n"
+        "while True: pass\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        process.stdout.readline()
+        before = threads.thread_times_ns([process.pid])
+        assert len(before) == 2
+        # As long as it takes on a busy machine: it wants all that it can get.
+        while (spun := threads.thread_times_ns([process.pid])[process.pid][0]) <= before[process.pid][0]:
+            pass
+        while not (idle := threads.watch([process.pid], 0.5)).busiest_cores:
+            pass
+        os.killpg(process.pid, signal.SIGSTOP)
+        stopped = threads.watch([process.pid], 0.1)
+    finally:
+        process.kill()
+        process.communicate()
+    assert spun > 0
+    assert idle.busiest_cores > 0
+    assert idle.cores >= idle.busiest_cores
+    assert stopped.cores < idle.cores
+
+
+def test_group_that_is_gone_uses_nothing() -> None:
+    assert threads.watch([2**22 + 1], 0.0) == threads.Idle(0.0, 0.0, "")
+
+
+# ---- what is asked for ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"systems": ("vllm",)}, "unknown --systems 'vllm'; known are alone, kvxfer-pull, kvxfer-push, nixl"),
+        ({"systems": ()}, "--systems names nothing"),
+        ({"arrivals": "burst"}, "unknown --arrivals 'burst'"),
+        ({"rounds": 0}, "--rounds is at least 1"),
+        ({"max_output_tokens": 0}, "--max-output-tokens is at least 1"),
+        ({"max_tokens": 5000}, "more than the 4096 tokens of the model"),
+        ({"rate": 0.0}, "--rate is above 0"),
+        ({"timeout_s": float("nan")}, "--timeout-s is above 0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_in_words(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(BenchError, match=words.replace("+", r"\+")):
+        ServingOptions(**fields)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--trace", "nowhere"], "no such trace: 'nowhere'"),
+        (["--requests", "100000"], "fewer than --requests 100000"),
+        (["--systems", "tpu"], "unknown --systems 'tpu'"),
+    ],
+)
+def test_command_refuses_before_any_engine_is_looked_for(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_systems, "enter_environment", lambda: pytest.fail("looked for an engine"))
+    assert kvxfer(["bench", "serving", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_missing_engine_is_told_with_the_command_that_installs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_systems, "tree", lambda: tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert kvxfer(["bench", "serving"]) == 2
+    assert "`make bench-serving-setup` sets up .vllm" in capsys.readouterr().err
+
+
+def test_both_roles_get_one_connector_and_the_one_engine_none() -> None:
+    alone, ours, *others = serving_systems.chosen(serving_systems.NAMES)
+    assert alone.kv_transfer_config("kv_producer") is None
+    for system in (ours, *others):
+        prefill, decode = (system.kv_transfer_config(role) for role in ("kv_producer", "kv_consumer"))
+        assert prefill is not None
+        assert decode is not None
+        assert (prefill.pop("kv_role"), decode.pop("kv_role")) == ("kv_producer", "kv_consumer")
+        assert prefill == decode
+        assert prefill["kv_connector_module_path"].startswith("kvxfer.bench.serving.")
+        assert system.dispatch in DISPATCHES
+
+
+# ---- whole runs, with a stand-in for the engines --------------------------------------------------
+
+# A server of vLLM's interface that computes nothing; it says what an observed connector would have seen.
+VLLM = """
+import argparse, json, os, signal, sys, threading, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from kvxfer.bench.serving.observer import Log
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--port", type=int)
+parser.add_argument("--kv-transfer-config", type=json.loads, default={})
+options, _ = parser.parse_known_args()
+role = options.kv_transfer_config.get("kv_role")
+logs = [Log("scheduler"), Log("worker")]
+served = 0
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+    def do_GET(self):
+        self.answer(b"" if self.path == "/health" else b"vllm:num_requests_running 0.0\\n")
+
+    def do_POST(self):
+        global served
+        served += 1
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        name = f"cmpl-{self.headers['X-Request-Id']}-0-1a2b"
+        if os.environ.get("STAND_IN_DIES") == f"{role}:{served}":
+            print("stand-in: the engine is on fire", flush=True)
+            os._exit(3)
+        if role == "kv_producer":
+            self.see("finished", name)
+            self.see("given_back", name)
+            told = {"kvxfer": {"ranks": []}}
+            self.answer(json.dumps({"choices": [{}], "kv_transfer_params": told}).encode())
+            return
+        if role:
+            assert body["kv_transfer_params"]
+            for event in ("asked", "allocated", "ordered", "loaded", "told"):
+                self.see(event, name)
+        lines = [{"choices": [{"token_ids": [number]}]} for number in range(body["max_tokens"])]
+        self.answer("".join(f"data: {json.dumps(line)}\\n\\n" for line in lines).encode())
+
+    def see(self, event, name):
+        for log in logs:
+            log.num_steps += 1
+            log.total_ns += 5000
+        worker = event in ("ordered", "loaded", "given_back")
+        logs[worker].event(event, name, time.monotonic_ns(), took_ns=1000)
+        for log in logs:
+            log.write()
+
+    def answer(self, content):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the stand-in where vLLM is looked for: beside the interpreter."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "vllm").write_text(f"#!{sys.executable} -P\n{VLLM}")
+    (programs / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path))
+    monkeypatch.setattr(serving, "_REST_S", 0.0)
+    monkeypatch.setattr(serving, "_IDLE_S", 0.05)
+
+    def save(name: str, folder: Path) -> Path:
+        folder.mkdir()
+        (folder / "config.json").write_text('{"dtype": "float32"}')
+        return folder
+
+    monkeypatch.setattr("kvxfer.bench.engines.tiny_models.save", save)
+
+
+SYSTEMS = (
+    System("alone", "one engine"),
+    System("kvxfer-pull", "ours", {"kv_connector": "KvxferConnector"}),
+    System("kvxfer-push", "both at once", {"kv_connector": "KvxferConnector"}, dispatch="concurrent"),
+    System("nixl", "theirs", {"kv_connector": "NixlConnector"}, environment={"A_VARIABLE": "1"}),
+    System("nixl+thread", "not here", {"kv_connector": "NixlConnector"}, needs=("no_such_module",)),
+)
+SMALL: dict[str, Any] = {
+    "requests": 3,
+    "max_tokens": 64,
+    "max_output_tokens": 4,
+    "rounds": 2,
+    "timeout_s": 20.0,
+}
+
+
+def run(
+    progress: Any = lambda at: None, known: tuple[System, ...] = SYSTEMS, **fields: Any
+) -> tuple[dict[str, Any], dict[str, list[Served]]]:
+    seen: dict[str, list[Served]] = {}
+    names = tuple(system.name for system in known)
+    result = serving.run(ServingOptions(**{"systems": names, **SMALL, **fields}), progress, seen, known)
+    return result, seen
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("arrivals", ["closed", "poisson"])
+def test_every_system_serves_every_request_of_every_round(
+    arrivals: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, seen = run(arrivals=arrivals, rate=100.0)
+    assert list(result["systems"]) == ["alone", "kvxfer-pull", "kvxfer-push", "nixl"]
+    assert all(len(those) == 6 for those in seen.values())
+    for name in ("kvxfer-pull", "kvxfer-push", "nixl"):
+        tokens = result["tokens"][name]
+        assert tokens.pop("failure") == ""
+        assert tokens == {"requests": 6, "failed": 0, "handed_over": 6, "compared": 6, "equal": 6}
+        system = result["systems"][name]
+        assert list(system["stages_ms"]) == list(STAGES)
+        # Each of the two halves says 5 us a step.
+        assert system["step_us"]["decode"]["median"] == 10.0
+        assert system["own_ms"]["decide"]["p50"] == 0.003
+        assert system["first"]["first_token_ms"]["p50"] > 0
+    assert "stages_ms" not in result["systems"]["alone"]
+    assert set(result["ratios"]) == {"alone", "kvxfer-push", "nixl"}
+    # What is not installed says which command installs it, and stands in no one's way.
+    assert "`make bench-serving-setup` installs it" in result["failures"]["nixl+thread"]
+    assert json.loads(json.dumps(result))["verified"] is True
+    report.print_table(result)
+    shown = capsys.readouterr().out
+    assert "load (own)" in shown
+    assert "6 of 6 answers have the tokens of one engine" in shown
+    document = serving_page.page(result, seen)
+    assert document.count("<svg") >= 8
+    assert "nixl+thread was left out" in document
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
+def test_engine_that_dies_is_left_out_with_its_last_words_and_what_it_gave_is_kept(role: str) -> None:
+    # One of the first requests, and a warm-up of all blocks, come before the rounds of three.
+    num_before = 1 + serving.num_warm_ups(ServingOptions(**SMALL))
+    fatal = System(
+        "nixl", "dies", {"kv_connector": "N"}, environment={"STAND_IN_DIES": f"{role}:{num_before + 3 + 2}"}
+    )
+    result, seen = run(known=(SYSTEMS[1], fatal))
+    assert "the engine is on fire" in result["failures"]["nixl"]
+    assert {one.round for one in seen["nixl"]} == {0}
+    assert {one.round for one in seen["kvxfer-pull"]} == {0, 1}
+    assert len(result["ratios"]["nixl"]["load_ms"]["rounds"]) == 1
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_engine_that_never_comes_up_is_left_out() -> None:
+    never = System("nixl", "dies", {"kv_connector": "N"}, environment={"STAND_IN_DIES": "kv_consumer:1"})
+    result, _ = run(known=(SYSTEMS[1], never))
+    assert "nixl: the first request failed 3 times" in result["failures"]["nixl"]
+    assert "the engine is on fire" in result["failures"]["nixl"]
+    assert list(result["systems"]) == ["kvxfer-pull"]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_interrupted_run_keeps_the_turns_that_were_whole() -> None:
+    def interrupt(at: Progress) -> None:
+        if at.words == "round 2: nixl":
+            signal.raise_signal(signal.SIGINT)
+
+    result, seen = run(interrupt, (SYSTEMS[1], SYSTEMS[3]))
+    assert result["interrupted"] is True
+    assert {name: len(those) for name, those in seen.items()} == {"kvxfer-pull": 3, "nixl": 3}
+    # What the engines took is not called a neighbour's because they have ended.
+    assert result["noise"]["own_share"] > 0
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_run_that_is_interrupted_before_its_first_turn_has_nothing_to_keep() -> None:
+    def interrupt(at: Progress) -> None:
+        if at.words.startswith("round 1"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupt, SYSTEMS[1:2])

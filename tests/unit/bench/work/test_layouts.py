@@ -1,0 +1,336 @@
+import os
+import socket
+import threading
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kvxfer.bench import _limits
+from kvxfer.bench.errors import BenchError
+from kvxfer.bench.pages.layouts import LayoutPagesOptions
+from kvxfer.bench.pages.pieces import PieceSource
+from kvxfer.bench.report.show import print_table
+from kvxfer.bench.work.layout_names import DTYPES, ORDERS, NamedLayout
+from kvxfer.bench.work.layout_pair import LayoutWork
+from kvxfer.bench.work.numbers import STAND_INS, narrow, widen
+from kvxfer.bench.work.rank_cache import RankCache, RankSpec
+
+KIB = 1024
+REAL = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+}
+
+
+# ---- names ----------------------------------------------------------------------------------------
+
+
+def test_names_come_in_any_order_and_the_rest_has_defaults() -> None:
+    assert NamedLayout.parse("hnd+tp4") == NamedLayout.parse("tp4+hnd")
+    assert NamedLayout.parse("TP4") == NamedLayout(4, 1, "nhd", "bfloat16", "", 16)
+    assert NamedLayout.parse("p64+pp2+per-head+e5m2") == NamedLayout(1, 2, "nhd", "float8_e5m2", "head", 64)
+
+
+@pytest.mark.parametrize("name", ["fp8", "e4m3fn", "e5m2", "int8"])
+def test_scaled_types_have_one_scale_unless_said_otherwise(name: str) -> None:
+    assert NamedLayout.parse(name).scales == "tensor"
+    assert NamedLayout.parse(f"{name}+per-page").scales == "page"
+
+
+@pytest.mark.parametrize("text", ["tp3", "", "tp4+", "fp9+tp4", "per-token"])
+def test_unknown_name_lists_all_of_them(text: str) -> None:
+    with pytest.raises(BenchError) as caught:
+        NamedLayout.parse(text)
+    for name in ("tp8", "pp2", "apart", "e4m3fn", "per-page-head", "p48"):
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tp2+tp4", "says 'tp2' and 'tp4': one tp alone"),
+        ("nhd+hnd", "one order alone"),
+        ("bf16+per-head", "scales belong to fp8, e5m2 and int8"),
+    ],
+)
+def test_names_that_do_not_fit_together_are_refused(text: str, words: str) -> None:
+    with pytest.raises(BenchError, match=words.replace("+", r"\+")):
+        NamedLayout.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"dst_layout": ""}, "--dst-layout is missing: layouts are named at both ends"),
+        ({"shape": "GPT-2"}, "unknown model 'GPT-2'; known are Llama-3.1-8B"),
+        ({"op": "swap"}, "unknown --op 'swap'; known are write, read"),
+        ({"total_mib": 1, "layers": 80}, "hold no 16 tokens in 80 layers"),
+        ({"dst_layout": "pp2", "layers": 3}, "--layers 3 cannot be divided among pp2 stages"),
+        ({"transport": "unix"}, "use it with --memory foreign"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_words(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(BenchError) as caught:
+        LayoutPagesOptions(**{"src_layout": "tp4", "dst_layout": "tp2", **fields})
+    assert words in str(caught.value)
+
+
+# ---- numbers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", REAL)
+def test_numbers_are_rounded_as_ml_dtypes_rounds_them(dtype: str) -> None:
+    bits = np.random.default_rng(1).integers(0, 1 << 32, 1 << 16, np.uint32)
+    ties = np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)
+    values = np.concatenate((bits, ties, ties + np.uint32(0x8000))).view(np.float32)
+    values = values[~np.isnan(values)]
+    with np.errstate(over="ignore"):
+        expected = values.astype(REAL[dtype]).view(STAND_INS[dtype])
+    assert np.array_equal(narrow(values, dtype), expected)
+
+
+@pytest.mark.parametrize("dtype", REAL)
+def test_every_code_has_the_value_that_ml_dtypes_gives_it(dtype: str) -> None:
+    codes = np.arange(1 << min(16, 8 * STAND_INS[dtype].itemsize)).astype(STAND_INS[dtype])
+    expected = codes.view(REAL[dtype]).astype(np.float32)
+    assert np.array_equal(widen(codes, dtype), expected, equal_nan=True)
+
+
+def test_int8_clamps_and_rounds_ties_to_even() -> None:
+    values = np.array([0.5, 1.5, -2.5, 200.0, -200.0, np.nan, np.inf], np.float32)
+    assert narrow(values, "int8").view(np.int8).tolist() == [0, 2, -2, 127, -128, 0, 127]
+
+
+# ---- caches and their data ------------------------------------------------------------------------
+
+
+def work_of(src: str, dst: str, layers: int = 2, tokens: int = 192) -> LayoutWork:
+    return LayoutWork.of(src, dst, "Llama-3.1-70B", layers, tokens, "random", seed=3)
+
+
+def cache_of(spec: RankSpec) -> RankCache:
+    return spec.place(np.zeros(spec.nbytes, np.uint8))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_numpy_and_the_layout_see_each_element_at_the_same_byte(order: str) -> None:
+    spec = work_of("tp1", f"tp2+{order}").dst
+    cache = cache_of(spec)
+    layout, offsets = cache.layout, cache.layout.layer_offsets()
+    start = cache.memory.ctypes.data
+    for layer, kv, block, token, head, dim in (
+        (0, 0, 0, 0, 0, 0),
+        (1, 1, 5, 3, 2, 77),
+        (0, 1, 11, 15, 3, 127),
+    ):
+        element = cache.part(layer, kv)[block, token, head, dim:]
+        strides = (layout.block_stride, layout.token_stride, layout.head_stride, layout.dim_stride)
+        inner = np.dot(strides, (block, token, head, dim))
+        assert element.ctypes.data - start == offsets[layer, kv] + inner
+    assert layout.nbytes <= cache.memory.nbytes
+
+
+@pytest.mark.parametrize("order", ["split", "apart"])
+def test_layers_with_tensors_of_their_own_are_not_evenly_apart(order: str) -> None:
+    assert len(cache_of(work_of("tp1", f"tp2+{order}", layers=4).dst).layout.offsets) == 8
+
+
+@pytest.mark.parametrize("name", [*DTYPES, "fp8+per-head", "fp8+per-page", "int8+per-page-head"])
+def test_filled_cache_passes_its_own_check(name: str) -> None:
+    work = work_of(f"tp2+{name}", f"tp2+hnd+{name}")
+    cache, blocks = cache_of(work.dst), work.blocks(work.dst, -1)
+    work.data().fill(cache, blocks)
+    assert work.data().check(cache, blocks) == ""
+
+
+def test_one_wrong_bit_is_found_and_named() -> None:
+    work = work_of("tp2", "tp2+hnd")
+    cache, blocks = cache_of(work.dst), work.blocks(work.dst, -1)
+    data = work.data()
+    data.fill(cache, blocks)
+    cache.part(1, 1)[blocks[2], 3, 1, 9] ^= 1
+    wrong = data.check(cache, blocks)
+    assert wrong.startswith("layer 1, v, token 35, head 1, dim 9 is 0x")
+    assert "(1 of 98304 elements are wrong)" in wrong
+    assert data.check(cache, blocks, range(1)) == ""
+    assert data.check(cache, blocks, num_tokens=32) == ""
+
+
+@pytest.mark.parametrize("change", ["swapped blocks", "swapped heads", "swapped layers", "zeros"])
+def test_elements_at_wrong_places_are_found(change: str) -> None:
+    work = work_of("tp2", "tp2")
+    cache, blocks = cache_of(work.dst), work.blocks(work.dst, -1)
+    data = work.data()
+    data.fill(cache, blocks)
+    part = cache.part(0, 0)
+    if change == "swapped blocks":
+        part[[1, 2]] = part[[2, 1]]
+    elif change == "swapped heads":
+        part[:, :, [0, 1]] = part[:, :, [1, 0]]
+    elif change == "swapped layers":
+        part[:] = cache.part(1, 0)
+    else:
+        part[:] = 0
+    assert data.check(cache, blocks).startswith("layer 0, k, token ")
+
+
+def test_wrong_scale_of_a_page_is_found() -> None:
+    work = work_of("fp8+per-page", "fp8+per-page")
+    cache, blocks = cache_of(work.dst), work.blocks(work.dst, -1)
+    work.data().fill(cache, blocks)
+    assert cache.scales is not None
+    cache.scales[1, 0, blocks[4]] *= 2
+    assert work.data().check(cache, blocks).startswith("layer 1, k: the scale of page 4 is ")
+
+
+def reindexed(work: LayoutWork) -> RankCache:
+    """Returns the destination as plain ml_dtypes and numpy make it of the sources, element by element."""
+    data, dst = work.data(), cache_of(work.dst)
+    dst_blocks = work.blocks(work.dst, -1)
+    for share in work.shares:
+        spec = work.srcs[share.src]
+        src, src_blocks = cache_of(spec), work.blocks(spec, share.src)
+        data.fill(src, src_blocks)
+        for layer in share.layers:
+            for kv in range(2):
+                stored = src.part(layer - spec.layers.start, kv)[src_blocks]
+                tokens = stored.reshape(work.num_tokens, len(spec.heads), -1).view(REAL[spec.named.dtype])
+                values = tokens.astype(np.float32)
+                static = src.static_scales(layer - spec.layers.start, kv)
+                if static is not None:
+                    values = values * static[:, None]
+                divisor = dst.static_scales(layer - work.dst.layers.start, kv)
+                if divisor is not None:
+                    values = values / divisor[:, None]
+                heads = slice(share.heads.start - spec.heads.start, share.heads.stop - spec.heads.start)
+                out = (
+                    values[:, heads].astype(REAL[work.dst.named.dtype]).view(STAND_INS[work.dst.named.dtype])
+                )
+                part = dst.part(layer - work.dst.layers.start, kv)
+                first = share.heads.start - work.dst.heads.start
+                pages = out.reshape(-1, work.dst.named.block_tokens, *out.shape[1:])
+                part[dst_blocks, :, first : first + len(share.heads)] = pages
+    return dst
+
+
+@pytest.mark.parametrize(
+    ("src", "dst"),
+    [
+        ("tp4", "tp2"),
+        ("tp2+pp2", "tp4+hnd"),
+        ("tp1", "tp8+apart+p64"),
+        ("bf16", "fp8"),
+        ("fp8", "bf16+blhnc"),
+        ("fp8+p48", "fp16+p32"),
+    ],
+)
+def test_check_agrees_with_conversions_done_by_hand(src: str, dst: str) -> None:
+    work = work_of(src, dst)
+    cache = reindexed(work)
+    assert work.data().check(cache, work.blocks(work.dst, -1)) == ""
+
+
+def test_heads_and_layers_come_from_the_ranks_that_have_them() -> None:
+    work = work_of("tp4+pp2", "tp2")
+    assert [(share.src, share.layers, share.heads) for share in work.shares] == [
+        (0, range(1), range(2)),
+        (1, range(1), range(2, 4)),
+        (4, range(1, 2), range(2)),
+        (5, range(1, 2), range(2, 4)),
+    ]
+
+
+def test_total_is_divided_among_layers_and_tokens() -> None:
+    work = LayoutWork.sized("tp4", "tp2+p64", "Llama-3.1-70B", 64 << 20, 0, "random", 1)
+    assert work.src_nbytes == 64 << 20
+    assert (work.num_layers, work.num_tokens) == (16, 2048)
+    assert work.dst.num_blocks * 2 == 64
+    halved = LayoutWork.sized("bf16", "fp8", "Llama-3.1-70B", 64 << 20, 0, "random", 1)
+    assert (halved.src_nbytes, halved.dst_nbytes) == (64 << 20, 32 << 20)
+
+
+def test_described_says_what_the_program_says() -> None:
+    described = work_of("tp4", "tp2").described()
+    assert (described["runs_per_pair"], described["smallest_run_nbytes"]) == (32, 512)
+    assert described["num_sources"] == 2
+    assert "32 runs" in described["explain"]
+
+
+# ---- pieces ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("src", "dst"), [("tp4", "tp2+hnd"), ("fp8+per-page+tp2", "bf16+p64+apart")])
+def test_pieces_arrive_in_place_and_as_they_were(src: str, dst: str) -> None:
+    work = work_of(src, dst)
+    data, caches = work.data(), {src: cache_of(spec) for src, spec in work.srcs.items()}
+    blocks = {src: work.blocks(spec, src) for src, spec in work.srcs.items()}
+    for rank, cache in caches.items():
+        data.fill(cache, blocks[rank])
+    target, dst_blocks = cache_of(work.plain), work.blocks(work.dst, -1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        source = PieceSource(ours, work, caches, blocks, target, dst_blocks)
+        described = source.described()
+        assert described["nbytes"] == work.src_nbytes
+        assert described["stream_nbytes"] == work.src_nbytes + 16 * described["pieces"]
+        sender = threading.Thread(target=source.send)
+        sender.start()
+        address = target.memory.ctypes.data
+        _limits.recv_pieces(theirs.fileno(), address, target.memory.nbytes, described["stream_nbytes"])
+        sender.join()
+    assert data.as_bytes().check(target, dst_blocks) == ""
+
+
+def test_fewer_pieces_are_sent_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvxfer.bench.pages.pieces.MAX_PIECES", 1000)
+    work = work_of("tp4", "tp2")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        caches = {src: cache_of(spec) for src, spec in work.srcs.items()}
+        blocks = {src: work.blocks(spec, src) for src, spec in work.srcs.items()}
+        source = PieceSource(ours, work, caches, blocks, cache_of(work.plain), work.blocks(work.dst, -1))
+    described = source.described()
+    # 192 tokens of two sources are 768 pieces of a layer, K and V.
+    assert (described["pieces"], described["layers"], described["tokens"]) == (768, 1, 192)
+
+
+def test_piece_beyond_the_memory_is_refused() -> None:
+    ours, theirs = socket.socketpair()
+    memory = np.zeros(64, np.uint8)
+    with ours, theirs:
+        ours.sendall(np.array([60, 8], np.uint64).tobytes() + bytes(8))
+        with pytest.raises(OSError, match="read") as caught:
+            _limits.recv_pieces(theirs.fileno(), memory.ctypes.data, memory.nbytes, 24)
+    assert os.strerror(caught.value.errno or 0) == "Bad message"
+    assert not memory.any()
+
+
+# ---- tables ---------------------------------------------------------------------------------------
+
+
+def test_table_shows_ratios_and_what_explain_says(capsys: pytest.CaptureFixture[str]) -> None:
+    options = LayoutPagesOptions("tp4", "tp2", total_mib=4)
+    spread = {"min": 1.0, "median": 2.0, "max": 3.0}
+    figures = {"total_ms": spread, "gb_per_s": spread, "post_ms": 0.1, "cpu_s_per_gib": 0.2, "rails": ["tcp"]}
+    ratios = {"plain_gb_s": 3.0, "ratio_to_plain": 0.67, "piecewise_gb_s": 0.1, "ratio_to_piecewise": 20.0}
+    limit = {"limit": {"name": "tcp-stream", "gb_per_s": 4.0}, "limit_ratio": 0.5}
+    pieces = {"piecewise_pieces": 7, "piecewise_nbytes": 512 * KIB}
+    machine = {"copy_kernel": "memcpy", "page_kind": "base", "verified": True, "bench": "pages"}
+    described = {"src_layout": "tp4", "dst_layout": "tp2", "shape": "X", "op": "write", "transport": "tcp"}
+    rest = {"pattern": "random", "memory": "pool", **options.work.described()}
+    print_table({**described, **rest, **figures, **ratios, **limit, **pieces, **machine})
+    shown = capsys.readouterr().out
+    for words in (
+        "tp4 -> tp2",
+        "ratio to it 0.67",
+        "ratio to it 20.0",
+        "ratio to it 0.50",
+        "32 runs",
+        "a layer of each transfer",
+    ):
+        assert words in shown
