@@ -259,6 +259,8 @@ class PyAgentCore {
     out["pieces_redone"] = stats.pieces_redone;
     out["fences_stale"] = stats.fences_stale;
     out["frames_refused"] = stats.frames_refused;
+    out["rails_lost"] = stats.rails_lost;
+    out["rails_redialled"] = stats.rails_redialled;
     out["events_dropped"] = runtime_->ring().num_events_dropped();
     out["notifications_dropped"] = runtime_->ring().num_notifications_dropped();
     out["strangers"] = from_budget(runtime_->strangers());

@@ -9,6 +9,10 @@ namespace {
 // is busy: only later is a rail that went down the rail's loss and not the peer's.
 constexpr Time kAfterRailDown = 100'000'000;
 
+std::string in_words(const Rail& rail) {
+  return std::string(rail.capabilities().name) + " rail " + std::to_string(rail.info().name.index);
+}
+
 }  // namespace
 
 // ---- connections --------------------------------------------------------------------------------
@@ -120,6 +124,7 @@ void Engine::lose(SessionKey key, Status reason) {
   destinations_.remove_session(key);
   programs_.remove_session(key);
   peer_regions_.remove_session(key);
+  redials_.remove_session(key);
   rails_.drop_session(key);
   context_.host.emit(
       {.kind = EventKind::kPeerLost, .peer = key, .code = reason.code(), .message = reason.message()});
@@ -131,19 +136,36 @@ void Engine::lose(SessionKey key, Status reason) {
 void Engine::rail_up(Time now, SessionKey key, const RailInfo& info) {
   context_.now = now;
   Peer* peer = sessions_.find(key);
-  if (peer == nullptr) return context_.host.drop_rail(info.id);
+  if (peer == nullptr || rails_.is_over(key, info.name)) return context_.host.drop_rail(info.id);
+  // Who dials a rail anew has lost the one before, though we have not noticed.
+  if (Rail* const before = rails_.at(key, info.name.index)) {
+    context_.host.drop_rail(before->id());
+    take_down(*before);
+  }
   Rail& rail = rails_.add(key, info);
   sources_.rail_up(rail);
   for (const RegionId region : peer_regions_.rail_up(rail)) destinations_.path_came(key, region);
-  sessions_.rail_settled(*peer);
-  check_up(*peer);
+  if (peer->role() == SessionRole::kInitiator) redials_.up(rail);
+  sessions_.forget_rail(*peer, info.name.index);
+  if (info.name.life == 0) {
+    sessions_.rail_settled(*peer);
+    return check_up(*peer);
+  }
+  ++context_.stats.rails_redialled;
+  log(in_words(rail) + " to " + quoted(peer->name()) + " was dialled again and is up");
 }
 
-void Engine::rail_failed(Time now, SessionKey key, std::string note) {
+void Engine::rail_failed(Time now, SessionKey key, std::optional<wire::RailName> rail, std::string note) {
   context_.now = now;
   Peer* peer = sessions_.find(key);
   if (peer == nullptr) return;
-  sessions_.note(*peer, std::move(note));
+  if (rail) {
+    rails_.give_up(key, *rail);
+    note_redial(*peer, *rail, std::move(note));
+    if (rail->life != 0) return;
+  } else {
+    sessions_.note(*peer, std::move(note));
+  }
   sessions_.rail_settled(*peer);
   end_pathless(*peer);
   check_up(*peer);
@@ -154,18 +176,34 @@ void Engine::rail_down(Time now, RailId id, std::string why) {
   Rail* rail = rails_.find(id);
   if (rail == nullptr) return;
   const SessionKey key = rail->session();
-  const std::string words = std::string(rail->capabilities().name) + " rail " +
-                            std::to_string(rail->info().index) + " went down: " + why;
-  sources_.rail_down(*rail);
-  peer_regions_.rail_down(*rail);
-  rails_.remove(*rail);
+  const wire::RailName name = rail->info().name;
+  const std::string words = in_words(*rail) + " went down: " + why;
+  take_down(*rail);
   Peer* peer = sessions_.find(key);
   if (peer == nullptr) return;
-  sessions_.note(*peer, words);
-  if (!rails_.of(key).empty())
-    return context_.timers.arm(time_after(now, kAfterRailDown), TimerKind::kPath, key);
   // Control frames may still flow, but no page ever will: the peer is lost, say so at once.
-  end_session(now, key, Code::kPeerLost, "the last rail to " + quoted(peer->name()) + " is gone: " + words);
+  if (rails_.of(key).empty())
+    return end_session(now, key, Code::kPeerLost,
+                       "the last rail to " + quoted(peer->name()) + " is gone: " + words);
+  sessions_.send(*peer, wire::RailDown{name});
+  note_redial(*peer, name, words);
+  log("others to " + quoted(peer->name()) + " carry on: " + peer->rail_note(name.index));
+  context_.timers.arm(time_after(now, kAfterRailDown), TimerKind::kPath, key);
+}
+
+void Engine::take_down(Rail& rail) {
+  ++context_.stats.rails_lost;
+  sources_.rail_down(rail);
+  peer_regions_.rail_down(rail);
+  rails_.remove(rail);
+}
+
+// The end that opened the session dials; the other says that it waits.
+void Engine::note_redial(Peer& peer, const wire::RailName& rail, std::string words) {
+  words += peer.role() == SessionRole::kInitiator
+               ? "; dialled again in " + std::to_string(redials_.again(peer.key(), rail) / 1'000'000) + " ms"
+               : "; the peer dials it again";
+  sessions_.note_rail(peer, rail.index, std::move(words));
 }
 
 // After a rail went down, or did not come up: what it alone could have brought ends now and not at its
@@ -244,6 +282,7 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
       rail_down(context_.now, id, why);
       break;
     }
+    case TimerKind::kRedial: redials_.dial(key, static_cast<std::uint16_t>(due.b)); break;
     case TimerKind::kPath:
       if (Peer* peer = sessions_.find(key)) {
         end_pathless(*peer);
@@ -421,8 +460,8 @@ std::optional<PeerView> Engine::peer(SessionKey key) const {
 }
 
 EngineLoad Engine::load() const noexcept {
-  return {rails_.num_works(), rails_.outstanding(), sources_.num_fences(), expectations_.size(),
-          leases_.size(),     handles_.size(),      context_.timers.size()};
+  return {rails_.num_works(), rails_.outstanding(), sources_.num_fences(),  expectations_.size(),
+          leases_.size(),     handles_.size(),      redials_.num_waiting(), context_.timers.size()};
 }
 
 void Engine::close(Time now) {

@@ -8,6 +8,7 @@
 //   context          time of the call, timers, counters, the host
 //   sessions         conversations with peers: frames in and out
 //   rails            the rails of peers, and works under way on them
+//   redials          when those are dialled again that were lost
 //   regions          memory of ours          peer_regions  memory of peers, and the rails that reach it
 //   programs         copy programs between the two, checked
 //   handles          what our callers hold
@@ -42,6 +43,7 @@
 #include "core/engine/posting.h"
 #include "core/engine/programs.h"
 #include "core/engine/rails.h"
+#include "core/engine/redials.h"
 #include "core/engine/regions.h"
 #include "core/engine/sessions.h"
 #include "core/engine/sources.h"
@@ -81,7 +83,8 @@ class Engine {
 
   // ---- rails
   void rail_up(Time now, SessionKey key, const RailInfo& rail);
-  void rail_failed(Time now, SessionKey key, std::string note);  // one that session_open started
+  // One that session_open started or dial_rail dialled; without a name it is not dialled again.
+  void rail_failed(Time now, SessionKey key, std::optional<wire::RailName> rail, std::string note);
   void rail_down(Time now, RailId rail, std::string why);
   void on_completion(Time now, const Completion& completion);    // CompletionKind::kWork
 
@@ -152,6 +155,10 @@ class Engine {
   void admit(Peer& peer);
   void settle_names();
   void check_up(Peer& peer);
+  void rail_given_up(Peer& peer, const wire::RailDown& down);
+  void take_down(Rail& rail);
+  void log(std::string words) { context_.host.emit({.kind = EventKind::kLog, .message = std::move(words)}); }
+  void note_redial(Peer& peer, const wire::RailName& rail, std::string words);
   void lose(SessionKey key, Status reason);
   void end_lease(LeaseId lease, LeaseEvent event, const Status& why);
   void end_expectations(const std::vector<std::uint64_t>& handles, const Status& why);
@@ -163,6 +170,7 @@ class Engine {
   Context context_;
   Sessions sessions_{context_};
   Rails rails_{context_};
+  Redials redials_{context_, rails_};
   Regions regions_{context_};
   PeerRegions peer_regions_{context_, sessions_, rails_};
   Programs programs_{sessions_, regions_, peer_regions_};

@@ -66,6 +66,8 @@ void Engine::dispatch(Peer& peer, wire::Message message) {
           return added;
         } else if constexpr (std::is_same_v<T, wire::RegionGone>) {
           return region_gone(peer, frame.id);
+        } else if constexpr (std::is_same_v<T, wire::RailDown>) {
+          rail_given_up(peer, frame);
         } else if constexpr (std::is_same_v<T, wire::Program>) {
           return programs_.told(peer, frame);
         } else if constexpr (std::is_same_v<T, wire::Lease>) {
@@ -93,6 +95,15 @@ void Engine::dispatch(Peer& peer, wire::Message message) {
       },
       message);
   if (!breach.ok()) end_session(context_.now, peer.key(), breach.code(), breach.message());
+}
+
+// Of a life that is over here too there is nothing to do: the two may cross, and cross a redial.
+void Engine::rail_given_up(Peer& peer, const wire::RailDown& down) {
+  const Rail* const rail = rails_.at(peer.key(), down.rail.index);
+  if (rail == nullptr || rail->info().name != down.rail) return;
+  const RailId id = rail->id();
+  context_.host.drop_rail(id);
+  rail_down(context_.now, id, "the peer's end of it is gone");
 }
 
 Status Engine::region_gone(Peer& peer, RegionId gone) {

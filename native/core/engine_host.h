@@ -25,7 +25,7 @@ using RailId = std::uint32_t;  // an agent's own number for one peer's rail, nev
 
 struct RailInfo {
   RailId id = 0;
-  std::uint16_t index = 0;  // in the session; both ends use the same
+  wire::RailName name;  // in the session; both ends use the same
   Capabilities capabilities;
   std::uint16_t peer_instance = 0;  // of the peer's instances of the transport, the one at its other end
 };
@@ -38,6 +38,8 @@ class EngineHost {
   // The peer is authenticated. An initiator starts its rails here and reports each by rail_up or
   // rail_failed; returns how many it started.
   virtual std::uint32_t session_open(SessionKey session) = 0;
+  // A rail that session_open started is dialled again, in its next life: later rail_up or rail_failed.
+  virtual void dial_rail(SessionKey session, const wire::RailName& rail) = 0;
   virtual PostResult post(RailId rail, const Work& work) = 0;
   virtual void cancel(RailId rail, WorkId work) = 0;  // asks: its completion says that it has ended
   virtual Status attach(RailId rail, const RemoteRegion& region) = 0;
@@ -95,13 +97,13 @@ struct RemoteRegionView {
 
 struct EngineStats {
   std::uint64_t pieces_in = 0, pieces_sent = 0, bytes_in = 0, transfers_done = 0, transfers_failed = 0,
-                pieces_redone = 0, fences_stale = 0, frames_refused = 0;
+                pieces_redone = 0, fences_stale = 0, frames_refused = 0, rails_lost = 0, rails_redialled = 0;
 };
 
-// What is held for transfers right now: all 0 once nothing is open, `timers` one a session and lease.
+// What is held for transfers right now: all 0 once nothing is open, `timers` one a session, lease and redial.
 struct EngineLoad {
   std::size_t works = 0, outstanding_pieces = 0, fences = 0, expectations = 0, leases = 0, handles = 0,
-              timers = 0;
+              redials = 0, timers = 0;
 };
 
 }  // namespace kvxfer

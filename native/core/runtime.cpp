@@ -552,7 +552,7 @@ void Runtime::handle(std::size_t transport, const Completion& completion, Time a
     rail.id = next_rail_++;
     places_[rail.id] = {transport, completion.peer};
     engine_->rail_up(at, rail.session,
-                     {rail.id, rail.index, transports_[transport]->capabilities(), rail.peer_instance});
+                     {rail.id, rail.name, transports_[transport]->capabilities(), rail.peer_instance});
     return;
   }
   const BoundRail down = std::move(rail);
@@ -560,7 +560,7 @@ void Runtime::handle(std::size_t transport, const Completion& completion, Time a
   if (down.id != 0)
     engine_->rail_down(at, down.id, completion.detail);
   else
-    engine_->rail_failed(at, down.session,
+    engine_->rail_failed(at, down.session, down.name,
                          std::string(transports_[transport]->capabilities().name) + ": " + completion.detail);
 }
 

@@ -188,8 +188,9 @@ class Runtime final : private EngineHost {
     Time deadline = kNever;
     std::string address;  // an initiator's, or who was accepted
     Dialling dialling;  // an initiator's: rails go to its current address, too
+    std::vector<std::size_t> rails;  // an initiator's: which of transports_ each goes over, by index
     Time due_at = 0;  // of all its addresses together
-    std::uint16_t rail = 0;  // kRail
+    wire::RailName rail;  // kRail
     std::size_t transport = 0;  // kRail
     std::uint16_t peer_instance = 0;  // kRail
   };
@@ -206,7 +207,7 @@ class Runtime final : private EngineHost {
   };
   struct BoundRail {  // a peer of a transport
     SessionKey session = 0;
-    std::uint16_t index = 0;
+    wire::RailName name;
     RailId id = 0;  // 0 until it is up
     Time due_at = kNever;  // when it is to be up
     Charge descriptor;  // its socket's
@@ -279,6 +280,7 @@ class Runtime final : private EngineHost {
   void send(SessionKey session, wire::Bytes frame) override;
   void close_session(SessionKey session) override;
   std::uint32_t session_open(SessionKey session) override;
+  void dial_rail(SessionKey session, const wire::RailName& rail) override;
   PostResult post(RailId rail, const Work& work) override;
   void cancel(RailId rail, WorkId work) override;
   Status attach(RailId rail, const RemoteRegion& region) override;
@@ -304,8 +306,8 @@ class Runtime final : private EngineHost {
   // Goes on with the next address of the name, or ends the session where none is left.
   void dial_next(Connection& connection, const std::string& why);
   static Status unreachable(const Connection& connection);
-  bool dial_rail(SessionKey session, std::size_t transport, std::uint16_t rail, const Connection& control,
-                 std::string& why);
+  Status start_rail(SessionKey session, const wire::RailName& rail, const Connection& control);
+  void drop_unready(SessionKey session, std::uint16_t index);
   void hand_over(Connection& connection, bool initiator, Charge descriptor);
   void drop(Connection& connection, const std::string& why);
   void on_handshake(Connection& connection);  // proves the peer, or goes on
@@ -346,7 +348,12 @@ class Runtime final : private EngineHost {
   std::map<std::pair<std::size_t, PeerId>, BoundRail> bound_;
   std::map<RailId, RailPlace> places_;
   RailId next_rail_ = 1;
-  std::vector<std::pair<SessionKey, std::string>> failed_rails_;  // told to the engine in the next round
+  struct FailedRail {
+    SessionKey session = 0;
+    std::optional<wire::RailName> name;  // where it is worth dialling again
+    std::string note;
+  };
+  std::vector<FailedRail> failed_rails_;  // told to the engine in the next round
   std::unordered_map<WorkId, nvtx::Range> ranges_;  // of posted works, where a tool listens
   std::vector<Completion> completions_{64};  // of one transport in one round; kept, making them costs
   std::map<RegionId, std::vector<Pinned>> pinned_;  // of regions that are registered, or leave

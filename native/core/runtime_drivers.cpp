@@ -126,8 +126,8 @@ bool Runtime::progress(bool look) {
   }
   const Time at = now();
   if (!failed_rails_.empty())
-    for (auto& [session, note] : std::exchange(failed_rails_, {}))
-      engine_->rail_failed(at, session, std::move(note));
+    for (auto& [session, name, note] : std::exchange(failed_rails_, {}))
+      engine_->rail_failed(at, session, name, std::move(note));
   more = move(at) || more;
   more = triggers_.look(*engine_, at) || more;
   more = commands_.look(*engine_, at) || more;
@@ -145,7 +145,7 @@ bool Runtime::progress(bool look) {
     flush_sockets();
     still = moving();
   }
-  left_ = still || engine_->wants_pump();
+  left_ = still || engine_->wants_pump() || !failed_rails_.empty();
   serves_.store(!sharing_.empty() && sharing_.size() == controls_.size(), std::memory_order_relaxed);
   return more || left_;
 }

@@ -160,9 +160,9 @@ void Runtime::Connection::on_closed(const std::string& why) {
         runtime.engine_->on_disconnected(Runtime::now(), session, why);
       break;
     case ConnectionKind::kRail:
-      runtime.failed_rails_.emplace_back(
-          session, std::string(runtime.transports_[transport]->capabilities().name) + " rail " +
-                       std::to_string(rail) + ": " + why);
+      runtime.failed_rails_.push_back({session, rail,
+                                       std::string(runtime.transports_[transport]->capabilities().name) +
+                                           " rail " + std::to_string(rail.index) + ": " + why});
       runtime.drop(*this, "");
       break;
   }
@@ -318,7 +318,8 @@ void Runtime::on_rail_hello(Connection& connection, const wire::RailHello& hello
     if (transports_[i]->capabilities().name != hello.transport) continue;
     const auto bound =
         static_cast<std::size_t>(std::count_if(bound_.begin(), bound_.end(), [&](const auto& entry) {
-          return entry.first.first == i && entry.second.session == key;
+          return entry.first.first == i && entry.second.session == key &&
+                 entry.second.name.index != hello.rail.index;
         }));
     if (bound < fewest) {
       fewest = bound;
@@ -331,6 +332,7 @@ void Runtime::on_rail_hello(Connection& connection, const wire::RailHello& hello
     return drop(connection, "RAIL_HELLO for " + hello.transport + ": " + status.message());
   if (!session->verify_rail_hello(hello))
     return drop(connection, "RAIL_HELLO whose proof is wrong or was used before");
+  drop_unready(key, hello.rail.index);
   const std::shared_ptr<Budget> budget = engine_->budget(key);
   Charge descriptor = Charge::take(budget, Resource::kDescriptors, 1);
   if (!descriptor)
@@ -346,19 +348,27 @@ void Runtime::on_rail_hello(Connection& connection, const wire::RailHello& hello
   hand_over(connection, false, std::move(descriptor));
 }
 
+// Whoever dials a rail anew has given up what was coming of it. Where one is up the engine keeps it until the other is.
+void Runtime::drop_unready(SessionKey session, std::uint16_t index) {
+  std::vector<std::pair<std::size_t, PeerId>> unready;
+  for (const auto& [place, rail] : bound_)
+    if (rail.session == session && rail.name.index == index && rail.id == 0) unready.push_back(place);
+  for (const auto& [transport, peer] : unready) unbind(transport, peer);
+}
+
 // The socket goes to its transport; what is left of the connection is swept up.
 void Runtime::hand_over(Connection& connection, bool initiator, Charge descriptor) {
   const std::string name = engine_->session(connection.session)->peer().name;
   Result<PeerId> peer = transports_[connection.transport]->connect(
-      connection.socket->release(),
-      {initiator, connection.rail, name, engine_->budget(connection.session), connection.peer_instance});
+      connection.socket->release(), {initiator, connection.rail.index, name,
+                                     engine_->budget(connection.session), connection.peer_instance});
   if (peer.ok()) {
     const Time due_at = now() + options_.handshake_ns;
     bound_[{connection.transport, peer.value()}] = {connection.session,    connection.rail,         0, due_at,
                                                     std::move(descriptor), connection.peer_instance};
     rails_due_.push_back({due_at, {connection.transport, peer.value()}});
   } else
-    failed_rails_.emplace_back(connection.session, peer.status().message());
+    failed_rails_.push_back({connection.session, connection.rail, peer.status().message()});
   drop(connection, "");
 }
 
@@ -372,10 +382,11 @@ void Runtime::expire_rails(Time at) {
     if (found == bound_.end() || found->second.id != 0 || found->second.due_at != due_at) continue;
     const SessionKey session = found->second.session;
     const std::string name(transports_[place.first]->capabilities().name);
-    const std::string rail = name + " rail " + std::to_string(found->second.index);
+    const wire::RailName rail = found->second.name;
     unbind(place.first, place.second);
-    engine_->rail_failed(at, session,
-                         rail + ": the peer's end was not ready within " + in_words(options_.handshake_ns) +
+    engine_->rail_failed(at, session, rail,
+                         name + " rail " + std::to_string(rail.index) +
+                             ": the peer's end was not ready within " + in_words(options_.handshake_ns) +
                              " (handshake_timeout_s)");
   }
 }
@@ -439,20 +450,19 @@ std::uint32_t Runtime::session_open(SessionKey key) {
   if (control.accepted) return 0;
   const wire::Identity& peer = engine_->session(key)->peer();
   std::uint32_t started = 0;
-  std::uint16_t index = 0;
-  const auto failed = [&](std::string note) {
-    failed_rails_.emplace_back(key, std::move(note));
+  const auto failed = [&](std::optional<wire::RailName> rail, std::string note) {
+    failed_rails_.push_back({key, rail, std::move(note)});
     ++started;
   };
   const auto dial = [&](std::size_t transport) {
-    std::string why;
-    if (!dial_rail(key, transport, index, control, why)) {
-      failed(std::move(why));
-      return false;
-    }
-    ++index;
-    ++started;
-    return true;
+    const wire::RailName rail(static_cast<std::uint16_t>(control.rails.size()));
+    control.rails.push_back(transport);
+    const Status status = start_rail(key, rail, control);
+    if (status.ok())
+      ++started;
+    else
+      failed(rail, status.message());
+    return status.ok();
   };
   // Nearest first. A kind is dialled where no rail reaches all of its memory yet; one that may not reach all
   // leaves that to another beside it.
@@ -463,7 +473,7 @@ std::uint32_t Runtime::session_open(SessionKey key) {
     if (kind->reach == Reach::kProcess && !(same_host && peer.process == self_.process)) continue;
     if (kind->reach == Reach::kHost && !same_host) {
       if (has(options_.transports, kind->name))
-        failed(std::string(kind->name) + " is not used: the peer runs on another host");
+        failed({}, std::string(kind->name) + " is not used: the peer runs on another host");
       continue;
     }
     bool dialled = false;
@@ -475,7 +485,7 @@ std::uint32_t Runtime::session_open(SessionKey key) {
     std::string ours, theirs;
     for (const std::string& name : self_.transports) ours += " " + name;
     for (const std::string& name : peer.transports) theirs += " " + name;
-    failed("no transport in common: here" + ours + ", there" + theirs);
+    failed({}, "no transport in common: here" + ours + ", there" + theirs);
   }
   return started;
 }
@@ -484,8 +494,13 @@ bool Runtime::uses(bool (*is_so)(const TransportKind&)) const {
   return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto* kind) { return is_so(*kind); });
 }
 
-bool Runtime::dial_rail(SessionKey key, std::size_t transport, std::uint16_t rail, const Connection& control,
-                        std::string& why) {
+void Runtime::dial_rail(SessionKey key, const wire::RailName& rail) {
+  if (Status status = start_rail(key, rail, *controls_.at(key)); !status.ok())
+    failed_rails_.push_back({key, rail, status.message()});
+}
+
+Status Runtime::start_rail(SessionKey key, const wire::RailName& rail, const Connection& control) {
+  const std::size_t transport = control.rails[rail.index];
   const std::string_view name = kind_of_[transport]->name;
   const Session& session = *engine_->session(key);
   bool connecting = false;
@@ -494,11 +509,10 @@ bool Runtime::dial_rail(SessionKey key, std::size_t transport, std::uint16_t rai
   Result<UniqueFd> fd = is_tcp ? dial_tcp(tcp, connecting) : dial_unix(session.peer().unix_name);
   if (fd.ok() && !is_tcp)  // anybody may have taken the name
     if (Status status = check_user(fd.value().get(), hands_out_memory(transport)); !status.ok()) fd = status;
-  if (!fd.ok()) {
-    why = std::string(name) + " is not used: " + (is_tcp ? "cannot connect to " + tcp.text + ": " : "") +
-          fd.status().message();
-    return false;
-  }
+  if (!fd.ok())
+    return {fd.status().code(),
+            std::string(name) + " is not used: " + (is_tcp ? "cannot connect to " + tcp.text + ": " : "") +
+                fd.status().message()};
   auto connection = std::make_unique<Connection>(*this);
   connection->kind = ConnectionKind::kRail;
   connection->session = key;
@@ -509,12 +523,9 @@ bool Runtime::dial_rail(SessionKey key, std::size_t transport, std::uint16_t rai
   connection->socket =
       std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, true);
   connection->socket->send(session.rail_hello(rail, name, instance_of(transport)));
-  if (Status status = connection->socket->start(); !status.ok()) {
-    why = status.message();
-    return false;
-  }
+  if (Status status = connection->socket->start(); !status.ok()) return status;
   connections_.push_back(std::move(connection));
-  return true;
+  return {};
 }
 
 void Runtime::on_rail_welcome(Connection& connection, wire::ByteSpan frame) {

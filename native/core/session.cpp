@@ -448,40 +448,44 @@ wire::Digest Session::prove(std::string_view label) const {
 }
 
 // `transport` is last: its length needs no saying.
-wire::Digest Session::prove_rail(std::string_view label, std::uint16_t rail, std::string_view transport,
-                                 std::uint16_t instance) const {
-  const std::array<std::byte, 4> index{static_cast<std::byte>(rail & 0xff), static_cast<std::byte>(rail >> 8),
-                                       static_cast<std::byte>(instance & 0xff),
-                                       static_cast<std::byte>(instance >> 8)};
-  return hmac_sha256(rails_key_, {bytes_of(label), session_, index, bytes_of(transport)});
+wire::Digest Session::prove_rail(std::string_view label, const wire::RailName& rail,
+                                 std::string_view transport, std::uint16_t instance) const {
+  std::array<std::byte, 8> name;
+  for (std::size_t i = 0; i < 2; ++i) {
+    name[i] = static_cast<std::byte>(rail.index >> 8 * i);
+    name[2 + i] = static_cast<std::byte>(instance >> 8 * i);
+  }
+  for (std::size_t i = 0; i < 4; ++i) name[4 + i] = static_cast<std::byte>(rail.life >> 8 * i);
+  return hmac_sha256(rails_key_, {bytes_of(label), session_, name, bytes_of(transport)});
 }
 
-wire::Bytes Session::rail_hello(std::uint16_t rail, std::string_view transport,
+wire::Bytes Session::rail_hello(const wire::RailName& rail, std::string_view transport,
                                 std::uint16_t instance) const {
-  assert(state_ == State::kOpen && role_ == SessionRole::kInitiator && rail != wire::kNoRail);
+  assert(state_ == State::kOpen && role_ == SessionRole::kInitiator && rail.index != wire::kNoRail);
   const wire::Digest proof = prove_rail("kvxfer/1 rail hello", rail, transport, instance);
   return wire::encode(wire::RailHello{session_, rail, std::string(transport), instance, proof}, 0);
 }
 
 bool Session::verify_rail_hello(const wire::RailHello& hello) {
-  if (state_ != State::kOpen || role_ != SessionRole::kAcceptor || hello.rail == wire::kNoRail) return false;
+  if (state_ != State::kOpen || role_ != SessionRole::kAcceptor || hello.rail.index == wire::kNoRail)
+    return false;
   if (hello.session != session_) return false;
   const wire::Digest expected =
       prove_rail("kvxfer/1 rail hello", hello.rail, hello.transport, hello.instance);
   if (!equal_in_constant_time(hello.proof, expected)) return false;
-  if (hello.rail >= rails_accepted_.size()) rails_accepted_.resize(hello.rail + std::size_t{1});
-  if (rails_accepted_[hello.rail]) return false;
-  rails_accepted_[hello.rail] = true;
+  if (hello.rail.index >= next_lives_.size()) next_lives_.resize(hello.rail.index + std::size_t{1});
+  if (hello.rail.life < next_lives_[hello.rail.index]) return false;
+  next_lives_[hello.rail.index] = hello.rail.life + std::uint64_t{1};
   return true;
 }
 
-wire::Bytes Session::rail_welcome(std::uint16_t rail, std::uint16_t instance) const {
+wire::Bytes Session::rail_welcome(const wire::RailName& rail, std::uint16_t instance) const {
   assert(state_ == State::kOpen && role_ == SessionRole::kAcceptor);
   return wire::encode(wire::RailWelcome{instance, prove_rail("kvxfer/1 rail welcome", rail, "", instance)},
                       0);
 }
 
-bool Session::verify_rail_welcome(std::uint16_t rail, const wire::RailWelcome& welcome) const {
+bool Session::verify_rail_welcome(const wire::RailName& rail, const wire::RailWelcome& welcome) const {
   return state_ == State::kOpen && role_ == SessionRole::kInitiator &&
          equal_in_constant_time(welcome.proof,
                                 prove_rail("kvxfer/1 rail welcome", rail, "", welcome.instance));

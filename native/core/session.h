@@ -110,11 +110,12 @@ class Session {
   Time last_heartbeat_at() const noexcept { return last_heartbeat_at_; }
 
   // Rail sockets are bound to the session: the initiator's first frame, the acceptor's check of
-  // it (each rail index is accepted once in a session), the acceptor's answer and its check.
-  wire::Bytes rail_hello(std::uint16_t rail, std::string_view transport, std::uint16_t instance = 0) const;
+  // it (each life of a rail is accepted once, and none before it), the acceptor's answer and its check.
+  wire::Bytes rail_hello(const wire::RailName& rail, std::string_view transport,
+                         std::uint16_t instance = 0) const;
   bool verify_rail_hello(const wire::RailHello& hello);
-  wire::Bytes rail_welcome(std::uint16_t rail, std::uint16_t instance = 0) const;
-  bool verify_rail_welcome(std::uint16_t rail, const wire::RailWelcome& welcome) const;
+  wire::Bytes rail_welcome(const wire::RailName& rail, std::uint16_t instance = 0) const;
+  bool verify_rail_welcome(const wire::RailName& rail, const wire::RailWelcome& welcome) const;
 
  private:
   // Sent heartbeats that are not acknowledged yet and whose times are kept: 16 = 8 s of the default
@@ -146,7 +147,7 @@ class Session {
   void queue(const wire::Message& message);
 
   wire::Digest prove(std::string_view label) const;
-  wire::Digest prove_rail(std::string_view label, std::uint16_t rail, std::string_view transport,
+  wire::Digest prove_rail(std::string_view label, const wire::RailName& rail, std::string_view transport,
                           std::uint16_t instance) const;
   std::string peer_in_words() const;
   std::string_view awaited_frame() const noexcept;
@@ -179,7 +180,7 @@ class Session {
   Time acked_sent_at_ = 0;
   Time last_heartbeat_at_ = 0;
 
-  std::vector<bool> rails_accepted_;  // by rail index; at most 8 KiB
+  std::vector<std::uint64_t> next_lives_;  // of rails that were accepted, by index; at most 512 KiB
 };
 
 }  // namespace kvxfer

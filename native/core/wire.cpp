@@ -97,20 +97,32 @@ void get(Reader& in, Challenge& challenge) {
 void put(Writer& out, const Proof& proof) { out.raw(proof.proof); }
 void get(Reader& in, Proof& proof) { proof.proof = in.array<32>("proof"); }
 
+void put(Writer& out, const RailName& rail) {
+  out.number(rail.index);
+  out.number(rail.life);
+}
+RailName get_rail(Reader& in, std::uint16_t last_index) {
+  const auto index = in.number<std::uint16_t>("rail", 0, last_index);
+  return {index, in.number<std::uint32_t>("life")};
+}
+
 void put(Writer& out, const RailHello& hello) {
   out.raw(hello.session);
-  out.number(hello.rail);
+  put(out, hello.rail);
   out.text(hello.transport);
   out.number(hello.instance);
   out.raw(hello.proof);
 }
 void get(Reader& in, RailHello& hello) {
   hello.session = in.array<16>("session");
-  hello.rail = in.number<std::uint16_t>("rail", 0, kNoRail - 1);
+  hello.rail = get_rail(in, kNoRail - 1);
   hello.transport = in.text("transport", kMaxName);
   hello.instance = in.number<std::uint16_t>("instance", 0, UINT16_MAX);
   hello.proof = in.array<32>("proof");
 }
+
+void put(Writer& out, const RailDown& down) { put(out, down.rail); }
+void get(Reader& in, RailDown& down) { down.rail = get_rail(in, kNoRail - 1); }
 
 void put(Writer& out, const RailWelcome& welcome) {
   out.number(welcome.instance);
@@ -373,13 +385,13 @@ void check_pieces(Reader& in, std::string_view field, std::uint32_t first_piece,
 
 void put(Writer& out, const Credit& credit) {
   out.number(credit.transfer);
-  out.number(credit.rail);
+  put(out, credit.rail);
   out.number(credit.first_piece);
   out.number(credit.num_pieces);
 }
 void get(Reader& in, Credit& credit) {
   credit.transfer = in.number<std::uint64_t>("transfer");
-  credit.rail = in.number<std::uint16_t>("rail");
+  credit.rail = get_rail(in, kNoRail);
   credit.first_piece = in.number<std::uint32_t>("first_piece", 0, kMaxPieces - 1);
   credit.num_pieces = in.number<std::uint32_t>("num_pieces", 1, kMaxCreditPieces);
   check_pieces(in, "num_pieces", credit.first_piece, credit.num_pieces);
@@ -433,6 +445,7 @@ constexpr Kind kKinds[] = {
     {FrameType::kProof, "PROOF"},
     {FrameType::kRailHello, "RAIL_HELLO"},
     {FrameType::kRailWelcome, "RAIL_WELCOME"},
+    {FrameType::kRailDown, "RAIL_DOWN"},
     {FrameType::kHeartbeat, "HEARTBEAT"},
     {FrameType::kHeartbeatAck, "HEARTBEAT_ACK"},
     {FrameType::kGoodbye, "GOODBYE"},

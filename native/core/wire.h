@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -30,8 +31,8 @@ using Digest = std::array<std::byte, 32>;
 // The newest protocol that this release speaks, and the oldest that it still does. Two agents talk
 // in the newest that both know (Session::protocol), so a cluster may be upgraded node by node;
 // HELLO's own layout is for ever.
-inline constexpr std::uint16_t kProtocolVersion = 3;
-inline constexpr std::uint16_t kOldestProtocolVersion = 3;
+inline constexpr std::uint16_t kProtocolVersion = 4;
+inline constexpr std::uint16_t kOldestProtocolVersion = 4;
 inline constexpr std::size_t kHeaderNbytes = 16;
 inline constexpr std::size_t kMacNbytes = 16;
 // Before a peer is authenticated it may make us hold this much and no more.
@@ -63,6 +64,7 @@ enum class FrameType : std::uint16_t {
   // First frame of a rail's socket, initiator to acceptor, and its answer.
   kRailHello = 8,
   kRailWelcome = 9,
+  kRailDown = 10,
   kHeartbeat = 16,
   kHeartbeatAck = 17,
   kGoodbye = 18,
@@ -106,10 +108,19 @@ struct Challenge {
   Digest proof{};
 };
 struct Proof { Digest proof{}; };
+inline constexpr std::uint16_t kNoRail = 0xffff;
+// One life of one rail of a session. A rail that was lost is dialled again under its index, in the next life: what
+// was said of an earlier one is never taken for it.
+struct RailName {
+  RailName(std::uint16_t its_index = 0, std::uint32_t its_life = 0) : index(its_index), life(its_life) {}
+  std::uint16_t index;
+  std::uint32_t life;
+  auto operator<=>(const RailName&) const = default;
+};
 // A rail joins one instance of a transport at each end: HELLO names the initiator's, WELCOME the acceptor's.
 struct RailHello {
   Id128 session{};
-  std::uint16_t rail = 0;
+  RailName rail;
   std::string transport;
   std::uint16_t instance = 0;
   Digest proof{};
@@ -118,6 +129,9 @@ struct RailWelcome {
   std::uint16_t instance = 0;
   Digest proof{};
 };
+
+// The sender's end of the rail is gone: of one that fell silent no socket may tell it.
+struct RailDown { RailName rail; };
 
 struct Heartbeat { std::uint64_t number = 0; };     // also renews every renewable lease held
 struct HeartbeatAck { std::uint64_t number = 0; };
@@ -196,10 +210,9 @@ struct Accept {                       // source -> destination: yes
 };
 struct Credit {                       // destination -> source: send these now
   TransferId transfer = 0;
-  std::uint16_t rail = 0;             // kNoRail: send nothing, only say the checksums
+  RailName rail;                      // kNoRail: send nothing, only say the checksums
   std::uint32_t first_piece = 0, num_pieces = 0;
 };
-inline constexpr std::uint16_t kNoRail = 0xffff;
 struct LayersReady {
   TransferId transfer = 0;
   std::uint32_t layers_ready = 0;
@@ -216,9 +229,9 @@ struct Fail {
   std::string text;
 };
 
-using Message = std::variant<Hello, Challenge, Proof, RailHello, RailWelcome, Heartbeat, HeartbeatAck,
-                             Goodbye, Region, RegionGone, RegionsEnd, Program, Lease, LeaseEnded, Offer,
-                             Request, Accept, Credit, LayersReady, Checksums, Done, Fail>;
+using Message = std::variant<Hello, Challenge, Proof, RailHello, RailWelcome, RailDown, Heartbeat,
+                             HeartbeatAck, Goodbye, Region, RegionGone, RegionsEnd, Program, Lease,
+                             LeaseEnded, Offer, Request, Accept, Credit, LayersReady, Checksums, Done, Fail>;
 
 FrameType type_of(const Message& message) noexcept;
 std::string_view name_of(FrameType type) noexcept;  // "OFFER"

@@ -37,7 +37,7 @@ struct Link {
     Time last_at = 0;  // arrival of what this end sent last
   };
   Capabilities capabilities;
-  std::uint16_t index = 0;
+  wire::RailName name;
   bool muted = false;  // nothing comes over it, and nobody is told
   End ends[2];
 };
@@ -207,6 +207,16 @@ class Node final : public EngineHost {
     const auto link = found->second.link;
     for (int side : {0, 1}) kill_end(link, side, why);
   }
+  // This end alone finds it broken; the other hears of it as of any that is dropped.
+  void cut_rail_here(RailId id, const std::string& why) {
+    drop_rail(id);
+    engine_->rail_down(now(), id, why);
+    settle();
+  }
+  void end_session_with(SessionKey session) {
+    engine_->end_session(now(), session, Code::kClosed, "enough");
+    settle();
+  }
   std::vector<RailId> rails_with(SessionKey session) const {
     std::vector<RailId> out;
     for (const auto& [id, rail] : rails_)
@@ -242,6 +252,7 @@ class Node final : public EngineHost {
     connections_.erase(found);
   }
   std::uint32_t session_open(SessionKey session) override;
+  void dial_rail(SessionKey session, const wire::RailName& rail) override;
   PostResult post(RailId rail, const Work& work) override;
   void cancel(RailId rail, WorkId work) override;
   Status attach(RailId rail, const RemoteRegion& region) override;
@@ -282,6 +293,8 @@ class Node final : public EngineHost {
   Time work_ns = 100 * kMicrosecond;  // up to this for each step of a work
   Time fence_ns = 0;                  // up to this works go on that were told to end; 0: they stop at once
   std::set<std::string_view> unattachable;  // transports that cannot reach anything here
+  bool takes_rails = true;  // those that others dial
+  std::vector<std::pair<Time, wire::RailName>> dials;  // of rails
 
  private:
   struct Connection {

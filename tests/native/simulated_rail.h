@@ -24,54 +24,54 @@ inline Pipe::End Node::pipe_end() {
 inline std::uint32_t Node::session_open(SessionKey session) {
   Connection& connection = connections_.at(session);
   if (connection.other == nullptr) return 0;  // we were called: the rails come to us
-  std::uint16_t index = 0;
-  for (const RailPlan& plan : connection.rails) {
-    auto link = std::make_shared<Link>();
-    link->capabilities = plan.capabilities;
-    link->index = index++;
-    link->ends[0] = {
-        .node = this, .life = life_, .session = session, .memories = memories_, .fences = fences_};
-    Node* other = connection.other;
-    const auto fails = [this, session](std::string why) {
-      run_soon(moment(), [this, session, why] { engine_->rail_failed(now(), session, why); });
-    };
-    if (!plan.comes_up || network_.random().below(100) < lost_rail_percent) {
-      fails("a rail could not be connected");
-      continue;
-    }
-    const SessionKey theirs = connection.pipe->key(1);
-    network_.carry(place_, other->place_, network_.latency(),
-                   [this, link, other, theirs, fails, life = life_] {
-                     other->on_thread(other->life_, [this, link, other, theirs, fails, life] {
-                       if (life != life_) return;
-                       if (!other->connections_.contains(theirs) || !other->engine_->has_session(theirs))
-                         return fails("no such session");
-                       link->ends[1] = {.node = other,
-                                        .life = other->life_,
-                                        .session = theirs,
-                                        .rail = other->next_rail_++,
-                                        .memories = other->memories_,
-                                        .fences = other->fences_};
-                       other->rails_[link->ends[1].rail] = {link, 1};
-                       other->engine_->rail_up(other->now(), theirs,
-                                               {link->ends[1].rail, link->index, link->capabilities});
-                       network_.carry(other->place_, place_, network_.latency(), [this, link, life] {
-                         on_thread(life, [this, link] {
-                           Link::End& end = link->ends[0];
-                           end.rail = next_rail_++;
-                           if (link->ends[1].dead) {
-                             engine_->rail_failed(now(), end.session, "the peer ended a rail");
-                             end.dead = true;
-                             return;
-                           }
-                           rails_[end.rail] = {link, 0};
-                           engine_->rail_up(now(), end.session, {end.rail, link->index, link->capabilities});
-                         });
-                       });
-                     });
-                   });
-  }
-  return index;
+  for (std::uint16_t index = 0; index < connection.rails.size(); ++index) dial_rail(session, index);
+  return static_cast<std::uint32_t>(connection.rails.size());
+}
+
+inline void Node::dial_rail(SessionKey session, const wire::RailName& rail) {
+  dials.emplace_back(now(), rail);
+  Connection& connection = connections_.at(session);
+  const RailPlan& plan = connection.rails[rail.index];
+  auto link = std::make_shared<Link>();
+  link->capabilities = plan.capabilities;
+  link->name = rail;
+  link->ends[0] = {.node = this, .life = life_, .session = session, .memories = memories_, .fences = fences_};
+  Node* other = connection.other;
+  const auto fails = [this, session, rail](std::string why) {
+    run_soon(moment(), [this, session, rail, why] { engine_->rail_failed(now(), session, rail, why); });
+  };
+  if (!plan.comes_up || network_.random().below(100) < lost_rail_percent)
+    return fails("a rail could not be connected");
+  const SessionKey theirs = connection.pipe->key(1);
+  network_.carry(place_, other->place_, network_.latency(), [this, link, other, theirs, fails, life = life_] {
+    other->on_thread(other->life_, [this, link, other, theirs, fails, life] {
+      if (life != life_) return;
+      if (!other->takes_rails) return fails("it was refused");
+      if (!other->connections_.contains(theirs) || !other->engine_->has_session(theirs))
+        return fails("no such session");
+      link->ends[1] = {.node = other,
+                       .life = other->life_,
+                       .session = theirs,
+                       .rail = other->next_rail_++,
+                       .memories = other->memories_,
+                       .fences = other->fences_};
+      other->rails_[link->ends[1].rail] = {link, 1};
+      other->engine_->rail_up(other->now(), theirs, {link->ends[1].rail, link->name, link->capabilities});
+      network_.carry(other->place_, place_, network_.latency(), [this, link, life] {
+        on_thread(life, [this, link] {
+          Link::End& end = link->ends[0];
+          end.rail = next_rail_++;
+          if (link->ends[1].dead) {
+            engine_->rail_failed(now(), end.session, link->name, "the peer ended a rail");
+            end.dead = true;
+            return;
+          }
+          rails_[end.rail] = {link, 0};
+          engine_->rail_up(now(), end.session, {end.rail, link->name, link->capabilities});
+        });
+      });
+    });
+  });
 }
 
 inline Status Node::attach(RailId rail, const RemoteRegion& region) {

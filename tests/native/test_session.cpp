@@ -224,7 +224,7 @@ TEST(a_connection_lost_in_the_handshake_says_what_was_awaited) {
 
 // ---- rails
 
-RailHello rail_hello(const Session& session, std::uint16_t rail, std::string_view transport) {
+RailHello rail_hello(const Session& session, RailName rail, std::string_view transport) {
   const Bytes frame = session.rail_hello(rail, transport);
   const Result<Header> header = decode_header(frame, kMaxHandshakeBody);
   REQUIRE_OK(header);
@@ -232,7 +232,7 @@ RailHello rail_hello(const Session& session, std::uint16_t rail, std::string_vie
   REQUIRE_OK(message);
   return std::get<RailHello>(message.value());
 }
-RailWelcome rail_welcome(const Session& session, std::uint16_t rail) {
+RailWelcome rail_welcome(const Session& session, RailName rail) {
   const Bytes frame = session.rail_welcome(rail);
   const Result<Header> header = decode_header(frame, kMaxHandshakeBody);
   REQUIRE_OK(header);
@@ -244,15 +244,25 @@ RailWelcome rail_welcome(const Session& session, std::uint16_t rail) {
 TEST(a_rail_is_accepted_once) {
   Pair pair;
   REQUIRE_OK(pair.handshake());
-  for (const std::uint16_t rail : {3, 0, 65534}) {
+  for (const RailName rail : {RailName(3), RailName(3, 1), RailName(0, 7), RailName(65534, UINT32_MAX)}) {
     const RailHello hello = rail_hello(pair.initiator, rail, "tcp");
-    CHECK_EQ(hello.rail, rail);
+    CHECK(hello.rail == rail);
     CHECK_EQ(hello.transport, "tcp");
     CHECK(pair.acceptor.verify_rail_hello(hello));
     CHECK(!pair.acceptor.verify_rail_hello(hello));
     CHECK(!pair.acceptor.verify_rail_hello(rail_hello(pair.initiator, rail, "shm")));
     CHECK(pair.initiator.verify_rail_welcome(rail, rail_welcome(pair.acceptor, rail)));
   }
+}
+
+TEST(of_a_rail_that_was_dialled_again_no_earlier_life_is_accepted) {
+  Pair pair;
+  REQUIRE_OK(pair.handshake());
+  const RailHello late = rail_hello(pair.initiator, {1, 1}, "tcp");
+  CHECK(pair.acceptor.verify_rail_hello(rail_hello(pair.initiator, {1, 2}, "tcp")));
+  CHECK(!pair.acceptor.verify_rail_hello(late));
+  CHECK(!pair.initiator.verify_rail_welcome({1, 3}, rail_welcome(pair.acceptor, {1, 2})));
+  CHECK(pair.acceptor.verify_rail_hello(rail_hello(pair.initiator, {2, 1}, "tcp")));
 }
 
 TEST(a_rail_of_another_session_index_or_transport_is_refused) {
@@ -267,6 +277,7 @@ TEST(a_rail_of_another_session_index_or_transport_is_refused) {
   };
   CHECK(!with([](RailHello& m) { m.session[0] ^= std::byte{1}; }));
   CHECK(!with([](RailHello& m) { m.rail = 2; }));
+  CHECK(!with([](RailHello& m) { m.rail.life = 1; }));
   CHECK(!with([](RailHello& m) { m.rail = kNoRail; }));
   CHECK(!with([](RailHello& m) { m.transport = "shm"; }));
   CHECK(!with([](RailHello& m) { m.transport.clear(); }));

@@ -44,6 +44,7 @@ inline auto fields(const Challenge& m) {
 }
 inline auto fields(const Proof& m) { const auto& [a] = m; return std::tie(a); }
 inline auto fields(const RailHello& m) { const auto& [a, b, c, d, e] = m; return std::tie(a, b, c, d, e); }
+inline auto fields(const RailDown& m) { const auto& [a] = m; return std::tie(a); }
 inline auto fields(const RailWelcome& m) { const auto& [a, b] = m; return std::tie(a, b); }
 inline auto fields(const Heartbeat& m) { const auto& [a] = m; return std::tie(a); }
 inline auto fields(const HeartbeatAck& m) { const auto& [a] = m; return std::tie(a); }
@@ -178,7 +179,7 @@ class Sampler {
   void make(Proof& m) { random_.fill(m.proof.data(), m.proof.size()); }
   void make(RailHello& m) {
     random_.fill(m.session.data(), m.session.size());
-    m.rail = static_cast<std::uint16_t>(random_.below(kNoRail));
+    m.rail = {static_cast<std::uint16_t>(random_.below(kNoRail)), u32()};
     m.transport = text(kMaxName);
     m.instance = static_cast<std::uint16_t>(u32());
     random_.fill(m.proof.data(), m.proof.size());
@@ -187,6 +188,7 @@ class Sampler {
     m.instance = static_cast<std::uint16_t>(u32());
     random_.fill(m.proof.data(), m.proof.size());
   }
+  void make(RailDown& m) { m.rail = {static_cast<std::uint16_t>(random_.below(kNoRail)), u32()}; }
   void make(Heartbeat& m) { m.number = random_.next(); }
   void make(HeartbeatAck& m) { m.number = random_.next(); }
   void make(Goodbye& m) { m = {loss(), text(kMaxText)}; }
@@ -283,7 +285,7 @@ class Sampler {
   }
   void make(Credit& m) {
     m.transfer = random_.next();
-    m.rail = static_cast<std::uint16_t>(random_.next());
+    m.rail = {static_cast<std::uint16_t>(random_.next()), u32()};
     m.first_piece = between(0, kMaxPieces - 1);
     m.num_pieces = between(1, std::min(kMaxCreditPieces, kMaxPieces - m.first_piece));
   }

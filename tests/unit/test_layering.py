@@ -213,6 +213,7 @@ PARTS_OF_THE_ENGINE = (
     "sessions",
     "transfer_end",
     "rails",
+    "redials",
     "regions",
     "peer_regions",
     "programs",

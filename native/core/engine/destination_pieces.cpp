@@ -131,8 +131,8 @@ void Destinations::flush_credits(Destination& destination) {
     i += n;
     const Rail* rail = rails_.find(rail_id);
     if (rail == nullptr) continue;  // its pieces come back as failed
-    const std::uint16_t index = rail->capabilities().one_sided ? wire::kNoRail : rail->info().index;
-    sessions_.send(peer, wire::Credit{destination.key.second, index, first, static_cast<std::uint32_t>(n)});
+    const wire::RailName name = rail->capabilities().one_sided ? wire::kNoRail : rail->info().name;
+    sessions_.send(peer, wire::Credit{destination.key.second, name, first, static_cast<std::uint32_t>(n)});
   }
   credits.clear();
 }

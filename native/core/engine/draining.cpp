@@ -23,7 +23,7 @@ void Draining::tell(TransferEnd& transfer) {
     const Rail* rail = rails_.find(id);
     std::string words = rail == nullptr ? "a rail that is down"
                                         : std::string(rail->capabilities().name) + " (rail " +
-                                              std::to_string(rail->info().index) + ")";
+                                              std::to_string(rail->info().name.index) + ")";
     if (names.find(words) == std::string::npos) names += (names.empty() ? "" : ", ") + words;
   }
   std::string pages;

@@ -209,8 +209,8 @@ Status PeerRegions::check_path(const Peer& peer, const Region& local, const Peer
   if (coming) return {};
   std::string why = "no rail reaches region " + quoted(remote.region.name) + " of peer " +
                     quoted(peer.name()) + " from " + std::string(name_of(memory)) + " memory";
-  for (const std::vector<std::string>* notes : {&remote.notes, &peer.notes()})
-    for (const std::string& note : *notes) why += "; " + note;
+  for (const std::vector<std::string>& notes : {remote.notes, peer.notes()})
+    for (const std::string& note : notes) why += "; " + note;
   return {lost ? Code::kRailFailed : Code::kUnsupported, std::move(why)};
 }
 

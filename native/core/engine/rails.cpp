@@ -8,7 +8,9 @@ Rail& Rails::add(SessionKey session, const RailInfo& info) {
   Rail& rail = rails_[info.id];
   rail.info_ = info;
   rail.session_ = session;
-  sessions_[session].alive.push_back(&rail);
+  OfSession& all = sessions_[session];
+  all.alive.push_back(&rail);
+  all.newest[info.name.index] = {info.name.life};
   return rail;
 }
 
@@ -23,14 +25,41 @@ bool Rails::was_lost(SessionKey session, const std::string& transport) const {
   return found != sessions_.end() && found->second.lost.contains(transport);
 }
 
-bool Rails::was_up(SessionKey session, std::uint16_t index) const {
-  auto found = sessions_.find(session);
-  return found != sessions_.end() && found->second.lost_indices.contains(index);
+Rail* Rails::at(SessionKey session, std::uint16_t index) {
+  for (Rail* each : of(session))
+    if (each->info().name.index == index) return each;
+  return nullptr;
+}
+
+void Rails::expect(SessionKey session, const wire::RailName& rail) {
+  sessions_[session].newest[rail.index] = {rail.life, true};
+}
+
+void Rails::give_up(SessionKey session, const wire::RailName& rail) {
+  Life& life = sessions_[session].newest[rail.index];
+  if (rail.life >= life.number) life = {rail.life};
+}
+
+const Rails::Life* Rails::newest(SessionKey session, std::uint16_t index) const {
+  auto all = sessions_.find(session);
+  if (all == sessions_.end()) return nullptr;
+  auto found = all->second.newest.find(index);
+  return found == all->second.newest.end() ? nullptr : &found->second;
+}
+
+bool Rails::is_expected(SessionKey session, const wire::RailName& rail) const {
+  const Life* const life = newest(session, rail.index);
+  return life != nullptr && life->expected && life->number == rail.life;
+}
+
+bool Rails::is_over(SessionKey session, const wire::RailName& rail) const {
+  const Life* const life = newest(session, rail.index);
+  if (life == nullptr || rail.life > life->number) return false;
+  return rail.life < life->number || !life->expected;
 }
 
 void Rails::remove(Rail& rail) {
   OfSession& session = sessions_[rail.session_];
-  session.lost_indices.insert(rail.info().index);
   session.lost.emplace(rail.capabilities().name);
   std::erase(session.alive, &rail);
   context_.timers.clear(rail.watch_);

@@ -55,9 +55,15 @@ class Rails {
   }
   const std::vector<Rail*>& of(SessionKey session) const;  // alive, as they came
   bool was_lost(SessionKey session, const std::string& transport) const;
-  bool was_up(SessionKey session, std::uint16_t index) const;  // and is not any more
+  Rail* at(SessionKey session, std::uint16_t index);  // the one that is up; null for none
   void remove(Rail& rail);  // it went down
   void drop_session(SessionKey session);  // and drops its rails
+
+  // ---- not up: what an index was last used for
+  void expect(SessionKey session, const wire::RailName& rail);  // it is dialled again
+  void give_up(SessionKey session, const wire::RailName& rail);  // it did not come up
+  bool is_expected(SessionKey session, const wire::RailName& rail) const;
+  bool is_over(SessionKey session, const wire::RailName& rail) const;  // that life, where the rail is not up
 
   // ---- works
   // Gives the work its number. Where it is accepted it is under way, and the transfer's to remember.
@@ -88,9 +94,14 @@ class Rails {
   void begin_round();
 
  private:
+  struct Life {
+    std::uint32_t number = 0;
+    bool expected = false;
+  };
+  const Life* newest(SessionKey session, std::uint16_t index) const;
   struct OfSession {
     std::vector<Rail*> alive;
-    std::set<std::uint16_t> lost_indices;
+    std::map<std::uint16_t, Life> newest;  // by index
     std::set<std::string> lost;  // transports of which one was up and went down
   };
   struct Record {

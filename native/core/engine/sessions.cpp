@@ -12,6 +12,12 @@ constexpr std::size_t kMaxLost = 64;
 
 }  // namespace
 
+std::vector<std::string> Peer::notes() const {
+  std::vector<std::string> all = notes_;
+  for (const auto& [index, words] : rail_notes_) all.push_back(words);
+  return all;
+}
+
 Peer& Sessions::add(SessionRole role) {
   const SessionKey key = next_key_++;
   auto session =
@@ -34,7 +40,7 @@ void Sessions::remove(SessionKey key, const Status& why) {
   view.name = peer->name();
   view.incarnation = peer->session().peer().incarnation;
   view.state = "lost";
-  view.notes = peer->notes_;
+  view.notes = peer->notes();
   view.reason = why;
   if (lost_.size() > kMaxLost) lost_.erase(lost_.begin());
   context_.keep_for_this_round(std::move(peer));
@@ -194,7 +200,7 @@ std::optional<PeerView> Sessions::view(SessionKey key) const {
   view.name = peer->name();
   view.incarnation = peer->session().peer().incarnation;
   view.state = peer->up_ ? "open" : "connecting";
-  view.notes = peer->notes_;
+  view.notes = peer->notes();
   view.budget = peer->budget_;
   return view;
 }

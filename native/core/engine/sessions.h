@@ -35,7 +35,8 @@ class Peer {
   // Its regions are known, and each rail has come or failed: callers were told of it.
   bool regions_known() const noexcept { return regions_known_; }
   std::uint32_t rails_pending() const noexcept { return rails_pending_; }
-  const std::vector<std::string>& notes() const noexcept { return notes_; }
+  std::vector<std::string> notes() const;  // what went wrong on the way, for people
+  const std::string& rail_note(std::uint16_t index) const { return rail_notes_.at(index); }
   const std::shared_ptr<Budget>& budget() const noexcept { return budget_; }  // of the session and its rails
   // Both ends number transfers in one space: the initiator of the session takes the even numbers.
   TransferId first_transfer() const noexcept { return role() == SessionRole::kInitiator ? 2 : 1; }
@@ -46,7 +47,8 @@ class Peer {
   const SessionKey key_;
   const std::unique_ptr<Session> session_;
   const std::shared_ptr<Budget> budget_;
-  std::vector<std::string> notes_;  // what went wrong on the way, for people
+  std::vector<std::string> notes_;
+  std::map<std::uint16_t, std::string> rail_notes_;  // by index: why it is not up
   Time heartbeat_seen_ = 0;
   bool was_open_ = false, regions_known_ = false, up_ = false;
   std::uint32_t rails_pending_ = 0;  // that session_open started
@@ -117,6 +119,10 @@ class Sessions {
   }
   // kRegion or kRegionGone. An error: more of the peer's wait than its budget has room for.
   Status tell_caller(const Peer& peer, EventKind kind, RegionId region);
+  void note_rail(Peer& peer, std::uint16_t index, std::string words) {
+    peer.rail_notes_[index] = std::move(words);
+  }
+  void forget_rail(Peer& peer, std::uint16_t index) { peer.rail_notes_.erase(index); }  // it is up
 
   // ---- what goes out
   void send(Peer& peer, const wire::Message& message);  // with the next flush

@@ -92,11 +92,11 @@ Status Sources::on(Peer& peer, const wire::Credit& credit) {
   if (credit.num_pieces > grid.num_pieces() || credit.first_piece > grid.num_pieces() - credit.num_pieces ||
       grid.piece(credit.first_piece + credit.num_pieces - 1).layer - grid.first_layer >= source->layers_ready)
     return {Code::kProtocol, "CREDIT for pieces that are not there or not ready"};
-  const Rail* rail = nullptr;
-  for (const Rail* each : rails_.of(peer.key()))
-    if (each->info().index == credit.rail) rail = each;
-  if (credit.rail == wire::kNoRail ? source->memory != MemoryKind::kHost
-                                   : rail != nullptr && !rail->capabilities().memory.has(source->memory))
+  const Rail* rail = rails_.at(peer.key(), credit.rail.index);
+  if (rail != nullptr && rail->info().name != credit.rail) rail = nullptr;
+  const bool sums_alone = credit.rail.index == wire::kNoRail;
+  if (sums_alone ? source->memory != MemoryKind::kHost
+                 : rail != nullptr && !rail->capabilities().memory.has(source->memory))
     return {Code::kProtocol, "CREDIT for pages that no rail sends: they lie on a GPU"};
   // A receiver asks for every piece once, and again for those that it may redo.
   source->num_credited += credit.num_pieces;
@@ -104,13 +104,15 @@ Status Sources::on(Peer& peer, const wire::Credit& credit) {
     return {Code::kProtocol, "CREDIT for the same pieces over and over"};
   const Run run{credit.first_piece, credit.num_pieces};
   if (source->integrity) sums_.add(*source, run);
-  if (credit.rail == wire::kNoRail) return charge_runs(peer, *source);
+  if (sums_alone) return charge_runs(peer, *source);
   if (rail == nullptr) {
     // One that went down is not meant any more: the destination sees that too, and asks elsewhere. One that is to
     // come the acceptor of the session may see later than its peer.
-    if (rails_.was_up(peer.key(), credit.rail)) return {};
-    if (peer.role() == SessionRole::kInitiator && peer.rails_pending() == 0)
-      return {Code::kProtocol, "CREDIT for rail " + std::to_string(credit.rail) + ", which there is not"};
+    if (rails_.is_over(peer.key(), credit.rail)) return {};
+    if (peer.role() == SessionRole::kInitiator && peer.rails_pending() == 0 &&
+        !rails_.is_expected(peer.key(), credit.rail))
+      return {Code::kProtocol,
+              "CREDIT for rail " + std::to_string(credit.rail.index) + ", which there is not"};
     source->num_early += credit.num_pieces;
     if (source->num_early > grid.num_pieces())
       return {Code::kProtocol, "CREDIT for more pieces than there are, over rails that are not up"};
@@ -167,7 +169,7 @@ void Sources::sent(const Rails::Completed& work, const Completion& completion) {
 void Sources::send_pieces(Source& source) {
   bool waits = false;
   for (Rail* rail : rails_.of(source.key.first)) {
-    auto queue = source.to_send.find(rail->info().index);
+    auto queue = source.to_send.find(rail->info().name);
     if (queue == source.to_send.end() || rail->capabilities().one_sided ||
         !rail->capabilities().memory.has(source.memory))
       continue;
@@ -205,16 +207,27 @@ void Sources::send_waiting() {
 }
 
 void Sources::rail_up(const Rail& rail) {
+  const wire::RailName& name = rail.info().name;
   for (auto it = sources_.lower_bound({rail.session(), 0});
-       it != sources_.end() && it->first.first == rail.session(); ++it)
-    if (it->second->state == TransferState::kServing && it->second->to_send.contains(rail.info().index))
-      sending_.insert(it->first);
+       it != sources_.end() && it->first.first == rail.session(); ++it) {
+    Source& source = *it->second;
+    // They are early no more: asked for over this rail, or over a life of it that never came up here.
+    auto queue = source.to_send.lower_bound({name.index, 0});
+    while (queue != source.to_send.end() && queue->first <= name) {
+      for (const Run& run : queue->second) source.num_early -= run.num_pieces;
+      if (queue->first == name) {
+        sending_.insert(it->first);
+        break;
+      }
+      queue = source.to_send.erase(queue);
+    }
+  }
 }
 
 void Sources::rail_down(const Rail& rail) {
-  for (const TransferKey& key : sending_)
-    if (Source* source = key.first == rail.session() ? find(key) : nullptr)
-      source->to_send.erase(rail.info().index);
+  for (auto it = sources_.lower_bound({rail.session(), 0});
+       it != sources_.end() && it->first.first == rail.session(); ++it)
+    it->second->to_send.erase(rail.info().name);
 }
 
 // The pages are ours and at rest, so their sums can be told before the bytes arrive.

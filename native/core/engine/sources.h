@@ -31,8 +31,7 @@ struct Source : TransferEnd {
   Source() : TransferEnd(TimerKind::kSource) {}
 
   std::optional<FenceSlots::Slot> fence;  // while its right holds
-  std::map<std::uint16_t, std::list<Run>>
-      to_send;  // by rail index; lists: empty, they have allocated nothing
+  std::map<wire::RailName, std::list<Run>> to_send;  // by rail; lists: empty, they have allocated nothing
   std::uint64_t num_early = 0;  // of them, pieces over rails that were not up
   std::uint64_t num_credited = 0;  // pieces, those asked for again too
   // Runs that wait to be sent and summed: beyond a few the peer is charged for as many as they were at most.

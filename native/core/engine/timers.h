@@ -20,6 +20,7 @@ enum class TimerKind : std::uint8_t {
   kLease,  // lease
   kExpectation,  // handle
   kRail,  // rail: pieces are due on it
+  kRedial,  // session, rail index: it is dialled again
   kPath,  // session: a rail went down a while ago
 };
 

@@ -1,0 +1,46 @@
+// When rails are dialled again that were lost, or did not come up, while their session goes on: those of sessions that
+// this end opened. The other end takes what comes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "core/engine/context.h"
+#include "core/engine/rails.h"
+
+namespace kvxfer {
+
+class Redials {
+ public:
+  // The first wait, which each one after it doubles up to the longest. A rail that had been up for as long as the
+  // longest begins anew.
+  static constexpr Time kFirstWait = 100'000'000, kLongestWait = 30'000'000'000;
+
+  Redials(Context& context, Rails& rails) : context_(context), rails_(rails) {}
+
+  void up(const Rail& rail);
+  // It was lost or did not come up. Returns after how long it is dialled again: a little more than its wait, so that
+  // rails that were lost together are not dialled together.
+  Time again(SessionKey session, const wire::RailName& rail);
+  void dial(SessionKey session, std::uint16_t index);  // on its timer
+  void remove_session(SessionKey session);
+  std::size_t num_waiting() const noexcept;
+
+ private:
+  struct Place {  // of a session's rail
+    std::uint32_t life = 0;
+    Time wait = 0;
+    std::optional<Time> up_at;
+    Timers::Timer timer;
+  };
+  using Key = std::pair<SessionKey, std::uint16_t>;  // and its index
+
+  Context& context_;
+  Rails& rails_;
+  std::map<Key, Place> places_;
+};
+
+}  // namespace kvxfer

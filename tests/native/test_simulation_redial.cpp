@@ -1,0 +1,240 @@
+// Rails that are lost while their session goes on are dialled again, and brought back.
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "simulated_pair.h"
+
+namespace simulation {
+namespace {
+
+bool whole(Pair& pair, std::size_t num_rails) {
+  return pair.src.rails_with(pair.to_dst).size() == num_rails &&
+         pair.dst.rails_with(pair.to_src).size() == num_rails;
+}
+
+// Dials of rail 1 by the end that called, after the first.
+std::vector<Time> redials(Pair& pair) {
+  std::vector<Time> times;
+  for (const auto& [at, rail] : pair.src.dials)
+    if (rail.index == 1 && rail.life != 0) times.push_back(at);
+  return times;
+}
+
+std::string note_of_rail(Pair& pair, Node& node) {
+  const auto view = node.engine().peer(&node == &pair.src ? pair.to_dst : pair.to_src);
+  return view->notes.empty() ? "" : view->notes.back();
+}
+
+TEST(a_rail_that_was_lost_comes_back_and_is_used) {
+  for (const auto& rails :
+       {std::vector{two_sided_rail(), two_sided_rail()}, std::vector{one_sided_rail(), one_sided_rail()}})
+    for (const bool write : {false, true})
+      for (std::uint64_t i = 0; i < 10; ++i) {
+        Pair pair(rails, check::seed() * 1000 + i);
+        pair.grant_read();
+        pair.grant_write();
+        auto handle = write ? pair.write(kFrom, kTo) : pair.read(kFrom, kTo);
+        REQUIRE(pair.until_midway(kFrom.size()));
+        pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[1], "cut");
+        REQUIRE(pair.ends(handle));
+        CHECK_OK(handle->status());
+        CHECK(pair.equal(kFrom, kTo));
+        REQUIRE(pair.world.until([&] { return pair.src.engine().stats().rails_lost == 1; }));
+        REQUIRE(pair.world.until([&] { return whole(pair, 2); }, kSecond));
+        for (Node* node : {&pair.src, &pair.dst}) {
+          CHECK_EQ(node->engine().stats().rails_lost, 1);
+          CHECK_EQ(node->engine().stats().rails_redialled, 1);
+          CHECK_EQ(note_of_rail(pair, *node), std::string());
+        }
+        // The one that came back brings all of it alone.
+        pair.world.run_for(kSecond);
+        pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[0], "cut");
+        pair.src.takes_rails = pair.dst.takes_rails = false;
+        REQUIRE(pair.world.until([&] { return whole(pair, 1); }, kSecond));
+        for (const std::uint32_t block : kFrom) pair.source().fill(block, 5000 + block);
+        handle = write ? pair.write(kFrom, kTo) : pair.read(kFrom, kTo);
+        REQUIRE(pair.ends(handle));
+        CHECK_OK(handle->status());
+        CHECK(pair.equal(kFrom, kTo));
+        pair.check_quiet();
+      }
+}
+
+TEST(rails_that_fall_at_random_are_all_back_when_they_fall_no_more) {
+  std::uint64_t num_lost = 0, num_back = 0;
+  for (std::uint64_t i = 0; i < 30; ++i) {
+    const std::vector<RailPlan> rails(4, i % 2 == 0 ? two_sided_rail() : one_sided_rail());
+    Pair pair(rails, check::seed() * 1000 + i);
+    pair.grant_read({}, 300 * kSecond);
+    pair.grant_write({}, 300 * kSecond);
+    check::Random& random = pair.world.random();
+    for (int fall = 0; fall < 20; ++fall) {
+      const bool write = random.chance(50);
+      auto handle = write ? pair.write(kFrom, kTo) : pair.read(kFrom, kTo);
+      pair.world.run_for(static_cast<Time>(random.below(5'000)) * kMicrosecond);
+      // The first carries on: without any the session would be over. One end sees it, or both do at moments of their
+      // own, or neither: a rail that says nothing any more.
+      Node& node = random.chance(50) ? pair.src : pair.dst;
+      const auto alive = node.rails_with(&node == &pair.src ? pair.to_dst : pair.to_src);
+      for (const RailId id : alive)
+        if (node.link(id)->name.index != 0 && random.chance(50)) {
+          switch (random.below(3)) {
+            case 0: node.cut_rail(id, "cut"); break;
+            case 1: node.link(id)->muted = i % 2 == 0; break;  // what is mapped needs nobody's word
+            default: node.cut_rail_here(id, "cut here");
+          }
+        }
+      pair.world.run_for(static_cast<Time>(random.below(300)) * kMillisecond);
+      REQUIRE(pair.ends(handle));
+      CHECK_OK(handle->status());
+      CHECK(pair.equal(kFrom, kTo));
+    }
+    // A silent rail is found out where pieces are due on it.
+    REQUIRE(pair.world.until(
+        [&] {
+          auto handle = pair.read(kFrom, kTo);
+          REQUIRE(pair.ends(handle));
+          CHECK_OK(handle->status());
+          pair.world.run_for(kSecond);
+          const auto sound = [&](Node& node, SessionKey key) {
+            const auto alive = node.rails_with(key);
+            return std::none_of(alive.begin(), alive.end(), [&](RailId id) { return node.link(id)->muted; });
+          };
+          return whole(pair, 4) && sound(pair.src, pair.to_dst) && sound(pair.dst, pair.to_src);
+        },
+        300 * kSecond));
+    num_lost += pair.src.engine().stats().rails_lost;
+    num_back += pair.src.engine().stats().rails_redialled;
+    CHECK_EQ(pair.src.engine().stats().rails_lost, pair.src.engine().stats().rails_redialled);
+    CHECK_EQ(pair.src.engine().load().redials, 0);
+    pair.check_quiet();
+  }
+  CHECK(num_lost > 300);
+  CHECK_EQ(num_lost, num_back);
+}
+
+// The waits between dials double from the first to the longest, and each is up to a quarter longer.
+TEST(a_peer_whose_listener_is_gone_is_dialled_at_growing_intervals) {
+  Pair pair({two_sided_rail(), two_sided_rail()});
+  pair.dst.takes_rails = false;
+  Time before = pair.src.now();
+  pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[1], "cut");
+  pair.world.run_for(200 * kSecond);
+  const std::vector<Time> times = redials(pair);
+  REQUIRE(times.size() >= 10);
+  Time wait = Redials::kFirstWait;
+  for (const Time at : times) {
+    CHECK(at - before >= wait);
+    CHECK(at - before <= wait + wait / 4 + kMillisecond);
+    before = at;
+    wait = std::min(2 * wait, Redials::kLongestWait);
+  }
+  CHECK_EQ(wait, Redials::kLongestWait);
+  CHECK(note_of_rail(pair, pair.src).find("it was refused; dialled again in 3") != std::string::npos);
+  CHECK(note_of_rail(pair, pair.dst).find("went down: cut; the peer dials it again") != std::string::npos);
+  CHECK_EQ(pair.src.engine().peer(pair.to_dst)->notes.size(), 1);
+  pair.dst.takes_rails = true;
+  REQUIRE(pair.world.until([&] { return whole(pair, 2); }, 40 * kSecond));
+  // It stays, so the next loss begins with the first wait.
+  pair.world.run_for(Redials::kLongestWait);
+  before = pair.src.now();
+  pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[1], "cut");
+  REQUIRE(pair.world.until([&] { return redials(pair).size() == times.size() + 2; }));
+  CHECK(redials(pair).back() - before < 2 * Redials::kFirstWait);
+  REQUIRE(pair.world.until([&] { return whole(pair, 2); }, kSecond));
+  pair.check_quiet();
+}
+
+TEST(a_rail_that_falls_each_time_is_dialled_no_faster) {
+  Pair pair({two_sided_rail(), two_sided_rail()});
+  pair.world.after_step = [&] {
+    for (const RailId id : pair.dst.rails_with(pair.to_src))
+      if (pair.dst.link(id)->name.index == 1) pair.dst.cut_rail(id, "cut");
+  };
+  const Time began = pair.src.now();
+  pair.world.run_for(100 * kSecond);
+  // 0.1 + 0.2 + ... + 25.6 s are 51.2.
+  const std::vector<Time> times = redials(pair);
+  CHECK(times.size() >= 8);
+  CHECK(times.size() <= 10);
+  Time before = began, wait = Redials::kFirstWait;
+  for (const Time at : times) {
+    CHECK(at - before >= wait);
+    before = at;
+    wait = std::min(2 * wait, Redials::kLongestWait);
+  }
+  CHECK(pair.src.engine().peer(pair.to_dst)->notes.size() <= 1);
+  pair.world.after_step = nullptr;
+  REQUIRE(pair.world.until([&] { return whole(pair, 2); }, 40 * kSecond));
+  pair.check_quiet();
+}
+
+TEST(a_rail_that_did_not_come_up_is_dialled_again) {
+  Pair pair({two_sided_rail()});
+  pair.src.end_session_with(pair.to_dst);
+  REQUIRE(pair.world.until([&] { return pair.dst.engine().open_peers().empty(); }));
+  pair.src.lost_rail_percent = 50;
+  std::size_t num_tries = 0;
+  for (int i = 0; i < 20; ++i) {
+    pair.src.dials.clear();
+    pair.src.call(pair.dst, std::vector<RailPlan>(4, two_sided_rail()));
+    const auto up = [&] { return pair.src.session_with("decode") != 0; };
+    if (!pair.world.until(up, kSecond)) continue;  // none of the first came up
+    REQUIRE(pair.world.until(
+        [&] { return !up() || pair.src.rails_with(pair.src.session_with("decode")).size() == 4; },
+        60 * kSecond));
+    CHECK(up());
+    num_tries += pair.src.dials.size();
+    pair.src.end_session_with(pair.src.session_with("decode"));
+    REQUIRE(pair.world.until([&] { return pair.dst.engine().open_peers().empty(); }));
+    CHECK_EQ(pair.src.engine().load().redials, 0);
+  }
+  CHECK(num_tries > 40);
+}
+
+// The end that called notices first, and the other still holds the rail for up: the new one takes its place.
+TEST(a_rail_dialled_anew_ends_the_one_that_its_peer_still_holds) {
+  for (const bool write : {false, true})
+    for (std::uint64_t i = 0; i < 10; ++i) {
+      Pair pair({two_sided_rail(), two_sided_rail()}, check::seed() * 1000 + i);
+      pair.grant_read();
+      pair.grant_write();
+      auto handle = write ? pair.write(kFrom, kTo) : pair.read(kFrom, kTo);
+      REQUIRE(pair.until_midway(kFrom.size()));
+      const auto link = pair.src.link(pair.src.rails_with(pair.to_dst)[1]);
+      link->muted = true;  // the far end hears nothing of it
+      pair.src.cut_rail_here(link->ends[0].rail, "reset");
+      REQUIRE(pair.ends(handle));
+      CHECK_OK(handle->status());
+      CHECK(pair.equal(kFrom, kTo));
+      REQUIRE(pair.world.until([&] { return pair.dst.engine().stats().rails_redialled == 1; }, kSecond));
+      CHECK_EQ(pair.dst.engine().stats().rails_lost, 1);
+      CHECK_EQ(pair.dst.engine().peer(pair.to_src)->rails.size(), 2);
+      REQUIRE(pair.world.until([&] { return whole(pair, 2); }, kSecond));
+      pair.check_quiet();
+    }
+}
+
+// Of a rail that one end gave up in silence the other hears by RAIL_DOWN, whichever end called.
+TEST(a_silent_rail_is_given_up_at_both_ends_and_comes_back) {
+  for (const bool write : {false, true}) {
+    Pair pair({two_sided_rail(), two_sided_rail()});
+    pair.grant_read();
+    pair.grant_write();
+    TransferRequest request = pair.request(write, kFrom, kTo);
+    request.timeout_ns = 60 * kSecond;
+    auto handle = Pair::post(write ? pair.src : pair.dst, request);
+    REQUIRE(pair.until_midway(kFrom.size()));
+    pair.src.link(pair.src.rails_with(pair.to_dst)[1])->muted = true;
+    REQUIRE(pair.ends(handle));
+    CHECK_OK(handle->status());
+    REQUIRE(pair.world.until([&] { return pair.src.engine().stats().rails_redialled == 1; }, 5 * kSecond));
+    REQUIRE(pair.world.until([&] { return whole(pair, 2); }, kSecond));
+    pair.check_quiet();
+  }
+}
+
+}  // namespace
+}  // namespace simulation
