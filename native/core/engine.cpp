@@ -27,11 +27,6 @@ void Engine::on_dialling(Time now, SessionKey key) {
   if (Peer* peer = sessions_.find(key)) sessions_.dialling(*peer);
 }
 
-void Engine::on_connected(Time now, SessionKey key) {
-  context_.now = now;
-  if (Peer* peer = sessions_.find(key)) sessions_.connected(*peer);
-}
-
 void Engine::on_disconnected(Time now, SessionKey key, std::string why) {
   context_.now = now;
   if (Peer* peer = sessions_.find(key)) lose(key, sessions_.disconnected(*peer, why));

@@ -57,9 +57,8 @@ class Engine {
 
   // ---- connections
   SessionKey add_session(Time now, SessionRole role);
-  // Of a session whose connection is being dialled: the time of its handshake begins with on_connected.
+  // Whoever dials this session ends it where connection and handshake take too long.
   void on_dialling(Time now, SessionKey key);
-  void on_connected(Time now, SessionKey key);
   void on_frame(Time now, SessionKey key, wire::ByteSpan frame);
   void on_disconnected(Time now, SessionKey key, std::string why);
   void on_unreachable(Time now, SessionKey key, std::string why);  // it was never connected

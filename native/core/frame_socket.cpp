@@ -163,7 +163,6 @@ void FrameSocket::on_ready(std::uint32_t events) {
     if (error != 0) return fail(std::strerror(error));
     if ((events & EPOLLOUT) == 0) return;
     connecting_ = false;
-    owner_.on_connected();
   }
   if (events & EPOLLOUT) flush();
   if (fd_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR))) read();

@@ -22,7 +22,6 @@ class FrameSocket final : public Reactor::Handler {
     virtual std::uint32_t max_body() = 0;              // of the frame that comes next
     virtual void on_frame(wire::ByteSpan frame) = 0;   // header, body, mac
     virtual void on_more() {}  // it took its turn: read_more(), when others have had theirs
-    virtual void on_connected() {}  // where that was under way
     virtual void on_closed(const std::string& why) = 0;  // at most once; not after close()
   };
 

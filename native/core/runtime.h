@@ -176,7 +176,6 @@ class Runtime final : private EngineHost {
     std::uint32_t max_body() override;
     void on_frame(wire::ByteSpan frame) override;
     void on_more() override { runtime.unread_.push_back(this); }
-    void on_connected() override;
     void on_closed(const std::string& why) override;
     Runtime& runtime;
     ConnectionKind kind = ConnectionKind::kFresh;

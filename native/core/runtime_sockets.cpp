@@ -145,10 +145,6 @@ void Runtime::Connection::on_frame(wire::ByteSpan frame) {
   }
 }
 
-void Runtime::Connection::on_connected() {
-  if (!dead && kind == ConnectionKind::kControl) runtime.engine_->on_connected(Runtime::now(), session);
-}
-
 void Runtime::Connection::on_closed(const std::string& why) {
   if (dead) return;
   switch (kind) {
@@ -278,6 +274,9 @@ void Runtime::expire_connections(Time at) {
                            (connection->was_open ? "no rail to " + connection->address + " came up"
                                                  : "no answer from " + connection->address) +
                                " within the time to connect (connect_timeout_s)" +
+                               (connection->was_open || connection->socket->connecting()
+                                    ? ""
+                                    : ", though it took the connection; is it a kvxfer agent?") +
                                (tried.empty() ? "" : ", after " + tried));
     } else if (connection->kind == ConnectionKind::kRail) {
       connection->on_closed("no answer within " + in_words(options_.handshake_ns) + " (handshake_timeout_s)");
@@ -421,7 +420,7 @@ Result<SessionKey> Runtime::begin_connect(const std::string& address, Time timeo
   pending_control_ = nullptr;
   connection->session = key;
   controls_[key] = connection.get();
-  if (connecting) engine_->on_dialling(turn.now, key);
+  engine_->on_dialling(turn.now, key);
   if (Status status = connection->socket->start(); !status.ok()) {
     engine_->on_disconnected(turn.now, key, status.message());
     return status;
@@ -440,7 +439,6 @@ void Runtime::dial_next(Connection& connection, const std::string& why) {
   UniqueFd fd = connection.dialling.dial_next(why, connecting);
   Status status = fd ? connection.socket->redial(std::move(fd), connecting) : unreachable(connection);
   if (!status.ok()) return engine_->on_unreachable(now(), connection.session, status.message());
-  if (!connecting) engine_->on_connected(now(), connection.session);
   expect_by(connection, connection.dialling.turn_ends(now(), connection.due_at));
 }
 

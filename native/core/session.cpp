@@ -361,7 +361,7 @@ Status Session::on_time(Time now) {
     return end(Event::kHandshakeTimeout, Code::kAuthFailed,
                peer_in_words() + ": no " + std::string(awaited_frame()) + " within " +
                    milliseconds(config_.handshake_timeout_ns) +
-                   " of the connection; is the other end a kvxfer agent?");
+                   " of the connection (handshake_timeout_s); is the other end a kvxfer agent?");
   }
   if (now >= give_up_at_) {
     std::string text = "nothing heard for " + milliseconds(now - last_heard_at_) + ", the limit is " +
@@ -403,10 +403,6 @@ void Session::connecting() noexcept {
   if (state_ == State::kAwaitChallenge) give_up_at_ = kNever;
 }
 
-void Session::connected(Time now) noexcept {
-  if (state_ == State::kAwaitChallenge) give_up_at_ = after(now, config_.handshake_timeout_ns);
-}
-
 void Session::connection_lost() {
   const std::string text = peer_in_words() + ": the connection ended";
   const std::string before = text + " before " + std::string(awaited_frame());
@@ -414,7 +410,9 @@ void Session::connection_lost() {
     case State::kAwaitHello: (void)end(Event::kConnectionLost, Code::kPeerLost, before); break;
     case State::kAwaitChallenge:
       (void)end(Event::kConnectionLost, Code::kPeerLost,
-                before + "; is the other end a kvxfer agent? Its log says why it hung up");
+                before +
+                    "; is the other end a kvxfer agent? Its log says why it hung up, as it does when its "
+                    "handshake_timeout_s is over");
       break;
     case State::kAwaitProof:
       // It had our proof and hung up: that is what an agent does that finds the proof wrong.

@@ -83,10 +83,8 @@ class Session {
   Status on_time(Time now);
   Time next_deadline() const noexcept;
 
-  // An initiator's, whose HELLO waits for a connection: the time of the handshake runs from connected()
-  // on. Until then whoever dials has a limit of his own.
+  // An initiator's: whoever dials has a limit of their own, for connection and handshake together.
   void connecting() noexcept;
-  void connected(Time now) noexcept;
   void connection_lost();         // end of the socket
   void close(Time now, Code code, std::string text);  // sends GOODBYE where open
 

@@ -34,7 +34,8 @@ CopyProgram one_layer() {
 }
 
 struct End {
-  End(const std::string& name, const std::string& transport, Time heartbeat = 5 * kSecond)
+  End(const std::string& name, const std::string& transport, Time heartbeat = 5 * kSecond,
+      const std::string& faults = "")
       : memory(kBlocks * kBlockNbytes) {
     RuntimeOptions options;
     options.name = name;
@@ -42,6 +43,7 @@ struct End {
     options.transports = {transport};
     options.heartbeat_ns = heartbeat;
     options.silent_ns = 4 * heartbeat;
+    options.faults = faults;
     Result<std::shared_ptr<Runtime>> created = Runtime::create(std::move(options));
     REQUIRE(created.ok());
     runtime = std::move(created).value();
@@ -62,8 +64,8 @@ std::string state_of(Runtime& runtime, SessionKey key) {
 
 // Two agents that know each other; the second lets the first write everything.
 struct Ends {
-  explicit Ends(const std::string& transport, Time heartbeat = 5 * kSecond)
-      : src("src", transport, heartbeat), dst("dst", transport, heartbeat) {
+  explicit Ends(const std::string& transport, Time heartbeat = 5 * kSecond, const std::string& faults = "")
+      : src("src", transport, heartbeat), dst("dst", transport, heartbeat, faults) {
     Result<SessionKey> called = src.runtime->begin_connect(dst.runtime->address(), kBound);
     REQUIRE(called.ok());
     there = called.value();
@@ -249,6 +251,36 @@ void many_callers(const std::string& transport) {
 TEST(callers_on_many_threads_share_an_agent_over_loopback) { many_callers("loopback"); }
 TEST(callers_on_many_threads_share_an_agent_over_unix) { many_callers("unix"); }
 TEST(callers_on_many_threads_share_an_agent_over_tcp) { many_callers("tcp"); }
+
+// Each of two sockets breaks once, under its third piece: the second when the first is back, which carries on alone.
+TEST(a_socket_that_breaks_is_dialled_again_and_used) {
+  Ends both("tcp", 5 * kSecond, "down_after=3");
+  both.grant();
+  const auto counted = [](End& end, std::uint64_t count) {
+    const EngineStats stats = end.runtime->with_engine([](Engine& engine, Time) { return engine.stats(); });
+    return stats.rails_lost == count && stats.rails_redialled == count;
+  };
+  std::uint32_t num_writes = 0;
+  const auto writes_until = [&](std::uint64_t lost) {
+    for (bool falls = false; !falls && num_writes < kBlocks; ++num_writes) {
+      const auto handle = both.write(num_writes);
+      REQUIRE(ends(handle, kBound));
+      CHECK_OK(handle->status());
+      falls = both.dst.runtime->with_engine([](Engine& engine, Time) { return engine.stats(); }).rails_lost ==
+              lost;
+    }
+    for (End* end : {&both.src, &both.dst})
+      REQUIRE(end->runtime->wait([&] { return counted(*end, lost); }, kBound));
+  };
+  writes_until(1);
+  writes_until(2);
+  CHECK(num_writes < kBlocks);
+  for (const auto& [end, key] : {std::pair(&both.src, both.there), std::pair(&both.dst, both.here)}) {
+    const auto view = end->runtime->with_engine([&](Engine& engine, Time) { return engine.peer(key); });
+    CHECK_EQ(view->rails.size(), 2);
+    CHECK(view->notes.empty());
+  }
+}
 
 TEST(a_listener_beyond_loopback_needs_a_secret) {
   RuntimeOptions options;

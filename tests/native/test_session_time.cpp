@@ -18,6 +18,7 @@ TEST(a_handshake_that_stalls_times_out) {
     const Status status = session.on_time(deadline);
     CHECK_EQ(status.code(), Code::kAuthFailed);
     CHECK(says(status, "within 2000 ms"));
+    CHECK(says(status, "(handshake_timeout_s)"));
     CHECK_EQ(session.state(), State::kClosed);
     CHECK_EQ(session.next_deadline(), kNever);
     CHECK_OK(session.on_time(deadline + kMs));  // told once

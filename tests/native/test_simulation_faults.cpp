@@ -201,6 +201,26 @@ TEST(another_secret_opens_no_session) {
   }
 }
 
+// The end that is called has a limit for strangers; the one that calls reads of it, however far it had come.
+TEST(both_ends_name_the_limit_of_a_handshake) {
+  for (const auto& [limit, awaited] :
+       {std::pair(50 * kMicrosecond, "HELLO"), std::pair(250 * kMicrosecond, "PROOF")}) {
+    World world(check::seed());
+    world.network().min_latency = world.network().max_latency = 100 * kMicrosecond;
+    Node& a = world.add("prefill");
+    world.limits.session.handshake_timeout_ns = limit;
+    Node& b = world.add("decode");
+    a.call(b, {one_sided_rail()});
+    world.run_for(kSecond);
+    const std::string here = a.engine().peer(1)->reason.message(),
+                      there = b.engine().peer(1)->reason.message();
+    if (here.find("handshake_timeout_s") == std::string::npos) std::printf("  %s\n", here.c_str());
+    CHECK(here.find("its handshake_timeout_s is over") != std::string::npos);
+    CHECK(there.find("no " + std::string(awaited) + " within") != std::string::npos);
+    CHECK(there.find("(handshake_timeout_s)") != std::string::npos);
+  }
+}
+
 TEST(a_thousand_connections_leave_nothing_behind) {
   World world(check::seed());
   Node &a = world.add("prefill"), &b = world.add("decode");

@@ -111,11 +111,6 @@ void Sessions::dialling(Peer& peer) {
   schedule(peer);
 }
 
-void Sessions::connected(Peer& peer) {
-  peer.session_->connected(context_.now);
-  schedule(peer);
-}
-
 Result<std::optional<wire::Message>> Sessions::receive(Peer& peer, wire::ByteSpan frame) {
   Result<std::optional<wire::Message>> received = peer.session_->receive(context_.now, frame);
   if (!received.ok()) ++context_.stats.frames_refused;
@@ -134,8 +129,13 @@ bool Sessions::heard_heartbeat(Peer& peer) {
 Status Sessions::disconnected(Peer& peer, const std::string& why) {
   peer.session_->connection_lost();
   if (Status reason = peer.session_->reason(); !reason.ok() && !peer.was_open_) return reason;
-  return {Code::kPeerLost,
-          "the connection to " + (peer.was_open_ ? quoted(peer.name()) : "the peer") + " ended: " + why};
+  std::string words =
+      "the connection to " + (peer.was_open_ ? quoted(peer.name()) : "the peer") + " ended: " + why;
+  if (peer.was_open_ && !peer.regions_known_)
+    words +=
+        ", before it had said that it knows us; its log says why, as it does when its handshake_timeout_s is "
+        "over";
+  return {Code::kPeerLost, std::move(words)};
 }
 
 Status Sessions::on_timer(Peer& peer) {

@@ -96,7 +96,6 @@ class Sessions {
 
   // ---- what a connection says; afterwards its output is still to be flushed
   void dialling(Peer& peer);
-  void connected(Peer& peer);
   // Of the session's own frames nothing comes out. An error: it closed, for that reason.
   Result<std::optional<wire::Message>> receive(Peer& peer, wire::ByteSpan frame);
   bool has_opened(Peer& peer);  // true once
