@@ -100,7 +100,7 @@ class TransferError(KvxferError):
 
 
 class RailError(KvxferError):
-    """One path to a peer is lost; other rails carry on."""
+    """One path to a peer is lost; other rails carry on, and it is dialled again."""
 
 
 class PeerError(KvxferError):

@@ -73,7 +73,7 @@ class AgentOptions:
     transfer_timeout_s
         Deadline of transfers and expectations that name none.
     connect_timeout_s
-        The same for connecting.
+        The same for connecting, with the handshake and the rails.
     heartbeat_interval_s, silent_timeout_s
         A peer is lost when nothing was heard of it for ``silent_timeout_s``, not counting the time
         for which this process itself stood still; heartbeats go out every ``heartbeat_interval_s``.

@@ -89,7 +89,7 @@ class Peer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what was tried and is not used, and why."""
+        """Sentences on what was tried and is not used, and why; of a rail, when it is dialled again."""
         return tuple(self._info()["notes"])
 
     @property

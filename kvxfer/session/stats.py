@@ -19,7 +19,8 @@ class CoreStats(TypedDict):
     """Counted by native code: over all peers since the agent's making, but for what is ``open`` or held.
 
     ``gate_longest_hold_ns`` is the longest time for which nothing else could go on, ``strangers`` the budget
-    that all connections share which have proved nothing yet.
+    that all connections share which have proved nothing yet. Of rails that were lost while others of their
+    session carried on, or did not come up, ``rails_redialled`` are back.
     """
 
     transfers_open: int
@@ -31,6 +32,8 @@ class CoreStats(TypedDict):
     pieces_redone: int
     fences_stale: int
     frames_refused: int
+    rails_lost: int
+    rails_redialled: int
     events_dropped: int
     notifications_dropped: int
     gate_longest_hold_ns: int

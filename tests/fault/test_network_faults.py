@@ -46,13 +46,13 @@ class Line:
                 time.sleep(0.01)
             assert end.rails() == ("tcp",) * count
 
-    def wait_for(self, counter: str, value: int) -> None:
-        """Waits until a counter of `stats` says so at both ends."""
+    def wait_redialled(self, count: int) -> None:
+        """Waits until so many rails are back at both ends."""
         deadline = time.monotonic() + BOUND_S
         for end in (self.here, self.there):
-            while end.stats()[counter] < value and time.monotonic() < deadline:
+            while end.stats()["rails_redialled"] < count and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert end.stats()[counter] == value
+            assert end.stats()["rails_redialled"] == count
 
     def still_works(self) -> None:
         """Both agents are usable: a direct session moves everything."""
@@ -126,7 +126,7 @@ def test_a_rail_that_was_cut_is_dialled_again_and_used(line: Callable[..., Line]
     ends.rails_up(2)
     ends.there.grant("read")
     ends.proxy.links[2].cut()
-    ends.wait_for("rails_redialled", 1)
+    ends.wait_redialled(1)
     ends.rails_up(2)
     again = ends.proxy.links[3]
     before = again.passed_nbytes

@@ -14,6 +14,14 @@ bool whole(Pair& pair, std::size_t num_rails) {
          pair.dst.rails_with(pair.to_src).size() == num_rails;
 }
 
+RailId rail_1(Pair& pair) {
+  const auto alive = pair.src.rails_with(pair.to_dst);
+  const auto found =
+      std::find_if(alive.begin(), alive.end(), [&](RailId id) { return pair.src.link(id)->name.index == 1; });
+  REQUIRE(found != alive.end());
+  return *found;
+}
+
 // Dials of rail 1 by the end that called, after the first.
 std::vector<Time> redials(Pair& pair) {
   std::vector<Time> times;
@@ -120,7 +128,7 @@ TEST(a_peer_whose_listener_is_gone_is_dialled_at_growing_intervals) {
   Pair pair({two_sided_rail(), two_sided_rail()});
   pair.dst.takes_rails = false;
   Time before = pair.src.now();
-  pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[1], "cut");
+  pair.src.cut_rail(rail_1(pair), "cut");
   pair.world.run_for(200 * kSecond);
   const std::vector<Time> times = redials(pair);
   REQUIRE(times.size() >= 10);
@@ -133,14 +141,14 @@ TEST(a_peer_whose_listener_is_gone_is_dialled_at_growing_intervals) {
   }
   CHECK_EQ(wait, Redials::kLongestWait);
   CHECK(note_of_rail(pair, pair.src).find("it was refused; dialled again in 3") != std::string::npos);
-  CHECK(note_of_rail(pair, pair.dst).find("went down: cut; the peer dials it again") != std::string::npos);
+  CHECK(note_of_rail(pair, pair.dst).find("; the peer dials it again") != std::string::npos);
   CHECK_EQ(pair.src.engine().peer(pair.to_dst)->notes.size(), 1);
   pair.dst.takes_rails = true;
   REQUIRE(pair.world.until([&] { return whole(pair, 2); }, 40 * kSecond));
   // It stays, so the next loss begins with the first wait.
   pair.world.run_for(Redials::kLongestWait);
   before = pair.src.now();
-  pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[1], "cut");
+  pair.src.cut_rail(rail_1(pair), "cut");
   REQUIRE(pair.world.until([&] { return redials(pair).size() == times.size() + 2; }));
   CHECK(redials(pair).back() - before < 2 * Redials::kFirstWait);
   REQUIRE(pair.world.until([&] { return whole(pair, 2); }, kSecond));
@@ -184,7 +192,7 @@ TEST(a_rail_that_did_not_come_up_is_dialled_again) {
     if (!pair.world.until(up, kSecond)) continue;  // none of the first came up
     REQUIRE(pair.world.until(
         [&] { return !up() || pair.src.rails_with(pair.src.session_with("decode")).size() == 4; },
-        60 * kSecond));
+        600 * kSecond));
     CHECK(up());
     num_tries += pair.src.dials.size();
     pair.src.end_session_with(pair.src.session_with("decode"));
