@@ -298,6 +298,7 @@ void Engine::pump(Time now) {
   destinations_.post_pieces();
   destinations_.confirm_dirty();
   posting_.serve_backlog();
+  rails_.cancel_stopped();
   sessions_.flush_stirred();
 }
 
@@ -344,6 +345,7 @@ Status Engine::deregister_region(Time now, RegionId id) {
   // What is left of its transfers drains.
   regions_.remove(
       id, sources_.find(std::nullopt, is_of_it).size() + destinations_.find(std::nullopt, is_of_it).size());
+  rails_.cancel_stopped();
   return {};
 }
 
@@ -380,13 +382,12 @@ void Engine::cancel(Time now, std::uint64_t handle) {
   context_.now = now;
   const Status why{Code::kCancelled, "cancelled by the caller"};
   if (expectations_.contains(handle))
-    return destinations_.end_expectation(handle, TransferState::kCancelled, why);
-  const std::optional<Handles::Meant> meant = handles_.find(handle);
-  if (!meant) return;
-  if (meant->is_destination)
+    destinations_.end_expectation(handle, TransferState::kCancelled, why);
+  else if (const std::optional<Handles::Meant> meant = handles_.find(handle); meant && meant->is_destination)
     destinations_.fail(meant->key, TransferEvent::kCancel, why, true);
-  else
+  else if (meant)
     sources_.fail(meant->key, TransferEvent::kCancel, why, true);
+  rails_.cancel_stopped();
 }
 
 Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, RegionId region,
@@ -422,6 +423,7 @@ Result<LeaseId> Engine::grant(Time now, std::optional<SessionKey> holder, Region
 void Engine::revoke(Time now, LeaseId lease) {
   context_.now = now;
   end_lease(lease, LeaseEvent::kRevoke, {Code::kLeaseEnded, "the lease was revoked"});
+  rails_.cancel_stopped();
 }
 
 void Engine::end_lease(LeaseId id, LeaseEvent event, const Status& why) {

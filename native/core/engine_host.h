@@ -41,7 +41,9 @@ class EngineHost {
   // A rail that session_open started is dialled again, in its next life: later rail_up or rail_failed.
   virtual void dial_rail(SessionKey session, const wire::RailName& rail) = 0;
   virtual PostResult post(RailId rail, const Work& work) = 0;
-  virtual void cancel(RailId rail, WorkId work) = 0;  // asks: its completion says that it has ended
+  // As Transport's, for a rail that takes works of one side and of two.
+  virtual WorkKind choose(RailId rail, const Move& move, std::uint32_t piece) = 0;
+  virtual void cancel(RailId rail, std::span<const WorkId> works) = 0;  // asks: completions say that it is so
   virtual Status attach(RailId rail, const RemoteRegion& region) = 0;
   virtual void detach(RailId rail, RegionId region) = 0;
   virtual void drop_rail(RailId rail) = 0;  // its outstanding work still completes

@@ -103,9 +103,11 @@ PostResult FaultyTransport::post(PeerId peer, std::span<const Work> batch) noexc
   return {count, again ? Code::kAgain : Code::kOk};
 }
 
-void FaultyTransport::cancel(WorkId work) noexcept {
-  if (const auto found = outstanding_.find(work); found != outstanding_.end()) found->second.cancelled = true;
-  inner_->cancel(work);
+void FaultyTransport::cancel(std::span<const WorkId> works) noexcept {
+  for (const WorkId work : works)
+    if (const auto found = outstanding_.find(work); found != outstanding_.end())
+      found->second.cancelled = true;
+  inner_->cancel(works);
 }
 
 std::size_t FaultyTransport::poll(std::span<Completion> completions) noexcept {

@@ -48,9 +48,13 @@ class FaultyTransport final : public Transport {
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override { inner_->detach(peer, region); }
   PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
-  void cancel(WorkId work) noexcept override;
+  WorkKind choose(const Move& move, std::uint32_t piece) const noexcept override {
+    return inner_->choose(move, piece);
+  }
+  void cancel(std::span<const WorkId> works) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
   bool busy() const noexcept override { return !held_.empty() || inner_->busy(); }
+  bool wants_poll() const noexcept override { return !held_.empty() || inner_->wants_poll(); }
   bool arm() noexcept override { return inner_->arm(); }
 
  private:

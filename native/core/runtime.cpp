@@ -605,11 +605,18 @@ PostResult Runtime::post(RailId rail, const Work& work) {
   return posted;
 }
 
-void Runtime::cancel(RailId rail, WorkId work) {
-  // A rail that is gone has cancelled its work already. The stage lasts until the work has completed.
-  if (nvtx::tool() != nullptr) ranges_.insert_or_assign(work, nvtx::Range("fence", work));
+WorkKind Runtime::choose(RailId rail, const Move& move, std::uint32_t piece) {
+  auto place = places_.find(rail);
+  return place == places_.end() ? WorkKind::kFetch  // which is not accepted
+                                : transports_[place->second.transport]->choose(move, piece);
+}
+
+void Runtime::cancel(RailId rail, std::span<const WorkId> works) {
+  // A rail that is gone has cancelled its works already. The stage lasts until a work has completed.
+  if (nvtx::tool() != nullptr)
+    for (const WorkId work : works) ranges_.insert_or_assign(work, nvtx::Range("fence", work));
   if (auto place = places_.find(rail); place != places_.end())
-    transports_[place->second.transport]->cancel(work);
+    transports_[place->second.transport]->cancel(works);
 }
 
 Status Runtime::attach(RailId rail, const RemoteRegion& region) {

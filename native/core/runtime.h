@@ -281,7 +281,8 @@ class Runtime final : private EngineHost {
   std::uint32_t session_open(SessionKey session) override;
   void dial_rail(SessionKey session, const wire::RailName& rail) override;
   PostResult post(RailId rail, const Work& work) override;
-  void cancel(RailId rail, WorkId work) override;
+  WorkKind choose(RailId rail, const Move& move, std::uint32_t piece) override;
+  void cancel(RailId rail, std::span<const WorkId> works) override;
   Status attach(RailId rail, const RemoteRegion& region) override;
   void detach(RailId rail, RegionId region) override;
   void drop_rail(RailId rail) override;

@@ -166,6 +166,7 @@ bool Runtime::judge(Time at) {
 bool Runtime::move(Time at) {
   bool more = false;
   for (std::size_t i = 0; i < transports_.size(); ++i) {
+    if (!transports_[i]->wants_poll()) continue;
     const std::size_t count = transports_[i]->poll(completions_);
     for (std::size_t k = 0; k < count; ++k) handle(i, completions_[k], at);
     more = more || count != 0;

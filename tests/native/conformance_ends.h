@@ -1,8 +1,9 @@
 // Two ends of a transport with memory between guards, and transfers between them whose every byte is
 // known: what the conformance suite (conformance.h) is made of.
 //
-// Both ends live on one thread and are driven as the core drives them: a transport is polled when
-// its descriptors or busy() say so and not otherwise, so that a missing busy() shows as a hang.
+// Both ends live on one thread and are driven as the core drives them: a transport is polled when wants_poll() says
+// so, and rests when it is not busy and arm() has agreed, until a descriptor tells. So what it forgets to say shows
+// as a hang.
 #pragma once
 
 #include <arpa/inet.h>
@@ -39,7 +40,7 @@ struct Subject {
   std::string name;
   std::function<std::unique_ptr<Transport>(Reactor&, const FenceTable&)> make;
   std::function<std::pair<UniqueFd, UniqueFd>()> sockets;
-  bool pool_memory = false;      // the regions lie in PoolMemory
+  bool pool_memory = false;  // the regions lie in PoolMemory
   std::optional<Faults> faults;  // wrapped in a FaultyTransport
   // Where the regions lie in memory of a GPU, which this process must see as well.
   std::byte* (*allocate)(std::size_t nbytes) = nullptr;
@@ -199,18 +200,24 @@ class End {
     CHECK(keys.size() <= kMaxKeyBytes);
   }
 
-  // Polls if there is a reason to. True where anything happened.
+  // Polls if there is a reason to, as the core does. False where it rests: nothing happened, and it is armed.
   bool step() {
     if (transport == nullptr) return false;
-    const bool ready = reactor.run_once(0) != 0;
-    if (!ready && !transport->busy()) return false;
-    Completion completions[16];
-    const std::size_t count = transport->poll(completions);
-    REQUIRE(count <= std::size(completions));
-    for (std::size_t i = 0; i < count; ++i) take(completions[i]);
-    return true;
+    bool stirred = reactor.run_once(0) != 0;
+    if (transport->wants_poll()) {
+      Completion completions[16];
+      const std::size_t count = transport->poll(completions);
+      REQUIRE(count <= std::size(completions));
+      for (std::size_t i = 0; i < count; ++i) take(completions[i]);
+      stirred = stirred || count != 0;
+    }
+    if (stirred || transport->busy()) return true;
+    const bool rests = transport->arm();
+    CHECK(rests || transport->wants_poll());
+    return !rests;
   }
 
+  void cancel(WorkId id) { transport->cancel(std::span(&id, 1)); }
   PostResult post(std::span<const Work> batch) {
     const PostResult result = transport->post(peer, batch);
     CHECK(result.accepted <= batch.size());
@@ -291,6 +298,12 @@ class Pair {
   }
 
   bool one_sided() const { return dst.transport->capabilities().one_sided; }
+  bool two_sided() const { return dst.transport->capabilities().two_sided; }
+  // How the core has a piece brought.
+  WorkKind kind_to_bring(const Move& at_dst, std::uint32_t piece) const {
+    if (one_sided() && two_sided()) return dst.transport->choose(at_dst, piece);
+    return one_sided() ? WorkKind::kFetch : WorkKind::kReceive;
+  }
 
   void connect() {
     auto [a, b] = subject_.sockets();
@@ -347,27 +360,32 @@ class TestTransfer {
 
   std::uint32_t num_pieces() const { return at_dst->grid.num_pieces(); }
 
-  // Posts pieces as the core does: on a two-sided rail the destination's work first, the source's
+  // Posts pieces as the core does: of one that is received the destination's work first, the source's
   // once it was accepted. Back at the caller when all are posted, or a rail is down.
   void start(const std::vector<std::uint32_t>& pieces) {
     std::vector<Work> at_dst_works, at_src_works;
+    std::vector<std::size_t> receives;  // at_dst_works of at_src_works
     for (const std::uint32_t piece : pieces) {
       Work work;
       work.piece = piece;
-      work.kind = pair_.one_sided() ? WorkKind::kFetch : WorkKind::kReceive;
+      work.kind = pair_.kind_to_bring(*at_dst, piece);
       work.move = at_dst;
       work.id = next_work_id();
       at_dst_works.push_back(work);
+      if (work.kind == WorkKind::kFetch) continue;
+      receives.push_back(at_dst_works.size() - 1);
       work.kind = WorkKind::kSend;
       work.move = at_src;
       work.id = next_work_id();
       at_src_works.push_back(work);
     }
-    const std::size_t num_sends = pair_.one_sided() ? 0 : pieces.size();
     std::size_t at_dst_posted = 0, at_src_posted = 0;
-    while (at_dst_posted < pieces.size() || at_src_posted < num_sends) {
-      if (!post_some(dst, at_dst_works, at_dst_posted, pieces.size(), dst_works)) return;
-      if (!post_some(src, at_src_works, at_src_posted, std::min(num_sends, at_dst_posted), src_works)) return;
+    while (at_dst_posted < at_dst_works.size() || at_src_posted < at_src_works.size()) {
+      if (!post_some(dst, at_dst_works, at_dst_posted, at_dst_works.size(), dst_works)) return;
+      const auto num_asked =
+          std::lower_bound(receives.begin(), receives.end(), at_dst_posted) - receives.begin();
+      if (!post_some(src, at_src_works, at_src_posted, static_cast<std::size_t>(num_asked), src_works))
+        return;
     }
   }
 
@@ -452,7 +470,7 @@ class TestTransfer {
   End& src;
   End& dst;
   std::shared_ptr<const Move> at_src, at_dst;
-  std::vector<WorkId> dst_works, src_works;  // by piece, the newest; 0 for none
+  std::vector<WorkId> dst_works, src_works;  // by piece, the newest; 0 for none: fetched, or not posted
 
  private:
   TestTransfer(Pair& pair, End& from, End& to, Move move) : pair_(pair), src(from), dst(to) {

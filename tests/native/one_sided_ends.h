@@ -29,6 +29,7 @@ struct End {
     return std::move(table).value();
   }
 
+  void cancel(WorkId work) { transport->cancel(std::span(&work, 1)); }
   void step() {
     reactor.run_once(0);
     Completion out[4];

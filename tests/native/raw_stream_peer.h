@@ -74,6 +74,8 @@ class RawPeer {
     return work.id;
   }
 
+  void cancel(WorkId id) { transport.cancel(std::span(&id, 1)); }
+
   void step() {
     reactor.run_once(0);
     Completion completions[8];

@@ -51,7 +51,13 @@ inline RailPlan one_sided_rail(std::uint32_t piece_nbytes = 128) {
   return {{.name = "mapped", .one_sided = true, .rank = 0, .window = 8, .piece_nbytes = piece_nbytes}};
 }
 inline RailPlan two_sided_rail(std::uint32_t piece_nbytes = 128) {
-  return {{.name = "stream", .one_sided = false, .rank = 1, .window = 4, .piece_nbytes = piece_nbytes}};
+  return {{.name = "stream", .two_sided = true, .rank = 1, .window = 4, .piece_nbytes = piece_nbytes}};
+}
+// Fetches one piece and has another sent.
+inline RailPlan either_rail(std::uint32_t piece_nbytes = 128) {
+  RailPlan plan = one_sided_rail(piece_nbytes);
+  plan.capabilities.two_sided = true;
+  return plan;
 }
 // A stream that carries pages of GPUs, too.
 inline RailPlan staged_rail(std::uint32_t piece_nbytes = 128) {
@@ -254,7 +260,10 @@ class Node final : public EngineHost {
   std::uint32_t session_open(SessionKey session) override;
   void dial_rail(SessionKey session, const wire::RailName& rail) override;
   PostResult post(RailId rail, const Work& work) override;
-  void cancel(RailId rail, WorkId work) override;
+  WorkKind choose(RailId, const Move&, std::uint32_t) override {
+    return network_.random().chance(50) ? WorkKind::kFetch : WorkKind::kReceive;
+  }
+  void cancel(RailId rail, std::span<const WorkId> works) override;
   Status attach(RailId rail, const RemoteRegion& region) override;
   void detach(RailId rail, RegionId region) override;
   void drop_rail(RailId rail) override;
@@ -295,6 +304,8 @@ class Node final : public EngineHost {
   std::set<std::string_view> unattachable;  // transports that cannot reach anything here
   bool takes_rails = true;  // those that others dial
   std::vector<std::pair<Time, wire::RailName>> dials;  // of rails
+  std::map<WorkKind, std::size_t> posted;   // works so far
+  std::vector<std::pair<RailId, std::size_t>> cancels;  // calls so far: the rail, and how many works
 
  private:
   struct Connection {

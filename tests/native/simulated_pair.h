@@ -16,7 +16,9 @@ inline const std::vector<std::vector<RailPlan>>& rail_sets() {
   static const std::vector<std::vector<RailPlan>> sets = {{one_sided_rail()},
                                                           {two_sided_rail()},
                                                           {two_sided_rail(), two_sided_rail()},
-                                                          {one_sided_rail(), two_sided_rail()}};
+                                                          {one_sided_rail(), two_sided_rail()},
+                                                          {either_rail()},
+                                                          {either_rail(), two_sided_rail()}};
   return sets;
 }
 

@@ -150,8 +150,9 @@ inline PostResult Node::post(RailId rail, const Work& work) {
   const Link::End& own = job->link->ends[job->side];
   job->session = own.session;
   CHECK(!jobs_.contains(work.id));
-  CHECK_EQ(job->link->capabilities.one_sided,
-           work.kind == WorkKind::kFetch || work.kind == WorkKind::kCheckFence);
+  const bool of_one_side = work.kind == WorkKind::kFetch || work.kind == WorkKind::kCheckFence;
+  CHECK(of_one_side ? job->link->capabilities.one_sided : job->link->capabilities.two_sided);
+  ++posted[work.kind];
   CHECK(work.kind == WorkKind::kSend || work.kind == WorkKind::kCheckFence ||
         own.attached.contains(work.move->remote_region));
   if (work.kind != WorkKind::kCheckFence) {
@@ -172,10 +173,10 @@ inline PostResult Node::post(RailId rail, const Work& work) {
   return {1, Code::kOk};
 }
 
-inline void Node::cancel(RailId, WorkId work) {
-  auto found = jobs_.find(work);
-  if (found == jobs_.end()) return;
-  end_job(found->second, Code::kCancelled);
+inline void Node::cancel(RailId rail, std::span<const WorkId> works) {
+  cancels.emplace_back(rail, works.size());
+  for (const WorkId work : works)
+    if (auto found = jobs_.find(work); found != jobs_.end()) end_job(found->second, Code::kCancelled);
 }
 
 inline void Node::finish(const std::shared_ptr<Job>& job, Code code) {

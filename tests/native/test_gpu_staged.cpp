@@ -252,7 +252,7 @@ TEST(a_gather_that_is_cancelled_completes_with_its_kernel_and_the_peer_is_told) 
   REQUIRE_EQ(two.post(two.src, send).accepted, 1);
   two.step();
   launches().await_held(1);
-  two.src.rail().cancel(send.id);
+  two.src.rail().cancel(std::span(&send.id, 1));
   for (int i = 0; i < 100; ++i) two.step();
   CHECK(two.src.end.completion_of(send.id) == nullptr);  // the kernel still reads the pages
   CHECK(two.src.staging->sends().slots.used() != 0);
@@ -345,7 +345,7 @@ TEST(sends_wait_for_slots_and_are_not_refused) {
 
 TEST(a_piece_larger_than_a_peers_part_of_the_arena_is_refused_in_words) {
   Two two(4 * kMiB);
-  CHECK_EQ(two.src.rail().capabilities().most_piece_nbytes, kMiB / 2);
+  CHECK_EQ(two.src.rail().capabilities().max_piece_nbytes, kMiB / 2);
   for (const WorkKind kind : {WorkKind::kSend, WorkKind::kReceive}) {
     const Work work = Two::work_of(two.src, kind, MemoryKind::kGpu, 0, 1, kMiB);
     REQUIRE_EQ(two.post(two.src, work).accepted, 1);

@@ -90,7 +90,7 @@ TEST(a_piece_outside_its_region_is_refused) {
 TEST(cancel_and_disconnect_complete_what_has_not_begun) {
   Pair pair;
   for (WorkId id = 1; id <= 3; ++id) pair.post(pair.fetch(id));
-  pair.destination.transport->cancel(2);
+  pair.destination.cancel(2);
   pair.destination.transport->disconnect(pair.peer);
   for (WorkId id = 1; id <= 3; ++id) CHECK_EQ(pair.destination.await(id).code, Code::kCancelled);
   CHECK(pair.to == std::vector<std::byte>(pair.to.size()));

@@ -178,9 +178,9 @@ TEST(cancelled_work_lands_nothing_and_completes_once) {
   const auto move = block_move(1, to.data(), kBlockNbytes, {0, 1, 2}, {0, 1, 2}, 1);
   const std::vector<Work> batch{fetch_work(1, move, 0), fetch_work(2, move, 1), fetch_work(3, move, 2)};
   REQUIRE_EQ(destination.transport->post(peer, batch).accepted, 3u);
-  destination.transport->cancel(2);
-  destination.transport->cancel(2);
-  destination.transport->cancel(99);
+  destination.cancel(2);
+  destination.cancel(2);
+  destination.cancel(99);
   CHECK_EQ(destination.await(1).code, Code::kOk);
   CHECK_EQ(destination.await(2).code, Code::kCancelled);
   CHECK_EQ(destination.await(3).code, Code::kOk);

@@ -108,7 +108,7 @@ struct Ending {
   void (*end)(HugePiece&);
 };
 const Ending kEnds[] = {
-    {"cancel", Code::kCancelled, [](HugePiece& piece) { piece.impostor.destination.transport->cancel(1); }},
+    {"cancel", Code::kCancelled, [](HugePiece& piece) { piece.impostor.destination.cancel(1); }},
     {"disconnect", Code::kCancelled,
      [](HugePiece& piece) { piece.impostor.destination.transport->disconnect(piece.impostor.peer); }},
     {"detach", Code::kRegionGone,

@@ -82,7 +82,7 @@ TEST(a_pair_of_gigabytes_is_gathered_in_slices_and_cancelled_in_one_step) {
   CHECK_EQ(peer.receive_one<PieceHeader>().nbytes, std::uint64_t{kRuns} * kRunNbytes);
   CHECK(peer.receive(3 * 1024 * 1024) == filled(3 * 1024 * 1024, 0x3c));
   CHECK(most_memory_kib() - before < 64 * 1024);
-  peer.transport.cancel(id);
+  peer.cancel(id);
   REQUIRE(peer.run_until_done(id));
   CHECK_EQ(peer.outcome(id), Code::kCancelled);
 }

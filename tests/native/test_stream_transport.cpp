@@ -30,7 +30,7 @@ TEST(a_piece_travels_as_header_pages_trailer) {
 TEST(a_send_cancelled_before_its_first_byte_says_so_in_an_empty_piece) {
   RawPeer raw;
   const WorkId work = raw.post(WorkKind::kSend, 0);
-  raw.transport.cancel(work);
+  raw.cancel(work);
   const auto header = raw.receive_one<PieceHeader>();
   CHECK_EQ(header.nbytes, 0);
   CHECK(raw.receive_one<PieceTrailer>().end == PieceEnd::kEnded);
@@ -46,7 +46,7 @@ TEST(a_send_cancelled_in_mid_piece_is_padded_and_ended) {
     const auto header = raw.receive_one<PieceHeader>();
     CHECK_EQ(header.nbytes, raw.piece_nbytes());
     for (int i = 0; i < 20; ++i) raw.step();
-    raw.transport.cancel(work);
+    raw.cancel(work);
     std::memset(raw.memory.data(), 0x22, raw.memory.nbytes());  // somebody else's bytes from here on
     const std::vector<std::byte> bytes = raw.receive(raw.piece_nbytes());
     CHECK_EQ(raw.outcome(work), Code::kCancelled);
@@ -88,7 +88,7 @@ TEST(what_is_cancelled_behind_a_gathered_piece_leaves_it_whole) {
       for (std::uint64_t steps = random.below(3); steps != 0; --steps) raw.step();
       const WorkId behind = raw.post(WorkKind::kSend, 1);
       if (random.chance(50)) raw.step();
-      raw.transport.cancel(behind);
+      raw.cancel(behind);
       ++num_cancelled;
     }
     CHECK(num_cancelled > 5);
@@ -119,7 +119,7 @@ TEST(a_gathered_send_cancelled_in_mid_piece_reads_no_page_from_there_on) {
       const std::size_t before = random.between(1, 2 * 1024 * 1024);
       CHECK(raw.receive(before) == filled(before, 0x11));
       for (int i = 0; i < 20; ++i) raw.step();
-      raw.transport.cancel(work);
+      raw.cancel(work);
       std::memset(raw.memory.data(), 0x22, raw.memory.nbytes());  // somebody else's bytes from here on
       const std::vector<std::byte> rest = raw.receive(raw.piece_nbytes() - before);
       CHECK(std::find(rest.begin(), rest.end(), std::byte{0x22}) == rest.end());
@@ -163,7 +163,7 @@ TEST(short_runs_are_scattered_as_their_bytes_come_and_not_after_a_cancel) {
   raw.send_header(1, raw.piece_nbytes());
   send_in_parts(pieces[1], 0, 20'000);
   for (int i = 0; i < 20; ++i) raw.step();
-  raw.transport.cancel(cancelled);
+  raw.cancel(cancelled);
   std::memcpy(expected.data(), raw.memory.data(), expected.size());
   send_in_parts(pieces[1], 20'000, pieces[1].size());
   raw.send_trailer(1, PieceEnd::kHeld);
@@ -233,7 +233,7 @@ TEST(what_nobody_waits_for_is_drained) {
   const WorkId cancelled = raw.post(WorkKind::kReceive, 0);
   raw.send_header(0, raw.piece_nbytes());
   for (int i = 0; i < 20; ++i) raw.step();
-  raw.transport.cancel(cancelled);  // after the header, before the bytes
+  raw.cancel(cancelled);  // after the header, before the bytes
   raw.send(stray.data(), raw.piece_nbytes());
   raw.send_trailer(0, PieceEnd::kHeld);
   const WorkId work = raw.post(WorkKind::kReceive, 1);

@@ -64,22 +64,22 @@ bool Destinations::post_next(SessionKey session) {
       turns_.drop_first(session);
       continue;
     }
-    const bool one_sided = rail->capabilities().one_sided;
     Work work;
-    work.kind = one_sided ? WorkKind::kFetch : WorkKind::kReceive;
+    work.kind = rails_.kind_to_bring(*rail, *destination->move, *piece);
     work.piece = *piece;
     work.move = destination->move;
+    const bool fetched = work.kind == WorkKind::kFetch;
     const PostResult result =
-        rails_.post(*rail, one_sided ? WorkUse::kFetch : WorkUse::kReceive, work, *destination);
+        rails_.post(*rail, fetched ? WorkUse::kFetch : WorkUse::kReceive, work, *destination);
     if (result.accepted == 0) {
       rails_.rest(*rail);
       if (result.code == Code::kAgain) context_.pump_again = true;
       return false;
     }
     destination->arrivals.posted_next();
-    if (!one_sided || destination->integrity) {
+    if (!fetched || destination->integrity) {
       mark(*destination);
-      destination->to_credit.emplace_back(rail->id(), *piece);
+      destination->to_credit.emplace_back(fetched ? wire::RailName(wire::kNoRail) : rail->info().name, *piece);
     }
     return true;
   }
@@ -121,18 +121,14 @@ void Destinations::flush_credits(Destination& destination) {
   Peer& peer = *sessions_.find(destination.key.first);
   std::sort(credits.begin(), credits.end());
   for (std::size_t i = 0; i < credits.size();) {
-    const auto [rail_id, first] = credits[i];
+    const auto [rail, first] = credits[i];
     std::size_t n = 1;
     while (i + n < credits.size() &&
-           credits[i + n] ==
-               std::pair<RailId, std::uint32_t>(rail_id, first + static_cast<std::uint32_t>(n)) &&
+           credits[i + n] == std::pair(rail, first + static_cast<std::uint32_t>(n)) &&
            n < wire::kMaxCreditPieces)
       ++n;
     i += n;
-    const Rail* rail = rails_.find(rail_id);
-    if (rail == nullptr) continue;  // its pieces come back as failed
-    const wire::RailName name = rail->capabilities().one_sided ? wire::kNoRail : rail->info().name;
-    sessions_.send(peer, wire::Credit{destination.key.second, name, first, static_cast<std::uint32_t>(n)});
+    sessions_.send(peer, wire::Credit{destination.key.second, rail, first, static_cast<std::uint32_t>(n)});
   }
   credits.clear();
 }

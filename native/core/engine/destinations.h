@@ -48,7 +48,8 @@ struct Destination : TransferEnd {
   bool dirty = false;                     // has layers to confirm or credits to send
   bool one_sided = false;                 // some piece in was fetched: only the fence word confirms
   std::unordered_map<std::uint32_t, std::uint32_t> sums_here, sums_there;  // integrity
-  std::vector<std::pair<RailId, std::uint32_t>> to_credit;  // posted in this round, to be asked for
+  // Posted in this round, to be asked for: pieces and the indices of their rails, as CREDIT names them.
+  std::vector<std::pair<wire::RailName, std::uint32_t>> to_credit;
 };
 
 class Destinations {

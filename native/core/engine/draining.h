@@ -19,7 +19,7 @@ class Draining {
   Draining(Context& context, Sessions& sessions, Rails& rails, Regions& regions, Leases& leases)
       : context_(context), sessions_(sessions), rails_(rails), regions_(regions), leases_(leases) {}
 
-  // Asks the rails to end what is posted of a transfer whose end is known.
+  // The rails are to end what is posted of a transfer whose end is known.
   void begin(TransferEnd& transfer);
   // On its timer: it has drained for long, and the log says so now and whenever that has lasted twice as long.
   void tell(TransferEnd& transfer);

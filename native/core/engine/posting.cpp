@@ -92,7 +92,7 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
 }
 
 // As many pairs in a piece as the rails that are likely to carry it want bytes, and no more than those
-// that it may fail over to have room for, within the bitmap's bound.
+// that it may fail over to take, within the bitmap's bound.
 std::uint32_t Posting::pairs_per_piece(const TransferRequest& request, const CopyProgram& copies,
                                        const Region& local, const PeerRegion& remote) const {
   std::uint64_t wanted_nbytes = 512 * 1024, most_nbytes = UINT64_MAX;
@@ -104,7 +104,7 @@ std::uint32_t Posting::pairs_per_piece(const TransferRequest& request, const Cop
     if (capabilities.rank < rank || (capabilities.rank == rank && capabilities.piece_nbytes < wanted_nbytes))
       wanted_nbytes = capabilities.piece_nbytes;
     rank = std::min(rank, capabilities.rank);
-    if (memory == MemoryKind::kGpu) most_nbytes = std::min(most_nbytes, capabilities.most_piece_nbytes);
+    most_nbytes = std::min(most_nbytes, capabilities.max_piece_nbytes);
   }
   wanted_nbytes = std::min(wanted_nbytes, most_nbytes);
   const std::uint64_t num_pairs = request.src_ids.size();

@@ -99,14 +99,27 @@ void Rails::begin_round() {
 }
 
 void Rails::stop(const TransferEnd& transfer) {
-  for (const auto& [id, rail] : transfer.posted) {
-    context_.host.cancel(rail, id);
+  for (const auto& [id, rail_id] : transfer.posted) {
+    Rail* const rail = find(rail_id);  // null: it is gone, and has ended its works
+    if (rail != nullptr) {
+      if (rail->stopped_.empty()) stopping_.push_back(rail_id);
+      rail->stopped_.push_back(id);
+    }
     auto work = works_.find(id);
     if (work == works_.end() || work->second.use == WorkUse::kSend || work->second.stopped) continue;
     work->second.stopped = true;
     --outstanding_;
-    if (auto found = rails_.find(rail); found != rails_.end()) --found->second.outstanding_;
+    if (rail != nullptr) --rail->outstanding_;
   }
+}
+
+void Rails::cancel_stopped() {
+  for (const RailId id : stopping_)
+    if (const auto rail = rails_.find(id); rail != rails_.end()) {
+      context_.host.cancel(id, rail->second.stopped_);
+      rail->second.stopped_.clear();
+    }
+  stopping_.clear();
 }
 
 std::optional<Rails::Completed> Rails::completed(const Completion& completion) {

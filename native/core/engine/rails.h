@@ -39,6 +39,7 @@ class Rail {
   Time moved_at_ = 0;  // something came over it, or was first waited for
   bool forgiven_ = false;  // since then: a standstill of our own
   Timers::Timer watch_;
+  std::vector<WorkId> stopped_;  // to be cancelled
 };
 
 enum class WorkUse : std::uint8_t { kFetch, kReceive, kFence, kSend };
@@ -66,13 +67,21 @@ class Rails {
   bool is_over(SessionKey session, const wire::RailName& rail) const;  // that life, where the rail is not up
 
   // ---- works
+  // kFetch or kReceive: how the rail is to bring this piece.
+  WorkKind kind_to_bring(const Rail& rail, const Move& move, std::uint32_t piece) const {
+    const Capabilities& takes = rail.capabilities();
+    if (takes.one_sided && takes.two_sided) return context_.host.choose(rail.id(), move, piece);
+    return takes.one_sided ? WorkKind::kFetch : WorkKind::kReceive;
+  }
   // Gives the work its number. Where it is accepted it is under way, and the transfer's to remember.
   PostResult post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer);
   // Nothing more is posted on it in this round.
   void rest(Rail& rail);
-  // Asks the rails to end what is posted of a transfer that has ended. It is not waited for any more, so it keeps
-  // no other from being posted, nor is its rail silent for it; the rail itself bounds what it has under way.
+  // What is posted of a transfer that has ended is to end. It is not waited for any more, so it keeps no other from
+  // being posted, nor is its rail silent for it; the rail itself bounds what it has under way.
   void stop(const TransferEnd& transfer);
+  // Asks for that: each rail once, for all that was stopped since the last time. Due before the gate is given up.
+  void cancel_stopped();
   struct Completed {
     WorkUse use;
     TransferKey transfer;
@@ -122,6 +131,7 @@ class Rails {
   WorkId next_work_ = 1;
   std::uint32_t outstanding_ = 0;
   std::vector<RailId> resting_;
+  std::vector<RailId> stopping_;  // with works to be cancelled
 };
 
 }  // namespace kvxfer

@@ -103,6 +103,9 @@ Status Sources::on(Peer& peer, const wire::Credit& credit) {
   if (source->num_credited > grid.num_pieces() + Arrivals::max_redone(grid))
     return {Code::kProtocol, "CREDIT for the same pieces over and over"};
   const Run run{credit.first_piece, credit.num_pieces};
+  if (rail != nullptr && !rail->capabilities().two_sided)
+    return {Code::kProtocol,
+            "CREDIT for rail " + std::to_string(credit.rail.index) + ", over which nothing is sent but fetched"};
   if (source->integrity) sums_.add(*source, run);
   if (sums_alone) return charge_runs(peer, *source);
   if (rail == nullptr) {
@@ -170,7 +173,7 @@ void Sources::send_pieces(Source& source) {
   bool waits = false;
   for (Rail* rail : rails_.of(source.key.first)) {
     auto queue = source.to_send.find(rail->info().name);
-    if (queue == source.to_send.end() || rail->capabilities().one_sided ||
+    if (queue == source.to_send.end() || !rail->capabilities().two_sided ||
         !rail->capabilities().memory.has(source.memory))
       continue;
     while (!queue->second.empty() && !rail->rests()) {

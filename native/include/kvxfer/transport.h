@@ -213,10 +213,6 @@ struct Work {
   std::shared_ptr<const Move> move;
   std::uint32_t fence_slot = 0;  // kCheckFence
   std::uint64_t fence_generation = 0;
-  // kSend: the piece lies here, in the order in which it crosses a stream (core/pack.h), and its pages are
-  // not looked at. kReceive: it is to land here so. Null: in the pages. For streams alone; who posts the
-  // work keeps the bytes until it has completed.
-  std::byte* packed = nullptr;
 };
 
 enum class CompletionKind : std::uint8_t { kWork, kRailUp, kRailDown };
@@ -235,12 +231,14 @@ struct Completion {
 
 struct Capabilities {
   std::string_view name;  // "shm"
-  bool one_sided = false;  // the destination fetches; the source need not act
+  // Which works it takes. One that takes both is asked for each piece: Transport::choose.
+  bool one_sided = false;  // kFetch, kCheckFence: the destination fetches; the source need not act
+  bool two_sided = false;  // kSend, kReceive: the source sends what the destination has asked for
   std::uint32_t rank = 0;  // lower is preferred where several reach a region
   std::uint32_t window = 8;  // pieces worth having posted at a time, for each peer
   std::uint32_t piece_nbytes = 512 * 1024;  // what a piece should hold, about
   MemoryKinds memory = MemoryKind::kHost;  // that it reaches at this end
-  std::uint64_t most_piece_nbytes = UINT64_MAX;  // of a piece in memory that the rail has to stage
+  std::uint64_t max_piece_nbytes = UINT64_MAX;  // and at most: for a larger one it may have no room
 };
 
 struct PostResult {
@@ -314,19 +312,32 @@ class Transport {
   // Accepts a prefix. What is accepted completes exactly once through poll, in any order; after kRailDown, too.
   virtual PostResult post(PeerId peer, std::span<const Work> batch) noexcept = 0;
 
-  // Asks that the work end. Its completion says that it has: kCancelled, or what it ended with where it could not
-  // be stopped. Unknown ids are ignored. A kSend cancelled between its last page and its trailer may still arrive
-  // as held: every page of it was read while the right stood.
-  virtual void cancel(WorkId work) noexcept = 0;
+  // How a piece is to come over a rail that takes works of one side and of two: kFetch or kReceive, whichever costs
+  // this rail less for this piece, and no kind that it cannot do it by. Asked at the destination, whenever it is about
+  // to post the piece. Pieces of one transfer may come either way.
+  virtual WorkKind choose(const Move&, [[maybe_unused]] std::uint32_t piece) const noexcept {
+    return WorkKind::kFetch;
+  }
+
+  // Asks that works end: all that ended at once on this rail, of whichever peers, so that a queue pair is reset
+  // once. Their completions say that they have: kCancelled, or what each ended with where it could not be stopped.
+  // Unknown ids are ignored. Costs what these works cost, however many others there are. A kSend cancelled between
+  // its last page and its trailer may still arrive as held: every page of it was read while the right stood.
+  virtual void cancel(std::span<const WorkId> works) noexcept = 0;
 
   // Advances work by a bounded amount (about 1 MiB) and reports. Does not block.
   virtual std::size_t poll(std::span<Completion> completions) noexcept = 0;
 
-  // True while poll has something to do that no descriptor will announce.
+  // True while poll has something to do that no descriptor will announce: nobody sleeps then.
   virtual bool busy() const noexcept = 0;
 
+  // False: poll would find nothing, so it is not called. True besides while busy, too, where a device has to be asked
+  // what it has completed: while peers or works may bring something and it is not armed.
+  virtual bool wants_poll() const noexcept { return busy(); }
+
   // The thread that drives is about to sleep on the reactor: a device that announces completions only when asked
-  // to is asked now. False where something came meanwhile: it polls once more before it sleeps.
+  // to is asked now, and a descriptor of it wakes the thread. False where something came meanwhile: it polls once
+  // more (wants_poll) before it sleeps. May be asked again while it is armed.
   virtual bool arm() noexcept { return true; }
 };
 

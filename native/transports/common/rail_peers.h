@@ -80,14 +80,16 @@ class RailPeers : public Transport {
   }
 
   // Works move inside poll alone, so what is queued or between two slices can end here.
-  void cancel(WorkId id) noexcept override {
-    Peer* const peer = find(index_.find(id));
-    if (peer == nullptr) return;
-    if (peer->copy.has_value() && peer->copy->work.id == id)
-      peer->copy.reset();
-    else if (!peer->queue.withdraw(id))
-      return;
-    end_work(failed(id, Code::kCancelled));
+  void cancel(std::span<const WorkId> works) noexcept override {
+    for (const WorkId id : works) {
+      Peer* const peer = find(index_.find(id));
+      if (peer == nullptr) continue;
+      if (peer->copy.has_value() && peer->copy->work.id == id)
+        peer->copy.reset();
+      else if (!peer->queue.withdraw(id))
+        continue;
+      end_work(failed(id, Code::kCancelled));
+    }
   }
 
   bool busy() const noexcept override {
@@ -96,6 +98,7 @@ class RailPeers : public Transport {
       if (has_turn(*peer) || wants_time(*peer)) return true;
     return false;
   }
+  bool wants_poll() const noexcept override { return !ready_.empty() || !active_.empty(); }
 
  protected:
   explicit RailPeers(Reactor& reactor) : reactor_(reactor) {}

@@ -220,6 +220,8 @@ std::size_t CudaIpcTransport::poll(std::span<Completion> completions) noexcept {
 
 bool CudaIpcTransport::busy() const noexcept { return !flights_.empty() || RailPeers::busy(); }
 
+bool CudaIpcTransport::wants_poll() const noexcept { return !flights_.empty() || RailPeers::wants_poll(); }
+
 // Work waits while its region's memory is still on its way. Whatever will fail runs at once.
 bool CudaIpcTransport::can_run(const Peer& peer, const Work& work) const noexcept {
   if (work.kind != WorkKind::kFetch) return true;

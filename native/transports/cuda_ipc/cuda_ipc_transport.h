@@ -74,6 +74,7 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer>, private MemoryL
   void detach(PeerId peer, RegionId region) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
   bool busy() const noexcept override;
+  bool wants_poll() const noexcept override;
 
   std::size_t num_mappings() const noexcept;  // of peers' allocations
 

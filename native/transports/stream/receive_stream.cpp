@@ -15,22 +15,20 @@ constexpr std::size_t kMaxRunIovecs = IOV_MAX - 2;
 
 }  // namespace
 
-bool ReceiveStream::push(const Work& work) {
-  return posted_.try_emplace(Key{work.move->transfer, work.piece}, Posted{work.id, work.move, work.packed})
-      .second;
+bool ReceiveStream::push(const Work& work, std::byte* packed) {
+  return posted_.try_emplace(Key{work.move->transfer, work.piece}, Posted{work.id, work.move, packed}).second;
 }
 
-bool ReceiveStream::cancel(WorkId id, CompletionQueue& completions) {
-  const auto found = std::find_if(posted_.begin(), posted_.end(),
-                                  [id](const auto& entry) { return entry.second.work == id; });
-  if (found == posted_.end()) return false;
+void ReceiveStream::cancel(WorkId id, TransferId transfer, std::uint32_t piece,
+                           CompletionQueue& completions) {
+  const auto found = posted_.find(Key{transfer, piece});
+  if (found == posted_.end() || found->second.work != id) return;
   if (landing() && landing_.work == id) {
     clear_window();  // it names pages of this work
     landing_ = {};
   }
   posted_.erase(found);
   completions.work(id, Code::kCancelled);
-  return true;
 }
 
 Step ReceiveStream::read(int fd, std::uint64_t max_work, std::span<std::byte> scratch,

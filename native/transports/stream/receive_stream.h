@@ -22,11 +22,12 @@ namespace kvxfer::stream {
 
 class ReceiveStream {
  public:
-  // False where the same piece is already waited for.
-  bool push(const Work& work);
+  // `packed`: where the piece is to land packed; null: in its pages. False where the same piece is already waited
+  // for.
+  bool push(const Work& work, std::byte* packed);
 
-  // From here on no byte lands in the work's pages.
-  bool cancel(WorkId id, CompletionQueue& completions);
+  // From here on no byte lands in the work's pages. Nothing happens where this work does not wait for the piece.
+  void cancel(WorkId id, TransferId transfer, std::uint32_t piece, CompletionQueue& completions);
 
   // At most one readv, of at most max_work bytes of pages; of fewer where runs are so short that scattering them
   // costs more. kProtocol where the peer's bytes are not

@@ -23,11 +23,11 @@ constexpr std::uint64_t kGatheredNbytes = 256 * 1024;
 
 }  // namespace
 
-void SendStream::push(const Work& work) {
+std::uint64_t SendStream::push(const Work& work, const std::byte* packed) {
   Frame& frame = frames_.emplace_back();
   frame.work = work.id;
   frame.move = work.move;
-  frame.packed = work.packed;
+  frame.packed = packed;
   frame.gathered = frame.packed == nullptr && gathers_src(*frame.move->program);
   if (frame.packed == nullptr) frame.work_of_a_byte = work_of_a_byte(*frame.move->program);
   if (frame.gathered) {
@@ -38,22 +38,21 @@ void SendStream::push(const Work& work) {
   frame.header.transfer = work.move->transfer;
   frame.header.nbytes = piece_nbytes(*work.move->program, work.move->grid.piece(work.piece));
   frame.header.piece = frame.trailer.piece = work.piece;
+  return num_gone_ + frames_.size() - 1;
 }
 
-bool SendStream::cancel(WorkId id, CompletionQueue& completions) {
-  const auto found = std::find_if(frames_.begin(), frames_.end(),
-                                  [id](const Frame& frame) { return frame.work == id && !frame.cancelled; });
-  if (found == frames_.end()) return false;
-  clear_window();  // it may name pages of this work
-  found->cancelled = true;
-  found->trailer.end = PieceEnd::kEnded;
-  if (found->sent == 0) found->header.nbytes = 0;  // nothing is out: the trailer alone will do
+void SendStream::cancel(std::uint64_t number, CompletionQueue& completions) {
+  if (number < num_gone_ || frames_[number - num_gone_].cancelled) return;
+  Frame& frame = frames_[number - num_gone_];
+  if (window_nbytes_ != 0) clear_window();  // it may name pages of this work
+  frame.cancelled = true;
+  frame.trailer.end = PieceEnd::kEnded;
+  if (frame.sent == 0) frame.header.nbytes = 0;  // nothing is out: the trailer alone will do
   // A trailer that is partly out said `held` truly: every page had been read. What is left of
   // those eight bytes must then be the same, or the peer takes the stream for broken.
-  if (found->sent > sizeof(PieceHeader) + found->header.nbytes) found->trailer.end = PieceEnd::kHeld;
-  found->move.reset();
-  completions.work(id, Code::kCancelled);
-  return true;
+  if (frame.sent > sizeof(PieceHeader) + frame.header.nbytes) frame.trailer.end = PieceEnd::kHeld;
+  frame.move.reset();
+  completions.work(frame.work, Code::kCancelled);
 }
 
 Step SendStream::write(int fd, std::uint64_t max_work, CompletionQueue& completions) {
@@ -79,6 +78,7 @@ Step SendStream::write(int fd, std::uint64_t max_work, CompletionQueue& completi
 void SendStream::fail(Code code, const std::string& detail, CompletionQueue& completions) {
   for (const Frame& frame : frames_)
     if (!frame.cancelled) completions.work(frame.work, code, detail);
+  num_gone_ += frames_.size();
   frames_.clear();
   num_named_ = 0;
   window_.clear();
@@ -197,6 +197,7 @@ void SendStream::consume(std::uint64_t nbytes, CompletionQueue& completions) {
     if (frame.sent < frame.nbytes()) break;
     if (!frame.cancelled) completions.work(frame.work, Code::kOk);
     frames_.pop_front();
+    ++num_gone_;
     --num_named_;
   }
 }

@@ -22,10 +22,11 @@ namespace kvxfer::stream {
 
 class SendStream {
  public:
-  void push(const Work& work);
+  // `packed`: where the piece lies packed; null: in its pages. Returns the number by which it can be cancelled.
+  std::uint64_t push(const Work& work, const std::byte* packed);
 
-  // From here on no page of the work is read. The peer learns from the trailer.
-  bool cancel(WorkId id, CompletionQueue& completions);
+  // From here on no page of the work is read. The peer learns from the trailer. Nothing happens where it is out.
+  void cancel(std::uint64_t number, CompletionQueue& completions);
 
   // At most one sendmsg, of at most max_work bytes; of fewer where runs are so short that naming them costs
   // more than sending them. Completes what is wholly in the socket.
@@ -65,6 +66,7 @@ class SendStream {
 
   // A deque: the window points into its headers and trailers, so they must not move.
   std::deque<Frame> frames_;
+  std::uint64_t num_gone_ = 0;  // frames; the number of the first that is here
   std::size_t num_named_ = 0;  // frames at the front that the window names to their end
   std::vector<iovec> window_;  // from first_iovec_ on: what the next sendmsg is given
   std::size_t first_iovec_ = 0;

@@ -24,7 +24,7 @@ gpu::Placement placement_at(const std::byte* base) {
 
 }  // namespace
 
-StagedTransport::StagedTransport(std::unique_ptr<Transport> inner, std::shared_ptr<Staging> staging)
+StagedTransport::StagedTransport(std::unique_ptr<StreamTransport> inner, std::shared_ptr<Staging> staging)
     : inner_(std::move(inner)), staging_(std::move(staging)) {}
 
 StagedTransport::~StagedTransport() {
@@ -34,14 +34,16 @@ StagedTransport::~StagedTransport() {
       const gpu::CopyStream::Ticket last = staged_.at(flying->back()).ticket;
       while (stream.done() < last && stream.is_running()) std::this_thread::yield();
     }
-  for (auto& [id, staged] : staged_) inner_->cancel(id);  // others go on using the arena
+  std::vector<WorkId> works;
+  for (const auto& [id, staged] : staged_) works.push_back(id);
+  inner_->cancel(works);  // others go on using the arena
   for (auto& [id, staged] : staged_) give_back(staged);
 }
 
 Capabilities StagedTransport::capabilities() const noexcept {
   Capabilities capabilities = inner_->capabilities();
   capabilities.memory = capabilities.memory | MemoryKind::kGpu;
-  capabilities.most_piece_nbytes = staging_->most_piece_nbytes();
+  capabilities.max_piece_nbytes = std::min(capabilities.max_piece_nbytes, staging_->most_piece_nbytes());
   return capabilities;
 }
 
@@ -123,9 +125,8 @@ PostResult StagedTransport::stage(PeerId peer, const Work& work) {
   // Its sender is asked for the bytes as soon as this is accepted, and where they go must be there then.
   if (!take_slot(staged)) return {0, Code::kAgain};
   staged.stage = Stage::kReceiving;
-  staged.work.packed = lane(kIn).base + staged.slot.offset;
   staged.range = nvtx::Range("wire", work.piece);
-  const PostResult posted = inner_->post(peer, std::span(&staged.work, 1));
+  const PostResult posted = inner_->post_packed(peer, staged.work, place(staged));
   if (posted.accepted == 0)
     give_back(staged);
   else
@@ -142,29 +143,48 @@ void StagedTransport::complete(Entry entry, Code code, std::string detail) {
 // Of a send that the peer has heard nothing of: it learns that nothing comes.
 void StagedTransport::end_unsent(Entry entry) {
   const WorkId id = entry->first;
-  std::erase(to_gather_, id);
-  std::erase(to_send_, id);
   Staged& staged = entry->second;
-  staged.work.packed = lane(kOut).base;  // nothing is read there
-  if (inner_->post(staged.peer, std::span(&staged.work, 1)).accepted == 0)
+  if (inner_->post_packed(staged.peer, staged.work, lane(kOut).base).accepted == 0)  // nothing is read there
     return complete(entry, Code::kCancelled);
   give_back(staged);
   staged_.erase(entry);
-  inner_->cancel(id);  // which completes it
+  inner_->cancel(std::span(&id, 1));  // which completes it
 }
 
-void StagedTransport::cancel(WorkId id) noexcept {
-  auto found = staged_.find(id);
-  if (found == staged_.end()) return inner_->cancel(id);
-  switch (found->second.stage) {
-    case Stage::kQueued:
-    case Stage::kGathered: return end_unsent(found);
-    case Stage::kSending:
-    case Stage::kReceiving: found->second.cancelled = true; return inner_->cancel(id);
-    case Stage::kReceived: std::erase(to_scatter_, id); return complete(found, Code::kCancelled);
-    case Stage::kGathering: found->second.cancelled = true; return;
-    case Stage::kScattering: return;
+void StagedTransport::cancel(std::span<const WorkId> works) noexcept {
+  std::vector<WorkId> of_inner, stopped;
+  for (const WorkId id : works) {
+    const auto found = staged_.find(id);
+    if (found == staged_.end()) {
+      of_inner.push_back(id);
+      continue;
+    }
+    Staged& staged = found->second;
+    switch (staged.stage) {
+      case Stage::kQueued:
+      case Stage::kGathered:
+      case Stage::kReceived:
+        staged.stage = Stage::kStopped;
+        stopped.push_back(id);
+        break;
+      case Stage::kSending:
+      case Stage::kReceiving:
+        staged.cancelled = true;
+        of_inner.push_back(id);
+        break;
+      case Stage::kGathering: staged.cancelled = true; break;
+      case Stage::kScattering:
+      case Stage::kStopped: break;
+    }
   }
+  if (!stopped.empty())
+    for (auto* queue : {&to_gather_, &to_send_, &to_scatter_})
+      std::erase_if(*queue, [&](WorkId id) { return staged_.at(id).stage == Stage::kStopped; });
+  for (const WorkId id : stopped) {
+    const auto entry = staged_.find(id);
+    way_of(entry->second) == kOut ? end_unsent(entry) : complete(entry, Code::kCancelled);
+  }
+  inner_->cancel(of_inner);
 }
 
 void StagedTransport::disconnect(PeerId peer) noexcept {
@@ -176,8 +196,8 @@ void StagedTransport::disconnect(PeerId peer) noexcept {
     if (found == staged_.end()) continue;
     found->second.cancelled = found->second.gone = true;
     const Stage stage = found->second.stage;
-    if (stage == Stage::kSending || stage == Stage::kReceiving) continue;        // completes there
-    if (stage == Stage::kGathering || stage == Stage::kScattering) continue;     // completes as it lands
+    if (stage == Stage::kSending || stage == Stage::kReceiving) continue;  // completes there
+    if (stage == Stage::kGathering || stage == Stage::kScattering) continue;  // completes as it lands
     for (auto* queue : {&to_gather_, &to_send_, &to_scatter_}) std::erase(*queue, id);
     complete(found, Code::kCancelled, "disconnected");
   }
@@ -234,7 +254,7 @@ Status StagedTransport::submit(Staged& staged) {
   const std::span<const std::uint32_t> ids =
       std::span(way == kOut ? move.src_ids : move.dst_ids).subspan(piece.first_pair, piece.num_pairs);
   const gpu::Placement pages = placement_at(move.local->base);
-  const gpu::Placement slot = placement_at(lane(way).base + staged.slot.offset);
+  const gpu::Placement slot = placement_at(place(staged));
   gpu::CopyStream& stream = *lane(way).stream;
   const Result<gpu::CopyStream::Ticket> ticket =
       way == kOut ? stream.submit(packed.program, packed.part, ids, packed.pairs, pages, slot,
@@ -279,9 +299,8 @@ void StagedTransport::send() {
   while (!to_send_.empty()) {
     const auto entry = staged_.find(to_send_.front());
     Staged& staged = entry->second;
-    staged.work.packed = lane(kOut).base + staged.slot.offset;
     nvtx::Range range("wire", staged.work.piece);
-    const PostResult posted = inner_->post(staged.peer, std::span(&staged.work, 1));
+    const PostResult posted = inner_->post_packed(staged.peer, staged.work, place(staged));
     if (posted.accepted == 0 && posted.code == Code::kAgain) return;
     to_send_.pop_front();
     if (posted.accepted == 0)
@@ -362,11 +381,13 @@ void StagedTransport::note_failure() {
       complete(staged_.find(id), Code::kSystem, words(staging_->failure().message()));
     queue->clear();
   }
+  std::vector<WorkId> receiving;
   for (auto& [id, staged] : staged_)
     if (staged.stage == Stage::kReceiving && !staged.cancelled) {
       staged.cancelled = staged.lost = true;
-      inner_->cancel(id);
+      receiving.push_back(id);
     }
+  inner_->cancel(receiving);
 }
 
 // Of what the inner transport tells: true where it is to be told on, as it is now.

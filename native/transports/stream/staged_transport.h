@@ -19,13 +19,13 @@
 #include "kvxfer/transport.h"
 #include "transports/common/completion_queue.h"
 #include "transports/stream/staging.h"
+#include "transports/stream/stream_transport.h"
 
 namespace kvxfer {
 
 class StagedTransport final : public Transport {
  public:
-  // `inner` takes works with `packed` (tcp).
-  StagedTransport(std::unique_ptr<Transport> inner, std::shared_ptr<Staging> staging);
+  StagedTransport(std::unique_ptr<StreamTransport> inner, std::shared_ptr<Staging> staging);
   ~StagedTransport() override;  // waits for the kernels of its works
 
   Capabilities capabilities() const noexcept override;
@@ -38,7 +38,7 @@ class StagedTransport final : public Transport {
   void detach(PeerId peer, RegionId region) noexcept override { inner_->detach(peer, region); }
   PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
   // A kernel that was launched cannot be stopped: its work ends as it ends.
-  void cancel(WorkId work) noexcept override;
+  void cancel(std::span<const WorkId> works) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
   bool busy() const noexcept override;
 
@@ -51,6 +51,7 @@ class StagedTransport final : public Transport {
     kReceiving,   // the inner transport's
     kReceived,    // waits for room in the stream
     kScattering,  // a kernel writes its pages
+    kStopped,     // cancelled while it waited here
   };
   struct Staged {
     PeerId peer = 0;
@@ -90,9 +91,12 @@ class StagedTransport final : public Transport {
   bool pass(Completion& completion);
   void end_unsent(Entry entry);
   void complete(Entry entry, Code code, std::string detail = {});
+  std::byte* place(const Staged& staged) const noexcept {
+    return lane(way_of(staged)).base + staged.slot.offset;
+  }
   std::string words(const std::string& what) const;
 
-  const std::unique_ptr<Transport> inner_;
+  const std::unique_ptr<StreamTransport> inner_;
   const std::shared_ptr<Staging> staging_;
   std::unordered_map<WorkId, Staged> staged_;
   std::deque<WorkId> to_gather_, gathering_, to_send_, to_scatter_, scattering_;  // each in order

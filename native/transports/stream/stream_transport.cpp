@@ -137,12 +137,13 @@ StreamTransport::~StreamTransport() {
 Capabilities StreamTransport::capabilities() const noexcept {
   Capabilities capabilities;
   capabilities.name = options_.name;
-  capabilities.one_sided = false;
+  capabilities.two_sided = true;
   capabilities.rank = options_.rank;
   // 256 KiB a piece moves 0.9 as much (more headers, credits and wake-ups), 1 MiB no more and is
   // coarser to schedule. Four pieces fill a loopback; eight leave room for credits on their way.
   capabilities.window = 8;
   capabilities.piece_nbytes = 512 * 1024;
+  capabilities.max_piece_nbytes = stream::kMaxPieceNbytes;
   return capabilities;
 }
 
@@ -183,19 +184,20 @@ void StreamTransport::disconnect(PeerId id) noexcept {
   peers_.erase(found);
 }
 
-PostResult StreamTransport::post(PeerId id, std::span<const Work> batch) noexcept {
+PostResult StreamTransport::post(PeerId id, std::span<const Work> batch, std::byte* packed) noexcept {
   Peer* peer = find(id);
   if (peer == nullptr || !peer->up()) return {0, Code::kRailFailed};
   std::size_t accepted = 0;
   try {
-    while (accepted < batch.size() && accept(*peer, batch[accepted])) ++accepted;
+    while (accepted < batch.size() && accept(*peer, batch[accepted], packed)) ++accepted;
   } catch (const std::bad_alloc&) {  // as full as it can be
+    places_.erase(batch[accepted].id);
   }
   peer->take_turns();
   return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
 }
 
-bool StreamTransport::accept(Peer& peer, const Work& work) {
+bool StreamTransport::accept(Peer& peer, const Work& work, std::byte* packed) {
   if (work.kind != WorkKind::kSend && work.kind != WorkKind::kReceive) {
     completions_.work(work.id, Code::kUnsupported, peer.words + ": a stream can only send and receive");
     return true;
@@ -207,26 +209,36 @@ bool StreamTransport::accept(Peer& peer, const Work& work) {
         peer.words + ": piece " + std::to_string(work.piece) + " is not in the grid, or too large");
     return true;
   }
-  if (work.kind == WorkKind::kSend) {
-    if (peer.sending.size() >= kMaxPosted) return false;
-    peer.sending.push(work);
-    return true;
-  }
-  if (peer.receiving.size() >= kMaxPosted) return false;
-  if (!peer.receiving.push(work))
+  const bool sends = work.kind == WorkKind::kSend;
+  if ((sends ? peer.sending.size() : peer.receiving.size()) >= kMaxPosted) return false;
+  Place& place = places_[work.id] = {peer.id, work.kind, 0, work.move->transfer, work.piece};
+  if (sends)
+    place.number = peer.sending.push(work, packed);
+  else if (!peer.receiving.push(work, packed))
     completions_.work(work.id, Code::kUnsupported,
                       peer.words + ": piece " + std::to_string(work.piece) + " is already waited for");
   return true;
 }
 
-void StreamTransport::cancel(WorkId work) noexcept {
-  for (const auto& peer : peers_)
-    if (peer->sending.cancel(work, completions_) || peer->receiving.cancel(work, completions_)) return;
+void StreamTransport::cancel(std::span<const WorkId> works) noexcept {
+  for (const WorkId id : works) {
+    const auto found = places_.find(id);
+    Peer* const peer = found == places_.end() ? nullptr : find(found->second.peer);
+    if (peer == nullptr) continue;  // it has ended
+    const Place& place = found->second;
+    if (place.kind == WorkKind::kSend)
+      peer->sending.cancel(place.number, completions_);
+    else
+      peer->receiving.cancel(id, place.transfer, place.piece, completions_);
+  }
 }
 
 std::size_t StreamTransport::poll(std::span<Completion> completions) noexcept {
   progress();
-  return completions_.take(completions);
+  const std::size_t count = completions_.take(completions);
+  for (const Completion& told : completions.first(count))
+    if (told.kind == CompletionKind::kWork) places_.erase(told.work);
+  return count;
 }
 
 bool StreamTransport::busy() const noexcept { return !completions_.empty() || !active_.empty(); }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "kvxfer/transport.h"
@@ -35,18 +36,34 @@ class StreamTransport final : public Transport {
   void disconnect(PeerId peer) noexcept override;
   Status attach(PeerId peer, const RemoteRegion& region) override;
   void detach(PeerId peer, RegionId region) noexcept override;
-  PostResult post(PeerId peer, std::span<const Work> batch) noexcept override;
-  void cancel(WorkId work) noexcept override;
+  PostResult post(PeerId peer, std::span<const Work> batch) noexcept override {
+    return post(peer, batch, nullptr);
+  }
+  // The same of one work whose piece lies at `packed`, or is to land there, in the order in which it crosses the
+  // stream (core/pack.h): its pages are not touched. Who posts it keeps the bytes until it has completed.
+  PostResult post_packed(PeerId peer, const Work& work, std::byte* packed) noexcept {
+    return post(peer, std::span(&work, 1), packed);
+  }
+  void cancel(std::span<const WorkId> works) noexcept override;
   std::size_t poll(std::span<Completion> completions) noexcept override;
   bool busy() const noexcept override;
 
  private:
   class Peer;
+  // Where a work is, until its completion is told.
+  struct Place {
+    PeerId peer;
+    WorkKind kind;
+    std::uint64_t number;  // kSend: in its stream
+    TransferId transfer;   // kReceive
+    std::uint32_t piece;
+  };
 
+  PostResult post(PeerId peer, std::span<const Work> batch, std::byte* packed) noexcept;
   Peer* find(PeerId id) const noexcept;
   void progress() noexcept;
   void serve(Peer& peer, std::uint64_t& read_left, std::uint64_t& write_left);
-  bool accept(Peer& peer, const Work& work);
+  bool accept(Peer& peer, const Work& work, std::byte* packed);
   void take_down(Peer& peer, const Status& reason) noexcept;
 
   Reactor& reactor_;
@@ -57,6 +74,7 @@ class StreamTransport final : public Transport {
   // has room.
   std::vector<Peer*> active_;
   CompletionQueue completions_;
+  std::unordered_map<WorkId, Place> places_;
   std::vector<std::byte> scratch_;  // empty until a peer sends what nobody waits for
 };
 

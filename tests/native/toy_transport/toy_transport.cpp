@@ -6,24 +6,43 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "core/executor.h"
 #include "core/pack.h"
+#include "core/run_cursor.h"
 
 namespace kvxfer::toy {
 namespace {
 
 constexpr std::uint64_t kPollNbytes = 1024 * 1024;
-constexpr std::size_t kMostQueued = 1024;  // works of a peer: the engine posts `window` at a time
+constexpr std::size_t kMostPosted = 1024;  // works of a peer: the engine posts `window` at a time
+
+// What choose() weighs, in bytes that could be copied meanwhile: a request for each run that is fetched; a frame that
+// asks, for what is sent, and one more copy of its bytes.
+constexpr std::uint64_t kRunCost = 8 * 1024, kAskCost = 32 * 1024;
 
 // The device that all instances share.
 struct Nic {
+  struct Message {
+    TransferId transfer;
+    std::uint32_t piece;
+    std::vector<std::byte> bytes;
+  };
+  struct Endpoint {
+    const FenceTable* fences;
+    std::deque<Message> arrived, held;
+    bool armed = false;
+  };
+
   std::mutex mutex;  // held while bytes are read: what is unpinned is not read any more
   std::map<std::uint64_t, std::pair<const std::byte*, std::uint64_t>> pinned;  // key -> base and end
-  std::map<std::uint64_t, const FenceTable*> endpoints;
+  std::map<std::uint64_t, Endpoint> endpoints;
   std::uint64_t next = 1;
+  bool holds = false;
 };
 Nic& nic() {
   static Nic the_nic;
@@ -32,8 +51,16 @@ Nic& nic() {
 
 std::uint64_t open_endpoint(const FenceTable& fences) {
   const std::lock_guard lock(nic().mutex);
-  nic().endpoints[nic().next] = &fences;
+  nic().endpoints[nic().next].fences = &fences;
   return nic().next++;
+}
+
+std::uint64_t num_runs(const CopyProgram& program, const Piece& piece) {
+  std::uint64_t num = 0;
+  for (const CopyLoop& loop : program.loops)
+    if (piece.layer - loop.first_layer < loop.num_layers)  // wraps below first_layer
+      num += std::uint64_t{piece.end(loop.grain) - piece.begin(loop.grain)} * loop.counts[0] * loop.counts[1];
+  return num;
 }
 
 }  // namespace
@@ -41,6 +68,24 @@ std::uint64_t open_endpoint(const FenceTable& fences) {
 std::function<Status(const LocalRegion&)>& before_pin() {
   static std::function<Status(const LocalRegion&)> hook;
   return hook;
+}
+
+std::function<void()>& before_arm() {
+  static std::function<void()> hook;
+  return hook;
+}
+
+void hold(bool held) {
+  const std::lock_guard lock(nic().mutex);
+  nic().holds = held;
+}
+
+void deliver() {
+  const std::lock_guard lock(nic().mutex);
+  for (auto& [id, endpoint] : nic().endpoints) {
+    std::move(endpoint.held.begin(), endpoint.held.end(), std::back_inserter(endpoint.arrived));
+    endpoint.held.clear();
+  }
 }
 
 std::size_t num_pinned() {
@@ -63,35 +108,51 @@ struct Pin {
 
 struct ToyTransport::Peer final : Reactor::Handler {
   Peer(ToyTransport& transport, PeerId number, UniqueFd fd, std::string peer_name)
-      : owner(transport), id(number), socket(std::move(fd)), name(std::move(peer_name)) {}
+      : owner(transport),
+        id(number),
+        socket(std::move(fd)),
+        name(std::move(peer_name)),
+        endpoint(open_endpoint(transport.fences_)) {}
+  ~Peer() override {
+    if (socket) owner.reactor_.remove(socket.get());
+    close_endpoint();
+  }
   void on_ready(std::uint32_t) override { owner.on_ready(*this); }
 
   ToyTransport& owner;
   const PeerId id;
   UniqueFd socket;  // closed when the rail is down
   const std::string name;
-  std::uint64_t endpoint = 0;  // the peer's, once the rail is up
+  const std::uint64_t endpoint;
+  std::uint64_t there = 0;  // the peer's endpoint, once the rail is up
+  bool armed = false;  // a byte over the socket will tell what arrives
   std::map<RegionId, std::uint64_t> keys;
-  std::deque<Work> queue;
+  // By number, of works_: those that were cancelled are there no more. Works to be run, and receives by their piece.
+  std::deque<WorkId> queue;
+  std::map<std::pair<TransferId, std::uint32_t>, WorkId> receives;
 
+  bool is_up() const noexcept { return socket && there != 0; }
+  std::size_t num_posted() const noexcept { return queue.size() + receives.size(); }
   void end_works(Code code, const std::string& detail) {
-    for (const Work& work : queue) owner.ready_.work(work.id, code, detail);
+    for (const auto& [piece, work] : receives) queue.push_back(work);
+    receives.clear();
+    for (const WorkId work : queue)
+      if (owner.works_.erase(work) != 0) owner.ready_.work(work, code, detail);
     queue.clear();
+  }
+  void close_endpoint() {
+    const std::lock_guard lock(nic().mutex);
+    nic().endpoints.erase(endpoint);
   }
 };
 
 ToyTransport::ToyTransport(Reactor& reactor, const FenceTable& fences, bool pins)
-    : reactor_(reactor), pins_(pins), endpoint_(open_endpoint(fences)) {}
+    : reactor_(reactor), fences_(fences), pins_(pins) {}
 
-ToyTransport::~ToyTransport() {
-  for (auto& [id, peer] : peers_)
-    if (peer->socket) reactor_.remove(peer->socket.get());
-  const std::lock_guard lock(nic().mutex);
-  nic().endpoints.erase(endpoint_);
-}
+ToyTransport::~ToyTransport() = default;
 
 Capabilities ToyTransport::capabilities() const noexcept {
-  return {.name = "toy", .one_sided = true, .rank = 1};
+  return {.name = "toy", .one_sided = true, .two_sided = true, .rank = 1, .piece_nbytes = 40 * 1024};
 }
 
 // ---- memory ----
@@ -120,7 +181,7 @@ void ToyTransport::deregister_memory(RegionId region) noexcept { registered_.era
 
 Status ToyTransport::attach(PeerId id, const RemoteRegion& region) {
   const auto found = peers_.find(id);
-  if (found == peers_.end() || found->second->endpoint == 0)
+  if (found == peers_.end() || !found->second->is_up())
     return {Code::kRailFailed, "toy: not connected to this peer"};
   std::uint64_t key = 0;
   if (region.keys.size() != sizeof key) return {Code::kUnsupported, "toy: keys of another version"};
@@ -143,15 +204,17 @@ Result<PeerId> ToyTransport::connect(UniqueFd socket, const ConnectInfo& info) {
     return added;
   }
   // 8 bytes fit the buffer of a socket that has carried nothing but its handshake.
-  if (::send(peer.socket.get(), &endpoint_, sizeof endpoint_, MSG_NOSIGNAL) != sizeof endpoint_)
+  if (::send(peer.socket.get(), &peer.endpoint, sizeof peer.endpoint, MSG_NOSIGNAL) != sizeof peer.endpoint)
     fail(peer, "the endpoint could not be sent");
   return id;
 }
 
 void ToyTransport::on_ready(Peer& peer) {
-  if (peer.endpoint != 0) {
-    char byte;
-    if (::recv(peer.socket.get(), &byte, 1, MSG_DONTWAIT) >= 0) fail(peer, "it closed the rail");
+  if (peer.there != 0) {
+    char bells[64];
+    const ssize_t got = ::recv(peer.socket.get(), bells, sizeof bells, MSG_DONTWAIT);
+    if (got == 0) fail(peer, "it closed the rail");
+    if (got > 0) peer.armed = false;  // something arrived, and nothing more is announced
     return;
   }
   std::uint64_t endpoint = 0;
@@ -159,7 +222,7 @@ void ToyTransport::on_ready(Peer& peer) {
   if (got == 0) return fail(peer, "it closed the rail");
   if (got != sizeof endpoint) return;  // the rest is on its way
   static_cast<void>(::recv(peer.socket.get(), &endpoint, sizeof endpoint, MSG_DONTWAIT));
-  peer.endpoint = endpoint;
+  peer.there = endpoint;
   ready_.rail_up(peer.id);
 }
 
@@ -167,6 +230,7 @@ void ToyTransport::fail(Peer& peer, const std::string& why) {
   if (!peer.socket) return;
   reactor_.remove(peer.socket.get());
   peer.socket.reset();
+  peer.close_endpoint();
   const std::string detail = "toy: the rail to " + peer.name + " is down: " + why;
   peer.end_works(Code::kRailFailed, detail);
   ready_.rail_down(peer.id, detail);
@@ -175,10 +239,8 @@ void ToyTransport::fail(Peer& peer, const std::string& why) {
 void ToyTransport::disconnect(PeerId id) noexcept {
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
-  Peer& peer = *found->second;
-  if (peer.socket) reactor_.remove(peer.socket.get());
   ready_.forget_rail(id);
-  peer.end_works(Code::kCancelled, {});
+  found->second->end_works(Code::kCancelled, {});
   peers_.erase(found);
 }
 
@@ -187,18 +249,41 @@ void ToyTransport::disconnect(PeerId id) noexcept {
 PostResult ToyTransport::post(PeerId id, std::span<const Work> batch) noexcept {
   const auto found = peers_.find(id);
   if (found == peers_.end() || !found->second->socket) return {0, Code::kRailFailed};
-  if (found->second->endpoint == 0) return {0, Code::kAgain};
-  std::deque<Work>& queue = found->second->queue;
-  const std::size_t accepted = std::min(batch.size(), kMostQueued - queue.size());
-  queue.insert(queue.end(), batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(accepted));
-  return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
+  Peer& peer = *found->second;
+  if (!peer.is_up()) return {0, Code::kAgain};
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const Work& work = batch[i];
+    if (peer.num_posted() == kMostPosted) return {i, Code::kAgain};
+    if (work.kind != WorkKind::kReceive)
+      peer.queue.push_back(work.id);
+    else if (!peer.receives.try_emplace({work.move->transfer, work.piece}, work.id).second) {
+      ready_.work(work.id, Code::kUnsupported, "toy: the piece is already waited for");
+      continue;
+    }
+    works_.emplace(work.id, Posted{&peer, work});
+  }
+  return {batch.size(), Code::kOk};
 }
 
-void ToyTransport::cancel(WorkId id) noexcept {
-  // What is queued has not begun, and what is not has ended: work moves inside poll alone.
-  for (auto& [number, peer] : peers_)
-    if (std::erase_if(peer->queue, [id](const Work& work) { return work.id == id; }) != 0)
-      return ready_.work(id, Code::kCancelled);
+WorkKind ToyTransport::choose(const Move& move, std::uint32_t piece) const noexcept {
+  if (!move.program->conversions.empty()) return WorkKind::kReceive;  // what is fetched is copied as it is
+  const Piece named = move.grid.piece(piece);
+  const std::uint64_t nbytes = piece_nbytes(*move.program, named);
+  const std::uint64_t fetched = nbytes + num_runs(*move.program, named) * kRunCost;
+  return fetched <= kAskCost + 2 * nbytes ? WorkKind::kFetch : WorkKind::kReceive;
+}
+
+// Works move inside poll alone: what is here has not begun, or nothing of it has arrived.
+void ToyTransport::cancel(std::span<const WorkId> works) noexcept {
+  for (const WorkId id : works) {
+    const auto found = works_.find(id);
+    if (found == works_.end()) continue;  // it has ended
+    const Work& work = found->second.work;
+    if (work.kind == WorkKind::kReceive)
+      found->second.peer->receives.erase({work.move->transfer, work.piece});
+    works_.erase(found);
+    ready_.work(id, Code::kCancelled);
+  }
 }
 
 bool ToyTransport::busy() const noexcept {
@@ -206,34 +291,68 @@ bool ToyTransport::busy() const noexcept {
                                         [](const auto& entry) { return !entry.second->queue.empty(); });
 }
 
+bool ToyTransport::wants_poll() const noexcept {
+  return busy() || std::any_of(peers_.begin(), peers_.end(), [](const auto& entry) {
+           return entry.second->is_up() && !entry.second->armed;
+         });
+}
+
+bool ToyTransport::arm() noexcept {
+  if (before_arm()) before_arm()();
+  const std::lock_guard lock(nic().mutex);
+  bool rests = true;
+  for (const auto& [id, peer] : peers_) {
+    if (!peer->is_up()) continue;
+    Nic::Endpoint& endpoint = nic().endpoints.at(peer->endpoint);
+    endpoint.armed = peer->armed = endpoint.arrived.empty();
+    rests = rests && peer->armed;
+  }
+  return rests;
+}
+
 std::size_t ToyTransport::poll(std::span<Completion> completions) noexcept {
+  std::uint64_t moved = 0;
+  for (const auto& [id, peer] : peers_)
+    while (moved < kPollNbytes && peer->is_up() && receive(*peer, moved)) {}
   std::size_t count = ready_.take(completions);
-  for (std::uint64_t moved = 0; moved < kPollNbytes && count < completions.size();) {
+  while (moved < kPollNbytes && count < completions.size()) {
     const auto has_work = [](const auto& entry) { return !entry.second->queue.empty(); };
     auto turn = std::find_if(peers_.upper_bound(last_served_), peers_.end(), has_work);
     if (turn == peers_.end()) turn = std::find_if(peers_.begin(), peers_.end(), has_work);
     if (turn == peers_.end()) break;
     last_served_ = turn->first;
-    const Work work = std::move(turn->second->queue.front());
-    turn->second->queue.pop_front();
-    completions[count++] = run(*turn->second, work, moved);
+    Peer& peer = *turn->second;
+    const auto next = works_.find(peer.queue.front());
+    peer.queue.pop_front();
+    if (next == works_.end()) continue;  // it was cancelled
+    const Work work = std::move(works_.extract(next).mapped().work);
+    completions[count++] = run(peer, work, moved);
   }
   return count;
 }
 
+// ---- bytes; with the NIC's lock, so that nothing is unpinned meanwhile ----
+
 Completion ToyTransport::run(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept {
   const std::lock_guard lock(nic().mutex);
-  if (work.kind == WorkKind::kCheckFence) {
-    const auto found = nic().endpoints.find(peer.endpoint);
-    if (found == nic().endpoints.end()) return failed(work.id, Code::kRailFailed, "toy: the peer is gone");
-    if (work.fence_slot >= FenceTable::kNumSlots)
-      return failed(work.id, Code::kInternal, "toy: there is no such fence slot");
-    const bool stands = found->second->generation(work.fence_slot) == work.fence_generation;
-    return stands ? done(work.id) : failed(work.id, Code::kLeaseEnded, "toy: the right has ended");
-  }
-  if (work.kind != WorkKind::kFetch)
-    return failed(work.id, Code::kUnsupported, "toy: the destination fetches; nothing is sent");
+  if (work.kind == WorkKind::kCheckFence) return compare_fence(peer, work);
+  moved_nbytes += piece_nbytes(*work.move->program, work.move->grid.piece(work.piece));
+  return work.kind == WorkKind::kFetch ? fetch(peer, work) : send(peer, work);
+}
+
+Completion ToyTransport::compare_fence(const Peer& peer, const Work& work) const {
+  const auto found = nic().endpoints.find(peer.there);
+  if (found == nic().endpoints.end()) return failed(work.id, Code::kRailFailed, "toy: the peer is gone");
+  if (work.fence_slot >= FenceTable::kNumSlots)
+    return failed(work.id, Code::kInternal, "toy: there is no such fence slot");
+  const bool stands = found->second.fences->generation(work.fence_slot) == work.fence_generation;
+  return stands ? done(work.id) : failed(work.id, Code::kLeaseEnded, "toy: the right has ended");
+}
+
+Completion ToyTransport::fetch(const Peer& peer, const Work& work) const {
   const Move& move = *work.move;
+  if (!move.program->conversions.empty())
+    return failed(work.id, Code::kUnsupported, "toy: what is fetched is not converted");
   const auto key = peer.keys.find(move.remote_region);
   const auto pinned = key == peer.keys.end() ? nic().pinned.end() : nic().pinned.find(key->second);
   if (pinned == nic().pinned.end())
@@ -242,8 +361,48 @@ Completion ToyTransport::run(Peer& peer, const Work& work, std::uint64_t& moved_
   if (piece_end(move, work.piece, Side::kSrc) > end)
     return failed(work.id, Code::kInternal, "toy: the piece ends outside the region");
   copy_piece(move, work.piece, base, move.local->base);
-  moved_nbytes += piece_nbytes(*move.program, move.grid.piece(work.piece));
   return done(work.id);
+}
+
+// Gathers the piece at once: the right holds until its last byte is read.
+Completion ToyTransport::send(const Peer& peer, const Work& work) const {
+  const auto found = nic().endpoints.find(peer.there);
+  if (found == nic().endpoints.end()) return failed(work.id, Code::kRailFailed, "toy: the peer is gone");
+  Nic::Endpoint& endpoint = found->second;
+  Nic::Message message{work.move->transfer, work.piece, {}};
+  message.bytes.resize(piece_nbytes(*work.move->program, work.move->grid.piece(work.piece)));
+  Packer packer(*work.move, work.piece);
+  std::size_t have = 0;
+  while (const std::size_t more = packer.pack(message.bytes.data() + have, message.bytes.size() - have))
+    have += more;
+  (nic().holds ? endpoint.held : endpoint.arrived).push_back(std::move(message));
+  if (std::exchange(endpoint.armed, false))
+    static_cast<void>(::send(peer.socket.get(), "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL));
+  return done(work.id);
+}
+
+// Lands the next piece that has arrived; one that nobody waits for any more is dropped. False: there is none.
+bool ToyTransport::receive(Peer& peer, std::uint64_t& moved_nbytes) {
+  Nic::Message message;
+  {
+    const std::lock_guard lock(nic().mutex);
+    std::deque<Nic::Message>& arrived = nic().endpoints.at(peer.endpoint).arrived;
+    if (arrived.empty()) return false;
+    message = std::move(arrived.front());
+    arrived.pop_front();
+  }
+  const auto found = peer.receives.find({message.transfer, message.piece});
+  if (found == peer.receives.end()) return true;
+  const Work work = std::move(works_.extract(found->second).mapped().work);
+  peer.receives.erase(found);
+  if (message.bytes.size() != piece_nbytes(*work.move->program, work.move->grid.piece(work.piece))) {
+    ready_.work(work.id, Code::kRailFailed, "toy: the peer sent a piece of another length");
+    return true;
+  }
+  RunCursor(*work.move, work.piece, End::kDestination).scatter(message.bytes.data(), message.bytes.size());
+  moved_nbytes += message.bytes.size();
+  ready_.push(done(work.id));
+  return true;
 }
 
 }  // namespace kvxfer::toy
