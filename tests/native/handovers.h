@@ -41,8 +41,9 @@ struct Agent {
 };
 
 struct Pair {
-  Pair(const std::vector<std::string>& transports, std::size_t rails, const NamedOptions& options = {})
-      : src("src", transports, options), dst("dst", transports, options) {
+  Pair(const std::vector<std::string>& transports, std::size_t rails, const NamedOptions& options = {},
+       Time silent_ns = 2 * kSecond)
+      : src("src", transports, options, silent_ns), dst("dst", transports, options, silent_ns) {
     for (Agent* agent : {&src, &dst}) {
       const Result<RegionId> id = agent->add(agent->memory);
       REQUIRE_OK(id);

@@ -1,5 +1,6 @@
 // When a right ends, at either end and in mid-transfer: what lands no more, what is never done.
 #include <functional>
+#include <set>
 
 #include "simulated_pair.h"
 
@@ -135,6 +136,31 @@ TEST(after_a_reader_cancels_no_byte_lands) {
     CHECK(!handle->failed_blocks().empty());
     pair.world.run_for(kSecond);
   });
+}
+
+TEST(works_under_a_right_that_ends_are_cancelled_once_for_each_rail) {
+  for (const auto& rails : rail_sets()) {
+    Pair pair(rails);
+    const LeaseId lease = pair.grant_write();
+    pair.dst.work_ns = kSecond;
+    std::vector<std::shared_ptr<Handle>> writes;
+    for (std::size_t i = 0; i < kFrom.size(); ++i) writes.push_back(pair.write({kFrom[i]}, {kTo[i]}));
+    pair.world.run_for(kMillisecond);
+    const std::size_t num_works = pair.dst.num_works();
+    const std::size_t num_transfers = pair.dst.engine().num_transfers();
+    REQUIRE(num_works > 4);
+    REQUIRE_EQ(num_transfers, kFrom.size());
+    pair.dst.revoke(lease);
+    std::set<RailId> asked;
+    std::size_t num_cancelled = 0;
+    for (const auto& [rail, num] : pair.dst.cancels) {
+      CHECK(asked.insert(rail).second);
+      num_cancelled += num;
+    }
+    CHECK_EQ(num_cancelled, num_works);
+    for (const auto& handle : writes) REQUIRE(pair.ends(handle));
+    pair.check_quiet();
+  }
 }
 
 // ---- rights that end at the source ------------------------------------------------------------

@@ -442,6 +442,25 @@ TEST(done_before_the_last_piece_was_sent_stops_the_sending) {
   pair.check_quiet();
 }
 
+TEST(pieces_are_not_asked_for_over_a_rail_that_sends_nothing) {
+  Pair pair({one_sided_rail()});
+  Mallory mallory(pair.world, pair.src, one_sided_rail());
+  const SessionKey key = mallory.key();
+  TransferRequest request = pair.request(true, {1}, {2});
+  request.peer = key;
+  request.program = pair.src.engine()
+                        .install_program(pair.src.now(), key, true, pair.src_region, mallory.region(),
+                                         program_between(pair.src_layout, mallory.layout))
+                        .value();
+  Pair::post(pair.src, request);
+  pair.world.run_for(kMillisecond);
+  REQUIRE(mallory.last<wire::Offer>() != nullptr);
+  mallory.send(wire::Credit{mallory.last<wire::Offer>()->spec.transfer, 0, 0, 1});
+  CHECK(mallory.ended);
+  CHECK(pair.src.engine().peer(key)->reason.code() == Code::kProtocol);
+  check_undisturbed(pair);
+}
+
 TEST(layers_that_are_not_ready_are_not_sent_to_who_asks_for_them) {
   Pair pair({two_sided_rail()});
   Mallory mallory(pair.world, pair.src);

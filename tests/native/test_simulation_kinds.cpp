@@ -123,6 +123,27 @@ TEST(a_stream_that_stages_takes_over_from_a_rail_of_gpus) {
     }
 }
 
+TEST(pieces_of_one_transfer_are_fetched_and_sent_over_one_rail) {
+  for (const bool write : {false, true})
+    for (const bool integrity : {false, true})
+      for (std::uint64_t i = 0; i < 5; ++i) {
+        Pair pair({either_rail()}, check::seed() * 1000 + i);
+        pair.grant_read();
+        pair.grant_write();
+        TransferRequest what = pair.request(write, kFrom, kTo);
+        what.integrity = integrity;
+        const auto handle = Pair::post(write ? pair.src : pair.dst, what);
+        REQUIRE(pair.ends(handle));
+        CHECK_EQ(handle->outcome(), Outcome::kDone);
+        CHECK(pair.equal(kFrom, kTo));
+        CHECK(pair.dst.posted[WorkKind::kFetch] > 0);
+        CHECK(pair.dst.posted[WorkKind::kReceive] > 0);
+        CHECK(pair.dst.posted[WorkKind::kCheckFence] > 0);
+        CHECK_EQ(pair.src.posted[WorkKind::kSend], pair.dst.posted[WorkKind::kReceive]);
+        pair.check_quiet();
+      }
+}
+
 // Both have caches on GPUs and no rail between them, as on two hosts. Who called knows at once, the other
 // as soon as it is told.
 TEST(caches_on_gpus_without_a_rail_between_them_are_refused_before_the_deadline) {

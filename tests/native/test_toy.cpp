@@ -1,5 +1,6 @@
 // The toy transport (toy_transport/), registered by its line: the suite of all transports, and what seams it
-// shows: keys for each instance, and registration that takes its time.
+// shows: keys for each instance, registration that takes its time, works of one side and of two, and completions
+// that are announced only when asked for.
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -13,7 +14,9 @@ namespace {
 
 using namespace handovers;
 
-conformance::Subject toy_rail() {
+using conformance::Subject;
+
+Subject toy_rail() {
   return {"toy",
           [](Reactor& reactor, const FenceTable& fences) -> std::unique_ptr<Transport> {
             return std::make_unique<toy::ToyTransport>(reactor, fences, false);
@@ -23,6 +26,25 @@ conformance::Subject toy_rail() {
           {}};
 }
 CONFORMANCE(toy_rail)
+
+Subject faulty_toy_rail() {
+  Subject subject = toy_rail();
+  subject.name = "toy with faults";
+  subject.faults = Faults::parse("again=0.3,delay=0.3,reorder=0.5").value();
+  return subject;
+}
+CONFORMANCE(faulty_toy_rail)
+
+// Pieces of five pairs lie in ten runs, those of two in four.
+TEST(pieces_of_one_transfer_are_fetched_or_sent_whichever_costs_less) {
+  const Subject subject = toy_rail();
+  conformance::Pair pair(subject);
+  conformance::TestTransfer transfer(pair, {3, 12, 5, {1, 1}, 4096});
+  transfer.finish(false);
+  transfer.check_bytes();
+  for (std::uint32_t piece = 0; piece < transfer.num_pieces(); ++piece)
+    CHECK_EQ(transfer.src_works[piece] != 0, transfer.at_dst->grid.piece(piece).num_pairs == 5);
+}
 
 // Holds threads until it is opened.
 class Latch {
@@ -72,6 +94,45 @@ TEST(each_instance_has_keys_of_its_own) {
   for (int round = 0; round < 5; ++round) CHECK(both.hand_over(random));
   CHECK_EQ(keys_of(*both.src.runtime, both.src.region),
            (std::vector<std::string>{"toy 0", "toy 1", "toy 2"}));
+}
+
+TEST(agents_fetch_and_send_pieces_of_one_transfer) {
+  check::Random random(check::seed());
+  Pair both({"toy"}, 2);
+  CHECK(both.hand_over(random));
+  const auto stats = [](Agent& agent) {
+    return agent.runtime->with_engine([](Engine& engine, Time) { return engine.stats(); });
+  };
+  // 64 pages, ten in a piece: six are sent, and the last, of four, is fetched.
+  CHECK_EQ(stats(both.dst).pieces_in, 7);
+  CHECK_EQ(stats(both.src).pieces_sent, 6);
+}
+
+// No heartbeat wakes anybody here: what was slept over would come when the transfer's time is over.
+TEST(nothing_sleeps_on_what_came_before_the_rail_was_armed) {
+  check::Random random(check::seed());
+  Pair both({"toy"}, 1, {{"toy.rails", std::int64_t{1}}}, 3600 * kSecond);
+  const Time until = Runtime::now() + kBound;
+  toy::before_arm() = [&](std::size_t num_receives) {
+    while (num_receives != 0 && toy::num_held() == 0 && Runtime::now() < until) std::this_thread::yield();
+  };
+  toy::hold(true);
+  CHECK(both.hand_over(random));
+  toy::hold(false);
+  both.src.runtime->close(kBound);
+  both.dst.runtime->close(kBound);
+  toy::before_arm() = nullptr;
+}
+
+TEST(a_rail_that_nobody_uses_is_not_polled) {
+  check::Random random(check::seed());
+  Agent alone("alone", {"toy"});
+  const std::size_t before = toy::num_polls();
+  for (int i = 0; i < 100; ++i) alone.runtime->poll();
+  CHECK_EQ(toy::num_polls(), before);
+  Pair both({"toy"}, 2);
+  CHECK(both.hand_over(random));
+  CHECK(toy::num_polls() > before);
 }
 
 TEST(a_registration_that_takes_long_stops_nobody) {

@@ -1,6 +1,7 @@
 #include "core/engine/rails.h"
 
 #include <algorithm>
+#include <new>
 
 namespace kvxfer {
 
@@ -101,10 +102,12 @@ void Rails::begin_round() {
 void Rails::stop(const TransferEnd& transfer) {
   for (const auto& [id, rail_id] : transfer.posted) {
     Rail* const rail = find(rail_id);  // null: it is gone, and has ended its works
-    if (rail != nullptr) {
-      if (rail->stopped_.empty()) stopping_.push_back(rail_id);
-      rail->stopped_.push_back(id);
-    }
+    if (rail != nullptr) try {
+        if (rail->stopped_.empty()) stopping_.push_back(rail_id);
+        rail->stopped_.push_back(id);
+      } catch (const std::bad_alloc&) {
+        context_.host.cancel(rail_id, std::span(&id, 1));
+      }
     auto work = works_.find(id);
     if (work == works_.end() || work->second.use == WorkUse::kSend || work->second.stopped) continue;
     work->second.stopped = true;

@@ -43,6 +43,7 @@ struct Nic {
   std::map<std::uint64_t, Endpoint> endpoints;
   std::uint64_t next = 1;
   bool holds = false;
+  std::size_t num_polls = 0;
 };
 Nic& nic() {
   static Nic the_nic;
@@ -70,8 +71,8 @@ std::function<Status(const LocalRegion&)>& before_pin() {
   return hook;
 }
 
-std::function<void()>& before_arm() {
-  static std::function<void()> hook;
+std::function<void(std::size_t)>& before_arm() {
+  static std::function<void(std::size_t)> hook;
   return hook;
 }
 
@@ -80,12 +81,16 @@ void hold(bool held) {
   nic().holds = held;
 }
 
-void deliver() {
+std::size_t num_held() {
   const std::lock_guard lock(nic().mutex);
-  for (auto& [id, endpoint] : nic().endpoints) {
-    std::move(endpoint.held.begin(), endpoint.held.end(), std::back_inserter(endpoint.arrived));
-    endpoint.held.clear();
-  }
+  std::size_t num = 0;
+  for (const auto& [id, endpoint] : nic().endpoints) num += endpoint.held.size();
+  return num;
+}
+
+std::size_t num_polls() {
+  const std::lock_guard lock(nic().mutex);
+  return nic().num_polls;
 }
 
 std::size_t num_pinned() {
@@ -298,12 +303,18 @@ bool ToyTransport::wants_poll() const noexcept {
 }
 
 bool ToyTransport::arm() noexcept {
-  if (before_arm()) before_arm()();
+  if (before_arm()) {
+    std::size_t num_receives = 0;
+    for (const auto& [id, peer] : peers_) num_receives += peer->receives.size();
+    before_arm()(num_receives);
+  }
   const std::lock_guard lock(nic().mutex);
   bool rests = true;
   for (const auto& [id, peer] : peers_) {
     if (!peer->is_up()) continue;
     Nic::Endpoint& endpoint = nic().endpoints.at(peer->endpoint);
+    std::move(endpoint.held.begin(), endpoint.held.end(), std::back_inserter(endpoint.arrived));
+    endpoint.held.clear();
     endpoint.armed = peer->armed = endpoint.arrived.empty();
     rests = rests && peer->armed;
   }
@@ -312,6 +323,10 @@ bool ToyTransport::arm() noexcept {
 
 std::size_t ToyTransport::poll(std::span<Completion> completions) noexcept {
   std::uint64_t moved = 0;
+  {
+    const std::lock_guard lock(nic().mutex);
+    ++nic().num_polls;
+  }
   for (const auto& [id, peer] : peers_)
     while (moved < kPollNbytes && peer->is_up() && receive(*peer, moved)) {}
   std::size_t count = ready_.take(completions);
@@ -376,7 +391,7 @@ Completion ToyTransport::send(const Peer& peer, const Work& work) const {
   while (const std::size_t more = packer.pack(message.bytes.data() + have, message.bytes.size() - have))
     have += more;
   (nic().holds ? endpoint.held : endpoint.arrived).push_back(std::move(message));
-  if (std::exchange(endpoint.armed, false))
+  if (!nic().holds && std::exchange(endpoint.armed, false))
     static_cast<void>(::send(peer.socket.get(), "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL));
   return done(work.id);
 }

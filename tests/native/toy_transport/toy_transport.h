@@ -23,11 +23,12 @@ namespace kvxfer::toy {
 // What tests have prepare() do before it pins, on the thread that registers; its failure is prepare's.
 std::function<Status(const LocalRegion&)>& before_pin();
 std::size_t num_pinned();  // regions, of all instances of the process
-// What tests have arm() do first.
-std::function<void()>& before_arm();
-// While it is set what is sent waits in the NIC, until deliver(), as if it were slow.
+// What tests have arm() do first, of an instance that waits for so many pieces.
+std::function<void(std::size_t num_receives)>& before_arm();
+// While it is set what is sent waits in the NIC until its receiver arms: it comes in the very last moment.
 void hold(bool held);
-void deliver();
+std::size_t num_held();
+std::size_t num_polls();  // of all instances of the process
 
 struct Pin;
 
