@@ -1,5 +1,6 @@
 // StreamTransport against a peer that is only a socket: what it puts on the wire, and what it does
 // about bytes that no StreamTransport would send. conformance.h has the rest.
+#include "count_steps.h"
 #include "raw_stream_peer.h"
 
 #include <poll.h>
@@ -320,6 +321,32 @@ TEST(works_that_no_grid_holds_complete_as_unsupported) {
   CHECK_EQ(raw.outcome(outside), Code::kUnsupported);
   CHECK_EQ(raw.outcome(twice), Code::kUnsupported);
   CHECK(!raw.outcomes.contains(first));
+}
+
+// Instructions for cancelling the first `num_works` of 64 sends, with so many other peers connected.
+std::optional<std::uint64_t> steps_of_a_cancel(std::size_t num_works, std::size_t num_others) {
+  RawPeer raw;
+  std::vector<std::pair<UniqueFd, UniqueFd>> others;
+  for (std::size_t i = 0; i < num_others; ++i) {
+    auto [ours, theirs] = conformance::unix_sockets();
+    REQUIRE_OK(raw.transport.connect(std::move(ours), {true, 3, "another"}));
+    others.emplace_back(UniqueFd(), std::move(theirs));
+  }
+  std::vector<WorkId> works;
+  for (int i = 0; i < 64; ++i) works.push_back(raw.post(WorkKind::kSend, static_cast<std::uint32_t>(i % 2)));
+  works.resize(num_works);
+  return check::count_steps([&] { raw.transport.cancel(works); });
+}
+
+TEST(a_cancel_costs_what_its_works_cost_and_not_what_peers_there_are) {
+  const auto few = steps_of_a_cancel(8, 1), beside_many = steps_of_a_cancel(8, 200),
+             more = steps_of_a_cancel(64, 1);
+  if (!few || !beside_many || !more) {
+    std::printf("  skipped: this process may not trace its children\n");
+    return;
+  }
+  CHECK(*beside_many < 2 * *few);
+  CHECK(*more < 16 * *few);
 }
 
 }  // namespace

@@ -1,0 +1,40 @@
+// How many instructions something takes, by stepping through it: the same on every machine, however busy.
+#pragma once
+
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdint>
+#include <optional>
+
+namespace check {
+
+// Runs body in a copy of this process; what it changes is not seen here. Nothing where tracing is not allowed.
+template <class Body>
+std::optional<std::uint64_t> count_steps(Body&& body) {
+  const pid_t child = ::fork();
+  if (child < 0) return std::nullopt;
+  if (child == 0) {
+    if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(1);
+    ::raise(SIGSTOP);
+    body();
+    ::raise(SIGSTOP);
+    ::_exit(0);
+  }
+  int status = 0;
+  std::optional<std::uint64_t> steps;
+  if (::waitpid(child, &status, 0) == child && WIFSTOPPED(status)) {
+    std::uint64_t count = 0;
+    while (::ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) == 0 &&
+           ::waitpid(child, &status, 0) == child && WIFSTOPPED(status) && WSTOPSIG(status) == SIGTRAP)
+      ++count;
+    if (WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP) steps = count;
+    ::kill(child, SIGKILL);
+    ::waitpid(child, &status, 0);
+  }
+  return steps;
+}
+
+}  // namespace check
