@@ -125,9 +125,9 @@ TEST(no_more_than_so_many_bytes_are_under_way_and_what_ended_makes_room) {
   REQUIRE(dst.reactor.run_until([&] { src.step(), dst.step(); }, [] { return launches().num_begun() == 1; }));
   for (int step = 0; step < 10; ++step) dst.step();
   // What is not launched can still be stopped: all but the first four.
-  std::vector<WorkId> works;
-  for (std::uint32_t layer = 0; layer < kLayers; ++layer) works.push_back(1 + layer);
-  dst.transport->cancel(works);
+  std::vector<WorkId> ids;
+  for (const Work& work : works) ids.push_back(work.id);
+  dst.transport->cancel(ids);
   for (std::uint32_t layer = 4; layer < kLayers; ++layer)
     CHECK(dst.await(1 + layer).code == Code::kCancelled);
   for (std::uint32_t layer = 0; layer < 4; ++layer) CHECK(dst.completion_of(1 + layer) == nullptr);
