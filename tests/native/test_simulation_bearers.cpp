@@ -84,7 +84,7 @@ struct Readers {
   }
   bool told_of_a_lease(const Reader& reader) const {
     const auto& events = reader.node->events;
-    return std::any_of(events.begin(), events.end(), [](const Event& event) { return event.held; });
+    return std::any_of(events.begin(), events.end(), [](const Event& event) { return event.lease != 0; });
   }
   bool notified_by(const Reader& reader) const {
     return std::any_of(src.events.begin(), src.events.end(), [&](const Event& event) {
