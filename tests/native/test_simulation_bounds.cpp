@@ -8,6 +8,12 @@ namespace simulation {
 namespace {
 
 // Of the victim, which holds no more than these for her.
+// 0 of a session that has ended.
+std::uint64_t held_by(Node& node, SessionKey session, Resource resource) {
+  const std::shared_ptr<Budget> budget = node.engine().budget(session);
+  return budget == nullptr ? 0 : budget->used(resource);
+}
+
 struct Bounded {
   explicit Bounded(Resource resource, std::uint64_t limit, bool lease = true,
                    const RailPlan& rail = two_sided_rail())
@@ -65,9 +71,7 @@ TEST(programs_are_charged_to_the_peer_that_tells_them) {
 TEST(tables_are_charged_to_the_peer_and_given_back_with_their_transfer) {
   Bounded bounded(Resource::kBytes, 8192);
   bounded.tell(1);
-  const auto used = [&] {
-    return bounded.pair.dst.engine().budget(bounded.mallory.key())->used(Resource::kBytes);
-  };
+  const auto used = [&] { return held_by(bounded.pair.dst, bounded.mallory.key(), Resource::kBytes); };
   const std::uint64_t before = used();
   CHECK_EQ(bounded.ask(1, {1, 2, 3}), Code::kOk);
   CHECK(used() > before + 3 * 8);
@@ -123,7 +127,7 @@ TEST(what_was_found_of_a_program_holds_for_its_regions_and_no_others) {
   mallory.send(
       wire::Program{1, 100, bounded.pair.dst_region, program_between(mallory.layout, mallory.layout)});
   const SessionKey key = mallory.key();
-  const auto used = [&] { return bounded.pair.dst.engine().budget(key)->used(Resource::kBytes); };
+  const auto used = [&] { return held_by(bounded.pair.dst, key, Resource::kBytes); };
   const Code refused = offer();
   CHECK(refused != Code::kOk);
   const std::uint64_t kept = used();
@@ -154,7 +158,7 @@ TEST(pieces_asked_for_here_and_there_are_charged_once_they_are_many) {
     bounded.mallory.send(request);
     CHECK_EQ(bounded.mallory.refused_with(), Code::kOk);
     const SessionKey key = bounded.mallory.key();
-    const auto used = [&] { return bounded.pair.dst.engine().budget(key)->used(Resource::kBytes); };
+    const auto used = [&] { return held_by(bounded.pair.dst, key, Resource::kBytes); };
     const std::uint64_t before = used();
     const std::uint32_t num_pieces =
         bounded.mallory.layout.num_layers * static_cast<std::uint32_t>(from.size());
@@ -188,7 +192,7 @@ TEST(regions_that_come_and_go_wait_for_a_caller_up_to_a_bound) {
   victim.takes_events = false;
   for (int i = 0; i < 5; ++i) comes_and_goes();
   CHECK(!bounded.mallory.ended);
-  CHECK_EQ(victim.engine().budget(key)->used(Resource::kEvents), 10u);
+  CHECK_EQ(held_by(victim, key, Resource::kEvents), 10u);
   comes_and_goes();
   CHECK(bounded.mallory.ended);
   CHECK_EQ(victim.engine().peer(key)->reason.code(), Code::kExhausted);
@@ -216,7 +220,7 @@ TEST(notifications_that_nobody_reads_are_refused_in_words_until_somebody_does) {
   pair.dst.events.clear();
   CHECK_OK(writes());
   CHECK_EQ(expected->outcome(), Outcome::kDone);
-  CHECK_EQ(pair.dst.engine().budget(pair.to_src)->used(Resource::kEvents), 0u);
+  CHECK_EQ(held_by(pair.dst, pair.to_src, Resource::kEvents), 0u);
   const auto without = pair.write(kFrom, kTo);
   REQUIRE(pair.ends(without));
   CHECK_OK(without->status());
@@ -225,9 +229,7 @@ TEST(notifications_that_nobody_reads_are_refused_in_words_until_somebody_does) {
 
 TEST(what_is_told_of_regions_is_charged_and_given_back_with_them) {
   Bounded bounded(Resource::kBytes, 1024 * 1024);
-  const auto used = [&] {
-    return bounded.pair.dst.engine().budget(bounded.mallory.key())->used(Resource::kBytes);
-  };
+  const auto used = [&] { return held_by(bounded.pair.dst, bounded.mallory.key(), Resource::kBytes); };
   const std::uint64_t before = used();
   const auto region = [](RegionId id, std::uint16_t rail) {
     wire::Region told;

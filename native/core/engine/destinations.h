@@ -48,7 +48,7 @@ struct Destination : TransferEnd {
   bool dirty = false;                     // has layers to confirm or credits to send
   bool one_sided = false;                 // some piece in was fetched: only the fence word confirms
   std::unordered_map<std::uint32_t, std::uint32_t> sums_here, sums_there;  // integrity
-  // Posted in this round, to be asked for: pieces and the indices of their rails, as CREDIT names them.
+  // Posted in this round, to be asked for: pieces and their rails, as CREDIT names them.
   std::vector<std::pair<wire::RailName, std::uint32_t>> to_credit;
 };
 

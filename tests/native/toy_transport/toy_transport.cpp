@@ -414,7 +414,7 @@ bool ToyTransport::receive(Peer& peer, std::uint64_t& moved_nbytes) {
     ready_.work(work.id, Code::kRailFailed, "toy: the peer sent a piece of another length");
     return true;
   }
-  RunCursor(*work.move, work.piece, End::kDestination).scatter(message.bytes.data(), message.bytes.size());
+  RunCursor(*work.move, work.piece, Side::kDst).scatter(message.bytes.data(), message.bytes.size());
   moved_nbytes += message.bytes.size();
   ready_.push(done(work.id));
   return true;
