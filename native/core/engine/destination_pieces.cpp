@@ -79,7 +79,8 @@ bool Destinations::post_next(SessionKey session) {
     destination->arrivals.posted_next();
     if (!fetched || destination->integrity) {
       mark(*destination);
-      destination->to_credit.emplace_back(fetched ? wire::RailName(wire::kNoRail) : rail->info().name, *piece);
+      destination->to_credit.emplace_back(fetched ? wire::RailName(wire::kNoRail) : rail->info().name,
+                                          *piece);
     }
     return true;
   }

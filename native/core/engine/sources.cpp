@@ -104,8 +104,8 @@ Status Sources::on(Peer& peer, const wire::Credit& credit) {
     return {Code::kProtocol, "CREDIT for the same pieces over and over"};
   const Run run{credit.first_piece, credit.num_pieces};
   if (rail != nullptr && !rail->capabilities().two_sided)
-    return {Code::kProtocol,
-            "CREDIT for rail " + std::to_string(credit.rail.index) + ", over which nothing is sent but fetched"};
+    return {Code::kProtocol, "CREDIT for rail " + std::to_string(credit.rail.index) +
+                                 ", over which nothing is sent but fetched"};
   if (source->integrity) sums_.add(*source, run);
   if (sums_alone) return charge_runs(peer, *source);
   if (rail == nullptr) {
