@@ -289,7 +289,8 @@ class AgentCore:
         known, or "peer-lost". A host's name is looked up before it returns."""
     def disconnect(self, peer: int, code: int = ..., text: str = ...) -> None: ...
     def peer(self, peer: int) -> dict[str, Any]:
-        """``name``, ``incarnation`` (bytes), ``state`` ("connecting", "open", "lost"), ``rails``
+        """``name``, ``incarnation`` (bytes), ``state`` ("connecting", "open", "lost"), ``is_ours`` (this
+        agent called), ``rails``
         (list of "shm", "tcp", ..., alive), ``notes`` (list of sentences: what was tried and is
         not used, and why), ``code``, ``message``; until it is lost ``budget``: by resource ("bytes",
         "mapped bytes", "descriptors", "fence slots", "events") what it holds and how much it may. Raises NativeError(kPeerLost) for one that was lost, and

@@ -44,9 +44,10 @@ class Agent:
     It listens from its making on, has one native progress thread, and uses no CPU when idle. Use
     it as a context manager, ``async with`` or ``with``. All methods may be called from any thread, and all
     that ask for something raise `AgentError` once it is ``closed``, or ``forked``: in a child process.
-    Verbs that wait are coroutines; each has a blocking twin (`connect_blocking`,
-    `accept_blocking`, `wait_notification`, ``transfer.wait``). No coroutine needs an own thread:
-    any event loop, several, or none may use one agent.
+    A verb that waits is a coroutine; its blocking twin is called `verb_blocking` (`connect`,
+    `connect_blocking`) and takes the same arguments, and a ``timeout_s`` where the coroutine leaves
+    that to `asyncio.timeout`. A handle, such as a `Transfer`, is awaited itself; its twin is ``wait``.
+    No coroutine needs an own thread: any event loop, several, or none may use one agent.
 
     Parameters
     ----------
@@ -298,12 +299,13 @@ class Agent:
         )
 
     async def accept(self, name: str | None = None, timeout_s: float | None = None) -> Peer:
-        """Waits until a peer is connected, whichever side called, and returns it.
+        """Waits until a peer is connected and returns it.
 
         Parameters
         ----------
         name
-            Which; None for any. Returns at once when there is one already.
+            Which, whichever side called; returns at once where it is connected already. None takes the next
+            peer that called, in the order in which they came; each is returned to one caller.
 
         Raises
         ------

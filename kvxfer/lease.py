@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvxfer._native import CODES, NativeError
-from kvxfer.arguments import bound
+from kvxfer.arguments import bound, seconds_or_none
 from kvxfer.errors import translate
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Lease:
     region. Nothing begins under it from then on, and when it *has ended* no byte lands in the blocks
     under it (a write lease), and no read under it is reported done (a read lease): they may be used
     again. In between, while a device copies that cannot be stopped, it is ``ENDING``. As a context
-    manager it is revoked at the end of the block, which waits for that.
+    manager, ``async with`` or ``with``, it is revoked at the end of the block, which waits for that.
 
     A bearer lease, one that was granted to no peer in particular, lets any peer read that names its
     `id`. It is not renewed, and a peer that is lost ends its own reads alone.
@@ -114,11 +115,11 @@ class Lease:
         """Whether the peer still has the right."""
         return self.state is LeaseState.ACTIVE
 
-    def revoke(self, timeout_s: float | None = None) -> None:
-        """Ends it. When this returns the fence is complete and the blocks may be used again.
+    def revoke(self, timeout_s: float | None = None) -> Coroutine[Any, Any, None]:
+        """Ends the right at once; awaiting the result waits until the blocks may be used again.
 
-        Transfers under it fail at both ends with ``lease-ended``. Waits for at most one slice of
-        a copy in progress; where it lands on a GPU, for what is launched, which may be long where it
+        Transfers under it fail at both ends with ``lease-ended``. The fence waits for at most one slice
+        of a copy in progress; where it lands on a GPU, for what is launched, which may be long where it
         stands behind kernels of the model. The agent serves everybody else meanwhile. Does nothing when
         it has ended, and waits on when it is ending.
 
@@ -131,46 +132,94 @@ class Lease:
         ------
         TimeoutError
             A device still copies under it, so its blocks are not to be used yet; it is ``ENDING``.
-            `ended` and `wait_ended` wait on, as does another call. Other exceptions that come from
-            here, KeyboardInterrupt too, leave it as this one does.
+            `ended` waits on, as does another call. Other exceptions that come from here, and
+            cancelling the waiting, leave it as this one does.
         AgentError
             The agent was closed meanwhile: the blocks may be used when its ``close`` has returned.
         """
-        limit_s = bound(timeout_s)
-        self._completions.check()
-        try:
-            ended = self._completions.core.revoke(self._id, limit_s)
-        except NativeError as error:
-            raise translate(error, peer=self._peer_name) from None
-        if not ended:
-            raise TimeoutError(
-                f"lease {self._id} of {self._peer_name or 'any peer'} is revoked, but a device still copies "
-                f"under it after {timeout_s} s: do not use its blocks before it has ended"
-            )
+        limit_s = seconds_or_none(timeout_s, "timeout_s")
+        return self._fenced(self._revoke(0.0), limit_s)
 
-    async def ended(self) -> LeaseState:
-        """Waits until it has ended and returns `state`; raises `AgentError` when the agent closes."""
-        try:
-            await self._completions.until(("lease", self._id), self._is_over)
-        except NativeError as error:
-            raise translate(error, peer=self._peer_name) from None
-        return self.state
+    def revoke_blocking(self, timeout_s: float | None = None) -> None:
+        """Ends it. When this returns the blocks may be used again: the blocking twin of `revoke`."""
+        if not self._revoke(bound(timeout_s)):
+            raise self._still_copied(timeout_s)
 
-    def wait_ended(self, timeout_s: float | None = None) -> LeaseState:
-        """Blocks until it has ended: the twin of `ended`.
+    async def ended(self, timeout_s: float | None = None) -> LeaseState:
+        """Waits until it has ended and returns `state`.
 
         Raises
         ------
         TimeoutError
             It is still active, or ending, when the time is over.
+        AgentError
+            The agent was closed meanwhile.
         """
+        import asyncio
+
+        limit_s = seconds_or_none(timeout_s, "timeout_s")
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._completions.until(("lease", self._id), self._is_over)
+        except NativeError as error:
+            raise translate(error, peer=self._peer_name) from None
+        except TimeoutError:
+            raise self._not_ended(timeout_s) from None
+        return self.state
+
+    def ended_blocking(self, timeout_s: float | None = None) -> LeaseState:
+        """Blocks until it has ended and returns `state`: the blocking twin of `ended`."""
         try:
             over = self._completions.block_until(self._is_over, timeout_s)
         except NativeError as error:
             raise translate(error, peer=self._peer_name) from None
         if not over:
-            raise TimeoutError(f"{self!r} has not ended after {timeout_s} s")
+            raise self._not_ended(timeout_s)
         return self.state
+
+    async def __aenter__(self) -> Lease:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._completions.lost:
+            await self.revoke()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._completions.lost:
+            self.revoke_blocking()
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    def _revoke(self, limit_s: float) -> bool:
+        """Ends the right, and returns whether the fence is complete within `limit_s`."""
+        self._completions.check()
+        try:
+            return self._completions.core.revoke(self._id, limit_s)
+        except NativeError as error:
+            raise translate(error, peer=self._peer_name) from None
+
+    async def _fenced(self, over: bool, limit_s: float | None) -> None:
+        if not over:
+            try:
+                await self.ended(limit_s)
+            except TimeoutError:
+                raise self._still_copied(limit_s) from None
+
+    def _still_copied(self, timeout_s: float | None) -> TimeoutError:
+        return TimeoutError(
+            f"lease {self._id} of {self._peer_name or 'any peer'} is revoked, but a device still copies "
+            f"under it after {timeout_s} s: do not use its blocks before it has ended"
+        )
+
+    def _not_ended(self, timeout_s: float | None) -> TimeoutError:
+        return TimeoutError(f"{self!r} has not ended after {timeout_s} s")
 
     def _is_over(self) -> bool:
         return self._state().is_final
@@ -187,12 +236,3 @@ class Lease:
         if state.is_final:
             self._end = state
         return state
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._completions.lost:
-            self.revoke()

@@ -45,7 +45,16 @@ class Peer:
     of this one end with it.
     """
 
-    __slots__ = ("__weakref__", "_completions", "_descriptors", "_id", "_incarnation", "_lost", "_name")
+    __slots__ = (
+        "__weakref__",
+        "_completions",
+        "_descriptors",
+        "_id",
+        "_incarnation",
+        "_lost",
+        "_name",
+        "_unaccepted",
+    )
 
     def __init__(self, completions: Completions, peer_id: int, info: dict[str, Any]) -> None:
         self._completions = completions
@@ -53,6 +62,8 @@ class Peer:
         self._name = str(info["name"])
         self._incarnation = bytes(info["incarnation"])
         self._descriptors: dict[int, RegionDescriptor] = {}
+        # Holds one item until accept() has returned it; a peer that we called is nothing to accept.
+        self._unaccepted = [] if info["is_ours"] else [True]
         # What is known of it since it was lost: native code forgets that once 64 others were lost.
         self._lost: dict[str, Any] | None = None
 
@@ -140,8 +151,8 @@ class Peer:
             pass  # said by _named, with what there is
         return self._named(name, timeout_s)
 
-    def wait_region(self, name: str, timeout_s: float | None = 10.0) -> RegionDescriptor:
-        """Returns its region `name`, blocking until it is registered: the twin of `region`."""
+    def region_blocking(self, name: str, timeout_s: float | None = 10.0) -> RegionDescriptor:
+        """Returns its region `name`, blocking until it is registered: the blocking twin of `region`."""
         self._completions.block_until(lambda: self._has(name), timeout_s)
         return self._named(name, timeout_s)
 
@@ -154,6 +165,14 @@ class Peer:
             raise translate(error, peer=self._name) from None
 
     # ---- inside -----------------------------------------------------------------------------
+
+    def _take(self) -> bool:
+        """Returns, once and to one thread, whether it called and nobody has accepted it yet."""
+        try:
+            self._unaccepted.pop()
+        except IndexError:
+            return False
+        return True
 
     def _info(self) -> dict[str, Any]:
         self._completions.check()

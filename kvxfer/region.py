@@ -282,7 +282,7 @@ class Region:
             raise translate(error, peer="" if peer is None else peer.name) from None
         return Lease(self._completions, lease_id, peer, mode, None if blocks is None else len(ids))
 
-    def deregister(self, timeout_s: float | None = None) -> None:
+    async def deregister(self, timeout_s: float | None = None) -> None:
         """Takes the region away from peers. When this returns no byte of it is touched any more.
 
         Its transfers and leases end with ``region-gone``, and the tensors are let go. Does nothing
@@ -303,7 +303,17 @@ class Region:
         TimeoutError
             A device still copies to or from it: peers have lost it, and the tensors are kept until
             another call returns. Other exceptions that come from here leave it so, too.
+
+        Notes
+        -----
+        A thread does it, since devices may take long to unpin memory. Cancelling abandons the waiting alone.
         """
+        import asyncio
+
+        await asyncio.to_thread(self.deregister_blocking, timeout_s)
+
+    def deregister_blocking(self, timeout_s: float | None = None) -> None:
+        """Takes the region away from peers: the blocking twin of `deregister`."""
         limit_s = bound(timeout_s)
         if not self._views:
             return

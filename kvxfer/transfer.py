@@ -214,8 +214,8 @@ class Work:
             )
         self._raise_unless_arrived(index)
 
-    def wait_layer(self, layer: int, timeout_s: float | None = None) -> None:
-        """Blocks until one layer is in place: the blocking twin of `layer`.
+    def layer_blocking(self, layer: int, timeout_s: float | None = None) -> None:
+        """Blocks until every byte of one layer is in place: the blocking twin of `layer`.
 
         Raises
         ------

@@ -64,7 +64,7 @@ def by_kernel(gpu: int, rounds: int) -> list[Delay]:
         there = src.connect_blocking(dst.address, _TIMEOUT_S)
         target.grant(dst.accept_blocking("src", _TIMEOUT_S), None, "write", ttl_s=_TIMEOUT_S)
         with src.command_ring() as ring:
-            prepared = ring.prepare_write(region, there.wait_region("kv", _TIMEOUT_S), [0], [1])
+            prepared = ring.prepare_write(region, there.region_blocking("kv", _TIMEOUT_S), [0], [1])
             times: Any = torch.zeros((2, rounds), dtype=torch.int64, device=f"cuda:{gpu}")
             for count in (rounds // 10, rounds):
                 launch(

@@ -85,7 +85,7 @@ def measure(
             handles = answer()
             region = agent.register("cache", cache, gpu_source.layout_of(cache))
             peer = agent.connect_blocking(address, _TIMEOUT_S)
-            remote = peer.wait_region("cache", _TIMEOUT_S)
+            remote = peer.region_blocking("cache", _TIMEOUT_S)
             answer()
 
             def read(count: int) -> float:

@@ -125,7 +125,7 @@ class Prefill:
         for payload in reads:
             del self._read[payload]
         for lease in leases:
-            lease.revoke()
+            lease.revoke_blocking()
         self._pages.free(tables)
         self._coordinator.send("request", request=request, end_ns=end_ns, notification_ns=notification_ns)
 

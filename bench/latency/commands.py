@@ -33,7 +33,7 @@ class Writer:
         self.region, target = self.src.register("kv", pages[0]), self.dst.register("kv", pages[1])
         there = self.src.connect_blocking(self.dst.address, _TIMEOUT_S)
         target.grant(self.dst.accept_blocking("src", _TIMEOUT_S), None, "write", ttl_s=10 * _TIMEOUT_S)
-        self.remote = there.wait_region("kv", _TIMEOUT_S)
+        self.remote = there.region_blocking("kv", _TIMEOUT_S)
         self.blocks = np.arange(_NUM_PAGES, dtype=np.uint32)
         self.ring = self.src.command_ring()
         self.prepared = self.ring.prepare_write(self.region, self.remote, self.blocks, self.blocks)

@@ -55,7 +55,7 @@ class Reader:
         there = self.src.connect_blocking(self.dst.address, _TIMEOUT_S)
         source.grant(there, None, "read", ttl_s=_TIMEOUT_S)
         here = self.dst.accept_blocking("src", _TIMEOUT_S)
-        self._remote = here.wait_region("kv", _TIMEOUT_S)
+        self._remote = here.region_blocking("kv", _TIMEOUT_S)
 
     def delay_us(self, after: Any, waited_s: float, store: Callable[[], int], drive: bool = False) -> float:
         """Returns what lies between a store, which says when it was, and the first piece."""

@@ -77,7 +77,7 @@ def run(options: LayoutPlanOptions, progress: Callable[[Progress], None]) -> Mes
         target = work.dst.place(memory.reserve(work.dst.nbytes))
         other.register("kv", target.memory, target.layout)
         peer = source.connect_blocking(other.address, _CONNECT_TIMEOUT_S)
-        remote = peer.wait_region("kv", _CONNECT_TIMEOUT_S)
+        remote = peer.region_blocking("kv", _CONNECT_TIMEOUT_S)
         first = work.shares[0]
         compile_ns, both_ns = [], []
         for _ in range(options.iterations):

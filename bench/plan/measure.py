@@ -57,7 +57,7 @@ def run(options: PlanOptions, progress: Callable[[Progress], None]) -> Message:
         region = source.register("kv", caches[0], layouts[0])
         other.register("kv", caches[1], layouts[1])
         peer = source.connect_blocking(other.address, _CONNECT_TIMEOUT_S)
-        remote = peer.wait_region("kv", _CONNECT_TIMEOUT_S)
+        remote = peer.region_blocking("kv", _CONNECT_TIMEOUT_S)
         compile_ns = []
         for _ in range(options.iterations):
             start_ns = time.perf_counter_ns()

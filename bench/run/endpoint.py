@@ -83,7 +83,7 @@ class AgentEnd:
     def _met(self, peer: kvxfer.Peer) -> Message:
         self._peer = peer
         for name in self._remote_names:
-            peer.wait_region(name, _CONNECT_TIMEOUT_S)
+            peer.region_blocking(name, _CONNECT_TIMEOUT_S)
         return {}
 
 

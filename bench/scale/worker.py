@@ -107,7 +107,7 @@ class Crowd:
             self.peers.append(agent.connect_blocking(address, _TIMEOUT_S))
         connect_ms = (time.perf_counter_ns() - start_ns) / 1e6 / count
         self.regions = [agent.register("kv", self.cache, self.layout) for agent in self.agents]
-        self.remotes = [peer.wait_region("kv", _TIMEOUT_S) for peer in self.peers]
+        self.remotes = [peer.region_blocking("kv", _TIMEOUT_S) for peer in self.peers]
         return {"connect_ms": connect_ms}
 
     def write_pages(self, count: int, at_once: bool = True) -> Message:

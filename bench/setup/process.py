@@ -53,7 +53,7 @@ def _measure(transport: str, address: str, idle_s: float) -> None:
     register_s = time.perf_counter() - start
     start = time.perf_counter()
     peer = agent.connect_blocking(address, 30)
-    remote = peer.wait_region("kv", 30)
+    remote = peer.region_blocking("kv", 30)
     connect_s = time.perf_counter() - start
     # The lease follows the session; a page asked for before it would be refused.
     deadline = time.monotonic() + 30

@@ -169,7 +169,7 @@ class Fetches:
                 is_read = isinstance(fetch.order.source, Handover)
                 if self._stream is not None and is_read and self._stream.hold(each, layer):
                     continue
-                each.wait_layer(layer, max(deadline - time.monotonic(), 0.0))
+                each.layer_blocking(layer, max(deadline - time.monotonic(), 0.0))
             except TimeoutError:
                 self._advance(fetch)
                 return bool(fetch.failure)

@@ -115,4 +115,4 @@ class KeptBlocks:
 
 def _revoke(kept: _Kept) -> None:
     for lease in kept.leases:
-        lease.revoke()
+        lease.revoke_blocking()

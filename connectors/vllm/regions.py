@@ -113,7 +113,7 @@ class CacheRegions:
         Notes still go out. Transfers of the regions of before fail.
         """
         for region in self.regions:
-            region.deregister()
+            region.deregister_blocking()
         self._is_registered = False
 
     def position(self, layer_name: str) -> tuple[int, int]:

@@ -201,8 +201,8 @@ def _measured(
             rate, num_readings, rails, wrong = _read(
                 agent, local, peer.regions[pages.REGION], cache, measure_s
             )
-            local.deregister()
-            ping.deregister()
+            local.deregister_blocking()
+            ping.deregister_blocking()
     except (TransferError, TimeoutError) as error:
         change = "run the same version of kvxfer at both ends, and see what the message names"
         found = f"pages could not be read: {error}"

@@ -45,7 +45,7 @@ def _move(name: str) -> str:
         if name not in peer.rails:
             return "; ".join(peer.notes) or f"no {name} rail came up, and the agent gave no reason"
         region.grant(source.accept_blocking(timeout_s=_TIMEOUT_S))
-        remote = peer.wait_region("pages", _TIMEOUT_S)
+        remote = peer.region_blocking("pages", _TIMEOUT_S)
         transfer = destination.read(target, remote, blocks, blocks, timeout_s=_TIMEOUT_S)
         transfer.wait(_TIMEOUT_S + 1)
         wrong = np.flatnonzero((dst != pages).any(axis=1))

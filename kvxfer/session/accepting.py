@@ -20,7 +20,7 @@ class Accepting:
     completions, peers, agent_name, address
         The agent's.
     name
-        The peer's; None for any.
+        The peer's; None for the next that calls.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Accepting:
     # ---- inside -----------------------------------------------------------------------------
 
     def _find(self) -> bool:
-        self._found = self._peers.find(self._name)
+        self._found = self._peers.next_caller() if self._name is None else self._peers.find(self._name)
         return self._found is not None
 
     def _nobody_came(self, timeout_s: float | None) -> TimeoutError:

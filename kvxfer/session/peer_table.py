@@ -54,7 +54,7 @@ class PeerTable:
     def get_or_nameless(self, peer_id: int) -> Peer:
         """The same, for a session that may be forgotten already."""
         peer = self._peers.get(peer_id) or self.get(peer_id)
-        return peer or Peer(self._completions, peer_id, {"name": "?", "incarnation": b""})
+        return peer or Peer(self._completions, peer_id, {"name": "?", "incarnation": b"", "is_ours": True})
 
     def budgets(self) -> list[PeerStats]:
         """Returns of each open session the peer's name, and what it holds here of what it may."""
@@ -68,10 +68,18 @@ class PeerTable:
                 found.append({"name": info["name"], "budget": info["budget"]})
         return found
 
-    def find(self, name: str | None) -> Peer | None:
-        """Returns the newest session with `name` (None: with anybody) that is open."""
+    def find(self, name: str) -> Peer | None:
+        """Returns the newest session with `name` that is open, and counts it as accepted."""
         for peer in reversed(self.open()):
-            if name in (None, peer.name):
+            if peer.name == name:
+                peer._take()
+                return peer
+        return None
+
+    def next_caller(self) -> Peer | None:
+        """Returns the oldest open session that a peer opened and that was returned to nobody yet."""
+        for peer in self.open():
+            if peer._take():
                 return peer
         return None
 

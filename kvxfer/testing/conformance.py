@@ -234,7 +234,7 @@ def check_layers_arrive_as_they_are_released(make_pair: MakePair) -> None:
             src.array[layer] = 1000 + layer
             transfer.release(layer + 1)
             try:
-                incoming.wait_layer(layer, BOUND_S)
+                incoming.layer_blocking(layer, BOUND_S)
             except KvxferError:
                 assert pair.lossy
                 return
@@ -343,7 +343,7 @@ def check_a_lease_expires(make_pair: MakePair) -> None:
     with make_pair(SMALL) as pair:
         src, dst = pair.prefill, pair.decode
         lease = dst.region.grant(dst.peer, [1], "write", ttl_s=SHORT_S, renewable=False)
-        assert lease.wait_ended(BOUND_S) == "expired"
+        assert lease.ended_blocking(BOUND_S) == "expired"
         before = dst.array.copy()
         src.fill(10)
         assert end_of(src.agent.write(src.region, src.remote, [0], [1], timeout_s=SHORT_S)) is not None
@@ -356,7 +356,7 @@ def check_a_lease_that_is_named_allows_alone(make_pair: MakePair) -> None:
         src, dst = pair.prefill, pair.decode
         src.fill(15)
         ended = src.region.grant(src.peer, [0, 1], "read")
-        ended.revoke()
+        ended.revoke_blocking()
         lease = src.region.grant(src.peer, [0, 1], "read")
         before = dst.array.copy()
         error = end_of(_read(pair, dst, [0, 1], [2, 3], lease=ended.id))
@@ -381,7 +381,7 @@ def check_revoke_at_the_destination_is_a_fence(make_pair: MakePair) -> None:
         lease = dst.region.grant(dst.peer, None, "write")
         transfer = src.agent.write(src.region, src.remote, range(48), range(48))
         _until_first_bytes(dst)
-        lease.revoke()
+        lease.revoke_blocking()
         assert lease.state == "revoked"
         dst.array[...] = 7  # the blocks are reused
         error = end_of(transfer)
@@ -400,7 +400,7 @@ def check_revoke_at_the_source_is_a_fence(make_pair: MakePair) -> None:
         lease = src.region.grant(src.peer, None, "read")
         transfer = _read(pair, dst, range(48), range(48))
         _until_first_bytes(dst)
-        lease.revoke()
+        lease.revoke_blocking()
         src.array[...] = 7  # the blocks are reused
         if end_of(transfer) is None:
             np.testing.assert_array_equal(dst.array, wanted)
@@ -414,7 +414,7 @@ def check_deregister_is_a_fence(make_pair: MakePair) -> None:
         dst.region.grant(dst.peer, None, "write")
         transfer = src.agent.write(src.region, src.remote, range(48), range(48))
         _until_first_bytes(dst)
-        dst.region.deregister()
+        dst.region.deregister_blocking()
         dst.array[...] = 7
         end_of(transfer)
         assert np.all(dst.array == 7), f"bytes landed after the fence (seed {pair.seed})"
@@ -474,7 +474,7 @@ def check_a_closed_peer_ends_its_transfers(make_pair: MakePair) -> None:
         dst.agent.close()
         errors = [end_of(transfer) for transfer in transfers]
         assert isinstance(errors[1], PeerError | TransferError), errors[1]
-        assert lease.wait_ended(BOUND_S) == "peer-lost"
+        assert lease.ended_blocking(BOUND_S) == "peer-lost"
         raises_peer = False
         try:
             src.agent.write(src.region, src.peer.regions["kv"], [0], [1])

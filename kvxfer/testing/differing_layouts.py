@@ -46,7 +46,7 @@ class View:
         return cls(cache, array, region, name)
 
     def seen_by(self, other: Cache) -> RegionDescriptor:
-        return other.peer.wait_region(self.name, BOUND_S)
+        return other.peer.region_blocking(self.name, BOUND_S)
 
 
 def both_ways(pair: Pair, src: View, dst: View, move: Callable[[View, View, str], Any]) -> None:
@@ -68,7 +68,7 @@ def post(pair: Pair, src: View, dst: View, verb: str, src_blocks: Any, dst_block
             dst.region, src.seen_by(dst.cache), src_blocks, dst_blocks, lease=lease.id, **how
         )
     done = settle(pair, work)
-    lease.revoke()
+    lease.revoke_blocking()
     return done
 
 
@@ -160,7 +160,7 @@ def check_pages_of_unequal_size(make_pair: MakePair) -> None:
                     wanted[:, :, moved.start : moved.stop] = rows[:, :, moved.start : moved.stop]
                     got = dst.array[:, :, to_ids].swapaxes(3, 4).reshape(wanted.shape)
                     np.testing.assert_array_equal(got, wanted, f"{page} {tokens} {verb}")
-            dst.region.deregister()
+            dst.region.deregister_blocking()
 
 
 def check_a_part_of_a_block_completes_what_needs_no_more(make_pair: MakePair) -> None:

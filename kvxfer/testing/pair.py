@@ -120,7 +120,7 @@ def connected_pair(
         ]
         to_prefill = decode.connect_blocking(prefill.address, _CONNECT_TIMEOUT_S)
         to_decode = prefill.accept_blocking("decode", _CONNECT_TIMEOUT_S)
-        to_decode.wait_region("kv", _CONNECT_TIMEOUT_S)
+        to_decode.region_blocking("kv", _CONNECT_TIMEOUT_S)
         yield Pair(
             Cache(prefill, regions[0], arrays[0], to_decode),
             Cache(decode, regions[1], arrays[1], to_prefill),

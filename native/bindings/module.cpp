@@ -345,6 +345,7 @@ class PyAgentCore {
     out["name"] = view->name;
     out["incarnation"] = from_bytes(view->incarnation);
     out["state"] = view->state;
+    out["is_ours"] = view->is_ours;
     out["rails"] = nb::cast(view->rails);
     out["notes"] = nb::cast(view->notes);
     out["code"] = static_cast<int>(view->reason.code());

@@ -87,6 +87,7 @@ struct PeerView {
   std::string state;  // "connecting", "open", "lost"
   std::vector<std::string> rails;
   std::vector<std::string> notes;
+  bool is_ours = false;  // whether we called
   Status reason;  // when lost
   std::shared_ptr<const Budget> budget;  // what it holds here, until it is lost
 };

@@ -86,7 +86,7 @@ def test_its_layouts_go_into_each_other(capsys: pytest.CaptureFixture[str]) -> N
         decode.register("kv", kv8, dst)
         for rank, layout in ((rank0, others[0]), (rank1, src)):
             made["region"] = rank.register("kv", kv, layout)
-            made["remote"] = rank.connect_blocking(decode.address).wait_region("kv")
+            made["remote"] = rank.connect_blocking(decode.address).region_blocking("kv")
             made["agent"] = rank
             exec(f"transfer = agent.write{transfers.split('incoming =')[0]}", made)
             made[f"of_{rank.name}"] = made["transfer"]

@@ -41,7 +41,7 @@ def test_caches_that_differ_for_good_are_refused_at_connect(theirs: KVLayout, wo
         assert words in str(caught.value), caught.value
         assert not prefill.peers
         # The agents stay usable: with the region gone they connect.
-        region.deregister()
+        region.deregister_blocking()
         peer = prefill.connect_blocking(decode.address, 10)
         assert peer.state == "open"
 

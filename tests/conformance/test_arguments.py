@@ -32,7 +32,7 @@ class Ends:
         self.region = self.there.register("kv", np.zeros((16, 64), np.uint8))
         self.peer = self.here.connect_blocking(self.there.address)
         self.back = self.there.accept_blocking("here")
-        self.remote = self.peer.wait_region("kv")
+        self.remote = self.peer.region_blocking("kv")
         self.lease = self.region.grant(self.back, mode="write", ttl_s=60)
         self.pending = self.here.write(self.source, self.remote, [1], [2], hold=True)
         self.incoming = self.there.expect(b"tag", [1], self.region)
@@ -91,19 +91,22 @@ TIMED: dict[str, Verb] = {
     "Agent.expect": lambda e, t: e.there.expect(b"other", [3], e.region, timeout_s=t),
     "CommandRing.wait": lambda e, t: e.ring.wait(1, t),
     "CommandRing.prepare_write": lambda e, t: e.ring.prepare_write(e.source, e.remote, [1], [2], timeout_s=t),
-    "Lease.wait_ended": lambda e, t: e.lease.wait_ended(t),
+    "Lease.ended": lambda e, t: e.lease.ended(t),
+    "Lease.ended_blocking": lambda e, t: e.lease.ended_blocking(t),
     "Peer.region": lambda e, t: e.peer.region("none", t),
-    "Peer.wait_region": lambda e, t: e.peer.wait_region("none", t),
+    "Peer.region_blocking": lambda e, t: e.peer.region_blocking("none", t),
     "Transfer.wait": lambda e, t: e.pending.wait(t),
     "Incoming.wait": lambda e, t: e.incoming.wait(t),
-    "Incoming.wait_layer": lambda e, t: e.incoming.wait_layer(0, t),
+    "Incoming.layer_blocking": lambda e, t: e.incoming.layer_blocking(0, t),
 }
 # These end something.
 ENDING: dict[str, Verb] = {
     "Agent.close": lambda e, t: e.here.close(t),
     "Agent.aclose": lambda e, t: e.here.aclose(t),
     "Lease.revoke": lambda e, t: e.lease.revoke(t),
+    "Lease.revoke_blocking": lambda e, t: e.lease.revoke_blocking(t),
     "Region.deregister": lambda e, t: e.region.deregister(t),
+    "Region.deregister_blocking": lambda e, t: e.region.deregister_blocking(t),
 }
 POSITIVE: dict[str, Verb] = {
     "Region.grant": lambda e, t: e.region.grant(e.back, [5], ttl_s=t),
@@ -125,7 +128,7 @@ COUNTED: dict[str, Verb] = {
     "CommandRing.start(layer)": lambda e, n: e.ring.start(e.prepared, 0, n),
     "CommandRing.start(num_pairs)": lambda e, n: e.ring.start(e.prepared, 0, None, n),
     "Incoming.layer": lambda e, n: e.incoming.layer(n),
-    "Incoming.wait_layer": lambda e, n: e.incoming.wait_layer(n, 0),
+    "Incoming.layer_blocking": lambda e, n: e.incoming.layer_blocking(n, 0),
     "Incoming.layer_arrived": lambda e, n: e.incoming.layer_arrived(n),
     "Transfer.release": lambda e, n: e.pending.release(n),
     "Trigger.fire": lambda e, n: e.trigger.fire(n),

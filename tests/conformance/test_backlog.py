@@ -19,7 +19,7 @@ def test_who_is_cancelled_while_it_waits_leaves_the_others_in_their_order(seed: 
     with Agent("here", AgentOptions(max_transfers_per_peer=1)) as here, Agent("there") as there:
         source = here.register("kv", np.ones((16, 64), np.uint8))
         region = there.register("kv", np.zeros((16, 64), np.uint8))
-        remote = here.connect_blocking(there.address).wait_region("kv")
+        remote = here.connect_blocking(there.address).region_blocking("kv")
         region.grant(there.accept_blocking("here"), mode="write", ttl_s=600)
         first = here.write(source, remote, [0], [0], hold=True)
         waiting = [

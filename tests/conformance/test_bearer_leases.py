@@ -37,7 +37,7 @@ class End:
     def read(self, address: str, lease: int | None) -> str:
         """Connects, where that was not done; returns how a read ended: ``"done"`` or the code."""
         peer = self.agent.connect_blocking(address, TIMEOUT_S)
-        remote = peer.wait_region("kv", TIMEOUT_S)
+        remote = peer.region_blocking("kv", TIMEOUT_S)
         read = self.agent.read(self.region, remote, IDS, IDS, lease=lease, timeout_s=TIMEOUT_S)
         try:
             read.wait(TIMEOUT_S)
@@ -76,8 +76,8 @@ def test_peers_that_connect_later_read_under_a_lease_that_they_name(make: Callab
         assert decode.read(prefill.agent.address, told) == "done"
         assert np.array_equal(decode.array[:, :, IDS], prefill.array[:, :, IDS])
     assert lease.active
-    lease.revoke()
-    assert (lease.state, lease.wait_ended(0)) == ("revoked", "revoked")
+    lease.revoke_blocking()
+    assert (lease.state, lease.ended_blocking(0)) == ("revoked", "revoked")
     assert decode.read(prefill.agent.address, told) == "lease-ended"
 
 
@@ -86,13 +86,13 @@ def test_it_ends_by_its_time_or_with_its_region(make: Callable[[str], End]) -> N
     short = prefill.region.grant(None, ttl_s=0.2)
     # A reader that sends heartbeats all the while is no reason to keep it.
     decode.read(prefill.agent.address, short.id)
-    assert short.wait_ended(TIMEOUT_S) == "expired"
+    assert short.ended_blocking(TIMEOUT_S) == "expired"
     assert decode.read(prefill.agent.address, short.id) == "lease-ended"
     lease = prefill.region.grant(None)
     prefill.agent.peers[0].disconnect()
     assert lease.active, "a peer that goes takes nothing but its own reads along"
-    prefill.region.deregister()
-    assert lease.wait_ended(TIMEOUT_S) == "region-gone"
+    prefill.region.deregister_blocking()
+    assert lease.ended_blocking(TIMEOUT_S) == "region-gone"
 
 
 def test_a_lease_to_write_needs_a_peer(make: Callable[[str], End]) -> None:

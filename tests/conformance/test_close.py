@@ -58,7 +58,7 @@ def test_memory_of_agents_that_were_dropped_is_kept_while_it_is_served() -> None
     target = memory()
     gone = weakref.ref(target)
     region = there.register("kv", target)
-    remote = here.connect_blocking(there.address).wait_region("kv")
+    remote = here.connect_blocking(there.address).region_blocking("kv")
     region.grant(there.accept_blocking("here"), mode="write", ttl_s=60)
     incoming = there.expect(b"never", [1], region)
     address = target.ctypes.data
@@ -84,7 +84,7 @@ def test_memory_is_let_go_at_the_end(end: str) -> None:
     gc.collect()
     assert gone() is not None
     if end == "deregister":
-        region.deregister()
+        region.deregister_blocking()
     elif end == "close":
         agent.close()
     else:
@@ -243,11 +243,11 @@ def test_a_region_too_many_is_refused_and_ends_no_session() -> None:
             assert caught.value.code == "exhausted"
         assert len(here.regions) == 4096
         back = there.accept_blocking("here")
-        assert back.wait_region("r4095").name == "r4095"
+        assert back.region_blocking("r4095").name == "r4095"
         assert (peer.state, back.state) == ("open", "open")
-        regions[0].deregister()
+        regions[0].deregister_blocking()
         here.register("more", pages)
-        back.wait_region("more")
+        back.region_blocking("more")
         assert (peer.state, back.state) == ("open", "open")
 
 
@@ -260,7 +260,7 @@ def verbs_of(here: Agent, there: Agent, draw: random.Random) -> list[Callable[[]
     target = there.register("kv", memory())
     peer = here.connect_blocking(there.address)
     back = there.accept_blocking("here")
-    remote = peer.wait_region("kv")
+    remote = peer.region_blocking("kv")
     lease = target.grant(back, mode="write", ttl_s=60)
     trigger = here.trigger()
     ring = here.command_ring(16)
@@ -279,7 +279,7 @@ def verbs_of(here: Agent, there: Agent, draw: random.Random) -> list[Callable[[]
     def more() -> None:
         region = here.register(f"more{draw.random()}", memory())
         _ = region.kind
-        region.deregister()
+        region.deregister_blocking()
 
     def expect() -> None:
         found = there.expect(str(draw.random()).encode(), [1, 2], target)
@@ -290,8 +290,8 @@ def verbs_of(here: Agent, there: Agent, draw: random.Random) -> list[Callable[[]
     def bearer() -> None:
         granted = target.grant(None, [draw.randrange(16)])
         assert granted.state
-        granted.revoke()
-        granted.wait_ended(BOUND_S)
+        granted.revoke_blocking()
+        granted.ended_blocking(BOUND_S)
 
     def commands() -> None:
         more = here.command_ring(8)
@@ -336,10 +336,10 @@ def verbs_of(here: Agent, there: Agent, draw: random.Random) -> list[Callable[[]
         lambda: here.accept_blocking("ghost", 0.001),
         lambda: there.wait_notification(0.001),
         lambda: there.poll_notification(),
-        lambda: incoming.wait_layer(0, 0.001),
+        lambda: incoming.layer_blocking(0, 0.001),
         lambda: incoming.wait(0.001),
-        lambda: lease.wait_ended(0.001),
-        lambda: peer.wait_region("none", 0.001),
+        lambda: lease.ended_blocking(0.001),
+        lambda: peer.region_blocking("none", 0.001),
         lambda: ring.wait(100, 0.001),
         lambda: ring.start(prepared, 0),
         lambda: (

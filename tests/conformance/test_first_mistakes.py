@@ -77,7 +77,7 @@ def test_who_has_no_right_is_told_who_gives_it_and_how(verb: str, remedy: str) -
     with Agent("prefill") as prefill, Agent("decode") as decode:
         region = prefill.register("kv", np.ones((16, 64), np.uint8))
         decode.register("kv", np.zeros((16, 64), np.uint8))
-        remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
+        remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
         with pytest.raises(
             TransferError, match=f"no {verb} lease of yours covers blocks? .*{remedy}"
         ) as caught:
@@ -92,7 +92,7 @@ def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once() -> None:
         decode.register("kv", target)
         peer = prefill.connect_blocking(decode.address, 10)
         incoming = decode.expect(b"req", blocks=[9, 10])
-        remote = peer.wait_region("kv")
+        remote = peer.region_blocking("kv")
         with pytest.raises(TransferError, match="block 11 is not among the 2 that were named") as caught:
             prefill.write(source, remote, [1, 2, 3], [9, 10, 11], notify=b"req", timeout_s=20).wait(10)
         assert caught.value.code == "refused"
@@ -140,7 +140,7 @@ def test_an_argument_of_another_kind_is_named(name: str, value: Any, words: str,
     with Agent("prefill") as prefill, Agent("decode") as decode:
         source = prefill.register("kv", np.ones((16, 64), np.uint8))
         region = decode.register("kv", np.zeros((16, 64), np.uint8))
-        remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
+        remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
         region.grant(decode.accept_blocking("prefill", 10), mode="write", ttl_s=60)
         if repeated:
             prefill.write(source, remote, [1], [9]).wait(10)
@@ -157,7 +157,7 @@ def test_numbers_of_numpy_are_numbers(repeated: bool) -> None:
     with Agent("prefill") as prefill, Agent("decode") as decode:
         source = prefill.register("kv", np.ones((16, 64), np.uint8))
         region = decode.register("kv", np.zeros((16, 64), np.uint8))
-        remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
+        remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
         lease = region.grant(decode.accept_blocking("prefill", 10), mode="write", ttl_s=60)
         numbers: dict[str, Any] = {
             "priority": np.uint8(3),
@@ -191,7 +191,7 @@ def test_block_ids_of_every_kind_mean_the_same(blocks: Any) -> None:
         source = prefill.register("kv", pages)
         target = np.zeros((16, 64), np.uint8)
         region = decode.register("kv", target)
-        remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
+        remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
         region.grant(decode.accept_blocking("prefill", 10), mode="write", ttl_s=60)
         prefill.write(source, remote, [1], [3]).wait(10)
         prefill.write(source, remote, [1, 2], blocks).wait(10)
@@ -203,7 +203,7 @@ def test_what_never_came_is_counted_and_what_was_never_released_is_said() -> Non
     with Agent("prefill") as prefill, Agent("decode") as decode:
         source = prefill.register("kv", np.ones((16, 64), np.uint8))
         decode.register("kv", np.zeros((16, 64), np.uint8))
-        remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
+        remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
         incoming = decode.expect(b"req", blocks=[9, 10], timeout_s=0.2)
         held = prefill.write(source, remote, [1], [9], notify=b"other", timeout_s=0.2, hold=True)
         with pytest.raises(TransferError, match=r"^2 of the 2 blocks of region 'kv' that were expected"):
@@ -228,6 +228,6 @@ def test_a_rail_that_cannot_reach_a_region_says_why_in_its_notes() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert len(region.notes) == 1
         assert re.match("shm: dup of a pool's descriptor: Too many open files", region.notes[0])
-        region.deregister()
+        region.deregister_blocking()
         with pytest.raises(UsageError, match="was deregistered"):
             _ = region.notes

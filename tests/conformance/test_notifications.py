@@ -21,7 +21,7 @@ class Ends:
         self.prefill, self.decode = prefill, decode
         source = prefill.register("kv", np.ones((4, 64), np.uint8))
         region = decode.register("kv", np.zeros((4, 64), np.uint8))
-        remote = prefill.connect_blocking(decode.address, 10).wait_region("kv")
+        remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
         region.grant(decode.accept_blocking("prefill", 10), mode="write", ttl_s=60)
         self.note: Callable[[bytes], Transfer] = lambda payload: prefill.write(
             source, remote, [1], [2], notify=payload

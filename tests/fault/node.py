@@ -128,13 +128,13 @@ class Node:
 
     def connect(self, address: str, timeout_s: float = BOUND_S) -> int:
         peer = self.agent.connect_blocking(address, timeout_s)
-        peer.wait_region("kv", timeout_s)
+        peer.region_blocking("kv", timeout_s)
         self.peers.append(peer)
         return len(self.peers) - 1
 
     def accept(self, name: str, timeout_s: float = BOUND_S) -> int:
         peer = self.agent.accept_blocking(name, timeout_s)
-        peer.wait_region("kv", timeout_s)
+        peer.region_blocking("kv", timeout_s)
         self.peers.append(peer)
         return len(self.peers) - 1
 
@@ -177,11 +177,11 @@ class Node:
         return str(self.leases[lease].state)
 
     def revoke(self, lease: int = -1) -> str:
-        self.leases[lease].revoke()
+        self.leases[lease].revoke_blocking()
         return str(self.leases[lease].state)
 
     def wait_lease(self, lease: int = -1, timeout_s: float = BOUND_S) -> str:
-        return str(self.leases[lease].wait_ended(timeout_s))
+        return str(self.leases[lease].ended_blocking(timeout_s))
 
     def write(self, ids: list[int] | None = None, peer: int = -1, **options: Any) -> int:
         return self._post(self.agent.write, ids, peer, options)
@@ -214,7 +214,7 @@ class Node:
         self.works[work].release(num_layers)
 
     def wait_layer(self, layer: int, work: int = -1, timeout_s: float = BOUND_S) -> None:
-        self.works[work].wait_layer(layer, timeout_s)
+        self.works[work].layer_blocking(layer, timeout_s)
 
     def cancel(self, work: int = -1) -> None:
         self.works[work].cancel()
@@ -231,7 +231,7 @@ class Node:
         return None
 
     def deregister(self) -> None:
-        self.region.deregister()
+        self.region.deregister_blocking()
 
     def stats(self) -> AgentStats:
         return self.agent.stats()
@@ -303,11 +303,11 @@ class Node:
             "peer.rails": lambda: peer.rails,
             "disconnect": peer.disconnect,
             "grant": lambda: self.region.grant(peer, None, "read"),
-            "revoke": lease.revoke,
-            "lease.wait": lambda: lease.wait_ended(0.1),
+            "revoke": lease.revoke_blocking,
+            "lease.wait": lambda: lease.ended_blocking(0.1),
             "wait": lambda: work.wait(0.1),
             "cancel": work.cancel,
-            "deregister": self.region.deregister,
+            "deregister": self.region.deregister_blocking,
             "write": lambda: self.agent.write(self.region, self._told, [0], [0]),
             "read": lambda: self.agent.read(self.region, self._told, [0], [0]),
         }

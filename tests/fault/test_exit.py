@@ -19,7 +19,7 @@ a, b = Agent("a"), Agent("b")
 src = a.register("kv", np.ones((16, 64), np.uint8))
 dst = b.register("kv", np.zeros((16, 64), np.uint8))
 peer = a.connect_blocking(b.address)
-remote = peer.wait_region("kv")
+remote = peer.region_blocking("kv")
 lease = dst.grant(b.accept_blocking("a"), mode="write", ttl_s=600)
 pending = a.write(src, remote, [1], [2], hold=True, timeout_s=600)
 incoming = b.expect(b"tag", [1], timeout_s=600)
@@ -40,19 +40,19 @@ async def await_all():
 
 verbs = {
     "wait": pending.wait,
-    "wait_layer": lambda: incoming.wait_layer(0),
+    "layer_blocking": lambda: incoming.layer_blocking(0),
     "accept": lambda: a.accept_blocking("ghost"),
     "wait_notification": a.wait_notification,
-    "wait_region": lambda: peer.wait_region("none", None),
-    "wait_ended": lease.wait_ended,
+    "region_blocking": lambda: peer.region_blocking("none", None),
+    "ended_blocking": lease.ended_blocking,
     "ring": lambda: ring.wait(1),
     "poll": over_and_over(a.poll),
     "stats": over_and_over(a.stats),
     "state": over_and_over(lambda: (lease.state, peer.state, pending.state, a.peers)),
     "write": over_and_over(lambda: a.write(src, remote, [1, 2], range(3, 5)).wait()),
     "cancel": over_and_over(lambda: a.write(src, remote, [1], [2], hold=True).cancel()),
-    "grant": over_and_over(lambda: dst.grant(None, [1]).revoke()),
-    "register": over_and_over(lambda: a.register("more", np.zeros((2, 8), np.uint8)).deregister()),
+    "grant": over_and_over(lambda: dst.grant(None, [1]).revoke_blocking()),
+    "register": over_and_over(lambda: a.register("more", np.zeros((2, 8), np.uint8)).deregister_blocking()),
     "connect": over_and_over(lambda: a.connect_blocking(b.address)),
     "agents": over_and_over(lambda: Agent("more").close()),
     "asyncio": lambda: asyncio.run(await_all()),
@@ -80,8 +80,8 @@ elif ending == "drop":
 """
 
 VERBS = (
-    "wait wait_layer accept wait_notification wait_region wait_ended ring poll stats state write cancel "
-    "grant register connect agents asyncio"
+    "wait layer_blocking accept wait_notification region_blocking ended_blocking ring poll stats state write "
+    "cancel grant register connect agents asyncio"
 )
 
 

@@ -37,8 +37,8 @@ class Ends:
         here = dst.accept_blocking("src", TIMEOUT_S)
         target.grant(here, None, "write", ttl_s=TIMEOUT_S)
         self.lease = self.region.grant(there, None, "read", ttl_s=TIMEOUT_S)
-        self.remote = there.wait_region("kv", TIMEOUT_S)
-        self.target, self.source = target, here.wait_region("kv", TIMEOUT_S)
+        self.remote = there.region_blocking("kv", TIMEOUT_S)
+        self.target, self.source = target, here.region_blocking("kv", TIMEOUT_S)
         self.stream = torch.cuda.Stream()
 
     def write(self, after: Any) -> kvxfer.Transfer:

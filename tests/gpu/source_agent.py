@@ -56,12 +56,12 @@ def main() -> None:
                 case ["handles"]:
                     print(_native.gpu_pool_handles(0) or "torch's own", flush=True)
                 case ["revoke"]:
-                    leases[0].revoke()
+                    leases[0].revoke_blocking()
                     pages.zero_()
                     torch.cuda.synchronize()
                     print("revoked", flush=True)
                 case ["deregister"]:
-                    regions[0].deregister()
+                    regions[0].deregister_blocking()
                     print("deregistered", flush=True)
 
 

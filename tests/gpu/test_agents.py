@@ -73,7 +73,9 @@ class Decode:
         self.region = self.agent.register("cache", self.cache, layout)
         self.host_region = self.agent.register("host cache", self.host, layout)
         self.peer = self.agent.connect_blocking(source.address, TIMEOUT_S)
-        self.remote = {name: self.peer.wait_region(name, TIMEOUT_S) for name in ("pages", "target", "host")}
+        self.remote = {
+            name: self.peer.region_blocking(name, TIMEOUT_S) for name in ("pages", "target", "host")
+        }
         assert source.answer() == "granted"
 
     def read(self, region: kvxfer.Region, name: str) -> kvxfer.Transfer:
@@ -181,7 +183,7 @@ def test_agents_of_one_process_stage_over_tcp(device: str) -> None:
         source.grant(prefill.accept_blocking(timeout_s=TIMEOUT_S), mode="read", ttl_s=300)
         blocks = list(range(shape[1]))
         transfer = decode.read(
-            region, peer.wait_region("pages", TIMEOUT_S), blocks, blocks[::-1], timeout_s=TIMEOUT_S
+            region, peer.region_blocking("pages", TIMEOUT_S), blocks, blocks[::-1], timeout_s=TIMEOUT_S
         )
         transfer.wait(TIMEOUT_S)
         torch.cuda.synchronize()

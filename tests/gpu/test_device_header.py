@@ -70,7 +70,7 @@ def test_a_kernel_of_many_ctas_lets_a_transfer_go(module_of: Any) -> None:
         region, target = src.register("kv", page), dst.register("kv", landed)
         there = src.connect_blocking(dst.address, TIMEOUT_S)
         target.grant(dst.accept_blocking("src", TIMEOUT_S), None, "write", ttl_s=TIMEOUT_S)
-        remote = there.wait_region("kv", TIMEOUT_S)
+        remote = there.region_blocking("kv", TIMEOUT_S)
         write = module_of((EXAMPLES / "write_layer.cu").read_text(), "write_layer")
         trigger = src.trigger()
         for run in range(50):
@@ -116,7 +116,7 @@ def test_ctas_start_the_transfer_of_each_page(module_of: Any) -> None:
         target = dst.register("kv", landed, layout_of(landed, "lbtd"))
         there = src.connect_blocking(dst.address, TIMEOUT_S)
         target.grant(dst.accept_blocking("src", TIMEOUT_S), None, "write", ttl_s=TIMEOUT_S)
-        remote = there.wait_region("kv", TIMEOUT_S)
+        remote = there.region_blocking("kv", TIMEOUT_S)
         post = module_of((EXAMPLES / "post_pages.cu").read_text(), "post_pages")
         blocks = np.random.default_rng(1).permutation(num_blocks)
         table = torch.tensor(blocks, dtype=torch.int32, device="cuda")

@@ -64,6 +64,6 @@ def test_a_destination_in_the_pool_is_filled() -> None:
             region = decode.agent.register("in the pool", cache, layout)
             decode.read(region, "pages").wait(TIMEOUT_S)
             require_same(cache, decode.pattern(1).flip(1))
-            region.deregister()
+            region.deregister_blocking()
     finally:
         source.kill()

@@ -86,7 +86,7 @@ def test_a_stream_goes_on_however_its_transfer_fails(ends: Ends, how: str) -> No
     if how == "cancel":
         transfer.cancel()
     elif how == "revoke":
-        ends.lease.revoke()
+        ends.lease.revoke_blocking()
     elif how == "peer":
         ends.src.close()
     elif how == "agent":
@@ -140,7 +140,7 @@ def test_pages_of_host_memory_are_waited_for_too(ends: Ends) -> None:
     region, target = ends.src.register("host", pages), ends.dst.register("host", landed)
     (there,), (here,) = ends.src.peers, ends.dst.peers
     lease = region.grant(there, None, "read", ttl_s=TIMEOUT_S)
-    source = here.wait_region("host", TIMEOUT_S)
+    source = here.region_blocking("host", TIMEOUT_S)
     trigger = ends.dst.trigger()
     transfer = ends.dst.read(
         target, source, [0, 1], [2, 3], after=trigger, lease=lease.id, timeout_s=TIMEOUT_S

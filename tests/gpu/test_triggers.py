@@ -102,7 +102,7 @@ def test_a_capture_takes_no_harm_from_agents(ends: Ends) -> None:
         try:
             region = ends.src.register("more", more)
             ends.write(event).wait(TIMEOUT_S)
-            region.deregister()
+            region.deregister_blocking()
         except Exception as error:
             errors.append(error)
 

@@ -122,6 +122,7 @@ class FakeCore:
             "name": name,
             "incarnation": name.encode().ljust(16),
             "state": state,
+            "is_ours": False,
             "rails": ["shm"],
             "notes": [],
             "code": 0,

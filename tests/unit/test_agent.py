@@ -86,7 +86,7 @@ def test_a_name_is_one_regions_at_a_time(ends: Ends) -> None:
     with pytest.raises(UsageError, match="region 'kv' is registered already"):
         ends.agent.register("kv", ends.array, ends.layout)
     assert ends.agent.regions["kv"] is ends.region
-    ends.region.deregister()
+    ends.region.deregister_blocking()
     again = ends.agent.register("kv", ends.array, ends.layout)
     assert ends.agent.regions["kv"] is again
 
@@ -116,20 +116,29 @@ def test_a_layout_beyond_the_memory_is_refused(ends: Ends) -> None:
 
 def test_deregister_lets_go_and_forgets_programs(ends: Ends) -> None:
     ends.agent.write(ends.region, ends.remote, [1], [2])
-    ends.region.deregister()
-    ends.region.deregister()
+    ends.region.deregister_blocking()
+    ends.region.deregister_blocking()
     assert ends.core.called("deregister") == [(1, -1.0)]
     assert not ends.agent.regions
     assert ends.agent.stats()["programs"] == 0
 
 
+async def test_deregister_is_awaited_off_the_loop(ends: Ends) -> None:
+    ends.core.is_copying = True
+    with pytest.raises(TimeoutError, match="do not free its memory before"):
+        await ends.region.deregister(timeout_s=2)
+    ends.core.is_copying = False
+    await ends.region.deregister()
+    assert not ends.agent.regions
+
+
 def test_a_region_is_kept_while_a_device_copies_there(ends: Ends) -> None:
     ends.core.is_copying = True
     with pytest.raises(TimeoutError, match="do not free its memory before"):
-        ends.region.deregister(timeout_s=2)
+        ends.region.deregister_blocking(timeout_s=2)
     assert ends.agent.regions == {"kv": ends.region}
     ends.core.is_copying = False
-    ends.region.deregister()
+    ends.region.deregister_blocking()
     assert ends.core.called("deregister") == [(1, 2), (1, -1.0)]
     assert not ends.agent.regions
 
@@ -278,7 +287,7 @@ def test_what_is_no_region_is_named(ends: Ends) -> None:
 
 
 def test_a_region_that_was_deregistered_is_named(ends: Ends) -> None:
-    ends.region.deregister()
+    ends.region.deregister_blocking()
     verbs: list[Callable[[], object]] = [
         lambda: ends.agent.write(ends.region, ends.remote, [1], [2]),
         lambda: ends.agent.read(ends.region, ends.remote, [1], [2]),
@@ -375,15 +384,34 @@ def test_a_lease_under_which_a_device_copies_has_not_ended(ends: Ends) -> None:
     lease = ends.region.grant(ends.peer, [7, 9], "write")
     ends.core.is_copying = True
     with pytest.raises(TimeoutError, match="do not use its blocks before it has ended"):
-        lease.revoke(timeout_s=0)
+        lease.revoke_blocking(timeout_s=0)
     assert ends.core.called("revoke") == [(lease.id, 0.0)]
     assert not lease.active
     assert lease.state is LeaseState.ENDING
     with pytest.raises(TimeoutError):
-        lease.wait_ended(0)
+        lease.ended_blocking(0)
     ends.core.is_copying = False
-    lease.revoke()
-    assert lease.wait_ended(0) == "revoked"
+    lease.revoke_blocking()
+    assert lease.ended_blocking(0) == "revoked"
+
+
+async def test_revoke_ends_the_right_when_called_and_is_awaited_for_the_fence(ends: Ends) -> None:
+    lease = ends.region.grant(ends.peer, [7, 9], "write")
+    ends.core.is_copying = True
+    fence = lease.revoke()
+    assert lease.state is LeaseState.ENDING
+    with pytest.raises(TimeoutError, match="do not use its blocks before it has ended"):
+        await lease.revoke(timeout_s=0)
+    waiting = asyncio.create_task(fence)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    ends.core.lease_states[lease.id] = "revoked"
+    ends.core.happen("lease-ended", lease=lease.id)
+    await waiting
+    ends.core.is_copying = False
+    async with ends.region.grant(ends.peer, [7], "write") as another:
+        assert another.active
+    assert await another.ended() == "revoked"
 
 
 def test_a_peer_that_native_code_has_forgotten_stays_lost(ends: Ends, fake_core: list[Any]) -> None:
@@ -417,13 +445,13 @@ def test_a_lease_that_native_code_has_forgotten_has_ended(ends: Ends) -> None:
         raise NativeError(CODES["invalid-argument"], f"there is no lease {number} (any more)")
 
     seen = ends.region.grant(ends.peer, [1])
-    seen.revoke()
+    seen.revoke_blocking()
     assert seen.state is LeaseState.REVOKED
     unseen = ends.region.grant(ends.peer, [1])
     ends.core.lease_state = forgotten
     assert (seen.state, unseen.state) == ("revoked", "ended")
     assert not unseen.active
-    assert unseen.wait_ended(0) == "ended"
+    assert unseen.ended_blocking(0) == "ended"
 
 
 def test_grant_and_revoke(ends: Ends) -> None:
@@ -433,7 +461,7 @@ def test_grant_and_revoke(ends: Ends) -> None:
         assert (ttl_s, renewable) == (30, True)
         assert lease.active
     assert lease.state == "revoked"
-    assert lease.wait_ended(0) == "revoked"
+    assert lease.ended_blocking(0) == "revoked"
     ends.region.grant(ends.peer)
     assert ends.core.called("grant")[1][3] is True
     wrong: tuple[dict[str, Any], ...] = ({"mode": "own"}, {"ttl_s": 0}, {"blocks": []})
@@ -517,9 +545,22 @@ async def test_accept_waits(fake_core: list[Any]) -> None:
     fake_core[0].add_peer(6, "decode")
     fake_core[0].happen("peer-up", peer=6)
     assert (await waiting).id == 6
-    assert (await agent.accept()).id == 6
+    assert (await agent.accept()).id == 5
     with pytest.raises(TimeoutError, match="nobody"):
         agent.accept_blocking("nobody", 0)
+
+
+async def test_accept_returns_each_caller_once_and_no_peer_that_was_called(fake_core: list[Any]) -> None:
+    agent = Agent("decode")
+    core = fake_core[0]
+    for number in (3, 4, 5, 6):
+        core.add_peer(number, f"prefill-{number}")
+    core.known[4]["is_ours"] = True
+    assert (await agent.accept("prefill-5")).id == 5
+    assert [(await agent.accept()).id, agent.accept_blocking().id] == [3, 6]
+    assert agent.accept_blocking("prefill-3").id == 3  # by its name, as often as it is asked for
+    with pytest.raises(TimeoutError, match="no peer has connected"):
+        agent.accept_blocking(timeout_s=0)
 
 
 async def test_notifications_in_either_way(ends: Ends) -> None:
@@ -552,7 +593,7 @@ async def test_a_region_of_a_peer_can_be_waited_for(ends: Ends) -> None:
     ends.core.happen("region", peer=1, region=72)
     assert (await waiting).id == 72
     with pytest.raises(UsageError, match="it has: kv, later"):
-        ends.peer.wait_region("never", 0)
+        ends.peer.region_blocking("never", 0)
 
 
 # ---- the end ------------------------------------------------------------------------------------

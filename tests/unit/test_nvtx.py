@@ -34,7 +34,7 @@ with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
     while not set(sys.argv[1:]) <= set(here.rails) and time.monotonic() < until:
         time.sleep(0.001)  # who moves the bytes has the rail a moment later
     target.grant(here, None, "write", ttl_s=60)
-    remote = there.wait_region("kv", 60)
+    remote = there.region_blocking("kv", 60)
     trigger = src.trigger()
     written = src.write(region, remote, [1, 2], [3, 4], after=trigger, timeout_s=60)
     trigger.fire()

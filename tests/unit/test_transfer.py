@@ -82,9 +82,9 @@ async def test_layers_arrive_in_any_order(incoming: tuple[Any, Incoming]) -> Non
         with pytest.raises(TransferError):
             await waiting[layer]
     await work.layer(6)
-    work.wait_layer(6, 0)
+    work.layer_blocking(6, 0)
     with pytest.raises(TransferError):
-        work.wait_layer(5, 0)
+        work.layer_blocking(5, 0)
 
 
 def test_layers_of_others_are_refused(incoming: tuple[Any, Incoming]) -> None:
@@ -93,7 +93,7 @@ def test_layers_of_others_are_refused(incoming: tuple[Any, Incoming]) -> None:
         with pytest.raises(UsageError, match="4 to 6"):
             work.layer_arrived(layer)
     with pytest.raises(TimeoutError):
-        work.wait_layer(4, 0)
+        work.layer_blocking(4, 0)
 
 
 async def test_cancelled_await_leaves_the_transfer(incoming: tuple[Any, Incoming]) -> None:

@@ -51,7 +51,7 @@ class LateStream:
     def hold(self, work: kvxfer.Transfer | kvxfer.Incoming, layer: int) -> bool:
         def wait() -> None:
             try:
-                work.wait_layer(layer, 20)
+                work.layer_blocking(layer, 20)
             except kvxfer.KvxferError:
                 pass  # a stream goes on
 

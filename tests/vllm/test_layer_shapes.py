@@ -154,7 +154,7 @@ def test_a_draft_that_lacks_bytes_is_not_taken_for_whole() -> None:
     with engine("prefill") as prefill, engine("decode") as decode:
         source = handover(prefill)
         (_, lease) = prefill[0].half._kept._kept.popitem()[1].leases
-        lease.revoke()
+        lease.revoke_blocking()
         decode[0].half.step(order(source))
         (result,) = ended(decode, prefill)
         assert result.failed == {"a": set(DST)}

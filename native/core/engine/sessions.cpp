@@ -200,6 +200,7 @@ std::optional<PeerView> Sessions::view(SessionKey key) const {
   view.name = peer->name();
   view.incarnation = peer->session().peer().incarnation;
   view.state = peer->up_ ? "open" : "connecting";
+  view.is_ours = peer->role() == SessionRole::kInitiator;
   view.notes = peer->notes();
   view.budget = peer->budget_;
   return view;

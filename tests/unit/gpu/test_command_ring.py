@@ -33,7 +33,7 @@ class Two:
         self.there = src.connect_blocking(dst.address, TIMEOUT_S)
         self.here = dst.accept_blocking("src", TIMEOUT_S)
         self.lease = self.target.grant(self.here, [0, 4, 5, 6, 7], "write", ttl_s=TIMEOUT_S)
-        self.remote = self.there.wait_region("kv", TIMEOUT_S)
+        self.remote = self.there.region_blocking("kv", TIMEOUT_S)
         self.ring = src.command_ring(16)
 
     def prepare(self, **options: Any) -> Any:
@@ -130,7 +130,7 @@ def test_a_full_ring_says_so(two: Two) -> None:
 
 def test_a_lease_that_was_revoked_fails_the_command(two: Two) -> None:
     prepared = two.prepare()
-    two.lease.revoke()
+    two.lease.revoke_blocking()
     assert two.ring.start(prepared, 0)
     two.ring.wait(1, TIMEOUT_S)
     (failure,) = two.ring.take_failures()
@@ -222,7 +222,7 @@ def test_pages_of_unlike_size_are_not_prepared() -> None:
         small, large = np.zeros((1, 4, 2, 64), np.uint8), np.zeros((1, 4, 4, 64), np.uint8)
         region = src.register("kv", small, KVLayout.from_tensor(small, "lbtd"))
         dst.register("kv", large, KVLayout.from_tensor(large, "lbtd"))
-        remote = src.connect_blocking(dst.address, TIMEOUT_S).wait_region("kv", TIMEOUT_S)
+        remote = src.connect_blocking(dst.address, TIMEOUT_S).region_blocking("kv", TIMEOUT_S)
         with src.command_ring() as ring, pytest.raises(UsageError, match="differ in size") as raised:
             ring.prepare_write(region, remote, [0], [0])
         assert raised.value.code == "unsupported"

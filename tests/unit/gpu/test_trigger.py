@@ -263,9 +263,9 @@ class Two:
     def post(self, write: bool, after: Any, **options: Any) -> kvxfer.Transfer:
         options.setdefault("timeout_s", TIMEOUT_S)
         if write:
-            remote = self.there.wait_region("kv", TIMEOUT_S)
+            remote = self.there.region_blocking("kv", TIMEOUT_S)
             return self.src.write(self.region, remote, [1, 5], [2, 3], after=after, **options)
-        remote = self.here.wait_region("kv", TIMEOUT_S)
+        remote = self.here.region_blocking("kv", TIMEOUT_S)
         return self.dst.read(self.target, remote, [1, 5], [2, 3], after=after, **options)
 
 
