@@ -266,7 +266,7 @@ def test_layouts_that_do_not_fit_post_nothing(
     assert caught.value.code in {"layout-mismatch", "unsupported"}, caught.value
     assert len(str(caught.value)) > 30
     assert there.holds(3)
-    odd.deregister()
+    odd.deregister_blocking()
     still_works(here, there)
 
 
