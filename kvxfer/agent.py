@@ -110,9 +110,8 @@ class Agent:
             self._start(name, options, directory, metadata or {})
         except BaseException:
             self._core.close(0.0)  # else it would go on for as long as the exception is kept
-            if self._publication is not None:
-                with suppress(Exception):  # what was published in part, or will be late
-                    self._publication.end(0.0)
+            with suppress(Exception):  # what was published in part, or will be late
+                self._withdraw(0.0)
             raise
 
     def _start(
@@ -229,8 +228,8 @@ class Agent:
         try:
             self._end(timeout_s)
         finally:
-            if self._publication is not None and self.closed:
-                self._publication.end(max(timeout_s - (time.monotonic() - begun), 0.0))
+            if self._completions.lost:
+                self._withdraw(max(timeout_s - (time.monotonic() - begun), 0.0))
 
     async def aclose(self, timeout_s: float = 5.0) -> None:
         """Closes without blocking the event loop: `close` in a thread."""
@@ -241,6 +240,10 @@ class Agent:
             # The readers of this loop must go from this loop.
             self._completions.stop_watching()
             await asyncio.to_thread(self.close, timeout_s)
+
+    def _withdraw(self, timeout_s: float) -> None:
+        if self._publication is not None:
+            self._publication.end(timeout_s)
 
     def _end(self, timeout_s: float) -> None:
         self._completions.stop_watching()

@@ -100,7 +100,7 @@ class Publication:
             if withdrawn.done():
                 raise
             logger().warning(
-                "kvxfer: %s is closed, but its directory did not withdraw it in %g s", entry.name, timeout_s
+                "kvxfer: %s is closed, but its directory has not withdrawn it in close's time", entry.name
             )
             withdrawn.add_done_callback(lambda late: _log_late(entry.name, late))
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvxfer.directory import Change, ChangeKind, Entry, MemoryDirectory
-from kvxfer.errors import UsageError
+from kvxfer.errors import PeerError, UsageError
 from kvxfer.testing import directories
 from kvxfer.testing.directories import BOUND_S, entry
 
@@ -75,7 +75,7 @@ class Sleeper:
 def test_nothing_is_left_of_those_who_came_and_went() -> None:
     subject = InProcess()
     with subject.open() as directory:
-        with pytest.raises(directories.PeerError, match="known: nobody"):
+        with pytest.raises(PeerError, match="known: nobody"):
             directory.resolve_blocking("nobody", 0.001)
         watch = directory.watch_blocking()
         for number in range(1000):

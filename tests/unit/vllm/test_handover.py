@@ -190,3 +190,6 @@ def test_settings_reach_the_agent(tmp_path: Any) -> None:
     assert options.listen == "tcp://[fd00::1]:0"
     assert options.secret == b"0123456789abcdef"
     assert options.transports == ("tcp",)
+    assert options.advertise is None
+    everywhere = Settings(host="0.0.0.0", advertise="fd00::7").agent_options()
+    assert (everywhere.listen, everywhere.advertise) == ("tcp://0.0.0.0:0", "tcp://[fd00::7]")
