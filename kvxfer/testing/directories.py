@@ -288,8 +288,10 @@ def check_a_slow_reader_is_told_how_things_stand(subject: DirectorySubject, seed
                 said = entry(f"agent-{rng.randrange(5)}", rng.randrange(1, 4), n=str(rng.randrange(2)))
                 if rng.random() < 0.6:
                     directory.publish(said)
-                else:
-                    directory.withdraw(said.name, said.incarnation)
+                    continue
+                directory.withdraw(said.name, said.incarnation)
+                for there in directory.list(said.name):
+                    directory.withdraw(there.name, there.incarnation)
             assert slow.take_all(watch) <= 2 * 5 + 5, "what a slow reader is told grows with what happens"
             assert slow.agrees_with(directory)
 

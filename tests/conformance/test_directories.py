@@ -39,7 +39,7 @@ def until(is_so: Callable[[], object]) -> None:
 class Unwell(MemoryDirectory):
     """A directory whose verbs fail, or hang until `recover`; it counts what it is asked.
 
-    Publishing fails, and hangs, when the entry is there: half done is the worst of both.
+    Publishing fails, and hangs, when the entry is there, half done; renewing before it is renewed.
     """
 
     def __init__(self, *ailments: str, clock: Callable[[], float] | None = None) -> None:
@@ -64,9 +64,12 @@ class Unwell(MemoryDirectory):
             self.recovered.wait(BOUND_S)
 
     def publish(self, entry: Entry, ttl_s: float | None = None, *, replace: bool = True) -> bool:
+        if not replace:
+            self._suffer("renew")
         done = super().publish(entry, ttl_s, replace=replace)
         self.told.append(done)
-        self._suffer("publish" if replace else "renew")
+        if replace:
+            self._suffer("publish")
         return done
 
     def withdraw(self, name: str, incarnation: bytes) -> None:
@@ -273,12 +276,16 @@ def test_an_entry_is_renewed_for_as_long_as_its_agent_lives(log: pytest.LogCaptu
 
 
 def test_a_late_renewal_brings_nobody_back() -> None:
-    directory = Unwell("renew hangs")
+    directory = Unwell("renew hangs", clock=lambda: 0.0)
     agent = Agent("agent", AgentOptions(directory_ttl_s=HASTY_TTL_S), directory=directory)
     until(lambda: "renew" in directory.asked)
     agent.close(SHORT_S)
+    assert agent._publication is not None
+    renewing = agent._publication._publishing
+    assert renewing is not None
+    assert renewing.is_alive()
     directory.recover()
-    until(lambda: "withdraw" in directory.asked)
+    renewing.join(BOUND_S)
     until(lambda: not directory.list())
 
 
