@@ -6,11 +6,10 @@ Names are loaded when they are first used, so that importing kvxfer costs next t
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvxfer import directory as directory
     from kvxfer import gpu as gpu
     from kvxfer import plan as plan
     from kvxfer.agent import Agent
-    from kvxfer.directory import Directory
-    from kvxfer.directory.in_process import MemoryDirectory
     from kvxfer.errors import (
         AgentError,
         ExhaustedError,
@@ -46,14 +45,12 @@ _HOME = {
     "AgentStats": "session.stats",
     "BlockTable": "memory.block_table",
     "CommandRing": "gpu.command_ring",
-    "Directory": "directory",
     "ExhaustedError": "errors",
     "Incoming": "transfer",
     "KVLayout": "layout.kv_layout",
     "KvxferError": "errors",
     "Lease": "lease",
     "LeaseState": "lease",
-    "MemoryDirectory": "directory.in_process",
     "Notification": "notification",
     "Peer": "peer",
     "PeerError": "errors",
@@ -71,7 +68,12 @@ _HOME = {
     "use_huge_pages": "memory.huge_pages",
 }
 # Modules with public names of their own; ``kvxfer.gpu.offer_stores`` needs no import of kvxfer.gpu.
-_MODULES = {"engine_layouts": "layout.engine_layouts", "gpu": "gpu", "plan": "plan"}
+_MODULES = {
+    "directory": "directory",
+    "engine_layouts": "layout.engine_layouts",
+    "gpu": "gpu",
+    "plan": "plan",
+}
 
 __all__ = [
     "Agent",
@@ -80,14 +82,12 @@ __all__ = [
     "AgentStats",
     "BlockTable",
     "CommandRing",
-    "Directory",
     "ExhaustedError",
     "Incoming",
     "KVLayout",
     "KvxferError",
     "Lease",
     "LeaseState",
-    "MemoryDirectory",
     "Notification",
     "Peer",
     "PeerError",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kvxfer._native import AgentCore, NativeError
+from kvxfer.address import Address, published, published_towards
 from kvxfer.arguments import seconds
+from kvxfer.directory.entry import Entry
 from kvxfer.errors import AgentError, UsageError, translate
 from kvxfer.gpu.trigger import Trigger, resolve, trigger_of
 from kvxfer.layout.kv_layout import KVLayout
@@ -21,9 +25,11 @@ from kvxfer.session.accepting import Accepting
 from kvxfer.session.completion import Completions
 from kvxfer.session.connecting import Connecting
 from kvxfer.session.inbox import Inbox
+from kvxfer.session.looking_up import Names
 from kvxfer.session.peer_table import PeerTable
 from kvxfer.session.posting import Poster
 from kvxfer.session.program_cache import ProgramCache
+from kvxfer.session.publication import Publication
 from kvxfer.session.region_table import RegionTable
 from kvxfer.transfer import Incoming, Transfer
 
@@ -32,10 +38,6 @@ if TYPE_CHECKING:
     from kvxfer.directory import Directory
     from kvxfer.gpu.command_ring import CommandRing
     from kvxfer.session.stats import AgentStats
-
-
-# native/core/wire.h: kMaxName.
-_MAX_NAME_NBYTES = 128
 
 
 class Agent:
@@ -55,10 +57,13 @@ class Agent:
         What peers call it, at most 128 bytes; unique where a directory is used.
     options
         How it behaves.
-    listen, secret
+    listen, advertise, secret
         Taken instead of the options' when given.
     directory
-        Where it publishes its address, and looks up names to connect to.
+        Where it publishes its `entry`, unless it accepts nobody, and looks up names to connect to. One that
+        is slow or hangs costs the options' ``connect_timeout_s`` here, and holds up no other call.
+    metadata
+        What the directory tells others of it: at most 32 texts by name, 4096 bytes together.
 
     Raises
     ------
@@ -67,6 +72,8 @@ class Agent:
         The agent is to have a GPU, and kernels cannot run there, with the reason.
     AgentError
         The address cannot be listened on, or the system refuses a resource.
+    Exception
+        What the directory's ``publish`` raised; `PeerError` where it did not answer. There is no agent then.
     """
 
     def __init__(
@@ -75,16 +82,18 @@ class Agent:
         options: AgentOptions | None = None,
         *,
         listen: str | None = None,
+        advertise: str | None = None,
         secret: bytes | str | None = None,
         directory: Directory | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
-        if not isinstance(name, str) or not 0 < len(name.encode()) <= _MAX_NAME_NBYTES:
-            raise UsageError(
-                f"an agent's name has 1 to {_MAX_NAME_NBYTES} bytes, not {name!r}", code="invalid-argument"
-            )
+        # Checked here, before anything is made.
+        Entry(name, "", bytes(16), {} if metadata is None else metadata)
         options = options or AgentOptions()
         if listen is not None:
             options = replace(options, listen=listen)
+        if advertise is not None:
+            options = replace(options, advertise=advertise)
         if secret is not None:
             options = replace(options, secret=secret)
         native = options.to_native()
@@ -96,40 +105,86 @@ class Agent:
             self._core = AgentCore(name, native)
         except NativeError as error:
             raise translate(error) from None
+        self._publication: Publication | None = None
         try:
-            self._start(name, options, directory)
+            self._start(name, options, directory, metadata or {})
         except BaseException:
             self._core.close(0.0)  # else it would go on for as long as the exception is kept
+            with suppress(Exception):  # what was published in part, or will be late
+                self._withdraw(0.0)
             raise
 
-    def _start(self, name: str, options: AgentOptions, directory: Directory | None) -> None:
-        self._name = name
+    def _start(
+        self, name: str, options: AgentOptions, directory: Directory | None, metadata: Mapping[str, str]
+    ) -> None:
         self._options = options
-        self._directory = directory
-        self._address = self._core.address
+        address, note = published(self._core.address, options.advertise)
+        if note:
+            logger().warning("kvxfer: %s: %s", name, note)
+        self._entry = Entry(name, address, self._core.incarnation, metadata)
+        self._names = Names(directory)
         self._programs = ProgramCache(self._core)
         self._completions = Completions(self._core, options.spin_us, self._on_event)
         self._peers = PeerTable(self._core, self._completions)
-        self._regions = RegionTable(self._core, self._completions, self._programs, name, options)
+        self._regions = RegionTable(self._core, self._completions, self._programs, name, address, options)
         self._inbox = Inbox(self._core, self._completions, self._peers, name)
         self._poster = Poster(self._core, self._completions, self._peers, self._programs, options)
-        if directory is not None and self._address:
-            directory.publish(name, self._address)
+        if directory is not None and address:
+            self._publication = Publication(directory, self._entry, options.directory_ttl_s)
+            self._publication.begin(options.connect_timeout_s)
 
     def __repr__(self) -> str:
-        return f"<Agent {self._name!r} {self._address or 'accepts nobody'}>"
+        return f"<Agent {self.name!r} {self.address or 'accepts nobody'}>"
 
     # ---- lifetime ---------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
         """What peers call it."""
-        return self._name
+        return self._entry.name
 
     @property
     def address(self) -> str:
-        """Where it listens, port filled in, e.g. ``"tcp://127.0.0.1:40321"``; ``""`` for nowhere."""
-        return self._address
+        """Where others reach it, port filled in, e.g. ``"tcp://127.0.0.1:40321"``; ``""`` for nowhere.
+
+        The options' ``advertise``, or else where it listens. Of an agent that listens on ``0.0.0.0`` or
+        ``[::]`` it is the address of this host from which the default route left when the agent was made, or
+        loopback, with a line in the log, where there is none; peers on other networks get `address_for`.
+        """
+        return self._entry.address
+
+    def address_for(self, target: str | Peer | Entry | RegionDescriptor) -> str:
+        """Returns where `target` reaches this agent, by the route there as it is now; sends nothing.
+
+        The same as `address`, but for an agent that listens on ``0.0.0.0`` or ``[::]`` and advertises
+        nothing, on a host with several networks. Of a peer that called it is not known where it is: that
+        gets `address`.
+
+        Parameters
+        ----------
+        target
+            A peer, an agent's entry, a region's descriptor, or an address with a numeric host:
+            ``"tcp://10.1.0.7:7301"``, the port may be left out.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``: it has no numeric address. ``unsupported``: no route leads there.
+        """
+        self._completions.check()
+        far = target if isinstance(target, str) else target.address
+        at = Address.parse(far, "target", port_needed=False) if far or isinstance(target, str) else None
+        listening = self._core.address
+        if at is None or not listening or self._options.advertise is not None:
+            return self.address
+        if not Address.parse(listening, "address").is_wildcard:
+            return self.address
+        return published_towards(listening, at)
+
+    @property
+    def entry(self) -> Entry:
+        """Its name, address, incarnation and metadata: what directories have, in a form that travels."""
+        return self._entry
 
     @property
     def incarnation(self) -> bytes:
@@ -156,23 +211,25 @@ class Agent:
         Parameters
         ----------
         timeout_s
-            How long goodbyes may take; the fences do not depend on it.
+            How long goodbyes may take, and the directory with what is left of it. The fences do not depend on
+            it; what the directory does later, the log tells.
 
         Raises
         ------
         UsageError
             `timeout_s` is no time. The agent is as it was.
         Exception
-            What the directory's ``withdraw`` raised; the agent is closed all the same.
+            What the directory's ``withdraw`` raised in that time; the agent is closed all the same.
         """
         timeout_s = seconds(timeout_s, "timeout_s")
         if self.closed:
             return
+        begun = time.monotonic()
         try:
-            if self._directory is not None and self._address:
-                self._directory.withdraw(self._name, self._address)
-        finally:
             self._end(timeout_s)
+        finally:
+            if self._completions.lost:
+                self._withdraw(max(timeout_s - (time.monotonic() - begun), 0.0))
 
     async def aclose(self, timeout_s: float = 5.0) -> None:
         """Closes without blocking the event loop: `close` in a thread."""
@@ -183,6 +240,10 @@ class Agent:
             # The readers of this loop must go from this loop.
             self._completions.stop_watching()
             await asyncio.to_thread(self.close, timeout_s)
+
+    def _withdraw(self, timeout_s: float) -> None:
+        if self._publication is not None:
+            self._publication.end(timeout_s)
 
     def _end(self, timeout_s: float) -> None:
         self._completions.stop_watching()
@@ -198,7 +259,7 @@ class Agent:
         self._programs.clear()
         self._peers.clear()
         self._completions.shut(
-            AgentError(f"agent {self._name!r} is closed: make a new one", code="closed"),
+            AgentError(f"agent {self.name!r} is closed: make a new one", code="closed"),
         )
 
     def __enter__(self) -> Agent:
@@ -207,7 +268,10 @@ class Agent:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Exception as also:
+            self._tell_also(also, error)
 
     async def __aenter__(self) -> Agent:
         return self
@@ -215,7 +279,16 @@ class Agent:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.aclose()
+        try:
+            await self.aclose()
+        except Exception as also:
+            self._tell_also(also, error)
+
+    def _tell_also(self, also: Exception, error: BaseException | None) -> None:
+        """Raises what went wrong in closing, unless it would hide why the block was left."""
+        if error is None:
+            raise also
+        logger().warning("kvxfer: closing %s: %r", self.name, also)
 
     # ---- regions ----------------------------------------------------------------------------
 
@@ -258,14 +331,16 @@ class Agent:
 
     # ---- peers ------------------------------------------------------------------------------
 
-    async def connect(self, target: str, timeout_s: float | None = None) -> Peer:
+    async def connect(self, target: str | Entry | RegionDescriptor, timeout_s: float | None = None) -> Peer:
         """Opens a session with another agent, its rails and the list of its regions.
 
         Parameters
         ----------
         target
-            ``"tcp://host:port"``, or a name to look up in the directory. On one host the rails
-            are shm and a unix socket all the same, and cuda_ipc where both ends name it.
+            ``"tcp://host:port"``, a name to look up in the directory, an agent's entry, or the descriptor of
+            a region, for its owner. With whom the last three say the session is, or there is none; an entry
+            or a descriptor returns the one that is open already. On one host the rails are shm and a unix
+            socket all the same, and cuda_ipc where both ends name it.
         timeout_s
             For looking up and connecting together; None takes the options' ``connect_timeout_s``.
 
@@ -273,6 +348,7 @@ class Agent:
         ------
         PeerError
             ``unreachable``, ``auth-failed``, ``protocol``, ...: the message says what was tried.
+            ``peer-restarted``: another incarnation answered than the one that was meant.
         UsageError
             ``invalid-argument``: no address, a name and no directory, or an address beyond loopback and no
             secret. ``layout-mismatch``: a region that both ends call by one name holds caches that no copy
@@ -281,18 +357,20 @@ class Agent:
         with self._connecting(target, timeout_s) as connecting:
             return await connecting.wait()
 
-    def connect_blocking(self, target: str, timeout_s: float | None = None) -> Peer:
+    def connect_blocking(
+        self, target: str | Entry | RegionDescriptor, timeout_s: float | None = None
+    ) -> Peer:
         """Opens a session with another agent: the blocking twin of `connect`."""
         with self._connecting(target, timeout_s) as connecting:
             return connecting.wait_blocking()
 
-    def _connecting(self, target: str, timeout_s: float | None) -> Connecting:
+    def _connecting(self, target: str | Entry | RegionDescriptor, timeout_s: float | None) -> Connecting:
         return Connecting(
             self._core,
             self._completions,
             self._peers,
             self._regions,
-            self._directory,
+            self._names,
             target,
             timeout_s,
             self._options.connect_timeout_s,
@@ -319,7 +397,7 @@ class Agent:
         return self._accepting(name).wait_blocking(timeout_s)
 
     def _accepting(self, name: str | None) -> Accepting:
-        return Accepting(self._completions, self._peers, self._name, self._address, name)
+        return Accepting(self._completions, self._peers, self.name, self.address, name)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -637,8 +715,8 @@ class Agent:
         if event.kind == "peer-lost":
             self._peers.forget(event.peer)
             self._programs.forget_peer(event.peer)
-            logger().info("kvxfer: %s lost a peer: %s", self._name, event.message)
+            logger().info("kvxfer: %s lost a peer: %s", self.name, event.message)
         elif event.kind == "region-gone":
             self._programs.forget_peer(event.peer, event.region)
         elif event.kind == "log":
-            logger().warning("kvxfer: %s: %s", self._name, event.message)
+            logger().warning("kvxfer: %s: %s", self.name, event.message)

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
+from kvxfer.address import Address
 from kvxfer.errors import UsageError
 from kvxfer.session import transports as registry
 
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
-#: Of addresses that agents listen on.
-SCHEME: Final = "tcp://"
 ShmPeers = Literal["user", "secret"]
 SHM_PEERS: Final[tuple[str, ...]] = get_args(ShmPeers)
 _MOST_CTAS = 65535
@@ -33,6 +32,15 @@ class AgentOptions:
     listen
         ``"tcp://host:port"`` (port 0: any free one), or ``""`` to accept nobody. Another host than
         loopback needs a secret.
+    advertise
+        At which address others reach it, ``"tcp://host:port"``, or ``"tcp://host"`` for the port that it
+        listens on: behind a port that is forwarded, or to name one network of several. None: where it
+        listens; of ``0.0.0.0`` and ``[::]``, which nobody can dial, the address of this host from which the
+        default route leaves (see `Agent.address`).
+    directory_ttl_s
+        How long the directory keeps its entry without hearing of it; None for as long as the directory
+        likes. The agent then renews it three times in that time, by a thread that sleeps in between, and an
+        agent that dies is forgotten.
     secret
         Shared by all agents that may connect, as any user and from any host; at least 16 bytes. None takes
         ``KVXFER_SECRET``, or the contents of the file that ``KVXFER_SECRET_FILE`` names. Without any of
@@ -97,6 +105,8 @@ class AgentOptions:
     """
 
     listen: str = "tcp://127.0.0.1:0"
+    advertise: str | None = None
+    directory_ttl_s: float | None = None
     secret: bytes | str | None = None
     shm_peers: ShmPeers = "user"
     transports: tuple[str, ...] = field(default_factory=registry.default_names)
@@ -154,6 +164,9 @@ class AgentOptions:
                 f"({self.heartbeat_interval_s}): one late heartbeat would lose the peer"
             )
         seconds(self.lease_margin_s, "option lease_margin_s")
+        if self.directory_ttl_s is not None and not seconds(self.directory_ttl_s, "option directory_ttl_s"):
+            raise _bad("option directory_ttl_s is 0, but must be a positive number of seconds, or None")
+        _check_advertise(self.advertise, self.listen)
         for name, low, high in (
             ("staging_nbytes", 0, 1 << 40),
             ("spin_us", 0, 1_000_000),
@@ -183,7 +196,7 @@ class AgentOptions:
         )  # files and random numbers, which few programs lack by then
 
         secret = find_secret(self.secret)
-        if self.listen and not secret and not _is_loopback(self.listen):
+        if self.listen and not secret and not Address.parse(self.listen, "option listen").is_loopback:
             raise _bad(
                 f"listening on {self.listen} without a secret would let anybody who reaches it read and "
                 "write the cache: set secret= or KVXFER_SECRET_FILE, or listen on tcp://127.0.0.1:0"
@@ -247,19 +260,17 @@ def find_secret(given: bytes | str | None) -> bytes:
     return secret
 
 
-def _is_loopback(listen: str) -> bool:
-    import ipaddress
-
-    host, colon, port = listen.removeprefix(SCHEME).rpartition(":")
-    if not listen.startswith(SCHEME) or not colon or not port.isdecimal() or int(port) > 65535:
-        raise _bad(f'option listen is {listen!r}: write "tcp://host:port", or "" to accept nobody')
-    host = host.removeprefix("[").removesuffix("]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name: where it leads is not known here
+def _check_advertise(advertise: str | None, listen: str) -> None:
+    if advertise is None:
+        return
+    if not listen:
+        raise _bad(f"option advertise is {advertise!r}, but this agent listens nowhere: leave one out")
+    told = Address.parse(advertise, "option advertise", port_needed=False)
+    if told.is_wildcard or told.port == 0:
+        raise _bad(
+            f"option advertise is {advertise!r}, which nobody can dial: write the host that others reach, "
+            "and a port only where it is another than the one that is listened on"
+        )
 
 
 def _bad(message: str) -> UsageError:

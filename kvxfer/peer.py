@@ -47,6 +47,7 @@ class Peer:
 
     __slots__ = (
         "__weakref__",
+        "_address",
         "_completions",
         "_descriptors",
         "_id",
@@ -61,6 +62,7 @@ class Peer:
         self._id = peer_id
         self._name = str(info["name"])
         self._incarnation = bytes(info["incarnation"])
+        self._address = ""
         self._descriptors: dict[int, RegionDescriptor] = {}
         # Holds one item until accept() has returned it; a peer that we called is nothing to accept.
         self._unaccepted = [] if info["is_ours"] else [True]
@@ -84,6 +86,11 @@ class Peer:
     def incarnation(self) -> bytes:
         """16 random bytes of the agent's process: a restarted one has others."""
         return self._incarnation
+
+    @property
+    def address(self) -> str:
+        """Where this agent dialled it; ``""`` of a peer that called."""
+        return self._address
 
     @property
     def state(self) -> PeerState:
@@ -210,6 +217,7 @@ class Peer:
             nbytes=item["nbytes"],
             num_blocks=item["num_blocks"],
             layout=layout,
+            address=self._address,
             path=path,
             notes=notes,
             peer_id=self._id,

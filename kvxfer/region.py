@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from kvxfer._native import CODES, NativeError
 from kvxfer.arguments import bound, count, seconds
+from kvxfer.directory.entry import Entry
 from kvxfer.errors import UsageError, translate
 from kvxfer.layout.kv_layout import MAX_ENCODED_NBYTES, KVLayout
-from kvxfer.layout.schema import Field, Schema, integer, text
+from kvxfer.layout.schema import Field, Schema, hexadecimal, integer, text
 from kvxfer.lease import Lease, LeaseMode
 from kvxfer.memory.block_table import BlockTable, as_ids
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from kvxfer.peer import Peer
     from kvxfer.session.completion import Completions
 
-DESCRIPTOR_VERSION: Final = 2
+DESCRIPTOR_VERSION: Final = 3
 _NO_BLOCKS: Final = np.empty(0, np.uint32)
 # native/core/lease.h: kBearerBit.
 _MIN_BEARER: Final = 1 << 62
@@ -51,6 +52,9 @@ class RegionDescriptor:
         Ids are 0 to ``num_blocks - 1``.
     layout
         Where its elements lie.
+    address
+        Where that agent is reached, for `Agent.connect`; ``""`` where it accepts nobody, or is a peer that
+        called and did not say.
     path
         The transport that will carry transfers with it, e.g. ``"shm"``; ``""`` when none can.
     notes
@@ -64,6 +68,7 @@ class RegionDescriptor:
     nbytes: int
     num_blocks: int
     layout: KVLayout
+    address: str = field(default="", compare=False)
     path: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
     peer_id: int = field(default=-1, compare=False)
@@ -73,6 +78,11 @@ class RegionDescriptor:
             f"<RegionDescriptor {self.name!r} of {self.agent!r} id={self.id} num_blocks={self.num_blocks} "
             f"nbytes={self.nbytes} path={self.path!r}>"
         )
+
+    @property
+    def owner(self) -> Entry:
+        """Whose it is, and where, as directories have it."""
+        return Entry(self.agent, self.address, self.incarnation)
 
     def to_bytes(self) -> bytes:
         """Returns it as JSON with a version, for a router or scheduler to carry."""
@@ -96,14 +106,9 @@ class RegionDescriptor:
             raise UsageError("region descriptor contradicts its layout", code="invalid-argument")
         if not 0 <= values["id"] < 1 << 64:
             raise UsageError("region descriptor field id is not in 64 bits", code="invalid-argument")
-        return cls(**values)
-
-
-def _read_hex(value: Any) -> bytes:
-    try:
-        return bytes.fromhex(text(value))
-    except ValueError:
-        raise ValueError("is no string of hexadecimal digits") from None
+        found = cls(**values)
+        found.owner  # noqa: B018  # which checks what it is made of
+        return found
 
 
 def _read_layout(value: Any) -> bytes:
@@ -119,11 +124,13 @@ _SCHEMA: Final = Schema(
     version=DESCRIPTOR_VERSION,
     fields=(
         Field("agent", text),
-        Field("incarnation", _read_hex, write=bytes.hex),
+        Field("incarnation", hexadecimal, write=bytes.hex),
         Field("id", integer),
         Field("name", text),
         Field("nbytes", integer),
         Field("num_blocks", integer),
+        # Since version 3. Who does not know it connects by other means.
+        Field("address", text, default=""),
         # A document of its own, with its own version and needs.
         Field("layout", _read_layout, write=lambda layout: layout.to_bytes().decode()),
     ),

@@ -21,6 +21,7 @@ from kvxfer.connectors.vllm.handover import (
     require_version,
 )
 from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.directory import Entry
 
 _Key = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
@@ -61,7 +62,7 @@ class Appointment:
     """
 
     key: bytes
-    ranks: tuple[Rank, ...]
+    ranks: tuple[Entry, ...]
     prompt: str
 
     @classmethod
@@ -97,9 +98,9 @@ def read_key(params: dict[str, Any]) -> bytes:
     return bytes.fromhex(own.push)
 
 
-def answer(engine_id: str, ranks: tuple[Rank, ...]) -> dict[str, Any]:
+def answer(engine_id: str, ranks: tuple[Entry, ...]) -> dict[str, Any]:
     """Returns the ``kv_transfer_params`` of a pushed request's response: where the ranks are now."""
     return {
         "remote_engine_id": engine_id,
-        "kvxfer": {"version": VERSION, "ranks": [rank.model_dump() for rank in ranks]},
+        "kvxfer": {"version": VERSION, "ranks": [rank.to_dict() for rank in ranks]},
     }

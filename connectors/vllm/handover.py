@@ -10,20 +10,20 @@ can be checked without a connection, the prefill's agents check the rest by thei
 from __future__ import annotations
 
 import hashlib
-import re
 from array import array
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
+from kvxfer.address import Address
 from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.directory import Entry
+from kvxfer.errors import UsageError
 
 VERSION: Final = 1
 MAX_RANKS: Final = 64
 MAX_GROUPS: Final = 64
-# One reading of an address, here and where it is dialled: no user part, no path, no control character.
-_ADDRESS: Final = r"^tcp://(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})$"
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _BlockId = Annotated[int, Field(ge=0, lt=2**32)]
@@ -35,29 +35,17 @@ class HandoverError(ValueError):
     """A request's parameters cannot be used; the message says which and why."""
 
 
-class Rank(BaseModel):
-    """Where one prefill rank's agent is."""
+def _read_rank(document: Any) -> Entry:
+    try:
+        rank = Entry.from_dict(document)
+        place_of(rank)
+    except UsageError as error:
+        raise ValueError(error.args[0]) from None
+    return rank
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
-    name: Annotated[str, Field(min_length=1, max_length=128)]
-    address: Annotated[str, Field(max_length=300, pattern=_ADDRESS)]
-
-    @property
-    def host(self) -> str:
-        """What `address` dials."""
-        return self._parts[0] or self._parts[1]
-
-    @property
-    def port(self) -> int:
-        """The port of `address`."""
-        return int(self._parts[2])
-
-    @property
-    def _parts(self) -> tuple[str, str, str]:
-        found = re.fullmatch(_ADDRESS, self.address)
-        assert found is not None, "the field's pattern is the same"
-        return found[1] or "", found[2] or "", found[3]
+#: The agent of one rank: who it is, and where.
+Rank = Annotated[Entry, PlainValidator(_read_rank)]
 
 
 class _Own(BaseModel):
@@ -113,7 +101,7 @@ class Handover:
     """
 
     request_id: str
-    ranks: tuple[Rank, ...]
+    ranks: tuple[Entry, ...]
     leases: tuple[int, ...]
     tables: tuple[tuple[int, ...], ...]
     block_sizes: tuple[int, ...]
@@ -133,12 +121,12 @@ class Handover:
             "remote_engine_id": engine_id,
             "remote_request_id": self.request_id,
             "remote_block_ids": [list(table) for table in self.tables],
-            "remote_host": self.ranks[0].host,
-            "remote_port": self.ranks[0].port,
+            "remote_host": place_of(self.ranks[0]).host,
+            "remote_port": place_of(self.ranks[0]).port,
             "tp_size": len(self.ranks),
             "kvxfer": {
                 "version": VERSION,
-                "ranks": [rank.model_dump() for rank in self.ranks],
+                "ranks": [rank.to_dict() for rank in self.ranks],
                 # Hexadecimal: routers in other languages round large numbers of JSON.
                 "leases": [f"{lease:x}" for lease in self.leases],
                 "block_sizes": list(self.block_sizes),
@@ -271,12 +259,18 @@ def require_version(version: int) -> None:
         )
 
 
-def require_allowed(ranks: tuple[Rank, ...], settings: Settings) -> None:
+def place_of(rank: Entry) -> Address:
+    """Returns the host and port that a rank's agent is dialled at."""
+    return Address.parse(rank.address, "an agent's address")
+
+
+def require_allowed(ranks: tuple[Entry, ...], settings: Settings) -> None:
     """Refuses hosts that this engine's user does not let it dial."""
     for rank in ranks:
-        if not settings.may_dial(rank.host):
+        host = place_of(rank).host
+        if not settings.may_dial(host):
             raise HandoverError(
-                f"host {rank.host} is not among this engine's allowed_hosts "
+                f"host {host} is not among this engine's allowed_hosts "
                 f"({', '.join(settings.allowed_hosts or ())})"
             )
 

@@ -7,7 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 import kvxfer
-from kvxfer.connectors.vllm.handover import MAX_RANKS, Rank
+from kvxfer.connectors.vllm.handover import MAX_RANKS
+from kvxfer.directory import Entry
 
 # As many strangers are dialled at once, all that one request can name; a host that does not answer
 # holds a thread for connect_timeout_s.
@@ -15,7 +16,7 @@ _NUM_DIALLERS: Final = MAX_RANKS
 
 
 class PrefillRanks:
-    """Sessions of one worker, by address. A session that was lost is dialled again when needed.
+    """Sessions of one worker, one with each agent. A session that was lost is dialled again when needed.
 
     Parameters
     ----------
@@ -29,9 +30,9 @@ class PrefillRanks:
         self._agent = agent
         self._timeout_s = timeout_s
         self._diallers = ThreadPoolExecutor(_NUM_DIALLERS, thread_name_prefix="kvxfer-dial")
-        self._peers: dict[Rank, Future[kvxfer.Peer]] = {}
+        self._peers: dict[Entry, Future[kvxfer.Peer]] = {}
 
-    def session(self, rank: Rank) -> Future[kvxfer.Peer]:
+    def session(self, rank: Entry) -> Future[kvxfer.Peer]:
         """Returns a session with a rank, or one that is to be."""
         future = self._peers.get(rank)
         if future is None or (future.done() and not is_open(future)):
@@ -40,7 +41,7 @@ class PrefillRanks:
             self._peers[rank] = future
         return future
 
-    def _dial(self, rank: Rank, asked_at: float) -> kvxfer.Peer:
+    def _dial(self, rank: Entry, asked_at: float) -> kvxfer.Peer:
         if time.monotonic() - asked_at > self._timeout_s:
             # Who asked has given up; those behind it in the queue have not.
             raise kvxfer.PeerError(
@@ -48,21 +49,7 @@ class PrefillRanks:
                 code="unreachable",
                 peer=rank.name,
             )
-        peer = self._agent.connect_blocking(rank.address)
-        if peer.name != rank.name:
-            # Another engine got the port of one that is gone.
-            peer.disconnect()
-            raise kvxfer.PeerError(
-                f"{rank.address} is {peer.name!r} now, the request was prefilled by {rank.name!r}",
-                code="peer-restarted",
-                peer=rank.name,
-            )
-        # One host has many spellings; they share a session, or whoever writes addresses opens any number.
-        for future in list(self._peers.values()):
-            if future.done() and is_open(future) and future.result().incarnation == peer.incarnation:
-                peer.disconnect()
-                return future.result()
-        return peer
+        return self._agent.connect_blocking(rank)
 
     def _forget_lost(self) -> None:
         """Engines come and go for as long as this one serves."""

@@ -15,7 +15,6 @@ from kvxfer.connectors.vllm.cache_groups import CacheGroup
 from kvxfer.connectors.vllm.handover import (
     Handover,
     HandoverError,
-    Rank,
     is_return,
     prompt_digest,
     unwanted,
@@ -24,6 +23,7 @@ from kvxfer.connectors.vllm.held_back import hold_back, num_held_back
 from kvxfer.connectors.vllm.samples import Samples, is_sample
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, RankMetadata, Remainder, StepMetadata
+from kvxfer.directory import Entry
 
 _log = logging.getLogger("kvxfer")
 
@@ -71,7 +71,7 @@ class SchedulerHalf:
         self._settings = settings
         self._num_held_back = num_held_back(groups)
         self._has_windows = any(group.window for group in groups)
-        self._ranks: tuple[Rank, ...] = ()
+        self._ranks: tuple[Entry, ...] = ()
         self._pages_per_block: tuple[int, ...] = ()
         self._prefills: dict[str, _Prefill] = {}
         self._sources: dict[str, Handover | Appointment | str] = {}
@@ -85,7 +85,7 @@ class SchedulerHalf:
     def set_ranks(self, ranks: dict[tuple[int, int], RankMetadata]) -> None:
         """Learns where the workers' agents are, by (pipeline, tensor) rank."""
         ordered = [rank for _, rank in sorted(ranks.items())]
-        self._ranks = tuple(Rank(name=rank.name, address=rank.address) for rank in ordered)
+        self._ranks = tuple(rank.agent for rank in ordered)
         self._pages_per_block = ordered[0].pages_per_block
 
     def arrived(self, request: Request) -> None:

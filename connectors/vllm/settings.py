@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 import kvxfer
+from kvxfer.address import Address
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -19,8 +20,11 @@ class Settings(BaseModel):
     Attributes
     ----------
     host
-        Where the engine's agents listen, and what other engines dial. Beyond loopback a secret is
-        needed. Ports are picked by the system and told with each request.
+        Where the engine's agents listen; beyond loopback a secret is needed. Ports are picked by the system
+        and told with each request.
+    advertise
+        The host that other engines dial; "" for `host`, and where that is ``0.0.0.0`` or ``::`` for the
+        address of this host from which the default route leaves.
     secret_file
         The file that holds the secret of all engines; None takes ``KVXFER_SECRET`` or
         ``KVXFER_SECRET_FILE``, or this user's own secret.
@@ -58,6 +62,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = "127.0.0.1"
+    advertise: str = ""
     secret_file: Path | None = None
     allowed_hosts: tuple[str, ...] | None = None
     lease_ttl_s: _Seconds = 120.0
@@ -103,9 +108,9 @@ class Settings(BaseModel):
 
     def agent_options(self, gpu: int | None = None) -> kvxfer.AgentOptions:
         """Returns how this engine's agents behave; of a worker whose cache lies on a GPU, with that one."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
         options: dict[str, Any] = {
-            "listen": f"tcp://{host}:0",
+            "listen": str(Address(self.host, 0)),
+            "advertise": str(Address(self.advertise, None)) if self.advertise else None,
             "transfer_timeout_s": self.load_timeout_s,
             "connect_timeout_s": self.connect_timeout_s,
             "handshake_timeout_s": self.connect_timeout_s,

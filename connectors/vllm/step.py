@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.handover import Handover
+from kvxfer.directory import Entry
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,13 @@ class RankMetadata(KVConnectorHandshakeMetadata):
 
     Attributes
     ----------
+    agent
+        Who it is, and where other engines reach it.
     pages_per_block
         For each cache group, pages of its region in a block of the engine.
     """
 
-    name: str
-    address: str
+    agent: Entry
     pages_per_block: tuple[int, ...]
 
 

@@ -87,7 +87,7 @@ class WorkerHalf:
             for group, pages in zip(self._groups, self._regions.pages_per_block, strict=True)
             if not group.shape
         )
-        return RankMetadata(self._agent.name, self._agent.address, pages_per_block)
+        return RankMetadata(self._agent.entry, pages_per_block)
 
     # ---- the parts of a step ----------------------------------------------------------------
 

@@ -2,44 +2,94 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 import threading
-from typing import TYPE_CHECKING
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from kvxfer.errors import PeerError
+from kvxfer.directory.change import Change, ChangeKind, Pending
+from kvxfer.directory.entry import Entry
+from kvxfer.errors import PeerError, UsageError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+_NEVER: Final = math.inf
+# Deadlines of entries that are gone are kept until there are so many more than entries.
+_SPARE_DEADLINES: Final = 64
+
+
+@dataclass(slots=True)
+class _Held:
+    """An entry, when it ends, and the earliest time at which `MemoryDirectory` looks whether it has."""
+
+    entry: Entry
+    ends_at: float = _NEVER
+    looked_at: float = _NEVER
+
 
 class MemoryDirectory:
-    """Names and addresses in a dictionary. Thread-safe; see `kvxfer.directory.Directory`."""
+    """Entries in a dictionary. Thread-safe; see `kvxfer.directory.Directory`.
 
-    def __init__(self) -> None:
+    It has no thread: entries whose time is over are forgotten by the next call, and those who wait sleep
+    no longer than until the next entry ends.
+
+    Parameters
+    ----------
+    clock
+        Seconds, monotonic: what ``ttl_s`` is counted by.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
-        self._addresses: dict[str, str] = {}
-        self._waiting: dict[str, list[Future[str]]] = {}
+        self._held: dict[str, _Held] = {}
+        self._deadlines: list[tuple[float, str]] = []  # a heap; one or more for each entry that ends
+        self._waiting: dict[str, list[Future[Entry]]] = {}
+        self._watches: weakref.WeakSet[_Watch] = weakref.WeakSet()
 
     def __repr__(self) -> str:
-        return f"<MemoryDirectory {dict(self._addresses)}>"
+        return f"<MemoryDirectory {', '.join(entry.name for entry in self.list()) or 'empty'}>"
 
-    def publish(self, name: str, address: str) -> None:
-        """Makes `address` the one of `name` and wakes those who wait for it."""
+    def publish(self, entry: Entry, ttl_s: float | None = None, *, replace: bool = True) -> bool:
+        """Makes `entry` the one of its name, and wakes those who wait for it."""
+        # `not >`: NaN is no time either.
+        if ttl_s is not None and not ttl_s > 0:
+            raise UsageError(f"ttl_s is {ttl_s!r}, not a positive number of seconds", code="invalid-argument")
         with self._lock:
-            self._addresses[name] = address
-            waiting = self._waiting.pop(name, [])
+            now = self._forget_ended()
+            held = self._held.get(entry.name)
+            if held is not None and not replace and held.entry.incarnation != entry.incarnation:
+                return False
+            if held is None:
+                held = self._held[entry.name] = _Held(entry)
+                self._tell(ChangeKind.ADDED, entry)
+            elif held.entry != entry:
+                held.entry = entry
+                self._tell(ChangeKind.CHANGED, entry)
+            held.ends_at = _NEVER if ttl_s is None else now + ttl_s
+            self._look_at(held)
+            waiting = self._waiting.pop(entry.name, [])
         for future in waiting:
             # False: its waiter has given up between the two.
             if future.set_running_or_notify_cancel():
-                future.set_result(address)
+                future.set_result(entry)
+        return True
 
-    def withdraw(self, name: str, address: str) -> None:
-        """Forgets `name` if it still has this address."""
+    def withdraw(self, name: str, incarnation: bytes) -> None:
+        """Forgets the entry of `name` if it is this incarnation's."""
         with self._lock:
-            if self._addresses.get(name) == address:
-                del self._addresses[name]
+            self._forget_ended()
+            held = self._held.get(name)
+            if held is not None and held.entry.incarnation == incarnation:
+                self._forget(held)
 
-    async def resolve(self, name: str, timeout_s: float) -> str:
-        """Returns the address of `name`, waiting for it to be published."""
+    async def resolve(self, name: str, timeout_s: float) -> Entry:
+        """Returns the entry of `name`, waiting for it to be published."""
         import asyncio
 
         future = self._ask(name)
@@ -48,33 +98,50 @@ class MemoryDirectory:
                 return future.result()
             return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
         except TimeoutError:
-            raise self._unknown(name, timeout_s) from None
+            raise self._unknown(name) from None
         finally:
-            self._forget(name, future)
+            self._stop_asking(name, future)
 
-    def resolve_blocking(self, name: str, timeout_s: float) -> str:
-        """Returns the address of `name`, blocking until it is published."""
+    def resolve_blocking(self, name: str, timeout_s: float) -> Entry:
+        """Returns the entry of `name`, blocking until it is published."""
         future = self._ask(name)
         try:
             return future.result(timeout_s)
         except TimeoutError:
-            raise self._unknown(name, timeout_s) from None
+            raise self._unknown(name) from None
         finally:
-            self._forget(name, future)
+            self._stop_asking(name, future)
 
-    def _ask(self, name: str) -> Future[str]:
+    def list(self, prefix: str = "") -> tuple[Entry, ...]:
+        """Returns the entries whose names begin with `prefix`, in the order of their names."""
+        with self._lock:
+            self._forget_ended()
+            return tuple(held.entry for name, held in sorted(self._held.items()) if name.startswith(prefix))
+
+    def watch(self, prefix: str = "", timeout_s: float | None = None) -> AsyncIterator[Change]:
+        """Yields changes of entries whose names begin with `prefix`, for one reader."""
+        return self._watch(prefix, timeout_s)
+
+    def watch_blocking(self, prefix: str = "", timeout_s: float | None = None) -> Iterator[Change]:
+        """Yields the same, blocking until there are any."""
+        return self._watch(prefix, timeout_s)
+
+    # ---- those who wait ---------------------------------------------------------------------
+
+    def _ask(self, name: str) -> Future[Entry]:
         from concurrent.futures import Future  # it imports logging
 
-        future: Future[str] = Future()
+        future: Future[Entry] = Future()
         with self._lock:
-            address = self._addresses.get(name)
-            if address is None:
+            self._forget_ended()
+            held = self._held.get(name)
+            if held is None:
                 self._waiting.setdefault(name, []).append(future)
-        if address is not None:
-            future.set_result(address)
+        if held is not None:
+            future.set_result(held.entry)
         return future
 
-    def _forget(self, name: str, future: Future[str]) -> None:
+    def _stop_asking(self, name: str, future: Future[Entry]) -> None:
         future.cancel()
         with self._lock:
             waiting = self._waiting.get(name)
@@ -83,11 +150,126 @@ class MemoryDirectory:
                 if not waiting:
                     del self._waiting[name]
 
-    def _unknown(self, name: str, timeout_s: float) -> PeerError:
-        with self._lock:
-            known = ", ".join(sorted(self._addresses)) or "nobody"
+    def _unknown(self, name: str) -> PeerError:
+        known = ", ".join(entry.name for entry in self.list()) or "nobody"
         return PeerError(
-            f"no agent {name!r} was published within {timeout_s} s (known: {known})",
-            code="unreachable",
-            peer=name,
+            f"no agent {name!r} is published in time (known: {known})", code="unreachable", peer=name
         )
+
+    def _watch(self, prefix: str, timeout_s: float | None) -> _Watch:
+        watch = _Watch(self, prefix, timeout_s)
+        with self._lock:
+            self._forget_ended()
+            for name, held in self._held.items():
+                if name.startswith(prefix):
+                    watch.pending.add(ChangeKind.ADDED, held.entry)
+            self._watches.add(watch)
+        return watch
+
+    def _news(self, watch: _Watch) -> Change | tuple[Future[None], float]:
+        """Returns the next change; or what a reader sleeps on, and how long until an entry ends."""
+        from concurrent.futures import Future
+
+        with self._lock:
+            now = self._forget_ended()
+            if (change := watch.pending.take()) is not None:
+                return change
+            watch.waiter = Future()
+            return watch.waiter, self._deadlines[0][0] - now if self._deadlines else _NEVER
+
+    # ---- under the lock ---------------------------------------------------------------------
+
+    def _tell(self, kind: ChangeKind, entry: Entry) -> None:
+        for watch in self._watches:
+            if entry.name.startswith(watch.prefix):
+                watch.pending.add(kind, entry)
+                watch.wake()
+
+    def _look_at(self, held: _Held) -> None:
+        """Makes sure that somebody looks when an entry ends: at that time, or at an earlier one anew."""
+        if held.ends_at >= held.looked_at:
+            return
+        if len(self._deadlines) > 2 * len(self._held) + _SPARE_DEADLINES:
+            self._deadlines = [
+                (each.looked_at, name) for name, each in self._held.items() if each.looked_at < _NEVER
+            ]
+            heapq.heapify(self._deadlines)
+        held.looked_at = held.ends_at
+        is_first = not self._deadlines or held.ends_at < self._deadlines[0][0]
+        heapq.heappush(self._deadlines, (held.ends_at, held.entry.name))
+        if is_first:
+            for watch in self._watches:
+                watch.wake()  # which sleeps for too long
+
+    def _forget_ended(self) -> float:
+        """Forgets the entries whose time is over; returns the time."""
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            looked_at, name = heapq.heappop(self._deadlines)
+            held = self._held.get(name)
+            if held is None or held.looked_at != looked_at:
+                continue  # of an entry that is gone, or is looked at otherwise
+            if held.ends_at <= now:
+                self._forget(held)
+            else:
+                held.looked_at = _NEVER
+                self._look_at(held)
+        return now
+
+    def _forget(self, held: _Held) -> None:
+        del self._held[held.entry.name]
+        self._tell(ChangeKind.REMOVED, held.entry)
+
+
+class _Watch:
+    """What one reader of a `MemoryDirectory` has not taken yet, and the reader's sleep."""
+
+    def __init__(self, directory: MemoryDirectory, prefix: str, timeout_s: float | None) -> None:
+        self.prefix = prefix
+        self.pending = Pending()
+        self.waiter: Future[None] | None = None
+        self._directory = directory
+        self._timeout_s = _NEVER if timeout_s is None else timeout_s
+
+    def wake(self) -> None:
+        """Ends the reader's sleep. Called under the directory's lock, which no callback of a sleep takes."""
+        waiter, self.waiter = self.waiter, None
+        if waiter is not None and waiter.set_running_or_notify_cancel():
+            waiter.set_result(None)
+
+    def __iter__(self) -> _Watch:
+        return self
+
+    def __next__(self) -> Change:
+        until = time.monotonic() + self._timeout_s
+        while not isinstance(news := self._directory._news(self), Change):
+            waiter, wait_s = news
+            sleep_s = self._sleep_s(until, wait_s)
+            try:
+                waiter.result(sleep_s)
+            except TimeoutError:
+                pass  # an entry may have ended; else _sleep_s says so
+        return news
+
+    def __aiter__(self) -> _Watch:
+        return self
+
+    async def __anext__(self) -> Change:
+        import asyncio
+
+        until = time.monotonic() + self._timeout_s
+        while not isinstance(news := self._directory._news(self), Change):
+            waiter, wait_s = news
+            sleep_s = self._sleep_s(until, wait_s)
+            try:
+                await asyncio.wait_for(asyncio.wrap_future(waiter), sleep_s)
+            except TimeoutError:
+                pass
+        return news
+
+    def _sleep_s(self, until: float, wait_s: float) -> float | None:
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"nothing changed among {self.prefix!r}* within {self._timeout_s:g} s")
+        sleep_s = min(left_s, max(wait_s, 0.0))
+        return None if sleep_s == _NEVER else sleep_s

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 import kvxfer
+from kvxfer.address import SCHEME, Address
 from kvxfer.doctor import pages
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.errors import KvxferError, TransferError, UsageError
-from kvxfer.options import SCHEME
 from kvxfer.session import transports as registry
 
 SUBJECT = "peer"
@@ -46,14 +46,7 @@ def complete_address(address: str) -> str:
     UsageError
         ``invalid-argument``: it is no address.
     """
-    rest = address.removeprefix(SCHEME)
-    host, _, port = rest.rpartition(":")
-    if not host or not port.isdecimal() or "://" in rest:
-        raise UsageError(
-            f'--peer is {address!r}: write "tcp://host:port", as kvxfer doctor --serve prints it',
-            code="invalid-argument",
-        )
-    return SCHEME + rest
+    return str(Address.parse(SCHEME + address.removeprefix(SCHEME), "--peer"))
 
 
 def examine(

@@ -29,7 +29,7 @@ def serve(
     options
         Of the agent; its ``listen`` and secret decide who can come.
     on_address
-        Called once, with the address that was listened on, when peers can connect.
+        Called once, with the address at which others reach it, when peers can connect.
     on_peer
         Called with one sentence when a peer has come, and when it has gone.
 

@@ -78,15 +78,19 @@ class Schema(NamedTuple):
             if field.default is MANDATORY or getattr(item, field.name) != field.default
         }
 
-    def encode(self, item: object) -> bytes:
-        """Returns `item`, whose attributes are the fields, as a JSON document of this version."""
-        import json  # loaded with the first region, as the planner is
-
+    def document(self, item: object) -> dict[str, Any]:
+        """Returns `item`, whose attributes are the fields, as a JSON object of this version."""
         values = self.values_of(item)
         document: dict[str, Any] = {self.key: self.version, **values}
         if needs := [field.name for field in self.fields if field.needed and field.name in values]:
             document["needs"] = needs
-        return json.dumps(document, separators=(",", ":")).encode()
+        return document
+
+    def encode(self, item: object) -> bytes:
+        """Returns the same as JSON."""
+        import json  # loaded with the first region, as the planner is
+
+        return json.dumps(self.document(item), separators=(",", ":")).encode()
 
     def decode(
         self, encoded: bytes, max_nbytes: int, within: Mapping[str, Schema] | None = None
@@ -113,7 +117,13 @@ class Schema(NamedTuple):
             ``invalid-argument``, naming the field: too long, no JSON, a field twice, missing, of the
             wrong type, or needed and not known here (then it names both versions).
         """
-        values = decode_object(encoded, max_nbytes, self.what)
+        return self.read(decode_object(encoded, max_nbytes, self.what), within)
+
+    def read(self, document: dict[str, Any], within: Mapping[str, Schema] | None = None) -> dict[str, Any]:
+        """Reads what `document` returned, as `decode` does its JSON."""
+        if not isinstance(document, dict):
+            raise _bad(f"{self.what} is a {type(document).__name__}, not an object")
+        values = dict(document)
         version = values.pop(self.key, None)
         if type(version) is not int or not 1 <= version < _MAX_VERSION:
             said = repr(version)[:32]
@@ -220,6 +230,14 @@ def text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"is a {type(value).__name__}, not a name")
     return value
+
+
+def hexadecimal(value: Any) -> bytes:
+    """Reads a string of hexadecimal digits, two for each byte."""
+    try:
+        return bytes.fromhex(text(value))
+    except ValueError:
+        raise ValueError("is no string of hexadecimal digits") from None
 
 
 def flag(value: Any) -> bool:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.arguments import seconds
+from kvxfer.directory.entry import Entry
 from kvxfer.errors import AgentError, PeerError, UsageError, translate
+from kvxfer.region import RegionDescriptor
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from kvxfer.directory import Directory
     from kvxfer.peer import Peer
     from kvxfer.session.completion import Completions
+    from kvxfer.session.looking_up import Names
     from kvxfer.session.peer_table import PeerTable
     from kvxfer.session.region_table import RegionTable
 
@@ -31,7 +34,7 @@ class Connecting:
 
     Parameters
     ----------
-    core, completions, peers, regions, directory
+    core, completions, peers, regions, names
         The agent's.
     target, timeout_s
         As in ``agent.connect``.
@@ -41,7 +44,7 @@ class Connecting:
     Raises
     ------
     UsageError
-        `target` is no text, or `timeout_s` no time.
+        `target` is none, or this agent itself, or `timeout_s` no time.
     """
 
     def __init__(
@@ -50,14 +53,17 @@ class Connecting:
         completions: Completions,
         peers: PeerTable,
         regions: RegionTable,
-        directory: Directory | None,
-        target: str,
+        names: Names,
+        target: str | Entry | RegionDescriptor,
         timeout_s: float | None,
         default_s: float,
     ) -> None:
-        if not isinstance(cast(object, target), str):
+        if isinstance(target, RegionDescriptor):
+            target = target.owner
+        if not isinstance(cast(object, target), str | Entry):
             raise UsageError(
-                f'target is "tcp://host:port", as Agent.address has it, or a name to look up, not {target!r}',
+                f'target is "tcp://host:port", as Agent.address has it, a name to look up, or an Entry or a '
+                f"RegionDescriptor, not {target!r}",
                 code="invalid-argument",
             )
         self._limit = "option connect_timeout_s" if timeout_s is None else "timeout_s"
@@ -67,10 +73,19 @@ class Connecting:
         self._completions = completions
         self._peers = peers
         self._regions = regions
-        self._directory = directory
-        self._target = target
+        self._names = names
+        # With whom it is to be, where that is known; the caller's word for it; where to dial, "" for a name.
+        self._owner = target if isinstance(target, Entry) else None
+        self._target = target.name if isinstance(target, Entry) else target
+        self._address = target.address if isinstance(target, Entry) else target if "://" in target else ""
+        self._shares_session = self._owner is not None
         self._ends_at = time.monotonic() + self._timeout_s
         self._dialled: Future[int] | None = None
+        self._is_given_up = threading.Event()
+        if self._owner is not None and self._owner.incarnation == core.incarnation:
+            raise UsageError(
+                f"{self._target} is this agent itself: connect to another", code="invalid-argument"
+            )
 
     def __enter__(self) -> Connecting:
         return self
@@ -80,6 +95,7 @@ class Connecting:
     ) -> None:
         if error is None:
             return
+        self._is_given_up.set()
         if self._dialled is not None:
             self._dialled.add_done_callback(self._abandon)
         if isinstance(error, NativeError):
@@ -89,8 +105,8 @@ class Connecting:
         """Returns the peer once the session is open, its rails are up and its regions are known."""
         import asyncio
 
-        if "://" not in self._target:
-            self._target = await self._known_directory().resolve(self._target, self._left_s())
+        if (peer := self._known()) is not None:
+            return peer
         with contextlib.suppress(asyncio.TimeoutError):  # said by _opened, with what there is
             async with asyncio.timeout(self._left_s() + _LAST_WORD_S):
                 peer_id = await asyncio.wrap_future(self._dial())
@@ -99,8 +115,8 @@ class Connecting:
 
     def wait_blocking(self) -> Peer:
         """Returns the same: the blocking twin of `wait`."""
-        if "://" not in self._target:
-            self._target = self._known_directory().resolve_blocking(self._target, self._left_s())
+        if (peer := self._known()) is not None:
+            return peer
         with contextlib.suppress(TimeoutError):
             peer_id = self._dial().result(self._left_s() + _LAST_WORD_S)
             self._completions.block_until(lambda: self._peers.settled(peer_id), self._left_s() + _LAST_WORD_S)
@@ -111,34 +127,48 @@ class Connecting:
     def _left_s(self) -> float:
         return max(self._ends_at - time.monotonic(), 0.0)
 
-    def _known_directory(self) -> Directory:
-        if self._directory is None:
-            raise UsageError(
-                f"{self._target!r} is a name, and this agent has no directory to look it up in: "
-                'pass Agent(..., directory=...), or connect to an address ("tcp://host:port")',
-                code="invalid-argument",
-            )
-        return self._directory
+    def _known(self) -> Peer | None:
+        """Returns the peer where a session with this life of the agent is open already."""
+        return None if self._owner is None else self._peers.oldest_of(self._owner.incarnation)
 
     def _dial(self) -> Future[int]:
-        """Returns the session's number, soon: a name server may take longer than the caller would wait."""
+        """Returns the session's number, soon: a directory or a name server may take longer than that."""
         from concurrent.futures import Future
 
         self._dialled = dialled = Future[int]()
         dialled.set_running_or_notify_cancel()
-        if _is_literal(self._target):
+        if not self._address:
+            self._names.check(self._target)
+        if _is_literal(self._address):
             self._begin(dialled)
         else:
-            import threading
-
             threading.Thread(target=self._begin, args=(dialled,), name="kvxfer-dial", daemon=True).start()
         return dialled
 
     def _begin(self, dialled: Future[int]) -> None:
         try:
-            dialled.set_result(self._core.begin_connect(self._target, self._left_s()))
+            if not self._address:
+                self._owner = self._found()
+                self._address = self._owner.address
+            if self._is_given_up.is_set():
+                raise self._too_late("it was given up")
+            dialled.set_result(self._core.begin_connect(self._address, self._left_s()))
         except BaseException as error:
             dialled.set_exception(error)
+
+    def _found(self) -> Entry:
+        """Returns what the directory has of the target, if it is whom the caller means."""
+        try:
+            entry = self._names.look_up(self._target, self._left_s, self._is_given_up.is_set)
+        except PeerError as error:
+            if self._left_s():
+                raise
+            raise self._too_late(str(error.args[0])) from None
+        if self._owner is not None and entry.incarnation != self._owner.incarnation:
+            raise self._restarted("the directory has")
+        if not entry.address:
+            raise PeerError(f"{self._target} accepts nobody", code="unreachable", peer=self._target)
+        return entry
 
     def _abandon(self, dialled: Future[int]) -> None:
         if dialled.exception() is None:
@@ -155,12 +185,38 @@ class Connecting:
         if info["state"] == "connecting":
             raise self._too_late(_progress_of(info))
         try:
-            peer = self._peers.opened(peer_id, self._target)
+            peer = self._peers.opened(peer_id, self._target, self._address)
         except PeerError as error:
             if error.code == "closed":
                 raise AgentError(str(error.args[0]), code="closed") from None
             raise
-        return self._regions.admit(peer)
+        return self._regions.admit(peer if self._owner is None else self._of_owner(peer))
+
+    def _of_owner(self, peer: Peer) -> Peer:
+        """Returns the one session with whom the caller means, or raises where somebody else answered."""
+        assert self._owner is not None
+        if peer.incarnation != self._owner.incarnation:
+            error = self._restarted(f"{self._address} is {peer.name} with")
+            self._end(peer, "peer-restarted", str(error.args[0]))
+            raise error
+        # A host has many spellings, and the other end may have called meanwhile.
+        before = self._known() if self._shares_session else None
+        if before is None or before.id >= peer.id:
+            return peer
+        self._end(peer, "cancelled", "there is a session already")
+        return before
+
+    def _end(self, peer: Peer, code: str, words: str) -> None:
+        with contextlib.suppress(NativeError):  # it was lost meanwhile
+            self._core.disconnect(peer.id, CODES[code], words)
+
+    def _restarted(self, why: str) -> PeerError:
+        return PeerError(
+            f"{why} another incarnation than that of {self._target} which was asked for: it was restarted, "
+            "or another agent has its address; get a new descriptor, or connect by name",
+            code="peer-restarted",
+            peer=self._target,
+        )
 
     def _too_late(self, why: str) -> PeerError:
         return PeerError(

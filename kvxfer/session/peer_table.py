@@ -83,6 +83,13 @@ class PeerTable:
                 return peer
         return None
 
+    def oldest_of(self, incarnation: bytes) -> Peer | None:
+        """Returns the first session with this life of an agent that is open still."""
+        for peer in self.open():
+            if peer.incarnation == incarnation:
+                return peer
+        return None
+
     def owner_of(self, remote: RegionDescriptor) -> Peer:
         """Returns the session with the agent that a descriptor from elsewhere is of, or raises."""
         for peer in reversed(self.open()):
@@ -90,7 +97,7 @@ class PeerTable:
                 return peer
         raise PeerError(
             f"region {remote.name!r} is of {remote.agent}, and no session is open with that incarnation "
-            "of it: connect to it first",
+            "of it: connect to it first, by connect(descriptor)",
             code="unreachable",
             peer=remote.agent,
         )
@@ -99,15 +106,20 @@ class PeerTable:
         """Whether connecting has ended, well or not."""
         return bool(self._core.peer(peer_id)["state"] != "connecting")
 
-    def opened(self, peer_id: int, target: str) -> Peer:
-        """Returns the peer of a session that has settled, or raises why there is none."""
+    def opened(self, peer_id: int, target: str, address: str) -> Peer:
+        """Returns the peer of a session that has settled, or raises why there is none.
+
+        `target` is the caller's word for it, `address` what was dialled.
+        """
         info = self._core.peer(peer_id)
         if info["state"] != "open":
             error = from_code(info["code"], info["message"], peer=info["name"] or target)
             if not isinstance(error, PeerError):
                 error = PeerError(str(error.args[0]), code=error.code, peer=target)
             raise error
-        return self._peers.setdefault(peer_id, Peer(self._completions, peer_id, info))
+        peer = self._peers.setdefault(peer_id, Peer(self._completions, peer_id, info))
+        peer._address = address
+        return peer
 
     def forget(self, peer_id: int) -> None:
         """Drops a session that was lost."""

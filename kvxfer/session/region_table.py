@@ -30,12 +30,14 @@ class RegionTable:
         completions: Completions,
         programs: ProgramCache,
         agent_name: str,
+        address: str,
         options: AgentOptions,
     ) -> None:
         self._core = core
         self._completions = completions
         self._programs = programs
         self._agent_name = agent_name
+        self._address = address
         self._options = options
         self._regions: dict[int, Region] = {}
 
@@ -63,6 +65,7 @@ class RegionTable:
             nbytes=found.nbytes,
             num_blocks=found.layout.num_blocks,
             layout=found.layout,
+            address=self._address,
         )
         region = Region(self._completions, region_id, descriptor, found.views, self._gone)
         self._regions[region_id] = region

@@ -183,6 +183,12 @@ def test_a_doctor_is_measured_over_the_path_that_is_named(transports: str, path:
     assert "every byte checked" in findings["speed"]["found"]
 
 
+def test_a_doctor_that_listens_everywhere_says_where_it_is_reached() -> None:
+    with served("--listen", "tcp://0.0.0.0:0", secret=SECRET) as address:
+        assert "0.0.0.0" not in address
+        assert report_of("--peer", address, secret=SECRET)["peer"]["verified"] is True
+
+
 def test_two_readers_one_after_the_other_are_served() -> None:
     with served() as address:
         for _ in range(2):

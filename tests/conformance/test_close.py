@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions, Peer, Transfer
-from kvxfer.directory.in_process import MemoryDirectory
 from kvxfer.errors import AgentError, KvxferError, PeerError, TransferError, UsageError
 
 BOUND_S = 60.0
@@ -27,25 +26,6 @@ class Memory(np.ndarray[Any, Any]):
 
 def memory(value: int = 0) -> Memory:
     return np.full((16, 64), value, np.uint8).view(Memory)
-
-
-class Broken(MemoryDirectory):
-    """A directory that fails where it is told to."""
-
-    def __init__(self, *verbs: str) -> None:
-        super().__init__()
-        self.verbs = verbs
-
-    def publish(self, name: str, address: str) -> None:
-        self.address = address
-        super().publish(name, address)
-        if "publish" in self.verbs:
-            raise OSError("the directory is away")
-
-    def withdraw(self, name: str, address: str) -> None:
-        if "withdraw" in self.verbs:
-            raise OSError("the directory is away")
-        super().withdraw(name, address)
 
 
 # ---- memory ---------------------------------------------------------------------------------------
@@ -113,34 +93,6 @@ def test_the_second_of_two_threads_that_close_returns_after_the_end() -> None:
         assert seen == [True] * 3
         gc.collect()
         assert gone() is None
-
-
-# ---- directories that fail ------------------------------------------------------------------------
-
-
-def test_a_directory_that_does_not_let_go_stops_no_close() -> None:
-    directory = Broken("withdraw")
-    agent = Agent("agent", directory=directory)
-    gone = weakref.ref(array := memory())
-    agent.register("kv", array)
-    del array
-    with pytest.raises(OSError, match="away"):
-        agent.close()
-    assert agent.closed
-    gc.collect()
-    assert gone() is None
-    agent.close()
-    with Agent("other") as other, pytest.raises(PeerError):
-        other.connect_blocking(agent.address)
-
-
-def test_an_agent_that_cannot_be_published_is_closed() -> None:
-    directory = Broken("publish")
-    with pytest.raises(OSError, match="away") as kept:  # which keeps the frames, and what is in them
-        Agent("agent", directory=directory)
-    with Agent("other") as other, pytest.raises(PeerError, match="cannot connect"):
-        other.connect_blocking(directory.address)
-    assert kept.value is not None
 
 
 # ---- connecting -----------------------------------------------------------------------------------

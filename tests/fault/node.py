@@ -126,6 +126,9 @@ class Node:
     def address(self) -> str:
         return self.agent.address
 
+    def address_for(self, target: str) -> str:
+        return self.agent.address_for(target)
+
     def connect(self, address: str, timeout_s: float = BOUND_S) -> int:
         peer = self.agent.connect_blocking(address, timeout_s)
         peer.region_blocking("kv", timeout_s)

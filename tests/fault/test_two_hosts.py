@@ -69,6 +69,34 @@ def test_pages_cross_both_ways(cable: Callable[..., Cable], ipv6: bool) -> None:
     assert here.holds(4)
 
 
+@pytest.mark.parametrize("ipv6", [False, True], ids=["ipv4", "ipv6"])
+def test_who_listens_everywhere_tells_the_address_on_the_cable(
+    cable: Callable[..., Cable], ipv6: bool
+) -> None:
+    """Without a default route `address` is of an attached network; `address_for` is by the route."""
+    one = cable()
+    options: dict[str, Any] = {
+        "secret": SECRET,
+        "shape": MEDIUM,
+        "listen": f"tcp://{'[::]' if ipv6 else '0.0.0.0'}:0",
+    }
+    here, there = (
+        host.node(name, "tcp", **options) for host, name in ((one.here, "here"), (one.there, "there"))
+    )
+    far, near = (host.ipv6 if ipv6 else host.ipv4 for host in (one.here, one.there))
+    told = there.address_for(f"tcp://[{far}]" if ipv6 else f"tcp://{far}")
+    port = there.address().rpartition(":")[2]
+    assert told == (f"tcp://[{near}]:{port}" if ipv6 else f"tcp://{near}:{port}")
+    assert there.address() == f"tcp://{one.there.ipv4}:{port}"
+    here.connect(told)
+    there.accept("here")
+    there.fill(3)
+    there.grant("read")
+    here.read()
+    assert here.end() is None
+    assert here.holds(3)
+
+
 def test_whose_unix_sockets_cannot_be_heard_is_reached_over_tcp(cable: Callable[..., Cable]) -> None:
     here, there = ends_of(cable(), transports=("shm", "tcp"))
     meet(here, there)

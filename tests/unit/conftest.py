@@ -87,7 +87,7 @@ class FakeCore:
         self.is_copying = False  # a device, whatever has ended
         self.name, self.options = name, options
         self.address = "tcp://127.0.0.1:7301" if options["listen"] else ""
-        self.incarnation = b"i" * 16
+        self.incarnation = name.encode().ljust(16)[:16]
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.sockets_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.serves = False

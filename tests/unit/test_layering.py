@@ -18,7 +18,7 @@ MAY_KNOW = {
     "layout": {"errors"},
     "memory": {"errors", "arguments", "_native", "layout"},
     "plan": {"errors", "layout", "memory"},
-    "directory": {"errors"},
+    "directory": {"address", "errors", "layout"},  # of layouts the schema of JSON objects alone
 }
 # What stands on all others, and the agent, which brings them together.
 ABOVE = {"agent", "bench", "cli", "connectors", "control", "doctor", "testing"}

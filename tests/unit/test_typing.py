@@ -19,10 +19,13 @@ import kvxfer
 
 async def main() -> None:
     kv = np.zeros((4, 2, 64, 16, 8, 128), np.float16)
-    async with kvxfer.Agent("prefill", kvxfer.AgentOptions(shm_peers="user")) as agent:
+    known: kvxfer.directory.Directory = kvxfer.directory.MemoryDirectory()
+    options = kvxfer.AgentOptions(shm_peers="user", directory_ttl_s=10)
+    async with kvxfer.Agent("prefill", options, directory=known, metadata={"role": "prefill"}) as agent:
         region = agent.register("kv", kv, kvxfer.KVLayout.from_tensor(kv, axes="l2bthd"))
         peer = await agent.connect("tcp://127.0.0.1:7301", timeout_s=5)
         with region.grant(peer, blocks=[7, 9], mode="read") as lease:
+            assert await agent.connect(peer.regions["kv"]) is await agent.connect(agent.entry)
             transfer = agent.write(region, await peer.region("kv"), [7, 9], [3, 4], notify=b"req-42")
             await transfer
         if transfer.state is kvxfer.TransferState.DONE and lease.state is not kvxfer.LeaseState.ACTIVE:

@@ -38,6 +38,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, RankMetadata, Remainder, StepMetadata
+from kvxfer.directory import Entry
 
 BLOCK_SIZE: Final = 16
 NUM_BLOCKS: Final = 64
@@ -195,7 +196,7 @@ class Engine:
         self._ended: set[str] = set()  # requests of which the workers know that they have ended
         if has_ranks:
             num_groups = len(kv_cache.kv_cache_groups)
-            rank = RankMetadata("own.0", "tcp://127.0.0.1:7302", (1,) * num_groups)
+            rank = RankMetadata(Entry("own.0", "tcp://127.0.0.1:7302", bytes(16)), (1,) * num_groups)
             self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): rank})
 
     @property

@@ -14,11 +14,12 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpec
 
 from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.cache_groups import CacheGroup, groups_of
-from kvxfer.connectors.vllm.handover import Handover, Rank
+from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, StepMetadata
 from kvxfer.connectors.vllm.worker_half import StepResults, WorkerHalf
+from kvxfer.directory import Entry
 from tests.vllm.workers import BOUND_S, PATIENCE, until
 
 BLOCK_SIZE, NUM_BLOCKS = 32, 16
@@ -49,8 +50,8 @@ class Worker:
     caches: dict[str, torch.Tensor]
 
     @property
-    def rank(self) -> Rank:
-        return Rank(name=self.half.rank.name, address=self.half.rank.address)
+    def rank(self) -> Entry:
+        return self.half.rank.agent
 
     def heads_of(self, name: str, blocks: tuple[int, ...]) -> torch.Tensor:
         return self.caches[name][list(blocks)].transpose(0, 1)

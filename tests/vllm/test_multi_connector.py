@@ -128,7 +128,7 @@ def test_workers_tell_where_they_are_though_another_child_shook_hands_first(
         engine.add(request(PROMPT[::-1], 1, TO_PREFILL, "after"))
         engine.step()
         (rank,) = engine.told["after"]["kvxfer"]["ranks"]
-        assert rank["address"] == ours.get_handshake_metadata().address
+        assert rank["address"] == ours.get_handshake_metadata().agent.address
         engine.settle()
         assert engine.num_blocks_in_use == 0
     finally:

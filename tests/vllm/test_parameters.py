@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from kvxfer.bench.errors import BenchError
+from kvxfer.directory import Entry
 from tests.vllm.engine import Engines, random_prompt
 
-RANK = {"name": "nobody", "address": "tcp://127.0.0.1:1"}
+RANK = Entry("nobody", "tcp://127.0.0.1:1", bytes(16)).to_dict()
 
 PASSED: list[dict[str, Any]] = [
     {"kvxfer": None},
@@ -28,8 +29,8 @@ OWN: list[dict[str, Any]] = [
     {"ranks": []},
     {"ranks": [RANK] * 5000},
     {"ranks": [RANK]},
-    {"ranks": [{"name": "nobody", "address": "http://127.0.0.1/"}]},
-    {"ranks": [{"name": "nobody", "address": "tcp://192.0.2.1:7301"}]},
+    {"ranks": [{**RANK, "address": "http://127.0.0.1/"}]},
+    {"ranks": [{**RANK, "address": "tcp://192.0.2.1:7301"}]},
     {"leases": ["1"]},
     {"leases": ["zz"]},
     {"leases": ["f" * 16]},

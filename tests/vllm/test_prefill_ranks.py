@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 
-from kvxfer.connectors.vllm.handover import Handover, Rank
+from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
+from kvxfer.directory import Entry
 from tests.vllm.workers import collected, until, workers
 
 LEASE = 1 << 62
 
 
-def order(name: str, *ranks: Rank) -> StepMetadata:
+def order(name: str, *ranks: Entry) -> StepMetadata:
     source = Handover("computed", ranks, (LEASE,), ((1,),), (32,), (1,), 32)
     return StepMetadata(fetches=[FetchOrder(name, source, ((2,),), 0, 32)])
 
@@ -21,7 +23,7 @@ def order(name: str, *ranks: Rank) -> StepMetadata:
 def test_silent_hosts_do_not_keep_others_from_being_dialled() -> None:
     with ExitStack() as stack:
         silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(40)]
-        ranks = [Rank(name="x", address=f"tcp://127.0.0.1:{each.getsockname()[1]}") for each in silent]
+        ranks = [Entry("x", f"tcp://127.0.0.1:{each.getsockname()[1]}", bytes(16)) for each in silent]
         prefill = stack.enter_context(workers("prefill"))
         decode = stack.enter_context(workers("decode", connect_timeout_s=5.0))
         prefill[0].half.step(StepMetadata(grants=[Grant("computed", (LEASE,), ((1,),))]))
@@ -42,9 +44,9 @@ def test_silent_hosts_do_not_keep_others_from_being_dialled() -> None:
 def test_one_agent_by_many_spellings_is_one_session() -> None:
     spellings = itertools.product(*((letter, letter.upper()) for letter in "localhost"))
     with workers("prefill") as prefill, workers("decode") as decode:
-        name, port = prefill[0].rank.name, prefill[0].rank.address.rpartition(":")[2]
+        port = prefill[0].rank.address.rpartition(":")[2]
         for number, letters in enumerate(itertools.islice(spellings, 12)):
-            rank = Rank(name=name, address=f"tcp://{''.join(letters)}:{port}")
+            rank = replace(prefill[0].rank, address=f"tcp://{''.join(letters)}:{port}")
             decode[0].half.step(order(f"request-{number}", rank))
             collected(decode)
         assert len(decode[0].half._agent.peers) == 1

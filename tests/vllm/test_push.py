@@ -14,7 +14,10 @@ import pytest
 from kvxfer.bench.engines.router_server import RouterServer
 from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, complete, completion_request
 from kvxfer.bench.errors import BenchError
+from kvxfer.directory import Entry
 from tests.vllm.engine import FLIP, TO_PREFILL, Engines, Ranks, random_prompt
+
+RANK = Entry("a", "tcp://127.0.0.1:1", bytes(16)).to_dict()
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +142,13 @@ def test_clients_that_go_away_leave_nothing_behind(engines: Engines, ranks: Rank
 
 
 ABSURD: list[dict[str, Any]] = [
-    {"version": 1, "push": "short", "ranks": [{"name": "a", "address": "tcp://127.0.0.1:1"}]},
-    {"version": 2, "push": "0" * 32, "ranks": [{"name": "a", "address": "tcp://127.0.0.1:1"}]},
+    {"version": 1, "push": "short", "ranks": [RANK]},
+    {"version": 2, "push": "0" * 32, "ranks": [RANK]},
     {"version": 1, "push": "0" * 32},
     {"version": 1, "push": "0" * 32, "ranks": []},
-    {"version": 1, "push": "0" * 32, "ranks": [{"name": "a", "address": "tcp://127.0.0.1:1"}] * 65},
-    {"version": 1, "push": "0" * 32, "ranks": [{"name": "a", "address": "http://user@127.0.0.1:1"}]},
-    {"version": 1, "push": "0" * 32, "ranks": [{"name": "a", "address": "tcp://127.0.0.1:1"}]},
+    {"version": 1, "push": "0" * 32, "ranks": [RANK] * 65},
+    {"version": 1, "push": "0" * 32, "ranks": [{**RANK, "address": "http://user@127.0.0.1:1"}]},
+    {"version": 1, "push": "0" * 32, "ranks": [RANK]},
     {"version": 1, "push": ["0"] * 32, "ranks": 7},
 ]
 

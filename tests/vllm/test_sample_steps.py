@@ -10,12 +10,13 @@ import pytest
 from vllm.v1.request import Request
 
 from kvxfer.bench.engines import tiny_models
-from kvxfer.connectors.vllm.handover import Handover, Rank
+from kvxfer.connectors.vllm.handover import Handover
+from kvxfer.directory import Entry
 from tests.vllm.stepping import BLOCK_SIZE, NUM_BLOCKS, TO_PREFILL, Answers, Engine, caches, config, request
 from tests.vllm.workers import Pushed, collected, forward, prefill_knows, some_tokens, until, workers
 
 PROMPT = list(range(2 * BLOCK_SIZE + 8))
-PREFILL = Rank(name="prefill.0", address="tcp://127.0.0.1:7301")
+PREFILL = Entry("prefill.0", "tcp://127.0.0.1:7301", bytes(16))
 FIRST, SECOND, THIRD = NAMES = tuple(f"{number}_parent-0123abcd" for number in range(3))
 Make = Callable[..., Engine]
 

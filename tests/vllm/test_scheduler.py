@@ -12,14 +12,15 @@ import pytest
 from vllm.v1.request import Request, RequestStatus
 
 from kvxfer.bench.engines import tiny_models
-from kvxfer.connectors.vllm.handover import Handover, Rank
+from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.step import Grant, StepMetadata
+from kvxfer.directory import Entry
 from tests.vllm.stepping import BLOCK_SIZE, NUM_BLOCKS, TO_PREFILL, Answers, Engine, caches, config, request
 
 Make = Callable[..., Engine]
 # Prompts end within a block, as most do.
 PROMPT = list(range(2 * BLOCK_SIZE + 8))
-PREFILL = Rank(name="prefill.0", address="tcp://127.0.0.1:7301")
+PREFILL = Entry("prefill.0", "tcp://127.0.0.1:7301", bytes(16))
 
 
 @pytest.fixture(scope="session")

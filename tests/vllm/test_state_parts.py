@@ -16,11 +16,12 @@ from vllm.v1.kv_cache_interface import MambaSpec
 
 from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.cache_groups import CacheGroup, groups_of
-from kvxfer.connectors.vllm.handover import Handover, Rank
+from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, StepMetadata
 from kvxfer.connectors.vllm.worker_half import WorkerHalf
+from kvxfer.directory import Entry
 from tests.vllm.workers import until
 
 NUM_BLOCKS = 5
@@ -91,8 +92,8 @@ class Worker:
         self.half.register(caches)
 
     @property
-    def rank(self) -> Rank:
-        return Rank(name=self.half.rank.name, address=self.half.rank.address)
+    def rank(self) -> Entry:
+        return self.half.rank.agent
 
 
 @contextmanager

@@ -16,12 +16,13 @@ import torch
 
 from kvxfer.connectors.vllm import fetches
 from kvxfer.connectors.vllm.cache_groups import groups_of
-from kvxfer.connectors.vllm.handover import Handover, Rank
+from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.pace import StepPace
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
 from kvxfer.connectors.vllm.worker_half import StepResults, WorkerHalf
+from kvxfer.directory import Entry
 from tests.fault.proxy import Proxy
 from tests.vllm.stepping import BLOCK_SIZE, HEAD_SIZE, NUM_BLOCKS, NUM_HEADS, caches
 from tests.vllm.workers import until
@@ -45,8 +46,8 @@ class Worker:
         self.half.register(self.caches)
 
     @property
-    def rank(self) -> Rank:
-        return Rank(name=self.half.rank.name, address=self.half.rank.address)
+    def rank(self) -> Entry:
+        return self.half.rank.agent
 
     def pages(self, blocks: tuple[int, ...]) -> torch.Tensor:
         return torch.stack([tensor[list(blocks)] for tensor in self.caches.values()])
@@ -126,7 +127,7 @@ def test_failures_are_counted_by_their_code(prefill: Worker, decode: Worker) -> 
     prefill.half.before_forward(StepMetadata(withdrawn=[handover.request_id]))
     decode.half.step(order(handover))
     assert decode.until("received", "a").failed == {"a": set(DST)}
-    nobody = Rank(name="nobody", address="tcp://127.0.0.1:1")
+    nobody = Entry("nobody", "tcp://127.0.0.1:1", bytes(16))
     decode.half.step(order(Handover("x", (nobody,), (1,), (SRC,), (BLOCK_SIZE,), (1,), NUM_TOKENS), "b"))
     decode.until("received", "b")
     decode.half.step(order("what the router passed cannot be read", "c"))
@@ -239,7 +240,7 @@ def far_decode(prefill: Worker, slow_word: Proxy) -> Iterator[Worker]:
 
 def through(proxy: Proxy, handover: Handover) -> Handover:
     (rank,) = handover.ranks
-    return replace(handover, ranks=(Rank(name=rank.name, address=proxy.address),))
+    return replace(handover, ranks=(replace(rank, address=proxy.address),))
 
 
 def test_a_step_does_not_wait_on_for_what_was_expected_and_does_not_come(

@@ -16,11 +16,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
 from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
 from kvxfer.connectors.vllm.compute_stream import ComputeStream
-from kvxfer.connectors.vllm.handover import Rank
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, StepMetadata
 from kvxfer.connectors.vllm.worker_half import StepResults, WorkerHalf
+from kvxfer.directory import Entry
 
 NUM_HEADS, BLOCK_SIZE, NUM_LAYERS = 4, 32, 3
 BOUND_S = 20.0
@@ -38,8 +38,8 @@ class Worker:
     heads: slice
 
     @property
-    def rank(self) -> Rank:
-        return Rank(name=self.half.rank.name, address=self.half.rank.address)
+    def rank(self) -> Entry:
+        return self.half.rank.agent
 
 
 @contextmanager

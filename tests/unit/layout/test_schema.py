@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvxfer import region
 from kvxfer.errors import UsageError
 from kvxfer.layout import kv_layout
 from kvxfer.layout.kv_layout import KVLayout
@@ -104,12 +105,19 @@ def test_an_older_reader_reads_what_it_can() -> None:
 
 
 def test_region_descriptors_of_other_versions() -> None:
-    assert json.loads(DESCRIPTOR.to_bytes())["kvxfer_region"] == 2
+    assert json.loads(DESCRIPTOR.to_bytes())["kvxfer_region"] == 3
     assert RegionDescriptor.from_bytes(DESCRIPTOR.to_bytes()) == DESCRIPTOR
     assert RegionDescriptor.from_bytes(document(DESCRIPTOR, kvxfer_region=1)) == DESCRIPTOR
     assert RegionDescriptor.from_bytes(document(DESCRIPTOR, kvxfer_region=9, device="gpu:0")) == DESCRIPTOR
-    with pytest.raises(UsageError, match=r"region descriptor of version 9 needs device, .*\(version 2\)"):
+    with pytest.raises(UsageError, match=r"region descriptor of version 9 needs device, .*\(version 3\)"):
         RegionDescriptor.from_bytes(document(DESCRIPTOR, kvxfer_region=9, device="gpu:0", needs=["device"]))
+    # An older reader does without the address.
+    older = region._SCHEMA._replace(
+        version=2, fields=tuple(item for item in region._SCHEMA.fields if item.name != "address")
+    )
+    somewhere = replace(DESCRIPTOR, address="tcp://10.0.0.7:7301")
+    assert RegionDescriptor.from_bytes(somewhere.to_bytes()).address == somewhere.address
+    assert older.decode(somewhere.to_bytes(), 1 << 16) == older.decode(DESCRIPTOR.to_bytes(), 1 << 16)
     # The layout within has needs of its own.
     layout = document(PLAIN, kvxfer_layout=3, needs=["swizzle"], swizzle=4).decode()
     with pytest.raises(UsageError, match="layout of version 3 needs swizzle"):
@@ -122,6 +130,11 @@ def test_region_descriptors_of_other_versions() -> None:
         ({"kvxfer_region": 0}, "has no version"),
         ({"incarnation": "xx"}, "incarnation is no string of hexadecimal digits"),
         ({"incarnation": 3}, "incarnation is no string"),
+        ({"incarnation": "00"}, "incarnation has 16 bytes"),
+        ({"address": 7}, "address is a int"),
+        ({"address": "tcp://0.0.0.0:7"}, "every address of a host"),
+        ({"address": "http://10.0.0.7"}, "an agent's address is"),
+        ({"agent": ""}, "name has 1 to 128 bytes"),
         ({"layout": {}}, "layout is a dict"),
         ({"layout": "\ud800"}, "layout is no text"),
         ({"id": "7"}, "id is a str"),

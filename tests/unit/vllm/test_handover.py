@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from kvxfer.connectors.vllm.handover import Handover, HandoverError, Rank, is_return, prompt_digest
+from kvxfer.connectors.vllm.handover import Handover, HandoverError, is_return, prompt_digest
 from kvxfer.connectors.vllm.settings import Settings
+from kvxfer.directory import Entry
 
 
 def request_of(num_tokens: int = 100, first: int = 0) -> Any:
@@ -30,13 +31,18 @@ def request_of(num_tokens: int = 100, first: int = 0) -> Any:
 def handover(num_groups: int = 1, address: str = "tcp://10.0.0.7:7301") -> Handover:
     return Handover(
         request_id="cmpl-1",
-        ranks=(Rank(name="p.0", address=address), Rank(name="p.1", address="tcp://[fd00::1]:80")),
+        ranks=(Entry("p.0", address, bytes(16)), Entry("p.1", "tcp://[fd00::1]:80", bytes(16))),
         leases=tuple((1 << 62) + group for group in range(num_groups)),
         tables=((7, 9, 0, 4),) * num_groups,
         block_sizes=(32,) * num_groups,
         pages_per_block=(2,) * num_groups,
         num_tokens=100,
     )
+
+
+def rank(address: str) -> dict[str, Any]:
+    """An agent's entry as a router may have made it up."""
+    return {"kvxfer_agent": 1, "name": "p.0", "address": address, "incarnation": "00" * 16}
 
 
 def passed(**changes: Any) -> dict[str, Any]:
@@ -75,6 +81,9 @@ def test_routers_find_the_usual_names() -> None:
         "tcp://evil.example@10.0.0.7:80",
         "tcp://10.0.0.7:80\n",
         "tcp://10.0.0.7:80/path",
+        "tcp://10.0.0.7",
+        "tcp://0.0.0.0:80",
+        "tcp://[::]:80",
         "tcp://10.0.0.7:٣",
         "tcp://a℀b:1",
         "tcp://[foo",
@@ -86,8 +95,8 @@ def test_routers_find_the_usual_names() -> None:
     ],
 )
 def test_addresses_have_one_reading(address: str) -> None:
-    with pytest.raises(HandoverError, match=r"ranks\.0\.address"):
-        read(passed(own={"ranks": [{"name": "p.0", "address": address}]}))
+    with pytest.raises(HandoverError, match=r"ranks\.0: .*agent's address is"):
+        read(passed(own={"ranks": [rank(address)]}))
 
 
 def test_only_allowed_hosts_are_dialled() -> None:
@@ -97,7 +106,9 @@ def test_only_allowed_hosts_are_dialled() -> None:
         read(passed(), allowed_hosts=("10.0.0.7",))
     with pytest.raises(HandoverError, match=r"host 10\.0\.0\.7 is not among"):
         read(passed(), allowed_hosts=("prefill.example", "fd00::1"))
-    ranks = [{"name": "p.0", "address": "tcp://prefill.example:1"}]
+    ranks = [rank("tcp://prefill.example:1")]
+    with pytest.raises(HandoverError, match=r"host 10\.0\.0\.8 is not among"):
+        read(passed(own={"ranks": [rank("tcp://[::ffff:10.0.0.8]:1")]}), allowed_hosts=("10.0.0.7",))
     with pytest.raises(HandoverError, match=r"host prefill\.example is not among"):
         read(passed(own={"ranks": ranks}), allowed_hosts=allowed)
 
@@ -109,7 +120,7 @@ def test_only_allowed_hosts_are_dialled() -> None:
         ({"own": {"leases": []}}, "leases"),
         ({"own": {"leases": ["7", "8"]}}, "name 2 cache groups"),
         ({"own": {"leases": ["-7"]}}, "leases"),
-        ({"own": {"ranks": [{"name": "p", "address": "tcp://h:1"}] * 65}}, "ranks"),
+        ({"own": {"ranks": [rank("tcp://h:1")] * 65}}, "ranks"),
         ({"own": {"block_sizes": [33]}}, "pages of equal size"),
         ({"own": {"block_sizes": [16]}}, "do not hold"),
         ({"own": {"num_tokens": 99}}, "another prompt"),
@@ -179,3 +190,6 @@ def test_settings_reach_the_agent(tmp_path: Any) -> None:
     assert options.listen == "tcp://[fd00::1]:0"
     assert options.secret == b"0123456789abcdef"
     assert options.transports == ("tcp",)
+    assert options.advertise is None
+    everywhere = Settings(host="0.0.0.0", advertise="fd00::7").agent_options()
+    assert (everywhere.listen, everywhere.advertise) == ("tcp://0.0.0.0:0", "tcp://[fd00::7]")

@@ -14,15 +14,16 @@ from pydantic import ValidationError
 
 from kvxfer.connectors.vllm import notes
 from kvxfer.connectors.vllm.appointment import Appointment, answer, is_push, read_key
-from kvxfer.connectors.vllm.handover import HandoverError, Rank
+from kvxfer.connectors.vllm.handover import HandoverError
 from kvxfer.connectors.vllm.notes import Leaving, Note, Receipt, Refusal, RegistrationPart
 from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
 from kvxfer.connectors.vllm.push_registration import Registration, Share, tag_of
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.waiting_registrations import Registrations
+from kvxfer.directory import Entry
 
 KEY = bytes(range(16))
-RANK = {"name": "p.0", "address": "tcp://10.0.0.7:80"}
+RANK = Entry("p.0", "tcp://10.0.0.7:80", bytes(16))
 REQUEST = SimpleNamespace(all_token_ids=[1, 2, 3], num_prompt_tokens=3, mm_features=[], lora_request=None)
 PEER: Any = SimpleNamespace(id=1, name="decode")
 
@@ -144,7 +145,7 @@ def test_pages_of_both_ends_lie_side_by_side() -> None:
 
 
 def own(**changes: Any) -> dict[str, Any]:
-    return {"kvxfer": {"version": 1, "push": KEY.hex(), "ranks": [RANK], **changes}}
+    return {"kvxfer": {"version": 1, "push": KEY.hex(), "ranks": [RANK.to_dict()], **changes}}
 
 
 def test_both_engines_read_the_key() -> None:
@@ -152,11 +153,11 @@ def test_both_engines_read_the_key() -> None:
     assert is_push(params)
     assert read_key(params) == KEY
     read = Appointment.read(params, REQUEST, Settings())
-    assert (read.key, read.ranks) == (KEY, (Rank(**RANK),))
+    assert (read.key, read.ranks) == (KEY, (RANK,))
 
 
 def test_parameters_without_a_key_are_no_push() -> None:
-    for params in ({}, {"kvxfer": None}, {"kvxfer": ["push"]}, answer("engine", (Rank(**RANK),))):
+    for params in ({}, {"kvxfer": None}, {"kvxfer": ["push"]}, answer("engine", (RANK,))):
         assert not is_push(params)
 
 
@@ -167,9 +168,9 @@ def test_parameters_without_a_key_are_no_push() -> None:
         ({"push": "0" * 31}, "push"),
         ({"push": "G" * 32}, "push"),
         ({"ranks": []}, "ranks"),
-        ({"ranks": [RANK] * 65}, "ranks"),
-        ({"ranks": [{"name": "p", "address": "tcp://a@b:1"}]}, "address"),
-        ({"ranks": [{"name": "p", "address": "tcp://10.1.0.7:1"}]}, "not among"),
+        ({"ranks": [RANK.to_dict()] * 65}, "ranks"),
+        ({"ranks": [{**RANK.to_dict(), "address": "tcp://a@b:1"}]}, "address"),
+        ({"ranks": [{**RANK.to_dict(), "address": "tcp://10.1.0.7:1"}]}, "not among"),
     ],
 )
 def test_absurd_appointments_are_refused_in_words(changes: dict[str, Any], word: str) -> None:

@@ -1,0 +1,177 @@
+"""Where an agent listens, and at which address others reach it: ``"tcp://host:port"``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kvxfer.errors import UsageError
+
+#: Of addresses that agents listen on.
+SCHEME: Final = "tcp://"
+#: A host's name has 253 bytes at most.
+MAX_NBYTES: Final = 300
+# One reading of an address, here and where it is dialled: no user part, no path, no control character.
+_PATTERN: Final = re.compile(
+    r"tcp://(?:\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?"
+)
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+# Of networks for documentation (RFC 5737, RFC 3849): no host is there, so the route is the default one.
+_ANYWHERE: Final = {"0.0.0.0": ("192.0.2.1",), "::": ("2001:db8::1", "192.0.2.1")}
+
+
+class Address(NamedTuple):
+    """A host, numeric or a name, without brackets; and its port, None where none is given."""
+
+    host: str
+    port: int | None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{SCHEME}{host}" if self.port is None else f"{SCHEME}{host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str, what: str, *, port_needed: bool = True) -> Address:
+        """Reads ``"tcp://host:port"``; `what` begins the error message.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``: it is no address.
+        """
+        found = _PATTERN.fullmatch(text) if isinstance(text, str) and len(text) <= MAX_NBYTES else None
+        if found is None or int(found[3] or 0) > 65535 or (port_needed and found[3] is None):
+            form = '"tcp://host:port"' if port_needed else '"tcp://host:port" or "tcp://host"'
+            raise UsageError(f"{what} is {text!r}: write {form}", code="invalid-argument")
+        host: str = found[1] or found[2]
+        if host.lower().startswith("::ffff:") and "." in host:
+            host = host[7:]  # IPv4, as a socket of IPv6 spells it
+        return cls(host, None if found[3] is None else int(found[3]))
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for every address of the host: nothing to dial."""
+        import socket
+
+        for family, read in ((socket.AF_INET6, socket.inet_pton), (socket.AF_INET, _inet_aton)):
+            try:
+                return not any(read(family, self.host))
+            except OSError:
+                pass
+        return False
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether this host alone reaches it. Of a name but ``localhost`` that is not known here."""
+        from ipaddress import ip_address
+
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def published(listening: str, advertise: str | None) -> tuple[str, str]:
+    """Returns at which address others reach an agent, and what its user should know of that, in words.
+
+    Parameters
+    ----------
+    listening
+        As the native agent has it, ``""`` for nowhere.
+    advertise
+        The option, checked; its port is the one that is listened on where it names none.
+    """
+    if not listening:
+        return "", ""
+    here = Address.parse(listening, "address")
+    if advertise is not None:
+        told = Address.parse(advertise, "option advertise", port_needed=False)
+        return str(told._replace(port=here.port) if told.port is None else told), ""
+    if not here.is_wildcard:
+        return listening, ""
+    for far in _ANYWHERE[here.host]:
+        if (host := _route_to(here, far)) is not None:
+            return str(here._replace(host=host)), ""
+    attached = (host for far in _attached() if (host := _route_to(here, far)) is not None)
+    host = next(attached, _LOOPBACK[here.host])
+    return str(here._replace(host=host)), (
+        f"it listens on {listening}, and this host has no default route by which to tell at which address "
+        f"others reach it: they are told {host}; set advertise= where they do not"
+    )
+
+
+def published_towards(listening: str, far: Address) -> str:
+    """Returns at which address `far` reaches an agent that listens on a wildcard: by the route there.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: `far` is a name. ``unsupported``: there is no route to it.
+    """
+    here = Address.parse(listening, "address")
+    from ipaddress import ip_address
+
+    try:
+        ip_address(far.host)
+    except ValueError:
+        raise UsageError(
+            f"{far.host!r} is a name, of which no route is known: give a numeric address",
+            code="invalid-argument",
+        ) from None
+    if (host := _route_to(here, far.host)) is None:
+        raise UsageError(
+            f"an agent that listens on {listening} is not reached from {far.host}: there is no route between "
+            "them, or it listens on IPv4 or IPv6 alone",
+            code="unsupported",
+        )
+    return str(here._replace(host=host))
+
+
+def _attached() -> Iterator[str]:
+    """Yields an address in each network of IPv4 that this host is attached to, by the routes' metrics."""
+    import socket
+    from pathlib import Path
+
+    try:
+        rows = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
+    except OSError:
+        return
+    for row in sorted(rows, key=lambda row: int(row[6])):
+        # In the host's order of bytes; the network's own address is none of a host.
+        network = socket.ntohl(int(row[1], 16))
+        if row[0] != "lo" and network:
+            yield socket.inet_ntoa((network + 1).to_bytes(4, "big"))
+
+
+def _inet_aton(family: int, host: str) -> bytes:
+    """Reads what dialling would: ``"0"`` and ``"0x0.0"``, too."""
+    import socket
+
+    return socket.inet_aton(host)
+
+
+def _route_to(here: Address, far: str) -> str | None:
+    """Returns the address of this host from which packets to a numeric one leave; sends none."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in far else socket.AF_INET
+    listens_on = socket.AF_INET6 if ":" in here.host else socket.AF_INET
+    if family != listens_on and (listens_on == socket.AF_INET or _is_ipv6_alone()):
+        return None
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 1))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _is_ipv6_alone() -> bool:
+    """Whether a socket that listens on ``[::]`` takes nobody who comes by IPv4."""
+    from pathlib import Path
+
+    try:
+        return Path("/proc/sys/net/ipv6/bindv6only").read_text().strip() == "1"
+    except OSError:
+        return False

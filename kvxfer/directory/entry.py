@@ -1,0 +1,120 @@
+"""Whose an agent is and where: what a directory keeps of it, in a form that travels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from kvxfer.address import Address
+from kvxfer.errors import UsageError
+from kvxfer.layout.schema import Field, Schema, hexadecimal, mapping, text
+
+ENTRY_VERSION: Final = 1
+# native/core/wire.h: kMaxName.
+MAX_NAME_NBYTES: Final = 128
+INCARNATION_NBYTES: Final = 16
+#: Of keys and values together: a role, a model, a zone; no place for load or caches.
+MAX_METADATA_NBYTES: Final = 4096
+MAX_METADATA_ITEMS: Final = 32
+# JSON spells a byte with six letters at most.
+_MAX_NBYTES: Final = 8 * MAX_METADATA_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One life of an agent: its name, and at which address others reach it. Says nothing of rights.
+
+    Attributes
+    ----------
+    name
+        The agent's, 1 to 128 bytes.
+    address
+        ``"tcp://host:port"``; ``""`` of one that accepts nobody, or whose address is not known.
+    incarnation
+        16 bytes: an agent that was restarted under the same name has others.
+    metadata
+        What its user says of it, read-only: at most 32 texts by name, 4096 bytes together.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``, naming the field.
+    """
+
+    name: str
+    address: str
+    incarnation: bytes
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not 0 < _nbytes(self.name) <= MAX_NAME_NBYTES:
+            raise _bad(f"an agent's name has 1 to {MAX_NAME_NBYTES} bytes, not {self.name!r:.300}")
+        if self.address != "" and Address.parse(self.address, "an agent's address").is_wildcard:
+            raise _bad(f"an agent's address is {self.address!r}, which stands for every address of a host")
+        if not isinstance(self.incarnation, bytes) or len(self.incarnation) != INCARNATION_NBYTES:
+            raise _bad(
+                f"an agent's incarnation has {INCARNATION_NBYTES} bytes, not {self.incarnation!r:.300}"
+            )
+        items = dict(self.metadata) if isinstance(self.metadata, Mapping) else {"": None}
+        if not all(isinstance(part, str) and part for part in items) or not all(
+            isinstance(value, str) for value in items.values()
+        ):
+            raise _bad(f"an agent's metadata is a mapping of names to texts, not {self.metadata!r:.300}")
+        nbytes = sum(_nbytes(key) + _nbytes(value) for key, value in items.items())
+        if len(items) > MAX_METADATA_ITEMS or nbytes > MAX_METADATA_NBYTES:
+            raise _bad(
+                f"an agent's metadata has at most {MAX_METADATA_ITEMS} items and {MAX_METADATA_NBYTES} "
+                f"bytes, not {len(items)} and {nbytes}"
+            )
+        object.__setattr__(self, "metadata", MappingProxyType(items))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The view of the metadata cannot be pickled: engines send entries to their workers.
+        return Entry, (self.name, self.address, self.incarnation, dict(self.metadata))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it as a JSON object with a version, e.g. to lie within another document."""
+        return _SCHEMA.document(self)
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Entry:
+        """Reads what `to_dict` of this version or another wrote; a stranger's object is safe to pass.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``, naming the field.
+        """
+        return cls(**_SCHEMA.read(document))
+
+    def to_bytes(self) -> bytes:
+        """Returns the same as JSON."""
+        return _SCHEMA.encode(self)
+
+    @classmethod
+    def from_bytes(cls, encoded: bytes) -> Entry:
+        """Reads what `to_bytes` of this version or another wrote, as `from_dict` does."""
+        return cls(**_SCHEMA.decode(encoded, _MAX_NBYTES))
+
+
+def _nbytes(value: str) -> int:
+    return len(value.encode(errors="surrogatepass"))
+
+
+def _bad(message: str) -> UsageError:
+    return UsageError(message, code="invalid-argument")
+
+
+_SCHEMA: Final = Schema(
+    what="agent entry",
+    key="kvxfer_agent",
+    version=ENTRY_VERSION,
+    fields=(
+        Field("name", text),
+        Field("address", text, default=""),
+        Field("incarnation", hexadecimal, write=bytes.hex),
+        Field("metadata", mapping, default={}, write=dict),
+    ),
+)

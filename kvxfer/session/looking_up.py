@@ -1,0 +1,72 @@
+"""Names that are looked up in an agent's directory: in time, whatever the directory does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from kvxfer.errors import KvxferError, PeerError, UsageError
+
+if TYPE_CHECKING:
+    from kvxfer.directory import Directory, Entry
+
+# A directory is asked for so long at a time: whoever gave up is soon noticed.
+_ASK_S: Final = 1.0
+# Those that a directory which never answers keeps; others wait their turn until their own deadlines.
+_MOST_AT_ONCE: Final = 32
+
+
+class Names:
+    """Looks names up for one agent.
+
+    Parameters
+    ----------
+    directory
+        The agent's; None for none.
+    """
+
+    def __init__(self, directory: Directory | None) -> None:
+        self._directory = directory
+        self._turns = threading.BoundedSemaphore(_MOST_AT_ONCE)
+
+    def check(self, name: str) -> None:
+        """Raises `UsageError` where there is no directory to look up a name in."""
+        if self._directory is None:
+            raise UsageError(
+                f"{name!r} is a name without an address, and this agent has no directory to look it up in: "
+                'pass Agent(..., directory=...), or connect to an address ("tcp://host:port")',
+                code="invalid-argument",
+            )
+
+    def look_up(self, name: str, left_s: Callable[[], float], is_given_up: Callable[[], bool]) -> Entry:
+        """Returns the entry of `name`. Called on a thread that nobody waits for longer than `left_s`.
+
+        Raises
+        ------
+        PeerError
+            ``unreachable``: it is not there, or the directory cannot say.
+        """
+        assert self._directory is not None, "check() comes first"
+        if not self._turns.acquire(timeout=left_s()):
+            raise _unreachable(name, f"{_MOST_AT_ONCE} others wait for the directory")
+        try:
+            while True:
+                ask_s, begun = min(left_s(), _ASK_S), time.monotonic()
+                try:
+                    return self._directory.resolve_blocking(name, ask_s)
+                except PeerError:
+                    # What came before its time has another reason than that.
+                    if is_given_up() or not left_s() or time.monotonic() - begun < ask_s:
+                        raise
+        except KvxferError:
+            raise
+        except Exception as error:
+            raise _unreachable(name, f"the directory says {type(error).__name__}: {error}") from error
+        finally:
+            self._turns.release()
+
+
+def _unreachable(name: str, why: str) -> PeerError:
+    return PeerError(f"{name!r} cannot be looked up: {why}", code="unreachable", peer=name)
