@@ -64,6 +64,9 @@ class Handle:
     @property
     def message(self) -> str: ...
     @property
+    def context(self) -> str:
+        """As its caller named the request; where it did not, as the other end last did; "" for none."""
+    @property
     def failed_blocks(self) -> NDArray[np.uint32]:
         """This end's block ids whose bytes cannot be relied on. Empty unless failed or cancelled."""
     @property
@@ -162,6 +165,7 @@ class Route:
         priority: int,
         integrity: bool | None,
         lease: int | None,
+        context: str | bytes,
         hold: bool | After,
     ) -> Handle:
         """Posts a write or a read, whichever the program is for. Ids of units (kvxfer/plan/pairs.py), the last
@@ -196,6 +200,7 @@ class CommandRing:
         priority: int,
         integrity: bool | None,
         lease: int | None,
+        context: str | bytes,
     ) -> int:
         """The number by which commands name pairs of these tables. ``first_layer``: what they call the
         route's first; the rest as in ``Route.post``."""
@@ -240,8 +245,8 @@ class AgentCore:
     def add_waiters(self, change: int) -> None:
         """``change`` more wait for "ended", "layer", "commands" or "notification" events; none are made while
         nobody does. Whoever is to wait says so, and then looks once more at what it waits for."""
-    def take_notification(self) -> tuple[int, bytes] | None:
-        """The oldest notification that nobody has read (peer, payload). At most 65536 are kept; then the
+    def take_notification(self) -> tuple[int, bytes, str] | None:
+        """The oldest notification that nobody has read (peer, payload, context). At most 65536 are kept; then the
         oldest are dropped, and the first time a "log" event says so."""
     @property
     def sockets_fd(self) -> int:
@@ -344,6 +349,7 @@ class AgentCore:
         num_heads: int,
         peer: int,
         timeout_s: float,
+        context: str | bytes,
     ) -> Handle:
         """Lets transfers whose ``notify`` equals ``tag`` write these blocks (``peer`` < 0: any
         peer's), and is done when every layer and head of the blocks' tokens from ``first_token`` to

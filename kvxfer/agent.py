@@ -347,12 +347,14 @@ class Agent:
         Raises
         ------
         PeerError
-            ``unreachable``, ``auth-failed``, ``protocol``, ...: the message says what was tried.
+            ``unreachable``, ``auth-failed``, ``protocol``, ``peer-lost``, ...: the message says what was tried.
             ``peer-restarted``: another incarnation answered than the one that was meant.
         UsageError
             ``invalid-argument``: no address, a name and no directory, or an address beyond loopback and no
             secret. ``layout-mismatch``: a region that both ends call by one name holds caches that no copy
             program can bridge; the message compares them field by field. The session has ended.
+
+        docs/errors.md has every code.
         """
         with self._connecting(target, timeout_s) as connecting:
             return await connecting.wait()
@@ -422,13 +424,14 @@ class Agent:
         priority: int = 0,
         integrity: bool | None = None,
         lease: int | None = None,
+        context: str | bytes = "",
         hold: bool = False,
     ) -> Transfer:
         """Posts a copy of blocks of `region` into blocks of a peer's region. Returns at once.
 
         The peer must have let these blocks be written: by a lease, or by ``expect`` of `notify`
-        (whichever of the two sides comes first waits for the other until its deadline). The pages
-        must stay as they are until the transfer ends.
+        (whichever of the two sides comes first waits for the other until its deadline; `expect` says what of
+        the other's is over). The pages must stay as they are until the transfer ends.
 
         Parameters
         ----------
@@ -474,6 +477,10 @@ class Agent:
             None: any that lets these blocks be reached, but where one ended on them earlier, none
             that this agent had not been told of when it posted: ``lease-ended`` says so. A bearer
             lease (`Lease`) lets in only reads that name it.
+        context
+            Whose request it is, e.g. a request's id or a W3C trace parent: at most 256 bytes of UTF-8, as text
+            or as bytes. It travels to the peer; handles, notifications, errors and log lines of both ends
+            name it. Each end that gave one keeps its own; one that gave none has the other's.
         hold
             Post, but let layers go only as `Transfer.release` says: for a prefill that is still
             computing them.
@@ -484,8 +491,12 @@ class Agent:
             Nothing was posted: ids out of range or repeated at the destination, tables of
             different length, layouts that do not fit. ``unsupported``: a region lies on a GPU and no
             rail brings its pages, or `integrity` was asked for there.
+        RailError
+            ``rail-failed``: the rails that bring its pages are lost, and dialled again.
         PeerError
-            The peer is lost.
+            The peer is lost, or no session is open with the agent that a descriptor is of (``unreachable``).
+
+        docs/errors.md has every code, and what awaiting the transfer raises.
 
         Notes
         -----
@@ -512,6 +523,7 @@ class Agent:
             priority,
             integrity,
             lease,
+            context,
             held,
         )
         if after is not None and held is True:
@@ -534,6 +546,7 @@ class Agent:
         priority: int = 0,
         integrity: bool | None = None,
         lease: int | None = None,
+        context: str | bytes = "",
     ) -> Transfer:
         """Posts a copy of blocks of a peer's region into blocks of `region`. Returns at once.
 
@@ -549,14 +562,14 @@ class Agent:
             Where they come from: ``peer.regions[name]``.
         src_blocks, dst_blocks
             Block ids of the remote and of the local region, as in `write`.
-        layers, heads, tokens, after, notify, timeout_s, priority, integrity, lease
+        layers, heads, tokens, after, notify, timeout_s, priority, integrity, lease, context
             As in `write`. `after` is for blocks that something here still uses: the peer is asked at once,
             and its lease has to last until the bytes may land.
 
         Raises
         ------
-        UsageError, PeerError
-            As in `write`.
+        UsageError, RailError, PeerError
+            As in `write`; docs/errors.md has every code.
         """
         held = False if after is None else resolve(self._core, self._options.device or 0, after)
         transfer = self._poster.transfer(
@@ -573,6 +586,7 @@ class Agent:
             priority,
             integrity,
             lease,
+            context,
             held,
         )
         if held is True:
@@ -632,10 +646,21 @@ class Agent:
         tokens: range | None = None,
         peer: Peer | None = None,
         timeout_s: float | None = None,
+        context: str | bytes = "",
     ) -> Incoming:
         """Lets transfers that carry `tag` as ``notify`` write these blocks, and follows them.
 
-        May come before or after the peer's write.
+        May come before or after the peer's write. What is over is told, and not waited for:
+
+        - A write whose tag was expected until that was cancelled, or ended by its time, is refused at once with
+          that code, where no lease lets it write. To expect the tag again begins anew.
+        - Where a write of the tag waited here and ended before this call (its source cancelled it, its time was
+          over, its peer was lost) and no other waits, this fails at once with what happened to that. The next
+          write of the tag begins anew, and so does the next call of this.
+
+        Tags are remembered for that in bounds, the oldest forgotten first: 4096 tags and 1 MiB of those that this
+        agent gave up, as much of each session, and as much of all sessions together that have ended. An
+        expectation that was done is not remembered: its tag may be used again at once.
 
         Parameters
         ----------
@@ -655,6 +680,8 @@ class Agent:
         timeout_s
             It fails when not everything has arrived by then; None takes the options'
             ``transfer_timeout_s``.
+        context
+            As in `write`: whose request it is, at this end.
 
         Raises
         ------
@@ -663,11 +690,13 @@ class Agent:
             use, no `region` and the agent has none or several. ``unknown-region``: it was deregistered.
         PeerError
             `peer` is lost.
+
+        docs/errors.md has every code, and what awaiting it raises.
         """
         self._completions.check()
         if region is None:
             region = self._regions.only()
-        return self._poster.expectation(tag, blocks, region, layers, tokens, peer, timeout_s)
+        return self._poster.expectation(tag, blocks, region, layers, tokens, peer, timeout_s, context)
 
     # ---- notifications and progress ---------------------------------------------------------
 

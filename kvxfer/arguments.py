@@ -35,6 +35,13 @@ def bound(timeout_s: Any) -> float:
     return _UNBOUNDED if timeout_s is None else seconds(timeout_s, "timeout_s")
 
 
+def context_in_words(context: Any) -> str:
+    """Returns a caller's ``context`` as errors have it, also one that is refused."""
+    if isinstance(context, bytes):
+        return context.decode(errors="replace")
+    return context if isinstance(context, str) else ""
+
+
 def count(value: Any, name: str, low: int, high: int, what: str = "") -> int:
     """Returns a whole number, numpy's too, as an int.
 

@@ -25,6 +25,7 @@ CODE_NAMES: Final[dict[int, str]] = {
     34: "deadline",
     35: "integrity",
     36: "refused",
+    37: "no-path",
     50: "rail-failed",
     70: "peer-lost",
     71: "peer-silent",
@@ -42,6 +43,8 @@ CODE_NAMES: Final[dict[int, str]] = {
 class KvxferError(Exception):
     """Something that kvxfer could not do; the message says what, where and what to do next.
 
+    docs/errors.md has every code: its class, what happened, what to do, and which verbs raise it.
+
     Attributes
     ----------
     code : str
@@ -50,6 +53,8 @@ class KvxferError(Exception):
         Name of the peer that it concerns, or ``""``.
     rail : str
         Transports that the work was on, e.g. ``"shm"`` or ``"tcp,tcp"``, or ``""``.
+    context : str
+        Whose request it concerns: the ``context`` of the transfer or expectation that failed, or ``""``.
     failed_blocks : numpy.ndarray
         This end's block ids (uint32) whose bytes cannot be relied on. Every error that ended a
         transfer carries them, whatever its class; empty for all others.
@@ -62,29 +67,39 @@ class KvxferError(Exception):
         code: str,
         peer: str = "",
         rail: str = "",
+        context: str = "",
         failed_blocks: NDArray[np.uint32] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.peer = peer
         self.rail = rail
+        self.context = context
         self.failed_blocks = np.empty(0, np.uint32) if failed_blocks is None else failed_blocks
 
     def __str__(self) -> str:
-        where = ", ".join(
-            f"{label} {value}" for label, value in (("peer", self.peer), ("rail", self.rail)) if value
-        )
+        # A peer's context may hold what would break a line of a log.
+        context = self.context if self.context.isprintable() else ascii(self.context)
+        named = (("peer", self.peer), ("rail", self.rail), ("context", context))
+        where = ", ".join(f"{label} {value}" for label, value in named if value)
         return f"{self.args[0]} [{self.code}{', ' + where if where else ''}]"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments: an error must survive a process pool of the engine.
-        return _rebuild, (type(self), self.args[0], self.code, self.peer, self.rail, self.failed_blocks)
+        named = self.peer, self.rail, self.context
+        return _rebuild, (type(self), self.args[0], self.code, *named, self.failed_blocks)
 
 
 def _rebuild(
-    cls: type[KvxferError], message: str, code: str, peer: str, rail: str, failed: NDArray[np.uint32]
+    cls: type[KvxferError],
+    message: str,
+    code: str,
+    peer: str,
+    rail: str,
+    context: str,
+    failed: NDArray[np.uint32],
 ) -> KvxferError:
-    return cls(message, code=code, peer=peer, rail=rail, failed_blocks=failed)
+    return cls(message, code=code, peer=peer, rail=rail, context=context, failed_blocks=failed)
 
 
 class UsageError(KvxferError):
@@ -100,7 +115,7 @@ class TransferError(KvxferError):
 
 
 class RailError(KvxferError):
-    """One path to a peer is lost; other rails carry on, and it is dialled again."""
+    """The rails that could bring it are lost and dialled again; nothing was posted. Post it again later."""
 
 
 class PeerError(KvxferError):
@@ -127,6 +142,7 @@ def translate(
     *,
     peer: str = "",
     rail: str = "",
+    context: str = "",
     failed_blocks: NDArray[np.uint32] | None = None,
 ) -> KvxferError:
     """Makes the public exception of a ``NativeError(code, message)``.
@@ -136,8 +152,12 @@ def translate(
     """
     args = error.args
     if len(args) == 2 and isinstance(args[0], int):
-        return from_code(args[0], str(args[1]), peer=peer, rail=rail, failed_blocks=failed_blocks)
-    return AgentError(f"unexpected {type(error).__name__}: {error}", code="internal", peer=peer, rail=rail)
+        return from_code(
+            args[0], str(args[1]), peer=peer, rail=rail, context=context, failed_blocks=failed_blocks
+        )
+    return AgentError(
+        f"unexpected {type(error).__name__}: {error}", code="internal", peer=peer, rail=rail, context=context
+    )
 
 
 def from_code(
@@ -146,8 +166,11 @@ def from_code(
     *,
     peer: str = "",
     rail: str = "",
+    context: str = "",
     failed_blocks: NDArray[np.uint32] | None = None,
 ) -> KvxferError:
     """Makes the public exception of a native code and its words."""
     name = CODE_NAMES.get(code, f"code-{code}")
-    return class_of(code)(message or name, code=name, peer=peer, rail=rail, failed_blocks=failed_blocks)
+    return class_of(code)(
+        message or name, code=name, peer=peer, rail=rail, context=context, failed_blocks=failed_blocks
+    )

@@ -18,7 +18,10 @@ class Notification(NamedTuple):
         where nobody holds it and 64 others were lost since.
     payload
         At most 4096 bytes, as they were passed to ``notify``.
+    context
+        Whose request it was, as its poster said by ``context``; ``""`` for none.
     """
 
     peer: Peer
     payload: bytes
+    context: str = ""

@@ -122,8 +122,18 @@ class Work:
             self._handle.message,
             peer=self._scope.peer_name,
             rail=",".join(self._handle.rails),
+            context=self._handle.context,
             failed_blocks=self._handle.failed_blocks,
         )
+
+    @property
+    def context(self) -> str:
+        """Whose request it is: the ``context`` that this end was given; else the other end's, once that is known.
+
+        A write hears of its destination's when it ends. An `Incoming` without one of its own names the writer
+        that came last, and of one that failed the writer that failed.
+        """
+        return self._handle.context
 
     @property
     def failed_blocks(self) -> NDArray[np.uint32]:
@@ -155,9 +165,15 @@ class Work:
 
         Raises
         ------
-        KvxferError
-            `TransferError`, or `PeerError` where the peer was lost; ``failed_blocks`` names what to
-            recompute. `AgentError` when the agent closed first.
+        TransferError
+            ``not-permitted``, ``lease-ended``, ``region-gone``, ``cancelled``, ``deadline``, ``integrity``,
+            ``refused``, ``no-path``; ``failed_blocks`` names what to recompute.
+        PeerError
+            ``peer-lost``, ``peer-silent``, ``peer-restarted``, ``auth-failed``, ``protocol``: the peer is lost.
+        AgentError
+            ``closed`` when the agent closed first; ``forked`` in a child process.
+
+        docs/errors.md says of each code what it means.
         """
         return self._ended().__await__()
 
@@ -373,7 +389,9 @@ class Transfer(Work):
 class Incoming(Work):
     """What a receiver expects to be written. Made by ``agent.expect``.
 
-    Done when every layer of every block has arrived, from one transfer or several.
+    Done when every layer of every block has arrived, from one transfer or several. Awaiting it raises what
+    awaiting a `Transfer` raises (docs/errors.md): its own end, or that of a writer, whose `context` the error has
+    where `expect` was given none.
     """
 
     __slots__ = ()

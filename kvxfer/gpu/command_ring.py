@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from kvxfer._native import CommandRing as Ring
 from kvxfer._native import NativeError
-from kvxfer.arguments import bound, count
+from kvxfer.arguments import bound, context_in_words, count
 from kvxfer.errors import KvxferError, UsageError, from_code, translate
 from kvxfer.memory.block_table import as_ids
 
@@ -112,7 +112,8 @@ class CommandRing:
         self._ring = ring
         self._completions = completions
         self._poster = poster
-        self._prepared_for: dict[int, str] = {}  # number -> peer, for what errors say
+        # number -> peer and context, for what errors say
+        self._prepared_for: dict[int, tuple[str, str]] = {}
 
     def __repr__(self) -> str:
         return f"<CommandRing of {self.num_commands}: {self.num_ended} of {self.num_taken} ended>"
@@ -146,6 +147,7 @@ class CommandRing:
         priority: int = 0,
         integrity: bool | None = None,
         lease: int | None = None,
+        context: str | bytes = "",
     ) -> PreparedWrite:
         """Says what commands may have written, and how; posts nothing.
 
@@ -154,7 +156,7 @@ class CommandRing:
 
         Parameters
         ----------
-        region, remote_region, layers, heads, priority, integrity, lease
+        region, remote_region, layers, heads, priority, integrity, lease, context
             As in `Agent.write`, of every transfer that is started. ``lease`` must let it write when it is
             started, not now.
         src_blocks, dst_blocks
@@ -190,11 +192,11 @@ class CommandRing:
         try:
             route, scope = self._poster.route(region, remote_region, layers, heads)
             number = self._ring.prepare(
-                route, scope.layers.start, src, dst, notify, timeout_s, priority, integrity, lease
+                route, scope.layers.start, src, dst, notify, timeout_s, priority, integrity, lease, context
             )
         except NativeError as error:
-            raise translate(error, peer=remote_region.agent) from None
-        self._prepared_for[number] = remote_region.agent
+            raise translate(error, peer=remote_region.agent, context=context_in_words(context)) from None
+        self._prepared_for[number] = remote_region.agent, context_in_words(context)
         return PreparedWrite(self._ring, number, len(src), remote_region.agent)
 
     def start(self, prepared: PreparedWrite, pair: int, layer: int | None = None, num_pairs: int = 1) -> bool:
@@ -251,6 +253,7 @@ class CommandRing:
 
         At most 1024 are kept, the newest; `num_failed` counts all.
         """
+        nobody = "", ""
         return [
             CommandFailure(
                 index,
@@ -258,9 +261,10 @@ class CommandRing:
                 pair,
                 num_pairs,
                 None if layer == _EVERY_LAYER else layer,
-                from_code(code, message, peer=self._prepared_for.get(prepared, "")),
+                from_code(code, message, peer=peer, context=context),
             )
             for index, prepared, pair, num_pairs, layer, code, message in self._ring.take_failures()
+            for peer, context in (self._prepared_for.get(prepared, nobody),)
         ]
 
     async def ended(self, num_commands: int) -> None:

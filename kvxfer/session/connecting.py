@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.arguments import seconds
 from kvxfer.directory.entry import Entry
-from kvxfer.errors import AgentError, PeerError, UsageError, translate
+from kvxfer.errors import PeerError, UsageError, translate
 from kvxfer.region import RegionDescriptor
 
 if TYPE_CHECKING:
@@ -184,12 +184,7 @@ class Connecting:
         info = self._core.peer(peer_id)
         if info["state"] == "connecting":
             raise self._too_late(_progress_of(info))
-        try:
-            peer = self._peers.opened(peer_id, self._target, self._address)
-        except PeerError as error:
-            if error.code == "closed":
-                raise AgentError(str(error.args[0]), code="closed") from None
-            raise
+        peer = self._peers.opened(peer_id, self._target, self._address)
         return self._regions.admit(peer if self._owner is None else self._of_owner(peer))
 
     def _of_owner(self, peer: Peer) -> Peer:

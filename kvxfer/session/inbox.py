@@ -53,8 +53,8 @@ class Inbox:
         taken = self._core.take_notification()
         if taken is None:
             return None
-        peer_id, payload = taken
-        return Notification(self._peers.get_or_nameless(peer_id), payload)
+        peer_id, payload, context = taken
+        return Notification(self._peers.get_or_nameless(peer_id), payload, context)
 
     def _take_into(self, found: list[Notification]) -> bool:
         note = self._take()

@@ -113,10 +113,7 @@ class PeerTable:
         """
         info = self._core.peer(peer_id)
         if info["state"] != "open":
-            error = from_code(info["code"], info["message"], peer=info["name"] or target)
-            if not isinstance(error, PeerError):
-                error = PeerError(str(error.args[0]), code=error.code, peer=target)
-            raise error
+            raise from_code(info["code"], info["message"], peer=info["name"] or target)
         peer = self._peers.setdefault(peer_id, Peer(self._completions, peer_id, info))
         peer._address = address
         return peer

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer._native import CODES, AgentCore, NativeError
-from kvxfer.arguments import seconds
+from kvxfer.arguments import context_in_words, seconds
 from kvxfer.errors import KvxferError, UsageError, translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.memory.block_table import as_ids
@@ -60,6 +60,7 @@ class Poster:
         priority: int,
         integrity: bool | None,
         lease: int | None,
+        context: str | bytes,
         hold: bool | After,
     ) -> Transfer:
         """Posts a write or a read; `Agent.write` says what the arguments mean and what it raises."""
@@ -77,10 +78,10 @@ class Poster:
                     region, remote, src_blocks, dst_blocks, write, layers, heads, tokens
                 )
             handle = route.post(
-                src_blocks, dst_blocks, num_fine, notify, timeout_s, priority, integrity, lease, hold
+                src_blocks, dst_blocks, num_fine, notify, timeout_s, priority, integrity, lease, context, hold
             )
         except NativeError as error:
-            raise _said_of(error, region, remote) from None
+            raise _said_of(error, region, remote, context_in_words(context)) from None
         except (AttributeError, TypeError):
             # Looked at where something went wrong: a good call pays nothing for it.
             _check_kinds(region, remote, layers, integrity)
@@ -167,6 +168,7 @@ class Poster:
         tokens: range | None,
         peer: Peer | None,
         timeout_s: float | None,
+        context: str | bytes,
     ) -> Incoming:
         """Lets transfers with `tag` write; `Agent.expect` says what the arguments mean and raise."""
         _check_expected(region, peer)
@@ -187,6 +189,7 @@ class Poster:
                 code="out-of-range",
             )
         ids, first_token, end_token = _needed(layout, as_ids(blocks), tokens)
+        name = "" if peer is None else peer.name
         try:
             handle = self._core.expect(
                 tag,
@@ -200,14 +203,14 @@ class Poster:
                 layout.num_heads,
                 -1 if peer is None else peer.id,
                 limit_s,
+                context,
             )
         except NativeError as error:
-            raise translate(error, peer="" if peer is None else peer.name) from None
-        name = "" if peer is None else peer.name
+            raise translate(error, peer=name, context=context_in_words(context)) from None
         return Incoming(handle, Scope(self._completions, name, wanted, layout.first_layer, True))
 
 
-def _said_of(error: NativeError, region: Region, remote: RegionDescriptor) -> KvxferError:
+def _said_of(error: NativeError, region: Region, remote: RegionDescriptor, context: str) -> KvxferError:
     """Returns the public exception of a post. A region that is gone has a number alone in native words."""
     if error.args[0] == CODES["unknown-region"]:
         return UsageError(
@@ -216,8 +219,9 @@ def _said_of(error: NativeError, region: Region, remote: RegionDescriptor) -> Kv
             "peer.regions has",
             code="unknown-region",
             peer=remote.agent,
+            context=context,
         )
-    return translate(error, peer=remote.agent)
+    return translate(error, peer=remote.agent, context=context)
 
 
 def _check_expected(region: object, peer: object) -> None:

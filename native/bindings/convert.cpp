@@ -1,5 +1,7 @@
 #include "bindings/convert.h"
 
+#include "core/bytes.h"
+
 namespace kvxfer::python {
 namespace {
 
@@ -61,6 +63,23 @@ bool is_bool(nb::handle value) {
 }
 
 }  // namespace
+
+wire::Bytes to_context(nb::handle context) {
+  Py_ssize_t nbytes = 0;
+  const char* text = nullptr;
+  if (PyUnicode_Check(context.ptr())) {
+    text = PyUnicode_AsUTF8AndSize(context.ptr(), &nbytes);
+  } else if (PyBytes_Check(context.ptr())) {
+    text = PyBytes_AS_STRING(context.ptr());
+    nbytes = PyBytes_GET_SIZE(context.ptr());
+  }
+  const std::string_view words(text, static_cast<std::size_t>(nbytes));
+  const auto* const first = reinterpret_cast<const std::byte*>(text);
+  if (text != nullptr && words.size() <= wire::kMaxContext && wire::utf8_prefix(words) == words.size())
+    return {first, first + nbytes};
+  refuse("context", "up to " + std::to_string(wire::kMaxContext) + " bytes of UTF-8, as text or bytes",
+         context);
+}
 
 double to_seconds(nb::handle value, std::string_view name) {
   double seconds = is_bool(value) ? -1 : PyFloat_AsDouble(value.ptr());

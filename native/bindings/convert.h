@@ -79,6 +79,9 @@ inline wire::Bytes to_bytes(const nb::bytes& bytes) {
 // A notification's bytes, or a tag; raises where it is none.
 wire::Bytes to_payload(nb::handle payload);
 
+// Whose request it is: a text, or its UTF-8; raises where it is none.
+wire::Bytes to_context(nb::handle context);
+
 template <class Container>
 nb::bytes from_bytes(const Container& bytes) {
   return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());

@@ -42,6 +42,7 @@ constexpr Code kCodes[] = {
     Code::kDeadline,
     Code::kIntegrity,
     Code::kRefused,
+    Code::kNoPath,
     Code::kRailFailed,
     Code::kPeerLost,
     Code::kPeerSilent,
@@ -238,7 +239,7 @@ class PyAgentCore {
   nb::object take_notification() const {
     const std::optional<Notification> taken = runtime_->ring().take_notification();
     if (!taken) return nb::none();
-    return nb::make_tuple(taken->peer, from_bytes(taken->payload));
+    return nb::make_tuple(taken->peer, from_bytes(taken->payload), wire::text_of(taken->context));
   }
 
   void close(double timeout_s) const {
@@ -428,14 +429,15 @@ class PyAgentCore {
 
   PyHandle expect(nb::handle tag, RegionId region, const BlockIds& blocks, std::uint32_t first_layer,
                   std::uint32_t num_layers, std::uint32_t block_tokens, std::uint64_t first_token,
-                  std::uint64_t end_token, std::uint32_t num_heads, std::int64_t peer,
-                  double timeout_s) const {
+                  std::uint64_t end_token, std::uint32_t num_heads, std::int64_t peer, double timeout_s,
+                  nb::handle context) const {
     wire::Bytes bytes = to_payload(tag);
     std::vector<std::uint32_t> ids = to_vector(blocks);
+    wire::Bytes request = to_context(context);
     return {runtime_, take(call([&](Engine& engine, Time now) {
               return engine.expect(now, std::move(bytes), region, std::move(ids), first_layer, num_layers,
                                    {block_tokens, first_token, end_token, num_heads}, to_peer(peer),
-                                   to_ns(timeout_s));
+                                   to_ns(timeout_s), std::move(request));
             }))};
   }
 
@@ -586,7 +588,7 @@ NB_MODULE(_native, m) {
       .def("after_event", &PyAgentCore::after_event, "event"_a)
       .def("expect", &PyAgentCore::expect, "tag"_a.none(), "region"_a, "blocks"_a, "first_layer"_a,
            "num_layers"_a, "block_tokens"_a, "first_token"_a, "end_token"_a, "num_heads"_a, "peer"_a,
-           "timeout_s"_a)
+           "timeout_s"_a, "context"_a)
       .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a,
            "ttl_s"_a, "renewable"_a, "bearer_id"_a)
       .def("revoke", &PyAgentCore::revoke, "lease"_a, "timeout_s"_a)

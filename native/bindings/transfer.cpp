@@ -122,7 +122,7 @@ std::vector<std::uint32_t> PyRoute::to_ids(nb::handle blocks) const {
 
 TransferRequest PyRoute::request(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
                                  nb::handle notify, nb::handle timeout, nb::handle priority, nb::handle check,
-                                 nb::handle lease) const {
+                                 nb::handle lease, nb::handle context) const {
   TransferRequest request;
   request.peer = peer;
   request.program = program;
@@ -137,14 +137,15 @@ TransferRequest PyRoute::request(nb::handle src_blocks, nb::handle dst_blocks, s
   request.timeout_ns = to_ns(timeout.is_none() ? timeout_s : to_seconds(timeout, "timeout_s"));
   request.integrity = to_bool(check, integrity);
   request.lease = to_lease(lease);
+  request.context = to_context(context);
   return request;
 }
 
 PyHandle PyRoute::post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
                        nb::handle notify, nb::handle timeout, nb::handle priority, nb::handle check,
-                       nb::handle lease, nb::handle hold) const {
+                       nb::handle lease, nb::handle context, nb::handle hold) const {
   TransferRequest request =
-      this->request(src_blocks, dst_blocks, num_fine, notify, timeout, priority, check, lease);
+      this->request(src_blocks, dst_blocks, num_fine, notify, timeout, priority, check, lease, context);
   const After* after = nb::isinstance<After>(hold) ? nb::inst_ptr<After>(hold) : nullptr;
   if (after != nullptr || to_bool(hold, false)) request.layers_ready = 0;
   python::check(runtime->check_alive());
@@ -164,6 +165,7 @@ void define_transfer(nb::module_& module) {
       .def_prop_ro("state", &PyHandle::state)
       .def_prop_ro("code", [](const PyHandle& h) { return static_cast<int>(h.handle->status().code()); })
       .def_prop_ro("message", [](const PyHandle& h) { return h.handle->status().message(); })
+      .def_prop_ro("context", [](const PyHandle& h) { return wire::text_of(h.handle->context()); })
       .def_prop_ro("failed_blocks", [](const PyHandle& h) { return to_array(h.handle->failed_blocks()); })
       .def_prop_ro("rails", [](const PyHandle& h) { return nb::tuple(nb::cast(h.handle->rails())); })
       .def_prop_ro("posted_ns", [](const PyHandle& h) { return h.handle->posted_at(); })
@@ -187,7 +189,7 @@ void define_transfer(nb::module_& module) {
   nb::class_<PyRoute>(module, "Route")
       .def("post", &PyRoute::post, "src_blocks"_a.none(), "dst_blocks"_a.none(), "num_fine"_a,
            "notify"_a.none(), "timeout_s"_a.none(), "priority"_a.none(), "integrity"_a.none(),
-           "lease"_a.none(), "hold"_a);
+           "lease"_a.none(), "context"_a, "hold"_a);
 }
 
 }  // namespace kvxfer::python

@@ -43,11 +43,11 @@ struct PyRoute {
 
   PyHandle post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine, nb::handle notify,
                 nb::handle timeout, nb::handle priority, nb::handle check, nb::handle lease,
-                nb::handle hold) const;
+                nb::handle context, nb::handle hold) const;
   // What post() posts; all of its layers are released.
   TransferRequest request(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
                           nb::handle notify, nb::handle timeout, nb::handle priority, nb::handle check,
-                          nb::handle lease) const;
+                          nb::handle lease, nb::handle context) const;
 
  private:
   std::vector<std::uint32_t> to_ids(nb::handle blocks) const;

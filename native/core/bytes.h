@@ -114,6 +114,7 @@ class Reader {
   Reader(std::string_view frame, std::span<const std::byte> bytes) : frame_(frame), left_(bytes) {}
 
   bool ok() const noexcept { return status_.ok(); }
+  bool has_more() const noexcept { return ok() && !left_.empty(); }
   const Status& status() const noexcept { return status_; }
 
   // The first complaint counts. `field` and frame give it its place: "OFFER.src_blocks: ...".

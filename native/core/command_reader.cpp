@@ -139,6 +139,7 @@ Result<TransferRequest> CommandReader::request_of(const Command& command) const 
   request.timeout_ns = all.timeout_ns;
   request.integrity = all.integrity;
   request.lease = all.lease;
+  request.context = all.context;
   return request;
 }
 

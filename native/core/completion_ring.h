@@ -19,6 +19,7 @@ struct Notification {
   wire::Bytes payload;
   Charge charge = {};  // of the peer's budget
   bool was_lost = false;  // its peer
+  wire::Bytes context = {};  // whose request it is of
 };
 
 // Events are kept until a caller takes them, and what a peer can repeat at will is bounded. Its regions and

@@ -23,13 +23,11 @@ Coverage::Coverage(std::uint32_t num_blocks, std::uint32_t num_layers, const Nee
 
 Status Coverage::split(const HeadSlice& heads, std::uint32_t units) {
   if (heads.total != needed_.num_heads)
-    return {Code::kLayoutMismatch, "the writer's program knows " + std::to_string(heads.total) +
-                                       " heads of the region, which has " +
-                                       std::to_string(needed_.num_heads)};
+    return {Code::kRefused, "the writer's program knows " + std::to_string(heads.total) +
+                                " heads of the region, which has " + std::to_string(needed_.num_heads)};
   if (units == 0 || needed_.block_tokens % units != 0)
-    return {Code::kLayoutMismatch, "the writer's program cuts blocks of " +
-                                       std::to_string(needed_.block_tokens) + " tokens into " +
-                                       std::to_string(units) + " units"};
+    return {Code::kRefused, "the writer's program cuts blocks of " + std::to_string(needed_.block_tokens) +
+                                " tokens into " + std::to_string(units) + " units"};
   const std::uint64_t num_slices = slices_.size() + (heads.num == heads.total ? 0 : 2);
   const bool in_parts = in_parts_ || units != 1;
   const std::uint64_t bits_of_block = in_parts ? std::uint64_t{needed_.block_tokens} + 1 : 1;

@@ -25,7 +25,7 @@ class Coverage {
 
   Coverage(std::uint32_t num_blocks, std::uint32_t num_layers, const Needed& needed);
 
-  // Makes room for a writer that fills these heads, and blocks in so many units. kLayoutMismatch
+  // Makes room for a writer that fills these heads, and blocks in so many units. kRefused
   // where its heads or units are not the region's, kRefused where kMaxBits would not suffice.
   Status split(const HeadSlice& heads, std::uint32_t units);
 

@@ -102,6 +102,9 @@ void Engine::lose(SessionKey key, Status reason) {
       (reason.code() == Code::kPeerLost || reason.code() == Code::kPeerSilent))
     reason = {Code::kPeerRestarted,
               "peer " + quoted(peer->name()) + " was restarted: it came back as a new process"};
+  // Whatever it was ended for: who awaits something of it is told that the peer is lost, or never came.
+  if (!is_of_peer(reason.code()) && reason.code() != Code::kClosed)
+    reason = {peer->was_open() ? Code::kPeerLost : Code::kUnreachable, reason.message()};
   sessions_.remove(key, reason);
   const std::vector<LeaseId> leases = leases_.of_holder(key);
   admission_.remove_session(key);
@@ -117,6 +120,7 @@ void Engine::lose(SessionKey key, Status reason) {
   // In this order: a peer that listens still hears why before its rails end.
   context_.host.close_session(key);
   destinations_.remove_session(key);
+  tag_memory_.remove_session(key);
   programs_.remove_session(key);
   peer_regions_.remove_session(key);
   redials_.remove_session(key);
@@ -259,7 +263,10 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
       if (Status why; leases_.has_expired(due.a, why)) end_lease(due.a, LeaseEvent::kExpire, why);
       break;
     case TimerKind::kExpectation:
-      destinations_.end_expectation(due.a, TransferState::kFailed, expectations_.late(due.a));
+      if (const Status why = expectations_.late(due.a); !why.ok()) {
+        expectations_.give_up(due.a, why);
+        destinations_.end_expectation(due.a, TransferState::kFailed, why);
+      }
       break;
     case TimerKind::kRail: {
       const RailId id = static_cast<RailId>(due.a);
@@ -381,9 +388,11 @@ void Engine::layers_ready(Time now, std::uint64_t handle, std::uint32_t layers) 
 void Engine::cancel(Time now, std::uint64_t handle) {
   context_.now = now;
   const Status why{Code::kCancelled, "cancelled by the caller"};
-  if (expectations_.contains(handle))
+  if (expectations_.contains(handle)) {
+    expectations_.give_up(handle, why);
     destinations_.end_expectation(handle, TransferState::kCancelled, why);
-  else if (const std::optional<Handles::Meant> meant = handles_.find(handle); meant && meant->is_destination)
+  } else if (const std::optional<Handles::Meant> meant = handles_.find(handle);
+             meant && meant->is_destination)
     destinations_.fail(meant->key, TransferEvent::kCancel, why, true);
   else if (meant)
     sources_.fail(meant->key, TransferEvent::kCancel, why, true);
@@ -393,13 +402,15 @@ void Engine::cancel(Time now, std::uint64_t handle) {
 Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, RegionId region,
                                                std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
                                                std::uint32_t num_layers, const Needed& needed,
-                                               std::optional<SessionKey> from, Time timeout_ns) {
+                                               std::optional<SessionKey> from, Time timeout_ns,
+                                               wire::Bytes context) {
   context_.now = now;
   if (closed_) return Status(Code::kClosed, "the agent is closed");
-  const Result<std::shared_ptr<Expectation>> added = expectations_.add(
-      std::move(tag), region, std::move(blocks), first_layer, num_layers, needed, from, timeout_ns);
+  const Result<std::shared_ptr<Expectation>> added =
+      expectations_.add(std::move(tag), region, std::move(blocks), first_layer, num_layers, needed, from,
+                        timeout_ns, std::move(context));
   if (!added.ok()) return added.status();
-  for (const SessionKey key : sessions_.keys()) destinations_.let_in(key);
+  destinations_.let_in(*added.value());
   std::shared_ptr<Handle> handle = added.value()->handle();
   if (added.value()->complete())  // of no blocks
     destinations_.end_expectation(handle->id(), TransferState::kDone, {});
@@ -457,8 +468,9 @@ std::optional<PeerView> Engine::peer(SessionKey key) const {
 }
 
 EngineLoad Engine::load() const noexcept {
-  return {rails_.num_works(), rails_.outstanding(), sources_.num_fences(),  expectations_.size(),
-          leases_.size(),     handles_.size(),      redials_.num_waiting(), context_.timers.size()};
+  return {rails_.num_works(),     rails_.outstanding(),   sources_.num_fences(),
+          expectations_.size(),   leases_.size(),         handles_.size(),
+          redials_.num_waiting(), context_.timers.size(), tag_memory_.size()};
 }
 
 void Engine::close(Time now) {

@@ -12,6 +12,7 @@
 //   regions          memory of ours          peer_regions  memory of peers, and the rails that reach it
 //   programs         copy programs between the two, checked
 //   handles          what our callers hold
+//   tag memory       what became of tags that nobody waits for any more
 //   leases           rights that we granted  expectations  rights to one tag's writes
 //   admission        how many transfers of a session are open, and which of ours wait
 //   draining         transfers that have ended while works of them are under way
@@ -47,6 +48,7 @@
 #include "core/engine/regions.h"
 #include "core/engine/sessions.h"
 #include "core/engine/sources.h"
+#include "core/engine/tag_memory.h"
 #include "core/engine_host.h"
 
 namespace kvxfer {
@@ -120,7 +122,8 @@ class Engine {
   Result<std::shared_ptr<Handle>> expect(Time now, wire::Bytes tag, RegionId region,
                                          std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
                                          std::uint32_t num_layers, const Needed& needed,
-                                         std::optional<SessionKey> from, Time timeout_ns);
+                                         std::optional<SessionKey> from, Time timeout_ns,
+                                         wire::Bytes context = {});
   // To a peer, which is told of it; or to the bearer: any peer that names the id, which is handed on by
   // other ways and cannot be guessed. Such a lease is one to read, and not renewable. Who has to hand the
   // id on before the grant draws it (`bearer_id`: kBearerBit and 62 random bits); 0 draws one here.
@@ -175,12 +178,13 @@ class Engine {
   Programs programs_{sessions_, regions_, peer_regions_};
   Handles handles_{context_};
   Leases leases_{context_, sessions_, regions_};
-  Expectations expectations_{context_, sessions_, regions_, leases_, handles_};
+  TagMemory tag_memory_;
+  Expectations expectations_{context_, sessions_, regions_, leases_, handles_, tag_memory_};
   Admission admission_{context_.config};
   Draining draining_{context_, sessions_, rails_, regions_, leases_};
   Sources sources_{context_, sessions_, rails_, programs_, leases_, admission_, handles_, draining_};
-  Destinations destinations_{context_, sessions_,     rails_,     peer_regions_, regions_, programs_,
-                             leases_,  expectations_, admission_, handles_,      draining_};
+  Destinations destinations_{context_, sessions_,     rails_,      peer_regions_, regions_, programs_,
+                             leases_,  expectations_, tag_memory_, admission_,    handles_, draining_};
   Posting posting_{sessions_, rails_,   regions_,   peer_regions_, programs_,
                    leases_,   handles_, admission_, sources_,      destinations_};
   bool closed_ = false;

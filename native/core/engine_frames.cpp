@@ -86,15 +86,16 @@ void Engine::dispatch(Peer& peer, wire::Message message) {
         } else if constexpr (std::is_same_v<T, wire::Done>) {
           sources_.on(peer, frame);
         } else if constexpr (std::is_same_v<T, wire::Fail>) {
-          const Status why(frame.code == Code::kOk ? Code::kRefused : frame.code,
-                           "the peer ended it: " + frame.text);
-          sources_.fail({peer.key(), frame.transfer}, TransferEvent::kFail, why, false);
+          const Status why(frame.code, "the peer ended it: " + frame.text);
+          sources_.on(peer, frame, why);
           destinations_.fail({peer.key(), frame.transfer}, TransferEvent::kFail, why, false);
         }
         return {};
       },
       message);
-  if (!breach.ok()) end_session(context_.now, peer.key(), breach.code(), breach.message());
+  if (breach.ok()) return;
+  ++context_.stats.frames_refused;
+  end_session(context_.now, peer.key(), breach.code(), breach.message());
 }
 
 // Of a life that is over here too there is nothing to do: the two may cross, and cross a redial.

@@ -21,6 +21,11 @@ namespace kvxfer {
 // A name in a message.
 inline std::string quoted(const std::string& name) { return "'" + name + "'"; }
 
+// Whose request something concerns, behind the name of what it is: " (context 'req-42')", or nothing.
+inline std::string in_words(const wire::Bytes& context) {
+  return context.empty() ? "" : " (context " + quoted(wire::on_one_line(wire::text_of(context))) + ")";
+}
+
 using RailId = std::uint32_t;  // an agent's own number for one peer's rail, never reused
 
 struct RailInfo {
@@ -79,6 +84,7 @@ struct TransferRequest {
   Time timeout_ns = 0;
   bool integrity = false;
   LeaseId lease = 0;  // of the peer's granting, the only one that may allow it; 0: any
+  wire::Bytes context = {};  // whose request it is, at most wire::kMaxContext bytes of UTF-8
 };
 
 struct PeerView {
@@ -103,10 +109,11 @@ struct EngineStats {
                 pieces_redone = 0, fences_stale = 0, frames_refused = 0, rails_lost = 0, rails_redialled = 0;
 };
 
-// What is held for transfers right now: all 0 once nothing is open, `timers` one a session, lease and redial.
+// What is held for transfers right now: all 0 once nothing is open, but for `timers`, one a session, lease and redial,
+// and `tags_remembered`, which are bounded (TagMemory).
 struct EngineLoad {
   std::size_t works = 0, outstanding_pieces = 0, fences = 0, expectations = 0, leases = 0, handles = 0,
-              redials = 0, timers = 0;
+              redials = 0, timers = 0, tags_remembered = 0;
 };
 
 }  // namespace kvxfer

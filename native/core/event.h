@@ -15,7 +15,7 @@ using LeaseId = std::uint64_t;     // unique in its grantor
 enum class EventKind : std::uint8_t {
   kEnded,         // handle
   kLayer,         // handle, layer
-  kNotification,  // peer, payload; in the completion ring, that some came
+  kNotification,  // peer, payload, context; in the completion ring, that some came
   kPeerUp,        // peer
   kPeerLost,      // peer, code, message
   kRegion,        // peer, region
@@ -35,6 +35,7 @@ struct Event {
   Code code = Code::kOk;
   std::string message = {};
   wire::Bytes payload = {};
+  wire::Bytes context = {};  // whose request it concerns
   Charge charge = {};  // of what a peer can repeat: until our caller takes it, an event of that peer's budget
 };
 

@@ -25,8 +25,8 @@ class Expectation {
   bool concerns(SessionKey peer, RegionId region) const;
   // May one that is meant write what it names? kRefused where it names more; waiting would not help it.
   Status covers(const Move& move) const;
-  // Once it may: makes ready to follow what it brings, and gives it to no other. kLayoutMismatch where
-  // that cannot be, kRefused where another brings some of it.
+  // Once it may: makes ready to follow what it brings, and gives it to no other. kRefused where
+  // that cannot be, or another brings some of it.
   Status follow(const Move& move);
 
   // All that the transfer brings of one layer has arrived, for good. True when that was the layer's last.

@@ -31,10 +31,13 @@ class Handle {
 
  public:
   // `first_layer` and `num_layers` are those whose arrival can be asked for.
-  Handle(std::uint64_t id, Time posted_at, std::uint32_t first_layer, std::uint32_t num_layers)
+  Handle(std::uint64_t id, Time posted_at, std::uint32_t first_layer, std::uint32_t num_layers,
+         wire::Bytes context = {})
       : id_(id),
+        has_own_context_(!context.empty()),
         posted_at_(posted_at),
         first_layer_(first_layer),
+        context_(std::move(context)),
         arrived_(num_layers),
         watched_(num_layers) {}
 
@@ -46,6 +49,11 @@ class Handle {
   Status status() const {
     return locked([&] { return status_; });
   }
+  // Whose request it is: as its caller says, else as the other end last did.
+  wire::Bytes context() const {
+    return locked([&] { return context_; });
+  }
+  bool has_own_context() const noexcept { return has_own_context_; }
   std::vector<std::uint32_t> failed_blocks() const {
     return locked([&] { return failed_blocks_; });
   }
@@ -89,6 +97,9 @@ class Handle {
       waits_.clear();
     });
   }
+  void set_other_context(const wire::Bytes& context) {
+    if (!has_own_context_) locked([&] { context_ = context; });
+  }
   void set_first_piece(Time now) noexcept {
     Time unset = 0;
     first_piece_at_.compare_exchange_strong(unset, now, std::memory_order_relaxed);
@@ -123,6 +134,7 @@ class Handle {
 
  private:
   const std::uint64_t id_;
+  const bool has_own_context_;
   const Time posted_at_;
   const std::uint32_t first_layer_;
   std::atomic<Outcome> outcome_{Outcome::kPending};
@@ -130,6 +142,7 @@ class Handle {
   std::atomic<Time> ended_at_{0};
   mutable std::mutex mutex_;
   Status status_;
+  wire::Bytes context_;
   std::vector<std::uint32_t> failed_blocks_;
   std::vector<std::string> rails_;
   std::vector<std::uint8_t> arrived_, watched_;

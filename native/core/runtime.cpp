@@ -652,7 +652,10 @@ void Runtime::emit(Event event) {
     }
   }
   if (event.kind == EventKind::kNotification)
-    ring_.notify({event.peer, std::move(event.payload), std::move(event.charge)});
+    ring_.notify({.peer = event.peer,
+                  .payload = std::move(event.payload),
+                  .charge = std::move(event.charge),
+                  .context = std::move(event.context)});
   else
     ring_.push(std::move(event));
   if (num_followers_ > 0) notify_waiting();

@@ -63,13 +63,6 @@ SipHashKey first_half(const wire::Digest& digest) noexcept {
   return key;
 }
 
-// A peer's words in ours: what would break a line of a log is shown as "?".
-std::string on_one_line(std::string text) {
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return text;
-}
-
 std::string milliseconds(Time duration_ns) { return std::to_string(duration_ns / 1'000'000) + " ms"; }
 
 // The sum, where it can be kept.
@@ -135,6 +128,7 @@ Status Session::end(SessionEvent event, Code code, std::string text) {
 }
 
 Status Session::violate(Code code, std::string text) {
+  was_violated_ = true;
   say_goodbye(code, text);
   return end(Event::kViolation, code, peer_in_words() + ": " + std::move(text));
 }
@@ -144,8 +138,8 @@ void Session::say_goodbye(Code code, std::string text) {
 }
 
 std::string Session::peer_in_words() const {
-  if (!peer_.name.empty()) return "peer \"" + on_one_line(peer_.name) + "\"";
-  if (!claimed_.name.empty()) return "a peer that calls itself \"" + on_one_line(claimed_.name) + "\"";
+  if (!peer_.name.empty()) return "peer \"" + wire::on_one_line(peer_.name) + "\"";
+  if (!claimed_.name.empty()) return "a peer that calls itself \"" + wire::on_one_line(claimed_.name) + "\"";
   return role_ == SessionRole::kInitiator ? "the agent called" : "a calling agent";
 }
 
@@ -332,7 +326,7 @@ Status Session::on_heartbeat_ack(const wire::HeartbeatAck& ack) {
 Status Session::on_goodbye(const wire::Goodbye& goodbye) {
   const Code code = goodbye.code == Code::kAuthFailed ? Code::kAuthFailed : Code::kPeerLost;
   std::string text = peer_in_words() + " said goodbye (" + std::string(name_of(goodbye.code)) + ")";
-  if (!goodbye.text.empty()) text += ": " + on_one_line(goodbye.text);
+  if (!goodbye.text.empty()) text += ": " + wire::on_one_line(goodbye.text);
   return end(Event::kClose, code, std::move(text));
 }
 

@@ -95,6 +95,7 @@ class Session {
 
   SessionState state() const noexcept { return state_; }
   const Status& reason() const noexcept { return reason_; }  // why it closed; ok before
+  bool was_violated() const noexcept { return was_violated_; }  // it closed since a frame was refused
   SessionRole role() const noexcept { return role_; }
   const wire::Identity& peer() const noexcept { return peer_; }  // once open (acceptor: once PROOF is in)
   const wire::Id128& id() const noexcept { return session_; }
@@ -154,6 +155,7 @@ class Session {
   SessionState state_;
   SessionConfig config_;
   Status reason_;
+  bool was_violated_ = false;
 
   wire::Digest nonce_{};        // ours
   wire::Bytes hello_body_;      // initiator: kept until CHALLENGE completes the transcript

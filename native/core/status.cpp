@@ -30,6 +30,7 @@ std::string_view name_of(Code code) noexcept {
     case Code::kDeadline: return "deadline";
     case Code::kIntegrity: return "integrity";
     case Code::kRefused: return "refused";
+    case Code::kNoPath: return "no-path";
     case Code::kRailFailed: return "rail-failed";
     case Code::kPeerLost: return "peer-lost";
     case Code::kPeerSilent: return "peer-silent";

@@ -309,17 +309,31 @@ void get(Reader& in, PieceGrid& grid) {
             std::to_string(num_pieces) + " pieces, at most " + std::to_string(kMaxPieces));
 }
 
+// One is there only where it was given: a transfer without one carries not even its length.
+constexpr std::uint8_t kFlagContext = 4;
+
+void put_context(Writer& out, const Bytes& context) {
+  if (!context.empty()) out.table<std::byte>(context);
+}
+Bytes get_context(Reader& in) {
+  Bytes context = in.table<std::byte>("context", "bytes", kMaxContext);
+  if (in.ok() && context.empty()) in.fail("context", "empty");
+  if (in.ok() && utf8_prefix(text_of(context)) != context.size()) in.fail("context", "not UTF-8");
+  return context;
+}
+
 void put(Writer& out, const TransferSpec& spec) {
   out.number(spec.transfer);
   out.number(spec.program);
   put(out, spec.grid);
   out.number(spec.priority);
-  out.number(spec.flags);
+  out.number(static_cast<std::uint8_t>(spec.flags | (spec.context.empty() ? 0 : kFlagContext)));
   out.number(spec.timeout_ns);
   out.number(spec.lease);
   out.table<std::uint32_t>(spec.src_ids);
   out.table<std::uint32_t>(spec.dst_ids);
   out.table<std::byte>(spec.notify);
+  put_context(out, spec.context);
 }
 void get_ids(Reader& in, std::string_view field, const PieceGrid& grid, std::vector<std::uint32_t>& ids) {
   ids = in.table<std::uint32_t>(field, "ids", kMaxBlocks);
@@ -331,14 +345,16 @@ void get(Reader& in, TransferSpec& spec) {
   spec.program = in.number<std::uint32_t>("program");
   get(in, spec.grid);
   spec.priority = in.number<std::uint8_t>("priority");
-  spec.flags = in.number<std::uint8_t>("flags", 0, kFlagIntegrity | kFlagLease);
+  const auto flags = in.number<std::uint8_t>("flags", 0, kFlagIntegrity | kFlagLease | kFlagContext);
+  spec.flags = flags & ~kFlagContext;
   spec.timeout_ns = in.number<std::uint64_t>("timeout_ns", 0, kMaxDurationNs);
   spec.lease = in.number<std::uint64_t>("lease");
   get_ids(in, "src_ids", spec.grid, spec.src_ids);
   get_ids(in, "dst_ids", spec.grid, spec.dst_ids);
   spec.notify = in.table<std::byte>("notify", "bytes", kMaxNotify);
+  if (flags & kFlagContext) spec.context = get_context(in);
 }
-static_assert((kFlagIntegrity | kFlagLease) == 3);  // every bit below the bound is a flag
+static_assert((kFlagIntegrity | kFlagLease | kFlagContext) == 7);  // every bit below the bound is a flag
 
 void put(Writer& out, const Offer& offer) {
   put(out, offer.spec);
@@ -418,18 +434,28 @@ void get(Reader& in, Checksums& checksums) {
   check_pieces(in, "crc32c", checksums.first_piece, checksums.crc32c.size());
 }
 
-void put(Writer& out, const Done& done) { out.number(done.transfer); }
-void get(Reader& in, Done& done) { done.transfer = in.number<std::uint64_t>("transfer"); }
+void put(Writer& out, const Done& done) {
+  out.number(done.transfer);
+  put_context(out, done.context);
+}
+void get(Reader& in, Done& done) {
+  done.transfer = in.number<std::uint64_t>("transfer");
+  if (in.has_more()) done.context = get_context(in);
+}
 
 void put(Writer& out, const Fail& fail) {
   out.number(fail.transfer);
   out.number(fail.code);
   out.words(fail.text, kMaxText);
+  put_context(out, fail.context);
 }
 void get(Reader& in, Fail& fail) {
   fail.transfer = in.number<std::uint64_t>("transfer");
-  fail.code = get_loss(in);
+  fail.code = Code{in.number<std::uint16_t>("code")};
+  if (in.ok() && (!is_of_transfer(fail.code) || name_of(fail.code) == "unknown"))
+    in.fail("code", std::to_string(static_cast<unsigned>(fail.code)) + " is no code of a transfer's loss");
   fail.text = in.text("text", kMaxText);
+  if (in.has_more()) fail.context = get_context(in);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -499,9 +525,10 @@ Message get_message(std::size_t kind, Reader& in, std::index_sequence<I...>) {
 std::size_t estimate_nbytes(const Message& message) noexcept {
   constexpr std::size_t kFixed = 256;
   if (const auto* offer = std::get_if<Offer>(&message))
-    return kFixed + 8 * offer->spec.src_ids.size() + offer->spec.notify.size();
+    return kFixed + 8 * offer->spec.src_ids.size() + offer->spec.notify.size() + offer->spec.context.size();
   if (const auto* request = std::get_if<Request>(&message))
-    return kFixed + 8 * request->spec.src_ids.size() + request->spec.notify.size();
+    return kFixed + 8 * request->spec.src_ids.size() + request->spec.notify.size() +
+           request->spec.context.size();
   if (const auto* lease = std::get_if<Lease>(&message)) return kFixed + 4 * lease->blocks.size();
   if (const auto* program = std::get_if<Program>(&message))
     return kFixed + sizeof(CopyLoop) * program->program.loops.size() +
@@ -511,6 +538,12 @@ std::size_t estimate_nbytes(const Message& message) noexcept {
 }
 
 }  // namespace
+
+std::string on_one_line(std::string text) {
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return text;
+}
 
 FrameType type_of(const Message& message) noexcept { return kKinds[message.index()].type; }
 

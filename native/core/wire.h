@@ -31,8 +31,8 @@ using Digest = std::array<std::byte, 32>;
 // The newest protocol that this release speaks, and the oldest that it still does. Two agents talk
 // in the newest that both know (Session::protocol), so a cluster may be upgraded node by node;
 // HELLO's own layout is for ever.
-inline constexpr std::uint16_t kProtocolVersion = 4;
-inline constexpr std::uint16_t kOldestProtocolVersion = 4;
+inline constexpr std::uint16_t kProtocolVersion = 5;
+inline constexpr std::uint16_t kOldestProtocolVersion = 5;
 inline constexpr std::size_t kHeaderNbytes = 16;
 inline constexpr std::size_t kMacNbytes = 16;
 // Before a peer is authenticated it may make us hold this much and no more.
@@ -49,6 +49,7 @@ inline constexpr std::uint32_t kMaxSpans = 8192;
 inline constexpr std::uint32_t kMaxRegions = 4096;  // of an agent: more end its sessions
 inline constexpr std::uint32_t kMaxLayers = 4096;
 inline constexpr std::uint32_t kMaxNotify = 4096;
+inline constexpr std::uint32_t kMaxContext = 256;
 inline constexpr std::uint32_t kMaxName = 128;
 inline constexpr std::uint32_t kMaxText = 512;              // an error's words
 inline constexpr std::uint32_t kMaxLayout = 64 * 1024;
@@ -191,6 +192,7 @@ struct TransferSpec {                 // common to OFFER and REQUEST
   std::uint64_t lease = 0;
   std::vector<std::uint32_t> src_ids, dst_ids;  // of units, the last grid.num_fine of tokens
   Bytes notify;
+  Bytes context = {};                 // whose request it is, as its poster says: UTF-8, or empty
 };
 struct Offer {                        // source -> destination: these pages may be fetched
   TransferSpec spec;
@@ -222,16 +224,28 @@ struct Checksums {                    // source -> destination, for pieces that 
   std::uint32_t first_piece = 0;
   std::vector<std::uint32_t> crc32c;
 };
-struct Done { TransferId transfer = 0; };       // destination -> source: every byte is in place
+// What ends a transfer tells the other end how this end's caller names the request, where it expected it.
+struct Done {                         // destination -> source: every byte is in place
+  TransferId transfer = 0;
+  Bytes context = {};
+};
 struct Fail {
   TransferId transfer = 0;
-  Code code = Code::kInternal;
+  Code code = Code::kRefused;         // of one transfer (status.h)
   std::string text;
+  Bytes context = {};
 };
 
 using Message = std::variant<Hello, Challenge, Proof, RailHello, RailWelcome, RailDown, Heartbeat,
                              HeartbeatAck, Goodbye, Region, RegionGone, RegionsEnd, Program, Lease,
                              LeaseEnded, Offer, Request, Accept, Credit, LayersReady, Checksums, Done, Fail>;
+
+inline std::string text_of(const Bytes& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// A peer's words in ours: what would break a line of a log is shown as "?".
+std::string on_one_line(std::string text);
 
 FrameType type_of(const Message& message) noexcept;
 std::string_view name_of(FrameType type) noexcept;  // "OFFER"

@@ -67,7 +67,17 @@ class Mallory {
       if (const T* found = std::get_if<T>(&*it)) return found;
     return nullptr;
   }
-  Code refused_with() const { return last<wire::Fail>() != nullptr ? last<wire::Fail>()->code : Code::kOk; }
+  // What for, which the words begin with where it is no transfer's code.
+  Code refused_with() const {
+    const wire::Fail* const fail = last<wire::Fail>();
+    if (fail == nullptr) return Code::kOk;
+    for (std::uint16_t number = 1; number < 30; ++number)
+      if (const Code code{number}; fail->text.starts_with(std::string(name_of(code)) + ": ")) {
+        CHECK_EQ(fail->code, Code::kRefused);
+        return code;
+      }
+    return fail->code;
+  }
   Memory& memory() { return body_.memory(region_); }
   RegionId region() const { return region_; }
 

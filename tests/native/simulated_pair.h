@@ -57,7 +57,8 @@ struct Pair {
   Memory& source() { return src.memory(src_region); }
   Memory& destination() { return dst.memory(dst_region); }
 
-  TransferRequest request(bool write, Blocks from, Blocks to, const std::string& notify = "") const {
+  TransferRequest request(bool write, Blocks from, Blocks to, const std::string& notify = "",
+                          const std::string& context = "") const {
     TransferRequest out;
     out.peer = write ? to_dst : to_src;
     out.program = write ? write_program : read_program;
@@ -66,6 +67,7 @@ struct Pair {
     out.src_ids = std::move(from);
     out.dst_ids = std::move(to);
     out.notify = bytes(notify);
+    out.context = bytes(context);
     out.timeout_ns = kTimeout;
     return out;
   }
@@ -80,15 +82,18 @@ struct Pair {
     node.settle();
     return handle.value();
   }
-  std::shared_ptr<Handle> write(Blocks from, Blocks to, const std::string& notify = "") {
-    return post(src, request(true, std::move(from), std::move(to), notify));
+  std::shared_ptr<Handle> write(Blocks from, Blocks to, const std::string& notify = "",
+                                const std::string& context = "") {
+    return post(src, request(true, std::move(from), std::move(to), notify, context));
   }
-  std::shared_ptr<Handle> read(Blocks from, Blocks to, const std::string& notify = "") {
-    return post(dst, request(false, std::move(from), std::move(to), notify));
+  std::shared_ptr<Handle> read(Blocks from, Blocks to, const std::string& notify = "",
+                               const std::string& context = "") {
+    return post(dst, request(false, std::move(from), std::move(to), notify, context));
   }
-  std::shared_ptr<Handle> expect(const std::string& tag, Blocks blocks, Time timeout = kTimeout) {
+  std::shared_ptr<Handle> expect(const std::string& tag, Blocks blocks, Time timeout = kTimeout,
+                                 const std::string& context = "", std::optional<SessionKey> from = {}) {
     auto handle = dst.engine().expect(dst.now(), bytes(tag), dst_region, std::move(blocks), 0,
-                                      dst_layout.num_layers, {}, {}, timeout);
+                                      dst_layout.num_layers, {}, from, timeout, bytes(context));
     REQUIRE_OK(handle);
     dst.settle();
     return handle.value();

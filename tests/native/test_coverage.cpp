@@ -225,7 +225,7 @@ TEST(a_writer_of_another_layout_is_refused_and_changes_nothing) {
   const HeadSlice all{0, 8, 8};
   const auto refusal = [&](const HeadSlice& heads, std::uint32_t units) {
     const Status status = coverage.split(heads, units);
-    CHECK_EQ(status.code(), Code::kLayoutMismatch);
+    CHECK_EQ(status.code(), Code::kRefused);
     return status.message();
   };
   CHECK_EQ(refusal({0, 4, 4}, 1), "the writer's program knows 4 heads of the region, which has 8");

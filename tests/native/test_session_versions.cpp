@@ -20,11 +20,11 @@ struct Versions {
   std::string_view words;
 };
 constexpr Versions kNoneInCommon[] = {
-    {1, 0x7a31, "the peer speaks protocol version 1 at most, this agent 4; upgrade kvxfer at the peer"},
-    {1, 1, "the peer speaks protocol version 1 at most, this agent 4; upgrade kvxfer at the peer"},
-    {0, 0, "the peer speaks protocol version 0 at most, this agent 4; upgrade kvxfer at the peer"},
-    {5, 5, "the peer speaks protocol version 5, this agent 4; upgrade kvxfer here"},
-    {9, 5, "the peer speaks protocol version 5 to 9, this agent 4; upgrade kvxfer here"},
+    {1, 0x7a31, "the peer speaks protocol version 1 at most, this agent 5; upgrade kvxfer at the peer"},
+    {1, 1, "the peer speaks protocol version 1 at most, this agent 5; upgrade kvxfer at the peer"},
+    {0, 0, "the peer speaks protocol version 0 at most, this agent 5; upgrade kvxfer at the peer"},
+    {6, 6, "the peer speaks protocol version 6, this agent 5; upgrade kvxfer here"},
+    {9, 6, "the peer speaks protocol version 6 to 9, this agent 5; upgrade kvxfer here"},
 };
 
 TEST(versions_without_a_common_one_are_refused_in_words_at_both_ends) {
@@ -40,7 +40,7 @@ TEST(versions_without_a_common_one_are_refused_in_words_at_both_ends) {
     const std::vector<Bytes> answer = pair.acceptor.take_output();
     REQUIRE_EQ(answer.size(), 1);
     CHECK_EQ(decode_header(answer[0], kMaxHandshakeBody).value().type, FrameType::kChallenge);
-    CHECK(answer[0][kHeaderNbytes] == std::byte{4});
+    CHECK(answer[0][kHeaderNbytes] == std::byte{kProtocolVersion});
     CHECK(answer[0][kHeaderNbytes + 1] == std::byte{0});
 
     const auto at_initiator = pair.initiator.receive(kStart, as_of(answer[0], newest, oldest));
@@ -69,12 +69,12 @@ struct Newer {
 };
 
 TEST(a_newer_caller_that_speaks_our_version_too_is_welcome_and_its_extensions_are_skipped) {
-  for (const std::uint16_t oldest : {0, 1, 4}) {
+  for (const std::uint16_t oldest : {std::uint16_t{0}, std::uint16_t{1}, kProtocolVersion}) {
     Pair pair;
     Newer newer;
     const Bytes hello = encode(Hello{9, oldest, Digest{}, newer.identity, newer.extensions}, 0);
     REQUIRE_OK(pair.acceptor.receive(kStart, hello));
-    CHECK_EQ(pair.acceptor.protocol(), 4);
+    CHECK_EQ(pair.acceptor.protocol(), kProtocolVersion);
     const std::vector<Bytes> answer = pair.acceptor.take_output();
     REQUIRE_EQ(answer.size(), 1);
     const ByteSpan challenge = body_of(answer[0]);
@@ -82,7 +82,7 @@ TEST(a_newer_caller_that_speaks_our_version_too_is_welcome_and_its_extensions_ar
     REQUIRE_OK(pair.acceptor.receive(kStart, encode(Proof{newer.prove("kvxfer/1 initiator")}, 1)));
     CHECK(pair.acceptor.state() == State::kOpen);
     CHECK_EQ(pair.acceptor.peer().name, "newer");
-    CHECK_EQ(pair.acceptor.protocol(), 4);
+    CHECK_EQ(pair.acceptor.protocol(), kProtocolVersion);
   }
 }
 
@@ -90,14 +90,14 @@ TEST(a_newer_agent_that_is_called_is_welcome_where_it_speaks_our_version_too) {
   Pair pair;
   Newer newer;
   const Bytes hello = pair.initiator.take_output().at(0);
-  Challenge challenge{9, 4, Digest{}, newer.identity, newer.extensions, Id128{}, Digest{}};
+  Challenge challenge{9, kProtocolVersion, Digest{}, newer.identity, newer.extensions, Id128{}, Digest{}};
   const Bytes unproved = encode(challenge, 0);
   newer.transcript =
       sha256({body_of(hello), body_of(unproved).first(body_of(unproved).size() - sizeof(Digest))});
   challenge.proof = newer.prove("kvxfer/1 acceptor");
   REQUIRE_OK(pair.initiator.receive(kStart, encode(challenge, 0)));
   CHECK(pair.initiator.state() == State::kOpen);
-  CHECK_EQ(pair.initiator.protocol(), 4);
+  CHECK_EQ(pair.initiator.protocol(), kProtocolVersion);
 }
 
 TEST(versions_and_extensions_that_were_changed_on_the_way_show_in_the_transcript) {
@@ -107,7 +107,7 @@ TEST(versions_and_extensions_that_were_changed_on_the_way_show_in_the_transcript
     if (of_hello) hello = as_of(hello, 9, 1);
     REQUIRE_OK(pair.acceptor.receive(kStart, hello));
     Bytes challenge = pair.acceptor.take_output().at(0);
-    if (!of_hello) challenge = as_of(challenge, 5, 4);
+    if (!of_hello) challenge = as_of(challenge, kProtocolVersion + 1, kProtocolVersion);
     CHECK_EQ(pair.initiator.receive(kStart, challenge).status().code(), Code::kAuthFailed);
   }
 }

@@ -195,7 +195,8 @@ TEST(regions_that_come_and_go_wait_for_a_caller_up_to_a_bound) {
   CHECK_EQ(held_by(victim, key, Resource::kEvents), 10u);
   comes_and_goes();
   CHECK(bounded.mallory.ended);
-  CHECK_EQ(victim.engine().peer(key)->reason.code(), Code::kExhausted);
+  CHECK_EQ(victim.engine().peer(key)->reason.code(), Code::kPeerLost);
+  CHECK(victim.engine().peer(key)->reason.message().find("came and went") != std::string::npos);
   victim.takes_events = true;
   check_undisturbed(bounded.pair);
 }
@@ -249,7 +250,8 @@ TEST(what_is_told_of_regions_is_charged_and_given_back_with_them) {
   for (std::uint16_t rail = 0; rail < 20 && !bounded.mallory.ended; ++rail)
     bounded.mallory.send(region(101, rail));
   CHECK(bounded.mallory.ended);
-  CHECK_EQ(bounded.pair.dst.engine().peer(key)->reason.code(), Code::kExhausted);
+  CHECK_EQ(bounded.pair.dst.engine().peer(key)->reason.code(), Code::kPeerLost);
+  CHECK(bounded.pair.dst.engine().peer(key)->reason.message().find("too much") != std::string::npos);
   check_undisturbed(bounded.pair);
 }
 

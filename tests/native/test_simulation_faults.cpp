@@ -40,8 +40,7 @@ TEST(a_peer_that_crashes_ends_what_it_was_part_of) {
           if (handle->outcome() == Outcome::kDone)
             CHECK(pair.equal(kFrom, kTo));
           else
-            CHECK(
-                is_one_of(handle->status().code(), {Code::kPeerLost, Code::kPeerSilent, Code::kRailFailed}));
+            CHECK(is_one_of(handle->status().code(), {Code::kPeerLost, Code::kPeerSilent, Code::kNoPath}));
         }
         REQUIRE(pair.world.until([&] { return left.engine().open_peers().empty(); }, 4 * kSecond));
         CHECK_EQ(left.engine().load().leases, 0);
@@ -101,8 +100,7 @@ TEST(a_restarted_peer_is_a_new_one_and_what_the_old_one_held_is_over) {
         if (!heard) CHECK(left.engine().peer(old)->reason.code() == Code::kPeerRestarted);
         REQUIRE(pair.world.until([&] { return left.engine().num_transfers() == 0; }, kSecond));
         if (source_restarts != write && handle->outcome() != Outcome::kDone)
-          CHECK(
-              is_one_of(handle->status().code(), {Code::kPeerRestarted, Code::kPeerLost, Code::kRailFailed}));
+          CHECK(is_one_of(handle->status().code(), {Code::kPeerRestarted, Code::kPeerLost, Code::kNoPath}));
         // And the new one is as good as the first was.
         pair.to_dst = pair.src.session_with("decode");
         pair.to_src = pair.dst.session_with("prefill");
@@ -131,7 +129,7 @@ TEST(closing_an_agent_ends_every_handle_of_both) {
       REQUIRE(pair.ends(waiting));
       CHECK(handle->outcome() == Outcome::kFailed);
       CHECK(handle->status().code() == (source_closes == write ? Code::kClosed : Code::kPeerLost) ||
-            handle->status().code() == Code::kRailFailed || handle->status().code() == Code::kLeaseEnded);
+            handle->status().code() == Code::kNoPath || handle->status().code() == Code::kLeaseEnded);
       CHECK(!closed.engine().post(closed.now(), pair.request(source_closes, kFrom, kTo)).ok());
       CHECK(!closed.engine().expect(closed.now(), Pair::bytes("x"), 1, {1}, 0, 1, {}, {}, kSecond).ok());
     });
@@ -321,7 +319,7 @@ TEST(when_the_last_rail_dies_the_peer_is_lost) {
     if (handle->outcome() == Outcome::kDone)
       CHECK(pair.equal(kFrom, kTo));
     else
-      CHECK(is_one_of(handle->status().code(), {Code::kPeerLost, Code::kRailFailed, Code::kLeaseEnded}));
+      CHECK(is_one_of(handle->status().code(), {Code::kPeerLost, Code::kNoPath, Code::kLeaseEnded}));
     REQUIRE(pair.world.until(
         [&] { return pair.src.engine().open_peers().empty() && pair.dst.engine().open_peers().empty(); }));
   });

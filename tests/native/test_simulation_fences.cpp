@@ -197,7 +197,7 @@ void read_is_fenced(const std::function<void(Pair&)>& begin, const std::function
   CHECK(num_failed >= 15);  // of 20: done is the exception
 }
 const std::vector<Code> kAnyLoss = {Code::kLeaseEnded,   Code::kRegionGone, Code::kPeerLost,
-                                    Code::kPeerSilent,   Code::kDeadline,   Code::kRailFailed,
+                                    Code::kPeerSilent,   Code::kDeadline,   Code::kNoPath,
                                     Code::kPeerRestarted};
 
 TEST(pages_read_under_a_revoked_lease_are_never_done) {

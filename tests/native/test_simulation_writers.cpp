@@ -403,7 +403,7 @@ TEST(a_writer_of_another_layout_is_refused_and_the_others_go_on) {
         all.world.run_for(50 * kMillisecond);
         if (!expected_first) expected = all.expect();
         REQUIRE(all.world.until([&] { return refused->outcome() != Outcome::kPending; }, kSecond));
-        CHECK_EQ(refused->status().code(), Code::kLayoutMismatch);
+        CHECK_EQ(refused->status().code(), Code::kRefused);
         CHECK(all.untouched_outside(0, 0));
         CHECK_EQ(expected->outcome(), Outcome::kPending);
         auto lower = all.write(0), upper = all.write(1);

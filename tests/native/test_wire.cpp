@@ -302,7 +302,13 @@ TEST(errors_name_the_frame_and_the_field) {
 
   CHECK_EQ(rejection(Lease{.mode = LeaseMode{3}, .blocks = {}}), "LEASE.mode: 3, must be 1 to 2");
   CHECK_EQ(rejection(LeaseEnded{1, Code::kOk}), "LEASE_ENDED.code: 0 is no code of a loss");
-  CHECK_EQ(rejection(Fail{1, Code{60000}, ""}), "FAIL.code: 60000 is no code of a loss");
+  // A peer ends a transfer, and never its own session or this agent by it.
+  for (const Code code : {Code{60000}, Code{49}, Code::kOk, Code::kOutOfRange, Code::kRailFailed,
+                          Code::kPeerLost, Code::kClosed})
+    CHECK_EQ(rejection(Fail{1, code, ""}), "FAIL.code: " + std::to_string(static_cast<unsigned>(code)) +
+                                               " is no code of a transfer's loss");
+  CHECK_EQ(rejection(Done{1, Bytes(kMaxContext + 1)}), "DONE.context: 257 bytes, at most 256");
+  CHECK_EQ(rejection(Done{1, {std::byte{0xff}}}), "DONE.context: not UTF-8");
   CHECK_EQ(rejection(Credit{1, 0, 0, 0}), "CREDIT.num_pieces: 0, must be 1 to 65536");
   CHECK_EQ(rejection(Credit{1, 0, kMaxPieces - 1, 2}),
            "CREDIT.num_pieces: 2 pieces from piece 1048575, at most 1048576 exist");
@@ -325,14 +331,14 @@ TEST(errors_name_the_frame_and_the_field) {
     return rejection(hello);
   };
   CHECK_EQ(hello_of(9, 2), "accepted");
-  CHECK_EQ(hello_of(4, 0), "accepted");
+  CHECK_EQ(hello_of(5, 0), "accepted");
   CHECK_EQ(hello_of(1, 1),
-           "HELLO.version: the peer speaks protocol version 1 at most, this agent 4; upgrade kvxfer at the "
+           "HELLO.version: the peer speaks protocol version 1 at most, this agent 5; upgrade kvxfer at the "
            "peer");
-  CHECK_EQ(hello_of(9, 5),
-           "HELLO.version: the peer speaks protocol version 5 to 9, this agent 4; upgrade kvxfer here");
-  CHECK_EQ(hello_of(5, 5),
-           "HELLO.version: the peer speaks protocol version 5, this agent 4; upgrade kvxfer here");
+  CHECK_EQ(hello_of(9, 6),
+           "HELLO.version: the peer speaks protocol version 6 to 9, this agent 5; upgrade kvxfer here");
+  CHECK_EQ(hello_of(6, 6),
+           "HELLO.version: the peer speaks protocol version 6, this agent 5; upgrade kvxfer here");
   CHECK_EQ(rejection(RailHello{.rail = kNoRail, .transport = {}}),
            "RAIL_HELLO.rail: 65535, must be 0 to 65534");
 }
@@ -389,8 +395,8 @@ TEST(utf8_is_judged_as_rfc_3629_says) {
     CHECK_EQ(utf8_prefix(std::string("ok") + bad), 2);
 }
 
-// What version 4 looks like. If this fails, the layout changed: raise kProtocolVersion.
-TEST(the_layout_is_that_of_version_4) {
+// What version 5 looks like. If this fails, the layout changed: raise kProtocolVersion.
+TEST(the_layout_is_that_of_version_5) {
   const auto hex = [](ByteSpan bytes) {
     std::string out;
     for (const std::byte b : bytes) {
@@ -399,7 +405,7 @@ TEST(the_layout_is_that_of_version_4) {
     }
     return out;
   };
-  CHECK_EQ(kProtocolVersion, 4);
+  CHECK_EQ(kProtocolVersion, 5);
   CHECK_EQ(hex(encode(Credit{0x1122334455667788, {2, 5}, 3, 4}, 0x99)),
            "16000000"
            "2b00"
@@ -415,7 +421,7 @@ TEST(the_layout_is_that_of_version_4) {
   kvxfer::Sha256 all;
   for (std::size_t kind = 0; kind < kNumKinds; ++kind)
     all.update(encode(Sampler(random, 9).message(kind), kind));
-  CHECK_EQ(hex(all.finish()), "743e44e635c6a62de966d057aafef095ad9b50c202d3a7476ebafd8932286265");
+  CHECK_EQ(hex(all.finish()), "4501e2de781debb210c516949706faf9f443f69872be6b949c03636df67d3830");
 }
 
 }  // namespace

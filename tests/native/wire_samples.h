@@ -63,8 +63,8 @@ inline auto fields(const Lease& m) {
 }
 inline auto fields(const LeaseEnded& m) { const auto& [a, b] = m; return std::tie(a, b); }
 inline auto fields(const TransferSpec& m) {
-  const auto& [a, b, c, d, e, f, g, h, i, j] = m;
-  return std::tie(a, b, c, d, e, f, g, h, i, j);
+  const auto& [a, b, c, d, e, f, g, h, i, j, k] = m;
+  return std::tie(a, b, c, d, e, f, g, h, i, j, k);
 }
 inline auto fields(const Offer& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
 inline auto fields(const Request& m) { const auto& [a] = m; return std::tie(a); }
@@ -72,8 +72,8 @@ inline auto fields(const Accept& m) { const auto& [a, b, c, d, e] = m; return st
 inline auto fields(const Credit& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
 inline auto fields(const LayersReady& m) { const auto& [a, b] = m; return std::tie(a, b); }
 inline auto fields(const Checksums& m) { const auto& [a, b, c] = m; return std::tie(a, b, c); }
-inline auto fields(const Done& m) { const auto& [a] = m; return std::tie(a); }
-inline auto fields(const Fail& m) { const auto& [a, b, c] = m; return std::tie(a, b, c); }
+inline auto fields(const Done& m) { const auto& [a, b] = m; return std::tie(a, b); }
+inline auto fields(const Fail& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
 
 // clang-format on
 
@@ -134,6 +134,11 @@ class Sampler {
       if (out.size() + std::strlen(part) > target) return out;
       out += part;
     }
+  }
+  Bytes context() {
+    const std::string words = text(kMaxContext);
+    const auto* const first = reinterpret_cast<const std::byte*>(words.data());
+    return {first, first + words.size()};
   }
   Bytes bytes(std::uint64_t limit) {
     Bytes out(upto(limit));
@@ -271,6 +276,7 @@ class Sampler {
     m.src_ids = words(m.grid.num_pairs);
     m.dst_ids = words(m.grid.num_pairs);
     m.notify = bytes(kMaxNotify);
+    m.context = context();
   }
   void make(Offer& m) {
     make(m.spec);
@@ -295,8 +301,11 @@ class Sampler {
     m.first_piece = between(0, kMaxPieces - kMaxCreditPieces);
     m.crc32c = words(1 + upto(kMaxCreditPieces - 1));
   }
-  void make(Done& m) { m.transfer = random_.next(); }
-  void make(Fail& m) { m = {random_.next(), loss(), text(kMaxText)}; }
+  void make(Done& m) { m = {random_.next(), context()}; }
+  void make(Fail& m) {
+    static constexpr Code kLosses[] = {Code::kNotPermitted, Code::kDeadline, Code::kRefused, Code::kNoPath};
+    m = {random_.next(), kLosses[random_.below(std::size(kLosses))], text(kMaxText), context()};
+  }
 
   template <std::size_t I>
   Message one() {

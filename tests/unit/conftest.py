@@ -20,6 +20,7 @@ class FakeHandle:
         self.state = "pending"
         self.code = 0
         self.message = ""
+        self.context = ""
         self.failed_blocks = np.empty(0, np.uint32)
         self.rails: tuple[str, ...] = ("shm",)
         self.posted_ns, self.first_piece_ns, self.ended_ns = 1, 0, 0

@@ -23,8 +23,10 @@ from kvxfer.errors import (
     from_code,
     translate,
 )
+from kvxfer.transfer import Transfer
 
-STATUS_H = Path(__file__).parents[2] / "native/include/kvxfer/status.h"
+ROOT = Path(__file__).parents[2]
+STATUS_H = ROOT / "native/include/kvxfer/status.h"
 
 
 def test_codes_are_those_of_status_h() -> None:
@@ -49,6 +51,7 @@ def test_codes_are_those_of_the_native_module() -> None:
         (17, ExhaustedError),
         (30, TransferError),
         (36, TransferError),
+        (37, TransferError),
         (50, RailError),
         (70, PeerError),
         (75, PeerError),
@@ -65,19 +68,22 @@ def test_classes_follow_the_groups(code: int, cls: type[KvxferError]) -> None:
 
 
 def test_an_error_says_where() -> None:
+    failed = np.array([3], np.uint32)
     error = from_code(
-        31, "lease 7 was revoked", peer="decode-0", rail="shm", failed_blocks=np.array([3], np.uint32)
+        31, "lease 7 was revoked", peer="decode-0", rail="shm", context="req-42", failed_blocks=failed
     )
-    assert str(error) == "lease 7 was revoked [lease-ended, peer decode-0, rail shm]"
+    assert str(error) == "lease 7 was revoked [lease-ended, peer decode-0, rail shm, context req-42]"
+    assert error.context == "req-42"
+    assert str(from_code(34, "late", context="a\nb")) == "late [deadline, context 'a\\nb']"  # on one line
     assert error.failed_blocks.tolist() == [3]
     assert from_code(30, "no").failed_blocks.tolist() == []
 
 
 def test_an_error_survives_copying() -> None:
     # As a process pool of the engine sends it.
-    error = copy.copy(from_code(70, "gone", peer="p", failed_blocks=np.array([1], np.uint32)))
+    error = copy.copy(from_code(70, "gone", peer="p", context="r", failed_blocks=np.array([1], np.uint32)))
     assert type(error) is PeerError
-    assert str(error) == "gone [peer-lost, peer p]"
+    assert str(error) == "gone [peer-lost, peer p, context r]"
     assert error.failed_blocks.tolist() == [1]
 
 
@@ -86,3 +92,20 @@ def test_what_is_unknown_is_not_safe_to_retry() -> None:
     assert translate(Exception(31, "ended")).code == "lease-ended"
     assert isinstance(from_code(4711, ""), AgentError)
     assert issubclass(errors.ExhaustedError, UsageError)
+
+
+def test_the_table_has_every_code_with_its_class_and_awaiting_raises_what_was_lost() -> None:
+    lines = re.findall(r"^\| `.*\|$", (ROOT / "docs/errors.md").read_text(), re.MULTILINE)
+    cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines]
+    rows = [(code, cls, awaiting) for code, cls, _, awaiting, *_ in cells]
+    numbers = {name: number for number, name in CODE_NAMES.items()}
+    assert [name for name, _, _ in rows] == list(numbers)
+    for name, cls, awaiting in rows:
+        assert class_of(numbers[name]).__name__ == cls, name
+        if awaiting == "yes":
+            assert cls in {"TransferError", "PeerError", "AgentError"}, name
+        else:
+            assert cls != "TransferError", name
+    # What __await__ names is what the table marks.
+    named = re.findall(r"``([a-z-]+)``", Transfer.__await__.__doc__ or "")
+    assert sorted(set(named) - {"failed_blocks"}) == sorted(name for name, _, yes in rows if yes == "yes")

@@ -219,6 +219,7 @@ PARTS_OF_THE_ENGINE = (
     "programs",
     "handles",
     "leases",
+    "tag_memory",
     "expectations",
     "admission",
     "draining",

@@ -9,7 +9,7 @@ namespace {
 std::uint64_t nbytes_of(const TransferEnd& transfer) {
   const PieceGrid& grid = transfer.move->grid;
   return 1024 + std::uint64_t{grid.num_pairs} * 2 * sizeof(std::uint32_t) + transfer.notify.size() +
-         grid.num_pieces() / 8 + std::uint64_t{grid.num_layers} * 8;
+         transfer.context.size() + grid.num_pieces() / 8 + std::uint64_t{grid.num_layers} * 8;
 }
 
 }  // namespace

@@ -12,6 +12,13 @@ bool may_come_true(const Status& refusal) {
   return refusal.code() == Code::kNotPermitted || refusal.code() == Code::kLeaseEnded;
 }
 
+// Who expects it names the request in other words than who wrote it, or in words at all.
+void call_it(Destination& destination, const wire::Bytes& context) {
+  if (context.empty()) return;
+  destination.context = context;
+  destination.tells_context = true;
+}
+
 std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
   const Move& move = *destination.move;
   const PieceGrid& grid = move.grid;
@@ -55,8 +62,8 @@ void Destinations::layers_ready(TransferKey key, std::uint32_t layers) {
 Status Destinations::on(Peer& peer, wire::Offer& offer) {
   wire::TransferSpec& spec = offer.spec;
   const TransferId id = spec.transfer;
-  const auto refuse = [&](const Status& why) {
-    sessions_.refuse(peer, id, why);
+  const auto refuse = [&](const Status& why, const wire::Bytes& context) {
+    sessions_.refuse(peer, id, why, context);
     return Status();
   };
   if (offer.layers_ready > spec.grid.num_layers)
@@ -64,28 +71,38 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
   if (offer.fence_slot >= FenceTable::kNumSlots)
     return {Code::kProtocol, "OFFER: there is no fence slot " + std::to_string(offer.fence_slot)};
   const Result<Programs::Use> use = programs_.find(peer, spec, Side::kDst);
-  if (!use.ok()) return refuse(use.status());
+  if (!use.ok()) return refuse(use.status(), {});
   auto owned = std::make_unique<Destination>();
   owned->key = {peer.key(), id};
   owned->state = TransferState::kParked;
   owned->take(spec, use.value().program->copies, *use.value().local, use.value().program->src);
   // Before anything is spent on it: is there a right, or one that may come?
-  const bool may_wait = !owned->notify.empty() && !owned->lease_named;
+  const bool is_tagged = !owned->notify.empty() && !owned->lease_named;
+  const std::optional<Expectations::GivenUp> given_up =
+      is_tagged ? expectations_.given_up(*owned) : std::nullopt;
+  const bool may_wait = is_tagged && !given_up;
   if (!may_wait && expectations_.find(*owned) == nullptr)
     if (Status status = leases_.find_any(*owned, wire::LeaseMode::kWrite); !status.ok())
-      return refuse(status);
-  if (Status status = admission_.admit(peer, *owned); !status.ok()) return refuse(status);
+      return given_up ? refuse(given_up->why, given_up->context) : refuse(status, {});
+  if (Status status = admission_.admit(peer, *owned); !status.ok()) return refuse(status, {});
   if (Status status = programs_.check(use.value(), *owned->move, Side::kDst); !status.ok())
-    return refuse(status);
+    return refuse(status, {});
   owned->layers_ready = offer.layers_ready;
   owned->fence_slot = offer.fence_slot;
   owned->fence_generation = offer.fence_generation;
   Destination& destination = add(std::move(owned));
   admission_.opened(destination);
+  if (is_tagged && tag_memory_.size() != 0)  // its tag begins anew
+    tag_memory_.take_written(wire::text_of(destination.notify), [](const TagMemory::Ended&) { return true; });
   if (Status status = authorize(destination); status.ok())
     begin_moving(destination);
-  else if (!may_wait || !may_come_true(status))
+  else if (!may_wait || !may_come_true(status)) {
+    if (given_up && status.code() == Code::kNotPermitted) {
+      status = given_up->why;
+      call_it(destination, given_up->context);
+    }
     fail(destination, TransferEvent::kFail, std::move(status), true);
+  }
   // else: it is parked until a caller expects its tag, or its time is over
   return {};
 }
@@ -119,10 +136,12 @@ void Destinations::on(Peer& peer, const wire::LayersReady& ready) {
 Status Destinations::authorize(Destination& destination) {
   Status unlike;
   if (const std::shared_ptr<Expectation> expectation = expectations_.find(destination)) {
+    if (expectation->handle()->has_own_context()) call_it(destination, expectation->handle()->context());
     unlike = expectation->covers(*destination.move);
     if (unlike.ok()) {
       if (Status status = expectation->follow(*destination.move); !status.ok()) return status;
       destination.expectation = expectation;
+      if (!destination.context.empty()) expectation->handle()->set_other_context(destination.context);
       return {};
     }
   }
@@ -140,6 +159,19 @@ void Destinations::let_in(SessionKey session) {
     else if (!may_come_true(status))
       fail(*destination, TransferEvent::kFail, std::move(status), true);
   }
+}
+
+void Destinations::let_in(const Expectation& expectation) {
+  for (const SessionKey key : sessions_.keys()) let_in(key);
+  if (tag_memory_.size() == 0 || expectation.complete()) return;
+  const auto is_writer = [&](const auto& entry) { return entry.second->expectation.get() == &expectation; };
+  if (std::any_of(destinations_.begin(), destinations_.end(), is_writer)) return;
+  const auto written = tag_memory_.take_written(
+      wire::text_of(expectation.tag()),
+      [&](const TagMemory::Ended& ended) { return expectation.concerns(*ended.peer, ended.region); });
+  if (!written) return;
+  expectation.handle()->set_other_context(written->context);
+  end_expectation(expectation.handle()->id(), TransferState::kFailed, written->why);
 }
 
 void Destinations::begin_moving(Destination& destination) {
@@ -164,20 +196,42 @@ void Destinations::on_timer(TransferKey key) {
                                   std::string(name_of(destination->state))};
   if (destination->layers_ready < destination->move->grid.num_layers)
     why = {Code::kDeadline, destination->unreleased(destination->ours ? "here" : "at the source")};
-  if (destination->state == TransferState::kParked)
+  if (destination->state == TransferState::kParked) {
+    remember(*destination, why);
     why = {Code::kNotPermitted,
            "no lease of the sender covers the blocks and nobody expected its tag in time"};
+  }
   fail(*destination, TransferEvent::kFail, std::move(why), true);
 }
 
 void Destinations::fail(TransferKey key, TransferEvent event, Status why, bool tell_peer) {
-  if (Destination* destination = find(key)) fail(*destination, event, std::move(why), tell_peer);
+  Destination* destination = find(key);
+  if (destination == nullptr) return;
+  remember(*destination, why);
+  fail(*destination, event, std::move(why), tell_peer);
+}
+
+// Of one that waited to be expected, for who expects it later.
+void Destinations::remember(const Destination& destination, const Status& why) {
+  if (destination.state != TransferState::kParked || destination.notify.empty() || destination.lease_named)
+    return;
+  const SessionKey session = destination.key.first;
+  const auto view = sessions_.view(session);  // of one that was lost, too
+  const Peer* const peer = sessions_.find(session);
+  const Status loss = as_loss(why);
+  tag_memory_.remember(session, peer == nullptr ? nullptr : peer->budget(), wire::text_of(destination.notify),
+                       {destination.region,
+                        session,
+                        {loss.code(), "the write of its tag by " + quoted(view ? view->name : "?") +
+                                          " had ended before it was expected: " + loss.message()},
+                        destination.context});
 }
 
 void Destinations::finish(Destination& destination) {
   if (!step(destination_transitions(), destination.state, TransferEvent::kConfirmed)) return;
   if (Peer* peer = sessions_.find(destination.key.first))
-    sessions_.send(*peer, wire::Done{destination.key.second});
+    sessions_.send(*peer, wire::Done{destination.key.second,
+                                     destination.tells_context ? destination.context : wire::Bytes()});
   drained(destination);
 }
 
@@ -185,7 +239,7 @@ void Destinations::fail(Destination& destination, TransferEvent event, Status wh
   const bool told = destination.state != TransferState::kQueued;
   if (!step(destination_transitions(), destination.state, event)) return;
   context_.timers.clear(destination.timer);
-  destination.reason = std::move(why);
+  destination.reason = as_loss(std::move(why));
   destination.to_credit.clear();
   sums_.forget(destination.key);
   if (destination.handle) destination.handle->let_streams_go(outcome_of(destination.state));
@@ -194,7 +248,8 @@ void Destinations::fail(Destination& destination, TransferEvent event, Status wh
   admission_.closed(destination);
   if (!destination.posted.empty()) draining_.begin(destination);  // the fence
   if (Peer* peer = sessions_.find_open(destination.key.first); peer != nullptr && tell_peer && told)
-    sessions_.refuse(*peer, destination.key.second, destination.reason);
+    sessions_.refuse(*peer, destination.key.second, destination.reason,
+                     destination.tells_context ? destination.context : wire::Bytes());
   if (destination.posted.empty()) drained(destination);
 }
 
@@ -210,6 +265,7 @@ void Destinations::drained(Destination& destination) {
     context_.host.emit({.kind = EventKind::kNotification,
                         .peer = destination.key.first,
                         .payload = std::move(destination.notify),
+                        .context = std::move(destination.context),
                         .charge = std::move(destination.event)});
   ++(done ? context_.stats.transfers_done : context_.stats.transfers_failed);
   handles_.end(destination.handle, destination.state, destination.reason,
@@ -221,10 +277,12 @@ void Destinations::drained(Destination& destination) {
   draining_.ended(destination);
   if (expectation == nullptr || expectations_.drained(*expectation)) return;
   const std::uint64_t id = expectation->handle()->id();
-  if (!done)
+  if (!done) {
+    expectation->handle()->set_other_context(destination.context);  // whose request failed
     end_expectation(id, TransferState::kFailed, destination.reason);
-  else if (expectation->complete())
+  } else if (expectation->complete()) {
     end_expectation(id, TransferState::kDone, {});
+  }
 }
 
 void Destinations::end_expectation(std::uint64_t handle, TransferState state, Status why) {

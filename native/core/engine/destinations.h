@@ -26,6 +26,7 @@
 #include "core/engine/rails.h"
 #include "core/engine/sessions.h"
 #include "core/engine/sums.h"
+#include "core/engine/tag_memory.h"
 #include "core/engine/transfer_end.h"
 #include "core/engine/turns.h"
 #include "core/spare_nodes.h"
@@ -56,7 +57,7 @@ class Destinations {
  public:
   Destinations(Context& context, Sessions& sessions, Rails& rails, PeerRegions& peer_regions,
                Regions& regions, Programs& programs, Leases& leases, Expectations& expectations,
-               Admission& admission, Handles& handles, Draining& draining)
+               TagMemory& tag_memory, Admission& admission, Handles& handles, Draining& draining)
       : context_(context),
         sessions_(sessions),
         rails_(rails),
@@ -65,6 +66,7 @@ class Destinations {
         programs_(programs),
         leases_(leases),
         expectations_(expectations),
+        tag_memory_(tag_memory),
         admission_(admission),
         handles_(handles),
         draining_(draining) {}
@@ -82,7 +84,10 @@ class Destinations {
 
   // ---- what happens to them
   void completed(const Rails::Completed& work, const Completion& completion);
-  void let_in(SessionKey session);  // a lease or an expectation came: parked ones may begin
+  void let_in(SessionKey session);  // a lease came, or an expectation: parked ones may begin
+  // An expectation that came: what waited for it begins. Where nothing did, but a write of its tag ended before it
+  // was expected, it fails with what happened to that.
+  void let_in(const Expectation& expectation);
   void path_came(SessionKey session, RegionId remote);
   void on_timer(TransferKey key);
   void sum_slice();  // of checksums of what is in
@@ -111,6 +116,7 @@ class Destinations {
     return found == destinations_.end() ? nullptr : found->second.get();
   }
   Status authorize(Destination& destination);
+  void remember(const Destination& destination, const Status& why);
   void begin_moving(Destination& destination);
   void finish(Destination& destination);
   void fail(Destination& destination, TransferEvent event, Status why, bool tell_peer);
@@ -141,6 +147,7 @@ class Destinations {
   Programs& programs_;
   Leases& leases_;
   Expectations& expectations_;
+  TagMemory& tag_memory_;
   Admission& admission_;
   Handles& handles_;
   Draining& draining_;

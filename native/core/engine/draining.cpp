@@ -30,10 +30,10 @@ void Draining::tell(TransferEnd& transfer) {
   if (const Region* local = regions_.find(transfer.region)) pages = " of region " + quoted(local->name);
   context_.host.emit(
       {.kind = EventKind::kLog,
-       .message = "transfer " + std::to_string(transfer.key.second) + " with peer " + quoted(name) +
-                  " has ended, but " + std::to_string(transfer.posted.size()) +
-                  " of its copies are still under way after " + std::to_string(lasts / 1'000'000) +
-                  " ms, on " + names + ": until the device has ended them its pages" + pages +
+       .message = transfer.name() + " with peer " + quoted(name) + " has ended, but " +
+                  std::to_string(transfer.posted.size()) + " of its copies are still under way after " +
+                  std::to_string(lasts / 1'000'000) + " ms, on " + names +
+                  ": until the device has ended them its pages" + pages +
                   " are not given back. A kernel or a stream in front of them may wait for something"});
 }
 

@@ -1,26 +1,18 @@
 #include "core/engine/expectations.h"
 
 namespace kvxfer {
-namespace {
-
-std::string text_of(const wire::Bytes& tag) {
-  return {reinterpret_cast<const char*>(tag.data()), tag.size()};
-}
-
-}  // namespace
-
 Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId region_id,
                                                        std::vector<std::uint32_t> blocks,
                                                        std::uint32_t first_layer, std::uint32_t num_layers,
                                                        const Needed& needed, std::optional<SessionKey> from,
-                                                       Time timeout_ns) {
+                                                       Time timeout_ns, wire::Bytes context) {
   const Region* local = regions_.find(region_id);
   if (local == nullptr)
     return Status(Code::kUnknownRegion,
                   "region " + std::to_string(region_id) + " is not registered (any more)");
   if (tag.empty() || tag.size() > wire::kMaxNotify)
     return Status(Code::kInvalidArgument, "a tag has 1 to " + std::to_string(wire::kMaxNotify) + " bytes");
-  if (tags_.contains(text_of(tag)))
+  if (tags_.contains(wire::text_of(tag)))
     return Status(Code::kInvalidArgument, "that tag is expected already: use one for each request");
   if (num_layers == 0 || num_layers > wire::kMaxLayers || first_layer > wire::kMaxLayers)
     return Status(Code::kOutOfRange, "an expectation names at least one layer of its region");
@@ -28,12 +20,16 @@ Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId
     return Status(Code::kInvalidArgument,
                   "an expectation names up to " + std::to_string(wire::kMaxBlocks) + " blocks");
   if (timeout_ns <= 0) return Status(Code::kInvalidArgument, "an expectation's timeout is more than 0 s");
+  if (context.size() > wire::kMaxContext)
+    return Status(Code::kInvalidArgument,
+                  "a context has up to " + std::to_string(wire::kMaxContext) + " bytes");
   if (from && sessions_.find_open(*from) == nullptr) return sessions_.lost_status(*from);
   if (Status status = check_blocks(blocks, local->num_blocks, true, "blocks", local->name); !status.ok())
     return status;
-  auto handle = handles_.make(first_layer, num_layers);
+  auto handle = handles_.make(first_layer, num_layers, std::move(context));
   const std::uint64_t id = handle->id();
-  tags_.emplace(text_of(tag), id);
+  tags_.emplace(wire::text_of(tag), id);
+  tag_memory_.forget_ours(wire::text_of(tag));
   Expected& expected = expectations_[id];
   expected.expectation = std::make_shared<Expectation>(std::move(handle), std::move(tag), region_id, from,
                                                        std::move(blocks), first_layer, num_layers, needed);
@@ -43,7 +39,7 @@ Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId
 
 std::shared_ptr<Expectation> Expectations::find(const TransferEnd& transfer) const {
   if (tags_.empty() || transfer.notify.empty()) return nullptr;
-  auto tag = tags_.find(text_of(transfer.notify));
+  auto tag = tags_.find(wire::text_of(transfer.notify));
   if (tag == tags_.end()) return nullptr;
   const std::shared_ptr<Expectation>& expectation = expectations_.at(tag->second).expectation;
   return expectation->concerns(transfer.key.first, transfer.region) ? expectation : nullptr;
@@ -80,13 +76,34 @@ Status Expectations::late(std::uint64_t handle) {
                                " that were expected had not come whole when its time was over"};
 }
 
+void Expectations::give_up(std::uint64_t handle, const Status& why) {
+  auto found = expectations_.find(handle);
+  if (found == expectations_.end()) return;
+  const Expectation& expectation = *found->second.expectation;
+  tag_memory_.remember(
+      TagMemory::kOurs, nullptr, wire::text_of(expectation.tag()),
+      {expectation.region(), expectation.from(), why,
+       expectation.handle()->has_own_context() ? expectation.handle()->context() : wire::Bytes()});
+}
+
+std::optional<Expectations::GivenUp> Expectations::given_up(const TransferEnd& transfer) const {
+  if (tag_memory_.size() == 0 || transfer.notify.empty()) return std::nullopt;
+  const TagMemory::Ended* const ended = tag_memory_.given_up(wire::text_of(transfer.notify));
+  if (ended == nullptr || ended->region != transfer.region ||
+      (ended->peer && *ended->peer != transfer.key.first))
+    return std::nullopt;
+  return GivenUp{{ended->why.code(), "its tag was expected until that had ended" + in_words(ended->context) +
+                                         ": " + ended->why.message()},
+                 ended->context};
+}
+
 std::shared_ptr<Expectation> Expectations::take(std::uint64_t handle, TransferState state) {
   auto found = expectations_.find(handle);
   if (found == expectations_.end()) return nullptr;
   std::shared_ptr<Expectation> expectation = std::move(found->second.expectation);
   context_.timers.clear(found->second.timer);
   expectations_.erase(found);
-  tags_.erase(text_of(expectation->tag()));
+  tags_.erase(wire::text_of(expectation->tag()));
   BitSet blocks(regions_.find(expectation->region())->num_blocks);
   for (const std::uint32_t block : expectation->blocks()) blocks.insert(block);
   for (const SessionKey key : sessions_.keys())

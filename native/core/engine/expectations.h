@@ -16,20 +16,28 @@
 #include "core/engine/leases.h"
 #include "core/engine/regions.h"
 #include "core/engine/sessions.h"
+#include "core/engine/tag_memory.h"
 #include "core/expectation.h"
 
 namespace kvxfer {
 
 class Expectations {
  public:
-  Expectations(Context& context, Sessions& sessions, Regions& regions, Leases& leases, Handles& handles)
-      : context_(context), sessions_(sessions), regions_(regions), leases_(leases), handles_(handles) {}
+  Expectations(Context& context, Sessions& sessions, Regions& regions, Leases& leases, Handles& handles,
+               TagMemory& tag_memory)
+      : context_(context),
+        sessions_(sessions),
+        regions_(regions),
+        leases_(leases),
+        handles_(handles),
+        tag_memory_(tag_memory) {}
 
   // As Engine::expect.
   Result<std::shared_ptr<Expectation>> add(wire::Bytes tag, RegionId region,
                                            std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
                                            std::uint32_t num_layers, const Needed& needed,
-                                           std::optional<SessionKey> from, Time timeout_ns);
+                                           std::optional<SessionKey> from, Time timeout_ns,
+                                           wire::Bytes context);
   // The one that this transfer is meant for, if there is one.
   std::shared_ptr<Expectation> find(const TransferEnd& transfer) const;
   bool contains(std::uint64_t handle) const { return expectations_.contains(handle); }
@@ -38,6 +46,15 @@ class Expectations {
   std::vector<std::uint64_t> from(SessionKey session) const;
   // On its timer: why it fails.
   Status late(std::uint64_t handle);
+
+  // Our caller gives it up, by its wish or by its time: writes that come later are told so.
+  void give_up(std::uint64_t handle, const Status& why);
+  // What such a write is told, and how our caller named the request; nothing where it may be expected yet.
+  struct GivenUp {
+    Status why;
+    wire::Bytes context;
+  };
+  std::optional<GivenUp> given_up(const TransferEnd& transfer) const;
 
   // ---- ends
   // Its right ends. Null: it had ended.
@@ -68,6 +85,7 @@ class Expectations {
   Regions& regions_;
   Leases& leases_;
   Handles& handles_;
+  TagMemory& tag_memory_;
   std::map<std::uint64_t, Expected> expectations_;  // by handle
   std::map<std::uint64_t, Ending> ending_;  // by handle
   std::map<std::string, std::uint64_t> tags_;  // -> handle

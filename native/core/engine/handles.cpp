@@ -1,10 +1,14 @@
 #include "core/engine/handles.h"
 
+#include <cassert>
+
 namespace kvxfer {
 
 void Handles::end(const std::shared_ptr<Handle>& handle, TransferState state, Status status,
                   std::vector<std::uint32_t> failed_blocks) {
   if (handle == nullptr) return;
+  assert(state == TransferState::kDone || is_of_transfer(status.code()) || is_of_peer(status.code()) ||
+         status.code() == Code::kClosed);  // as documented (docs/errors.md)
   const Code code = status.code();
   std::string message = status.message();
   if (const auto found = transfers_.find(handle->id()); found != transfers_.end())

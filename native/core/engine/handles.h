@@ -22,8 +22,8 @@ class Handles {
 
   explicit Handles(Context& context) : context_(context) {}
 
-  std::shared_ptr<Handle> make(std::uint32_t first_layer, std::uint32_t num_layers) {
-    return std::make_shared<Handle>(next_++, context_.now, first_layer, num_layers);
+  std::shared_ptr<Handle> make(std::uint32_t first_layer, std::uint32_t num_layers, wire::Bytes context) {
+    return std::make_shared<Handle>(next_++, context_.now, first_layer, num_layers, std::move(context));
   }
   void give(const TransferEnd& transfer) {
     spare_.insert(transfers_, transfer.handle->id(), Meant{!transfer.is_source(), transfer.key});

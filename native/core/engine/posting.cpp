@@ -34,6 +34,9 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
   if (request.notify.size() > wire::kMaxNotify)
     return Status(Code::kInvalidArgument,
                   "a notification has up to " + std::to_string(wire::kMaxNotify) + " bytes");
+  if (request.context.size() > wire::kMaxContext)
+    return Status(Code::kInvalidArgument,
+                  "a context has up to " + std::to_string(wire::kMaxContext) + " bytes");
   const CopyProgram& copies = *program->copies;
   if (request.num_layers == 0 || request.first_layer >= copies.num_layers ||
       request.num_layers > copies.num_layers - request.first_layer ||
@@ -66,10 +69,12 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
   spec.src_ids = std::move(request.src_ids);
   spec.dst_ids = std::move(request.dst_ids);
   spec.notify = std::move(request.notify);
+  spec.context = std::move(request.context);
   const auto fill = [&](TransferEnd& transfer) {
     transfer.key = {peer->key(), spec.transfer};
     transfer.ours = true;
-    transfer.handle = write ? handles_.make(0, 0) : handles_.make(request.first_layer, request.num_layers);
+    transfer.handle = write ? handles_.make(0, 0, spec.context)
+                            : handles_.make(request.first_layer, request.num_layers, spec.context);
     transfer.layers_ready = request.layers_ready;
     transfer.take(spec, program->copies, *local, theirs);
     handles_.give(transfer);

@@ -113,7 +113,7 @@ void Sessions::dialling(Peer& peer) {
 
 Result<std::optional<wire::Message>> Sessions::receive(Peer& peer, wire::ByteSpan frame) {
   Result<std::optional<wire::Message>> received = peer.session_->receive(context_.now, frame);
-  if (!received.ok()) ++context_.stats.frames_refused;
+  if (!received.ok() && peer.session_->was_violated()) ++context_.stats.frames_refused;
   return received;
 }
 
@@ -160,8 +160,12 @@ void Sessions::send(Peer& peer, const wire::Message& message) {
   if (!std::exchange(peer.stirred_, true)) stirred_.push_back(peer.key_);
 }
 
-void Sessions::refuse(Peer& peer, TransferId transfer, const Status& why) {
-  send(peer, wire::Fail{transfer, why.code(), why.message().substr(0, wire::kMaxText)});
+// A peer is told of its transfer alone: what else was lost here, another peer for one, is this end's.
+void Sessions::refuse(Peer& peer, TransferId transfer, const Status& why, const wire::Bytes& context) {
+  const bool is_its = is_of_transfer(why.code());
+  const std::string words = is_its ? why.message() : std::string(name_of(why.code())) + ": " + why.message();
+  send(peer,
+       wire::Fail{transfer, is_its ? why.code() : Code::kRefused, words.substr(0, wire::kMaxText), context});
 }
 
 void Sessions::say_goodbye(Peer& peer, Code code, const std::string& text) {

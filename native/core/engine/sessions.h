@@ -125,7 +125,8 @@ class Sessions {
 
   // ---- what goes out
   void send(Peer& peer, const wire::Message& message);  // with the next flush
-  void refuse(Peer& peer, TransferId transfer, const Status& why);  // FAIL
+  // FAIL. `context`: as in wire::Fail.
+  void refuse(Peer& peer, TransferId transfer, const Status& why, const wire::Bytes& context = {});
   void say_goodbye(Peer& peer, Code code, const std::string& text);
   void flush(Peer& peer);
   void flush_stirred();

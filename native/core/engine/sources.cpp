@@ -140,6 +140,7 @@ Status Sources::charge_runs(const Peer& peer, Source& source) const {
 void Sources::on(Peer& peer, const wire::Done& done) {
   Source* source = find({peer.key(), done.transfer});
   if (source == nullptr || !step(source_transitions(), source->state, TransferEvent::kPeerDone)) return;
+  hear(*source, done.context);
   // A send of a piece that another rail brought, or that the peer asked for in vain, reads pages
   // that are the caller's again when the last of them has completed.
   admission_.closed(*source);
@@ -162,8 +163,7 @@ void Sources::sent(const Rails::Completed& work, const Completion& completion) {
   // end. Of one that this end cannot send it hears nothing: it waits for what never comes.
   if (completion.code != Code::kOk && completion.code != Code::kRailFailed &&
       completion.code != Code::kCancelled && !is_draining(source->state)) {
-    const Code code = completion.code == Code::kSystem ? Code::kRailFailed : completion.code;
-    return fail(*source, TransferEvent::kFail, {code, completion.detail}, true);
+    return fail(*source, TransferEvent::kFail, {completion.code, completion.detail}, true);
   }
   if (is_draining(source->state) && source->posted.empty()) drained(*source);
 }
@@ -269,6 +269,20 @@ void Sources::forget_asked(Source& source) {
   sums_.forget(source.key);
 }
 
+void Sources::on(Peer& peer, const wire::Fail& told, Status why) {
+  Source* source = find({peer.key(), told.transfer});
+  if (source == nullptr) return;
+  hear(*source, told.context);
+  fail(*source, TransferEvent::kFail, std::move(why), false);
+}
+
+// How the destination names the request.
+void Sources::hear(Source& source, const wire::Bytes& context) {
+  if (context.empty() || !source.context.empty()) return;
+  source.context = context;
+  if (source.handle) source.handle->set_other_context(context);
+}
+
 void Sources::fail(TransferKey key, TransferEvent event, Status why, bool tell_peer) {
   if (Source* source = find(key)) fail(*source, event, std::move(why), tell_peer);
 }
@@ -277,7 +291,7 @@ void Sources::fail(Source& source, TransferEvent event, Status why, bool tell_pe
   const bool told = source.state == TransferState::kServing;
   if (!step(source_transitions(), source.state, event)) return;
   context_.timers.clear(source.timer);
-  source.reason = std::move(why);
+  source.reason = as_loss(std::move(why));
   if (source.handle) source.handle->let_streams_go(outcome_of(source.state));
   release_fence(source);  // a peer that still reads finds out before it says done
   forget_asked(source);
@@ -299,6 +313,7 @@ void Sources::drained(Source& source) {
     context_.host.emit({.kind = EventKind::kNotification,
                         .peer = source.key.first,
                         .payload = std::move(source.notify),
+                        .context = std::move(source.context),
                         .charge = std::move(source.event)});
   ++(done ? context_.stats.transfers_done : context_.stats.transfers_failed);
   // What the destination has of it is not known here; all of it may have to be written again.

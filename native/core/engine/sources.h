@@ -62,6 +62,7 @@ class Sources {
   Status on(Peer& peer, wire::Request& request);
   Status on(Peer& peer, const wire::Credit& credit);
   void on(Peer& peer, const wire::Done& done);
+  void on(Peer& peer, const wire::Fail& told, Status why);
 
   // ---- what happens to them
   void sent(const Rails::Completed& work, const Completion& completion);
@@ -91,6 +92,7 @@ class Sources {
   }
   Status charge_runs(const Peer& peer, Source& source) const;
   void send_pieces(Source& source);
+  void hear(Source& source, const wire::Bytes& context);
   void fail(Source& source, TransferEvent event, Status why, bool tell_peer);
   void drained(Source& source);
   void release_fence(Source& source);

@@ -11,6 +11,8 @@ void TransferEnd::forget_work(WorkId work) {
   if (found != posted.end()) posted.erase(found);
 }
 
+std::string TransferEnd::name() const { return "transfer " + std::to_string(key.second) + in_words(context); }
+
 std::string TransferEnd::unreleased(const char* where) const {
   return std::to_string(move->grid.num_layers - layers_ready) + " of its " +
          std::to_string(move->grid.num_layers) + " layers had not been released " + where +
@@ -23,6 +25,7 @@ void TransferEnd::take(wire::TransferSpec& spec, std::shared_ptr<const CopyProgr
   memory = local.memory.kind;
   program = spec.program;
   notify = std::move(spec.notify);
+  context = std::move(spec.context);
   priority = spec.priority;
   integrity = (spec.flags & wire::kFlagIntegrity) != 0;
   lease_named = (spec.flags & wire::kFlagLease) != 0;
@@ -52,7 +55,13 @@ wire::TransferSpec TransferEnd::spec() const {
   spec.src_ids = move->src_ids;
   spec.dst_ids = move->dst_ids;
   spec.notify = notify;
+  spec.context = context;
   return spec;
+}
+
+Status as_loss(Status why) {
+  if (is_of_transfer(why.code()) || is_of_peer(why.code()) || why.code() == Code::kClosed) return why;
+  return {Code::kNoPath, why.message()};
 }
 
 std::vector<std::uint32_t> blocks_of(const Move& move, Side side, const std::vector<bool>& pairs) {

@@ -36,6 +36,8 @@ struct TransferEnd {
   MemoryKind memory = MemoryKind::kHost;  // that it lies in
   std::uint32_t program = 0;
   wire::Bytes notify;
+  wire::Bytes context;  // whose request it is: as this end says, else as the other
+  bool tells_context = false;  // the destination says so, and its source has not heard of it
   std::uint8_t priority = 0;
   bool integrity = false;
   Time timeout_ns = 0;
@@ -54,6 +56,7 @@ struct TransferEnd {
   RegionId remote_region() const noexcept { return move->remote_region; }
   void set_timer(Timers& timers, Time at) { timers.set(timer, at, timer_kind, key.first, key.second); }
   void forget_work(WorkId work);
+  std::string name() const;  // for the log: its number, and whose request it is
   std::string unreleased(const char* where) const;  // why a deadline came before its last layer was released
 
   // What a peer's spec says of it, whose tables this takes; and what is told to a peer.
@@ -61,6 +64,10 @@ struct TransferEnd {
             RegionId remote);
   wire::TransferSpec spec() const;
 };
+
+// As who awaits it is told. What went wrong with rails, or with what one of them was given, is that nothing brings
+// its bytes.
+Status as_loss(Status why);
 
 // The blocks at one side of the pairs that are set, each once, in the order of the table.
 std::vector<std::uint32_t> blocks_of(const Move& move, Side side, const std::vector<bool>& pairs);

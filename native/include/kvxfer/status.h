@@ -35,6 +35,7 @@ enum class Code : std::uint16_t {
   kDeadline = 34,
   kIntegrity = 35,        // a checksum differs
   kRefused = 36,          // the peer declined for a reason of its own
+  kNoPath = 37,           // no rail that is up brings the bytes (any more)
 
   // One path is lost; other rails carry on. -> RailError
   kRailFailed = 50,
@@ -53,6 +54,13 @@ enum class Code : std::uint16_t {
   kSystem = 92,           // a system call failed; the message has its name and errno
   kInternal = 93,
 };
+
+// The groups by which transfers, expectations and leases end: whatever else went wrong on the way, who awaits
+// one of them is told of its own loss, of its peer's or of its agent's (docs/errors.md).
+constexpr bool is_of_transfer(Code code) noexcept {
+  return code >= Code::kNotPermitted && code < Code::kRailFailed;
+}
+constexpr bool is_of_peer(Code code) noexcept { return code >= Code::kPeerLost && code < Code::kClosed; }
 
 // The code's name in words, e.g. "lease-ended".
 std::string_view name_of(Code code) noexcept;

@@ -1,0 +1,311 @@
+// Whose request it is, at both ends; and what is over is told at once to who comes later with the same tag.
+#include <map>
+
+#include "mallory.h"
+
+namespace simulation {
+namespace {
+
+bool says(const Status& status, const std::string& words) {
+  return status.message().find(words) != std::string::npos;
+}
+
+// ---- contexts -------------------------------------------------------------------------------------
+
+TEST(each_end_keeps_its_own_context_and_else_has_the_others) {
+  struct Case { std::string of_write, of_expect, at_src, at_dst; };
+  const Case cases[] = {{"", "", "", ""}, {"w", "", "w", "w"}, {"", "e", "e", "e"}, {"w", "e", "w", "e"}};
+  on_every_rail([&](Pair& pair) {
+    for (const auto& [of_write, of_expect, at_src, at_dst] : cases) {
+      auto expected = pair.expect("req", kTo, Pair::kTimeout, of_expect);
+      auto written = pair.write(kFrom, kTo, "req", of_write);
+      REQUIRE(pair.ends(written) && pair.ends(expected));
+      CHECK_EQ(written->outcome(), Outcome::kDone);
+      CHECK_EQ(wire::text_of(written->context()), at_src);
+      CHECK_EQ(wire::text_of(expected->context()), at_dst);
+      // The same where it ends badly: an expectation of other blocks refuses.
+      expected = pair.expect("req", {1}, Pair::kTimeout, of_expect);
+      written = pair.write(kFrom, kTo, "req", of_write);
+      REQUIRE(pair.ends(written));
+      CHECK_EQ(written->status().code(), Code::kRefused);
+      CHECK_EQ(wire::text_of(written->context()), at_src);
+      CHECK_EQ(wire::text_of(expected->context()), of_expect);  // it is not over, and nobody's yet
+      pair.dst.cancel(expected);
+    }
+  });
+}
+
+TEST(notifications_say_whose_request_they_are_of) {
+  on_every_rail([](Pair& pair) {
+    pair.grant_write();
+    pair.grant_read();
+    auto written = pair.write(kFrom, kTo, "written", "w");
+    auto read = pair.read(kFrom, kTo, "read", "r");
+    REQUIRE(pair.ends(written) && pair.ends(read));
+    CHECK_EQ(wire::text_of(read->context()), "r");
+    const auto context_of = [&](Node& node, const std::string& payload) {
+      REQUIRE(pair.world.until([&] { return pair.notified(node, payload); }));
+      for (const Event& event : node.events)
+        if (event.payload == Pair::bytes(payload)) return wire::text_of(event.context);
+      return std::string("none");
+    };
+    CHECK_EQ(context_of(pair.dst, "written"), "w");
+    CHECK_EQ(context_of(pair.src, "read"), "r");
+  });
+}
+
+// Of several writers it is the one that failed, not the one that came first or last.
+TEST(an_expectation_that_fails_names_the_writer_that_failed) {
+  on_every_rail([](Pair& pair) {
+    auto expected = pair.expect("req", {4, 5, 6});
+    const auto held = [&](const Blocks& from, const Blocks& to, const std::string& context) {
+      auto request = pair.request(true, from, to, "req", context);
+      request.layers_ready = 0;
+      return Pair::post(pair.src, std::move(request));
+    };
+    held({1}, {4}, "first");
+    auto second = held({2}, {5}, "second");
+    held({3}, {6}, "third");
+    pair.world.run_for(10 * kMillisecond);
+    CHECK_EQ(wire::text_of(expected->context()), "third");
+    pair.src.cancel(second);
+    REQUIRE(pair.ends(expected));
+    CHECK_EQ(expected->status().code(), Code::kCancelled);
+    CHECK_EQ(wire::text_of(expected->context()), "second");
+  });
+}
+
+// ---- tags that are over ---------------------------------------------------------------------------
+
+bool ends_at_once(Pair& pair, const std::shared_ptr<Handle>& handle) {
+  return pair.ends(handle, 100 * kMillisecond);
+}
+
+TEST(a_write_of_a_tag_that_was_given_up_is_refused_at_once) {
+  on_every_rail([](Pair& pair) {
+    for (const bool by_time : {false, true}) {
+      const std::string tag = by_time ? "late" : "cancelled";
+      auto expected = pair.expect(tag, kTo, by_time ? kSecond : Pair::kTimeout, "its request");
+      if (!by_time) pair.dst.cancel(expected);
+      REQUIRE(pair.ends(expected));
+      auto written = pair.write(kFrom, kTo, tag);
+      REQUIRE(ends_at_once(pair, written));
+      CHECK_EQ(written->status().code(), by_time ? Code::kDeadline : Code::kCancelled);
+      CHECK(says(written->status(), "its tag was expected until that had ended (context 'its request')"));
+      CHECK_EQ(wire::text_of(written->context()), "its request");
+      // Expected anew, the tag begins anew; and what was done may be written once more before it is expected.
+      for (int i = 0; i < 2; ++i) {
+        if (i == 0) expected = pair.expect(tag, kTo);
+        written = pair.write(kFrom, kTo, tag);
+        if (i == 1) {
+          CHECK(!ends_at_once(pair, written));
+          expected = pair.expect(tag, kTo);
+        }
+        REQUIRE(pair.ends(written) && pair.ends(expected));
+        CHECK_EQ(written->outcome(), Outcome::kDone);
+        CHECK_EQ(expected->outcome(), Outcome::kDone);
+      }
+    }
+    // A lease is a right of its own.
+    pair.dst.cancel(pair.expect("leased", kTo));
+    pair.grant_write(kTo);
+    pair.world.run_for(10 * kMillisecond);  // the writer hears of it
+    auto written = pair.write(kFrom, kTo, "leased");
+    REQUIRE(pair.ends(written));
+    CHECK_EQ(written->outcome(), Outcome::kDone);
+  });
+}
+
+TEST(who_expects_a_write_that_ended_before_is_told_at_once) {
+  enum class End { kCancelled, kLate, kCrashed };
+  on_every_rail([](Pair& pair) {
+    for (const End end : {End::kCancelled, End::kLate, End::kCrashed}) {
+      auto request = pair.request(true, kFrom, kTo, "req", "its request");
+      if (end == End::kLate) request.timeout_ns = kSecond;
+      auto written = Pair::post(pair.src, std::move(request));
+      pair.world.run_for(10 * kMillisecond);
+      if (end == End::kCancelled) pair.src.cancel(written);
+      if (end == End::kCrashed) pair.src.crash();
+      if (end != End::kCrashed) REQUIRE(pair.ends(written));
+      pair.world.run_for(100 * kMillisecond);
+      CHECK_EQ(pair.dst.engine().load().tags_remembered, 1);
+      auto expected = pair.expect("req", kTo);
+      REQUIRE(ends_at_once(pair, expected));
+      CHECK_EQ(expected->outcome(), Outcome::kFailed);
+      CHECK_EQ(expected->status().code(), end == End::kCancelled ? Code::kCancelled
+                                          : end == End::kLate    ? Code::kDeadline
+                                                                 : Code::kPeerLost);
+      CHECK(says(expected->status(), "the write of its tag by 'prefill' had ended before it was expected"));
+      CHECK_EQ(wire::text_of(expected->context()), "its request");
+      CHECK(expected->failed_blocks().size() == kTo.size());
+      // It is told once: the next one waits.
+      CHECK_EQ(pair.dst.engine().load().tags_remembered, 0);
+      expected = pair.expect("req", kTo);
+      CHECK(!ends_at_once(pair, expected));
+      if (end == End::kCrashed) {
+        pair.dst.cancel(expected);
+        continue;
+      }
+      written = pair.write(kFrom, kTo, "req");
+      REQUIRE(pair.ends(written) && pair.ends(expected));
+      CHECK_EQ(expected->outcome(), Outcome::kDone);
+    }
+  });
+}
+
+TEST(a_new_write_of_its_tag_begins_anew) {
+  on_every_rail([](Pair& pair) {
+    auto written = pair.write(kFrom, kTo, "req");
+    pair.world.run_for(10 * kMillisecond);
+    pair.src.cancel(written);
+    written = pair.write(kFrom, kTo, "req");
+    pair.world.run_for(10 * kMillisecond);
+    CHECK_EQ(pair.dst.engine().load().tags_remembered, 0);
+    auto expected = pair.expect("req", kTo);
+    REQUIRE(pair.ends(written) && pair.ends(expected));
+    CHECK_EQ(expected->outcome(), Outcome::kDone);
+  });
+}
+
+// The other end's write is no answer to who expects only this one's.
+TEST(only_writes_that_were_meant_count) {
+  Pair pair({two_sided_rail()});
+  auto written = pair.write(kFrom, kTo, "req");
+  pair.world.run_for(10 * kMillisecond);
+  pair.src.cancel(written);
+  pair.world.run_for(10 * kMillisecond);
+  Node& other = pair.world.add("other");
+  pair.world.connect(other, pair.dst, {two_sided_rail()});
+  auto expected = pair.expect("req", kTo, Pair::kTimeout, "", pair.dst.session_with("other"));
+  CHECK(!ends_at_once(pair, expected));
+  pair.dst.cancel(expected);
+  // That cancelled one meant the other's alone: this write waits to be expected.
+  written = pair.write(kFrom, kTo, "req");
+  CHECK(!ends_at_once(pair, written));
+  pair.check_quiet();
+}
+
+// Any order of both ends' calls, step by step, against what a reader of the docstring would say.
+TEST(any_order_of_both_ends_is_as_documented) {
+  struct Tag {
+    std::shared_ptr<Handle> written, expected;  // that wait
+    bool given_up = false, lost = false;
+  };
+  for (std::uint64_t i = 0; i < 20; ++i) {
+    Pair pair({i % 2 == 0 ? one_sided_rail() : two_sided_rail()}, check::seed() * 1000 + i);
+    check::Random& random = pair.world.random();
+    std::map<std::string, Tag> tags;
+    for (int step = 0; step < 100; ++step) {
+      const std::string name(1, static_cast<char>('a' + random.below(3)));
+      Tag& tag = tags[name];
+      const std::uint32_t block = static_cast<std::uint32_t>(name[0] - 'a');
+      std::shared_ptr<Handle> ended;  // now
+      Outcome outcome = Outcome::kDone;
+      switch (random.below(4)) {
+        case 0:
+          if (tag.expected) continue;
+          ended = pair.expect(name, {block}, 1000 * kSecond);
+          tag.given_up = false;
+          outcome = tag.written ? Outcome::kDone : Outcome::kFailed;
+          if (!tag.written && !tag.lost) tag.expected = std::exchange(ended, nullptr);
+          tag.written = nullptr;
+          tag.lost = false;
+          break;
+        case 1: {
+          if (tag.written) continue;
+          auto request = pair.request(true, {block}, {block}, name);
+          request.timeout_ns = 1000 * kSecond;
+          ended = Pair::post(pair.src, std::move(request));
+          tag.lost = false;
+          outcome = tag.expected ? Outcome::kDone : Outcome::kFailed;
+          if (!tag.expected && !tag.given_up) tag.written = std::exchange(ended, nullptr);
+          tag.expected = nullptr;
+          break;
+        }
+        case 2:
+          if (!tag.expected) continue;
+          ended = std::exchange(tag.expected, nullptr);
+          pair.dst.cancel(ended);
+          tag.given_up = true;
+          outcome = Outcome::kCancelled;
+          break;
+        default:
+          if (!tag.written) continue;
+          ended = std::exchange(tag.written, nullptr);
+          pair.src.cancel(ended);
+          tag.lost = true;
+          outcome = Outcome::kCancelled;
+      }
+      pair.world.run_for(20 * kMillisecond);
+      if (ended) CHECK_EQ(ended->outcome(), outcome);
+      for (const auto& [each, waiting] : tags)
+        for (const auto& handle : {waiting.written, waiting.expected})
+          CHECK(!handle || handle->outcome() == Outcome::kPending);
+    }
+    for (auto& [name, tag] : tags) {
+      if (tag.written) pair.src.cancel(tag.written);
+      if (tag.expected) pair.dst.cancel(tag.expected);
+    }
+    pair.check_quiet();
+  }
+}
+
+// ---- bounds ---------------------------------------------------------------------------------------
+
+TEST(tags_that_were_given_up_are_forgotten_the_oldest_first) {
+  Pair pair;
+  for (std::size_t i = 0; i <= TagMemory::kMaxTags; ++i) pair.dst.cancel(pair.expect(std::to_string(i), {1}));
+  CHECK_EQ(pair.dst.engine().load().tags_remembered, TagMemory::kMaxTags);
+  auto forgotten = pair.write({1}, {1}, "0");
+  CHECK(!ends_at_once(pair, forgotten));
+  auto remembered = pair.write({1}, {1}, "1");
+  CHECK(ends_at_once(pair, remembered));
+  // Long ones are fewer.
+  const std::string filler(wire::kMaxNotify - 8, 'x');
+  for (std::size_t i = 0; i < 1000; ++i) pair.dst.cancel(pair.expect(filler + std::to_string(i), {1}));
+  CHECK(pair.dst.engine().load().tags_remembered <= TagMemory::kMaxNbytes / wire::kMaxNotify);
+  pair.check_quiet();
+}
+
+// Mallory's writes are charged to her, push out her own alone, and are as few when she comes again and again.
+TEST(a_peer_fills_its_own_memory_alone) {
+  Pair pair;
+  auto written = pair.write(kFrom, kTo, "honest");
+  pair.world.run_for(10 * kMillisecond);
+  pair.src.cancel(written);
+  pair.world.run_for(10 * kMillisecond);
+  std::size_t remembered = 1;
+  std::vector<std::unique_ptr<Mallory>> lives;  // frames to them are still under way
+  for (int life = 0; life < 3; ++life) {
+    lives.push_back(std::make_unique<Mallory>(pair.world, pair.dst));
+    Mallory* const mallory = lives.back().get();
+    const SessionKey key = mallory->key();
+    mallory->layout = pair.dst_layout;
+    mallory->tell_program(1, pair.dst_region, true, [](CopyProgram&) {});
+    const auto used = [&]() -> std::uint64_t {
+      const std::shared_ptr<Budget> budget = pair.dst.engine().budget(key);
+      return budget == nullptr ? 0 : budget->used(Resource::kBytes);
+    };
+    const std::uint64_t before = used();
+    for (TransferId id = 0; id < 2 * TagMemory::kMaxTags; id += 2) {
+      wire::Offer offer{mallory->spec(id + 2, 1, {1}, {1}), 0, 0, 0};
+      offer.spec.notify = Pair::bytes(std::to_string(life) + " " + std::to_string(id));
+      mallory->send(offer);
+      mallory->send(wire::Fail{id + 2, Code::kCancelled, "", wire::Bytes(wire::kMaxContext, std::byte{'c'})});
+      if (mallory->ended) break;
+    }
+    REQUIRE(!mallory->ended);
+    CHECK_EQ(pair.dst.engine().load().tags_remembered, remembered + TagMemory::kMaxTags);
+    CHECK(used() > before && used() - before <= TagMemory::kMaxNbytes);
+    pair.dst.engine().end_session(pair.dst.now(), key, Code::kPeerLost, "enough");
+    pair.dst.settle();
+    remembered = 1 + TagMemory::kMaxTags;
+    CHECK_EQ(pair.dst.engine().load().tags_remembered, remembered);
+  }
+  auto expected = pair.expect("honest", kTo);
+  CHECK(ends_at_once(pair, expected));
+  check_undisturbed(pair);
+}
+
+}  // namespace
+}  // namespace simulation
