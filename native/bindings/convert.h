@@ -78,6 +78,8 @@ inline wire::Bytes to_bytes(const nb::bytes& bytes) {
 
 // A notification's bytes, or a tag; raises where it is none.
 wire::Bytes to_payload(nb::handle payload);
+// A message's, whose length the engine checks.
+wire::Bytes to_message(nb::handle payload);
 
 template <class Container>
 nb::bytes from_bytes(const Container& bytes) {

@@ -100,7 +100,8 @@ struct RemoteRegionView {
 
 struct EngineStats {
   std::uint64_t pieces_in = 0, pieces_sent = 0, bytes_in = 0, transfers_done = 0, transfers_failed = 0,
-                pieces_redone = 0, fences_stale = 0, frames_refused = 0, rails_lost = 0, rails_redialled = 0;
+                pieces_redone = 0, fences_stale = 0, frames_refused = 0, rails_lost = 0, rails_redialled = 0,
+                messages_in = 0, messages_sent = 0;
 };
 
 // What is held for transfers right now: all 0 once nothing is open, `timers` one a session, lease and redial.

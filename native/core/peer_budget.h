@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/wire.h"
 #include "kvxfer/budget.h"
 #include "kvxfer/transport.h"
 
@@ -30,6 +31,7 @@ inline Budget::Amounts peer_budget(std::uint32_t max_open_transfers, std::uint64
   limit(Resource::kFenceSlots) = std::min<std::uint64_t>(max_open_transfers, FenceTable::kNumSlots / 4);
   // 4096 regions that came and went, and notifications of 4096 open transfers in each direction; at most 4 KiB each.
   limit(Resource::kEvents) = 4 * 4096;
+  limit(Resource::kMessages) = wire::kMessageWindow;  // which a peer that keeps to the protocol never passes
   return limits;
 }
 

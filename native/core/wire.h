@@ -31,8 +31,8 @@ using Digest = std::array<std::byte, 32>;
 // The newest protocol that this release speaks, and the oldest that it still does. Two agents talk
 // in the newest that both know (Session::protocol), so a cluster may be upgraded node by node;
 // HELLO's own layout is for ever.
-inline constexpr std::uint16_t kProtocolVersion = 4;
-inline constexpr std::uint16_t kOldestProtocolVersion = 4;
+inline constexpr std::uint16_t kProtocolVersion = 5;
+inline constexpr std::uint16_t kOldestProtocolVersion = 5;
 inline constexpr std::size_t kHeaderNbytes = 16;
 inline constexpr std::size_t kMacNbytes = 16;
 // Before a peer is authenticated it may make us hold this much and no more.
@@ -55,6 +55,16 @@ inline constexpr std::uint32_t kMaxLayout = 64 * 1024;
 inline constexpr std::uint32_t kMaxTransports = 16;
 inline constexpr std::uint32_t kMaxRegionKeys = 64;         // rails of an agent that registered a region
 inline constexpr std::uint32_t kMaxCreditPieces = 65536;
+inline constexpr std::uint32_t kMaxMessage = 64 * 1024;     // bytes of one message
+
+// Of the messages from one end of a session to the other so much may be on their way to the receiver's caller,
+// unread. Each counts kLeastMessageCharge at least, so they are 256 at most: what keeping one costs besides its
+// bytes is bounded, too.
+inline constexpr std::uint64_t kMessageWindow = 1024 * 1024;
+inline constexpr std::uint64_t kLeastMessageCharge = 4096;
+constexpr std::uint64_t message_charge(std::uint64_t nbytes) noexcept {
+  return nbytes < kLeastMessageCharge ? kLeastMessageCharge : nbytes;
+}
 
 enum class FrameType : std::uint16_t {
   // Handshake: initiator HELLO -> CHALLENGE from the acceptor -> PROOF from the initiator.
@@ -82,6 +92,8 @@ enum class FrameType : std::uint16_t {
   kChecksums = 45,
   kDone = 46,
   kFail = 47,
+  kMessage = 56,
+  kMessagesTaken = 57,
 };
 
 struct Identity {                     // who an agent is and where it runs
@@ -229,9 +241,15 @@ struct Fail {
   std::string text;
 };
 
+struct AgentMessage { Bytes payload; };         // from the sender's caller to the receiver's
+struct MessagesTaken {                // receiver -> sender of messages
+  std::uint64_t charge = 0;           // of all that its caller has taken since the session opened: message_charge
+};
+
 using Message = std::variant<Hello, Challenge, Proof, RailHello, RailWelcome, RailDown, Heartbeat,
                              HeartbeatAck, Goodbye, Region, RegionGone, RegionsEnd, Program, Lease,
-                             LeaseEnded, Offer, Request, Accept, Credit, LayersReady, Checksums, Done, Fail>;
+                             LeaseEnded, Offer, Request, Accept, Credit, LayersReady, Checksums, Done, Fail,
+                             AgentMessage, MessagesTaken>;
 
 FrameType type_of(const Message& message) noexcept;
 std::string_view name_of(FrameType type) noexcept;  // "OFFER"

@@ -85,7 +85,7 @@ TIMED: dict[str, Verb] = {
     "Agent.connect_blocking": lambda e, t: e.here.connect_blocking(e.there.address, t),
     "Agent.connect(name)": lambda e, t: e.there.connect("ghost", t),
     "Agent.connect_blocking(name)": lambda e, t: e.there.connect_blocking("ghost", t),
-    "Agent.wait_notification": lambda e, t: e.here.wait_notification(t),
+    "Agent.notification_blocking": lambda e, t: e.here.notification_blocking(t),
     "Agent.write": lambda e, t: e.here.write(e.source, e.remote, [1], [2], timeout_s=t),
     "Agent.read": lambda e, t: e.here.read(e.source, e.remote, [1], [2], timeout_s=t),
     "Agent.expect": lambda e, t: e.there.expect(b"other", [3], e.region, timeout_s=t),
@@ -212,7 +212,7 @@ def test_who_waits_for_ever_is_woken(ends: Ends, value: Any) -> None:
     ends.here.connect_blocking(ends.there.address, value).disconnect()
     assert ends.here.accept_blocking("there", value).name == "there"
     ends.here.write(ends.source, ends.remote, [1], [2], notify=b"note", timeout_s=value).wait(value)
-    assert ends.there.wait_notification(value).payload == b"note"
+    assert ends.there.notification_blocking(value).payload == b"note"
 
 
 def test_none_is_no_time_to_close(ends: Ends) -> None:

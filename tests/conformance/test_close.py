@@ -286,7 +286,7 @@ def verbs_of(here: Agent, there: Agent, draw: random.Random) -> list[Callable[[]
         lambda: here.read(source, back_regions(peer), [1], [2], timeout_s=5).wait(BOUND_S),
         lambda: here.connect_blocking(there.address, 5).disconnect(),
         lambda: here.accept_blocking("ghost", 0.001),
-        lambda: there.wait_notification(0.001),
+        lambda: there.notification_blocking(0.001),
         lambda: there.poll_notification(),
         lambda: incoming.layer_blocking(0, 0.001),
         lambda: incoming.wait(0.001),

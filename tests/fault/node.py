@@ -298,7 +298,7 @@ class Node:
             "accept": lambda: self.agent.accept_blocking(None, 0.1),
             "peers": lambda: self.agent.peers,
             "expect": lambda: self.agent.expect(b"x", [0]),
-            "wait_notification": lambda: self.agent.wait_notification(0.1),
+            "notification_blocking": lambda: self.agent.notification_blocking(0.1),
             "poll_notification": self.agent.poll_notification,
             "poll": self.agent.poll,
             "stats": self.agent.stats,

@@ -42,7 +42,7 @@ verbs = {
     "wait": pending.wait,
     "layer_blocking": lambda: incoming.layer_blocking(0),
     "accept": lambda: a.accept_blocking("ghost"),
-    "wait_notification": a.wait_notification,
+    "notification_blocking": a.notification_blocking,
     "region_blocking": lambda: peer.region_blocking("none", None),
     "ended_blocking": lease.ended_blocking,
     "ring": lambda: ring.wait(1),
@@ -80,7 +80,7 @@ elif ending == "drop":
 """
 
 VERBS = (
-    "wait layer_blocking accept wait_notification region_blocking ended_blocking ring poll stats state write "
+    "wait layer_blocking accept notification_blocking region_blocking ended_blocking ring poll stats state write "
     "cancel grant register connect agents asyncio"
 )
 

@@ -73,6 +73,8 @@ inline auto fields(const Credit& m) { const auto& [a, b, c, d] = m; return std::
 inline auto fields(const LayersReady& m) { const auto& [a, b] = m; return std::tie(a, b); }
 inline auto fields(const Checksums& m) { const auto& [a, b, c] = m; return std::tie(a, b, c); }
 inline auto fields(const Done& m) { const auto& [a] = m; return std::tie(a); }
+inline auto fields(const AgentMessage& m) { const auto& [a] = m; return std::tie(a); }
+inline auto fields(const MessagesTaken& m) { const auto& [a] = m; return std::tie(a); }
 inline auto fields(const Fail& m) { const auto& [a, b, c] = m; return std::tie(a, b, c); }
 
 // clang-format on
@@ -297,6 +299,8 @@ class Sampler {
   }
   void make(Done& m) { m.transfer = random_.next(); }
   void make(Fail& m) { m = {random_.next(), loss(), text(kMaxText)}; }
+  void make(AgentMessage& m) { m.payload = bytes(kMaxMessage); }
+  void make(MessagesTaken& m) { m.charge = random_.next(); }
 
   template <std::size_t I>
   Message one() {

@@ -577,13 +577,13 @@ async def test_notifications_in_either_way(ends: Ends) -> None:
     for payload in (b"a", b"b", b"c", b"d"):
         ends.core.happen("notification", peer=1, payload=payload)
     assert await waiting == [Notification(ends.peer, b"a"), Notification(ends.peer, b"b")]
-    assert ends.agent.wait_notification(0).payload == b"c"
+    assert ends.agent.notification_blocking(0).payload == b"c"
     note = ends.agent.poll_notification()
     assert note is not None
     assert note.payload == b"d"
     assert ends.agent.poll_notification() is None
     with pytest.raises(TimeoutError):
-        ends.agent.wait_notification(0)
+        ends.agent.notification_blocking(0)
 
 
 async def test_a_region_of_a_peer_can_be_waited_for(ends: Ends) -> None:
