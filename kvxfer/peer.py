@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvxfer._native import CODES, NativeError
 from kvxfer.arguments import count, seconds_or_none
-from kvxfer.errors import AgentError, PeerError, UsageError, from_code, translate
+from kvxfer.errors import AgentError, KvxferError, PeerError, UsageError, from_code, translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.message import MAX_MESSAGE_NBYTES
 from kvxfer.region import RegionDescriptor
@@ -194,8 +194,7 @@ class Peer:
         try:
             self._completions.core.send(self._id, payload)
         except NativeError as error:
-            self._completions.check()
-            raise translate(error, peer=self._name) from None
+            raise self._not_sent(error) from None
 
     async def sendable(self, nbytes: int = MAX_MESSAGE_NBYTES, timeout_s: float | None = None) -> None:
         """Waits until there is room to `send` a message of `nbytes`.
@@ -254,8 +253,12 @@ class Peer:
         try:
             return self._completions.core.has_room(self._id, nbytes)
         except NativeError as error:
-            self._completions.check()
-            raise translate(error, peer=self._name) from None
+            raise self._not_sent(error) from None
+
+    def _not_sent(self, error: NativeError) -> KvxferError:
+        """Returns the error of a message: where the peer is lost, why it was."""
+        self._completions.check()
+        return self.error or translate(error, peer=self._name)
 
     def _no_room(self, nbytes: int, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(

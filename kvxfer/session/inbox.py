@@ -45,19 +45,14 @@ class Inbox(Generic[T]):
 
     async def next(self, timeout_s: float | None) -> T:
         """Waits until one is there and returns it, or raises `TimeoutError`."""
-        limit_s = seconds_or_none(timeout_s, "timeout_s")
-        found: list[T] = []
-        if limit_s is None:
-            await self._completions.until(self._key, lambda: self._take_into(found))
-        else:
-            import asyncio
+        import asyncio
 
-            try:
-                async with asyncio.timeout(limit_s):
-                    await self._completions.until(self._key, lambda: self._take_into(found))
-            except TimeoutError:
-                raise self._late(timeout_s) from None
-        return found[0]
+        limit_s = seconds_or_none(timeout_s, "timeout_s")
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._next()
+        except TimeoutError:
+            raise self._late(timeout_s) from None
 
     def next_blocking(self, timeout_s: float | None) -> T:
         """Blocks until one is there and returns it: the twin of `next`."""
@@ -70,7 +65,7 @@ class Inbox(Generic[T]):
         """Yields them as they arrive; ends when the agent closes."""
         while True:
             try:
-                one = await self.next(None)
+                one = await self._next()
             except AgentError as error:
                 if error.code == "closed":
                     return
@@ -86,6 +81,11 @@ class Inbox(Generic[T]):
         return one
 
     # ---- inside -----------------------------------------------------------------------------
+
+    async def _next(self) -> T:
+        found: list[T] = []
+        await self._completions.until(self._key, lambda: self._take_into(found))
+        return found[0]
 
     def _late(self, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(f"no {self._key[0]} reached {self._agent_name} within {timeout_s} s")
