@@ -67,11 +67,12 @@ void CompletionRing::session_ended(SessionKey peer) {
     if (num_dropped == 0) continue;
     each.any.store(!each.mail.empty(), std::memory_order_release);
     if (std::exchange(each.num_dropped, each.num_dropped + num_dropped) != 0) continue;
-    push_locked({.kind = EventKind::kLog,
-                 .message = std::string("too many ") + plural_of(kind) +
-                            " of peers that are gone were not read, the oldest are dropped from now on: iterate "
-                            "agent." +
-                            plural_of(kind) + "()"});
+    push_locked(
+        {.kind = EventKind::kLog,
+         .message = std::string("too many ") + plural_of(kind) +
+                    " of peers that are gone were not read, the oldest are dropped from now on: iterate "
+                    "agent." +
+                    plural_of(kind) + "()"});
   }
 }
 

@@ -1,9 +1,9 @@
 // Events and mail on their way to a caller, and the descriptor that says so to an event loop.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
-#include <array>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -23,7 +23,7 @@ namespace kvxfer {
 class CompletionRing {
  public:
   static constexpr std::size_t kMaxLogs = 1 << 14;
-  static constexpr std::size_t kMaxLeft = 1 << 14;
+  static constexpr std::size_t kMaxLeft = Mailbox::kMaxLeft;
 
   CompletionRing();
 

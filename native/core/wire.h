@@ -55,16 +55,13 @@ inline constexpr std::uint32_t kMaxLayout = 64 * 1024;
 inline constexpr std::uint32_t kMaxTransports = 16;
 inline constexpr std::uint32_t kMaxRegionKeys = 64;         // rails of an agent that registered a region
 inline constexpr std::uint32_t kMaxCreditPieces = 65536;
-inline constexpr std::uint32_t kMaxMessage = 64 * 1024;     // bytes of one message
+inline constexpr std::uint32_t kMaxMessage = 64 * 1024;  // of one message
 
-// Of the messages from one end of a session to the other so much may be on their way to the receiver's caller,
-// unread. Each counts kLeastMessageCharge at least, so they are 256 at most: what keeping one costs besides its
-// bytes is bounded, too.
+// In each direction of a session messages of so many bytes may be on their way to the receiver's
+// caller, unread. Each counts kLeastMessageCharge at least, so they are 256 at most: what one costs
+// besides its bytes is bounded.
 inline constexpr std::uint64_t kMessageWindow = 1024 * 1024;
 inline constexpr std::uint64_t kLeastMessageCharge = 4096;
-constexpr std::uint64_t message_charge(std::uint64_t nbytes) noexcept {
-  return nbytes < kLeastMessageCharge ? kLeastMessageCharge : nbytes;
-}
 
 enum class FrameType : std::uint16_t {
   // Handshake: initiator HELLO -> CHALLENGE from the acceptor -> PROOF from the initiator.
@@ -241,15 +238,15 @@ struct Fail {
   std::string text;
 };
 
-struct AgentMessage { Bytes payload; };         // from the sender's caller to the receiver's
+struct AgentMessage { Bytes payload; };  // from the sender's caller to the receiver's
 struct MessagesTaken {                // receiver -> sender of messages
-  std::uint64_t charge = 0;           // of all that its caller has taken since the session opened: message_charge
+  std::uint64_t charge = 0;           // of all that its caller has taken in this session
 };
 
-using Message = std::variant<Hello, Challenge, Proof, RailHello, RailWelcome, RailDown, Heartbeat,
-                             HeartbeatAck, Goodbye, Region, RegionGone, RegionsEnd, Program, Lease,
-                             LeaseEnded, Offer, Request, Accept, Credit, LayersReady, Checksums, Done, Fail,
-                             AgentMessage, MessagesTaken>;
+using Message =
+    std::variant<Hello, Challenge, Proof, RailHello, RailWelcome, RailDown, Heartbeat, HeartbeatAck, Goodbye,
+                 Region, RegionGone, RegionsEnd, Program, Lease, LeaseEnded, Offer, Request, Accept, Credit,
+                 LayersReady, Checksums, Done, Fail, AgentMessage, MessagesTaken>;
 
 FrameType type_of(const Message& message) noexcept;
 std::string_view name_of(FrameType type) noexcept;  // "OFFER"

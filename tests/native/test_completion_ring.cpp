@@ -120,6 +120,51 @@ TEST(of_what_peers_leave_that_are_gone_the_oldest_goes_and_one_line_says_so) {
   CHECK(!ring.take(MailKind::kNotification).has_value());
 }
 
+TEST(messages_and_notifications_keep_apart) {
+  CompletionRing ring;
+  ring.add_waiters(1);
+  ring.deliver(MailKind::kMessage, {7, bytes_of(1), {}, true});
+  ring.deliver(MailKind::kNotification, {7, bytes_of(2)});
+  ring.deliver(MailKind::kMessage, {7, bytes_of(3)});
+  const std::vector<Event> events = ring.drain(8, true);
+  REQUIRE(events.size() == 2);
+  CHECK(events[0].kind == EventKind::kMessage);
+  CHECK(events[1].kind == EventKind::kNotification);
+  const std::optional<Mail> first = ring.take(MailKind::kMessage);
+  CHECK_EQ(value_of(*first), 1u);
+  CHECK(first->tells);
+  CHECK_EQ(value_of(*ring.take(MailKind::kNotification)), 2u);
+  CHECK(!ring.take(MailKind::kNotification).has_value());
+  CHECK_EQ(value_of(*ring.take(MailKind::kMessage)), 3u);
+}
+
+TEST(what_is_left_unread_is_bounded_in_bytes_too) {
+  CompletionRing ring;
+  constexpr std::size_t kNum = Mailbox::kMaxLeftNbytes / wire::kMaxMessage + 2;
+  for (std::uint32_t i = 0; i < kNum; ++i) {
+    wire::Bytes longest(wire::kMaxMessage);
+    std::memcpy(longest.data(), &i, sizeof i);
+    ring.deliver(MailKind::kMessage, {i, std::move(longest)});
+    ring.push({.kind = EventKind::kPeerLost, .peer = i});
+  }
+  CHECK_EQ(ring.num_dropped(MailKind::kMessage), 2u);
+  CHECK_EQ(ring.num_dropped(MailKind::kNotification), 0u);
+  for (std::uint32_t i = 2; i < kNum; ++i) CHECK_EQ(value_of(*ring.take(MailKind::kMessage)), i);
+  CHECK(!ring.take(MailKind::kMessage).has_value());
+}
+
+TEST(room_and_told_leases_wake_those_who_wait_alone) {
+  for (const EventKind kind : {EventKind::kRoom, EventKind::kLeaseTold}) {
+    CompletionRing ring;
+    ring.push({.kind = kind, .peer = 1, .lease = 2});
+    CHECK(ring.take_news());
+    CHECK(!ring.has_events());
+    ring.add_waiters(1);
+    ring.push({.kind = kind, .peer = 1, .lease = 2});
+    CHECK_EQ(ring.drain(8, true).size(), 1u);
+  }
+}
+
 TEST(sessions_that_come_and_go_leave_no_more_events_than_a_bound) {
   CompletionRing ring;
   ring.push({.kind = EventKind::kPeerUp, .peer = 1});

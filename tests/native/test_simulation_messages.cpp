@@ -13,7 +13,8 @@ std::size_t count(const Node& node, EventKind kind) {
                                                 [&](const Event& event) { return event.kind == kind; }));
 }
 std::uint64_t unread_at(Node& node, SessionKey peer) {
-  return node.engine().budget(peer)->used(Resource::kMessages);
+  const std::shared_ptr<Budget> budget = node.engine().budget(peer);
+  return budget == nullptr ? 0 : budget->used(Resource::kMessages);
 }
 
 TEST(a_thousand_messages_each_way_come_in_their_order_past_readers_that_are_late) {
@@ -46,7 +47,8 @@ TEST(a_thousand_messages_each_way_come_in_their_order_past_readers_that_are_late
 }
 
 TEST(a_reader_that_stalls_costs_a_window_and_reading_gives_room_back) {
-  for (const std::uint64_t nbytes : {std::uint64_t{0}, wire::kLeastMessageCharge, std::uint64_t{wire::kMaxMessage}}) {
+  for (const std::uint64_t nbytes :
+       {std::uint64_t{0}, wire::kLeastMessageCharge, std::uint64_t{wire::kMaxMessage}}) {
     Pair pair;
     pair.dst.takes_events = false;
     const std::uint64_t num_most = nbytes == wire::kMaxMessage ? kNumLongest : kNumLeast;
@@ -179,7 +181,8 @@ TEST(a_reader_that_lies_about_what_it_took_loses_its_session_alone) {
     std::vector<std::uint64_t> told;  // of two messages that were sent: the last is the lie
   };
   const std::uint64_t one = wire::kLeastMessageCharge;
-  for (const Lie& lie : {Lie{{0}}, Lie{{2 * one + 1}}, Lie{{UINT64_MAX}}, Lie{{one, one}}, Lie{{2 * one, one}}}) {
+  for (const Lie& lie :
+       {Lie{{0}}, Lie{{2 * one + 1}}, Lie{{UINT64_MAX}}, Lie{{one, one}}, Lie{{2 * one, one}}}) {
     Pair pair;
     Mallory mallory(pair.world, pair.dst);
     const SessionKey key = mallory.key();
@@ -233,8 +236,8 @@ TEST(nobody_is_told_who_does_not_ask) {
   pair.world.run_for(2 * kSecond);
   CHECK(told_at(pair.src).empty());
   CHECK(pair.src.engine().await_told(pair.world.now(), lease));  // by the heartbeats since
-  const LeaseId bearer = Pair::grant(pair.src, std::nullopt, pair.src_region, wire::LeaseMode::kRead, {1},
-                                     kSecond, false);
+  const LeaseId bearer =
+      Pair::grant(pair.src, std::nullopt, pair.src_region, wire::LeaseMode::kRead, {1}, kSecond, false);
   CHECK(pair.src.engine().await_told(pair.world.now(), bearer));
   CHECK(pair.src.engine().await_told(pair.world.now(), 12345));
 }

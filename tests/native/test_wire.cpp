@@ -325,14 +325,14 @@ TEST(errors_name_the_frame_and_the_field) {
     return rejection(hello);
   };
   CHECK_EQ(hello_of(9, 2), "accepted");
-  CHECK_EQ(hello_of(4, 0), "accepted");
+  CHECK_EQ(hello_of(5, 0), "accepted");
   CHECK_EQ(hello_of(1, 1),
-           "HELLO.version: the peer speaks protocol version 1 at most, this agent 4; upgrade kvxfer at the "
+           "HELLO.version: the peer speaks protocol version 1 at most, this agent 5; upgrade kvxfer at the "
            "peer");
-  CHECK_EQ(hello_of(9, 5),
-           "HELLO.version: the peer speaks protocol version 5 to 9, this agent 4; upgrade kvxfer here");
-  CHECK_EQ(hello_of(5, 5),
-           "HELLO.version: the peer speaks protocol version 5, this agent 4; upgrade kvxfer here");
+  CHECK_EQ(hello_of(9, 6),
+           "HELLO.version: the peer speaks protocol version 6 to 9, this agent 5; upgrade kvxfer here");
+  CHECK_EQ(hello_of(6, 6),
+           "HELLO.version: the peer speaks protocol version 6, this agent 5; upgrade kvxfer here");
   CHECK_EQ(rejection(RailHello{.rail = kNoRail, .transport = {}}),
            "RAIL_HELLO.rail: 65535, must be 0 to 65534");
 }
@@ -389,8 +389,8 @@ TEST(utf8_is_judged_as_rfc_3629_says) {
     CHECK_EQ(utf8_prefix(std::string("ok") + bad), 2);
 }
 
-// What version 4 looks like. If this fails, the layout changed: raise kProtocolVersion.
-TEST(the_layout_is_that_of_version_4) {
+// What version 5 looks like. If this fails, the layout changed: raise kProtocolVersion.
+TEST(the_layout_is_that_of_version_5) {
   const auto hex = [](ByteSpan bytes) {
     std::string out;
     for (const std::byte b : bytes) {
@@ -399,7 +399,7 @@ TEST(the_layout_is_that_of_version_4) {
     }
     return out;
   };
-  CHECK_EQ(kProtocolVersion, 4);
+  CHECK_EQ(kProtocolVersion, 5);
   CHECK_EQ(hex(encode(Credit{0x1122334455667788, {2, 5}, 3, 4}, 0x99)),
            "16000000"
            "2b00"
@@ -415,7 +415,7 @@ TEST(the_layout_is_that_of_version_4) {
   kvxfer::Sha256 all;
   for (std::size_t kind = 0; kind < kNumKinds; ++kind)
     all.update(encode(Sampler(random, 9).message(kind), kind));
-  CHECK_EQ(hex(all.finish()), "743e44e635c6a62de966d057aafef095ad9b50c202d3a7476ebafd8932286265");
+  CHECK_EQ(hex(all.finish()), "802a1a1a40b054185f3d020904b2c5126dcf80efcbc5356347302f0e673f3b56");
 }
 
 }  // namespace

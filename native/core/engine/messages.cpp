@@ -14,7 +14,7 @@ static_assert(wire::kMessageWindow - kTellCharge - wire::kMaxMessage >= wire::kM
 
 bool Messages::has_room(const Peer& peer, std::uint64_t nbytes) {
   Window& window = windows_[peer.key()];
-  if (window.sent - window.taken_there + wire::message_charge(nbytes) <= wire::kMessageWindow) return true;
+  if (window.sent - window.taken_there + message_charge(nbytes) <= wire::kMessageWindow) return true;
   window.lacks_room = true;
   return false;
 }
@@ -35,7 +35,7 @@ Status Messages::send(Peer& peer, wire::Bytes payload) {
                 std::to_string(wire::kLeastMessageCharge) +
                 " at least); wait by peer.sendable(), and have the peer read agent.messages()"};
   }
-  windows_.at(peer.key()).sent += wire::message_charge(nbytes);
+  windows_.at(peer.key()).sent += message_charge(nbytes);
   ++context_.stats.messages_sent;
   sessions_.send(peer, wire::AgentMessage{std::move(payload)});
   return {};
@@ -43,7 +43,7 @@ Status Messages::send(Peer& peer, wire::Bytes payload) {
 
 Status Messages::on(Peer& peer, wire::AgentMessage& message) {
   Window& window = windows_[peer.key()];
-  const std::uint64_t charge = wire::message_charge(message.payload.size());
+  const std::uint64_t charge = message_charge(message.payload.size());
   Event event{.kind = EventKind::kMessage,
               .peer = peer.key(),
               .payload = std::move(message.payload),

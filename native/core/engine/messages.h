@@ -6,6 +6,7 @@
 // MESSAGES_TAKEN how much its caller took, once for each quarter of the window.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <vector>
@@ -14,6 +15,11 @@
 #include "core/engine/sessions.h"
 
 namespace kvxfer {
+
+// What a message of so many bytes counts in the window.
+constexpr std::uint64_t message_charge(std::uint64_t nbytes) noexcept {
+  return std::max(nbytes, wire::kLeastMessageCharge);
+}
 
 class Messages {
  public:
@@ -36,7 +42,7 @@ class Messages {
   void remove_session(SessionKey session) { windows_.erase(session); }
 
  private:
-  // Charges (wire::message_charge) since the session opened, of each direction.
+  // Charges (message_charge) since the session opened, of each direction.
   struct Window {
     std::uint64_t sent = 0, taken_there = 0;
     bool lacks_room = false;  // a caller found none since kRoom was emitted
