@@ -104,10 +104,11 @@ struct EngineStats {
                 messages_in = 0, messages_sent = 0;
 };
 
-// What is held for transfers right now: all 0 once nothing is open, `timers` one a session, lease and redial.
+// What is held right now: all 0 once nothing is open, `timers` one a session, lease and redial, `windows` one a
+// session that sent messages.
 struct EngineLoad {
   std::size_t works = 0, outstanding_pieces = 0, fences = 0, expectations = 0, leases = 0, handles = 0,
-              redials = 0, timers = 0;
+              redials = 0, timers = 0, windows = 0;
 };
 
 }  // namespace kvxfer

@@ -323,7 +323,7 @@ class Node final : public EngineHost {
   unsigned flip_percent = 0;        // of pieces that land here, one byte each
   unsigned lost_rail_percent = 0;   // of rails that are to come up
   Time work_ns = 100 * kMicrosecond;  // up to this for each step of a work
-  Time read_ns = 0;                   // up to this a message waits for its reader, where the node takes_events
+  Time read_ns = 0;                   // up to this a message waits for its reader
   Time fence_ns = 0;                  // up to this works go on that were told to end; 0: they stop at once
   std::set<std::string_view> unattachable;  // transports that cannot reach anything here
   bool takes_rails = true;  // those that others dial

@@ -103,10 +103,12 @@ TEST(a_session_that_ends_takes_its_window_with_it) {
   while (pair.src.send_message(pair.to_dst, {}).ok()) {}
   pair.world.run_for(kMillisecond);
   const SessionKey gone = pair.to_dst;
+  for (Node* node : {&pair.src, &pair.dst}) CHECK_EQ(node->engine().load().windows, 1u);
   pair.src.end_session_with(gone);
   CHECK_EQ(pair.src.send_message(gone, {}).code(), Code::kClosed);
   CHECK_EQ(pair.src.engine().has_room(pair.world.now(), gone, 0).status().code(), Code::kClosed);
   pair.world.run_for(100 * kMillisecond);
+  for (Node* node : {&pair.src, &pair.dst}) CHECK_EQ(node->engine().load().windows, 0u);
   pair.connect({one_sided_rail()});
   CHECK_OK(pair.src.send_message(pair.to_dst, {}));
   pair.world.run_for(kMillisecond);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <vector>
@@ -40,6 +41,7 @@ class Messages {
   void taken(Peer& peer);
 
   void remove_session(SessionKey session) { windows_.erase(session); }
+  std::size_t size() const noexcept { return windows_.size(); }
 
  private:
   // Charges (message_charge) since the session opened, of each direction.
