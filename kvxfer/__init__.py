@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvxfer.memory.block_table import BlockTable
     from kvxfer.memory.huge_pages import use_huge_pages
     from kvxfer.memory.pool import Pool
+    from kvxfer.message import Message
     from kvxfer.notification import Notification
     from kvxfer.options import AgentOptions
     from kvxfer.peer import Peer, PeerState
@@ -51,6 +52,7 @@ _HOME = {
     "KvxferError": "errors",
     "Lease": "lease",
     "LeaseState": "lease",
+    "Message": "message",
     "Notification": "notification",
     "Peer": "peer",
     "PeerError": "errors",
@@ -88,6 +90,7 @@ __all__ = [
     "KvxferError",
     "Lease",
     "LeaseState",
+    "Message",
     "Notification",
     "Peer",
     "PeerError",

@@ -114,10 +114,11 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """``"ended"`` (handle), ``"layer"`` (handle, layer), ``"notification"`` (one or more came),
-        ``"peer-up"``, ``"peer-lost"`` (peer, code, message), ``"region"``, ``"region-gone"`` (peer,
-        region), ``"lease-ended"`` (peer, lease, code: one that this agent granted), ``"commands"``
-        (handle: the ring's), ``"log"`` (message: one line for the log)."""
+        """``"ended"`` (handle), ``"layer"`` (handle, layer), ``"notification"`` and ``"message"`` (one or more
+        came), ``"room"`` (peer: for messages), ``"peer-up"``, ``"peer-lost"`` (peer, code, message),
+        ``"region"``, ``"region-gone"`` (peer, region), ``"lease-ended"`` (peer, lease, code: one that this
+        agent granted), ``"lease-told"`` (lease: see `AgentCore.await_told`), ``"commands"`` (handle: the
+        ring's), ``"log"`` (message: one line for the log)."""
     @property
     def handle(self) -> int: ...
     @property
@@ -243,11 +244,19 @@ class AgentCore:
         """Readable while events wait, once armed by a ``drain(arm=True)`` that returned an empty list."""
     def drain(self, max_events: int = 256, arm: bool = True) -> list[Event]: ...
     def add_waiters(self, change: int) -> None:
-        """``change`` more wait for "ended", "layer", "commands" or "notification" events; none are made while
-        nobody does. Whoever is to wait says so, and then looks once more at what it waits for."""
+        """``change`` more wait for "ended", "layer", "commands", "notification", "message", "room" or
+        "lease-told" events; none are made while nobody does. Whoever is to wait says so, and then
+        looks once more at what it waits for."""
     def take_notification(self) -> tuple[int, bytes, str] | None:
-        """The oldest notification that nobody has read (peer, payload, context). At most 65536 are kept; then the
-        oldest are dropped, and the first time a "log" event says so."""
+        """The oldest notification that nobody has read (peer, payload, context). Of peers that are lost the newest
+        16384 are kept; the first time that one is dropped a "log" event says so."""
+    def take_message(self) -> tuple[int, bytes] | None:
+        """The oldest message (peer, payload), likewise. Once for each quarter of what may wait the sender is told."""
+    def send(self, peer: int, payload: bytes) -> None:
+        """Sends a message. Raises NativeError(kExhausted) where there is no room: a "room" event follows when
+        there is more."""
+    def has_room(self, peer: int, nbytes: int) -> bool:
+        """For a message of so many bytes; a "room" event follows where not."""
     @property
     def sockets_fd(self) -> int:
         """Readable while sockets have something for ``serve``."""
@@ -298,8 +307,8 @@ class AgentCore:
         agent called), ``rails``
         (list of "shm", "tcp", ..., alive), ``notes`` (list of sentences: what was tried and is
         not used, and why), ``code``, ``message``; until it is lost ``budget``: by resource ("bytes",
-        "mapped bytes", "descriptors", "fence slots", "events") what it holds and how much it may. Raises NativeError(kPeerLost) for one that was lost, and
-        64 others since."""
+        "mapped bytes", "descriptors", "fence slots", "events", "message bytes") what it holds and how much it may.
+        Raises NativeError(kPeerLost) for one that was lost, and 64 others since."""
     def peers(self) -> list[int]: ...
     def peer_regions(self, peer: int) -> list[dict[str, Any]]:
         """``id``, ``name``, ``base``, ``nbytes``, ``num_blocks``, ``layout`` (bytes), ``path``
@@ -365,6 +374,9 @@ class AgentCore:
         """Fences: when it returns True no byte moves under the lease. Idempotent.
 
         False: a device still copies under it after that long (below 0: without end)."""
+    def await_told(self, lease: int) -> bool:
+        """False: its holder has not heard of it; a "lease-told" event follows when it has, or when the lease
+        ends before. True also where nobody is told, and of one that has ended."""
     def lease_state(self, lease: int) -> str:
         """``"active"``, ``"ending"``, ``"revoked"``, ``"expired"``, ``"peer-lost"``, ``"region-gone"``. Raises
         NativeError(kInvalidArgument) for one that ended, and 4096 others since."""

@@ -17,12 +17,13 @@ from kvxfer.errors import AgentError, UsageError, translate
 from kvxfer.gpu.trigger import Trigger, resolve, trigger_of
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.log import logger
+from kvxfer.message import Message
 from kvxfer.notification import Notification
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
 from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.session.accepting import Accepting
-from kvxfer.session.completion import Completions
+from kvxfer.session.completion import MESSAGE, NOTIFICATION, Completions
 from kvxfer.session.connecting import Connecting
 from kvxfer.session.inbox import Inbox
 from kvxfer.session.looking_up import Names
@@ -127,7 +128,12 @@ class Agent:
         self._completions = Completions(self._core, options.spin_us, self._on_event)
         self._peers = PeerTable(self._core, self._completions)
         self._regions = RegionTable(self._core, self._completions, self._programs, name, address, options)
-        self._inbox = Inbox(self._core, self._completions, self._peers, name)
+        self._notifications = Inbox(
+            self._core.take_notification, Notification, NOTIFICATION, self._completions, self._peers, name
+        )
+        self._messages = Inbox(
+            self._core.take_message, Message, MESSAGE, self._completions, self._peers, name
+        )
         self._poster = Poster(self._core, self._completions, self._peers, self._programs, options)
         if directory is not None and address:
             self._publication = Publication(directory, self._entry, options.directory_ttl_s)
@@ -698,29 +704,78 @@ class Agent:
             region = self._regions.only()
         return self._poster.expectation(tag, blocks, region, layers, tokens, peer, timeout_s, context)
 
-    # ---- notifications and progress ---------------------------------------------------------
+    # ---- notifications, messages and progress ------------------------------------------------
 
     def notifications(self) -> AsyncIterator[Notification]:
         """Yields notifications as they arrive, each to one reader; ends when the agent closes.
 
-        Those that nobody reads are kept, up to 65536; then the oldest are dropped, with one log
-        line and a count in `stats`.
+        Those that nobody reads are kept. A peer whose unread ones come to a bound has its next transfer
+        with a notification refused in words; of peers that are lost the newest 16,384 are kept.
         """
-        return self._inbox.stream()
+        return self._notifications.stream()
 
-    def wait_notification(self, timeout_s: float | None = None) -> Notification:
-        """Blocks until a notification is there and returns it: the twin of `notifications`.
+    async def notification(self, timeout_s: float | None = None) -> Notification:
+        """Waits until a notification is there and returns it; each goes to one reader.
+
+        Cancelling it loses none.
+
+        Parameters
+        ----------
+        timeout_s
+            None waits without bound.
 
         Raises
         ------
         TimeoutError
             None came in time.
+        AgentError
+            The agent closed.
         """
-        return self._inbox.wait(timeout_s)
+        return await self._notifications.next(timeout_s)
+
+    def notification_blocking(self, timeout_s: float | None = None) -> Notification:
+        """Blocks until a notification is there and returns it: the twin of `notification`."""
+        return self._notifications.next_blocking(timeout_s)
 
     def poll_notification(self) -> Notification | None:
         """Returns the oldest notification that nobody has read, or None; never waits."""
-        return self._inbox.poll()
+        return self._notifications.poll()
+
+    def messages(self) -> AsyncIterator[Message]:
+        """Yields messages that peers sent by `Peer.send`, each to one reader; ends when the agent closes.
+
+        Messages of one peer come in the order of their sending. Those that nobody reads are kept, 1 MiB
+        for each peer, which cannot send more meanwhile; of peers that are lost the newest 64 MiB, and
+        16,384 messages.
+        """
+        return self._messages.stream()
+
+    async def message(self, timeout_s: float | None = None) -> Message:
+        """Waits until a message is there and returns it; each goes to one reader.
+
+        Cancelling it loses none.
+
+        Parameters
+        ----------
+        timeout_s
+            None waits without bound.
+
+        Raises
+        ------
+        TimeoutError
+            None came in time.
+        AgentError
+            The agent closed.
+        """
+        return await self._messages.next(timeout_s)
+
+    def message_blocking(self, timeout_s: float | None = None) -> Message:
+        """Blocks until a message is there and returns it: the twin of `message`."""
+        return self._messages.next_blocking(timeout_s)
+
+    def poll_message(self) -> Message | None:
+        """Returns the oldest message that nobody has read, or None; never waits."""
+        return self._messages.poll()
 
     def poll(self) -> bool:
         """Drives progress once from this thread, without blocking; for synchronous engine loops.

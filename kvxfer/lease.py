@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvxfer._native import CODES, NativeError
 from kvxfer.arguments import bound, seconds_or_none
-from kvxfer.errors import translate
+from kvxfer.errors import PeerError, TransferError, translate
 
 if TYPE_CHECKING:
     from kvxfer.peer import Peer
@@ -45,8 +45,13 @@ class Lease:
     again. In between, while a device copies that cannot be stopped, it is ``ENDING``. As a context
     manager, ``async with`` or ``with``, it is revoked at the end of the block, which waits for that.
 
+    It holds from the call of ``grant`` on. The peer hears of it a little later: awaiting the lease waits
+    until it has (``lease = await region.grant(peer, ...)``). Whoever tells the peer by another way that
+    blocks are there waits for it first, or hands on `id` for ``lease=``.
+
     A bearer lease, one that was granted to no peer in particular, lets any peer read that names its
-    `id`. It is not renewed, and a peer that is lost ends its own reads alone.
+    `id`. It is not renewed, and a peer that is lost ends its own reads alone. Nobody is told of it, so
+    awaiting it waits for nothing.
     """
 
     __slots__ = ("_completions", "_end", "_id", "_mode", "_num_blocks", "_peer")
@@ -114,6 +119,45 @@ class Lease:
     def active(self) -> bool:
         """Whether the peer still has the right."""
         return self.state is LeaseState.ACTIVE
+
+    def __await__(self) -> Generator[Any, None, Lease]:
+        """Waits until the peer has heard of it, one round trip, and returns the lease.
+
+        Cancelling abandons the waiting and leaves the lease as it is.
+
+        Raises
+        ------
+        PeerError
+            The peer was lost.
+        TransferError
+            ``lease-ended`` or ``region-gone``: it has ended.
+        """
+        return self._told().__await__()
+
+    async def _told(self) -> Lease:
+        try:
+            await self._completions.until(("lease", self._id), self._is_told)
+        except NativeError as error:
+            raise translate(error, peer=self._peer_name) from None
+        return self._checked()
+
+    def wait(self, timeout_s: float | None = None) -> Lease:
+        """Blocks until the peer has heard of it, and returns the lease; None waits without bound.
+
+        Raises
+        ------
+        TimeoutError
+            The peer has not heard of it when the time is over. The lease is as it was.
+        KvxferError
+            As awaiting it does.
+        """
+        try:
+            told = self._completions.block_until(self._is_told, timeout_s)
+        except NativeError as error:
+            raise translate(error, peer=self._peer_name) from None
+        if not told:
+            raise TimeoutError(f"{self._peer_name} has not heard of {self!r} after {timeout_s} s")
+        return self._checked()
 
     def revoke(self, timeout_s: float | None = None) -> Coroutine[Any, Any, None]:
         """Ends the right at once; awaiting the result waits until the blocks may be used again.
@@ -220,6 +264,24 @@ class Lease:
 
     def _not_ended(self, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(f"{self!r} has not ended after {timeout_s} s")
+
+    def _is_told(self) -> bool:
+        return self._completions.core.await_told(self._id)
+
+    def _checked(self) -> Lease:
+        """Returns itself while it is active, and raises how it ended otherwise."""
+        state = self.state
+        if state is LeaseState.ACTIVE:
+            return self
+        peer = self._peer_name
+        if state is LeaseState.PEER_LOST:
+            error = None if self._peer is None else self._peer.error
+            raise error or PeerError(f"{peer} was lost, and {self!r} with it", code="peer-lost", peer=peer)
+        raise TransferError(
+            f"{self!r} has ended, so {peer or 'a peer'} can use it no more: grant another",
+            code="region-gone" if state is LeaseState.REGION_GONE else "lease-ended",
+            peer=peer,
+        )
 
     def _is_over(self) -> bool:
         return self._state().is_final

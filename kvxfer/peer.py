@@ -8,9 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvxfer._native import CODES, NativeError
-from kvxfer.arguments import seconds_or_none
-from kvxfer.errors import AgentError, PeerError, UsageError, from_code, translate
+from kvxfer.arguments import count, seconds_or_none
+from kvxfer.errors import AgentError, KvxferError, PeerError, UsageError, from_code, translate
 from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.message import MAX_MESSAGE_NBYTES
 from kvxfer.region import RegionDescriptor
 
 if TYPE_CHECKING:
@@ -163,6 +164,73 @@ class Peer:
         self._completions.block_until(lambda: self._has(name), timeout_s)
         return self._named(name, timeout_s)
 
+    def send(self, payload: bytes) -> None:
+        """Sends the peer a message, which it reads by ``agent.messages()``. Returns at once.
+
+        Messages to one peer arrive in the order of their sending, and in no order with transfers and
+        notifications. Those that the peer's session loses are lost: what has to be answered is answered by a
+        message.
+
+        Parameters
+        ----------
+        payload
+            At most 65,536 bytes; none is a message, too.
+
+        Raises
+        ------
+        ExhaustedError
+            The peer's caller has not read the messages that it got: 1 MiB may wait there, in which each
+            counts 4 KiB at least, so 256 short ones or 16 of the longest. Nothing was sent; wait by
+            `sendable`.
+        UsageError
+            ``invalid-argument``: too long, or no bytes.
+        PeerError
+            The peer is lost.
+
+        Notes
+        -----
+        One call into native code.
+        """
+        try:
+            self._completions.core.send(self._id, payload)
+        except NativeError as error:
+            raise self._not_sent(error) from None
+
+    async def sendable(self, nbytes: int = MAX_MESSAGE_NBYTES, timeout_s: float | None = None) -> None:
+        """Waits until there is room to `send` a message of `nbytes`.
+
+        The peer tells of room when its caller has read a quarter of what may wait there. Another task or
+        thread that sends may take the room first, and `send` raises again.
+
+        Parameters
+        ----------
+        nbytes
+            Length of the message that is to be sent.
+        timeout_s
+            None waits without bound.
+
+        Raises
+        ------
+        TimeoutError
+            There is none in time.
+        PeerError
+            The peer was lost.
+        """
+        import asyncio
+
+        nbytes, limit_s = _nbytes(nbytes), seconds_or_none(timeout_s, "timeout_s")
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._completions.until(("room", self._id), lambda: self._has_room(nbytes))
+        except TimeoutError:
+            raise self._no_room(nbytes, timeout_s) from None
+
+    def sendable_blocking(self, nbytes: int = MAX_MESSAGE_NBYTES, timeout_s: float | None = None) -> None:
+        """Blocks until there is room to `send` a message of `nbytes`: the twin of `sendable`."""
+        nbytes = _nbytes(nbytes)
+        if not self._completions.block_until(lambda: self._has_room(nbytes), timeout_s):
+            raise self._no_room(nbytes, timeout_s)
+
     def disconnect(self) -> None:
         """Ends the session: transfers and leases with the peer end at both sides."""
         self._completions.check()
@@ -180,6 +248,23 @@ class Peer:
         except IndexError:
             return False
         return True
+
+    def _has_room(self, nbytes: int) -> bool:
+        try:
+            return self._completions.core.has_room(self._id, nbytes)
+        except NativeError as error:
+            raise self._not_sent(error) from None
+
+    def _not_sent(self, error: NativeError) -> KvxferError:
+        """Returns the error of a message: where the peer is lost, why it was."""
+        self._completions.check()
+        return self.error or translate(error, peer=self._name)
+
+    def _no_room(self, nbytes: int, timeout_s: float | None) -> TimeoutError:
+        return TimeoutError(
+            f"{self._name} has no room for a message of {nbytes} bytes after {timeout_s} s: "
+            "its caller reads no messages (agent.messages())"
+        )
 
     def _info(self) -> dict[str, Any]:
         self._completions.check()
@@ -238,6 +323,10 @@ class Peer:
                 peer=self._name,
             )
         return regions[name]
+
+
+def _nbytes(nbytes: object) -> int:
+    return count(nbytes, "nbytes", 0, MAX_MESSAGE_NBYTES)
 
 
 def check_peer(peer: object, none: str) -> None:

@@ -216,7 +216,10 @@ class Region:
         renewable: bool | None = None,
         lease_id: int | None = None,
     ) -> Lease:
-        """Gives a peer the right to blocks of this region, until it ends.
+        """Gives a peer the right to blocks of this region, until it ends. Returns at once.
+
+        The right holds at once. ``await region.grant(...)`` returns the lease when the peer has heard of it
+        as well (`Lease`), which ``region.grant(...).wait()`` blocks for.
 
         Without a peer it is a bearer lease: any authenticated peer that names its id may read, several
         at once and again, also those that connect later. For a source that does not know yet who will

@@ -173,7 +173,7 @@ class WorkerHalf:
         if not self._kept and not self._pushes:
             return False
         try:
-            self._take(self._agent.wait_notification(_REST_S))
+            self._take(self._agent.notification_blocking(_REST_S))
         except TimeoutError:
             pass
         return True

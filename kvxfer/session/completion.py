@@ -26,6 +26,8 @@ Key = tuple[str, int]
 #: A key that stands for every number of its kind.
 ANY: Final = -1
 NOTIFICATION: Final = ("notification", ANY)
+MESSAGE: Final = ("message", ANY)
+_MAIL: Final = (NOTIFICATION, MESSAGE)
 #: The part of a key that stands for the whole of it, where others stand for a layer.
 WHOLE: Final = -1
 
@@ -43,8 +45,8 @@ class Completions:
 
     Nobody owns the ring. Each event loop on which something is awaited watches the one event
     descriptor; blocking calls poll it, one of them for all; whoever is first drains the ring and
-    wakes the others. A loop also watches the sockets while notifications are awaited, and does what is
-    short by itself: by way of the agent's thread it would take two wake-ups. While nobody waits, what
+    wakes the others. A loop also watches the sockets while notifications or messages are awaited, and does
+    what is short by itself: by way of the agent's thread it would take two wake-ups. While nobody waits, what
     becomes of transfers is not told here at all: handles know it. All methods may be called from any
     thread.
 
@@ -55,8 +57,7 @@ class Completions:
     spin_us
         How long a blocking call drives progress itself before it sleeps.
     on_event
-        Called for every event but notifications and what becomes of a transfer, before waiters wake;
-        must not block.
+        Called for every event but those that only wake a waiter, before waiters wake; must not block.
     """
 
     def __init__(
@@ -168,8 +169,17 @@ class Completions:
         if kind == "notification":
             self._wake(NOTIFICATION)
             return
+        if kind == "message":
+            self._wake(MESSAGE)
+            return
         if kind == "commands":
             self._wake(("commands", event.handle))
+            return
+        if kind == "room":
+            self._wake(("room", event.peer))
+            return
+        if kind == "lease-told":
+            self._wake(("lease", event.lease))
             return
         self._on_event(event)
         if kind in ("peer-up", "peer-lost"):
@@ -181,6 +191,7 @@ class Completions:
             self._wake(("lease", event.lease))
         if kind == "peer-lost":
             self._wake(("region", event.peer))
+            self._wake(("room", event.peer))
 
     def _wake(self, key: Key, part: int = WHOLE) -> None:
         """Wakes those who wait for this part, or for any part when the whole has ended."""
@@ -220,9 +231,9 @@ class Completions:
                 self.check()
                 if is_over():
                     return
-                if key != NOTIFICATION:
+                if key not in _MAIL:
                     # What this waits for is mostly long, or comes by more wake-ups than one.
-                    if loop in self._serving and NOTIFICATION not in self._waiters:
+                    if loop in self._serving and not self._awaits_mail():
                         self._leave_sockets(loop)
                 elif loop not in self._serving and self.core.serves:
                     self._watch_sockets(loop)
@@ -254,9 +265,12 @@ class Completions:
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         # Whoever waits anew watches anew: after news, or when what is long is done.
-        if NOTIFICATION not in self._waiters or not self.core.serve():
+        if not self._awaits_mail() or not self.core.serve():
             self._leave_sockets(loop)
         self.drain()
+
+    def _awaits_mail(self) -> bool:
+        return NOTIFICATION in self._waiters or MESSAGE in self._waiters
 
     def _remove_readers(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.remove_reader(self.core.event_fd)

@@ -1,63 +1,103 @@
-"""Notifications that have arrived, until somebody reads them."""
+"""What peers sent, notifications or messages, until somebody reads it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Generic, TypeVar
 
-from kvxfer._native import AgentCore
+from kvxfer.arguments import seconds_or_none
 from kvxfer.errors import AgentError
-from kvxfer.notification import Notification
-from kvxfer.session.completion import NOTIFICATION, Completions
+from kvxfer.session.completion import Completions, Key
 from kvxfer.session.peer_table import PeerTable
 
+T = TypeVar("T")
 
-class Inbox:
-    """Hands each notification to one reader; native code keeps and bounds those that wait."""
 
-    def __init__(self, core: AgentCore, completions: Completions, peers: PeerTable, agent_name: str) -> None:
-        self._core = core
+class Inbox(Generic[T]):
+    """Hands each piece of mail of one kind to one reader; native code keeps and bounds those that wait.
+
+    Parameters
+    ----------
+    take
+        Returns the oldest that nobody has read, or None: the peer's number, and what else it has.
+    make
+        Makes of a peer and of that what readers get.
+    key
+        What the ring's events call the kind; its first part names it in errors.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[], tuple[Any, ...] | None],
+        make: Callable[..., T],
+        key: Key,
+        completions: Completions,
+        peers: PeerTable,
+        agent_name: str,
+    ) -> None:
+        self._take_native = take
+        self._make = make
+        self._key = key
         self._completions = completions
         self._peers = peers
         self._agent_name = agent_name
 
-    async def stream(self) -> AsyncIterator[Notification]:
-        """Yields notifications as they arrive; ends when the agent closes."""
-        found: list[Notification] = []
+    async def next(self, timeout_s: float | None) -> T:
+        """Waits until one is there and returns it, or raises `TimeoutError`."""
+        import asyncio
+
+        limit_s = seconds_or_none(timeout_s, "timeout_s")
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._next()
+        except TimeoutError:
+            raise self._late(timeout_s) from None
+
+    def next_blocking(self, timeout_s: float | None) -> T:
+        """Blocks until one is there and returns it: the twin of `next`."""
+        found: list[T] = []
+        if not self._completions.block_until(lambda: self._take_into(found), timeout_s):
+            raise self._late(timeout_s)
+        return found[0]
+
+    async def stream(self) -> AsyncIterator[T]:
+        """Yields them as they arrive; ends when the agent closes."""
         while True:
             try:
-                await self._completions.until(NOTIFICATION, lambda: self._take_into(found))
+                one = await self._next()
             except AgentError as error:
                 if error.code == "closed":
                     return
                 raise
-            yield found.pop()
+            yield one
 
-    def wait(self, timeout_s: float | None) -> Notification:
-        """Blocks until one is there and returns it, or raises `TimeoutError`."""
-        found: list[Notification] = []
-        if not self._completions.block_until(lambda: self._take_into(found), timeout_s):
-            raise TimeoutError(f"no notification reached {self._agent_name} within {timeout_s} s")
-        return found[0]
-
-    def poll(self) -> Notification | None:
+    def poll(self) -> T | None:
         """Returns the oldest that nobody has read, or None; never waits."""
         self._completions.check()
-        note = self._take()
-        if note is None:
+        one = self._take()
+        if one is None:
             self._completions.drain()
-        return note
+        return one
 
     # ---- inside -----------------------------------------------------------------------------
 
-    def _take(self) -> Notification | None:
-        taken = self._core.take_notification()
+    async def _next(self) -> T:
+        found: list[T] = []
+        await self._completions.until(self._key, lambda: self._take_into(found))
+        return found[0]
+
+    def _late(self, timeout_s: float | None) -> TimeoutError:
+        return TimeoutError(f"no {self._key[0]} reached {self._agent_name} within {timeout_s} s")
+
+    def _take(self) -> T | None:
+        taken = self._take_native()
         if taken is None:
             return None
-        peer_id, payload, context = taken
-        return Notification(self._peers.get_or_nameless(peer_id), payload, context)
+        peer_id, *rest = taken
+        return self._make(self._peers.get_or_nameless(peer_id), *rest)
 
-    def _take_into(self, found: list[Notification]) -> bool:
-        note = self._take()
-        if note is not None:
-            found.append(note)
-        return note is not None
+    def _take_into(self, found: list[T]) -> bool:
+        one = self._take()
+        if one is not None:
+            found.append(one)
+        return one is not None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-# By resource ("bytes", "mapped bytes", "descriptors", "fence slots", "events"): held, and how much may be.
+# By resource ("bytes", "mapped bytes", "descriptors", "fence slots", "events", "message bytes"): held, and
+# how much may be.
 Budget = dict[str, tuple[int, int]]
 
 
@@ -20,7 +21,8 @@ class CoreStats(TypedDict):
 
     ``gate_longest_hold_ns`` is the longest time for which nothing else could go on, ``strangers`` the budget
     that all connections share which have proved nothing yet. Of rails that were lost while others of their
-    session carried on, or did not come up, ``rails_redialled`` are back.
+    session carried on, or did not come up, ``rails_redialled`` are back. ``messages_in`` have come, whether
+    they were read or not.
     """
 
     transfers_open: int
@@ -34,8 +36,11 @@ class CoreStats(TypedDict):
     frames_refused: int
     rails_lost: int
     rails_redialled: int
+    messages_in: int
+    messages_sent: int
     events_dropped: int
     notifications_dropped: int
+    messages_dropped: int
     gate_longest_hold_ns: int
     strangers: Budget
 

@@ -589,7 +589,7 @@ def _read(
 def _note(pair: Pair, dst: Cache, transfer: Work) -> Notification | None:
     """Waits for the notification of a write; None where it failed, which only a lossy pair may do."""
     if not pair.lossy:
-        return dst.agent.wait_notification(BOUND_S)
+        return dst.agent.notification_blocking(BOUND_S)
     deadline = time.monotonic() + BOUND_S
     while (note := dst.agent.poll_notification()) is None and transfer.state in ("pending", "done"):
         dst.agent.poll()

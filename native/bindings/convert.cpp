@@ -31,11 +31,20 @@ void raise(const Status& status) {
   throw nb::python_error();
 }
 
-wire::Bytes to_payload(nb::handle payload) {
+namespace {
+
+wire::Bytes to_bytes_of(nb::handle payload, const char* what) {
   if (!PyBytes_Check(payload.ptr()))
-    raise({Code::kInvalidArgument,
-           std::string("a notification is bytes, not ") + Py_TYPE(payload.ptr())->tp_name});
-  wire::Bytes bytes = to_bytes(nb::borrow<nb::bytes>(payload));
+    raise({Code::kInvalidArgument, std::string(what) + " is bytes, not " + Py_TYPE(payload.ptr())->tp_name});
+  return to_bytes(nb::borrow<nb::bytes>(payload));
+}
+
+}  // namespace
+
+wire::Bytes to_message(nb::handle payload) { return to_bytes_of(payload, "a message"); }
+
+wire::Bytes to_payload(nb::handle payload) {
+  wire::Bytes bytes = to_bytes_of(payload, "a notification");
   if (bytes.size() > wire::kMaxNotify)
     raise({Code::kInvalidArgument, "a notification has at most " + std::to_string(wire::kMaxNotify) +
                                        " bytes, not " + std::to_string(bytes.size()) +

@@ -78,6 +78,8 @@ inline wire::Bytes to_bytes(const nb::bytes& bytes) {
 
 // A notification's bytes, or a tag; raises where it is none.
 wire::Bytes to_payload(nb::handle payload);
+// A message's, whose length the engine checks.
+wire::Bytes to_message(nb::handle payload);
 
 // Whose request it is: a text, or its UTF-8; raises where it is none.
 wire::Bytes to_context(nb::handle context);

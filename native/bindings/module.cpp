@@ -66,11 +66,14 @@ std::string_view name_of_event(EventKind kind) {
     case EventKind::kEnded: return "ended";
     case EventKind::kLayer: return "layer";
     case EventKind::kNotification: return "notification";
+    case EventKind::kMessage: return "message";
+    case EventKind::kRoom: return "room";
     case EventKind::kPeerUp: return "peer-up";
     case EventKind::kPeerLost: return "peer-lost";
     case EventKind::kRegion: return "region";
     case EventKind::kRegionGone: return "region-gone";
     case EventKind::kLeaseEnded: return "lease-ended";
+    case EventKind::kLeaseTold: return "lease-told";
     case EventKind::kCommands: return "commands";
     case EventKind::kLog: return "log";
   }
@@ -236,10 +239,23 @@ class PyAgentCore {
     return runtime_->ring().has_events() ? 2 : moved;
   }
 
-  nb::object take_notification() const {
-    const std::optional<Notification> taken = runtime_->ring().take_notification();
+  nb::object take_mail(MailKind kind) const {
+    const std::optional<Mail> taken = runtime_->ring().take(kind);
     if (!taken) return nb::none();
+    if (taken->tells) {
+      const WithoutGil released;
+      runtime_->message_taken(taken->peer);
+    }
+    if (kind == MailKind::kMessage) return nb::make_tuple(taken->peer, from_bytes(taken->payload));
     return nb::make_tuple(taken->peer, from_bytes(taken->payload), wire::text_of(taken->context));
+  }
+
+  void send(SessionKey peer, nb::handle payload) const {
+    wire::Bytes bytes = to_message(payload);
+    check(call([&](Engine& engine, Time now) { return engine.send_message(now, peer, std::move(bytes)); }));
+  }
+  bool has_room(SessionKey peer, std::uint64_t nbytes) const {
+    return take(call([&](Engine& engine, Time now) { return engine.has_room(now, peer, nbytes); }));
   }
 
   void close(double timeout_s) const {
@@ -262,8 +278,11 @@ class PyAgentCore {
     out["frames_refused"] = stats.frames_refused;
     out["rails_lost"] = stats.rails_lost;
     out["rails_redialled"] = stats.rails_redialled;
+    out["messages_in"] = stats.messages_in;
+    out["messages_sent"] = stats.messages_sent;
     out["events_dropped"] = runtime_->ring().num_events_dropped();
-    out["notifications_dropped"] = runtime_->ring().num_notifications_dropped();
+    out["notifications_dropped"] = runtime_->ring().num_dropped(MailKind::kNotification);
+    out["messages_dropped"] = runtime_->ring().num_dropped(MailKind::kMessage);
     out["strangers"] = from_budget(runtime_->strangers());
     out["gate_longest_hold_ns"] = runtime_->longest_hold_ns();
     return out;
@@ -455,6 +474,9 @@ class PyAgentCore {
     return wait_in_slices(
         *runtime_, [&](Time slice_ns) { return runtime_->revoke(lease, slice_ns); }, timeout_s);
   }
+  bool await_told(LeaseId lease) const {
+    return call([&](Engine& engine, Time now) { return engine.await_told(now, lease); });
+  }
   std::string lease_state(LeaseId lease) const {
     // Answers for a closed agent, too; a forked child must not touch the gate.
     if (const Status status = runtime_->check_alive(); status.code() == Code::kForked) raise(status);
@@ -558,7 +580,10 @@ NB_MODULE(_native, m) {
              c.runtime().leave();
            })
       .def("drain", &PyAgentCore::drain, "max_events"_a = 256, "arm"_a = true)
-      .def("take_notification", &PyAgentCore::take_notification)
+      .def("take_notification", [](const PyAgentCore& c) { return c.take_mail(MailKind::kNotification); })
+      .def("take_message", [](const PyAgentCore& c) { return c.take_mail(MailKind::kMessage); })
+      .def("send", &PyAgentCore::send, "peer"_a, "payload"_a.none())
+      .def("has_room", &PyAgentCore::has_room, "peer"_a, "nbytes"_a)
       .def(
           "add_waiters", [](const PyAgentCore& c, int change) { c.runtime().ring().add_waiters(change); },
           "change"_a)
@@ -592,6 +617,7 @@ NB_MODULE(_native, m) {
       .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a,
            "ttl_s"_a, "renewable"_a, "bearer_id"_a)
       .def("revoke", &PyAgentCore::revoke, "lease"_a, "timeout_s"_a)
+      .def("await_told", &PyAgentCore::await_told, "lease"_a)
       .def("lease_state", &PyAgentCore::lease_state, "lease"_a);
 
   m.def("to_seconds", &to_seconds, "value"_a.none(), "name"_a);

@@ -6,6 +6,27 @@
 #include <algorithm>
 
 namespace kvxfer {
+namespace {
+
+// Whoever waits for one of these looks at something else then.
+bool only_wakes(EventKind kind) noexcept {
+  switch (kind) {
+    case EventKind::kEnded:
+    case EventKind::kLayer:
+    case EventKind::kCommands:
+    case EventKind::kRoom:
+    case EventKind::kLeaseTold: return true;
+    default: return false;
+  }
+}
+
+constexpr MailKind kMailKinds[] = {MailKind::kNotification, MailKind::kMessage};
+
+const char* plural_of(MailKind kind) noexcept {
+  return kind == MailKind::kMessage ? "messages" : "notifications";
+}
+
+}  // namespace
 
 CompletionRing::CompletionRing() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
@@ -16,8 +37,7 @@ void CompletionRing::signal() noexcept {
 
 void CompletionRing::push(Event event) {
   const std::lock_guard lock(mutex_);
-  if (num_waiters_ == 0 && (event.kind == EventKind::kEnded || event.kind == EventKind::kLayer ||
-                            event.kind == EventKind::kCommands)) {
+  if (num_waiters_ == 0 && only_wakes(event.kind)) {
     news_.store(true, std::memory_order_release);
     return;
   }
@@ -41,31 +61,30 @@ void CompletionRing::session_ended(SessionKey peer) {
       return event.peer == oldest && (is_lost(event) || event.kind == EventKind::kPeerUp);
     });
   }
-  std::size_t num_left = 0;
-  for (Notification& each : notifications_) {
-    each.was_lost = each.was_lost || each.peer == peer;
-    num_left += each.was_lost ? 1 : 0;
-  }
-  if (num_left <= kMaxLeft) return;
-  const std::size_t num_dropped = std::erase_if(notifications_, [&](const Notification& each) {
-    return each.was_lost && num_left > kMaxLeft && num_left-- != 0;
-  });
-  if (std::exchange(num_notifications_dropped_, num_notifications_dropped_ + num_dropped) == 0)
+  for (const MailKind kind : kMailKinds) {
+    Box& each = box(kind);
+    const std::size_t num_dropped = each.mail.session_ended(peer);
+    if (num_dropped == 0) continue;
+    each.any.store(!each.mail.empty(), std::memory_order_release);
+    if (std::exchange(each.num_dropped, each.num_dropped + num_dropped) != 0) continue;
     push_locked(
         {.kind = EventKind::kLog,
-         .message = "more than " + std::to_string(kMaxLeft) +
-                    " notifications of peers that are gone were not read, the oldest are dropped from now "
-                    "on: iterate agent.notifications(), or use agent.expect()"});
+         .message = std::string("too many ") + plural_of(kind) +
+                    " of peers that are gone were not read, the oldest are dropped from now on: iterate "
+                    "agent." +
+                    plural_of(kind) + "()"});
+  }
 }
 
-void CompletionRing::notify(Notification notification) {
+void CompletionRing::deliver(MailKind kind, Mail mail) {
   const std::lock_guard lock(mutex_);
-  notifications_.push_back(std::move(notification));
-  any_notifications_.store(true, std::memory_order_release);
+  Box& into = box(kind);
+  into.mail.add(std::move(mail));
+  into.any.store(true, std::memory_order_release);
   news_.store(true, std::memory_order_release);
-  if (num_waiters_ == 0 || told_) return;
-  told_ = true;
-  push_locked({.kind = EventKind::kNotification});
+  if (num_waiters_ == 0 || into.told) return;
+  into.told = true;
+  push_locked({.kind = event_of(kind)});
 }
 
 void CompletionRing::add_waiters(int change) {
@@ -86,7 +105,8 @@ std::vector<Event> CompletionRing::drain(std::size_t max_events, bool arm) {
   const std::lock_guard lock(mutex_);
   std::vector<Event> out;
   while (!events_.empty() && out.size() < max_events) {
-    told_ = told_ && events_.front().kind != EventKind::kNotification;
+    for (const MailKind kind : kMailKinds)
+      if (events_.front().kind == event_of(kind)) box(kind).told = false;
     out.push_back(std::move(events_.front()));
     out.back().charge.release();
     events_.pop_front();
@@ -100,14 +120,12 @@ std::vector<Event> CompletionRing::drain(std::size_t max_events, bool arm) {
   return out;
 }
 
-std::optional<Notification> CompletionRing::take_notification() {
-  if (!any_notifications_.load(std::memory_order_acquire)) return std::nullopt;
+std::optional<Mail> CompletionRing::take(MailKind kind) {
+  Box& from = box(kind);
+  if (!from.any.load(std::memory_order_acquire)) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  if (notifications_.empty()) return std::nullopt;  // another thread took it meanwhile
-  std::optional<Notification> taken(std::move(notifications_.front()));
-  taken->charge.release();
-  notifications_.pop_front();
-  any_notifications_.store(!notifications_.empty(), std::memory_order_release);
+  std::optional<Mail> taken = from.mail.take();  // none where another thread took it meanwhile
+  from.any.store(!from.mail.empty(), std::memory_order_release);
   return taken;
 }
 
@@ -116,9 +134,9 @@ std::uint64_t CompletionRing::num_events_dropped() const {
   return num_events_dropped_;
 }
 
-std::uint64_t CompletionRing::num_notifications_dropped() const {
+std::uint64_t CompletionRing::num_dropped(MailKind kind) const {
   const std::lock_guard lock(mutex_);
-  return num_notifications_dropped_;
+  return boxes_[static_cast<std::size_t>(kind)].num_dropped;
 }
 
 void CompletionRing::wake() noexcept {

@@ -92,6 +92,7 @@ void Engine::check_up(Peer& peer) {
   }
   sessions_.set_up(peer);
   context_.host.emit({.kind = EventKind::kPeerUp, .peer = peer.key()});
+  messages_.peer_up(peer);
 }
 
 // The one end of a session: every part that holds something of it lets it go.
@@ -125,6 +126,7 @@ void Engine::lose(SessionKey key, Status reason) {
   peer_regions_.remove_session(key);
   redials_.remove_session(key);
   rails_.drop_session(key);
+  messages_.remove_session(key);
   context_.host.emit(
       {.kind = EventKind::kPeerLost, .peer = key, .code = reason.code(), .message = reason.message()});
   if (!sessions_.held().empty() && !closed_) settle_names();
@@ -437,6 +439,36 @@ void Engine::revoke(Time now, LeaseId lease) {
   rails_.cancel_stopped();
 }
 
+bool Engine::await_told(Time now, LeaseId lease) {
+  context_.now = now;
+  return leases_.await_told(lease);
+}
+
+Status Engine::send_message(Time now, SessionKey key, wire::Bytes payload) {
+  context_.now = now;
+  if (closed_) return Status(Code::kClosed, "the agent is closed");
+  Peer* peer = sessions_.find_open(key);
+  if (peer == nullptr || !peer->is_up()) return sessions_.lost_status(key);
+  Status status = messages_.send(*peer, std::move(payload));
+  if (status.ok()) sessions_.flush(*peer);
+  return status;
+}
+
+Result<bool> Engine::has_room(Time now, SessionKey key, std::uint64_t nbytes) {
+  context_.now = now;
+  const Peer* peer = sessions_.find_open(key);
+  if (peer == nullptr || !peer->is_up()) return sessions_.lost_status(key);
+  return messages_.has_room(*peer, nbytes);
+}
+
+void Engine::message_taken(Time now, SessionKey key) {
+  context_.now = now;
+  Peer* peer = sessions_.find_open(key);
+  if (peer == nullptr) return;
+  messages_.taken(*peer);
+  sessions_.flush(*peer);
+}
+
 void Engine::end_lease(LeaseId id, LeaseEvent event, const Status& why) {
   const std::optional<Lease> lease = leases_.take(id, event);
   if (!lease) return;
@@ -470,7 +502,8 @@ std::optional<PeerView> Engine::peer(SessionKey key) const {
 EngineLoad Engine::load() const noexcept {
   return {rails_.num_works(),     rails_.outstanding(),   sources_.num_fences(),
           expectations_.size(),   leases_.size(),         handles_.size(),
-          redials_.num_waiting(), context_.timers.size(), tag_memory_.size()};
+          redials_.num_waiting(), context_.timers.size(), tag_memory_.size(),
+          messages_.size()};
 }
 
 void Engine::close(Time now) {

@@ -7,6 +7,7 @@
 //
 //   context          time of the call, timers, counters, the host
 //   sessions         conversations with peers: frames in and out
+//   messages         bytes between callers, without a transfer
 //   rails            the rails of peers, and works under way on them
 //   redials          when those are dialled again that were lost
 //   regions          memory of ours          peer_regions  memory of peers, and the rails that reach it
@@ -40,6 +41,7 @@
 #include "core/engine/expectations.h"
 #include "core/engine/handles.h"
 #include "core/engine/leases.h"
+#include "core/engine/messages.h"
 #include "core/engine/peer_regions.h"
 #include "core/engine/posting.h"
 #include "core/engine/programs.h"
@@ -134,6 +136,17 @@ class Engine {
   // kLeaseEnded is emitted then.
   void revoke(Time now, LeaseId lease);
   std::optional<LeaseState> lease_state(LeaseId lease) const { return leases_.state(lease); }
+  // False: its holder has not heard of it. The holder is asked, and kLeaseTold is emitted when it has, or when the
+  // right ends before. True also where nobody is told, and of one that has ended.
+  bool await_told(Time now, LeaseId lease);
+
+  // ---- messages
+  // To a peer, at once. kExhausted: what its caller has not read takes all of the room; kRoom says when to try again.
+  Status send_message(Time now, SessionKey peer, wire::Bytes payload);
+  // For one of so many bytes; kRoom says when to ask again where not.
+  Result<bool> has_room(Time now, SessionKey peer, std::uint64_t nbytes);
+  // Our caller took one whose event `tells`, and its charge was released.
+  void message_taken(Time now, SessionKey peer);
 
   // ---- views
   std::optional<PeerView> peer(SessionKey key) const;
@@ -171,6 +184,7 @@ class Engine {
 
   Context context_;
   Sessions sessions_{context_};
+  Messages messages_{context_, sessions_};
   Rails rails_{context_};
   Redials redials_{context_, rails_};
   Regions regions_{context_};

@@ -26,6 +26,7 @@ void Engine::receive(SessionKey key, wire::ByteSpan frame) {
   }
   if (sessions_.has_opened(*peer)) opened(*peer);
   if (sessions_.heard_heartbeat(*peer)) leases_.renew(key);
+  if (sessions_.heard_acknowledgement(*peer)) leases_.acknowledged(*peer);
   if (!sessions_.held().empty()) settle_names();
   if ((peer = sessions_.find(key)) == nullptr) return;
   if (std::optional<wire::Message> message = std::move(received).value())
@@ -41,9 +42,11 @@ bool Engine::begins(const Peer& peer, TransferId transfer) const {
 
 // Frames of the session itself (handshake, heartbeats) never come here.
 void Engine::dispatch(Peer& peer, wire::Message message) {
+  const auto too_early = [](const char* name) -> Status {
+    return {Code::kProtocol, std::string(name) + " before our regions were told"};
+  };
   const auto begin = [&](auto& part, auto& frame, const char* name) -> Status {
-    if (sessions_.is_held(peer))
-      return {Code::kProtocol, std::string(name) + " before our regions were told"};
+    if (sessions_.is_held(peer)) return too_early(name);
     if (begins(peer, frame.spec.transfer)) return part.on(peer, frame);
     return {Code::kProtocol, std::string(name) + ": transfer " + std::to_string(frame.spec.transfer) +
                                  " is not the peer's to begin"};
@@ -85,6 +88,10 @@ void Engine::dispatch(Peer& peer, wire::Message message) {
           destinations_.on(peer, frame);
         } else if constexpr (std::is_same_v<T, wire::Done>) {
           sources_.on(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::AgentMessage>) {
+          return sessions_.is_held(peer) ? too_early("MESSAGE") : messages_.on(peer, frame);
+        } else if constexpr (std::is_same_v<T, wire::MessagesTaken>) {
+          return messages_.on(peer, frame);
         } else if constexpr (std::is_same_v<T, wire::Fail>) {
           const Status why(frame.code, "the peer ended it: " + frame.text);
           sources_.on(peer, frame, why);

@@ -106,14 +106,15 @@ struct RemoteRegionView {
 
 struct EngineStats {
   std::uint64_t pieces_in = 0, pieces_sent = 0, bytes_in = 0, transfers_done = 0, transfers_failed = 0,
-                pieces_redone = 0, fences_stale = 0, frames_refused = 0, rails_lost = 0, rails_redialled = 0;
+                pieces_redone = 0, fences_stale = 0, frames_refused = 0, rails_lost = 0, rails_redialled = 0,
+                messages_in = 0, messages_sent = 0;
 };
 
-// What is held for transfers right now: all 0 once nothing is open, but for `timers`, one a session, lease and redial,
-// and `tags_remembered`, which are bounded (TagMemory).
+// What is held right now: all 0 once nothing is open, but for `timers`, one a session, lease and redial, `windows`, one
+// a session that sent messages, and `tags_remembered`, which are bounded (TagMemory).
 struct EngineLoad {
   std::size_t works = 0, outstanding_pieces = 0, fences = 0, expectations = 0, leases = 0, handles = 0,
-              redials = 0, timers = 0, tags_remembered = 0;
+              redials = 0, timers = 0, tags_remembered = 0, windows = 0;
 };
 
 }  // namespace kvxfer

@@ -20,7 +20,10 @@ enum class EventKind : std::uint8_t {
   kPeerLost,      // peer, code, message
   kRegion,        // peer, region
   kRegionGone,    // peer, region
+  kMessage,       // the same of a message
+  kRoom,          // peer: there is more room for messages to it than when somebody found none
   kLeaseEnded,    // peer, lease, code: one that we granted
+  kLeaseTold,     // lease: its holder has heard of it, or its right has ended, which somebody waits for
   kCommands,      // handle: a command ring's id. One of its commands has ended
   kLog,           // message: one line for the log
 };
@@ -36,7 +39,8 @@ struct Event {
   std::string message = {};
   wire::Bytes payload = {};
   wire::Bytes context = {};  // whose request it concerns
-  Charge charge = {};  // of what a peer can repeat: until our caller takes it, an event of that peer's budget
+  bool tells = false;  // of a message: the peer is told once our caller has taken it (Engine::message_taken)
+  Charge charge = {};  // of what a peer can repeat: until our caller takes it, of that peer's budget
 };
 
 }  // namespace kvxfer

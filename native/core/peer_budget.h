@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/wire.h"
 #include "kvxfer/budget.h"
 #include "kvxfer/transport.h"
 
@@ -31,6 +32,7 @@ inline Budget::Amounts peer_budget(std::uint32_t max_open_transfers, std::uint64
   // 4096 regions that came and went, and notifications of 4096 open transfers in each direction; at most 4 KiB and a
   // context of 256 bytes each.
   limit(Resource::kEvents) = 4 * 4096;
+  limit(Resource::kMessages) = wire::kMessageWindow;  // which a peer that keeps to the protocol never passes
   return limits;
 }
 

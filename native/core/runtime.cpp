@@ -465,6 +465,13 @@ bool Runtime::revoke(LeaseId lease, Time timeout_ns) {
   return await(is_over, timeout_ns);
 }
 
+void Runtime::message_taken(SessionKey peer) {
+  with_open_engine([&](Engine& engine, Time at) {
+    engine.message_taken(at, peer);
+    return true;
+  });
+}
+
 void Runtime::cancel(const Handle& handle) {
   const CallerTurn turn(*this);
   engine_->cancel(turn.now, handle.id());
@@ -651,11 +658,13 @@ void Runtime::emit(Event event) {
       return;
     }
   }
-  if (event.kind == EventKind::kNotification)
-    ring_.notify({.peer = event.peer,
-                  .payload = std::move(event.payload),
-                  .charge = std::move(event.charge),
-                  .context = std::move(event.context)});
+  if (event.kind == EventKind::kNotification || event.kind == EventKind::kMessage)
+    ring_.deliver(event.kind == EventKind::kMessage ? MailKind::kMessage : MailKind::kNotification,
+                  {.peer = event.peer,
+                   .payload = std::move(event.payload),
+                   .charge = std::move(event.charge),
+                   .tells = event.tells,
+                   .context = std::move(event.context)});
   else
     ring_.push(std::move(event));
   if (num_followers_ > 0) notify_waiting();

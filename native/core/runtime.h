@@ -138,6 +138,9 @@ class Runtime final : private EngineHost {
   Result<std::shared_ptr<StreamWait>> wait_in(gpu::Stream stream, Handle& handle,
                                               std::optional<std::uint32_t> layer = std::nullopt);
 
+  // One of its messages was taken from ring(), and it `tells`.
+  void message_taken(SessionKey peer);
+
   bool poll();  // one round on the caller's thread; whether anything moved or came in
   // Readable while sockets have something to read or may be written to.
   int sockets_fd() const noexcept { return reactor_.fd(); }

@@ -195,7 +195,7 @@ Result<std::optional<wire::Message>> Session::receive(Time now, wire::ByteSpan f
     if (const auto* heartbeat = std::get_if<wire::Heartbeat>(&message)) {
       status = on_heartbeat(now, *heartbeat);
     } else if (const auto* ack = std::get_if<wire::HeartbeatAck>(&message)) {
-      status = on_heartbeat_ack(*ack);
+      status = on_heartbeat_ack(now, *ack);
     } else {
       return std::optional<wire::Message>(std::move(message));
     }
@@ -312,7 +312,7 @@ Status Session::on_heartbeat(Time now, const wire::Heartbeat& heartbeat) {
   return Status();
 }
 
-Status Session::on_heartbeat_ack(const wire::HeartbeatAck& ack) {
+Status Session::on_heartbeat_ack(Time now, const wire::HeartbeatAck& ack) {
   if (ack.number != last_acked_heartbeat_ + 1 || ack.number > last_sent_heartbeat_)
     return violate(Code::kProtocol, "HEARTBEAT_ACK.number: " + std::to_string(ack.number) + " of " +
                                         std::to_string(last_sent_heartbeat_) + " sent, " +
@@ -320,7 +320,22 @@ Status Session::on_heartbeat_ack(const wire::HeartbeatAck& ack) {
   last_acked_heartbeat_ = ack.number;
   if (last_sent_heartbeat_ - ack.number < kNumHeartbeatTimes)
     acked_sent_at_ = heartbeat_sent_at_[ack.number % kNumHeartbeatTimes];
+  if (hurried_) hurry_heartbeat(now);
   return Status();
+}
+
+void Session::hurry_heartbeat(Time now) {
+  if (state_ != State::kOpen) return;
+  hurried_ = true;
+  if (last_acked_heartbeat_ == last_sent_heartbeat_) send_heartbeat(now);
+}
+
+void Session::send_heartbeat(Time now) {
+  hurried_ = false;
+  ++last_sent_heartbeat_;
+  heartbeat_sent_at_[last_sent_heartbeat_ % kNumHeartbeatTimes] = now;
+  queue(wire::Heartbeat{last_sent_heartbeat_});
+  heartbeat_due_at_ = after(now, config_.heartbeat_ns);
 }
 
 Status Session::on_goodbye(const wire::Goodbye& goodbye) {
@@ -366,12 +381,7 @@ Status Session::on_time(Time now) {
     return end(Event::kSilence, Code::kPeerSilent, peer_in_words() + ": " + text);
   }
   // Due even under other traffic: a HEARTBEAT alone renews leases.
-  if (now >= heartbeat_due_at_) {
-    ++last_sent_heartbeat_;
-    heartbeat_sent_at_[last_sent_heartbeat_ % kNumHeartbeatTimes] = now;
-    queue(wire::Heartbeat{last_sent_heartbeat_});
-    heartbeat_due_at_ = after(now, config_.heartbeat_ns);
-  }
+  if (now >= heartbeat_due_at_) send_heartbeat(now);
   return Status();
 }
 

@@ -83,6 +83,13 @@ class Session {
   Status on_time(Time now);
   Time next_deadline() const noexcept;
 
+  // The peer has read all that was sent to it by now once it has acknowledged the HEARTBEAT of this number: the
+  // next. It goes out at its interval, or sooner where somebody waits for that: at once, or when the one under way
+  // is acknowledged, so that there is one a round trip however many wait.
+  std::uint64_t next_heartbeat() const noexcept { return last_sent_heartbeat_ + 1; }
+  std::uint64_t acknowledged_heartbeat() const noexcept { return last_acked_heartbeat_; }
+  void hurry_heartbeat(Time now);
+
   // An initiator's: whoever dials has a limit of their own, for connection and handshake together.
   void connecting() noexcept;
   void connection_lost();         // end of the socket
@@ -138,7 +145,8 @@ class Session {
   Status on_challenge(Time now, const wire::Challenge& challenge, wire::ByteSpan body);
   Status on_proof(Time now, const wire::Proof& proof);
   Status on_heartbeat(Time now, const wire::Heartbeat& heartbeat);
-  Status on_heartbeat_ack(const wire::HeartbeatAck& ack);
+  Status on_heartbeat_ack(Time now, const wire::HeartbeatAck& ack);
+  void send_heartbeat(Time now);
   Status on_goodbye(const wire::Goodbye& goodbye);
   void answer_unknown_version(const wire::Header& header, wire::ByteSpan body);
   Status check_is_another(const wire::Identity& identity) const;
@@ -179,6 +187,7 @@ class Session {
   std::array<Time, kNumHeartbeatTimes> heartbeat_sent_at_{};
   Time acked_sent_at_ = 0;
   Time last_heartbeat_at_ = 0;
+  bool hurried_ = false;        // somebody waits for the next heartbeat
 
   std::vector<std::uint64_t> next_lives_;  // of rails that were accepted, by index; at most 512 KiB
 };

@@ -458,6 +458,14 @@ void get(Reader& in, Fail& fail) {
   if (in.has_more()) fail.context = get_context(in);
 }
 
+void put(Writer& out, const AgentMessage& message) { out.table<std::byte>(message.payload); }
+void get(Reader& in, AgentMessage& message) {
+  message.payload = in.table<std::byte>("payload", "bytes", kMaxMessage);
+}
+
+void put(Writer& out, const MessagesTaken& taken) { out.number(taken.charge); }
+void get(Reader& in, MessagesTaken& taken) { taken.charge = in.number<std::uint64_t>("charge"); }
+
 // ---------------------------------------------------------------------------------------------
 
 // In the order of Message's alternatives.
@@ -489,6 +497,8 @@ constexpr Kind kKinds[] = {
     {FrameType::kChecksums, "CHECKSUMS"},
     {FrameType::kDone, "DONE"},
     {FrameType::kFail, "FAIL"},
+    {FrameType::kMessage, "MESSAGE"},
+    {FrameType::kMessagesTaken, "MESSAGES_TAKEN"},
 };
 constexpr std::size_t kNumKinds = std::size(kKinds);
 static_assert(kNumKinds == std::variant_size_v<Message>);
@@ -529,6 +539,7 @@ std::size_t estimate_nbytes(const Message& message) noexcept {
   if (const auto* request = std::get_if<Request>(&message))
     return kFixed + 8 * request->spec.src_ids.size() + request->spec.notify.size() +
            request->spec.context.size();
+  if (const auto* sent = std::get_if<AgentMessage>(&message)) return kFixed + sent->payload.size();
   if (const auto* lease = std::get_if<Lease>(&message)) return kFixed + 4 * lease->blocks.size();
   if (const auto* program = std::get_if<Program>(&message))
     return kFixed + sizeof(CopyLoop) * program->program.loops.size() +

@@ -56,6 +56,13 @@ inline constexpr std::uint32_t kMaxLayout = 64 * 1024;
 inline constexpr std::uint32_t kMaxTransports = 16;
 inline constexpr std::uint32_t kMaxRegionKeys = 64;         // rails of an agent that registered a region
 inline constexpr std::uint32_t kMaxCreditPieces = 65536;
+inline constexpr std::uint32_t kMaxMessage = 64 * 1024;  // of one message
+
+// In each direction of a session messages of so many bytes may be on their way to the receiver's
+// caller, unread. Each counts kLeastMessageCharge at least, so they are 256 at most: what one costs
+// besides its bytes is bounded.
+inline constexpr std::uint64_t kMessageWindow = 1024 * 1024;
+inline constexpr std::uint64_t kLeastMessageCharge = 4096;
 
 enum class FrameType : std::uint16_t {
   // Handshake: initiator HELLO -> CHALLENGE from the acceptor -> PROOF from the initiator.
@@ -83,6 +90,8 @@ enum class FrameType : std::uint16_t {
   kChecksums = 45,
   kDone = 46,
   kFail = 47,
+  kMessage = 56,
+  kMessagesTaken = 57,
 };
 
 struct Identity {                     // who an agent is and where it runs
@@ -236,9 +245,15 @@ struct Fail {
   Bytes context = {};
 };
 
-using Message = std::variant<Hello, Challenge, Proof, RailHello, RailWelcome, RailDown, Heartbeat,
-                             HeartbeatAck, Goodbye, Region, RegionGone, RegionsEnd, Program, Lease,
-                             LeaseEnded, Offer, Request, Accept, Credit, LayersReady, Checksums, Done, Fail>;
+struct AgentMessage { Bytes payload; };  // from the sender's caller to the receiver's
+struct MessagesTaken {                // receiver -> sender of messages
+  std::uint64_t charge = 0;           // of all that its caller has taken in this session
+};
+
+using Message =
+    std::variant<Hello, Challenge, Proof, RailHello, RailWelcome, RailDown, Heartbeat, HeartbeatAck, Goodbye,
+                 Region, RegionGone, RegionsEnd, Program, Lease, LeaseEnded, Offer, Request, Accept, Credit,
+                 LayersReady, Checksums, Done, Fail, AgentMessage, MessagesTaken>;
 
 inline std::string text_of(const Bytes& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};

@@ -85,7 +85,10 @@ TIMED: dict[str, Verb] = {
     "Agent.connect_blocking": lambda e, t: e.here.connect_blocking(e.there.address, t),
     "Agent.connect(name)": lambda e, t: e.there.connect("ghost", t),
     "Agent.connect_blocking(name)": lambda e, t: e.there.connect_blocking("ghost", t),
-    "Agent.wait_notification": lambda e, t: e.here.wait_notification(t),
+    "Agent.notification": lambda e, t: e.here.notification(t),
+    "Agent.message": lambda e, t: e.here.message(t),
+    "Agent.message_blocking": lambda e, t: e.here.message_blocking(t),
+    "Agent.notification_blocking": lambda e, t: e.here.notification_blocking(t),
     "Agent.write": lambda e, t: e.here.write(e.source, e.remote, [1], [2], timeout_s=t),
     "Agent.read": lambda e, t: e.here.read(e.source, e.remote, [1], [2], timeout_s=t),
     "Agent.expect": lambda e, t: e.there.expect(b"other", [3], e.region, timeout_s=t),
@@ -93,6 +96,9 @@ TIMED: dict[str, Verb] = {
     "CommandRing.prepare_write": lambda e, t: e.ring.prepare_write(e.source, e.remote, [1], [2], timeout_s=t),
     "Lease.ended": lambda e, t: e.lease.ended(t),
     "Lease.ended_blocking": lambda e, t: e.lease.ended_blocking(t),
+    "Lease.wait": lambda e, t: e.lease.wait(t),
+    "Peer.sendable": lambda e, t: e.peer.sendable(1, t),
+    "Peer.sendable_blocking": lambda e, t: e.peer.sendable_blocking(1, t),
     "Peer.region": lambda e, t: e.peer.region("none", t),
     "Peer.region_blocking": lambda e, t: e.peer.region_blocking("none", t),
     "Transfer.wait": lambda e, t: e.pending.wait(t),
@@ -130,6 +136,8 @@ COUNTED: dict[str, Verb] = {
     "Incoming.layer": lambda e, n: e.incoming.layer(n),
     "Incoming.layer_blocking": lambda e, n: e.incoming.layer_blocking(n, 0),
     "Incoming.layer_arrived": lambda e, n: e.incoming.layer_arrived(n),
+    "Peer.sendable": lambda e, n: e.peer.sendable(n),
+    "Peer.sendable_blocking": lambda e, n: e.peer.sendable_blocking(n),
     "Transfer.release": lambda e, n: e.pending.release(n),
     "Trigger.fire": lambda e, n: e.trigger.fire(n),
     "Trigger.at": lambda e, n: e.trigger.at(n),
@@ -212,7 +220,11 @@ def test_who_waits_for_ever_is_woken(ends: Ends, value: Any) -> None:
     ends.here.connect_blocking(ends.there.address, value).disconnect()
     assert ends.here.accept_blocking("there", value).name == "there"
     ends.here.write(ends.source, ends.remote, [1], [2], notify=b"note", timeout_s=value).wait(value)
-    assert ends.there.wait_notification(value).payload == b"note"
+    assert ends.there.notification_blocking(value).payload == b"note"
+    ends.peer.sendable_blocking(timeout_s=value)
+    ends.peer.send(b"message")
+    assert ends.there.message_blocking(value).payload == b"message"
+    assert ends.lease.wait(value) is ends.lease
 
 
 def test_none_is_no_time_to_close(ends: Ends) -> None:

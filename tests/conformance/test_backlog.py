@@ -33,4 +33,4 @@ def test_who_is_cancelled_while_it_waits_leaves_the_others_in_their_order(seed: 
         kept = [number for number in range(COUNT) if number not in cancelled]
         for number in kept:
             waiting[number].wait(BOUND_S)
-            assert there.wait_notification(BOUND_S).payload == str(number).encode(), f"seed {seed}"
+            assert there.notification_blocking(BOUND_S).payload == str(number).encode(), f"seed {seed}"

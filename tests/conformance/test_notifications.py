@@ -48,12 +48,12 @@ def test_a_note_that_is_read_after_its_peer_was_lost_names_it(ends: Ends) -> Non
         ends.note(payload).wait(10)
     ends.prefill.close()
     wait_until(lambda: not ends.decode.peers)
-    note = ends.decode.wait_notification(10)
+    note = ends.decode.notification_blocking(10)
     assert note.payload == b"held"
     assert note.peer is peer
     del note, peer
     gc.collect()
-    note = ends.decode.wait_notification(10)
+    note = ends.decode.notification_blocking(10)
     assert (note.peer.name, note.peer.state, note.payload) == ("prefill", "lost", b"forgotten")
 
 
@@ -72,7 +72,7 @@ def test_each_goes_to_one_reader_in_order_while_others_drive(ends: Ends) -> None
 
     def read() -> None:
         for _ in range(count):
-            found.append(int(ends.decode.wait_notification(20).payload))
+            found.append(int(ends.decode.notification_blocking(20).payload))
 
     def drive() -> None:
         while not stop.is_set():

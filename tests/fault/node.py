@@ -290,6 +290,10 @@ class Node:
         os.waitpid(pid, 0)
         return None
 
+    def read_messages(self, number: int) -> list[bytes]:
+        """Returns the payloads of as many, in their order."""
+        return [self.agent.message_blocking(BOUND_S).payload for _ in range(number)]
+
     def _try_everything(self) -> dict[str, str]:
         peer, lease, work = self.peers[-1], self.leases[-1], self.works[-1]
         calls = {
@@ -298,8 +302,13 @@ class Node:
             "accept": lambda: self.agent.accept_blocking(None, 0.1),
             "peers": lambda: self.agent.peers,
             "expect": lambda: self.agent.expect(b"x", [0]),
-            "wait_notification": lambda: self.agent.wait_notification(0.1),
+            "notification_blocking": lambda: self.agent.notification_blocking(0.1),
             "poll_notification": self.agent.poll_notification,
+            "message_blocking": lambda: self.agent.message_blocking(0.1),
+            "poll_message": self.agent.poll_message,
+            "send": lambda: peer.send(b"message"),
+            "sendable": lambda: peer.sendable_blocking(1, 0.1),
+            "lease.wait": lambda: lease.wait(0.1),
             "poll": self.agent.poll,
             "stats": self.agent.stats,
             "regions": lambda: peer.regions,
@@ -307,7 +316,7 @@ class Node:
             "disconnect": peer.disconnect,
             "grant": lambda: self.region.grant(peer, None, "read"),
             "revoke": lease.revoke_blocking,
-            "lease.wait": lambda: lease.ended_blocking(0.1),
+            "ended_blocking": lambda: lease.ended_blocking(0.1),
             "wait": lambda: work.wait(0.1),
             "cancel": work.cancel,
             "deregister": self.region.deregister_blocking,

@@ -12,7 +12,7 @@ from tests.fault.node import BOUND_S, ROOT
 PROGRAM = """
 import asyncio, sys, threading
 import numpy as np
-from kvxfer import Agent, KvxferError, UsageError
+from kvxfer import Agent, ExhaustedError, KvxferError, UsageError
 
 verb, ending = sys.argv[1:]
 a, b = Agent("a"), Agent("b")
@@ -31,6 +31,12 @@ def over_and_over(call):
             call()
     return go
 
+def send():
+    try:
+        peer.send(b"message")
+    except ExhaustedError:
+        peer.sendable_blocking(1)
+
 async def await_all():
     async def notes():
         async for _ in a.notifications():
@@ -42,7 +48,10 @@ verbs = {
     "wait": pending.wait,
     "layer_blocking": lambda: incoming.layer_blocking(0),
     "accept": lambda: a.accept_blocking("ghost"),
-    "wait_notification": a.wait_notification,
+    "notification_blocking": a.notification_blocking,
+    "message_blocking": a.message_blocking,
+    "send": over_and_over(send),
+    "told": over_and_over(lambda: dst.grant(lease.peer, [1]).wait().revoke_blocking()),
     "region_blocking": lambda: peer.region_blocking("none", None),
     "ended_blocking": lease.ended_blocking,
     "ring": lambda: ring.wait(1),
@@ -80,8 +89,8 @@ elif ending == "drop":
 """
 
 VERBS = (
-    "wait layer_blocking accept wait_notification region_blocking ended_blocking ring poll stats state write "
-    "cancel grant register connect agents asyncio"
+    "wait layer_blocking accept notification_blocking message_blocking send told region_blocking "
+    "ended_blocking ring poll stats state write cancel grant register connect agents asyncio"
 )
 
 

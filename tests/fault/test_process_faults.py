@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvxfer.errors import PeerError, TransferError
-from tests.fault.node import HASTY_S, LARGE, Node, Worker
+from kvxfer.errors import ExhaustedError, PeerError, TransferError
+from tests.fault.node import BOUND_S, HASTY_S, LARGE, Node, Worker
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -184,6 +185,56 @@ def test_destination_is_stopped_while_a_write_is_open(transport: str, local: Loc
     works_with(src, remote("second", transport), 5)
     dst.resume()
     assert dst.wait_lost() in LOST
+
+
+def test_a_peer_that_is_stopped_has_not_heard_of_a_lease(
+    transport: str, local: Local, remote: Remote
+) -> None:
+    owner = local("survivor", transport, silent_timeout_s=HASTY_S)
+    reader = remote("victim", transport)
+    join(owner, reader)
+    (peer,) = owner.agent.peers
+    assert owner.region.grant(peer, [1]).wait(BOUND_S).active
+    reader.stop()
+    revoked, lost_with_it = owner.region.grant(peer, [2]), owner.region.grant(peer, [3])
+    with pytest.raises(TimeoutError, match="victim has not heard of <Lease "):
+        revoked.wait(0)
+    with ThreadPoolExecutor() as threads:
+        waits = [threads.submit(lease.wait, BOUND_S) for lease in (revoked, lost_with_it)]
+        time.sleep(0.05)
+        assert not waits[0].done()
+        revoked.revoke_blocking()
+        with pytest.raises(TransferError, match="grant another") as caught:
+            waits[0].result(BOUND_S)
+        assert caught.value.code == "lease-ended"
+        with pytest.raises(PeerError) as lost:
+            waits[1].result(BOUND_S)
+        assert lost.value.code == "peer-silent"
+
+
+def test_a_peer_that_is_stopped_takes_no_more_messages_than_there_is_room_for(
+    transport: str, local: Local, remote: Remote
+) -> None:
+    sender, reader = local("survivor", transport), remote("victim", transport)
+    join(sender, reader)
+    (peer,) = sender.agent.peers
+    reader.stop()
+    sent = 256
+    for number in range(sent):
+        peer.send(b"%d" % number)
+    with pytest.raises(ExhaustedError):
+        peer.send(b"one too many")
+    works_with(sender, remote("second", transport), 5)
+    reader.resume()
+    assert reader.read_messages(sent) == [b"%d" % number for number in range(sent)]
+    peer.sendable_blocking(timeout_s=BOUND_S)
+    reader.stop()
+    for _ in range(sent):
+        peer.send(b"unread")
+    reader.kill()
+    with pytest.raises(PeerError):
+        peer.sendable_blocking(timeout_s=BOUND_S)
+    sender.wait_idle()
 
 
 @pytest.mark.parametrize("seed", [1, 2])

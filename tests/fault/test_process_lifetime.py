@@ -40,7 +40,7 @@ def test_a_forked_child_can_do_nothing_and_disturbs_nothing(
     there.release(1)
     here.until_bytes_land()
     pid, outcomes = there.fork()
-    assert len(outcomes) == 20
+    assert len(outcomes) == 25
     assert set(outcomes.values()) == {"AgentError forked"}, outcomes
     assert there.reap(pid) == 0
     assert there.peer_state() == ("open", "")

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "core/engine.h"
+#include "core/mailbox.h"
 #include "core/pack.h"
 #include "simulated_layout.h"
 #include "simulated_network.h"
@@ -108,6 +110,7 @@ class Node final : public EngineHost {
     }
     jobs_.clear();
     inbox_.clear();
+    unread_.clear();
     paused_ = false;
   }
   bool alive() const { return engine_ != nullptr; }
@@ -139,6 +142,21 @@ class Node final : public EngineHost {
     if (engine_->wants_pump()) run_soon(20 * kMicrosecond, [] {});
   }
   // `staged`: where it lies on a GPU, streams carry it as well.
+  Status send_message(SessionKey to, wire::Bytes payload) {
+    Status status = engine_->send_message(now(), to, std::move(payload));
+    settle();
+    return status;
+  }
+  // As a caller that reads the oldest message.
+  std::optional<Mail> read_message() {
+    if (unread_.empty()) return std::nullopt;
+    std::optional<Mail> read(std::move(unread_.front()));
+    unread_.pop_front();
+    read->charge.release();
+    if (read->tells) engine_->message_taken(now(), read->peer);
+    settle();
+    return read;
+  }
   RegionId add_region(const Layout& layout, MemoryKind kind = MemoryKind::kHost, bool staged = false) {
     auto memory = std::make_shared<Memory>(layout);
     auto region = std::make_unique<Region>();
@@ -277,7 +295,12 @@ class Node final : public EngineHost {
     note("event " + std::to_string(static_cast<int>(event.kind)) + " handle " + std::to_string(event.handle) +
          " lease " + std::to_string(event.lease) + " " + std::string(name_of(event.code)) + " " +
          event.message);
-    if (takes_events) event.charge.release();
+    if (event.kind == EventKind::kMessage) {
+      unread_.push_back({event.peer, event.payload, std::move(event.charge), event.tells});
+      if (takes_events) read_later();
+    } else if (takes_events) {
+      event.charge.release();
+    }
     if (on_event) on_event(*this, event);
     events.push_back(std::move(event));
   }
@@ -300,6 +323,7 @@ class Node final : public EngineHost {
   unsigned flip_percent = 0;        // of pieces that land here, one byte each
   unsigned lost_rail_percent = 0;   // of rails that are to come up
   Time work_ns = 100 * kMicrosecond;  // up to this for each step of a work
+  Time read_ns = 0;                   // up to this a message waits for its reader
   Time fence_ns = 0;                  // up to this works go on that were told to end; 0: they stop at once
   std::set<std::string_view> unattachable;  // transports that cannot reach anything here
   bool takes_rails = true;  // those that others dial
@@ -377,6 +401,10 @@ class Node final : public EngineHost {
     });
   }
 
+  void read_later() {
+    const auto longest = static_cast<std::uint64_t>(read_ns);
+    run_soon(static_cast<Time>(network_.random().below(longest + 1)), [this] { read_message(); });
+  }
   Time moment() {
     return static_cast<Time>(network_.random().between(1, static_cast<std::uint64_t>(work_ns)));
   }
@@ -403,6 +431,7 @@ class Node final : public EngineHost {
   std::uint64_t life_ = 0;
   bool paused_ = false;
   std::vector<std::function<void()>> inbox_;
+  std::deque<Mail> unread_;
   Time timer_at_ = kNever;
   std::map<SessionKey, Connection> connections_;
   std::vector<wire::Bytes> early_;

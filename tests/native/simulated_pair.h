@@ -171,6 +171,7 @@ struct Pair {
     CHECK_EQ(load.fences, 0);
     CHECK_EQ(load.expectations, 0);
     CHECK_EQ(load.handles, 0);
+    CHECK(load.windows <= node.engine().open_peers().size());
     CHECK(load.timers <= node.engine().open_peers().size() + load.leases + load.redials);
   }
   bool notified(Node& node, const std::string& payload) const {

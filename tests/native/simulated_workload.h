@@ -3,6 +3,7 @@
 #pragma once
 
 #include "simulated_judge.h"
+#include "simulated_messages.h"
 
 namespace simulation {
 
@@ -25,9 +26,13 @@ class Workload : public Judge {
       node.work_ns = static_cast<Time>(random_.between(20, random_.chance(20) ? 20'000 : 500)) * kMicrosecond;
       node.flip_percent = flips ? 2 : 0;
       node.lost_rail_percent = random_.chance(20) ? 20 : 0;
+      node.read_ns = random_.chance(50) ? 50 * kMillisecond : kMillisecond;
       node.fence_ns = random_.chance(50) ? static_cast<Time>(random_.between(1, 50)) * kMillisecond : 0;
       node.on_region_fenced = [this](Node& of, RegionId region) { region_is_over(of, region); };
-      node.on_event = [this](Node& of, const Event& event) { on_event(of, event); };
+      node.on_event = [this](Node& of, const Event& event) {
+        on_event(of, event);
+        messages_.on_event(of, event);
+      };
       node.on_write = [this](Node& of, SessionKey from, Memory& memory, std::uint64_t offset,
                              std::uint64_t nbytes) { on_write(of, from, memory, offset, nbytes); };
       agents_.push_back({&node, layout(), 0, {}, {}});
@@ -46,11 +51,15 @@ class Workload : public Judge {
     settle_down();
     world_.run_for(12 * kSecond);
     for (auto& copy : copies_) check_ended(*copy);
-    for (Agent& agent : agents_)
-      if (agent.node->alive()) Pair::check_nothing_left(*agent.node);
+    for (Agent& agent : agents_) {
+      if (!agent.node->alive()) continue;
+      Pair::check_nothing_left(*agent.node);
+      messages_.check_nobody_waits(*agent.node);
+    }
     world_.after_step = nullptr;
   }
   std::size_t num_with_single_tokens() const { return num_fine_; }
+  const MessageBook& messages() const { return messages_; }
 
  private:
   using Kind = Copy::Kind;
@@ -101,6 +110,11 @@ class Workload : public Judge {
     if (dice < 680) return with_copy([&](Copy& copy) { end_at_destination(copy); });
     if (dice < 780) return with_copy([&](Copy& copy) { release_layers(copy); });
     if (dice < 850) return end_leases_that_served();
+    if (dice < 900) {
+      const std::size_t index = any_agent();
+      if (may_act(index)) messages_.send_some(*agents_[index].node);
+      return;
+    }
     connect_all();
     // Some seeds see every fault, some a few, some none.
     const std::uint64_t fault = random_.below(8);
@@ -458,6 +472,7 @@ class Workload : public Judge {
   }
 
   Network& network_;
+  MessageBook messages_{random_};
   std::vector<RailPlan> rails_;
   bool integrity_ = false;
   std::uint64_t faults_ = 0;  // a bit each

@@ -22,9 +22,9 @@ wire::Bytes bytes_of(std::uint32_t value) {
   return bytes;
 }
 
-std::uint32_t value_of(const Notification& notification) {
+std::uint32_t value_of(const Mail& mail) {
   std::uint32_t value = 0;
-  std::memcpy(&value, notification.payload.data(), sizeof value);
+  std::memcpy(&value, mail.payload.data(), sizeof value);
   return value;
 }
 
@@ -52,31 +52,31 @@ TEST(ends_of_transfers_are_told_while_somebody_waits_and_no_longer) {
 
 TEST(many_notifications_are_one_event_and_keep_their_order) {
   CompletionRing ring;
-  ring.notify({7, bytes_of(0)});
+  ring.deliver(MailKind::kNotification, {7, bytes_of(0)});
   CHECK(!ring.has_events());
   ring.add_waiters(1);
-  for (std::uint32_t i = 1; i < 4; ++i) ring.notify({7, bytes_of(i)});
+  for (std::uint32_t i = 1; i < 4; ++i) ring.deliver(MailKind::kNotification, {7, bytes_of(i)});
   CHECK_EQ(ring.drain(8, true).size(), 1u);
-  ring.notify({7, bytes_of(4)});
+  ring.deliver(MailKind::kNotification, {7, bytes_of(4)});
   CHECK_EQ(ring.drain(8, true).size(), 1u);
   CHECK_EQ(ring.drain(8, true).size(), 0u);
   for (std::uint32_t i = 0; i < 5; ++i) {
-    const std::optional<Notification> taken = ring.take_notification();
+    const std::optional<Mail> taken = ring.take(MailKind::kNotification);
     REQUIRE(taken.has_value());
     CHECK_EQ(taken->peer, 7u);
     CHECK_EQ(value_of(*taken), i);
   }
-  CHECK(!ring.take_notification().has_value());
+  CHECK(!ring.take(MailKind::kNotification).has_value());
 }
 
 TEST(the_descriptor_wakes_those_who_wait_alone) {
   CompletionRing ring;
   (void)ring.drain(8, true);  // armed
-  ring.notify({7, bytes_of(0)});
+  ring.deliver(MailKind::kNotification, {7, bytes_of(0)});
   ring.push({.kind = EventKind::kEnded, .handle = 1});
   CHECK(!readable(ring));
   ring.add_waiters(1);
-  ring.notify({7, bytes_of(1)});
+  ring.deliver(MailKind::kNotification, {7, bytes_of(1)});
   CHECK(readable(ring));
   CHECK_EQ(ring.drain(8, true).size(), 1u);
   CHECK(!readable(ring));
@@ -85,10 +85,10 @@ TEST(the_descriptor_wakes_those_who_wait_alone) {
 TEST(news_are_told_once) {
   CompletionRing ring;
   CHECK(!ring.take_news());
-  ring.notify({7, bytes_of(0)});
+  ring.deliver(MailKind::kNotification, {7, bytes_of(0)});
   CHECK(ring.take_news());
   CHECK(!ring.take_news());  // though nobody has read it: `while poll()` ends
-  CHECK(ring.take_notification().has_value());
+  CHECK(ring.take(MailKind::kNotification).has_value());
 }
 
 constexpr std::uint32_t kMost = CompletionRing::kMaxLeft;
@@ -97,27 +97,72 @@ TEST(of_what_peers_leave_that_are_gone_the_oldest_goes_and_one_line_says_so) {
   CompletionRing ring;
   constexpr SessionKey kOpen = 1, kGone = 2, kLater = 3;
   for (std::uint32_t i = 0; i < kMost; ++i) {
-    ring.notify({kGone, bytes_of(i)});
-    ring.notify({kOpen, bytes_of(i)});
+    ring.deliver(MailKind::kNotification, {kGone, bytes_of(i)});
+    ring.deliver(MailKind::kNotification, {kOpen, bytes_of(i)});
   }
   ring.push({.kind = EventKind::kPeerLost, .peer = kGone});
-  CHECK_EQ(ring.num_notifications_dropped(), 0u);
-  for (std::uint32_t i = 0; i < 3; ++i) ring.notify({kLater, bytes_of(i)});
+  CHECK_EQ(ring.num_dropped(MailKind::kNotification), 0u);
+  for (std::uint32_t i = 0; i < 3; ++i) ring.deliver(MailKind::kNotification, {kLater, bytes_of(i)});
   ring.push({.kind = EventKind::kPeerLost, .peer = kLater});
-  CHECK_EQ(ring.num_notifications_dropped(), 3u);
+  CHECK_EQ(ring.num_dropped(MailKind::kNotification), 3u);
   const std::vector<Event> events = ring.drain(8, true);
   REQUIRE(events.size() == 3);
   CHECK(events[1].kind == EventKind::kLog);
   CHECK(events[1].message.find("notifications of peers that are gone were not read") != std::string::npos);
   std::uint32_t next_open = 0, next_gone = 3;
   for (std::uint32_t i = 0; i < 2 * kMost - 3; ++i) {
-    const std::optional<Notification> taken = ring.take_notification();
+    const std::optional<Mail> taken = ring.take(MailKind::kNotification);
     REQUIRE(taken.has_value());
     CHECK_EQ(value_of(*taken), taken->peer == kOpen ? next_open++ : next_gone++);
   }
   CHECK_EQ(next_open, kMost);
-  for (std::uint32_t i = 0; i < 3; ++i) CHECK_EQ(ring.take_notification()->peer, kLater);
-  CHECK(!ring.take_notification().has_value());
+  for (std::uint32_t i = 0; i < 3; ++i) CHECK_EQ(ring.take(MailKind::kNotification)->peer, kLater);
+  CHECK(!ring.take(MailKind::kNotification).has_value());
+}
+
+TEST(messages_and_notifications_keep_apart) {
+  CompletionRing ring;
+  ring.add_waiters(1);
+  ring.deliver(MailKind::kMessage, {7, bytes_of(1), {}, true});
+  ring.deliver(MailKind::kNotification, {7, bytes_of(2)});
+  ring.deliver(MailKind::kMessage, {7, bytes_of(3)});
+  const std::vector<Event> events = ring.drain(8, true);
+  REQUIRE(events.size() == 2);
+  CHECK(events[0].kind == EventKind::kMessage);
+  CHECK(events[1].kind == EventKind::kNotification);
+  const std::optional<Mail> first = ring.take(MailKind::kMessage);
+  CHECK_EQ(value_of(*first), 1u);
+  CHECK(first->tells);
+  CHECK_EQ(value_of(*ring.take(MailKind::kNotification)), 2u);
+  CHECK(!ring.take(MailKind::kNotification).has_value());
+  CHECK_EQ(value_of(*ring.take(MailKind::kMessage)), 3u);
+}
+
+TEST(what_is_left_unread_is_bounded_in_bytes_too) {
+  CompletionRing ring;
+  constexpr std::size_t kNum = Mailbox::kMaxLeftNbytes / wire::kMaxMessage + 2;
+  for (std::uint32_t i = 0; i < kNum; ++i) {
+    wire::Bytes longest(wire::kMaxMessage);
+    std::memcpy(longest.data(), &i, sizeof i);
+    ring.deliver(MailKind::kMessage, {i, std::move(longest)});
+    ring.push({.kind = EventKind::kPeerLost, .peer = i});
+  }
+  CHECK_EQ(ring.num_dropped(MailKind::kMessage), 2u);
+  CHECK_EQ(ring.num_dropped(MailKind::kNotification), 0u);
+  for (std::uint32_t i = 2; i < kNum; ++i) CHECK_EQ(value_of(*ring.take(MailKind::kMessage)), i);
+  CHECK(!ring.take(MailKind::kMessage).has_value());
+}
+
+TEST(room_and_told_leases_wake_those_who_wait_alone) {
+  for (const EventKind kind : {EventKind::kRoom, EventKind::kLeaseTold}) {
+    CompletionRing ring;
+    ring.push({.kind = kind, .peer = 1, .lease = 2});
+    CHECK(ring.take_news());
+    CHECK(!ring.has_events());
+    ring.add_waiters(1);
+    ring.push({.kind = kind, .peer = 1, .lease = 2});
+    CHECK_EQ(ring.drain(8, true).size(), 1u);
+  }
 }
 
 TEST(sessions_that_come_and_go_leave_no_more_events_than_a_bound) {
@@ -144,11 +189,11 @@ TEST(what_waits_is_charged_until_a_caller_takes_it) {
   const auto charge = [&] { return Charge::take(budget, Resource::kEvents, 1); };
   ring.push({.kind = EventKind::kRegion, .peer = 1, .charge = charge()});
   ring.push({.kind = EventKind::kRegionGone, .peer = 2, .charge = charge()});
-  ring.notify({1, bytes_of(0), charge()});
+  ring.deliver(MailKind::kNotification, {1, bytes_of(0), charge()});
   CHECK_EQ(budget->used(Resource::kEvents), 3u);
   const std::vector<Event> events = ring.drain(1, true);
   CHECK_EQ(budget->used(Resource::kEvents), 2u);  // though the event is kept
-  const std::optional<Notification> taken = ring.take_notification();
+  const std::optional<Mail> taken = ring.take(MailKind::kNotification);
   CHECK_EQ(budget->used(Resource::kEvents), 1u);
   ring.push({.kind = EventKind::kPeerLost, .peer = 2});
   CHECK_EQ(budget->used(Resource::kEvents), 0u);

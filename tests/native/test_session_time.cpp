@@ -225,6 +225,25 @@ TEST(an_acknowledgement_that_comes_after_many_heartbeats_renews_from_no_later_th
   CHECK_EQ(pair.initiator.acknowledged_heartbeat_sent_at(), sent.back());
 }
 
+TEST(a_hurried_heartbeat_goes_out_at_once_and_the_next_when_it_is_acknowledged) {
+  Pair pair;
+  REQUIRE_OK(pair.handshake());
+  const std::uint64_t first = pair.initiator.next_heartbeat();
+  for (int i = 0; i < 3; ++i) pair.initiator.hurry_heartbeat(pair.now);
+  CHECK_EQ(pair.initiator.next_heartbeat(), first + 1);
+  REQUIRE_OK(pair.carry(pair.initiator));
+  pair.now += 10 * kMs;
+  REQUIRE_OK(pair.carry(pair.acceptor));  // the acknowledgement, which sends the one that was hurried since
+  CHECK_EQ(pair.initiator.acknowledged_heartbeat(), first);
+  CHECK_EQ(pair.initiator.next_heartbeat(), first + 2);
+  REQUIRE_OK(pair.carry(pair.initiator));
+  REQUIRE_OK(pair.carry(pair.acceptor));
+  CHECK_EQ(pair.initiator.acknowledged_heartbeat(), first + 1);
+  CHECK_EQ(pair.initiator.next_heartbeat(), first + 2);  // nobody waits any more
+  CHECK(pair.initiator.take_output().empty());
+  CHECK_EQ(pair.initiator.acknowledged_heartbeat_sent_at(), pair.now);
+}
+
 TEST(heartbeat_numbers_that_do_not_follow_are_refused) {
   for (const Message& message :
        {Message(Heartbeat{0}), Message(Heartbeat{2}), Message(Heartbeat{UINT64_MAX}),

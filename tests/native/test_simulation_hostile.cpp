@@ -496,7 +496,7 @@ TEST(random_messages_disturb_nobody_else) {
       wire::Message message = sampler.message(5 + pair.world.random().below(wire_samples::kNumKinds - 5));
       const auto type = wire::type_of(message);
       if (type == wire::FrameType::kGoodbye || type == wire::FrameType::kHeartbeat ||
-          type == wire::FrameType::kHeartbeatAck)
+          type == wire::FrameType::kHeartbeatAck || type == wire::FrameType::kMessagesTaken)
         continue;
       const auto small = [&](std::uint64_t below) {
         return static_cast<std::uint32_t>(pair.world.random().below(below));

@@ -74,6 +74,8 @@ inline auto fields(const LayersReady& m) { const auto& [a, b] = m; return std::t
 inline auto fields(const Checksums& m) { const auto& [a, b, c] = m; return std::tie(a, b, c); }
 inline auto fields(const Done& m) { const auto& [a, b] = m; return std::tie(a, b); }
 inline auto fields(const Fail& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
+inline auto fields(const AgentMessage& m) { const auto& [a] = m; return std::tie(a); }
+inline auto fields(const MessagesTaken& m) { const auto& [a] = m; return std::tie(a); }
 
 // clang-format on
 
@@ -306,6 +308,8 @@ class Sampler {
     static constexpr Code kLosses[] = {Code::kNotPermitted, Code::kDeadline, Code::kRefused, Code::kNoPath};
     m = {random_.next(), kLosses[random_.below(std::size(kLosses))], text(kMaxText), context()};
   }
+  void make(AgentMessage& m) { m.payload = bytes(kMaxMessage); }
+  void make(MessagesTaken& m) { m.charge = random_.next(); }
 
   template <std::size_t I>
   Message one() {

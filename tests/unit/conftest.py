@@ -95,7 +95,7 @@ class FakeCore:
         self.leaves = 0  # how many times from now on `serve` leaves the work to the thread
         self.num_served = self.num_left = 0
         self.events: list[SimpleNamespace] = []
-        self.notifications: list[tuple[int, bytes]] = []
+        self.mail: dict[str, list[tuple[int, bytes]]] = {"notification": [], "message": []}
         self.num_waiters = 0
         self.armed = False
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -109,9 +109,9 @@ class FakeCore:
     def happen(self, kind: str, **values: Any) -> None:
         event: dict[str, Any] = dict.fromkeys(("handle", "peer", "region", "lease", "layer", "code"), 0)
         event.update(kind=kind, message="")
-        if kind == "notification":
-            self.notifications.append((values.pop("peer"), values.pop("payload")))
-        if kind in ("ended", "layer", "notification") and self.num_waiters == 0:
+        if kind in self.mail:
+            self.mail[kind].append((values.pop("peer"), values.pop("payload")))
+        if kind in ("ended", "layer", *self.mail) and self.num_waiters == 0:
             return
         self.events.append(SimpleNamespace(**{**event, **values}))
         if self.armed:
@@ -164,7 +164,10 @@ class FakeCore:
         assert self.num_waiters >= 0
 
     def take_notification(self) -> tuple[int, bytes] | None:
-        return self.notifications.pop(0) if self.notifications else None
+        return self.mail["notification"].pop(0) if self.mail["notification"] else None
+
+    def take_message(self) -> tuple[int, bytes] | None:
+        return self.mail["message"].pop(0) if self.mail["message"] else None
 
     def serve(self) -> bool:
         self.num_served += 1
@@ -182,7 +185,7 @@ class FakeCore:
             from kvxfer._native import CODES, NativeError
 
             raise NativeError(CODES["closed"], "agent is closed")
-        return 2 if self.events else int(bool(self.notifications))
+        return 2 if self.events else int(any(self.mail.values()))
 
     def close(self, timeout_s: float) -> None:
         self.calls.append(("close", (timeout_s,)))

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
-from kvxfer import KVLayout, LeaseState, Notification, Peer, PeerState, Region, RegionDescriptor
+from kvxfer import KVLayout, LeaseState, Message, Notification, Peer, PeerState, Region, RegionDescriptor
 from kvxfer._native import CODES, NativeError
 from kvxfer.agent import Agent
 from kvxfer.directory.in_process import MemoryDirectory
@@ -563,27 +563,41 @@ async def test_accept_returns_each_caller_once_and_no_peer_that_was_called(fake_
         agent.accept_blocking(timeout_s=0)
 
 
-async def test_notifications_in_either_way(ends: Ends) -> None:
-    async def first(count: int) -> list[Notification]:
-        found = []
-        async for note in ends.agent.notifications():
-            found.append(note)
+@pytest.mark.parametrize("kind", ["notification", "message"])
+async def test_mail_is_read_in_four_ways(ends: Ends, kind: str) -> None:
+    make = {"notification": Notification, "message": Message}[kind]
+    stream, take, block, poll = (
+        getattr(ends.agent, name) for name in (f"{kind}s", kind, f"{kind}_blocking", f"poll_{kind}")
+    )
+
+    async def first(count: int) -> list[Any]:
+        found: list[Any] = []
+        async for one in stream():
+            found.append(one)
             if len(found) == count:
                 break
         return found
 
     waiting = asyncio.create_task(first(2))
     await asyncio.sleep(0)
-    for payload in (b"a", b"b", b"c", b"d"):
-        ends.core.happen("notification", peer=1, payload=payload)
-    assert await waiting == [Notification(ends.peer, b"a"), Notification(ends.peer, b"b")]
-    assert ends.agent.wait_notification(0).payload == b"c"
-    note = ends.agent.poll_notification()
-    assert note is not None
-    assert note.payload == b"d"
-    assert ends.agent.poll_notification() is None
-    with pytest.raises(TimeoutError):
-        ends.agent.wait_notification(0)
+    for payload in (b"a", b"b", b"c", b"d", b"e"):
+        ends.core.happen(kind, peer=1, payload=payload)
+    assert await waiting == [make(ends.peer, b"a"), make(ends.peer, b"b")]
+    assert await take() == make(ends.peer, b"c")
+    assert block(0) == make(ends.peer, b"d")
+    assert poll() == make(ends.peer, b"e")
+    assert poll() is None
+    with pytest.raises(TimeoutError, match=f"no {kind} reached"):
+        block(0)
+    with pytest.raises(TimeoutError, match=f"no {kind} reached"):
+        await take(0)
+    cancelled = asyncio.create_task(take())
+    await asyncio.sleep(0)
+    ends.core.happen(kind, peer=1, payload=b"f")
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert (await take(60)).payload == b"f"  # by the next reader
 
 
 async def test_a_region_of_a_peer_can_be_waited_for(ends: Ends) -> None:

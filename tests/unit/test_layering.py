@@ -211,6 +211,7 @@ PARTS_OF_THE_ENGINE = (
     "timers",
     "context",
     "sessions",
+    "messages",
     "transfer_end",
     "rails",
     "redials",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <utility>
 
 namespace kvxfer {
 namespace {
@@ -45,6 +46,7 @@ Result<LeaseId> Leases::grant(Peer* holder, RegionId region_id, wire::LeaseMode 
   context_.timers.set(granted.timer, time_after(context_.now, ttl_ns), TimerKind::kLease, id);
   if (holder == nullptr) return id;
   holders_[holder->key()].leases.push_back(id);
+  granted.told_by = holder->session().next_heartbeat();
   sessions_.send(*holder, wire::Lease{id,
                                       region_id,
                                       mode,
@@ -69,6 +71,30 @@ std::optional<LeaseState> Leases::state(LeaseId id) const {
   if (ending_.contains(id)) return LeaseState::kEnding;
   if (auto ended = ended_.find(id); ended != ended_.end()) return ended->second;
   return std::nullopt;
+}
+
+bool Leases::await_told(LeaseId id) {
+  const auto found = leases_.find(id);
+  if (found == leases_.end() || !found->second.lease.holder()) return true;
+  Granted& granted = found->second;
+  Peer& holder = *sessions_.find(*granted.lease.holder());
+  if (holder.session().acknowledged_heartbeat() >= granted.told_by) return true;
+  if (!std::exchange(granted.awaited, true)) holders_[holder.key()].awaited.push_back(id);
+  if (holder.session().next_heartbeat() <= granted.told_by) sessions_.hurry_heartbeat(holder);
+  return false;
+}
+
+void Leases::acknowledged(const Peer& holder) {
+  const auto found = holders_.find(holder.key());
+  if (found == holders_.end() || found->second.awaited.empty()) return;
+  std::erase_if(found->second.awaited, [&](LeaseId id) {
+    const auto granted = leases_.find(id);
+    if (granted == leases_.end()) return true;
+    if (granted->second.told_by > holder.session().acknowledged_heartbeat()) return false;
+    granted->second.awaited = false;
+    context_.host.emit({.kind = EventKind::kLeaseTold, .lease = id});
+    return true;
+  });
 }
 
 // ---- rights -------------------------------------------------------------------------------------
@@ -201,6 +227,7 @@ std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event) {
   auto found = leases_.find(id);
   if (found == leases_.end() || !found->second.lease.step(event)) return std::nullopt;
   context_.timers.clear(found->second.timer);
+  if (found->second.awaited) context_.host.emit({.kind = EventKind::kLeaseTold, .lease = id});
   std::optional<Lease> lease(std::move(found->second.lease));
   leases_.erase(found);
   return lease;

@@ -32,6 +32,10 @@ class Leases {
                         std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable,
                         LeaseId bearer_id);
   std::optional<LeaseState> state(LeaseId id) const;
+  // As Engine::await_told.
+  bool await_told(LeaseId id);
+  // The holder has acknowledged a heartbeat: so it has heard of what was sent before that.
+  void acknowledged(const Peer& holder);
 
   // ---- rights
   // Whether any lease may allow some of it: looks at no block, so a peer without a right costs nothing.
@@ -77,11 +81,14 @@ class Leases {
   struct Granted {
     Lease lease;
     Timers::Timer timer;
+    std::uint64_t told_by = 0;  // the holder has heard of it once this heartbeat is acknowledged
+    bool awaited = false;  // somebody waits for that
   };
   struct Holder {
     std::vector<LeaseId> leases;  // that we granted to it
     std::map<std::pair<RegionId, wire::LeaseMode>, BitSet> ended_on;
     LeaseId newest_told = 0;  // of those that it granted
+    std::vector<LeaseId> awaited;  // those of `leases`
   };
   struct Ending {  // ended as a right, with works under it that have not
     std::optional<SessionKey> holder;

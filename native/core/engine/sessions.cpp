@@ -126,6 +126,11 @@ bool Sessions::heard_heartbeat(Peer& peer) {
   return std::exchange(peer.heartbeat_seen_, heard) != heard;
 }
 
+bool Sessions::heard_acknowledgement(Peer& peer) {
+  const std::uint64_t heard = peer.session_->acknowledged_heartbeat();
+  return std::exchange(peer.acknowledgement_seen_, heard) != heard;
+}
+
 Status Sessions::disconnected(Peer& peer, const std::string& why) {
   peer.session_->connection_lost();
   if (Status reason = peer.session_->reason(); !reason.ok() && !peer.was_open_) return reason;
@@ -170,6 +175,11 @@ void Sessions::refuse(Peer& peer, TransferId transfer, const Status& why, const 
 
 void Sessions::say_goodbye(Peer& peer, Code code, const std::string& text) {
   peer.session_->close(context_.now, code, text);
+  flush(peer);
+}
+
+void Sessions::hurry_heartbeat(Peer& peer) {
+  peer.session_->hurry_heartbeat(context_.now);
   flush(peer);
 }
 

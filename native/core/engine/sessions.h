@@ -32,7 +32,7 @@ class Peer {
   SessionRole role() const noexcept { return session_->role(); }
   bool is_open() const noexcept { return session_->state() == SessionState::kOpen; }
   bool was_open() const noexcept { return was_open_; }
-  // Its regions are known, and each rail has come or failed: callers were told of it.
+  bool is_up() const noexcept { return up_; }  // callers were told of it
   bool regions_known() const noexcept { return regions_known_; }
   std::uint32_t rails_pending() const noexcept { return rails_pending_; }
   std::vector<std::string> notes() const;  // what went wrong on the way, for people
@@ -50,6 +50,7 @@ class Peer {
   std::vector<std::string> notes_;
   std::map<std::uint16_t, std::string> rail_notes_;  // by index: why it is not up
   Time heartbeat_seen_ = 0;
+  std::uint64_t acknowledgement_seen_ = 0;
   bool was_open_ = false, regions_known_ = false, up_ = false;
   std::uint32_t rails_pending_ = 0;  // that session_open started
   bool stirred_ = false;  // it has something to say
@@ -100,6 +101,7 @@ class Sessions {
   Result<std::optional<wire::Message>> receive(Peer& peer, wire::ByteSpan frame);
   bool has_opened(Peer& peer);  // true once
   bool heard_heartbeat(Peer& peer);  // true once for each
+  bool heard_acknowledgement(Peer& peer);  // of ours; true once for each
   Status disconnected(Peer& peer, const std::string& why);
   Status on_timer(Peer& peer);
 
@@ -128,6 +130,7 @@ class Sessions {
   // FAIL. `context`: as in wire::Fail.
   void refuse(Peer& peer, TransferId transfer, const Status& why, const wire::Bytes& context = {});
   void say_goodbye(Peer& peer, Code code, const std::string& text);
+  void hurry_heartbeat(Peer& peer);
   void flush(Peer& peer);
   void flush_stirred();
 

@@ -22,12 +22,13 @@ enum class Resource : std::uint8_t {
   kDescriptors,  // sockets, and descriptors that the peer passed
   kFenceSlots,  // of the fence table
   kEvents,  // that wait for our caller: regions and notifications
+  kMessages,  // bytes of messages that wait for our caller, as core/wire.h counts them
 };
-inline constexpr std::size_t kNumResources = 5;
+inline constexpr std::size_t kNumResources = 6;
 
 inline std::string_view name_of(Resource resource) noexcept {
-  constexpr std::array<std::string_view, kNumResources> names = {"bytes", "mapped bytes", "descriptors",
-                                                                 "fence slots", "events"};
+  constexpr std::array<std::string_view, kNumResources> names = {
+      "bytes", "mapped bytes", "descriptors", "fence slots", "events", "message bytes"};
   return names[static_cast<std::size_t>(resource)];
 }
 
