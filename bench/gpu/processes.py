@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -113,9 +113,9 @@ def _source(
     kind: Kind, device: int, num_layers: int, num_blocks: int, block_nbytes: int
 ) -> Iterator[tuple[str, Callable[[], str]]]:
     """Starts the other process; yields its address, and what returns its next line."""
-    arguments: list[Any] = [device, num_layers, num_blocks, block_nbytes, kind.how]
+    arguments = [device, num_layers, num_blocks, block_nbytes, kind.how]
     process = subprocess.Popen(
-        [sys.executable, "-m", "kvxfer.bench.gpu.source", *map(str, arguments)],
+        [sys.executable, "-m", "kvxfer.bench.gpu.source", json.dumps(arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

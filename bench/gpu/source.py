@@ -1,12 +1,13 @@
 """The other process of `kvxfer.bench.gpu.processes`: an agent whose cache on the GPU may be read.
 
-Told its device, the cache's layers, the blocks of each, their bytes, and how to allocate them. Prints its
+Told (JSON) its device, the cache's layers, the blocks of each, their bytes, and how to allocate them. Prints its
 address, then how its memory is handed on, and ends when nobody writes to it any more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from typing import Any
 
@@ -42,8 +43,8 @@ def options(device: int) -> kvxfer.AgentOptions:
 
 
 def main() -> None:
-    device, num_layers, num_blocks, block_nbytes = (int(word) for word in sys.argv[1:5])
-    pooled = sys.argv[5] == POOL
+    device, num_layers, num_blocks, block_nbytes, how = json.loads(sys.argv[1])
+    pooled = how == POOL
     with kvxfer.Agent("source", options(device)) as agent:
         with shareable_memory(device) if pooled else contextlib.nullcontext():
             cache = cache_of(device, num_layers, num_blocks, block_nbytes)

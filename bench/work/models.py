@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated
 
 from kvxfer.bench.errors import BenchError
+from kvxfer.bench.run.options import Option
 
 #: The default page of vLLM and SGLang's usual setting; TensorRT-LLM's is 32 or 64.
 TOKENS_PER_BLOCK = 16
@@ -231,6 +233,8 @@ MODELS: dict[str, ModelShape] = {
         ),
     )
 }
+
+Shape = Annotated[str, Option(f"Of layouts: {', '.join(MODELS)}")]
 
 
 def model(name: str, tp: int = 1) -> ModelShape:

@@ -13,15 +13,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import numpy as np
 
 from kvxfer.bench.errors import BenchError
+from kvxfer.bench.run.options import Option
 
 #: name on the command line -> what the sample in ``data/`` is called.
 SAMPLES = {"mooncake": "mooncake*.jsonl", "azure": "azure*.csv"}
 
-#: When requests come: as room comes, at random, as the trace says.
-ARRIVALS = ("closed", "poisson", "trace")
+Trace = Annotated[str, Option(f"A file, or a sample: {', '.join(SAMPLES)}")]
+Requests = Annotated[int, Option("Taken from the start of the trace.", at_least=1)]
+Arrivals = Annotated[
+    str,
+    Option(
+        "closed, poisson, trace: as room comes, at random, as in the trace.",
+        one_of=("closed", "poisson", "trace"),
+    ),
+]
+Rate = Annotated[float, Option("Requests a second, of --arrivals poisson.", above=0)]
+Speedup = Annotated[float, Option("How much faster than the trace, of --arrivals trace.", above=0)]
 
 #: Tokens of one prefix id, before lengths are scaled.
 PREFIX_TOKENS = 512
@@ -101,6 +113,19 @@ def scale(requests: list[TraceRequest], num_requests: int, max_tokens: int) -> l
 def scale_of(requests: list[TraceRequest], num_requests: int, max_tokens: int) -> float:
     """Returns the factor by which `scale` multiplies the lengths."""
     return min(1.0, max_tokens / max(request.input_tokens for request in requests[:num_requests]))
+
+
+def arrivals_s(options: Any, requests: list[TraceRequest]) -> list[float | None]:
+    """Returns when each request arrives, from the first on; None when there is room for it.
+
+    ``options`` has ``arrivals``, ``rate``, ``speedup`` and ``seed``.
+    """
+    if options.arrivals == "poisson":
+        gaps = np.random.default_rng(options.seed).exponential(1 / options.rate, len(requests))
+        return list(np.cumsum(gaps).tolist())
+    if options.arrivals == "trace":
+        return [(request.arrival_s - requests[0].arrival_s) / options.speedup for request in requests]
+    return [None] * len(requests)
 
 
 def _read_mooncake(path: Path) -> Iterator[TraceRequest]:
