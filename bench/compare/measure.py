@@ -67,8 +67,7 @@ class CompareOptions:
     memory: MemoryKind = "pool"
     nbytes: Nbytes = 4096
     iterations: Annotated[
-        int,
-        Option("Measured in a round after a warm-up; 0: 5, or 500 of latency, 1 of setup.", at_least=0),
+        int, Option("Measured in a round after a warm-up; 0: 5, or 500 of latency, 1 of setup.", at_least=0)
     ] = 0
     seed: Seed = 1
     timeout_s: Timeout = 30.0
@@ -118,11 +117,7 @@ class CompareOptions:
         return SetupOptions(self.transport, self.num_iterations)
 
 
-def run(
-    options: CompareOptions,
-    progress: Say,
-    known: tuple[Baseline, ...] | None = None,
-) -> Message:
+def run(options: CompareOptions, progress: Say, known: tuple[Baseline, ...] | None = None) -> Message:
     """Runs it and returns one JSON object, with what was measured when it ended early.
 
     ``verified`` is false when a check failed, which ends the run. A system that crashes or hangs is

@@ -60,7 +60,7 @@ def run_latency(baseline: Baseline, options: LatencyOptions) -> Message:
     with BaselinePair(baseline, fields, (1, 1)) as pair:
         pair.open(pair.source)
         for first in range(0, iterations, _ROUND_TRIPS_A_CALL):
-            part = {"first": first, "iterations": min(_ROUND_TRIPS_A_CALL, iterations - first)}
+            part: Message = {"first": first, "iterations": min(_ROUND_TRIPS_A_CALL, iterations - first)}
             pair.destination.call("answer", **part)  # it polls now, and replies again at the end
             asked = pair.source.call("ask", timeout_s=options.timeout_s + _SLACK_S, **part)
             answered = pair.destination.reply(options.timeout_s + _SLACK_S)

@@ -24,8 +24,7 @@ class RouterOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     dispatch: Annotated[
-        str,
-        Option("sequential: decode pulls; concurrent: prefill pushes.", one_of=DISPATCHES),
+        str, Option("sequential: decode pulls; concurrent: prefill pushes.", one_of=DISPATCHES)
     ] = "sequential"
     silence_timeout_s: Annotated[
         float, Option("How long an engine may say nothing before it has failed.", above=0)

@@ -77,8 +77,7 @@ class GpuOptions:
     rounds: Annotated[int, Option("How often each is measured.", at_least=1)] = 7
     seconds: Annotated[float, Option("When everything has ended.", above=0)] = 400.0
     only: Annotated[
-        tuple[str, ...],
-        Option("Parts: tests, figures, checkers.", one_of=("tests", "figures", "checkers")),
+        tuple[str, ...], Option("Parts: tests, figures, checkers.", one_of=("tests", "figures", "checkers"))
     ] = ("tests", "figures", "checkers")
     group: Annotated[
         str, Option("Measures one group of figures alone, in this process.", one_of=("", *GROUPS))

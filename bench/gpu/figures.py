@@ -167,10 +167,7 @@ def host(options: Options) -> None:
         CopyStream(options.device, tables_nbytes=_TABLES_NBYTES, copy_engines="always") as engines,
         # As agents have it, but for the room for tables.
         CopyStream(
-            options.device,
-            num_ctas=found.num_ctas,
-            tables_nbytes=_TABLES_NBYTES,
-            copy_engines="calibrated",
+            options.device, num_ctas=found.num_ctas, tables_nbytes=_TABLES_NBYTES, copy_engines="calibrated"
         ) as chosen,
     ):
         for copies in _host_copies(options.nbytes // 4, kernels, engines, chosen):

@@ -21,6 +21,7 @@ def parts(result: dict[str, Any]) -> Iterator[Part]:
         f"medians of {result['rounds']} rounds",
         "bold",
     )
+    rows: list[tuple[str, ...]]
     missed = sum(_is_below(row) for row in result["row"]) + sum(map(_is_late, result["trigger"]))
     if result["tests"]:
         rows = [
@@ -70,7 +71,7 @@ def parts(result: dict[str, Any]) -> Iterator[Part]:
             yield Table((words, "p50 us", "p99 us"), rows)
     if result["litmus"]:
         counts = ("at_host", "at_stream", "of_host", "num_rounds")
-        rows = [(row["name"], *(str(row[count]) for count in counts)) for row in result["litmus"]]
+        rows = [(str(row["name"]), *(str(row[count]) for count in counts)) for row in result["litmus"]]
         head = (
             "kernels to host to stream and back: wrong words",
             "at host",

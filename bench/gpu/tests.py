@@ -93,8 +93,8 @@ def run(file: str, most_s: float, test_s: float, left_s: Callable[[], float], fo
         ended |= {test: found[test] for test in blamed}
         if len(failed) == 1:
             break
-    counts = [sum(result == kind for result in ended.values()) for kind in ("passed", "skipped")]
-    return Tests(file, "failed" if wrong else "passed", *counts, wrong, taken_s, shown)
+    passed, skipped = (sum(result == kind for result in ended.values()) for kind in ("passed", "skipped"))
+    return Tests(file, "failed" if wrong else "passed", passed, skipped, wrong, taken_s, shown)
 
 
 def results(xml: Path) -> dict[str, str]:

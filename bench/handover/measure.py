@@ -68,7 +68,8 @@ class HandoverOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.prefix_reuse and len(self.shape().groups) > 1:
+        shape = self.shape()
+        if self.prefix_reuse and len(shape.groups) > 1:
             raise BenchError(
                 f"--prefix-reuse is for models whose layers all attend to every token, unlike {self.model}: "
                 "what is outside a window or in a state cannot be used again block by block"
@@ -165,10 +166,7 @@ def _measure(
     cpu_s = sum(one["cpu_ns"] for one in ended) / 1e9
     figures["cpu_s_per_gib"] = round(cpu_s * GIB / total_nbytes, 3)
     # The largest process of each kind.
-    figures["rss_mib"] = {
-        "prefill": max(rss_mib[: len(prefills)]),
-        "decode": max(rss_mib[len(prefills) :]),
-    }
+    figures["rss_mib"] = {"prefill": max(rss_mib[: len(prefills)]), "decode": max(rss_mib[len(prefills) :])}
     return {**figures, **{name: opened[-1][name] for name in ("copy_kernel", "page_kind")}}
 
 
@@ -193,11 +191,7 @@ def _start(options: HandoverOptions, stack: ExitStack) -> tuple[list[Worker], li
 
 
 def _limit(
-    options: HandoverOptions,
-    shape: ModelShape,
-    requests: list[Message],
-    prefill: Worker,
-    decode: Worker,
+    options: HandoverOptions, shape: ModelShape, requests: list[Message], prefill: Worker, decode: Worker
 ) -> Limit:
     """The same pages as a plain copy or stream: a median request's, within 256 MiB."""
     lengths = sorted(request["tokens"] for request in requests)
@@ -235,11 +229,7 @@ def _asked(options: HandoverOptions, requests: list[TraceRequest], scale: float)
 
 
 def _run_part(
-    prefills: list[Worker],
-    decodes: list[Worker],
-    requests: list[Message],
-    total: int,
-    progress: Say,
+    prefills: list[Worker], decodes: list[Worker], requests: list[Message], total: int, progress: Say
 ) -> list[Handover]:
     """Hands over some of the requests; returns what both ends saw of each."""
     workers = (*prefills, *decodes)

@@ -59,6 +59,8 @@ class Prefill(HandoverEnd):
 
     def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
         super().__init__("prefill", fields, coordinator, peers)
+        # So many requests fit the pools.
+        self._room = asyncio.Semaphore(self.options.concurrency * self.options.decodes)
         #: request and group -> resolved with the time at which decode's notification came (pull).
         self._read: dict[bytes, asyncio.Future[int]] = {}
 
@@ -75,10 +77,16 @@ class Prefill(HandoverEnd):
         self._spent_ns += time.process_time_ns() - start_ns
 
     async def _serve(self, group: asyncio.TaskGroup, decode: int, count: int) -> None:
-        """Takes on the requests of one decode process as it asks for them."""
+        """Takes on the requests of one decode process as it asks for them, and as blocks become free.
+
+        Decode may go on before this end has heard that its last request is there.
+        """
         serve_one = self._push if self.options.mode == "push" else self._pull
         for _ in range(count):
-            group.create_task(serve_one(await self.peers[decode].receive_async()))
+            asked = await self.peers[decode].receive_async()
+            await self._room.acquire()
+            task = group.create_task(serve_one(asked))
+            task.add_done_callback(lambda _: self._room.release())
 
     async def _push(self, asked: Message) -> None:
         request, tables = asked["request"], self._allocate(asked)

@@ -127,12 +127,7 @@ class Latency(AgentEnd):
 
     def _write(self) -> kvxfer.Transfer:
         return self.agent.write(
-            self._region,
-            self._remote,
-            self._src,
-            self._dst,
-            notify=b"page",
-            timeout_s=self.options.timeout_s,
+            self._region, self._remote, self._src, self._dst, notify=b"page", timeout_s=self.options.timeout_s
         )
 
     async def _note(self) -> kvxfer.Notification:

@@ -117,13 +117,13 @@ class PlainPages(PagesEnd):
         cache = Cache(self.agent, "kv", options.memory, **axes)
         self.page_kind = cache.page_kind
         # Blocks in the order in which each end names them.
-        orders = [block_order(options.pattern, blocks, options.seed + end) for end in (0, 1)]
-        self._shares = {MOVED: [Share("kv", "kv", *orders)]}
+        src, dst = (block_order(options.pattern, blocks, options.seed + end) for end in (0, 1))
+        self._shares = {MOVED: [Share("kv", "kv", src, dst)]}
         self._pages: Words = cache.pages(options.page_nbytes)
         self._filler = PageFiller(options.page_nbytes)
         # [layer, block]: the same blocks in every layer, layers one after the other in memory.
         layer_rows = np.arange(layers, dtype=np.uint32)[:, None] * np.uint32(blocks)
-        self._rows: Indices = (layer_rows + orders[role == "destination"][None, :]).reshape(-1)
+        self._rows: Indices = (layer_rows + (src if role == "source" else dst)[None, :]).reshape(-1)
 
     def fill(self, iteration: int) -> None:
         self._filler.fill(self._pages, self._rows, self._keys(iteration))

@@ -7,7 +7,7 @@ so that what remains is what the difference costs, and over tcp a message for ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import Annotated
@@ -177,7 +177,7 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
             if interrupt.stops(done):
                 break
             progress(Progress(done, total, f"iteration {iteration}" if iteration else "warm-up"))
-            turns = [*(partial(transfer, what) for what in whats), limit.run]
+            turns: list[Callable[[int], None]] = [*(partial(transfer, what) for what in whats), limit.run]
             # What goes first is last in every second iteration.
             for turn in turns[:: -1 if iteration % 2 else 1]:
                 turn(iteration)
@@ -198,7 +198,7 @@ def _transfer(
     options: PagesOptions, what: str, iteration: int, source: Worker, destination: Worker
 ) -> Message:
     """Moves the pages once: fill and clear, move, check that the right bytes came by the right way."""
-    told = {"what": what, "iteration": iteration}
+    told: Message = {"what": what, "iteration": iteration}
     source.call("fill", iteration=iteration)
     destination.call("clear", what=what)
     if options.op == "write":

@@ -74,8 +74,8 @@ class Pieces:
             page = work.page_tokens
             layers, num_tokens = layers[:1], max(1, num_tokens * MAX_PIECES // one // page) * page
         # C-contiguous columns, as the native call wants them.
-        columns = np.ascontiguousarray(runs_of(layers, num_tokens).T)
-        return cls(*columns, len(layers), num_tokens)
+        addresses, offsets, nbytes = np.ascontiguousarray(runs_of(layers, num_tokens).T)
+        return cls(addresses, offsets, nbytes, len(layers), num_tokens)
 
     def described(self) -> Message:
         """Returns what is sent: ``layers`` from the first on and ``tokens`` of each, in ``pieces``."""

@@ -40,20 +40,22 @@ class InstructionsOptions:
 def run(options: InstructionsOptions, progress: Say) -> Message:
     """Counts, and returns `FIGURES` as one JSON object, rounded to what repeats."""
 
-    def per(name: str, few: tuple[int, ...], many: tuple[int, ...], difference: int) -> float:
+    def per(name: str, few: tuple[int, int, int], many: tuple[int, int, int]) -> float:
         progress(Progress(0, 1, name))
         counted = [_count(options, sizes) for sizes in (few, many)]
-        return (counted[1] - counted[0]) / difference
+        # One of the sizes differs.
+        return (counted[1] - counted[0]) / (sum(many) - sum(few))
 
     def measure() -> Message:
-        figures: Message = {}
-        for kib in (4, 32):
-            sizes = ((pages, kib << 10, 1) for pages in (_FEW_PAGES, _MANY_PAGES))
-            name = f"per_page_{kib}_kib"
-            figures[name] = round(per(name, *sizes, _MANY_PAGES - _FEW_PAGES))
-        sizes = ((1, 4096, number) for number in (_FEW_TRANSFERS, _MANY_TRANSFERS))
-        each = per("per_transfer", *sizes, _MANY_TRANSFERS - _FEW_TRANSFERS)
-        return {**figures, "per_transfer": round(each, -2)}
+        pages = {
+            f"per_page_{kib}_kib": ((_FEW_PAGES, kib << 10, 1), (_MANY_PAGES, kib << 10, 1))
+            for kib in (4, 32)
+        }
+        transfers = (1, 4096, _FEW_TRANSFERS), (1, 4096, _MANY_TRANSFERS)
+        return {
+            **{name: round(per(name, *sizes)) for name, sizes in pages.items()},
+            "per_transfer": round(per("per_transfer", *transfers), -2),
+        }
 
     return result_of("instructions", options, measure)
 

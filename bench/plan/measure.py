@@ -116,16 +116,16 @@ def _measure(options: PlanOptions, progress: Say) -> Message:
         other.register("kv", target, target_layout)
         peer = source.connect_blocking(other.address, _CONNECT_TIMEOUT_S)
         remote = peer.region_blocking("kv", _CONNECT_TIMEOUT_S)
-        heads = {name: each for name, each in first.selected.items() if name == "heads"}
+        heads = first.selected.get("heads")
         compile_ns, both_ns = [], []
         for _ in range(options.iterations):
             start_ns = time.perf_counter_ns()
-            program = plans.compile_program(first.layout, target_layout, **heads)
+            program = plans.compile_program(first.layout, target_layout, heads=heads)
             compile_ns.append(time.perf_counter_ns() - start_ns)
         # A new cache of programs each time: the agent's own would know it.
         for _ in range(options.iterations if options.has_layouts else 0):
             start_ns = time.perf_counter_ns()
-            ProgramCache(source._core).get(peer.id, True, regions[0], remote, heads.get("heads"))
+            ProgramCache(source._core).get(peer.id, True, regions[0], remote, heads)
             both_ns.append(time.perf_counter_ns() - start_ns)
         random = np.random.default_rng(options.seed)
         post_ns, pair_ns = [], []

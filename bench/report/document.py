@@ -71,7 +71,7 @@ def figures_table(
     result: Mapping[str, Any], meanings: Mapping[str, str], columns: Sequence[str] = ("min", "median", "max")
 ) -> Table:
     """Returns a row for each figure that the result has: spreads in columns, others in the middle."""
-    rows = []
+    rows: list[Sequence[str | Words]] = []
     for name, meaning in meanings.items():
         if name in result:
             value = result[name]

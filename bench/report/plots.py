@@ -19,7 +19,7 @@ _MAX_LABEL = 48
 _COLOURS = {"good": "#12805c", "bad": "#b3261e"}
 _NEUTRAL = "#667788"
 # Text as text: it can be searched for, and a page stays small. Nothing tells when and by what it was made.
-_SETTINGS = {"svg.fonttype": "none", "font.size": 8, "font.family": "sans-serif"}
+_SETTINGS: Any = {"svg.fonttype": "none", "font.size": 8, "font.family": "sans-serif"}
 _METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
@@ -50,9 +50,9 @@ def bars(rows: Sequence[Bar], unit: str) -> str:
     colours = {name: f"C{place}" for place, name in enumerate(dict.fromkeys(named))}
     for y, row in enumerate(rows):
         for start, end, name in row.segments:
-            axes.barh(y, end - start, 0.7, left=start, color=colours[name], alpha=0.75, label=name)
+            axes.barh(y, end - start, 0.7, left=start, color=colours[name], alpha=0.75, label=_plain(name))
         for at, name in row.points:
-            axes.plot(at, y, "o", color=colours[name], markersize=4, label=name)
+            axes.plot(at, y, "o", color=colours[name], markersize=4, label=_plain(name))
     axes.set_xlabel(unit)
     by_name = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     axes.legend(
@@ -102,11 +102,15 @@ def _rows(labels: Sequence[str]) -> tuple[Canvas, Any]:
         canvas = Canvas(figsize=(_WIDTH_INCHES, 0.8 + _ROW_INCHES * len(labels)), layout="constrained")
         axes = canvas.subplots()
     shown = [label if len(label) <= _MAX_LABEL else f"{label[: _MAX_LABEL - 1]}…" for label in labels]
-    # A $ in a label is no formula.
-    axes.set_yticks(range(len(labels)), [label.replace("$", r"\$") for label in shown])
+    axes.set_yticks(range(len(labels)), [_plain(label) for label in shown])
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.grid(axis="x", alpha=0.4)
     return canvas, axes
+
+
+def _plain(text: str) -> str:
+    # Between two $ matplotlib reads a formula.
+    return text.replace("$", r"\$")
 
 
 def _svg(canvas: Canvas) -> str:

@@ -41,7 +41,7 @@ class Space:
         if self.pool is not None:
             self.array: NDArray[np.uint8] = self.pool.array(nbytes)
             #: What kind of memory pages the kernel gave, for people.
-            self.page_kind = self.pool.page_kind
+            self.page_kind: str = self.pool.page_kind
         else:
             self.array = memory.allocate_private(nbytes)
             self.page_kind = memory.private_kind(self.array)

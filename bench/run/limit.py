@@ -31,10 +31,7 @@ DESCRIPTIONS = {
     "unix-stream": "one unix socket stream, writev and readv",
 }
 # Of (transport, kind of memory); the one that ratios are taken against first.
-_LIMITS = {
-    ("shm", "pool"): ("shared-copy", "shared-copy-nt"),
-    ("shm", "foreign"): ("process-vm-readv",),
-}
+_LIMITS = {("shm", "pool"): ("shared-copy", "shared-copy-nt"), ("shm", "foreign"): ("process-vm-readv",)}
 # Keys of the limit's pages begin with this, the transfer's with a request or an iteration.
 _KEY_SPACE = 1 << 40
 

@@ -6,7 +6,6 @@ A benchmark's options are a frozen dataclass with fields ``Annotated[type, Optio
 
 from __future__ import annotations
 
-import functools
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -34,9 +33,8 @@ Timeout = Annotated[float, Option("Deadline of one transfer.", above=0, at_most=
 Corrupt = Annotated[bool, Option("Flip a byte after arrival, so that the check must fail.", hidden=True)]
 
 
-@functools.cache
 def declared(options: type[Any]) -> dict[str, tuple[Any, Option]]:
-    """Returns the type and the `Option` of each field, in order."""
+    """Returns the type and the `Option` of each field of a dataclass, in order."""
     found = {}
     for name, hint in get_type_hints(options, include_extras=True).items():
         kind, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)

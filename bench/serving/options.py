@@ -22,8 +22,7 @@ class ServingOptions:
     """
 
     systems: Annotated[
-        tuple[str, ...],
-        Option(f"With commas between, of {', '.join(systems.NAMES)}.", one_of=systems.NAMES),
+        tuple[str, ...], Option(f"With commas between, of {', '.join(systems.NAMES)}.", one_of=systems.NAMES)
     ] = systems.NAMES
     trace: Trace = "mooncake"
     requests: Requests = 8
