@@ -46,8 +46,8 @@ def _title(result: Message) -> str:
     work = {
         "pages": f"{result['op']} {over}: {result['total_mib']} MiB in pages of {result['block_kib']} KiB, "
         f"{result['pattern']}",
-        "latency": f"latency {over}: a write of {result['nbytes']} bytes and its notification seen at the far "
-        "end, both polling",
+        "latency": f"latency {over}: a write of {result['nbytes']} bytes and its notification seen at the "
+        "far end, both polling",
         "setup": f"set-up {over}: two fresh processes, one agent in each",
     }[result["work"]]
     rounds = f"{len(result['rounds_measured'])} of {result['rounds']} rounds of {result['iterations']}"

@@ -1,4 +1,4 @@
-"""What the router and the demonstration are asked to do. Knows no engine and no HTTP: those are in their environment."""
+"""What the router and the demonstration are asked to do. Knows no engine and no HTTP."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""``make gpu-check`` (``kvxfer bench gpu``): what works on this machine's GPU, and how copies do beside limits of the same run.
+"""``make gpu-check`` (``kvxfer bench gpu``): what works on this machine's GPU, and copies beside limits.
 
-Everything runs in
-processes of its own, each of which ends within a bound: what breaks a context, or does not end, is told and
-takes nothing else along. First the tests, several files at a time, then the figures one after the other, then
-the copies' tests under NVIDIA's checkers; what no time is left for is named. The table is printed last,
-whatever happened.
+Everything runs in processes of its own, each of which ends within a bound: what breaks a context, or does
+not end, is told and takes nothing else along. First the tests, several files at a time, then the figures one
+after the other, then the copies' tests under NVIDIA's checkers; what no time is left for is named. The table
+is printed last, whatever happened.
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ _GROUP_S: Final = 60.0
 class GpuOptions:
     """Say what works on this machine's GPU, and how copies do beside limits of the same run.
 
-    `make gpu-check` runs this. Prints a table last; the status is 1 where something is wrong, 3 where there is
-    no GPU.
+    `make gpu-check` runs this. Prints a table last; status 1 where something is wrong, 3 without a GPU.
     """
 
     device: Annotated[int, Option("Which GPU.", at_least=0)] = 0

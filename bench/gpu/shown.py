@@ -71,7 +71,7 @@ def parts(result: dict[str, Any]) -> Iterator[Part]:
             yield Table((words, "p50 us", "p99 us"), rows)
     if result["litmus"]:
         counts = ("at_host", "at_stream", "of_host", "num_rounds")
-        rows = [(str(row["name"]), *(str(row[count]) for count in counts)) for row in result["litmus"]]
+        counted = [(row["name"], *(str(row[count]) for count in counts)) for row in result["litmus"]]
         head = (
             "kernels to host to stream and back: wrong words",
             "at host",
@@ -79,7 +79,7 @@ def parts(result: dict[str, Any]) -> Iterator[Part]:
             "of host",
             "rounds",
         )
-        yield Table(head, rows)
+        yield Table(head, counted)
     for row in result["checkers"]:
         yield Words(f"compute-sanitizer, {row['name']}: {row['words']}")
     yield from (Words(f"not run: {row['words']}") for row in result["not_run"])

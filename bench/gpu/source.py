@@ -1,7 +1,7 @@
 """The other process of `kvxfer.bench.gpu.processes`: an agent whose cache on the GPU may be read.
 
-Told (JSON) its device, the cache's layers, the blocks of each, their bytes, and how to allocate them. Prints its
-address, then how its memory is handed on, and ends when nobody writes to it any more.
+Told (JSON) its device, the cache's layers, the blocks of each, their bytes, and how to allocate them. Prints
+its address, then how its memory is handed on, and ends when nobody writes to it any more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tests that need a GPU, file by file; for `kvxfer.bench.gpu.check`.
 
-pytest-xdist runs a file in a process of its own and begins another one where a test ends it; pytest-timeout ends
-one that does not end. What came of each test stands in pytest's JUnit XML.
+pytest-xdist runs a file in a process of its own and begins another one where a test ends it; pytest-timeout
+ends one that does not end. What came of each test stands in pytest's JUnit XML.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from kvxfer.bench.gpu import step as gpu_step
 from kvxfer.bench.gpu.step import Step
 
-# A failure may have left its process's context broken: what failed behind it is run once more, in another one.
+# A failure may leave its process's context broken: what failed behind it is run once more, in another one.
 _MOST_RUNS: Final = 3
 # None of which is needed otherwise, and what else is installed there we do not know.
 _PLUGINS: Final = ("-p", "xdist.plugin", "-p", "pytest_timeout")
@@ -98,7 +98,10 @@ def run(file: str, most_s: float, test_s: float, left_s: Callable[[], float], fo
 
 
 def results(xml: Path) -> dict[str, str]:
-    """Returns tests in order -> ``passed``, ``skipped``, ``failed`` or ``ended its process``, of pytest's XML."""
+    """Returns what became of each test, of pytest's XML.
+
+    ``passed``, ``skipped``, ``failed`` or ``ended its process``, in the order of the tests.
+    """
     try:
         cases = list(ElementTree.parse(xml).iter("testcase"))
     except (OSError, ElementTree.ParseError):
@@ -120,6 +123,8 @@ def _command(file: str, xml: Path, test_s: float, ended: dict[str, str]) -> tupl
     return (
         *(sys.executable, "-m", "pytest", "-c", "tests/gpu/gpu-check.ini", "--rootdir", ".", *_PLUGINS),
         *("-n", "1", "--maxfail", "100", "--timeout", f"{test_s:g}", "--timeout-method", "thread"),
+        # A moment before: it says where the threads stand.
+        *("-o", f"faulthandler_timeout={test_s * 0.9:g}"),
         *("-o", f"cache_dir={xml.with_suffix('')}", "--junitxml", str(xml), "-m", "gpu", file),
         *(f"--deselect={test}" for test in ended),
     )

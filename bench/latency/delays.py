@@ -137,7 +137,7 @@ class Pair:
         return (transfer.stages.first_piece_ns - stored_ns) / 1e3
 
     def ended_us(self, start: Callable[[], Callable[[], bool]], waited_s: float, drive: bool) -> float:
-        """Returns what lies between starting something and its end, after a pause; ``start`` returns a look."""
+        """Returns what lies between a start, which returns a look at its end, and that end; after a pause."""
         self.pause(waited_s, drive)
         began = time.monotonic_ns()
         has_ended = start()

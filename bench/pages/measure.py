@@ -290,21 +290,21 @@ def parts(result: Message) -> Iterator[Part]:
     yield Words(
         f"{over}, {result['src_layout']} -> {result['dst_layout']}: {result['num_tokens']} tokens in "
         f"{result['layers']} layers of {result['shape']}, to one rank from {result['num_sources']}, "
-        f"{result['pattern']}, {result['memory']} memory; {result['src_nbytes'] / MIB:.1f} MiB at the source, "
-        f"{result['dst_nbytes'] / MIB:.1f} at the destination",
+        f"{result['pattern']}, {result['memory']} memory; {result['src_nbytes'] / MIB:.1f} MiB at the "
+        f"source, {result['dst_nbytes'] / MIB:.1f} at the destination",
         "bold",
     )
     yield Words(result["explain"], "dim")
     yield shown.spreads(result)
     yield Words(
-        f"plain copy: {result['plain_gb_s']:.2f} GB/s (kvxfer, as many bytes between equal layouts); ratio to it "
-        f"{result['ratio_to_plain']:.2f}"
+        f"plain copy: {result['plain_gb_s']:.2f} GB/s (kvxfer, as many bytes between equal layouts); ratio "
+        f"to it {result['ratio_to_plain']:.2f}"
     )
     yield from shown.limits(result)
     if "ratio_to_piecewise" in result:
         yield Words(
             f"piece by piece: {result['piecewise_gb_s']:.2f} GB/s (a message for each of "
-            f"{result['piecewise_pieces']} pieces, {result['piecewise_nbytes'] / MIB:.1f} MiB, one loopback TCP "
-            f"stream); ratio to it {result['ratio_to_piecewise']:.1f}"
+            f"{result['piecewise_pieces']} pieces, {result['piecewise_nbytes'] / MIB:.1f} MiB, one loopback "
+            f"TCP stream); ratio to it {result['ratio_to_piecewise']:.1f}"
         )
     yield shown.cost(result, "bytes checked: all after the warm-up, then a layer of each transfer")

@@ -47,7 +47,7 @@ class Pieces:
         dst: RankCache,
         dst_blocks: Indices,
     ) -> Self:
-        """Returns the pieces of the source ranks' caches; ``dst`` is like the destination's, of their elements."""
+        """Returns the pieces of the source ranks' caches; ``dst`` is like the destination's."""
 
         def runs_of(layers: range, num_tokens: int) -> NDArray[np.uint64]:
             """Returns [pieces, 3] of source address, destination offset and bytes."""

@@ -1,6 +1,6 @@
 """The processes of a benchmark: a coordinator, and the workers that it commands.
 
-A worker serves an `End`: the public methods of that class, and of its parts (``part.method``), are its commands.
+A worker serves an `End`: its public methods, and those of its parts (``part.method``), are its commands.
 """
 
 from __future__ import annotations

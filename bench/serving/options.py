@@ -45,6 +45,7 @@ class ServingOptions:
                 f"--max-tokens {self.max_tokens} and --max-output-tokens {self.max_output_tokens}: "
                 f"together more than the {tiny_models.MAX_TOKENS} tokens of the model"
             )
+        self.read_requests()
 
     def read_requests(self) -> list[TraceRequest]:
         """Reads the trace and scales its lengths; raises where it cannot be used."""

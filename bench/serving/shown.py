@@ -1,4 +1,4 @@
-"""What a run of `kvxfer bench serving` is shown as: its tables, and the page with every request on a timeline."""
+"""What a run of `kvxfer bench serving` is shown as: tables, and the page with every request on a timeline."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``kvxfer bench``: options in, progress and a table or a line of JSON out.
 
-A command is a dataclass of options (`kvxfer.bench.run.options`), what runs it, and what its result is shown as.
+A command is a dataclass of options (`kvxfer.bench.run.options`), what runs it, and what shows its result.
 """
 
 from __future__ import annotations

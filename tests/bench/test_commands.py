@@ -1,4 +1,4 @@
-"""Small runs of the commands as a user starts them: real processes, every byte checked, figures that are there."""
+"""Small runs of the commands as a user starts them: real processes, every byte checked."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from kvxfer.bench.report import document, plots
-from kvxfer.bench.report.document import Figure, Heading, Table, Words
+from kvxfer.bench.report.document import Figure, Heading, Part, Table, Words
 from kvxfer.bench.report.plots import Bar, Interval
 
 
@@ -29,7 +29,7 @@ def test_a_plot_names_its_rows_unit_and_series_and_every_text_is_escaped() -> No
 
 def test_a_page_and_a_terminal_show_the_same_words(capsys: pytest.CaptureFixture[str]) -> None:
     rows: list[list[str | Words]] = [["c<", "7"], [], ["[d]", Words("worse", "bad")]]
-    parts = [
+    parts: list[Part] = [
         Heading("h<2>"),
         Words("a<script>", "warn"),
         Table(("name<", "ms"), rows),

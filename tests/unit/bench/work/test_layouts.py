@@ -9,15 +9,13 @@ import pytest
 
 from kvxfer.bench import _limits
 from kvxfer.bench.errors import BenchError
-from kvxfer.bench.pages.layouts import LayoutPagesOptions
-from kvxfer.bench.pages.pieces import PieceSource
-from kvxfer.bench.report.show import print_table
+from kvxfer.bench.pages.measure import PagesOptions
+from kvxfer.bench.pages.pieces import Pieces
 from kvxfer.bench.work.layout_names import DTYPES, ORDERS, NamedLayout
 from kvxfer.bench.work.layout_pair import LayoutWork
 from kvxfer.bench.work.numbers import STAND_INS, narrow, widen
 from kvxfer.bench.work.rank_cache import RankCache, RankSpec
 
-KIB = 1024
 REAL = {
     "float32": np.float32,
     "float16": np.float16,
@@ -76,7 +74,7 @@ def test_names_that_do_not_fit_together_are_refused(text: str, words: str) -> No
 )
 def test_options_that_do_not_fit_are_refused_in_words(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(BenchError) as caught:
-        LayoutPagesOptions(**{"src_layout": "tp4", "dst_layout": "tp2", **fields})
+        PagesOptions(**{"src_layout": "tp4", "dst_layout": "tp2", **fields})
     assert words in str(caught.value)
 
 
@@ -254,13 +252,6 @@ def test_total_is_divided_among_layers_and_tokens() -> None:
     assert (halved.src_nbytes, halved.dst_nbytes) == (64 << 20, 32 << 20)
 
 
-def test_described_says_what_the_program_says() -> None:
-    described = work_of("tp4", "tp2").described()
-    assert (described["runs_per_pair"], described["smallest_run_nbytes"]) == (32, 512)
-    assert described["num_sources"] == 2
-    assert "32 runs" in described["explain"]
-
-
 # ---- pieces ---------------------------------------------------------------------------------------
 
 
@@ -273,12 +264,12 @@ def test_pieces_arrive_in_place_and_as_they_were(src: str, dst: str) -> None:
         data.fill(cache, blocks[rank])
     target, dst_blocks = cache_of(work.plain), work.blocks(work.dst, -1)
     ours, theirs = socket.socketpair()
+    pieces = Pieces.of(work, caches, blocks, target, dst_blocks)
+    described = pieces.described()
     with ours, theirs:
-        source = PieceSource(ours, work, caches, blocks, target, dst_blocks)
-        described = source.described()
         assert described["nbytes"] == work.src_nbytes
         assert described["stream_nbytes"] == work.src_nbytes + 16 * described["pieces"]
-        sender = threading.Thread(target=source.send)
+        sender = threading.Thread(target=pieces.send, args=(ours,))
         sender.start()
         address = target.memory.ctypes.data
         _limits.recv_pieces(theirs.fileno(), address, target.memory.nbytes, described["stream_nbytes"])
@@ -289,12 +280,9 @@ def test_pieces_arrive_in_place_and_as_they_were(src: str, dst: str) -> None:
 def test_fewer_pieces_are_sent_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvxfer.bench.pages.pieces.MAX_PIECES", 1000)
     work = work_of("tp4", "tp2")
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        caches = {src: cache_of(spec) for src, spec in work.srcs.items()}
-        blocks = {src: work.blocks(spec, src) for src, spec in work.srcs.items()}
-        source = PieceSource(ours, work, caches, blocks, cache_of(work.plain), work.blocks(work.dst, -1))
-    described = source.described()
+    caches = {src: cache_of(spec) for src, spec in work.srcs.items()}
+    blocks = {src: work.blocks(spec, src) for src, spec in work.srcs.items()}
+    described = Pieces.of(work, caches, blocks, cache_of(work.plain), work.blocks(work.dst, -1)).described()
     # 192 tokens of two sources are 768 pieces of a layer, K and V.
     assert (described["pieces"], described["layers"], described["tokens"]) == (768, 1, 192)
 
@@ -308,29 +296,3 @@ def test_piece_beyond_the_memory_is_refused() -> None:
             _limits.recv_pieces(theirs.fileno(), memory.ctypes.data, memory.nbytes, 24)
     assert os.strerror(caught.value.errno or 0) == "Bad message"
     assert not memory.any()
-
-
-# ---- tables ---------------------------------------------------------------------------------------
-
-
-def test_table_shows_ratios_and_what_explain_says(capsys: pytest.CaptureFixture[str]) -> None:
-    options = LayoutPagesOptions("tp4", "tp2", total_mib=4)
-    spread = {"min": 1.0, "median": 2.0, "max": 3.0}
-    figures = {"total_ms": spread, "gb_per_s": spread, "post_ms": 0.1, "cpu_s_per_gib": 0.2, "rails": ["tcp"]}
-    ratios = {"plain_gb_s": 3.0, "ratio_to_plain": 0.67, "piecewise_gb_s": 0.1, "ratio_to_piecewise": 20.0}
-    limit = {"limit": {"name": "tcp-stream", "gb_per_s": 4.0}, "limit_ratio": 0.5}
-    pieces = {"piecewise_pieces": 7, "piecewise_nbytes": 512 * KIB}
-    machine = {"copy_kernel": "memcpy", "page_kind": "base", "verified": True, "bench": "pages"}
-    described = {"src_layout": "tp4", "dst_layout": "tp2", "shape": "X", "op": "write", "transport": "tcp"}
-    rest = {"pattern": "random", "memory": "pool", **options.work.described()}
-    print_table({**described, **rest, **figures, **ratios, **limit, **pieces, **machine})
-    shown = capsys.readouterr().out
-    for words in (
-        "tp4 -> tp2",
-        "ratio to it 0.67",
-        "ratio to it 20.0",
-        "ratio to it 0.50",
-        "32 runs",
-        "a layer of each transfer",
-    ):
-        assert words in shown
