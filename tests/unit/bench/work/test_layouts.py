@@ -13,7 +13,7 @@ from kvxfer.bench.pages.measure import PagesOptions
 from kvxfer.bench.pages.pieces import Pieces
 from kvxfer.bench.work.layout_names import DTYPES, ORDERS, NamedLayout
 from kvxfer.bench.work.layout_pair import LayoutWork
-from kvxfer.bench.work.numbers import STAND_INS, narrow, widen
+from kvxfer.bench.work.numbers import STAND_INS, narrow
 from kvxfer.bench.work.rank_cache import RankCache, RankSpec
 
 REAL = {
@@ -29,44 +29,20 @@ REAL = {
 
 
 def test_names_come_in_any_order_and_the_rest_has_defaults() -> None:
-    assert NamedLayout.parse("hnd+tp4") == NamedLayout.parse("tp4+hnd")
-    assert NamedLayout.parse("TP4") == NamedLayout(4, 1, "nhd", "bfloat16", "", 16)
+    assert NamedLayout.parse("hnd+TP4") == NamedLayout(4, 1, "hnd", "bfloat16", "", 16)
     assert NamedLayout.parse("p64+pp2+per-head+e5m2") == NamedLayout(1, 2, "nhd", "float8_e5m2", "head", 64)
-
-
-@pytest.mark.parametrize("name", ["fp8", "e4m3fn", "e5m2", "int8"])
-def test_scaled_types_have_one_scale_unless_said_otherwise(name: str) -> None:
-    assert NamedLayout.parse(name).scales == "tensor"
-    assert NamedLayout.parse(f"{name}+per-page").scales == "page"
-
-
-@pytest.mark.parametrize("text", ["tp3", "", "tp4+", "fp9+tp4", "per-token"])
-def test_unknown_name_lists_all_of_them(text: str) -> None:
-    with pytest.raises(BenchError) as caught:
-        NamedLayout.parse(text)
-    for name in ("tp8", "pp2", "apart", "e4m3fn", "per-page-head", "p48"):
-        assert name in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("tp2+tp4", "says 'tp2' and 'tp4': one tp alone"),
-        ("nhd+hnd", "one order alone"),
-        ("bf16+per-head", "scales belong to fp8, e5m2 and int8"),
-    ],
-)
-def test_names_that_do_not_fit_together_are_refused(text: str, words: str) -> None:
-    with pytest.raises(BenchError, match=words.replace("+", r"\+")):
-        NamedLayout.parse(text)
+    assert [NamedLayout.parse(name).scales for name in ("fp8", "int8+per-page")] == ["tensor", "page"]
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"src_layout": "tp3"}, "known are tp1 tp2 tp4 tp8; pp1 pp2; nhd hnd"),
+        ({"src_layout": "tp4+"}, "unknown name ''"),
+        ({"src_layout": "tp2+tp4"}, "says 'tp2' and 'tp4': one tp alone"),
+        ({"src_layout": "bf16+per-head"}, "scales belong to fp8, e5m2 and int8"),
         ({"dst_layout": ""}, "--dst-layout is missing: layouts are named at both ends"),
         ({"shape": "GPT-2"}, "unknown model 'GPT-2'; known are Llama-3.1-8B"),
-        ({"op": "swap"}, "unknown --op 'swap'; known are write, read"),
         ({"total_mib": 1, "layers": 80}, "hold no 16 tokens in 80 layers"),
         ({"dst_layout": "pp2", "layers": 3}, "--layers 3 cannot be divided among pp2 stages"),
         ({"transport": "unix"}, "use it with --memory foreign"),
@@ -79,24 +55,6 @@ def test_options_that_do_not_fit_are_refused_in_words(fields: dict[str, Any], wo
 
 
 # ---- numbers --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", REAL)
-def test_numbers_are_rounded_as_ml_dtypes_rounds_them(dtype: str) -> None:
-    bits = np.random.default_rng(1).integers(0, 1 << 32, 1 << 16, np.uint32)
-    ties = np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)
-    values = np.concatenate((bits, ties, ties + np.uint32(0x8000))).view(np.float32)
-    values = values[~np.isnan(values)]
-    with np.errstate(over="ignore"):
-        expected = values.astype(REAL[dtype]).view(STAND_INS[dtype])
-    assert np.array_equal(narrow(values, dtype), expected)
-
-
-@pytest.mark.parametrize("dtype", REAL)
-def test_every_code_has_the_value_that_ml_dtypes_gives_it(dtype: str) -> None:
-    codes = np.arange(1 << min(16, 8 * STAND_INS[dtype].itemsize)).astype(STAND_INS[dtype])
-    expected = codes.view(REAL[dtype]).astype(np.float32)
-    assert np.array_equal(widen(codes, dtype), expected, equal_nan=True)
 
 
 def test_int8_clamps_and_rounds_ties_to_even() -> None:
