@@ -72,14 +72,14 @@ def parts(result: dict[str, Any]) -> Iterator[Part]:
     if result["litmus"]:
         counts = ("at_host", "at_stream", "of_host", "num_rounds")
         counted = [(row["name"], *(str(row[count]) for count in counts)) for row in result["litmus"]]
-        head = (
+        columns = (
             "kernels to host to stream and back: wrong words",
             "at host",
             "behind a wait",
             "of host",
             "rounds",
         )
-        yield Table(head, counted)
+        yield Table(columns, counted)
     for row in result["checkers"]:
         yield Words(f"compute-sanitizer, {row['name']}: {row['words']}")
     yield from (Words(f"not run: {row['words']}") for row in result["not_run"])

@@ -57,7 +57,6 @@ def page(result: Message, handovers: list[Handover]) -> Iterator[Part]:
     """Yields the parts of the page; of a failed run what was seen before."""
     if handovers:
         yield from _timeline(handovers)
-        yield from _distributions(handovers)
         yield from _costs(handovers)
     yield Heading("figures")
     if result["verified"]:
@@ -101,21 +100,6 @@ def _timeline(handovers: list[Handover]) -> Iterator[Part]:
         rows.append(Bar(label, [(0.0, share, "in place when prefill ended"), (share, 100.0, "after it")]))
     yield Heading("hidden behind prefill")
     yield Figure(bars(rows, "% of the bytes"), "Share of the bytes that cost no time to first token.")
-
-
-def _distributions(handovers: list[Handover]) -> Iterator[Part]:
-    from kvxfer.bench.report.plots import distribution
-
-    yield Heading("distributions")
-    for name, values in (
-        (
-            "decode may start, ms after the end of prefill",
-            [one.stages_ms()["decode_may_start"] for one in handovers],
-        ),
-        ("first layer movable to last layer in place, ms", [one.transfer_ns() / 1e6 for one in handovers]),
-        ("rate of the transfer, GB/s", [one.nbytes / one.transfer_ns() for one in handovers]),
-    ):
-        yield distribution(values, name)
 
 
 def _costs(handovers: list[Handover]) -> Iterator[Part]:

@@ -85,17 +85,6 @@ def runs(figures: Mapping[str, Sequence[float]]) -> Figure:
     return Figure(_svg(canvas), "Each run over the median of its figure.")
 
 
-def distribution(values: Sequence[float], name: str) -> Figure:
-    """Returns a histogram of the values."""
-    with mpl.rc_context(_SETTINGS):
-        canvas = Canvas(figsize=(_WIDTH_INCHES, 1.8), layout="constrained")
-        axes = canvas.subplots()
-        axes.hist(values, bins=30)
-        axes.set_xlabel(name)
-        caption = f"{len(values)} values; median {np.median(values):.3g}, largest {max(values):.3g}"
-        return Figure(_svg(canvas), caption)
-
-
 def _rows(labels: Sequence[str]) -> tuple[Canvas, Any]:
     """Returns a canvas with a row for each label, the first one on top."""
     with mpl.rc_context(_SETTINGS):

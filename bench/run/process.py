@@ -13,8 +13,9 @@ import selectors
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Self
 
 from kvxfer.bench.errors import BenchError
@@ -61,8 +62,10 @@ class Worker:
         What errors call it; by default the class's name.
     peers
         Its ends of channels to other workers.
-    python, environment
-        Another interpreter, with packages and an environment of its own; kvxfer needs none there.
+    python
+        Another interpreter, with packages of its own; kvxfer needs none there.
+    environment
+        All of the process's where it has another interpreter; else what is to be added.
     log
         A file that takes what the process writes.
     """
@@ -75,7 +78,7 @@ class Worker:
         peers: Sequence[socket.socket] = (),
         *,
         python: Sequence[str] = (),
-        environment: dict[str, str] | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
         log: IO[bytes] | None = None,
     ) -> None:
         ours, theirs = socket.socketpair()
@@ -91,7 +94,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": path} if environment is None else environment,
+                env=environment if python else {**os.environ, "PYTHONPATH": path, **environment},
             )
         self.role = role or end.rpartition(":")[2].lower()
         self.channel = Channel(ours, self.role)

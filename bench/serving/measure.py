@@ -94,7 +94,6 @@ def num_warm_ups(options: ServingOptions) -> int:
 def run(
     options: ServingOptions,
     progress: Say,
-    seen: list[tuple[str, list[Served]]] | None = None,
     known: tuple[System, ...] | None = None,
 ) -> Message:
     """Runs it and returns one JSON object, with what was measured when it ended early.
@@ -104,8 +103,6 @@ def run(
 
     Parameters
     ----------
-    seen
-        Receives the systems, each with every request that it served.
     known
         The systems to choose from, if not those of `serving_systems`.
     """
@@ -121,8 +118,6 @@ def run(
             if not any(one.turns for one in comparison.measured.values()):
                 raise
             interrupted = True
-    if seen is not None:
-        seen += [(name, one.served) for name, one in comparison.measured.items() if one.turns]
     return {
         "bench": "serving",
         **described(options),

@@ -1,17 +1,15 @@
-"""What a run of `kvxfer bench serving` is shown as: tables, and the page with every request on a timeline."""
+"""What a run of `kvxfer bench serving` is shown as."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from kvxfer.bench.report.document import Figure, Heading, Part, Table, Words, number, spread_in_words
+from kvxfer.bench.report.document import Part, Table, Words, number, spread_in_words
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.serving.measure import COMPARED
-from kvxfer.bench.serving.stages import OWN, STAGES, Served
+from kvxfer.bench.serving.stages import OWN, STAGES
 from kvxfer.bench.serving.systems import OURS
 
-# Rows of a timeline; further requests are in the distributions.
-_MAX_ROWS = 60
 _LABELS = {"load": "load (own)"}
 
 
@@ -39,69 +37,6 @@ def parts(result: Message) -> Iterator[Part]:
     yield Words(f"engines' logs: {result['logs']['folder']}", "dim")
     for name, words in result["failures"].items():
         yield Words(f"{name} was left out from there: {words}", "bad")
-
-
-def page(result: Message, seen: Sequence[tuple[str, Sequence[Served]]]) -> Iterator[Part]:
-    """Yields the parts of the page; of a run that was cut short what was seen before."""
-    from kvxfer.bench.report.plots import Bar, bars
-
-    yield from parts(result)
-    yield Heading("time to first token, by stage")
-    rows = []
-    for name, system in result["systems"].items():
-        stages = {stage: values["p50"] for stage, values in system.get("stages_ms", {}).items()}
-        if not stages and "first_token_ms" in system:
-            stages = {"prefill": system["first_token_ms"]["p50"]}
-        rows.append(Bar(name, _one_behind_the_other(0.0, stages)))
-    if rows:
-        yield Figure(bars(rows, "ms"), "Medians of each stage, one after the other.")
-    rows = [
-        Bar(
-            f"{name}: {len(one.answer.asked.prompt)} tokens",
-            _one_behind_the_other(0.0, {key: ms for key, ms in one.stages_ms().items() if key != "prefill"}),
-        )
-        for name, those in seen
-        for one in [one for one in those if one.was_handed_over][:_MAX_ROWS]
-    ]
-    if rows:
-        yield Heading("handovers")
-        words = "From the end of a request's prefill to its first token at the client."
-        yield Figure(bars(rows, "ms after the end of prefill"), words)
-    for name, those in seen:
-        yield from _system(name, [one for one in those if one.answer.token_ns])
-
-
-def _system(name: str, answered: Sequence[Served]) -> Iterator[Part]:
-    from kvxfer.bench.report.plots import Bar, bars, distribution
-
-    if not answered:
-        return
-    yield Heading(name)
-    yield distribution([one.answer.first_token_ms for one in answered], "time to first token, ms")
-    if gaps := [gap for one in answered for gap in one.answer.between_tokens_ms()]:
-        yield distribution(gaps, "between tokens, ms")
-    starts_ns: dict[int, int] = {}
-    for one in answered:
-        starts_ns[one.round] = min(one.answer.arrival_ns, starts_ns.get(one.round, one.answer.arrival_ns))
-    rows = []
-    for one in answered[:_MAX_ROWS]:
-        start_ns = starts_ns[one.round]
-        whole = {"prefill": one.answer.first_token_ms}
-        stages = one.stages_ms() if one.was_handed_over else whole
-        at_ms = (one.answer.arrival_ns - start_ns) / 1e6
-        points = [((token_ns - start_ns) / 1e6, "token") for token_ns in one.answer.token_ns]
-        label = f"{one.round + 1}: {len(one.answer.asked.prompt)} tokens"
-        rows.append(Bar(label, _one_behind_the_other(at_ms, stages), points))
-    plot = bars(rows, "ms after the round's first arrival")
-    yield Figure(plot, "Each request on the clock of its round; points are tokens.")
-
-
-def _one_behind_the_other(at: float, took: dict[str, float]) -> list[tuple[float, float, str]]:
-    segments = []
-    for stage, ms in took.items():
-        segments.append((at, at + ms, _label(stage)))
-        at += ms
-    return segments
 
 
 def _label(name: str) -> str:

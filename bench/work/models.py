@@ -147,7 +147,9 @@ class ModelShape:
         """
         if self.is_latent:
             return self
-        heads = (("KV", max(self.num_heads, tp), min(self.num_heads, tp), self.num_heads),)
+        heads: tuple[tuple[str, int, int, int], ...] = (
+            ("KV", max(self.num_heads, tp), min(self.num_heads, tp), self.num_heads),
+        )
         if self.state_nbytes:
             heads += (("state", _STATE_HEADS, tp, _STATE_HEADS),)
         for kind, most, least, count in heads:

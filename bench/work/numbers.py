@@ -33,7 +33,7 @@ def narrow(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
     if dtype == "int8":
         values = np.rint(np.clip(np.where(np.isnan(values), np.float32(0), values), -128, 127))
     with np.errstate(over="ignore"):
-        return values.astype(_type(dtype)).view(STAND_INS[dtype])
+        return np.asarray(values.astype(_type(dtype)).view(STAND_INS[dtype]))
 
 
 def _type(dtype: str) -> np.dtype[Any]:
@@ -41,4 +41,5 @@ def _type(dtype: str) -> np.dtype[Any]:
         return np.dtype(dtype)
     import ml_dtypes
 
-    return np.dtype(getattr(ml_dtypes, dtype))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype))
+    return found
