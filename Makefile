@@ -87,7 +87,7 @@ $(VENV)/deps.stamp: pyproject.toml $(VENV)/venv.stamp
 $(VENV)/dev.stamp: $(VENV)/deps.stamp
 	@$(LOCK) if [ $@ -nt $(VENV)/deps.stamp ]; then exit 0; fi; \
 	echo "installing development dependencies into $(VENV)"; \
-	$(PIP) -r <($(PY) -c "$$REQUIREMENTS" dev control); touch $@
+	$(PIP) -r <($(PY) -c "$$REQUIREMENTS" dev control bench); touch $@
 
 # Editable: Python files are used where they are; the build folder is kept, so this is incremental.
 $(VENV)/module.stamp: $(NATIVE_SOURCES) $(VENV)/deps.stamp
@@ -144,7 +144,7 @@ fuzz: native-build-asan
 instructions: native-build-plain $(VENV)/module.stamp
 	@command -v valgrind >/dev/null || { [ $$(id -u) = 0 ] && command -v apt-get >/dev/null && \
 	  apt-get install -qq -y valgrind >/dev/null; } || { echo 'install valgrind, please'; exit 1; }
-	$(PY) -m kvxfer.bench.plan.instructions build/plain/bench/native/move_pages
+	$(VENV)/bin/kvxfer bench instructions --format json
 
 # Torch alone is there; the rest is the first environment's. The CPU build, where one is at hand.
 TORCH := 2.13.0
@@ -204,7 +204,7 @@ test-vllm-next: .vllm-next/vllm-$(VLLM_NEXT).stamp $(VENV)/dev.stamp $(VENV)/mod
 	  -o faulthandler_timeout=290 $(ARGS)
 
 demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
-	.vllm/bin/python -m kvxfer.bench.engines.demo $(ARGS)
+	.vllm/bin/python -m kvxfer.bench demo $(ARGS)
 
 nightly: test test-torch
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)

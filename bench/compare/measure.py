@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
 
 import kvxfer
+from kvxfer.bench.compare import rounds
 from kvxfer.bench.compare import work as baseline_work
-from kvxfer.bench.compare.baseline import Baseline, chosen_baselines, known_baselines
+from kvxfer.bench.compare.baseline import SOFTWARE, Baseline, chosen_baselines, known_baselines
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.latency import measure as latency_bench
-from kvxfer.bench.latency.measure import LatencyOptions
+from kvxfer.bench.latency.measure import LatencyOptions, Nbytes
 from kvxfer.bench.pages import measure as pages_bench
-from kvxfer.bench.pages.measure import PagesOptions
+from kvxfer.bench.pages.measure import BlockKib, MemoryKind, Op, PagesOptions, Pattern, Total
 from kvxfer.bench.run.channel import Message
-from kvxfer.bench.run.option_checks import check_counts, check_known
-from kvxfer.bench.run.process import check_timeout
-from kvxfer.bench.run.progress import Progress
+from kvxfer.bench.run.course import Progress, Say
+from kvxfer.bench.run.options import Corrupt, Option, Seed, Timeout, check, described
 from kvxfer.bench.run.stats import spread
 from kvxfer.bench.setup import measure as setup_bench
 from kvxfer.bench.setup.measure import SetupOptions
 from kvxfer.errors import KvxferError
 
-TRANSPORTS = ("shm", "tcp")
 #: What kvxfer is called among the systems.
 OURS = "kvxfer"
 
@@ -47,38 +47,34 @@ _ITERATIONS = {"pages": 5, "latency": 500, "setup": 1}
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """What is compared. In a round every system starts afresh, warms up, works and ends.
+    """Do the same work with other software (`make baselines` installs it), round by round.
 
-    Systems never live at the same time: an idle agent of some takes a core.
+    In a round every system starts afresh, warms up, works and ends. Systems never live at the same time: an
+    idle agent of some takes a core.
     """
 
-    against: tuple[str, ...] = ("nixl", "mooncake")
-    work: str = "pages"
-    rounds: int = 3
-    transport: str = "shm"
-    #: Of `pages`.
-    op: str = "write"
-    total_mib: int = 256
-    block_kib: int = 32
-    pattern: str = "random"
+    against: Annotated[tuple[str, ...], Option("Other software, with commas between.", one_of=SOFTWARE)] = (
+        SOFTWARE
+    )
+    work: Annotated[str, Option(", ".join(FIGURES), one_of=tuple(FIGURES))] = "pages"
+    rounds: Annotated[int, Option("In each, every system starts afresh, in rotated order.", at_least=1)] = 3
+    transport: Annotated[str, Option("shm, tcp", one_of=("shm", "tcp"))] = "shm"
+    op: Op = "write"
+    total_mib: Total = 256
+    block_kib: BlockKib = 32
+    pattern: Pattern = "random"
     #: Of kvxfer's side alone; the others have memory of their process, which is ``foreign``.
-    memory: str = "pool"
-    #: Of `latency`.
-    nbytes: int = 4096
-    #: Measured ones in a round; 0: as suits the work.
-    iterations: int = 0
-    seed: int = 1
-    timeout_s: float = 30.0
-    #: Flips a byte after each arrival, so that the check must fail.
-    corrupt: bool = False
+    memory: MemoryKind = "pool"
+    nbytes: Nbytes = 4096
+    iterations: Annotated[
+        int, Option("Measured in a round after a warm-up; 0: 5, or 500 of latency, 1 of setup.", at_least=0)
+    ] = 0
+    seed: Seed = 1
+    timeout_s: Timeout = 30.0
+    corrupt: Corrupt = False
 
     def __post_init__(self) -> None:
-        check_known(self, work=tuple(FIGURES), transport=TRANSPORTS)
-        if not self.against:
-            raise BenchError("--against names nothing; give one or more, with commas between")
-        check_counts(self, "rounds")
-        check_counts(self, "iterations", at_least=0)
-        check_timeout(self.timeout_s)
+        check(self)
         # They refuse what does not fit.
         if self.work == "pages":
             self.pages_options()
@@ -121,11 +117,7 @@ class CompareOptions:
         return SetupOptions(self.transport, self.num_iterations)
 
 
-def run(
-    options: CompareOptions,
-    progress: Callable[[Progress], None],
-    known: tuple[Baseline, ...] | None = None,
-) -> Message:
+def run(options: CompareOptions, progress: Say, known: tuple[Baseline, ...] | None = None) -> Message:
     """Runs it and returns one JSON object, with what was measured when it ended early.
 
     ``verified`` is false when a check failed, which ends the run. A system that crashes or hangs is
@@ -146,15 +138,12 @@ def run(
         failure = str(error)
     except KeyboardInterrupt:
         interrupted = True
-    described: Message = asdict(options)
-    described.pop("corrupt")
     result: Message = {
         "bench": "compare",
-        **described,
-        "against": list(options.against),
+        **described(options),
         "iterations": options.num_iterations,
         "systems": comparison.systems(),
-        "ratios": ratios(options.work, comparison.rounds),
+        "ratios": rounds.ratios(OURS, FIGURES[options.work], comparison.rounds, _FLOORS),
         "rounds_measured": comparison.rounds,
         "notes": _notes(options, baselines),
         "failures": comparison.failures,
@@ -167,9 +156,7 @@ def run(
 class _Comparison:
     """The rounds of one run; what they gave stays here when one is cut short."""
 
-    def __init__(
-        self, options: CompareOptions, baselines: tuple[Baseline, ...], progress: Callable[[Progress], None]
-    ) -> None:
+    def __init__(self, options: CompareOptions, baselines: tuple[Baseline, ...], progress: Say) -> None:
         self._options = options
         self._baselines = {baseline.name: baseline for baseline in baselines}
         self._progress = progress
@@ -185,7 +172,7 @@ class _Comparison:
         total = self._options.rounds * len(names)
         for index in range(self._options.rounds):
             self.rounds.append({})
-            for turn, name in enumerate(rotated(names, index)):
+            for turn, name in enumerate(rounds.rotated(names, index)):
                 if name in self.failures:
                     continue
                 done = index * len(names) + turn
@@ -247,37 +234,6 @@ class _Comparison:
         if "limit_ratio" in measured:
             figures["limit_ratio"] = measured["limit_ratio"]
         self.rounds[-1][name] = figures
-
-
-def rotated(names: list[str], index: int) -> list[str]:
-    """Returns the order of a round: each begins with the one after, so that none is always first."""
-    start = index % len(names)
-    return names[start:] + names[:start]
-
-
-def ratios(work: str, rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, Message]]:
-    """Returns how many times better kvxfer is, by system and figure: each round's, and their spread.
-
-    Our rate over theirs, or their time over ours: below 1 the other is better. A round counts where
-    both were measured; where ours is 0 there is no ratio.
-    """
-    found: dict[str, dict[str, Message]] = {}
-    for figure, more_is_better in FIGURES[work].items():
-        floor = _FLOORS.get(figure, 0.0)
-        by_system: dict[str, list[float]] = {}
-        for measured in rounds:
-            if OURS not in measured:
-                continue
-            mine = max(floor, measured[OURS][figure])
-            for name, figures in measured.items():
-                theirs = max(floor, figures[figure])
-                above, below = (mine, theirs) if more_is_better else (theirs, mine)
-                if name != OURS and below > 0:
-                    by_system.setdefault(name, []).append(above / below)
-        for name, values in by_system.items():
-            by_round = [round(value, 3) for value in values]
-            found.setdefault(name, {})[figure] = {**spread(values), "rounds": by_round}
-    return found
 
 
 def _no_progress(at: Progress) -> None:

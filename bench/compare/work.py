@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from kvxfer.bench.compare.baseline import Baseline, BaselineEnd, BaselinePair
+from kvxfer.bench.compare.baseline import Baseline, BaselinePair
 from kvxfer.bench.errors import CheckFailedError
-from kvxfer.bench.latency.measure import LatencyOptions
+from kvxfer.bench.latency.measure import LatencyOptions, Ways
 from kvxfer.bench.pages.measure import PagesOptions
 from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.process import Worker
 from kvxfer.bench.run.stats import GIB, median, spread
 from kvxfer.bench.setup.measure import FIGURES as SETUP_FIGURES
 from kvxfer.bench.setup.measure import SetupOptions
 
-# As in `bench pages`: connections, prepared descriptors, page faults.
-_WARMUP_ITERATIONS = 1
 # Beyond a transfer's own deadline, which its process tells in better words than silence.
 _SLACK_S = 10.0
 # Some take tens of milliseconds a round trip: a process says something before it is taken for dead.
@@ -29,16 +26,15 @@ _SETUP_TIMEOUT_S = 10.0
 
 def run_pages(baseline: Baseline, options: PagesOptions) -> Message:
     """Moves pages; the keys are those of `pages.measure.run`, and ``version`` and ``settings``."""
-    fields = _fields(
-        options.transport, options.page_nbytes, options.num_pages, options.timeout_s, options.corrupt
-    )
-    seeds = (options.seed, options.seed + 1)
+    sizes = (options.page_nbytes, options.num_pages)
+    fields = _fields(options.transport, *sizes, options.timeout_s, options.corrupt, pattern=options.pattern)
     moved = []
-    with BaselinePair(baseline, {**fields, "pattern": options.pattern}, seeds) as pair:
+    with BaselinePair(baseline, fields, (options.seed, options.seed + 1)) as pair:
         pair.open(_active(pair, options.op))
-        for iteration in range(_WARMUP_ITERATIONS + options.iterations):
+        # The first one warms up: connections, prepared descriptors, page faults.
+        for iteration in range(1 + options.iterations):
             moved.append(_move(pair, options.op, options.timeout_s, iteration))
-    moved = moved[_WARMUP_ITERATIONS:]
+    del moved[0]
     return {
         **_identity(pair),
         "total_ms": spread(one["total_ns"] / 1e6 for one in moved),
@@ -50,34 +46,37 @@ def run_pages(baseline: Baseline, options: PagesOptions) -> Message:
 
 def run_latency(baseline: Baseline, options: LatencyOptions) -> Message:
     """Writes back and forth; the keys are those of `latency.measure.run`."""
-    fields = _fields(options.transport, options.nbytes, 2, options.timeout_s, options.corrupt)
+    fields = _fields(
+        options.transport,
+        options.nbytes,
+        2,
+        options.timeout_s,
+        options.corrupt,
+        same_pages=True,
+        notifies=True,
+    )
     iterations = options.warmup + options.iterations
-    fields.update(pattern="contiguous", same_pages=True, notifies=True)
+    ways = Ways()
     with BaselinePair(baseline, fields, (1, 1)) as pair:
         pair.open(pair.source)
-        round_trips_ns, held_ns = [], []
         for first in range(0, iterations, _ROUND_TRIPS_A_CALL):
-            part = {"first": first, "iterations": min(_ROUND_TRIPS_A_CALL, iterations - first)}
+            part: Message = {"first": first, "iterations": min(_ROUND_TRIPS_A_CALL, iterations - first)}
             pair.destination.call("answer", **part)  # it polls now, and replies again at the end
             asked = pair.source.call("ask", timeout_s=options.timeout_s + _SLACK_S, **part)
             answered = pair.destination.reply(options.timeout_s + _SLACK_S)
             for reply in (asked, answered):
                 _raise_wrong(baseline, reply)
-            round_trips_ns += asked["round_trips_ns"]
-            held_ns += answered["held_ns"]
-    # What the far end does between seeing one write and posting the next is no part of either way.
-    one_way_us = (np.array(round_trips_ns) - np.array(held_ns))[options.warmup :] / 2e3
-    p50, p90, p99 = np.percentile(one_way_us, [50, 90, 99]).round(2).tolist()
-    least = round(float(one_way_us.min()), 2)
-    return {**_identity(pair), "p50_us": p50, "p90_us": p90, "p99_us": p99, "min_us": least}
+            ways.add(asked, answered)
+    return {**_identity(pair), **ways.figures(skip=options.warmup)}
 
 
 def run_setup(baseline: Baseline, options: SetupOptions, corrupt: bool) -> Message:
     """Sets two agents up, writes once, leaves them alone; the keys are those of `setup.measure.run`."""
-    fields = _fields(options.transport, _SETUP_PAGE_NBYTES, _SETUP_NUM_PAGES, _SETUP_TIMEOUT_S, corrupt)
+    sizes = (_SETUP_PAGE_NBYTES, _SETUP_NUM_PAGES)
+    fields = _fields(options.transport, *sizes, _SETUP_TIMEOUT_S, corrupt)
     seen: list[Message] = []
     for _ in range(options.iterations):
-        with BaselinePair(baseline, {**fields, "pattern": "contiguous"}, (1, 1)) as pair:
+        with BaselinePair(baseline, fields, (1, 1)) as pair:
             pair.open(pair.source)
             written = _move(pair, "write", _SETUP_TIMEOUT_S, 1)
             pair.destination.send("idle", seconds=options.idle_s)
@@ -89,15 +88,19 @@ def run_setup(baseline: Baseline, options: SetupOptions, corrupt: bool) -> Messa
     return {**_identity(pair), **figures}
 
 
-def _fields(transport: str, page_nbytes: int, num_pages: int, timeout_s: float, corrupt: bool) -> Message:
+def _fields(
+    transport: str, page_nbytes: int, num_pages: int, timeout_s: float, corrupt: bool, **more: Any
+) -> Message:
     return {
         "transport": transport,
         "page_nbytes": page_nbytes,
         "num_pages": num_pages,
         "timeout_s": timeout_s,
         "corrupt": corrupt,
+        "pattern": "contiguous",
         "same_pages": False,
         "notifies": False,
+        **more,
     }
 
 
@@ -105,7 +108,7 @@ def _identity(pair: BaselinePair) -> Message:
     return {"version": pair.opened["version"], "settings": pair.opened["settings"]}
 
 
-def _active(pair: BaselinePair, op: str) -> BaselineEnd:
+def _active(pair: BaselinePair, op: str) -> Worker:
     return pair.source if op == "write" else pair.destination
 
 
@@ -122,7 +125,7 @@ def _move(pair: BaselinePair, op: str, timeout_s: float, iteration: int) -> Mess
     return {**moved, "cpu_ns": moved["cpu_ns"] + served["cpu_ns"]}
 
 
-def _raise_wrong(baseline: Baseline, reply: dict[str, Any], iteration: int | None = None) -> None:
+def _raise_wrong(baseline: Baseline, reply: Message, iteration: int | None = None) -> None:
     if reply["wrong"]:
         where = "" if iteration is None else f"iteration {iteration}: "
         raise CheckFailedError(f"{baseline.name}: {where}{reply['wrong']}")

@@ -1,6 +1,6 @@
 """A small router before prefill and decode engines, for tests and demonstrations.
 
-``python -m kvxfer.bench.engines.router --prefill URL --decode URL --port N``, either URL any number of times.
+``kvxfer bench router --prefill URL --decode URL --port N``, either URL any number of times.
 
 It speaks the protocol that vLLM's connectors and the community's routers have settled on: a request
 goes to a prefill engine for one token, and with the ``kv_transfer_params`` of that answer, as they are,
@@ -15,7 +15,6 @@ who pushes has to know which one it asks.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -28,13 +27,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any
 
-try:
-    import httpx
-    import uvicorn
-    from fastapi import FastAPI, Request, Response
-    from fastapi.responses import JSONResponse, StreamingResponse
-except ModuleNotFoundError as error:
-    raise SystemExit(f"the router needs {error.name}: pip install 'kvxfer[control]'") from None
+import httpx
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from kvxfer.bench.engines.options import RouterOptions
 
 Body = Mapping[str, Any]
 
@@ -46,8 +44,6 @@ _TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 # not to be used again.
 _KEEP_ALIVE_S = 2.0
 _CONNECT_TIMEOUT_S = 5.0
-# Between two pieces of an answer.
-_SILENCE_TIMEOUT_S = 300.0
 _STATUS_OF_A_CLIENT_THAT_LEFT = 499
 
 
@@ -219,7 +215,7 @@ def create_app(
     decodes: Sequence[str],
     *,
     dispatch: str = "sequential",
-    silence_timeout_s: float = _SILENCE_TIMEOUT_S,
+    silence_timeout_s: float = 300.0,
 ) -> FastAPI:
     """Returns the router as an ASGI application.
 
@@ -344,16 +340,8 @@ def _error(error: RouteError) -> JSONResponse:
     return JSONResponse(error.body(), error.status)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def run(options: RouterOptions) -> int:
     """Runs the router until it is told to end."""
-    parser = argparse.ArgumentParser(prog="python -m kvxfer.bench.engines.router", description=__doc__)
-    parser.add_argument("--prefill", action="append", required=True, metavar="URL", help="may be repeated")
-    parser.add_argument("--decode", action="append", required=True, metavar="URL", help="may be repeated")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--dispatch", choices=list(DISPATCHES), default="sequential")
-    parser.add_argument("--silence-timeout-s", type=float, default=_SILENCE_TIMEOUT_S, metavar="S")
-    options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     app = create_app(
@@ -365,7 +353,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with socket.create_server((options.host, options.port)) as listener:
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
         uvicorn.Server(config).run(sockets=[listener])
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -25,9 +25,6 @@ class RouterServer(ServerProcess):
     def __init__(
         self, prefills: Sequence[str], decodes: Sequence[str], log: Path, dispatch: str = "sequential"
     ) -> None:
-        engines = [*(f"--prefill={url}" for url in prefills), *(f"--decode={url}" for url in decodes)]
-        super().__init__(
-            "the router",
-            [sys.executable, "-m", "kvxfer.bench.engines.router", *engines, "--dispatch", dispatch],
-            log,
-        )
+        engines = ["--prefill", ",".join(prefills), "--decode", ",".join(decodes)]
+        command = [sys.executable, "-m", "kvxfer.bench", "router", *engines, "--dispatch", dispatch]
+        super().__init__("the router", command, log)

@@ -51,10 +51,7 @@ _COMMON = {
 
 #: name -> (transformers' configuration class, its arguments beside the common ones)
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": (
-        "LlamaConfig",
-        {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32},
-    ),
+    "llama": ("LlamaConfig", {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}),
     # Pages of 64 KiB in 32 layers, as many and as large as those of Llama-3.1-8B in bfloat16 with blocks
     # of 16 tokens: 64 KiB a token to hand over, where everything else is as small as it can be.
     "llama-pages": (

@@ -1,15 +1,13 @@
-"""``make gpu-check``: what works on this machine's GPU, and how copies do beside limits of the same run.
+"""``make gpu-check`` (``kvxfer bench gpu``): what works on this machine's GPU, and copies beside limits.
 
-Runs where CUDA, torch and numpy are and nothing else of the benchmarks' libraries. Everything runs in
-processes of its own, each of which ends within a bound: what breaks a context, or does not end, is told and
-takes nothing else along. First the tests, several files at a time, then the figures one after the other, then
-the copies' tests under NVIDIA's checkers; what no time is left for is named. The table is printed last,
-whatever happened.
+Everything runs in processes of its own, each of which ends within a bound: what breaks a context, or does
+not end, is told and takes nothing else along. First the tests, several files at a time, then the figures one
+after the other, then the copies' tests under NVIDIA's checkers; what no time is left for is named. The table
+is printed last, whatever happened.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -19,14 +17,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from kvxfer.bench.gpu import step as gpu_step
-from kvxfer.bench.gpu import table as gpu_report
 from kvxfer.bench.gpu import tests as gpu_tests
 from kvxfer.bench.gpu.figures import EXIT_SAID, GROUPS
+from kvxfer.bench.gpu.figures import Options as FiguresOptions
+from kvxfer.bench.gpu.figures import run as run_group
+from kvxfer.bench.gpu.shown import parts as shown_parts
 from kvxfer.bench.gpu.step import Step
 from kvxfer.bench.report import machine
+from kvxfer.bench.report.document import print_parts
+from kvxfer.bench.run.options import Option, check
 from kvxfer.gpu.availability import Availability, availability
 
 EXIT_WRONG, EXIT_NO_GPU = 1, 3
@@ -45,7 +47,8 @@ _TESTS: Final = (
 )
 # So many files at a time: none of them measures anything.
 _AT_A_TIME: Final = 4
-_TEST_S: Final = 150.0
+_FILE_S: Final = 150.0
+_TEST_S: Final = 60.0
 # What the figures are left at least, of which each group needs about a quarter of a minute.
 _FIGURES_S: Final = 180.0
 _FIGURE_S: Final = 75.0
@@ -53,7 +56,6 @@ _CHECKERS: Final = ("memcheck", "racecheck")
 _CHECKER_S: Final = 90.0
 # Of a process on the device under a checker; where it refuses the device, that fails.
 _PROBE: Final = "import torch; torch.zeros(1, device='cuda').add_(1).cpu()"
-_PLAIN_PYTEST: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 # What is checked: each kernel once. The checkers slow one down by far more than ten times.
 _CHECKED: Final = "(random_order and 2064) or (every_number and bfloat16-float8_e4m3fn)"
 _FIGURES_COMMAND = (sys.executable, "-m", "kvxfer.bench.gpu.figures")
@@ -61,16 +63,41 @@ _FIGURES_COMMAND = (sys.executable, "-m", "kvxfer.bench.gpu.figures")
 _GROUP_S: Final = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class GpuOptions:
+    """Say what works on this machine's GPU, and how copies do beside limits of the same run.
+
+    `make gpu-check` runs this. Prints a table last; status 1 where something is wrong, 3 without a GPU.
+    """
+
+    device: Annotated[int, Option("Which GPU.", at_least=0)] = 0
+    total_mib: Annotated[int, Option("Bytes of a copy of pages.", at_least=1)] = 1024
+    rounds: Annotated[int, Option("How often each is measured.", at_least=1)] = 7
+    seconds: Annotated[float, Option("When everything has ended.", above=0)] = 400.0
+    only: Annotated[
+        tuple[str, ...], Option("Parts: tests, figures, checkers.", one_of=("tests", "figures", "checkers"))
+    ] = ("tests", "figures", "checkers")
+    group: Annotated[
+        str, Option("Measures one group of figures alone, in this process.", one_of=("", *GROUPS))
+    ] = ""
+    out: Annotated[str, Option("A file for the result as JSON, written as it comes.")] = ""
+    logs: Annotated[str, Option("A folder.")] = "build/gpu-check-logs"
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 @dataclass(slots=True)
 class Check:
     """A run of everything, and what is known so far."""
 
-    device: int
-    arguments: tuple[str, ...]
+    options: GpuOptions
     until: float
-    logs: Path
-    out: Path | None
     result: dict[str, Any]
+
+    @property
+    def logs(self) -> Path:
+        return Path(self.options.logs)
 
     def left_s(self) -> float:
         return self.until - time.monotonic()
@@ -78,8 +105,8 @@ class Check:
     def keep(self, kind: str, what: dict[str, Any]) -> None:
         """Keeps a result, in the file as well, so that it is there if this process is ended."""
         self.result[kind].append(what)
-        if self.out is not None:
-            self.out.write_text(json.dumps(self.result, indent=1) + "\n")
+        if self.options.out:
+            Path(self.options.out).write_text(json.dumps(self.result, indent=1) + "\n")
 
     def not_run(self, words: str) -> None:
         self.keep("not_run", {"words": words})
@@ -90,42 +117,23 @@ class Check:
         _tell(f"WRONG: {words}" + (f"\n{shown}" if shown else ""))
 
 
-def main() -> int:
+def run(options: GpuOptions) -> int:
     """Prints the table and returns an exit status: 0, 1 where something is wrong, 3 where there is no GPU."""
-    parser = argparse.ArgumentParser(prog="python -m kvxfer.bench.gpu.check", description=__doc__)
-    parser.add_argument("--device", type=int, default=0, help="which GPU")
-    parser.add_argument("--total-mib", type=int, default=1024, help="bytes of a copy of pages")
-    parser.add_argument("--rounds", type=int, default=7, help="how often each is measured")
-    parser.add_argument("--seconds", type=float, default=400, help="when everything has ended")
-    parser.add_argument("--only", action="append", choices=("tests", "figures", "checkers"), help="a part")
-    parser.add_argument("--out", type=Path, help="a file for the result as JSON, written as it comes")
-    parser.add_argument("--logs", type=Path, default=Path("build/gpu-check-logs"), help="a folder")
-    options = parser.parse_args()
     found = availability(options.device)
     if not found.usable:
         print(f"gpu-check: nothing was measured: {found.reason}", file=sys.stderr)
         return EXIT_NO_GPU
-    arguments = (
-        *("--device", str(options.device), "--total-mib", str(options.total_mib)),
-        *("--rounds", str(options.rounds)),
-    )
-    check = Check(
-        options.device,
-        arguments,
-        time.monotonic() + options.seconds,
-        options.logs,
-        options.out,
-        _nothing_yet(found, options.total_mib, options.rounds),
-    )
-    shutil.rmtree(check.logs, ignore_errors=True)
+    if options.group:
+        return run_group(FiguresOptions(options.group, options.device, options.total_mib, options.rounds))
+    everything = Check(options, time.monotonic() + options.seconds, _nothing_yet(found, options))
+    shutil.rmtree(everything.logs, ignore_errors=True)
     parts: dict[str, Callable[[Check], None]] = {"tests": tests, "figures": figures, "checkers": checkers}
     try:
-        for name, part in parts.items():
-            if not options.only or name in options.only:
-                part(check)
+        for name in options.only:
+            parts[name](everything)
     finally:
-        print(gpu_report.table(check.result), flush=True)
-    return EXIT_WRONG if check.result["wrong"] else 0
+        print_parts(shown_parts(everything.result))
+    return EXIT_WRONG if everything.result["wrong"] else 0
 
 
 def tests(check: Check) -> None:
@@ -134,7 +142,7 @@ def tests(check: Check) -> None:
 
     def run(name: str) -> gpu_tests.Tests:
         return gpu_tests.run(
-            f"tests/gpu/test_{name}.py", _TEST_S, lambda: check.left_s() - reserved, check.logs
+            f"tests/gpu/test_{name}.py", _FILE_S, _TEST_S, lambda: check.left_s() - reserved, check.logs
         )
 
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
@@ -169,8 +177,10 @@ def _figures_of(check: Check, group: str, broken: list[str]) -> str:
         Copies that ended earlier processes. What those have measured is not measured again.
     """
     measured = [row["name"] for row in check.result["row"]] if broken else []
-    skip = (word for name in (*broken, *measured) for word in ("--skip", name))
-    command = (*_FIGURES_COMMAND, group, *check.arguments, *skip)
+    given = check.options
+    skip = [*broken, *measured]
+    told = FiguresOptions(group, given.device, given.total_mib, given.rounds, tuple(skip))
+    command = (*_FIGURES_COMMAND, json.dumps(asdict(told)))
     name = f"figures {group} {len(broken)}" if broken else f"figures {group}"
     outcome = gpu_step.run(Step(name, command, _FIGURE_S), check.left_s(), check.logs)
     if outcome is None:
@@ -240,7 +250,7 @@ def _checked_command() -> tuple[str, ...]:
     )
 
 
-def _nothing_yet(found: Availability, total_mib: int, rounds: int) -> dict[str, Any]:
+def _nothing_yet(found: Availability, options: GpuOptions) -> dict[str, Any]:
     lists = (
         *("tests", "row", "host CTAs", "host copy", "beside products", "trigger", "command", "litmus"),
         "checkers",
@@ -252,8 +262,8 @@ def _nothing_yet(found: Availability, total_mib: int, rounds: int) -> dict[str, 
         "driver": "{}.{}".format(*found.driver_version),
         **{name: _version(name) for name in ("torch", "cuda-core", "cuda-bindings", "numpy")},
         "machine": machine.describe(),
-        "total_mib": total_mib,
-        "rounds": rounds,
+        "total_mib": options.total_mib,
+        "rounds": options.rounds,
         **{name: [] for name in (*lists, "not_run", "wrong")},
     }
 
@@ -269,7 +279,3 @@ def _version(package: str) -> str:
 
 def _tell(words: str) -> None:
     print(f"gpu-check: {words}", flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""``python -m kvxfer.bench.gpu.figures GROUP``: one group of `make gpu-check`'s figures, by itself.
+"""``python -m kvxfer.bench.gpu.figures JSON``: one group of `make gpu-check`'s figures, by itself.
 
 Prints each result as a line of JSON as soon as it is known (its ``kind`` says of what), so that what was
 measured stays when the process is ended. Every copy is checked before it is measured. Rounds go through all
@@ -7,7 +7,6 @@ copies of a group in turn, so that a clock that changes changes them all.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import json
@@ -43,20 +42,18 @@ EXIT_SAID: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a group is told.
+    """What a group is told; `skip` names copies that broke the device in an earlier process."""
 
-    Attributes
-    ----------
-    nbytes
-        Of a copy of pages.
-    skip
-        Names of copies that broke the device in an earlier process.
-    """
-
+    group: str
     device: int
-    nbytes: int
+    total_mib: int
     rounds: int
     skip: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Of a copy of pages."""
+        return self.total_mib * MIB
 
 
 def say(kind: str, **what: Any) -> None:
@@ -64,26 +61,18 @@ def say(kind: str, **what: Any) -> None:
     print(json.dumps({"kind": kind, **what}), flush=True)
 
 
-def main() -> int:
+def run(options: Options) -> int:
     """Measures a group and returns an exit status; `EXIT_SAID` where bytes were wrong, and it said so."""
-    parser = argparse.ArgumentParser(prog="python -m kvxfer.bench.gpu.figures", description=__doc__)
-    parser.add_argument("group", choices=GROUPS)
-    parser.add_argument("--device", type=int, default=0, help="which GPU")
-    parser.add_argument("--total-mib", type=int, default=1024, help="bytes of a copy of pages")
-    parser.add_argument("--rounds", type=int, default=7, help="how often each is measured")
-    parser.add_argument("--skip", action="append", default=[], help="a copy that is not run")
-    told = parser.parse_args()
-    options = Options(told.device, told.total_mib * MIB, told.rounds, tuple(told.skip))
     import torch
 
     torch.cuda.set_device(options.device)
     try:
-        GROUPS[told.group](options)
+        GROUPS[options.group](options)
     except CheckFailedError as error:
-        say("wrong", name=told.group, words=str(error))
+        say("wrong", name=options.group, words=str(error))
         return EXIT_SAID
     except (BenchError, UsageError) as error:
-        say("not run", words=f"{told.group}: {error}")
+        say("not run", words=f"{options.group}: {error}")
     return 0
 
 
@@ -178,10 +167,7 @@ def host(options: Options) -> None:
         CopyStream(options.device, tables_nbytes=_TABLES_NBYTES, copy_engines="always") as engines,
         # As agents have it, but for the room for tables.
         CopyStream(
-            options.device,
-            num_ctas=found.num_ctas,
-            tables_nbytes=_TABLES_NBYTES,
-            copy_engines="calibrated",
+            options.device, num_ctas=found.num_ctas, tables_nbytes=_TABLES_NBYTES, copy_engines="calibrated"
         ) as chosen,
     ):
         for copies in _host_copies(options.nbytes // 4, kernels, engines, chosen):
@@ -208,7 +194,7 @@ def stores(options: Options) -> None:
 
 def triggers(options: Options) -> None:
     """From a stream's store to the first byte of a transfer that waits for it."""
-    from kvxfer.bench.latency.trigger import by_stream
+    from kvxfer.bench.latency.delays import by_stream
 
     for delay in by_stream(options.device, _TRIGGER_ROUNDS):
         say("trigger", **asdict(delay))
@@ -362,17 +348,7 @@ def between(index: int, options: Options) -> None:
             say("not run", words=str(error))
             continue
         name = f"{kind.name}{'' if kind.how == handles else f' by {handles}'}, {kib} KiB"
-        row = Row(
-            _BETWEEN,
-            name,
-            round(float(np.median(rates)), 1),
-            round(float(np.median(ratios)), 3),
-            round(min(ratios), 3),
-            round(max(ratios), 3),
-            0.85,
-            0.0,
-        )
-        say("row", **asdict(row))
+        say("row", **asdict(Row.of(_BETWEEN, name, rates, ratios, asked=0.85)))
 
 
 #: In the order in which they are worth having, should time be short.
@@ -393,4 +369,4 @@ GROUPS: Final[dict[str, Callable[[Options], None]]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(Options(**json.loads(sys.argv[1]))))

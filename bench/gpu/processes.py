@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 import kvxfer
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.gpu import source as gpu_source
+from kvxfer.bench.run.process import Worker
 from kvxfer.bench.work.page_data import block_order
 
 _SETTING = "PYTORCH_CUDA_ALLOC_CONF"
@@ -77,16 +73,17 @@ def measure(
     torch.cuda.synchronize(device)
     every = np.arange(num_blocks, dtype=np.uint32)
     rates, ratios = [], []
+    told = {"sizes": [device, num_layers, num_blocks, block_nbytes], "how": kind.how}
     try:
         with (
-            _source(kind, device, num_layers, num_blocks, block_nbytes) as (address, answer),
+            Worker("gpu.source:Source", told, environment={_SETTING: kind.setting}) as source,
             kvxfer.Agent("reader", gpu_source.options(device)) as agent,
         ):
-            handles = answer()
+            opened = source.call("open")
             region = agent.register("cache", cache, gpu_source.layout_of(cache))
-            peer = agent.connect_blocking(address, _TIMEOUT_S)
+            peer = agent.connect_blocking(opened["address"], _TIMEOUT_S)
             remote = peer.region_blocking("cache", _TIMEOUT_S)
-            answer()
+            source.call("grant")
 
             def read(count: int) -> float:
                 start = time.perf_counter()
@@ -105,39 +102,4 @@ def measure(
                 ratios.append(rates[-1] / limit())
     except kvxfer.KvxferError as error:
         raise BenchError(f"two processes, {kind.name}: {error}") from error
-    return handles, rates, ratios
-
-
-@contextmanager
-def _source(
-    kind: Kind, device: int, num_layers: int, num_blocks: int, block_nbytes: int
-) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Starts the other process; yields its address, and what returns its next line."""
-    arguments: list[Any] = [device, num_layers, num_blocks, block_nbytes, kind.how]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kvxfer.bench.gpu.source", *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, _SETTING: kind.setting},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    output = process.stdout
-
-    def answer() -> str:
-        line = output.readline().strip()
-        if not line:
-            raise BenchError(f"two processes, {kind.name}: the source ended with {process.wait(_TIMEOUT_S)}")
-        return line
-
-    try:
-        yield answer(), answer
-    finally:
-        process.stdin.close()
-        try:
-            process.wait(_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        output.close()
+    return opened["handles"], rates, ratios

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
@@ -44,6 +44,15 @@ class Row:
     most: float
     asked: float
     submit_us: float
+
+    @classmethod
+    def of(
+        cls, group: str, name: str, rates: Any, ratios: Any, *, asked: float = 0.0, submit_s: float = 0.0
+    ) -> Self:
+        """Returns the row of what the rounds gave."""
+        middle, least, most = np.percentile(ratios, [50, 0, 100]).round(3).tolist()
+        rate = round(float(np.median(rates)), 1)
+        return cls(group, name, rate, middle, least, most, asked, round(submit_s * 1e6, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +99,7 @@ def measure(copies: list[Copy], rounds: int, begin: Callable[[str], None]) -> It
             found.append(copy.nbytes * count / seconds(copy, count, 1.5 * count * each) / 1e9)
     for copy, each, found in zip(right, submit_s, rates, strict=True):
         ratios = np.array(found) / np.array(rates[0])
-        yield Row(
-            copy.group,
-            copy.name,
-            round(float(np.median(found)), 1),
-            round(float(np.median(ratios)), 3),
-            round(float(ratios.min()), 3),
-            round(float(ratios.max()), 3),
-            copy.asked,
-            round(each * 1e6, 1),
-        )
+        yield Row.of(copy.group, copy.name, found, ratios, asked=copy.asked, submit_s=each)
 
 
 def seconds(copy: Copy, count: int, queued_in_s: float = 0.0) -> float:

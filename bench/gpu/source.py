@@ -1,21 +1,19 @@
-"""The other process of `kvxfer.bench.gpu.processes`: an agent whose cache on the GPU may be read.
-
-Told its device, the cache's layers, the blocks of each, their bytes, and how to allocate them. Prints its
-address, then how its memory is handed on, and ends when nobody writes to it any more.
-"""
+"""The other process of `kvxfer.bench.gpu.processes`: an agent whose cache on the GPU may be read."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import Any
 
 import kvxfer
 from kvxfer import _native
+from kvxfer.bench.run.channel import Channel, Message
+from kvxfer.bench.run.endpoint import LEASE_S
+from kvxfer.bench.run.process import End
 from kvxfer.gpu import shareable_memory
 
 POOL, OWN = "pool", "torch"
-TTL_S = 600.0
+_TIMEOUT_S = 50.0
 
 
 def cache_of(device: int, num_layers: int, num_blocks: int, block_nbytes: int) -> Any:
@@ -41,19 +39,25 @@ def options(device: int) -> kvxfer.AgentOptions:
     return kvxfer.AgentOptions(transports=("unix", "cuda_ipc"), gpu=device, gpu_ctas=num_ctas)
 
 
-def main() -> None:
-    device, num_layers, num_blocks, block_nbytes = (int(word) for word in sys.argv[1:5])
-    pooled = sys.argv[5] == POOL
-    with kvxfer.Agent("source", options(device)) as agent:
+class Source(End):
+    """An agent with a cache on the GPU; ``sizes``: its device, layers, blocks of each, bytes of those."""
+
+    def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
+        super().__init__(fields, coordinator, peers)
+        device, *shape = fields["sizes"]
+        pooled = fields["how"] == POOL
+        self._agent = kvxfer.Agent("source", options(device))
         with shareable_memory(device) if pooled else contextlib.nullcontext():
-            cache = cache_of(device, num_layers, num_blocks, block_nbytes)
-        region = agent.register("cache", cache, layout_of(cache))
-        print(agent.address, flush=True)
-        print((_native.gpu_pool_handles(device) if pooled else "") or OWN, flush=True)
-        region.grant(agent.accept_blocking(timeout_s=60), mode="read", ttl_s=TTL_S)
-        print("granted", flush=True)
-        sys.stdin.read()
+            self._cache = cache_of(device, *shape)
+        self._region = self._agent.register("cache", self._cache, layout_of(self._cache))
+        self._handles = (_native.gpu_pool_handles(device) if pooled else "") or OWN
 
+    def open(self) -> Message:
+        return {"address": self._agent.address, "handles": self._handles}
 
-if __name__ == "__main__":
-    main()
+    def grant(self) -> None:
+        reader = self._agent.accept_blocking(timeout_s=_TIMEOUT_S)
+        self._region.grant(reader, mode="read", ttl_s=LEASE_S)
+
+    async def aclose(self) -> None:
+        await self._agent.aclose()

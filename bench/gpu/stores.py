@@ -12,14 +12,7 @@ import torch
 
 from kvxfer.bench.errors import CheckFailedError
 from kvxfer.bench.gpu.copies import Copy, whole
-from kvxfer.gpu import (
-    StoreOffer,
-    include_path,
-    offer_stores,
-    shareable_memory,
-    sources,
-    store_ring_nbytes,
-)
+from kvxfer.gpu import StoreOffer, include_path, offer_stores, shareable_memory, sources, store_ring_nbytes
 
 _GROUP = "pages that a kernel stores into memory that was offered, on this GPU, which is no NVLink"
 _NUM_THREADS = 512

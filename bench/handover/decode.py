@@ -5,66 +5,40 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 import kvxfer
-from kvxfer.bench.handover.cache import Cache
-from kvxfer.bench.handover.measure import HandoverOptions
-from kvxfer.bench.handover.prefill import peer_named, tag
+from kvxfer.bench.handover.prefill import HandoverEnd, tag
 from kvxfer.bench.handover.prefix_cache import PrefixCache
-from kvxfer.bench.handover.request_pages import GroupTable, Prefix, RequestPages, open_caches
+from kvxfer.bench.handover.request_pages import GroupTable, Prefix
 from kvxfer.bench.run.channel import Channel, Message
-from kvxfer.bench.run.endpoint import Endpoint, limit_commands
-from kvxfer.bench.run.memory import rss_mib
-from kvxfer.bench.run.process import serve
 from kvxfer.bench.run.stats import MIB
 
 
-class Decode:
+class Decode(HandoverEnd):
     """Receives the pages of requests, says when it could begin, and checks every byte.
 
     Up to ``concurrency`` requests are in hand at once; each holds its blocks until it is checked.
     With prefix reuse the blocks of its prefix stay, and do not move for the next that begins alike.
     """
 
-    def __init__(
-        self,
-        options: HandoverOptions,
-        caches: list[Endpoint | Cache],
-        agent: kvxfer.Agent,
-        coordinator: Channel,
-        prefills: list[Channel],
-    ) -> None:
-        self._options = options
-        self._shape = options.shape()
-        self._agent = agent
-        self._coordinator = coordinator
-        self._prefills = prefills
-        self._pages = RequestPages(self._shape, caches)
-        self._kept = PrefixCache(options.reuse_blocks())
+    def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
+        super().__init__("decode", fields, coordinator, peers)
+        self._kept = PrefixCache(self.options.reuse_blocks())
         self._checking = asyncio.Lock()
-        self._cpu_ns = 0
         #: request -> resolved by prefill's word that its pages can be read (pull).
         self._ready: dict[int, asyncio.Future[Message]] = {}
 
-    def handlers(self) -> dict[str, Any]:
-        return {"run": self.run, "usage": self.usage}
-
-    def usage(self) -> Message:
-        """Processor time of all runs without checking pages, and resident memory."""
-        return {"cpu_ns": self._cpu_ns - self._pages.cpu_ns, "rss_mib": rss_mib()}
-
-    async def run(self, requests: list[Message]) -> Message:
+    async def run(self, requests: list[Message]) -> None:
         """Asks prefill for the requests as they arrive; tells the coordinator of each when it is checked.
 
         A request without ``arrival_ns`` (after the start) arrives when there is room for it.
         """
         start_ns = time.process_time_ns()
         begin_ns = time.monotonic_ns()
-        slots = asyncio.Semaphore(self._options.concurrency)
-        watched = self._prefills if self._options.mode == "pull" else []
+        slots = asyncio.Semaphore(self.options.concurrency)
+        watched = self.peers if self.options.mode == "pull" else []
         watchers = [asyncio.create_task(self._watch(prefill)) for prefill in watched]
         async with asyncio.TaskGroup() as group:
             for asked in requests:
@@ -77,35 +51,34 @@ class Decode:
                 task.add_done_callback(lambda _: slots.release())
         for watcher in watchers:
             watcher.cancel()
-        self._cpu_ns += time.process_time_ns() - start_ns
-        return {}
+        self._spent_ns += time.process_time_ns() - start_ns
 
     async def _serve(self, asked: Message, arrival_ns: int) -> None:
         request = asked["request"]
-        prefix = Prefix(tuple(asked["prefix_ids"]), self._options.chunk_blocks(asked["scale"]))
+        prefix = self.prefix_of(asked)
         taken = self._take(asked, prefix)
-        tables = self._pages.allocate(request, asked["tokens"], prefix, skip=len(taken))
+        tables = self.pages.allocate(request, asked["tokens"], prefix, skip=len(taken))
         seen: Message = {"arrival_ns": arrival_ns, "asked_ns": time.monotonic_ns()}
-        move = self._push if self._options.mode == "push" else self._pull
+        move = self._push if self.options.mode == "push" else self._pull
         works = await move({**asked, "skip": len(taken)}, tables, seen)
         # Decode could begin now; instead every byte is checked, and the blocks are given back.
         seen["decode_may_start_ns"] = time.monotonic_ns()
-        layers_nbytes = self._pages.layers_nbytes(tables)
-        num_pages = self._pages.num_pages(tables)
+        layers_nbytes = self.pages.layers_nbytes(tables)
+        num_pages = self.pages.num_pages(tables)
         if taken:
             tables = [self._whole(asked, prefix, taken, tables[0])]
-        if self._options.corrupt and request == self._options.requests - 1:
-            self._pages.groups[-1].corrupt(tables[-1])
+        if self.options.corrupt and request == self.options.requests - 1:
+            self.pages.groups[-1].corrupt(tables[-1])
         async with self._checking:
             # In a thread: other requests' arrivals are not to be seen late.
-            await asyncio.to_thread(self._pages.check, request, tables)
+            await asyncio.to_thread(self.pages.check, request, tables)
         self._give_back(tables, prefix, len(taken))
         nbytes = sum(layers_nbytes)
-        reused_nbytes = len(taken) * self._shape.block_nbytes
+        reused_nbytes = len(taken) * self.shape.block_nbytes
         words = f"{asked['tokens']} tokens, {nbytes / MIB:.0f} MiB, every byte checked"
         if taken:
             words += f", {reused_nbytes / MIB:.0f} MiB were here"
-        self._coordinator.send(
+        self.coordinator.send(
             "request",
             request=request,
             nbytes=nbytes,
@@ -121,15 +94,15 @@ class Decode:
         self, asked: Message, tables: list[GroupTable], seen: Message
     ) -> list[kvxfer.Incoming] | list[kvxfer.Transfer]:
         incoming = [
-            self._agent.expect(
+            self.agent.expect(
                 tag(asked["request"], group),
                 table.blocks,
                 region=pages.cache.region,
-                timeout_s=self._options.timeout_s,
+                timeout_s=self.options.timeout_s,
             )
-            for group, (pages, table) in enumerate(zip(self._pages.groups, tables, strict=True))
+            for group, (pages, table) in enumerate(zip(self.pages.groups, tables, strict=True))
         ]
-        self._prefills[asked["prefill"]].send(
+        self.peers[asked["prefill"]].send(
             "request", **asked, blocks=[table.blocks.tolist() for table in tables]
         )
         seen["arrived_ns"] = await self._arrivals(incoming)
@@ -141,22 +114,22 @@ class Decode:
         self, asked: Message, tables: list[GroupTable], seen: Message
     ) -> list[kvxfer.Incoming] | list[kvxfer.Transfer]:
         ready = self._ready[asked["request"]] = asyncio.get_running_loop().create_future()
-        self._prefills[asked["prefill"]].send("request", **asked)
+        self.peers[asked["prefill"]].send("request", **asked)
         told = await ready
         del self._ready[asked["request"]]
-        remotes = peer_named(self._agent, f"prefill-{asked['prefill']}").regions
+        remotes = self.peer_named(f"prefill-{asked['prefill']}").regions
         seen["post_ns"] = time.monotonic_ns()
         transfers = [
-            self._agent.read(
+            self.agent.read(
                 pages.cache.region,
                 remotes[pages.group.name],
                 src_blocks=np.asarray(told["blocks"][group], dtype=np.uint32),
                 dst_blocks=table.blocks,
                 notify=tag(asked["request"], group),
                 lease=told["leases"][group],
-                timeout_s=self._options.timeout_s,
+                timeout_s=self.options.timeout_s,
             )
-            for group, (pages, table) in enumerate(zip(self._pages.groups, tables, strict=True))
+            for group, (pages, table) in enumerate(zip(self.pages.groups, tables, strict=True))
         ]
         seen["arrived_ns"] = await self._arrivals(transfers)
         return transfers
@@ -164,20 +137,20 @@ class Decode:
     async def _arrivals(self, works: Sequence[kvxfer.Transfer | kvxfer.Incoming]) -> list[int]:
         """Waits layer by layer, as a decode that starts early would; returns when each was in place."""
         arrived_ns = []
-        for group, number in self._shape.places:
+        for group, number in self.shape.places:
             await works[group].layer(number)
             arrived_ns.append(time.monotonic_ns())
         for work in works:
             await work
         # The last ones may have been in place before this loop came to look.
-        ended_ns = [works[group].stages.ended_ns for group, _ in self._shape.places]
+        ended_ns = [works[group].stages.ended_ns for group, _ in self.shape.places]
         return [min(pair) for pair in zip(arrived_ns, ended_ns, strict=True)]
 
     def _take(self, asked: Message, prefix: Prefix) -> list[int]:
         """Returns the blocks that are here already; the last one always moves, with the first token."""
-        if not self._options.prefix_reuse:
+        if not self.options.prefix_reuse:
             return []
-        shared = min(prefix.num_shared, self._shape.blocks_for(asked["tokens"]) - 1)
+        shared = min(prefix.num_shared, self.shape.blocks_for(asked["tokens"]) - 1)
         return self._kept.take(prefix.contents(asked["request"], shared))
 
     def _whole(self, asked: Message, prefix: Prefix, taken: list[int], moved: GroupTable) -> GroupTable:
@@ -186,32 +159,17 @@ class Decode:
         return GroupTable(blocks, prefix.contents(asked["request"], len(blocks)))
 
     def _give_back(self, tables: list[GroupTable], prefix: Prefix, num_taken: int) -> None:
-        if not self._options.prefix_reuse:
-            self._pages.free(tables)
+        if not self.options.prefix_reuse:
+            self.pages.free(tables)
             return
         (table,) = tables
         shared = min(prefix.num_shared, len(table.blocks))
         freed = self._kept.give_back(table.contents[:shared], table.blocks[:shared], num_taken)
         gone = np.concatenate([np.asarray(freed, dtype=np.uint32), table.blocks[shared:]])
         if len(gone):
-            self._pages.groups[0].cache.free(gone)
+            self.pages.groups[0].cache.free(gone)
 
     async def _watch(self, prefill: Channel) -> None:
         while True:
             message = await prefill.receive_async()
             self._ready[message["request"]].set_result(message)
-
-
-async def run(fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
-    """Serves as one of the decode processes until the coordinator ends; ``index`` says which."""
-    index = fields.pop("index")
-    options = HandoverOptions(**fields)
-    num_blocks = options.num_blocks()
-    num_blocks[0] += options.reuse_blocks()
-    seed = options.seed + 2 * index + 1
-    caches = open_caches(f"decode-{index}", options.transport, options.shape(), num_blocks, seed)
-    endpoint = caches[0]
-    assert isinstance(endpoint, Endpoint)
-    async with endpoint:
-        decode = Decode(options, caches, endpoint.agent, coordinator, peers)
-        await serve(coordinator, {**endpoint.handlers(), **decode.handlers(), **limit_commands(coordinator)})

@@ -3,77 +3,71 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
+import psutil
 
-from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.errors import BenchError
 from kvxfer.bench.handover.stages import Handover, summarize
 from kvxfer.bench.run.channel import Message
-from kvxfer.bench.run.interrupt import Interrupt
-from kvxfer.bench.run.limit import Limit, LimitSpec, limits_for, pages_within
-from kvxfer.bench.run.option_checks import check_above_zero, check_counts, check_known
-from kvxfer.bench.run.process import REPLY_TIMEOUT_S, Worker, call_all, check_timeout, receive_any
-from kvxfer.bench.run.progress import Progress
+from kvxfer.bench.run.course import Interrupt, Progress, Say, result_of
+from kvxfer.bench.run.limit import Limit, LimitSpec, limits_for
+from kvxfer.bench.run.options import REPLY_TIMEOUT_S, Corrupt, Option, Seed, Timeout, check
+from kvxfer.bench.run.process import Worker, call_all, receive_any
 from kvxfer.bench.run.stats import GIB, MIB, percentiles
 from kvxfer.bench.work import trace as traces
-from kvxfer.bench.work.models import ModelShape, model
-from kvxfer.bench.work.trace import ARRIVALS, TraceRequest
-
-TRANSPORTS = ("shm", "tcp")
-MODES = ("push", "pull")
+from kvxfer.bench.work.models import MODELS, ModelShape, model
+from kvxfer.bench.work.trace import Arrivals, Rate, Requests, Speedup, Trace, TraceRequest
 
 # The limit is measured before, between and after this many parts of the run, while nothing moves.
 _PARTS = 4
 # Longest requests whose blocks decode keeps with prefix reuse: 1 GiB for the default model.
 _REUSED_REQUESTS = 4
+_LIMIT_NBYTES = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverOptions:
-    """What is handed over, and at which pace.
+    """Hand the pages of real requests from a prefill process to a decode process.
 
-    The memory of both processes together is about ``2 * concurrency * max_tokens`` tokens, and half
-    a GiB at most for the limit: 1.1 GiB for the defaults, 3.4 GiB for the largest model at a
-    concurrency of 2. Prefix reuse keeps `_REUSED_REQUESTS` requests more at decode.
-
-    Requests arrive as room for them comes (``closed``), at ``rate`` a second with exponential gaps
-    (``poisson``), or as in the trace, ``speedup`` times faster (``trace``). More than
-    ``concurrency`` at once at a decode process wait; the wait is measured. Requests go to the
-    processes in turn. Each process has an agent and a cache of its own.
+    Requests arrive as room for them comes (closed), at --rate a second with exponential gaps (poisson), or
+    as in the trace, --speedup times faster (trace). More than --concurrency at once at a decode process
+    wait; the wait is measured. The memory of both processes together is about 2 x concurrency x max-tokens
+    tokens, and half a GiB at most for the limit; prefix reuse keeps four requests more at decode.
     """
 
-    model: str = "Llama-3.1-8B"
-    transport: str = "shm"
-    trace: str = "mooncake"
-    requests: int = 24
-    max_tokens: int = 2048
-    prefill_ms_per_layer: float = 5.0
-    mode: str = "push"
-    concurrency: int = 1
-    tp: int = 1
-    seed: int = 1
-    timeout_s: float = 30.0
-    arrivals: str = "closed"
-    rate: float = 2.0
-    speedup: float = 1.0
-    prefix_reuse: bool = False
-    prefills: int = 1
-    decodes: int = 1
-    #: Flips a byte of the last request after its arrival, so that the check must fail.
-    corrupt: bool = False
+    model: Annotated[str, Option(", ".join(MODELS))] = "Llama-3.1-8B"
+    transport: Annotated[str, Option("shm, tcp", one_of=("shm", "tcp"))] = "shm"
+    trace: Trace = "mooncake"
+    requests: Requests = 24
+    max_tokens: Annotated[int, Option("Lengths are scaled so that the longest fits.", at_least=1)] = 2048
+    prefill_ms_per_layer: Annotated[float, Option("Pace of prefill; 0: as fast as it can.", at_least=0)] = 5.0
+    mode: Annotated[
+        str,
+        Option(
+            "push: layers go as they finish; pull: decode reads when prefill has ended.",
+            one_of=("push", "pull"),
+        ),
+    ] = "push"
+    concurrency: Annotated[int, Option("Requests in hand at once.", at_least=1)] = 1
+    tp: Annotated[int, Option("Tensor-parallel ranks; one rank's slice moves.", at_least=1)] = 1
+    seed: Seed = 1
+    timeout_s: Timeout = 30.0
+    arrivals: Arrivals = "closed"
+    rate: Rate = 2.0
+    speedup: Speedup = 1.0
+    prefix_reuse: Annotated[bool, Option("Blocks that decode holds from earlier requests do not move.")] = (
+        False
+    )
+    prefills: Annotated[int, Option("Prefill processes; requests go to them in turn.", at_least=1)] = 1
+    decodes: Annotated[int, Option("Decode processes, each with --concurrency.", at_least=1)] = 1
+    corrupt: Corrupt = False
 
     def __post_init__(self) -> None:
-        check_known(self, transport=TRANSPORTS, mode=MODES, arrivals=ARRIVALS)
-        check_counts(self, "requests", "max_tokens", "concurrency", "prefills", "decodes")
-        if self.prefill_ms_per_layer < 0:
-            raise BenchError(f"--prefill-ms-per-layer is not negative, unlike {self.prefill_ms_per_layer}")
-        check_above_zero(self, "rate", "speedup")
-        check_timeout(self.timeout_s)
+        check(self)
         shape = self.shape()
         if self.prefix_reuse and len(shape.groups) > 1:
             raise BenchError(
@@ -97,10 +91,8 @@ class HandoverOptions:
         return max(1, int(traces.PREFIX_TOKENS * scale) // self.shape().tokens_per_block)
 
 
-def run(
-    options: HandoverOptions, progress: Callable[[Progress], None], seen: list[Handover] | None = None
-) -> Message:
-    """Runs it and returns the result as one JSON object; ``verified`` is false when a check failed.
+def run(options: HandoverOptions, progress: Say, seen: list[Handover] | None = None) -> Message:
+    """Runs it and returns the result as one JSON object.
 
     ``seen`` receives every request's handover, in the order of the trace. After Ctrl-C the quarter of
     the run that is under way ends, and the result is what was measured, with ``interrupted``.
@@ -114,28 +106,23 @@ def run(
             "of its format"
         )
     asked = _asked(options, requests, traces.scale_of(read, options.requests, options.max_tokens))
-    described: Message = asdict(options)
-    described.pop("corrupt")
-    result: Message = {
-        "bench": "handover",
-        **described,
-        "model_source": shape.source,
-        "tokens": sum(request.input_tokens for request in requests),
-        "page_nbytes": shape.page_nbytes,
-        "block_nbytes": shape.block_nbytes,
-    }
-    try:
-        handovers = seen if seen is not None else []
-        return {**result, **_measure(options, shape, asked, progress, handovers), "verified": True}
-    except CheckFailedError as error:
-        return {**result, "verified": False, "failure": str(error)}
+    handovers = seen if seen is not None else []
+    return result_of(
+        "handover",
+        options,
+        lambda: _measure(options, shape, asked, progress, handovers),
+        model_source=shape.source,
+        tokens=sum(request.input_tokens for request in requests),
+        page_nbytes=shape.page_nbytes,
+        block_nbytes=shape.block_nbytes,
+    )
 
 
 def _measure(
     options: HandoverOptions,
     shape: ModelShape,
     requests: list[Message],
-    progress: Callable[[Progress], None],
+    progress: Say,
     handovers: list[Handover],
 ) -> Message:
     with ExitStack() as stack:
@@ -167,6 +154,7 @@ def _measure(
                 )
                 limit.run(part + 1)
         ended = call_all(workers, "usage")
+        rss_mib = [round(psutil.Process(one.pid).memory_info().rss / MIB, 1) for one in workers]
     total_nbytes = sum(handover.nbytes for handover in handovers)
     figures: Message = summarize(handovers, limit)
     if interrupt.asked and len(handovers) < len(requests):
@@ -178,29 +166,23 @@ def _measure(
     cpu_s = sum(one["cpu_ns"] for one in ended) / 1e9
     figures["cpu_s_per_gib"] = round(cpu_s * GIB / total_nbytes, 3)
     # The largest process of each kind.
-    figures["rss_mib"] = {
-        "prefill": max(one["rss_mib"] for one in ended[: len(prefills)]),
-        "decode": max(one["rss_mib"] for one in ended[len(prefills) :]),
-    }
-    figures["copy_kernel"] = opened[-1]["copy_kernel"]
-    figures["page_kind"] = opened[-1]["page_kind"]
-    return figures
+    figures["rss_mib"] = {"prefill": max(rss_mib[: len(prefills)]), "decode": max(rss_mib[len(prefills) :])}
+    return {**figures, **{name: opened[-1][name] for name in ("copy_kernel", "page_kind")}}
 
 
 def _start(options: HandoverOptions, stack: ExitStack) -> tuple[list[Worker], list[Worker]]:
     """Starts the processes, with a channel between every prefill and every decode."""
     pairs = [[socket.socketpair() for _ in range(options.decodes)] for _ in range(options.prefills)]
     fields = asdict(options)
+
+    def start(role: str, index: int, peers: list[socket.socket]) -> Worker:
+        end = f"handover.{role}:{role.capitalize()}"
+        return stack.enter_context(Worker(end, {**fields, "index": index}, role, peers))
+
     try:
-        prefills = [
-            stack.enter_context(Worker("prefill", {**fields, "index": index}, [ours for ours, _ in row]))
-            for index, row in enumerate(pairs)
-        ]
+        prefills = [start("prefill", index, [ours for ours, _ in row]) for index, row in enumerate(pairs)]
         decodes = [
-            stack.enter_context(
-                Worker("decode", {**fields, "index": index}, [row[index][1] for row in pairs])
-            )
-            for index in range(options.decodes)
+            start("decode", index, [row[index][1] for row in pairs]) for index in range(options.decodes)
         ]
     finally:
         for stream in (stream for row in pairs for pair in row for stream in pair):
@@ -209,11 +191,7 @@ def _start(options: HandoverOptions, stack: ExitStack) -> tuple[list[Worker], li
 
 
 def _limit(
-    options: HandoverOptions,
-    shape: ModelShape,
-    requests: list[Message],
-    prefill: Worker,
-    decode: Worker,
+    options: HandoverOptions, shape: ModelShape, requests: list[Message], prefill: Worker, decode: Worker
 ) -> Limit:
     """The same pages as a plain copy or stream: a median request's, within 256 MiB."""
     lengths = sorted(request["tokens"] for request in requests)
@@ -222,7 +200,7 @@ def _limit(
     spec = LimitSpec(
         limits_for(options.transport, "pool"),
         shape.page_nbytes,
-        pages_within(shape.page_nbytes, num_pages, 256 * MIB),
+        max(1, min(num_pages, _LIMIT_NBYTES // shape.page_nbytes)),
         "random",
         options.seed,
     )
@@ -234,12 +212,7 @@ def _limit(
 
 def _asked(options: HandoverOptions, requests: list[TraceRequest], scale: float) -> list[Message]:
     """Returns the requests as the workers get them; ``arrival_ns`` is None where they arrive on demand."""
-    arrivals_s: list[float] | None = None
-    if options.arrivals == "poisson":
-        generator = np.random.default_rng(options.seed)
-        arrivals_s = np.cumsum(generator.exponential(1 / options.rate, len(requests))).tolist()
-    elif options.arrivals == "trace":
-        arrivals_s = [(request.arrival_s - requests[0].arrival_s) / options.speedup for request in requests]
+    arrivals_s = traces.arrivals_s(options, requests)
     return [
         {
             "request": index,
@@ -249,24 +222,20 @@ def _asked(options: HandoverOptions, requests: list[TraceRequest], scale: float)
             # In turn, and over all pairs of processes.
             "decode": index % options.decodes,
             "prefill": index // options.decodes % options.prefills,
-            "arrival_ns": None if arrivals_s is None else int(arrivals_s[index] * 1e9),
+            "arrival_ns": None if arrival_s is None else int(arrival_s * 1e9),
         }
-        for index, request in enumerate(requests)
+        for index, (request, arrival_s) in enumerate(zip(requests, arrivals_s, strict=True))
     ]
 
 
 def _run_part(
-    prefills: list[Worker],
-    decodes: list[Worker],
-    requests: list[Message],
-    total: int,
-    progress: Callable[[Progress], None],
+    prefills: list[Worker], decodes: list[Worker], requests: list[Message], total: int, progress: Say
 ) -> list[Handover]:
     """Hands over some of the requests; returns what both ends saw of each."""
     workers = (*prefills, *decodes)
     for role, those in (("prefill", prefills), ("decode", decodes)):
         for index, worker in enumerate(those):
-            worker.channel.send("run", requests=[asked for asked in requests if asked[role] == index])
+            worker.send("run", requests=[asked for asked in requests if asked[role] == index])
     first = requests[0]["request"]
     seen: dict[int, dict[str, Any]] = {asked["request"]: {} for asked in requests}
     arrivals_ns = [0, *(asked["arrival_ns"] or 0 for asked in requests)]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+import kvxfer
 from kvxfer.bench.errors import CheckFailedError
-from kvxfer.bench.handover.cache import Cache
-from kvxfer.bench.run.endpoint import Endpoint
+from kvxfer.bench.run.endpoint import Cache
 from kvxfer.bench.work.models import LayerGroup, ModelShape
 from kvxfer.bench.work.page_data import Indices, PageFiller, Words, mix, page_keys
 
@@ -34,7 +34,7 @@ class GroupTable:
 class GroupPages:
     """The pages of one group of layers, ``[layers, pages, blocks]`` of them."""
 
-    def __init__(self, group: LayerGroup, cache: Endpoint | Cache) -> None:
+    def __init__(self, group: LayerGroup, cache: Cache) -> None:
         self.group = group
         self.cache = cache
         self._pages = cache.pages(group.page_nbytes)
@@ -82,7 +82,7 @@ class RequestPages:
     ``cpu_ns`` is the processor time that this took: it is the benchmark's, not the handover's.
     """
 
-    def __init__(self, shape: ModelShape, caches: list[Endpoint | Cache]) -> None:
+    def __init__(self, shape: ModelShape, caches: list[Cache]) -> None:
         self.cpu_ns = 0
         self.groups = [GroupPages(*pair) for pair in zip(shape.groups, caches, strict=True)]
         self._shape = shape
@@ -153,22 +153,15 @@ class Prefix:
         return len(self.ids) * self.chunk_blocks
 
 
-def open_caches(
-    name: str, transport: str, shape: ModelShape, num_blocks: list[int], seed: int
-) -> list[Endpoint | Cache]:
-    """Returns the caches of a process, one for each group; the first is the endpoint with the agent.
+def open_caches(agent: kvxfer.Agent, shape: ModelShape, num_blocks: list[int], seed: int) -> list[Cache]:
+    """Returns the caches of a process, one for each group. They lie as vLLM's and SGLang's do.
 
-    They lie as vLLM's and SGLang's do: layer, keys and values, block.
+    That is: layer, keys and values, block.
     """
-    first, *others = (
-        _axes_and_shape(shape, group, blocks) for group, blocks in zip(shape.groups, num_blocks, strict=True)
-    )
-    endpoint = Endpoint(name, transport, "pool", **first, num_blocks=num_blocks[0], seed=seed)
-    caches = [
-        Cache(endpoint, group.name, **fields, num_blocks=blocks, seed=seed)
-        for group, fields, blocks in zip(shape.groups[1:], others, num_blocks[1:], strict=True)
+    return [
+        Cache(agent, group.name, "pool", **_axes_and_shape(shape, group, count), num_blocks=count, seed=seed)
+        for group, count in zip(shape.groups, num_blocks, strict=True)
     ]
-    return [endpoint, *caches]
 
 
 def _axes_and_shape(shape: ModelShape, group: LayerGroup, num_blocks: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from kvxfer.bench.run.stats import gb_per_s, ideal_finish_ns, median, percentiles
+from kvxfer.bench.run.stats import median, percentiles
 
 if TYPE_CHECKING:
     from kvxfer.bench.run.limit import Limit
@@ -95,7 +95,10 @@ class Handover:
 
     def ideal_ns(self, limit_gb_per_s: float) -> int:
         """When a mover at the limit's rate, given the same layers at the same times, would be through."""
-        return ideal_finish_ns(self.released_ns, self.layers_nbytes, limit_gb_per_s)
+        at = 0.0
+        for released_ns, nbytes in zip(self.released_ns, self.layers_nbytes, strict=True):
+            at = max(at, float(released_ns)) + nbytes / limit_gb_per_s
+        return int(at)
 
     def queue_ms(self) -> float:
         """From the request's arrival to decode's asking for it."""
@@ -108,8 +111,8 @@ class Handover:
 
 def summarize(handovers: list[Handover], limit: Limit) -> dict[str, Any]:
     """Returns the figures of a run, ready for JSON."""
-    reference, *others = limit.spec.names
-    limit_rate = median(limit.rates(reference))
+    limits = limit.figures()
+    limit_rate = limits["limit"]["gb_per_s"]
     stages = [handover.stages_ms() for handover in handovers]
     ideal_ns = [handover.ideal_ns(limit_rate) for handover in handovers]
     figures: dict[str, Any] = {
@@ -117,8 +120,8 @@ def summarize(handovers: list[Handover], limit: Limit) -> dict[str, Any]:
         "num_pages": sum(handover.num_pages for handover in handovers),
         "stages_ms": {stage: percentiles(one[stage] for one in stages) for stage in STAGES},
         "transfer_ms": percentiles(handover.transfer_ns() / 1e6 for handover in handovers),
-        "gb_per_s": percentiles(gb_per_s(handover.nbytes, handover.transfer_ns()) for handover in handovers),
-        "limit": {"name": reference, "gb_per_s": limit_rate},
+        "gb_per_s": percentiles(handover.nbytes / handover.transfer_ns() for handover in handovers),
+        **limits,
         # From the first layer that could be moved to the last one in place, against the same at
         # the limit's rate: what a paced prefill makes both wait for counts for neither.
         "limit_ratio": median(
@@ -134,6 +137,4 @@ def summarize(handovers: list[Handover], limit: Limit) -> dict[str, Any]:
     }
     reused_nbytes = sum(handover.reused_nbytes for handover in handovers)
     figures["reused_share"] = round(reused_nbytes / (reused_nbytes + figures["total_nbytes"]), 3)
-    for name in others:
-        figures["limit_nt"] = {"name": name, "gb_per_s": median(limit.rates(name))}
     return figures

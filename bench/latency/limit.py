@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.run import memory
-from kvxfer.bench.run.limit import loopback_stream
+from kvxfer.bench.run.limit import stream_pair
 from kvxfer.bench.run.process import Worker
 
 _RING = b"\1"
@@ -217,7 +217,7 @@ def shared_nbytes(nbytes: int) -> int:
 def open_limit(transport: str, nbytes: int, ends: Sequence[Worker]) -> None:
     """Has two workers meet for the limit of a transport."""
     shared = memory.create_shared(shared_nbytes(nbytes), "limit") if transport == "shm" else None
-    streams = loopback_stream() if transport == "tcp" else socket.socketpair()
+    streams = stream_pair("tcp" if transport == "tcp" else "unix")
     try:
         for end, (worker, stream) in enumerate(zip(ends, streams, strict=True)):
             passed = (stream.fileno(), *(() if shared is None else (shared,)))

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.latency.limit import open_limit, open_wakes
+from kvxfer.bench.report import shown
+from kvxfer.bench.report.document import Part, figures_table
 from kvxfer.bench.run.channel import Message
-from kvxfer.bench.run.option_checks import check_counts, check_known
-from kvxfer.bench.run.process import REPLY_TIMEOUT_S, Worker, call_all, check_timeout, receive_any
-from kvxfer.bench.run.progress import Progress
-
-TRANSPORTS = ("shm", "unix", "tcp")
-WAITS = ("poll", "event")
+from kvxfer.bench.run.course import Progress, Say, result_of
+from kvxfer.bench.run.options import REPLY_TIMEOUT_S, Corrupt, Option, Seed, Timeout, check
+from kvxfer.bench.run.process import Worker, call_all, receive_any
 
 FIGURES = {
     "min_us": "the fastest",
@@ -41,26 +40,28 @@ _ROUNDS = 8
 # At each end in each round and place: each takes an idle while, and the median of 1,600 stands.
 _WAKES = 100
 
+Nbytes = Annotated[int, Option("Bytes of one write.", at_least=_WORD_NBYTES)]
+
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
-    """What goes back and forth. ``wait``: both ends poll, or both sleep until asyncio wakes them."""
+    """Write a page with a notification, seen at the far end: half of a round trip."""
 
-    transport: str = "shm"
-    nbytes: int = 4096
-    wait: str = "poll"
-    iterations: int = 2000
-    seed: int = 1
-    timeout_s: float = 30.0
-    #: Flips a byte after each arrival, so that the check must fail.
-    corrupt: bool = False
+    transport: Annotated[str, Option("shm, unix, tcp", one_of=("shm", "unix", "tcp"))] = "shm"
+    nbytes: Nbytes = 4096
+    wait: Annotated[
+        str,
+        Option("poll: both ends poll; event: both sleep until asyncio wakes them.", one_of=("poll", "event")),
+    ] = "poll"
+    iterations: Annotated[int, Option("Measured round trips, after a fifth of warm-up.", at_least=1)] = 2000
+    seed: Seed = 1
+    timeout_s: Timeout = 30.0
+    corrupt: Corrupt = False
 
     def __post_init__(self) -> None:
-        check_known(self, transport=TRANSPORTS, wait=WAITS)
-        if self.nbytes < _WORD_NBYTES or self.nbytes % _WORD_NBYTES:
+        check(self)
+        if self.nbytes % _WORD_NBYTES:
             raise BenchError(f"--nbytes is a multiple of {_WORD_NBYTES}, not {self.nbytes}")
-        check_counts(self, "iterations")
-        check_timeout(self.timeout_s)
 
     @property
     def warmup(self) -> int:
@@ -68,22 +69,25 @@ class LatencyOptions:
         return max(10, self.iterations // 5)
 
 
-def run(options: LatencyOptions, progress: Callable[[Progress], None]) -> Message:
-    """Runs it and returns the result as one JSON object; ``verified`` is false when a check failed."""
-    described: Message = asdict(options)
-    described.pop("corrupt")
-    result: Message = {"bench": "latency", **described}
-    try:
-        return {**result, **_measure(options, progress), "verified": True}
-    except CheckFailedError as error:
-        return {**result, "verified": False, "failure": str(error)}
+def run(options: LatencyOptions, progress: Say) -> Message:
+    """Runs it and returns the result (`FIGURES`) as one JSON object."""
+    return result_of("latency", options, lambda: _measure(options, progress))
 
 
-def _measure(options: LatencyOptions, progress: Callable[[Progress], None]) -> Message:
-    ours, limit = _Ways(), _Ways()
+def parts(result: Message) -> Iterator[Part]:
+    """Yields what a result is shown as."""
+    yield shown.arguments(result, *FIGURES)
+    yield figures_table(result, FIGURES, ("",))
+
+
+def _measure(options: LatencyOptions, progress: Say) -> Message:
+    ours, limit = Ways(), Ways()
     places = _wake_places() if options.wait == "event" else {}
     wakes_ns: dict[str, list[int]] = {name: [] for name in places}
-    with Worker("near", asdict(options)) as near, Worker("far", asdict(options)) as far:
+    with (
+        Worker("latency.worker:Latency", {**asdict(options), "name": "near"}, "near") as near,
+        Worker("latency.worker:Latency", {**asdict(options), "name": "far"}, "far") as far,
+    ):
         ends = near, far
         progress(Progress(0, _ROUNDS, "setting up two agents"))
         call_all(ends, "open")
@@ -112,23 +116,15 @@ def _measure(options: LatencyOptions, progress: Callable[[Progress], None]) -> M
     if ours.paths != {options.transport}:
         found = " and ".join(sorted(ours.paths))
         raise CheckFailedError(f"asked for {options.transport}, but the bytes went over {found}")
-    one_way_us = ours.one_way_us()
-    p50, p90, p99 = np.percentile(one_way_us, [50, 90, 99]).round(2).tolist()
-    limit_us = float(np.median(limit.one_way_us()))
-    figures = {
-        "p50_us": p50,
-        "p90_us": p90,
-        "p99_us": p99,
-        "min_us": round(float(one_way_us.min()), 2),
-        "post_us": round(float(np.median(ours.posts_ns)) / 1e3, 2),
-        "cpu_us": round(ours.cpu_ns / 2e3 / len(one_way_us), 2),
-        "limit_us": round(limit_us, 2),
-        "limit_ratio": round(limit_us / p50, 3),
-    }
+    figures = ours.figures()
+    figures["post_us"] = round(float(np.median(ours.posts_ns)) / 1e3, 2)
+    figures["cpu_us"] = round(ours.cpu_ns / 2e3 / options.iterations, 2)
+    figures["limit_us"] = limit.figures()["p50_us"]
+    figures["limit_ratio"] = round(figures["limit_us"] / figures["p50_us"], 3)
     for name, found_ns in wakes_ns.items():
         figures[name] = round(float(np.median(found_ns)) / 1e3, 2)
     if places:
-        figures["wake_ups"] = round(p50 / figures["wake_us"], 2)
+        figures["wake_ups"] = round(figures["p50_us"] / figures["wake_us"], 2)
     return {**figures, "rails": [options.transport]}
 
 
@@ -145,37 +141,40 @@ def _wake_places() -> dict[str, tuple[list[int], list[int]]]:
     return places
 
 
-class _Ways:
+class Ways:
     """What was measured of one way of writing, over all rounds."""
 
     def __init__(self) -> None:
-        self._round_trips_ns: list[int] = []
-        self._held_ns: list[int] = []
+        self._both_ways_ns: list[int] = []
         self.posts_ns: list[int] = []
         self.cpu_ns = 0
         self.paths: set[str] = set()
 
     def add(self, asked: Message, answered: Message) -> None:
-        """Keeps what the two ends replied in one round."""
-        self._round_trips_ns += asked["round_trips_ns"]
-        self._held_ns += answered["held_ns"]
+        """Keeps what the two ends replied in one round.
+
+        What the far end does between seeing one write and posting the next is no part of either way.
+        """
+        pairs = zip(asked["round_trips_ns"], answered["held_ns"], strict=True)
+        self._both_ways_ns += [there_and_back - held for there_and_back, held in pairs]
         self.posts_ns += asked.get("posts_ns", [])
         for reply in (asked, answered):
             self.cpu_ns += reply.get("cpu_ns", 0)
             if "path" in reply:
                 self.paths.add(reply["path"])
 
-    def one_way_us(self) -> NDArray[np.float64]:
-        # What the far end does between seeing one write and posting the next is no part of either way.
-        both_ways_ns = np.array(self._round_trips_ns, np.float64) - np.array(self._held_ns, np.float64)
-        return both_ways_ns / 2e3
+    def figures(self, skip: int = 0) -> dict[str, float]:
+        """Returns ``p50_us`` and so on of one way, without the first ``skip`` of them."""
+        one_way_us: NDArray[np.float64] = np.array(self._both_ways_ns[skip:]) / 2e3
+        found = np.percentile(one_way_us, [50, 90, 99, 0]).round(2).tolist()
+        return dict(zip(("p50_us", "p90_us", "p99_us", "min_us"), found, strict=True))
 
 
 def _exchange(ends: tuple[Worker, Worker], prefix: str, **fields: Any) -> tuple[Message, Message]:
     """Has the near end ask and the far end answer, and returns what they reply."""
     near, far = ends
-    far.channel.send(f"{prefix}answer", **fields)
-    near.channel.send(f"{prefix}ask", **fields)
+    far.send(f"{prefix}answer", **fields)
+    near.send(f"{prefix}ask", **fields)
     # Whichever fails first says why; the other only misses it.
     replies = {}
     for _ in range(2):

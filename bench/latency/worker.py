@@ -16,54 +16,41 @@ from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.latency.limit import LatencyLimitEnd
 from kvxfer.bench.latency.measure import LatencyOptions
 from kvxfer.bench.run.channel import Channel, Message
-from kvxfer.bench.run.endpoint import Endpoint
-from kvxfer.bench.run.process import serve
+from kvxfer.bench.run.endpoint import LEASE_S, AgentEnd, Cache
 from kvxfer.bench.work.page_data import PageFiller, page_keys
 
 # The page that goes out, and the one that comes in.
 _OUT, _IN = 0, 1
-_LEASE_S = 3600.0
 # How many polls between two looks at the clock.
 _POLLS = 4096
 # Filling and checking a page each time would measure cold caches.
 _CHECK_EVERY = 50
 
 
-class LatencyEnd:
+class Latency(AgentEnd):
     """Writes a page with a notification, and waits for the one that comes back."""
 
-    _limit: LatencyLimitEnd
+    _bare: LatencyLimitEnd
     # What this end reads, and what it writes.
     _wakes: tuple[int, int]
+    _notes: AsyncIterator[kvxfer.Notification] | None = None
 
-    def __init__(self, options: LatencyOptions, endpoint: Endpoint, coordinator: Channel) -> None:
-        self.options = options
-        self._coordinator = coordinator
-        self.endpoint = endpoint
-        self.agent = endpoint.agent
-        self._pages = endpoint.pages(options.nbytes)
+    def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
+        name = fields.pop("name")
+        self.options = options = LatencyOptions(**fields)
+        super().__init__(name, options.transport, coordinator)
+        memory_kind = "foreign" if options.transport == "unix" else "pool"
+        shape = (1, 2, options.nbytes)
+        cache = Cache(self.agent, "kv", memory_kind, axes="lbd", shape=shape, dtype="uint8", num_blocks=2)
+        self._region = cache.region
+        self._pages = cache.pages(options.nbytes)
         self._filler = PageFiller(options.nbytes)
         self._src = np.array([_OUT], np.uint32)
         self._dst = np.array([_IN], np.uint32)
-        self._notes: AsyncIterator[kvxfer.Notification] | None = None
 
-    def handlers(self) -> dict[str, Any]:
-        return {
-            "grant": self.grant,
-            "ask": self.ask,
-            "answer": self.answer,
-            "limit_open": self.limit_open,
-            "limit_ask": self.limit_ask,
-            "limit_answer": self.limit_answer,
-            "wake_open": self.wake_open,
-            "wake_ask": self.wake_ask,
-            "wake_answer": self.wake_answer,
-        }
-
-    def grant(self) -> Message:
-        self.endpoint.region.grant(self.endpoint.peer, [_IN], mode="write", ttl_s=_LEASE_S)
-        self._remote = self.endpoint.remote
-        return {}
+    def grant(self) -> None:
+        self._region.grant(self.peer, [_IN], mode="write", ttl_s=LEASE_S)
+        self._remote = self.peer.regions["kv"]
 
     async def ask(self, first: int, count: int) -> Message:
         """Writes, waits for the answer, and again."""
@@ -83,7 +70,7 @@ class LatencyEnd:
             "round_trips_ns": round_trips_ns,
             "posts_ns": posts_ns,
             "cpu_ns": cpu_ns,
-            "path": self.endpoint.remote.path,
+            "path": self._remote.path,
         }
 
     async def answer(self, first: int, count: int) -> Message:
@@ -99,30 +86,28 @@ class LatencyEnd:
             transfer = self._write()
         cpu_ns = time.process_time_ns() - cpu_ns
         transfer.wait(self.options.timeout_s)
-        return {"held_ns": held_ns, "cpu_ns": cpu_ns, "path": self.endpoint.remote.path}
+        return {"held_ns": held_ns, "cpu_ns": cpu_ns, "path": self._remote.path}
 
-    def limit_open(self, end: int) -> Message:
+    def limit_open(self, end: int) -> None:
         """Meets the other end for the limit."""
-        descriptors = self._coordinator.descriptors
+        descriptors = self.coordinator.descriptors
         stream = socket.socket(fileno=descriptors.popleft())
         shared = descriptors.popleft() if self.options.transport == "shm" else None
         options = self.options
-        self._limit = LatencyLimitEnd(end, options.wait, options.nbytes, options.timeout_s, shared, stream)
-        return {}
+        self._bare = LatencyLimitEnd(end, options.wait, options.nbytes, options.timeout_s, shared, stream)
 
     async def limit_ask(self, count: int) -> Message:
         """The limit's part of `ask`."""
-        return {"round_trips_ns": await self._limit.ask(count)}
+        return {"round_trips_ns": await self._bare.ask(count)}
 
     async def limit_answer(self, count: int) -> Message:
         """The limit's part of `answer`."""
-        return {"held_ns": await self._limit.answer(count)}
+        return {"held_ns": await self._bare.answer(count)}
 
-    def wake_open(self) -> Message:
+    def wake_open(self) -> None:
         """Takes the eventfds of bare wake-ups."""
-        descriptors = self._coordinator.descriptors
+        descriptors = self.coordinator.descriptors
         self._wakes = descriptors.popleft(), descriptors.popleft()
-        return {}
 
     def wake_ask(self, count: int, processors: list[list[int]]) -> Message:
         """Wakes the other end first, then in turns; ``processors`` of this end and of the other one."""
@@ -142,12 +127,7 @@ class LatencyEnd:
 
     def _write(self) -> kvxfer.Transfer:
         return self.agent.write(
-            self.endpoint.region,
-            self._remote,
-            self._src,
-            self._dst,
-            notify=b"page",
-            timeout_s=self.options.timeout_s,
+            self._region, self._remote, self._src, self._dst, notify=b"page", timeout_s=self.options.timeout_s
         )
 
     async def _note(self) -> kvxfer.Notification:
@@ -181,20 +161,3 @@ class LatencyEnd:
 
 def _keys(iteration: int, way: str) -> Any:
     return page_keys(iteration, int(way == "answer"), num_pages=1)
-
-
-async def run(fields: Message, coordinator: Channel, name: str) -> None:
-    """Serves as one end until the coordinator ends."""
-    options = LatencyOptions(**fields)
-    endpoint = Endpoint(
-        name,
-        options.transport,
-        "foreign" if options.transport == "unix" else "pool",
-        axes="lbd",
-        shape=(1, 2, options.nbytes),
-        dtype="uint8",
-        num_blocks=2,
-    )
-    async with endpoint:
-        end = LatencyEnd(options, endpoint, coordinator)
-        await serve(coordinator, {**endpoint.handlers(), **end.handlers()})

@@ -1,149 +1,310 @@
-"""``kvxfer bench pages``: pages of one size, from one process to another, beside the limit."""
+"""``kvxfer bench pages``: pages of one size, or one rank's cache from ranks that hold it otherwise.
+
+Beside them, in the same run and over the same transport: the shortest code that can move them
+(bench/run/limit.py); of layouts that differ also kvxfer's own copy of as many bytes between two equal caches,
+so that what remains is what the difference costs, and over tcp a message for each contiguous piece.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import cached_property, partial
+from typing import Annotated
 
 from kvxfer.bench.errors import BenchError, CheckFailedError
-from kvxfer.bench.pages.moves import WARMUP_ITERATIONS, check_moves, connect, judged, move
+from kvxfer.bench.report import shown
+from kvxfer.bench.report.document import Part, Words
 from kvxfer.bench.run.channel import Message
-from kvxfer.bench.run.interrupt import Interrupt
-from kvxfer.bench.run.limit import Limit, LimitSpec, limits_for
-from kvxfer.bench.run.option_checks import check_counts
+from kvxfer.bench.run.course import Interrupt, Progress, Say, result_of
+from kvxfer.bench.run.limit import Limit, LimitSpec, limits_for, stream_pair
+from kvxfer.bench.run.options import Corrupt, Option, Seed, Timeout, check
 from kvxfer.bench.run.process import Worker, call_all
-from kvxfer.bench.run.progress import Progress
-from kvxfer.bench.run.stats import GIB, KIB, MIB, median, spread
+from kvxfer.bench.run.stats import GIB, KIB, MIB, median, median_ratio, spread
+from kvxfer.bench.work.layout_names import NAMES
+from kvxfer.bench.work.layout_pair import LayoutWork, check_layouts
+from kvxfer.bench.work.models import Shape
+
+MOVED, PLAIN = "moved", "plain"
+
+Total = Annotated[int, Option("Bytes of one transfer.", at_least=1)]
+BlockKib = Annotated[int, Option("Bytes of one page; layouts have pages of their own.", at_least=1)]
+Op = Annotated[str, Option("write, read", one_of=("write", "read"))]
+Pattern = Annotated[str, Option("random, runs, contiguous", one_of=("random", "runs", "contiguous"))]
+MemoryKind = Annotated[str, Option("pool, foreign", one_of=("pool", "foreign"))]
+Iterations = Annotated[int, Option("Measured ones, after one warm-up.", at_least=1)]
+SrcLayout = Annotated[str, Option(f"How sources hold the cache, names with + between: {NAMES}.")]
+DstLayout = Annotated[str, Option("How the destination holds it.")]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PagesOptions:
-    """What is moved. A block is one page in each of ``layers`` layers."""
+    """Move pages of one size between two processes, interleaved with the machine's limit.
 
-    transport: str = "shm"
-    op: str = "write"
-    total_mib: int = 256
-    block_kib: int = 32
-    pattern: str = "random"
-    memory: str = "pool"
-    iterations: int = 7
-    layers: int = 1
-    seed: int = 1
-    timeout_s: float = 30.0
-    #: Flips a byte after each arrival, so that the check must fail.
-    corrupt: bool = False
+    With --src-layout and --dst-layout, move the cache of one rank between layouts that differ,
+    interleaved with a plain copy of as many bytes.
+    """
+
+    transport: Annotated[str, Option("shm, unix, tcp", one_of=("shm", "unix", "tcp"))] = "shm"
+    op: Op = "write"
+    total_mib: Total = 256
+    block_kib: BlockKib = 32
+    pattern: Pattern = "random"
+    memory: MemoryKind = "pool"
+    iterations: Iterations = 7
+    layers: Annotated[
+        int,
+        Option(
+            "Pages of a block, each in a layer of its own; of layouts the model's. 0: 1, or all that fit.",
+            at_least=0,
+        ),
+    ] = 0
+    src_layout: SrcLayout = ""
+    dst_layout: DstLayout = ""
+    shape: Shape = "Llama-3.1-70B"
+    seed: Seed = 1
+    timeout_s: Timeout = 30.0
+    corrupt: Corrupt = False
 
     def __post_init__(self) -> None:
-        check_moves(self)
-        check_counts(self, "total_mib", "block_kib", "iterations", "layers")
-        if self.num_blocks < 1:
-            block = f"{self.layers} x {self.block_kib} KiB"
+        check(self)
+        if self.transport == "unix" and self.memory == "pool":
+            raise BenchError("--transport unix carries what shm cannot reach: use it with --memory foreign")
+        if self.has_layouts:
+            check_layouts(self)
+            _ = self.work
+        elif self.num_blocks < 1:
+            block = f"{self.num_layers} x {self.block_kib} KiB"
             raise BenchError(f"--total-mib {self.total_mib} holds no block of {block}")
 
     @property
+    def has_layouts(self) -> bool:
+        return bool(self.src_layout or self.dst_layout)
+
+    @cached_property
+    def work(self) -> LayoutWork:
+        """What layouts come to. Raises where nothing leads from one to the other."""
+        total = self.total_mib * MIB
+        layouts = (self.src_layout, self.dst_layout, self.shape)
+        return LayoutWork.sized(*layouts, total, self.layers, self.pattern, self.seed)
+
+    @property
+    def num_layers(self) -> int:
+        """Of plain pages."""
+        return self.layers or 1
+
+    @property
     def page_nbytes(self) -> int:
-        return self.block_kib * KIB
+        return self.work.plain.page_nbytes if self.has_layouts else self.block_kib * KIB
 
     @property
     def num_blocks(self) -> int:
-        return self.total_mib * MIB // (self.page_nbytes * self.layers)
+        """Of plain pages."""
+        return self.total_mib * MIB // (self.page_nbytes * self.num_layers)
 
     @property
     def num_pages(self) -> int:
-        return self.num_blocks * self.layers
+        """That the limit moves: as many bytes as the transfer."""
+        return max(1, self.total_nbytes // self.page_nbytes)
 
     @property
     def total_nbytes(self) -> int:
-        return self.num_pages * self.page_nbytes
+        """Of one transfer, at the source."""
+        if self.has_layouts:
+            return self.work.src_nbytes
+        return self.num_blocks * self.num_layers * self.page_nbytes
 
 
-def run(options: PagesOptions, progress: Callable[[Progress], None]) -> Message:
-    """Runs it and returns the result as one JSON object; ``verified`` is false when a check failed.
+def run(options: PagesOptions, progress: Say) -> Message:
+    """Runs it and returns the result as one JSON object.
 
-    After Ctrl-C it is what was measured until then, with ``interrupted``.
+    Keys beside the options: ``total_ms``, ``gb_per_s`` {min, median, max}, ``post_ms``, ``limit`` {name,
+    gb_per_s} and ``limit_ratio`` (``limit_nt`` with non-temporal stores), ``cpu_s_per_gib``, ``rails``. Of
+    layouts all rates count bytes at the source, and there are what `LayoutWork.described` says,
+    ``plain_gb_s`` and ``ratio_to_plain``; over tcp ``piecewise_gb_s`` and ``ratio_to_piecewise``, of
+    ``piecewise_pieces`` messages (the first ``piecewise_layers`` layers and ``piecewise_tokens`` tokens,
+    ``piecewise_nbytes``). Ratios are medians over iterations. After Ctrl-C it is what was measured until
+    then, with ``interrupted``.
     """
-    described: Message = asdict(options)
-    described.pop("corrupt")
-    result: Message = {
-        "bench": "pages",
-        **described,
-        "num_pages": options.num_pages,
-        "total_nbytes": options.total_nbytes,
-    }
-    try:
-        return {**result, **_measure(options, progress), "verified": True}
-    except CheckFailedError as error:
-        return {**result, "verified": False, "failure": str(error)}
+    if options.has_layouts:
+        known, without = options.work.described(), {"block_kib"}
+    else:
+        known = {
+            "layers": options.num_layers,
+            "num_pages": options.num_pages,
+            "total_nbytes": options.total_nbytes,
+        }
+        without = {"src_layout", "dst_layout", "shape"}
+    result = result_of("pages", options, lambda: _measure(options, progress), **known)
+    return {name: value for name, value in result.items() if name not in without}
 
 
-def _measure(options: PagesOptions, progress: Callable[[Progress], None]) -> Message:
-    total = options.iterations
+def _measure(options: PagesOptions, progress: Say) -> Message:
+    total, kind = options.iterations, "LayoutPages" if options.has_layouts else "PlainPages"
+    fields = asdict(options)
     with (
         Interrupt() as interrupt,
-        Worker("source", asdict(options)) as source,
-        Worker("destination", asdict(options)) as destination,
+        Worker(f"pages.ends:{kind}", {**fields, "role": "source"}, "source") as source,
+        Worker(f"pages.ends:{kind}", {**fields, "role": "destination"}, "destination") as destination,
     ):
         progress(Progress(0, total, "setting up two agents"))
         ready = call_all((source, destination), "open")
-        connect(options.op, source, destination)
+        # Who posts is who calls.
+        active, passive = (source, destination) if options.op == "write" else (destination, source)
+        active.call("connect", address=passive.call("address")["address"])
+        passive.call("accept")
+        names = limits_for(options.transport, options.memory)
         spec = LimitSpec(
-            limits_for(options.transport, options.memory),
+            names[:1] if options.has_layouts else names,
             options.page_nbytes,
             options.num_pages,
             options.pattern,
             options.seed,
         )
         limit = Limit(spec, source, destination)
-        moved = []
-        for iteration in range(WARMUP_ITERATIONS + options.iterations):
-            number = iteration - WARMUP_ITERATIONS
-            if interrupt.stops(max(0, number)):
+        whats = (MOVED, PLAIN) if options.has_layouts else (MOVED,)
+        pieces = None
+        if options.has_layouts and options.transport == "tcp":
+            pieces = _Piecewise(source, destination)
+        moved: dict[str, list[Message]] = {what: [] for what in whats}
+
+        def transfer(what: str, iteration: int) -> None:
+            moved[what].append(_transfer(options, what, iteration, source, destination))
+
+        # The first one warms up: page faults of the peer's mapping, compiled programs, TCP's window.
+        for iteration in range(1 + total):
+            done = max(0, iteration - 1)
+            if interrupt.stops(done):
                 break
-            words = "warm-up" if number < 0 else f"iteration {number + 1}"
-            progress(Progress(max(0, number), total, words))
-            # The transfer goes first in every second iteration.
-            if iteration % 2:
-                limit.run(iteration)
-            moved.append(_transfer(options, iteration, source, destination))
-            if not iteration % 2:
-                limit.run(iteration)
-    measured = moved[WARMUP_ITERATIONS:]
+            progress(Progress(done, total, f"iteration {iteration}" if iteration else "warm-up"))
+            turns: list[Callable[[int], None]] = [*(partial(transfer, what) for what in whats), limit.run]
+            # What goes first is last in every second iteration.
+            for turn in turns[:: -1 if iteration % 2 else 1]:
+                turn(iteration)
+            if pieces is not None:
+                pieces.run(check=not iteration)
+            if not iteration:
+                limit.forget()
+                moved = {what: [] for what in whats}
     return {
-        **({"interrupted": True} if len(measured) < options.iterations else {}),
-        **_figures(options, measured, limit),
-        "copy_kernel": ready[1]["copy_kernel"],
-        "page_kind": ready[1]["page_kind"],
+        **({"interrupted": True} if len(moved[MOVED]) < total else {}),
+        **_figures(options, moved, limit),
+        **({} if pieces is None else pieces.figures(_rates(options, moved[MOVED]))),
+        **{name: ready[1][name] for name in ("copy_kernel", "page_kind")},
     }
 
 
-def _transfer(options: PagesOptions, iteration: int, source: Worker, destination: Worker) -> Message:
-    """Moves the pages once: fill and clear, move, check."""
+def _transfer(
+    options: PagesOptions, what: str, iteration: int, source: Worker, destination: Worker
+) -> Message:
+    """Moves the pages once: fill and clear, move, check that the right bytes came by the right way."""
+    told: Message = {"what": what, "iteration": iteration}
     source.call("fill", iteration=iteration)
-    destination.call("clear")
-    told = {"iteration": iteration}
-    active, passive = move(options.op, source, destination, write=told, read=told)
-    checked = destination.call("check", iteration=iteration, corrupt=options.corrupt)
-    return judged(options, iteration, active, passive, checked)
+    destination.call("clear", what=what)
+    if options.op == "write":
+        destination.send("expect", **told)
+        destination.reply()  # it waits now, and replies again at the end
+        active, passive = source.call("write", **told), destination.reply()
+    else:
+        source.call("serve_begin")
+        active, passive = destination.call("read", **told), source.call("serve_end")
+    if wrong := destination.call("check", **told, corrupt=options.corrupt)["wrong"]:
+        raise CheckFailedError(f"iteration {iteration} of {options.op} over {options.transport}: {wrong}")
+    # The destination moves the bytes, so it is the one that knows how they came.
+    rails = (passive if options.op == "write" else active)["rails"]
+    if set(rails) != {options.transport}:
+        went = ", ".join(rails) or "no rail"
+        raise CheckFailedError(f"asked for {options.transport}, but the bytes went over {went}")
+    return {**active, "rails": rails, "cpu_ns": active["cpu_ns"] + passive["cpu_ns"]}
 
 
-def _figures(options: PagesOptions, moved: list[Message], limit: Limit) -> dict[str, Any]:
-    rates = [options.total_nbytes / one["total_ns"] for one in moved]
-    reference, *others = limit.spec.names
-    limit_rates = limit.rates(reference)[WARMUP_ITERATIONS:]
-    figures: dict[str, Any] = {
-        "total_ms": spread(one["total_ns"] / 1e6 for one in moved),
+class _Piecewise:
+    """The coordinator's view of the same bytes sent piece by piece."""
+
+    def __init__(self, source: Worker, destination: Worker) -> None:
+        self._source, self._destination = source, destination
+        self._elapsed_ns: list[int] = []
+        ours, theirs = stream_pair("tcp")
+        with ours, theirs:
+            self._pieces = source.call("pieces_source", descriptors=(ours.fileno(),))
+            stream_nbytes = self._pieces.pop("stream_nbytes")
+            destination.call("pieces_destination", (theirs.fileno(),), stream_nbytes=stream_nbytes)
+
+    def run(self, check: bool) -> None:
+        """Moves them once, and keeps the time; the first one is checked, and warms up."""
+        self._destination.call("clear", what=PLAIN)
+        self._destination.send("pieces_receive")
+        start_ns = self._source.call("pieces_send")["start_ns"]
+        self._elapsed_ns.append(self._destination.reply()["end_ns"] - start_ns)
+        if check:
+            self._elapsed_ns.clear()
+            part = {name: self._pieces[name] for name in ("layers", "tokens")}
+            if wrong := self._destination.call("pieces_check", **part)["wrong"]:
+                raise CheckFailedError(f"sending piece by piece itself moved wrong bytes: {wrong}")
+
+    def figures(self, rates: list[float]) -> Message:
+        """Returns its rate, and how many times faster the transfers beside it were."""
+        its = [self._pieces["nbytes"] / each for each in self._elapsed_ns]
+        shown = ("pieces", "nbytes", "layers", "tokens")
+        return {
+            "piecewise_gb_s": median(its),
+            "ratio_to_piecewise": median_ratio(rates, its),
+            **{f"piecewise_{name}": self._pieces[name] for name in shown},
+        }
+
+
+def _rates(options: PagesOptions, moved: list[Message]) -> list[float]:
+    return [options.total_nbytes / one["total_ns"] for one in moved]
+
+
+def _figures(options: PagesOptions, moved: dict[str, list[Message]], limit: Limit) -> Message:
+    ours = moved[MOVED]
+    rates = _rates(options, ours)
+    found = {
+        "total_ms": spread(one["total_ns"] / 1e6 for one in ours),
         "gb_per_s": spread(rates),
-        "post_ms": median(one["post_ns"] / 1e6 for one in moved),
-        "limit": {"name": reference, "gb_per_s": median(limit_rates)},
-        "limit_ratio": median(mine / its for mine, its in zip(rates, limit_rates, strict=True)),
+        "post_ms": median(one["post_ns"] / 1e6 for one in ours),
+        **limit.figures(rates),
+        "cpu_s_per_gib": median(one["cpu_ns"] / 1e9 * GIB / options.total_nbytes for one in ours),
+        "rails": ours[-1]["rails"],
     }
-    for name in others:
-        # shared-copy-nt: what the same machine does with stores that bypass the caches.
-        its_rates = limit.rates(name)[WARMUP_ITERATIONS:]
-        figures["limit_nt"] = {"name": name, "gb_per_s": median(its_rates)}
-        figures["limit_nt_ratio"] = median(mine / its for mine, its in zip(rates, its_rates, strict=True))
-    cpu_s = [one["cpu_ns"] / 1e9 for one in moved]
-    figures["cpu_s_per_gib"] = median(seconds * GIB / options.total_nbytes for seconds in cpu_s)
-    figures["rails"] = moved[-1]["rails"]
-    return figures
+    if PLAIN in moved:
+        plain = _rates(options, moved[PLAIN])
+        found |= {"plain_gb_s": median(plain), "ratio_to_plain": median_ratio(rates, plain)}
+    return found
+
+
+def parts(result: Message) -> Iterator[Part]:
+    """Yields what a result is shown as."""
+    over = f"{result['op']} over {result['transport']}"
+    if "plain_gb_s" not in result:
+        yield Words(
+            f"{over}: {result['num_pages']} pages of {result['block_kib']} KiB, {result['pattern']}, "
+            f"{result['memory']} memory",
+            "bold",
+        )
+        yield shown.spreads(result)
+        yield from shown.limits(result)
+        yield shown.cost(result)
+        return
+    yield Words(
+        f"{over}, {result['src_layout']} -> {result['dst_layout']}: {result['num_tokens']} tokens in "
+        f"{result['layers']} layers of {result['shape']}, to one rank from {result['num_sources']}, "
+        f"{result['pattern']}, {result['memory']} memory; {result['src_nbytes'] / MIB:.1f} MiB at the "
+        f"source, {result['dst_nbytes'] / MIB:.1f} at the destination",
+        "bold",
+    )
+    yield Words(result["explain"], "dim")
+    yield shown.spreads(result)
+    yield Words(
+        f"plain copy: {result['plain_gb_s']:.2f} GB/s (kvxfer, as many bytes between equal layouts); ratio "
+        f"to it {result['ratio_to_plain']:.2f}"
+    )
+    yield from shown.limits(result)
+    if "ratio_to_piecewise" in result:
+        yield Words(
+            f"piece by piece: {result['piecewise_gb_s']:.2f} GB/s (a message for each of "
+            f"{result['piecewise_pieces']} pieces, {result['piecewise_nbytes'] / MIB:.1f} MiB, one loopback "
+            f"TCP stream); ratio to it {result['ratio_to_piecewise']:.1f}"
+        )
+    yield shown.cost(result, "bytes checked: all after the warm-up, then a layer of each transfer")

@@ -8,9 +8,9 @@ takes part but the list of runs, which its planner makes.
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,102 +27,67 @@ from kvxfer.plan.pairs import pair_units
 # A third of a second or so. More are not sent: the first layers, or the first tokens of one layer.
 MAX_PIECES = 100_000
 
-_Runs = NDArray[np.uint64]
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Where each piece lies at the source, where it belongs, and how long it is."""
 
-class PieceSource:
-    """Sends the pieces of the source ranks' caches, from the process that has them.
+    addresses: NDArray[np.uint64]
+    dst_offsets: NDArray[np.uint64]
+    nbytes: NDArray[np.uint64]
+    num_layers: int
+    num_tokens: int
 
-    Parameters
-    ----------
-    stream
-        A connected socket; blocking.
-    caches, blocks
-        Of the source ranks, by number.
-    dst
-        A cache like the destination's, of the source's elements: which piece goes where.
-    """
-
-    def __init__(
-        self,
-        stream: socket.socket,
+    @classmethod
+    def of(
+        cls,
         work: LayoutWork,
         caches: Mapping[int, RankCache],
         blocks: Mapping[int, Indices],
         dst: RankCache,
         dst_blocks: Indices,
-    ) -> None:
-        self._stream = stream
-        self._work, self._caches, self._blocks = work, caches, blocks
-        self._dst, self._dst_blocks = dst, dst_blocks
-        self._layers, self._num_tokens = self._within(MAX_PIECES)
-        runs = np.concatenate(list(self._runs(self._layers, self._num_tokens)))
+    ) -> Self:
+        """Returns the pieces of the source ranks' caches; ``dst`` is like the destination's."""
+
+        def runs_of(layers: range, num_tokens: int) -> NDArray[np.uint64]:
+            """Returns [pieces, 3] of source address, destination offset and bytes."""
+            found = []
+            # As bytes: neither dtypes nor scales differ between these two.
+            target = replace(dst.layout, quantization=None)
+            for share in work.shares:
+                cache = caches[share.src]
+                src = replace(cache.layout, quantization=None)
+                program = plan.compile_program(src, target, heads=share.heads)
+                pairs = pair_units(src, target, blocks[share.src], dst_blocks, range(num_tokens))
+                for layer in sorted(set(layers) & set(share.layers)):
+                    at = layer - program.origin
+                    runs = _native.expand(program.loops, at, pairs.src_ids, pairs.dst_ids, 0, program.units)
+                    runs[:, 0] += np.uint64(address_of(cache.memory))
+                    found.append(runs)
+            return np.concatenate(found)
+
+        layers, num_tokens = work.dst.layers, work.num_tokens
+        one = len(runs_of(layers[:1], num_tokens))
+        if one <= MAX_PIECES:
+            layers = layers[: MAX_PIECES // one]
+        else:
+            page = work.page_tokens
+            layers, num_tokens = layers[:1], max(1, num_tokens * MAX_PIECES // one // page) * page
         # C-contiguous columns, as the native call wants them.
-        self._addresses, self._dst_offsets, self._nbytes = np.ascontiguousarray(runs.T)
+        addresses, offsets, nbytes = np.ascontiguousarray(runs_of(layers, num_tokens).T)
+        return cls(addresses, offsets, nbytes, len(layers), num_tokens)
 
     def described(self) -> Message:
         """Returns what is sent: ``layers`` from the first on and ``tokens`` of each, in ``pieces``."""
-        nbytes = int(self._nbytes.sum())
+        count, nbytes = len(self.nbytes), int(self.nbytes.sum())
         return {
-            "pieces": len(self._nbytes),
+            "pieces": count,
             "nbytes": nbytes,
-            "stream_nbytes": nbytes + len(self._nbytes) * _limits.PIECE_HEADER_NBYTES,
-            "layers": len(self._layers),
-            "tokens": self._num_tokens,
+            "stream_nbytes": nbytes + count * _limits.PIECE_HEADER_NBYTES,
+            "layers": self.num_layers,
+            "tokens": self.num_tokens,
         }
 
-    def send(self) -> Message:
-        """Sends all of them."""
-        start_ns = time.monotonic_ns()
-        _limits.send_pieces(self._stream.fileno(), self._addresses, self._dst_offsets, self._nbytes)
-        return {"start_ns": start_ns}
-
-    def close(self) -> None:
-        """Ends the stream."""
-        self._stream.close()
-
-    def _within(self, most: int) -> tuple[range, int]:
-        """Returns the layers and how many tokens make at most `most` pieces, or one page of a layer."""
-        layers, num_tokens = self._work.dst.layers, self._work.num_tokens
-        one = sum(len(runs) for runs in self._runs(layers[:1], num_tokens))
-        if one <= most:
-            return layers[: most // one], num_tokens
-        page = self._work.page_tokens
-        return layers[:1], max(1, num_tokens * most // one // page) * page
-
-    def _runs(self, layers: range, num_tokens: int) -> Iterator[_Runs]:
-        """Yields [pieces, 3] of source address, destination offset and bytes, for each share and layer."""
-        # As bytes: neither dtypes nor scales differ between these two.
-        dst = replace(self._dst.layout, quantization=None)
-        for share in self._work.shares:
-            cache = self._caches[share.src]
-            src = replace(cache.layout, quantization=None)
-            program = plan.compile_program(src, dst, heads=share.heads)
-            pairs = pair_units(src, dst, self._blocks[share.src], self._dst_blocks, range(num_tokens))
-            for layer in layers:
-                if layer not in share.layers:
-                    continue
-                runs = _native.expand(
-                    program.loops, layer - program.origin, pairs.src_ids, pairs.dst_ids, 0, program.units
-                )
-                runs[:, 0] += np.uint64(address_of(cache.memory))
-                yield runs
-
-
-class PieceDestination:
-    """Receives the pieces into a cache like the destination's."""
-
-    def __init__(self, stream: socket.socket, cache: RankCache, stream_nbytes: int) -> None:
-        self._stream = stream
-        self._cache = cache
-        self._stream_nbytes = stream_nbytes
-
-    def receive(self) -> Message:
-        """Receives all of them."""
-        memory = self._cache.memory
-        _limits.recv_pieces(self._stream.fileno(), address_of(memory), memory.nbytes, self._stream_nbytes)
-        return {"end_ns": time.monotonic_ns()}
-
-    def close(self) -> None:
-        """Ends the stream."""
-        self._stream.close()
+    def send(self, stream: socket.socket) -> None:
+        """Sends all of them over a connected, blocking stream."""
+        _limits.send_pieces(stream.fileno(), self.addresses, self.dst_offsets, self.nbytes)

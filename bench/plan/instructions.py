@@ -1,70 +1,88 @@
-"""Instructions for each page and each transfer, counted by callgrind: alike on every run and machine.
+"""``kvxfer bench instructions``: instructions for each page and each transfer, counted by callgrind.
 
-``make instructions`` builds what is counted and runs this. Costs are differences between runs of
-different sizes, so what a process does once does not count::
-
-    python -m kvxfer.bench.plan.instructions build/plain/bench/native/move_pages
+They are alike on every run and machine. ``make instructions`` builds what is counted. Costs are differences
+between runs of different sizes, so what a process does once does not count.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
 
 from kvxfer.bench.errors import BenchError
+from kvxfer.bench.report.document import Part, figures_table
+from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.course import Progress, Say, result_of
+from kvxfer.bench.run.options import Option
 
-_TRANSPORT = "loopback"
+FIGURES = {
+    "per_page_4_kib": "instructions for a page of 4 KiB, both ends together",
+    "per_page_32_kib": "for one of 32 KiB",
+    "per_transfer": "for a transfer of one page",
+}
 _FEW_PAGES, _MANY_PAGES = 1024, 8192
 _FEW_TRANSFERS, _MANY_TRANSFERS = 10, 410
 _TIMEOUT_S = 300.0
 
 
-def count(program: str, transport: str, num_pages: int, page_nbytes: int, num_transfers: int) -> int:
+@dataclass(frozen=True, slots=True)
+class InstructionsOptions:
+    """Count instructions for each page and each transfer by callgrind; `make instructions` runs this."""
+
+    program: Annotated[str, Option("What is counted.")] = "build/plain/bench/native/move_pages"
+    transport: Annotated[str, Option("Between two agents of one process.")] = "loopback"
+
+
+def run(options: InstructionsOptions, progress: Say) -> Message:
+    """Counts, and returns `FIGURES` as one JSON object, rounded to what repeats."""
+
+    def per(name: str, few: tuple[int, int, int], many: tuple[int, int, int]) -> float:
+        progress(Progress(0, 1, name))
+        counted = [_count(options, sizes) for sizes in (few, many)]
+        # One of the sizes differs.
+        return (counted[1] - counted[0]) / (sum(many) - sum(few))
+
+    def measure() -> Message:
+        pages = {
+            f"per_page_{kib}_kib": ((_FEW_PAGES, kib << 10, 1), (_MANY_PAGES, kib << 10, 1))
+            for kib in (4, 32)
+        }
+        transfers = (1, 4096, _FEW_TRANSFERS), (1, 4096, _MANY_TRANSFERS)
+        return {
+            **{name: round(per(name, *sizes)) for name, sizes in pages.items()},
+            "per_transfer": round(per("per_transfer", *transfers), -2),
+        }
+
+    return result_of("instructions", options, measure)
+
+
+def parts(result: Message) -> Iterator[Part]:
+    """Yields what a result is shown as."""
+    yield figures_table(result, FIGURES, ("",))
+
+
+def _count(options: InstructionsOptions, sizes: tuple[int, ...]) -> int:
     """Returns the instructions of one run of ``move_pages``, both agents and all threads together."""
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         raise BenchError("valgrind is not installed: apt install valgrind")
-    sizes = [str(number) for number in (num_pages, page_nbytes, num_transfers)]
-    done = subprocess.run(
-        [valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null", program, transport, *sizes],
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+    counted = [valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null", options.program]
+    try:
+        done = subprocess.run(
+            [*counted, options.transport, *map(str, sizes)],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BenchError(f"{options.program} under callgrind took longer than {_TIMEOUT_S:g} s") from error
     found = re.search(r"Collected : (\d+)", done.stderr)
     if done.returncode != 0 or found is None:
         last = done.stderr.strip().splitlines()[-1:] or ["nothing was said"]
-        raise BenchError(f"{program} under callgrind ended with {done.returncode}: {last[0]}")
+        raise BenchError(f"{options.program} under callgrind ended with {done.returncode}: {last[0]}")
     return int(found[1])
-
-
-def measure(program: str) -> dict[str, float]:
-    """Returns the counts, rounded to what repeats."""
-    figures: dict[str, float] = {}
-    for kib in (4, 32):
-        few, many = (count(program, _TRANSPORT, pages, kib << 10, 1) for pages in (_FEW_PAGES, _MANY_PAGES))
-        figures[f"per_page_{kib}_kib"] = round((many - few) / (_MANY_PAGES - _FEW_PAGES))
-    few, many = (count(program, _TRANSPORT, 1, 4096, number) for number in (_FEW_TRANSFERS, _MANY_TRANSFERS))
-    figures["per_transfer"] = round((many - few) / (_MANY_TRANSFERS - _FEW_TRANSFERS), -2)
-    return figures
-
-
-def main(arguments: list[str]) -> int:
-    """Prints one JSON object."""
-    if len(arguments) != 1:
-        print("usage: python -m kvxfer.bench.plan.instructions MOVE_PAGES", file=sys.stderr)
-        return 2
-    try:
-        print(json.dumps({"bench": "instructions", "transport": _TRANSPORT, **measure(arguments[0])}))
-    except (BenchError, subprocess.TimeoutExpired) as error:
-        print(f"kvxfer: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,10 +1,10 @@
-"""Two directories of runs: whether one is faster, with a bound on chance. Pure."""
+"""Two directories of runs: whether one is faster, with a bound on chance."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from kvxfer.bench.report.runs import Runs, better
 MIN_RUNS = 5
 CONFIDENCE = 0.95
 _RESAMPLES = 5000
-_SEED = 1
 
 MULTIPLICITY = (
     f"Intervals hold the true ratio with {CONFIDENCE:.0%}, each for itself: where nothing changed, about "
@@ -32,8 +31,8 @@ Verdict = Literal["faster", "slower", "better", "worse", "cannot tell"]
 class Comparison:
     """One figure of one kind of run: the second directory against the first.
 
-    ``ratio`` is of the medians, second over first, between ``low`` and ``high`` with `CONFIDENCE`;
-    the bounds are None where there are too few runs. ``why`` says what hinders a verdict.
+    ``ratio`` is of the medians, second over first, within ``bounds`` with `CONFIDENCE`; those are None where
+    there are too few runs. ``why`` says what hinders a verdict.
     """
 
     figure: str
@@ -42,14 +41,9 @@ class Comparison:
     first_runs: int
     second_runs: int
     ratio: float
-    low: float | None
-    high: float | None
     verdict: Verdict
     why: str = ""
-
-    def bounds_in_words(self) -> str:
-        """Returns the interval, empty where there is none."""
-        return "" if self.low is None or self.high is None else f"{self.low:.3f} to {self.high:.3f}"
+    bounds: tuple[float, float] | None = None
 
     def in_words(self) -> str:
         """Returns the verdict with what hinders it."""
@@ -69,48 +63,48 @@ def compare_figure(figure: str, first: list[float], second: list[float]) -> Comp
     """Compares the runs of one figure; what chance alone may explain is "cannot tell"."""
     medians = float(np.median(first)), float(np.median(second))
     ratio = medians[1] / medians[0] if medians[0] else float("nan")
-
-    def done(
-        verdict: Verdict, why: str = "", low: float | None = None, high: float | None = None
-    ) -> Comparison:
-        return Comparison(figure, *medians, len(first), len(second), ratio, low, high, verdict, why)
-
+    verdict: Verdict = "cannot tell"
+    why, bounds = "", None
     if min(*first, *second) <= 0:
-        return done("cannot tell", "not above 0 in every run, so a ratio has no meaning")
-    if min(len(first), len(second)) < MIN_RUNS:
-        return done("cannot tell", f"{MIN_RUNS} runs of each are needed")
-    low, high = ratio_interval(first, second)
-    direction = better(figure)
-    if low <= 1 <= high:
-        return done("cannot tell", "", low, high)
-    if direction == 0:
-        return done("cannot tell", "it differs, but its name does not say which way is better", low, high)
-    gained = (ratio > 1) == (direction > 0)
-    return done(_word(figure, gained), "", low, high)
+        why = "not above 0 in every run, so a ratio has no meaning"
+    elif min(len(first), len(second)) < MIN_RUNS:
+        why = f"{MIN_RUNS} runs of each are needed"
+    else:
+        bounds = ratio_interval(first, second)
+        direction = better(figure)
+        if direction == 0 and not bounds[0] <= 1 <= bounds[1]:
+            why = "it differs, but its name does not say which way is better"
+        elif not bounds[0] <= 1 <= bounds[1]:
+            verdict = _word(figure, (ratio > 1) == (direction > 0))
+    return Comparison(figure, *medians, len(first), len(second), ratio, verdict, why, bounds)
 
 
-def ratio_interval(first: list[float], second: list[float], seed: int = _SEED) -> tuple[float, float]:
+def ratio_interval(first: list[float], second: list[float], seed: int = 1) -> tuple[float, float]:
     """Returns the percentile-bootstrap interval of median(second) / median(first). Same seed, same bounds."""
-    generator = np.random.default_rng(seed)
-    medians = [
-        np.median(generator.choice(np.asarray(values), (_RESAMPLES, len(values))), axis=1)
-        for values in (first, second)
-    ]
-    tail = (1 - CONFIDENCE) / 2 * 100
-    low, high = np.percentile(medians[1] / medians[0], [tail, 100 - tail])
-    return float(low), float(high)
+    from scipy import stats
+
+    def ratio(first: Any, second: Any, axis: int) -> Any:
+        return np.median(second, axis=axis) / np.median(first, axis=axis)
+
+    found = stats.bootstrap(
+        (first, second),
+        ratio,
+        method="percentile",
+        confidence_level=CONFIDENCE,
+        n_resamples=_RESAMPLES,
+        vectorized=True,
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return float(found.low), float(found.high)
 
 
 def cautions(first: list[Record], second: list[Record]) -> Iterable[str]:
     """Yields what makes the two directories hard to compare."""
-    hardware = [
-        {
-            tuple(record.machine.get(key) for key in ("cpu", "cores", "kernel", "governor"))
-            for record in records
-        }
-        for records in (first, second)
+    what = ("cpu", "cores", "kernel", "governor")
+    machines = [
+        {tuple(record.machine.get(key) for key in what) for record in records} for records in (first, second)
     ]
-    if hardware[0] != hardware[1]:
+    if machines[0] != machines[1]:
         yield "Measured on different machines: the ratios below compare them as much as the software."
     loud = sum(bool(noise.in_words(record.noise)) for record in (*first, *second))
     if loud:

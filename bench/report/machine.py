@@ -8,31 +8,32 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 import kvxfer
 from kvxfer.bench.run.channel import Message
-from kvxfer.bench.run.stats import GIB, KIB
+from kvxfer.bench.run.stats import GIB
 
 _GIT_TIMEOUT_S = 5.0
+_CPUS = Path("/sys/devices/system/cpu")
 
 
-def describe(
-    proc: Path = Path("/proc"), sys: Path = Path("/sys"), source: Path = Path(kvxfer.__file__).parent
-) -> Message:
+def describe(source: Path = Path(kvxfer.__file__).parent) -> Message:
     """Returns the facts that a figure depends on, ready for JSON.
 
     What this machine does not tell is None (a governor inside most virtual machines, a commit outside
     a checkout). ``source`` is the folder of the package; its checkout names the commit.
     """
-    cpu = _read(proc / "cpuinfo")
+    cpu = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    governors = {path.read_text().strip() for path in _CPUS.glob("cpu[0-9]*/cpufreq/scaling_governor")}
     return {
-        "cpu": _field(cpu, "model name"),
+        "cpu": next((value.strip() for key, _, value in cpu if key.strip() == "model name"), None),
         "cores": os.cpu_count(),
         # Fewer than the machine has under taskset or in a container.
         "usable_cores": len(os.sched_getaffinity(0)),
-        "memory_gib": _memory_gib(_read(proc / "meminfo")),
-        "kernel": _read(proc / "sys/kernel/osrelease").strip() or None,
-        "governor": _governor(sys / "devices/system/cpu"),
+        "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
+        "kernel": platform.release(),
+        "governor": ", ".join(sorted(governors)) or None,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "kvxfer": kvxfer.__version__,
@@ -46,8 +47,6 @@ def in_words(machine: Message) -> str:
     if machine["usable_cores"] != machine["cores"]:
         cores += f" ({machine['usable_cores']} usable)"
     version = f"kvxfer {machine['kvxfer']}"
-    if machine["commit"]:
-        version += f" at {machine['commit']}"
     parts = [
         machine["cpu"] or "unknown CPU",
         cores,
@@ -55,37 +54,9 @@ def in_words(machine: Message) -> str:
         f"Linux {machine['kernel']}" if machine["kernel"] else "",
         f"governor {machine['governor']}" if machine["governor"] else "",
         f"Python {machine['python']}, numpy {machine['numpy']}",
-        version,
+        f"{version} at {machine['commit']}" if machine["commit"] else version,
     ]
     return ", ".join(part for part in parts if part)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
-
-
-def _field(text: str, name: str) -> str | None:
-    """Returns the first value of ``name : value`` lines."""
-    for line in text.splitlines():
-        key, colon, value = line.partition(":")
-        if colon and key.strip() == name:
-            return value.strip()
-    return None
-
-
-def _memory_gib(meminfo: str) -> float | None:
-    total = (_field(meminfo, "MemTotal") or "").split()
-    # Always "<number> kB", and the kernel's kB is 1024 bytes.
-    return round(int(total[0]) * KIB / GIB, 1) if total and total[0].isdigit() else None
-
-
-def _governor(cpus: Path) -> str | None:
-    """Returns the frequency governors in use, usually one for all cores."""
-    found = {_read(path).strip() for path in sorted(cpus.glob("cpu[0-9]*/cpufreq/scaling_governor"))}
-    return ", ".join(sorted(found - {""})) or None
 
 
 def _commit(source: Path) -> str | None:
@@ -97,15 +68,10 @@ def _commit(source: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    # Reading must not take the lock of somebody who commits right now.
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(
-            # Reading must not take the lock of somebody who commits right now.
-            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_TIMEOUT_S,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -63,9 +63,9 @@ class Kind:
     bench: str
     arguments: tuple[tuple[str, str], ...]
 
-    def in_words(self, leave_out: frozenset[str] = frozenset()) -> str:
-        """Returns ``name value`` pairs on one line, without those of ``leave_out``."""
-        return ", ".join(f"{name} {value}" for name, value in self.arguments if name not in leave_out)
+    def in_words(self) -> str:
+        """Returns ``name value`` pairs on one line."""
+        return ", ".join(f"{name} {value}" for name, value in self.arguments)
 
 
 @dataclass(slots=True)
@@ -118,26 +118,10 @@ def _rows(name: str, rows: list[Any]) -> Iterator[tuple[str, float]]:
                 yield (f"{name} [{label}] {inner}" if label else f"{name} {inner}"), number
 
 
-def common(groups: Iterable[Runs]) -> frozenset[str]:
-    """Returns the names of the arguments that are the same in all groups: they tell none apart."""
-    values: dict[str, set[str]] = {}
-    everyone = list(groups)
-    for group in everyone:
-        for name, value in group.kind.arguments:
-            values.setdefault(name, set()).add(value)
-    counts = {name: sum(name in dict(group.kind.arguments) for group in everyone) for name in values}
-    return frozenset(n for n, seen in values.items() if len(seen) == 1 and counts[n] == len(everyone))
-
-
 def by_bench(groups: list[Runs]) -> list[tuple[str, list[Runs]]]:
     """Returns the groups of each bench, benches by name."""
     ordered = sorted(groups, key=lambda runs: runs.kind.bench)
     return [(bench, list(those)) for bench, those in groupby(ordered, key=lambda runs: runs.kind.bench)]
-
-
-def varying(groups: list[Runs]) -> frozenset[str]:
-    """Returns the names of the arguments that tell groups apart."""
-    return frozenset(name for group in groups for name, _ in group.kind.arguments) - common(groups)
 
 
 def machines_of(records: Iterable[Record]) -> list[str]:

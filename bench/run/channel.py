@@ -85,7 +85,7 @@ class Channel:
             raise error(f"{self._peer}: {message['message']}")
         return message
 
-    def send_error(self, error: Exception) -> None:
+    def send_error(self, error: BaseException) -> None:
         """Tells the peer why this end stops."""
         text = str(error) if isinstance(error, BenchError) else f"{type(error).__name__}: {error}"
         self.send("error", message=text, check_failed=isinstance(error, CheckFailedError))

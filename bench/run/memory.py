@@ -120,9 +120,3 @@ def allow_readers() -> None:
         # Without Yama there is nothing to allow, and the kernel does not know the request.
         if error != errno.EINVAL:
             raise OSError(error, f"prctl(PR_SET_PTRACER): {os.strerror(error)}")
-
-
-def rss_mib() -> float:
-    """Returns the resident memory of this process, mapped memfds included."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return round(pages * mmap.PAGESIZE / (1 << 20), 1)

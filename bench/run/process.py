@@ -1,88 +1,136 @@
-"""The processes of a benchmark: a coordinator, and the workers that it commands."""
+"""The processes of a benchmark: a coordinator, and the workers that it commands.
+
+A worker serves an `End`: its public methods, and those of its parts (``part.method``), are its commands.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
+import operator
 import os
 import selectors
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any, Self
 
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.run.channel import Channel, Message
+from kvxfer.bench.run.options import REPLY_TIMEOUT_S
 
-#: name of a command -> what runs it: takes the message's fields, returns the reply's.
-Handlers = Mapping[str, Callable[..., Message | Awaitable[Message]]]
-
-# A worker imports numpy and the engine and faults in its memory before its first reply.
-REPLY_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 5.0
-# A transfer that misses its deadline is to be told by its worker, not by that worker's silence.
-MAX_TRANSFER_TIMEOUT_S = REPLY_TIMEOUT_S - 10.0
+# Where kvxfer is; behind what an interpreter of its own has, whose packages come first.
+_ROOT = Path(__file__).resolve().parents[2]
+_LAUNCH = "import sys; sys.path.append(sys.argv.pop(1)); from kvxfer.bench.run import worker; worker.main()"
 
 
-def check_timeout(timeout_s: float) -> None:
-    """Raises when ``--timeout-s`` is nothing, or longer than a worker may be silent."""
-    if not 0 < timeout_s <= MAX_TRANSFER_TIMEOUT_S:
-        raise BenchError(
-            f"--timeout-s is above 0 and at most {MAX_TRANSFER_TIMEOUT_S:g}, unlike {timeout_s:g}"
-        )
+class End:
+    """What a worker process serves. A command takes a message's fields and returns the reply's, or None.
+
+    Parameters
+    ----------
+    fields
+        Options of the worker.
+    coordinator
+        The channel to who started it.
+    peers
+        Channels to other workers.
+    """
+
+    def __init__(self, fields: Message, coordinator: Channel, peers: Sequence[Channel] = ()) -> None:
+        self.coordinator = coordinator
+        self.peers = list(peers)
+
+    async def aclose(self) -> None:
+        """Gives back what it holds, when the coordinator has ended."""
 
 
 class Worker:
-    """A child process that serves commands; it ends with its channel, and is killed if it does not."""
+    """A child process that serves an `End`; it ends with its channel, and is killed if it does not.
 
-    def __init__(self, role: str, options: Message, peers: Sequence[socket.socket] = ()) -> None:
-        """Starts ``role`` (worker.py); ``peers`` are its ends of channels to other workers."""
+    Parameters
+    ----------
+    end
+        ``module:Class``, the module without ``kvxfer.bench.``.
+    fields
+        Its options.
+    role
+        What errors call it; by default the class's name.
+    peers
+        Its ends of channels to other workers.
+    python
+        Another interpreter, with packages of its own; kvxfer needs none there.
+    environment
+        All of the process's where it has another interpreter; else what is to be added.
+    log
+        A file that takes what the process writes.
+    """
+
+    def __init__(
+        self,
+        end: str,
+        fields: Message,
+        role: str = "",
+        peers: Sequence[socket.socket] = (),
+        *,
+        python: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+        log: IO[bytes] | None = None,
+    ) -> None:
         ours, theirs = socket.socketpair()
-        passed = [theirs, *peers]
-        numbers = [str(stream.fileno()) for stream in passed]
+        numbers = [stream.fileno() for stream in (theirs, *peers)]
+        told = json.dumps({"end": end, "fields": fields, "channels": numbers})
+        # A child of this interpreter imports what its parent imports: the same path, and nothing before it.
+        same = [sys.executable, "-P", "-m", "kvxfer.bench.run.worker"]
+        path = os.pathsep.join(entry for entry in sys.path if entry)
         with theirs:
-            # The child imports what its parent imports: the same path, and nothing before it.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "kvxfer.bench.run.worker", role, json.dumps(options), *numbers],
-                pass_fds=[stream.fileno() for stream in passed],
+            self.process = subprocess.Popen(
+                [*([*python, "-c", _LAUNCH, str(_ROOT)] if python else same), told],
+                pass_fds=numbers,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                stdout=log,
+                stderr=log,
+                env=environment if python else {**os.environ, "PYTHONPATH": path, **environment},
             )
-        self.role = role
-        self.channel = Channel(ours, role)
+        self.role = role or end.rpartition(":")[2].lower()
+        self.channel = Channel(ours, self.role)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
+
+    def send(self, kind: str, descriptors: tuple[int, ...] = (), **fields: Any) -> None:
+        """Sends a command, whose reply is to be waited for."""
+        self.channel.send(kind, descriptors, **fields)
 
     def reply(self, timeout_s: float = REPLY_TIMEOUT_S) -> Message:
-        """Waits for the reply to a command that was sent by ``channel.send``."""
+        """Waits for the reply to a command that was sent."""
         return self.channel.receive(timeout_s)
 
     def call(
         self, kind: str, descriptors: tuple[int, ...] = (), timeout_s: float = REPLY_TIMEOUT_S, **fields: Any
     ) -> Message:
         """Sends a command and waits for its reply."""
-        self.channel.send(kind, descriptors, **fields)
-        return self.channel.receive(timeout_s)
+        self.send(kind, descriptors, **fields)
+        return self.reply(timeout_s)
 
     def end(self) -> None:
         """Closes the channel and waits for the process. Idempotent."""
         self.channel.close()
         try:
-            self._process.wait(_END_TIMEOUT_S)
+            self.process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.end()
 
 
@@ -90,8 +138,8 @@ def call_all(workers: Iterable[Worker], kind: str, **fields: Any) -> list[Messag
     """Sends a command to all workers at once and waits for every reply."""
     everyone = list(workers)
     for worker in everyone:
-        worker.channel.send(kind, **fields)
-    return [worker.channel.receive(REPLY_TIMEOUT_S) for worker in everyone]
+        worker.send(kind, **fields)
+    return [worker.reply() for worker in everyone]
 
 
 def receive_any(workers: Iterable[Worker], timeout_s: float) -> tuple[Worker, Message]:
@@ -108,18 +156,18 @@ def receive_any(workers: Iterable[Worker], timeout_s: float) -> tuple[Worker, Me
         names = " and ".join(worker.role for worker in everyone)
         raise BenchError(f"{names} said nothing for {timeout_s:g} s")
     ready_worker: Worker = ready[0][0].data
-    return ready_worker, ready_worker.channel.receive(timeout_s)
+    return ready_worker, ready_worker.reply(timeout_s)
 
 
-async def serve(channel: Channel, handlers: Handlers) -> None:
+async def serve(end: End) -> None:
     """Runs commands in a worker, one after the other, until the coordinator closes the channel.
 
-    An exception of a handler is told to the coordinator and ends this process.
+    An exception of a command is told to the coordinator and ends this process.
     """
     while True:
         try:
-            command = await channel.receive_async()
+            command = await end.coordinator.receive_async()
         except BenchError:
             return
-        reply = handlers[command.pop("kind")](**command)
-        channel.send("reply", **(await reply if inspect.isawaitable(reply) else reply))
+        reply = operator.attrgetter(command.pop("kind"))(end)(**command)
+        end.coordinator.send("reply", **((await reply if inspect.isawaitable(reply) else reply) or {}))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import psutil
 
 from kvxfer.bench.errors import CheckFailedError
+from kvxfer.bench.report import shown
+from kvxfer.bench.report.document import Part, Table, Words, number
 from kvxfer.bench.run.channel import Message
-from kvxfer.bench.run.interrupt import Interrupt
-from kvxfer.bench.run.option_checks import check_counts, check_known, check_one_of
+from kvxfer.bench.run.course import Interrupt, Progress, Say, result_of
+from kvxfer.bench.run.options import Option, Seed, check
 from kvxfer.bench.run.process import Worker, call_all
-from kvxfer.bench.run.progress import Progress
 from kvxfer.bench.run.stats import KIB, MIB, median
 
-TRANSPORTS = ("shm", "tcp")
 PAGE_NBYTES = 32 * KIB
 # Where it is not bytes that are to be moved.
 _SMALL_PAGES = 64
@@ -47,112 +49,87 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class ScaleOptions:
-    """Which series, and up to how many; steps are powers of ten and the end."""
+    """Measure what grows with transfers in flight, regions, peers, and prefills at once."""
 
-    series: tuple[str, ...] = tuple(SERIES)
-    transport: str = "shm"
-    at_most: int = 10_000
-    total_mib: int = 64
-    repeats: int = 3
-    seed: int = 1
+    series: Annotated[
+        tuple[str, ...], Option(f"{', '.join(SERIES)}; with commas between.", one_of=tuple(SERIES))
+    ] = tuple(SERIES)
+    transport: Annotated[str, Option("shm, tcp", one_of=("shm", "tcp"))] = "shm"
+    at_most: Annotated[int, Option("Of each series.", at_least=1)] = 10_000
+    total_mib: Annotated[int, Option("That all prefills write together.", at_least=1)] = 64
+    repeats: Annotated[int, Option("Of each step, in fresh processes; the median counts.", at_least=1)] = 3
+    seed: Seed = 1
 
     def __post_init__(self) -> None:
-        for name in self.series:
-            check_one_of("series", name, SERIES)
-        check_known(self, transport=TRANSPORTS)
-        check_counts(self, "at_most", "total_mib", "repeats")
+        check(self)
 
     def steps(self, series: str) -> list[int]:
         """Returns 1, 10, 100, … and the most; prefills are doubled instead."""
         most = min(SERIES[series], self.at_most)
-        factor = 2 if series == "prefills" else 10
-        steps, step = [], 1
-        while step < most:
-            steps.append(step)
-            step *= factor
-        return [*steps, most]
+        steps = [(2 if series == "prefills" else 10) ** power for power in range(20)]
+        return [*(step for step in steps if step < most), most]
 
 
-def run(options: ScaleOptions, progress: Callable[[Progress], None]) -> Message:
-    """Runs it and returns the result as one JSON object; ``verified`` is false when a check failed."""
-    described: Message = {**asdict(options), "series": list(options.series)}
-    result: Message = {"bench": "scale", **described}
-    steps = [(series, count) for series in options.series for count in options.steps(series)]
+def run(options: ScaleOptions, progress: Say) -> Message:
+    """Runs it and returns the result as one JSON object; ``rows`` has the steps of each series."""
     rows: dict[str, list[Message]] = {series: [] for series in options.series}
-    interrupted: Message = {}
-    try:
-        with Interrupt() as interrupt:
-            for done, (series, count) in enumerate(steps):
-                if interrupt.stops(done):
-                    interrupted = {"interrupted": True}
-                    break
-                progress(Progress(done, len(steps), f"{count} {series}"))
-                repeats = [_step(options, series, count) for _ in range(options.repeats)]
-                figures = {
-                    name: median((each[name] for each in repeats), digits=4) for name in COLUMNS[series]
-                }
-                rows[series].append({"count": count, **figures})
-    except CheckFailedError as error:
-        return {**result, "rows": rows, "verified": False, "failure": str(error)}
-    return {**result, **interrupted, "rows": rows, "verified": True}
+    return result_of("scale", options, lambda: _measure(options, rows, progress), rows=rows)
 
 
-def _step(options: ScaleOptions, series: str, count: int) -> dict[str, float]:
+def parts(result: Message) -> Iterator[Part]:
+    """Yields what a result is shown as."""
+    yield shown.arguments(result, "rows")
+    for series, rows in result["rows"].items():
+        meanings = COLUMNS[series]
+        cells = [(str(row["count"]), *(number(row[name]) for name in meanings)) for row in rows]
+        yield Table((series, *meanings), cells)
+        for name, meaning in meanings.items():
+            yield Words(f"  {name}: {meaning}", "dim")
+
+
+def _measure(options: ScaleOptions, rows: dict[str, list[Message]], progress: Say) -> Message:
+    steps = [(series, count) for series in options.series for count in options.steps(series)]
+    with Interrupt() as interrupt:
+        for done, (series, count) in enumerate(steps):
+            if interrupt.stops(done):
+                return {"interrupted": True}
+            progress(Progress(done, len(steps), f"{count} {series}"))
+            repeats = [_step(options, series, count) for _ in range(options.repeats)]
+            names = COLUMNS[series]
+            figures = {name: median((each[name] for each in repeats), digits=4) for name in names}
+            rows[series].append({"count": count, **figures})
+    return {}
+
+
+def _step(options: ScaleOptions, series: str, count: int) -> dict[str, Any]:
     """One count of one series, in two fresh processes: the hub, and the crowd around it."""
     num_pages = options.total_mib * MIB // PAGE_NBYTES if series == "prefills" else _SMALL_PAGES
     fields = {"transport": options.transport, "num_pages": num_pages, "seed": options.seed}
-    with Worker("hub", fields) as hub, Worker("crowd", fields) as crowd:
-        call_all((hub, crowd), "open")
-        address = hub.call("address")["address"]
-        measure: dict[str, Callable[[], dict[str, Any]]] = {
-            "transfers": lambda: _transfers(hub, crowd, address, count),
-            "regions": lambda: _regions(hub, crowd, address, count),
-            "peers": lambda: _peers(hub, crowd, address, count),
-            "prefills": lambda: _prefills(hub, crowd, address, count, num_pages * PAGE_NBYTES),
-        }
-        return measure[series]()
+    with Worker("scale.worker:Hub", fields) as hub, Worker("scale.worker:Crowd", fields) as crowd:
+        call_all((hub, crowd), "ready")
+        found: dict[str, Any] = {}
+        if series == "regions":
+            found = hub.call("register", count=count)
+        before = psutil.Process(hub.pid).memory_info().rss
+        joining = count if series in ("peers", "prefills") else 1
+        joined = crowd.call("join", address=hub.call("address")["address"], count=joining)
+        hub.call("admit", count=joining)
+        if series == "prefills":
+            return _prefills(hub, crowd, count, num_pages * PAGE_NBYTES)
+        if series == "transfers":
+            return crowd.call("write_pages", count=count)
+        wrote = crowd.call("write_pages", count=50, at_once=False)
+        found |= {"connect_ms": joined["connect_ms"], "transfer_us": wrote["each_us"]}
+        if series == "peers":
+            found |= hub.call("idle")
+            found["rss_kib"] = (psutil.Process(hub.pid).memory_info().rss - before) / KIB / count
+        return found
 
 
-def _transfers(hub: Worker, crowd: Worker, address: str, count: int) -> dict[str, Any]:
-    crowd.call("join", address=address, count=1)
-    hub.call("admit", count=1)
-    return crowd.call("write_pages", count=count)
-
-
-def _regions(hub: Worker, crowd: Worker, address: str, count: int) -> dict[str, Any]:
-    registered = hub.call("register", count=count)
-    joined = crowd.call("join", address=address, count=1)
-    hub.call("admit", count=1)
-    wrote = crowd.call("write_pages", count=50, at_once=False)
-    return {
-        "register_us": registered["register_us"],
-        "connect_ms": joined["connect_ms"],
-        "transfer_us": wrote["each_us"],
-    }
-
-
-def _peers(hub: Worker, crowd: Worker, address: str, count: int) -> dict[str, Any]:
-    before = hub.call("usage")
-    joined = crowd.call("join", address=address, count=count)
-    hub.call("admit", count=count)
-    wrote = crowd.call("write_pages", count=50, at_once=False)
-    idle = hub.call("idle")
-    after = hub.call("usage")
-    return {
-        "connect_ms": joined["connect_ms"],
-        "transfer_us": wrote["each_us"],
-        "idle_cpu_cores": idle["idle_cpu_cores"],
-        "rss_kib": (after["rss_kib"] - before["rss_kib"]) / count,
-    }
-
-
-def _prefills(hub: Worker, crowd: Worker, address: str, count: int, nbytes: int) -> dict[str, Any]:
-    crowd.call("join", address=address, count=count)
-    hub.call("admit", count=count)
+def _prefills(hub: Worker, crowd: Worker, count: int, nbytes: int) -> dict[str, Any]:
     rates = crowd.call("flood", nbytes=nbytes)["gb_per_s_each"]
-    checked = hub.call("check", count=count, nbytes=nbytes)
-    if checked["wrong"]:
-        raise CheckFailedError(f"{count} prefills: {checked['wrong']}")
+    if wrong := hub.call("check", count=count, nbytes=nbytes)["wrong"]:
+        raise CheckFailedError(f"{count} prefills: {wrong}")
     squares = sum(rate * rate for rate in rates)
     return {
         "gb_per_s": min(rates) * len(rates),  # until the last one's end: each moved as much

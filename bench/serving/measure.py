@@ -5,33 +5,39 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
-from kvxfer.bench.compare.measure import rotated
+from kvxfer.bench.compare.rounds import ratios, rotated
 from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.report import noise
 from kvxfer.bench.run.channel import Message
-from kvxfer.bench.run.progress import Progress
+from kvxfer.bench.run.course import Progress, Say
+from kvxfer.bench.run.options import described
 from kvxfer.bench.run.stats import spread
 from kvxfer.bench.serving import load, systems, threads
 from kvxfer.bench.serving.deployment import Deployment
 from kvxfer.bench.serving.events import Costs
 from kvxfer.bench.serving.load import Answer, Asked
 from kvxfer.bench.serving.options import ServingOptions
-from kvxfer.bench.serving.ratios import ratios
 from kvxfer.bench.serving.stages import Served, joined, summarize
-from kvxfer.bench.serving.systems import System
-from kvxfer.bench.work.trace import TraceRequest
+from kvxfer.bench.serving.systems import OURS, System
+from kvxfer.bench.work.trace import TraceRequest, arrivals_s
 
 MODEL: Final = "llama-pages"
+#: Figures that are set beside ours, and whether more is better.
+COMPARED: Final[Mapping[str, bool]] = {
+    **dict.fromkeys(("first_token_ms", "between_tokens_ms"), False),
+    **dict.fromkeys(("own_ms", "load_ms", "decide_ms", "hold_ms", "give_back_ms"), False),
+    **dict.fromkeys(("prefill_step_us", "decode_step_us"), False),
+    "output_tokens_per_s": True,
+    "processor_s": False,
+}
 # Tokens of an engine's step: a prompt of the default length is computed in one.
 _BATCH_TOKENS: Final = 2048
 # Where the machine is busy, engines that shake hands may run out of time; the next request tries again.
@@ -87,8 +93,7 @@ def num_warm_ups(options: ServingOptions) -> int:
 
 def run(
     options: ServingOptions,
-    progress: Callable[[Progress], None],
-    seen: dict[str, list[Served]] | None = None,
+    progress: Say,
     known: tuple[System, ...] | None = None,
 ) -> Message:
     """Runs it and returns one JSON object, with what was measured when it ended early.
@@ -98,8 +103,6 @@ def run(
 
     Parameters
     ----------
-    seen
-        Receives every request that was served, by system.
     known
         The systems to choose from, if not those of `serving_systems`.
     """
@@ -115,16 +118,14 @@ def run(
             if not any(one.turns for one in comparison.measured.values()):
                 raise
             interrupted = True
-    if seen is not None:
-        seen.update({name: one.served for name, one in comparison.measured.items() if one.turns})
     return {
         "bench": "serving",
-        **asdict(options),
+        **described(options),
         "systems": comparison.figures(),
         "asked_for": list(options.systems),
         "model": MODEL,
         "prompt_tokens": sum(request.input_tokens for request in requests),
-        "ratios": ratios({name: by_round(one) for name, one in comparison.measured.items()}),
+        "ratios": ratios(OURS, COMPARED, comparison.rounds()),
         "tokens": comparison.tokens(),
         "logs": {"folder": str(folder)},
         "failures": comparison.failures,
@@ -143,7 +144,7 @@ class _Comparison:
         requests: list[TraceRequest],
         chosen: tuple[System, ...],
         folder: Path,
-        progress: Callable[[Progress], None],
+        progress: Say,
     ) -> None:
         self._options = options
         self._requests = requests
@@ -244,6 +245,7 @@ class _Comparison:
             deployment.close()
 
     def _turn(self, deployment: Deployment, number: int) -> _Turn:
+        arrivals = arrivals_s(self._options, self._requests)
         asked = [
             self._asked(
                 deployment.system,
@@ -253,14 +255,14 @@ class _Comparison:
                 max(1, min(request.output_tokens, self._options.max_output_tokens)),
                 arrival_s,
             )
-            for index, (request, arrival_s) in enumerate(zip(self._requests, self._arrivals_s(), strict=True))
+            for index, (request, arrival_s) in enumerate(zip(self._requests, arrivals, strict=True))
         ]
         costs = _costs(deployment)
-        used_ns = _processor_ns(deployment)
+        used_s = _processor_s(deployment)
         start_ns = time.monotonic_ns()
         served = self._serve(deployment, asked, number)
         end_ns = max((one.answer.token_ns[-1] for one in served if one.answer.token_ns), default=0)
-        used_ns = _processor_ns(deployment) - used_ns
+        used_s = _processor_s(deployment) - used_s
         if ending := deployment.ending():
             raise BenchError(ending)
         errors = [one.answer.error for one in served if one.answer.error]
@@ -274,7 +276,7 @@ class _Comparison:
             role: {half: after[role][half].since(costs[role][half]) for half in halves}
             for role, halves in after.items()
         }
-        return _Turn(served, (end_ns - start_ns) / 1e9, used_ns / 1e9, took)
+        return _Turn(served, (end_ns - start_ns) / 1e9, used_s, took)
 
     def _serve(self, deployment: Deployment, asked: list[Asked], number: int = 0) -> list[Served]:
         options = self._options
@@ -304,15 +306,6 @@ class _Comparison:
         name = f"kvxfer-{system.name.replace('+', '-')}-{what}-{index}x"
         return Asked(name, load.prompt_of(num_tokens, self._options.seed, what, index), max_tokens, arrival_s)
 
-    def _arrivals_s(self) -> list[float | None]:
-        options, requests = self._options, self._requests
-        if options.arrivals == "poisson":
-            gaps = np.random.default_rng(options.seed).exponential(1 / options.rate, len(requests))
-            return list(np.cumsum(gaps).tolist())
-        if options.arrivals == "trace":
-            return [(request.arrival_s - requests[0].arrival_s) / options.speedup for request in requests]
-        return [None] * len(requests)
-
     def _say(self, words: str) -> None:
         self._progress(Progress(self._done, self._total, words))
 
@@ -336,6 +329,13 @@ class _Comparison:
             for name, one in self.measured.items()
             if one.turns
         }
+
+    def rounds(self) -> list[dict[str, dict[str, float]]]:
+        """Returns what each system's figures were in each round."""
+        return [
+            {name: _compared(one.turns[number]) for name, one in self.measured.items() if number in one.turns}
+            for number in range(self._options.rounds)
+        ]
 
     def tokens(self) -> dict[str, Message]:
         """Returns of each system how many requests were handed over, and had the tokens of one engine."""
@@ -363,8 +363,8 @@ def _costs(deployment: Deployment) -> dict[str, dict[str, Costs]]:
     return {role: observations.costs() for role, observations in deployment.observations.items()}
 
 
-def _processor_ns(deployment: Deployment) -> int:
-    return sum(spent for spent, _ in threads.thread_times_ns(deployment.groups).values())
+def _processor_s(deployment: Deployment) -> float:
+    return sum(threads.thread_times_s(deployment.groups).values())
 
 
 def _token_ids(measured: _Measured) -> dict[tuple[int, int], list[int]]:
@@ -377,47 +377,41 @@ def _token_ids(measured: _Measured) -> dict[tuple[int, int], list[int]]:
 
 
 def _rates(turns: list[_Turn]) -> Message:
-    """Returns what is counted by turns: tokens a second, processor time, and what connectors cost a step."""
-    tokens = [sum(len(one.answer.token_ids) for one in turn.served) for turn in turns]
-    prompts = [sum(len(one.answer.asked.prompt) for one in turn.served) for turn in turns]
-    durations = [turn.duration_s for turn in turns]
+    """Returns what is counted by turns: tokens a second, processor time, and what connectors cost a step.
+
+    ``step_us`` is what the connector's calls, of both halves, take in a step of each engine.
+    """
     found: Message = {
-        "output_tokens_per_s": spread(n / s for n, s in zip(tokens, durations, strict=True)),
-        "prompt_tokens_per_s": spread(n / s for n, s in zip(prompts, durations, strict=True)),
+        "output_tokens_per_s": spread(
+            sum(len(one.answer.token_ids) for one in turn.served) / turn.duration_s for turn in turns
+        ),
+        "prompt_tokens_per_s": spread(
+            sum(len(one.answer.asked.prompt) for one in turn.served) / turn.duration_s for turn in turns
+        ),
         "requests_per_s": spread(len(turn.served) / turn.duration_s for turn in turns),
         "processor_s": spread(turn.processor_s for turn in turns),
     }
-    if costs := _step_costs(turns):
-        found["step_us"] = costs
-    return found
-
-
-def _step_costs(turns: list[_Turn]) -> Message:
-    """Returns what the connector's calls, of both halves, take in a step of each engine, in microseconds."""
-    found: Message = {}
-    for role in ("prefill", "decode"):
-        values = [
-            sum(costs.us_per_step() for costs in turn.costs[role].values())
+    costs = {
+        role: [
+            sum(half.us_per_step() for half in turn.costs[role].values())
             for turn in turns
             if role in turn.costs
         ]
-        if values:
-            found[role] = spread(values)
+        for role in ("prefill", "decode")
+    }
+    if any(costs.values()):
+        found["step_us"] = {role: spread(values) for role, values in costs.items() if values}
     return found
 
 
-def by_round(measured: _Measured) -> dict[int, dict[str, float]]:
-    """Returns a system's medians of each round, by the names of `COMPARED`."""
-    found: dict[int, dict[str, float]] = {}
-    for number, turn in measured.turns.items():
-        figures = summarize(turn.served)
-        if not figures:
-            continue
-        rates = _rates([turn])
-        latencies = ("first_token_ms", "between_tokens_ms")
-        row: dict[str, float] = {name: figures[name]["p50"] for name in latencies if name in figures}
-        row |= {f"{part}_ms": values["p50"] for part, values in figures.get("own_ms", {}).items()}
-        row |= {f"{role}_step_us": values["median"] for role, values in rates.get("step_us", {}).items()}
-        row |= {name: rates[name]["median"] for name in ("output_tokens_per_s", "processor_s")}
-        found[number] = row
-    return found
+def _compared(turn: _Turn) -> dict[str, float]:
+    """Returns the medians of a turn, by the names of `COMPARED`."""
+    figures = summarize(turn.served)
+    if not figures:
+        return {}
+    rates = _rates([turn])
+    latencies = ("first_token_ms", "between_tokens_ms")
+    row: dict[str, float] = {name: figures[name]["p50"] for name in latencies if name in figures}
+    row |= {f"{part}_ms": values["p50"] for part, values in figures.get("own_ms", {}).items()}
+    row |= {f"{role}_step_us": values["median"] for role, values in rates.get("step_us", {}).items()}
+    return row | {name: rates[name]["median"] for name in ("output_tokens_per_s", "processor_s")}

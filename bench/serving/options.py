@@ -3,48 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.errors import BenchError
-from kvxfer.bench.run.option_checks import check_above_zero, check_counts, check_known
+from kvxfer.bench.run.options import Option, Seed, check
 from kvxfer.bench.serving import systems
 from kvxfer.bench.work import trace as traces
-from kvxfer.bench.work.trace import ARRIVALS, TraceRequest
+from kvxfer.bench.work.trace import Arrivals, Rate, Requests, Speedup, Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """What is served, how, and how often.
+    """Serve a trace with prefill and decode on real engines, with this connector and with others, in turns.
 
-    In a round every system serves the same requests once, with prompts that no other round had.
-    Requests arrive ``concurrency`` at a time (``closed``), at ``rate`` a second with exponential gaps
-    (``poisson``), or as in the trace, ``speedup`` times faster (``trace``).
+    Needs `make bench-serving-setup`. A minute for each engine pair to start, then the rounds: in each every
+    system serves the same requests once, with prompts that no other round had.
     """
 
-    systems: tuple[str, ...] = systems.NAMES
-    trace: str = "mooncake"
-    requests: int = 8
-    max_tokens: int = 1024
-    max_output_tokens: int = 16
-    rounds: int = 3
-    arrivals: str = "closed"
-    concurrency: int = 2
-    rate: float = 0.5
-    speedup: float = 1.0
-    seed: int = 1
-    timeout_s: float = 60.0
+    systems: Annotated[
+        tuple[str, ...], Option(f"With commas between, of {', '.join(systems.NAMES)}.", one_of=systems.NAMES)
+    ] = systems.NAMES
+    trace: Trace = "mooncake"
+    requests: Requests = 8
+    max_tokens: Annotated[int, Option("Lengths are scaled so that the longest prompt fits.", at_least=1)] = (
+        1024
+    )
+    max_output_tokens: Annotated[int, Option("Longer answers end there.", at_least=1)] = 16
+    rounds: Annotated[int, Option("In each every system serves all, in rotated order.", at_least=1)] = 3
+    arrivals: Arrivals = "closed"
+    concurrency: Annotated[int, Option("Requests in hand at once, of --arrivals closed.", at_least=1)] = 2
+    rate: Rate = 0.5
+    speedup: Speedup = 1.0
+    seed: Seed = 1
+    timeout_s: Annotated[float, Option("How long a server may say nothing.", above=0)] = 60.0
 
     def __post_init__(self) -> None:
-        check_known(self, arrivals=ARRIVALS)
-        check_counts(self, "requests", "max_tokens", "max_output_tokens", "rounds", "concurrency")
-        check_above_zero(self, "rate", "speedup")
+        check(self)
         if self.max_tokens + self.max_output_tokens > tiny_models.MAX_TOKENS:
             raise BenchError(
                 f"--max-tokens {self.max_tokens} and --max-output-tokens {self.max_output_tokens}: "
                 f"together more than the {tiny_models.MAX_TOKENS} tokens of the model"
             )
-        check_above_zero(self, "timeout_s")
-        systems.chosen(self.systems)
+        self.read_requests()
 
     def read_requests(self) -> list[TraceRequest]:
         """Reads the trace and scales its lengths; raises where it cannot be used."""

@@ -106,9 +106,7 @@ def summarize(served: Sequence[Served]) -> dict[str, Any]:
     answered = [one for one in served if not one.answer.error]
     if not answered:
         return {}
-    figures: dict[str, Any] = {
-        "first_token_ms": percentiles(one.answer.first_token_ms for one in answered),
-    }
+    figures: dict[str, Any] = {"first_token_ms": percentiles(one.answer.first_token_ms for one in answered)}
     if gaps := [gap for one in answered for gap in one.answer.between_tokens_ms()]:
         figures["between_tokens_ms"] = percentiles(gaps)
     handed = [one for one in answered if one.was_handed_over]

@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from kvxfer.bench.errors import BenchError
+from kvxfer.bench.report import shown
+from kvxfer.bench.report.document import Part, figures_table
 from kvxfer.bench.run.channel import Message
-from kvxfer.bench.run.option_checks import check_counts, check_known
-from kvxfer.bench.run.progress import Progress
+from kvxfer.bench.run.course import Progress, Say, result_of
+from kvxfer.bench.run.options import Option, check
 from kvxfer.bench.run.stats import spread
 
 FIGURES = {
@@ -27,28 +30,25 @@ FIGURES = {
     "threads": "of the agent",
 }
 
-TRANSPORTS = ("shm", "tcp")
-
 _TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class SetupOptions:
-    """Each iteration is two fresh processes; ``idle_s`` is how long they are watched doing nothing."""
+    """Import, create and connect an agent, and let it idle."""
 
-    transport: str = "shm"
-    iterations: int = 5
-    idle_s: float = 2.0
+    transport: Annotated[str, Option("shm, tcp", one_of=("shm", "tcp"))] = "shm"
+    iterations: Annotated[int, Option("Two fresh processes each.", at_least=1)] = 5
+    idle_s: Annotated[
+        float, Option("How long they are watched doing nothing.", above=0, at_most=_TIMEOUT_S / 2)
+    ] = 2.0
 
     def __post_init__(self) -> None:
-        check_known(self, transport=TRANSPORTS)
-        check_counts(self, "iterations")
-        if not 0 < self.idle_s <= _TIMEOUT_S / 2:
-            raise BenchError(f"--idle-s is above 0 and at most {_TIMEOUT_S / 2:g}, unlike {self.idle_s:g}")
+        check(self)
 
 
-def run(options: SetupOptions, progress: Callable[[Progress], None]) -> Message:
-    """Runs it and returns the result as one JSON object."""
+def run(options: SetupOptions, progress: Say) -> Message:
+    """Runs it and returns the result (`FIGURES`) as one JSON object."""
     seen = []
     # An installed package has bytecode. A tree in use may not, or that of older files, and an
     # environment may forbid to write it: the processes here share a folder of their own.
@@ -63,13 +63,20 @@ def run(options: SetupOptions, progress: Callable[[Progress], None]) -> Message:
         name: spread((one[name] for one in seen), digits=4 if name == "idle_cpu_cores" else 2)
         for name in FIGURES
     }
-    return {"bench": "setup", **asdict(options), **figures, "verified": True}
+    return result_of("setup", options, lambda: figures)
+
+
+def parts(result: Message) -> Iterator[Part]:
+    """Yields what a result is shown as."""
+    yield shown.arguments(result, *FIGURES)
+    yield figures_table(result, FIGURES)
 
 
 def _once(options: SetupOptions, environment: dict[str, str]) -> dict[str, float]:
+    command = [sys.executable, "-P", "-m", "kvxfer.bench.setup.process"]
     ours, theirs = os.pipe()
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "kvxfer.bench.setup.process", "serve", options.transport],
+        [*command, json.dumps({"transport": options.transport})],
         stdin=ours,
         stdout=subprocess.PIPE,
         env=environment,
@@ -80,11 +87,9 @@ def _once(options: SetupOptions, environment: dict[str, str]) -> dict[str, float
             address = server.stdout.readline().decode().strip()
             if not address:
                 raise BenchError("the process that is to be connected to ended early")
+            told = {"transport": options.transport, "address": address, "idle_s": options.idle_s}
             measured = subprocess.run(
-                [
-                    *(sys.executable, "-P", "-m", "kvxfer.bench.setup.process", "measure", options.transport),
-                    *(address, str(options.idle_s)),
-                ],
+                [*command, json.dumps(told)],
                 capture_output=True,
                 check=False,
                 timeout=_TIMEOUT_S,

@@ -1,8 +1,9 @@
-"""The two processes of ``kvxfer bench setup``: one is connected to, one is measured.
+"""The two processes of ``kvxfer bench setup``: one is connected to, one, which is told where, is measured.
 
 Imports nothing at its top that the measured import would find already there.
 """
 
+import json
 import sys
 import time
 from typing import Any
@@ -73,8 +74,6 @@ def _measure(transport: str, address: str, idle_s: float) -> None:
     cpu_s, idle_s = time.process_time() - cpu_s, time.perf_counter() - began
     with open("/proc/self/status") as status:  # noqa: PTH123
         threads = next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
-    import json
-
     figures = {
         "import_ms": (times[1] - times[0]) * 1e3,
         "create_ms": (times[2] - times[1]) * 1e3,
@@ -90,7 +89,5 @@ def _measure(transport: str, address: str, idle_s: float) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        _serve(sys.argv[2])
-    else:
-        _measure(sys.argv[2], sys.argv[3], float(sys.argv[4]))
+    told = json.loads(sys.argv[1])
+    (_measure if "address" in told else _serve)(**told)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated
 
 from kvxfer.bench.errors import BenchError
+from kvxfer.bench.run.options import Option
 
-#: The default page of vLLM and SGLang's usual setting; TensorRT-LLM's is 32 or 64.
-TOKENS_PER_BLOCK = 16
 #: All of these models keep their cache in bfloat16 by default.
 ELEMENT_NBYTES = 2
+# Of Qwen3-Next: linear_num_key_heads, the smaller of its two numbers of heads.
+_STATE_HEADS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,29 +80,31 @@ class ModelShape:
     num_kv: int
     num_heads: int
     head_dim: int
-    source: str
-    element_nbytes: int = ELEMENT_NBYTES
-    tokens_per_block: int = TOKENS_PER_BLOCK
-    tp: int = 1
+    repository: str
+    tokens_per_block: int = 16  # the default of vLLM and SGLang's usual setting; TensorRT-LLM's is 32 or 64
     is_full: Callable[[int], bool] = lambda _: True
     window: int = 0
     state_nbytes: int = 0
 
+    @property
+    def source(self) -> str:
+        """Where the numbers are from."""
+        return f"https://huggingface.co/{self.repository}/blob/main/config.json"
+
     @cached_property
     def groups(self) -> tuple[LayerGroup, ...]:
         """The layers by the way in which they are counted; those that attend to every token first."""
-        full = tuple(layer for layer in range(self.num_layers) if self.is_full(layer))
-        others = tuple(layer for layer in range(self.num_layers) if not self.is_full(layer))
-        found = [LayerGroup("kv", full, self.num_kv, self.page_nbytes, self.tokens_per_block)]
-        if others and self.state_nbytes:
-            found.append(LayerGroup("state", others, 1, self.state_nbytes, 0))
-        elif others:
-            found.append(
-                LayerGroup(
-                    "kv-window", others, self.num_kv, self.page_nbytes, self.tokens_per_block, self.window
-                )
-            )
-        return tuple(found)
+        layers: dict[bool, tuple[int, ...]] = {
+            full: tuple(layer for layer in range(self.num_layers) if self.is_full(layer) == full)
+            for full in (True, False)
+        }
+        pages = self.num_kv, self.page_nbytes, self.tokens_per_block
+        full = LayerGroup("kv", layers[True], *pages)
+        if not layers[False]:
+            return (full,)
+        if self.state_nbytes:
+            return full, LayerGroup("state", layers[False], 1, self.state_nbytes, 0)
+        return full, LayerGroup("kv-window", layers[False], *pages, self.window)
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
@@ -120,22 +124,12 @@ class ModelShape:
     @property
     def page_nbytes(self) -> int:
         """Contiguous bytes of one block in one layer, keys or values."""
-        return self.tokens_per_block * self.num_heads * self.head_dim * self.element_nbytes
-
-    @property
-    def layer_nbytes(self) -> int:
-        """Bytes of one block in one layer."""
-        return self.num_kv * self.page_nbytes
+        return self.tokens_per_block * self.num_heads * self.head_dim * ELEMENT_NBYTES
 
     @property
     def block_nbytes(self) -> int:
         """Bytes of one block in all layers that keep tokens."""
         return sum(group.block_nbytes for group in self.groups if not group.is_state)
-
-    @property
-    def token_nbytes(self) -> int:
-        """Bytes of one token in all layers that keep it."""
-        return self.block_nbytes // self.tokens_per_block
 
     def request_nbytes(self, num_tokens: int) -> int:
         """Bytes that decode needs of a request."""
@@ -151,23 +145,17 @@ class ModelShape:
         KV heads are divided among the ranks, and repeated where there are more ranks than heads;
         a latent cache is the same on every rank. The heads of a state are more, and divided.
         """
-        if tp < 1:
-            raise BenchError(f"--tp is a number of ranks, at least 1, not {tp}")
         if self.is_latent:
-            return replace(self, tp=tp)
-        if max(self.num_heads, tp) % min(self.num_heads, tp):
-            raise BenchError(f"--tp {tp} does not divide the {self.num_heads} KV heads of {self.name} evenly")
-        if self.state_nbytes and _STATE_HEADS % tp:
-            raise BenchError(
-                f"--tp {tp} does not divide the {_STATE_HEADS} state heads of {self.name} evenly"
-            )
-        return replace(
-            self, tp=tp, num_heads=max(1, self.num_heads // tp), state_nbytes=self.state_nbytes // tp
+            return self
+        heads: tuple[tuple[str, int, int, int], ...] = (
+            ("KV", max(self.num_heads, tp), min(self.num_heads, tp), self.num_heads),
         )
-
-
-# Of Qwen3-Next: linear_num_key_heads, the smaller of its two numbers of heads.
-_STATE_HEADS = 16
+        if self.state_nbytes:
+            heads += (("state", _STATE_HEADS, tp, _STATE_HEADS),)
+        for kind, most, least, count in heads:
+            if most % least:
+                raise BenchError(f"--tp {tp} does not divide the {count} {kind} heads of {self.name} evenly")
+        return replace(self, num_heads=max(1, self.num_heads // tp), state_nbytes=self.state_nbytes // tp)
 
 
 def _gated_delta_net_nbytes(key_heads: int, value_heads: int, head_dim: int, conv_kernel: int) -> int:
@@ -181,56 +169,35 @@ def _gated_delta_net_nbytes(key_heads: int, value_heads: int, head_dim: int, con
     return (recurrent + convolution) * ELEMENT_NBYTES
 
 
-def _config(repository: str) -> str:
-    return f"https://huggingface.co/{repository}/blob/main/config.json"
-
-
-MODELS: dict[str, ModelShape] = {
-    shape.name: shape
-    for shape in (
-        # num_hidden_layers, num_key_value_heads, hidden_size / num_attention_heads
-        ModelShape("Llama-3.1-8B", 32, 2, 8, 128, _config("meta-llama/Llama-3.1-8B")),
-        ModelShape("Llama-3.1-70B", 80, 2, 8, 128, _config("meta-llama/Llama-3.1-70B")),
-        # num_hidden_layers, num_key_value_heads, head_dim
-        ModelShape("Qwen3-30B-A3B", 48, 2, 4, 128, _config("Qwen/Qwen3-30B-A3B")),
-        # 576 = kv_lora_rank 512 + qk_rope_head_dim 64
-        ModelShape("DeepSeek-V3", 61, 1, 1, 576, _config("deepseek-ai/DeepSeek-V3")),
-        # text_config; sliding_window_pattern 6: every sixth layer is full
-        ModelShape(
-            "Gemma-3-27B",
-            62,
-            2,
-            16,
-            128,
-            _config("google/gemma-3-27b-it"),
-            is_full=lambda layer: layer % 6 == 5,
-            window=1024,
-        ),
-        # layer_types: sliding_attention, full_attention, sliding_attention, ...
-        ModelShape(
-            "gpt-oss-120b",
-            36,
-            2,
-            8,
-            64,
-            _config("openai/gpt-oss-120b"),
-            is_full=lambda layer: layer % 2 == 1,
-            window=128,
-        ),
-        # full_attention_interval 4; linear_num_key_heads, linear_num_value_heads, head dims,
-        # linear_conv_kernel_dim
-        ModelShape(
-            "Qwen3-Next-80B-A3B",
-            48,
-            2,
-            2,
-            256,
-            _config("Qwen/Qwen3-Next-80B-A3B-Instruct"),
-            is_full=lambda layer: layer % 4 == 3,
-            state_nbytes=_gated_delta_net_nbytes(_STATE_HEADS, 32, 128, 4),
-        ),
-    )
-}
+_SHAPES = (
+    # num_hidden_layers, num_key_value_heads, hidden_size / num_attention_heads
+    ModelShape("Llama-3.1-8B", 32, 2, 8, 128, "meta-llama/Llama-3.1-8B"),
+    ModelShape("Llama-3.1-70B", 80, 2, 8, 128, "meta-llama/Llama-3.1-70B"),
+    # num_hidden_layers, num_key_value_heads, head_dim
+    ModelShape("Qwen3-30B-A3B", 48, 2, 4, 128, "Qwen/Qwen3-30B-A3B"),
+    # 576 = kv_lora_rank 512 + qk_rope_head_dim 64
+    ModelShape("DeepSeek-V3", 61, 1, 1, 576, "deepseek-ai/DeepSeek-V3"),
+    # text_config; sliding_window_pattern 6: every sixth layer is full
+    ModelShape(
+        "Gemma-3-27B", 62, 2, 16, 128, "google/gemma-3-27b-it", is_full=lambda i: i % 6 == 5, window=1024
+    ),
+    # layer_types: sliding_attention, full_attention, sliding_attention, ...
+    ModelShape("gpt-oss-120b", 36, 2, 8, 64, "openai/gpt-oss-120b", is_full=lambda i: i % 2 == 1, window=128),
+    # full_attention_interval 4; linear_num_key_heads, linear_num_value_heads, head dims,
+    # linear_conv_kernel_dim
+    ModelShape(
+        "Qwen3-Next-80B-A3B",
+        48,
+        2,
+        2,
+        256,
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        is_full=lambda i: i % 4 == 3,
+        state_nbytes=_gated_delta_net_nbytes(_STATE_HEADS, 32, 128, 4),
+    ),
+)
+MODELS: dict[str, ModelShape] = {shape.name: shape for shape in _SHAPES}
+Shape = Annotated[str, Option(f"Of layouts: {', '.join(MODELS)}")]
 
 
 def model(name: str, tp: int = 1) -> ModelShape:

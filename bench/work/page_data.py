@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.bench.errors import BenchError
-
 Words = NDArray[np.uint64]
 Indices = NDArray[np.uint32]
 
@@ -57,15 +55,13 @@ class Mismatch:
 
 
 class PageFiller:
-    """Writes and checks pages of one size.
+    """Writes and checks pages of one size, a multiple of 8 bytes.
 
     ``pages`` is always ``uint64 [num_rows, page_words]``, a view of the cache; ``rows`` says which
     of them, in the order of ``keys``.
     """
 
     def __init__(self, page_nbytes: int) -> None:
-        if page_nbytes < 8 or page_nbytes % 8:
-            raise BenchError(f"pages are a multiple of 8 bytes, not {page_nbytes}")
         self._ramp = mix(np.arange(1, page_nbytes // 8 + 1, dtype=np.uint64))
         self._slice_rows = max(1, _SLICE_NBYTES // page_nbytes)
         self._gathered = np.empty((self._slice_rows, page_nbytes // 8), dtype=np.uint64)
@@ -108,8 +104,6 @@ def block_order(pattern: str, num_blocks: int, seed: int, run_blocks: int = 16) 
         return np.arange(num_blocks, dtype=np.uint32)
     if pattern == "random":
         return generator.permutation(num_blocks).astype(np.uint32)
-    if pattern == "runs":
-        starts = generator.permutation(-(-num_blocks // run_blocks)) * run_blocks
-        order = (starts[:, None] + np.arange(run_blocks)[None, :]).reshape(-1)
-        return order[order < num_blocks].astype(np.uint32)
-    raise BenchError(f"unknown pattern {pattern!r}; known are random, runs, contiguous")
+    starts = generator.permutation(-(-num_blocks // run_blocks)) * run_blocks
+    order = (starts[:, None] + np.arange(run_blocks)[None, :]).reshape(-1)
+    return order[order < num_blocks].astype(np.uint32)

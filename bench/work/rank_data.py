@@ -65,11 +65,7 @@ class RankData:
                     cache.scales[layer, kv, blocks] = self._page_scales(cache, number, kv)
 
     def check(
-        self,
-        cache: RankCache,
-        blocks: Indices,
-        layers: range | None = None,
-        num_tokens: int | None = None,
+        self, cache: RankCache, blocks: Indices, layers: range | None = None, num_tokens: int | None = None
     ) -> str:
         """Compares every element of `layers` (model-wide), and the scales; returns the first that is wrong.
 

@@ -13,15 +13,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import numpy as np
 
 from kvxfer.bench.errors import BenchError
+from kvxfer.bench.run.options import Option
 
 #: name on the command line -> what the sample in ``data/`` is called.
 SAMPLES = {"mooncake": "mooncake*.jsonl", "azure": "azure*.csv"}
 
-#: When requests come: as room comes, at random, as the trace says.
-ARRIVALS = ("closed", "poisson", "trace")
+Trace = Annotated[str, Option(f"A file, or a sample: {', '.join(SAMPLES)}")]
+Requests = Annotated[int, Option("Taken from the start of the trace.", at_least=1)]
+Arrivals = Annotated[
+    str,
+    Option(
+        "closed, poisson, trace: as room comes, at random, as in the trace.",
+        one_of=("closed", "poisson", "trace"),
+    ),
+]
+Rate = Annotated[float, Option("Requests a second, of --arrivals poisson.", above=0)]
+Speedup = Annotated[float, Option("How much faster than the trace, of --arrivals trace.", above=0)]
 
 #: Tokens of one prefix id, before lengths are scaled.
 PREFIX_TOKENS = 512
@@ -103,12 +115,25 @@ def scale_of(requests: list[TraceRequest], num_requests: int, max_tokens: int) -
     return min(1.0, max_tokens / max(request.input_tokens for request in requests[:num_requests]))
 
 
+def arrivals_s(options: Any, requests: list[TraceRequest]) -> list[float | None]:
+    """Returns when each request arrives, from the first on; None when there is room for it.
+
+    ``options`` has ``arrivals``, ``rate``, ``speedup`` and ``seed``.
+    """
+    if options.arrivals == "poisson":
+        gaps = np.random.default_rng(options.seed).exponential(1 / options.rate, len(requests))
+        return list(np.cumsum(gaps).tolist())
+    if options.arrivals == "trace":
+        return [(request.arrival_s - requests[0].arrival_s) / options.speedup for request in requests]
+    return [None] * len(requests)
+
+
 def _read_mooncake(path: Path) -> Iterator[TraceRequest]:
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
-            where = f"{path}:{number}"
             if not line.strip():
                 continue
+            where = f"{path}:{number}"
             try:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
@@ -116,14 +141,14 @@ def _read_mooncake(path: Path) -> Iterator[TraceRequest]:
             if not isinstance(record, dict):
                 raise BenchError(f"{where}: expected an object, found {type(record).__name__}")
             _check_fields(where, list(record), _MOONCAKE_FIELDS)
-            prefix_ids = record["hash_ids"]
+            arrival_ms, input_tokens, output_tokens, prefix_ids = (record[name] for name in _MOONCAKE_FIELDS)
             if not isinstance(prefix_ids, list):
                 raise BenchError(f"{where}: field 'hash_ids': expected a list, found {prefix_ids!r}")
             yield TraceRequest(
-                arrival_s=_count(where, "timestamp", record["timestamp"]) / 1e3,
-                input_tokens=_count(where, "input_length", record["input_length"], least=1),
-                output_tokens=_count(where, "output_length", record["output_length"]),
-                prefix_ids=tuple(_count(where, "hash_ids", value) for value in prefix_ids),
+                _count(where, "timestamp", arrival_ms) / 1e3,
+                _count(where, "input_length", input_tokens, least=1),
+                _count(where, "output_length", output_tokens),
+                tuple(_count(where, "hash_ids", value) for value in prefix_ids),
             )
 
 
@@ -131,55 +156,43 @@ def _read_azure(path: Path) -> Iterator[TraceRequest]:
     first: datetime | None = None
     with path.open(encoding="utf-8", newline="") as lines:
         # Lines that start with # carry the licence in a sample.
-        rows = csv.reader(line for line in lines if not line.startswith("#"))
-        _check_fields(f"{path}: header", next(rows, []), _AZURE_FIELDS)
+        rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+        _check_fields(f"{path}: header", list(rows.fieldnames or ()), _AZURE_FIELDS)
         for row in rows:
             where = f"{path}:{rows.line_num}"
-            if not row:
-                continue
-            if len(row) != len(_AZURE_FIELDS):
-                raise BenchError(f"{where}: expected {len(_AZURE_FIELDS)} fields, found {len(row)}")
-            arrival = _datetime(where, "TIMESTAMP", row[0])
+            if None in row or None in row.values():
+                raise BenchError(f"{where}: expected {len(_AZURE_FIELDS)} fields")
+            try:
+                # The trace has seven digits of a second; Python reads six.
+                arrival = datetime.fromisoformat(row["TIMESTAMP"][:26])
+            except ValueError as error:
+                raise BenchError(f"{where}: field 'TIMESTAMP': expected a date and time: {error}") from error
             first = first or arrival
             yield TraceRequest(
-                arrival_s=(arrival - first).total_seconds(),
-                input_tokens=_count(
-                    where, "ContextTokens", _integer(where, "ContextTokens", row[1]), least=1
-                ),
-                output_tokens=_count(where, "GeneratedTokens", _integer(where, "GeneratedTokens", row[2])),
+                (arrival - first).total_seconds(),
+                _count(where, "ContextTokens", row["ContextTokens"], least=1),
+                _count(where, "GeneratedTokens", row["GeneratedTokens"]),
             )
 
 
 def _check_fields(where: str, found: list[str], expected: tuple[str, ...]) -> None:
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected]
-    if missing or unknown:
-        parts = []
-        if missing:
-            parts.append(f"missing {', '.join(map(repr, missing))}")
-        if unknown:
-            parts.append(f"unknown {', '.join(map(repr, unknown))}")
+    parts = [
+        f"{word} {', '.join(map(repr, names))}"
+        for word, names in (("missing", missing), ("unknown", unknown))
+        if names
+    ]
+    if parts:
         raise BenchError(f"{where}: fields do not fit: {'; '.join(parts)}; expected {', '.join(expected)}")
 
 
 def _count(where: str, field: str, value: Any, least: int = 0) -> int:
+    """Returns a whole number of JSON, or of a text."""
+    if isinstance(value, str) and value.isdecimal() and field in _AZURE_FIELDS:
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise BenchError(f"{where}: field {field!r}: expected a whole number, found {value!r}")
     if value < least:
         raise BenchError(f"{where}: field {field!r}: expected at least {least}, found {value}")
     return value
-
-
-def _integer(where: str, field: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise BenchError(f"{where}: field {field!r}: expected a whole number, found {text!r}") from None
-
-
-def _datetime(where: str, field: str, text: str) -> datetime:
-    try:
-        # The trace has seven digits of a second; Python reads six.
-        return datetime.fromisoformat(text[:26])
-    except ValueError:
-        raise BenchError(f"{where}: field {field!r}: expected a date and time, found {text!r}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-_NEEDED = ("typer", "rich")
+_NEEDED = ("typer", "rich", "psutil")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -67,6 +67,9 @@ def run(arguments: list[str] | None) -> int:
     except (BenchError, KvxferError) as error:
         print(f"kvxfer: {error}", file=sys.stderr)
         return _CANNOT_RUN
+    except ModuleNotFoundError as error:
+        print(f"kvxfer: this needs {error.name}: pip install 'kvxfer[bench,control]'", file=sys.stderr)
+        return _CANNOT_RUN
     except KeyboardInterrupt:
         return _INTERRUPTED
     except SystemExit as end:

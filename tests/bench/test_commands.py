@@ -1,70 +1,74 @@
 """Small runs of the commands as a user starts them: real processes, every byte checked."""
 
+from __future__ import annotations
+
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvxfer
 from kvxfer.bench.report import results
+from kvxfer.bench.scale.measure import COLUMNS, SERIES
+from kvxfer.bench.setup.measure import FIGURES as SETUP_FIGURES
 
 pytest.importorskip("typer")
 
 SPREAD = {"min", "median", "max"}
 PERCENTILES = {"p50", "p90", "p99"}
 STAGES = {"post", "first_layer", "last_layer", "notification", "decode_may_start"}
+INTERRUPTED = 130
 
 PAGES = ["pages", "--total-mib", "4", "--iterations", "2"]
 HANDOVER = ["handover", "--requests", "4", "--max-tokens", "64", "--prefill-ms-per-layer", "0.2"]
+PLAN = ["plan", "--layers", "4", "--blocks", "30", "--iterations", "3"]
+# -P: the installed package, whatever the working folder holds.
+PROGRAM = [sys.executable, "-P", "-m", "kvxfer.bench"]
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # -P: the installed package, whatever the working folder holds.
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "kvxfer.bench", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    return subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, timeout=120, check=False)
 
 
-def result_of(*arguments: str) -> dict[str, Any]:
+def result_of(*arguments: str, status: int = 0) -> dict[str, Any]:
     """Runs it with ``--format json`` and returns its one line."""
     done = bench(*arguments, "--format", "json")
-    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.returncode == status, done.stderr + done.stdout
     (line,) = done.stdout.splitlines()
     result: dict[str, Any] = json.loads(line)
-    assert result["verified"] is True
+    assert result["bench"] == arguments[0]
+    assert result["verified"] is (status != 1)
     return result
 
 
-def check_number(value: Any) -> None:
-    assert isinstance(value, int | float)
-    assert not isinstance(value, bool)
-
-
-def check_limit(limit: dict[str, Any]) -> None:
-    assert set(limit) == {"name", "gb_per_s"}
-    assert limit["gb_per_s"] > 0
+def check_figures(result: dict[str, Any], *names: str) -> None:
+    """Each is a number above 0, or a spread or percentiles of such."""
+    for name in names:
+        value = result[name]
+        assert not isinstance(value, dict) or set(value) in (SPREAD, PERCENTILES), name
+        for number in value.values() if isinstance(value, dict) else (value,):
+            assert isinstance(number, int | float), name
+            assert number > 0, name
 
 
 @pytest.mark.parametrize("op", ["write", "read"])
-@pytest.mark.parametrize("memory", ["pool", "foreign"])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    ("transport", "memory"),
+    [("shm", "pool"), ("shm", "foreign"), ("unix", "foreign"), ("tcp", "pool"), ("tcp", "foreign")],
+)
 def test_pages_arrive_and_are_reported(transport: str, memory: str, op: str) -> None:
-    result = result_of(*PAGES, "--transport", transport, "--memory", memory, "--op", op)
-    assert result["bench"] == "pages"
-    assert (result["transport"], result["memory"], result["op"]) == (transport, memory, op)
-    assert (result["total_mib"], result["block_kib"], result["pattern"]) == (4, 32, "random")
-    assert result["iterations"] == 2
-    assert set(result["total_ms"]) == set(result["gb_per_s"]) == SPREAD
-    check_limit(result["limit"])
-    for name in ("post_ms", "limit_ratio", "cpu_s_per_gib"):
-        check_number(result[name])
-    assert isinstance(result["copy_kernel"], str)
+    asked = {"transport": transport, "memory": memory, "op": op}
+    result = result_of(*PAGES, *(word for name, value in asked.items() for word in (f"--{name}", value)))
+    assert asked | {"total_mib": 4, "block_kib": 32, "iterations": 2} == {
+        name: result[name] for name in (*asked, "total_mib", "block_kib", "iterations")
+    }
+    check_figures(result, "total_ms", "gb_per_s", "post_ms", "limit_ratio", "cpu_s_per_gib")
+    check_figures(result["limit"], "gb_per_s")
     assert result["rails"] == [transport]
 
 
@@ -74,108 +78,20 @@ def test_pages_arrive_in_every_pattern_and_over_layers(pattern: str) -> None:
     assert result["num_pages"] == 3 * (4 * 1024 // 12)
 
 
-@pytest.mark.parametrize("mode", ["push", "pull"])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_handover_is_reported_in_its_stages(transport: str, mode: str) -> None:
-    # A prefill so long that a push is posted within it on a busy machine, too.
-    prefill = ["--prefill-ms-per-layer", "5"]
-    result = result_of(*HANDOVER, *prefill, "--transport", transport, "--mode", mode)
-    assert result["bench"] == "handover"
-    assert result["requests"] == 4
-    assert set(result["stages_ms"]) == STAGES
-    assert all(set(stage) == PERCENTILES for stage in result["stages_ms"].values())
-    assert set(result["gb_per_s"]) == PERCENTILES
-    check_limit(result["limit"])
-    for name in ("limit_ratio", "hidden_share", "cpu_s_per_gib"):
-        check_number(result[name])
-    assert set(result["rss_mib"]) == {"prefill", "decode"}
-    posted = result["stages_ms"]["post"]["p50"]
-    assert posted < 0 if mode == "push" else posted > 0
-
-
-@pytest.mark.parametrize("model", ["Qwen3-30B-A3B", "DeepSeek-V3"])
-def test_handover_of_other_shapes_with_requests_in_parallel(model: str) -> None:
-    result = result_of(*HANDOVER, "--model", model, "--trace", "azure", "--concurrency", "3")
-    assert result["model"] == model
-    assert result["model_source"].startswith("https://")
-
-
-@pytest.mark.parametrize("command", [PAGES, HANDOVER])
-@pytest.mark.parametrize("output", ["json", "table"])
-def test_corrupted_byte_ends_with_status_1(command: list[str], output: str) -> None:
-    done = bench(*command, "--corrupt", "--format", output)
-    assert done.returncode == 1, done.stderr
-    if output == "json":
-        result = json.loads(done.stdout)
-        assert result["verified"] is False
-        assert "expected 0x" in result["failure"]
-    else:
-        assert "check failed" in done.stdout
-
-
-@pytest.mark.parametrize("command", [PAGES, HANDOVER])
-def test_table_goes_to_stdout_and_progress_to_stderr(command: list[str]) -> None:
-    done = bench(*command)
-    assert done.returncode == 0, done.stderr
-    assert "every byte checked" in done.stdout
-    assert "setting up two agents" in done.stderr
-
-
-@pytest.mark.parametrize("command", [PAGES, HANDOVER])
-def test_out_keeps_the_result_with_machine_and_noise(command: list[str], tmp_path: Any) -> None:
-    printed = result_of(*command, "--out", str(tmp_path))
-    failed = bench(*command, "--corrupt", "--out", str(tmp_path))
-    assert failed.returncode == 1
-    found = results.read(tmp_path)
-    assert found.records[0].result == printed
-    assert found.records[1].result["verified"] is False
-    assert found.records[0].machine["kvxfer"] == kvxfer.__version__
-    noise = found.records[0].noise
-    assert noise is not None
-    assert set(noise) == {"wall_s", "own_share", "other_share", "steal_share"}
-
-
-def test_out_that_is_a_file_is_refused_before_the_run(tmp_path: Any) -> None:
-    (tmp_path / "file").write_text("")
-    done = bench(*PAGES, "--out", str(tmp_path / "file"))
-    assert done.returncode == 2
-    assert "is a file; name a directory" in done.stderr
-    assert "setting up two agents" not in done.stderr
-
-
-def test_unknown_trace_field_is_named(tmp_path: Any) -> None:
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [], "user": 3}\n')
-    done = bench(*HANDOVER, "--trace", str(trace))
-    assert done.returncode == 2
-    assert "trace.jsonl:1: fields do not fit: unknown 'user'" in done.stderr
-
-
-LAYOUTS = [("tp4", "tp2"), ("nhd", "hnd"), ("bf16", "fp8"), ("p16", "p64")]
-
-
-@pytest.mark.parametrize(("src", "dst"), LAYOUTS)
+@pytest.mark.parametrize(("src", "dst"), [("tp4", "tp2"), ("nhd", "hnd"), ("bf16", "fp8"), ("p16", "p64")])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_pages_between_layouts_that_differ_are_reported(transport: str, src: str, dst: str) -> None:
-    layouts = ["--src-layout", src, "--dst-layout", dst]
-    result = result_of(*PAGES, *layouts, "--transport", transport)
-    assert (result["bench"], result["src_layout"], result["dst_layout"]) == ("pages", src, dst)
+    result = result_of(*PAGES, "--src-layout", src, "--dst-layout", dst, "--transport", transport)
+    assert (result["src_layout"], result["dst_layout"], result["rails"]) == (src, dst, [transport])
     assert 0 < result["src_nbytes"] <= 4 << 20
     assert result["dst_nbytes"] == result["src_nbytes"] // (2 if dst == "fp8" else 1)
-    assert set(result["total_ms"]) == set(result["gb_per_s"]) == SPREAD
-    for name in ("post_ms", "plain_gb_s", "ratio_to_plain", "cpu_s_per_gib"):
-        check_number(result[name])
-    for name in ("layers", "num_tokens", "num_sources", "runs_per_pair", "smallest_run_nbytes"):
-        assert isinstance(result[name], int)
-        assert result[name] > 0
+    check_figures(result, "total_ms", "gb_per_s", "post_ms", "plain_gb_s", "ratio_to_plain", "limit_ratio")
+    check_figures(result, "layers", "num_tokens", "num_sources", "runs_per_pair", "smallest_run_nbytes")
     assert f"in {result['runs_per_pair']} runs" in result["explain"]
-    assert result["rails"] == [transport]
     assert ("ratio_to_piecewise" in result) == (transport == "tcp")
     if transport == "tcp":
-        for name in ("piecewise_gb_s", "ratio_to_piecewise"):
-            check_number(result[name])
+        check_figures(result, "piecewise_gb_s", "ratio_to_piecewise", "piecewise_pieces")
         assert 0 < result["piecewise_nbytes"] <= result["src_nbytes"]
-        assert result["piecewise_pieces"] > 0
 
 
 @pytest.mark.parametrize("memory", ["pool", "foreign"])
@@ -185,47 +101,190 @@ def test_pages_between_layouts_can_be_read(memory: str) -> None:
     assert (result["op"], result["memory"], result["shape"]) == ("read", memory, "Llama-3.1-8B")
 
 
-@pytest.mark.parametrize("op", ["write", "read"])
-def test_corrupted_element_between_layouts_ends_with_status_1(op: str) -> None:
-    done = bench(*PAGES, "--src-layout", "nhd", "--dst-layout", "hnd", "--op", op, "--corrupt")
-    assert done.returncode == 1, done.stderr
-    assert "check failed" in done.stdout
-    assert "token 0, head 0, dim 0 is 0x" in done.stdout
+@pytest.mark.parametrize("mode", ["push", "pull"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_handover_is_reported_in_its_stages(transport: str, mode: str) -> None:
+    # A prefill so long that a push is posted within it on a busy machine, too.
+    prefill = ["--prefill-ms-per-layer", "5"]
+    result = result_of(*HANDOVER, *prefill, "--transport", transport, "--mode", mode)
+    assert set(result["stages_ms"]) == STAGES
+    assert all(set(stage) == PERCENTILES for stage in result["stages_ms"].values())
+    check_figures(result, "requests", "gb_per_s", "limit_ratio", "cpu_s_per_gib")
+    check_figures(result["rss_mib"], "prefill", "decode")
+    posted = result["stages_ms"]["post"]["p50"]
+    assert posted < 0 if mode == "push" else posted > 0
 
 
-def test_table_of_layouts_that_differ_explains_the_program() -> None:
-    done = bench(*PAGES, "--src-layout", "tp4", "--dst-layout", "tp2", "--layers", "2")
-    assert done.returncode == 0, done.stderr
-    for words in (
-        "in 2 layers of Llama-3.1-70B",
-        "plain copy: ",
-        "in 32 runs",
-        "then a layer of each transfer",
-    ):
-        assert words in done.stdout
+@pytest.mark.parametrize("wait", ["poll", "event"])
+@pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
+def test_latency_is_measured_over_what_was_asked_for(transport: str, wait: str) -> None:
+    result = result_of("latency", "--transport", transport, "--wait", wait, "--iterations", "60")
+    assert result["rails"] == [transport]
+    assert 0 < result["min_us"] <= result["p50_us"] <= result["p90_us"] <= result["p99_us"]
+    check_figures(result, "post_us", "cpu_us", "limit_us")
+    ratio = result["limit_us"] / result["p50_us"]
+    assert result["limit_ratio"] == pytest.approx(ratio, rel=0.01, abs=0.001)
+    assert ("wake_us" in result) == ("wake_ups" in result) == (wait == "event")
+    if wait == "event":
+        check_figures(result, "wake_us", "wake_one_us")
+        assert ("wake_two_us" in result) == (len(os.sched_getaffinity(0)) > 1)
+        assert result["wake_ups"] == pytest.approx(result["p50_us"] / result["wake_us"], rel=0.01, abs=0.01)
 
 
-def test_unknown_and_missing_layouts_are_refused_in_words() -> None:
-    unknown = bench("pages", "--src-layout", "tp4+nhdx", "--dst-layout", "tp2")
-    assert unknown.returncode == 2
-    assert "unknown name 'nhdx' in the layout 'tp4+nhdx'; known are tp1 tp2 tp4 tp8" in unknown.stderr
-    missing = bench("plan", "--dst-layout", "tp2")
-    assert missing.returncode == 2
-    assert "--src-layout is missing" in missing.stderr
-    never = bench("pages", "--src-layout", "tp2", "--dst-layout", "fp8+per-page")
-    assert never.returncode == 2
-    assert "layout-mismatch" in never.stderr
+def test_plan_counts_pages_and_loops() -> None:
+    result = result_of(*PLAN)
+    assert result["num_pages"] == 4 * 2 * 30
+    # Caches of one layout: a layer is keys and values, and those of a block are apart.
+    assert 1 <= result["num_loops"] <= 2
+    check_figures(result, "compile_ms", "first_post_ms", "post_ms", "post_ns_per_page")
 
 
 @pytest.mark.parametrize(("src", "dst"), [("tp8", "tp4"), ("tp2+p48", "hnd+p32"), ("fp8", "pp2+apart")])
 def test_plan_between_layouts_that_differ_is_reported(src: str, dst: str) -> None:
-    plan = ["plan", "--layers", "4", "--blocks", "30", "--iterations", "3"]
-    result = result_of(*plan, "--src-layout", src, "--dst-layout", dst)
-    assert (result["bench"], result["layers"], result["blocks"]) == ("plan", 4, 30)
-    assert set(result["compile_ms"]) == set(result["post_ms"]) == set(result["post_pair_ms"]) == SPREAD
-    check_number(result["install_ms"])
-    check_number(result["first_post_ms"])
+    result = result_of(*PLAN, "--src-layout", src, "--dst-layout", dst)
+    check_figures(result, "compile_ms", "first_post_ms", "post_ms", "post_pair_ms", "num_loops")
     assert result["num_tokens"] >= 30 * 16
-    assert result["num_loops"] > 0
-    done = bench(*plan, "--src-layout", src, "--dst-layout", dst)
-    assert "of it, what one source rank takes" in done.stdout
+    assert "install_ms" in result
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_setup_measures_fresh_processes(transport: str) -> None:
+    result = result_of("setup", "--transport", transport, "--iterations", "1", "--idle-s", "0.2")
+    assert all(set(result[name]) == SPREAD for name in SETUP_FIGURES)
+    check_figures(result, "import_ms", "create_ms", "connect_ms", "first_write_ms", "rss_mib")
+    assert result["threads"]["median"] == 1
+
+
+def test_scale_has_every_series_and_step() -> None:
+    rows = result_of("scale", "--at-most", "4", "--repeats", "1", "--total-mib", "8")["rows"]
+    assert list(rows) == list(SERIES)
+    assert [row["count"] for row in rows["peers"]] == [1, 4]
+    assert [row["count"] for row in rows["prefills"]] == [1, 2, 4]
+    assert all(set(row) == {"count", *COLUMNS[series]} for series in rows for row in rows[series])
+    for row in rows["prefills"]:
+        assert row["gb_per_s"] > 0
+        assert 1 / row["count"] <= row["fairness"] + 1e-9 <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("command", ["trigger", "commands"])
+def test_what_waits_in_an_agent_goes_once_it_may(command: str) -> None:
+    waits = ["--wait-s", "0.1"] if command == "trigger" else []
+    result = result_of(command, "--rounds", "3", *waits)
+    assert len(result["delays"]) == 10
+    for delay in result["delays"]:
+        check_figures(delay, "waited_us", "p50_us", "p99_us")
+    if command == "commands":
+        check_figures(result["per_s"], "commands", "writes")
+
+
+# ---- how it ends ----------------------------------------------------------------------------------
+
+LAYOUTS = [*PAGES, "--src-layout", "nhd", "--dst-layout", "hnd"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (PAGES, "expected 0x"),
+        (HANDOVER, "expected 0x"),
+        ([*LAYOUTS, "--op", "write"], "token 0, head 0, dim 0 is 0x"),
+        ([*LAYOUTS, "--op", "read"], "token 0, head 0, dim 0 is 0x"),
+        (["latency", "--iterations", "60"], "expected 0x"),
+    ],
+)
+def test_corrupted_byte_ends_with_status_1(command: list[str], words: str) -> None:
+    assert words in result_of(*command, "--corrupt", status=1)["failure"]
+    done = bench(*command, "--corrupt")
+    assert done.returncode == 1, done.stderr
+    assert "check failed: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (PAGES, ("write over shm: 128 pages of 32 KiB", "ratio to it", "every byte checked")),
+        (
+            [*LAYOUTS, "--layers", "2"],
+            ("in 2 layers of Llama-3.1-70B", "plain copy: ", "then a layer of each"),
+        ),
+        (HANDOVER, ("decode may start", "hidden behind prefill", "every byte checked")),
+        (PLAN, ("compile ms", "a later transfer: one call")),
+        (["latency", "--iterations", "60"], ("limit ratio", "1 is the limit")),
+    ],
+)
+def test_table_goes_to_stdout_and_progress_to_stderr(command: list[str], words: tuple[str, ...]) -> None:
+    done = bench(*command)
+    assert done.returncode == 0, done.stderr
+    for expected in words:
+        assert expected in done.stdout
+    assert "setting up two agents" in done.stderr
+
+
+def test_out_keeps_the_result_with_machine_and_noise(tmp_path: Path) -> None:
+    printed = result_of(*PAGES, "--out", str(tmp_path))
+    assert bench(*PAGES, "--corrupt", "--out", str(tmp_path)).returncode == 1
+    found = results.read(tmp_path)
+    assert found.records[0].result == printed
+    assert found.records[1].result["verified"] is False
+    assert found.records[0].machine["kvxfer"] == kvxfer.__version__
+    assert set(found.records[0].noise or ()) == {"wall_s", "own_share", "other_share", "steal_share"}
+
+
+BAD_TRACE = '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [], "user": 3}\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*PAGES, "--out", "FILE"], "is a file; name a directory"),
+        ([*HANDOVER, "--trace", "FILE"], "trace.jsonl:1: fields do not fit: unknown 'user'"),
+        ([*HANDOVER, "--html", "FILE/page.html"], "no file can be written there"),
+        ([*HANDOVER, "--trace", "azure", "--prefix-reuse"], "needs prefix ids, and azure has none"),
+        (["pages", "--src-layout", "tp4+nhdx", "--dst-layout", "tp2"], "unknown name 'nhdx' in the layout"),
+        (["pages", "--src-layout", "tp2", "--dst-layout", "fp8+per-page"], "layout-mismatch"),
+        (["plan", "--dst-layout", "tp2"], "--src-layout is missing"),
+        (["scale", "--series", "peers,elephants"], "unknown --series 'elephants'; known are transfers"),
+        (["handover", "--model", "GPT-2"], "unknown model 'GPT-2'; known are Llama-3.1-8B"),
+        (["compare", "--against", "ucx"], "unknown --against 'ucx'; known are nixl, mooncake"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2_before_the_run(
+    arguments: list[str], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "trace.jsonl").write_text(BAD_TRACE)
+    done = bench(*(word.replace("FILE", str(tmp_path / "trace.jsonl")) for word in arguments))
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["pages", "--total-mib", "4", "--iterations", "100000"], "pages 3/"),
+        ([*HANDOVER, "--requests", "200", "--prefill-ms-per-layer", "0.1"], "handover 60/"),
+        (["scale", "--series", "prefills", "--total-mib", "8", "--repeats", "1"], "scale 1/"),
+    ],
+)
+def test_ctrl_c_keeps_and_prints_what_was_measured(command: list[str], line: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, *command, "--format", "json", "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr is not None
+        told = []
+        for said in process.stderr:
+            told.append(said)
+            if said.startswith(line):
+                break
+        else:
+            pytest.fail(f"it never said {line}, but {told[-3:]}")
+        process.send_signal(signal.SIGINT)
+        printed, rest = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED, rest
+    assert json.loads(printed)["interrupted"] is True
+    assert len(results.read(tmp_path).records) == 1

@@ -37,7 +37,7 @@ def check_page(path: Path) -> str:
     tags = Tags()
     tags.feed(text)
     assert tags.open == []
-    assert not re.search(r"(src|href)\s*=|@import|url\(", text)
+    assert not re.search(r'(src|href)\s*=\s*"[^#]|@import|url\([^#]', text)
     for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
         ElementTree.fromstring(svg)
     return text
@@ -87,7 +87,7 @@ def test_two_directories_get_ratios_and_verdicts(
     page = tmp_path / "page.html"
     assert cli.main(["bench", "report", str(first), str(second), "--html", str(page)]) == 0
     text = check_page(page)
-    assert '<span class="good">faster</span>' in text
+    assert re.search(r'<span class="good">faster</span>', text)
     assert "cannot tell" in text
     capsys.readouterr()
     assert cli.main(["bench", "report", str(second), str(first), "--format", "table"]) == 0

@@ -39,7 +39,7 @@ def test_intervals_of_equal_runs_seldom_exclude_one() -> None:
 def test_what_chance_may_explain_is_not_told_apart() -> None:
     one = compare_figure("total_ms.median", runs(1.0, 8, 7), runs(1.005, 8, 8))
     assert one.verdict == "cannot tell"
-    assert one.low is not None
+    assert one.bounds is not None
 
 
 @pytest.mark.parametrize(

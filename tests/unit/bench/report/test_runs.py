@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from kvxfer.bench.report.results import Record
-from kvxfer.bench.report.runs import better, common, figures, gather
+from kvxfer.bench.report.runs import better, figures, gather
 
 PAGES = {
     "bench": "pages",
@@ -34,26 +34,19 @@ def test_runs_of_one_kind_are_gathered_whatever_the_machine_chose() -> None:
 
 
 def test_other_arguments_are_another_kind() -> None:
-    first, second = gather([record(), record(transport="tcp")])
-    assert common([first, second]) == {"block_kib", "timeout_s"}
-    assert first.kind.in_words(common([first, second])) == "transport shm"
+    first, _ = gather([record(), record(transport="tcp")])
+    assert first.kind.in_words() == "transport shm, block_kib 32, timeout_s 30"
 
 
-def test_rows_of_a_list_are_told_apart_by_their_arguments() -> None:
+def test_rows_are_told_apart_by_their_arguments_wherever_they_are() -> None:
     rows = [{"layers": 1, "compile_ms": 0.5}, {"layers": 80, "compile_ms": 2.5, "latency_us": {"p50": 3}}]
-    assert dict(figures({"bench": "plan", "rows": rows})) == {
-        "rows [layers 1] compile_ms": 0.5,
-        "rows [layers 80] compile_ms": 2.5,
-        "rows [layers 80] latency_us.p50": 3.0,
+    expected = {
+        "[layers 1] compile_ms": 0.5,
+        "[layers 80] compile_ms": 2.5,
+        "[layers 80] latency_us.p50": 3.0,
     }
-
-
-def test_lists_in_an_object_are_read_as_well() -> None:
-    rows = {"peers": [{"count": 1, "connect_ms": 1.5}, {"count": 10, "connect_ms": 12.5}]}
-    assert dict(figures({"bench": "scale", "rows": rows})) == {
-        "rows.peers [count 1] connect_ms": 1.5,
-        "rows.peers [count 10] connect_ms": 12.5,
-    }
+    assert dict(figures({"rows": rows})) == {f"rows {name}": value for name, value in expected.items()}
+    assert dict(figures({"rows": {"of": rows}})) == {f"rows.of {name}": v for name, v in expected.items()}
 
 
 def test_failed_run_gives_its_failure_and_no_figure() -> None:

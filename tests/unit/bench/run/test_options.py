@@ -7,59 +7,58 @@ import pytest
 
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.handover.measure import HandoverOptions
+from kvxfer.bench.latency.measure import LatencyOptions
 from kvxfer.bench.pages.measure import PagesOptions
+from kvxfer.bench.scale.measure import ScaleOptions
 from kvxfer.bench.setup import measure as setup
+from kvxfer.bench.setup.measure import SetupOptions
 from kvxfer.bench.work.models import MODELS
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("kind", "fields", "words"),
     [
-        ({"transport": "pigeon"}, "unknown --transport 'pigeon'; known are shm, unix, tcp"),
-        ({"op": "swap"}, "unknown --op 'swap'; known are write, read"),
-        ({"pattern": "zigzag"}, "unknown --pattern 'zigzag'"),
-        ({"memory": "tape"}, "unknown --memory 'tape'"),
-        ({"iterations": 0}, "--iterations is at least 1, not 0"),
-        ({"block_kib": -4}, "--block-kib is at least 1, not -4"),
-        ({"total_mib": 1, "block_kib": 1025}, "holds no block of 1 x 1025 KiB"),
-        ({"timeout_s": 0.0}, "--timeout-s is above 0 and at most 50, unlike 0"),
-        ({"transport": "unix"}, "use it with --memory foreign"),
+        (PagesOptions, {"transport": "pigeon"}, "unknown --transport 'pigeon'; known are shm, unix, tcp"),
+        (PagesOptions, {"iterations": 0}, "--iterations is at least 1, not 0"),
+        (PagesOptions, {"total_mib": 1, "block_kib": 1025}, "holds no block of 1 x 1025 KiB"),
+        (PagesOptions, {"timeout_s": 0.0}, "--timeout-s is above 0 and at most 50, unlike 0"),
+        (PagesOptions, {"timeout_s": 51.0}, "--timeout-s is above 0 and at most 50, unlike 51"),
+        (PagesOptions, {"transport": "unix"}, "use it with --memory foreign"),
+        (LatencyOptions, {"nbytes": 12}, "--nbytes is a multiple of 8, not 12"),
+        (SetupOptions, {"idle_s": 0.0}, "--idle-s is above 0 and at most 30, unlike 0"),
+        (HandoverOptions, {"mode": "throw"}, "unknown --mode 'throw'; known are push, pull"),
+        (HandoverOptions, {"tp": 3}, "--tp 3 does not divide the 8 KV heads"),
+        (
+            HandoverOptions,
+            {"arrivals": "daily"},
+            "unknown --arrivals 'daily'; known are closed, poisson, trace",
+        ),
+        (HandoverOptions, {"rate": 0.0}, "--rate is above 0, unlike 0"),
+        (HandoverOptions, {"speedup": float("nan")}, "--speedup is above 0, unlike nan"),
+        (
+            HandoverOptions,
+            {"prefix_reuse": True, "model": "Gemma-3-27B"},
+            "--prefix-reuse is for models whose",
+        ),
+        (ScaleOptions, {"series": ()}, "--series names nothing"),
     ],
 )
-def test_pages_options_that_do_not_fit_are_refused_in_words(fields: dict[str, Any], words: str) -> None:
+def test_options_that_do_not_fit_are_refused_in_words(kind: Any, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(BenchError) as caught:
-        PagesOptions(**fields)
-    assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"transport": "unix"}, "unknown --transport 'unix'; known are shm, tcp"),
-        ({"mode": "throw"}, "unknown --mode 'throw'; known are push, pull"),
-        ({"model": "GPT-2"}, "unknown model 'GPT-2'; known are Llama-3.1-8B"),
-        ({"requests": 0}, "--requests is at least 1"),
-        ({"concurrency": 0}, "--concurrency is at least 1"),
-        ({"prefill_ms_per_layer": -1.0}, "--prefill-ms-per-layer"),
-        ({"tp": 3}, "--tp 3 does not divide the 8 KV heads"),
-        ({"arrivals": "daily"}, "unknown --arrivals 'daily'; known are closed, poisson, trace"),
-        ({"decodes": 0}, "--decodes is at least 1, not 0"),
-        ({"rate": 0.0}, "--rate is above 0, unlike 0"),
-        ({"speedup": -1.0}, "--speedup is above 0, unlike -1"),
-        ({"prefix_reuse": True, "model": "Gemma-3-27B"}, "--prefix-reuse is for models whose layers all"),
-    ],
-)
-def test_handover_options_that_do_not_fit_are_refused_in_words(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(BenchError) as caught:
-        HandoverOptions(**fields)
+        kind(**fields)
     assert words in str(caught.value)
 
 
 def test_layers_share_the_total() -> None:
     options = PagesOptions(total_mib=64, block_kib=16, layers=4)
-    assert options.num_blocks == 1024
-    assert options.num_pages == 4096
-    assert options.total_nbytes == 64 << 20
+    assert (options.num_blocks, options.num_pages, options.total_nbytes) == (1024, 4096, 64 << 20)
+
+
+def test_steps_end_with_the_most() -> None:
+    options = ScaleOptions(at_most=500)
+    assert options.steps("transfers") == [1, 10, 100, 500]
+    assert options.steps("peers") == [1, 10, 100, 200]
+    assert options.steps("prefills") == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -17,15 +17,13 @@ from typing import Any
 
 import pytest
 
-from kvxfer.bench.engines.router import DISPATCHES
-from kvxfer.bench.errors import BenchError
-from kvxfer.bench.report import show as report
-from kvxfer.bench.run.progress import Progress
+from kvxfer.bench.engines.options import DISPATCHES
+from kvxfer.bench.report import document
+from kvxfer.bench.run.course import Progress
 from kvxfer.bench.serving import load as serving_load
 from kvxfer.bench.serving import measure as serving
 from kvxfer.bench.serving import observer as serving_observer
-from kvxfer.bench.serving import page as serving_page
-from kvxfer.bench.serving import ratios as serving_ratios
+from kvxfer.bench.serving import shown as serving_shown
 from kvxfer.bench.serving import systems as serving_systems
 from kvxfer.bench.serving import threads
 from kvxfer.bench.serving.events import FOLDER_VARIABLE, Costs, Observations, Seen
@@ -182,28 +180,27 @@ def served(prefill: dict[str, int], decode: dict[str, int], first_token: int = 1
     return one
 
 
-def test_stages_of_a_pull_add_up_to_the_time_to_first_token() -> None:
-    one = served(
-        {"finished": 40, "given_back": 90}, {"asked": 44, "allocated": 45, "ordered": 50, "loaded": 70}
-    )
+@pytest.mark.parametrize(
+    ("prefill", "decode", "took"),
+    [
+        # A pull.
+        ({"finished": 40}, {"asked": 44, "allocated": 45, "ordered": 50, "loaded": 70}, (40, 5, 5, 20, 30)),
+        # A push, whose decode has its blocks first, loses no time to what was hidden.
+        ({"finished": 40}, {"asked": 1, "allocated": 2, "ordered": 3, "loaded": 55}, (40, 0, 0, 15, 45)),
+        # One that is answered before prefill hears that it ended is all prefill.
+        ({"finished": 120}, {"asked": 1, "allocated": 2, "ordered": 3, "loaded": 90}, (100, 0, 0, 0, 0)),
+    ],
+)
+def test_stages_add_up_to_the_time_to_first_token(
+    prefill: dict[str, int], decode: dict[str, int], took: tuple[int, ...]
+) -> None:
+    one = served({**prefill, "given_back": 95}, decode)
     assert one.was_handed_over
-    assert one.stages_ms() == {"prefill": 40, "to_decode": 5, "order": 5, "load": 20, "resume": 30}
-    assert one.own_ms() == {"decide": 1.5, "load": 20, "own": 21.5, "hold": 1, "give_back": 20}
-
-
-def test_push_whose_decode_has_its_blocks_first_loses_no_time_to_what_was_hidden() -> None:
-    one = served({"finished": 40, "given_back": 60}, {"asked": 1, "allocated": 2, "ordered": 3, "loaded": 55})
-    stages = one.stages_ms()
-    assert stages == {"prefill": 40, "to_decode": 0, "order": 0, "load": 15, "resume": 45}
-    assert sum(stages.values()) == one.answer.first_token_ms
-    assert list(stages) == list(STAGES)
-
-
-def test_push_that_is_answered_before_prefill_hears_that_it_ended_is_all_prefill() -> None:
-    one = served({"finished": 120}, {"asked": 1, "allocated": 2, "ordered": 3, "loaded": 90})
-    stages = one.stages_ms()
-    assert stages == {"prefill": 100, "to_decode": 0, "order": 0, "load": 0, "resume": 0}
-    assert sum(stages.values()) == one.answer.first_token_ms
+    assert one.stages_ms() == dict(zip(STAGES, took, strict=True))
+    assert sum(one.stages_ms().values()) == one.answer.first_token_ms
+    load = took[3]
+    expected = {"decide": 1.5, "load": load, "own": load + 1.5, "hold": 1, "give_back": 95 - decode["loaded"]}
+    assert one.own_ms() == expected
 
 
 def test_request_that_decode_computed_itself_is_not_handed_over() -> None:
@@ -225,21 +222,6 @@ def test_costs_are_of_a_turn_alone() -> None:
     assert Costs(30, 300, 9000).since(Costs(10, 100, 3000)) == Costs(20, 200, 6000)
     assert Costs(20, 200, 6000).us_per_step() == 0.3
     assert Costs().us_per_step() == 0
-
-
-def test_ratio_below_one_says_that_the_other_is_better() -> None:
-    rounds = {
-        "kvxfer-pull": {0: {"own_ms": 2.0, "output_tokens_per_s": 30.0}, 1: {"own_ms": 2.0}},
-        "nixl": {0: {"own_ms": 1.0, "output_tokens_per_s": 15.0}, 2: {"own_ms": 9.0}},
-    }
-    found = serving_ratios.ratios(rounds)
-    assert list(found) == ["nixl"]
-    assert found["nixl"]["own_ms"]["rounds"] == [0.5]
-    assert found["nixl"]["output_tokens_per_s"]["rounds"] == [2.0]
-
-
-def test_ratios_need_our_own_figures() -> None:
-    assert serving_ratios.ratios({"nixl": {0: {"own_ms": 1.0}}}) == {}
 
 
 # ---- clients, before a server that streams --------------------------------------------------------
@@ -312,15 +294,11 @@ def test_request_that_goes_wrong_says_how(url: str, how: str, words: str) -> Non
     assert words in ask(url, how).error
 
 
-def test_server_that_falls_silent_is_given_up(url: str) -> None:
+def test_server_that_falls_silent_or_is_gone_is_given_up(url: str) -> None:
     assert "ReadTimeout" in ask(url, "hangs", timeout_s=2.0).error
-
-
-def test_server_that_is_gone_is_an_answer_in_words() -> None:
     with socket.socket() as taken:  # nobody listens there, nor will meanwhile
         taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        assert "ConnectError" in ask(f"http://127.0.0.1:{port}", "well").error
+        assert "ConnectError" in ask(f"http://127.0.0.1:{taken.getsockname()[1]}", "well").error
 
 
 def test_answers_come_in_the_order_of_the_requests_and_each_is_told_once(url: str) -> None:
@@ -353,15 +331,16 @@ def test_thread_that_spins_is_found_among_those_that_sleep() -> None:
     assert process.stdout is not None
     try:
         process.stdout.readline()
-        before = threads.thread_times_ns([process.pid])
+        before = threads.thread_times_s([process.pid])
         assert len(before) == 2
         # As long as it takes on a busy machine: it wants all that it can get.
-        while (spun := threads.thread_times_ns([process.pid])[process.pid][0]) <= before[process.pid][0]:
+        while (spun := threads.thread_times_s([process.pid])[process.pid]) <= before[process.pid]:
             pass
         while not (idle := threads.watch([process.pid], 0.5)).busiest_cores:
             pass
         os.killpg(process.pid, signal.SIGSTOP)
         stopped = threads.watch([process.pid], 0.1)
+        assert idle.thread.startswith("python")
     finally:
         process.kill()
         process.communicate()
@@ -371,29 +350,7 @@ def test_thread_that_spins_is_found_among_those_that_sleep() -> None:
     assert stopped.cores < idle.cores
 
 
-def test_group_that_is_gone_uses_nothing() -> None:
-    assert threads.watch([2**22 + 1], 0.0) == threads.Idle(0.0, 0.0, "")
-
-
 # ---- what is asked for ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"systems": ("vllm",)}, "unknown --systems 'vllm'; known are alone, kvxfer-pull, kvxfer-push, nixl"),
-        ({"systems": ()}, "--systems names nothing"),
-        ({"arrivals": "burst"}, "unknown --arrivals 'burst'"),
-        ({"rounds": 0}, "--rounds is at least 1"),
-        ({"max_output_tokens": 0}, "--max-output-tokens is at least 1"),
-        ({"max_tokens": 5000}, "more than the 4096 tokens of the model"),
-        ({"rate": 0.0}, "--rate is above 0"),
-        ({"timeout_s": float("nan")}, "--timeout-s is above 0"),
-    ],
-)
-def test_options_that_cannot_be_are_refused_in_words(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(BenchError, match=words.replace("+", r"\+")):
-        ServingOptions(**fields)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +358,9 @@ def test_options_that_cannot_be_are_refused_in_words(fields: dict[str, Any], wor
     [
         (["--trace", "nowhere"], "no such trace: 'nowhere'"),
         (["--requests", "100000"], "fewer than --requests 100000"),
-        (["--systems", "tpu"], "unknown --systems 'tpu'"),
+        (["--systems", "tpu"], "unknown --systems 'tpu'; known are alone, kvxfer-pull, kvxfer-push, nixl"),
+        (["--systems", ","], "--systems names nothing"),
+        (["--max-tokens", "5000"], "more than the 4096 tokens of the model"),
     ],
 )
 def test_command_refuses_before_any_engine_is_looked_for(
@@ -438,15 +397,12 @@ def test_both_roles_get_one_connector_and_the_one_engine_none() -> None:
 
 # A server of vLLM's interface that computes nothing; it says what an observed connector would have seen.
 VLLM = """
-import argparse, json, os, signal, sys, threading, time
+import json, os, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from kvxfer.bench.serving.observer import Log
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--port", type=int)
-parser.add_argument("--kv-transfer-config", type=json.loads, default={})
-options, _ = parser.parse_known_args()
-role = options.kv_transfer_config.get("kv_role")
+told = dict(zip(sys.argv, sys.argv[1:]))
+role = json.loads(told.get("--kv-transfer-config", "{}")).get("kv_role")
 logs = [Log("scheduler"), Log("worker")]
 served = 0
 
@@ -495,7 +451,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
+ThreadingHTTPServer(("127.0.0.1", int(told["--port"])), Handler).serve_forever()
 """
 
 
@@ -539,11 +495,9 @@ SMALL: dict[str, Any] = {
 
 def run(
     progress: Any = lambda at: None, known: tuple[System, ...] = SYSTEMS, **fields: Any
-) -> tuple[dict[str, Any], dict[str, list[Served]]]:
-    seen: dict[str, list[Served]] = {}
+) -> dict[str, Any]:
     names = tuple(system.name for system in known)
-    result = serving.run(ServingOptions(**{"systems": names, **SMALL, **fields}), progress, seen, known)
-    return result, seen
+    return serving.run(ServingOptions(**{"systems": names, **SMALL, **fields}), progress, known)
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -551,9 +505,8 @@ def run(
 def test_every_system_serves_every_request_of_every_round(
     arrivals: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, seen = run(arrivals=arrivals, rate=100.0)
+    result = run(arrivals=arrivals, rate=100.0)
     assert list(result["systems"]) == ["alone", "kvxfer-pull", "kvxfer-push", "nixl"]
-    assert all(len(those) == 6 for those in seen.values())
     for name in ("kvxfer-pull", "kvxfer-push", "nixl"):
         tokens = result["tokens"][name]
         assert tokens.pop("failure") == ""
@@ -569,13 +522,11 @@ def test_every_system_serves_every_request_of_every_round(
     # What is not installed says which command installs it, and stands in no one's way.
     assert "`make bench-serving-setup` installs it" in result["failures"]["nixl+thread"]
     assert json.loads(json.dumps(result))["verified"] is True
-    report.print_table(result)
+    document.print_parts(serving_shown.parts(result))
     shown = capsys.readouterr().out
     assert "load (own)" in shown
     assert "6 of 6 answers have the tokens of one engine" in shown
-    document = serving_page.page(result, seen)
-    assert document.count("<svg") >= 8
-    assert "nixl+thread was left out" in document
+    assert "nixl+thread was left out" in shown
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -586,17 +537,19 @@ def test_engine_that_dies_is_left_out_with_its_last_words_and_what_it_gave_is_ke
     fatal = System(
         "nixl", "dies", {"kv_connector": "N"}, environment={"STAND_IN_DIES": f"{role}:{num_before + 3 + 2}"}
     )
-    result, seen = run(known=(SYSTEMS[1], fatal))
+    result = run(known=(SYSTEMS[1], fatal))
     assert "the engine is on fire" in result["failures"]["nixl"]
-    assert {one.round for one in seen["nixl"]} == {0}
-    assert {one.round for one in seen["kvxfer-pull"]} == {0, 1}
+    assert {name: told["requests"] for name, told in result["tokens"].items()} == {
+        "kvxfer-pull": 6,
+        "nixl": 3,
+    }
     assert len(result["ratios"]["nixl"]["load_ms"]["rounds"]) == 1
 
 
 @pytest.mark.usefixtures("stand_in")
 def test_engine_that_never_comes_up_is_left_out() -> None:
     never = System("nixl", "dies", {"kv_connector": "N"}, environment={"STAND_IN_DIES": "kv_consumer:1"})
-    result, _ = run(known=(SYSTEMS[1], never))
+    result = run(known=(SYSTEMS[1], never))
     assert "nixl: the first request failed 3 times" in result["failures"]["nixl"]
     assert "the engine is on fire" in result["failures"]["nixl"]
     assert list(result["systems"]) == ["kvxfer-pull"]
@@ -608,9 +561,12 @@ def test_interrupted_run_keeps_the_turns_that_were_whole() -> None:
         if at.words == "round 2: nixl":
             signal.raise_signal(signal.SIGINT)
 
-    result, seen = run(interrupt, (SYSTEMS[1], SYSTEMS[3]))
+    result = run(interrupt, (SYSTEMS[1], SYSTEMS[3]))
     assert result["interrupted"] is True
-    assert {name: len(those) for name, those in seen.items()} == {"kvxfer-pull": 3, "nixl": 3}
+    assert {name: told["requests"] for name, told in result["tokens"].items()} == {
+        "kvxfer-pull": 3,
+        "nixl": 3,
+    }
     # What the engines took is not called a neighbour's because they have ended.
     assert result["noise"]["own_share"] > 0
 

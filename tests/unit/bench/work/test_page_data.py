@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from kvxfer.bench.errors import BenchError
 from kvxfer.bench.work.page_data import PageFiller, block_order, page_keys
 
 
@@ -21,8 +20,7 @@ def test_pages_that_were_filled_pass() -> None:
     assert filler.check(pages, rows, keys) is None
 
 
-@pytest.mark.parametrize("byte", [0, 1, 2047, 4095])
-@pytest.mark.parametrize("page", [0, 63, 64, 199])
+@pytest.mark.parametrize(("page", "byte"), [(0, 0), (63, 1), (64, 2047), (199, 4095)])
 def test_one_flipped_bit_is_found_where_it_is(page: int, byte: int) -> None:
     filler, pages, rows, keys = filled()
     pages[rows[page]].view(np.uint8)[byte] ^= 1
@@ -32,35 +30,21 @@ def test_one_flipped_bit_is_found_where_it_is(page: int, byte: int) -> None:
     assert wrong.expected ^ wrong.found == 1
 
 
-def test_two_pages_in_each_others_place_are_found() -> None:
+@pytest.mark.parametrize("change", ["swapped", "shifted", "cleared"])
+def test_pages_that_are_not_what_belongs_there_are_found(change: str) -> None:
     filler, pages, rows, keys = filled()
-    pages[[rows[4], rows[9]]] = pages[[rows[9], rows[4]]]
+    if change == "swapped":
+        pages[[rows[4], rows[9]]] = pages[[rows[9], rows[4]]]
+    else:
+        pages[rows[4]] = np.roll(pages[rows[4]], 1) if change == "shifted" else 0
     wrong = filler.check(pages, rows, keys)
     assert wrong is not None
     assert wrong.page == 4
 
 
-def test_page_shifted_within_itself_is_found() -> None:
-    filler, pages, rows, keys = filled()
-    pages[rows[5]] = np.roll(pages[rows[5]], 1)
-    assert filler.check(pages, rows, keys) is not None
-
-
-def test_cleared_page_is_found() -> None:
-    filler, pages, rows, keys = filled()
-    pages[rows[150]] = 0
-    assert filler.check(pages, rows, keys) is not None
-
-
 def test_keys_differ_between_requests_layers_and_pages() -> None:
     keys = np.concatenate([page_keys(r, layer, num_pages=50) for r in range(20) for layer in range(20)])
     assert len(np.unique(keys)) == len(keys)
-
-
-@pytest.mark.parametrize("page_nbytes", [0, 4, 12])
-def test_page_sizes_without_whole_words_are_refused(page_nbytes: int) -> None:
-    with pytest.raises(BenchError, match="multiple of 8"):
-        PageFiller(page_nbytes)
 
 
 @pytest.mark.parametrize("pattern", ["random", "runs", "contiguous"])
@@ -69,16 +53,6 @@ def test_order_names_every_block_once(pattern: str, num_blocks: int) -> None:
     assert sorted(block_order(pattern, num_blocks, seed=5).tolist()) == list(range(num_blocks))
 
 
-def test_order_is_the_same_for_the_same_seed() -> None:
-    assert np.array_equal(block_order("random", 99, seed=5), block_order("random", 99, seed=5))
-    assert not np.array_equal(block_order("random", 99, seed=5), block_order("random", 99, seed=6))
-
-
 def test_runs_keep_neighbours_together() -> None:
     order = block_order("runs", 160, seed=5).astype(np.int64)
     assert np.count_nonzero(np.diff(order) == 1) >= 150 - 10
-
-
-def test_unknown_pattern_lists_the_known_ones() -> None:
-    with pytest.raises(BenchError, match="known are random, runs, contiguous"):
-        block_order("zigzag", 4, seed=0)

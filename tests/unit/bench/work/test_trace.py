@@ -77,7 +77,7 @@ def test_wrong_line_is_named(tmp_path: Path, record: Any, words: str) -> None:
         ),
         (
             ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,1"],
-            ":2: expected 3 fields, found 2",
+            ":2: expected 3 fields",
         ),
         (["TIMESTAMP,ContextTokens,GeneratedTokens", "noon,1,2"], ":2: field 'TIMESTAMP': expected a date"),
         (["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,x,2"], "field 'ContextTokens'"),
@@ -90,27 +90,16 @@ def test_wrong_row_is_named(tmp_path: Path, lines: list[str], words: str) -> Non
     assert words in str(caught.value)
 
 
-def test_unknown_trace_lists_the_samples() -> None:
+def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="neither a file nor one of mooncake, azure"):
         find_trace("sharegpt")
-
-
-def test_other_formats_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "trace.parquet"
-    path.write_bytes(b"PAR1")
     with pytest.raises(BenchError, match=r"ends in \.jsonl \(Mooncake\) or \.csv \(Azure\)"):
-        read_trace(path)
-
-
-def test_lengths_are_scaled_by_one_factor_to_the_longest() -> None:
-    requests = [TraceRequest(0, 1000, 10), TraceRequest(1, 4000, 20), TraceRequest(2, 1, 1)]
-    assert [r.input_tokens for r in scale(requests, 3, 2000)] == [500, 2000, 1]
-
-
-def test_short_requests_are_not_stretched() -> None:
-    assert scale([TraceRequest(0, 10, 1)], 1, 2000)[0].input_tokens == 10
-
-
-def test_more_requests_than_the_trace_holds_are_refused() -> None:
+        read_trace(tmp_path / "trace.parquet")
     with pytest.raises(BenchError, match="holds 1 requests, fewer than --requests 2"):
         scale([TraceRequest(0, 10, 1)], 2, 100)
+
+
+def test_lengths_are_scaled_by_one_factor_to_the_longest_and_never_stretched() -> None:
+    requests = [TraceRequest(0, 1000, 10), TraceRequest(1, 4000, 20), TraceRequest(2, 1, 1)]
+    assert [r.input_tokens for r in scale(requests, 3, 2000)] == [500, 2000, 1]
+    assert scale([TraceRequest(0, 10, 1)], 1, 2000)[0].input_tokens == 10

@@ -1,36 +1,29 @@
-"""One end of a baseline: ``python worker.py ADAPTER OPTIONS CHANNEL``.
+"""One end of a baseline, in an environment of its own, where the other software and numpy are installed.
 
-Runs in an environment of its own, where the other software and numpy are installed and kvxfer need
-not be, so nothing of kvxfer is imported. ``ADAPTER`` is a module beside this one; ``OPTIONS`` is
-JSON; ``CHANNEL`` is the number of an inherited socket, to the coordinator. A command is one JSON
-object on one line with its name as ``kind``; so is its answer, of kind ``reply`` or ``error``. The
-end of the channel ends this process.
+Nothing of kvxfer is used there but what moves no pages: the channel, and the data of pages.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import mmap
 import select
-import signal
-import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from page_data import PageData, page_order  # type: ignore[import-not-found]  # lies beside this file
 
-Message = dict[str, Any]
+from kvxfer.bench.run.channel import Channel, Message
+from kvxfer.bench.run.process import End
+from kvxfer.bench.work.page_data import PageFiller, Words, block_order, page_keys
 
 # A look at the channel costs a system call; a poll of the software costs less.
 _POLLS = 64
 # Filling and checking a page each time would measure cold caches.
 _CHECK_EVERY = 50
 # The page that goes out, and the one that comes in.
-_OUT, _IN = np.array([0], np.int32), np.array([1], np.int32)
+_OUT, _IN = np.array([0], np.uint32), np.array([1], np.uint32)
 
 
 class Software(Protocol):
@@ -59,41 +52,40 @@ class Software(Protocol):
         """Returns the tags that have arrived, and advances what advances only inside calls."""
 
 
-class End:
-    """The commands of one end; a handler takes the command's fields and returns the reply's."""
+class BaselineEnd(End):
+    """The commands of one end."""
 
-    def __init__(self, adapter: str, options: Message, channel: socket.socket) -> None:
-        self.options = options
-        self.channel = channel
-        self.lines = channel.makefile("rb")
-        self.page_nbytes: int = options["page_nbytes"]
-        self.num_pages: int = options["num_pages"]
+    def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
+        super().__init__(fields, coordinator, peers)
+        self.options = fields
+        self.page_nbytes: int = fields["page_nbytes"]
+        self.num_pages: int = fields["num_pages"]
         # Pages that are there: the first pass over them is not what is measured.
         self.memory = np.frombuffer(mmap.mmap(-1, self.page_nbytes * self.num_pages), np.uint8)
-        self.data = PageData(self.memory, self.page_nbytes)
-        self.order = page_order(options["pattern"], self.num_pages, options["seed"])
-        self.far_order = page_order(options["pattern"], self.num_pages, options["far_seed"])
-        self.data.fill(self.order, 0)
+        self.pages: Words = self.memory.view(np.uint64).reshape(self.num_pages, -1)
+        self.filler = PageFiller(self.page_nbytes)
+        self.order, self.far_order = (
+            block_order(fields["pattern"], self.num_pages, fields[seed]) for seed in ("seed", "far_seed")
+        )
+        self.fill(0)
         # What comes on top of this is the software's.
         self.rss_before_mib, self.threads_before = _rss_mib(), _num_threads()
-        start_ns = time.monotonic_ns()
-        module = importlib.import_module(adapter)
-        self.import_ns = time.monotonic_ns() - start_ns
-        start_ns = time.monotonic_ns()
-        self.software: Software = module.create(options)
-        self.create_ns = time.monotonic_ns() - start_ns
-        start_ns = time.monotonic_ns()
+        times = [time.monotonic()]
+        module = importlib.import_module(fields["adapter"])
+        times.append(time.monotonic())
+        self.software: Software = module.create(fields)
+        times.append(time.monotonic())
         self.software.register(int(self.memory.ctypes.data), self.memory.nbytes)
-        self.register_ns = time.monotonic_ns() - start_ns
+        times.append(time.monotonic())
+        steps = zip(("import_ms", "create_ms", "register_ms"), np.diff(times).tolist(), strict=True)
+        self.took = {name: seconds * 1e3 for name, seconds in steps}
 
     def open(self) -> Message:
         return {
             "version": self.software.version,
             "settings": self.software.settings,
             "contact": {**self.software.contact(), "address": int(self.memory.ctypes.data)},
-            "import_ms": self.import_ns / 1e6,
-            "create_ms": self.create_ns / 1e6,
-            "register_ms": self.register_ns / 1e6,
+            **self.took,
         }
 
     def connect(self, contact: Message) -> Message:
@@ -102,43 +94,35 @@ class End:
         self.software.prepare(self.page_nbytes, self.num_pages)
         return {"connect_ms": (time.monotonic_ns() - start_ns) / 1e6}
 
-    def fill(self, iteration: int) -> Message:
-        self.data.fill(self.order, iteration)
-        return {}
+    def fill(self, iteration: int) -> None:
+        self.filler.fill(self.pages, self.order, page_keys(iteration, num_pages=self.num_pages))
 
-    def clear(self) -> Message:
+    def clear(self) -> None:
         self.memory[:] = 0
-        return {}
 
     def move(self, op: str, iteration: int) -> Message:
         cpu_ns, start_ns = time.process_time_ns(), time.monotonic_ns()
-        tag = f"pages-{iteration}"
-        post_ns = self.software.move(op, self.order, self.far_order, tag, self.options["timeout_s"])
+        post_ns = self._move(op, self.order, self.far_order, f"pages-{iteration}")
         total_ns = time.monotonic_ns() - start_ns
         return {"total_ns": total_ns, "post_ns": post_ns, "cpu_ns": time.process_time_ns() - cpu_ns}
 
     def serve(self) -> Message:
-        """Is the passive end from here until the next command, which is ``served``."""
+        """Is the passive end from here until the next command, which is ``served``, and replies to both."""
         cpu_ns = time.process_time_ns()
-        _send(self.channel, "reply")
-        polls = 0
-        while True:
-            wait_s = 0.0 if self.software.must_poll else None
+        self.coordinator.send("reply")
+        for polls in range(1 << 62):
             if self.software.must_poll:
                 self.software.notifications()
-                polls += 1
                 if polls % _POLLS:
                     continue
-            if select.select([self.channel], [], [], wait_s)[0]:
+            if select.select([self.coordinator], [], [], 0.0 if self.software.must_poll else None)[0]:
                 break
-        self.lines.readline()
+        self.coordinator.receive(1.0)
         return {"cpu_ns": time.process_time_ns() - cpu_ns}
 
     def check(self, iteration: int) -> Message:
         """Compares every byte; ``corrupt`` among the options flips one before."""
-        if self.options["corrupt"]:
-            self.memory[-1] ^= 1
-        return {"wrong": self.data.check(self.order, iteration)}
+        return {"wrong": self._wrong(self.order, page_keys(iteration, num_pages=self.num_pages))}
 
     def idle(self, seconds: float) -> Message:
         """Does nothing for a while, and says what that cost and what is there."""
@@ -162,7 +146,7 @@ class End:
         for iteration in range(first, first + iterations):
             self._fill_every(iteration, "ask")
             start_ns = time.perf_counter_ns()
-            self.software.move("write", _OUT, _IN, f"ask-{iteration}", self.options["timeout_s"])
+            self._move("write", _OUT, _IN, f"ask-{iteration}")
             self._await_tag(f"answer-{iteration}")
             round_trips_ns.append(time.perf_counter_ns() - start_ns)
             wrong = wrong or self._check_every(iteration, "answer")
@@ -170,7 +154,7 @@ class End:
 
     def answer(self, first: int, iterations: int) -> Message:
         """Waits for a write and answers with one; says how long it held each in hand."""
-        _send(self.channel, "reply")
+        self.coordinator.send("reply")
         held_ns: list[int] = []
         wrong = ""
         for iteration in range(first, first + iterations):
@@ -179,8 +163,12 @@ class End:
             wrong = wrong or self._check_every(iteration, "ask")
             self._fill_every(iteration, "answer")
             held_ns.append(time.perf_counter_ns() - seen_ns)
-            self.software.move("write", _OUT, _IN, f"answer-{iteration}", self.options["timeout_s"])
+            self._move("write", _OUT, _IN, f"answer-{iteration}")
         return {"wrong": wrong, "held_ns": held_ns}
+
+    def _move(self, op: str, local: Any, remote: Any, tag: str) -> int:
+        local, remote = local.astype(np.int32), remote.astype(np.int32)
+        return self.software.move(op, local, remote, tag, self.options["timeout_s"])
 
     def _await_tag(self, tag: str) -> None:
         deadline = time.monotonic() + self.options["timeout_s"]
@@ -192,26 +180,20 @@ class End:
 
     def _fill_every(self, iteration: int, way: str) -> None:
         if iteration % _CHECK_EVERY == 0:
-            self.data.fill(_OUT, _coordinate(iteration, way))
+            self.filler.fill(self.pages, _OUT, _way_keys(iteration, way))
 
     def _check_every(self, iteration: int, way: str) -> str:
-        if iteration % _CHECK_EVERY:
-            return ""
-        if self.options["corrupt"]:
-            self.memory[-1] ^= 1
-        wrong = self.data.check(_IN, _coordinate(iteration, way))
+        wrong = "" if iteration % _CHECK_EVERY else self._wrong(_IN, _way_keys(iteration, way))
         return f"{way} of iteration {iteration}: {wrong}" if wrong else ""
 
-
-_COMMANDS = ("open", "connect", "fill", "clear", "move", "serve", "check", "idle", "ask", "answer")
-
-
-def _coordinate(iteration: int, way: str) -> int:
-    return 2 * iteration + (way == "answer")
+    def _wrong(self, rows: Any, keys: Words) -> str:
+        if self.options["corrupt"]:
+            self.memory[-1] ^= 1
+        return str(self.filler.check(self.pages, rows, keys) or "")
 
 
-def _send(channel: socket.socket, kind: str, **fields: Any) -> None:
-    channel.sendall(json.dumps({"kind": kind, **fields}).encode() + b"\n")
+def _way_keys(iteration: int, way: str) -> Words:
+    return page_keys(iteration, int(way == "answer"), num_pages=1)
 
 
 def _rss_mib() -> float:
@@ -220,30 +202,3 @@ def _rss_mib() -> float:
 
 def _num_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
-
-
-def main(arguments: list[str]) -> int:
-    """Serves commands until the coordinator is gone; returns the exit status."""
-    # Ctrl-C goes to the whole group; the coordinator ends its workers in order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    adapter, options, descriptor = arguments
-    channel = socket.socket(fileno=int(descriptor))
-    try:
-        end = End(adapter, json.loads(options), channel)
-        while line := end.lines.readline():
-            command = json.loads(line)
-            kind = command.pop("kind")
-            if kind not in _COMMANDS:
-                raise ValueError(f"no such command: {kind!r}")
-            _send(channel, "reply", **getattr(end, kind)(**command))
-    except Exception as error:
-        try:
-            _send(channel, "error", message=f"{type(error).__name__}: {error}", check_failed=False)
-        except OSError:
-            pass  # it is gone, and with it the one who asked
-        raise
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

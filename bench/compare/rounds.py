@@ -1,0 +1,52 @@
+"""Systems measured in rounds: in which order, and how many times better ours is, round by round. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvxfer.bench.run.channel import Message
+from kvxfer.bench.run.stats import spread
+
+
+def rotated(names: Sequence[str], index: int) -> list[str]:
+    """Returns the order of a round: each begins with the one after, so that none is always first."""
+    start = index % len(names)
+    return [*names[start:], *names[:start]]
+
+
+def ratios(
+    ours: str,
+    more_is_better: Mapping[str, bool],
+    rounds: Sequence[Mapping[str, Mapping[str, float]]],
+    floors: Mapping[str, float] | None = None,
+) -> dict[str, dict[str, Message]]:
+    """Returns how many times better ``ours`` is, by system and figure: each round's, and their spread.
+
+    Our rate over theirs, or their time over ours: below 1 the other is better. A round counts where both
+    were measured; where what divides is 0 there is no ratio.
+
+    Parameters
+    ----------
+    rounds
+        Of each round, system -> figure -> value.
+    floors
+        What is told apart of a figure: less counts as so much.
+    """
+    found: dict[str, dict[str, Message]] = {}
+    for figure, more in more_is_better.items():
+        floor = (floors or {}).get(figure, 0.0)
+        by_system: dict[str, list[float]] = {}
+        for measured in rounds:
+            mine = measured.get(ours, {})
+            for name, figures in measured.items():
+                if name == ours or figure not in figures or figure not in mine:
+                    continue
+                above, below = max(floor, figures[figure]), max(floor, mine[figure])
+                if more:
+                    above, below = below, above
+                if below > 0:
+                    by_system.setdefault(name, []).append(above / below)
+        for name, values in by_system.items():
+            by_round = [round(value, 3) for value in values]
+            found.setdefault(name, {})[figure] = {**spread(values), "rounds": by_round}
+    return found

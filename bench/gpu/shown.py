@@ -1,0 +1,123 @@
+"""What `make gpu-check` found, whatever parts of it are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, Final
+
+from kvxfer.bench.report.document import Part, Table, Words
+
+# What is asked of a trigger from a stream to an agent that spins.
+_TRIGGER_US: Final = 5.0
+_ASKED_OF: Final = "store, spinning"
+
+
+def parts(result: dict[str, Any]) -> Iterator[Part]:
+    """Yields tables and lines; the last line is the verdict."""
+    yield Words(
+        f"{result['gpu']}, CUDA {result['driver']}, torch {result['torch']}, "
+        f"cuda-core {result['cuda-core']}, {result['date']}: copies of {result['total_mib']} MiB, "
+        f"medians of {result['rounds']} rounds",
+        "bold",
+    )
+    rows: list[tuple[str, ...]]
+    missed = sum(_is_below(row) for row in result["row"]) + sum(map(_is_late, result["trigger"]))
+    if result["tests"]:
+        rows = [
+            (
+                row["file"],
+                *(str(count) for count in (row["num_passed"], row["num_skipped"], len(row["wrong"]))),
+            )
+            for row in result["tests"]
+        ]
+        yield Table(("tests", "passed", "skipped", "wrong"), rows)
+    if result["row"]:
+        yield Words("GB/s are read + written on the device, moved once to and from the host")
+    for group, rows_of in groupby(result["row"], key=lambda row: row["group"]):
+        head = (group, "GB/s", "of limit", "from - to", "asked", "submit us")
+        yield Table(head, [_copy(row) for row in rows_of])
+    if result["beside products"]:
+        rows = [
+            (
+                f"{row['priority']} priority, {row['num_ctas']} CTAs",
+                f"{row['products']:.2f}",
+                f"{row['copy']:.2f}",
+            )
+            for row in result["beside products"]
+        ]
+        yield Table(("together, times slower than alone", "products", "copy"), rows)
+    if result["host CTAs"]:
+        rows = [
+            (
+                f"{row['num_ctas']} CTAs{', which staging takes' if row['is_chosen'] else ''}",
+                *("-" if row[way] is None else f"{row[way]:.1f}" for way in ("to_host", "from_host")),
+            )
+            for row in result["host CTAs"]
+        ]
+        yield Table(("pages to and from host memory, as calibrated", "to, GB/s", "from, GB/s"), rows)
+    if result["host copy"]:
+        rows = [_engines(choice) for choice in result["host copy"]]
+        yield Table(("the same by copy engines", "from KiB on"), rows)
+    for kind, words in (
+        ("trigger", "from a stream's store to the first byte of a transfer that waits for it"),
+        ("command", "a transfer of 16 KiB that a kernel starts, as it sees it"),
+    ):
+        if result[kind]:
+            rows = [
+                (row["name"], f"{row['p50_us']:.1f}{' *' if _is_late(row) else ''}", f"{row['p99_us']:.1f}")
+                for row in result[kind]
+            ]
+            yield Table((words, "p50 us", "p99 us"), rows)
+    if result["litmus"]:
+        counts = ("at_host", "at_stream", "of_host", "num_rounds")
+        counted = [(row["name"], *(str(row[count]) for count in counts)) for row in result["litmus"]]
+        columns = (
+            "kernels to host to stream and back: wrong words",
+            "at host",
+            "behind a wait",
+            "of host",
+            "rounds",
+        )
+        yield Table(columns, counted)
+    for row in result["checkers"]:
+        yield Words(f"compute-sanitizer, {row['name']}: {row['words']}")
+    yield from (Words(f"not run: {row['words']}") for row in result["not_run"])
+    yield from (Words(f"WRONG: {row['words']}", "bad") for row in result["wrong"])
+    yield Words(_verdict(result, missed), "bold")
+
+
+def _is_below(row: dict[str, Any]) -> bool:
+    return bool(row["ratio"] < row["asked"])
+
+
+def _is_late(row: dict[str, Any]) -> bool:
+    return bool(row["name"] == _ASKED_OF and row["p50_us"] > _TRIGGER_US)
+
+
+def _copy(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["name"],
+        f"{row['gb_per_s']:.1f}",
+        f"{row['ratio']:.3f}",
+        f"{row['least']:.2f} - {row['most']:.2f}",
+        f"{row['asked']:.2f}{' *' if _is_below(row) else ''}" if row["asked"] else "",
+        f"{row['submit_us']:.0f}" if row["submit_us"] else "",
+    )
+
+
+def _engines(choice: dict[str, Any]) -> tuple[str, str]:
+    way = f"{'to' if choice['to_host'] else 'from'} the host, {choice['form']}"
+    least = choice["least_nbytes"]
+    name = way if choice["aligned"] else f"{way} not on 16 bytes"
+    return name, "never" if least is None else str(least // 1024)
+
+
+def _verdict(result: dict[str, Any], missed: int) -> str:
+    num_wrong, num_not_run = len(result["wrong"]), len(result["not_run"])
+    wrong = f"{num_wrong} WRONG" if num_wrong else "nothing is wrong"
+    if not result["row"]:
+        reached = "no copy was measured"
+    else:
+        reached = f"{missed} of what was asked is below (*)" if missed else "what was measured is as asked"
+    return f"{wrong}; {reached}" + (f"; {num_not_run} not run" if num_not_run else "")

@@ -1,0 +1,138 @@
+"""What a result is shown as: words, tables and figures, on a terminal or on one self-contained HTML page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvxfer.bench.errors import BenchError
+
+# Of tables in files and pipes, where nobody says how wide a line may be.
+_WIDTH = 120
+_STYLES = {"good": "green", "bad": "bold red", "warn": "yellow", "": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A line. ``style`` is ``"bold"``, ``"dim"``, ``"good"``, ``"bad"``, ``"warn"`` or none."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A title of what follows; 2 is of a page's parts, 3 of parts of those."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Numbers stand to the right; a column without a name says what a row means. An empty row is a line."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str | Words]]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A plot (SVG), which terminals do not show, and the words that explain it."""
+
+    svg: str
+    caption: str
+
+
+Part = Words | Heading | Table | Figure
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """Returns a figure for people: whole above 1000, four digits below; other values as they are."""
+    if isinstance(value, float):
+        return f"{value:.{digits}g}" if abs(value) < 10 ** (digits - 1) else f"{value:.0f}"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value)
+
+
+def spread_in_words(values: Mapping[str, float] | None) -> str:
+    """Returns ``median (min to max)``."""
+    if values is None:
+        return "-"
+    middle, least, most = (number(float(values[key]), 3) for key in ("median", "min", "max"))
+    return f"{middle} ({least} to {most})"
+
+
+def figures_table(
+    result: Mapping[str, Any], meanings: Mapping[str, str], columns: Sequence[str] = ("min", "median", "max")
+) -> Table:
+    """Returns a row for each figure that the result has: spreads in columns, others in the middle."""
+    rows: list[Sequence[str | Words]] = []
+    for name, meaning in meanings.items():
+        if name in result:
+            value = result[name]
+            cells = [value.get(key, "") if isinstance(value, dict) else "" for key in columns]
+            if not isinstance(value, dict):
+                cells[len(columns) // 2] = value
+            rows.append((name.replace("_", " "), *map(number, cells), Words(meaning, "dim")))
+    return Table(("", *columns, ""), rows)
+
+
+def print_parts(parts: Iterable[Part]) -> None:
+    """Prints them on standard output."""
+    from rich import table as rich_table
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH)
+
+    def text(cell: str | Words | Heading) -> Text:
+        if isinstance(cell, str):
+            return Text(cell)
+        style = cell.style if isinstance(cell, Words) else "bold"
+        return Text(cell.text, _STYLES.get(style, style))
+
+    for part in parts:
+        if isinstance(part, Table):
+            shown = rich_table.Table()
+            for place, name in enumerate(part.head):
+                shown.add_column(Text(name), justify="right" if place and name else "left")
+            for row in part.rows:
+                shown.add_row(*map(text, row)) if row else shown.add_section()
+            console.print(shown)
+        elif not isinstance(part, Figure):
+            # A sentence that somebody may search for stays on one line.
+            console.print(text(part), soft_wrap=True)
+
+
+def page(title: str, parts: Iterable[Part]) -> str:
+    """Returns the whole document; nothing is fetched when it is read."""
+    import jinja2
+
+    folder = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=folder, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("page.html.jinja").render(title=title, parts=parts)
+
+
+def check_writable(path: Path | None) -> None:
+    """Raises before a run whose page could not be written."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise BenchError(f"--html {path}: no file can be written there; name one in a folder that exists")
+
+
+def write(path: Path, document: str) -> None:
+    """Writes a page; one that cannot be written is an error in words."""
+    try:
+        path.write_text(document, encoding="utf-8")
+    except OSError as error:
+        words = f"{path}: the page cannot be written: {error.strerror}; name another file"
+        raise BenchError(words) from error

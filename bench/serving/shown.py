@@ -1,0 +1,106 @@
+"""What a run of `kvxfer bench serving` is shown as."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvxfer.bench.report.document import Part, Table, Words, number, spread_in_words
+from kvxfer.bench.run.channel import Message
+from kvxfer.bench.serving.measure import COMPARED
+from kvxfer.bench.serving.stages import OWN, STAGES
+from kvxfer.bench.serving.systems import OURS
+
+_LABELS = {"load": "load (own)"}
+
+
+def parts(result: Message) -> Iterator[Part]:
+    """Yields what every system did, stage by stage, and what a reader has to know."""
+    yield Words(_title(result), "bold")
+    systems: Message = result["systems"]
+    if systems:
+        yield _latencies(systems)
+        yield _costs(systems)
+    if result["ratios"]:
+        yield Words("how many times better kvxfer is: median (min to max) of the rounds; below 1 it is not")
+        compared = result["ratios"].values()
+        rows = [
+            (name.replace("_", " "), *(spread_in_words(one.get(name)) for one in compared))
+            for name in COMPARED
+        ]
+        yield Table((f"{OURS} beside", *result["ratios"]), rows)
+    for name, meaning in {**STAGES, **OWN}.items():
+        yield Words(f"  {_label(name)}: {meaning}", "dim")
+    for name, system in systems.items():
+        settings = ", ".join(f"{key}={value}" for key, value in system["settings"].items())
+        yield Words(f"{name}: {system['words']}" + (f"; {settings}" if settings else ""))
+        yield Words(f"  {_tokens(result['tokens'][name])}", "dim")
+    yield Words(f"engines' logs: {result['logs']['folder']}", "dim")
+    for name, words in result["failures"].items():
+        yield Words(f"{name} was left out from there: {words}", "bad")
+
+
+def _label(name: str) -> str:
+    return _LABELS.get(name, name.replace("_", " "))
+
+
+def _title(result: Message) -> str:
+    arrivals = {
+        "closed": f"{result['concurrency']} at a time",
+        "poisson": f"{result['rate']:g} a second, at random",
+        "trace": f"as in the trace, {result['speedup']:g} times as fast",
+    }[result["arrivals"]]
+    return (
+        f"serving: {result['requests']} requests of {result['trace']}, {arrivals}, "
+        f"{result['prompt_tokens']} prompt tokens and up to {result['max_output_tokens']} answered each, "
+        f"{result['rounds']} rounds; vLLM on the CPU, model {result['model']}; while one system is measured "
+        "the engines of the others are stopped"
+    )
+
+
+def _latencies(systems: Message) -> Table:
+    def row(label: str, *path: str) -> tuple[str, ...]:
+        cells = []
+        for system in systems.values():
+            for name in path:
+                system = (system or {}).get(name)
+            keys = ("p50",) if path[0] == "first" else ("p50", "p90", "p99")
+            cells.append("-" if system is None else " ".join(number(system[key], 3) for key in keys))
+        return (label, *cells)
+
+    rows = [row("first token", "first_token_ms"), row("between tokens", "between_tokens_ms"), ()]
+    rows += [row(_label(stage), "stages_ms", stage) for stage in STAGES]
+    rows.append(())
+    rows += [row(_label(part), "own_ms", part) for part in OWN if part not in STAGES]
+    rows.append(())
+    rows.append(row("first request of all: first token", "first", "first_token_ms"))
+    rows.append(row("first request of all: load", "first", "own_ms", "load"))
+    return Table(("ms: p50 p90 p99", *systems), rows)
+
+
+def _costs(systems: Message) -> Table:
+    of = systems.values()
+    rows: list[tuple[str, ...]] = [
+        (label, *(spread_in_words(one.get(figure)) for one in of))
+        for figure, label in (
+            ("output_tokens_per_s", "answered tokens/s"),
+            ("prompt_tokens_per_s", "prompt tokens/s"),
+            ("processor_s", "processor s of the engines"),
+        )
+    ]
+    for role in ("prefill", "decode"):
+        cells = (spread_in_words(one.get("step_us", {}).get(role)) for one in of)
+        rows.append((f"connector, us a step of {role}", *cells))
+    rows.append(())
+    rows.append(("idle, cores", *(f"{one['idle']['cores']:.3f}" for one in of)))
+    busiest = (f"{one['idle']['busiest_thread_cores']:.3f} {one['idle']['busiest_thread']}" for one in of)
+    rows.append(("idle, its busiest thread", *busiest))
+    return Table(("median (min to max) of rounds", *systems), rows)
+
+
+def _tokens(tokens: Message) -> str:
+    words = f"{tokens['requests']} requests, {tokens['handed_over']} handed over"
+    if tokens["failed"]:
+        words += f", {tokens['failed']} failed ({tokens['failure']})"
+    if tokens["compared"]:
+        words += f"; {tokens['equal']} of {tokens['compared']} answers have the tokens of one engine"
+    return words
