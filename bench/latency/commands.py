@@ -66,7 +66,7 @@ class Writer:
         for pair in range(_NUM_PAGES):
             while not self.ring.start(self.prepared, pair):
                 self.src.poll()
-        self.ring.wait(first + _NUM_PAGES, _TIMEOUT_S)
+        self.ring.ended_blocking(first + _NUM_PAGES, _TIMEOUT_S)
         return _NUM_PAGES / (time.monotonic() - began)
 
     def writes_per_s(self) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from kvxfer._native import CommandRing as Ring
 from kvxfer._native import NativeError
-from kvxfer.arguments import bound, context_in_words, count
+from kvxfer.arguments import bound, context_in_words, count, seconds_or_none
 from kvxfer.errors import KvxferError, UsageError, from_code, translate
 from kvxfer.memory.block_table import as_ids
 from kvxfer.session.ownership import check_own
@@ -282,19 +282,8 @@ class CommandRing:
             for peer, context in (self._prepared_for.get(prepared, nobody),)
         ]
 
-    async def ended(self, num_commands: int) -> None:
+    async def ended(self, num_commands: int, timeout_s: float | None = None) -> None:
         """Waits until so many commands of all there ever were have ended, for good or bad.
-
-        Raises
-        ------
-        AgentError
-            The agent closed before.
-        """
-        num = count(num_commands, "num_commands", 0, _MOST_COMMANDS)
-        await self._completions.until(("commands", self._ring.id), lambda: self.num_ended >= num)
-
-    def wait(self, num_commands: int, timeout_s: float | None = None) -> None:
-        """Blocks until so many have ended: the twin of `ended`. Drives progress from this thread.
 
         Raises
         ------
@@ -303,6 +292,18 @@ class CommandRing:
         AgentError
             The agent closed before.
         """
+        import asyncio
+
+        num = count(num_commands, "num_commands", 0, _MOST_COMMANDS)
+        limit_s = seconds_or_none(timeout_s, "timeout_s")
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._completions.until(("commands", self._ring.id), lambda: self.num_ended >= num)
+        except TimeoutError:
+            raise self._fewer(num, limit_s) from None
+
+    def ended_blocking(self, num_commands: int, timeout_s: float | None = None) -> None:
+        """Blocks until so many have ended, and drives progress: the blocking twin of `ended`."""
         num = count(num_commands, "num_commands", 0, _MOST_COMMANDS)
         limit_s = bound(timeout_s)
         self._completions.check()
@@ -312,7 +313,10 @@ class CommandRing:
             raise translate(error) from None
         self._completions.drain()
         if not over:
-            raise TimeoutError(f"{self!r}: not {num_commands} after {timeout_s} s")
+            raise self._fewer(num, timeout_s)
+
+    def _fewer(self, num_commands: int, timeout_s: float | None) -> TimeoutError:
+        return TimeoutError(f"{self!r}: not {num_commands} after {timeout_s} s")
 
     # ---- lifetime -------------------------------------------------------------------------------
 

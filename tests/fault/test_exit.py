@@ -45,7 +45,7 @@ verbs = {
     "wait_notification": a.wait_notification,
     "region_blocking": lambda: peer.region_blocking("none", None),
     "ended_blocking": lease.ended_blocking,
-    "ring": lambda: ring.wait(1),
+    "ring": lambda: ring.ended_blocking(1),
     "poll": over_and_over(a.poll),
     "stats": over_and_over(a.stats),
     "state": over_and_over(lambda: (lease.state, peer.state, pending.state, a.peers)),
