@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvxfer.layout.kv_layout import KVLayout
     from kvxfer.layout.quantization import Quantization
     from kvxfer.lease import Lease, LeaseState
+    from kvxfer.lease_token import LeaseToken
     from kvxfer.memory.block_table import BlockTable
     from kvxfer.memory.huge_pages import use_huge_pages
     from kvxfer.memory.pool import Pool
@@ -52,6 +53,7 @@ _HOME = {
     "KvxferError": "errors",
     "Lease": "lease",
     "LeaseState": "lease",
+    "LeaseToken": "lease_token",
     "Message": "message",
     "Notification": "notification",
     "Peer": "peer",
@@ -90,6 +92,7 @@ __all__ = [
     "KvxferError",
     "Lease",
     "LeaseState",
+    "LeaseToken",
     "Message",
     "Notification",
     "Peer",

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kvxfer.session.requests import Expected, Grant, Program, Terms
 from kvxfer.session.stats import CoreStats
 
 __version__: str
@@ -163,15 +164,11 @@ class Route:
         num_fine: int,
         notify: bytes,
         timeout_s: float | None,
-        priority: int,
-        integrity: bool | None,
-        lease: int | None,
         context: str | bytes,
-        hold: bool | After,
+        terms: Terms,
     ) -> Handle:
         """Posts a write or a read, whichever the program is for. Ids of units (kvxfer/plan/pairs.py), the last
-        ``num_fine`` of tokens. ``lease``: the peer's, None for any. ``hold``: no layer goes before
-        ``Handle.layers_ready``. Nothing was posted when it raises: NativeError, what ``as_ids`` raises,
+        ``num_fine`` of tokens. Nothing was posted when it raises: NativeError, what ``as_ids`` raises,
         or TypeError for what is of another kind."""
 
 class CommandRing:
@@ -198,13 +195,11 @@ class CommandRing:
         dst_blocks: Any,
         notify: bytes,
         timeout_s: float | None,
-        priority: int,
-        integrity: bool | None,
-        lease: int | None,
         context: str | bytes,
+        terms: Terms,
     ) -> int:
         """The number by which commands name pairs of these tables. ``first_layer``: what they call the
-        route's first; the rest as in ``Route.post``."""
+        route's first; ``terms`` of each write, whose ``hold`` is not looked at."""
     def forget(self, prepared: int) -> None: ...
     def start(self, prepared: int, pair: int, layer: int, num_pairs: int) -> bool:
         """As kvxfer/device.cuh's, with one look, where the ring is in the process's own memory."""
@@ -315,12 +310,8 @@ class AgentCore:
         (the transport that will be used, "" for none yet), ``notes``."""
 
     # A program between a local and a remote region; `write`: the source is local.
-    def install_program(
-        self, peer: int, write: bool, src_region: int, dst_region: int, num_layers: int, loops: NDArray[np.void],
-        conversions: NDArray[np.void], scales: NDArray[np.float32], units: tuple[int, int, int, int],
-        dst_heads: tuple[int, int, int],
-    ) -> int:
-        """What kvxfer/plan/program.py's CopyProgram holds. Checked here and told to the peer."""
+    def install_program(self, program: Program) -> int:
+        """The number of a program that is checked here and told to the peer."""
 
     def route(
         self,
@@ -345,31 +336,13 @@ class AgentCore:
         """Has a stream store to a trigger of `trigger`, after what it was given before."""
     def after_stream(self, stream: int) -> After: ...
     def after_event(self, event: int) -> After: ...
-    def expect(
-        self,
-        tag: bytes,
-        region: int,
-        blocks: NDArray[np.uint32],
-        first_layer: int,
-        num_layers: int,
-        block_tokens: int,
-        first_token: int,
-        end_token: int,
-        num_heads: int,
-        peer: int,
-        timeout_s: float,
-        context: str | bytes,
-    ) -> Handle:
-        """Lets transfers whose ``notify`` equals ``tag`` write these blocks (``peer`` < 0: any
-        peer's), and is done when every layer and head of the blocks' tokens from ``first_token`` to
-        before ``end_token`` (counted over the blocks as they are named) has arrived."""
+    def expect(self, expected: Expected) -> Handle:
+        """Lets transfers whose ``notify`` equals its tag write the blocks, and is done when all of it has
+        arrived."""
 
-    # Leases that this agent grants; `blocks` empty and `all_blocks`: the whole region. `peer` < 0: the
-    # bearer's, one to read and not renewable, whose id is below 2**63 and cannot be guessed.
-    def grant(
-        self, peer: int, region: int, write: bool, all_blocks: bool, blocks: NDArray[np.uint32], ttl_s: float,
-        renewable: bool, bearer_id: int,
-    ) -> int: ...
+    # Leases that this agent grants.
+    def grant(self, grant: Grant) -> int:
+        """The lease's number: counted, or of a bearer's below 2**63 and not to be guessed."""
     def revoke(self, lease: int, timeout_s: float) -> bool:
         """Fences: when it returns True no byte moves under the lease. Idempotent.
 

@@ -28,16 +28,18 @@ from kvxfer.session.connecting import Connecting
 from kvxfer.session.inbox import Inbox
 from kvxfer.session.looking_up import Names
 from kvxfer.session.peer_table import PeerTable
-from kvxfer.session.posting import Poster
+from kvxfer.session.posting import Poster, named_lease
 from kvxfer.session.program_cache import ProgramCache
 from kvxfer.session.publication import Publication
 from kvxfer.session.region_table import RegionTable
+from kvxfer.session.requests import WHOLE, Part, terms_of
 from kvxfer.transfer import Incoming, Transfer
 
 if TYPE_CHECKING:
     from kvxfer._native import After, Event
     from kvxfer.directory import Directory
     from kvxfer.gpu.command_ring import CommandRing
+    from kvxfer.lease_token import LeaseToken
     from kvxfer.session.stats import AgentStats
 
 
@@ -125,7 +127,7 @@ class Agent:
         self._entry = Entry(name, address, self._core.incarnation, metadata)
         self._names = Names(directory)
         self._programs = ProgramCache(self._core)
-        self._completions = Completions(self._core, options.spin_us, self._on_event)
+        self._completions = Completions(self._core, name, options.spin_us, self._on_event)
         self._peers = PeerTable(self._core, self._completions)
         self._regions = RegionTable(self._core, self._completions, self._programs, name, address, options)
         self._notifications = Inbox(
@@ -429,7 +431,7 @@ class Agent:
         timeout_s: float | None = None,
         priority: int = 0,
         integrity: bool | None = None,
-        lease: int | None = None,
+        lease: LeaseToken | None = None,
         context: str | bytes = "",
         hold: bool = False,
     ) -> Transfer:
@@ -479,10 +481,11 @@ class Agent:
         integrity
             Whether a crc32c of every piece is checked before the end; None as in the options.
         lease
-            The peer's lease (`Lease.id`, as the peer said) that is meant; no other then allows it.
-            None: any that lets these blocks be reached, but where one ended on them earlier, none
-            that this agent had not been told of when it posted: ``lease-ended`` says so. A bearer
-            lease (`Lease`) lets in only reads that name it.
+            The lease that is meant, by the token that the peer handed over (`Lease.token`); no other then
+            allows it. None: any that lets these blocks be reached, but where one ended on them earlier,
+            none that this agent had not been told of when it posted: ``lease-ended`` says so. So pass the
+            token wherever blocks are used again. A lease that was granted to a name, or to anybody, lets
+            in only reads that name it.
         context
             Whose request it is, e.g. a request's id or a W3C trace parent: at most 256 bytes of UTF-8, as text
             or as bytes. It travels to the peer; handles, notifications, errors and log lines of both ends
@@ -495,8 +498,9 @@ class Agent:
         ------
         UsageError
             Nothing was posted: ids out of range or repeated at the destination, tables of
-            different length, layouts that do not fit. ``unsupported``: a region lies on a GPU and no
-            rail brings its pages, or `integrity` was asked for there.
+            different length, layouts that do not fit; a region, descriptor, token or trigger of another
+            agent. ``unsupported``: a region lies on a GPU and no rail brings its pages, or `integrity`
+            was asked for there.
         RailError
             ``rail-failed``: the rails that bring its pages are lost, and dialled again.
         PeerError
@@ -514,23 +518,12 @@ class Agent:
         if after is not None:
             if hold:
                 raise UsageError("hold and after both say when to start: pass one", code="invalid-argument")
-            held = resolve(self._core, self._options.device or 0, after)
+            held = resolve(self._completions, self._options.device or 0, after)
+        part = WHOLE if layers is heads is tokens is None else Part(layers, heads, tokens)
+        number = None if lease is None else named_lease(lease, remote_region)
+        terms = terms_of(priority, integrity, number, held)
         transfer = self._poster.transfer(
-            region,
-            remote_region,
-            src_blocks,
-            dst_blocks,
-            True,
-            layers,
-            heads,
-            tokens,
-            notify,
-            timeout_s,
-            priority,
-            integrity,
-            lease,
-            context,
-            held,
+            True, region, remote_region, src_blocks, dst_blocks, part, notify, timeout_s, context, terms
         )
         if after is not None and held is True:
             after.add_done_callback(transfer._follow)
@@ -551,7 +544,7 @@ class Agent:
         timeout_s: float | None = None,
         priority: int = 0,
         integrity: bool | None = None,
-        lease: int | None = None,
+        lease: LeaseToken | None = None,
         context: str | bytes = "",
     ) -> Transfer:
         """Posts a copy of blocks of a peer's region into blocks of `region`. Returns at once.
@@ -577,37 +570,27 @@ class Agent:
         UsageError, RailError, PeerError
             As in `write`; docs/errors.md has every code.
         """
-        held = False if after is None else resolve(self._core, self._options.device or 0, after)
+        held = False if after is None else resolve(self._completions, self._options.device or 0, after)
+        part = WHOLE if layers is heads is tokens is None else Part(layers, heads, tokens)
+        number = None if lease is None else named_lease(lease, remote_region)
+        terms = terms_of(priority, integrity, number, held)
         transfer = self._poster.transfer(
-            region,
-            remote_region,
-            src_blocks,
-            dst_blocks,
-            False,
-            layers,
-            heads,
-            tokens,
-            notify,
-            timeout_s,
-            priority,
-            integrity,
-            lease,
-            context,
-            held,
+            False, region, remote_region, src_blocks, dst_blocks, part, notify, timeout_s, context, terms
         )
         if held is True:
             after.add_done_callback(transfer._follow)
         return transfer
 
     def trigger(self, memory: Any = None) -> Trigger:
-        """Returns a word at 0 that transfers can wait for (``after=``), of this agent or of another here.
+        """Returns a word at 0 that transfers of this agent can wait for (``after=``).
 
         Parameters
         ----------
         memory
             4 writable bytes, e.g. ``numpy.frombuffer(shared.buf, numpy.uint32, 1)`` of memory that other
-            processes have mapped; they stay exported for as long as a transfer waits. None takes a word of
-            this process, in pinned memory where the agent has a GPU.
+            processes have mapped; they stay exported for as long as a transfer waits. Triggers over the same
+            bytes are one word, also of several agents. None takes a word of this process, in pinned memory
+            where the agent has a GPU.
 
         Raises
         ------
@@ -615,7 +598,7 @@ class Agent:
             ``length-mismatch``: `memory` has another size; ``invalid-argument``: it cannot be written to.
         """
         self._completions.check()
-        return trigger_of(self._core, memory)
+        return trigger_of(self._completions, memory)
 
     def command_ring(self, num_commands: int = 1024) -> CommandRing:
         """Returns a ring of commands, by which kernels start writes that were prepared in it.
@@ -693,7 +676,8 @@ class Agent:
         ------
         UsageError
             Ids out of range or repeated, layers or tokens that the region does not hold, no tag or one in
-            use, no `region` and the agent has none or several. ``unknown-region``: it was deregistered.
+            use, no `region` and the agent has none or several; a region or peer of another agent.
+            ``unknown-region``: it was deregistered.
         PeerError
             `peer` is lost.
 

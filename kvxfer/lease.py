@@ -1,4 +1,4 @@
-"""An expiring right of a peer, or of its bearer, to named blocks of a region; ending it is a fence."""
+"""An expiring right to named blocks of a region, of whom it was granted to; ending it is a fence."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kvxfer.arguments import bound, seconds_or_none
 from kvxfer.errors import PeerError, TransferError, translate
 
 if TYPE_CHECKING:
+    from kvxfer.lease_token import LeaseToken
     from kvxfer.peer import Peer
     from kvxfer.session.completion import Completions
 
@@ -37,7 +38,7 @@ class LeaseState(StrEnum):
 
 
 class Lease:
-    """Blocks that a peer may read or write until the lease ends. Made by ``region.grant``.
+    """Blocks that others may read, or one peer write, until the lease ends. Made by ``region.grant``.
 
     It ends by `revoke`, by its time (renewed by the peer's heartbeats), with the peer, or with the
     region. Nothing begins under it from then on, and when it *has ended* no byte lands in the blocks
@@ -45,55 +46,53 @@ class Lease:
     again. In between, while a device copies that cannot be stopped, it is ``ENDING``. As a context
     manager, ``async with`` or ``with``, it is revoked at the end of the block, which waits for that.
 
-    It holds from the call of ``grant`` on. The peer hears of it a little later: awaiting the lease waits
+    It holds from the call of ``grant`` on. A peer hears of it a little later: awaiting the lease waits
     until it has (``lease = await region.grant(peer, ...)``). Whoever tells the peer by another way that
-    blocks are there waits for it first, or hands on `id` for ``lease=``.
+    blocks are there waits for it first, or hands on its `token`.
 
-    A bearer lease, one that was granted to no peer in particular, lets any peer read that names its
-    `id`. It is not renewed, and a peer that is lost ends its own reads alone. Nobody is told of it, so
-    awaiting it waits for nothing.
+    A lease that was granted to a name, or to anybody, lets in reads that name its `token`, several at
+    once and again. It is not renewed, and a peer that is lost ends its own reads alone. Nobody is told of
+    it, so awaiting it waits for nothing.
     """
 
-    __slots__ = ("_completions", "_end", "_id", "_mode", "_num_blocks", "_peer")
+    __slots__ = ("_completions", "_end", "_holder", "_id", "_mode", "_num_blocks", "_token")
 
     def __init__(
         self,
         completions: Completions,
-        lease_id: int,
-        peer: Peer | None,
+        token: LeaseToken,
+        holder: Peer | str | None,
         mode: LeaseMode,
         num_blocks: int | None,
     ) -> None:
         self._completions = completions
-        self._id = lease_id
-        self._peer = peer
+        self._token = token
+        self._id = token._number
+        self._holder = holder
         self._mode = mode
         self._num_blocks = num_blocks
         self._end: LeaseState | None = None  # the final state, once it was seen
 
     def __repr__(self) -> str:
         blocks = "all" if self._num_blocks is None else self._num_blocks
-        peer = self._peer_name or "any"
         state = "of a closed agent" if self._completions.lost else self.state
-        return f"<Lease {self._id} {self._mode} peer={peer} blocks={blocks} {state}>"
+        return f"<Lease {self._mode} holder={self._holder_name or 'any'} blocks={blocks} {state}>"
 
     @property
-    def id(self) -> int:
-        """Its number in this agent, below 2**63 and never reused: ``agent.read(..., lease=id)`` names it.
-
-        A bearer lease's is random, and whoever knows it may read. Hand it on as text where programs
-        on the way keep JSON's numbers as floats, which hold 53 bits.
-        """
-        return self._id
+    def token(self) -> LeaseToken:
+        """What to hand to the reader or writer, for its ``lease=``: it names this lease, and no other."""
+        return self._token
 
     @property
-    def peer(self) -> Peer | None:
-        """Who holds it; None for whoever names it."""
-        return self._peer
+    def holder(self) -> Peer | str | None:
+        """Who may use it, as it was granted; None for any peer that passes the token."""
+        return self._holder
 
     @property
-    def _peer_name(self) -> str:
-        return "" if self._peer is None else self._peer.name
+    def _holder_name(self) -> str:
+        if self._holder is None or isinstance(self._holder, str):
+            return self._holder or ""
+        return self._holder.name
 
     @property
     def mode(self) -> LeaseMode:
@@ -113,7 +112,7 @@ class Lease:
         try:
             return self._state()
         except NativeError as error:
-            raise translate(error, peer=self._peer_name) from None
+            raise translate(error, peer=self._holder_name) from None
 
     @property
     def active(self) -> bool:
@@ -138,7 +137,7 @@ class Lease:
         try:
             await self._completions.until(("lease", self._id), self._is_told)
         except NativeError as error:
-            raise translate(error, peer=self._peer_name) from None
+            raise translate(error, peer=self._holder_name) from None
         return self._checked()
 
     def wait(self, timeout_s: float | None = None) -> Lease:
@@ -154,9 +153,9 @@ class Lease:
         try:
             told = self._completions.block_until(self._is_told, timeout_s)
         except NativeError as error:
-            raise translate(error, peer=self._peer_name) from None
+            raise translate(error, peer=self._holder_name) from None
         if not told:
-            raise TimeoutError(f"{self._peer_name} has not heard of {self!r} after {timeout_s} s")
+            raise TimeoutError(f"{self._holder_name} has not heard of {self!r} after {timeout_s} s")
         return self._checked()
 
     def revoke(self, timeout_s: float | None = None) -> Coroutine[Any, Any, None]:
@@ -206,7 +205,7 @@ class Lease:
             async with asyncio.timeout(limit_s):
                 await self._completions.until(("lease", self._id), self._is_over)
         except NativeError as error:
-            raise translate(error, peer=self._peer_name) from None
+            raise translate(error, peer=self._holder_name) from None
         except TimeoutError:
             raise self._not_ended(timeout_s) from None
         return self.state
@@ -216,7 +215,7 @@ class Lease:
         try:
             over = self._completions.block_until(self._is_over, timeout_s)
         except NativeError as error:
-            raise translate(error, peer=self._peer_name) from None
+            raise translate(error, peer=self._holder_name) from None
         if not over:
             raise self._not_ended(timeout_s)
         return self.state
@@ -247,7 +246,7 @@ class Lease:
         try:
             return self._completions.core.revoke(self._id, limit_s)
         except NativeError as error:
-            raise translate(error, peer=self._peer_name) from None
+            raise translate(error, peer=self._holder_name) from None
 
     async def _fenced(self, over: bool, limit_s: float | None) -> None:
         if not over:
@@ -258,7 +257,7 @@ class Lease:
 
     def _still_copied(self, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(
-            f"lease {self._id} of {self._peer_name or 'any peer'} is revoked, but a device still copies "
+            f"the lease of {self._holder_name or 'any peer'} is revoked, but a device still copies "
             f"under it after {timeout_s} s: do not use its blocks before it has ended"
         )
 
@@ -273,9 +272,10 @@ class Lease:
         state = self.state
         if state is LeaseState.ACTIVE:
             return self
-        peer = self._peer_name
+        peer = self._holder_name
         if state is LeaseState.PEER_LOST:
-            error = None if self._peer is None else self._peer.error
+            holder = self._holder
+            error = None if holder is None or isinstance(holder, str) else holder.error
             raise error or PeerError(f"{peer} was lost, and {self!r} with it", code="peer-lost", peer=peer)
         raise TransferError(
             f"{self!r} has ended, so {peer or 'a peer'} can use it no more: grant another",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvxfer._native import CODES, NativeError
 from kvxfer.arguments import count, seconds_or_none
@@ -16,6 +16,9 @@ from kvxfer.region import RegionDescriptor
 
 if TYPE_CHECKING:
     from kvxfer.session.completion import Completions
+
+#: What to do with another agent's, for errors.
+OWN_PEER: Final = "pass one that its own connect(), accept() or peers returned"
 
 
 class PeerState(StrEnum):
@@ -305,7 +308,7 @@ class Peer:
             address=self._address,
             path=path,
             notes=notes,
-            peer_id=self._id,
+            _peer=self,
         )
 
     def _has(self, name: str) -> bool:

@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer._native import CODES, NativeError
-from kvxfer.arguments import bound, count, seconds
+from kvxfer.arguments import bound, seconds
 from kvxfer.directory.entry import Entry
 from kvxfer.errors import UsageError, translate
 from kvxfer.layout.kv_layout import MAX_ENCODED_NBYTES, KVLayout
 from kvxfer.layout.schema import Field, Schema, hexadecimal, integer, text
 from kvxfer.lease import Lease, LeaseMode
+from kvxfer.lease_token import LeaseToken
 from kvxfer.memory.block_table import BlockTable, as_ids
+from kvxfer.session.ownership import check_own, told_apart
+from kvxfer.session.requests import Grant
 
 if TYPE_CHECKING:
     from kvxfer.layout.tensor import TensorView
@@ -24,9 +26,8 @@ if TYPE_CHECKING:
     from kvxfer.session.completion import Completions
 
 DESCRIPTOR_VERSION: Final = 3
-_NO_BLOCKS: Final = np.empty(0, np.uint32)
-# native/core/lease.h: kBearerBit.
-_MIN_BEARER: Final = 1 << 62
+# native/core/wire.h: kMaxName.
+_MAX_NAME_NBYTES: Final = 128
 
 T = TypeVar("T")
 Blocks = BlockTable | NDArray[Any] | Iterable[int]
@@ -71,13 +72,19 @@ class RegionDescriptor:
     address: str = field(default="", compare=False)
     path: str = field(default="", compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
-    peer_id: int = field(default=-1, compare=False)
+    # The session that told it, of the agent that may use it; None for one that came by another way.
+    _peer: Peer | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return (
             f"<RegionDescriptor {self.name!r} of {self.agent!r} id={self.id} num_blocks={self.num_blocks} "
             f"nbytes={self.nbytes} path={self.path!r}>"
         )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A copy may be in another process: as with to_bytes(), whoever uses it finds its own session.
+        values = self.agent, self.incarnation, self.id, self.name, self.nbytes, self.num_blocks, self.layout
+        return RegionDescriptor, (*values, self.address, self.path, self.notes)
 
     @property
     def owner(self) -> Entry:
@@ -208,89 +215,97 @@ class Region:
 
     def grant(
         self,
-        peer: Peer | None,
+        holder: Peer | str | None,
         blocks: Blocks | None = None,
         mode: LeaseMode = "read",
         ttl_s: float = 30.0,
         *,
         renewable: bool | None = None,
-        lease_id: int | None = None,
+        token: LeaseToken | None = None,
     ) -> Lease:
-        """Gives a peer the right to blocks of this region, until it ends. Returns at once.
+        """Gives a right to blocks of this region, until it ends. Returns at once.
 
         The right holds at once. ``await region.grant(...)`` returns the lease when the peer has heard of it
         as well (`Lease`), which ``region.grant(...).wait()`` blocks for.
 
-        Without a peer it is a bearer lease: any authenticated peer that names its id may read, several
-        at once and again, also those that connect later. For a source that does not know yet who will
-        read: it hands on `Lease.id`, by its router for example, and the reader passes it to
-        ``agent.read(..., lease=id)``. The id cannot be guessed and is told to nobody; who does not
-        name it is not let in by it.
+        Hand `Lease.token` to the reader, e.g. by a router with the request's parameters, for its
+        ``agent.read(..., lease=token)``. Then the read finds this lease, and no other on the same blocks.
 
         Parameters
         ----------
-        peer
-            Who may use them; None for whoever names the lease.
+        holder
+            Who may use it:
+
+            - A `Peer`: this session alone. It is told of the lease, and may leave the token out.
+            - A name: any authenticated agent of that name that passes the token, connected now or later,
+              also after a restart. ``"decode-0/*"`` is every agent whose name begins with ``decode-0/``,
+              as those of one engine's ranks do.
+            - None: any authenticated peer that passes the token.
+
+            Names are as peers told them: whoever knows the agents' secret may take any that is free.
         blocks
             Block ids; None for the whole region.
         mode
-            ``"read"`` or ``"write"``; a bearer lease is one to read.
+            ``"read"`` or ``"write"``; to write it takes a `Peer`.
         ttl_s
             How long it lasts without a sign of life of the peer, on this machine's monotonic clock.
         renewable
             Whether the peer's heartbeats start `ttl_s` anew, as they do unless this is False. If not,
-            it ends after `ttl_s` in any case. A bearer lease never is: nobody's heartbeats are its
-            holder's.
-        lease_id
-            The id of a bearer lease that had to be handed on before the grant: a number that nobody
-            guesses and that was never used, ``2**62 + secrets.randbits(62)``. None draws one.
+            it ends after `ttl_s` in any case, as do leases of a name or of anybody: nobody's heartbeats
+            are their holder's.
+        token
+            Of a name's or anybody's lease: what was handed on before the grant, from `LeaseToken.draw`,
+            and was granted by no region of this agent yet. None draws one.
 
         Raises
         ------
         UsageError
             ``out-of-range`` for ids outside the region, ``unknown-region`` after `deregister`,
-            ``invalid-argument`` for a bearer lease to write or one that is to be renewed.
+            ``invalid-argument`` for a lease without a `Peer` that is to write or to be renewed, a peer of
+            another agent, or a token that was granted before.
         PeerError
             The peer is lost.
         """
+        from kvxfer.peer import OWN_PEER, Peer  # which knows of regions
+
+        peer = holder if isinstance(holder, Peer) else None
+        _check_holder(holder, peer)
+        if peer is not None:
+            check_own(self._completions, peer, f"peer {peer.name!r}", OWN_PEER)
         if mode not in ("read", "write"):
             raise UsageError(f'mode is "read" or "write", not {mode!r}', code="invalid-argument")
         if not (ttl_s := seconds(ttl_s, "ttl_s")):
             raise UsageError("ttl_s is a positive number of seconds, not 0", code="invalid-argument")
         if peer is None and renewable:
             raise UsageError(
-                "a lease of whoever names it is renewed by nobody's heartbeats: leave renewable out, and "
-                "choose ttl_s long enough for the last reader to end",
+                "a lease of a name, or of anybody, is renewed by nobody's heartbeats: leave renewable out, "
+                "and choose ttl_s long enough for the last reader to end",
                 code="invalid-argument",
             )
-        if lease_id is not None:
-            lease_id = count(
-                lease_id, "lease_id", _MIN_BEARER, 2 * _MIN_BEARER - 1, "2**62 + secrets.randbits(62)"
-            )
-        from kvxfer.peer import check_peer  # which knows of regions
-
-        check_peer(peer, "whoever names the lease")
-        ids = _NO_BLOCKS if blocks is None else as_ids(blocks)
-        if blocks is not None and not len(ids):
+        self._check()
+        number = None if token is None else self._drawn_number(token, peer)
+        ids = None if blocks is None else as_ids(blocks)
+        if ids is not None and not len(ids):
             raise UsageError(
                 "a lease on no blocks was asked for: leave blocks out for the whole region",
                 code="invalid-argument",
             )
-        self._check()
+        grant = Grant(
+            None if peer is None else peer.id,
+            holder if isinstance(holder, str) else "",
+            number,
+            self._id,
+            mode == "write",
+            ids,
+            ttl_s,
+            peer is not None and renewable is not False,
+        )
         try:
-            lease_id = self._completions.core.grant(
-                -1 if peer is None else peer.id,
-                self._id,
-                mode == "write",
-                blocks is None,
-                ids,
-                ttl_s,
-                peer is not None and renewable is not False,
-                0 if lease_id is None else lease_id,
-            )
+            number = self._completions.core.grant(grant)
         except NativeError as error:
             raise translate(error, peer="" if peer is None else peer.name) from None
-        return Lease(self._completions, lease_id, peer, mode, None if blocks is None else len(ids))
+        granted = LeaseToken(number, self._descriptor.agent, self._descriptor.incarnation)
+        return Lease(self._completions, granted, holder, mode, None if ids is None else len(ids))
 
     async def deregister(self, timeout_s: float | None = None) -> None:
         """Takes the region away from peers. When this returns no byte of it is touched any more.
@@ -341,6 +356,23 @@ class Region:
             )
         self._let_go()
 
+    def _drawn_number(self, token: LeaseToken, peer: Peer | None) -> int:
+        """Returns the number of a token that is to be granted."""
+        if not isinstance(token, LeaseToken) or not token._is_drawn or peer is not None:
+            raise UsageError(
+                "token is what LeaseToken.draw() returned, for a lease of a name or of anybody: leave it out "
+                "for a Peer's, whose lease.token is known when it is granted",
+                code="invalid-argument",
+            )
+        own = self._descriptor.agent, self._descriptor.incarnation
+        if token.incarnation not in (b"", own[1]):
+            granted_by, ours = told_apart((token.agent, token.incarnation), own)
+            raise UsageError(
+                f"the token was granted by {granted_by}, and this is a call of {ours}: draw another",
+                code="invalid-argument",
+            )
+        return token._number
+
     def _ask(self, question: Callable[[int], T]) -> T:
         self._check()
         try:
@@ -361,3 +393,24 @@ class Region:
     def _let_go(self) -> None:
         self._views = []
         self._on_gone(self)
+
+
+def _check_holder(holder: object, peer: Peer | None) -> None:
+    """Raises `UsageError` for what cannot hold a lease; `peer` is `holder` where that is one."""
+    if holder is None or peer is not None:
+        return
+    if not isinstance(holder, str):
+        raise UsageError(
+            "holder is a Peer, as connect() and accept() return, an agent's name, or None for any peer that "
+            f"passes the token, not {holder!r}",
+            code="invalid-argument",
+        )
+    try:
+        nbytes = len(holder.encode())
+    except UnicodeEncodeError:
+        nbytes = 0
+    if not 0 < nbytes <= _MAX_NAME_NBYTES:
+        raise UsageError(
+            f"holder is an agent's name, of 1 to {_MAX_NAME_NBYTES} bytes, not {holder!r}",
+            code="invalid-argument",
+        )

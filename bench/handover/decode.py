@@ -126,7 +126,7 @@ class Decode(HandoverEnd):
                 src_blocks=np.asarray(told["blocks"][group], dtype=np.uint32),
                 dst_blocks=table.blocks,
                 notify=tag(asked["request"], group),
-                lease=told["leases"][group],
+                lease=kvxfer.LeaseToken.parse(told["leases"][group]),
                 timeout_s=self.options.timeout_s,
             )
             for group, (pages, table) in enumerate(zip(self.pages.groups, tables, strict=True))

@@ -129,13 +129,13 @@ class Prefill(HandoverEnd):
             pages.cache.region.grant(decode, blocks=table.blocks, mode="read", ttl_s=self.options.timeout_s)
             for pages, table in zip(self.pages.groups, tables, strict=True)
         ]
-        # The word may overtake the grant, and these blocks were another request's a moment ago: the
-        # leases are named.
+        # The word may overtake the grant, and these blocks were another request's a moment ago: tokens say
+        # which leases are meant.
         self.peers[asked["decode"]].send(
             "ready",
             request=request,
             blocks=[table.blocks.tolist() for table in tables],
-            leases=[lease.id for lease in leases],
+            leases=[str(lease.token) for lease in leases],
         )
         # Decode's notifications: it has every page. Revoking fences, and the blocks can be used again.
         async with asyncio.timeout(self.options.timeout_s):

@@ -262,7 +262,7 @@ def _rates() -> dict[str, float]:
             for page in range(_NUM_PAGES):
                 while not ring.start(prepared, page):
                     pair.near.poll()
-            ring.wait(first + _NUM_PAGES, _TIMEOUT_S)
+            ring.ended_blocking(first + _NUM_PAGES, _TIMEOUT_S)
 
         def writes() -> None:
             for transfer in [pair.write(block) for block in range(_NUM_PAGES)]:

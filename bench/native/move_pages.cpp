@@ -81,8 +81,8 @@ int main(int argc, char** argv) {
   };
   while (open_peers(*src.runtime).empty() || (peers = open_peers(*dst.runtime)).empty()) both();
   take(dst.runtime->with_engine([&](Engine& engine, Time now) {
-    return engine.grant(now, peers.front(), dst.region, wire::LeaseMode::kWrite, true, {}, 3600 * kSecond,
-                        true);
+    return engine.grant(now,
+                        {peers.front(), dst.region, wire::LeaseMode::kWrite, true, {}, 3600 * kSecond, true});
   }));
   const std::uint32_t program = take(src.runtime->with_engine([&](Engine& engine, Time now) {
     return engine.install_program(now, there, true, src.region, dst.region, one_layer(page_nbytes));

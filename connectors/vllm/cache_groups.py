@@ -20,9 +20,10 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+import kvxfer
 from kvxfer.connectors.vllm.state_parts import part_names
 
-# Of one group: its lease has bits for as many.
+# Of one group.
 MAX_SHAPES: Final = 4
 # These and no kinds derived from them, which keep other things in a page.
 _SUPPORTED = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, MambaSpec)
@@ -68,9 +69,9 @@ class CacheGroup:
     table: int = 0
     shape: int = 0
 
-    def lease(self, drawn: int) -> int:
-        """Returns the lease of this region's pages, of what the scheduler drew for the table."""
-        return drawn ^ self.shape << 6
+    def lease(self, drawn: kvxfer.LeaseToken) -> kvxfer.LeaseToken:
+        """Returns the token of this region's pages, of what the scheduler drew for the table."""
+        return drawn.derive(self.shape) if self.shape else drawn
 
     def blocks_of(self, table: Sequence[int], num_tokens: int) -> tuple[int, ...]:
         """Returns the blocks of a table that hold a prompt's first tokens; of states all but the last are 0.

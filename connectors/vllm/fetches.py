@@ -123,7 +123,7 @@ class Fetches:
         self._begun: list[_Fetch] = []  # since the last step's end
         self._pace = Pace()
         self._steps = StepPace()
-        self._shares: dict[tuple[int, tuple[int, ...]], tuple[plan.Share, ...]] = {}
+        self._shares: dict[tuple[int, tuple[tuple[bytes, int], ...]], tuple[plan.Share, ...]] = {}
 
     def begin(self, order: FetchOrder) -> None:
         """Starts one; a session that is open already is read from at once."""
@@ -501,7 +501,7 @@ class Fetches:
         self, group: int, region: kvxfer.Region, remotes: list[kvxfer.RegionDescriptor]
     ) -> tuple[plan.Share, ...]:
         """Returns which ranks serve this one; what several hold is spread over this engine's workers."""
-        key = group, tuple(remote.peer_id for remote in remotes)
+        key = group, tuple((remote.incarnation, remote.id) for remote in remotes)
         shares = self._shares.get(key)
         if shares is None:
             load = [float((at - self._reader) % len(remotes)) for at in range(len(remotes))]
@@ -530,7 +530,8 @@ class Fetches:
         note: Note
         if isinstance(source, Handover):
             request = digest_of(source.request_id)
-            note = Receipt(request, source.leases[0], self._reader, self._num_readers)
+            first_lease = digest_of(str(source.leases[0]))
+            note = Receipt(request, first_lease, self._reader, self._num_readers)
         else:
             note = Leaving(source.key, self._reader, self._num_readers)
         for session in sessions:

@@ -14,8 +14,9 @@ from array import array
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
+import kvxfer
 from kvxfer.address import Address
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.directory import Entry
@@ -26,8 +27,18 @@ MAX_RANKS: Final = 64
 MAX_GROUPS: Final = 64
 
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _token(text: str) -> str:
+    try:
+        kvxfer.LeaseToken.parse(text)
+    except kvxfer.UsageError as error:
+        raise ValueError(str(error.args[0])) from None
+    return text
+
+
 _BlockId = Annotated[int, Field(ge=0, lt=2**32)]
-_Lease = Annotated[str, Field(pattern=r"^[0-9a-f]{1,16}$")]
+_Lease = Annotated[str, AfterValidator(_token)]
 _Tokens = Annotated[int, Field(ge=1, le=2**20)]
 
 
@@ -77,6 +88,15 @@ class _Passed(_Named):
     remote_block_ids: tuple[tuple[_BlockId, ...], ...]
 
 
+class _Asked(BaseModel):
+    """The part under ``kvxfer`` of a prompt that is to be pulled."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    version: int
+    reader: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Handover:
     """A finished request at another engine.
@@ -88,7 +108,7 @@ class Handover:
     ranks
         Its agents, one for each rank.
     leases
-        One for each cache group: whoever names it may read the group's blocks.
+        Tokens, one for each cache group, by which the group's blocks are read.
     tables
         For each cache group the blocks of its tokens, in their order; 0 for none.
     block_sizes, pages_per_block
@@ -102,7 +122,7 @@ class Handover:
 
     request_id: str
     ranks: tuple[Entry, ...]
-    leases: tuple[int, ...]
+    leases: tuple[kvxfer.LeaseToken, ...]
     tables: tuple[tuple[int, ...], ...]
     block_sizes: tuple[int, ...]
     pages_per_block: tuple[int, ...]
@@ -127,8 +147,7 @@ class Handover:
             "kvxfer": {
                 "version": VERSION,
                 "ranks": [rank.to_dict() for rank in self.ranks],
-                # Hexadecimal: routers in other languages round large numbers of JSON.
-                "leases": [f"{lease:x}" for lease in self.leases],
+                "leases": [str(lease) for lease in self.leases],
                 "block_sizes": list(self.block_sizes),
                 "pages_per_block": list(self.pages_per_block),
                 "num_tokens": self.num_tokens,
@@ -186,7 +205,7 @@ class Handover:
         return cls(
             passed.remote_request_id,
             own.ranks,
-            tuple(int(lease, 16) for lease in own.leases),
+            _tokens(own),
             passed.remote_block_ids,
             own.block_sizes,
             own.pages_per_block,
@@ -209,8 +228,26 @@ def unwanted(params: dict[str, Any], settings: Settings) -> Handover:
     own = named.kvxfer
     require_version(own.version)
     require_allowed(own.ranks, settings)
-    leases = tuple(int(lease, 16) for lease in own.leases)
-    return Handover(named.remote_request_id, own.ranks, leases, (), (), (), own.num_tokens)
+    return Handover(named.remote_request_id, own.ranks, _tokens(own), (), (), (), own.num_tokens)
+
+
+def reader_of(params: dict[str, Any]) -> str | None:
+    """Returns which engine will read a prompt that prefill is asked for, where the router says that.
+
+    Raises
+    ------
+    HandoverError
+        Absurd fields, or another version.
+    """
+    if params.get("kvxfer") is None:
+        return None
+    own = parsed(_Asked, params["kvxfer"])
+    require_version(own.version)
+    return own.reader
+
+
+def _tokens(own: _Own) -> tuple[kvxfer.LeaseToken, ...]:
+    return tuple(kvxfer.LeaseToken.parse(lease) for lease in own.leases)
 
 
 def is_return(params: dict[str, Any]) -> bool:

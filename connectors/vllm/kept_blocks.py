@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import kvxfer
 from kvxfer.connectors.vllm.notes import Receipt, digest_of
 from kvxfer.connectors.vllm.paging import pages_of
+from kvxfer.connectors.vllm.place import is_among
 from kvxfer.connectors.vllm.regions import CacheRegions
 from kvxfer.connectors.vllm.statistics import Recorder
 from kvxfer.connectors.vllm.step import Grant
@@ -20,7 +21,8 @@ _log = logging.getLogger("kvxfer")
 class _Kept:
     request_id: str
     leases: list[kvxfer.Lease]
-    first_lease: int
+    first_lease: bytes
+    holder: str | None
     expires_at: float
     readers: set[int] = field(default_factory=set)
     is_released: bool = False  # all have read, or time is over
@@ -47,27 +49,37 @@ class KeptBlocks:
         return len(self._kept)
 
     def grant(self, grant: Grant, regions: CacheRegions) -> None:
-        """Lets whoever names the leases read the blocks."""
-        kept = _Kept(grant.request_id, [], grant.leases[0], time.monotonic() + self._ttl_s)
+        """Lets the grant's holder read the blocks by its tokens."""
+        first_lease = digest_of(str(grant.leases[0]))
+        expires_at = time.monotonic() + self._ttl_s
+        kept = _Kept(grant.request_id, [], first_lease, grant.holder, expires_at)
         self._kept[digest_of(grant.request_id)] = kept
         for at, group in enumerate(regions.groups):
             pages = pages_of(grant.tables[group.table], regions.pages_per_block[at])
             if len(held := pages[pages != 0]):
-                lease = group.lease(grant.leases[group.table])
-                kept.leases.append(regions.regions[at].grant(None, held, ttl_s=self._ttl_s, lease_id=lease))
+                token = group.lease(grant.leases[group.table])
+                region = regions.regions[at]
+                kept.leases.append(region.grant(grant.holder, held, ttl_s=self._ttl_s, token=token))
 
     def withdraw(self, request_id: str) -> None:
         """Takes back what was granted for a request that nobody was told of."""
         if (kept := self._kept.pop(digest_of(request_id), None)) is not None:
             _revoke(kept)
 
-    def note(self, receipt: Receipt) -> None:
-        """Takes in that a reader is done."""
+    def note(self, receipt: Receipt, sender: str | None = None) -> None:
+        """Takes in that a reader is done.
+
+        Parameters
+        ----------
+        sender
+            The name of its agent; None for this worker itself.
+        """
         kept = self._kept.get(receipt.request)
         # The lease tells the request's own readers from a peer that guesses names.
         if (
             kept is not None
             and kept.first_lease == receipt.first_lease
+            and (sender is None or kept.holder is None or is_among(sender, kept.holder))
             and receipt.reader < receipt.num_readers
         ):
             kept.readers.add(receipt.reader)

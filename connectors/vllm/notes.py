@@ -21,11 +21,11 @@ _MAX_PARTS: Final = 4096
 class Receipt:
     """A reader is done with a request that it fetched, or does not want it."""
 
-    FORM: ClassVar = struct.Struct("<B16sQHH")
+    FORM: ClassVar = struct.Struct("<B16s16sHH")
     KIND: ClassVar = 1
 
     request: bytes  # see `digest_of`
-    first_lease: int
+    first_lease: bytes  # the same, of its token's text
     reader: int
     num_readers: int
 
@@ -123,6 +123,6 @@ def read(payload: bytes) -> Note:
     raise ValueError(f"{len(payload)} bytes that begin with {payload[:1].hex() or 'nothing'}")
 
 
-def digest_of(request_id: str) -> bytes:
-    """Returns what notes call a request by."""
-    return hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=16).digest()
+def digest_of(name: str) -> bytes:
+    """Returns what notes call a request or a lease by."""
+    return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
+from typing import Final
+
+# Of an agent's 128 bytes.
+_MAX_ENGINE_NBYTES: Final = 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +61,23 @@ class Place:
     def num_ranks(self) -> int:
         """How many workers the engine has."""
         return self.pp_size * self.tp_size
+
+    def agent_name(self) -> str:
+        """Draws a name for its agent: two engines may be given one id, and one that restarts keeps it."""
+        return f"{_engine(self.engine_id)}/{self.rank}.{secrets.token_hex(4)}"
+
+
+def agents_of(engine_id: str) -> str:
+    """Returns how leases name all workers' agents of an engine, as `kvxfer.Region.grant` takes it."""
+    return f"{_engine(engine_id)}/*"
+
+
+def is_among(agent_name: str, agents: str) -> bool:
+    """Returns whether an agent is one of those that `agents_of` names."""
+    return agent_name.startswith(agents.removesuffix("*"))
+
+
+def _engine(engine_id: str) -> str:
+    # What is before the slash is one engine's, and no part of another's.
+    engine = engine_id.replace("/", "_").encode(errors="replace")
+    return engine[:_MAX_ENGINE_NBYTES].decode(errors="ignore")

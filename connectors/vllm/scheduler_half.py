@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+import kvxfer
 from kvxfer.connectors.vllm.appointment import Appointment, answer, is_push, read_key
 from kvxfer.connectors.vllm.cache_groups import CacheGroup
 from kvxfer.connectors.vllm.handover import (
@@ -17,9 +17,11 @@ from kvxfer.connectors.vllm.handover import (
     HandoverError,
     is_return,
     prompt_digest,
+    reader_of,
     unwanted,
 )
 from kvxfer.connectors.vllm.held_back import hold_back, num_held_back
+from kvxfer.connectors.vllm.place import agents_of
 from kvxfer.connectors.vllm.samples import Samples, is_sample
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, RankMetadata, Remainder, StepMetadata
@@ -37,6 +39,7 @@ class _Prefill:
     request: Request
     key: bytes = b""  # of a push; nothing is granted then
     prompt: str = ""
+    holder: str | None = None  # of a pull: whose agents may read
     grant: Grant | None = None
     tables: Tables = ()  # of a push, as the workers were told last
 
@@ -198,7 +201,10 @@ class SchedulerHalf:
             and is_first
             and request_id not in self._kept | self._prefills.keys()
         ):
-            self._prefills[request_id] = self._prefill(request)
+            try:
+                self._prefills[request_id] = self._prefill(request)
+            except HandoverError as error:
+                _log.warning("kvxfer: request %s is not handed over: %s", request_id, error)
 
     def received(self, request_ids: set[str]) -> None:
         """Forgets requests whose fetch has ended at every worker."""
@@ -229,7 +235,9 @@ class SchedulerHalf:
     def _prefill(self, request: Request) -> _Prefill:
         params = request.kv_transfer_params or {}
         if not is_push(params) or request.prompt_token_ids is None:
-            return _Prefill(request)
+            # What brings a request back says who had it, and nothing of who will.
+            reader = None if is_return(params) else reader_of(params)
+            return _Prefill(request, holder=None if reader is None else agents_of(reader))
         try:
             key = read_key(params)
             if any(prefill.key == key for prefill in self._prefills.values()):
@@ -302,7 +310,7 @@ class SchedulerHalf:
             if _is_same_but_for_windows(prefill.grant.tables, tables):
                 return
             self._next.withdrawn.append(request_id)
-        prefill.grant = Grant(request_id, _draw_leases(len(tables)), tables)
+        prefill.grant = Grant(request_id, _draw_leases(len(tables)), tables, prefill.holder)
         self._next.grants.append(prefill.grant)
 
     def _prompt_tables(self, output: SchedulerOutput, request_id: str, num_tokens: int) -> Tables | None:
@@ -397,7 +405,7 @@ class SchedulerHalf:
         return True, handover.params(self._engine_id, request)
 
     def _handover(
-        self, request: Request, leases: tuple[int, ...], tables: Tables, num_tokens: int
+        self, request: Request, leases: tuple[kvxfer.LeaseToken, ...], tables: Tables, num_tokens: int
     ) -> Handover:
         return Handover(
             request.request_id,
@@ -414,9 +422,8 @@ class SchedulerHalf:
         return tuple(group.blocks_of(block_ids[group.index], num_tokens) for group in self._groups)
 
 
-def _draw_leases(count: int) -> tuple[int, ...]:
-    """Returns ids that nobody guesses; the lowest bits differ, so that no two groups draw one number."""
-    return tuple(1 << 62 | secrets.randbits(54) << 8 | index for index in range(count))
+def _draw_leases(count: int) -> tuple[kvxfer.LeaseToken, ...]:
+    return tuple(kvxfer.LeaseToken.draw() for _ in range(count))
 
 
 def _held(told: Tables, now: Tables) -> Tables:

@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+import kvxfer
 from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.directory import Entry
@@ -51,20 +52,23 @@ class RanksMetadata(KVConnectorWorkerMetadata):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Blocks of a prompt whose last token is computed in this step: who names a lease may read them.
+    """Blocks of a prompt whose last token is computed in this step: they may be read by the leases' tokens.
 
     Attributes
     ----------
     leases
-        Ids, one for each cache group, chosen by the scheduler half: it has to tell them before it
+        Tokens, one for each cache group, drawn by the scheduler half: it has to tell them before it
         hears of the workers again.
     tables
         For each cache group its blocks; 0 for none.
+    holder
+        Whose agents may read, as `kvxfer.Region.grant` takes it; None for any that has a token.
     """
 
     request_id: str
-    leases: tuple[int, ...]
+    leases: tuple[kvxfer.LeaseToken, ...]
     tables: tuple[tuple[int, ...], ...]
+    holder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

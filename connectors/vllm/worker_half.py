@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,7 +60,7 @@ class WorkerHalf:
         self._groups = groups
         self._settings = settings
         self._stream = stream
-        self._agent = kvxfer.Agent(_name(place), settings.agent_options(place.gpu))
+        self._agent = kvxfer.Agent(place.agent_name(), settings.agent_options(place.gpu))
         self._statistics = Recorder()
         self._kept = KeptBlocks(settings.lease_ttl_s, self._statistics)
         self._regions: CacheRegions | None = None
@@ -192,7 +191,7 @@ class WorkerHalf:
             return
         match note:
             case notes.Receipt():
-                self._kept.note(note)
+                self._kept.note(note, notification.peer.name)
             case notes.Refusal():
                 self._fetches.refused(note)
             case notes.RegistrationPart() | notes.Leaving():
@@ -236,9 +235,3 @@ class WorkerHalf:
             self._pushes.close()
         self._kept.close()
         self._agent.close()
-
-
-def _name(place: Place) -> str:
-    """Two engines may be given one id, and one that restarts keeps it: their agents are others."""
-    engine = place.engine_id.encode(errors="replace")[:96].decode(errors="ignore")
-    return f"{engine}.{place.rank}.{secrets.token_hex(4)}"

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, cast
 
 from kvxfer._native import CommandRing as Ring
 from kvxfer._native import NativeError
-from kvxfer.arguments import bound, context_in_words, count
+from kvxfer.arguments import bound, context_in_words, count, seconds_or_none
 from kvxfer.errors import KvxferError, UsageError, from_code, translate
 from kvxfer.memory.block_table import as_ids
+from kvxfer.session.ownership import check_own
+from kvxfer.session.posting import named_lease
+from kvxfer.session.requests import terms_of
 
 if TYPE_CHECKING:
     from kvxfer._native import AgentCore
+    from kvxfer.lease_token import LeaseToken
     from kvxfer.region import Blocks, Region, RegionDescriptor
     from kvxfer.session.completion import Completions
     from kvxfer.session.posting import Poster
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 _EVERY_LAYER = 2**32 - 1
 _MOST = 2**32 - 1
 _MOST_COMMANDS = 2**64 - 1
+_PREPARE = "pass what prepare_write() of this ring returned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +58,10 @@ class CommandFailure:
 class PreparedWrite:
     """Which blocks commands may have written where; made by `CommandRing.prepare_write`."""
 
-    __slots__ = ("_number", "_peer", "_ring", "num_pairs")
+    __slots__ = ("_completions", "_number", "_peer", "_ring", "num_pairs")
 
-    def __init__(self, ring: Ring, number: int, num_pairs: int, peer: str) -> None:
+    def __init__(self, completions: Completions, ring: Ring, number: int, num_pairs: int, peer: str) -> None:
+        self._completions = completions
         self._ring = ring
         self._number = number
         self._peer = peer
@@ -146,7 +152,7 @@ class CommandRing:
         timeout_s: float | None = None,
         priority: int = 0,
         integrity: bool | None = None,
-        lease: int | None = None,
+        lease: LeaseToken | None = None,
         context: str | bytes = "",
     ) -> PreparedWrite:
         """Says what commands may have written, and how; posts nothing.
@@ -171,13 +177,20 @@ class CommandRing:
         ------
         UsageError
             Block ids out of range, tables of different length, layouts that do not fit, pages that differ in
-            size (``unsupported``). `ExhaustedError`: 65535 are prepared.
+            size (``unsupported``); a region, descriptor or token of another agent.
+            `ExhaustedError`: 65535 are prepared.
         PeerError
             The peer is lost.
         AgentError
             ``closed``: the ring or its agent is.
         """
         self._completions.check()
+        try:
+            route, scope = self._poster.route(region, remote_region, layers, heads)
+        except NativeError as error:
+            raise translate(error, peer=remote_region.agent) from None
+        number = None if lease is None else named_lease(lease, remote_region)
+        terms = terms_of(priority, integrity, number, False)
         src, dst = as_ids(src_blocks), as_ids(dst_blocks)
         if len(src) != len(dst):
             raise UsageError(
@@ -190,14 +203,13 @@ class CommandRing:
                     code="out-of-range",
                 )
         try:
-            route, scope = self._poster.route(region, remote_region, layers, heads)
             number = self._ring.prepare(
-                route, scope.layers.start, src, dst, notify, timeout_s, priority, integrity, lease, context
+                route, scope.layers.start, src, dst, notify, timeout_s, context, terms
             )
         except NativeError as error:
             raise translate(error, peer=remote_region.agent, context=context_in_words(context)) from None
         self._prepared_for[number] = remote_region.agent, context_in_words(context)
-        return PreparedWrite(self._ring, number, len(src), remote_region.agent)
+        return PreparedWrite(self._completions, self._ring, number, len(src), remote_region.agent)
 
     def start(self, prepared: PreparedWrite, pair: int, layer: int | None = None, num_pairs: int = 1) -> bool:
         """Posts a command from this thread as a kernel would, and looks once: False where the ring is full.
@@ -214,12 +226,15 @@ class CommandRing:
         Raises
         ------
         UsageError
-            ``unsupported``: the ring is a GPU's.
+            ``unsupported``: the ring is a GPU's. ``invalid-argument``: another ring's, or another agent's.
         """
         if not isinstance(cast(object, prepared), PreparedWrite):
             raise UsageError(
                 f"prepared is what prepare_write() returned, not {prepared!r}", code="invalid-argument"
             )
+        check_own(self._completions, prepared, repr(prepared), _PREPARE)
+        if prepared._ring is not self._ring:
+            raise UsageError(f"{prepared!r} is of another ring: {_PREPARE}", code="invalid-argument")
         pair = count(pair, "pair", 0, _MOST)
         layer = _EVERY_LAYER if layer is None else count(layer, "layer", 0, _EVERY_LAYER - 1)
         num_pairs = count(num_pairs, "num_pairs", 0, _MOST)
@@ -267,19 +282,8 @@ class CommandRing:
             for peer, context in (self._prepared_for.get(prepared, nobody),)
         ]
 
-    async def ended(self, num_commands: int) -> None:
+    async def ended(self, num_commands: int, timeout_s: float | None = None) -> None:
         """Waits until so many commands of all there ever were have ended, for good or bad.
-
-        Raises
-        ------
-        AgentError
-            The agent closed before.
-        """
-        num = count(num_commands, "num_commands", 0, _MOST_COMMANDS)
-        await self._completions.until(("commands", self._ring.id), lambda: self.num_ended >= num)
-
-    def wait(self, num_commands: int, timeout_s: float | None = None) -> None:
-        """Blocks until so many have ended: the twin of `ended`. Drives progress from this thread.
 
         Raises
         ------
@@ -288,6 +292,18 @@ class CommandRing:
         AgentError
             The agent closed before.
         """
+        import asyncio
+
+        num = count(num_commands, "num_commands", 0, _MOST_COMMANDS)
+        limit_s = seconds_or_none(timeout_s, "timeout_s")
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._completions.until(("commands", self._ring.id), lambda: self.num_ended >= num)
+        except TimeoutError:
+            raise self._fewer(num, limit_s) from None
+
+    def ended_blocking(self, num_commands: int, timeout_s: float | None = None) -> None:
+        """Blocks until so many have ended, and drives progress: the blocking twin of `ended`."""
         num = count(num_commands, "num_commands", 0, _MOST_COMMANDS)
         limit_s = bound(timeout_s)
         self._completions.check()
@@ -297,7 +313,10 @@ class CommandRing:
             raise translate(error) from None
         self._completions.drain()
         if not over:
-            raise TimeoutError(f"{self!r}: not {num_commands} after {timeout_s} s")
+            raise self._fewer(num, timeout_s)
+
+    def _fewer(self, num_commands: int, timeout_s: float | None) -> TimeoutError:
+        return TimeoutError(f"{self!r}: not {num_commands} after {timeout_s} s")
 
     # ---- lifetime -------------------------------------------------------------------------------
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from kvxfer._native import After, AgentCore, NativeError, trigger_over
+from kvxfer._native import After, NativeError, trigger_over
 from kvxfer._native import Trigger as Word
 from kvxfer.arguments import count
 from kvxfer.errors import UsageError, translate
 from kvxfer.gpu.streams import check_device, handle_of
+from kvxfer.session.ownership import check_own
+
+if TYPE_CHECKING:
+    from kvxfer.session.completion import Completions
 
 _MOST = 2**32 - 1
 
@@ -20,16 +24,17 @@ class Trigger:
     Its value begins at 0 and says how far something is. It is stored to by whoever has made pages final: a
     thread (`fire`), a stream or a CUDA graph (`record`), a kernel (``kvxfer/device.cuh``, `share`) or
     another process (the memory that `Agent.trigger` was given). What was written before is seen by the
-    transfers that go then. One trigger serves any number of transfers, of several agents of its process.
+    transfers that go then. One trigger serves any number of transfers of its agent; where several agents wait
+    for one word, each makes a trigger over the same memory.
 
     All methods may be called from any thread. The word stays where it is for as long as a transfer waits for
     it, whether or not this object does.
     """
 
-    __slots__ = ("_core", "_word")
+    __slots__ = ("_completions", "_word")
 
-    def __init__(self, core: AgentCore, word: Word) -> None:
-        self._core = core
+    def __init__(self, completions: Completions, word: Word) -> None:
+        self._completions = completions
         self._word = word
 
     def __repr__(self) -> str:
@@ -98,18 +103,18 @@ class Trigger:
                 code="invalid-argument",
             )
         try:
-            self._core.record(self._word, handle, _value(value))
+            self._completions.core.record(self._word, handle, _value(value))
         except NativeError as error:
             raise translate(error) from None
 
-    def at(self, value: int) -> After:
+    def at(self, value: int) -> Threshold:
         """Returns what to pass as ``after=`` where all layers may go once the word holds so much.
 
         ``trigger`` alone means ``trigger.at(1)``. With kernels whose blocks add one each it is their number.
         """
-        return After(self._word, _value(value), 0)
+        return Threshold(self, _value(value), 0)
 
-    def by_layer(self, first: int = 1, step: int = 1) -> After:
+    def by_layer(self, first: int = 1, step: int = 1) -> Threshold:
         """Returns what to pass as ``after=`` where layers become final one after the other.
 
         Parameters
@@ -117,13 +122,28 @@ class Trigger:
         first, step
             The k-th layer of those that the transfer moves may go once the word holds ``first + k * step``.
         """
-        return After(self._word, _value(first), _value(step))
+        return Threshold(self, _value(first), _value(step))
 
 
-def trigger_of(core: AgentCore, memory: Any) -> Trigger:
+class Threshold:
+    """How far a trigger has to be; `Trigger.at` and `Trigger.by_layer` make one for ``after=``."""
+
+    __slots__ = ("_first", "_step", "_trigger")
+
+    def __init__(self, trigger: Trigger, first: int, step: int) -> None:
+        self._trigger = trigger
+        self._first = first
+        self._step = step
+
+    def __repr__(self) -> str:
+        by_layer = f" and {self._step} more for each layer" if self._step else ""
+        return f"<{self._trigger!r} from {self._first} on{by_layer}>"
+
+
+def trigger_of(completions: Completions, memory: Any) -> Trigger:
     """Returns a trigger at 0; `Agent.trigger` says what `memory` may be."""
     try:
-        return Trigger(core, core.trigger() if memory is None else trigger_over(memory))
+        return Trigger(completions, completions.core.trigger() if memory is None else trigger_over(memory))
     except NativeError as error:
         raise translate(error) from None
     except (TypeError, BufferError, ValueError) as error:
@@ -132,25 +152,32 @@ def trigger_of(core: AgentCore, memory: Any) -> Trigger:
         ) from None
 
 
-def resolve(core: AgentCore, gpu: int, after: Any) -> After | bool:
-    """Turns what a caller passes as ``after=`` into what holds a transfer back.
+def resolve(completions: Completions, gpu: int, after: Any) -> After | bool:
+    """Turns what a caller passes as ``after=`` into what holds a transfer of an agent back.
 
     Returns True for a future that is to let it go, False for one that has.
     """
-    if isinstance(after, After):
-        return after
     if isinstance(after, Trigger):
-        return after.at(1)
+        after = after.at(1)
+    if isinstance(after, Threshold):
+        trigger = after._trigger
+        check_own(
+            completions,
+            trigger,
+            repr(trigger),
+            "make one there by trigger(), over the same memory where both are to wait for one word",
+        )
+        return After(trigger._word, after._first, after._step)
     if hasattr(after, "add_done_callback"):
         return not (after.done() and not after.cancelled() and after.exception() is None)
     try:
         if (stream := handle_of(after)) is not None:
             check_device(after, gpu)
-            return core.after_stream(stream)
+            return completions.core.after_stream(stream)
         if (event := _event(after)) is not None:
             check_device(after, gpu)
             _check_no_capture()
-            return core.after_event(event)
+            return completions.core.after_event(event)
     except NativeError as error:
         raise translate(error) from None
     raise UsageError(

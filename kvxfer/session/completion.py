@@ -54,6 +54,8 @@ class Completions:
     ----------
     core
         The native agent; its ``event_fd`` stays open as long as it lives.
+    agent_name
+        What its owner is called, for messages.
     spin_us
         How long a blocking call drives progress itself before it sleeps.
     on_event
@@ -63,10 +65,12 @@ class Completions:
     def __init__(
         self,
         core: AgentCore,
+        agent_name: str,
         spin_us: int,
         on_event: Callable[[Event], None],
     ) -> None:
         self.core = core
+        self.agent_name = agent_name
         self._spin_s = spin_us * 1e-6
         self._on_event = on_event
         self._lost: KvxferError | None = None

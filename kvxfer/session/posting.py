@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import UnionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,17 +13,22 @@ from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.arguments import context_in_words, seconds
 from kvxfer.errors import KvxferError, UsageError, translate
 from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.lease_token import LeaseToken
 from kvxfer.memory.block_table import as_ids
 from kvxfer.options import AgentOptions
-from kvxfer.peer import Peer, check_peer
+from kvxfer.peer import OWN_PEER, Peer, check_peer
 from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.session.completion import Completions
+from kvxfer.session.ownership import check_own, told_apart
 from kvxfer.session.peer_table import PeerTable
 from kvxfer.session.program_cache import ProgramCache
+from kvxfer.session.requests import WHOLE, Expected, Part, Terms
 from kvxfer.transfer import Incoming, Scope, Transfer
 
 if TYPE_CHECKING:
-    from kvxfer._native import After, Route
+    from kvxfer._native import Route
+
+_OWN_REGION: Final = "pass one that its own register() returned"
 
 
 class Poster:
@@ -47,21 +52,16 @@ class Poster:
 
     def transfer(
         self,
+        write: bool,
         region: Region,
         remote: RegionDescriptor,
         src_blocks: Blocks,
         dst_blocks: Blocks,
-        write: bool,
-        layers: Iterable[int] | None,
-        heads: range | None,
-        tokens: range | None,
+        part: Part,
         notify: bytes,
         timeout_s: float | None,
-        priority: int,
-        integrity: bool | None,
-        lease: int | None,
         context: str | bytes,
-        hold: bool | After,
+        terms: Terms,
     ) -> Transfer:
         """Posts a write or a read; `Agent.write` says what the arguments mean and what it raises."""
         known_region, known_remote, known_write, known_entries, route, scope = self._usual
@@ -72,39 +72,32 @@ class Poster:
                 or remote is not known_remote
                 or write is not known_write
                 or known_entries is not self._programs.entries
-                or not (layers is heads is tokens is None)
+                or part is not WHOLE
             ):
                 route, scope, src_blocks, dst_blocks, num_fine = self._find(
-                    region, remote, src_blocks, dst_blocks, write, layers, heads, tokens
+                    write, region, remote, src_blocks, dst_blocks, part
                 )
-            handle = route.post(
-                src_blocks, dst_blocks, num_fine, notify, timeout_s, priority, integrity, lease, context, hold
-            )
+            handle = route.post(src_blocks, dst_blocks, num_fine, notify, timeout_s, context, terms)
         except NativeError as error:
             raise _said_of(error, region, remote, context_in_words(context)) from None
         except (AttributeError, TypeError):
             # Looked at where something went wrong: a good call pays nothing for it.
-            _check_kinds(region, remote, layers, integrity)
+            _check_kinds(region, remote, part.layers, terms.integrity)
             raise
         return Transfer(handle, scope)
 
     def _find(
         self,
+        write: bool,
         region: Region,
         remote: RegionDescriptor,
         src_blocks: Blocks,
         dst_blocks: Blocks,
-        write: bool,
-        layers: Iterable[int] | None,
-        heads: range | None,
-        tokens: range | None,
+        part: Part,
     ) -> tuple[Route, Scope, Blocks, Blocks, int]:
         """Returns by which route, and as which units, these blocks go."""
-        self._completions.check()
-        if not isinstance(region, Region):
-            raise TypeError
-        region._check()
-        peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
+        layers, heads, tokens = part
+        peer_id = self._peer_of(region, remote)
         entry = self._programs.get(peer_id, write, region, remote, heads)
         num_fine = 0
         if tokens is not None or not entry.whole_blocks:
@@ -133,7 +126,7 @@ class Poster:
         )
         scope = Scope(self._completions, remote.agent, moved, program.origin, not write)
         # A descriptor from elsewhere may mean another session each time.
-        if layers is heads is tokens is None and entry.whole_blocks and remote.peer_id >= 0:
+        if part is WHOLE and entry.whole_blocks and remote._peer is not None:
             self._usual = region, remote, write, self._programs.entries, route, scope
         return route, scope, src_blocks, dst_blocks, num_fine
 
@@ -149,15 +142,32 @@ class Poster:
             block.
         """
         _check_kinds(region, remote, layers, None)
-        peer_id = remote.peer_id if remote.peer_id >= 0 else self._peers.owner_of(remote).id
+        peer_id = self._peer_of(region, remote)
         if not self._programs.get(peer_id, True, region, remote, heads).whole_blocks:
             raise UsageError(
                 f"pages of regions {region.name!r} here and {remote.name!r} of {remote.agent} differ in "
                 "size, or have a null block, so that pairs of blocks are no pairs of pages: use agent.write",
                 code="unsupported",
             )
-        route, scope, *_ = self._find(region, remote, (), (), True, layers, heads, None)
+        route, scope, *_ = self._find(True, region, remote, (), (), Part(layers, heads, None))
         return route, scope
+
+    def _peer_of(self, region: Region, remote: RegionDescriptor) -> int:
+        """Returns the number of the session that leads to `remote`; both are this agent's to use."""
+        if not isinstance(region, Region) or not isinstance(remote, RegionDescriptor):
+            raise TypeError
+        check_own(self._completions, region, f"region {region.name!r}", _OWN_REGION)
+        self._completions.check()
+        region._check()
+        if remote._peer is None:
+            return self._peers.owner_of(remote).id
+        check_own(
+            self._completions,
+            remote._peer,
+            f"the descriptor of region {remote.name!r} of {remote.agent}",
+            "take it from its own peer.regions, or hand it on by to_bytes() and from_bytes()",
+        )
+        return remote._peer.id
 
     def expectation(
         self,
@@ -172,6 +182,9 @@ class Poster:
     ) -> Incoming:
         """Lets transfers with `tag` write; `Agent.expect` says what the arguments mean and raise."""
         _check_expected(region, peer)
+        check_own(self._completions, region, f"region {region.name!r}", _OWN_REGION)
+        if peer is not None:
+            check_own(self._completions, peer, f"peer {peer.name!r}", OWN_PEER)
         limit_s = self._options.transfer_timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s")
         region._check()
         if not tag:
@@ -192,22 +205,51 @@ class Poster:
         name = "" if peer is None else peer.name
         try:
             handle = self._core.expect(
-                tag,
-                region.id,
-                ids,
-                wanted[0] - layout.first_layer,
-                len(wanted),
-                layout.block_tokens,
-                first_token,
-                end_token,
-                layout.num_heads,
-                -1 if peer is None else peer.id,
-                limit_s,
-                context,
+                Expected(
+                    tag,
+                    region.id,
+                    ids,
+                    wanted[0] - layout.first_layer,
+                    len(wanted),
+                    layout.block_tokens,
+                    first_token,
+                    end_token,
+                    layout.num_heads,
+                    None if peer is None else peer.id,
+                    limit_s,
+                    context,
+                )
             )
         except NativeError as error:
             raise translate(error, peer=name, context=context_in_words(context)) from None
         return Incoming(handle, Scope(self._completions, name, wanted, layout.first_layer, True))
+
+
+def named_lease(token: LeaseToken, remote: RegionDescriptor) -> int:
+    """Returns the number of the lease that ``lease=`` names, for a transfer with a region of its agent.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: it is no token, or of another agent than the region's, which are both named.
+    """
+    if not isinstance(token, LeaseToken):
+        raise UsageError(
+            f"lease is a LeaseToken, as Lease.token is, not a {type(token).__name__}: LeaseToken.parse(text) "
+            "makes one of its text",
+            code="invalid-argument",
+        )
+    if not isinstance(remote, RegionDescriptor):
+        raise UsageError(f"remote_region is peer.regions[name], not {remote!r}", code="invalid-argument")
+    if token.incarnation and token.incarnation != remote.incarnation:
+        granted_by, owner = told_apart((token.agent, token.incarnation), (remote.agent, remote.incarnation))
+        raise UsageError(
+            f"the lease token is of {granted_by}, and region {remote.name!r} is of {owner}: pass the token "
+            "that the region's own agent granted; one that has restarted grants anew",
+            code="invalid-argument",
+            peer=remote.agent,
+        )
+    return token._number
 
 
 def _said_of(error: NativeError, region: Region, remote: RegionDescriptor, context: str) -> KvxferError:

@@ -9,6 +9,7 @@ import numpy as np
 from kvxfer._native import AgentCore
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.log import is_debugging, logger
+from kvxfer.session.requests import Program
 
 if TYPE_CHECKING:
     from kvxfer.plan.program import CopyProgram
@@ -66,16 +67,18 @@ class ProgramCache:
             src, dst = (region, remote) if write else (remote, region)
             program = compile_program(src.layout, dst.layout, heads=heads, fine=fine)
             number = self._core.install_program(
-                peer_id,
-                write,
-                src.id,
-                dst.id,
-                program.num_program_layers,
-                np.array(program.loops),
-                np.array(program.conversions),
-                np.array(program.scales),
-                program.units,
-                program.dst_heads,
+                Program(
+                    peer_id,
+                    write,
+                    src.id,
+                    dst.id,
+                    program.num_program_layers,
+                    np.array(program.loops),
+                    np.array(program.conversions),
+                    np.array(program.scales),
+                    program.units,
+                    program.dst_heads,
+                )
             )
             first, _ = program.window(None)
             whole = _names_whole_blocks(src.layout, dst.layout)

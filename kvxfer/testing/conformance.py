@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 
 from kvxfer.errors import KvxferError, PeerError, TransferError, UsageError
+from kvxfer.lease_token import LeaseToken
 from kvxfer.notification import Notification
 from kvxfer.testing.pair import LARGE, SMALL, Cache, Pair
 from kvxfer.transfer import Work
@@ -359,15 +360,35 @@ def check_a_lease_that_is_named_allows_alone(make_pair: MakePair) -> None:
         ended.revoke_blocking()
         lease = src.region.grant(src.peer, [0, 1], "read")
         before = dst.array.copy()
-        error = end_of(_read(pair, dst, [0, 1], [2, 3], lease=ended.id))
+        error = end_of(_read(pair, dst, [0, 1], [2, 3], lease=ended.token))
         assert error is not None
         assert error.code == "lease-ended" or pair.lossy, error
         np.testing.assert_array_equal(dst.array, before)
-        # Its number may outrun the news of it.
-        error = end_of(_read(pair, dst, [0, 1], [2, 3], lease=lease.id))
+        # Its token may outrun the news of it.
+        error = end_of(_read(pair, dst, [0, 1], [2, 3], lease=lease.token))
         assert error is None or pair.lossy, error
         if error is None:
             np.testing.assert_array_equal(dst.blocks([2, 3]), src.blocks([0, 1]))
+
+
+def check_blocks_are_read_again_and_again_under_new_tokens(make_pair: MakePair) -> None:
+    """A token that is handed over before its reader has heard of the lease finds it, whatever came before."""
+    with make_pair(SMALL) as pair:
+        src, dst = pair.prefill, pair.decode
+        holders = src.peer, dst.agent.name, None
+        for turn in range(60):
+            src.fill(turn)
+            drawn = LeaseToken.draw() if turn % 4 == 3 and turn % 3 else None
+            lease = src.region.grant(holders[turn % 3], [0, 1], ttl_s=BOUND_S, token=drawn)
+            told = LeaseToken.parse(str(drawn or lease.token))
+            error = end_of(_read(pair, dst, [0, 1], [2, 3], lease=told))
+            assert error is None or pair.lossy, f"turn {turn}: {error}"
+            if error is None:
+                same(dst, [2, 3], src.blocks([0, 1]))
+            lease.revoke_blocking()
+            error = end_of(_read(pair, dst, [0, 1], [2, 3], lease=told))
+            assert error is not None
+            assert error.code == "lease-ended" or pair.lossy, f"turn {turn}: {error}"
 
 
 # ---- fences --------------------------------------------------------------------------------------
@@ -446,7 +467,7 @@ def check_cancel_ends_at_both_ends(make_pair: MakePair) -> None:
         if not pair.lossy:
             # Named, because a right to these blocks ended: the writer may not have heard of this one.
             lease = dst.region.grant(dst.peer, None, "write")
-            settle(pair, src.agent.write(src.region, src.remote, [1], [2], lease=lease.id))
+            settle(pair, src.agent.write(src.region, src.remote, [1], [2], lease=lease.token))
             same(dst, [2], src.blocks([1]))
 
 
@@ -581,7 +602,7 @@ def _read(
     from_ids: Iterable[int],
     to_ids: Iterable[int],
     timeout_s: float = BOUND_S,
-    lease: int | None = None,
+    lease: LeaseToken | None = None,
 ) -> Work:
     return dst.agent.read(dst.region, dst.remote, from_ids, to_ids, timeout_s=timeout_s, lease=lease)
 

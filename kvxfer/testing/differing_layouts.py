@@ -60,12 +60,12 @@ def post(pair: Pair, src: View, dst: View, verb: str, src_blocks: Any, dst_block
     if verb == "write":
         lease = dst.region.grant(dst.cache.peer, None, "write")
         work = src.cache.agent.write(
-            src.region, dst.seen_by(src.cache), src_blocks, dst_blocks, lease=lease.id, **how
+            src.region, dst.seen_by(src.cache), src_blocks, dst_blocks, lease=lease.token, **how
         )
     else:
         lease = src.region.grant(src.cache.peer, None, "read")
         work = dst.cache.agent.read(
-            dst.region, src.seen_by(dst.cache), src_blocks, dst_blocks, lease=lease.id, **how
+            dst.region, src.seen_by(dst.cache), src_blocks, dst_blocks, lease=lease.token, **how
         )
     done = settle(pair, work)
     lease.revoke_blocking()

@@ -13,10 +13,9 @@ using nb::literals::operator""_a;
 
 std::uint32_t PyCommandRing::prepare(const PyRoute& route, std::uint32_t first_layer, nb::handle src_blocks,
                                      nb::handle dst_blocks, nb::handle notify, nb::handle timeout,
-                                     nb::handle priority, nb::handle check, nb::handle lease,
-                                     nb::handle context) const {
+                                     nb::handle context, nb::handle terms) const {
   PreparedWrite write;
-  write.request = route.request(src_blocks, dst_blocks, 0, notify, timeout, priority, check, lease, context);
+  write.request = route.request(src_blocks, dst_blocks, 0, notify, timeout, context, Terms(terms));
   write.first_layer = first_layer;
   python::check(runtime->check_alive());
   return take(reader->prepare(std::move(write)));
@@ -53,8 +52,7 @@ void define_command_ring(nb::module_& module) {
                      return nb::make_tuple(counts.taken, counts.ended, counts.failed);
                    })
       .def("prepare", &PyCommandRing::prepare, "route"_a, "first_layer"_a, "src_blocks"_a, "dst_blocks"_a,
-           "notify"_a, "timeout_s"_a.none(), "priority"_a, "integrity"_a.none(), "lease"_a.none(),
-           "context"_a)
+           "notify"_a, "timeout_s"_a.none(), "context"_a, "terms"_a)
       .def(
           "forget", [](const PyCommandRing& r, std::uint32_t prepared) { check(r.reader->forget(prepared)); },
           "prepared"_a)

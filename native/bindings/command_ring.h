@@ -11,8 +11,8 @@ struct PyCommandRing {
   std::shared_ptr<CommandReader> reader;
 
   std::uint32_t prepare(const PyRoute& route, std::uint32_t first_layer, nb::handle src_blocks,
-                        nb::handle dst_blocks, nb::handle notify, nb::handle timeout, nb::handle priority,
-                        nb::handle check, nb::handle lease, nb::handle context) const;
+                        nb::handle dst_blocks, nb::handle notify, nb::handle timeout, nb::handle context,
+                        nb::handle terms) const;
   nb::list take_failures() const;
   bool wait(std::uint64_t num_ended, double timeout_s) const;
   void close() const;

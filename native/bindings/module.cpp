@@ -10,6 +10,7 @@
 
 #include "bindings/command_ring.h"
 #include "bindings/lifetime.h"
+#include "bindings/requests.h"
 #include "bindings/transfer.h"
 #include "bindings/trigger.h"
 #include "core/crc32c.h"
@@ -55,11 +56,6 @@ constexpr Code kCodes[] = {
     Code::kSystem,
     Code::kInternal,
 };
-
-// Below 0 it is nobody in particular.
-std::optional<SessionKey> to_peer(std::int64_t peer) {
-  return peer < 0 ? std::nullopt : std::optional(static_cast<SessionKey>(peer));
-}
 
 std::string_view name_of_event(EventKind kind) {
   switch (kind) {
@@ -396,14 +392,11 @@ class PyAgentCore {
     return out;
   }
 
-  std::uint32_t install_program(SessionKey peer, bool write, RegionId src, RegionId dst,
-                                std::uint32_t num_layers, nb::handle loops, nb::handle conversions,
-                                nb::handle scales, const std::array<std::uint32_t, 4>& units,
-                                const std::array<std::uint32_t, 3>& dst_heads) const {
-    CopyProgram program = to_program(num_layers, loops, conversions, scales, units);
-    program.dst_heads = {dst_heads[0], dst_heads[1], dst_heads[2]};
+  std::uint32_t install_program(nb::handle asked) const {
+    Program of{asked};
     return take(call([&](Engine& engine, Time now) {
-      return engine.install_program(now, peer, write, src, dst, std::move(program));
+      return engine.install_program(now, of.peer, of.write, of.src_region, of.dst_region,
+                                    std::move(of.program));
     }));
   }
 
@@ -446,28 +439,17 @@ class PyAgentCore {
     return take(std::move(after));
   }
 
-  PyHandle expect(nb::handle tag, RegionId region, const BlockIds& blocks, std::uint32_t first_layer,
-                  std::uint32_t num_layers, std::uint32_t block_tokens, std::uint64_t first_token,
-                  std::uint64_t end_token, std::uint32_t num_heads, std::int64_t peer, double timeout_s,
-                  nb::handle context) const {
-    wire::Bytes bytes = to_payload(tag);
-    std::vector<std::uint32_t> ids = to_vector(blocks);
-    wire::Bytes request = to_context(context);
+  PyHandle expect(nb::handle asked) const {
+    Expected of{asked};
     return {runtime_, take(call([&](Engine& engine, Time now) {
-              return engine.expect(now, std::move(bytes), region, std::move(ids), first_layer, num_layers,
-                                   {block_tokens, first_token, end_token, num_heads}, to_peer(peer),
-                                   to_ns(timeout_s), std::move(request));
+              return engine.expect(now, std::move(of.tag), of.region, std::move(of.blocks), of.first_layer,
+                                   of.num_layers, of.needed, of.peer, of.timeout_ns, std::move(of.context));
             }))};
   }
 
-  LeaseId grant(std::int64_t peer, RegionId region, bool write, bool all_blocks, const BlockIds& blocks,
-                double ttl_s, bool renewable, LeaseId bearer_id) const {
-    const std::vector<std::uint32_t> ids = to_vector(blocks);  // once: other threads may write to the array
-    return take(call([&](Engine& engine, Time now) {
-      return engine.grant(now, to_peer(peer), region,
-                          write ? wire::LeaseMode::kWrite : wire::LeaseMode::kRead, all_blocks, ids,
-                          to_ns(ttl_s), renewable, bearer_id);
-    }));
+  LeaseId grant(nb::handle asked) const {
+    Grant of{asked};
+    return take(call([&](Engine& engine, Time now) { return engine.grant(now, std::move(of.terms)); }));
   }
   bool revoke(LeaseId lease, double timeout_s) const {
     check(runtime_->check_alive());
@@ -602,8 +584,7 @@ NB_MODULE(_native, m) {
       .def("peer", &PyAgentCore::peer, "peer"_a)
       .def("peers", &PyAgentCore::peers)
       .def("peer_regions", &PyAgentCore::peer_regions, "peer"_a)
-      .def("install_program", &PyAgentCore::install_program, "peer"_a, "write"_a, "src_region"_a,
-           "dst_region"_a, "num_layers"_a, "loops"_a, "conversions"_a, "scales"_a, "units"_a, "dst_heads"_a)
+      .def("install_program", &PyAgentCore::install_program, "program"_a)
       .def("route", &PyAgentCore::route, "peer"_a, "program"_a, "first_layer"_a, "num_layers"_a,
            "timeout_s"_a, "integrity"_a, "as_ids"_a)
       .def("trigger", [](const PyAgentCore& c) { return PyTrigger{take(c.runtime().make_trigger())}; })
@@ -611,11 +592,8 @@ NB_MODULE(_native, m) {
       .def("record", &PyAgentCore::record, "trigger"_a, "stream"_a, "value"_a)
       .def("after_stream", &PyAgentCore::after_stream, "stream"_a)
       .def("after_event", &PyAgentCore::after_event, "event"_a)
-      .def("expect", &PyAgentCore::expect, "tag"_a.none(), "region"_a, "blocks"_a, "first_layer"_a,
-           "num_layers"_a, "block_tokens"_a, "first_token"_a, "end_token"_a, "num_heads"_a, "peer"_a,
-           "timeout_s"_a, "context"_a)
-      .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a,
-           "ttl_s"_a, "renewable"_a, "bearer_id"_a)
+      .def("expect", &PyAgentCore::expect, "expected"_a)
+      .def("grant", &PyAgentCore::grant, "grant"_a)
       .def("revoke", &PyAgentCore::revoke, "lease"_a, "timeout_s"_a)
       .def("await_told", &PyAgentCore::await_told, "lease"_a)
       .def("lease_state", &PyAgentCore::lease_state, "lease"_a);

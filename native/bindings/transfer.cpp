@@ -107,7 +107,7 @@ bool to_bool(nb::handle flag, bool otherwise) {
 
 LeaseId to_lease(nb::handle lease) {
   if (lease.is_none()) return 0;
-  return to_count(lease, "lease", 1, std::numeric_limits<LeaseId>::max(), "a Lease's id");
+  return to_count(lease, "lease", 1, std::numeric_limits<LeaseId>::max(), "a LeaseToken's number");
 }
 
 }  // namespace
@@ -121,8 +121,8 @@ std::vector<std::uint32_t> PyRoute::to_ids(nb::handle blocks) const {
 }
 
 TransferRequest PyRoute::request(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
-                                 nb::handle notify, nb::handle timeout, nb::handle priority, nb::handle check,
-                                 nb::handle lease, nb::handle context) const {
+                                 nb::handle notify, nb::handle timeout, nb::handle context,
+                                 const Terms& terms) const {
   TransferRequest request;
   request.peer = peer;
   request.program = program;
@@ -133,21 +133,21 @@ TransferRequest PyRoute::request(nb::handle src_blocks, nb::handle dst_blocks, s
   request.num_layers = num_layers;
   request.layers_ready = num_layers;
   request.notify = to_payload(notify);
-  request.priority = static_cast<std::uint8_t>(to_count(priority, "priority", 0, kMaxPriority));
+  request.priority = static_cast<std::uint8_t>(to_count(terms.priority, "priority", 0, kMaxPriority));
   request.timeout_ns = to_ns(timeout.is_none() ? timeout_s : to_seconds(timeout, "timeout_s"));
-  request.integrity = to_bool(check, integrity);
-  request.lease = to_lease(lease);
   request.context = to_context(context);
+  request.integrity = to_bool(terms.integrity, integrity);
+  request.lease = to_lease(terms.lease);
   return request;
 }
 
 PyHandle PyRoute::post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
-                       nb::handle notify, nb::handle timeout, nb::handle priority, nb::handle check,
-                       nb::handle lease, nb::handle context, nb::handle hold) const {
+                       nb::handle notify, nb::handle timeout, nb::handle context, nb::handle asked) const {
+  const Terms terms{asked};
   TransferRequest request =
-      this->request(src_blocks, dst_blocks, num_fine, notify, timeout, priority, check, lease, context);
-  const After* after = nb::isinstance<After>(hold) ? nb::inst_ptr<After>(hold) : nullptr;
-  if (after != nullptr || to_bool(hold, false)) request.layers_ready = 0;
+      this->request(src_blocks, dst_blocks, num_fine, notify, timeout, context, terms);
+  const After* after = nb::isinstance<After>(terms.hold) ? nb::inst_ptr<After>(terms.hold) : nullptr;
+  if (after != nullptr || to_bool(terms.hold, false)) request.layers_ready = 0;
   python::check(runtime->check_alive());
   std::optional<Result<std::shared_ptr<Handle>>> posted = [&] {
     const WithoutGil released;
@@ -188,8 +188,7 @@ void define_transfer(nb::module_& module) {
 
   nb::class_<PyRoute>(module, "Route")
       .def("post", &PyRoute::post, "src_blocks"_a.none(), "dst_blocks"_a.none(), "num_fine"_a,
-           "notify"_a.none(), "timeout_s"_a.none(), "priority"_a.none(), "integrity"_a.none(),
-           "lease"_a.none(), "context"_a, "hold"_a);
+           "notify"_a.none(), "timeout_s"_a.none(), "context"_a, "terms"_a);
 }
 
 }  // namespace kvxfer::python

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-#include "bindings/convert.h"
+#include "bindings/requests.h"
 #include "core/runtime.h"
 
 namespace kvxfer::python {
@@ -42,12 +42,11 @@ struct PyRoute {
   nb::object as_ids;  // kvxfer/memory/block_table.py: of what are no uint32 yet
 
   PyHandle post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine, nb::handle notify,
-                nb::handle timeout, nb::handle priority, nb::handle check, nb::handle lease,
-                nb::handle context, nb::handle hold) const;
+                nb::handle timeout, nb::handle context, nb::handle terms) const;
   // What post() posts; all of its layers are released.
   TransferRequest request(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
-                          nb::handle notify, nb::handle timeout, nb::handle priority, nb::handle check,
-                          nb::handle lease, nb::handle context) const;
+                          nb::handle notify, nb::handle timeout, nb::handle context,
+                          const Terms& terms) const;
 
  private:
   std::vector<std::uint32_t> to_ids(nb::handle blocks) const;

@@ -419,16 +419,15 @@ Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, Region
   return handle;
 }
 
-Result<LeaseId> Engine::grant(Time now, std::optional<SessionKey> holder, RegionId region,
-                              wire::LeaseMode mode, bool all_blocks, std::span<const std::uint32_t> blocks,
-                              Time ttl_ns, bool renewable, LeaseId bearer_id) {
+Result<LeaseId> Engine::grant(Time now, LeaseTerms terms) {
   context_.now = now;
   if (closed_) return Status(Code::kClosed, "the agent is closed");
-  Peer* peer = holder ? sessions_.find_open(*holder) : nullptr;
-  if (holder && peer == nullptr) return sessions_.lost_status(*holder);
-  Result<LeaseId> id = leases_.grant(peer, region, mode, all_blocks, blocks, ttl_ns, renewable, bearer_id);
+  Peer* peer = terms.holder ? sessions_.find_open(*terms.holder) : nullptr;
+  if (terms.holder && peer == nullptr) return sessions_.lost_status(*terms.holder);
+  const bool writes = terms.mode == wire::LeaseMode::kWrite;
+  Result<LeaseId> id = leases_.grant(peer, std::move(terms));
   if (!id.ok() || peer == nullptr) return id;
-  if (mode == wire::LeaseMode::kWrite) destinations_.let_in(peer->key());
+  if (writes) destinations_.let_in(peer->key());
   sessions_.flush(*peer);
   return id;
 }

@@ -126,12 +126,10 @@ class Engine {
                                          std::uint32_t num_layers, const Needed& needed,
                                          std::optional<SessionKey> from, Time timeout_ns,
                                          wire::Bytes context = {});
-  // To a peer, which is told of it; or to the bearer: any peer that names the id, which is handed on by
-  // other ways and cannot be guessed. Such a lease is one to read, and not renewable. Who has to hand the
-  // id on before the grant draws it (`bearer_id`: kBearerBit and 62 random bits); 0 draws one here.
-  Result<LeaseId> grant(Time now, std::optional<SessionKey> peer, RegionId region, wire::LeaseMode mode,
-                        bool all_blocks, std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable,
-                        LeaseId bearer_id = 0);
+  // To a peer, which is told of it; or to the bearer: any peer, or any of that name, that names the id, which
+  // is handed on by other ways and cannot be guessed. Such a lease is one to read, and not renewable. Who has
+  // to hand the id on before the grant draws it (`bearer_id`: kBearerBit and 62 random bits).
+  Result<LeaseId> grant(Time now, LeaseTerms terms);
   // The right ends at once. Blocks under it are their owner's again when its state is no longer kEnding;
   // kLeaseEnded is emitted then.
   void revoke(Time now, LeaseId lease);

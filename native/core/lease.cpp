@@ -1,6 +1,7 @@
 #include "core/lease.h"
 
 #include <array>
+#include <utility>
 
 namespace kvxfer {
 namespace {
@@ -24,18 +25,23 @@ std::string_view name_of(LeaseState state) noexcept {
   return kNames[static_cast<std::size_t>(state)];
 }
 
-Lease::Lease(LeaseId id, std::optional<SessionKey> holder, RegionId region, wire::LeaseMode mode,
-             bool all_blocks, std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, Time ttl_ns,
-             bool renewable, Time now)
+bool is_named(std::string_view peer_name, std::string_view wanted) noexcept {
+  if (!wanted.ends_with("/*")) return peer_name == wanted;
+  wanted.remove_suffix(1);
+  return peer_name.starts_with(wanted);
+}
+
+Lease::Lease(LeaseId id, LeaseTerms terms, std::uint32_t num_blocks, Time now)
     : id_(id),
-      holder_(holder),
-      region_(region),
-      mode_(mode),
-      renewable_(renewable && holder),
-      blocks_(all_blocks ? BitSet::all(num_blocks) : BitSet(num_blocks)),
-      ttl_ns_(ttl_ns),
-      expires_at_(time_after(now, ttl_ns)) {
-  for (const std::uint32_t block : blocks) blocks_.insert(block);
+      holder_(terms.holder),
+      bearer_name_(std::move(terms.bearer_name)),
+      region_(terms.region),
+      mode_(terms.mode),
+      renewable_(terms.renewable && terms.holder),
+      blocks_(terms.all_blocks ? BitSet::all(num_blocks) : BitSet(num_blocks)),
+      ttl_ns_(terms.ttl_ns),
+      expires_at_(time_after(now, terms.ttl_ns)) {
+  for (const std::uint32_t block : terms.blocks) blocks_.insert(block);
 }
 
 }  // namespace kvxfer

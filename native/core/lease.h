@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -33,24 +34,39 @@ std::string_view name_of(LeaseState state) noexcept;
 // way to the bearer they pass programs whose integers have a sign.
 inline constexpr LeaseId kBearerBit = LeaseId{1} << 62;
 
+// What a lease is granted on.
+struct LeaseTerms {
+  std::optional<SessionKey> holder;  // none: it is its bearer's, and nobody's heartbeats renew it
+  RegionId region;
+  wire::LeaseMode mode;
+  bool all_blocks;
+  std::span<const std::uint32_t> blocks;  // below the region's number; empty with all_blocks
+  Time ttl_ns;
+  bool renewable;
+  LeaseId bearer_id = 0;         // as it was told before the grant; 0: none was
+  std::string bearer_name = {};  // of the peers that may be its bearer (is_named); empty: any peer
+};
+
+// Whether a peer is called that; "decode-0/*" is every name that begins with "decode-0/".
+bool is_named(std::string_view peer_name, std::string_view wanted) noexcept;
+
 class Lease {
  public:
-  // `blocks` are below num_blocks; empty with all_blocks. Without a holder it is its bearer's: of any
-  // peer that names it, and nobody's heartbeats renew it.
-  Lease(LeaseId id, std::optional<SessionKey> holder, RegionId region, wire::LeaseMode mode, bool all_blocks,
-        std::span<const std::uint32_t> blocks, std::uint32_t num_blocks, Time ttl_ns, bool renewable,
-        Time now);
+  Lease(LeaseId id, LeaseTerms terms, std::uint32_t num_blocks, Time now);
 
   bool step(LeaseEvent event) noexcept { return kvxfer::step(lease_transitions(), state_, event); }
   bool covers(std::uint32_t block) const noexcept { return blocks_.contains(block); }
   // Whether a peer that names it may use it.
-  bool admits(SessionKey peer) const noexcept { return !holder_ || *holder_ == peer; }
+  bool admits(SessionKey peer, std::string_view peer_name) const noexcept {
+    return holder_ ? *holder_ == peer : bearer_name_.empty() || is_named(peer_name, bearer_name_);
+  }
   void renew(Time now) noexcept {
     if (renewable_ && step(LeaseEvent::kHeartbeat)) expires_at_ = time_after(now, ttl_ns_);
   }
 
   LeaseId id() const noexcept { return id_; }
   std::optional<SessionKey> holder() const noexcept { return holder_; }
+  const std::string& bearer_name() const noexcept { return bearer_name_; }
   RegionId region() const noexcept { return region_; }
   wire::LeaseMode mode() const noexcept { return mode_; }
   LeaseState state() const noexcept { return state_; }
@@ -63,6 +79,7 @@ class Lease {
  private:
   LeaseId id_;
   std::optional<SessionKey> holder_;
+  std::string bearer_name_;
   RegionId region_;
   wire::LeaseMode mode_;
   LeaseState state_ = LeaseState::kActive;

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ import kvxfer
 README = (Path(__file__).parents[2] / "README.md").read_text()
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 TIMEOUT_S = 60.0
+MOVED = f"decode has {4 * 2 * 2 * 16 * 8 * 128} elements\n"
 
 
 def free_port() -> int:
@@ -31,18 +32,8 @@ def free_port() -> int:
 
 def test_the_two_programs_move_a_request(tmp_path: Path) -> None:
     port = str(free_port())
-    for program in PROGRAMS:
-        if named := re.match(r"# (\w+\.py)\n", program):
-            # A busy machine takes longer than what an engine would wait.
-            told = program.replace("7301", port).replace("timeout_s=5", f"timeout_s={TIMEOUT_S}")
-            (tmp_path / named[1]).write_text(told)
-    decode = subprocess.Popen(
-        [sys.executable, "decode.py"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    _write_programs(tmp_path, port)
+    decode = _started(tmp_path, "decode.py")
     try:
         _wait_for_listener(decode, int(port))
         prefill = subprocess.run(
@@ -58,7 +49,41 @@ def test_the_two_programs_move_a_request(tmp_path: Path) -> None:
         decode.kill()
         decode.wait()
     assert (prefill.returncode, prefill.stderr) == (0, "")
-    assert (decode.returncode, told) == (0, f"decode has {4 * 2 * 2 * 16 * 8 * 128} elements\n")
+    assert (decode.returncode, told) == (0, MOVED)
+
+
+def test_the_two_programs_of_a_pull_move_a_request(tmp_path: Path) -> None:
+    _write_programs(tmp_path)
+    prefill = _started(tmp_path, "pull_prefill.py")
+    decode = _started(tmp_path, "pull_decode.py", stdin=prefill.stdout)
+    try:
+        told, _ = decode.communicate(timeout=TIMEOUT_S)
+        left, _ = prefill.communicate(timeout=TIMEOUT_S)
+    finally:
+        for process in (decode, prefill):
+            process.kill()
+            process.wait()
+    assert (decode.returncode, told) == (0, MOVED)
+    assert (prefill.returncode, left) == (0, "")
+
+
+def _write_programs(folder: Path, port: str = "0") -> None:
+    for program in PROGRAMS:
+        if named := re.match(r"# (\w+\.py)\n", program):
+            # A busy machine takes longer than what an engine would wait.
+            told = program.replace("7301", port).replace("timeout_s=5", f"timeout_s={TIMEOUT_S}")
+            (folder / named[1]).write_text(told)
+
+
+def _started(folder: Path, name: str, stdin: IO[str] | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, name],
+        cwd=folder,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def _wait_for_listener(process: subprocess.Popen[str], port: int) -> None:

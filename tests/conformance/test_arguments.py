@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer import Agent, AgentOptions, Pool
+from kvxfer import Agent, AgentOptions, LeaseToken, Pool
 from kvxfer.directory.in_process import MemoryDirectory
 from kvxfer.errors import KvxferError, UsageError
 
@@ -92,7 +92,8 @@ TIMED: dict[str, Verb] = {
     "Agent.write": lambda e, t: e.here.write(e.source, e.remote, [1], [2], timeout_s=t),
     "Agent.read": lambda e, t: e.here.read(e.source, e.remote, [1], [2], timeout_s=t),
     "Agent.expect": lambda e, t: e.there.expect(b"other", [3], e.region, timeout_s=t),
-    "CommandRing.wait": lambda e, t: e.ring.wait(1, t),
+    "CommandRing.ended": lambda e, t: e.ring.ended(1, t),
+    "CommandRing.ended_blocking": lambda e, t: e.ring.ended_blocking(1, t),
     "CommandRing.prepare_write": lambda e, t: e.ring.prepare_write(e.source, e.remote, [1], [2], timeout_s=t),
     "Lease.ended": lambda e, t: e.lease.ended(t),
     "Lease.ended_blocking": lambda e, t: e.lease.ended_blocking(t),
@@ -125,11 +126,10 @@ POSITIVE: dict[str, Verb] = {
 }
 COUNTED: dict[str, Verb] = {
     "Agent.write(priority)": lambda e, n: e.here.write(e.source, e.remote, [1], [2], priority=n),
-    "Agent.write(lease)": lambda e, n: e.here.write(e.source, e.remote, [1], [2], lease=n),
     "Agent.read(priority)": lambda e, n: e.here.read(e.source, e.remote, [1], [2], priority=n),
     "Agent.command_ring": lambda e, n: e.here.command_ring(n),
     "CommandRing.ended": lambda e, n: e.ring.ended(n),
-    "CommandRing.wait": lambda e, n: e.ring.wait(n, 0),
+    "CommandRing.ended_blocking": lambda e, n: e.ring.ended_blocking(n, 0),
     "CommandRing.start(pair)": lambda e, n: e.ring.start(e.prepared, n),
     "CommandRing.start(layer)": lambda e, n: e.ring.start(e.prepared, 0, n),
     "CommandRing.start(num_pairs)": lambda e, n: e.ring.start(e.prepared, 0, None, n),
@@ -142,7 +142,6 @@ COUNTED: dict[str, Verb] = {
     "Trigger.fire": lambda e, n: e.trigger.fire(n),
     "Trigger.at": lambda e, n: e.trigger.at(n),
     "Trigger.by_layer": lambda e, n: e.trigger.by_layer(n),
-    "Region.grant(lease_id)": lambda e, n: e.region.grant(None, [5], lease_id=n),
     "Pool(num_blocks)": lambda e, n: Pool(n, 64),
     "Pool(block_nbytes)": lambda e, n: Pool(1, n),
     "Pool(numa_node)": lambda e, n: Pool(1, 64, numa_node=n),
@@ -152,6 +151,15 @@ COUNTED: dict[str, Verb] = {
     "Agent(staging_nbytes)": lambda e, n: Agent("o", AgentOptions(staging_nbytes=n)),
     "Agent(max_transfers_per_peer)": lambda e, n: Agent("o", AgentOptions(max_transfers_per_peer=n)),
     "Agent(spin_us)": lambda e, n: Agent("o", AgentOptions(spin_us=n)),
+}
+
+
+TOKENED: dict[str, Verb] = {
+    "Agent.write": lambda e, t: e.here.write(e.source, e.remote, [1], [2], lease=t),
+    "Agent.read": lambda e, t: e.here.read(e.source, e.remote, [1], [2], lease=t),
+    "CommandRing.prepare_write": lambda e, t: e.ring.prepare_write(e.source, e.remote, [1], [2], lease=t),
+    "Region.grant": lambda e, t: e.region.grant(None, [5], token=t),
+    "LeaseToken.parse": lambda e, t: LeaseToken.parse(t),
 }
 
 
@@ -185,6 +193,17 @@ def test_what_is_no_count_is_refused_and_changes_nothing(kept: Ends, name: str) 
         with pytest.raises(UsageError) as caught:
             call(COUNTED[name], kept, value)
         assert caught.value.code in ("invalid-argument", "out-of-range")
+    assert kept.state() == before
+
+
+@pytest.mark.parametrize("name", TOKENED)
+def test_what_is_no_token_is_refused_and_changes_nothing(kept: Ends, name: str) -> None:
+    before = kept.state()
+    # A number alone is nobody's right, and a text is read by LeaseToken.parse.
+    for value in (1, 2**62 + 1, 0, True, b"kvxfer-lease-1.4000000000000001", "4000000000000001", kept.lease):
+        with pytest.raises(UsageError, match="token") as caught:
+            call(TOKENED[name], kept, value)
+        assert caught.value.code == "invalid-argument"
     assert kept.state() == before
 
 

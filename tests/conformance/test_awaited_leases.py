@@ -46,7 +46,7 @@ async def test_a_lease_is_awaited_and_returned(ends: Ends) -> None:
         assert await asyncio.wait_for(lease, BOUND_S) is lease
         assert await lease is lease
     lease = await ends.region.grant(ends.to_reader, [3])
-    await ends.reader.read(ends.local, ends.remote, [3], [3], lease=lease.id)
+    await ends.reader.read(ends.local, ends.remote, [3], [3], lease=lease.token)
 
 
 def test_its_twin_blocks(ends: Ends) -> None:

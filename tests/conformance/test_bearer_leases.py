@@ -1,18 +1,19 @@
-"""Leases of no peer in particular, over every transport: a source grants, and hears later who reads."""
+"""Leases of a name, or of anybody, over every transport: a source grants, and hears later who reads."""
 
 from __future__ import annotations
 
 import json
-import secrets
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
-from kvxfer import Agent, KVLayout, Region, TransferError, UsageError
+from kvxfer import Agent, KVLayout, LeaseToken, Region, TransferError, UsageError
 from kvxfer.options import AgentOptions
 
 SHAPE = (3, 2, 16, 4, 2, 32)
@@ -34,7 +35,7 @@ class End:
         layout = KVLayout.from_tensor(self.array, "l2bthd")
         self.region: Region = self.agent.register("kv", self.array, layout)
 
-    def read(self, address: str, lease: int | None) -> str:
+    def read(self, address: str, lease: LeaseToken | None) -> str:
         """Connects, where that was not done; returns how a read ended: ``"done"`` or the code."""
         peer = self.agent.connect_blocking(address, TIMEOUT_S)
         remote = peer.region_blocking("kv", TIMEOUT_S)
@@ -62,16 +63,17 @@ def test_peers_that_connect_later_read_under_a_lease_that_they_name(make: Callab
     prefill = make("prefill")
     prefill.array[...] = np.arange(prefill.array.size, dtype=np.uint16).reshape(SHAPE)
     lease = prefill.region.grant(None, IDS, ttl_s=60)
-    assert lease.peer is None
+    assert lease.holder is None
     assert "any" in repr(lease)
-    assert 0 < lease.id < 2**63
     # On its way to decode, as a request's parameter.
-    told = int(json.loads(json.dumps({"lease": str(lease.id)}))["lease"])
+    told = LeaseToken.parse(json.loads(json.dumps({"lease": str(lease.token)}))["lease"])
+    assert told == lease.token
+    assert (told.agent, told.incarnation) == ("prefill", prefill.agent.incarnation)
     for name in ("decode-0", "decode-1"):
         decode = make(name)
-        # Unnamed it lets nobody read, and no other number does.
+        # Unnamed it lets nobody read, and no other token does.
         assert decode.read(prefill.agent.address, None) == "not-permitted"
-        assert decode.read(prefill.agent.address, told ^ 1) == "lease-ended"
+        assert decode.read(prefill.agent.address, LeaseToken.draw()) == "lease-ended"
         assert not decode.array.any()
         assert decode.read(prefill.agent.address, told) == "done"
         assert np.array_equal(decode.array[:, :, IDS], prefill.array[:, :, IDS])
@@ -85,9 +87,9 @@ def test_it_ends_by_its_time_or_with_its_region(make: Callable[[str], End]) -> N
     prefill, decode = make("prefill"), make("decode")
     short = prefill.region.grant(None, ttl_s=0.2)
     # A reader that sends heartbeats all the while is no reason to keep it.
-    decode.read(prefill.agent.address, short.id)
+    decode.read(prefill.agent.address, short.token)
     assert short.ended_blocking(TIMEOUT_S) == "expired"
-    assert decode.read(prefill.agent.address, short.id) == "lease-ended"
+    assert decode.read(prefill.agent.address, short.token) == "lease-ended"
     lease = prefill.region.grant(None)
     prefill.agent.peers[0].disconnect()
     assert lease.active, "a peer that goes takes nothing but its own reads along"
@@ -105,14 +107,52 @@ def test_a_lease_to_write_needs_a_peer(make: Callable[[str], End]) -> None:
     assert prefill.region.grant(None, IDS, renewable=False).active
 
 
-def test_agents_that_share_a_number_grant_what_was_told_before(make: Callable[[str], End]) -> None:
-    number = 2**62 + secrets.randbits(62)
+@pytest.mark.parametrize(
+    ("holder", "named"), [("decode-0", "decode-0"), ("decode-0/*", "decode-0/1.5f"), ("décode", "décode")]
+)
+def test_a_token_is_worth_nothing_to_other_names(make: Callable[[str], End], holder: str, named: str) -> None:
+    prefill, other = make("prefill"), make("decode-01")
+    prefill.array[...] = 7
+    lease = prefill.region.grant(holder, IDS)
+    assert (lease.holder, lease.state) == (holder, "active")
+    assert holder in repr(lease)
+    # As a router's log has it.
+    token = LeaseToken.parse(str(lease.token))
+    address = prefill.agent.address
+    peer = other.agent.connect_blocking(address, TIMEOUT_S)
+    read = other.agent.read(other.region, peer.regions["kv"], IDS, IDS, lease=token, timeout_s=TIMEOUT_S)
+    with pytest.raises(
+        TransferError, match=f"is for '{re.escape(holder)}', and you are 'decode-01'"
+    ) as caught:
+        read.wait(TIMEOUT_S)
+    assert caught.value.code == "not-permitted"
+    assert not other.array.any()
+    for _ in range(2):  # connected later, and after a restart
+        with Agent(named, prefill.agent.options) as agent:
+            array = np.zeros(SHAPE, np.uint16)
+            region = agent.register("kv", array, prefill.region.layout)
+            remote = agent.connect_blocking(address, TIMEOUT_S).regions["kv"]
+            agent.read(region, remote, IDS, IDS, lease=token, timeout_s=TIMEOUT_S).wait(TIMEOUT_S)
+        assert (array[:, :, IDS] == 7).all()
+    lease.revoke_blocking()
+    assert other.read(address, token) == "lease-ended"
+
+
+@pytest.mark.parametrize("holder", ["", "x" * 129, "\udcff", 3, b"decode", "ä" * 65])
+def test_what_cannot_hold_a_lease_is_refused(make: Callable[[str], End], holder: Any) -> None:
+    with pytest.raises(UsageError, match="holder is ") as caught:
+        make("prefill").region.grant(holder, IDS)
+    assert caught.value.code == "invalid-argument"
+
+
+def test_agents_that_share_a_token_grant_what_was_told_before(make: Callable[[str], End]) -> None:
+    token = LeaseToken.draw()
     decode = make("decode")
     for rank in range(2):
         prefill = make(f"prefill-{rank}")
         prefill.array[...] = rank + 1
-        assert prefill.region.grant(None, IDS, lease_id=number).id == number
+        prefill.region.grant(None, IDS, token=token)
         with pytest.raises(UsageError, match="granted before"):
-            prefill.region.grant(None, IDS, lease_id=number)
-        assert decode.read(prefill.agent.address, number) == "done"
+            prefill.region.grant(None, IDS, token=token)
+        assert decode.read(prefill.agent.address, token) == "done"
         assert (decode.array[:, :, IDS] == rank + 1).all()

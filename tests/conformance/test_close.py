@@ -301,7 +301,7 @@ def verbs_of(here: Agent, there: Agent, draw: random.Random) -> list[Callable[[]
         lambda: incoming.wait(0.001),
         lambda: lease.ended_blocking(0.001),
         lambda: peer.region_blocking("none", 0.001),
-        lambda: ring.wait(100, 0.001),
+        lambda: ring.ended_blocking(100, 0.001),
         lambda: ring.start(prepared, 0),
         lambda: (
             ring.num_taken,

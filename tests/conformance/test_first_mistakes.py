@@ -109,10 +109,10 @@ def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once() -> None:
     [
         ("timeout_s", "5", "timeout_s is seconds"),
         ("integrity", "yes", "integrity is True, False or None"),
-        ("lease", "7", "lease is a Lease's id"),
-        ("lease", 0, "lease is a Lease's id, not 0"),
-        ("lease", -1, "lease is a Lease's id, not -1"),
-        ("lease", 1 << 64, "lease is a Lease's id, not 18446744073709551616"),
+        ("lease", "7", "lease is a LeaseToken"),
+        ("lease", 0, "lease is a LeaseToken"),
+        ("lease", -1, "lease is a LeaseToken"),
+        ("lease", 1 << 64, "lease is a LeaseToken"),
         ("layers", 0, "layers is consecutive layers"),
         ("priority", "first", "priority is 0 to 255, not 'first'"),
         ("priority", 256, "priority is 0 to 255, not 256"),
@@ -162,7 +162,7 @@ def test_numbers_of_numpy_are_numbers(repeated: bool) -> None:
         numbers: dict[str, Any] = {
             "priority": np.uint8(3),
             "timeout_s": np.float32(10),
-            "lease": np.uint64(lease.id),
+            "lease": lease.token,
             "hold": np.False_,
         }
         for _ in range(1 + repeated):

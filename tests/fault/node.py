@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer import AgentOptions, AgentStats, KVLayout, Pool
+from kvxfer import AgentOptions, AgentStats, KVLayout, LeaseToken, Pool
 from kvxfer.agent import Agent
 from kvxfer.errors import KvxferError
 
@@ -168,13 +168,14 @@ class Node:
         ttl_s: float = LONG_S,
         renewable: bool | None = None,
     ) -> int:
-        """Grants to a peer, or, None, to whoever names the lease."""
+        """Grants to a peer, or, None, to whoever passes the token."""
         holder = None if peer is None else self.peers[peer]
         self.leases.append(self.region.grant(holder, ids, mode, ttl_s, renewable=renewable))
         return len(self.leases) - 1
 
-    def lease_id(self, lease: int = -1) -> int:
-        return int(self.leases[lease].id)
+    def token(self, lease: int = -1) -> LeaseToken:
+        found: LeaseToken = self.leases[lease].token
+        return found
 
     def lease_state(self, lease: int = -1) -> str:
         return str(self.leases[lease].state)

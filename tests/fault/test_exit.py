@@ -54,7 +54,7 @@ verbs = {
     "told": over_and_over(lambda: dst.grant(lease.peer, [1]).wait().revoke_blocking()),
     "region_blocking": lambda: peer.region_blocking("none", None),
     "ended_blocking": lease.ended_blocking,
-    "ring": lambda: ring.wait(1),
+    "ring": lambda: ring.ended_blocking(1),
     "poll": over_and_over(a.poll),
     "stats": over_and_over(a.stats),
     "state": over_and_over(lambda: (lease.state, peer.state, pending.state, a.peers)),

@@ -146,21 +146,21 @@ def test_a_reader_that_is_killed_leaves_a_bearer_lease_to_the_others(
     src = local("source", transport, LARGE)
     src.fill(3)
     src.grant("read", peer=None)
-    number = src.lease_id()
+    token = src.token()
     victim, survivor = remote("victim", transport, LARGE), remote("survivor", transport, LARGE)
     join(src, victim)
     join(src, survivor)
-    read = survivor.read(lease=number)
-    victim.read_until_bytes_land(lease=number)
+    read = survivor.read(lease=token)
+    victim.read_until_bytes_land(lease=token)
     victim.kill()
     assert survivor.end(read) is None
     assert survivor.holds(3)
     assert src.wait_lost(0) in LOST
     assert src.lease_state() == "active"
-    # Whoever takes its place was handed the number, too.
+    # Whoever takes its place was handed the token, too.
     successor = remote("victim", transport, LARGE)
     join(src, successor)
-    successor.read(lease=number)
+    successor.read(lease=token)
     assert successor.end() is None
     assert successor.holds(3)
     src.wait_idle()
@@ -273,14 +273,14 @@ def test_revoke_fences_every_reader_of_a_bearer_lease(
     src = local("source", transport, LARGE)
     src.fill(seed)
     src.grant("read", peer=None)
-    number = src.lease_id()
+    token = src.token()
     sleeper, awake = remote("sleeper", transport, LARGE), remote("awake", transport, LARGE)
     join(src, sleeper)
     join(src, awake)
     # On two processors it decides who is in the middle when the right ends.
     first, second = (sleeper, awake) if seed == 1 else (awake, sleeper)
-    first.read_until_bytes_land(lease=number)
-    second.read_until_bytes_land(lease=number)
+    first.read_until_bytes_land(lease=token)
+    second.read_until_bytes_land(lease=token)
     sleeper.stop()
     assert src.revoke() == "revoked"
     src.set(7)
@@ -293,8 +293,8 @@ def test_revoke_fences_every_reader_of_a_bearer_lease(
             assert isinstance(error, PeerError | TransferError), error
             assert error.code in {"lease-ended", *LOST}, error
             assert len(error.failed_blocks)
-    # The number is worth nothing any more.
-    awake.read(lease=number)
+    # The token is worth nothing any more.
+    awake.read(lease=token)
     assert awake.end().code == "lease-ended"
     assert src.is_all(7)
 

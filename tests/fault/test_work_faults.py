@@ -51,12 +51,12 @@ def still_works(here: Node, there: Worker) -> None:
     assert here.peer_state() == ("open", "")
     there.grant("read", [1, 2])
     there.fill(11)
-    here.read([1, 2], lease=there.lease_id())
+    here.read([1, 2], lease=there.token())
     assert here.end() is None
     assert here.holds(11, [1, 2])
     there.grant("write", [5])
     here.fill(12)
-    here.write([5], lease=there.lease_id())
+    here.write([5], lease=there.token())
     assert here.end() is None
     assert there.holds(12, [5])
 

@@ -48,7 +48,7 @@ class Ends:
     def read(self, after: Any, timeout_s: float = TIMEOUT_S) -> kvxfer.Transfer:
         blocks = range(SHAPE[0])
         return self.dst.read(
-            self.target, self.source, blocks, blocks, after=after, timeout_s=timeout_s, lease=self.lease.id
+            self.target, self.source, blocks, blocks, after=after, timeout_s=timeout_s, lease=self.lease.token
         )
 
     def produce(self, value: int) -> None:

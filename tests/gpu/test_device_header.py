@@ -140,7 +140,7 @@ def test_ctas_start_the_transfer_of_each_page(module_of: Any) -> None:
                     )
                 torch.cuda.synchronize()
                 posted = (run + 1) * num_layers * num_blocks - int(lost.item())
-                ring.wait(posted, TIMEOUT_S)
+                ring.ended_blocking(posted, TIMEOUT_S)
                 assert ring.take_failures() == []
                 assert not lost.item()
                 torch.cuda.synchronize()

@@ -143,7 +143,7 @@ def test_pages_of_host_memory_are_waited_for_too(ends: Ends) -> None:
     source = here.region_blocking("host", TIMEOUT_S)
     trigger = ends.dst.trigger()
     transfer = ends.dst.read(
-        target, source, [0, 1], [2, 3], after=trigger, lease=lease.id, timeout_s=TIMEOUT_S
+        target, source, [0, 1], [2, 3], after=trigger, lease=lease.token, timeout_s=TIMEOUT_S
     )
     transfer.wait_in(ends.stream)
     with torch.cuda.stream(ends.stream):

@@ -46,7 +46,7 @@ inline std::shared_ptr<Runtime> create(RuntimeOptions options) {
 // Of all of a region's blocks, for as long as a test may take.
 inline LeaseId grant(Runtime& runtime, SessionKey peer, RegionId region, wire::LeaseMode mode) {
   const auto lease = runtime.with_engine([&](Engine& engine, Time now) {
-    return engine.grant(now, peer, region, mode, true, {}, 10 * kBound, true);
+    return engine.grant(now, {peer, region, mode, true, {}, 10 * kBound, true});
   });
   REQUIRE_OK(lease);
   return lease.value();

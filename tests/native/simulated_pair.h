@@ -108,7 +108,7 @@ struct Pair {
   // Without a peer it is the bearer's.
   static LeaseId grant(Node& node, std::optional<SessionKey> to, RegionId region, wire::LeaseMode mode,
                        Blocks blocks, Time ttl, bool renewable) {
-    auto lease = node.engine().grant(node.now(), to, region, mode, blocks.empty(), blocks, ttl, renewable);
+    auto lease = node.engine().grant(node.now(), {to, region, mode, blocks.empty(), blocks, ttl, renewable});
     REQUIRE_OK(lease);
     node.settle();
     return lease.value();

@@ -90,7 +90,7 @@ struct Ends {
   }
   LeaseId grant() {
     const auto lease = dst.runtime->with_engine([&](Engine& engine, Time now) {
-      return engine.grant(now, here, dst.region, wire::LeaseMode::kWrite, true, {}, 2 * kBound, true);
+      return engine.grant(now, {here, dst.region, wire::LeaseMode::kWrite, true, {}, 2 * kBound, true});
     });
     REQUIRE(lease.ok());
     return lease.value();

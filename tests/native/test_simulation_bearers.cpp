@@ -159,6 +159,54 @@ TEST(who_does_not_name_it_is_refused) {
   });
 }
 
+TEST(a_lease_of_a_name_is_worth_nothing_to_others) {
+  on_every_rail(
+      [](Readers& all) {
+        const auto grant = [&](std::string name) {
+          return all.src.engine()
+              .grant(all.world.now(), {std::nullopt,
+                                       all.region,
+                                       wire::LeaseMode::kRead,
+                                       true,
+                                       {},
+                                       10 * kSecond,
+                                       false,
+                                       0,
+                                       std::move(name)})
+              .value();
+        };
+        const LeaseId one = grant("decode-1"), engine = grant("decode-2/*");
+        Readers::Reader& later = all.add("decode-2/0");  // connected when the lease was there
+        for (const auto& [lease, holder] :
+             {std::pair{one, all.readers[1].get()}, std::pair{engine, &later}}) {
+          for (auto& reader : all.readers) {
+            if (reader.get() == holder) continue;
+            auto handle = all.read(*reader, lease);
+            REQUIRE(all.ends(handle));
+            CHECK_EQ(handle->status().code(), Code::kNotPermitted);
+            CHECK(handle->status().message().find("and you are '" + reader->node->name()) !=
+                  std::string::npos);
+            CHECK(handle->status().message().find(std::to_string(lease)) == std::string::npos);
+            CHECK_EQ(reader->bytes_landed, 0);
+          }
+          CHECK_EQ(all.code_of(*holder, lease), Code::kOk);
+          holder->bytes_landed = 0;
+        }
+        // A stranger that guesses is not told whose it is.
+        all.src.engine().revoke(all.world.now(), one);
+        CHECK_EQ(all.code_of(*all.readers[0], one), Code::kLeaseEnded);
+        // Its process starts again, under the same name: it was handed the number, too.
+        Readers::Reader& victim = *all.readers[0];
+        const LeaseId again = grant(victim.node->name());
+        victim.node->crash(true);
+        victim.node->start();
+        victim.region = victim.node->add_region(all.to_layout);
+        all.connect(victim);
+        CHECK_EQ(all.code_of(victim, again), Code::kOk);
+      },
+      2);
+}
+
 TEST(it_covers_its_blocks_of_its_region_alone) {
   on_every_rail([](Readers& all) {
     Blocks most(kFrom.begin(), kFrom.end() - 1);
@@ -176,8 +224,8 @@ TEST(it_covers_its_blocks_of_its_region_alone) {
 TEST(it_lets_nobody_write) {
   for (const auto& rails : rail_sets()) {
     Pair pair(rails);
-    const auto refused = pair.dst.engine().grant(pair.dst.now(), std::nullopt, pair.dst_region,
-                                                 wire::LeaseMode::kWrite, true, {}, kSecond, false);
+    const auto refused = pair.dst.engine().grant(
+        pair.dst.now(), {std::nullopt, pair.dst_region, wire::LeaseMode::kWrite, true, {}, kSecond, false});
     CHECK_EQ(refused.status().code(), Code::kInvalidArgument);
     const LeaseId lease =
         Pair::grant(pair.dst, std::nullopt, pair.dst_region, wire::LeaseMode::kRead, {}, 10 * kSecond, false);
@@ -210,8 +258,8 @@ TEST(ids_are_of_their_own_kind_and_do_not_repeat) {
 TEST(whoever_told_its_number_before_brings_it) {
   on_every_rail([](Readers& all) {
     const auto grant = [&](std::optional<SessionKey> peer, LeaseId drawn) {
-      return all.src.engine().grant(all.world.now(), peer, all.region, wire::LeaseMode::kRead, true, {},
-                                    10 * kSecond, false, drawn);
+      return all.src.engine().grant(
+          all.world.now(), {peer, all.region, wire::LeaseMode::kRead, true, {}, 10 * kSecond, false, drawn});
     };
     const LeaseId drawn = kBearerBit | 77;
     CHECK_EQ(all.code_of(*all.readers[0], drawn), Code::kLeaseEnded);
@@ -303,8 +351,8 @@ TEST(its_agents_end_is_its_end) {
     CHECK(all.src.engine().lease_state(lease) == LeaseState::kRegionGone);
     CHECK_EQ(all.src.engine().load().leases, 0);
     REQUIRE(all.ends(handle));
-    const auto again = all.src.engine().grant(all.world.now(), std::nullopt, all.region,
-                                              wire::LeaseMode::kRead, true, {}, kSecond, false);
+    const auto again = all.src.engine().grant(
+        all.world.now(), {std::nullopt, all.region, wire::LeaseMode::kRead, true, {}, kSecond, false});
     CHECK_EQ(again.status().code(), Code::kClosed);
   });
 }

@@ -110,7 +110,7 @@ TEST(an_ended_lease_never_comes_back) {
   for (const LeaseTransition& transition : lease_transitions()) CHECK(transition.from == LeaseState::kActive);
   std::set<LeaseState> states;
   for (const LeaseEvent first : kEvents) {
-    Lease lease(1, 1, 1, wire::LeaseMode::kRead, true, {}, 4, 100, true, 0);
+    Lease lease(1, {1, 1, wire::LeaseMode::kRead, true, {}, 100, true}, 4, 0);
     CHECK(lease.step(first));
     states.insert(lease.state());
     if (lease.active()) continue;
@@ -128,29 +128,58 @@ TEST(an_ended_lease_never_comes_back) {
 
 TEST(a_lease_covers_its_blocks_and_is_renewed_where_it_may_be) {
   const std::vector<std::uint32_t> blocks = {1, 3};
-  Lease lease(1, 1, 1, wire::LeaseMode::kRead, false, blocks, 4, 100, true, 10);
+  Lease lease(1, {1, 1, wire::LeaseMode::kRead, false, blocks, 100, true}, 4, 10);
   for (std::uint32_t block = 0; block < 4; ++block) CHECK_EQ(lease.covers(block), block % 2 == 1);
   CHECK_EQ(lease.expires_at(), 110);
   lease.renew(60);
   CHECK_EQ(lease.expires_at(), 160);
-  Lease fixed(2, 1, 1, wire::LeaseMode::kRead, true, {}, 4, 100, false, 10);
+  Lease fixed(2, {1, 1, wire::LeaseMode::kRead, true, {}, 100, false}, 4, 10);
   fixed.renew(60);
   CHECK_EQ(fixed.expires_at(), 110);
   CHECK(fixed.covers(3));
-  Lease endless(3, 1, 1, wire::LeaseMode::kRead, true, {}, 4, kNever, true, 10);
+  Lease endless(3, {1, 1, wire::LeaseMode::kRead, true, {}, kNever, true}, 4, 10);
   CHECK_EQ(endless.expires_at(), kNever);
   endless.renew(60);
   CHECK_EQ(endless.expires_at(), kNever);
 }
 
 TEST(a_lease_admits_its_holder_or_where_there_is_none_any_peer) {
-  const Lease held(1, 5, 1, wire::LeaseMode::kRead, true, {}, 4, 100, true, 10);
-  for (SessionKey peer = 1; peer < 10; ++peer) CHECK_EQ(held.admits(peer), peer == 5);
-  Lease bearers(kBearerBit, std::nullopt, 1, wire::LeaseMode::kRead, true, {}, 4, 100, true, 10);
-  for (SessionKey peer = 1; peer < 10; ++peer) CHECK(bearers.admits(peer));
+  const Lease held(1, {5, 1, wire::LeaseMode::kRead, true, {}, 100, true}, 4, 10);
+  for (SessionKey peer = 1; peer < 10; ++peer) CHECK_EQ(held.admits(peer, "a"), peer == 5);
+  Lease bearers(kBearerBit, {std::nullopt, 1, wire::LeaseMode::kRead, true, {}, 100, true}, 4, 10);
+  for (SessionKey peer = 1; peer < 10; ++peer) CHECK(bearers.admits(peer, "a"));
   CHECK(!bearers.renewable());
   bearers.renew(60);
   CHECK_EQ(bearers.expires_at(), 110);
+}
+
+TEST(a_lease_of_a_name_admits_every_peer_of_that_name) {
+  struct Case {
+    std::string_view wanted, peer;
+    bool is_admitted;
+  };
+  constexpr Case kCases[] = {
+      {"decode-0", "decode-0", true},
+      {"decode-0", "decode-01", false},
+      {"decode-0", "decode-0/1", false},
+      {"decode-0", "DECODE-0", false},
+      {"decode-0", "", false},
+      {"decode-0/*", "decode-0/1.ab", true},
+      {"decode-0/*", "decode-0/1/2", true},
+      {"decode-0/*", "decode-0", false},
+      {"decode-0/*", "decode-01/1", false},
+      {"decode-0/*", "x/decode-0/1", false},
+      {"decode-0*", "decode-01", false},
+      {"*", "decode-0", false},
+      {"decode-*/0", "decode-1/0", false},
+      {"/*", "decode-0", false},
+  };
+  for (const Case& one : kCases) {
+    Lease lease(kBearerBit,
+                {std::nullopt, 1, wire::LeaseMode::kRead, true, {}, 100, false, 0, std::string(one.wanted)},
+                4, 10);
+    CHECK_EQ(lease.admits(7, one.peer), one.is_admitted);
+  }
 }
 
 }  // namespace

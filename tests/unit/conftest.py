@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvxfer.session.requests import Expected, Grant, Program
+
 
 class FakeHandle:
     """A transfer whose state the test sets."""
@@ -74,10 +76,11 @@ class FakeRoute:
         self.peer, self.program, self.first, self.count = peer, program, first, count
         self.as_ids = as_ids
 
-    def post(self, src: Any, dst: Any, num_fine: int, notify: bytes, *rest: Any) -> FakeHandle:
+    def post(self, src: Any, dst: Any, num_fine: int, *named: Any) -> FakeHandle:
+        *known, terms = named  # notify, timeout_s, context
         src_ids, dst_ids = self.as_ids(src), self.as_ids(dst)
         layers = self.first, self.count
-        told = (self.peer, self.program, src_ids, dst_ids, num_fine, *layers, notify, *rest)
+        told = (self.peer, self.program, src_ids, dst_ids, num_fine, *layers, *known, *terms)
         return self.core.made("post", told)
 
 
@@ -232,8 +235,8 @@ class FakeCore:
     def peer_regions(self, peer: int) -> list[dict[str, Any]]:
         return self.regions_of.get(peer, [])
 
-    def install_program(self, *arguments: Any) -> int:
-        self.calls.append(("install_program", arguments))
+    def install_program(self, program: Program) -> int:
+        self.calls.append(("install_program", program))
         return 40 + len(self.calls)
 
     def route(
@@ -241,11 +244,11 @@ class FakeCore:
     ) -> FakeRoute:
         return FakeRoute(self, peer, program, first, count, as_ids)
 
-    def expect(self, *arguments: Any) -> FakeHandle:
-        return self.made("expect", arguments)
+    def expect(self, expected: Expected) -> FakeHandle:
+        return self.made("expect", expected)
 
-    def grant(self, *arguments: Any) -> int:
-        self.calls.append(("grant", arguments))
+    def grant(self, grant: Grant) -> int:
+        self.calls.append(("grant", grant))
         self.lease_states[9] = "active"
         return 9
 
@@ -266,7 +269,7 @@ class FakeCore:
         self.handles.append(FakeHandle(self, len(self.handles) + 1))
         return self.handles[-1]
 
-    def called(self, name: str) -> list[tuple[Any, ...]]:
+    def called(self, name: str) -> list[Any]:
         return [arguments for called, arguments in self.calls if called == name]
 
 

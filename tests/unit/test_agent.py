@@ -11,7 +11,17 @@ import pytest
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
-from kvxfer import KVLayout, LeaseState, Message, Notification, Peer, PeerState, Region, RegionDescriptor
+from kvxfer import (
+    KVLayout,
+    LeaseState,
+    LeaseToken,
+    Message,
+    Notification,
+    Peer,
+    PeerState,
+    Region,
+    RegionDescriptor,
+)
 from kvxfer._native import CODES, NativeError
 from kvxfer.agent import Agent
 from kvxfer.directory.in_process import MemoryDirectory
@@ -146,7 +156,7 @@ def test_a_region_is_kept_while_a_device_copies_there(ends: Ends) -> None:
 def test_descriptor_survives_the_wire_and_finds_its_peer(ends: Ends) -> None:
     copy = RegionDescriptor.from_bytes(ends.remote.to_bytes())
     assert copy == ends.remote
-    assert copy.peer_id == -1
+    assert copy._peer is None
     ends.agent.write(ends.region, copy, [1], [2])
     assert ends.post()[0] == 1
     ours, theirs = (name.ljust(16).encode().hex().encode() for name in ("decode", "nobody"))
@@ -270,9 +280,10 @@ def test_what_is_no_region_is_named(ends: Ends) -> None:
     for wrong in ("kv", None, region, ends.peer):
         with pytest.raises(UsageError, match=r"^remote_region is peer.regions\[name\]"):
             agent.write(region, wrong, [1], [2])
-    wrong = "decode"
-    with pytest.raises(UsageError, match="peer is a Peer"):
+    wrong = remote
+    with pytest.raises(UsageError, match="holder is a Peer"):
         region.grant(wrong, [1])
+    wrong = "decode"
     with pytest.raises(UsageError, match=r"peer is a Peer.*or None for any peer, not 'decode'"):
         agent.expect(b"tag", [1], region, peer=wrong)
     wrong = "l2bthd"
@@ -358,7 +369,7 @@ async def test_after_lets_go_or_cancels(ends: Ends) -> None:
 def test_expect_finds_the_only_region(ends: Ends) -> None:
     ends.agent.expect(b"req", [3, 4])
     tag, region, blocks, first, count, *needed, peer, _ = ends.core.called("expect")[0]
-    assert (tag, region, blocks.tolist(), first, count, peer) == (b"req", 1, [3, 4], 0, 4, -1)
+    assert (tag, region, blocks.tolist(), first, count, peer) == (b"req", 1, [3, 4], 0, 4, None)
     assert needed == [4, 0, 8, 2]  # tokens of a block, first token, end, heads
     ends.agent.register("other", np.zeros((2, 2), np.uint8))
     with pytest.raises(UsageError, match="say which"):
@@ -385,7 +396,7 @@ def test_a_lease_under_which_a_device_copies_has_not_ended(ends: Ends) -> None:
     ends.core.is_copying = True
     with pytest.raises(TimeoutError, match="do not use its blocks before it has ended"):
         lease.revoke_blocking(timeout_s=0)
-    assert ends.core.called("revoke") == [(lease.id, 0.0)]
+    assert ends.core.called("revoke") == [(9, 0.0)]
     assert not lease.active
     assert lease.state is LeaseState.ENDING
     with pytest.raises(TimeoutError):
@@ -405,8 +416,8 @@ async def test_revoke_ends_the_right_when_called_and_is_awaited_for_the_fence(en
     waiting = asyncio.create_task(fence)
     await asyncio.sleep(0)
     assert not waiting.done()
-    ends.core.lease_states[lease.id] = "revoked"
-    ends.core.happen("lease-ended", lease=lease.id)
+    ends.core.lease_states[9] = "revoked"
+    ends.core.happen("lease-ended", lease=9)
     await waiting
     ends.core.is_copying = False
     async with ends.region.grant(ends.peer, [7], "write") as another:
@@ -456,14 +467,16 @@ def test_a_lease_that_native_code_has_forgotten_has_ended(ends: Ends) -> None:
 
 def test_grant_and_revoke(ends: Ends) -> None:
     with ends.region.grant(ends.peer, [7, 9], "write", ttl_s=30) as lease:
-        peer, region, write, everything, blocks, ttl_s, renewable, *_ = ends.core.called("grant")[0]
-        assert (peer, region, write, everything, blocks.tolist()) == (1, 1, True, False, [7, 9])
+        peer, holder, number, region, write, blocks, ttl_s, renewable = ends.core.called("grant")[0]
+        assert (peer, holder, number, region, write, blocks.tolist()) == (1, "", None, 1, True, [7, 9])
         assert (ttl_s, renewable) == (30, True)
         assert lease.active
+        assert lease.holder is ends.peer
+        assert lease.token == LeaseToken(9, "prefill", ends.agent.incarnation)
     assert lease.state == "revoked"
     assert lease.ended_blocking(0) == "revoked"
     ends.region.grant(ends.peer)
-    assert ends.core.called("grant")[1][3] is True
+    assert ends.core.called("grant")[1].blocks is None
     wrong: tuple[dict[str, Any], ...] = ({"mode": "own"}, {"ttl_s": 0}, {"blocks": []})
     for arguments in wrong:
         with pytest.raises(UsageError):
@@ -472,16 +485,20 @@ def test_grant_and_revoke(ends: Ends) -> None:
 
 def test_a_lease_of_no_peer_in_particular(ends: Ends) -> None:
     lease = ends.region.grant(None, [7, 9])
-    peer, _, write, everything, blocks, _, renewable, *_ = ends.core.called("grant")[0]
-    assert (peer, write, everything, blocks.tolist(), renewable) == (-1, False, False, [7, 9], False)
-    assert lease.peer is None
-    assert "peer=any" in repr(lease)
+    peer, holder, _, _, write, blocks, _, renewable = ends.core.called("grant")[0]
+    assert (peer, holder, write, blocks.tolist(), renewable) == (None, "", False, [7, 9], False)
+    assert lease.holder is None
+    assert "holder=any" in repr(lease)
+    token = LeaseToken.draw()
+    named = ends.region.grant("decode-0/*", [7], token=token)
+    assert ends.core.called("grant")[1][:3] == (None, "decode-0/*", token._number)
+    assert "holder=decode-0/*" in repr(named)
     with pytest.raises(UsageError, match="renewed by nobody's heartbeats"):
         ends.region.grant(None, renewable=True)
     ends.region.grant(None, renewable=False)
     ends.region.grant(ends.peer, renewable=False)
     ends.region.grant(ends.peer, renewable=True)
-    assert [arguments[6] for arguments in ends.core.called("grant")] == [False, False, False, True]
+    assert [told.renewable for told in ends.core.called("grant")] == [False, False, False, False, True]
 
 
 async def test_a_lease_can_be_awaited(ends: Ends) -> None:

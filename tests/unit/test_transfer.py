@@ -21,7 +21,7 @@ from kvxfer.transfer import Incoming, Scope, Transfer, TransferState
 def incoming(fake_core: list[Any]) -> tuple[Any, Incoming]:
     agent = Agent("decode")
     core = fake_core[0]
-    handle = core.expect()
+    handle = core.made("expect", ())
     scope = Scope(agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True)
     return handle, Incoming(handle, scope)
 
@@ -117,7 +117,7 @@ def test_cancel_is_passed_on(incoming: tuple[Any, Incoming]) -> None:
 def test_a_write_has_no_layers_here(fake_core: list[Any]) -> None:
     agent = Agent("prefill")
     scope = Scope(agent._completions, peer_name="d", layers=range(2), origin=0, arrives=False)
-    work = Transfer(fake_core[0].expect(), scope)
+    work = Transfer(fake_core[0].made("expect", ()), scope)
     with pytest.raises(UsageError, match="other end"):
         work.layer_arrived(0)
     assert "layers=0..1 pending" in repr(work)
@@ -162,7 +162,7 @@ def test_what_no_stream_can_wait_for_is_refused(
 
 def test_layers_of_a_write_arrive_elsewhere(fake_core: list[Any]) -> None:
     agent = Agent("prefill")
-    handle = fake_core[0].expect()
+    handle = fake_core[0].made("expect", ())
     write = Transfer(handle, Scope(agent._completions, "decode", range(2), origin=0, arrives=False))
     write.wait_in(stream_of(77, 0))
     with pytest.raises(UsageError, match="layers arrive at the other end"):

@@ -6,13 +6,13 @@ Real agents and real copies; the tensors are ours, laid out as GPU engines do.
 from __future__ import annotations
 
 import itertools
-import secrets
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
 
+from kvxfer import LeaseToken
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
 from tests.vllm.workers import NUM_LAYERS, Pushed, Worker, collected, forward, some_tokens, until, workers
@@ -55,7 +55,7 @@ def engine(
 
 def order_of(pushed: Pushed, prefill: list[Worker]) -> StepMetadata:
     """Grants what prefill's blocks hold, and returns the step in which decode is told to read it."""
-    lease = 2**62 + secrets.randbits(62)
+    lease = LeaseToken.draw()
     for worker in prefill:
         worker.half.step(StepMetadata(grants=[Grant(pushed.name, (lease,), (pushed.src,))]))
     handover = Handover(

@@ -6,7 +6,6 @@ before that may be read, and nothing may land under it.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -239,7 +238,7 @@ def test_a_forward_that_loads_synchronously_waits_in_its_stream(is_lost: bool) -
 
 def granted(prefill: list[Worker], pushed: Pushed) -> Handover:
     """Returns what hands over a request's blocks at prefill, which keeps them."""
-    lease = 2**62 + secrets.randbits(62)
+    lease = kvxfer.LeaseToken.draw()
     prefill[0].half.step(StepMetadata(grants=[Grant(pushed.name, (lease,), (pushed.src,))]))
     return Handover(pushed.name, (prefill[0].rank,), (lease,), (pushed.src,), (BLOCK_SIZE,), (1,), TOKENS)
 

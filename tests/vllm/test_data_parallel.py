@@ -63,7 +63,7 @@ def test_each_hands_over_what_it_has_computed(engines: Engines, ranks: VllmServe
         assert params
         (agent,) = params["kvxfer"]["ranks"]
         # A worker's agent is called by the engine that tells of it, and no two are called alike.
-        assert agent["name"].startswith(f"{params['remote_engine_id']}.0.")
+        assert agent["name"].startswith(f"{params['remote_engine_id']}/0.")
         names.add((agent["name"], agent["address"]))
         headers = {"X-data-parallel-rank": str(number % NUM_RANKS)} if decode is ranks else {}
         request = completion_request(prompt, kv_transfer_params=params)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
 
+from kvxfer import LeaseToken
 from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.cache_groups import CacheGroup, groups_of
 from kvxfer.connectors.vllm.handover import Handover
@@ -27,7 +28,7 @@ BLOCK_SIZE, NUM_BLOCKS = 32, 16
 SHAPES = {"layers.0": (4, 8), "draft.layers.0": (2, 16), "layers.1": (4, 8), "draft.layers.1": (2, 16)}
 NUM_TOKENS = 90
 SRC, DST = (3, 9, 5), (7, 2, 11)
-LEASE, KEY = (1 << 62) + 256, b"k" * 16
+LEASE, KEY = LeaseToken.draw(), b"k" * 16
 
 
 def groups(tp_size: int = 1) -> tuple[CacheGroup, ...]:

@@ -7,12 +7,13 @@ import socket
 from contextlib import ExitStack
 from dataclasses import replace
 
+from kvxfer import LeaseToken
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
 from kvxfer.directory import Entry
 from tests.vllm.workers import collected, until, workers
 
-LEASE = 1 << 62
+LEASE = LeaseToken.draw()
 
 
 def order(name: str, *ranks: Entry) -> StepMetadata:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from vllm.v1.request import Request
 
+from kvxfer import LeaseToken
 from kvxfer.bench.engines import tiny_models
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.directory import Entry
@@ -40,7 +41,9 @@ def handed(names: tuple[str, ...] = NAMES, max_tokens: int = 4) -> list[Request]
     """Requests that one handover came with."""
     made = [request(PROMPT, max_tokens, {}, name) for name in names]
     blocks = tuple(range(1, -(-len(PROMPT) // BLOCK_SIZE) + 1))
-    handover = Handover("prefilled", (PREFILL,), (1,), (blocks,), (BLOCK_SIZE,), (1,), len(PROMPT))
+    handover = Handover(
+        "prefilled", (PREFILL,), (LeaseToken.draw(),), (blocks,), (BLOCK_SIZE,), (1,), len(PROMPT)
+    )
     for each in made:
         each.kv_transfer_params = handover.params("prefill", each)
     return made

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from vllm.v1.request import Request, RequestStatus
 
+from kvxfer import LeaseToken
 from kvxfer.bench.engines import tiny_models
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.step import Grant, StepMetadata
@@ -59,7 +60,7 @@ def from_prefill(
     handover = Handover(
         request_id=f"prefilled {made.request_id}",
         ranks=(PREFILL,),
-        leases=tuple(range(1, num_groups + 1)),
+        leases=tuple(LeaseToken.draw() for _ in range(num_groups)),
         tables=(tuple(range(1, num_blocks + 1)),) * num_groups,
         block_sizes=(BLOCK_SIZE,) * num_groups,
         pages_per_block=(1,) * num_groups,
@@ -96,13 +97,33 @@ def test_what_prefill_tells_is_granted_and_held_until_it_was_read(make: Make, ov
     told = engine.told["a"]
     assert told["do_remote_prefill"]
     assert told["remote_block_ids"] == [list(grant.tables[0])]
-    assert [int(lease, 16) for lease in told["kvxfer"]["leases"]] == list(grant.leases)
+    assert told["kvxfer"]["leases"] == [str(lease) for lease in grant.leases]
     assert engine.can_be_sent == {"a"}
     assert engine.num_blocks_in_use == 3
     engine.step(Answers(sent={"a"}))
     engine.step()
     assert engine.num_blocks_in_use == 0
     assert_empty(engine)
+
+
+def test_a_router_that_knows_the_reader_has_the_leases_granted_to_it(make: Make, overlapping: bool) -> None:
+    engine = make("kv_producer", overlapping=overlapping)
+    own = [None, {"version": 1}, {"version": 1, "reader": "decode/0"}, {"version": 1, "reader": 7}]
+    engine.add(
+        *(
+            request([ord(name)] * len(PROMPT), 1, {**TO_PREFILL, "kvxfer": each}, name)
+            for name, each in zip("abcd", own, strict=True)
+        )
+    )
+    granted: dict[str, Grant] = {}
+    for _ in range(8):
+        granted |= {grant.request_id: grant for grant in engine.step().grants}
+    # What cannot be read is nobody's.
+    assert {name: grant.holder for name, grant in granted.items()} == {
+        "a": None,
+        "b": None,
+        "c": "decode_0/*",
+    }
 
 
 def test_a_prompt_in_chunks_is_granted_with_its_last(make: Make, overlapping: bool) -> None:
@@ -130,7 +151,7 @@ def test_a_request_that_lost_its_blocks_is_granted_the_new_ones(make: Make, over
     assert not set(before.leases) & set(after.leases)
     assert_empty(engine)
     assert engine.told["a"]["remote_block_ids"] == [list(after.tables[0])]
-    assert [int(lease, 16) for lease in engine.told["a"]["kvxfer"]["leases"]] == list(after.leases)
+    assert engine.told["a"]["kvxfer"]["leases"] == [str(lease) for lease in after.leases]
 
 
 def test_a_cache_that_is_too_small_for_all_hands_all_over(make: Make, overlapping: bool) -> None:
@@ -146,7 +167,7 @@ def test_a_cache_that_is_too_small_for_all_hands_all_over(make: Make, overlappin
     assert engine.finished == {"a": "length", "b": "length"}
     for name, grant in granted.items():
         assert engine.told[name]["remote_block_ids"] == [list(grant.tables[0])]
-        assert [int(lease, 16) for lease in engine.told[name]["kvxfer"]["leases"]] == list(grant.leases)
+        assert engine.told[name]["kvxfer"]["leases"] == [str(lease) for lease in grant.leases]
     assert_empty(engine)
 
 

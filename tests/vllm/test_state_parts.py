@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import MambaSpec
 
+from kvxfer import LeaseToken
 from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.cache_groups import CacheGroup, groups_of
 from kvxfer.connectors.vllm.handover import Handover
@@ -114,7 +115,7 @@ def pull(prefill: list[Worker], decode: list[Worker], compute: Callable[[], None
     """Takes one request's states over when they are computed; returns what failed."""
     compute()
     num_groups = len(prefill[0].groups)
-    leases = tuple((1 << 62) + at for at in range(num_groups))
+    leases = tuple(LeaseToken.draw() for _ in range(num_groups))
     tables, sizes = ((0, SRC_BLOCK),) * num_groups, (BLOCK_SIZE,) * num_groups
     for worker in prefill:
         worker.half.step(StepMetadata(grants=[Grant("request", leases, tables)]))

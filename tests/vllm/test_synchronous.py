@@ -82,7 +82,7 @@ def test_tokens_are_those_of_one_engine(engines: Engines, waiting: VllmServer, n
 def test_a_load_that_fails_fails_its_request_alone(engines: Engines, waiting: VllmServer) -> None:
     prompt = random_prompt(100)
     params = engines.prefilled(prompt, "waiting-fails")
-    params["kvxfer"]["leases"] = ["4000000000000abc"]
+    params["kvxfer"]["leases"] = ["kvxfer-lease-1.4000000000000abc"]
     with pytest.raises(BenchError, match="answered 500"):
         complete(waiting, prompt, kv_transfer_params=params)
     assert complete(waiting, prompt).token_ids == engines.expected(prompt)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+import kvxfer
 from kvxfer.connectors.vllm import fetches
 from kvxfer.connectors.vllm.cache_groups import groups_of
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.pace import StepPace
-from kvxfer.connectors.vllm.place import Place
+from kvxfer.connectors.vllm.place import Place, agents_of
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
 from kvxfer.connectors.vllm.worker_half import StepResults, WorkerHalf
@@ -81,11 +81,11 @@ def decode() -> Iterator[Worker]:
 _request_ids = count(1)
 
 
-def granted(prefill: Worker) -> Handover:
+def granted(prefill: Worker, holder: str | None = None) -> Handover:
     """A request that prefill has computed."""
     request_id = f"request-{next(_request_ids)}"
-    lease = 2**62 + secrets.randbits(62)
-    prefill.half.step(StepMetadata(grants=[Grant(request_id, (lease,), (SRC,))]))
+    lease = kvxfer.LeaseToken.draw()
+    prefill.half.step(StepMetadata(grants=[Grant(request_id, (lease,), (SRC,), holder)]))
     return Handover(request_id, (prefill.rank,), (lease,), (SRC,), (BLOCK_SIZE,), (1,), NUM_TOKENS)
 
 
@@ -104,6 +104,22 @@ def test_what_prefill_granted_is_read_and_given_back(prefill: Worker, decode: Wo
     assert not decode.until("received", "a").failed
     assert torch.equal(decode.pages(DST), prefill.pages(SRC))
     prefill.until("sent", handover.request_id, {handover.request_id})
+
+
+def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: Worker) -> None:
+    handover, other = granted(prefill, agents_of("decode")), Worker("decode-2")
+    try:
+        # It found all of it in a router's log; it neither reads nor has the blocks given back.
+        other.half.step(order(handover))
+        assert other.until("received", "a").failed == {"a": set(DST)}
+        assert counted(other)["failures"] == {"not-permitted": 1}
+        decode.half.step(order(handover))
+        assert not decode.until("received", "a").failed
+        assert torch.equal(decode.pages(DST), prefill.pages(SRC))
+        prefill.until("sent", handover.request_id, {handover.request_id})
+        assert counted(prefill)["receipts"] == 1
+    finally:
+        other.half.close()
 
 
 def test_both_ends_count_it(prefill: Worker, decode: Worker) -> None:
@@ -128,7 +144,7 @@ def test_failures_are_counted_by_their_code(prefill: Worker, decode: Worker) -> 
     decode.half.step(order(handover))
     assert decode.until("received", "a").failed == {"a": set(DST)}
     nobody = Entry("nobody", "tcp://127.0.0.1:1", bytes(16))
-    decode.half.step(order(Handover("x", (nobody,), (1,), (SRC,), (BLOCK_SIZE,), (1,), NUM_TOKENS), "b"))
+    decode.half.step(order(replace(handover, ranks=(nobody,)), "b"))
     decode.until("received", "b")
     decode.half.step(order("what the router passed cannot be read", "c"))
     decode.until("received", "c")

@@ -12,48 +12,50 @@ constexpr std::size_t kMaxEnded = 4096;
 
 }  // namespace
 
-Result<LeaseId> Leases::grant(Peer* holder, RegionId region_id, wire::LeaseMode mode, bool all_blocks,
-                              std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable,
-                              LeaseId bearer_id) {
-  if (holder == nullptr && mode == wire::LeaseMode::kWrite)
-    return Status(Code::kInvalidArgument,
-                  "a lease to write is of one peer, since several that name it could write over each other: "
-                  "name the peer, or use expect(tag, blocks) where the writer is not known yet");
-  const Region* local = regions_.find(region_id);
+Status Leases::check_terms(const LeaseTerms& terms) const {
+  if (!terms.holder && terms.mode == wire::LeaseMode::kWrite)
+    return {Code::kInvalidArgument,
+            "a lease to write is of one peer, since several that name it could write over each other: "
+            "name the peer, or use expect(tag, blocks) where the writer is not known yet"};
+  const Region* local = regions_.find(terms.region);
   if (local == nullptr)
-    return Status(Code::kUnknownRegion,
-                  "region " + std::to_string(region_id) + " is not registered (any more)");
-  if (Status status = check_blocks(blocks, local->num_blocks, false, "blocks", local->name); !status.ok())
+    return {Code::kUnknownRegion, "region " + std::to_string(terms.region) + " is not registered (any more)"};
+  if (Status status = check_blocks(terms.blocks, local->num_blocks, false, "blocks", local->name);
+      !status.ok())
     return status;
-  if (ttl_ns <= 0) return Status(Code::kInvalidArgument, "a lease lasts more than 0 s");
-  if (blocks.size() > wire::kMaxBlocks)
-    return Status(Code::kInvalidArgument, "a lease names up to " + std::to_string(wire::kMaxBlocks) +
-                                              " blocks; leave them out for all");
-  if (bearer_id != 0 && (holder != nullptr || bearer_id < kBearerBit || bearer_id >= 2 * kBearerBit))
-    return Status(Code::kInvalidArgument,
-                  "lease id " + std::to_string(bearer_id) +
-                      " cannot be given: a lease of no peer takes one, random and in 2**62 to 2**63 - 1");
-  if (is_known(bearer_id))
-    return Status(Code::kInvalidArgument,
-                  "lease id " + std::to_string(bearer_id) + " was granted before: draw another");
-  const LeaseId id = holder != nullptr ? next_++ : bearer_id != 0 ? bearer_id : draw_bearer_id();
-  const std::optional<SessionKey> key = holder != nullptr ? std::optional(holder->key()) : std::nullopt;
-  Granted& granted = leases_
-                         .emplace(id, Granted{Lease(id, key, region_id, mode, all_blocks, blocks,
-                                                    local->num_blocks, ttl_ns, renewable, context_.now),
-                                              {}})
-                         .first->second;
-  context_.timers.set(granted.timer, time_after(context_.now, ttl_ns), TimerKind::kLease, id);
+  if (terms.ttl_ns <= 0) return {Code::kInvalidArgument, "a lease lasts more than 0 s"};
+  if (terms.blocks.size() > wire::kMaxBlocks)
+    return {Code::kInvalidArgument,
+            "a lease names up to " + std::to_string(wire::kMaxBlocks) + " blocks; leave them out for all"};
+  if (terms.holder && (terms.bearer_id != 0 || !terms.bearer_name.empty()))
+    return {Code::kInvalidArgument, "a lease of one peer has no drawn token, and no other holder"};
+  if (terms.bearer_id != 0 && (terms.bearer_id < kBearerBit || terms.bearer_id >= 2 * kBearerBit))
+    return {Code::kInvalidArgument, "the lease's number was not drawn as one of a bearer's"};
+  if (terms.bearer_name.size() > wire::kMaxName)
+    return {Code::kInvalidArgument,
+            "a holder's name has at most " + std::to_string(wire::kMaxName) + " bytes"};
+  if (is_known(terms.bearer_id))
+    return {Code::kInvalidArgument, "this lease's token was granted before: draw another"};
+  return {};
+}
+
+Result<LeaseId> Leases::grant(Peer* holder, LeaseTerms terms) {
+  if (Status status = check_terms(terms); !status.ok()) return status;
+  const LeaseId id = holder != nullptr ? next_++ : terms.bearer_id != 0 ? terms.bearer_id : draw_bearer_id();
+  const std::uint32_t num_blocks = regions_.find(terms.region)->num_blocks;
+  Granted& granted =
+      leases_.emplace(id, Granted{Lease(id, terms, num_blocks, context_.now), {}}).first->second;
+  context_.timers.set(granted.timer, granted.lease.expires_at(), TimerKind::kLease, id);
   if (holder == nullptr) return id;
   holders_[holder->key()].leases.push_back(id);
   granted.told_by = holder->session().next_heartbeat();
   sessions_.send(*holder, wire::Lease{id,
-                                      region_id,
-                                      mode,
-                                      renewable,
-                                      static_cast<std::uint64_t>(ttl_ns),
-                                      all_blocks,
-                                      {blocks.begin(), blocks.end()}});
+                                      terms.region,
+                                      terms.mode,
+                                      terms.renewable,
+                                      static_cast<std::uint64_t>(terms.ttl_ns),
+                                      terms.all_blocks,
+                                      {terms.blocks.begin(), terms.blocks.end()}});
   return id;
 }
 
@@ -99,12 +101,18 @@ void Leases::acknowledged(const Peer& holder) {
 
 // ---- rights -------------------------------------------------------------------------------------
 
+const std::string& Leases::name_of(SessionKey peer) const {
+  static const std::string kNobody;
+  const Peer* const session = sessions_.find(peer);
+  return session != nullptr ? session->name() : kNobody;
+}
+
 std::vector<const Lease*> Leases::candidates(const TransferEnd& transfer, wire::LeaseMode mode) const {
   std::vector<const Lease*> candidates;
   const SessionKey peer = transfer.key.first;
   const auto consider = [&](LeaseId id) {
     if (const Lease* lease = find(id); lease != nullptr && lease->region() == transfer.region &&
-                                       lease->mode() == mode && lease->admits(peer))
+                                       lease->mode() == mode && admits(*lease, peer))
       candidates.push_back(lease);
   };
   if (transfer.lease_named)
@@ -117,9 +125,16 @@ std::vector<const Lease*> Leases::candidates(const TransferEnd& transfer, wire::
 Status Leases::none_covers(const TransferEnd& transfer, wire::LeaseMode mode, const std::string& what) const {
   const bool write = mode == wire::LeaseMode::kWrite;
   const std::string named = what + "of region " + quoted(regions_.find(transfer.region)->name);
-  if (transfer.lease_named)
-    return {Code::kLeaseEnded, "lease " + std::to_string(transfer.lease) + " ended, or never let you " +
+  if (transfer.lease_named) {
+    // Whoever knows a drawn number was handed it on; a counted one may be a guess, and is told nothing.
+    const Lease* lease = find(transfer.lease);
+    if (lease != nullptr && !lease->holder() && !admits(*lease, transfer.key.first))
+      return {Code::kNotPermitted, "the lease that you named is for " + quoted(lease->bearer_name()) +
+                                       ", and you are " + quoted(name_of(transfer.key.first)) +
+                                       ": its owner names who may read in region.grant(holder)"};
+    return {Code::kLeaseEnded, std::string("the lease that you named ended, or never let you ") +
                                    (write ? "write to " : "read ") + named};
+  }
   return {Code::kNotPermitted,
           write ? "no write lease of yours covers " + named +
                       ": its owner lets you write by region.grant(peer, mode=\"write\") or, for one "
@@ -165,7 +180,7 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
         return {Code::kLeaseEnded,
                 named + " was let to you again after this was posted: post it again, or name the lease"};
       if (transfer.lease_named)
-        return {Code::kNotPermitted, "lease " + std::to_string(transfer.lease) + " does not cover " + named};
+        return {Code::kNotPermitted, "the lease that you named does not cover " + named};
       return none_covers(transfer, mode, block_in_words);
     }
     if (std::find(transfer.leases.begin(), transfer.leases.end(), (*found)->id()) == transfer.leases.end())

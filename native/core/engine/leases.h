@@ -9,7 +9,7 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <span>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -27,10 +27,8 @@ class Leases {
   Leases(Context& context, Sessions& sessions, Regions& regions)
       : context_(context), sessions_(sessions), regions_(regions) {}
 
-  // As Engine::grant; a holder is told. No holder: the bearer's.
-  Result<LeaseId> grant(Peer* holder, RegionId region, wire::LeaseMode mode, bool all_blocks,
-                        std::span<const std::uint32_t> blocks, Time ttl_ns, bool renewable,
-                        LeaseId bearer_id);
+  // As Engine::grant; a holder is told. `holder` is that of the terms, null where they name none.
+  Result<LeaseId> grant(Peer* holder, LeaseTerms terms);
   std::optional<LeaseState> state(LeaseId id) const;
   // As Engine::await_told.
   bool await_told(LeaseId id);
@@ -100,11 +98,14 @@ class Leases {
     auto found = leases_.find(id);
     return found == leases_.end() ? nullptr : &found->second.lease;
   }
+  const std::string& name_of(SessionKey peer) const;
+  bool admits(const Lease& lease, SessionKey peer) const { return lease.admits(peer, name_of(peer)); }
   bool is_known(LeaseId id) const {
     return leases_.contains(id) || ending_.contains(id) || ended_.contains(id);
   }
   std::vector<const Lease*> candidates(const TransferEnd& transfer, wire::LeaseMode mode) const;
   Status none_covers(const TransferEnd& transfer, wire::LeaseMode mode, const std::string& what) const;
+  Status check_terms(const LeaseTerms& terms) const;
   LeaseId draw_bearer_id();
   void fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState state, const Status& why);
 

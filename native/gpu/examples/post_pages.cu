@@ -5,7 +5,7 @@
 //       prepared = ring.prepare_write(region, remote, src_blocks, dst_blocks, notify=b"req-42")
 //       post_pages<<<num_ctas, num_threads>>>(pages, num_words, table, num_pairs, seed, ring.address,
 //                                             prepared.number, layer, num_lost)
-//       ring.wait(num_pairs, timeout_s=5)      # or: await ring.ended(num_pairs)
+//       ring.ended_blocking(num_pairs, timeout_s=5)      # or: await ring.ended(num_pairs)
 //
 // `pages` is the layer, `table` its src_blocks: the pair that a command names is the place in both tables.
 #include "kvxfer/device.cuh"

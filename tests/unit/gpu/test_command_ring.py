@@ -54,12 +54,12 @@ def test_commands_move_their_pairs_and_layers(two: Two) -> None:
     prepared = two.prepare()
     assert (prepared.number, prepared.num_pairs) == (0, 4)
     assert two.ring.start(prepared, 1, layer=2)
-    two.ring.wait(1, TIMEOUT_S)
+    two.ring.ended_blocking(1, TIMEOUT_S)
     assert two.arrived(1, 2)
     assert not two.arrived(1, 0)
     assert not two.arrived(0, 2)
     assert two.ring.start(prepared, 2, num_pairs=2)
-    two.ring.wait(2, TIMEOUT_S)
+    two.ring.ended_blocking(2, TIMEOUT_S)
     assert all(two.arrived(pair, layer) for pair in (2, 3) for layer in range(LAYERS))
     assert not two.landed[:, :4].any()
     assert (two.ring.num_taken, two.ring.num_ended, two.ring.num_failed) == (2, 2, 0)
@@ -72,7 +72,7 @@ def test_layers_are_numbered_as_the_model_does(two: Two) -> None:
     prepared = two.prepare(layers=range(1, 3))
     for layer in (0, 1, 3):
         assert two.ring.start(prepared, 0, layer=layer)
-    two.ring.wait(3, TIMEOUT_S)
+    two.ring.ended_blocking(3, TIMEOUT_S)
     assert two.arrived(0, 1)
     assert not two.arrived(0, 2)
     first, second = two.ring.take_failures()
@@ -124,7 +124,7 @@ def test_a_full_ring_says_so(two: Two) -> None:
     assert not two.ring.start(parked, 0)
     assert (two.ring.num_taken, two.ring.num_ended) == (room, 0)
     two.target.grant(two.here, [1], "write", ttl_s=TIMEOUT_S)
-    two.ring.wait(2 * room, TIMEOUT_S)
+    two.ring.ended_blocking(2 * room, TIMEOUT_S)
     assert two.ring.num_failed == 0
 
 
@@ -132,7 +132,7 @@ def test_a_lease_that_was_revoked_fails_the_command(two: Two) -> None:
     prepared = two.prepare()
     two.lease.revoke_blocking()
     assert two.ring.start(prepared, 0)
-    two.ring.wait(1, TIMEOUT_S)
+    two.ring.ended_blocking(1, TIMEOUT_S)
     (failure,) = two.ring.take_failures()
     assert isinstance(failure.error, TransferError)
     assert failure.error.code in ("lease-ended", "not-permitted")
@@ -141,7 +141,7 @@ def test_a_lease_that_was_revoked_fails_the_command(two: Two) -> None:
 
 def test_a_wait_that_is_not_over_in_time_says_so(two: Two) -> None:
     with pytest.raises(TimeoutError, match=r"<CommandRing of 16: 0 of 0 ended>: not 1 after 0\.01 s"):
-        two.ring.wait(1, 0.01)
+        two.ring.ended_blocking(1, 0.01)
 
 
 def test_a_peer_that_left_fails_its_commands_and_no_others(two: Two) -> None:
@@ -149,7 +149,7 @@ def test_a_peer_that_left_fails_its_commands_and_no_others(two: Two) -> None:
     two.dst.close()
     assert two.src._completions.block_until(lambda: not two.src.peers, TIMEOUT_S)
     assert two.ring.start(prepared, 0)
-    two.ring.wait(1, TIMEOUT_S)
+    two.ring.ended_blocking(1, TIMEOUT_S)
     (failure,) = two.ring.take_failures()
     assert isinstance(failure.error, PeerError)
     assert failure.error.peer == "dst"
@@ -181,7 +181,7 @@ def test_a_closed_agent_ends_its_rings(two: Two) -> None:
     assert ring.start(prepared, 0)
     assert ring.num_taken == 0
     ring.close()
-    for verb in (lambda: ring.wait(1, 0.1), two.prepare, two.src.command_ring):
+    for verb in (lambda: ring.ended_blocking(1, 0.1), two.prepare, two.src.command_ring):
         with pytest.raises(AgentError):
             verb()
 

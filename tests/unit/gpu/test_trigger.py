@@ -260,6 +260,10 @@ class Two:
         self.target.grant(self.here, None, "write", ttl_s=TIMEOUT_S)
         self.region.grant(self.there, None, "read", ttl_s=TIMEOUT_S)
 
+    def trigger(self, write: bool, memory: Any = None) -> Trigger:
+        """Of the agent that posts."""
+        return (self.src if write else self.dst).trigger(memory)
+
     def post(self, write: bool, after: Any, **options: Any) -> kvxfer.Transfer:
         options.setdefault("timeout_s", TIMEOUT_S)
         if write:
@@ -277,8 +281,8 @@ def two() -> Any:
 
 
 @pytest.mark.parametrize("write", [True, False])
-def test_any_agents_transfers_wait_for_one_trigger(two: Two, write: bool) -> None:
-    trigger = two.src.trigger()
+def test_any_of_its_agents_transfers_wait_for_one_trigger(two: Two, write: bool) -> None:
+    trigger = two.trigger(write)
     first, second = two.post(write, trigger), two.post(write, trigger.at(2))
     assert not two.landed.any()
     trigger.fire()
@@ -289,10 +293,23 @@ def test_any_agents_transfers_wait_for_one_trigger(two: Two, write: bool) -> Non
     second.wait(TIMEOUT_S)
 
 
+def test_several_agents_wait_for_one_word_by_a_trigger_each(two: Two) -> None:
+    word = np.zeros(1, np.uint32)
+    triggers = [two.trigger(write, word) for write in (True, False)]
+    transfers = [two.post(write, triggers[not write]) for write in (True, False)]
+    with pytest.raises(UsageError, match="make one there by trigger"):
+        two.post(True, triggers[1])
+    assert not two.landed.any()
+    triggers[0].fire()
+    for transfer in transfers:
+        transfer.wait(TIMEOUT_S)
+    assert triggers[1].value == 1
+
+
 @pytest.mark.parametrize("write", [True, False])
 def test_a_trigger_that_nobody_keeps_is_kept_by_its_transfer(two: Two, write: bool) -> None:
     word = np.zeros(1, np.uint32)
-    transfer = two.post(write, two.src.trigger(word).at(3))
+    transfer = two.post(write, two.trigger(write, word).at(3))
     gc.collect()
     word[0] = 3
     transfer.wait(TIMEOUT_S)
@@ -301,7 +318,7 @@ def test_a_trigger_that_nobody_keeps_is_kept_by_its_transfer(two: Two, write: bo
 
 @pytest.mark.parametrize("write", [True, False])
 def test_one_that_never_fires_fails_at_its_deadline(two: Two, write: bool) -> None:
-    transfer = two.post(write, two.src.trigger(), timeout_s=0.2)
+    transfer = two.post(write, two.trigger(write), timeout_s=0.2)
     with pytest.raises(TransferError) as raised:
         transfer.wait(TIMEOUT_S)
     assert raised.value.code == "deadline"
@@ -310,7 +327,7 @@ def test_one_that_never_fires_fails_at_its_deadline(two: Two, write: bool) -> No
 
 async def test_awaiting_wakes_where_another_thread_fires(two: Two) -> None:
     for write in (True, False):
-        trigger = two.src.trigger()
+        trigger = two.trigger(write)
         transfer = two.post(write, trigger)
         waiting = asyncio.ensure_future(asyncio.wait_for(transfer, TIMEOUT_S))
         await asyncio.sleep(0)

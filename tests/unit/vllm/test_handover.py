@@ -11,9 +11,12 @@ import pytest
 
 pytest.importorskip("pydantic")
 
-from kvxfer.connectors.vllm.handover import Handover, HandoverError, is_return, prompt_digest
+from kvxfer import LeaseToken
+from kvxfer.connectors.vllm.handover import Handover, HandoverError, is_return, prompt_digest, reader_of
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.directory import Entry
+
+LEASE = "kvxfer-lease-1.400000000000000{}"
 
 
 def request_of(num_tokens: int = 100, first: int = 0) -> Any:
@@ -32,7 +35,7 @@ def handover(num_groups: int = 1, address: str = "tcp://10.0.0.7:7301") -> Hando
     return Handover(
         request_id="cmpl-1",
         ranks=(Entry("p.0", address, bytes(16)), Entry("p.1", "tcp://[fd00::1]:80", bytes(16))),
-        leases=tuple((1 << 62) + group for group in range(num_groups)),
+        leases=tuple(LeaseToken.parse(LEASE.format(group)) for group in range(num_groups)),
         tables=((7, 9, 0, 4),) * num_groups,
         block_sizes=(32,) * num_groups,
         pages_per_block=(2,) * num_groups,
@@ -118,8 +121,8 @@ def test_only_allowed_hosts_are_dialled() -> None:
     [
         ({"own": {"version": 2}}, "version 2"),
         ({"own": {"leases": []}}, "leases"),
-        ({"own": {"leases": ["7", "8"]}}, "name 2 cache groups"),
-        ({"own": {"leases": ["-7"]}}, "leases"),
+        ({"own": {"leases": [LEASE.format(7), LEASE.format(8)]}}, "name 2 cache groups"),
+        ({"own": {"leases": ["4000000000000007"]}}, "no text of a lease token"),
         ({"own": {"ranks": [rank("tcp://h:1")] * 65}}, "ranks"),
         ({"own": {"block_sizes": [33]}}, "pages of equal size"),
         ({"own": {"block_sizes": [16]}}, "do not hold"),
@@ -138,6 +141,26 @@ def test_only_allowed_hosts_are_dialled() -> None:
 def test_what_cannot_be_is_refused_in_words(changes: dict[str, Any], word: str) -> None:
     with pytest.raises(HandoverError, match=word):
         read(passed(**changes))
+
+
+@pytest.mark.parametrize(
+    ("own", "reader"),
+    [
+        (None, None),
+        ({"version": 1}, None),
+        ({"version": 1, "reader": "decode-0", "colour": "red"}, "decode-0"),
+    ],
+)
+def test_a_router_may_say_who_reads(own: Any, reader: str | None) -> None:
+    assert reader_of({"do_remote_decode": True, "kvxfer": own}) == reader
+
+
+@pytest.mark.parametrize(
+    "own", [{"version": 1, "reader": ""}, {"version": 1, "reader": 7}, {"version": 2}, 3]
+)
+def test_a_reader_that_cannot_be_is_refused(own: Any) -> None:
+    with pytest.raises(HandoverError):
+        reader_of({"kvxfer": own})
 
 
 def test_a_digest_is_of_all_that_decides_a_cache() -> None:

@@ -45,7 +45,7 @@ def registration(num_blocks: int = 3, **changes: Any) -> Registration:
 @pytest.mark.parametrize(
     "note",
     [
-        Receipt(notes.digest_of("request"), 1 << 62, 1, 2),
+        Receipt(notes.digest_of("request"), notes.digest_of("lease"), 1, 2),
         RegistrationPart(KEY, 0, 1, 2, 3, b"content"),
         Leaving(KEY, 3, 4),
         Refusal(KEY, "it has another prompt: caf\u00e9"),

@@ -1,0 +1,105 @@
+"""What names a lease to those that read or write under it: handed over, and passed as ``lease=``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from kvxfer.errors import UsageError
+
+# native/core/lease.h: kBearerBit, and as many random bits below it.
+_BEARER_BIT: Final = 1 << 62
+# Number, and where they are known the granting agent's incarnation and name, in percent-encoding.
+_TEXT: Final = re.compile(r"kvxfer-lease-1\.([0-9a-f]{16})(?:\.([0-9a-f]{32})\.([A-Za-z0-9._~%-]+))?")
+# Longer than any that `str` makes: a name has 128 bytes, of 3 characters each.
+_MAX_TEXT: Final = 512
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LeaseToken:
+    """Names one lease of one agent; `Lease.token` is it, and ``agent.read(..., lease=token)`` takes it.
+
+    ``str(token)`` is its sendable form, ASCII without spaces; `parse` reads it. A token opens pages only
+    over an authenticated session and, where the grant names an agent or an engine, only for that one
+    (`Region.grant`): without the agents' secret and the holder's name it opens nothing. Its `repr` shows
+    no number.
+
+    Attributes
+    ----------
+    agent, incarnation
+        Who granted; empty in a token that was drawn before the grant.
+    """
+
+    _number: int
+    agent: str = ""
+    incarnation: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"<LeaseToken of {self.agent!r}>" if self.agent else "<LeaseToken>"
+
+    def __str__(self) -> str:
+        if not self.incarnation:
+            return f"kvxfer-lease-1.{self._number:016x}"
+        from urllib.parse import quote
+
+        return f"kvxfer-lease-1.{self._number:016x}.{self.incarnation.hex()}.{quote(self.agent, safe='')}"
+
+    @classmethod
+    def parse(cls, text: str) -> LeaseToken:
+        """Reads what ``str(token)`` wrote; a stranger's text is safe to pass.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``: it is none. The message does not repeat it.
+        """
+        found = _TEXT.fullmatch(text) if isinstance(text, str) and len(text) <= _MAX_TEXT else None
+        if found is None or not (number := int(found[1], 16)):
+            raise UsageError(
+                "this is no text of a lease token: pass on what str(lease.token) returned, whole",
+                code="invalid-argument",
+            )
+        if found[2] is None:
+            return cls(number)
+        from urllib.parse import unquote
+
+        return cls(number, unquote(found[3]), bytes.fromhex(found[2]))
+
+    @classmethod
+    def draw(cls) -> LeaseToken:
+        """Returns a token that nobody guesses, for `Region.grant` to grant later.
+
+        For who has to hand it on before the grant. Several agents may grant one token, each its own blocks.
+        """
+        from secrets import randbits
+
+        return cls(_BEARER_BIT | randbits(62))
+
+    def derive(self, index: int) -> LeaseToken:
+        """Returns another drawn token, which whoever has this one can make as well.
+
+        For who draws one token for what turns out to be several leases of an agent.
+
+        Parameters
+        ----------
+        index
+            Which; not negative. The same token and index give the same token.
+
+        Raises
+        ------
+        UsageError
+            ``invalid-argument``: this token was not drawn, or was granted.
+        """
+        if not self._is_drawn or self.incarnation:
+            raise UsageError(
+                "only a token that LeaseToken.draw() returned is derived from", code="invalid-argument"
+            )
+        from hashlib import blake2b
+
+        digest = blake2b(b"%d" % index, key=self._number.to_bytes(8), digest_size=8).digest()
+        return LeaseToken(_BEARER_BIT | int.from_bytes(digest) & (_BEARER_BIT - 1))
+
+    @property
+    def _is_drawn(self) -> bool:
+        return _BEARER_BIT <= self._number < 2 * _BEARER_BIT
