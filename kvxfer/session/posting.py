@@ -130,7 +130,7 @@ class Poster:
             self._options.integrity,
             as_ids,
         )
-        scope = Scope(self._completions, remote.agent, moved, program.origin, not write)
+        scope = Scope(self._completions, remote.agent, moved, program.origin, not write, region)
         # A descriptor from elsewhere may mean another session each time.
         if layers is heads is tokens is None and entry.whole_blocks and remote.peer_id >= 0:
             self._usual = region, remote, write, self._programs.entries, route, scope
@@ -204,7 +204,7 @@ class Poster:
         except NativeError as error:
             raise translate(error, peer="" if peer is None else peer.name) from None
         name = "" if peer is None else peer.name
-        return Incoming(handle, Scope(self._completions, name, wanted, layout.first_layer, True))
+        return Incoming(handle, Scope(self._completions, name, wanted, layout.first_layer, True, region))
 
 
 def _said_of(error: NativeError, region: Region, remote: RegionDescriptor) -> KvxferError:
