@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         TransferError,
         UsageError,
     )
-    from kvxfer.gpu.command_ring import CommandRing
     from kvxfer.gpu.trigger import Trigger
     from kvxfer.group import Group
     from kvxfer.handle import TransferState
@@ -46,7 +45,6 @@ _HOME = {
     "AgentOptions": "options",
     "AgentStats": "session.stats",
     "BlockTable": "memory.block_table",
-    "CommandRing": "gpu.command_ring",
     "ExhaustedError": "errors",
     "Group": "group",
     "Incoming": "transfer",
@@ -84,7 +82,6 @@ __all__ = [
     "AgentOptions",
     "AgentStats",
     "BlockTable",
-    "CommandRing",
     "ExhaustedError",
     "Group",
     "Incoming",

@@ -25,7 +25,7 @@ _MOST_NAMED: Final = 4
 
 
 class Group(Handle):
-    """Transfers and expectations that are one thing to their caller, such as one request's from several ranks.
+    """Transfers and expectations that are one thing to their caller: one request's from several ranks.
 
     It ends when all of its members have. When one fails, the others are cancelled by whoever waits for the
     group at that time or later, in any way; the pages are in use until the group has ended. Members stay
@@ -144,9 +144,9 @@ class Group(Handle):
         """
         regions = self._regions
         if len(regions) > 1:
+            names = ", ".join(repr(region.name) for region in regions)
             raise UsageError(
-                f"the group moves blocks of regions {', '.join(repr(region.name) for region in regions)}: ask "
-                "failed_blocks_of(region) for each",
+                f"the group moves blocks of regions {names}: ask failed_blocks_of(region) for each",
                 code="unsupported",
             )
         return self.failed_blocks_of(regions[0]) if regions else np.empty(0, np.uint32)
@@ -244,7 +244,7 @@ class Group(Handle):
         found = [work for work in self._members if layer in work.layers]
         if not found:
             raise UsageError(
-                f"no transfer of {self!r} moves layer {layer}: theirs lie within {self.layers}, numbered model-wide",
+                f"no transfer of {self!r} moves layer {layer}: theirs (model-wide) lie within {self.layers}",
                 code="out-of-range",
             )
         return found
@@ -281,21 +281,21 @@ class Group(Handle):
         return self._by(_Waiting(self, self._members), timeout_s)
 
     async def _until(self, waiting: _Waiting) -> None:
-        if waiting.is_over:
+        if waiting.is_over():
             return
         self._check()
         with Watch(waiting.places) as watch:
-            while not waiting.is_over:
+            while not waiting.is_over():
                 waiting.look(await watch.news())
 
     def _by(self, waiting: _Waiting, timeout_s: float | None) -> bool:
         limit_s = seconds_or_none(timeout_s, "timeout_s")
         deadline = None if limit_s is None else time.monotonic() + limit_s
-        if waiting.is_over:
+        if waiting.is_over():
             return True
         self._check()
         with Watch(waiting.places) as watch:
-            while not waiting.is_over:
+            while not waiting.is_over():
                 if waiting.num_pending == 1:
                     return waiting.last_by(deadline)
                 news = watch.news_blocking(deadline)
@@ -310,8 +310,6 @@ class _Waiting:
 
     Attributes
     ----------
-    is_over
-        Whether it waits no more.
     lost
         Whether a member has failed that it waited for.
     """
@@ -330,7 +328,6 @@ class _Waiting:
         self._stops_early = stops_early or layers is not None
         self._pending = set(range(len(works)))  # indexes of `works`
         self.lost = False
-        self.is_over = not works
         self.look(range(len(works)))
 
     @property
@@ -338,8 +335,7 @@ class _Waiting:
         """Where the members' news are told, in order."""
         parts = [WHOLE] * len(self._works) if self._layers is None else self._layers
         return [
-            (work._scope.completions, work._key, part)
-            for work, part in zip(self._works, parts, strict=True)
+            (work._scope.completions, work._key, part) for work, part in zip(self._works, parts, strict=True)
         ]
 
     def look(self, news: Iterable[int]) -> None:
@@ -351,7 +347,10 @@ class _Waiting:
             if not self.lost and not self._is_there(at):
                 self.lost = True
                 self._group._failed()
-        self.is_over = not self._pending or (self.lost and self._stops_early)
+
+    def is_over(self) -> bool:
+        """Whether it waits no more."""
+        return not self._pending or (self.lost and self._stops_early)
 
     @property
     def num_pending(self) -> int:
@@ -366,12 +365,12 @@ class _Waiting:
         (at,) = self._pending
         left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         work = self._works[at]
-        if self._layers is None:
-            came = work._final_by(left_s)
+        if self._layers is not None:
+            work._layer_by(self._layers[at], left_s)
         else:
-            came = work._layer_by(self._layers[at], left_s)
+            work._final_by(left_s)
         self.look((at,))
-        return came
+        return self.is_over()
 
     def _has_come(self, at: int) -> bool:
         work = self._works[at]

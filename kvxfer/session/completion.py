@@ -372,7 +372,7 @@ class Completions:
             self._turn.notify_all()
 
     def sleepers(self, change: int) -> None:
-        """Says that `change` more threads sleep on the descriptor beside the driver, which drains arm for them."""
+        """Says that `change` more threads sleep on the descriptor, beside the driver: drains arm it."""
         with self._turn:
             self._num_blocked += change
             if self._lost is not None:

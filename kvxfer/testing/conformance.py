@@ -25,9 +25,9 @@ from typing import Final
 import numpy as np
 
 from kvxfer.errors import KvxferError, PeerError, TransferError, UsageError
+from kvxfer.handle import Handle
 from kvxfer.notification import Notification
 from kvxfer.testing.pair import LARGE, SMALL, Cache, Pair
-from kvxfer.handle import Handle
 
 #: Makes a connected pair with caches of a shape (`kvxfer.testing.SMALL`, ...), both ends open.
 MakePair = Callable[[tuple[int, ...]], AbstractContextManager[Pair]]

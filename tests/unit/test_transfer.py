@@ -25,7 +25,9 @@ def incoming(fake_core: list[Any]) -> tuple[Any, Incoming]:
     agent = Agent("decode")
     core = fake_core[0]
     handle = core.expect()
-    scope = Scope(agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True, region=REGION)
+    scope = Scope(
+        agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True, region=REGION
+    )
     return handle, Incoming(handle, scope)
 
 
@@ -166,7 +168,9 @@ def test_what_no_stream_can_wait_for_is_refused(
 def test_layers_of_a_write_arrive_elsewhere(fake_core: list[Any]) -> None:
     agent = Agent("prefill")
     handle = fake_core[0].expect()
-    write = Transfer(handle, Scope(agent._completions, "decode", range(2), origin=0, arrives=False, region=REGION))
+    write = Transfer(
+        handle, Scope(agent._completions, "decode", range(2), origin=0, arrives=False, region=REGION)
+    )
     write.wait_in(stream_of(77, 0))
     with pytest.raises(UsageError, match="layers arrive at the other end"):
         write.wait_in(stream_of(77, 0), 0)
