@@ -115,8 +115,14 @@ class Group(Handle):
         what = "failed" if failed else "were cancelled"
         failed = failed or errors
         largest = largest_loss(failed.values())
+        if len(self._members) == 1:
+            return largest
         blocks = {region: self.failed_blocks_of(region) for region in self._regions}
-        told = [f"{_named(work)}: {error}" for work, error in list(failed.items())[:_MOST_NAMED]]
+        # One that failed alone has its code and peer behind the whole.
+        told = [
+            f"{_named(work)}: {error.args[0] if len(failed) == 1 else error}"
+            for work, error in list(failed.items())[:_MOST_NAMED]
+        ]
         if (more := len(failed) - len(told)) > 0:
             told.append(f"and {more} more")
         if (cancelled := len(errors) - len(failed)) > 0:
