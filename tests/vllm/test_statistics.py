@@ -120,7 +120,7 @@ def test_it_goes_from_process_to_process() -> None:
 
 
 def test_the_engines_log_line_says_what_happened() -> None:
-    engine = KVConnectorLogging(None)
+    engine: Any = KVConnectorLogging(None)
     engine.connector_cls = KvxferConnector
     recorder = Recorder()
     for load_ms in (10, 20, 30):
