@@ -217,6 +217,17 @@ async def test_a_layer_is_in_place_when_all_that_have_it_say_so(members: Members
         await group.layer(4)
 
 
+async def test_a_layer_that_one_member_has_lost_is_waited_for_no_longer(members: Members) -> None:
+    group = Group(members.add() for _ in range(2))
+    waiting = asyncio.ensure_future(group.layer(1))
+    await turns()
+    members.handles[1].end("failed", DEADLINE, "deadline")
+    with pytest.raises(TransferError, match="1 of 2"):
+        await waiting
+    assert members.handles[0].cancelled
+    assert group.state is TransferState.PENDING
+
+
 def test_layers_of_writes_arrive_elsewhere(members: Members) -> None:
     group = Group([members.add(arrives=False)])
     for call in (group.layer_arrived, group.layer_blocking):
@@ -288,9 +299,12 @@ async def test_an_agent_that_closes_ends_the_wait_with_what_was_lost(members: Me
     group.cancel()
 
 
-def test_a_forked_child_does_not_wait_for_ever(members: Members) -> None:
-    group = Group(members.add() for _ in range(2))
-    members.agent._completions.forked()
+@pytest.mark.parametrize("num_agents", [1, 2])
+def test_a_forked_child_does_not_wait_for_ever(fake_core: list[Any], num_agents: int) -> None:
+    of_agents = [Members(fake_core) for _ in range(num_agents)]
+    group = Group(members.add() for members in of_agents for _ in range(2))
+    for members in of_agents:
+        members.agent._completions.forked()
     for call in (group.wait, group.cancel, group.first_failure_blocking):
         with pytest.raises(AgentError, match="fork"):
             call()
