@@ -2,7 +2,7 @@
 #
 #   make demo          the KV pages of real requests go from a prefill to a decode process
 #   make test          everything that a change must pass but the engines (test-vllm)
-#   make lint          ruff, mypy, clang-format
+#   make lint          ruff, mypy, pyright over a user's program, clang-format
 #   make unit          the Python tests alone; ARGS="tests/unit -k layout" goes to pytest
 #   make native-test   C++ tests: plain, ASan+UBSan, TSan (or one: native-test-plain, -asan, -tsan)
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
@@ -113,6 +113,7 @@ lint: $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/clang-format --dry-run -Werror $(CLANG_FORMATTED)
 	$(VENV)/bin/mypy
+	$(VENV)/bin/basedpyright --pythonpath $(PY) --project tests/typing
 
 unit: $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(PY) -m pytest -m "not slow and not gpu and not rdma" $(ARGS)

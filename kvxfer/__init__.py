@@ -19,8 +19,9 @@ if TYPE_CHECKING:
         TransferError,
         UsageError,
     )
-    from kvxfer.gpu.command_ring import CommandRing
     from kvxfer.gpu.trigger import Trigger
+    from kvxfer.group import Group
+    from kvxfer.handle import TransferState
     from kvxfer.layout import engine_layouts as engine_layouts
     from kvxfer.layout.kv_layout import KVLayout
     from kvxfer.layout.quantization import Quantization
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from kvxfer.peer import Peer, PeerState
     from kvxfer.region import Region, RegionDescriptor
     from kvxfer.session.stats import AgentStats
-    from kvxfer.transfer import Incoming, Transfer, TransferState
+    from kvxfer.transfer import Incoming, Transfer
 
 __version__ = "0.1.0"
 
@@ -46,8 +47,8 @@ _HOME = {
     "AgentOptions": "options",
     "AgentStats": "session.stats",
     "BlockTable": "memory.block_table",
-    "CommandRing": "gpu.command_ring",
     "ExhaustedError": "errors",
+    "Group": "group",
     "Incoming": "transfer",
     "KVLayout": "layout.kv_layout",
     "KvxferError": "errors",
@@ -66,7 +67,7 @@ _HOME = {
     "RegionDescriptor": "region",
     "Transfer": "transfer",
     "TransferError": "errors",
-    "TransferState": "transfer",
+    "TransferState": "handle",
     "Trigger": "gpu.trigger",
     "UsageError": "errors",
     "use_huge_pages": "memory.huge_pages",
@@ -85,8 +86,8 @@ __all__ = [
     "AgentOptions",
     "AgentStats",
     "BlockTable",
-    "CommandRing",
     "ExhaustedError",
+    "Group",
     "Incoming",
     "KVLayout",
     "KvxferError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -124,6 +125,15 @@ class PeerError(KvxferError):
 
 class AgentError(KvxferError):
     """The agent is lost (closed, forked, or broken); make a new one."""
+
+
+# By the size of what is lost.
+_BY_LOSS: Final = (UsageError, TransferError, RailError, PeerError, AgentError)
+
+
+def largest_loss(errors: Iterable[KvxferError]) -> KvxferError:
+    """Returns the error that names the largest thing lost, the first of those of one class; one at least."""
+    return max(errors, key=lambda error: [isinstance(error, cls) for cls in reversed(_BY_LOSS)])
 
 
 def class_of(code: int) -> type[KvxferError]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from enum import StrEnum
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -12,45 +11,20 @@ from numpy.typing import NDArray
 from kvxfer._native import NativeError
 from kvxfer.arguments import bound, count
 from kvxfer.errors import KvxferError, UsageError, from_code, translate
+from kvxfer.handle import Handle, Stages, TransferState
 
 if TYPE_CHECKING:
-    from kvxfer._native import Handle
+    from kvxfer._native import Handle as NativeHandle
     from kvxfer.gpu.stream_wait import StreamWait
-    from kvxfer.session.completion import Completions
+    from kvxfer.region import Region
+    from kvxfer.session.completion import Completions, Key
 
 _MOST: Final = 2**32 - 1
-
-
-class TransferState(StrEnum):
-    """Where a transfer stands; all but ``PENDING`` are final. Members equal the words they show."""
-
-    PENDING = "pending"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
 
 
 # Looked up for each look at a state, which a call of the class would cost several times.
 _STATES: Final = {state.value: state for state in TransferState}
 _PENDING: Final = TransferState.PENDING
-
-
-class Stages(NamedTuple):
-    """When a transfer reached its stages, in nanoseconds of CLOCK_MONOTONIC; 0 for not yet.
-
-    Attributes
-    ----------
-    posted_ns
-        The call that made the handle.
-    first_piece_ns
-        The first piece in place; stays 0 at an end that does not receive.
-    ended_ns
-        The terminal state.
-    """
-
-    posted_ns: int
-    first_piece_ns: int
-    ended_ns: int
 
 
 class Scope(NamedTuple):
@@ -68,6 +42,8 @@ class Scope(NamedTuple):
         The layer that the native handle calls 0.
     arrives
         Whether this end receives.
+    region
+        Of this end.
     """
 
     completions: Completions
@@ -75,18 +51,15 @@ class Scope(NamedTuple):
     layers: range
     origin: int
     arrives: bool
+    region: Region
 
 
-class Work:
-    """What both handles have in common: one terminal state, reached once and in bounded time.
+class Work(Handle):
+    """One piece of work that the native core knows: what both handles have in common."""
 
-    Dropping a handle neither cancels nor leaks anything. All methods may be called from any
-    thread and any event loop.
-    """
+    __slots__ = ("_handle", "_scope")
 
-    __slots__ = ("__weakref__", "_handle", "_scope")
-
-    def __init__(self, handle: Handle, scope: Scope) -> None:
+    def __init__(self, handle: NativeHandle, scope: Scope) -> None:
         self._handle = handle
         self._scope = scope
 
@@ -100,17 +73,7 @@ class Work:
 
     @property
     def state(self) -> TransferState:
-        """Where it stands.
-
-        ``PENDING`` also while one that has failed or was cancelled has copies under way that a device
-        cannot stop: its pages are in use until they have ended.
-        """
         return _STATES[self._handle.state]
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether it ended with every byte in place (at the destination, whichever end this is)."""
-        return self.state is TransferState.DONE
 
     @property
     def error(self) -> KvxferError | None:
@@ -137,122 +100,49 @@ class Work:
 
     @property
     def failed_blocks(self) -> NDArray[np.uint32]:
-        """This end's block ids whose bytes cannot be relied on; empty unless failed or cancelled."""
         return self._handle.failed_blocks
 
     @property
+    def region(self) -> Region:
+        """Where its bytes come from or go, at this end."""
+        return self._scope.region
+
+    @property
     def layers(self) -> range:
-        """The layers that it moves, numbered model-wide."""
         return self._scope.layers
 
     @property
     def rails(self) -> tuple[str, ...]:
-        """Transports that moved bytes of it, as seen at this end."""
         return self._handle.rails
 
     @property
     def stages(self) -> Stages:
-        """When it reached its stages."""
         return Stages(self._handle.posted_ns, self._handle.first_piece_ns, self._handle.ended_ns)
 
     # ---- the end ----------------------------------------------------------------------------
 
-    def __await__(self) -> Generator[Any, None, None]:
-        """Waits for the end.
-
-        Cancelling the waiting task abandons the waiting alone: the bytes go on moving, and the
-        pages stay in use, until the transfer ends. To stop the transfer call `cancel`.
-
-        Raises
-        ------
-        TransferError
-            ``not-permitted``, ``lease-ended``, ``region-gone``, ``cancelled``, ``deadline``, ``integrity``,
-            ``refused``, ``no-path``; ``failed_blocks`` names what to recompute.
-        PeerError
-            ``peer-lost``, ``peer-silent``, ``peer-restarted``, ``auth-failed``, ``protocol``: the peer is lost.
-        AgentError
-            ``closed`` when the agent closed first; ``forked`` in a child process.
-
-        docs/errors.md says of each code what it means.
-        """
-        return self._ended().__await__()
-
-    async def _ended(self) -> None:
-        await self._scope.completions.until(("handle", self._handle.id), self._is_final)
-        self._raise_if_failed()
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Blocks until the end, driving progress from this thread; None waits without bound.
-
-        Raises
-        ------
-        TimeoutError
-            It is still pending when the time is over; it goes on, so wait again or cancel.
-        KvxferError
-            As awaiting it does.
-        """
-        if not self._final_by(lambda left: self._handle.wait(left), timeout_s):
-            raise TimeoutError(f"{self!r} is still pending after {timeout_s} s")
-        self._raise_if_failed()
-
     def cancel(self) -> None:
-        """Asks for its end; does nothing when it has ended.
-
-        Asynchronous: wait for the handle before the pages are used for anything else.
-        """
         self._scope.completions.check()
         self._handle.cancel()
 
     # ---- layers -----------------------------------------------------------------------------
 
     async def layer(self, layer: int) -> None:
-        """Waits until every byte of one layer is in place, at the end that receives.
-
-        Parameters
-        ----------
-        layer
-            Numbered model-wide, one of `layers`. Layers may arrive in any order.
-
-        Raises
-        ------
-        KvxferError
-            As awaiting the handle does, when it ended before this layer arrived.
-        UsageError
-            ``out-of-range`` for a layer that it does not move; ``unsupported`` where the other end receives.
-        """
         index = self._index(layer)
         self._scope.completions.check()
         if not self._handle.watch_layer(index):
             await self._scope.completions.until(
-                ("handle", self._handle.id),
-                lambda: self._handle.layer_arrived(index) or self._is_final(),
-                index,
+                self._key, lambda: self._handle.layer_arrived(index) or self._is_final(), index
             )
         self._raise_unless_arrived(index)
 
     def layer_blocking(self, layer: int, timeout_s: float | None = None) -> None:
-        """Blocks until every byte of one layer is in place: the blocking twin of `layer`.
-
-        Raises
-        ------
-        TimeoutError
-            It has not arrived when the time is over.
-        KvxferError
-            As `layer` does.
-        """
         index = self._index(layer)
-        if not self._final_by(lambda left: self._handle.wait_layer(index, left), timeout_s):
+        if not self._layer_by(index, timeout_s):
             raise TimeoutError(f"layer {layer} of {self!r} has not arrived after {timeout_s} s")
         self._raise_unless_arrived(index)
 
     def layer_arrived(self, layer: int) -> bool:
-        """Returns whether every byte of one layer is in place, without waiting.
-
-        Raises
-        ------
-        UsageError
-            As `layer` does.
-        """
         return self._handle.layer_arrived(self._index(layer))
 
     # ---- streams ----------------------------------------------------------------------------
@@ -309,6 +199,11 @@ class Work:
 
     # ---- inside -----------------------------------------------------------------------------
 
+    @property
+    def _key(self) -> Key:
+        """By which its news are told."""
+        return "handle", self._handle.id
+
     def _index(self, layer: int) -> int:
         if not self._scope.arrives:
             raise UsageError(
@@ -329,20 +224,25 @@ class Work:
     def _is_final(self) -> bool:
         return _STATES[self._handle.state] is not _PENDING
 
-    def _final_by(self, wait: Any, timeout_s: float | None) -> bool:
+    async def _until_final(self) -> None:
+        await self._scope.completions.until(self._key, self._is_final)
+
+    def _final_by(self, timeout_s: float | None) -> bool:
+        return self._by(self._handle.wait, timeout_s)
+
+    def _layer_by(self, index: int, timeout_s: float | None) -> bool:
+        return self._by(lambda left_s: self._handle.wait_layer(index, left_s), timeout_s)
+
+    def _by(self, wait: Callable[[float], bool], timeout_s: float | None) -> bool:
         limit_s = bound(timeout_s)
         self._scope.completions.check()
         try:
-            over = bool(wait(limit_s))
+            over = wait(limit_s)
         except NativeError as error:
             raise translate(error, peer=self._scope.peer_name) from None
         # Nobody else may be reading what the ring holds of peers and regions.
         self._scope.completions.drain()
         return over
-
-    def _raise_if_failed(self) -> None:
-        if (error := self.error) is not None:
-            raise error
 
     def _raise_unless_arrived(self, index: int) -> None:
         if not self._handle.layer_arrived(index):

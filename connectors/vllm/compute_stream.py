@@ -16,8 +16,8 @@ class ComputeStream(Protocol):
     def record(self, trigger: kvxfer.Trigger, value: int) -> None:
         """Has the stream store a value once all that it was given before has run."""
 
-    def hold(self, work: kvxfer.Transfer | kvxfer.Incoming, layer: int) -> bool:
-        """Has the stream wait until a layer is in, or the transfer has failed; False where it cannot."""
+    def hold(self, work: kvxfer.Group, layer: int) -> bool:
+        """Has the stream wait until a layer is in, or its transfers have failed; False where it cannot."""
 
 
 class TorchStream:
@@ -38,9 +38,11 @@ class TorchStream:
     def record(self, trigger: kvxfer.Trigger, value: int) -> None:
         trigger.record(self._current(self._gpu), value)
 
-    def hold(self, work: kvxfer.Transfer | kvxfer.Incoming, layer: int) -> bool:
+    def hold(self, work: kvxfer.Group, layer: int) -> bool:
         try:
-            work.wait_in(self._current(self._gpu), layer)
+            for member in work.members:
+                if layer in member.layers:
+                    member.wait_in(self._current(self._gpu), layer)
         except kvxfer.UsageError as error:
             if error.code != "unsupported":  # by this driver
                 raise

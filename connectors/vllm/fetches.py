@@ -7,83 +7,26 @@ go and writes them as it computes. Either way the engine's own steps ask how far
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
-from typing import Final
+from concurrent.futures import Future
 
 import kvxfer
-from kvxfer import plan
 from kvxfer.connectors.vllm.appointment import Appointment
-from kvxfer.connectors.vllm.compute_stream import ComputeStream, Mark, Marks
+from kvxfer.connectors.vllm.compute_stream import ComputeStream, Marks
+from kvxfer.connectors.vllm.fetch import Fetch
+from kvxfer.connectors.vllm.fetch_posting import FetchPoster
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.mail import send
-from kvxfer.connectors.vllm.notes import (
-    KEY_NBYTES,
-    Leaving,
-    Note,
-    Receipt,
-    Refusal,
-    RegistrationPart,
-    digest_of,
-)
+from kvxfer.connectors.vllm.notes import Leaving, Note, Receipt, Refusal, digest_of
 from kvxfer.connectors.vllm.pace import Pace, StepPace
-from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
 from kvxfer.connectors.vllm.place import Place
-from kvxfer.connectors.vllm.prefill_ranks import PrefillRanks, is_open
-from kvxfer.connectors.vllm.push_registration import Registration, Share, tag_of
-from kvxfer.connectors.vllm.regions import CacheRegions, remote_region
+from kvxfer.connectors.vllm.prefill_ranks import PrefillRanks
+from kvxfer.connectors.vllm.regions import CacheRegions
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.statistics import Recorder
 from kvxfer.connectors.vllm.step import FetchOrder
 
 _log = logging.getLogger("kvxfer")
-
-_MAX_KNOWN_SHARES: Final = 1024
-_EARLY_S: Final = 1.0
-# A stream's kernels take about as long.
-_LOOK_AGAIN_S: Final = 0.0005
-
-
-@dataclass(slots=True)
-class _Fetch:
-    order: FetchOrder
-    # Kernels before it may still write to these blocks, for a request that had them before.
-    mark: Mark
-    begun_ns: int = field(default_factory=time.monotonic_ns)
-    sessions: list[Future[kvxfer.Peer]] = field(default_factory=list)
-    # Reads that were posted, or writes that are expected; with their group.
-    work: list[tuple[int, kvxfer.Transfer | kvxfer.Incoming]] = field(default_factory=list)
-    # Of each read: whose region it is of, and which.
-    sources: list[tuple[kvxfer.Peer, kvxfer.RegionDescriptor]] = field(default_factory=list)
-    is_posted: bool = False  # all of its work is
-    is_second: bool = False  # its regions had been replaced when it was read first
-    tag: bytes = b""  # that its writes carry
-    failure: str = ""
-    code: str = ""  # of the failure
-    nbytes: int = 0
-    num_pages: int = 0
-
-    @property
-    def age_s(self) -> float:
-        """How long ago it was ordered."""
-        return (time.monotonic_ns() - self.begun_ns) / 1e9
-
-    def post_again(self) -> None:
-        """Forgets work that has ended in vain."""
-        self.is_posted = False
-        self.work.clear()
-        self.sources.clear()
-        self.nbytes = self.num_pages = 0
-
-    def fail(self, why: str, code: str) -> None:
-        """Ends what is under way; the first reason stays."""
-        if not self.failure:
-            self.failure, self.code = why, code
-        for _, each in self.work:
-            if each.state is kvxfer.TransferState.PENDING:
-                each.cancel()
 
 
 class Fetches:
@@ -118,16 +61,16 @@ class Fetches:
         self._statistics = statistics
         self._stream = stream
         self._marks = Marks(agent, stream)
+        self._poster = FetchPoster(agent, regions, place, settings)
         self._ranks = PrefillRanks(agent, settings.connect_timeout_s)
-        self._fetches: dict[str, _Fetch] = {}
-        self._begun: list[_Fetch] = []  # since the last step's end
+        self._fetches: dict[str, Fetch] = {}
+        self._begun: list[Fetch] = []  # since the last step's end
         self._pace = Pace()
         self._steps = StepPace()
-        self._shares: dict[tuple[int, tuple[tuple[bytes, int], ...]], tuple[plan.Share, ...]] = {}
 
     def begin(self, order: FetchOrder) -> None:
         """Starts one; a session that is open already is read from at once."""
-        fetch = _Fetch(order, self._marks.set())
+        fetch = Fetch(order, self._marks.set())
         self._fetches[order.request_id] = fetch
         self._begun.append(fetch)
         if isinstance(order.source, str):
@@ -151,30 +94,31 @@ class Fetches:
         if not waiting:
             return True
         index, position = self._regions.position(layer_name)
+        if index < 0:
+            return True
+        region = self._regions.regions[index]
+        layer = region.layout.layers[position]
         deadline = time.monotonic() + timeout_s
-        return all(self._has_layer(fetch, index, position, deadline) for fetch in waiting)
+        return all(self._has_layer(fetch, region.name, layer, deadline) for fetch in waiting)
 
-    def _has_layer(self, fetch: _Fetch, index: int, position: int, deadline: float) -> bool:
+    def _has_layer(self, fetch: Fetch, name: str, layer: int, deadline: float) -> bool:
         while not fetch.is_posted and not fetch.failure:
             self._advance(fetch)
             if time.monotonic() > deadline:
                 return False
-            _wait_to_post(fetch, max(deadline - time.monotonic(), 0.0))
-        layer = self._regions.regions[index].layout.layers[position] if index >= 0 else -1
-        for group, each in fetch.work:
-            if group != index or layer not in each.layers or fetch.failure:
-                continue
-            try:
-                # What is read tells its end itself; what is pushed may be refused, by a note to this worker.
-                is_read = isinstance(fetch.order.source, Handover)
-                if self._stream is not None and is_read and self._stream.hold(each, layer):
-                    continue
-                each.layer_blocking(layer, max(deadline - time.monotonic(), 0.0))
-            except TimeoutError:
-                self._advance(fetch)
-                return bool(fetch.failure)
-            except kvxfer.KvxferError as error:
-                fetch.fail(str(error), error.code)
+            fetch.wait_to_post(max(deadline - time.monotonic(), 0.0))
+        part = fetch.parts.get(name)
+        if part is None or layer not in part.layers or fetch.failure:
+            return True
+        try:
+            # What is read tells its end itself; what is pushed may be refused, by a note to this worker.
+            if self._stream is None or not fetch.is_read or not self._stream.hold(part, layer):
+                part.layer_blocking(layer, max(deadline - time.monotonic(), 0.0))
+        except TimeoutError:
+            self._advance(fetch)
+            return bool(fetch.failure)
+        except kvxfer.KvxferError as error:
+            fetch.fail_as(error)
         return True
 
     def collect(self) -> tuple[set[str], dict[str, set[int]]]:
@@ -209,18 +153,16 @@ class Fetches:
                 self._release(source, fetch.sessions)
         return ended, failed
 
-    def _see_out(self, fetch: _Fetch) -> None:
+    def _see_out(self, fetch: Fetch) -> None:
         """Waits for the end of one whose layers are here: only then it is known to be what was granted."""
         if not fetch.is_posted:
             fetch.fail("no layer of its forward waited for it", "abandoned")
-        for _, each in fetch.work:
-            try:
-                each.wait(self._settings.load_timeout_s)
-            except TimeoutError:
-                why = f"not loaded within {self._settings.load_timeout_s:g} s (load_timeout_s)"
-                fetch.fail(why, "deadline")
-            except kvxfer.KvxferError as error:
-                fetch.fail(str(error), error.code)
+        try:
+            if (error := fetch.work.first_failure_blocking(self._settings.load_timeout_s)) is not None:
+                fetch.fail_as(error)
+        except TimeoutError:
+            fetch.fail(f"not loaded within {self._settings.load_timeout_s:g} s (load_timeout_s)", "deadline")
+        fetch.wait(self._settings.load_timeout_s)
 
     def linger(self, num_running: int) -> None:
         """Waits for what this step has begun to read, as far as it is worth it and expected in time.
@@ -247,25 +189,17 @@ class Fetches:
             [seconds for seconds, _ in expected], num_running, self._settings.linger_s
         )
         for _, fetch in expected[:count]:
-            for _, each in fetch.work:
-                try:
-                    each.wait(max(began_s + limit_s - time.monotonic(), 0.0))
-                except (TimeoutError, kvxfer.KvxferError):
-                    pass  # `collect` sees what became of it
+            fetch.wait(began_s + limit_s - time.monotonic())
         self._steps.ended(time.monotonic(), num_running)
 
     def rest(self, timeout_s: float) -> bool:
         """Waits for news of the oldest, without turning; returns whether there is any to wait for."""
         for fetch in self._fetches.values():
-            for _, each in fetch.work:
-                if each.state is kvxfer.TransferState.PENDING:
-                    try:
-                        each.wait(timeout_s)
-                    except (TimeoutError, kvxfer.KvxferError):
-                        pass  # `collect` sees what became of it
-                    return True
+            if fetch.work.state is kvxfer.TransferState.PENDING:
+                fetch.wait(timeout_s)
+                return True
             if not fetch.is_posted and not fetch.failure:
-                _wait_to_post(fetch, timeout_s)
+                fetch.wait_to_post(timeout_s)
                 return True
         return False
 
@@ -284,11 +218,8 @@ class Fetches:
         """Stops every fetch; returns when nothing can land any more. They are still to be collected."""
         for fetch in self._fetches.values():
             fetch.fail(why, code)
-            for _, each in fetch.work:
-                try:
-                    each.wait(self._settings.load_timeout_s)
-                except (kvxfer.KvxferError, TimeoutError):
-                    pass  # it ended, or the end of its region or of the agent ends it
+            # Where that is not enough, the end of its region or of the agent ends it.
+            fetch.wait(self._settings.load_timeout_s)
 
     def close(self) -> None:
         """Stops everything; returns when nothing can land any more."""
@@ -296,17 +227,17 @@ class Fetches:
         self._fetches.clear()
         self._ranks.close()
 
-    def _count(self, fetch: _Fetch) -> None:
-        stages = [each.stages for _, each in fetch.work]
-        if stages and isinstance(fetch.order.source, Handover):
-            took_ns = max(each.ended_ns for each in stages) - min(each.posted_ns for each in stages)
-            self._pace.took(_name(fetch.order.source), fetch.nbytes, took_ns / 1e9)
+    def _count(self, fetch: Fetch) -> None:
+        stages = fetch.work.stages
+        if fetch.work.members and isinstance(fetch.order.source, Handover):
+            took_s = (stages.ended_ns - stages.posted_ns) / 1e9
+            self._pace.took(_name(fetch.order.source), fetch.nbytes, took_s)
         self._statistics.loaded(
             fetch.order.request_id,
             began_ns=fetch.begun_ns,
             noticed_ns=time.monotonic_ns(),
-            stages=[(each.posted_ns, each.ended_ns) for each in stages],
-            rails=[rail for _, each in fetch.work for rail in each.rails],
+            stages=stages,
+            rails=fetch.work.rails,
             nbytes=fetch.nbytes,
             num_pages=fetch.num_pages,
             num_ranks=len(fetch.sessions),
@@ -314,7 +245,7 @@ class Fetches:
 
     # ---- one fetch ----------------------------------------------------------------------------
 
-    def _advance(self, fetch: _Fetch) -> bool:
+    def _advance(self, fetch: Fetch) -> bool:
         """Takes a fetch as far as it goes now; returns whether it has ended."""
         if not fetch.is_posted and not fetch.failure:
             # Prefill writes as soon as it hears where to: these blocks have to be this request's alone.
@@ -322,13 +253,12 @@ class Fetches:
                 return False
             if all(session.done() for session in fetch.sessions):
                 try:
-                    self._post(fetch)
-                    fetch.is_posted = True
+                    self._poster.post(fetch)
                 except kvxfer.KvxferError as error:
                     # Prefill is waking: what its caches are called now is on its way.
-                    if error.code == "unknown-region" and not fetch.work and fetch.age_s < _EARLY_S:
+                    if error.code == "unknown-region" and not fetch.work.members and fetch.is_early:
                         return False
-                    fetch.fail(str(error), error.code)
+                    fetch.fail_as(error)
                 except Exception as error:
                     # What came from outside may surprise us; it must not end the engine.
                     _log.exception("kvxfer: request %s: cannot be fetched", fetch.order.request_id)
@@ -338,191 +268,20 @@ class Fetches:
                 fetch.fail(why, "unreachable")
             else:
                 return False
-        # Looked at once: what fails between two looks would be neither failed nor under way.
-        states = [each.state for _, each in fetch.work]
-        failed = [
-            each.error
-            for (_, each), state in zip(fetch.work, states, strict=True)
-            if state in (kvxfer.TransferState.FAILED, kvxfer.TransferState.CANCELLED)
-        ]
-        if failed and not fetch.failure:
-            if self._was_early(fetch, failed):
-                fetch.post_again()
-                return False
-            if self._was_of_old(fetch, failed):
-                are_replaced = _are_replaced(fetch, states)
-                if are_replaced and kvxfer.TransferState.PENDING not in states:
-                    fetch.post_again()
-                    fetch.is_second = True
-                if are_replaced or fetch.age_s < _EARLY_S:
-                    return False
-        for lost in failed:
-            fetch.fail(str(lost), "internal" if lost is None else lost.code)
-        is_over = kvxfer.TransferState.PENDING not in states
-        # Expected writes are anybody's, so no lost session ends them.
-        if fetch.tag and not is_over and not all(is_open(session) for session in fetch.sessions):
-            fetch.fail("prefill was lost before it had pushed all", "peer-lost")
-        return is_over
+        return fetch.has_ended(self._settings.load_timeout_s)
 
-    def _was_early(self, fetch: _Fetch, errors: list[kvxfer.KvxferError | None]) -> bool:
-        """Whether all of it failed for leases that may be in force the next time we ask.
-
-        A response that brings a request back tells them one step before decode's workers hear of them.
-        """
-        return (
-            isinstance(fetch.order.source, Handover)
-            and fetch.order.source.comes_back
-            and fetch.age_s < _EARLY_S
-            and len(errors) == len(fetch.work)
-            and all(error is not None and error.code == "lease-ended" for error in errors)
-        )
-
-    def _was_of_old(self, fetch: _Fetch, errors: list[kvxfer.KvxferError | None]) -> bool:
-        """Whether all of it that failed was read from regions that are no more, for the first time.
-
-        A prefill that has just woken hands over before its new regions are heard of here. Layers that
-        a forward waits for may be in use by now, and are not brought twice.
-        """
-        return (
-            isinstance(fetch.order.source, Handover)
-            and not fetch.order.waits
-            and not fetch.is_second
-            and fetch.age_s < self._settings.load_timeout_s
-            and all(error is not None and error.code == "region-gone" for error in errors)
-        )
-
-    def _post(self, fetch: _Fetch) -> None:
-        peers = [session.result() for session in fetch.sessions]
-        # Before anything is under way: one may not be told yet.
-        remotes = [[remote_region(peer, region.name) for peer in peers] for region in self._regions.regions]
-        if isinstance(fetch.order.source, Handover):
-            self._read(fetch, fetch.order.source, peers, remotes)
-        elif isinstance(fetch.order.source, Appointment):
-            self._expect(fetch, fetch.order.source, peers, remotes)
-
-    def _read(
-        self,
-        fetch: _Fetch,
-        handover: Handover,
-        peers: list[kvxfer.Peer],
-        remotes: list[list[kvxfer.RegionDescriptor]],
-    ) -> None:
-        order = fetch.order
-        spent_s = fetch.age_s if fetch.is_second else 0.0
-        timeout_s = max(self._settings.load_timeout_s - spent_s, 0.001)
-        for group, region in enumerate(self._regions.regions):
-            own = self._regions.groups[group]
-            src = GroupTable(
-                handover.tables[own.table],
-                handover.block_sizes[own.table],
-                handover.pages_per_block[own.table],
-            )
-            pairs = pair_pages(src, self._table(order, group), order.first_token, order.num_tokens)
-            if not len(pairs.dst):
-                continue
-            fetch.num_pages += len(pairs.dst)
-            fetch.nbytes += len(pairs.dst) * region.layout.block_nbytes
-            for share in self._shares_of(group, region, remotes[group]):
-                transfer = self._agent.read(
-                    region,
-                    remotes[group][share.src],
-                    pairs.src,
-                    pairs.dst,
-                    layers=share.layers,
-                    heads=share.heads,
-                    tokens=pairs.tokens,
-                    after=fetch.mark.after,
-                    timeout_s=timeout_s,
-                    lease=own.lease(handover.leases[own.table]),
-                )
-                fetch.work.append((group, transfer))
-                fetch.sources.append((peers[share.src], remotes[group][share.src]))
-
-    def _expect(
-        self,
-        fetch: _Fetch,
-        appointment: Appointment,
-        peers: list[kvxfer.Peer],
-        remotes: list[list[kvxfer.RegionDescriptor]],
-    ) -> None:
-        """Lets prefill write, and tells each of its ranks where to."""
-        order = fetch.order
-        tables = [self._table(order, group) for group in range(len(self._regions.groups))]
-        shares: list[list[Share]] = [[] for _ in peers]
-        fetch.tag = secrets.token_bytes(KEY_NBYTES)
-        for group, region in enumerate(self._regions.regions):
-            page_size = tables[group].page_size
-            first_page = order.first_token // page_size
-            pages = tables[group].pages[first_page : -(-order.num_tokens // page_size)]
-            if not pages.any():
-                continue
-            # Pages of one size are written whole, others token by token.
-            are_unlike = any(
-                each.layout.block_tokens != region.layout.block_tokens for each in remotes[group]
-            )
-            before = first_page * page_size
-            tokens = range(order.first_token - before, order.num_tokens - before) if are_unlike else None
-            for share in self._shares_of(group, region, remotes[group]):
-                layers, heads = (
-                    (share.layers.start, share.layers.stop),
-                    (share.heads.start, share.heads.stop),
-                )
-                shares[share.src].append(Share(group=group, layers=layers, heads=heads))
-            incoming = self._agent.expect(
-                tag_of(fetch.tag, group),
-                pages,
-                region,
-                tokens=tokens,
-                timeout_s=self._settings.push_timeout_s,
-            )
-            fetch.work.append((group, incoming))
-            num_pages = int((pages != 0).sum())
-            fetch.num_pages += num_pages
-            fetch.nbytes += num_pages * region.layout.block_nbytes
-        for peer, wanted in zip(peers, shares, strict=True):
-            registration = Registration(
-                tag=fetch.tag.hex(),
-                prompt=appointment.prompt,
-                first_token=order.first_token,
-                num_tokens=order.num_tokens,
-                tables=tuple(table.blocks for table in tables),
-                block_sizes=tuple(table.block_size for table in tables),
-                pages_per_block=tuple(table.pages_per_block for table in tables),
-                shares=tuple(wanted),
-            )
-            content = registration.model_dump_json().encode()
-            for part in RegistrationPart.split(appointment.key, self._reader, self._num_readers, content):
-                send(self._agent, self._regions, peer, part)
-
-    def _table(self, order: FetchOrder, group: int) -> GroupTable:
-        return self._regions.table(group, order.tables[self._regions.groups[group].table])
-
-    def _shares_of(
-        self, group: int, region: kvxfer.Region, remotes: list[kvxfer.RegionDescriptor]
-    ) -> tuple[plan.Share, ...]:
-        """Returns which ranks serve this one; what several hold is spread over this engine's workers."""
-        key = group, tuple((remote.incarnation, remote.id) for remote in remotes)
-        shares = self._shares.get(key)
-        if shares is None:
-            load = [float((at - self._reader) % len(remotes)) for at in range(len(remotes))]
-            shares = plan.route([remote.layout for remote in remotes], [region.layout], load)
-            if len(self._shares) >= _MAX_KNOWN_SHARES:
-                self._shares.clear()  # of engines that came and went
-            self._shares[key] = shares
-        return shares
-
-    def _missing(self, fetch: _Fetch) -> set[int]:
+    def _missing(self, fetch: Fetch) -> set[int]:
+        """Returns the blocks of the first table that lack bytes."""
         order = fetch.order
         if fetch.is_posted:
-            ratio = self._regions.pages_per_block[0]
-            pages = [
+            pages = {
                 int(page)
-                for group, each in fetch.work
-                if self._regions.groups[group].table == 0 and each.state is not kvxfer.TransferState.DONE
-                for page in each.failed_blocks
-            ]
+                for group in self._regions.groups
+                if group.table == 0 and group.name in fetch.parts
+                for page in fetch.parts[group.name].failed_blocks
+            }
             if pages:
-                return {page // ratio for page in pages}
+                return {page // self._regions.pages_per_block[0] for page in pages}
         block_size = self._regions.groups[0].block_size
         return set(order.tables[0][order.first_token // block_size :]) - {0}
 
@@ -544,25 +303,6 @@ class Fetches:
             send(self._agent, self._regions, session.result(), note)
 
 
-def _wait_to_post(fetch: _Fetch, timeout_s: float) -> None:
-    """Waits for what a fetch cannot be posted without."""
-    _, missing = wait(fetch.sessions, timeout_s)
-    if not missing and not fetch.mark.has_passed:
-        time.sleep(min(timeout_s, _LOOK_AGAIN_S))
-
-
 def _name(source: Handover) -> str:
     """Returns which engine, and which start of it, computed a request."""
     return source.ranks[0].name
-
-
-def _are_replaced(fetch: _Fetch, states: list[kvxfer.TransferState]) -> bool:
-    """Whether all regions that it was read from in vain have others in their place by now."""
-    try:
-        return all(
-            (told := peer.regions.get(gone.name)) is not None and told.id != gone.id
-            for (peer, gone), state in zip(fetch.sources, states, strict=True)
-            if state is kvxfer.TransferState.FAILED
-        )
-    except kvxfer.KvxferError:
-        return False  # nobody is left to ask

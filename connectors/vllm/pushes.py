@@ -8,7 +8,6 @@ to them. What a reader missed because it registered later is written at once.
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import time
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from kvxfer.connectors.vllm.compute_stream import PASSED, ComputeStream, LayerMa
 from kvxfer.connectors.vllm.mail import send
 from kvxfer.connectors.vllm.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart
 from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
+from kvxfer.connectors.vllm.push_reader import Reader
 from kvxfer.connectors.vllm.push_registration import Registration
 from kvxfer.connectors.vllm.regions import CacheRegions, remote_region
 from kvxfer.connectors.vllm.settings import Settings
@@ -37,30 +37,6 @@ _NUM_RELEASES: Final = 8
 
 
 @dataclass(slots=True)
-class _Reader:
-    """A decode worker of one push."""
-
-    peer: kvxfer.Peer
-    registration: Registration | None  # None of one that wants nothing
-    posted: list[int] = field(default_factory=list)  # tokens of each group that are written, or on their way
-    writes: list[kvxfer.Transfer] = field(default_factory=list)
-    failure: str = ""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has all it registered for, or will never have it; no write of it is under way."""
-        states = {write.state for write in self.writes}
-        if kvxfer.TransferState.PENDING in states:
-            return False
-        if self.registration is None or self.failure:
-            return True
-        # One that failed since it was looked after is not what was registered for.
-        return states <= {kvxfer.TransferState.DONE} and all(
-            posted >= self.registration.num_tokens for posted in self.posted
-        )
-
-
-@dataclass(slots=True)
 class _Push:
     """One request."""
 
@@ -68,7 +44,7 @@ class _Push:
     # Tokens of which every layer is computed, for sure: what a prompt has from the prefix cache may be
     # computed by another request in the same forward, and is written in it, layer by layer.
     ready: int = 0
-    readers: dict[int, _Reader] = field(default_factory=dict)
+    readers: dict[int, Reader] = field(default_factory=dict)
     num_readers: int = 0  # 0 as long as none has come
     expires_at: float = 0.0  # 0 until its request has finished
 
@@ -106,6 +82,8 @@ class Pushes:
         self._agent = agent
         self._regions = regions
         self._settings = settings
+        # With a reader that is to let go; then its session is lost as silent, or ended.
+        self._patience_s = settings.silent_timeout_s + _SETTLE_S
         self._statistics = statistics
         self._registrations = Registrations(max(settings.lease_ttl_s, settings.push_timeout_s))
         self._pushes: dict[bytes, _Push] = {}
@@ -160,9 +138,9 @@ class Pushes:
     def _settle(self, push: _Push) -> None:
         deadline = time.monotonic() + _SETTLE_S
         for reader in push.readers.values():
-            if not all(_ended_by(write, deadline) for write in reader.writes):
+            if not reader.is_quiet_by(deadline):
                 self._fail(reader, "its pages were needed before they were fetched")
-                self._quiesce(reader)
+                reader.quiesce(self._patience_s)
 
     def begin(self, chunk: Chunk) -> None:
         """Posts what the forward is about to compute, and what was computed before and is not written."""
@@ -275,14 +253,13 @@ class Pushes:
                 # One key is one request: who comes second was not meant.
                 self._refuse(arrival.peer, arrival.registration, "another engine is pushed it")
             elif arrival.registration is None:
-                known.failure = known.failure or "it left"
-                self._cancel(known)
+                known.fail("it left")
             else:
                 self._refuse(arrival.peer, arrival.registration, "its key is another request's")
 
-    def _reader(self, push: _Push, arrival: Arrival) -> _Reader:
+    def _reader(self, push: _Push, arrival: Arrival) -> Reader:
         registration = arrival.registration
-        reader = _Reader(arrival.peer, registration)
+        reader = Reader(arrival.peer, registration)
         if registration is None:
             return reader
         num_groups = len(self._regions.groups)
@@ -304,7 +281,7 @@ class Pushes:
 
     # ---- writes -----------------------------------------------------------------------------
 
-    def _serve(self, push: _Push, reader: _Reader) -> None:
+    def _serve(self, push: _Push, reader: Reader) -> None:
         """Posts all that this reader lacks and that is computed, or is being computed now."""
         self._look_after(reader)
         if reader.registration is None or reader.failure:
@@ -321,7 +298,7 @@ class Pushes:
             self._fail(reader, f"{type(error).__name__}: {error}")
 
     def _post(
-        self, push: _Push, reader: _Reader, registration: Registration, stop_token: int, computing: bool
+        self, push: _Push, reader: Reader, registration: Registration, stop_token: int, computing: bool
     ) -> None:
         chunk = push.chunk
         is_last = stop_token >= registration.num_tokens
@@ -355,8 +332,7 @@ class Pushes:
                 timeout_s=self._settings.load_timeout_s,
                 **self._order(group, share.layers[0], computing),
             )
-            reader.writes = [each for each in reader.writes if each.state is not kvxfer.TransferState.DONE]
-            reader.writes.append(write)
+            reader.took([write])
             if computing and self._layer_marks is None:
                 self._held.append((group, write))
                 self._release(group, write)
@@ -435,18 +411,10 @@ class Pushes:
             self._end(key, "the engine shuts down")
         self._keys.clear()
 
-    def _look_after(self, reader: _Reader) -> None:
+    def _look_after(self, reader: Reader) -> None:
         """Fails a reader of which a write failed, or that is gone."""
-        failed = next(
-            (
-                write
-                for write in reader.writes
-                if write.state in (kvxfer.TransferState.FAILED, kvxfer.TransferState.CANCELLED)
-            ),
-            None,
-        )
-        if failed is not None:
-            self._fail(reader, str(failed.error))
+        if (error := reader.writes.error) is not None:
+            self._fail(reader, str(error))
         elif not reader.has_ended and reader.peer.state is kvxfer.PeerState.LOST:
             reader.failure = reader.failure or "its engine is gone"
 
@@ -458,33 +426,14 @@ class Pushes:
         for reader in push.readers.values():
             self._fail(reader, why)
         for reader in push.readers.values():
-            self._quiesce(reader)
+            reader.quiesce(self._patience_s)
 
-    def _fail(self, reader: _Reader, why: str) -> None:
+    def _fail(self, reader: Reader, why: str) -> None:
         """Stops writing to a reader, and says why; the first reason stays."""
         if reader.failure or reader.has_ended:
             return
-        reader.failure = why
-        self._cancel(reader)
+        reader.fail(why)
         self._refuse(reader.peer, reader.registration, why)
-
-    def _cancel(self, reader: _Reader) -> None:
-        for write in reader.writes:
-            if write.state is kvxfer.TransferState.PENDING:
-                write.cancel()
-
-    def _quiesce(self, reader: _Reader) -> None:
-        """Returns when nothing is read for a reader any more, at the cost of its session if need be."""
-        deadline = time.monotonic() + self._settings.silent_timeout_s + _SETTLE_S
-        if not all(_ended_by(write, deadline) for write in reader.writes):
-            _log.warning("kvxfer: %s does not let go of a push that was cancelled", reader.peer.name)
-            try:
-                reader.peer.disconnect()
-            except kvxfer.KvxferError:
-                pass  # it is gone by itself
-            # What a GPU has begun to read ends as it ends, whoever has gone.
-            for write in reader.writes:
-                _ended_by(write, math.inf)
 
     def _refuse(self, peer: kvxfer.Peer, registration: Registration | None, why: str) -> None:
         if registration is not None:
@@ -494,13 +443,3 @@ class Pushes:
         if len(self._ended) >= _MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         self._ended[key] = why
-
-
-def _ended_by(write: kvxfer.Transfer, deadline: float) -> bool:
-    try:
-        write.wait(None if deadline == math.inf else max(deadline - time.monotonic(), 0.0))
-    except TimeoutError:
-        return False
-    except kvxfer.KvxferError:
-        pass  # it ended
-    return True

@@ -12,6 +12,8 @@ from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.v1.metrics.utils import create_metric_per_engine
 
+from kvxfer.handle import Stages
+
 _log = logging.getLogger("kvxfer")
 
 # One entry for each fetch that was loaded.
@@ -106,7 +108,7 @@ class Recorder:
         *,
         began_ns: int,
         noticed_ns: int,
-        stages: Iterable[tuple[int, int]],
+        stages: Stages,
         rails: Iterable[str],
         nbytes: int,
         num_pages: int,
@@ -119,22 +121,20 @@ class Recorder:
         began_ns, noticed_ns
             When it was ordered, and when a step of the engine saw its end.
         stages
-            When each of its transfers was posted and ended; empty when nothing was missing.
+            Of its transfers together; zeros where nothing was missing.
         rails
-            Transports that moved bytes of it.
+            Transports that moved bytes of it, each once.
         nbytes, num_pages, num_ranks
             What was read, and from how many prefill ranks.
         """
-        times = list(stages)
-        posted_ns = min((posted for posted, _ in times), default=noticed_ns)
-        ended_ns = max((ended for _, ended in times), default=noticed_ns)
+        posted_ns, ended_ns = stages.posted_ns or noticed_ns, stages.ended_ns or noticed_ns
         data = self._current.data
         data[_CONNECT_S].append(max(posted_ns - began_ns, 0) / 1e9)
         data[_LOAD_S].append(max(ended_ns - posted_ns, 0) / 1e9)
         data[_NOTICE_S].append(max(noticed_ns - ended_ns, 0) / 1e9)
         data[_NBYTES].append(nbytes)
         data[_PAGES].append(num_pages)
-        used = sorted(set(rails))
+        used = sorted(rails)
         data[_RAILS] = _sum(data[_RAILS], dict.fromkeys(used, 1))
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(

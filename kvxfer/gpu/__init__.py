@@ -8,10 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvxfer.gpu.command_ring import CommandRing
     from kvxfer.gpu.shareable import shareable_memory
     from kvxfer.gpu.store_offer import StoreOffer, offer_stores
 
-__all__ = ["StoreOffer", "include_path", "offer_stores", "shareable_memory", "store_ring_nbytes"]
+__all__ = [
+    "CommandRing",
+    "StoreOffer",
+    "include_path",
+    "offer_stores",
+    "shareable_memory",
+    "store_ring_nbytes",
+]
 
 
 def _load(name: str) -> Any:
@@ -20,6 +28,10 @@ def _load(name: str) -> Any:
         from kvxfer.gpu.shareable import shareable_memory
 
         return shareable_memory
+    if name == "CommandRing":
+        from kvxfer.gpu.command_ring import CommandRing
+
+        return CommandRing
     if name in ("StoreOffer", "offer_stores"):
         from kvxfer.gpu import store_offer
 
@@ -31,7 +43,7 @@ def include_path() -> str:
     """Returns the folder to compile kernels with that include ``kvxfer/device.cuh``.
 
     By that header a kernel says from inside that pages are final (`kvxfer.Trigger`), starts transfers
-    (`kvxfer.CommandRing`) and stores pages to a peer (`offer_stores`). It includes nothing of
+    (`CommandRing`) and stores pages to a peer (`offer_stores`). It includes nothing of
     CUDA or C++ and takes no library: nvcc's ``-I``, NVRTC's ``--include-path``.
     """
     from kvxfer.gpu import sources

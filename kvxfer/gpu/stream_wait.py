@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvxfer.transfer import TransferState
+from kvxfer.handle import TransferState
 
 if TYPE_CHECKING:
     from kvxfer._native import StreamWait as Wait

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvxfer._native import NativeError
@@ -32,12 +33,13 @@ _MAIL: Final = (NOTIFICATION, MESSAGE)
 WHOLE: Final = -1
 
 _DRAIN_EVENTS: Final = 256
-# Who sleeps looks again at least so often: poll() counts milliseconds in 31 bits.
-_MOST_POLL_MS: Final = 3_600_000
+#: Who sleeps looks again at least so often: poll() counts milliseconds in 31 bits.
+MOST_POLL_MS: Final = 3_600_000
 # What AgentCore.poll returns while the ring holds events.
 _EVENTS: Final = 2
 
-_Waiter = tuple["asyncio.AbstractEventLoop", "asyncio.Future[None]"]
+#: Called when there are news, by whichever thread has drained them, under no lock; must not block.
+Wake = Callable[[], None]
 
 
 class Completions:
@@ -75,7 +77,7 @@ class Completions:
         self._on_event = on_event
         self._lost: KvxferError | None = None
         self._stopped = False  # event loops do not watch any more
-        self._waiters: dict[Key, dict[int, list[_Waiter]]] = {}
+        self._waiters: dict[Key, dict[int, list[Wake]]] = {}
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._serving: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         # Whether one of them ever watched: counting the set takes longer than all else that an idle
@@ -136,8 +138,8 @@ class Completions:
         with self._lock:
             waiters = [w for parts in self._waiters.values() for part in parts.values() for w in part]
             self._waiters.clear()
-        for waiter in waiters:
-            _resolve(waiter)
+        for wake in waiters:
+            wake()
         self._wake_blocked()
         with self._turn:
             self._close_wake_fd()
@@ -203,13 +205,13 @@ class Completions:
             with self._lock:
                 parts = self._waiters.get(key)
                 if parts is None:
-                    waiters: list[_Waiter] = []
+                    waiters: list[Wake] = []
                 elif part == WHOLE:
-                    waiters = [waiter for group in parts.values() for waiter in group]
+                    waiters = [wake for group in parts.values() for wake in group]
                 else:
                     waiters = list(parts.get(part, ()))
-            for waiter in waiters:
-                _resolve(waiter)
+            for wake in waiters:
+                wake()
         if self._num_blocked:
             self._wake_blocked()
 
@@ -226,26 +228,26 @@ class Completions:
         if is_over():
             return
         loop = asyncio.get_running_loop()
-        self._watch(loop)
+        self.watch(loop)
         while True:
-            waiter = (loop, loop.create_future())
-            self._enter(key, part, waiter)
+            news = loop.create_future()
+            wake = partial(resolve, loop, news)
+            self.enter(key, part, wake)
             try:
                 # It may have happened between the last look and the entry in the table.
                 self.check()
                 if is_over():
                     return
                 if key not in _MAIL:
-                    # What this waits for is mostly long, or comes by more wake-ups than one.
-                    if loop in self._serving and not self._awaits_mail():
-                        self._leave_sockets(loop)
+                    self._look_away(loop)
                 elif loop not in self._serving and self.core.serves:
                     self._watch_sockets(loop)
-                await waiter[1]
+                await news
             finally:
-                self._leave(key, part, waiter)
+                self.leave(key, part, wake)
 
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Has an event loop drain the ring from now on, for as long as the agent is open."""
         with self._lock:
             if self._stopped or loop in self._loops:
                 return  # where the agent is closing, that wakes all who wait
@@ -253,6 +255,11 @@ class Completions:
             self._watched = True
         loop.add_reader(self.core.event_fd, self.drain)
         self.drain()  # arms the descriptor, and takes what came before anybody watched
+
+    def _look_away(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Before what is mostly long, or comes by more wake-ups than one, is waited for."""
+        if loop in self._serving and not self._awaits_mail():
+            self._leave_sockets(loop)
 
     def _watch_sockets(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
@@ -280,20 +287,27 @@ class Completions:
         loop.remove_reader(self.core.event_fd)
         loop.remove_reader(self.core.sockets_fd)
 
-    def _enter(self, key: Key, part: int, waiter: _Waiter) -> None:
+    # ---- who waits ----------------------------------------------------------------------------
+
+    def enter(self, key: Key, part: int, wake: Wake) -> None:
+        """Has `wake` called whenever this part of `key` has news, or when the agent is lost.
+
+        What has happened before is not told: look after this. End it by `leave`.
+        """
         with self._lock:
             if not self._waiters:
                 self.core.add_waiters(1)
-            self._waiters.setdefault(key, {}).setdefault(part, []).append(waiter)
+            self._waiters.setdefault(key, {}).setdefault(part, []).append(wake)
 
-    def _leave(self, key: Key, part: int, waiter: _Waiter) -> None:
+    def leave(self, key: Key, part: int, wake: Wake) -> None:
+        """Ends what `enter` began; does nothing where the agent was lost since."""
         with self._lock:
             parts = self._waiters.get(key)
             if parts is None:
                 return
             group = parts.get(part, [])
-            if waiter in group:
-                group.remove(waiter)
+            if wake in group:
+                group.remove(wake)
             if not group:
                 parts.pop(part, None)
             if not parts:
@@ -364,7 +378,7 @@ class Completions:
                 poller = select.poll()
                 poller.register(self.core.event_fd, select.POLLIN)
                 poller.register(wake_fd, select.POLLIN)
-                poller.poll(_MOST_POLL_MS if left_s is None else min(left_s * 1000, _MOST_POLL_MS))
+                poller.poll(MOST_POLL_MS if left_s is None else min(left_s * 1000, MOST_POLL_MS))
                 self.drain()
             try:
                 os.eventfd_read(wake_fd)
@@ -374,6 +388,13 @@ class Completions:
             self._turn.acquire()
             self._driver = 0
             self._turn.notify_all()
+
+    def sleepers(self, change: int) -> None:
+        """Says that `change` more threads sleep on the descriptor, beside the driver: drains arm it."""
+        with self._turn:
+            self._num_blocked += change
+            if self._lost is not None:
+                self._close_wake_fd()
 
     def _close_wake_fd(self) -> None:
         """After the agent is lost, by whoever is the last to need it. Called under ``_turn``."""
@@ -402,10 +423,10 @@ class Completions:
         return news != 0
 
 
-def _resolve(waiter: _Waiter) -> None:
+def resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    """Wakes whoever awaits a future of a loop, from any thread; a loop that was closed has nobody."""
     import asyncio
 
-    loop, future = waiter
     if asyncio._get_running_loop() is loop:
         _set(future)
     else:

@@ -124,7 +124,7 @@ class Poster:
             self._options.integrity,
             as_ids,
         )
-        scope = Scope(self._completions, remote.agent, moved, program.origin, not write)
+        scope = Scope(self._completions, remote.agent, moved, program.origin, not write, region)
         # A descriptor from elsewhere may mean another session each time.
         if part is WHOLE and entry.whole_blocks and remote._peer is not None:
             self._usual = region, remote, write, self._programs.entries, route, scope
@@ -222,7 +222,7 @@ class Poster:
             )
         except NativeError as error:
             raise translate(error, peer=name, context=context_in_words(context)) from None
-        return Incoming(handle, Scope(self._completions, name, wanted, layout.first_layer, True))
+        return Incoming(handle, Scope(self._completions, name, wanted, layout.first_layer, True, region))
 
 
 def named_lease(token: LeaseToken, remote: RegionDescriptor) -> int:

@@ -25,10 +25,10 @@ from typing import Final
 import numpy as np
 
 from kvxfer.errors import KvxferError, PeerError, TransferError, UsageError
+from kvxfer.handle import Handle
 from kvxfer.lease_token import LeaseToken
 from kvxfer.notification import Notification
 from kvxfer.testing.pair import LARGE, SMALL, Cache, Pair
-from kvxfer.transfer import Work
 
 #: Makes a connected pair with caches of a shape (`kvxfer.testing.SMALL`, ...), both ends open.
 MakePair = Callable[[tuple[int, ...]], AbstractContextManager[Pair]]
@@ -43,7 +43,7 @@ SHORT_S: Final = 0.3
 # ---- helpers ------------------------------------------------------------------------------------
 
 
-def settle(pair: Pair, *works: Work) -> bool:
+def settle(pair: Pair, *works: Handle) -> bool:
     """Waits for the ends of all works; returns whether all are done, which only a lossy pair may deny."""
     for work in works:
         failure = end_of(work)
@@ -53,7 +53,7 @@ def settle(pair: Pair, *works: Work) -> bool:
     return all(work.succeeded for work in works)
 
 
-def end_of(work: Work) -> KvxferError | None:
+def end_of(work: Handle) -> KvxferError | None:
     """Waits for the end and returns its error, or None when done."""
     try:
         work.wait(BOUND_S)
@@ -603,11 +603,11 @@ def _read(
     to_ids: Iterable[int],
     timeout_s: float = BOUND_S,
     lease: LeaseToken | None = None,
-) -> Work:
+) -> Handle:
     return dst.agent.read(dst.region, dst.remote, from_ids, to_ids, timeout_s=timeout_s, lease=lease)
 
 
-def _note(pair: Pair, dst: Cache, transfer: Work) -> Notification | None:
+def _note(pair: Pair, dst: Cache, transfer: Handle) -> Notification | None:
     """Waits for the notification of a write; None where it failed, which only a lossy pair may do."""
     if not pair.lossy:
         return dst.agent.notification_blocking(BOUND_S)

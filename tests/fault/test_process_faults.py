@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import kvxfer
 from kvxfer.errors import ExhaustedError, PeerError, TransferError
 from tests.fault.node import BOUND_S, HASTY_S, LARGE, Node, Worker
 
@@ -98,6 +99,36 @@ def test_source_is_killed_while_a_write_is_open(transport: str, local: Local, re
     dst.pool.free(table)
     assert dst.pool.close() == {}
     works_with(dst, remote("second", transport), 5)
+    dst.wait_idle()
+
+
+def test_one_of_three_sources_is_killed_while_one_group_reads_from_all(
+    transport: str, local: Local, remote: Remote
+) -> None:
+    dst = local("survivor", transport, LARGE)
+    sources = [remote(f"source-{at}", transport, LARGE) for at in range(3)]
+    thirds = [dst.all[at::3] for at in range(3)]
+    for at, src in enumerate(sources):
+        src.fill(at)
+        join(dst, src)
+        src.grant("read")
+    dst.set(0)
+    # Stopped, the victim holds its third back until it is killed; the others bring theirs.
+    sources[1].stop()
+    reads = [dst.read(ids, at) for at, ids in enumerate(thirds)]
+    group = kvxfer.Group([dst.works[work] for work in reads], cancel_on_failure=False)
+    for at in (0, 2):
+        assert dst.end(reads[at]) is None
+    assert group.state == "pending"
+    sources[1].kill()
+    with pytest.raises(PeerError, match="1 of 3 transfers failed") as raised:
+        group.wait(BOUND_S)
+    lost(raised.value)
+    assert raised.value.peer == "source-1"
+    assert raised.value.failed_blocks.tolist() == thirds[1]
+    for at in (0, 2):
+        assert dst.holds(at, thirds[at])
+    works_with(dst, remote("second", transport, LARGE), 5)
     dst.wait_idle()
 
 

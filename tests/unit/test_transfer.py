@@ -13,8 +13,11 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer.agent import Agent
 from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
+from kvxfer.handle import TransferState
 from kvxfer.options import AgentOptions
-from kvxfer.transfer import Incoming, Scope, Transfer, TransferState
+from kvxfer.transfer import Incoming, Scope, Transfer
+
+REGION: Any = SimpleNamespace(name="kv")
 
 
 @pytest.fixture
@@ -22,7 +25,9 @@ def incoming(fake_core: list[Any]) -> tuple[Any, Incoming]:
     agent = Agent("decode")
     core = fake_core[0]
     handle = core.made("expect", ())
-    scope = Scope(agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True)
+    scope = Scope(
+        agent._completions, peer_name="prefill", layers=range(4, 7), origin=2, arrives=True, region=REGION
+    )
     return handle, Incoming(handle, scope)
 
 
@@ -116,7 +121,7 @@ def test_cancel_is_passed_on(incoming: tuple[Any, Incoming]) -> None:
 
 def test_a_write_has_no_layers_here(fake_core: list[Any]) -> None:
     agent = Agent("prefill")
-    scope = Scope(agent._completions, peer_name="d", layers=range(2), origin=0, arrives=False)
+    scope = Scope(agent._completions, peer_name="d", layers=range(2), origin=0, arrives=False, region=REGION)
     work = Transfer(fake_core[0].made("expect", ()), scope)
     with pytest.raises(UsageError, match="other end"):
         work.layer_arrived(0)
@@ -163,7 +168,9 @@ def test_what_no_stream_can_wait_for_is_refused(
 def test_layers_of_a_write_arrive_elsewhere(fake_core: list[Any]) -> None:
     agent = Agent("prefill")
     handle = fake_core[0].made("expect", ())
-    write = Transfer(handle, Scope(agent._completions, "decode", range(2), origin=0, arrives=False))
+    write = Transfer(
+        handle, Scope(agent._completions, "decode", range(2), origin=0, arrives=False, region=REGION)
+    )
     write.wait_in(stream_of(77, 0))
     with pytest.raises(UsageError, match="layers arrive at the other end"):
         write.wait_in(stream_of(77, 0), 0)

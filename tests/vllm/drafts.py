@@ -52,7 +52,7 @@ def save_wider(model: Path, folder: Path) -> Path:
     config, weights = _read(model)
     times = config["num_attention_heads"] // config["num_key_value_heads"]
     wider = {
-        name: each.unflatten(0, (-1, config["head_dim"])).repeat_interleave(times, 0).flatten(0, 1)
+        name: each.reshape(-1, config["head_dim"], *each.shape[1:]).repeat_interleave(times, 0).flatten(0, 1)
         if name.endswith(("k_proj.weight", "v_proj.weight"))
         else each
         for name, each in weights.items()

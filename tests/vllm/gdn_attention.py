@@ -32,9 +32,10 @@ def _attention(
 ) -> None:
     context = get_forward_context()
     layer: Any = context.no_compile_layers[_resolve_layer_name(layer_name)]
-    if context.attn_metadata is None:
+    of_layers: Any = context.attn_metadata
+    if of_layers is None:
         return
-    metadata: Any = context.attn_metadata[layer.prefix]
+    metadata: Any = of_layers[layer.prefix]
     num_decodes, num_requests = metadata.num_decodes, metadata.num_decodes + metadata.num_prefills
     if num_requests == 0:
         return

@@ -83,6 +83,12 @@ def config(
     extra
         Settings of KvxferConnector.
     """
+    transfers: dict[str, Any] = {
+        **(connector or {**KVXFER, "kv_connector_extra_config": extra}),
+        "kv_role": role,
+        "engine_id": engine_id,
+        "kv_load_failure_policy": policy,
+    }
     model = ModelConfig(model=str(weights), skip_tokenizer_init=True, dtype="float32", seed=1)
     cache = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=True)
     cache.num_gpu_blocks = NUM_BLOCKS
@@ -99,12 +105,7 @@ def config(
             async_scheduling=overlapping,
             disable_hybrid_kv_cache_manager=num_groups == 1,
         ),
-        kv_transfer_config=KVTransferConfig(
-            **(connector or {**KVXFER, "kv_connector_extra_config": extra}),
-            kv_role=role,
-            engine_id=engine_id,
-            kv_load_failure_policy=policy,
-        ),
+        kv_transfer_config=KVTransferConfig(**transfers),
     )
 
 

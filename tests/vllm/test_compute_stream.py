@@ -47,7 +47,7 @@ class LateStream:
     def record(self, trigger: kvxfer.Trigger, value: int) -> None:
         self._given.append(("record", partial(trigger.fire, value)))
 
-    def hold(self, work: kvxfer.Transfer | kvxfer.Incoming, layer: int) -> bool:
+    def hold(self, work: kvxfer.Group, layer: int) -> bool:
         def wait() -> None:
             try:
                 work.layer_blocking(layer, 20)

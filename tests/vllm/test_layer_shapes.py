@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, UniformTypeKVCacheSpecs
 
 from kvxfer import LeaseToken
 from kvxfer.connectors.vllm.appointment import Appointment
@@ -32,7 +32,7 @@ LEASE, KEY = LeaseToken.draw(), b"k" * 16
 
 
 def groups(tp_size: int = 1) -> tuple[CacheGroup, ...]:
-    specs = {
+    specs: dict[str, KVCacheSpec] = {
         name: FullAttentionSpec(
             block_size=BLOCK_SIZE, num_kv_heads=num_heads // tp_size, head_size=dim, dtype=torch.float32
         )

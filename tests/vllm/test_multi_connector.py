@@ -18,7 +18,7 @@ from vllm.distributed.parallel_state import (
 )
 from vllm.utils.network_utils import get_open_port
 
-from kvxfer.connectors.vllm.step import StepMetadata
+from kvxfer.connectors.vllm.step import RankMetadata, StepMetadata
 from tests.vllm.stepping import (
     BLOCK_SIZE,
     HEAD_SIZE,
@@ -111,7 +111,7 @@ def test_workers_tell_where_they_are_though_another_child_shook_hands_first(
     kvxfer_at: int,
 ) -> None:
     settings = config(weights, ROLE, connector=children(tmp_path, kvxfer_at))
-    worker = MultiConnector(settings, KVConnectorRole.WORKER, caches())
+    worker: Any = MultiConnector(settings, KVConnectorRole.WORKER, caches())
     shape = (NUM_BLOCKS, NUM_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
     names = caches().kv_cache_groups[0].layer_names
     try:
@@ -128,7 +128,9 @@ def test_workers_tell_where_they_are_though_another_child_shook_hands_first(
         engine.add(request(PROMPT[::-1], 1, TO_PREFILL, "after"))
         engine.step()
         (rank,) = engine.told["after"]["kvxfer"]["ranks"]
-        assert rank["address"] == ours.get_handshake_metadata().agent.address
+        metadata = ours.get_handshake_metadata()
+        assert isinstance(metadata, RankMetadata)
+        assert rank["address"] == metadata.agent.address
         engine.settle()
         assert engine.num_blocks_in_use == 0
     finally:

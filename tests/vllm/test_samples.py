@@ -47,6 +47,7 @@ def moved(engines: Engines) -> int:
 @pytest.fixture
 def nothing_expires(engines: Engines) -> Iterator[None]:
     """Whatever the engines held in a test was given back because it was read."""
+    engines.wait_empty()  # what other tests have left expires before
     before = engines.prefill.log.read_text(errors="replace").count(EXPIRED)
     yield
     engines.wait_empty()

@@ -351,6 +351,7 @@ def test_a_fetch_that_failed_is_computed_from_what_is_missing_on(
     engine.step(lose(engine, "a", kept))
     output = engine.scheduler.schedule()
     assert output.num_scheduled_tokens == {"a": len(PROMPT) - kept * BLOCK_SIZE}
+    assert isinstance(output.kv_connector_metadata, StepMetadata)
     assert not output.kv_connector_metadata.fetches, "what failed is fetched again"
 
 
@@ -411,6 +412,7 @@ def test_a_request_that_the_front_end_refused_is_given_back(make: Make) -> None:
     # The engine calls with a stand-in of one token.
     engine = make("kv_consumer")
     params = from_prefill(PROMPT, 4, "a").kv_transfer_params
+    assert params is not None
     engine.add(request([0], 1, params, "a"))
     engine.abort("a")
     assert [each.request_id for each in engine.step().released] == ["prefilled a"]

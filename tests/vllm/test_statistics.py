@@ -15,6 +15,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from kvxfer.connectors.vllm import KvxferConnector
 from kvxfer.connectors.vllm.statistics import Metrics, Recorder, TransferStatistics
+from kvxfer.handle import Stages
 
 MS = 1_000_000
 
@@ -27,7 +28,7 @@ def loaded(
         "a",
         began_ns=0,
         noticed_ns=(2 + load_ms + 3) * MS,
-        stages=[(2 * MS, 4 * MS), (3 * MS, (2 + load_ms) * MS)],
+        stages=Stages(2 * MS, 3 * MS, (2 + load_ms) * MS),
         rails=rails,
         nbytes=nbytes,
         num_pages=4,
@@ -68,7 +69,14 @@ def test_a_fetch_is_told_apart_into_connecting_loading_and_noticing() -> None:
 def test_a_fetch_of_nothing_took_no_time_to_load() -> None:
     recorder = Recorder()
     recorder.loaded(
-        "a", began_ns=0, noticed_ns=5 * MS, stages=[], rails=[], nbytes=0, num_pages=0, num_ranks=1
+        "a",
+        began_ns=0,
+        noticed_ns=5 * MS,
+        stages=Stages(0, 0, 0),
+        rails=[],
+        nbytes=0,
+        num_pages=0,
+        num_ranks=1,
     )
     data = taken(recorder).data
     assert (data["connect_s"], data["load_s"], data["notice_s"]) == ([0.005], [0.0], [0.0])
@@ -85,7 +93,7 @@ def test_workers_and_intervals_add_up() -> None:
     first, second = Recorder(), Recorder()
     loaded(first, load_ms=10)
     first.failed("lease-ended")
-    loaded(second, load_ms=30, rails=("shm", "shm", "tcp"))
+    loaded(second, load_ms=30, rails=("shm", "tcp"))
     second.failed("lease-ended")
     second.failed("peer-lost")
     second.expired()
@@ -112,7 +120,7 @@ def test_it_goes_from_process_to_process() -> None:
 
 
 def test_the_engines_log_line_says_what_happened() -> None:
-    engine = KVConnectorLogging(None)
+    engine: Any = KVConnectorLogging(None)
     engine.connector_cls = KvxferConnector
     recorder = Recorder()
     for load_ms in (10, 20, 30):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import kvxfer
-from kvxfer.connectors.vllm import fetches
+from kvxfer.connectors.vllm import fetch
 from kvxfer.connectors.vllm.cache_groups import groups_of
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.pace import StepPace
@@ -275,7 +275,7 @@ def test_a_step_does_not_wait_on_for_what_was_expected_and_does_not_come(
 def test_who_reads_before_it_has_heard_that_prefill_is_awake_reads_again(
     prefill: Worker, far_decode: Worker, slow_word: Proxy, heard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetches, "_EARLY_S", 30.0)  # word may take longer than a second where cores are few
+    monkeypatch.setattr(fetch, "_EARLY_S", 30.0)  # word may take longer than a second where cores are few
     if heard == "that it slept":
         prefill.half.sleep()
         (peer,) = far_decode.half._agent.peers

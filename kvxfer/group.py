@@ -1,0 +1,393 @@
+"""One handle over several transfers that are one thing to their caller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.arguments import seconds_or_none
+from kvxfer.errors import KvxferError, UsageError, largest_loss
+from kvxfer.handle import Handle, Stages, TransferState
+from kvxfer.session.completion import WHOLE
+from kvxfer.session.watch import Watch
+from kvxfer.transfer import Incoming, Transfer
+
+if TYPE_CHECKING:
+    from kvxfer.region import Region
+    from kvxfer.session.completion import Completions, Key
+
+# In the words of an error; `Group.errors` has all.
+_MOST_NAMED: Final = 4
+
+
+class Group(Handle):
+    """Transfers and expectations that are one thing to their caller: one request's from several ranks.
+
+    It ends when all of its members have. When one fails, the others are cancelled by whoever waits for the
+    group at that time or later, in any way; the pages are in use until the group has ended. Members stay
+    handles of their own.
+
+    Parameters
+    ----------
+    works
+        Transfers, expectations and groups, of one agent or of several in this process. A group among them
+        stands for its members; each member counts once. A group of none is done.
+    cancel_on_failure
+        Whether the others are cancelled when one fails or is cancelled.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: one of `works` is no such handle.
+
+    Notes
+    -----
+    Waiting costs as much as there are members, without a thread or a task for any of them. A look at `state`
+    asks members until one is pending.
+    """
+
+    __slots__ = ("_cancels", "_members")
+
+    def __init__(
+        self, works: Iterable[Transfer | Incoming | Group], *, cancel_on_failure: bool = True
+    ) -> None:
+        members: dict[Transfer | Incoming, None] = {}
+        for work in works:
+            if isinstance(work, Group):
+                members.update(dict.fromkeys(work.members))
+            elif isinstance(work, Transfer | Incoming):
+                members[work] = None
+            else:
+                raise UsageError(
+                    f"a group is made of transfers, expectations and groups, not of {work!r}",
+                    code="invalid-argument",
+                )
+        self._members = tuple(members)
+        self._cancels = bool(cancel_on_failure)
+
+    def __repr__(self) -> str:
+        return f"<Group of {len(self._members)} {self.state}>"
+
+    # ---- state ------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> tuple[Transfer | Incoming, ...]:
+        """Its transfers and expectations, in the order in which they were named."""
+        return self._members
+
+    @property
+    def state(self) -> TransferState:
+        """``PENDING`` until all members have ended, and then the worst of theirs.
+
+        ``FAILED`` where one failed, else ``CANCELLED`` where one was cancelled, else ``DONE``.
+        """
+        found = set()
+        for work in self._members:
+            if (state := work.state) is TransferState.PENDING:
+                return state
+            found.add(state)
+        for state in (TransferState.FAILED, TransferState.CANCELLED):
+            if state in found:
+                return state
+        return TransferState.DONE
+
+    @property
+    def errors(self) -> dict[Transfer | Incoming, KvxferError]:
+        """Why members failed or were cancelled, those that have so far."""
+        return {work: error for work in self._members if (error := work.error) is not None}
+
+    @property
+    def error(self) -> KvxferError | None:
+        """What has failed so far, also while other members are pending; None while nothing has.
+
+        Its class, code, peer and rail are those of the largest loss among the members (`PeerError` before
+        `TransferError`); the message names the members and their peers. ``failed_blocks`` are of all members
+        where these share a region, else empty: the message counts them for each region.
+        """
+        errors = self.errors
+        if not errors:
+            return None
+        failed = {work: error for work, error in errors.items() if work.state is TransferState.FAILED}
+        what = "failed" if failed else "were cancelled"
+        failed = failed or errors
+        largest = largest_loss(failed.values())
+        if len(self._members) == 1:
+            return largest
+        blocks = {region: self.failed_blocks_of(region) for region in self._regions}
+        # One that failed alone has its code and peer behind the whole.
+        told = [
+            f"{_named(work)}: {error.args[0] if len(failed) == 1 else error}"
+            for work, error in list(failed.items())[:_MOST_NAMED]
+        ]
+        if (more := len(failed) - len(told)) > 0:
+            told.append(f"and {more} more")
+        if (cancelled := len(errors) - len(failed)) > 0:
+            told.append(f"{cancelled} cancelled")
+        if len(blocks) > 1:
+            counts = ", ".join(f"{len(ids)} of region {region.name!r}" for region, ids in blocks.items())
+            told.append(f"failed blocks: {counts} (failed_blocks_of)")
+        return type(largest)(
+            f"{len(failed)} of {len(self._members)} transfers {what}: {'; '.join(told)}",
+            code=largest.code,
+            peer=largest.peer,
+            rail=largest.rail,
+            failed_blocks=next(iter(blocks.values())) if len(blocks) == 1 else None,
+        )
+
+    @property
+    def failed_blocks(self) -> NDArray[np.uint32]:
+        """Block ids of the members' region whose bytes cannot be relied on, ascending, each once.
+
+        Raises
+        ------
+        UsageError
+            ``unsupported``: members are of several regions, whose ids are not each other's: ask
+            `failed_blocks_of`, or the members.
+        """
+        regions = self._regions
+        if len(regions) > 1:
+            names = ", ".join(repr(region.name) for region in regions)
+            raise UsageError(
+                f"the group moves blocks of regions {names}: ask failed_blocks_of(region) for each",
+                code="unsupported",
+            )
+        return self.failed_blocks_of(regions[0]) if regions else np.empty(0, np.uint32)
+
+    def failed_blocks_of(self, region: Region) -> NDArray[np.uint32]:
+        """Returns block ids of one region whose bytes cannot be relied on, ascending, each once."""
+        found = [work.failed_blocks for work in self._members if work.region is region]
+        return np.unique(np.concatenate(found)) if found else np.empty(0, np.uint32)
+
+    @property
+    def layers(self) -> range:
+        """From the first to the last layer that a member moves, numbered model-wide."""
+        if not self._members:
+            return range(0)
+        return range(
+            min(work.layers.start for work in self._members), max(work.layers.stop for work in self._members)
+        )
+
+    @property
+    def rails(self) -> tuple[str, ...]:
+        """Transports that moved bytes of any member, as seen at this end; each once."""
+        return tuple(dict.fromkeys(rail for work in self._members for rail in work.rails))
+
+    @property
+    def stages(self) -> Stages:
+        """When the first member was posted and had its first piece, and when the last one ended."""
+        each = [work.stages for work in self._members]
+        ended = [stages.ended_ns for stages in each]
+        return Stages(
+            min((stages.posted_ns for stages in each), default=0),
+            min((stages.first_piece_ns for stages in each if stages.first_piece_ns), default=0),
+            max(ended) if ended and all(ended) else 0,
+        )
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Asks for the end of all members that have not ended; see `Transfer.cancel`."""
+        self._check()
+        for work in self._members:
+            if not work._is_final():
+                work._handle.cancel()
+
+    async def first_failure(self) -> KvxferError | None:
+        """Waits until a member fails and returns `error` at once; None when all are done.
+
+        Others may be pending, and pages in use: wait for the group before they are used for anything else.
+        """
+        await self._until(_Waiting(self, self._members, stops_early=True))
+        return self.error
+
+    def first_failure_blocking(self, timeout_s: float | None = None) -> KvxferError | None:
+        """Blocks until a member fails, or all are done: the twin of `first_failure`.
+
+        Raises
+        ------
+        TimeoutError
+            Neither has happened when the time is over.
+        """
+        if not self._by(_Waiting(self, self._members, stops_early=True), timeout_s):
+            raise TimeoutError(f"{self!r} is still pending after {timeout_s} s")
+        return self.error
+
+    # ---- layers -----------------------------------------------------------------------------
+
+    async def layer(self, layer: int) -> None:
+        """Waits until one layer is in place of all members that have it.
+
+        Parameters
+        ----------
+        layer
+            Numbered model-wide.
+
+        Raises
+        ------
+        KvxferError
+            `error`, as soon as a member failed without this layer; others may be pending.
+        UsageError
+            ``out-of-range`` for a layer that no member moves; ``unsupported`` where the other end receives.
+        """
+        waiting = self._for_layer(layer)
+        await self._until(waiting)
+        self._raise_if_lost(waiting)
+
+    def layer_blocking(self, layer: int, timeout_s: float | None = None) -> None:
+        waiting = self._for_layer(layer)
+        if not self._by(waiting, timeout_s):
+            raise TimeoutError(f"layer {layer} of {self!r} has not arrived after {timeout_s} s")
+        self._raise_if_lost(waiting)
+
+    def layer_arrived(self, layer: int) -> bool:
+        return all(work.layer_arrived(layer) for work in self._with(layer))
+
+    def _with(self, layer: int) -> list[Transfer | Incoming]:
+        found = [work for work in self._members if layer in work.layers]
+        if not found:
+            raise UsageError(
+                f"no transfer of {self!r} moves layer {layer}: theirs (model-wide) lie within {self.layers}",
+                code="out-of-range",
+            )
+        return found
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    @property
+    def _regions(self) -> tuple[Region, ...]:
+        return tuple(dict.fromkeys(work.region for work in self._members))
+
+    def _for_layer(self, layer: int) -> _Waiting:
+        works = self._with(layer)
+        return _Waiting(self, works, [work._index(layer) for work in works])
+
+    def _raise_if_lost(self, waiting: _Waiting) -> None:
+        if waiting.lost:
+            self._raise_if_failed()
+
+    def _check(self) -> None:
+        """Raises `AgentError` where a member cannot end any more: in the child of a fork."""
+        for work in self._members:
+            if not work._is_final():
+                work._scope.completions.check()
+
+    def _failed(self) -> None:
+        """Cancels what is pending, where that is wanted."""
+        if self._cancels:
+            self.cancel()
+
+    async def _until_final(self) -> None:
+        await self._until(_Waiting(self, self._members))
+
+    def _final_by(self, timeout_s: float | None) -> bool:
+        return self._by(_Waiting(self, self._members), timeout_s)
+
+    async def _until(self, waiting: _Waiting) -> None:
+        if waiting.is_over():
+            return
+        self._check()
+        with Watch(waiting.places) as watch:
+            while not waiting.is_over():
+                waiting.look(await watch.news())
+
+    def _by(self, waiting: _Waiting, timeout_s: float | None) -> bool:
+        limit_s = seconds_or_none(timeout_s, "timeout_s")
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        if waiting.is_over():
+            return True
+        self._check()
+        with Watch(waiting.places) as watch:
+            while not waiting.is_over():
+                if waiting.num_pending == 1:
+                    return waiting.last_by(deadline)
+                news = watch.news_blocking(deadline)
+                if not news:
+                    return False
+                waiting.look(news)
+        return True
+
+
+class _Waiting:
+    """What one waiter still waits for.
+
+    Attributes
+    ----------
+    lost
+        Whether a member has failed that it waited for.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        works: Sequence[Transfer | Incoming],
+        layers: Sequence[int] | None = None,
+        *,
+        stops_early: bool = False,
+    ) -> None:
+        self._group = group
+        self._works = works
+        self._layers = layers
+        self._stops_early = stops_early or layers is not None
+        self._pending = set(range(len(works)))  # indexes of `works`
+        self.lost = False
+        self.look(range(len(works)))
+
+    @property
+    def places(self) -> list[tuple[Completions, Key, int]]:
+        """Where the members' news are told, in order."""
+        parts = [WHOLE] * len(self._works) if self._layers is None else self._layers
+        return [
+            (work._scope.completions, work._key, part) for work, part in zip(self._works, parts, strict=True)
+        ]
+
+    def look(self, news: Iterable[int]) -> None:
+        """Looks at members that have news."""
+        for at in news:
+            if at not in self._pending or not self._has_come(at):
+                continue
+            self._pending.discard(at)
+            if not self.lost and not self._is_there(at):
+                self.lost = True
+                self._group._failed()
+
+    def is_over(self) -> bool:
+        """Whether it waits no more."""
+        return not self._pending or (self.lost and self._stops_early)
+
+    @property
+    def num_pending(self) -> int:
+        """How many members it still waits for."""
+        return len(self._pending)
+
+    def last_by(self, deadline: float | None) -> bool:
+        """Blocks for the only one that is left; returns whether it came in time.
+
+        It drives progress for its agent, where a wait for several sleeps until there are news.
+        """
+        (at,) = self._pending
+        left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        work = self._works[at]
+        if self._layers is not None:
+            work._layer_by(self._layers[at], left_s)
+        else:
+            work._final_by(left_s)
+        self.look((at,))
+        return self.is_over()
+
+    def _has_come(self, at: int) -> bool:
+        work = self._works[at]
+        if self._layers is not None and work._handle.watch_layer(self._layers[at]):
+            return True
+        return work._is_final()
+
+    def _is_there(self, at: int) -> bool:
+        work = self._works[at]
+        return work.succeeded if self._layers is None else work._handle.layer_arrived(self._layers[at])
+
+
+def _named(work: Transfer | Incoming) -> str:
+    return f"{type(work).__name__.lower()} {work._handle.id}"

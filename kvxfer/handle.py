@@ -1,0 +1,193 @@
+"""What a caller holds of work that moves: it is awaited, cancelled, and asked what became of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.errors import KvxferError
+
+
+class TransferState(StrEnum):
+    """Where a transfer stands; all but ``PENDING`` are final. Members equal the words they show."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Stages(NamedTuple):
+    """When a transfer reached its stages, in nanoseconds of CLOCK_MONOTONIC; 0 for not yet.
+
+    Attributes
+    ----------
+    posted_ns
+        The call that made the handle.
+    first_piece_ns
+        The first piece in place; stays 0 at an end that does not receive.
+    ended_ns
+        The terminal state.
+    """
+
+    posted_ns: int
+    first_piece_ns: int
+    ended_ns: int
+
+
+class Handle(ABC):
+    """One terminal state, reached once and in bounded time, and layers that come in before it.
+
+    Dropping a handle neither cancels nor leaks anything. All methods may be called from any
+    thread and any event loop.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    # ---- state ------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def state(self) -> TransferState:
+        """Where it stands.
+
+        ``PENDING`` also while one that has failed or was cancelled has copies under way that a device
+        cannot stop: its pages are in use until they have ended.
+        """
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it ended with every byte in place (at the destination, whichever end this is)."""
+        return self.state is TransferState.DONE
+
+    @property
+    @abstractmethod
+    def error(self) -> KvxferError | None:
+        """Why it failed or was cancelled; None when done."""
+
+    @property
+    @abstractmethod
+    def failed_blocks(self) -> NDArray[np.uint32]:
+        """This end's block ids whose bytes cannot be relied on; empty unless failed or cancelled."""
+
+    @property
+    @abstractmethod
+    def layers(self) -> range:
+        """The layers that it moves, numbered model-wide."""
+
+    @property
+    @abstractmethod
+    def rails(self) -> tuple[str, ...]:
+        """Transports that moved bytes of it, as seen at this end."""
+
+    @property
+    @abstractmethod
+    def stages(self) -> Stages:
+        """When it reached its stages."""
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Waits for the end.
+
+        Cancelling the waiting task abandons the waiting alone: the bytes go on moving, and the
+        pages stay in use, until the end. To stop it call `cancel`.
+
+        Raises
+        ------
+        TransferError
+            ``not-permitted``, ``lease-ended``, ``region-gone``, ``cancelled``, ``deadline``, ``integrity``,
+            ``refused``, ``no-path``; ``failed_blocks`` names what to recompute.
+        PeerError
+            ``peer-lost``, ``peer-silent``, ``peer-restarted``, ``auth-failed``, ``protocol``: a peer is lost.
+        AgentError
+            ``closed`` when the agent closed first; ``forked`` in a child process.
+
+        docs/errors.md says of each code what it means.
+        """
+        return self._ended().__await__()
+
+    async def _ended(self) -> None:
+        await self._until_final()
+        self._raise_if_failed()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Blocks until the end, driving progress from this thread; None waits without bound.
+
+        Raises
+        ------
+        TimeoutError
+            It is still pending when the time is over; it goes on, so wait again or cancel.
+        KvxferError
+            As awaiting it does.
+        """
+        if not self._final_by(timeout_s):
+            raise TimeoutError(f"{self!r} is still pending after {timeout_s} s")
+        self._raise_if_failed()
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Asks for its end; does nothing when it has ended.
+
+        Asynchronous: wait for the handle before the pages are used for anything else.
+        """
+
+    # ---- layers -----------------------------------------------------------------------------
+
+    @abstractmethod
+    async def layer(self, layer: int) -> None:
+        """Waits until every byte of one layer is in place, at the end that receives.
+
+        Parameters
+        ----------
+        layer
+            Numbered model-wide, one of `layers`. Layers may arrive in any order.
+
+        Raises
+        ------
+        KvxferError
+            As awaiting the handle does, when it ended before this layer arrived.
+        UsageError
+            ``out-of-range`` for a layer that it does not move; ``unsupported`` where the other end receives.
+        """
+
+    @abstractmethod
+    def layer_blocking(self, layer: int, timeout_s: float | None = None) -> None:
+        """Blocks until one layer is in place: the blocking twin of `layer`.
+
+        Raises
+        ------
+        TimeoutError
+            It has not arrived when the time is over.
+        KvxferError
+            As `layer` does.
+        """
+
+    @abstractmethod
+    def layer_arrived(self, layer: int) -> bool:
+        """Returns whether every byte of one layer is in place, without waiting.
+
+        Raises
+        ------
+        UsageError
+            As `layer` does.
+        """
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    @abstractmethod
+    async def _until_final(self) -> None:
+        """Returns when the state is final, whatever it is."""
+
+    @abstractmethod
+    def _final_by(self, timeout_s: float | None) -> bool:
+        """Blocks until the state is final, and returns True, or until the time is over."""
+
+    def _raise_if_failed(self) -> None:
+        if (error := self.error) is not None:
+            raise error
