@@ -33,7 +33,7 @@ COMMA := ,
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
-# native/core/engine is a folder beside engine.cpp, and no program to be made of it.
+# native/core/engine and native/core/runtime are folders beside engine.cpp and runtime.cpp, and no programs to be made of them.
 MAKEFLAGS += --no-builtin-rules
 
 PY := $(VENV)/bin/python

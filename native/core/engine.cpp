@@ -1,6 +1,7 @@
 #include "core/engine.h"
 
 #include <algorithm>
+#include <new>
 
 namespace kvxfer {
 namespace {
@@ -8,6 +9,8 @@ namespace {
 // Of a process that dies the kernel ends one socket after the other, within a millisecond unless the machine
 // is busy: only later is a rail that went down the rail's loss and not the peer's.
 constexpr Time kAfterRailDown = 100'000'000;
+
+constexpr Time kAfterNoMemory = 1'000'000;
 
 std::string in_words(const Rail& rail) {
   return std::string(rail.capabilities().name) + " rail " + std::to_string(rail.info().name.index);
@@ -27,25 +30,47 @@ void Engine::on_dialling(Time now, SessionKey key) {
   if (Peer* peer = sessions_.find(key)) sessions_.dialling(*peer);
 }
 
-void Engine::on_disconnected(Time now, SessionKey key, std::string why) {
-  context_.now = now;
-  if (Peer* peer = sessions_.find(key)) lose(key, sessions_.disconnected(*peer, why));
+void Engine::on_disconnected(Time now, SessionKey key, const std::string& why) {
+  serve(now, key, [&] {
+    if (Peer* peer = sessions_.find(key)) lose(key, sessions_.disconnected(*peer, why));
+  });
 }
 
-void Engine::on_unreachable(Time now, SessionKey key, std::string why) {
-  context_.now = now;
-  Peer* peer = sessions_.find(key);
-  if (peer == nullptr) return;
-  peer->session().connection_lost();
-  lose(key, {Code::kUnreachable, std::move(why)});
+void Engine::on_unreachable(Time now, SessionKey key, const std::string& why) {
+  serve(now, key, [&] {
+    Peer* peer = sessions_.find(key);
+    if (peer == nullptr) return;
+    peer->session().connection_lost();
+    lose(key, {Code::kUnreachable, why});
+  });
 }
 
-void Engine::end_session(Time now, SessionKey key, Code code, std::string text) {
-  context_.now = now;
-  Peer* peer = sessions_.find(key);
-  if (peer == nullptr) return;
-  sessions_.say_goodbye(*peer, code, text);
-  lose(key, {code, std::move(text)});
+void Engine::end_session(Time now, SessionKey key, Code code, const std::string& text) {
+  serve(now, key, [&] {
+    Peer* peer = sessions_.find(key);
+    if (peer == nullptr) return;
+    sessions_.say_goodbye(*peer, code, text);
+    lose(key, {code, text});
+  });
+}
+
+// What memory was not there for ends: of that there is less then. Where there is not enough for its end either,
+// the next round goes on with it.
+void Engine::end_starved() noexcept {
+  while (const std::optional<SessionKey> key = context_.take_starved()) try {
+      if (const auto left = leaving_.find(*key); left != leaving_.end()) {
+        let_go(*key, left->second);
+        continue;
+      }
+      const Status why(Code::kExhausted, "there was no memory for what the session asked for");
+      if (Peer* const peer = sessions_.find(*key)) try {
+          sessions_.say_goodbye(*peer, why.code(), why.message());
+        } catch (const std::bad_alloc&) {  // it ends without a word
+        }
+      lose(*key, why);
+    } catch (const std::bad_alloc&) {
+      return context_.starve(*key);
+    }
 }
 
 // A name that is open is not taken over while the process that opened it answers. One that restarted is a new peer:
@@ -106,10 +131,15 @@ void Engine::lose(SessionKey key, Status reason) {
   // Whatever it was ended for: who awaits something of it is told that the peer is lost, or never came.
   if (!is_of_peer(reason.code()) && reason.code() != Code::kClosed)
     reason = {peer->was_open() ? Code::kPeerLost : Code::kUnreachable, reason.message()};
+  leaving_.insert_or_assign(key, reason);
   sessions_.remove(key, reason);
+  let_go(key, reason);
+}
+
+// Called again where memory was not there for all of it: what has gone by then is passed over.
+void Engine::let_go(SessionKey key, const Status& reason) {
   const std::vector<LeaseId> leases = leases_.of_holder(key);
   admission_.remove_session(key);
-  leases_.remove_session(key);
   // Local fences first: from here on nothing begins for this session, and what is under way ends.
   const auto all = [](const TransferEnd&) { return true; };
   for (const TransferKey& each : sources_.find(key, all))
@@ -117,6 +147,7 @@ void Engine::lose(SessionKey key, Status reason) {
   for (const TransferKey& each : destinations_.find(key, all))
     destinations_.fail(each, TransferEvent::kFail, reason, false);
   for (const LeaseId id : leases) end_lease(id, LeaseEvent::kPeerLost, reason);
+  leases_.remove_session(key);
   end_expectations(expectations_.from(key), reason);
   // In this order: a peer that listens still hears why before its rails end.
   context_.host.close_session(key);
@@ -129,67 +160,73 @@ void Engine::lose(SessionKey key, Status reason) {
   messages_.remove_session(key);
   context_.host.emit(
       {.kind = EventKind::kPeerLost, .peer = key, .code = reason.code(), .message = reason.message()});
+  leaving_.erase(key);
   if (!sessions_.held().empty() && !closed_) settle_names();
 }
 
 // ---- rails --------------------------------------------------------------------------------------
 
 void Engine::rail_up(Time now, SessionKey key, const RailInfo& info) {
-  context_.now = now;
-  Peer* peer = sessions_.find(key);
-  if (peer == nullptr || rails_.is_over(key, info.name)) return context_.host.drop_rail(info.id);
-  // Who dials a rail anew has lost the one before, though we have not noticed.
-  if (Rail* const before = rails_.at(key, info.name.index)) {
-    context_.host.drop_rail(before->id());
-    take_down(*before);
-  }
-  Rail& rail = rails_.add(key, info);
-  sources_.rail_up(rail);
-  for (const RegionId region : peer_regions_.rail_up(rail)) destinations_.path_came(key, region);
-  if (peer->role() == SessionRole::kInitiator) redials_.up(rail);
-  sessions_.forget_rail(*peer, info.name.index);
-  if (info.name.life == 0) {
-    sessions_.rail_settled(*peer);
-    return check_up(*peer);
-  }
-  ++context_.stats.rails_redialled;
-  log(in_words(rail) + " to " + quoted(peer->name()) + " was dialled again and is up");
+  serve(now, key, [&] {
+    Peer* peer = sessions_.find(key);
+    if (peer == nullptr || rails_.is_over(key, info.name)) return context_.host.drop_rail(info.id);
+    // Who dials a rail anew has lost the one before, though we have not noticed.
+    if (Rail* const before = rails_.at(key, info.name.index)) {
+      context_.host.drop_rail(before->id());
+      take_down(*before);
+    }
+    Rail& rail = rails_.add(key, info);
+    sources_.rail_up(rail);
+    for (const RegionId region : peer_regions_.rail_up(rail)) destinations_.path_came(key, region);
+    if (peer->role() == SessionRole::kInitiator) redials_.up(rail);
+    sessions_.forget_rail(*peer, info.name.index);
+    if (info.name.life == 0) {
+      sessions_.rail_settled(*peer);
+      return check_up(*peer);
+    }
+    ++context_.stats.rails_redialled;
+    log(in_words(rail) + " to " + quoted(peer->name()) + " was dialled again and is up");
+  });
 }
 
 void Engine::rail_failed(Time now, SessionKey key, std::optional<wire::RailName> rail, std::string note) {
-  context_.now = now;
-  Peer* peer = sessions_.find(key);
-  if (peer == nullptr) return;
-  if (rail) {
-    rails_.give_up(key, *rail);
-    note_redial(*peer, *rail, std::move(note));
-    if (rail->life != 0) return;
-  } else {
-    sessions_.note(*peer, std::move(note));
-  }
-  sessions_.rail_settled(*peer);
-  end_pathless(*peer);
-  check_up(*peer);
+  serve(now, key, [&] {
+    Peer* peer = sessions_.find(key);
+    if (peer == nullptr) return;
+    if (rail) {
+      rails_.give_up(key, *rail);
+      note_redial(*peer, *rail, std::move(note));
+      if (rail->life != 0) return;
+    } else {
+      sessions_.note(*peer, std::move(note));
+    }
+    sessions_.rail_settled(*peer);
+    end_pathless(*peer);
+    check_up(*peer);
+  });
 }
 
-void Engine::rail_down(Time now, RailId id, std::string why) {
+void Engine::rail_down(Time now, RailId id, const std::string& why) {
   context_.now = now;
-  Rail* rail = rails_.find(id);
-  if (rail == nullptr) return;
-  const SessionKey key = rail->session();
-  const wire::RailName name = rail->info().name;
-  const std::string words = in_words(*rail) + " went down: " + why;
-  take_down(*rail);
+  Rail* const rail = rails_.find(id);
+  if (rail != nullptr) serve(now, rail->session(), [&] { rail_down(*rail, why); });
+}
+
+void Engine::rail_down(Rail& gone, const std::string& why) {
+  const SessionKey key = gone.session();
+  const wire::RailName name = gone.info().name;
+  const std::string words = in_words(gone) + " went down: " + why;
+  take_down(gone);
   Peer* peer = sessions_.find(key);
   if (peer == nullptr) return;
   // Control frames may still flow, but no page ever will: the peer is lost, say so at once.
   if (rails_.of(key).empty())
-    return end_session(now, key, Code::kPeerLost,
+    return end_session(context_.now, key, Code::kPeerLost,
                        "the last rail to " + quoted(peer->name()) + " is gone: " + words);
   sessions_.send(*peer, wire::RailDown{name});
   note_redial(*peer, name, words);
   log("others to " + quoted(peer->name()) + " carry on: " + peer->rail_note(name.index));
-  context_.timers.arm(time_after(now, kAfterRailDown), TimerKind::kPath, key);
+  context_.timers.arm(time_after(context_.now, kAfterRailDown), TimerKind::kPath, key);
 }
 
 void Engine::take_down(Rail& rail) {
@@ -233,10 +270,12 @@ void Engine::on_completion(Time now, const Completion& completion) {
   context_.now = now;
   const std::optional<Rails::Completed> work = rails_.completed(completion);
   if (!work) return;
-  if (work->use == WorkUse::kSend)
-    sources_.sent(*work, completion);
-  else
-    destinations_.completed(*work, completion);
+  serve(now, work->transfer.first, [&] {
+    if (work->use == WorkUse::kSend)
+      sources_.sent(*work, completion);
+    else
+      destinations_.completed(*work, completion);
+  });
 }
 
 // ---- time ---------------------------------------------------------------------------------------
@@ -244,7 +283,31 @@ void Engine::on_completion(Time now, const Completion& completion) {
 void Engine::on_time(Time now) {
   context_.now = now;
   const Time late = context_.timers.next() == kNever ? 0 : now - context_.timers.next();
-  while (const std::optional<Timers::Due> due = context_.timers.take_due(now)) on_timer(*due, late);
+  while (const std::optional<Timers::Due> due = context_.timers.take_due(now))
+    serve(now, session_of(*due), [&] {
+      try {
+        on_timer(*due, late);
+      } catch (const std::bad_alloc&) {
+        // A right that is over ends, if later; what is of one session ends with it.
+        context_.timers.arm(time_after(now, kAfterNoMemory), due->kind, due->a, due->b);
+        throw;
+      }
+    });
+}
+
+SessionKey Engine::session_of(const Timers::Due& due) {
+  switch (due.kind) {
+    case TimerKind::kLease: {
+      const Lease* const lease = leases_.find(due.a);
+      return lease == nullptr ? kNobody : lease->holder().value_or(kNobody);
+    }
+    case TimerKind::kExpectation: return kNobody;
+    case TimerKind::kRail: {
+      const Rail* const rail = rails_.find(static_cast<RailId>(due.a));
+      return rail == nullptr ? kNobody : rail->session();
+    }
+    default: return static_cast<SessionKey>(due.a);
+  }
 }
 
 void Engine::on_timer(const Timers::Due& due, Time late) {
@@ -299,16 +362,21 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
 void Engine::pump(Time now) {
   context_.now = now;
   context_.begin_round();
-  rails_.begin_round();
-  destinations_.begin_round();
-  sources_.send_waiting();
-  sources_.sum_slice();
-  destinations_.sum_slice();
-  destinations_.post_pieces();
-  destinations_.confirm_dirty();
-  posting_.serve_backlog();
-  rails_.cancel_stopped();
-  sessions_.flush_stirred();
+  try {
+    rails_.begin_round();
+    destinations_.begin_round();
+    sources_.send_waiting();
+    sources_.sum_slice();
+    destinations_.sum_slice();
+    destinations_.post_pieces();
+    destinations_.confirm_dirty();
+    posting_.serve_backlog();
+    rails_.cancel_stopped();
+    sessions_.flush_stirred();
+  } catch (const std::bad_alloc&) {  // nobody's: the next round does it
+    context_.pump_again = true;
+  }
+  end_starved();
 }
 
 // ---- regions ------------------------------------------------------------------------------------
@@ -316,8 +384,7 @@ void Engine::pump(Time now) {
 Result<RegionId> Engine::register_region(Time now, std::unique_ptr<Region> region) {
   context_.now = now;
   const RegionId id = regions_.add(std::move(region));
-  for (const SessionKey key : sessions_.keys())
-    sessions_.send(*sessions_.find(key), regions_.find(id)->described());
+  tell_all(regions_.find(id)->described());
   return id;
 }
 
@@ -326,7 +393,13 @@ void Engine::add_keys(Time now, RegionId id, wire::TransportKeys keys) {
   Region* const region = regions_.find(id);
   if (region == nullptr) return;
   region->keys.push_back(std::move(keys));
-  for (const SessionKey key : sessions_.keys()) sessions_.send(*sessions_.find(key), region->described());
+  tell_all(region->described());
+}
+
+void Engine::tell_all(const wire::Message& message) {
+  for (const SessionKey key : sessions_.keys())
+    context_.serve(key, [&] { sessions_.send(*sessions_.find(key), message); });
+  end_starved();
 }
 
 void Engine::add_note(RegionId id, std::string note) {
@@ -469,18 +542,21 @@ void Engine::message_taken(Time now, SessionKey key) {
 }
 
 void Engine::end_lease(LeaseId id, LeaseEvent event, const Status& why) {
-  const std::optional<Lease> lease = leases_.take(id, event);
-  if (!lease) return;
+  const Lease* const granted = leases_.find(id);
+  if (granted == nullptr) return;
   const auto needs_it = [id](const TransferEnd& transfer) {
     return std::find(transfer.leases.begin(), transfer.leases.end(), id) != transfer.leases.end();
   };
   // Its holder's, or every peer's. Those that had ended before and drain are waited for as well.
-  const std::vector<TransferKey> sources = sources_.find(lease->holder(), needs_it);
-  const std::vector<TransferKey> destinations = destinations_.find(lease->holder(), needs_it);
+  const std::vector<TransferKey> sources = sources_.find(granted->holder(), needs_it);
+  const std::vector<TransferKey> destinations = destinations_.find(granted->holder(), needs_it);
   const std::size_t num_draining = sources.size() + destinations.size();
-  leases_.await_drained(*lease, why, num_draining);
-  for (const TransferKey& key : sources) sources_.fail(key, TransferEvent::kFail, why, true);
-  for (const TransferKey& key : destinations) destinations_.fail(key, TransferEvent::kFail, why, true);
+  const std::optional<Lease> lease = leases_.take(id, event, why, num_draining);
+  if (!lease) return;
+  for (const TransferKey& key : sources)
+    context_.serve(key.first, [&] { sources_.fail(key, TransferEvent::kFail, why, true); });
+  for (const TransferKey& key : destinations)
+    context_.serve(key.first, [&] { destinations_.fail(key, TransferEvent::kFail, why, true); });
   leases_.tell_ended(*lease, why, num_draining);
 }
 

@@ -27,6 +27,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -64,10 +65,16 @@ class Engine {
   // Whoever dials this session ends it where connection and handshake take too long.
   void on_dialling(Time now, SessionKey key);
   void on_frame(Time now, SessionKey key, wire::ByteSpan frame);
-  void on_disconnected(Time now, SessionKey key, std::string why);
-  void on_unreachable(Time now, SessionKey key, std::string why);  // it was never connected
+  void on_disconnected(Time now, SessionKey key, const std::string& why);
+  void on_unreachable(Time now, SessionKey key, const std::string& why);  // it was never connected
   // Ends a session from this side: GOODBYE to the peer, everything of it fails with `code`.
-  void end_session(Time now, SessionKey key, Code code, std::string text);
+  void end_session(Time now, SessionKey key, Code code, const std::string& text);
+  // There was no memory for what a session led to outside of the engine: it ends.
+  void starve(Time now, SessionKey key) noexcept {
+    context_.now = now;
+    context_.starve(key);
+    end_starved();
+  }
   std::uint32_t max_body(SessionKey key) const {
     const Peer* peer = sessions_.find(key);
     return peer == nullptr ? 0 : peer->session().max_body();
@@ -77,7 +84,6 @@ class Engine {
     return peer == nullptr ? nullptr : &peer->session();
   }
   Session* find_session(const wire::Id128& id, SessionKey& key) { return sessions_.find_session(id, key); }
-  bool has_session(SessionKey key) const { return sessions_.find(key) != nullptr; }
   // Of a session: its rails charge it, too. Null: there is no such session.
   std::shared_ptr<Budget> budget(SessionKey key) const {
     const Peer* peer = sessions_.find(key);
@@ -88,7 +94,7 @@ class Engine {
   void rail_up(Time now, SessionKey key, const RailInfo& rail);
   // One that session_open started or dial_rail dialled; without a name it is not dialled again.
   void rail_failed(Time now, SessionKey key, std::optional<wire::RailName> rail, std::string note);
-  void rail_down(Time now, RailId rail, std::string why);
+  void rail_down(Time now, RailId rail, const std::string& why);
   void on_completion(Time now, const Completion& completion);    // CompletionKind::kWork
 
   // ---- time
@@ -106,7 +112,6 @@ class Engine {
   Status deregister_region(Time now, RegionId id);
   bool is_leaving(RegionId id) const { return regions_.is_leaving(id); }
   const Region* region(RegionId id) const { return regions_.find(id); }
-  RegionId next_region_id() const noexcept { return regions_.next_id(); }
   // For a region that is registered later under that id, or never.
   RegionId reserve_region_id() noexcept { return regions_.reserve_id(); }
   // One more rail has registered it, or could not: peers are told of the keys. Nothing where it is gone.
@@ -169,16 +174,28 @@ class Engine {
   void settle_names();
   void check_up(Peer& peer);
   void rail_given_up(Peer& peer, const wire::RailDown& down);
+  void rail_down(Rail& gone, const std::string& why);
   void take_down(Rail& rail);
   void log(std::string words) { context_.host.emit({.kind = EventKind::kLog, .message = std::move(words)}); }
   void note_redial(Peer& peer, const wire::RailName& rail, std::string words);
+  // Calls what a peer, or its rail, led to: with the time of the call, and what it ends for want of memory ended.
+  template <class Work>
+  void serve(Time now, SessionKey key, Work&& work) {
+    context_.now = now;
+    context_.serve(key, std::forward<Work>(work));
+    end_starved();
+  }
+  void end_starved() noexcept;
   void lose(SessionKey key, Status reason);
+  void let_go(SessionKey key, const Status& reason);
   void end_lease(LeaseId lease, LeaseEvent event, const Status& why);
   void end_expectations(const std::vector<std::uint64_t>& handles, const Status& why);
   void end_pathless(Peer& peer);
   Status region_gone(Peer& peer, RegionId gone);
   bool begins(const Peer& peer, TransferId transfer) const;
   void on_timer(const Timers::Due& due, Time late);
+  SessionKey session_of(const Timers::Due& due);
+  void tell_all(const wire::Message& message);
 
   Context context_;
   Sessions sessions_{context_};
@@ -197,8 +214,9 @@ class Engine {
   Sources sources_{context_, sessions_, rails_, programs_, leases_, admission_, handles_, draining_};
   Destinations destinations_{context_, sessions_,     rails_,      peer_regions_, regions_, programs_,
                              leases_,  expectations_, tag_memory_, admission_,    handles_, draining_};
-  Posting posting_{sessions_, rails_,   regions_,   peer_regions_, programs_,
+  Posting posting_{context_, sessions_, rails_,   regions_,   peer_regions_, programs_,
                    leases_,   handles_, admission_, sources_,      destinations_};
+  std::map<SessionKey, Status> leaving_;  // sessions that are lost, and of which something is left
   bool closed_ = false;
 };
 

@@ -1,5 +1,4 @@
 // What the frames of peers do: each goes to the part that it concerns, and a breach of the protocol ends its session.
-#include <new>
 #include <type_traits>
 
 #include "core/engine.h"
@@ -7,13 +6,7 @@
 namespace kvxfer {
 
 void Engine::on_frame(Time now, SessionKey key, wire::ByteSpan frame) {
-  context_.now = now;
-  try {
-    receive(key, frame);
-  } catch (const std::bad_alloc&) {
-    // The peer asked for more than there is: that ends its session, and the process lives.
-    end_session(now, key, Code::kExhausted, "there was no memory for what the peer sent");
-  }
+  serve(now, key, [&] { receive(key, frame); });
 }
 
 void Engine::receive(SessionKey key, wire::ByteSpan frame) {

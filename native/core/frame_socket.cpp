@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 namespace kvxfer {
 namespace {
@@ -18,6 +19,8 @@ constexpr int kTurnFrames = 64;
 
 // Wakes a reader of a ring: a header of nothing, which no frame has.
 constexpr std::array<std::byte, wire::kHeaderNbytes> kWake{};
+
+const std::string kNoMemory = "there is no memory for what it says";
 
 bool is_local(int fd) noexcept {
   int domain = 0;
@@ -96,7 +99,21 @@ ssize_t FrameSocket::transmit() {
   return -1;
 }
 
+template <class Work>
+bool FrameSocket::attempt(Work&& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    fail(kNoMemory);
+    return false;
+  }
+}
+
 void FrameSocket::flush() {
+  attempt([this] { return transmit_all(), true; });
+}
+
+void FrameSocket::transmit_all() {
   if (std::exchange(pushed_, false) && outbox_->reader_sleeps() && out_begin_ == out_.size()) {
     out_.assign(kWake.begin(), kWake.end());
     out_begin_ = 0;
@@ -160,12 +177,12 @@ void FrameSocket::on_ready(std::uint32_t events) {
     int error = 0;
     socklen_t length = sizeof error;
     ::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error != 0) return fail(std::strerror(error));
+    if (error != 0) return static_cast<void>(attempt([&] { return fail(std::strerror(error)), true; }));
     if ((events & EPOLLOUT) == 0) return;
     connecting_ = false;
   }
   if (events & EPOLLOUT) flush();
-  if (fd_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR))) read();
+  if (fd_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR))) attempt([this] { return read(), true; });
 }
 
 void FrameSocket::read() {
@@ -262,7 +279,10 @@ void FrameSocket::use_ring(UniqueFd fd) {
 bool FrameSocket::read_ring() {
   if (!fd_ || inbox_ == nullptr || inbox_->empty()) return false;
   bool any = false;
-  for (int i = 0; i < kTurnFrames && fd_ && deliver(); ++i) any = true;
+  attempt([&] {
+    for (int i = 0; i < kTurnFrames && fd_ && deliver(); ++i) any = true;
+    return true;
+  });
   return any;
 }
 
@@ -275,7 +295,7 @@ void FrameSocket::take_turn() {
 
 void FrameSocket::read_more() {
   has_more_ = false;
-  take_turn();
+  attempt([this] { return take_turn(), true; });
 }
 
 bool FrameSocket::fall_asleep() noexcept {

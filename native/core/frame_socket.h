@@ -62,6 +62,7 @@ class FrameSocket final : public Reactor::Handler {
   static constexpr std::size_t kMaxUnsent = 4 * (wire::kMaxBody + 64);
 
   void read();
+  void transmit_all();
   bool make_room(std::size_t nbytes);  // for what comes; false: it failed
   void take_turn();  // delivers what is whole, up to a bound
   ssize_t receive(std::byte* into, std::size_t nbytes);
@@ -69,6 +70,8 @@ class FrameSocket final : public Reactor::Handler {
   void use_ring(UniqueFd fd);
   bool deliver();  // the next frame, if it is there and whole
   void fail(const std::string& why);
+  template <class Work>
+  bool attempt(Work&& work);  // where there is no memory for it, it fails
   void want(bool write);
 
   Reactor& reactor_;

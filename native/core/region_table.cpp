@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "core/bit_set.h"
+#include "core/pool_memory.h"
 
 namespace kvxfer {
 namespace {
@@ -122,6 +123,43 @@ Status check_ids(std::span<const std::uint32_t> ids, std::uint32_t num_fine, con
     return {Code::kDuplicateBlock,
             words(*token / tokens, ", token " + std::to_string(*token % tokens) + ", is named twice in")};
   return {};
+}
+
+Result<std::unique_ptr<Region>> make_region(std::string name,
+                                            std::vector<std::pair<std::byte*, std::uint64_t>> spans,
+                                            std::uint32_t num_blocks, const CopyProgram& loops,
+                                            wire::Bytes layout, MemoryKind kind, int device) {
+  if (spans.empty() || spans.size() > wire::kMaxSpans || num_blocks == 0)
+    return Status(Code::kInvalidArgument,
+                  "a region has 1 to " + std::to_string(wire::kMaxSpans) + " ranges and at least one block");
+  if (name.empty() || name.size() > wire::kMaxName || layout.size() > wire::kMaxLayout)
+    return Status(Code::kInvalidArgument, "a region's name has 1 to " + std::to_string(wire::kMaxName) +
+                                              " bytes, its layout up to " + std::to_string(wire::kMaxLayout));
+  std::sort(spans.begin(), spans.end());
+  auto region = std::make_unique<Region>();
+  LocalRegion& memory = region->memory;
+  memory.kind = kind;
+  memory.device = device;
+  memory.base = spans.front().first;
+  for (const auto& [address, nbytes] : spans) {
+    const auto offset = static_cast<std::uint64_t>(address - memory.base);
+    if (nbytes == 0 ||
+        (!memory.spans.empty() && offset < memory.spans.back().offset + memory.spans.back().nbytes))
+      return Status(Code::kInvalidArgument, "the ranges of region '" + name + "' are empty or overlap");
+    memory.spans.push_back({offset, nbytes});
+  }
+  if (Status status = check_program(loops); !status.ok()) return status;
+  Result<Footprint> footprint = Footprint::create(loops, Side::kDst, num_blocks, memory.spans);
+  if (!footprint.ok()) return footprint.status();
+  region->footprint = std::move(footprint).value();
+  region->name = std::move(name);
+  region->num_blocks = num_blocks;
+  region->layout = std::move(layout);
+  const std::uint64_t extent = memory.spans.back().offset + memory.spans.back().nbytes;
+  if (std::optional<PoolSlice> slice;
+      kind == MemoryKind::kHost && (slice = PoolMemory::find(memory.base, extent)))
+    region->keepalive = std::move(slice->keepalive);
+  return region;
 }
 
 }  // namespace kvxfer

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/footprint.h"
@@ -29,6 +30,12 @@ struct Region {
 
   wire::Region described() const;
 };
+
+// One that a caller describes; without an id, and keys. An error says what is wrong with what it was given.
+Result<std::unique_ptr<Region>> make_region(std::string name,
+                                            std::vector<std::pair<std::byte*, std::uint64_t>> spans,
+                                            std::uint32_t num_blocks, const CopyProgram& loops,
+                                            wire::Bytes layout, MemoryKind kind, int device);
 
 using RegionTable = std::map<RegionId, std::unique_ptr<Region>>;
 

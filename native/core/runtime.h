@@ -1,64 +1,42 @@
-// An agent alive: the progress thread, its sockets and transports, around an Engine.
+// An agent alive: the progress thread, and its gate, around an Engine and the parts that give it sockets and
+// transports (core/runtime/).
 //
-// runtime.cpp          life, calls, what the engine wants of its transports
-// runtime_drivers.cpp  who drives: the thread, callers, event loops
+// runtime.cpp           life, calls, what the engine wants
+// runtime_drivers.cpp   who drives: the thread, callers, event loops
 // runtime_triggers.cpp  transfers that wait for a word of memory
 // runtime_commands.cpp  transfers that kernels start
-// runtime_streams.cpp  streams of a GPU that wait for transfers
-// runtime_sockets.cpp  connections from the first byte to the authenticated session or rail
+// runtime_streams.cpp   streams of a GPU that wait for transfers
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
-#include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/command_watch.h"
 #include "core/completion_ring.h"
-#include "core/dialling.h"
 #include "core/engine.h"
 #include "core/epoll_reactor.h"
-#include "core/frame_socket.h"
 #include "core/gate.h"
-#include "core/nvtx.h"
-#include "core/socket_address.h"
+#include "core/runtime/clock.h"
+#include "core/runtime/connections.h"
+#include "core/runtime/kept_memory.h"
+#include "core/runtime/listeners.h"
+#include "core/runtime/rail_table.h"
+#include "core/runtime_options.h"
 #include "core/stream_wait.h"
-#include "core/transport_registry.h"
 #include "core/trigger_watch.h"
-#include "gpu/gpu_part.h"
 #include "gpu/stream_writes.h"
 
 namespace kvxfer {
-
-struct RuntimeOptions {
-  std::string name;
-  std::string listen;                    // "tcp://host:port", "" accepts nobody
-  // Every peer proves to know it, as whatever user and from whatever host.
-  std::string secret;
-  // Where there is no such secret: known to all processes of this user. Peers are those alone, on this host.
-  std::string user_secret;
-  // Shared memory goes to whoever knows the secret, and not to processes of this user alone.
-  bool shares_with_all = false;
-  std::vector<std::string> transports;   // names of kinds in the registry (kvxfer/transport_kind.h)
-  NamedOptions transport_options;        // of those and of others
-  std::vector<GpuPart> gpus;             // whose memory it registers; one for now
-  Time silent_ns = 2'000'000'000, heartbeat_ns = 500'000'000, handshake_ns = 2'000'000'000;
-  Time lease_margin_ns = 100'000'000, spin_ns = 50'000;
-  std::uint32_t max_transfers_per_peer = 1024;
-  std::string faults;                    // FaultyTransport around every transport
-  bool meter_gate = false;  // two system calls for each holding of the gate: longest_hold_ns()
-};
 
 class Runtime final : private EngineHost {
  public:
@@ -69,7 +47,7 @@ class Runtime final : private EngineHost {
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  const std::string& address() const noexcept { return address_; }
+  const std::string& address() const noexcept { return listeners_.address(); }
   const wire::Identity& identity() const noexcept { return self_; }
   // What connections hold that have proved nothing.
   Budget strangers();
@@ -162,7 +140,7 @@ class Runtime final : private EngineHost {
   bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }  // or is just closing
   bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }    // close() has returned
 
-  static Time now() noexcept;
+  static Time now() noexcept { return monotonic_now(); }
 
   // The longest processor time for which one thread held the gate since it was forgotten; 0 without meter_gate.
   // Processor time: what other processes of the machine take meanwhile does not count.
@@ -170,56 +148,10 @@ class Runtime final : private EngineHost {
   void forget_longest_hold() noexcept { gate_.forget_longest_hold(); }
 
  private:
-  enum class ConnectionKind : std::uint8_t { kFresh, kControl, kRail };
-  // A socket until it is a session's control connection, or a transport's.
-  struct Connection;
-  using Connections = std::list<Connection*>;
-  struct Connection final : FrameSocket::Owner {
-    explicit Connection(Runtime& owner) : runtime(owner) {}
-    std::uint32_t max_body() override;
-    void on_frame(wire::ByteSpan frame) override;
-    void on_more() override { runtime.unread_.push_back(this); }
-    void on_closed(const std::string& why) override;
-    Runtime& runtime;
-    ConnectionKind kind = ConnectionKind::kFresh;
-    std::unique_ptr<FrameSocket> socket;
-    SessionKey session = 0;
-    bool accepted = false, was_open = false, dead = false;
-    std::optional<Connections::iterator> unproved;  // its place among those, until it proves something
-    bool tried_memory = false;  // share_memory has had its say
-    Time deadline = kNever;
-    std::string address;  // an initiator's, or who was accepted
-    Dialling dialling;  // an initiator's: rails go to its current address, too
-    std::vector<std::size_t> rails;  // an initiator's: which of transports_ each goes over, by index
-    Time due_at = 0;  // of all its addresses together
-    wire::RailName rail;  // kRail
-    std::size_t transport = 0;  // kRail
-    std::uint16_t peer_instance = 0;  // kRail
-  };
-  struct Listener final : Reactor::Handler {
-    Runtime* runtime = nullptr;
-    UniqueFd fd;
-    bool tcp = false;
-    Time pause_ns = 0, rests_until = kNever;  // while no descriptor is left for those who call
-    void on_ready(std::uint32_t events) override;
-  };
   struct Waker final : Reactor::Handler {
     UniqueFd fd;
     void on_ready(std::uint32_t events) override;
   };
-  struct BoundRail {  // a peer of a transport
-    SessionKey session = 0;
-    wire::RailName name;
-    RailId id = 0;  // 0 until it is up
-    Time due_at = kNever;  // when it is to be up
-    Charge descriptor;  // its socket's
-    std::uint16_t peer_instance = 0;
-  };
-  struct RailPlace {
-    std::size_t transport = 0;
-    PeerId peer = 0;
-  };
-  // The gate for one call of a caller's; leaving it, what the call led to is sent and noticed.
   // Wakes one who sleeps on the reactor, and nobody else.
   struct Bell {
     UniqueFd fd;
@@ -227,6 +159,7 @@ class Runtime final : private EngineHost {
     void ring();
     void answer();
   };
+  // The gate for one call of a caller's; leaving it, what the call led to is sent and noticed.
   struct CallerTurn {
     explicit CallerTurn(Runtime& owner);
     ~CallerTurn();
@@ -236,25 +169,22 @@ class Runtime final : private EngineHost {
 
   explicit Runtime(RuntimeOptions options);
   Status start();
-  Status add_transports();
   // Under the gate: takes what has ended, until that is so. Rails that stop at once have ended it already.
   bool take_ended(const std::function<bool()>& is_so);
   // Outside the gate, while the agent goes on for everybody else: until that is so, which is asked under it.
   bool await(const std::function<bool()>& is_so, Time timeout_ns);
   // `timeout_ns`: when those who do not answer are given up.
-  std::uint16_t instance_of(std::size_t transport) const;  // among those of its kind
   void await_unmapped(RegionId region, const std::string& what, Time timeout_ns);
 
   // runtime_drivers.cpp
   void run();  // the progress thread
   // Under the gate; true when there is more to do at once. `look`: at the sockets, whatever came else.
   bool progress(bool look = true);
-  bool move(Time now);  // what transports have to move; true when something ended
+  bool round(bool look);
   bool judge(Time now);  // what has a deadline; true when something came first
   void settle(Time now);  // pump and flush
   void flush_sockets();  // and sweep up what they ended
   Time next_deadline() const;
-  bool moving() const;  // a transport has something to move
   bool busy() const;
   void notify_waiting();  // followers, and the thread where it is parked
   // Under the gate, after anything that may have left work: wakes whoever drives, if it would sleep
@@ -276,108 +206,45 @@ class Runtime final : private EngineHost {
   Result<After> once(const std::function<Status(gpu::StreamWrites&, Trigger::Word*)>& write);
 
   // runtime.cpp
-  void handle(std::size_t transport, const Completion& completion, Time now);
-  void unbind(std::size_t transport, PeerId peer);
-
-  void send(SessionKey session, wire::Bytes frame) override;
+  void send(SessionKey session, wire::Bytes frame) override { connections_.send(session, std::move(frame)); }
   void close_session(SessionKey session) override;
-  std::uint32_t session_open(SessionKey session) override;
-  void dial_rail(SessionKey session, const wire::RailName& rail) override;
-  PostResult post(RailId rail, const Work& work) override;
-  WorkKind choose(RailId rail, const Move& move, std::uint32_t piece) override;
-  void cancel(RailId rail, std::span<const WorkId> works) override;
-  Status attach(RailId rail, const RemoteRegion& region) override;
-  void detach(RailId rail, RegionId region) override;
-  void drop_rail(RailId rail) override;
-  void region_fenced(RegionId region) override;
+  std::uint32_t session_open(SessionKey session) override { return connections_.dial_rails(session); }
+  void dial_rail(SessionKey session, const wire::RailName& rail) override {
+    connections_.dial_rail(session, rail);
+  }
+  PostResult post(RailId rail, const Work& work) override { return rails_.post(rail, work); }
+  WorkKind choose(RailId rail, const Move& move, std::uint32_t piece) override {
+    return rails_.choose(rail, move, piece);
+  }
+  void cancel(RailId rail, std::span<const WorkId> works) override { rails_.cancel(rail, works); }
+  Status attach(RailId rail, const RemoteRegion& region) override { return rails_.attach(rail, region); }
+  void detach(RailId rail, RegionId region) override { rails_.detach(rail, region); }
+  void drop_rail(RailId rail) override { rails_.drop(rail); }
+  void region_fenced(RegionId region) override { rails_.deregister_memory(region); }
   std::uint64_t fence_generation(std::uint32_t slot) override { return fences_->generation(slot); }
   void bump_fence(std::uint32_t slot) override { fences_->bump(slot); }
   void emit(Event event) override;
   void random(std::span<std::byte> bytes) override;
 
-  // runtime_sockets.cpp
-  void accept_all(Listener& listener);
-  void take_in(UniqueFd fd);
-  void prove(Connection& connection);  // it is no stranger any more, or gone
-  bool close_oldest_stranger();
-  void rest(Listener& listener, int error);
-  void wake_listeners(Time now);  // whose rest is over
-  void expire_rails(Time now);  // that did not come up in time
-  void on_first_frame(Connection& connection, wire::ByteSpan frame);
-  void on_rail_hello(Connection& connection, const wire::RailHello& hello);
-  void on_rail_welcome(Connection& connection, wire::ByteSpan frame);
-  // Goes on with the next address of the name, or ends the session where none is left.
-  void dial_next(Connection& connection, const std::string& why);
-  static Status unreachable(const Connection& connection);
-  Status start_rail(SessionKey session, const wire::RailName& rail, const Connection& control);
-  void drop_unready(SessionKey session, std::uint16_t index);
-  void hand_over(Connection& connection, bool initiator, Charge descriptor);
-  void drop(Connection& connection, const std::string& why);
-  void on_handshake(Connection& connection);  // proves the peer, or goes on
-  bool is_open_to_others() const noexcept { return !options_.secret.empty(); }
-  bool hands_out_memory(std::size_t transport) const;
-  // May the process at the other end of this socket be a peer, and may it have memory of ours?
-  Status check_user(int socket, bool shares_memory) const;
-  bool read_unread();  // of those who have had their turn; true where there are any
-  bool read_rings();  // wakes them, too; true when a frame was in one
-  // Before somebody sleeps on the reactor: peers are to say over the socket when they have written to
-  // a ring. False where something is in one already.
-  bool rest_rings();
-  bool rest();  // the same, and devices are asked to announce completions
-  void expire_connections(Time now);
-  void expect_by(Connection& connection, Time at);
+  bool rest();  // before somebody sleeps: peers and devices are asked to announce what comes
   void log(std::string text);
-  bool uses(bool (*is_so)(const TransportKind&)) const;  // some kind of which that is so
 
   const RuntimeOptions options_;
   const pid_t owner_;
   wire::Identity self_;
-  std::string address_;
   Gate gate_;
   EpollReactor reactor_;
   CompletionRing ring_;
   std::unique_ptr<FenceTable> fences_;
-  std::vector<const TransportKind*> kinds_;  // in use, nearest first
-  // Their rails: those of one kind in a row. Shared with callers who register with one without the gate.
-  std::vector<std::shared_ptr<Transport>> transports_;
-  std::vector<const TransportKind*> kind_of_;  // of transports_, by index
+  RailTable rails_;
+  Connections connections_{options_, reactor_, rails_, [this](std::string text) { log(std::move(text)); }};
+  Listeners listeners_{reactor_, connections_};
+  KeptMemory kept_;
   std::unique_ptr<Engine> engine_;
-  Listener tcp_listener_, unix_listener_;
   Waker waker_;
   Bell thread_bell_, driver_bell_;
-  std::list<std::unique_ptr<Connection>> connections_;
-  std::map<SessionKey, Connection*> controls_;
-  Connection* pending_control_ = nullptr;  // of the session that is being added
-  std::map<std::pair<std::size_t, PeerId>, BoundRail> bound_;
-  std::map<RailId, RailPlace> places_;
-  RailId next_rail_ = 1;
-  struct FailedRail {
-    SessionKey session = 0;
-    std::optional<wire::RailName> name;  // where it is worth dialling again
-    std::string note;
-  };
-  std::vector<FailedRail> failed_rails_;  // told to the engine in the next round
-  std::unordered_map<WorkId, nvtx::Range> ranges_;  // of posted works, where a tool listens
-  std::vector<Completion> completions_{64};  // of one transport in one round; kept, making them costs
-  std::map<RegionId, std::vector<Pinned>> pinned_;  // of regions that are registered, or leave
-  std::unordered_map<RegionId, std::shared_ptr<const void>> owners_;  // of registered memory
-  std::map<RegionId, std::string> leaving_;  // deregistered, and nobody has heard yet that its memory is free
-  // Connections that have proved nothing yet, the oldest first: they share one budget.
-  Connections unproved_;
-  std::shared_ptr<Budget> strangers_;
-  UniqueFd reserve_;  // a descriptor to turn callers away with where none is left
-  Time listeners_due_at_ = kNever;
-  bool short_of_descriptors_ = false;  // since somebody could be accepted
-  // Rails that transports have, in the order in which they are due to be up.
-  std::deque<std::pair<Time, std::pair<std::size_t, PeerId>>> rails_due_;
-  Time connections_due_at_ = kNever;  // no deadline of theirs is earlier
-  std::vector<SessionKey> unsent_;  // sessions whose control socket has something to send
-  bool sweep_ = false;  // some connection is dead
-  std::vector<SessionKey> sharing_;  // sessions whose frames may come through memory
-  std::atomic<bool> serves_{false};  // those are all that there are
+  std::atomic<bool> serves_{false};  // all sessions' frames may come through memory
   std::atomic<Time> thread_serves_until_{0};
-  bool rings_sleep_ = false;
-  std::vector<Connection*> unread_;  // they have had a turn, and have more to say
   int rounds_without_sockets_ = 0;
   Time looked_at_ = 0;  // at the sockets, for a caller who polls
   bool sockets_quiet_ = false;  // nothing was there at the last look

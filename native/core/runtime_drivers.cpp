@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "core/fork_guard.h"
@@ -56,21 +57,15 @@ void Runtime::Waker::on_ready(std::uint32_t) {
   (void)!::read(fd.get(), &count, sizeof count);
 }
 
-bool Runtime::moving() const {
-  return std::any_of(transports_.begin(), transports_.end(), [](const auto& t) { return t->busy(); });
-}
-
 bool Runtime::rest() {
-  bool rests = rest_rings();
-  for (const auto& transport : transports_) rests = transport->arm() && rests;
-  return rests;
+  const bool rests = connections_.rest_rings();
+  return rails_.arm() && rests;
 }
 
-bool Runtime::busy() const { return engine_->wants_pump() || moving(); }
+bool Runtime::busy() const { return engine_->wants_pump() || rails_.busy(); }
 
 Time Runtime::next_deadline() const {
-  return std::min({engine_->next_deadline(), connections_due_at_, listeners_due_at_,
-                   rails_due_.empty() ? kNever : rails_due_.front().first});
+  return std::min({engine_->next_deadline(), connections_.next_due(), listeners_.next_due(), rails_.next_due()});
 }
 
 void Runtime::run() {
@@ -116,8 +111,17 @@ void Runtime::run() {
   }
 }
 
+// Sessions end where there is no memory for them. For what is of none of them there will be, later.
 bool Runtime::progress(bool look) {
-  bool more = read_rings();
+  try {
+    return round(look);
+  } catch (const std::bad_alloc&) {
+    return left_ = true;
+  }
+}
+
+bool Runtime::round(bool look) {
+  bool more = connections_.read_rings();
   // Whoever is kept busy through memory spares the system call, most of the time.
   if ((look && !more) || ++rounds_without_sockets_ > kRoundsWithoutSockets) {
     rounds_without_sockets_ = 0;
@@ -125,71 +129,53 @@ bool Runtime::progress(bool look) {
     more = more || !sockets_quiet_;
   }
   const Time at = now();
-  if (!failed_rails_.empty())
-    for (auto& [session, name, note] : std::exchange(failed_rails_, {}))
-      engine_->rail_failed(at, session, name, std::move(note));
-  more = move(at) || more;
+  if (connections_.has_failed_rails()) connections_.tell_failed_rails(at);
+  more = rails_.move(at, *engine_) || more;
   more = triggers_.look(*engine_, at) || more;
   more = commands_.look(*engine_, at) || more;
   if (next_deadline() <= at) more = judge(at) || more;
   engine_->pump(at);
   // What that posted is moved at once: a page goes from the frame that offers it to the one that
   // says it is there without asking the kernel in between what else there is.
-  bool still = moving();
+  bool still = rails_.busy();
   for (int round = 0; round < kMoves && still && now() - at < kPollNs; ++round) {
-    move(at);
+    rails_.move(at, *engine_);
     engine_->pump(at);
-    still = moving();
+    still = rails_.busy();
   }
-  if (!unsent_.empty() || sweep_) {
+  if (connections_.wants_flush()) {
     flush_sockets();
-    still = moving();
+    still = rails_.busy();
   }
-  left_ = still || engine_->wants_pump() || !failed_rails_.empty();
-  serves_.store(!sharing_.empty() && sharing_.size() == controls_.size(), std::memory_order_relaxed);
+  left_ = still || engine_->wants_pump() || connections_.has_failed_rails();
+  serves_.store(connections_.shares_any_memory() && connections_.shares_all_memory(),
+                std::memory_order_relaxed);
   return more || left_;
 }
 
 // The thread may have stood still between its look at the sockets and `at`, and while memory keeps it busy
 // it does not look at them at all. Whatever had come by then is heard before time is held against anybody.
 bool Runtime::judge(Time at) {
-  bool more = read_rings();
+  bool more = connections_.read_rings();
   more = reactor_.run() || more;
-  more = move(at) || more;
+  more = rails_.move(at, *engine_) || more;
   engine_->on_time(at);
-  expire_connections(at);
-  expire_rails(at);
-  wake_listeners(at);
-  return more;
-}
-
-bool Runtime::move(Time at) {
-  bool more = false;
-  for (std::size_t i = 0; i < transports_.size(); ++i) {
-    if (!transports_[i]->wants_poll()) continue;
-    const std::size_t count = transports_[i]->poll(completions_);
-    for (std::size_t k = 0; k < count; ++k) handle(i, completions_[k], at);
-    more = more || count != 0;
-  }
+  connections_.expire(at);
+  rails_.expire(at, std::to_string(options_.handshake_ns / 1'000'000) + " ms (handshake_timeout_s)", *engine_);
+  listeners_.wake(at);
   return more;
 }
 
 void Runtime::settle(Time at) {
   engine_->pump(at);
-  flush_sockets();
+  try {
+    flush_sockets();
+  } catch (const std::bad_alloc&) {  // nobody's: the next round does it
+  }
 }
 
 void Runtime::flush_sockets() {
-  // By index: a flush that fails ends its session, which may have others told.
-  for (std::size_t i = 0; i < unsent_.size(); ++i)
-    if (auto control = controls_.find(unsent_[i]); control != controls_.end())
-      control->second->socket->flush();
-  unsent_.clear();
-  if (!sweep_) return;
-  sweep_ = false;
-  std::erase_if(unread_, [](const Connection* connection) { return connection->dead; });
-  std::erase_if(connections_, [](const auto& connection) { return connection->dead; });
-  if (listeners_due_at_ != kNever) wake_listeners(kNever - 1);  // descriptors are free again
+  if (connections_.flush()) listeners_.descriptors_came();
 }
 
 void Runtime::notify_waiting() {
@@ -206,7 +192,7 @@ void Runtime::kick() {
     return;
   }
   // Who sleeps must hear of rings that were read meanwhile.
-  if (!busy() && failed_rails_.empty() && next_deadline() >= until && rest()) return;
+  if (!busy() && !connections_.has_failed_rails() && next_deadline() >= until && rest()) return;
   wake_reactor();
 }
 
@@ -264,13 +250,13 @@ bool Runtime::poll() {
     const Time start = now(), until = start + kPollNs;
     // Of sessions whose frames come through memory the sockets tell next to nothing, and asking takes
     // longer than all else that an idle poll does.
-    const bool look = !sockets_quiet_ || sharing_.size() != controls_.size() || start - looked_at_ >= kLookNs;
+    const bool look = !sockets_quiet_ || !connections_.shares_all_memory() || start - looked_at_ >= kLookNs;
     if (look) looked_at_ = start;
     do more = progress(look) || more;
     while (left_ && now() < until);
     // For a thread that sleeps peers would have to say over the socket what a caller who polls on sees
     // at once: it is to wait as after every caller.
-    if (!sharing_.empty() && thread_until_ != 0 && start < caller_until_) rouse_thread();
+    if (connections_.shares_any_memory() && thread_until_ != 0 && start < caller_until_) rouse_thread();
     kick();
   }
   loop_lingers_ = false;
@@ -289,10 +275,10 @@ bool Runtime::serve() {
     do {
       progress();
       // Peers are to say over the socket what they write from now on: the loop is about to sleep.
-      left = left_ || !failed_rails_.empty() || !rest();
+      left = left_ || connections_.has_failed_rails() || !rest();
     } while (left && (++rounds < kServeRounds || now() - start < kPollNs));
     left = left || unannounced();  // somebody has to look at them
-    if (left && moving()) thread_serves_until_ = now() + kLongWork;
+    if (left && rails_.busy()) thread_serves_until_ = now() + kLongWork;
     if (left) {
       if (thread_until_ != 0) rouse_thread();
     } else {

@@ -213,6 +213,7 @@ def test_what_never_came_is_counted_and_what_was_never_released_is_said() -> Non
             held.wait(10)
 
 
+@pytest.mark.transports("shm", "tcp")
 def test_a_rail_that_cannot_reach_a_region_says_why_in_its_notes() -> None:
     """Of a pool that no descriptor is left for; the region is reached over the other rails."""
     with Agent("prefill", options=AgentOptions(transports=("shm", "tcp"))) as agent:

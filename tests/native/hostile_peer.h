@@ -262,13 +262,15 @@ class Peer {
     return sent;
   }
 
+  const std::string name;
   Wire control;
   Session session;
   std::deque<wire::Message> heard;  // but heartbeats and the handshake
 
  private:
   Peer(Wire wire, SessionRole role, std::string address, const PeerOptions& options)
-      : control(std::move(wire)),
+      : name(options.name),
+        control(std::move(wire)),
         session(role, config_of(options), Runtime::now(), fill_from_urandom),
         address_(std::move(address)) {}
 
@@ -375,13 +377,62 @@ struct Scene {
   }
   // Its session is the one that it began with.
   bool friend_is_there() {
-    return victim.runtime->with_engine([&](Engine& engine, Time) { return engine.has_session(here); }) &&
-           bystander.runtime->with_engine([&](Engine& engine, Time) { return engine.has_session(there); });
+    return victim.runtime->with_engine([&](Engine& engine, Time) { return engine.session(here) != nullptr; }) &&
+           bystander.runtime->with_engine([&](Engine& engine, Time) { return engine.session(there) != nullptr; });
   }
 
   Agent victim, bystander;
   SessionKey there = 0, here = 0;  // the victim as its friend calls it, and the friend as the victim does
   std::uint32_t program = 0, next_block = 0;
+};
+
+// Hers: what a peer with a region of her own asks of the victim's pages, which it may read.
+struct Reader {
+  Reader(Scene& scene, Peer& its) : peer(its) {
+    Runtime& victim = *scene.victim.runtime;
+    wire::Region region;
+    region.id = kRegion;
+    region.name = "hers";
+    region.spans = {{0, kBlocks * kBlockNbytes}};
+    region.num_blocks = kBlocks;
+    region.keys = {{"unix", {}}};
+    rail = peer.open_rail(0, "unix");
+    REQUIRE(rail.has_value());
+    peer.say(region);
+    SessionKey key = 0;
+    REQUIRE(await([&] {
+      return victim.with_engine([&](Engine& engine, Time) {
+        for (const SessionKey each : engine.open_peers())
+          if (engine.peer(each)->name == peer.name) key = each;
+        return key != 0;
+      });
+    }));
+    grant(victim, key, scene.victim.region, wire::LeaseMode::kRead);
+    src = scene.victim.region;
+  }
+  bool tell(const CopyProgram& program) { return peer.say(wire::Program{++num_programs, src, kRegion, program}); }
+  // Reads all blocks by the newest program; its number.
+  TransferId ask(std::uint8_t flags = 0) {
+    wire::Request request;
+    request.spec.transfer = next += 2;
+    request.spec.program = num_programs;
+    request.spec.grid = {0, 1, kBlocks, 1};
+    request.spec.flags = flags;
+    request.spec.timeout_ns = static_cast<std::uint64_t>(kBound);
+    for (std::uint32_t block = 0; block < kBlocks; ++block) {
+      request.spec.src_ids.push_back(block);
+      request.spec.dst_ids.push_back(block);
+    }
+    peer.say(request);
+    return next;
+  }
+
+  static constexpr RegionId kRegion = 77;
+  Peer& peer;
+  std::optional<Wire> rail;
+  RegionId src = 0;
+  std::uint32_t num_programs = 0;
+  TransferId next = 0;
 };
 
 // What an agent has logged since the last call, a line each.

@@ -25,6 +25,19 @@ using namespace kvxfer;
 
 class Node;
 
+// Whose engine runs, for tests in which it runs out of memory (memory_failure.h); what its host does is not part of it.
+inline const Node* running = nullptr;
+class Running {
+ public:
+  explicit Running(const Node* node) : before_(std::exchange(running, node)) {}
+  ~Running() { running = before_; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  const Node* before_;
+};
+
 // One rail between two nodes.
 struct Link {
   struct End {
@@ -124,7 +137,7 @@ class Node final : public EngineHost {
     note("goes on");
     paused_ = false;
     // Nobody says what a process does first when it goes on: look at the clock, or at its sockets.
-    if (network_.random().chance(50)) engine_->on_time(now());
+    if (network_.random().chance(50)) in_engine()->on_time(now());
     for (auto& body : std::exchange(inbox_, {})) {
       if (!engine_ || paused_) return;
       body();
@@ -137,7 +150,7 @@ class Node final : public EngineHost {
   Engine& engine() { return *engine_; }
   Time now() const { return network_.clock().now(); }
   void settle() {
-    engine_->pump(now());
+    in_engine()->pump(now());
     arm();
     if (engine_->wants_pump()) run_soon(20 * kMicrosecond, [] {});
   }
@@ -162,7 +175,8 @@ class Node final : public EngineHost {
     auto region = std::make_unique<Region>();
     region->memory.base = memory->bytes.data();
     region->memory.spans = {{0, memory->bytes.size()}};
-    region->name = "kv" + std::to_string(engine_->next_region_id());
+    const RegionId id = region->memory.id = engine_->reserve_region_id();
+    region->name = "kv" + std::to_string(id);
     region->num_blocks = layout.num_blocks;
     region->footprint = Footprint::create(program_between(layout, layout), Side::kDst, layout.num_blocks,
                                           region->memory.spans)
@@ -173,7 +187,6 @@ class Node final : public EngineHost {
     else
       region->keys = {{"kernels", {}}};
     if (kind == MemoryKind::kGpu && staged) region->keys.push_back({"stream", {}});
-    const RegionId id = engine_->next_region_id();
     (*memories_)[id] = memory;
     REQUIRE(engine_->register_region(now(), std::move(region)).ok());
     settle();
@@ -262,6 +275,7 @@ class Node final : public EngineHost {
 
   // ---- EngineHost
   void send(SessionKey session, wire::Bytes frame) override {
+    const Running host = enter_host();
     if (const auto header = wire::decode_header(frame, wire::kMaxBody); header.ok())
       note("to session " + std::to_string(session) + ": " + std::string(wire::name_of(header.value().type)));
     if (auto found = connections_.find(session); found != connections_.end())
@@ -270,6 +284,7 @@ class Node final : public EngineHost {
       early_.push_back(std::move(frame));  // from within add_session
   }
   void close_session(SessionKey session) override {
+    const Running host(nullptr);
     auto found = connections_.find(session);
     if (found == connections_.end()) return;
     found->second.pipe->close(found->second.side);
@@ -286,12 +301,14 @@ class Node final : public EngineHost {
   void detach(RailId rail, RegionId region) override;
   void drop_rail(RailId rail) override;
   void region_fenced(RegionId region) override {
+    const Running host(nullptr);
     memory(region).registered = false;
     if (on_region_fenced) on_region_fenced(*this, region);
   }
   std::uint64_t fence_generation(std::uint32_t slot) override { return fences_->at(slot); }
   void bump_fence(std::uint32_t slot) override { ++fences_->at(slot); }
   void emit(Event event) override {
+    const Running host = enter_host();
     note("event " + std::to_string(static_cast<int>(event.kind)) + " handle " + std::to_string(event.handle) +
          " lease " + std::to_string(event.lease) + " " + std::string(name_of(event.code)) + " " +
          event.message);
@@ -313,6 +330,7 @@ class Node final : public EngineHost {
   std::size_t num_works() const { return jobs_.size(); }
 
   // ---- for tests
+  std::function<void()> before_host;  // may throw what a host that has no memory would
   std::vector<Event> events;
   bool takes_events = true;  // as a caller that drains at once; else they stay charged to their peers
   std::function<void(Node&, const Event&)> on_event;
@@ -332,6 +350,19 @@ class Node final : public EngineHost {
   std::vector<std::pair<RailId, std::size_t>> cancels;  // calls so far: the rail, and how many works
 
  private:
+  // The engine, which runs while what is called of it does.
+  struct InEngine {
+    InEngine(const Node* node, Engine* its) : running(node), engine(its) {}
+    Engine* operator->() const { return engine; }
+    Running running;
+    Engine* engine;
+  };
+  InEngine in_engine() { return {this, engine_.get()}; }
+  Running enter_host() const {
+    if (running == this && before_host) before_host();
+    return Running(nullptr);
+  }
+
   struct Connection {
     std::shared_ptr<Pipe> pipe;
     int side;
@@ -397,7 +428,7 @@ class Node final : public EngineHost {
     timer_at_ = at;
     run_soon(at - now(), [this, at] {
       if (timer_at_ == at) timer_at_ = kNever;
-      engine_->on_time(now());
+      in_engine()->on_time(now());
     });
   }
 

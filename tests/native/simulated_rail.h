@@ -9,11 +9,11 @@ namespace simulation {
 inline Pipe::End Node::pipe_end() {
   return {place_,
           [this, life = life_](SessionKey key, wire::Bytes frame) {
-            on_thread(life, [this, key, frame = std::move(frame)] { engine_->on_frame(now(), key, frame); });
+            on_thread(life, [this, key, frame = std::move(frame)] { in_engine()->on_frame(now(), key, frame); });
           },
           [this, life = life_](SessionKey key, std::string why) {
             on_thread(life, [this, key, why = std::move(why)] {
-              engine_->on_disconnected(now(), key, why);
+              in_engine()->on_disconnected(now(), key, why);
               connections_.erase(key);
             });
           }};
@@ -22,6 +22,7 @@ inline Pipe::End Node::pipe_end() {
 // ---- rails come and go ------------------------------------------------------------------------
 
 inline std::uint32_t Node::session_open(SessionKey session) {
+  const Running host(nullptr);
   Connection& connection = connections_.at(session);
   if (connection.other == nullptr) return 0;  // we were called: the rails come to us
   for (std::uint16_t index = 0; index < connection.rails.size(); ++index) dial_rail(session, index);
@@ -29,6 +30,7 @@ inline std::uint32_t Node::session_open(SessionKey session) {
 }
 
 inline void Node::dial_rail(SessionKey session, const wire::RailName& rail) {
+  const Running host(nullptr);
   dials.emplace_back(now(), rail);
   Connection& connection = connections_.at(session);
   const RailPlan& plan = connection.rails[rail.index];
@@ -47,7 +49,7 @@ inline void Node::dial_rail(SessionKey session, const wire::RailName& rail) {
     other->on_thread(other->life_, [this, link, other, theirs, fails, life] {
       if (life != life_) return;
       if (!other->takes_rails) return fails("it was refused");
-      if (!other->connections_.contains(theirs) || !other->engine_->has_session(theirs))
+      if (!other->connections_.contains(theirs) || other->engine_->session(theirs) == nullptr)
         return fails("no such session");
       link->ends[1] = {.node = other,
                        .life = other->life_,
@@ -56,7 +58,7 @@ inline void Node::dial_rail(SessionKey session, const wire::RailName& rail) {
                        .memories = other->memories_,
                        .fences = other->fences_};
       other->rails_[link->ends[1].rail] = {link, 1};
-      other->engine_->rail_up(other->now(), theirs, {link->ends[1].rail, link->name, link->capabilities});
+      other->in_engine()->rail_up(other->now(), theirs, {link->ends[1].rail, link->name, link->capabilities});
       network_.carry(other->place_, place_, network_.latency(), [this, link, life] {
         on_thread(life, [this, link] {
           Link::End& end = link->ends[0];
@@ -67,7 +69,7 @@ inline void Node::dial_rail(SessionKey session, const wire::RailName& rail) {
             return;
           }
           rails_[end.rail] = {link, 0};
-          engine_->rail_up(now(), end.session, {end.rail, link->name, link->capabilities});
+          in_engine()->rail_up(now(), end.session, {end.rail, link->name, link->capabilities});
         });
       });
     });
@@ -75,6 +77,7 @@ inline void Node::dial_rail(SessionKey session, const wire::RailName& rail) {
 }
 
 inline Status Node::attach(RailId rail, const RemoteRegion& region) {
+  const Running host = enter_host();
   const RailEnd& end = rails_.at(rail);
   if (unattachable.contains(end.link->capabilities.name))
     return {Code::kUnsupported, "cannot be mapped here"};
@@ -83,6 +86,7 @@ inline Status Node::attach(RailId rail, const RemoteRegion& region) {
 }
 
 inline void Node::detach(RailId rail, RegionId region) {
+  const Running host(nullptr);
   if (auto found = rails_.find(rail); found != rails_.end())
     found->second.link->ends[found->second.side].attached.erase(region);
 }
@@ -104,6 +108,7 @@ inline void Node::end_job(const std::shared_ptr<Job>& job, Code code) {
 }
 
 inline void Node::drop_rail(RailId rail) {
+  const Running host(nullptr);
   auto found = rails_.find(rail);
   if (found == rails_.end()) return;
   const RailEnd end = found->second;
@@ -129,7 +134,7 @@ inline void Node::kill_end(const std::shared_ptr<Link>& link, int side, const st
       node->end_jobs(end.rail, Code::kRailFailed);
       const auto tell = [node, rail = end.rail, why] {
         node->rails_.erase(rail);
-        node->engine_->rail_down(node->now(), rail, why);
+        node->in_engine()->rail_down(node->now(), rail, why);
       };
       node->network_.random().chance(50) ? tell() : node->run_soon(node->moment(), tell);
     });
@@ -139,6 +144,7 @@ inline void Node::kill_end(const std::shared_ptr<Link>& link, int side, const st
 // ---- works ------------------------------------------------------------------------------------
 
 inline PostResult Node::post(RailId rail, const Work& work) {
+  const Running host = enter_host();
   auto found = rails_.find(rail);
   if (found == rails_.end() || found->second.link->ends[found->second.side].dead)
     return {0, Code::kRailFailed};
@@ -174,6 +180,7 @@ inline PostResult Node::post(RailId rail, const Work& work) {
 }
 
 inline void Node::cancel(RailId rail, std::span<const WorkId> works) {
+  const Running host(nullptr);
   cancels.emplace_back(rail, works.size());
   for (const WorkId work : works)
     if (auto found = jobs_.find(work); found != jobs_.end()) end_job(found->second, Code::kCancelled);
@@ -183,7 +190,7 @@ inline void Node::finish(const std::shared_ptr<Job>& job, Code code) {
   if (std::exchange(job->finished, true)) return;
   run_soon(moment(), [this, id = job->work.id, code] {
     CHECK_EQ(jobs_.erase(id), 1);
-    engine_->on_completion(now(), {.work = id, .code = code, .detail = code == Code::kOk ? "" : "simulated"});
+    in_engine()->on_completion(now(), {.work = id, .code = code, .detail = code == Code::kOk ? "" : "simulated"});
   });
 }
 

@@ -264,7 +264,7 @@ TEST(a_name_whose_process_hangs_is_taken_over_after_four_heartbeats) {
   Node& newcomer = pair.world.add("prefill");
   newcomer.call(pair.dst, {one_sided_rail()});
   pair.world.run_for(4 * patient.session.heartbeat_ns + kSecond);
-  CHECK(!pair.dst.engine().has_session(pair.to_src));
+  CHECK(pair.dst.engine().session(pair.to_src) == nullptr);
   CHECK_EQ(pair.dst.engine().peer(pair.to_src)->reason.code(), Code::kPeerRestarted);
   CHECK_EQ(pair.dst.engine().open_peers().size(), 1);
   CHECK_EQ(newcomer.engine().open_peers().size(), 1);
@@ -279,7 +279,7 @@ TEST(a_name_whose_process_answers_is_not_taken_over) {
     newcomer_calls ? newcomer.call(pair.dst, {one_sided_rail()})
                    : pair.dst.call(newcomer, {one_sided_rail()});
     pair.world.run_for(10 * kSecond);
-    CHECK(pair.dst.engine().has_session(pair.to_src));
+    CHECK(pair.dst.engine().session(pair.to_src) != nullptr);
     CHECK(newcomer.engine().open_peers().empty());
     CHECK_EQ(pair.dst.engine().open_peers().size(), 1);
     auto handle = pair.read(kFrom, kTo);  // under the lease of before

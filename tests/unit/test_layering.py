@@ -244,6 +244,20 @@ def test_parts_of_the_engine_know_those_above_them_alone() -> None:
                 assert order[Path(name).stem] <= order[path.stem], f"{path} includes {name}"
 
 
+# The same of what the runtime gives it (native/DESIGN.md, "The runtime's parts").
+PARTS_OF_THE_RUNTIME = ("clock", "strangers", "kept_memory", "rail_table", "listeners", "connections")
+
+
+def test_parts_of_the_runtime_know_those_above_them_alone() -> None:
+    order = {name: place for place, name in enumerate(PARTS_OF_THE_RUNTIME)}
+    order["connections_dialled"] = order["connections"]  # the other half of that class
+    for path in cpp_files(NATIVE / "core" / "runtime"):
+        for name in includes(path):
+            assert name != "core/runtime.h", f"{path} includes it"
+            if name.startswith("core/runtime/"):
+                assert order[Path(name).stem] <= order[path.stem], f"{path} includes {name}"
+
+
 def test_transports_do_not_know_each_other_nor_the_engine() -> None:
     for path in cpp_files(NATIVE / "transports"):
         kind = path.relative_to(NATIVE / "transports").parts[0]

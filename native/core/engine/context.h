@@ -2,7 +2,12 @@
 // and counters. No part's own state stands here.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <memory>
+#include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -10,6 +15,8 @@
 #include "core/engine_host.h"
 
 namespace kvxfer {
+
+inline constexpr SessionKey kNobody = 0;  // sessions are numbered from 1
 
 class Context {
  public:
@@ -22,9 +29,34 @@ class Context {
   EngineStats stats;
   bool pump_again = false;  // a rail said "again" and will not announce that it can
 
+  // Does what one session needs. Where memory is not there for it the session is to end, which Engine does once
+  // the part has returned; what is done for others goes on. For kNobody it is left undone.
+  template <class Work>
+  void serve(SessionKey session, Work&& work) {
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      starve(session);
+    }
+  }
+  // More than kMaxStarved at a time are not remembered: their next call fails likewise.
+  void starve(SessionKey session) noexcept {
+    pump_again = true;
+    const auto end = starved_.begin() + static_cast<std::ptrdiff_t>(num_starved_);
+    if (num_starved_ != kMaxStarved && std::find(starved_.begin(), end, session) == end)
+      starved_[num_starved_++] = session;
+  }
+  std::optional<SessionKey> take_starved() noexcept {
+    return num_starved_ == 0 ? std::nullopt : std::optional(starved_[--num_starved_]);
+  }
+
   // A caller up the stack may still hold a reference to what ended in this round: it lives until the next.
+  // make_room() first, then nothing is in the way of it: a transfer, and the region that waited for it.
+  void make_room() {
+    if (ended_.capacity() - ended_.size() < 2) ended_.reserve(2 * ended_.capacity() + 2);
+  }
   template <class T>
-  void keep_for_this_round(std::unique_ptr<T> owned) {
+  void keep_for_this_round(std::unique_ptr<T> owned) noexcept {
     ended_.emplace_back(owned.release(), [](void* dead) { delete static_cast<T*>(dead); });
   }
   void begin_round() {
@@ -33,6 +65,9 @@ class Context {
   }
 
  private:
+  static constexpr std::size_t kMaxStarved = 64;
+  std::array<SessionKey, kMaxStarved> starved_{};  // no memory was there for them
+  std::size_t num_starved_ = 0;
   std::vector<std::unique_ptr<void, void (*)(void*)>> ended_;
 };
 

@@ -17,17 +17,22 @@ constexpr std::uint32_t kMaxOutstandingPieces = 256;
 
 void Destinations::begin_round() {
   for (const TransferKey& key : retry_)
-    if (Destination* const destination = find(key)) mark(*destination);
+    context_.serve(key.first, [&] {
+      if (Destination* const destination = find(key)) mark(*destination);
+    });
   retry_.clear();
 }
 
 void Destinations::mark(Destination& destination) {
-  if (!std::exchange(destination.dirty, true)) dirty_.push_back(destination.key);
+  if (destination.dirty) return;
+  dirty_.push_back(destination.key);
+  destination.dirty = true;
 }
 
 void Destinations::list(Destination& destination) {
-  if (std::exchange(destination.listed, true)) return;
+  if (destination.listed) return;
   turns_.list(destination.key.first, destination.priority, destination.key.second);
+  destination.listed = true;
 }
 
 void Destinations::path_came(SessionKey session, RegionId remote) {
@@ -38,7 +43,11 @@ void Destinations::path_came(SessionKey session, RegionId remote) {
 }
 
 void Destinations::post_pieces() {
-  turns_.serve([this](SessionKey session) { return post_next(session); });
+  turns_.serve([this](SessionKey session) {
+    bool has_posted = false;
+    context_.serve(session, [&] { has_posted = post_next(session); });
+    return has_posted;
+  });
 }
 
 // Posts at most one piece of this session's. True where it did.
@@ -203,13 +212,15 @@ void Destinations::piece_in(Destination& destination, std::uint32_t piece) {
 
 void Destinations::sum_slice() {
   if (sums_.empty()) return;
-  for (const Sums::Told& told : sums_.round())
-    for (std::uint32_t i = 0; i < told.sums.size(); ++i) {
-      Destination* destination = find(told.transfer);
-      if (destination == nullptr || destination->state != TransferState::kMoving) break;
-      destination->sums_here[told.first_piece + i] = told.sums[i];
-      compare_sums(*destination, told.first_piece + i);
-    }
+  sums_.round([this](SessionKey session, auto&& turn) { context_.serve(session, turn); },
+              [this](const Sums::Told& told) {
+                for (std::uint32_t i = 0; i < told.sums.size(); ++i) {
+                  Destination* destination = find(told.transfer);
+                  if (destination == nullptr || destination->state != TransferState::kMoving) break;
+                  destination->sums_here[told.first_piece + i] = told.sums[i];
+                  compare_sums(*destination, told.first_piece + i);
+                }
+              });
   if (!sums_.empty()) context_.pump_again = true;
 }
 
@@ -259,12 +270,14 @@ void Destinations::count_piece(Destination& destination, std::uint32_t piece) {
 void Destinations::confirm_dirty() {
   // By index: more may join.
   for (std::size_t i = 0; i < dirty_.size(); ++i) {
-    Destination* const destination = find(dirty_[i]);
-    if (destination == nullptr) continue;
-    destination->dirty = false;
-    if (destination->state != TransferState::kMoving) continue;
-    flush_credits(*destination);
-    confirm(*destination);
+    context_.serve(dirty_[i].first, [&] {
+      Destination* const destination = find(dirty_[i]);
+      if (destination == nullptr) return;
+      destination->dirty = false;
+      if (destination->state != TransferState::kMoving) return;
+      flush_credits(*destination);
+      confirm(*destination);
+    });
   }
   dirty_.clear();
 }

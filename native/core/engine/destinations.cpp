@@ -237,7 +237,7 @@ void Destinations::finish(Destination& destination) {
 
 void Destinations::fail(Destination& destination, TransferEvent event, Status why, bool tell_peer) {
   const bool told = destination.state != TransferState::kQueued;
-  if (!step(destination_transitions(), destination.state, event)) return;
+  if (!step(destination_transitions(), destination.state, event)) return end_again(destination);
   context_.timers.clear(destination.timer);
   destination.reason = as_loss(std::move(why));
   destination.to_credit.clear();
@@ -253,7 +253,15 @@ void Destinations::fail(Destination& destination, TransferEvent event, Status wh
   if (destination.posted.empty()) drained(destination);
 }
 
+// As Sources::end_again.
+void Destinations::end_again(Destination& destination) {
+  if (outcome_of(destination.state) == Outcome::kPending) return;
+  if (destination.posted.empty()) return drained(destination);
+  if (destination.draining_since == 0) draining_.begin(destination);
+}
+
 void Destinations::drained(Destination& destination) {
+  context_.make_room();
   step(destination_transitions(), destination.state, TransferEvent::kDrained);
   sums_.forget(destination.key);
   context_.timers.clear(destination.timer);
@@ -286,16 +294,17 @@ void Destinations::drained(Destination& destination) {
 }
 
 void Destinations::end_expectation(std::uint64_t handle, TransferState state, Status why) {
-  const std::shared_ptr<Expectation> expectation = expectations_.take(handle, state);
+  const std::shared_ptr<Expectation> expectation = expectations_.find(handle);
   if (expectation == nullptr) return;
-  std::vector<Destination*> writers;
+  std::vector<TransferKey> writers;
   for (const auto& [key, destination] : destinations_)
-    if (destination->expectation == expectation) writers.push_back(destination.get());
-  expectations_.await_drained(expectation, state, why, writers.size());
+    if (destination->expectation == expectation) writers.push_back(key);
+  expectations_.end(expectation, state, why, writers.size());
   const Status reason = state == TransferState::kDone
                             ? Status(Code::kRefused, "its blocks had all arrived by other transfers")
                             : why;
-  for (Destination* writer : writers) fail(*writer, TransferEvent::kFail, reason, true);
+  for (const TransferKey& writer : writers)
+    context_.serve(writer.first, [&] { fail(writer, TransferEvent::kFail, reason, true); });
 }
 
 std::vector<TransferKey> Destinations::find(std::optional<SessionKey> session, const Meant& meant) const {

@@ -120,6 +120,7 @@ class Destinations {
   void begin_moving(Destination& destination);
   void finish(Destination& destination);
   void fail(Destination& destination, TransferEvent event, Status why, bool tell_peer);
+  void end_again(Destination& destination);
   void drained(Destination& destination);
 
   // destination_pieces.cpp

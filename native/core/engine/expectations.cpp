@@ -97,43 +97,45 @@ std::optional<Expectations::GivenUp> Expectations::given_up(const TransferEnd& t
                  ended->context};
 }
 
-std::shared_ptr<Expectation> Expectations::take(std::uint64_t handle, TransferState state) {
-  auto found = expectations_.find(handle);
-  if (found == expectations_.end()) return nullptr;
-  std::shared_ptr<Expectation> expectation = std::move(found->second.expectation);
-  context_.timers.clear(found->second.timer);
-  expectations_.erase(found);
-  tags_.erase(wire::text_of(expectation->tag()));
+void Expectations::end(const std::shared_ptr<Expectation>& expectation, TransferState state,
+                       const Status& why, std::size_t num_draining) {
+  const std::uint64_t handle = expectation->handle()->id();
+  // First what takes memory.
+  ending_.insert_or_assign(handle, Ending{expectation, state, why, num_draining});
   BitSet blocks(regions_.find(expectation->region())->num_blocks);
   for (const std::uint32_t block : expectation->blocks()) blocks.insert(block);
   for (const SessionKey key : sessions_.keys())
     if (!expectation->from() || expectation->from() == key)
-      leases_.remember_ended(key, expectation->region(), wire::LeaseMode::kWrite, blocks);
+      context_.serve(key, [&] {
+        leases_.remember_ended(key, expectation->region(), wire::LeaseMode::kWrite, blocks);
+      });
+  tags_.erase(wire::text_of(expectation->tag()));
+  const auto found = expectations_.find(handle);
+  context_.timers.clear(found->second.timer);
+  expectations_.erase(found);
   if (state != TransferState::kDone) expectation->handle()->let_streams_go(outcome_of(state));
-  return expectation;
-}
-
-void Expectations::await_drained(const std::shared_ptr<Expectation>& expectation, TransferState state,
-                                 Status why, std::size_t num_draining) {
-  if (num_draining == 0) return fenced(*expectation, state, std::move(why));
-  ending_.emplace(expectation->handle()->id(), Ending{expectation, state, std::move(why), num_draining});
+  if (num_draining != 0) return;
+  ending_.erase(handle);
+  fenced(*expectation, state, why);
 }
 
 bool Expectations::drained(const Expectation& expectation) {
   auto found = ending_.find(expectation.handle()->id());
   if (found == ending_.end()) return false;
   if (--found->second.num_draining == 0) {
-    Ending ended = std::move(found->second);
+    const Ending ended = std::move(found->second);
     ending_.erase(found);
-    fenced(*ended.expectation, ended.state, std::move(ended.why));
+    fenced(*ended.expectation, ended.state, ended.why);
   }
   return true;
 }
 
-void Expectations::fenced(const Expectation& expectation, TransferState state, Status why) {
-  handles_.end(
-      expectation.handle(), state, std::move(why),
-      state == TransferState::kDone ? std::vector<std::uint32_t>{} : expectation.incomplete_blocks());
+void Expectations::fenced(const Expectation& expectation, TransferState state, const Status& why) {
+  std::vector<std::uint32_t> failed;
+  context_.serve(kNobody, [&] {
+    if (state != TransferState::kDone) failed = expectation.incomplete_blocks();
+  });
+  context_.serve(kNobody, [&] { handles_.end(expectation.handle(), state, why, std::move(failed)); });
 }
 
 }  // namespace kvxfer

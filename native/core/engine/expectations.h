@@ -57,11 +57,14 @@ class Expectations {
   std::optional<GivenUp> given_up(const TransferEnd& transfer) const;
 
   // ---- ends
-  // Its right ends. Null: it had ended.
-  std::shared_ptr<Expectation> take(std::uint64_t handle, TransferState state);
-  // Its handle ends when so many writers have drained.
-  void await_drained(const std::shared_ptr<Expectation>& expectation, TransferState state, Status why,
-                     std::size_t num_draining);
+  // Null: its right has ended.
+  std::shared_ptr<Expectation> find(std::uint64_t handle) const {
+    const auto found = expectations_.find(handle);
+    return found == expectations_.end() ? nullptr : found->second.expectation;
+  }
+  // Its right ends, and its handle when so many writers have drained.
+  void end(const std::shared_ptr<Expectation>& expectation, TransferState state, const Status& why,
+           std::size_t num_draining);
   // A writer has. False: its right has not ended.
   bool drained(const Expectation& expectation);
 
@@ -78,7 +81,7 @@ class Expectations {
     Status why;
     std::size_t num_draining;
   };
-  void fenced(const Expectation& expectation, TransferState state, Status why);
+  void fenced(const Expectation& expectation, TransferState state, const Status& why);
 
   Context& context_;
   Sessions& sessions_;

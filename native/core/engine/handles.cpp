@@ -13,7 +13,8 @@ void Handles::end(const std::shared_ptr<Handle>& handle, TransferState state, St
   std::string message = status.message();
   if (const auto found = transfers_.find(handle->id()); found != transfers_.end())
     spare_.erase(transfers_, found);
-  handle->end(context_.now, outcome_of(state), std::move(status), std::move(failed_blocks));
+  if (handle->outcome() == Outcome::kPending)
+    handle->end(context_.now, outcome_of(state), std::move(status), std::move(failed_blocks));
   context_.host.emit(
       {.kind = EventKind::kEnded, .handle = handle->id(), .code = code, .message = std::move(message)});
 }

@@ -102,9 +102,9 @@ void Leases::acknowledged(const Peer& holder) {
 // ---- rights -------------------------------------------------------------------------------------
 
 const std::string& Leases::name_of(SessionKey peer) const {
-  static const std::string kNobody;
+  static const std::string kNameless;
   const Peer* const session = sessions_.find(peer);
-  return session != nullptr ? session->name() : kNobody;
+  return session != nullptr ? session->name() : kNameless;
 }
 
 std::vector<const Lease*> Leases::candidates(const TransferEnd& transfer, wire::LeaseMode mode) const {
@@ -238,9 +238,17 @@ bool Leases::has_expired(LeaseId id, Status& why) {
   return true;
 }
 
-std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event) {
+std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event, const Status& why, std::size_t num_draining) {
   auto found = leases_.find(id);
-  if (found == leases_.end() || !found->second.lease.step(event)) return std::nullopt;
+  if (found == leases_.end()) return std::nullopt;
+  // First what waits for its works, which takes memory.
+  Ending& ending =
+      ending_.emplace(id, Ending{found->second.lease.holder(), LeaseState::kEnding, why, num_draining})
+          .first->second;
+  const bool has_ended = !found->second.lease.step(event);
+  ending.state = found->second.lease.state();
+  if (has_ended || num_draining == 0) ending_.erase(id);
+  if (has_ended) return std::nullopt;
   context_.timers.clear(found->second.timer);
   if (found->second.awaited) context_.host.emit({.kind = EventKind::kLeaseTold, .lease = id});
   std::optional<Lease> lease(std::move(found->second.lease));
@@ -248,18 +256,14 @@ std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event) {
   return lease;
 }
 
-void Leases::await_drained(const Lease& lease, const Status& why, std::size_t num_draining) {
-  if (num_draining != 0)
-    ending_.emplace(lease.id(), Ending{lease.holder(), lease.state(), why, num_draining});
-}
-
 void Leases::tell_ended(const Lease& lease, const Status& why, std::size_t num_draining) {
-  if (Peer* peer = lease.holder() ? sessions_.find(*lease.holder()) : nullptr) {
-    std::erase(holders_[peer->key()].leases, lease.id());
-    remember_ended(peer->key(), lease.region(), lease.mode(), lease.blocks());
-    sessions_.send(*peer, wire::LeaseEnded{lease.id(), why.code()});
-    sessions_.flush(*peer);
-  }
+  if (Peer* peer = lease.holder() ? sessions_.find(*lease.holder()) : nullptr)
+    context_.serve(peer->key(), [&] {
+      std::erase(holders_[peer->key()].leases, lease.id());
+      remember_ended(peer->key(), lease.region(), lease.mode(), lease.blocks());
+      sessions_.send(*peer, wire::LeaseEnded{lease.id(), why.code()});
+      sessions_.flush(*peer);
+    });
   if (num_draining == 0) fenced(lease.id(), lease.holder(), lease.state(), why);
 }
 
@@ -274,17 +278,19 @@ void Leases::drained(const TransferEnd& transfer) {
 }
 
 void Leases::fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState state, const Status& why) {
-  ended_[id] = state;
-  ended_ids_.push_back(id);
-  if (ended_ids_.size() > kMaxEnded) {
-    ended_.erase(ended_ids_.front());
-    ended_ids_.pop_front();
-  }
-  context_.host.emit({.kind = EventKind::kLeaseEnded,
+  context_.serve(kNobody, [&] {  // memory that is not there for the news is nothing to the fence
+    ended_[id] = state;
+    ended_ids_.push_back(id);
+    if (ended_ids_.size() > kMaxEnded) {
+      ended_.erase(ended_ids_.front());
+      ended_ids_.pop_front();
+    }
+    context_.host.emit({.kind = EventKind::kLeaseEnded,
                       .peer = holder.value_or(0),
                       .lease = id,
                       .code = why.code(),
                       .message = why.message()});
+  });
 }
 
 // ---- what peers know and told --------------------------------------------------------------------

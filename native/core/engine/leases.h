@@ -55,10 +55,13 @@ class Leases {
   std::vector<LeaseId> of_holder(SessionKey holder) const;
   // On its timer: true when its time is over, else it is asked again later.
   bool has_expired(LeaseId id, Status& why);
-  // The right ends at once. Null: it had ended.
-  std::optional<Lease> take(LeaseId id, LeaseEvent event);
-  // It is fenced when so many transfers have drained; of none, by tell_ended.
-  void await_drained(const Lease& lease, const Status& why, std::size_t num_draining);
+  const Lease* find(LeaseId id) const {
+    auto found = leases_.find(id);
+    return found == leases_.end() ? nullptr : &found->second.lease;
+  }
+  // The right ends at once. Null: it had ended. It is fenced when so many transfers have drained; of none, by
+  // tell_ended.
+  std::optional<Lease> take(LeaseId id, LeaseEvent event, const Status& why, std::size_t num_draining);
   // Tells its holder, which is about the right and says nothing of bytes.
   void tell_ended(const Lease& lease, const Status& why, std::size_t num_draining);
   void drained(const TransferEnd& transfer);
@@ -94,10 +97,6 @@ class Leases {
     Status why;
     std::size_t num_draining;
   };
-  const Lease* find(LeaseId id) const {
-    auto found = leases_.find(id);
-    return found == leases_.end() ? nullptr : &found->second.lease;
-  }
   const std::string& name_of(SessionKey peer) const;
   bool admits(const Lease& lease, SessionKey peer) const { return lease.admits(peer, name_of(peer)); }
   bool is_known(LeaseId id) const {

@@ -131,11 +131,13 @@ bool Posting::tell(Peer& peer, TransferKey key, bool is_source) {
 void Posting::serve_backlog() {
   if (!admission_.has_any_backlog()) return;
   for (const SessionKey key : admission_.backlogged())
-    if (Peer* peer = sessions_.find_open(key))
-      while (const auto waiting = admission_.next(key)) {
+    context_.serve(key, [&] {
+      Peer* const peer = sessions_.find_open(key);
+      while (const auto waiting = peer != nullptr ? admission_.next(key) : std::nullopt) {
         if (!tell(*peer, waiting->key, waiting->is_source)) break;
         admission_.told(key);
       }
+    });
 }
 
 }  // namespace kvxfer

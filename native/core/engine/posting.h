@@ -19,10 +19,11 @@ namespace kvxfer {
 
 class Posting {
  public:
-  Posting(Sessions& sessions, Rails& rails, Regions& regions, PeerRegions& peer_regions, Programs& programs,
+  Posting(Context& context, Sessions& sessions, Rails& rails, Regions& regions, PeerRegions& peer_regions, Programs& programs,
           Leases& leases, Handles& handles, Admission& admission, Sources& sources,
           Destinations& destinations)
-      : sessions_(sessions),
+      : context_(context),
+        sessions_(sessions),
         rails_(rails),
         regions_(regions),
         peer_regions_(peer_regions),
@@ -42,6 +43,7 @@ class Posting {
                                 const Region& local, const PeerRegion& remote) const;
   bool tell(Peer& peer, TransferKey key, bool is_source);
 
+  Context& context_;
   Sessions& sessions_;
   Rails& rails_;
   Regions& regions_;

@@ -80,12 +80,27 @@ void Rails::drop_session(SessionKey session) {
 
 PostResult Rails::post(Rail& rail, WorkUse use, Work& work, TransferEnd& transfer) {
   work.id = next_work_++;
-  const PostResult result = context_.host.post(rail.id(), work);
-  if (result.accepted == 0) return result;
-  if (use != WorkUse::kSend) count_posted(rail);
+  // All that remembers it is there before a byte of it can land.
+  if (use != WorkUse::kSend && !rail.watch_) watch_on(rail);
   transfer.posted.emplace_back(work.id, rail.id());
-  spare_works_.insert(works_, work.id, Record{use, transfer.key, rail.id(), work.piece});
+  PostResult result;
+  try {
+    spare_works_.insert(works_, work.id, Record{use, transfer.key, rail.id(), work.piece});
+    result = context_.host.post(rail.id(), work);
+  } catch (...) {
+    forget_posted(work.id, transfer);
+    throw;
+  }
+  if (result.accepted == 0)
+    forget_posted(work.id, transfer);
+  else if (use != WorkUse::kSend)
+    count_posted(rail);
   return result;
+}
+
+void Rails::forget_posted(WorkId work, TransferEnd& transfer) {
+  transfer.posted.pop_back();
+  if (const auto found = works_.find(work); found != works_.end()) spare_works_.erase(works_, found);
 }
 
 void Rails::rest(Rail& rail) {
@@ -103,9 +118,10 @@ void Rails::stop(const TransferEnd& transfer) {
   for (const auto& [id, rail_id] : transfer.posted) {
     Rail* const rail = find(rail_id);  // null: it is gone, and has ended its works
     if (rail != nullptr) try {
-        if (rail->stopped_.empty()) stopping_.push_back(rail_id);
         rail->stopped_.push_back(id);
+        if (rail->stopped_.size() == 1) stopping_.push_back(rail_id);
       } catch (const std::bad_alloc&) {
+        std::erase(rail->stopped_, id);
         context_.host.cancel(rail_id, std::span(&id, 1));
       }
     auto work = works_.find(id);
@@ -148,7 +164,6 @@ void Rails::count_posted(Rail& rail) {
     rail.moved_at_ = context_.now;
     rail.forgiven_ = false;
   }
-  if (!rail.watch_) watch(rail, time_after(rail.moved_at_, context_.config.session.silent_ns));
 }
 
 bool Rails::is_silent(RailId id, Time late) {

@@ -11,13 +11,13 @@ RegionId Regions::add(std::unique_ptr<Region> region) {
 }
 
 void Regions::remove(RegionId id, std::size_t num_draining) {
+  context_.make_room();
   auto found = regions_.find(id);
-  std::unique_ptr<Region> gone = std::move(found->second);
-  regions_.erase(found);
   if (num_draining != 0)
-    leaving_.emplace(id, Leaving{std::move(gone), num_draining});
+    leaving_.emplace(id, Leaving{std::move(found->second), num_draining});
   else
-    fenced(id, std::move(gone));
+    fenced(id, std::move(found->second));
+  regions_.erase(found);
 }
 
 void Regions::drained(RegionId id) {

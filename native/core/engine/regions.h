@@ -24,7 +24,6 @@ class Regions {
     auto found = regions_.find(id);
     return found == regions_.end() ? nullptr : found->second.get();
   }
-  RegionId next_id() const noexcept { return next_id_; }
   RegionId reserve_id() noexcept { return next_id_++; }
 
   // It is found no more. Its memory is kept until so many transfers have drained; then the host is told.

@@ -23,25 +23,34 @@ Peer& Sessions::add(SessionRole role) {
   auto session =
       std::make_unique<Session>(role, context_.config.session, context_.now,
                                 [&host = context_.host](std::span<std::byte> bytes) { host.random(bytes); });
-  Peer& added =
-      *peers_.emplace(key, std::make_unique<Peer>(key, std::move(session), context_.config.peer_budget))
-           .first->second;
-  flush(added);
-  return added;
+  const auto added =
+      peers_.emplace(key, std::make_unique<Peer>(key, std::move(session), context_.config.peer_budget)).first;
+  try {
+    flush(*added->second);
+  } catch (...) {
+    context_.timers.clear(added->second->timer_);
+    peers_.erase(added);
+    throw;
+  }
+  return *added->second;
 }
 
 void Sessions::remove(SessionKey key, const Status& why) {
   auto found = peers_.find(key);
+  const Peer& last = *found->second;
+  PeerView view;
+  view.name = last.name();
+  view.incarnation = last.session().peer().incarnation;
+  view.state = "lost";
+  view.notes = last.notes();
+  view.reason = why;
+  lost_.insert_or_assign(key, std::move(view));
+  context_.make_room();
+  // From here on nothing takes memory.
   std::unique_ptr<Peer> peer = std::move(found->second);
   peers_.erase(found);
   context_.timers.clear(peer->timer_);
   admit(*peer);
-  PeerView& view = lost_[key];
-  view.name = peer->name();
-  view.incarnation = peer->session().peer().incarnation;
-  view.state = "lost";
-  view.notes = peer->notes();
-  view.reason = why;
   if (lost_.size() > kMaxLost) lost_.erase(lost_.begin());
   context_.keep_for_this_round(std::move(peer));
 }
@@ -161,8 +170,9 @@ Status Sessions::tell_caller(const Peer& peer, EventKind kind, RegionId region) 
 
 void Sessions::send(Peer& peer, const wire::Message& message) {
   if (!peer.is_open()) return;
+  if (!peer.stirred_) stirred_.push_back(peer.key_);
+  peer.stirred_ = true;
   peer.session_->send(context_.now, message);
-  if (!std::exchange(peer.stirred_, true)) stirred_.push_back(peer.key_);
 }
 
 // A peer is told of its transfer alone: what else was lost here, another peer for one, is this end's.
@@ -193,7 +203,9 @@ void Sessions::flush(Peer& peer) {
 void Sessions::flush_stirred() {
   // By index: more may join, and what is cleared keeps its memory for the next round.
   for (std::size_t i = 0; i < stirred_.size(); ++i)
-    if (Peer* peer = find(stirred_[i]); peer != nullptr && peer->stirred_) flush(*peer);
+    context_.serve(stirred_[i], [&] {
+      if (Peer* peer = find(stirred_[i]); peer != nullptr && peer->stirred_) flush(*peer);
+    });
   stirred_.clear();
 }
 

@@ -205,8 +205,10 @@ void Sources::send_pieces(Source& source) {
 void Sources::send_waiting() {
   if (sending_.empty()) return;
   for (const TransferKey& key : std::vector(sending_.begin(), sending_.end()))
-    if (Source* source = find(key); source != nullptr && sessions_.find_open(key.first) != nullptr)
-      send_pieces(*source);
+    context_.serve(key.first, [&] {
+      if (Source* source = find(key); source != nullptr && sessions_.find_open(key.first) != nullptr)
+        send_pieces(*source);
+    });
 }
 
 void Sources::rail_up(const Rail& rail) {
@@ -236,9 +238,12 @@ void Sources::rail_down(const Rail& rail) {
 // The pages are ours and at rest, so their sums can be told before the bytes arrive.
 void Sources::sum_slice() {
   if (sums_.empty()) return;
-  for (Sums::Told& told : sums_.round())
-    sessions_.send(*sessions_.find(told.transfer.first),
-                   wire::Checksums{told.transfer.second, told.first_piece, std::move(told.sums)});
+  sums_.round([this](SessionKey session, auto&& turn) { context_.serve(session, turn); },
+              [this](Sums::Told& told) {
+                sessions_.send(
+                    *sessions_.find(told.transfer.first),
+                    wire::Checksums{told.transfer.second, told.first_piece, std::move(told.sums)});
+              });
   if (!sums_.empty()) context_.pump_again = true;
 }
 
@@ -289,7 +294,7 @@ void Sources::fail(TransferKey key, TransferEvent event, Status why, bool tell_p
 
 void Sources::fail(Source& source, TransferEvent event, Status why, bool tell_peer) {
   const bool told = source.state == TransferState::kServing;
-  if (!step(source_transitions(), source.state, event)) return;
+  if (!step(source_transitions(), source.state, event)) return end_again(source);
   context_.timers.clear(source.timer);
   source.reason = as_loss(std::move(why));
   if (source.handle) source.handle->let_streams_go(outcome_of(source.state));
@@ -302,8 +307,20 @@ void Sources::fail(Source& source, TransferEvent event, Status why, bool tell_pe
   if (source.posted.empty()) drained(source);
 }
 
+// Where memory was not there for its end that is taken up where it was left (Engine::lose).
+void Sources::end_again(Source& source) {
+  if (outcome_of(source.state) == Outcome::kPending) return;
+  if (source.posted.empty()) return drained(source);
+  if (source.draining_since == 0) draining_.begin(source);
+}
+
 // The one way out: done, or nothing of it is posted any more.
 void Sources::drained(Source& source) {
+  context_.make_room();
+  // What the destination has of it is not known here; all of it may have to be written again.
+  std::vector<std::uint32_t> failed;
+  if (source.state != TransferState::kFinishing && source.handle)
+    failed = blocks_of(*source.move, Side::kSrc, std::vector<bool>(source.move->grid.num_pairs, true));
   step(source_transitions(), source.state, TransferEvent::kDrained);
   const bool done = source.state == TransferState::kDone;
   release_fence(source);
@@ -316,10 +333,6 @@ void Sources::drained(Source& source) {
                         .context = std::move(source.context),
                         .charge = std::move(source.event)});
   ++(done ? context_.stats.transfers_done : context_.stats.transfers_failed);
-  // What the destination has of it is not known here; all of it may have to be written again.
-  std::vector<std::uint32_t> failed;
-  if (!done)
-    failed = blocks_of(*source.move, Side::kSrc, std::vector<bool>(source.move->grid.num_pairs, true));
   handles_.end(source.handle, source.state, source.reason, std::move(failed));
   forget_asked(source);
   auto found = sources_.find(source.key);

@@ -94,6 +94,7 @@ class Sources {
   void send_pieces(Source& source);
   void hear(Source& source, const wire::Bytes& context);
   void fail(Source& source, TransferEvent event, Status why, bool tell_peer);
+  void end_again(Source& source);
   void drained(Source& source);
   void release_fence(Source& source);
   void forget_asked(Source& source);

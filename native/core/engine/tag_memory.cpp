@@ -13,9 +13,17 @@ void TagMemory::remember(SessionKey owner, const std::shared_ptr<Budget>& budget
     if (owned.tags.empty()) return;
     forget_oldest(owned);
   }
-  owned.tags.push_back({tag, owner, std::move(ended), nbytes});
+  // Where there is no memory for it nothing is remembered.
+  try {
+    Tags one;
+    one.push_back({tag, owner, std::move(ended), nbytes});
+    by_tag_.emplace(std::pair(tag, owner), one.begin());
+    owned.tags.splice(owned.tags.end(), one);
+  } catch (...) {
+    if (owned.budget != nullptr) owned.budget->give_back(Resource::kBytes, nbytes);
+    throw;
+  }
   owned.nbytes += nbytes;
-  by_tag_.emplace(std::pair(tag, owner), std::prev(owned.tags.end()));
 }
 
 void TagMemory::forget(ByTag::iterator found) {
@@ -47,21 +55,24 @@ std::optional<TagMemory::Ended> TagMemory::take_written(const std::string& tag, 
   return taken;
 }
 
+// One by one, and each by what takes memory first: called again it goes on where it was left.
 void TagMemory::remove_session(SessionKey session) {
-  auto found = owned_.find(session);
-  if (found == owned_.end()) return;
-  Owned owned = std::move(found->second);
-  owned_.erase(found);
-  if (owned.budget != nullptr) owned.budget->give_back(Resource::kBytes, owned.nbytes);
+  if (!owned_.contains(session)) return;
   Owned& left = owned_[kOfEnded];
-  for (Tag& tag : owned.tags) {
-    if (auto other = by_tag_.find({tag.tag, kOfEnded}); other != by_tag_.end()) forget(other);
-    auto node = by_tag_.extract({tag.tag, session});
-    tag.owner = node.key().second = kOfEnded;
+  Owned& owned = owned_.at(session);
+  while (!owned.tags.empty()) {
+    const Tags::iterator tag = owned.tags.begin();
+    const auto own = by_tag_.find({tag->tag, session}), other = by_tag_.find({tag->tag, kOfEnded});
+    if (other != by_tag_.end()) forget(other);
+    auto node = by_tag_.extract(own);
+    tag->owner = node.key().second = kOfEnded;
     by_tag_.insert(std::move(node));
-    left.nbytes += tag.nbytes;
+    owned.nbytes -= tag->nbytes;
+    left.nbytes += tag->nbytes;
+    if (owned.budget != nullptr) owned.budget->give_back(Resource::kBytes, tag->nbytes);
+    left.tags.splice(left.tags.end(), owned.tags, tag);
   }
-  left.tags.splice(left.tags.end(), owned.tags);
+  owned_.erase(session);
   while (left.tags.size() > kMaxTags || left.nbytes > kMaxNbytes) forget_oldest(left);
 }
 

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
+#include <new>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,13 +19,24 @@ inline Completion failed(WorkId work, Code code, std::string detail = {}) {
   return {CompletionKind::kWork, work, 0, code, std::move(detail)};
 }
 
+// Whoever accepts a work, or a peer, makes room for its end first: then it can be told whatever memory there is.
 class CompletionQueue {
  public:
-  void push(Completion completion) { entries_.push_back(std::move(completion)); }
-  void work(WorkId id, Code code, std::string detail = {}) { push(failed(id, code, std::move(detail))); }
-  void rail_up(PeerId peer) { entries_.push_back({CompletionKind::kRailUp, 0, peer, Code::kOk, {}}); }
-  void rail_down(PeerId peer, std::string detail) {
-    entries_.push_back({CompletionKind::kRailDown, 0, peer, Code::kRailFailed, std::move(detail)});
+  // For so many that are not taken yet: those that are here, one for each work and two for each peer.
+  void make_room(std::size_t num) {
+    if (entries_.capacity() - first_ >= num) return;
+    entries_.erase(entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(first_));
+    first_ = 0;
+    if (entries_.capacity() < num) entries_.reserve(std::max(num, 2 * entries_.capacity()));
+  }
+
+  void push(Completion completion) noexcept { entries_.push_back(std::move(completion)); }
+  void work(WorkId id, Code code, std::string_view detail = {}) noexcept {
+    push({CompletionKind::kWork, id, 0, code, copied(detail)});
+  }
+  void rail_up(PeerId peer) noexcept { push({CompletionKind::kRailUp, 0, peer, Code::kOk, {}}); }
+  void rail_down(PeerId peer, std::string_view detail) noexcept {
+    push({CompletionKind::kRailDown, 0, peer, Code::kRailFailed, copied(detail)});
   }
 
   // What was to be said about a rail that its owner has given up is not said any more.
@@ -50,6 +64,15 @@ class CompletionQueue {
   std::size_t size() const noexcept { return entries_.size() - first_; }
 
  private:
+  // Without words where there is no memory for them.
+  static std::string copied(std::string_view detail) noexcept {
+    try {
+      return std::string(detail);
+    } catch (const std::bad_alloc&) {
+      return {};
+    }
+  }
+
   std::vector<Completion> entries_;
   std::size_t first_ = 0;
 };

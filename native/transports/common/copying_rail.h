@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
@@ -27,7 +28,11 @@ class CopyingRail : public RailPeers<Peer> {
       Peer* const peer = this->next_turn();
       if (peer == nullptr) break;
       this->end_turn();
-      step(*peer, cost);
+      try {
+        step(*peer, cost);
+      } catch (const std::bad_alloc&) {
+        this->fail(*peer, this->kNoMemory);
+      }
       count += this->ready_.take(completions.subspan(count));
     }
     after_round(completions.first(count));
@@ -53,34 +58,36 @@ class CopyingRail : public RailPeers<Peer> {
 
   void step(Peer& peer, std::uint64_t& cost) {
     if (!peer.copy.has_value()) {
-      Work work = peer.queue.take(this->first_that_runs(peer));
-      if (work.kind != WorkKind::kFetch)
-        return this->end_work(work.kind == WorkKind::kCheckFence
-                                  ? compare_fence(peer, work)
-                                  : failed(work.id, Code::kUnsupported,
-                                           this->words("the destination fetches; nothing is sent")));
-      const SlicedCopy slices(*work.move, work.piece);
-      const std::uint64_t src_end = piece_end(*work.move, work.piece, Side::kSrc);
-      typename Peer::Copy copy{std::move(work), slices, src_end};
-      if (!advance(peer, copy, cost)) peer.copy = std::move(copy);  // a piece of the engine's is one slice
-      return;
+      // It stays the peer's until it has ended, as what fails it takes it from there.
+      const std::size_t at = this->first_that_runs(peer);
+      const Work& next = peer.queue[at];
+      if (next.kind != WorkKind::kFetch) {
+        Completion completion = next.kind == WorkKind::kCheckFence
+                                    ? compare_fence(peer, next)
+                                    : failed(next.id, Code::kUnsupported,
+                                             this->words("the destination fetches; nothing is sent"));
+        peer.queue.drop(at, 1);
+        return this->end_work(std::move(completion));
+      }
+      const SlicedCopy slices(*next.move, next.piece);
+      const std::uint64_t src_end = piece_end(*next.move, next.piece, Side::kSrc);
+      peer.copy.emplace(peer.queue.take(at), slices, src_end);
     }
-    if (advance(peer, *peer.copy, cost)) peer.copy.reset();
+    advance(peer, *peer.copy, cost);
   }
 
-  // Copies a slice. True where that, or something else, was the work's end.
-  bool advance(Peer& peer, typename Peer::Copy& copy, std::uint64_t& cost) {
+  // Copies a slice, which may be the work's end.
+  void advance(Peer& peer, typename Peer::Copy& copy, std::uint64_t& cost) {
     std::string broken;
     const Result<std::uint64_t> slice = copy_slice(peer, copy, broken);
     if (slice.ok()) cost += slice.value();
-    if (slice.ok() && !copy.slices.done()) return false;
-    const WorkId id = copy.work.id;
-    this->end_work(slice.ok() ? done(id)
-                              : failed(id, slice.status().code(), this->words(slice.status().message())));
-    if (broken.empty()) return true;
-    peer.copy.reset();  // it has ended
-    this->fail(peer, broken);
-    return true;
+    if (slice.ok() && !copy.slices.done()) return;
+    Completion completion =
+        slice.ok() ? done(copy.work.id)
+                   : failed(copy.work.id, slice.status().code(), this->words(slice.status().message()));
+    peer.copy.reset();
+    this->end_work(std::move(completion));
+    if (!broken.empty()) this->fail(peer, broken);
   }
 };
 

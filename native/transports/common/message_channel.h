@@ -23,6 +23,10 @@ class MessageChannel {
       : socket_(std::move(socket)), incoming_(message_nbytes) {}
   int fd() const noexcept { return socket_.get(); }
   GuardedFd release() noexcept { return std::move(socket_); }  // the end of the channel, not of the socket
+  void close() noexcept {  // with the descriptors that were to go out
+    socket_ = {};
+    outbox_.clear();
+  }
 
   void queue(std::span<const std::byte> message, SharedFd attached = nullptr);
   // Writes what the socket takes. Not ok: the channel is dead.

@@ -10,8 +10,11 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <new>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -38,6 +41,8 @@ struct RailPeer {
   WorkQueue queue;
   // The work that is copied a slice at a time, where the processor copies (copying_rail.h).
   struct Copy {
+    Copy(Work its, const SlicedCopy& its_slices, std::uint64_t end)
+        : work(std::move(its)), slices(its_slices), src_end(end) {}
     Work work;
     SlicedCopy slices;
     std::uint64_t src_end;  // of the piece, from the source region's base
@@ -73,9 +78,15 @@ class RailPeers : public Transport {
     Peer* const peer = find(id);
     if (peer == nullptr || peer->down) return {0, Code::kRailFailed};
     if (!peer->up) return {0, Code::kAgain};
-    const PostResult posted = peer->queue.post(batch);
-    for (const Work& work : batch.first(posted.accepted)) index_.insert(work.id, id);
-    if (posted.accepted != 0) activate(*peer);
+    PostResult posted;
+    try {
+      make_room(batch.size(), 0);
+      activate(*peer);
+      for (; posted.accepted != batch.size() && posted.code == Code::kOk; ++posted.accepted)
+        if (!accept(*peer, batch[posted.accepted])) return {posted.accepted, Code::kAgain};
+    } catch (const std::bad_alloc&) {
+      posted.code = Code::kAgain;
+    }
     return posted;
   }
 
@@ -88,7 +99,7 @@ class RailPeers : public Transport {
         peer->copy.reset();
       else if (!peer->queue.withdraw(id))
         continue;
-      end_work(failed(id, Code::kCancelled));
+      end_work(id, Code::kCancelled);
     }
   }
 
@@ -128,8 +139,9 @@ class RailPeers : public Transport {
   template <class... More>
   Result<PeerId> add_peer(UniqueFd socket, const ConnectInfo& info, More&&... more) {
     const PeerId id = next_peer_++;
-    Entry& entry = *(peers_[id] = std::make_unique<Entry>(*this, id, std::move(socket), info,
-                                                          std::forward<More>(more)...));
+    make_room(0, 1);
+    auto owned = std::make_unique<Entry>(*this, id, std::move(socket), info, std::forward<More>(more)...);
+    Entry& entry = *peers_.emplace(id, std::move(owned)).first->second;
     if (Status added = reactor_.add(entry.peer.channel.fd(), EPOLLIN, entry); !added.ok()) {
       peers_.erase(id);
       return added;
@@ -156,29 +168,40 @@ class RailPeers : public Transport {
     peers_.erase(peer.id);
   }
   void activate(Peer& peer) {
-    if (!std::exchange(peer.is_active, true)) active_.push_back(&peer);
+    if (peer.is_active) return;
+    active_.push_back(&peer);
+    peer.is_active = true;
   }
 
   // A message of ours. A peer that reads none of them keeps what goes with them: descriptors, and the memory of
   // those that are deregistered. It may be behind by what there is to tell, and a little.
-  void tell(Peer& peer, const Message& message, SharedFd fd = nullptr) {
+  void tell(Peer& peer, const Message& message, SharedFd fd = nullptr) noexcept {
     if (peer.down) return;
-    if (peer.channel.is_read()) peer.num_unread = 0;
-    if (++peer.num_unread > kMostUnread + 2 * num_told())
-      return fail(peer, "it does not read what it is told: " + std::to_string(peer.num_unread - 1) +
-                            " messages, and the descriptors that went with them");
-    peer.channel.queue(message, std::move(fd));
-    flush(peer);
+    try {
+      if (peer.channel.is_read()) peer.num_unread = 0;
+      if (++peer.num_unread > kMostUnread + 2 * num_told())
+        return fail(peer, "it does not read what it is told: " + std::to_string(peer.num_unread - 1) +
+                              " messages, and the descriptors that went with them");
+      peer.channel.queue(message, std::move(fd));
+      flush(peer);
+    } catch (const std::bad_alloc&) {
+      fail(peer, kNoMemory);
+    }
   }
   void tell_all(const Message& message, const SharedFd& fd = nullptr) {
     for_each_peer([&](Peer& peer) { tell(peer, message, fd); });
   }
 
-  // The rail to it is down.
-  void fail(Peer& peer, const std::string& why) {
+  // The rail to it is down. Takes no memory but for its words.
+  static constexpr std::string_view kNoMemory = "there is no memory for what it carries";
+  void fail(Peer& peer, std::string_view why) noexcept {
     if (peer.down) return;
     go_down(peer);
-    const std::string detail = words("the rail to " + peer.name + " is down: " + why);
+    std::string detail;
+    try {
+      detail = words("the rail to " + peer.name + " is down: " + std::string(why));
+    } catch (const std::bad_alloc&) {  // its end says enough
+    }
     end_works(peer, Code::kRailFailed, detail);
     ready_.rail_down(peer.id, detail);
     on_down(peer);
@@ -207,12 +230,15 @@ class RailPeers : public Transport {
     if (can_run(peer, peer.queue[0])) return 0;  // nearly always
     return peer.queue.first([&](const Work& work) { return can_run(peer, work); });
   }
-  // Every work ends here, or in a transport's own way with forget_work().
-  void end_work(Completion completion) {
+  // Every work ends here.
+  void end_work(Completion completion) noexcept {
     index_.erase(completion.work);
     ready_.push(std::move(completion));
   }
-  void forget_work(WorkId work) noexcept { index_.erase(work); }
+  void end_work(WorkId work, Code code, std::string_view detail = {}) noexcept {
+    index_.erase(work);
+    ready_.work(work, code, detail);
+  }
   const std::vector<Peer*>& active() const noexcept { return active_; }
 
   std::string words(std::string_view what) const {
@@ -235,20 +261,36 @@ class RailPeers : public Transport {
     Peer peer;
   };
 
+  void make_room(std::size_t num_works, std::size_t num_peers) {
+    ready_.make_room(ready_.size() + index_.size() + num_works + 2 * (peers_.size() + num_peers));
+  }
+
+  bool accept(Peer& peer, const Work& work) {
+    index_.insert(work.id, peer.id);
+    try {
+      if (peer.queue.post(std::span(&work, 1)).accepted == 1) return true;
+    } catch (...) {
+      index_.erase(work.id);
+      throw;
+    }
+    index_.erase(work.id);
+    return false;
+  }
+
   bool has_turn(const Peer& peer) const {
     if (peer.copy.has_value()) return true;
     if (peer.queue.empty()) return false;
     return can_run(peer, peer.queue[0]) || first_that_runs(peer) != peer.queue.size();
   }
 
-  void go_down(Peer& peer) {
+  void go_down(Peer& peer) noexcept {
     if (!std::exchange(peer.down, true)) reactor_.remove(peer.channel.fd());
   }
 
-  void end_works(Peer& peer, Code code, const std::string& detail) {
-    if (peer.copy.has_value()) end_work(failed(peer.copy->work.id, code, detail));
+  void end_works(Peer& peer, Code code, std::string_view detail) noexcept {
+    if (peer.copy.has_value()) end_work(peer.copy->work.id, code, detail);
     peer.copy.reset();
-    for (std::size_t i = 0; i < peer.queue.size(); ++i) end_work(failed(peer.queue[i].id, code, detail));
+    for (std::size_t i = 0; i < peer.queue.size(); ++i) end_work(peer.queue[i].id, code, detail);
     peer.queue.drop(0, peer.queue.size());
   }
 
@@ -257,9 +299,13 @@ class RailPeers : public Transport {
   }
 
   void on_ready(Peer& peer, std::uint32_t events) {
-    if (events & EPOLLOUT) flush(peer);
-    if (peer.down || (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
-    if (Status received = receive(peer); !received.ok()) fail(peer, received.message());
+    try {
+      if (events & EPOLLOUT) flush(peer);
+      if (peer.down || (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) return;
+      if (Status received = receive(peer); !received.ok()) fail(peer, received.message());
+    } catch (const std::bad_alloc&) {
+      fail(peer, kNoMemory);
+    }
   }
 
   // What has arrived. The reactor calls again while there is more.

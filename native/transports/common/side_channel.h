@@ -29,6 +29,7 @@ class SideChannel {
   explicit SideChannel(UniqueFd socket) : channel_(std::move(socket), sizeof(Message)) {}
   int fd() const noexcept { return channel_.fd(); }
   GuardedFd release() noexcept { return channel_.release(); }
+  void close() noexcept { channel_.close(); }
   std::size_t num_queued() const noexcept { return channel_.num_queued(); }
   bool is_read() const noexcept { return channel_.is_read(); }
 

@@ -1,5 +1,6 @@
 #include "transports/cuda_ipc/cuda_ipc_transport.h"
 
+#include <new>
 #include <set>
 #include <utility>
 
@@ -146,7 +147,7 @@ void CudaIpcTransport::forget(Peer& peer) noexcept {
   settle(peer);
 }
 
-void CudaIpcTransport::settle(Peer& peer) {
+void CudaIpcTransport::settle(Peer& peer) noexcept {
   while (!peer.going.empty() && peer.going.front().after <= flights_.landed()) {
     const MemoryId memory = peer.going.front().memory_id;
     peer.going.pop_front();
@@ -156,19 +157,22 @@ void CudaIpcTransport::settle(Peer& peer) {
     peer.unused_after = 0;
     peer.regions.unmap_unused();
   }
-  if (peer.down && !peer.parted && flights_.last_of(peer.id) == 0) part(peer);
+  if (peer.down && !peer.parted && flights_.last_of(peer.id) == 0) try {
+      part(peer);
+    } catch (const std::bad_alloc&) {  // when it is disconnected, or else it counts as a holder until it is given up
+    }
   if (peer.gone && peer.parted) erase(peer);
 }
 
 void CudaIpcTransport::part(Peer& peer) {
-  peer.parted = true;
-  peer.regions.clear();
-  peer.going.clear();
-  peer.fences = {};
   std::set<MemoryId> exported;  // it was told of all
   if (!peer.given_up)
     for (const auto& [id, entry] : exports_.all()) exported.insert(id);
+  peer.regions.clear();
+  peer.going.clear();
+  peer.fences = {};
   holders_.part(peer.id, peer.name, peer.channel.release(), std::move(exported));
+  peer.parted = true;
 }
 
 // What is under way lands, or ends with the device.
@@ -214,7 +218,15 @@ Status CudaIpcTransport::on_memory_unmapped(Peer& peer, MemoryId memory) {
 
 std::size_t CudaIpcTransport::poll(std::span<Completion> completions) noexcept {
   land();
-  while (ready_.size() < completions.size() && run_next()) {}
+  bool runs = true;
+  while (ready_.size() < completions.size() && runs) {
+    Peer* const next = next_turn();
+    try {
+      runs = next != nullptr && run_next(*next);
+    } catch (const std::bad_alloc&) {
+      fail(*next, kNoMemory);
+    }
+  }
   return ready_.take(completions);
 }
 
@@ -229,11 +241,8 @@ bool CudaIpcTransport::can_run(const Peer& peer, const Work& work) const noexcep
   return region == nullptr || region->placement || !region->failure.empty();
 }
 
-// Ends or launches the next work of the next peer. False where there is nothing, or no room.
-bool CudaIpcTransport::run_next() {
-  Peer* const next = next_turn();
-  if (next == nullptr) return false;
-  Peer& peer = *next;
+// Ends or launches the next work of the peer. False where there is no room.
+bool CudaIpcTransport::run_next(Peer& peer) {
   const std::size_t at = first_that_runs(peer);
   const Work& work = peer.queue[at];
   const auto end = [&](Completion completion) {
@@ -255,8 +264,7 @@ bool CudaIpcTransport::run_next() {
   const Status& status = launch.status;
   if (status.code() == Code::kAgain) return false;  // its turn is still to come
   end_turn();
-  for (const WorkId refused : launch.refused)
-    end_work(failed(refused, status.code(), words(status.message())));
+  for (const WorkId refused : launch.refused) end_work(refused, status.code(), status.message());
   if (status.code() == Code::kSystem) fail_all(status.message());  // not of this peer's making alone
   return true;
 }
@@ -266,9 +274,10 @@ void CudaIpcTransport::land() {
   while (const std::optional<cuda_ipc::Flights::Flight> flight = flights_.next_landed()) {
     Peer& peer = *find(flight->peer);
     for (const WorkId work : flight->works)
-      end_work(!flight->is_done ? failed(work, Code::kRailFailed, words(lost_why_))
-               : peer.gone      ? failed(work, Code::kCancelled)
-                                : done(work));
+      if (!flight->is_done)
+        end_work(work, Code::kRailFailed, lost_why_);
+      else
+        end_work(work, peer.gone ? Code::kCancelled : Code::kOk);
     settle(peer);
   }
 }

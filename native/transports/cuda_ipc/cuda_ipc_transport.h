@@ -99,10 +99,10 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer>, private MemoryL
   std::size_t num_told() const noexcept override { return exports_.all().size(); }
 
   void fail_all(const std::string& why);          // the device is lost
-  void settle(Peer& peer);  // what had to wait for kernels, of one that may be gone then
+  void settle(Peer& peer) noexcept;  // what had to wait for kernels, of one that may be gone then
   void part(Peer& peer);    // its rail has ended: unmaps all of its memory
 
-  bool run_next();
+  bool run_next(Peer& peer);
   void land();  // what has ended
 
   SharedFd fences_;  // of our own table

@@ -43,18 +43,33 @@ Flights::Launch Flights::launch(PeerId peer, WorkQueue& queue, std::size_t at, c
   const auto ids = [&](const std::vector<std::uint32_t>& table) {
     return std::span(table).subspan(piece.first_pair, part.num_pairs);
   };
-  const Result<Ticket> ticket =
-      stream_->submit(*move.program, part, ids(move.src_ids), ids(move.dst_ids), src,
-                      gpu::Placement(reinterpret_cast<gpu::Address>(move.local->base)));
+  // Before anything can be under way; it lands, or has no ticket.
+  flights_.push_back(std::move(flight));
+  Flight& pushed = flights_.back();
+  const auto take_back = [&] {
+    std::vector<WorkId> works = std::move(pushed.works);
+    flights_.pop_back();
+    return works;
+  };
+  Result<Ticket> ticket = Status(Code::kAgain, "");
+  try {
+    ticket = stream_->submit(*move.program, part, ids(move.src_ids), ids(move.dst_ids), src,
+                             gpu::Placement(reinterpret_cast<gpu::Address>(move.local->base)));
+  } catch (...) {
+    take_back();
+    throw;
+  }
   const Code code = ticket.ok() ? Code::kOk : ticket.status().code();
-  if (code == Code::kAgain) return {ticket.status(), {}};
+  if (code == Code::kAgain) {
+    take_back();
+    return {ticket.status(), {}};
+  }
   queue.drop(at, num_works);
-  if (code != Code::kOk && code != Code::kSystem) return {ticket.status(), std::move(flight.works)};
+  if (code != Code::kOk && code != Code::kSystem) return {ticket.status(), take_back()};
   // Where the device is lost some of it may be under way, and its end will not be told.
   is_lost_ = is_lost_ || code == Code::kSystem;
-  flight.ticket = ticket.ok() ? ticket.value() : kNever;
-  nbytes_ += flight.nbytes;
-  flights_.push_back(std::move(flight));
+  pushed.ticket = ticket.ok() ? ticket.value() : kNever;
+  nbytes_ += pushed.nbytes;
   return {ticket.ok() ? Status() : ticket.status(), {}};
 }
 

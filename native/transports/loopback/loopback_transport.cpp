@@ -154,7 +154,7 @@ Status LoopbackTransport::on_hello(Peer& peer, const Hello& hello, UniqueFd) {
 Status LoopbackTransport::on_message(Peer&, const Hello&, UniqueFd) { return {}; }  // all there is is a hello
 
 void LoopbackTransport::on_down(Peer& peer) {
-  peer.channel = SideChannel<Hello>(UniqueFd());
+  peer.channel.close();
   peer.exposure.reset();
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "core/executor.h"
 #include "core/pool_memory.h"
@@ -150,7 +151,7 @@ Status ShmTransport::on_message(Peer& peer, const Message& message, UniqueFd fd)
 }
 
 void ShmTransport::on_down(Peer& peer) {
-  peer.channel = shm::SideChannel(UniqueFd());
+  peer.channel.close();
   peer.pools.clear();
   peer.fences = {};
 }
@@ -203,8 +204,12 @@ void ShmTransport::after_round(std::span<Completion> completions) noexcept {
     asked = peer;
     if (alive.ok()) continue;
     const auto of_it = [&](const Completion& each) { return each.work == work && each.code == Code::kOk; };
-    *std::find_if(completions.begin(), completions.end(), of_it) =
-        failed(work, alive.code(), "shm: reading memory of " + peer->name + ": " + alive.message());
+    Completion& read = *std::find_if(completions.begin(), completions.end(), of_it);
+    read.code = alive.code();
+    try {
+      read.detail = "shm: reading memory of " + peer->name + ": " + alive.message();
+    } catch (const std::bad_alloc&) {  // its code says enough
+    }
   }
   foreign_reads_.clear();
 }

@@ -24,7 +24,7 @@ constexpr std::uint64_t kGatheredNbytes = 256 * 1024;
 }  // namespace
 
 std::uint64_t SendStream::push(const Work& work, const std::byte* packed) {
-  Frame& frame = frames_.emplace_back();
+  Frame frame;
   frame.work = work.id;
   frame.move = work.move;
   frame.packed = packed;
@@ -38,6 +38,7 @@ std::uint64_t SendStream::push(const Work& work, const std::byte* packed) {
   frame.header.transfer = work.move->transfer;
   frame.header.nbytes = piece_nbytes(*work.move->program, work.move->grid.piece(work.piece));
   frame.header.piece = frame.trailer.piece = work.piece;
+  frames_.push_back(std::move(frame));
   return num_gone_ + frames_.size() - 1;
 }
 

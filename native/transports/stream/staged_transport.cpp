@@ -1,6 +1,7 @@
 #include "transports/stream/staged_transport.h"
 
 #include <algorithm>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -34,9 +35,7 @@ StagedTransport::~StagedTransport() {
       const gpu::CopyStream::Ticket last = staged_.at(flying->back()).ticket;
       while (stream.done() < last && stream.is_running()) std::this_thread::yield();
     }
-  std::vector<WorkId> works;
-  for (const auto& [id, staged] : staged_) works.push_back(id);
-  inner_->cancel(works);  // others go on using the arena
+  for (const auto& [id, staged] : staged_) inner_->cancel(std::span(&id, 1));  // others go on using the arena
   for (auto& [id, staged] : staged_) give_back(staged);
 }
 
@@ -49,10 +48,15 @@ Capabilities StagedTransport::capabilities() const noexcept {
 
 // A session's budget is one object for all of its rails; a rail of no session stands alone.
 Result<PeerId> StagedTransport::connect(UniqueFd socket, const ConnectInfo& info) {
+  SlotHolder holder = info.budget;
+  if (holder == nullptr) holder = std::make_shared<bool>();
   Result<PeerId> peer = inner_->connect(std::move(socket), info);
-  if (peer.ok()) {
-    SlotHolder holder = info.budget;
-    holders_[peer.value()] = holder != nullptr ? std::move(holder) : std::make_shared<PeerId>(peer.value());
+  if (!peer.ok()) return peer;
+  try {
+    holders_[peer.value()] = std::move(holder);
+  } catch (...) {
+    inner_->disconnect(peer.value());
+    throw;
   }
   return peer;
 }
@@ -65,8 +69,8 @@ Result<RegionKeys> StagedTransport::register_memory(const LocalRegion& region) {
   return inner_->register_memory(region);
 }
 
-std::string StagedTransport::words(const std::string& what) const {
-  return std::string(inner_->capabilities().name) + ", staging: " + what;
+std::string StagedTransport::words(std::string_view what) const {
+  return std::string(inner_->capabilities().name) + ", staging: " + std::string(what);
 }
 
 // ---- slots ----
@@ -92,7 +96,11 @@ PostResult StagedTransport::post(PeerId peer, std::span<const Work> batch) noexc
                         work.move->local->kind == MemoryKind::kGpu &&
                         work.piece < work.move->grid.num_pieces() &&
                         piece_nbytes(*work.move->program, work.move->grid.piece(work.piece)) != 0;
-    const PostResult result = on_gpu ? stage(peer, work) : inner_->post(peer, batch.subspan(i, 1));
+    PostResult result{0, Code::kAgain};
+    try {
+      result = on_gpu ? stage(peer, work) : inner_->post(peer, batch.subspan(i, 1));
+    } catch (const std::bad_alloc&) {  // as full as it can be
+    }
     if (result.accepted == 0) return {i, result.code};
   }
   return {batch.size(), Code::kOk};
@@ -100,6 +108,7 @@ PostResult StagedTransport::post(PeerId peer, std::span<const Work> batch) noexc
 
 PostResult StagedTransport::stage(PeerId peer, const Work& work) {
   if (const PostResult asked = inner_->post(peer, {}); asked.code != Code::kOk) return asked;
+  make_room();
   const auto refuse = [&](Code code, const std::string& why) -> PostResult {
     ready_.work(work.id, code, words(why));
     return {1, Code::kOk};
@@ -118,26 +127,49 @@ PostResult StagedTransport::stage(PeerId peer, const Work& work) {
                                         std::to_string(most) + ": raise staging_nbytes");
   if (work.kind == WorkKind::kSend) {
     if (to_gather_.size() >= kMaxQueued) return {0, Code::kAgain};
-    to_gather_.push_back(work.id);
     staged_.emplace(work.id, std::move(staged));
+    to_gather_.push_back(work.id);
     return {1, Code::kOk};
   }
   // Its sender is asked for the bytes as soon as this is accepted, and where they go must be there then.
-  if (!take_slot(staged)) return {0, Code::kAgain};
+  if (!lane(kIn).slots.may_take(staged.holder, staged.nbytes) || !lane(kIn).slots.has_gap(staged.nbytes))
+    return {0, Code::kAgain};
   staged.stage = Stage::kReceiving;
   staged.range = nvtx::Range("wire", work.piece);
-  const PostResult posted = inner_->post_packed(peer, staged.work, place(staged));
-  if (posted.accepted == 0)
-    give_back(staged);
-  else
-    staged_.emplace(work.id, std::move(staged));
+  const Entry entry = staged_.emplace(work.id, std::move(staged)).first;
+  PostResult posted{0, Code::kAgain};
+  try {
+    if (take_slot(entry->second)) posted = inner_->post_packed(peer, work, place(entry->second));
+  } catch (const std::bad_alloc&) {  // as full as it can be
+  }
+  if (posted.accepted != 0) return posted;
+  give_back(entry->second);
+  staged_.erase(entry);
   return posted;
 }
 
-void StagedTransport::complete(Entry entry, Code code, std::string detail) {
+// For one work more.
+void StagedTransport::make_room() {
+  const std::size_t num_works = staged_.size() + 1;
+  ready_.make_room(ready_.size() + num_works);
+  for (auto* queue : {&to_gather_, &gathering_, &to_send_, &to_scatter_, &scattering_})
+    if (queue->capacity() < num_works) queue->reserve(2 * num_works);
+}
+
+void StagedTransport::complete(Entry entry, Code code, std::string_view detail) noexcept {
   give_back(entry->second);
-  ready_.work(entry->first, code, std::move(detail));
+  ready_.work(entry->first, code, detail);
   staged_.erase(entry);
+}
+
+// With what staging is called before the words.
+void StagedTransport::fail(Entry entry, Code code, std::string_view why) noexcept {
+  std::string detail;
+  try {
+    detail = words(why);
+  } catch (const std::bad_alloc&) {  // its code says enough
+  }
+  complete(entry, code, detail);
 }
 
 // Of a send that the peer has heard nothing of: it learns that nothing comes.
@@ -152,11 +184,11 @@ void StagedTransport::end_unsent(Entry entry) {
 }
 
 void StagedTransport::cancel(std::span<const WorkId> works) noexcept {
-  std::vector<WorkId> of_inner, stopped;
-  for (const WorkId id : works) {
+  bool stopped = false;
+  for (const WorkId& id : works) {
     const auto found = staged_.find(id);
     if (found == staged_.end()) {
-      of_inner.push_back(id);
+      inner_->cancel(std::span(&id, 1));
       continue;
     }
     Staged& staged = found->second;
@@ -165,41 +197,36 @@ void StagedTransport::cancel(std::span<const WorkId> works) noexcept {
       case Stage::kGathered:
       case Stage::kReceived:
         staged.stage = Stage::kStopped;
-        stopped.push_back(id);
+        stopped = true;
         break;
       case Stage::kSending:
       case Stage::kReceiving:
         staged.cancelled = true;
-        of_inner.push_back(id);
+        inner_->cancel(std::span(&id, 1));
         break;
       case Stage::kGathering: staged.cancelled = true; break;
       case Stage::kScattering:
       case Stage::kStopped: break;
     }
   }
-  if (!stopped.empty())
-    for (auto* queue : {&to_gather_, &to_send_, &to_scatter_})
-      std::erase_if(*queue, [&](WorkId id) { return staged_.at(id).stage == Stage::kStopped; });
-  for (const WorkId id : stopped) {
-    const auto entry = staged_.find(id);
-    way_of(entry->second) == kOut ? end_unsent(entry) : complete(entry, Code::kCancelled);
-  }
-  inner_->cancel(of_inner);
+  if (!stopped) return;
+  for (auto* queue : {&to_gather_, &to_send_, &to_scatter_})
+    std::erase_if(*queue, [&](WorkId id) { return staged_.at(id).stage == Stage::kStopped; });
+  for (const WorkId id : works)
+    if (const auto entry = staged_.find(id); entry != staged_.end() && entry->second.stage == Stage::kStopped)
+      way_of(entry->second) == kOut ? end_unsent(entry) : complete(entry, Code::kCancelled);
 }
 
 void StagedTransport::disconnect(PeerId peer) noexcept {
-  std::vector<WorkId> works;
-  for (const auto& [id, staged] : staged_)
-    if (staged.peer == peer) works.push_back(id);
-  for (const WorkId id : works) {
-    auto found = staged_.find(id);
-    if (found == staged_.end()) continue;
-    found->second.cancelled = found->second.gone = true;
-    const Stage stage = found->second.stage;
-    if (stage == Stage::kSending || stage == Stage::kReceiving) continue;  // completes there
-    if (stage == Stage::kGathering || stage == Stage::kScattering) continue;  // completes as it lands
-    for (auto* queue : {&to_gather_, &to_send_, &to_scatter_}) std::erase(*queue, id);
-    complete(found, Code::kCancelled, "disconnected");
+  for (auto next = staged_.begin(); next != staged_.end();) {
+    const Entry entry = next++;
+    Staged& staged = entry->second;
+    if (staged.peer != peer) continue;
+    staged.cancelled = staged.gone = true;
+    if (staged.stage == Stage::kSending || staged.stage == Stage::kReceiving) continue;  // completes there
+    if (staged.stage == Stage::kGathering || staged.stage == Stage::kScattering) continue;  // as it lands
+    for (auto* queue : {&to_gather_, &to_send_, &to_scatter_}) std::erase(*queue, entry->first);
+    complete(entry, Code::kCancelled, "disconnected");
   }
   holders_.erase(peer);
   inner_->disconnect(peer);  // what is the inner transport's completes there
@@ -246,10 +273,20 @@ std::size_t StagedTransport::next_to_gather() const noexcept {
   return to_gather_.size();
 }
 
+// kExhausted: there was no memory for it, and nothing of it is under way.
 Status StagedTransport::submit(Staged& staged) {
+  try {
+    return submit_packed(staged);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kExhausted, "");
+  }
+}
+
+Status StagedTransport::submit_packed(Staged& staged) {
   const Move& move = *staged.work.move;
   const Piece piece = move.grid.piece(staged.work.piece);
   const Way way = way_of(staged);
+  if (staged.slot.nbytes == 0) take_slot(staged);
   const PackedProgram packed = way == kOut ? gathered(*move.program, piece) : scattered(*move.program, piece);
   const std::span<const std::uint32_t> ids =
       std::span(way == kOut ? move.src_ids : move.dst_ids).subspan(piece.first_pair, piece.num_pairs);
@@ -280,13 +317,12 @@ void StagedTransport::gather() {
     const WorkId id = to_gather_[next];
     const auto entry = staged_.find(id);
     Staged& staged = entry->second;
-    if (staged.slot.nbytes == 0) take_slot(staged);
     const Status submitted = submit(staged);
     if (submitted.code() == Code::kAgain) return;
     to_gather_.erase(to_gather_.begin() + static_cast<std::ptrdiff_t>(next));
     const bool is_lost = submitted.code() == Code::kSystem;
     if (!submitted.ok() && !is_lost) {
-      complete(entry, submitted.code(), words(submitted.message()));
+      fail(entry, submitted.code(), submitted.message());
       continue;
     }
     staged.stage = Stage::kGathering;
@@ -302,9 +338,9 @@ void StagedTransport::send() {
     nvtx::Range range("wire", staged.work.piece);
     const PostResult posted = inner_->post_packed(staged.peer, staged.work, place(staged));
     if (posted.accepted == 0 && posted.code == Code::kAgain) return;
-    to_send_.pop_front();
+    to_send_.erase(to_send_.begin());
     if (posted.accepted == 0)
-      complete(entry, Code::kRailFailed, words("the rail went down while pages were gathered for it"));
+      fail(entry, Code::kRailFailed, "the rail went down while pages were gathered for it");
     else {
       staged.stage = Stage::kSending;
       staged.range = std::move(range);
@@ -318,10 +354,10 @@ void StagedTransport::scatter() {
     const auto entry = staged_.find(id);
     const Status submitted = submit(entry->second);
     if (submitted.code() == Code::kAgain) return;
-    to_scatter_.pop_front();
+    to_scatter_.erase(to_scatter_.begin());
     const bool is_lost = submitted.code() == Code::kSystem;
     if (!submitted.ok() && !is_lost) {
-      complete(entry, submitted.code(), words(submitted.message()));
+      fail(entry, submitted.code(), submitted.message());
       continue;
     }
     entry->second.stage = Stage::kScattering;
@@ -336,7 +372,7 @@ void StagedTransport::land() {
   if (!scattering_.empty()) land(kIn, scattering_);
 }
 
-void StagedTransport::land(Way way, std::deque<WorkId>& flying) {
+void StagedTransport::land(Way way, std::vector<WorkId>& flying) {
   gpu::CopyStream& stream = *lane(way).stream;
   // A device that refuses launches may still run earlier ones; one that has failed runs none.
   const bool runs = staging_->failure().ok() || stream.is_running();
@@ -346,12 +382,12 @@ void StagedTransport::land(Way way, std::deque<WorkId>& flying) {
     Staged& staged = entry->second;
     const bool is_done = staged.ticket <= ended;
     if (!is_done && runs) return;
-    flying.pop_front();
+    flying.erase(flying.begin());
     idle_polls_ = 0;
     if (staged.gone) {
       complete(entry, Code::kCancelled, "disconnected");
     } else if (!is_done) {
-      complete(entry, Code::kSystem, words(staging_->failure().message()));
+      fail(entry, Code::kSystem, staging_->failure().message());
     } else if (way == kIn) {
       complete(entry, Code::kOk);
     } else if (staged.cancelled) {
@@ -378,27 +414,26 @@ void StagedTransport::note_failure() {
   lost_ = true;
   for (auto* queue : {&to_gather_, &to_scatter_}) {
     for (const WorkId id : *queue)
-      complete(staged_.find(id), Code::kSystem, words(staging_->failure().message()));
+      fail(staged_.find(id), Code::kSystem, staging_->failure().message());
     queue->clear();
   }
-  std::vector<WorkId> receiving;
   for (auto& [id, staged] : staged_)
     if (staged.stage == Stage::kReceiving && !staged.cancelled) {
       staged.cancelled = staged.lost = true;
-      receiving.push_back(id);
+      inner_->cancel(std::span(&id, 1));
     }
-  inner_->cancel(receiving);
 }
 
 // Of what the inner transport tells: true where it is to be told on, as it is now.
 bool StagedTransport::pass(Completion& completion) {
   if (completion.kind == CompletionKind::kRailDown) {
     // What has not begun fails with it; kernels end by themselves, and then there is no rail.
-    for (const WorkId id : std::vector<WorkId>(to_gather_.begin(), to_gather_.end()))
-      if (const auto entry = staged_.find(id); entry->second.peer == completion.peer) {
-        std::erase(to_gather_, id);
-        complete(entry, Code::kRailFailed, completion.detail);
-      }
+    std::erase_if(to_gather_, [&](WorkId id) {
+      const auto entry = staged_.find(id);
+      if (entry->second.peer != completion.peer) return false;
+      complete(entry, Code::kRailFailed, completion.detail);
+      return true;
+    });
     return true;
   }
   const auto entry = completion.kind == CompletionKind::kWork ? staged_.find(completion.work) : staged_.end();
@@ -415,7 +450,10 @@ bool StagedTransport::pass(Completion& completion) {
     completion.code = Code::kCancelled;
   if (staged.lost && completion.code == Code::kCancelled) {
     completion.code = Code::kSystem;
-    completion.detail = words(staging_->failure().message());
+    try {
+      completion.detail = words(staging_->failure().message());
+    } catch (const std::bad_alloc&) {  // its code says enough
+    }
   }
   give_back(staged);
   staged_.erase(entry);

@@ -8,10 +8,10 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -81,25 +81,29 @@ class StagedTransport final : public Transport {
   PostResult stage(PeerId peer, const Work& work);
   std::size_t next_to_gather() const noexcept;
   Status submit(Staged& staged);
+  Status submit_packed(Staged& staged);
   void gather();
   void send();
   void scatter();
   void land();
-  void land(Way way, std::deque<WorkId>& flying);
+  void land(Way way, std::vector<WorkId>& flying);
   void check_device();
   void note_failure();
   bool pass(Completion& completion);
   void end_unsent(Entry entry);
-  void complete(Entry entry, Code code, std::string detail = {});
+  void complete(Entry entry, Code code, std::string_view detail = {}) noexcept;
+  void fail(Entry entry, Code code, std::string_view why) noexcept;
+  void make_room();
   std::byte* place(const Staged& staged) const noexcept {
     return lane(way_of(staged)).base + staged.slot.offset;
   }
-  std::string words(const std::string& what) const;
+  std::string words(std::string_view what) const;
 
   const std::unique_ptr<StreamTransport> inner_;
   const std::shared_ptr<Staging> staging_;
   std::unordered_map<WorkId, Staged> staged_;
-  std::deque<WorkId> to_gather_, gathering_, to_send_, to_scatter_, scattering_;  // each in order
+  // Each in order, and with room for all works: what is staged moves on whatever memory there is.
+  std::vector<WorkId> to_gather_, gathering_, to_send_, to_scatter_, scattering_;
   std::map<PeerId, SlotHolder> holders_;  // of connected peers
   CompletionQueue ready_;                 // to be told; of works alone
   std::uint32_t idle_polls_ = 0;          // with kernels that do not end

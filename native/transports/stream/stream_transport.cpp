@@ -41,6 +41,8 @@ constexpr std::uint32_t kUnixBufferNbytes = 512 * 1024;
 // wakes us when its buffer is full or the peer has closed.
 constexpr std::uint64_t kWakeNbytes = 256 * 1024;
 
+constexpr std::string_view kNoMemory = "there is no memory for what it carries";
+
 Status set_option(int fd, int level, int name, int value, const char* what) {
   if (::setsockopt(fd, level, name, &value, sizeof value) == 0) return {};
   return Status::from_errno(what, errno);
@@ -81,7 +83,7 @@ Status prepare_socket(int fd, int domain, std::uint32_t buffer_nbytes) {
 // One connected socket: its two halves, and what epoll last said about it.
 class StreamTransport::Peer final : public Reactor::Handler {
  public:
-  explicit Peer(std::vector<Peer*>& active) noexcept : active_(active) {}
+  explicit Peer(std::vector<Peer*>& active) : active_(active) {}
 
   void on_ready(std::uint32_t events) override {
     // An error is read from the socket, by the call that meets it.
@@ -159,6 +161,9 @@ Result<PeerId> StreamTransport::connect(UniqueFd socket, const ConnectInfo& info
   if (Status status = prepare_socket(socket.get(), domain.value(), options_.socket_buffer_nbytes);
       !status.ok())
     return status;
+  peers_.reserve(peers_.size() + 1);
+  active_.reserve(peers_.capacity());
+  make_room(0, 1);
   auto peer = std::make_unique<Peer>(active_);
   peer->tcp = is_tcp(domain.value());
   peer->id = next_id_++;
@@ -167,7 +172,6 @@ Result<PeerId> StreamTransport::connect(UniqueFd socket, const ConnectInfo& info
   if (Status status = reactor_.add(peer->socket.get(), EPOLLIN, *peer); !status.ok()) return status;
   completions_.rail_up(peer->id);
   peers_.push_back(std::move(peer));
-  active_.reserve(peers_.capacity());
   return peers_.back()->id;
 }
 
@@ -189,6 +193,7 @@ PostResult StreamTransport::post(PeerId id, std::span<const Work> batch, std::by
   if (peer == nullptr || !peer->up()) return {0, Code::kRailFailed};
   std::size_t accepted = 0;
   try {
+    make_room(batch.size(), 0);
     while (accepted < batch.size() && accept(*peer, batch[accepted], packed)) ++accepted;
   } catch (const std::bad_alloc&) {  // as full as it can be
     places_.erase(batch[accepted].id);
@@ -226,11 +231,19 @@ void StreamTransport::cancel(std::span<const WorkId> works) noexcept {
     Peer* const peer = found == places_.end() ? nullptr : find(found->second.peer);
     if (peer == nullptr) continue;  // it has ended
     const Place& place = found->second;
-    if (place.kind == WorkKind::kSend)
-      peer->sending.cancel(place.number, completions_);
-    else
-      peer->receiving.cancel(id, place.transfer, place.piece, completions_);
+    try {
+      if (place.kind == WorkKind::kSend)
+        peer->sending.cancel(place.number, completions_);
+      else
+        peer->receiving.cancel(id, place.transfer, place.piece, completions_);
+    } catch (const std::bad_alloc&) {  // the peer cannot be told what of its piece comes no more
+      take_down(*peer, kNoMemory);
+    }
   }
+}
+
+void StreamTransport::make_room(std::size_t num_works, std::size_t num_peers) {
+  completions_.make_room(places_.size() + num_works + 2 * (peers_.size() + num_peers));
 }
 
 std::size_t StreamTransport::poll(std::span<Completion> completions) noexcept {
@@ -253,7 +266,7 @@ void StreamTransport::progress() noexcept {
     try {
       serve(peer, read_left, write_left);
     } catch (const std::bad_alloc&) {
-      take_down(peer, Status(Code::kExhausted, "there is no memory left for what the rail carries"));
+      take_down(peer, kNoMemory);
     }
   }
   if (num_served == 0) return;
@@ -264,14 +277,14 @@ void StreamTransport::progress() noexcept {
 void StreamTransport::serve(Peer& peer, std::uint64_t& read_left, std::uint64_t& write_left) {
   while (peer.up() && peer.can_write() && write_left != 0) {
     const stream::Step step = peer.sending.write(peer.socket.get(), write_left, completions_);
-    if (!step.status.ok()) take_down(peer, step.status);
+    if (!step.status.ok()) take_down(peer, step.status.message());
     write_left -= std::min(write_left, step.work);
     peer.writable = !step.would_block;
   }
   while (peer.up() && peer.readable && read_left != 0) {
     if (scratch_.empty()) scratch_.resize(kScratchNbytes);
     const stream::Step step = peer.receiving.read(peer.socket.get(), read_left, scratch_, completions_);
-    if (!step.status.ok()) take_down(peer, step.status);
+    if (!step.status.ok()) take_down(peer, step.status.message());
     read_left -= std::min(read_left, step.work);
     peer.readable = !step.would_block;
     if (step.would_block && peer.up()) peer.wake_when_worth(peer.receiving.missing_nbytes());
@@ -283,8 +296,13 @@ void StreamTransport::serve(Peer& peer, std::uint64_t& read_left, std::uint64_t&
   }
 }
 
-void StreamTransport::take_down(Peer& peer, const Status& reason) noexcept {
-  const std::string detail = peer.words + ": " + reason.message();
+void StreamTransport::take_down(Peer& peer, std::string_view reason) noexcept {
+  if (!peer.up()) return;
+  std::string detail;
+  try {
+    detail = peer.words + ": " + std::string(reason);
+  } catch (const std::bad_alloc&) {  // its end says enough
+  }
   reactor_.remove(peer.socket.get());
   peer.socket.reset();
   peer.sending.fail(Code::kRailFailed, detail, completions_);

@@ -64,7 +64,8 @@ class StreamTransport final : public Transport {
   void progress() noexcept;
   void serve(Peer& peer, std::uint64_t& read_left, std::uint64_t& write_left);
   bool accept(Peer& peer, const Work& work, std::byte* packed);
-  void take_down(Peer& peer, const Status& reason) noexcept;
+  void take_down(Peer& peer, std::string_view reason) noexcept;
+  void make_room(std::size_t num_works, std::size_t num_peers);
 
   Reactor& reactor_;
   const Options options_;

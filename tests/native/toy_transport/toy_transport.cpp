@@ -8,6 +8,7 @@
 #include <deque>
 #include <iterator>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -203,6 +204,7 @@ void ToyTransport::detach(PeerId id, RegionId region) noexcept {
 
 Result<PeerId> ToyTransport::connect(UniqueFd socket, const ConnectInfo& info) {
   const PeerId id = next_peer_++;
+  ready_.make_room(ready_.size() + works_.size() + 2 * (peers_.size() + 1));  // it comes up, and goes down
   Peer& peer = *(peers_[id] = std::make_unique<Peer>(*this, id, std::move(socket), info.peer_name));
   if (Status added = reactor_.add(peer.socket.get(), EPOLLIN, peer); !added.ok()) {
     peers_.erase(id);
@@ -256,18 +258,27 @@ PostResult ToyTransport::post(PeerId id, std::span<const Work> batch) noexcept {
   if (found == peers_.end() || !found->second->socket) return {0, Code::kRailFailed};
   Peer& peer = *found->second;
   if (!peer.is_up()) return {0, Code::kAgain};
-  for (std::size_t i = 0; i < batch.size(); ++i) {
-    const Work& work = batch[i];
-    if (peer.num_posted() == kMostPosted) return {i, Code::kAgain};
-    if (work.kind != WorkKind::kReceive)
-      peer.queue.push_back(work.id);
-    else if (!peer.receives.try_emplace({work.move->transfer, work.piece}, work.id).second) {
-      ready_.work(work.id, Code::kUnsupported, "toy: the piece is already waited for");
-      continue;
-    }
-    works_.emplace(work.id, Posted{&peer, work});
+  std::size_t accepted = 0;
+  try {
+    // What is accepted completes whatever memory there is then, so room for that comes first.
+    ready_.make_room(ready_.size() + works_.size() + batch.size() + 2 * peers_.size());
+    while (accepted < batch.size() && accept(peer, batch[accepted])) ++accepted;
+  } catch (const std::bad_alloc&) {  // as full as it can be
+    works_.erase(batch[accepted].id);
   }
-  return {batch.size(), Code::kOk};
+  return {accepted, accepted == batch.size() ? Code::kOk : Code::kAgain};
+}
+
+bool ToyTransport::accept(Peer& peer, const Work& work) {
+  if (peer.num_posted() == kMostPosted) return false;
+  works_.emplace(work.id, Posted{&peer, work});
+  if (work.kind != WorkKind::kReceive) {
+    peer.queue.push_back(work.id);
+  } else if (!peer.receives.try_emplace({work.move->transfer, work.piece}, work.id).second) {
+    works_.erase(work.id);
+    ready_.work(work.id, Code::kUnsupported, "toy: the piece is already waited for");
+  }
+  return true;
 }
 
 WorkKind ToyTransport::choose(const Move& move, std::uint32_t piece) const noexcept {

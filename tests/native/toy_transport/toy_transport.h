@@ -62,6 +62,7 @@ class ToyTransport final : public Transport {
     Work work;
   };
 
+  bool accept(Peer& peer, const Work& work);
   void on_ready(Peer& peer);
   void fail(Peer& peer, const std::string& why);
   Completion run(Peer& peer, const Work& work, std::uint64_t& moved_nbytes) noexcept;

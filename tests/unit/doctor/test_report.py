@@ -98,8 +98,9 @@ def test_what_is_not_written_blocks_only_who_asked_for_it() -> None:
 
 def test_gpus_block_only_who_asked_for_them() -> None:
     able = availability()
-    for required in ((), ("cuda_ipc",)):
-        found = by_name(available_transports.examine(ROOT, required))["cuda_ipc"]
+    of_gpus = [kind.name for kind in kinds().values() if kind.needs_gpu]
+    for name, required in itertools.product(of_gpus, (True, False)):
+        found = by_name(available_transports.examine(ROOT, (name,) if required else ()))[name]
         assert found.state is (State.BLOCKS if required and not able.usable else State.NOTE)
         assert (able.missing if able.device is None else able.device.name) in found.found
         assert found.change == able.change
@@ -140,8 +141,9 @@ def test_a_process_that_may_open_few_files_is_told_that_nothing_works(num_files:
 
 
 def test_unknown_names_are_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UsageError, match=r"unknown transport 'nvlink'; known are loopback, cuda_ipc, shm"):
-        report.examine(("shm", "nvlink"))
+    known = ", ".join((*TRANSPORTS, *available_transports.TO_COME))
+    with pytest.raises(UsageError, match=f"unknown transport 'nvlink'; known are {known}"):
+        report.examine((TRIED[0], "nvlink"))
 
 
 # ---- rights and memory --------------------------------------------------------------------------

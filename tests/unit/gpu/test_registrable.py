@@ -20,6 +20,7 @@ from kvxfer.gpu.calibration import Calibration
 from kvxfer.layout.tensor import UNTOLD_GPU, TensorView, view
 from kvxfer.options import AgentOptions
 
+pytestmark = pytest.mark.transports("shm", "cuda_ipc", "tcp")
 WITH_GPU = AgentOptions(transports=("shm", "cuda_ipc", "tcp"))
 SHAPE = 2, 8, 16
 WAY_SAMPLE = 0, 0, 16, 65536, 2000, 1000

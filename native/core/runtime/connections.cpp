@@ -1,0 +1,306 @@
+#include "core/runtime/connections.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "core/runtime/clock.h"
+#include "core/runtime/strangers.h"
+#include "core/socket_address.h"
+
+namespace kvxfer {
+namespace {
+
+bool shares_memory(const TransportKind& kind) { return kind.shares_memory; }
+
+std::string in_words(Time duration_ns) { return std::to_string(duration_ns / 1'000'000) + " ms"; }
+
+}  // namespace
+
+Connections::Connections(const RuntimeOptions& options, EpollReactor& reactor, RailTable& rails, Log log)
+    : options_(options),
+      reactor_(reactor),
+      rails_(rails),
+      log_(std::move(log)),
+      strangers_(budget_of_strangers()) {}
+
+// ---- strangers ----------------------------------------------------------------------------------
+
+void Connections::take_in(UniqueFd fd) {
+  if (Status status = check_user(fd.get(), false); !status.ok())
+    return log("refused a connection: " + status.message());
+  auto connection = std::make_unique<Connection>(*this);
+  while (!(connection->stranger = Charge::take(strangers_, Resource::kDescriptors, 1)))
+    if (!close_oldest_stranger()) return;
+  connection->accepted = true;
+  connection->address = peer_in_words(fd.get());
+  connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), *connection, false, false);
+  connection->socket->charge(strangers_);
+  if (!connection->socket->start().ok()) return;
+  Connection& added = *connection;
+  connections_.push_back(std::move(connection));
+  expect_by(added, monotonic_now() + options_.handshake_ns);
+  added.unproved = unproved_.insert(unproved_.end(), &added);
+}
+
+void Connections::prove(Connection& connection) {
+  if (!connection.unproved) return;
+  unproved_.erase(*connection.unproved);
+  connection.unproved.reset();
+  connection.stranger.release();
+}
+
+// Nobody is refused for where he calls from: behind one address there may be many.
+bool Connections::close_oldest_stranger() {
+  if (unproved_.empty()) return false;
+  Connection& oldest = *unproved_.front();
+  const std::string why = "too many others are shaking hands: of strangers the oldest gives way";
+  if (oldest.kind == Connection::Kind::kFresh)
+    drop(oldest, why);
+  else
+    engine_->end_session(monotonic_now(), oldest.session, Code::kExhausted, why);
+  prove(oldest);
+  return true;
+}
+
+Status Connections::check_user(int socket, bool shares_memory) const {
+  const std::optional<uid_t> user = peer_user(socket);
+  if (user == ::geteuid()) return {};
+  if (!user) {
+    // Over TCP a peer proves itself by a secret alone: without one given to both, by what no other user can read.
+    if (shares_memory) return {Code::kNotPermitted, "memory goes over unix sockets alone"};
+    return {};
+  }
+  const std::string users =
+      "the peer is user " + std::to_string(*user) + " and this agent user " + std::to_string(::geteuid());
+  if (!is_open_to_others())
+    return {Code::kNotPermitted,
+            users + ": without a secret it serves its own user alone; give both agents one secret"};
+  if (shares_memory && !options_.shares_with_all)
+    return {Code::kNotPermitted, users +
+                                     ": memory goes to its own user alone, unless option shm_peers is "
+                                     "\"secret\" at both ends"};
+  return {};
+}
+
+// ---- what comes of a connection -----------------------------------------------------------------
+
+std::uint32_t Connections::Connection::max_body() {
+  return kind == Kind::kControl ? all.engine_->max_body(session) : wire::kMaxHandshakeBody;
+}
+
+void Connections::Connection::on_frame(wire::ByteSpan frame) {
+  if (dead) return;
+  switch (kind) {
+    case Kind::kFresh: all.on_first_frame(*this, frame); break;
+    case Kind::kControl:
+      all.engine_->on_frame(monotonic_now(), session, frame);
+      if (!tried_memory) all.on_handshake(*this);
+      break;
+    case Kind::kRail: all.on_rail_welcome(*this, frame); break;
+  }
+}
+
+// Of a session the engine ends what it was, whatever memory there is.
+void Connections::Connection::on_closed(const std::string& why) {
+  if (dead) return;
+  try {
+    switch (kind) {
+      case Kind::kFresh: all.drop(*this, why); break;
+      case Kind::kControl:
+        if (socket->connecting())
+          all.dial_next(*this, why);
+        else
+          all.engine_->on_disconnected(monotonic_now(), session, why);
+        break;
+      case Kind::kRail:
+        all.failed_rails_.push_back(
+            {session, rail,
+             std::string(all.rails_.kind(transport).name) + " rail " + std::to_string(rail.index) + ": " + why});
+        all.drop(*this, "");
+        break;
+    }
+  } catch (const std::bad_alloc&) {
+    if (kind != Kind::kFresh) all.engine_->starve(monotonic_now(), session);
+    if (!dead) all.drop(*this, "");
+  }
+}
+
+void Connections::drop(Connection& connection, const std::string& why) {
+  if (connection.dead) return;
+  connection.dead = true;
+  sweep_ = true;
+  prove(connection);
+  connection.socket->close();
+  if (connection.kind == Connection::Kind::kFresh && !why.empty())
+    log("closed a connection from " + connection.address + ": " + why);
+}
+
+void Connections::expect_by(Connection& connection, Time at) {
+  connection.deadline = at;
+  due_at_ = std::min(due_at_, at);
+}
+
+void Connections::expire(Time now) {
+  if (now < due_at_) return;
+  due_at_ = kNever;
+  for (auto& connection : connections_) {
+    if (connection->dead) continue;
+    if (connection->deadline > now) {
+      due_at_ = std::min(due_at_, connection->deadline);
+      continue;
+    }
+    connection->deadline = kNever;
+    try {
+      expire(*connection, now);
+    } catch (const std::bad_alloc&) {
+      expect_by(*connection, now + 1'000'000);
+    }
+  }
+}
+
+void Connections::expire(Connection& connection, Time now) {
+  if (connection.kind == Connection::Kind::kControl && now < connection.due_at) {
+    // One address's turn is over: where nobody answered, the next one's begins.
+    if (connection.socket->connecting())
+      dial_next(connection, "no answer");
+    else
+      expect_by(connection, connection.due_at);
+  } else if (connection.kind == Connection::Kind::kControl) {
+    const std::string& tried = connection.dialling.tried();
+    engine_->end_session(now, connection.session, Code::kUnreachable,
+                         (connection.was_open ? "no rail to " + connection.address + " came up"
+                                              : "no answer from " + connection.address) +
+                             " within the time to connect (connect_timeout_s)" +
+                             (connection.was_open || connection.socket->connecting()
+                                  ? ""
+                                  : ", though it took the connection; is it a kvxfer agent?") +
+                             (tried.empty() ? "" : ", after " + tried));
+  } else if (connection.kind == Connection::Kind::kRail) {
+    connection.on_closed("no answer within " + in_words(options_.handshake_ns) + " (handshake_timeout_s)");
+  } else {
+    drop(connection,
+         "it did not say who it is within " + in_words(options_.handshake_ns) + " (handshake_timeout_s)");
+  }
+}
+
+void Connections::on_first_frame(Connection& connection, wire::ByteSpan frame) {
+  Result<wire::Header> header = wire::decode_header(frame, wire::kMaxHandshakeBody);
+  if (!header.ok()) return drop(connection, header.status().message());
+  if (header.value().type == wire::FrameType::kHello) {
+    connection.session = engine_->add_session(monotonic_now(), SessionRole::kAcceptor);
+    connection.kind = Connection::Kind::kControl;
+    connection.deadline = kNever;  // the session has its own
+    controls_[connection.session] = &connection;
+    engine_->on_frame(monotonic_now(), connection.session, frame);
+    return;
+  }
+  Result<wire::Message> message =
+      wire::decode(header.value(), frame.subspan(wire::kHeaderNbytes, header.value().body_nbytes));
+  if (!message.ok()) return drop(connection, message.status().message());
+  if (const auto* hello = std::get_if<wire::RailHello>(&message.value()))
+    return on_rail_hello(connection, *hello);
+  drop(connection, "it began with " + std::string(wire::name_of(header.value().type)) + " instead of HELLO");
+}
+
+// ---- control connections ------------------------------------------------------------------------
+
+// Control frames go through memory as soon as both ends have proved who they are.
+void Connections::on_handshake(Connection& connection) {
+  const Session* session = connection.dead ? nullptr : engine_->session(connection.session);
+  if (session == nullptr || session->state() != SessionState::kOpen) return;
+  prove(connection);
+  connection.socket->charge(engine_->budget(connection.session));
+  connection.tried_memory = true;
+  if (!rails_.any(shares_memory) || !check_user(connection.socket->fd(), true).ok()) return;
+  sharing_.reserve(sharing_.size() + 1);
+  if (connection.socket->share_memory()) sharing_.push_back(connection.session);
+}
+
+void Connections::send(SessionKey session, wire::Bytes frame) {
+  unsent_.push_back(session);
+  auto found = controls_.find(session);
+  if (Connection* control = found != controls_.end() ? found->second : pending_control_)
+    control->socket->send(std::move(frame));
+}
+
+void Connections::close(SessionKey session) {
+  for (auto& connection : connections_)
+    if (connection->session == session && connection->kind != Connection::Kind::kFresh && !connection->dead) {
+      connection->socket->close();
+      connection->dead = true;
+      sweep_ = true;
+      prove(*connection);
+    }
+  controls_.erase(session);
+}
+
+void Connections::has_come_up(SessionKey session) {
+  if (const auto control = controls_.find(session); control != controls_.end())
+    control->second->deadline = kNever;
+}
+
+bool Connections::never_opened(SessionKey session) const {
+  return std::any_of(connections_.begin(), connections_.end(), [&](const auto& connection) {
+    return connection->session == session && connection->kind == Connection::Kind::kControl &&
+           connection->accepted && !connection->was_open;
+  });
+}
+
+bool Connections::read_unread() {
+  const std::vector<Connection*> turns = std::exchange(unread_, {});
+  for (Connection* connection : turns)
+    if (!connection->dead) connection->socket->read_more();
+  return !turns.empty();
+}
+
+bool Connections::read_rings() {
+  bool more = !unread_.empty() && read_unread();
+  for (std::size_t i = 0; i < sharing_.size();) {  // by index: a frame may end sessions
+    const auto control = controls_.find(sharing_[i]);
+    if (control == controls_.end()) {
+      sharing_[i] = sharing_.back();
+      sharing_.pop_back();
+      continue;
+    }
+    FrameSocket& socket = *control->second->socket;
+    if (rings_sleep_) socket.wake_up();
+    more = socket.read_ring() || more;
+    ++i;
+  }
+  rings_sleep_ = false;
+  return more;
+}
+
+bool Connections::rest_rings() {
+  if (!unread_.empty()) return false;
+  if (rings_sleep_) return true;
+  rings_sleep_ = true;
+  bool quiet = true;
+  for (const SessionKey key : sharing_)
+    if (const auto control = controls_.find(key); control != controls_.end())
+      quiet = control->second->socket->fall_asleep() && quiet;
+  return quiet;
+}
+
+bool Connections::flush() {
+  // By index: a flush that fails ends its session, which may have others told.
+  for (std::size_t i = 0; i < unsent_.size(); ++i)
+    if (auto control = controls_.find(unsent_[i]); control != controls_.end())
+      control->second->socket->flush();
+  unsent_.clear();
+  if (!sweep_) return false;
+  sweep_ = false;
+  std::erase_if(unread_, [](const Connection* connection) { return connection->dead; });
+  std::erase_if(connections_, [](const auto& connection) { return connection->dead; });
+  return true;
+}
+
+void Connections::close_all() {
+  for (std::unique_ptr<Connection>& connection : connections_)
+    if (connection->socket) connection->socket->close();
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,142 @@
+// Sockets, from the first byte until each is the control connection of an authenticated session or a transport's rail,
+// and the control connections from then on.
+//
+// Frames go to the engine, rails to the RailTable. Who has proved nothing is a stranger: all of them share one budget,
+// and the oldest gives way to the newest.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dialling.h"
+#include "core/engine.h"
+#include "core/epoll_reactor.h"
+#include "core/frame_socket.h"
+#include "core/runtime/listeners.h"
+#include "core/runtime/rail_table.h"
+#include "core/runtime_options.h"
+
+namespace kvxfer {
+
+class Connections final : public Listeners::Host {
+ public:
+  using Log = std::function<void(std::string)>;
+  Connections(const RuntimeOptions& options, EpollReactor& reactor, RailTable& rails, Log log);
+
+  // Before the first of all other calls: whom frames go to, and what we say of ourselves.
+  void serve(Engine& engine, const wire::Identity& self) {
+    engine_ = &engine;
+    self_ = self;
+  }
+
+  // ---- who calls, and whom we call
+  void take_in(UniqueFd socket) override;
+  bool close_oldest_stranger() override;
+  void log(std::string text) override { log_(std::move(text)); }
+  const Budget& strangers() const noexcept { return *strangers_; }
+  // Asks a name server, so without the gate: a connection that is under way.
+  struct Connection;
+  Result<std::unique_ptr<Connection>> call(const std::string& address, Time timeout_ns);
+  // And under it: its session. Ends the call where there can be none.
+  Result<SessionKey> add(std::unique_ptr<Connection> called, Time now);
+
+  // ---- as EngineHost's
+  void send(SessionKey session, wire::Bytes frame);
+  void close(SessionKey session);
+  std::uint32_t dial_rails(SessionKey session);  // of one that has opened; how many it started
+  void dial_rail(SessionKey session, const wire::RailName& rail);
+  void has_come_up(SessionKey session);  // whoever waits for that need not any more
+  bool never_opened(SessionKey session) const;  // of a stranger, who never became a peer
+
+  // ---- driving
+  bool read_unread();  // of those who have had their turn; true where there are any
+  bool read_rings();  // wakes them, too; true when a frame was in one
+  // Before somebody sleeps on the reactor: peers are to say over the socket when they have written to
+  // a ring. False where something is in one already.
+  bool rest_rings();
+  // What sockets are to send; true where some have closed, whose descriptors are free again.
+  bool flush();
+  bool wants_flush() const noexcept { return !unsent_.empty() || sweep_; }
+  Time next_due() const noexcept { return due_at_; }
+  void expire(Time now);
+  bool has_failed_rails() const noexcept { return !failed_rails_.empty(); }
+  void tell_failed_rails(Time now);  // to the engine
+  bool shares_any_memory() const noexcept { return !sharing_.empty(); }
+  bool shares_all_memory() const noexcept { return sharing_.size() == controls_.size(); }
+  void close_all();  // sockets, at the agent's end
+
+  struct Connection final : FrameSocket::Owner {
+    enum class Kind : std::uint8_t { kFresh, kControl, kRail };
+    explicit Connection(Connections& owner) : all(owner) {}
+    std::uint32_t max_body() override;
+    void on_frame(wire::ByteSpan frame) override;
+    void on_more() override { all.unread_.push_back(this); }
+    void on_closed(const std::string& why) override;
+    Connections& all;
+    Kind kind = Kind::kFresh;
+    std::unique_ptr<FrameSocket> socket;
+    SessionKey session = 0;
+    bool accepted = false, was_open = false, dead = false;
+    std::optional<std::list<Connection*>::iterator> unproved;  // its place among those, until it proves something
+    Charge stranger;  // its descriptor, until then
+    bool tried_memory = false;  // share_memory has had its say
+    Time deadline = kNever;
+    std::string address;  // an initiator's, or who was accepted
+    Dialling dialling;  // an initiator's: rails go to its current address, too
+    std::vector<std::size_t> rails;  // an initiator's: which transport each goes over, by index
+    Time due_at = 0;  // of all its addresses together
+    wire::RailName rail;  // kRail
+    std::size_t transport = 0;  // kRail
+    std::uint16_t peer_instance = 0;  // kRail
+  };
+
+ private:
+  void prove(Connection& connection);  // it is no stranger any more, or gone
+  void on_first_frame(Connection& connection, wire::ByteSpan frame);
+  void on_rail_hello(Connection& connection, const wire::RailHello& hello);
+  void on_rail_welcome(Connection& connection, wire::ByteSpan frame);
+  void on_handshake(Connection& connection);  // proves the peer, or goes on
+  // Goes on with the next address of the name, or ends the session where none is left.
+  void dial_next(Connection& connection, const std::string& why);
+  static Status unreachable(const Connection& connection);
+  Status start_rail(SessionKey session, const wire::RailName& rail, const Connection& control);
+  void hand_over(Connection& connection, bool initiator, Charge descriptor);
+  void drop(Connection& connection, const std::string& why);
+  void expire(Connection& connection, Time now);
+  void expect_by(Connection& connection, Time at);
+  bool is_open_to_others() const noexcept { return !options_.secret.empty(); }
+  // May the process at the other end of this socket be a peer, and may it have memory of ours?
+  Status check_user(int socket, bool shares_memory) const;
+
+  const RuntimeOptions& options_;
+  EpollReactor& reactor_;
+  RailTable& rails_;
+  const Log log_;
+  Engine* engine_ = nullptr;
+  wire::Identity self_;
+  const std::shared_ptr<Budget> strangers_;
+  std::list<Connection*> unproved_;  // the oldest first
+  std::list<std::unique_ptr<Connection>> connections_;
+  std::map<SessionKey, Connection*> controls_;
+  Connection* pending_control_ = nullptr;  // of the session that is being added
+  struct FailedRail {
+    SessionKey session = 0;
+    std::optional<wire::RailName> name;  // where it is worth dialling again
+    std::string note;
+  };
+  std::vector<FailedRail> failed_rails_;  // told to the engine in the next round
+  Time due_at_ = kNever;  // no deadline of theirs is earlier
+  std::vector<SessionKey> unsent_;  // sessions whose control socket has something to send
+  bool sweep_ = false;  // some connection is dead
+  std::vector<SessionKey> sharing_;  // sessions whose frames may come through memory
+  bool rings_sleep_ = false;
+  std::vector<Connection*> unread_;  // they have had a turn, and have more to say
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,137 @@
+#include "core/runtime/listeners.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "core/fork_guard.h"
+#include "core/random.h"
+#include "core/runtime/clock.h"
+#include "core/socket_address.h"
+
+namespace kvxfer {
+namespace {
+
+// Callers that are taken in before others have their turn: each costs 20 us or so.
+constexpr int kAcceptsInTurn = 16;
+
+// While no descriptor is left: a listener looks again after so long, and each time after twice as long. Descriptors
+// that sessions give back end it at once.
+constexpr Time kFirstRest = 10'000'000, kLongestRest = 1'000'000'000;
+
+bool is_shortage(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+std::string hex(std::span<const std::byte> bytes) {
+  std::string text;
+  for (const std::byte b : bytes) {
+    constexpr char kDigits[] = "0123456789abcdef";
+    text += kDigits[static_cast<unsigned>(b) >> 4];
+    text += kDigits[static_cast<unsigned>(b) & 15];
+  }
+  return text;
+}
+
+}  // namespace
+
+Status Listeners::open(const std::string& where, bool has_secret) {
+  const Result<std::vector<TcpAddress>> resolved = TcpAddress::resolve(where);
+  if (!resolved.ok()) return resolved.status();
+  const TcpAddress& first = resolved.value().front();
+  if (!first.loopback && !has_secret)
+    return {Code::kInvalidArgument,
+            "listening on " + where +
+                " needs a secret: without one anybody who reaches it could read and write the cache"};
+  Result<UniqueFd> listening = listen_tcp(first);
+  if (!listening.ok()) return listening.status();
+  Result<std::string> address = listening_address(listening.value().get());
+  if (!address.ok()) return address.status();
+  address_ = address.value();
+  unix_name_ = name_beside(address_);
+  Result<UniqueFd> local = listen_unix(unix_name_);
+  if (!local.ok()) {  // somebody has that name
+    std::array<std::byte, 16> drawn;
+    if (Status status = fill_random(drawn); !status.ok()) return status;
+    unix_name_ = "kvxfer-" + hex(drawn);
+    local = listen_unix(unix_name_);
+  }
+  if (!local.ok()) return local.status();
+  reserve_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (Status status = add(tcp_, std::move(listening).value()); !status.ok()) return status;
+  return add(unix_, std::move(local).value());
+}
+
+Status Listeners::add(Listener& listener, UniqueFd fd) {
+  listener.all = this;
+  listener.fd = std::move(fd);
+  guard_fd(listener.fd.get());
+  return reactor_.add(listener.fd.get(), EPOLLIN, listener);
+}
+
+void Listeners::close() noexcept {
+  due_at_ = kNever;
+  for (Listener* listener : {&tcp_, &unix_})
+    if (listener->fd) {
+      listener->rests_until = kNever;
+      reactor_.remove(listener->fd.get());
+      // A number that stays guarded would be closed in a forked child, whoever owns it by then.
+      unguard_fd(listener->fd.get());
+      listener->fd.reset();
+    }
+}
+
+void Listeners::accept(Listener& listener) {
+  for (int i = 0; i < kAcceptsInTurn; ++i) {
+    int error = 0;
+    UniqueFd fd = accept_from(listener.fd.get(), error);
+    if (fd) {
+      listener.pause_ns = 0;
+      is_short_ = false;
+      try {
+        host_.take_in(std::move(fd));
+      } catch (const std::bad_alloc&) {  // there is no memory for it: it is closed
+      }
+    } else if (error == 0) {
+      return;
+    } else if (is_shortage(error) && !host_.close_oldest_stranger()) {
+      return rest(listener, error);
+    }
+  }
+}
+
+void Listeners::rest(Listener& listener, int error) {
+  // Who has waited longest is turned away at once, and not when its time is over.
+  reserve_.reset();
+  int ignored = 0;
+  accept_from(listener.fd.get(), ignored).reset();
+  reserve_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  reactor_.remove(listener.fd.get());
+  listener.pause_ns = std::clamp(2 * listener.pause_ns, kFirstRest, kLongestRest);
+  listener.rests_until = monotonic_now() + listener.pause_ns;
+  due_at_ = std::min(due_at_, listener.rests_until);
+  if (!std::exchange(is_short_, true))
+    host_.log(std::string("nobody can be accepted (") + std::strerror(error) +
+              "): no descriptor is left; raise ulimit -n. Sessions that are open go on, and listening does when "
+              "one is free");
+}
+
+void Listeners::wake(Time now) {
+  if (now < due_at_) return;
+  due_at_ = kNever;
+  for (Listener* listener : {&tcp_, &unix_}) {
+    if (now >= listener->rests_until && reactor_.add(listener->fd.get(), EPOLLIN, *listener).ok())
+      listener->rests_until = kNever;
+    else if (listener->rests_until != kNever)
+      listener->rests_until = std::max(listener->rests_until, now + listener->pause_ns);
+    due_at_ = std::min(due_at_, listener->rests_until);
+  }
+}
+
+}  // namespace kvxfer

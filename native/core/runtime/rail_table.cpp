@@ -1,0 +1,283 @@
+#include "core/runtime/rail_table.h"
+
+#include <algorithm>
+#include <new>
+
+#include "core/faulty_transport.h"
+
+namespace kvxfer {
+namespace {
+
+std::string_view stage_of(WorkKind kind) {
+  switch (kind) {
+    case WorkKind::kFetch: return "fetch";
+    case WorkKind::kSend: return "send";
+    case WorkKind::kReceive: return "receive";
+    case WorkKind::kCheckFence: return "check fence";
+  }
+  return "";
+}
+
+}  // namespace
+
+Status RailTable::add_transports(const RuntimeOptions& options, Reactor& reactor, const FenceTable& fences) {
+  Result<Faults> faults = Faults::parse(options.faults);
+  if (!faults.ok()) return faults.status();
+  if (options.gpus.size() > 1)
+    return {Code::kUnsupported, "an agent has one GPU for now: make an agent for each"};
+  if (Status status = check_options(options.transport_options); !status.ok()) return status;
+  Result<std::vector<const TransportKind*>> used = transports_in_use(options.transports);
+  if (!used.ok()) return used.status();
+  kinds_ = std::move(used).value();
+  SharedParts shared;
+  const RailParts parts{reactor, fences, options.gpus, shared};
+  for (const TransportKind* kind : kinds_) {
+    const auto failed = [&](Code code, const std::string& why) -> Status {
+      return {code, "transport " + std::string(kind->name) + ": " + why};
+    };
+    if (const std::string why = kind->why_off(options.gpus); !why.empty())
+      return failed(Code::kInvalidArgument, why);
+    auto rails = kind->make(parts, OptionValues(*kind, options.transport_options));
+    if (!rails.ok()) return failed(rails.status().code(), rails.status().message());
+    for (std::unique_ptr<Transport>& rail : rails.value()) {
+      if (!options.faults.empty()) {
+        Faults own = faults.value();
+        own.seed += transports_.size();  // rails that fail in step would hide what failover does
+        rail = std::make_unique<FaultyTransport>(std::move(rail), own);
+      }
+      transports_.push_back(std::move(rail));
+      kind_of_.push_back(kind);
+    }
+  }
+  return {};
+}
+
+// ---- what there is --------------------------------------------------------------------------------
+
+std::uint16_t RailTable::instance_of(std::size_t transport) const {
+  const auto first = std::find(kind_of_.begin(), kind_of_.end(), kind_of_[transport]);
+  return static_cast<std::uint16_t>(transport - static_cast<std::size_t>(first - kind_of_.begin()));
+}
+
+bool RailTable::any(bool (*is_so)(const TransportKind&)) const {
+  return std::any_of(kinds_.begin(), kinds_.end(), [&](const auto* kind) { return is_so(*kind); });
+}
+
+bool RailTable::hands_out_memory(std::size_t transport) const {
+  return kind_of_[transport]->reach == Reach::kHost && transports_[transport]->capabilities().one_sided;
+}
+
+std::size_t RailTable::instance_for(std::string_view transport, SessionKey session,
+                                    const wire::RailName& rail) const {
+  std::size_t best = SIZE_MAX, fewest = SIZE_MAX;
+  for (std::size_t i = 0; i < transports_.size(); ++i) {
+    if (transports_[i]->capabilities().name != transport) continue;
+    const auto num_bound =
+        static_cast<std::size_t>(std::count_if(bound_.begin(), bound_.end(), [&](const auto& entry) {
+          return entry.first.first == i && entry.second.session == session &&
+                 entry.second.name.index != rail.index;
+        }));
+    if (num_bound < fewest) {
+      fewest = num_bound;
+      best = i;
+    }
+  }
+  return best;
+}
+
+// ---- rails come and go ----------------------------------------------------------------------------
+
+Status RailTable::bind(NewRail rail, UniqueFd socket, const ConnectInfo& info, Time due_at) {
+  due_.push_back({due_at, {rail.transport, 0}});
+  Result<PeerId> peer = Status(Code::kExhausted, "there is no memory for it");
+  try {
+    peer = transports_[rail.transport]->connect(std::move(socket), info);
+    if (peer.ok())
+      bound_[{rail.transport, peer.value()}] = {rail.session, rail.name,          0, due_at,
+                                                std::move(rail.descriptor), rail.peer_instance};
+  } catch (const std::bad_alloc&) {
+    if (peer.ok()) transports_[rail.transport]->disconnect(peer.value());
+    peer = Status(Code::kExhausted, "there is no memory for it");
+  }
+  if (peer.ok())
+    due_.back().second.second = peer.value();
+  else
+    due_.pop_back();
+  return peer.ok() ? Status() : peer.status();
+}
+
+void RailTable::unbind(Place place) {
+  auto found = bound_.find(place);
+  if (found == bound_.end()) return;
+  places_.erase(found->second.id);
+  bound_.erase(found);
+  transports_[place.first]->disconnect(place.second);
+}
+
+template <class Meant>
+void RailTable::unbind_all(Meant&& meant) {
+  for (auto next = bound_.begin(); next != bound_.end();) {
+    const auto [place, rail] = std::pair(next->first, &next->second);
+    const bool goes = meant(*rail);
+    ++next;
+    if (goes) unbind(place);
+  }
+}
+
+void RailTable::unbind_session(SessionKey session) {
+  unbind_all([session](const Bound& rail) { return rail.session == session; });
+}
+
+void RailTable::drop_unready(SessionKey session, std::uint16_t index) {
+  unbind_all([session, index](const Bound& rail) {
+    return rail.session == session && rail.name.index == index && rail.id == 0;
+  });
+}
+
+// A peer may withhold what its end of a rail has to say first; whoever connects waits for the rails.
+void RailTable::expire(Time now, const std::string& limit, Engine& engine) {
+  while (next_due() <= now) {
+    const auto [due_at, place] = due_.front();
+    due_.pop_front();
+    const auto found = bound_.find(place);
+    // It is up, or gone and its number is another rail's.
+    if (found == bound_.end() || found->second.id != 0 || found->second.due_at != due_at) continue;
+    const SessionKey session = found->second.session;
+    const wire::RailName rail = found->second.name;
+    unbind(place);
+    engine.rail_failed(now, session, rail,
+                       std::string(kind_of_[place.first]->name) + " rail " + std::to_string(rail.index) +
+                           ": the peer's end was not ready within " + limit);
+  }
+}
+
+void RailTable::disconnect_all() {
+  for (const auto& [place, rail] : bound_) transports_[place.first]->disconnect(place.second);
+  bound_.clear();
+  places_.clear();
+}
+
+// ---- driving --------------------------------------------------------------------------------------
+
+bool RailTable::move(Time now, Engine& engine) {
+  bool more = false;
+  for (std::size_t i = 0; i < transports_.size(); ++i) {
+    if (!transports_[i]->wants_poll()) continue;
+    const std::size_t count = transports_[i]->poll(completions_);
+    for (std::size_t k = 0; k < count; ++k) handle(i, completions_[k], now, engine);
+    more = more || count != 0;
+  }
+  return more;
+}
+
+bool RailTable::busy() const {
+  return std::any_of(transports_.begin(), transports_.end(), [](const auto& t) { return t->busy(); });
+}
+
+bool RailTable::arm() {
+  bool armed = true;
+  for (const auto& transport : transports_) armed = transport->arm() && armed;
+  return armed;
+}
+
+void RailTable::handle(std::size_t transport, const Completion& completion, Time now, Engine& engine) {
+  if (completion.kind == CompletionKind::kWork) {
+    if (!ranges_.empty()) ranges_.erase(completion.work);
+    engine.on_completion(now, completion);
+    return;
+  }
+  const Place place{transport, completion.peer};
+  auto found = bound_.find(place);
+  if (found == bound_.end()) return;
+  Bound& rail = found->second;
+  const SessionKey session = rail.session;
+  try {
+    if (completion.kind == CompletionKind::kRailUp) {
+      places_[next_rail_] = place;
+      rail.id = next_rail_++;
+      engine.rail_up(now, session,
+                     {rail.id, rail.name, transports_[transport]->capabilities(), rail.peer_instance});
+      return;
+    }
+    const std::string why = rail.id != 0 ? completion.detail
+                                         : std::string(kind_of_[transport]->name) + ": " + completion.detail;
+    const RailId id = rail.id;
+    const wire::RailName name = rail.name;
+    unbind(place);
+    if (id != 0)
+      engine.rail_down(now, id, why);
+    else
+      engine.rail_failed(now, session, name, why);
+  } catch (const std::bad_alloc&) {
+    engine.starve(now, session);
+  }
+}
+
+// ---- as EngineHost's ------------------------------------------------------------------------------
+
+PostResult RailTable::post(RailId rail, const Work& work) {
+  const Place* const place = find(rail);
+  if (place == nullptr) return {0, Code::kRailFailed};
+  Transport& transport = *transports_[place->first];
+  if (nvtx::tool() == nullptr) return transport.post(place->second, std::span(&work, 1));
+  ranges_.insert_or_assign(work.id, nvtx::Range(stage_of(work.kind), transport.capabilities().name, work.piece));
+  const PostResult posted = transport.post(place->second, std::span(&work, 1));
+  if (posted.accepted == 0) ranges_.erase(work.id);
+  return posted;
+}
+
+WorkKind RailTable::choose(RailId rail, const Move& move, std::uint32_t piece) const {
+  const Place* const place = find(rail);
+  return place == nullptr ? WorkKind::kFetch  // which is not accepted
+                          : transports_[place->first]->choose(move, piece);
+}
+
+void RailTable::cancel(RailId rail, std::span<const WorkId> works) {
+  // A rail that is gone has cancelled its works already. The stage lasts until a work has completed.
+  if (nvtx::tool() != nullptr)
+    for (const WorkId work : works) ranges_.insert_or_assign(work, nvtx::Range("fence", work));
+  if (const Place* const place = find(rail)) transports_[place->first]->cancel(works);
+}
+
+Status RailTable::attach(RailId rail, const RemoteRegion& region) {
+  const Place* const place = find(rail);
+  if (place == nullptr) return {Code::kRailFailed, "the rail is down"};
+  return transports_[place->first]->attach(place->second, region);
+}
+
+void RailTable::detach(RailId rail, RegionId region) {
+  if (const Place* const place = find(rail)) transports_[place->first]->detach(place->second, region);
+}
+
+void RailTable::drop(RailId rail) {
+  if (const Place* const place = find(rail)) unbind(*place);
+}
+
+void RailTable::deregister_memory(RegionId region) {
+  for (auto& transport : transports_) transport->deregister_memory(region);
+}
+
+// ---- memory that peers map ------------------------------------------------------------------------
+
+bool RailTable::held_by_peers(RegionId region) const {
+  return std::any_of(transports_.begin(), transports_.end(), [&](const auto& transport) {
+    MemoryLender* const lender = transport->lender();
+    return lender != nullptr && lender->held_by_peers(region);
+  });
+}
+
+std::vector<std::string> RailTable::give_up_holders(RegionId region) {
+  std::vector<std::string> names;
+  for (auto& transport : transports_)
+    if (MemoryLender* const lender = transport->lender())
+      for (std::string& name : lender->give_up_holders(region)) names.push_back(std::move(name));
+  return names;
+}
+
+std::vector<std::shared_ptr<Transport>> RailTable::take_transports() {
+  std::vector<std::shared_ptr<Transport>> taken = std::move(transports_);
+  transports_.clear();
+  return taken;
+}
+
+}  // namespace kvxfer

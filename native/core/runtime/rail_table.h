@@ -1,0 +1,118 @@
+// The transports of an agent, and which rail of which session each of their peers is.
+//
+// The engine knows rails by numbers, a transport knows peers: this stands between them. Whose socket becomes a rail
+// is decided by Connections.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/engine.h"
+#include "core/nvtx.h"
+#include "core/runtime_options.h"
+#include "core/transport_registry.h"
+#include "kvxfer/transport.h"
+
+namespace kvxfer {
+
+class RailTable {
+ public:
+  // Those of the kinds that the options name.
+  Status add_transports(const RuntimeOptions& options, Reactor& reactor, const FenceTable& fences);
+
+  // ---- what there is, by index: the instances of one kind in a row, the nearest kind first
+  const std::vector<const TransportKind*>& kinds() const noexcept { return kinds_; }
+  std::size_t size() const noexcept { return transports_.size(); }
+  const TransportKind& kind(std::size_t transport) const { return *kind_of_[transport]; }
+  Transport& at(std::size_t transport) const { return *transports_[transport]; }
+  // Shared with a caller who registers with it without the gate.
+  const std::shared_ptr<Transport>& share(std::size_t transport) const { return transports_[transport]; }
+  std::uint16_t instance_of(std::size_t transport) const;  // among those of its kind
+  // Some kind of which that is so.
+  bool any(bool (*is_so)(const TransportKind&)) const;
+  // A peer of this host that fetches by itself can fetch anything.
+  bool hands_out_memory(std::size_t transport) const;
+  // Which instance of that transport is to serve a rail that a peer dials: the one that serves fewest of the
+  // session's others, so that both ends pair them alike. SIZE_MAX: none is in use.
+  std::size_t instance_for(std::string_view transport, SessionKey session, const wire::RailName& rail) const;
+
+  // ---- rails come and go
+  struct NewRail {
+    SessionKey session = 0;
+    wire::RailName name;
+    std::size_t transport = 0;
+    std::uint16_t peer_instance = 0;
+    Charge descriptor;  // its socket's
+  };
+  // Hands a socket that is proved to its transport; the rail is to be up by then.
+  Status bind(NewRail rail, UniqueFd socket, const ConnectInfo& info, Time due_at);
+  void unbind_session(SessionKey session);
+  // Whoever dials a rail anew has given up what was coming of it. One that is up the engine keeps until the other is.
+  void drop_unready(SessionKey session, std::uint16_t index);
+  Time next_due() const { return due_.empty() ? kNever : due_.front().first; }
+  // Those that are not up in time; `limit` says in words how long that is.
+  void expire(Time now, const std::string& limit, Engine& engine);
+  void disconnect_all();
+
+  // ---- driving
+  bool move(Time now, Engine& engine);  // what transports have to move; true when something ended
+  bool busy() const;  // one of them has something to move
+  bool arm();  // before whoever drives sleeps; false where something came meanwhile
+
+  // ---- as EngineHost's
+  PostResult post(RailId rail, const Work& work);
+  WorkKind choose(RailId rail, const Move& move, std::uint32_t piece) const;
+  void cancel(RailId rail, std::span<const WorkId> works);
+  Status attach(RailId rail, const RemoteRegion& region);
+  void detach(RailId rail, RegionId region);
+  void drop(RailId rail);
+  void deregister_memory(RegionId region);
+
+  // ---- peers that may still have memory of a region mapped
+  bool held_by_peers(RegionId region) const;
+  std::vector<std::string> give_up_holders(RegionId region);
+
+  // With what they opened: ends when the caller drops them, which may wait for a device.
+  std::vector<std::shared_ptr<Transport>> take_transports();
+  void forget_works() { ranges_.clear(); }
+
+ private:
+  struct Bound {  // a peer of a transport
+    SessionKey session = 0;
+    wire::RailName name;
+    RailId id = 0;  // 0 until it is up
+    Time due_at = kNever;  // when it is to be up
+    Charge descriptor;
+    std::uint16_t peer_instance = 0;
+  };
+  using Place = std::pair<std::size_t, PeerId>;  // a transport, and its peer
+  void handle(std::size_t transport, const Completion& completion, Time now, Engine& engine);
+  void unbind(Place place);
+  template <class Meant>
+  void unbind_all(Meant&& meant);
+  const Place* find(RailId rail) const {
+    const auto found = places_.find(rail);
+    return found == places_.end() ? nullptr : &found->second;
+  }
+
+  std::vector<const TransportKind*> kinds_;
+  std::vector<std::shared_ptr<Transport>> transports_;
+  std::vector<const TransportKind*> kind_of_;  // of transports_
+  std::map<Place, Bound> bound_;
+  std::map<RailId, Place> places_;
+  RailId next_rail_ = 1;
+  std::deque<std::pair<Time, Place>> due_;  // in the order in which they are to be up
+  std::unordered_map<WorkId, nvtx::Range> ranges_;  // of posted works, where a tool listens
+  std::vector<Completion> completions_{64};  // of one transport in one round; kept, making them costs
+};
+
+}  // namespace kvxfer

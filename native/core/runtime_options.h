@@ -1,0 +1,33 @@
+// What a caller says of the agent that it makes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/session.h"
+#include "gpu/gpu_part.h"
+#include "kvxfer/transport_kind.h"
+
+namespace kvxfer {
+
+struct RuntimeOptions {
+  std::string name;
+  std::string listen;                    // "tcp://host:port", "" accepts nobody
+  // Every peer proves to know it, as whatever user and from whatever host.
+  std::string secret;
+  // Where there is no such secret: known to all processes of this user. Peers are those alone, on this host.
+  std::string user_secret;
+  // Shared memory goes to whoever knows the secret, and not to processes of this user alone.
+  bool shares_with_all = false;
+  std::vector<std::string> transports;   // names of kinds in the registry (kvxfer/transport_kind.h)
+  NamedOptions transport_options;        // of those and of others
+  std::vector<GpuPart> gpus;             // whose memory it registers; one for now
+  Time silent_ns = 2'000'000'000, heartbeat_ns = 500'000'000, handshake_ns = 2'000'000'000;
+  Time lease_margin_ns = 100'000'000, spin_ns = 50'000;
+  std::uint32_t max_transfers_per_peer = 1024;
+  std::string faults;                    // FaultyTransport around every transport
+  bool meter_gate = false;  // two system calls for each holding of the gate: longest_hold_ns()
+};
+
+}  // namespace kvxfer

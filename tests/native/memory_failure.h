@@ -1,0 +1,45 @@
+// Memory that is not there: replaces operator new of the executable that includes it. What it fails, and where, is its
+// test's: every allocation but those that a plan fails is as ever.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace memory_failure {
+
+// Asked for each allocation, by whichever thread; true: there is no memory for it.
+inline bool (*fails)(std::size_t nbytes) noexcept = nullptr;
+
+inline void* allocate(std::size_t nbytes, std::size_t alignment = 0) {
+  if (fails != nullptr && fails(nbytes)) return nullptr;
+  if (nbytes == 0) nbytes = 1;
+  return alignment == 0 ? std::malloc(nbytes)
+                        : std::aligned_alloc(alignment, (nbytes + alignment - 1) / alignment * alignment);
+}
+inline void* allocate_or_throw(std::size_t nbytes, std::size_t alignment = 0) {
+  if (void* const memory = allocate(nbytes, alignment)) return memory;
+  throw std::bad_alloc();
+}
+
+}  // namespace memory_failure
+
+void* operator new(std::size_t nbytes) { return memory_failure::allocate_or_throw(nbytes); }
+void* operator new[](std::size_t nbytes) { return memory_failure::allocate_or_throw(nbytes); }
+void* operator new(std::size_t nbytes, std::align_val_t alignment) {
+  return memory_failure::allocate_or_throw(nbytes, static_cast<std::size_t>(alignment));
+}
+void* operator new[](std::size_t nbytes, std::align_val_t alignment) {
+  return memory_failure::allocate_or_throw(nbytes, static_cast<std::size_t>(alignment));
+}
+void* operator new(std::size_t nbytes, const std::nothrow_t&) noexcept { return memory_failure::allocate(nbytes); }
+void* operator new[](std::size_t nbytes, const std::nothrow_t&) noexcept { return memory_failure::allocate(nbytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
