@@ -65,7 +65,8 @@ bool Runtime::rest() {
 bool Runtime::busy() const { return engine_->wants_pump() || rails_.busy(); }
 
 Time Runtime::next_deadline() const {
-  return std::min({engine_->next_deadline(), connections_.next_due(), listeners_.next_due(), rails_.next_due()});
+  return std::min(
+      {engine_->next_deadline(), connections_.next_due(), listeners_.next_due(), rails_.next_due()});
 }
 
 void Runtime::run() {
@@ -161,7 +162,8 @@ bool Runtime::judge(Time at) {
   more = rails_.move(at, *engine_) || more;
   engine_->on_time(at);
   connections_.expire(at);
-  rails_.expire(at, std::to_string(options_.handshake_ns / 1'000'000) + " ms (handshake_timeout_s)", *engine_);
+  rails_.expire(at, std::to_string(options_.handshake_ns / 1'000'000) + " ms (handshake_timeout_s)",
+                *engine_);
   listeners_.wake(at);
   return more;
 }

@@ -377,8 +377,11 @@ struct Scene {
   }
   // Its session is the one that it began with.
   bool friend_is_there() {
-    return victim.runtime->with_engine([&](Engine& engine, Time) { return engine.session(here) != nullptr; }) &&
-           bystander.runtime->with_engine([&](Engine& engine, Time) { return engine.session(there) != nullptr; });
+    return victim.runtime->with_engine([&](Engine& engine, Time) {
+      return engine.session(here) != nullptr;
+    }) && bystander.runtime->with_engine([&](Engine& engine, Time) {
+      return engine.session(there) != nullptr;
+    });
   }
 
   Agent victim, bystander;
@@ -410,7 +413,9 @@ struct Reader {
     grant(victim, key, scene.victim.region, wire::LeaseMode::kRead);
     src = scene.victim.region;
   }
-  bool tell(const CopyProgram& program) { return peer.say(wire::Program{++num_programs, src, kRegion, program}); }
+  bool tell(const CopyProgram& program) {
+    return peer.say(wire::Program{++num_programs, src, kRegion, program});
+  }
   // Reads all blocks by the newest program; its number.
   TransferId ask(std::uint8_t flags = 0) {
     wire::Request request;

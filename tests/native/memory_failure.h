@@ -33,8 +33,12 @@ void* operator new(std::size_t nbytes, std::align_val_t alignment) {
 void* operator new[](std::size_t nbytes, std::align_val_t alignment) {
   return memory_failure::allocate_or_throw(nbytes, static_cast<std::size_t>(alignment));
 }
-void* operator new(std::size_t nbytes, const std::nothrow_t&) noexcept { return memory_failure::allocate(nbytes); }
-void* operator new[](std::size_t nbytes, const std::nothrow_t&) noexcept { return memory_failure::allocate(nbytes); }
+void* operator new(std::size_t nbytes, const std::nothrow_t&) noexcept {
+  return memory_failure::allocate(nbytes);
+}
+void* operator new[](std::size_t nbytes, const std::nothrow_t&) noexcept {
+  return memory_failure::allocate(nbytes);
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }

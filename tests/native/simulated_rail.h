@@ -9,7 +9,8 @@ namespace simulation {
 inline Pipe::End Node::pipe_end() {
   return {place_,
           [this, life = life_](SessionKey key, wire::Bytes frame) {
-            on_thread(life, [this, key, frame = std::move(frame)] { in_engine()->on_frame(now(), key, frame); });
+            on_thread(life,
+                      [this, key, frame = std::move(frame)] { in_engine()->on_frame(now(), key, frame); });
           },
           [this, life = life_](SessionKey key, std::string why) {
             on_thread(life, [this, key, why = std::move(why)] {
@@ -190,7 +191,8 @@ inline void Node::finish(const std::shared_ptr<Job>& job, Code code) {
   if (std::exchange(job->finished, true)) return;
   run_soon(moment(), [this, id = job->work.id, code] {
     CHECK_EQ(jobs_.erase(id), 1);
-    in_engine()->on_completion(now(), {.work = id, .code = code, .detail = code == Code::kOk ? "" : "simulated"});
+    in_engine()->on_completion(now(),
+                               {.work = id, .code = code, .detail = code == Code::kOk ? "" : "simulated"});
   });
 }
 

@@ -253,8 +253,8 @@ TEST(a_peer_that_is_lost_ends_transfers_when_their_copies_have_ended) {
     {
       // Its memory is let go here when the copy has ended.
       const Caller closer([&] { scene.far.runtime->close(kBound); });
-      REQUIRE(
-          await([&] { return scene.ask([&](Engine& engine) { return engine.session(scene.peer) == nullptr; }); }));
+      REQUIRE(await(
+          [&] { return scene.ask([&](Engine& engine) { return engine.session(scene.peer) == nullptr; }); }));
       scene.others_go_on();
       CHECK_EQ(handle->outcome(), Outcome::kPending);
       CHECK(scene.ask([&](Engine& engine) { return *engine.lease_state(scene.lease); }) !=

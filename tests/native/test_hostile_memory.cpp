@@ -133,7 +133,6 @@ TEST(whichever_allocation_fails_a_peer_loses_its_session_at_most) {
     std::printf("  after allocation %llu\n", static_cast<unsigned long long>(n));
     break;
   }
-  std::printf("n %llu\n", (unsigned long long)n);
   CHECK(visit(scene, kBound));  // the same without a failure
   CHECK(scene.friend_is_there());
   // All that went with its session is gone.

@@ -37,9 +37,9 @@ struct Scene {
     pair.world.connect(third, pair.dst, rails);
     to_victim = third.session_with("decode");
     to_third = pair.dst.session_with("third");
-    const auto installed = third.engine().install_program(third.now(), to_victim, true, third_region,
-                                                          pair.dst_region,
-                                                          program_between(pair.src_layout, pair.dst_layout));
+    const auto installed =
+        third.engine().install_program(third.now(), to_victim, true, third_region, pair.dst_region,
+                                       program_between(pair.src_layout, pair.dst_layout));
     REQUIRE_OK(installed);
     program = installed.value();
     pair.grant(pair.dst, to_third, pair.dst_region, wire::LeaseMode::kWrite, kTheirs, 60 * kSecond, true);
@@ -67,7 +67,8 @@ struct Scene {
   bool third_is_whole() {
     for (std::uint32_t layer = 0; layer < pair.src_layout.num_layers; ++layer)
       for (const std::uint32_t block : kTheirs)
-        if (third.memory(third_region).read(layer, block) != pair.destination().read(layer, block)) return false;
+        if (third.memory(third_region).read(layer, block) != pair.destination().read(layer, block))
+          return false;
     return true;
   }
 
@@ -126,7 +127,6 @@ TEST(whichever_allocation_fails_one_session_ends_at_most_and_the_other_loses_not
     std::uint64_t n = 1;
     while (fail_the_nth(rails, n, 1) && check::state().num_failures == 0) ++n;
     CHECK(n > 100);  // there were some
-    if (getenv("SHOW")) std::printf("%llu\n", (unsigned long long)n);
   }
 }
 

@@ -38,7 +38,8 @@ Source source_of(SessionKey session, TransferId transfer, std::byte* memory, std
 
 std::vector<Sums::Told> round_of(Sums& sums) {
   std::vector<Sums::Told> told;
-  sums.round([](SessionKey, auto&& turn) { turn(); }, [&](Sums::Told& each) { told.push_back(std::move(each)); });
+  sums.round([](SessionKey, auto&& turn) { turn(); },
+             [&](Sums::Told& each) { told.push_back(std::move(each)); });
   return told;
 }
 

@@ -106,9 +106,8 @@ void Expectations::end(const std::shared_ptr<Expectation>& expectation, Transfer
   for (const std::uint32_t block : expectation->blocks()) blocks.insert(block);
   for (const SessionKey key : sessions_.keys())
     if (!expectation->from() || expectation->from() == key)
-      context_.serve(key, [&] {
-        leases_.remember_ended(key, expectation->region(), wire::LeaseMode::kWrite, blocks);
-      });
+      context_.serve(
+          key, [&] { leases_.remember_ended(key, expectation->region(), wire::LeaseMode::kWrite, blocks); });
   tags_.erase(wire::text_of(expectation->tag()));
   const auto found = expectations_.find(handle);
   context_.timers.clear(found->second.timer);

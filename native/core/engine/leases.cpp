@@ -286,10 +286,10 @@ void Leases::fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState sta
       ended_ids_.pop_front();
     }
     context_.host.emit({.kind = EventKind::kLeaseEnded,
-                      .peer = holder.value_or(0),
-                      .lease = id,
-                      .code = why.code(),
-                      .message = why.message()});
+                        .peer = holder.value_or(0),
+                        .lease = id,
+                        .code = why.code(),
+                        .message = why.message()});
   });
 }
 

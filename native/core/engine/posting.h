@@ -19,8 +19,8 @@ namespace kvxfer {
 
 class Posting {
  public:
-  Posting(Context& context, Sessions& sessions, Rails& rails, Regions& regions, PeerRegions& peer_regions, Programs& programs,
-          Leases& leases, Handles& handles, Admission& admission, Sources& sources,
+  Posting(Context& context, Sessions& sessions, Rails& rails, Regions& regions, PeerRegions& peer_regions,
+          Programs& programs, Leases& leases, Handles& handles, Admission& admission, Sources& sources,
           Destinations& destinations)
       : context_(context),
         sessions_(sessions),

@@ -121,7 +121,8 @@ class Rails {
     bool stopped = false;
   };
   void count_posted(Rail& rail);
-  void forget_posted(WorkId work, TransferEnd& transfer);  // the last one of the transfer's, which was not accepted
+  void forget_posted(WorkId work,
+                     TransferEnd& transfer);  // the last one of the transfer's, which was not accepted
   void watch(Rail& rail, Time at) { context_.timers.set(rail.watch_, at, TimerKind::kRail, rail.info_.id); }
 
   Context& context_;

@@ -240,9 +240,8 @@ void Sources::sum_slice() {
   if (sums_.empty()) return;
   sums_.round([this](SessionKey session, auto&& turn) { context_.serve(session, turn); },
               [this](Sums::Told& told) {
-                sessions_.send(
-                    *sessions_.find(told.transfer.first),
-                    wire::Checksums{told.transfer.second, told.first_piece, std::move(told.sums)});
+                sessions_.send(*sessions_.find(told.transfer.first),
+                               wire::Checksums{told.transfer.second, told.first_piece, std::move(told.sums)});
               });
   if (!sums_.empty()) context_.pump_again = true;
 }

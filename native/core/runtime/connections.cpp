@@ -116,9 +116,9 @@ void Connections::Connection::on_closed(const std::string& why) {
           all.engine_->on_disconnected(monotonic_now(), session, why);
         break;
       case Kind::kRail:
-        all.failed_rails_.push_back(
-            {session, rail,
-             std::string(all.rails_.kind(transport).name) + " rail " + std::to_string(rail.index) + ": " + why});
+        all.failed_rails_.push_back({session, rail,
+                                     std::string(all.rails_.kind(transport).name) + " rail " +
+                                         std::to_string(rail.index) + ": " + why});
         all.drop(*this, "");
         break;
     }

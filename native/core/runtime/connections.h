@@ -83,7 +83,8 @@ class Connections final : public Listeners::Host {
     std::unique_ptr<FrameSocket> socket;
     SessionKey session = 0;
     bool accepted = false, was_open = false, dead = false;
-    std::optional<std::list<Connection*>::iterator> unproved;  // its place among those, until it proves something
+    std::optional<std::list<Connection*>::iterator>
+        unproved;  // its place among those, until it proves something
     Charge stranger;  // its descriptor, until then
     bool tried_memory = false;  // share_memory has had its say
     Time deadline = kNever;

@@ -215,8 +215,7 @@ void Connections::on_rail_hello(Connection& connection, const wire::RailHello& h
 
 // The socket goes to its transport; what is left of the connection is swept up.
 void Connections::hand_over(Connection& connection, bool initiator, Charge descriptor) {
-  const ConnectInfo info{initiator, connection.rail.index,
-                         engine_->session(connection.session)->peer().name,
+  const ConnectInfo info{initiator, connection.rail.index, engine_->session(connection.session)->peer().name,
                          engine_->budget(connection.session), connection.peer_instance};
   const Status bound =
       rails_.bind({connection.session, connection.rail, connection.transport, connection.peer_instance,

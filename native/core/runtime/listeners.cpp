@@ -117,9 +117,10 @@ void Listeners::rest(Listener& listener, int error) {
   listener.rests_until = monotonic_now() + listener.pause_ns;
   due_at_ = std::min(due_at_, listener.rests_until);
   if (!std::exchange(is_short_, true))
-    host_.log(std::string("nobody can be accepted (") + std::strerror(error) +
-              "): no descriptor is left; raise ulimit -n. Sessions that are open go on, and listening does when "
-              "one is free");
+    host_.log(
+        std::string("nobody can be accepted (") + std::strerror(error) +
+        "): no descriptor is left; raise ulimit -n. Sessions that are open go on, and listening does when "
+        "one is free");
 }
 
 void Listeners::wake(Time now) {

@@ -93,8 +93,8 @@ Status RailTable::bind(NewRail rail, UniqueFd socket, const ConnectInfo& info, T
   try {
     peer = transports_[rail.transport]->connect(std::move(socket), info);
     if (peer.ok())
-      bound_[{rail.transport, peer.value()}] = {rail.session, rail.name,          0, due_at,
-                                                std::move(rail.descriptor), rail.peer_instance};
+      bound_[{rail.transport, peer.value()}] = {
+          rail.session, rail.name, 0, due_at, std::move(rail.descriptor), rail.peer_instance};
   } catch (const std::bad_alloc&) {
     if (peer.ok()) transports_[rail.transport]->disconnect(peer.value());
     peer = Status(Code::kExhausted, "there is no memory for it");
@@ -199,8 +199,8 @@ void RailTable::handle(std::size_t transport, const Completion& completion, Time
                      {rail.id, rail.name, transports_[transport]->capabilities(), rail.peer_instance});
       return;
     }
-    const std::string why = rail.id != 0 ? completion.detail
-                                         : std::string(kind_of_[transport]->name) + ": " + completion.detail;
+    const std::string why =
+        rail.id != 0 ? completion.detail : std::string(kind_of_[transport]->name) + ": " + completion.detail;
     const RailId id = rail.id;
     const wire::RailName name = rail.name;
     unbind(place);
@@ -220,7 +220,8 @@ PostResult RailTable::post(RailId rail, const Work& work) {
   if (place == nullptr) return {0, Code::kRailFailed};
   Transport& transport = *transports_[place->first];
   if (nvtx::tool() == nullptr) return transport.post(place->second, std::span(&work, 1));
-  ranges_.insert_or_assign(work.id, nvtx::Range(stage_of(work.kind), transport.capabilities().name, work.piece));
+  ranges_.insert_or_assign(work.id,
+                           nvtx::Range(stage_of(work.kind), transport.capabilities().name, work.piece));
   const PostResult posted = transport.post(place->second, std::span(&work, 1));
   if (posted.accepted == 0) ranges_.erase(work.id);
   return posted;

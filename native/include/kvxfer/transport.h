@@ -9,6 +9,12 @@
 // cannot (a kernel that was launched runs to its end, posted READs end when their queue pair is reset and
 // flushed) has it when it could, in bounded time or not, and serves everybody else meanwhile.
 //
+// Memory: what is noexcept here must bear with an allocation that fails. post() accepts fewer works (kAgain). What
+// was accepted completes whatever memory there is, so room for its completion, and for the end of a rail, is made
+// before (CompletionQueue::make_room in transports/common does that); a completion may lack its words. Anything else
+// ends the rail to the peer that it was for: kRailDown, and kRailFailed for its works. The other calls may throw
+// std::bad_alloc; a connect() that does leaves nothing behind.
+//
 // The flow: the progress thread authenticates a stream socket for each (peer, rail) and hands it
 // to connect(). tcp moves pages over that socket, shm passes descriptors over it, verbs would
 // exchange queue pairs over it; for all of them its end is the rail's death.

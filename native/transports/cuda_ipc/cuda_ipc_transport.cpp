@@ -159,7 +159,8 @@ void CudaIpcTransport::settle(Peer& peer) noexcept {
   }
   if (peer.down && !peer.parted && flights_.last_of(peer.id) == 0) try {
       part(peer);
-    } catch (const std::bad_alloc&) {  // when it is disconnected, or else it counts as a holder until it is given up
+    } catch (const std::
+                 bad_alloc&) {  // when it is disconnected, or else it counts as a holder until it is given up
     }
   if (peer.gone && peer.parted) erase(peer);
 }

@@ -413,8 +413,7 @@ void StagedTransport::note_failure() {
   if (lost_ || staging_->failure().ok()) return;
   lost_ = true;
   for (auto* queue : {&to_gather_, &to_scatter_}) {
-    for (const WorkId id : *queue)
-      fail(staged_.find(id), Code::kSystem, staging_->failure().message());
+    for (const WorkId id : *queue) fail(staged_.find(id), Code::kSystem, staging_->failure().message());
     queue->clear();
   }
   for (auto& [id, staged] : staged_)
