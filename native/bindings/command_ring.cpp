@@ -54,7 +54,7 @@ void define_command_ring(nb::module_& module) {
                    })
       .def("prepare", &PyCommandRing::prepare, "route"_a, "first_layer"_a, "src_blocks"_a, "dst_blocks"_a,
            "notify"_a, "timeout_s"_a.none(), "priority"_a, "integrity"_a.none(), "lease"_a.none(),
-           "context"_a)
+           "context"_a.none())
       .def(
           "forget", [](const PyCommandRing& r, std::uint32_t prepared) { check(r.reader->forget(prepared)); },
           "prepared"_a)

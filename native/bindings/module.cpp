@@ -588,7 +588,7 @@ NB_MODULE(_native, m) {
       .def("after_event", &PyAgentCore::after_event, "event"_a)
       .def("expect", &PyAgentCore::expect, "tag"_a.none(), "region"_a, "blocks"_a, "first_layer"_a,
            "num_layers"_a, "block_tokens"_a, "first_token"_a, "end_token"_a, "num_heads"_a, "peer"_a,
-           "timeout_s"_a, "context"_a)
+           "timeout_s"_a, "context"_a.none())
       .def("grant", &PyAgentCore::grant, "peer"_a, "region"_a, "write"_a, "all_blocks"_a, "blocks"_a,
            "ttl_s"_a, "renewable"_a, "bearer_id"_a)
       .def("revoke", &PyAgentCore::revoke, "lease"_a, "timeout_s"_a)

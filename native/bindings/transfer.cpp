@@ -189,7 +189,7 @@ void define_transfer(nb::module_& module) {
   nb::class_<PyRoute>(module, "Route")
       .def("post", &PyRoute::post, "src_blocks"_a.none(), "dst_blocks"_a.none(), "num_fine"_a,
            "notify"_a.none(), "timeout_s"_a.none(), "priority"_a.none(), "integrity"_a.none(),
-           "lease"_a.none(), "context"_a, "hold"_a);
+           "lease"_a.none(), "context"_a.none(), "hold"_a);
 }
 
 }  // namespace kvxfer::python

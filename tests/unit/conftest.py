@@ -95,7 +95,7 @@ class FakeCore:
         self.leaves = 0  # how many times from now on `serve` leaves the work to the thread
         self.num_served = self.num_left = 0
         self.events: list[SimpleNamespace] = []
-        self.notifications: list[tuple[int, bytes]] = []
+        self.notifications: list[tuple[int, bytes, str]] = []
         self.num_waiters = 0
         self.armed = False
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -110,7 +110,7 @@ class FakeCore:
         event: dict[str, Any] = dict.fromkeys(("handle", "peer", "region", "lease", "layer", "code"), 0)
         event.update(kind=kind, message="")
         if kind == "notification":
-            self.notifications.append((values.pop("peer"), values.pop("payload")))
+            self.notifications.append((values.pop("peer"), values.pop("payload"), ""))
         if kind in ("ended", "layer", "notification") and self.num_waiters == 0:
             return
         self.events.append(SimpleNamespace(**{**event, **values}))
@@ -163,7 +163,7 @@ class FakeCore:
         self.num_waiters += change
         assert self.num_waiters >= 0
 
-    def take_notification(self) -> tuple[int, bytes] | None:
+    def take_notification(self) -> tuple[int, bytes, str] | None:
         return self.notifications.pop(0) if self.notifications else None
 
     def serve(self) -> bool:
