@@ -128,7 +128,7 @@ class Work:
 
     @property
     def context(self) -> str:
-        """Whose request it is: the ``context`` that this end was given, else the other end's once it is known.
+        """Whose request it is: the ``context`` that this end was given, else the other end's, once known.
 
         A write hears of its destination's when it ends. An `Incoming` without one of its own names the writer
         that came last, and of one that failed the writer that failed.

@@ -117,7 +117,7 @@ def test_who_expects_a_write_that_was_cancelled_is_told_at_once(ends: Ends) -> N
     ends.write(b"req").wait(LONG_S)
     incoming.wait(LONG_S)
     # A new write of the tag does, too.
-    incoming, transfer = None, ends.write(b"after")
+    transfer = ends.write(b"after")
     incoming = ends.expect(b"after")
     transfer.wait(LONG_S)
     incoming.wait(LONG_S)
