@@ -355,7 +355,7 @@ class Agent:
         Raises
         ------
         PeerError
-            ``unreachable``, ``auth-failed``, ``protocol``, ``peer-lost``, ...: the message says what was tried.
+            ``unreachable``, ``auth-failed``, ``protocol``, ``peer-lost``: the message says what was tried.
             ``peer-restarted``: another incarnation answered than the one that was meant.
         UsageError
             ``invalid-argument``: no address, a name and no directory, or an address beyond loopback and no
@@ -487,9 +487,9 @@ class Agent:
             token wherever blocks are used again. A lease that was granted to a name, or to anybody, lets
             in only reads that name it.
         context
-            Whose request it is, e.g. a request's id or a W3C trace parent: at most 256 bytes of UTF-8, as text
-            or as bytes. It travels to the peer; handles, notifications, errors and log lines of both ends
-            name it. Each end that gave one keeps its own; one that gave none has the other's.
+            Whose request it is, e.g. a request's id or a W3C trace parent: at most 256 bytes of UTF-8, as
+            text or as bytes. It travels to the peer; handles, notifications, errors and log lines of both
+            ends name it. Each end that gave one keeps its own; one that gave none has the other's.
         hold
             Post, but let layers go only as `Transfer.release` says: for a prefill that is still
             computing them.
@@ -641,14 +641,14 @@ class Agent:
 
         May come before or after the peer's write. What is over is told, and not waited for:
 
-        - A write whose tag was expected until that was cancelled, or ended by its time, is refused at once with
-          that code, where no lease lets it write. To expect the tag again begins anew.
-        - Where a write of the tag waited here and ended before this call (its source cancelled it, its time was
-          over, its peer was lost) and no other waits, this fails at once with what happened to that. The next
-          write of the tag begins anew, and so does the next call of this.
+        - A write whose tag was expected until that was cancelled, or ended by its time, is refused at once
+          with that code, where no lease lets it write. To expect the tag again begins anew.
+        - Where a write of the tag waited here and ended before this call (its source cancelled it, its time
+          was over, its peer was lost) and no other waits, this fails at once with what happened to that. The
+          next write of the tag begins anew, and so does the next call of this.
 
-        Tags are remembered for that in bounds, the oldest forgotten first: 4096 tags and 1 MiB of those that this
-        agent gave up, as much of each session, and as much of all sessions together that have ended. An
+        Tags are remembered for that in bounds, the oldest forgotten first: 4096 tags and 1 MiB of those that
+        this agent gave up, as much of each session, and as much of all sessions together that have ended. An
         expectation that was done is not remembered: its tag may be used again at once.
 
         Parameters

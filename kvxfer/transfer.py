@@ -91,7 +91,7 @@ class Work(Handle):
 
     @property
     def context(self) -> str:
-        """Whose request it is: the ``context`` that this end was given; else the other end's, once that is known.
+        """Whose request it is: the ``context`` that this end was given, else the other end's, once known.
 
         A write hears of its destination's when it ends. An `Incoming` without one of its own names the writer
         that came last, and of one that failed the writer that failed.
@@ -290,8 +290,8 @@ class Incoming(Work):
     """What a receiver expects to be written. Made by ``agent.expect``.
 
     Done when every layer of every block has arrived, from one transfer or several. Awaiting it raises what
-    awaiting a `Transfer` raises (docs/errors.md): its own end, or that of a writer, whose `context` the error has
-    where `expect` was given none.
+    awaiting a `Transfer` raises (docs/errors.md): its own end, or that of a writer, whose `context` the error
+    has where `expect` was given none.
     """
 
     __slots__ = ()

@@ -52,7 +52,7 @@ void define_command_ring(nb::module_& module) {
                      return nb::make_tuple(counts.taken, counts.ended, counts.failed);
                    })
       .def("prepare", &PyCommandRing::prepare, "route"_a, "first_layer"_a, "src_blocks"_a, "dst_blocks"_a,
-           "notify"_a, "timeout_s"_a.none(), "context"_a, "terms"_a)
+           "notify"_a, "timeout_s"_a.none(), "context"_a.none(), "terms"_a)
       .def(
           "forget", [](const PyCommandRing& r, std::uint32_t prepared) { check(r.reader->forget(prepared)); },
           "prepared"_a)

@@ -188,7 +188,7 @@ void define_transfer(nb::module_& module) {
 
   nb::class_<PyRoute>(module, "Route")
       .def("post", &PyRoute::post, "src_blocks"_a.none(), "dst_blocks"_a.none(), "num_fine"_a,
-           "notify"_a.none(), "timeout_s"_a.none(), "context"_a, "terms"_a);
+           "notify"_a.none(), "timeout_s"_a.none(), "context"_a.none(), "terms"_a);
 }
 
 }  // namespace kvxfer::python

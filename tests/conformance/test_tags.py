@@ -70,7 +70,7 @@ def test_notifications_and_errors_say_whose_request(ends: Ends) -> None:
     peer = ends.decode.accept_blocking("prefill", 10)
     with ends.region.grant(peer, mode="write", ttl_s=LONG_S):
         ends.write(b"note", "w-1").wait(LONG_S)
-        assert ends.decode.notification_blocking(LONG_S)[1:] == (b"note", "w-1")
+        assert ends.decode.wait_notification(LONG_S)[1:] == (b"note", "w-1")
     transfer = ends.prefill.write(ends.source, ends.remote, [1], [2], context="w-2", timeout_s=LONG_S)
     ends_with(transfer, "not-permitted", "no write lease", "w-2")
     late = ends.expect(b"late", "e-1", timeout_s=0.01)
@@ -103,7 +103,12 @@ def test_who_expects_a_write_that_was_cancelled_is_told_at_once(ends: Ends) -> N
     transfer.cancel()
     ends.write(b"after").cancel()
     # Frames keep their order: the next thing that the peer hears comes after both.
-    ends_with(ends.prefill.write(ends.source, ends.remote, [1], [2], context="x"), "not-permitted", "", "x")
+    ends_with(
+        ends.prefill.write(ends.source, ends.remote, [1], [2], context="x"),
+        "not-permitted",
+        "no write lease",
+        "x",
+    )
     incoming = ends.expect(b"req")
     ends_with(incoming, "cancelled", "the write of its tag by 'prefill' had ended before", "w-1")
     assert incoming.state is TransferState.FAILED
@@ -112,7 +117,7 @@ def test_who_expects_a_write_that_was_cancelled_is_told_at_once(ends: Ends) -> N
     ends.write(b"req").wait(LONG_S)
     incoming.wait(LONG_S)
     # A new write of the tag does, too.
-    incoming, transfer = None, ends.write(b"after")
+    transfer = ends.write(b"after")
     incoming = ends.expect(b"after")
     transfer.wait(LONG_S)
     incoming.wait(LONG_S)

@@ -98,7 +98,7 @@ class FakeCore:
         self.leaves = 0  # how many times from now on `serve` leaves the work to the thread
         self.num_served = self.num_left = 0
         self.events: list[SimpleNamespace] = []
-        self.mail: dict[str, list[tuple[int, bytes]]] = {"notification": [], "message": []}
+        self.mail: dict[str, list[tuple[Any, ...]]] = {"notification": [], "message": []}
         self.num_waiters = 0
         self.armed = False
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -113,7 +113,8 @@ class FakeCore:
         event: dict[str, Any] = dict.fromkeys(("handle", "peer", "region", "lease", "layer", "code"), 0)
         event.update(kind=kind, message="")
         if kind in self.mail:
-            self.mail[kind].append((values.pop("peer"), values.pop("payload")))
+            context = ("",) if kind == "notification" else ()
+            self.mail[kind].append((values.pop("peer"), values.pop("payload"), *context))
         if kind in ("ended", "layer", *self.mail) and self.num_waiters == 0:
             return
         self.events.append(SimpleNamespace(**{**event, **values}))
@@ -166,10 +167,10 @@ class FakeCore:
         self.num_waiters += change
         assert self.num_waiters >= 0
 
-    def take_notification(self) -> tuple[int, bytes] | None:
+    def take_notification(self) -> tuple[Any, ...] | None:
         return self.mail["notification"].pop(0) if self.mail["notification"] else None
 
-    def take_message(self) -> tuple[int, bytes] | None:
+    def take_message(self) -> tuple[Any, ...] | None:
         return self.mail["message"].pop(0) if self.mail["message"] else None
 
     def serve(self) -> bool:
