@@ -728,9 +728,9 @@ class Agent:
     def messages(self) -> AsyncIterator[Message]:
         """Yields messages that peers sent by `Peer.send`, each to one reader; ends when the agent closes.
 
-        Messages of one peer come in the order of their sending. Those that nobody reads are kept, 1 MiB
-        for each peer, which cannot send more meanwhile; of peers that are lost the newest 64 MiB, and
-        16,384 messages.
+        Messages of one peer come in the order of their sending. Unread ones are kept: up to 1 MiB for each
+        peer, which cannot send more until some are read. Of peers that are lost the newest 16,384 are kept,
+        and no more than 64 MiB.
         """
         return self._messages.stream()
 

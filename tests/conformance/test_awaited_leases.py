@@ -29,9 +29,6 @@ class Ends:
         self.to_reader = owner.accept_blocking("reader", BOUND_S)
         self.remote = self.to_owner.region_blocking("kv", BOUND_S)
 
-    def hold_up(self) -> None:
-        """The reader's progress stands still: it hears nothing until `go_on`."""
-
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
@@ -74,7 +71,7 @@ async def test_a_bearers_lease_is_told_to_nobody_and_waits_for_nobody(ends: Ends
 
 
 async def test_one_that_has_ended_says_how(ends: Ends) -> None:
-    revoked, gone, lost = (ends.region.grant(ends.to_reader, [block]) for block in (1, 2, 3))
+    revoked, lost = (ends.region.grant(ends.to_reader, [block]) for block in (1, 2))
     other = ends.owner.register("other", np.ones((4, 64), np.uint8))
     gone = other.grant(ends.to_reader, [1])
     await revoked.revoke()

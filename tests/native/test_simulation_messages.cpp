@@ -170,6 +170,9 @@ TEST(what_was_read_is_told_once_for_a_quarter_of_the_window) {
   Pair pair;
   Mallory mallory(pair.world, pair.dst);
   for (std::uint64_t i = 0; i < 4 * kNumLeast; ++i) mallory.send(wire::AgentMessage{});
+  // A thread that took a message that tells, and comes late: another has told of it.
+  for (int i = 0; i < 2; ++i) pair.dst.engine().message_taken(pair.world.now(), mallory.key());
+  pair.world.run_for(kMillisecond);
   std::vector<std::uint64_t> told;
   for (const wire::Message& message : mallory.received)
     if (const auto* taken = std::get_if<wire::MessagesTaken>(&message)) told.push_back(taken->charge);
@@ -213,6 +216,9 @@ TEST(a_lease_is_told_within_round_trips_and_not_at_the_next_heartbeat) {
   const Time round_trip = 2 * static_cast<Time>(pair.world.network().max_latency);
   std::vector<LeaseId> leases;
   for (int i = 0; i < 100; ++i) leases.push_back(pair.grant_read({1}));
+  pair.src.on_event = [](Node& node, const Event& event) {
+    if (event.kind == EventKind::kLeaseTold) CHECK(node.engine().await_told(node.now(), event.lease));
+  };
   const auto ask = [&](LeaseId lease) {
     const bool told = pair.src.engine().await_told(pair.world.now(), lease);
     pair.src.settle();
