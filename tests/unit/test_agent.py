@@ -206,10 +206,18 @@ def test_write_is_one_post_with_a_cached_program(ends: Ends) -> None:
     assert loops.dtype == LOOP_DTYPE
     assert (units, heads) == ((1, 1, 0, 0), (0, 2, 2))
     _, _, from_ids, to_ids, num_fine, *rest = ends.post()
-    first, count, notify, timeout_s, priority, integrity, lease, hold = rest
+    first, count, notify, timeout_s, context, priority, integrity, lease, hold = rest
     assert (from_ids.tolist(), to_ids.tolist()) == ([7, 9], [3, 4])
     assert (num_fine, first, count) == (0, 0, 4)
-    assert (notify, timeout_s, priority, integrity, lease, hold) == (b"req-42", 5, 0, None, None, False)
+    assert (notify, timeout_s, context, priority, integrity, lease, hold) == (
+        b"req-42",
+        5,
+        "",
+        0,
+        None,
+        None,
+        False,
+    )
 
 
 def test_read_goes_the_other_way(ends: Ends) -> None:
@@ -368,7 +376,7 @@ async def test_after_lets_go_or_cancels(ends: Ends) -> None:
 
 def test_expect_finds_the_only_region(ends: Ends) -> None:
     ends.agent.expect(b"req", [3, 4])
-    tag, region, blocks, first, count, *needed, peer, _ = ends.core.called("expect")[0]
+    tag, region, blocks, first, count, *needed, peer, _, _ = ends.core.called("expect")[0]
     assert (tag, region, blocks.tolist(), first, count, peer) == (b"req", 1, [3, 4], 0, 4, None)
     assert needed == [4, 0, 8, 2]  # tokens of a block, first token, end, heads
     ends.agent.register("other", np.zeros((2, 2), np.uint8))
