@@ -144,8 +144,7 @@ TransferRequest PyRoute::request(nb::handle src_blocks, nb::handle dst_blocks, s
 PyHandle PyRoute::post(nb::handle src_blocks, nb::handle dst_blocks, std::uint32_t num_fine,
                        nb::handle notify, nb::handle timeout, nb::handle context, nb::handle asked) const {
   const Terms terms{asked};
-  TransferRequest request =
-      this->request(src_blocks, dst_blocks, num_fine, notify, timeout, context, terms);
+  TransferRequest request = this->request(src_blocks, dst_blocks, num_fine, notify, timeout, context, terms);
   const After* after = nb::isinstance<After>(terms.hold) ? nb::inst_ptr<After>(terms.hold) : nullptr;
   if (after != nullptr || to_bool(terms.hold, false)) request.layers_ready = 0;
   python::check(runtime->check_alive());

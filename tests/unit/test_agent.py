@@ -206,11 +206,18 @@ def test_write_is_one_post_with_a_cached_program(ends: Ends) -> None:
     assert loops.dtype == LOOP_DTYPE
     assert (units, heads) == ((1, 1, 0, 0), (0, 2, 2))
     _, _, from_ids, to_ids, num_fine, *rest = ends.post()
-    first, count, notify, timeout_s, priority, integrity, lease, context, hold = rest
+    first, count, notify, timeout_s, context, priority, integrity, lease, hold = rest
     assert (from_ids.tolist(), to_ids.tolist()) == ([7, 9], [3, 4])
     assert (num_fine, first, count) == (0, 0, 4)
-    assert (notify, timeout_s, priority, integrity) == (b"req-42", 5, 0, None)
-    assert (lease, context, hold) == (None, "", False)
+    assert (notify, timeout_s, context, priority, integrity, lease, hold) == (
+        b"req-42",
+        5,
+        "",
+        0,
+        None,
+        None,
+        False,
+    )
 
 
 def test_read_goes_the_other_way(ends: Ends) -> None:
