@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,25 +26,10 @@ _MODEL = "Llama-3.1-8B"
 class Copy:
     """Something that a stream can be told to do again and again.
 
-    Attributes
-    ----------
-    group, name
-        Where it stands in the table, and as what.
-    limit
-        The copy whose rate is its limit, by `name`; ``""``: it is one itself.
-    asked
-        The share of the limit that it is to reach; 0: nothing was asked.
-    nbytes
-        Read and written on the device; moved once where one side is the host.
-    stream
-        The torch stream on which it runs.
-    submit
-        Has it run once; returns at once.
-    dst
-        Where it copies to; cleared before the check, so that what another copy left there is not taken for
-        this one's.
-    check
-        Raises `CheckFailedError` when what it left is not what it should be.
+    ``limit`` names the copy whose rate is its limit ("": it is one itself), ``asked`` the share of that which
+    it is to reach. ``nbytes`` are read and written on the device; moved once where one side is the host.
+    ``dst`` is cleared before ``check``, which raises `CheckFailedError`: what another copy left there is not
+    taken for this one's.
     """
 
     group: str
@@ -153,32 +139,23 @@ class Pages:
             with torch.cuda.stream(stream):
                 dst.index_copy_(0, index, src)
 
-        kib = self.page_nbytes // 1024
-        nbytes = 2 * self._src.numel()
         straight, shuffled = self._straight, self._random[0]
         return [
             Copy(
                 group,
-                f"torch index_select, {kib} KiB",
+                f"torch {name}, {self.page_nbytes // 1024} KiB",
                 limit,
                 0,
-                nbytes,
+                2 * self._src.numel(),
                 stream,
-                gather,
+                submit,
                 self._dst,
-                lambda: self._check("index_select", shuffled, straight),
-            ),
-            Copy(
-                group,
-                f"torch index_copy_, {kib} KiB",
-                limit,
-                0,
-                nbytes,
-                stream,
-                scatter,
-                self._dst,
-                lambda: self._check("index_copy_", straight, shuffled),
-            ),
+                functools.partial(self._check, name, *ids),
+            )
+            for name, submit, ids in (
+                ("index_select", gather, (shuffled, straight)),
+                ("index_copy_", scatter, (straight, shuffled)),
+            )
         ]
 
     def _rows(self, tensor: Any) -> Any:

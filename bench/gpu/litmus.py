@@ -20,17 +20,10 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Litmus:
-    """What came of so many rounds.
+    """What came of so many rounds: words that were not what they should have been.
 
-    Attributes
-    ----------
-    name
-        With fences or without.
-    is_fenced
-        Whether it has to be right.
-    at_host, at_stream, of_host
-        Words that were not what a kernel had stored to the host's memory, to the device's, or the host for a
-        kernel behind a stream's wait.
+    ``at_host`` and ``at_stream`` are of a kernel's stores to the host's memory and the device's, ``of_host``
+    of the host's for a kernel behind a stream's wait. With fences there may be none.
     """
 
     name: str

@@ -24,16 +24,10 @@ _MOST_QUEUED: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table.
+    """A line of the table: medians of the rounds' rates, and of their ratios to the limit of the same round.
 
-    Attributes
-    ----------
-    gb_per_s, ratio, least, most
-        Medians of the rounds' rates and of their ratios to the limit of the same round, and the extremes.
-    asked
-        The ratio that it is to reach; 0: nothing was asked.
-    submit_us
-        What one of them takes of this host's thread.
+    ``asked`` is the ratio that it is to reach (0: nothing was asked), ``submit_us`` what one of them takes of
+    this host's thread.
     """
 
     group: str

@@ -23,19 +23,7 @@ _LOST: Final = "Fatal Python error"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is run.
-
-    Attributes
-    ----------
-    name
-        As the table and the log's file have it.
-    command
-        Program and arguments.
-    most_s
-        After so long it is ended.
-    least_s
-        With less time than this it is not begun.
-    """
+    """A program with its arguments; ``name`` is its log's. Within less than ``least_s`` it is not begun."""
 
     name: str
     command: tuple[str, ...]
@@ -45,18 +33,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a step.
+    """What came of a step: its exit status (None where its time was up), and its standard output.
 
-    Attributes
-    ----------
-    status
-        The process's exit status; None where its time was up.
-    taken_s
-        How long it took.
-    output
-        What it wrote to its standard output.
-    log
-        The same and its standard error, where that is kept.
+    ``log`` has that, too, and its standard error.
     """
 
     status: int | None

@@ -25,18 +25,10 @@ _PLAIN: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """What came of a file's tests.
+    """What came of a file's tests: it ``passed``, ``failed``, or was ``not run``.
 
-    Attributes
-    ----------
-    state
-        ``"passed"``, ``"failed"``, or ``"not run"``.
-    wrong
-        Those that failed, or ended their process, or were not reached, in words.
-    taken_s
-        All of its processes together.
-    shown
-        The end of what the first process with a failure said.
+    ``wrong`` has those that failed, or ended their process, in words; ``shown`` is the end of what the first
+    process with a failure said.
     """
 
     file: str

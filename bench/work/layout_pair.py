@@ -28,14 +28,8 @@ _MIN_PAGES = 32
 class LayoutWork:
     """One destination rank (the first), the sources that it needs, and a sequence.
 
-    Attributes
-    ----------
-    srcs
-        The source ranks that serve it, by their number among all.
-    shares
-        What each of them serves.
-    plain
-        The destination's cache with the source's elements: what is copied between equal layouts.
+    ``srcs`` are the source ranks that serve it, by their number among all, ``shares`` what each of them
+    serves, ``plain`` the destination's cache with the source's elements, copied between equal layouts.
     """
 
     src_named: NamedLayout
@@ -54,17 +48,8 @@ class LayoutWork:
     ) -> LayoutWork:
         """Makes a sequence whose elements at the sources are at most `nbytes`.
 
-        Parameters
-        ----------
-        layers
-            Of the model, at both ends; 0: as many as leave a rank 32 pages.
-
-        Raises
-        ------
-        BenchError
-            Unknown names, too few bytes for a page.
-        UsageError
-            No program leads from one layout to the other.
+        ``layers`` are of the model, at both ends; 0: as many as leave a rank 32 pages. Raises `BenchError`
+        for unknown names and too few bytes for a page, `UsageError` where no program leads there.
         """
         src, dst = NamedLayout.parse(src_layout), NamedLayout.parse(dst_layout)
         whole = model(shape)
@@ -98,15 +83,7 @@ class LayoutWork:
     ) -> LayoutWork:
         """Makes a sequence of `num_tokens` tokens, whole pages at both ends.
 
-        Parameters
-        ----------
-        spare
-            How many times the blocks of the sequence every rank has.
-
-        Raises
-        ------
-        BenchError, UsageError
-            As `sized`.
+        Every rank has ``spare`` times the blocks of the sequence. Raises as `sized`.
         """
         src, dst = NamedLayout.parse(src_layout), NamedLayout.parse(dst_layout)
         whole = model(shape)

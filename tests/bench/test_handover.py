@@ -29,9 +29,8 @@ def result_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
 @pytest.mark.parametrize("mode", ["push", "pull"])
 @pytest.mark.parametrize(
     ("name", "transport"),
-    [("Gemma-3-27B", "shm"), ("gpt-oss-120b", "shm"), ("gpt-oss-120b", "tcp"), ("Qwen3-Next-80B-A3B", "shm"),
-     ("Qwen3-Next-80B-A3B", "tcp")],
-)  # fmt: skip
+    [("DeepSeek-V3", "shm"), ("Gemma-3-27B", "shm"), ("gpt-oss-120b", "tcp"), ("Qwen3-Next-80B-A3B", "tcp")],
+)
 def test_layers_that_do_not_see_every_token_move_what_decode_needs(
     capsys: pytest.CaptureFixture[str], name: str, transport: str, mode: str
 ) -> None:
@@ -50,17 +49,12 @@ def test_corrupted_state_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"request 1, layer 46, state: byte 1097727 of page 0", result["failure"])
 
 
-def test_closed_arrivals_are_not_said_to_wait(capsys: pytest.CaptureFixture[str]) -> None:
-    result = result_of(capsys, "--requests", "2")
-    assert result["arrivals"] == "closed"
-    assert "queue_ms" not in result
-
-
 @pytest.mark.parametrize("arrivals", [("poisson", "--rate", "200"), ("trace", "--speedup", "1000")])
 def test_open_arrivals_are_measured_from_the_arrival(
     capsys: pytest.CaptureFixture[str], arrivals: tuple[str, ...]
 ) -> None:
     result = result_of(capsys, "--requests", "8", "--concurrency", "2", "--arrivals", *arrivals)
+    assert "queue_ms" not in result_of(capsys, "--requests", "2")
     waited, whole = result["queue_ms"], result["arrival_to_decode_ms"]
     assert all(0 <= waited[key] < whole[key] for key in ("p50", "p90", "p99"))
 
@@ -79,10 +73,6 @@ def test_every_prefill_serves_every_decode(
     assert result["total_nbytes"] == sum(shape.request_nbytes(one.input_tokens) for one in requests)
     assert (result["prefills"], result["decodes"]) == (2, 3)
     assert len(re.findall(r">\d+: \d+ tokens</text>", page.read_text())) >= 14
-
-
-def test_fewer_requests_than_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    result_of(capsys, "--prefills", "3", "--decodes", "2", "--requests", "2", "--prefix-reuse")
 
 
 @pytest.mark.parametrize("mode", ["push", "pull"])
@@ -109,11 +99,6 @@ def test_reused_blocks_are_checked_too(capsys: pytest.CaptureFixture[str], tmp_p
     assert result["reused_share"] == pytest.approx(15 / 32, abs=1e-3)
     assert result["total_nbytes"] == 17 * result["block_nbytes"]
     assert cli.main([*SMALL, *same, "--corrupt"]) == 1
-
-
-def test_prefix_reuse_without_ids_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*SMALL, "--trace", "azure", "--prefix-reuse"]) == 2
-    assert "needs prefix ids, and azure has none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("corrupt", [False, True])

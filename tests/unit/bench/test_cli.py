@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,32 +112,12 @@ def test_missing_extra_says_which_command_installs_it(
     assert "needs typer: pip install 'kvxfer[cli]'" in capsys.readouterr().err
 
 
-def test_unknown_model_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("typer")
-    assert cli.main(["bench", "handover", "--model", "GPT-2"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("kvxfer: unknown model 'GPT-2'; known are Llama-3.1-8B")
-    assert error.count("\n") == 1
-
-
-def test_a_page_that_cannot_be_written_stops_the_run_before_it_begins(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_unknown_option_is_status_2_and_help_hides_what_tests_need(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("typer")
-    from kvxfer.bench.handover import measure as handover
-
-    monkeypatch.setattr(handover, "run", lambda *_: pytest.fail("it began"))
-    for page in (tmp_path / "no" / "page.html", tmp_path):
-        assert cli.main(["bench", "handover", "--html", str(page)]) == 2
-        assert "no file can be written there" in capsys.readouterr().err
-
-
-def test_unknown_option_is_status_2() -> None:
-    pytest.importorskip("typer")
     assert cli.main(["bench", "pages", "--speed", "9"]) == 2
-
-
-def test_help_is_status_0(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("typer")
     assert cli.main(["bench", "handover", "--help"]) == 0
-    assert "--corrupt" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "--prefill-ms-per-layer" in shown
+    assert "--corrupt" not in shown

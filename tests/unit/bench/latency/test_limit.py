@@ -5,62 +5,56 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Iterator
 
 import pytest
 
-from kvxfer.bench.errors import BenchError, CheckFailedError
+from kvxfer.bench.errors import CheckFailedError
 from kvxfer.bench.latency.limit import LatencyLimitEnd, shared_nbytes
 from kvxfer.bench.run import memory
 
-_NBYTES = 4096
 
-
-def ends_of(shared: bool, wait: str, nbytes: int = _NBYTES) -> tuple[LatencyLimitEnd, LatencyLimitEnd]:
-    near, far = socket.socketpair()
+@pytest.fixture
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[LatencyLimitEnd, LatencyLimitEnd]]:
+    """Both ends of shared memory (None), or of a stream of pages of so many bytes; both are woken."""
+    nbytes: int | None = request.param
     memfds: list[int | None] = [None, None]
-    if shared:
+    if nbytes is None:
+        nbytes = 4096
         memfd = memory.create_shared(shared_nbytes(nbytes), "limit")
         memfds = [memfd, os.dup(memfd)]
-    ends = [
-        LatencyLimitEnd(end, wait, nbytes, timeout_s=10.0, shared=memfds[end], stream=stream)
-        for end, stream in enumerate((near, far))
-    ]
+    pairs = enumerate(zip(memfds, socket.socketpair(), strict=True))
+    near, far = (
+        LatencyLimitEnd(end, "event", nbytes, timeout_s=10.0, shared=memfd, stream=stream)
+        for end, (memfd, stream) in pairs
+    )
+    yield near, far
+    near.close()
+    far.close()
     for descriptor in memfds:
         if descriptor is not None:
             os.close(descriptor)
-    return ends[0], ends[1]
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["stream", "shared"])
-def test_every_page_goes_there_and_back(shared: bool) -> None:
-    # Two ends that poll would wait for each other on one thread; the commands' tests have them.
-    near, far = ends_of(shared, "event")
+# Two ends that poll would wait for each other on one thread; the commands' tests have them.
+@pytest.mark.parametrize("ends", [None, 4096, 1 << 22], indirect=True, ids=["shared", "stream", "in parts"])
+def test_every_page_goes_there_and_back(ends: tuple[LatencyLimitEnd, LatencyLimitEnd]) -> None:
+    near, far = ends
 
     async def both() -> None:
-        for count in (20, 5):
-            asked, answered = await asyncio.gather(near.ask(count), far.answer(count))
+        for count in (5, 3):
+            # A page that does not fit is sent by a thread of its own: the other end reads meanwhile.
+            asking = asyncio.to_thread(asyncio.run, near.ask(count))
+            asked, answered = await asyncio.gather(asking, far.answer(count))
             assert len(asked) == len(answered) == count
             assert min(asked) > min(answered) > 0
 
     asyncio.run(both())
-    near.close()
-    far.close()
 
 
-def test_a_page_larger_than_the_socket_takes_goes_in_parts() -> None:
-    near, far = ends_of(False, "event", nbytes=1 << 22)
-
-    async def both() -> None:
-        # A page that does not fit is sent by a thread of its own: the other end reads meanwhile.
-        await asyncio.gather(asyncio.to_thread(asyncio.run, near.ask(3)), far.answer(3))
-
-    asyncio.run(both())
-    near.close()
-    far.close()
-
-
-def test_old_bytes_are_not_taken_for_new_ones() -> None:
-    near, far = ends_of(True, "event")
+@pytest.mark.parametrize("ends", [None], indirect=True)
+def test_old_bytes_are_not_taken_for_new_ones(ends: tuple[LatencyLimitEnd, LatencyLimitEnd]) -> None:
+    near, far = ends
     near._mark = lambda: None  # type: ignore[method-assign]
 
     async def both() -> None:
@@ -68,17 +62,3 @@ def test_old_bytes_are_not_taken_for_new_ones() -> None:
             await asyncio.gather(near.ask(1), far.answer(1))
 
     asyncio.run(both())
-    near.close()
-    far.close()
-
-
-def test_an_end_that_goes_is_said() -> None:
-    near, far = ends_of(False, "event")
-    far.close()
-
-    async def ask() -> None:
-        with pytest.raises((BenchError, OSError)):
-            await near.ask(1)
-
-    asyncio.run(ask())
-    near.close()
