@@ -575,10 +575,9 @@ std::optional<PeerView> Engine::peer(SessionKey key) const {
 }
 
 EngineLoad Engine::load() const noexcept {
-  return {rails_.num_works(),     rails_.outstanding(),   sources_.num_fences(),
-          expectations_.size(),   leases_.size(),         handles_.size(),
-          redials_.num_waiting(), context_.timers.size(), tag_memory_.size(),
-          messages_.size()};
+  return {rails_.num_works(), rails_.outstanding(), sources_.num_fences(),  expectations_.size(),
+          leases_.size(),     handles_.size(),      redials_.num_waiting(), context_.timers.size(),
+          tag_memory_.size(), messages_.size()};
 }
 
 void Engine::close(Time now) {

@@ -70,7 +70,7 @@ def test_notifications_and_errors_say_whose_request(ends: Ends) -> None:
     peer = ends.decode.accept_blocking("prefill", 10)
     with ends.region.grant(peer, mode="write", ttl_s=LONG_S):
         ends.write(b"note", "w-1").wait(LONG_S)
-        assert ends.decode.wait_notification(LONG_S)[1:] == (b"note", "w-1")
+        assert ends.decode.notification_blocking(LONG_S)[1:] == (b"note", "w-1")
     transfer = ends.prefill.write(ends.source, ends.remote, [1], [2], context="w-2", timeout_s=LONG_S)
     ends_with(transfer, "not-permitted", "no write lease", "w-2")
     late = ends.expect(b"late", "e-1", timeout_s=0.01)
