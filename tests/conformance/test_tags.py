@@ -47,6 +47,12 @@ def ends_with(work: Transfer | Incoming, code: str, words: str, context: str) ->
     assert f"context {context}" in str(caught.value)
 
 
+def all_is_heard(ends: Ends) -> None:
+    """Frames keep their order: what is answered now comes after all that prefill has said."""
+    asked = ends.prefill.write(ends.source, ends.remote, [1], [2], context="x")
+    ends_with(asked, "not-permitted", "no write lease", "x")
+
+
 @pytest.mark.parametrize(
     ("of_write", "of_expect", "at_prefill", "at_decode"),
     [
@@ -102,13 +108,7 @@ def test_who_expects_a_write_that_was_cancelled_is_told_at_once(ends: Ends) -> N
     transfer = ends.write(b"req", "w-1")
     transfer.cancel()
     ends.write(b"after").cancel()
-    # Frames keep their order: the next thing that the peer hears comes after both.
-    ends_with(
-        ends.prefill.write(ends.source, ends.remote, [1], [2], context="x"),
-        "not-permitted",
-        "no write lease",
-        "x",
-    )
+    all_is_heard(ends)
     incoming = ends.expect(b"req")
     ends_with(incoming, "cancelled", "the write of its tag by 'prefill' had ended before", "w-1")
     assert incoming.state is TransferState.FAILED
@@ -118,6 +118,7 @@ def test_who_expects_a_write_that_was_cancelled_is_told_at_once(ends: Ends) -> N
     incoming.wait(LONG_S)
     # A new write of the tag does, too.
     transfer = ends.write(b"after")
+    all_is_heard(ends)  # an expectation that came sooner would be told of the write before
     incoming = ends.expect(b"after")
     transfer.wait(LONG_S)
     incoming.wait(LONG_S)
