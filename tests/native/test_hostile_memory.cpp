@@ -69,8 +69,8 @@ LeaseId lease_of_bearers = 0;
 
 LeaseId grant_to_bearers(Scene& scene) {
   const auto lease = scene.victim.runtime->with_engine([&](Engine& engine, Time now) {
-    return engine.grant(now, std::nullopt, scene.victim.region, wire::LeaseMode::kRead, true, {}, 10 * kBound,
-                        false);
+    return engine.grant(
+        now, {std::nullopt, scene.victim.region, wire::LeaseMode::kRead, true, {}, 10 * kBound, false});
   });
   REQUIRE_OK(lease);
   return lease.value();

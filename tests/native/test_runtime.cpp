@@ -178,7 +178,7 @@ void loop_on(Runtime& runtime, const std::atomic<bool>& over, std::uint64_t seed
     if (random.chance(3)) std::this_thread::sleep_for(std::chrono::microseconds(random.below(3000)));
     if (fds[1].revents != 0) watches = runtime.serve() && !random.chance(3);
     while (!runtime.ring().drain(16, true).empty()) watches = true;
-    while (const std::optional<Notification> taken = runtime.ring().take_notification())
+    while (const std::optional<Mail> taken = runtime.ring().take(MailKind::kNotification))
       heard.push_back(taken->payload);
     num_heard = heard.size();
   }
