@@ -440,7 +440,7 @@ TEST(a_gpu_that_fails_ends_what_it_stages_in_words_and_host_memory_goes_on) {
     REQUIRE(ends(handle));
     emulated::device().launches_until_failure = -1;
     CHECK_EQ(handle->outcome(), Outcome::kFailed);
-    CHECK_EQ(handle->status().code(), Code::kRailFailed);
+    CHECK_EQ(handle->status().code(), Code::kNoPath);
     const std::string call = emulated::by_engines() ? "cuMemcpyBatchAsync" : "cuLaunchKernel";
     if (handle->status().message().find(call) == std::string::npos) FAIL(handle->status().message());
     REQUIRE(is_done(both.write(both.src.on_host, both.dst.on_host)));
@@ -451,7 +451,7 @@ TEST(a_gpu_that_fails_ends_what_it_stages_in_words_and_host_memory_goes_on) {
                                  : both.dst.try_post(both.here, false, both.src.on_host, both.dst.on_gpu);
     if (later.ok()) {
       REQUIRE(ends(later.value()));
-      CHECK_EQ(later.value()->status().code(), Code::kRailFailed);
+      CHECK_EQ(later.value()->status().code(), Code::kNoPath);
     } else {
       CHECK_EQ(later.status().code(), Code::kRailFailed);
     }
@@ -475,7 +475,7 @@ TEST(without_an_arena_pages_of_a_gpu_stay_on_gpus_and_checksums_are_refused) {
   const auto there = both.src.try_post(both.there, true, both.src.on_host, both.dst.on_gpu, 1, true);
   REQUIRE_OK(there);
   REQUIRE(ends(there.value()));
-  CHECK_EQ(there.value()->status().code(), Code::kUnsupported);
+  CHECK_EQ(there.value()->status().code(), Code::kRefused);
 }
 
 TEST(of_pinned_memory_that_is_not_there_a_part_will_do_and_none_is_said_in_the_regions_notes) {
