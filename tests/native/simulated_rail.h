@@ -46,35 +46,40 @@ inline void Node::dial_rail(SessionKey session, const wire::RailName& rail) {
   if (!plan.comes_up || network_.random().below(100) < lost_rail_percent)
     return fails("a rail could not be connected");
   const SessionKey theirs = connection.pipe->key(1);
-  network_.carry(place_, other->place_, network_.latency(), [this, link, other, theirs, fails, life = life_] {
-    other->on_thread(other->life_, [this, link, other, theirs, fails, life] {
-      if (life != life_) return;
-      if (!other->takes_rails) return fails("it was refused");
-      if (!other->connections_.contains(theirs) || other->engine_->session(theirs) == nullptr)
-        return fails("no such session");
-      link->ends[1] = {.node = other,
-                       .life = other->life_,
-                       .session = theirs,
-                       .rail = other->next_rail_++,
-                       .memories = other->memories_,
-                       .fences = other->fences_};
-      other->rails_[link->ends[1].rail] = {link, 1};
-      other->in_engine()->rail_up(other->now(), theirs, {link->ends[1].rail, link->name, link->capabilities});
-      network_.carry(other->place_, place_, network_.latency(), [this, link, life] {
-        on_thread(life, [this, link] {
-          Link::End& end = link->ends[0];
-          end.rail = next_rail_++;
-          if (link->ends[1].dead) {
-            engine_->rail_failed(now(), end.session, link->name, "the peer ended a rail");
-            end.dead = true;
-            return;
-          }
-          rails_[end.rail] = {link, 0};
-          in_engine()->rail_up(now(), end.session, {end.rail, link->name, link->capabilities});
-        });
-      });
-    });
-  });
+  network_.carry(place_, other->place_, network_.latency(),
+                 [this, link, other, theirs, fails, life = life_, pipe = connection.pipe] {
+                   other->on_thread(other->life_, [this, link, other, theirs, fails, life, pipe] {
+                     if (life != life_) return;
+                     if (!other->takes_rails) return fails("it was refused");
+                     // By the pipe, as agents do by the session's id: one that was restarted counts its sessions anew.
+                     const auto found = other->connections_.find(theirs);
+                     if (found == other->connections_.end() || found->second.pipe != pipe ||
+                         other->engine_->session(theirs) == nullptr)
+                       return fails("no such session");
+                     link->ends[1] = {.node = other,
+                                      .life = other->life_,
+                                      .session = theirs,
+                                      .rail = other->next_rail_++,
+                                      .memories = other->memories_,
+                                      .fences = other->fences_};
+                     other->rails_[link->ends[1].rail] = {link, 1};
+                     other->in_engine()->rail_up(other->now(), theirs,
+                                                 {link->ends[1].rail, link->name, link->capabilities});
+                     network_.carry(other->place_, place_, network_.latency(), [this, link, life] {
+                       on_thread(life, [this, link] {
+                         Link::End& end = link->ends[0];
+                         end.rail = next_rail_++;
+                         if (link->ends[1].dead) {
+                           engine_->rail_failed(now(), end.session, link->name, "the peer ended a rail");
+                           end.dead = true;
+                           return;
+                         }
+                         rails_[end.rail] = {link, 0};
+                         in_engine()->rail_up(now(), end.session, {end.rail, link->name, link->capabilities});
+                       });
+                     });
+                   });
+                 });
 }
 
 inline Status Node::attach(RailId rail, const RemoteRegion& region) {
