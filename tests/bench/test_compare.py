@@ -18,6 +18,7 @@ from kvxfer.bench.compare import measure as compare
 from kvxfer.bench.compare import work as baseline_work
 from kvxfer.bench.compare.baseline import Baseline, known_baselines
 from kvxfer.bench.compare.measure import CompareOptions
+from kvxfer.bench.run import process
 from kvxfer.bench.run.course import Progress
 
 pytest.importorskip("typer")
@@ -198,7 +199,7 @@ def test_death_of_the_far_end_is_told_whichever_end_notices_it_first(folder: Pat
 
 def test_baseline_that_hangs_is_given_up_and_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baseline_work, "_SLACK_S", 0.5)
-    monkeypatch.setattr(baselines, "_END_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(process, "_END_TIMEOUT_S", 0.2)
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
 
