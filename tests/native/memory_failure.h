@@ -2,6 +2,7 @@
 // test's: every allocation but those that a plan fails is as ever.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -9,11 +10,13 @@
 
 namespace memory_failure {
 
-// Asked for each allocation, by whichever thread; true: there is no memory for it.
-inline bool (*fails)(std::size_t nbytes) noexcept = nullptr;
+// Asked for each allocation, by whichever thread; true: there is no memory for it. Threads of agents allocate while a
+// test sets it.
+using Fails = bool (*)(std::size_t nbytes) noexcept;
+inline std::atomic<Fails> fails{nullptr};
 
 inline void* allocate(std::size_t nbytes, std::size_t alignment = 0) {
-  if (fails != nullptr && fails(nbytes)) return nullptr;
+  if (const Fails now = fails.load(); now != nullptr && now(nbytes)) return nullptr;
   if (nbytes == 0) nbytes = 1;
   return alignment == 0 ? std::malloc(nbytes)
                         : std::aligned_alloc(alignment, (nbytes + alignment - 1) / alignment * alignment);
