@@ -376,7 +376,7 @@ void Engine::pump(Time now) {
   } catch (const std::bad_alloc&) {  // nobody's: the next round does it
     context_.pump_again = true;
   }
-  end_starved();
+  if (context_.has_starved()) end_starved();
 }
 
 // ---- regions ------------------------------------------------------------------------------------

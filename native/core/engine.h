@@ -168,7 +168,7 @@ class Engine {
 
  private:
   void receive(SessionKey key, wire::ByteSpan frame);
-  void dispatch(Peer& peer, wire::Message message);
+  void dispatch(Peer& peer, wire::Message& message);
   void opened(Peer& peer);
   void admit(Peer& peer);
   void settle_names();
@@ -183,7 +183,7 @@ class Engine {
   void serve(Time now, SessionKey key, Work&& work) {
     context_.now = now;
     context_.serve(key, std::forward<Work>(work));
-    end_starved();
+    if (context_.has_starved()) end_starved();
   }
   void end_starved() noexcept;
   void lose(SessionKey key, Status reason);

@@ -22,8 +22,7 @@ void Engine::receive(SessionKey key, wire::ByteSpan frame) {
   if (sessions_.heard_acknowledgement(*peer)) leases_.acknowledged(*peer);
   if (!sessions_.held().empty()) settle_names();
   if ((peer = sessions_.find(key)) == nullptr) return;
-  if (std::optional<wire::Message> message = std::move(received).value())
-    dispatch(*peer, std::move(*message));
+  if (std::optional<wire::Message>& message = received.value()) dispatch(*peer, *message);
   if ((peer = sessions_.find(key)) != nullptr) sessions_.flush(*peer);
 }
 
@@ -34,7 +33,7 @@ bool Engine::begins(const Peer& peer, TransferId transfer) const {
 }
 
 // Frames of the session itself (handshake, heartbeats) never come here.
-void Engine::dispatch(Peer& peer, wire::Message message) {
+void Engine::dispatch(Peer& peer, wire::Message& message) {
   const auto too_early = [](const char* name) -> Status {
     return {Code::kProtocol, std::string(name) + " before our regions were told"};
   };

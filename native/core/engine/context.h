@@ -46,6 +46,7 @@ class Context {
     if (num_starved_ != kMaxStarved && std::find(starved_.begin(), end, session) == end)
       starved_[num_starved_++] = session;
   }
+  bool has_starved() const noexcept { return num_starved_ != 0; }
   std::optional<SessionKey> take_starved() noexcept {
     return num_starved_ == 0 ? std::nullopt : std::optional(starved_[--num_starved_]);
   }
