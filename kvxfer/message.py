@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from kvxfer.peer import Peer
 
-#: native/core/wire.h: kMaxMessage.
+#: native/core/control/wire.h: kMaxMessage.
 MAX_MESSAGE_NBYTES: Final = 64 * 1024
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvxfer.session.completion import Completions
 
 DESCRIPTOR_VERSION: Final = 3
-# native/core/wire.h: kMaxName.
+# native/core/control/wire.h: kMaxName.
 _MAX_NAME_NBYTES: Final = 128
 
 T = TypeVar("T")

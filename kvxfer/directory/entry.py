@@ -12,7 +12,7 @@ from kvxfer.errors import UsageError
 from kvxfer.layout.schema import Field, Schema, hexadecimal, mapping, text
 
 ENTRY_VERSION: Final = 1
-# native/core/wire.h: kMaxName.
+# native/core/control/wire.h: kMaxName.
 MAX_NAME_NBYTES: Final = 128
 INCARNATION_NBYTES: Final = 16
 #: Of keys and values together: a role, a model, a zone; no place for load or caches.

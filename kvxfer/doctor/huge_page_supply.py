@@ -11,7 +11,7 @@ from kvxfer.errors import KvxferError
 
 SUBJECT = "huge pages"
 
-# The size that pools ask for (native/core/pool_memory.cpp).
+# The size that pools ask for (native/core/system/pool_memory.cpp).
 _POOL_PAGE_KIB = 2048
 # Enough that most of it can be mapped by huge pages, too little to disturb anybody.
 _TRIAL_NBYTES = 8 << 20

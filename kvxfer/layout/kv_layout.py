@@ -14,7 +14,7 @@ from kvxfer.layout.schema import Field, Schema, integer, integers, mapping, text
 
 # 1 had no quantization, groups or context parallelism, and readers of it demanded equal versions.
 LAYOUT_VERSION: Final = 2
-# native/core/wire.h: kMaxLayout. 4096 layers of one offset each fit.
+# native/core/control/wire.h: kMaxLayout. 4096 layers of one offset each fit.
 MAX_ENCODED_NBYTES: Final = 64 * 1024
 
 

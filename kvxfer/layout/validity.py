@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Bounds of what a peer may claim. Nothing is allocated by them, but products of them must stay
 # far from 64 bits: an offset is at most _MAX_NBYTES.
-_MAX_LAYERS: Final = 4096  # native/core/wire.h: kMaxLayers
+_MAX_LAYERS: Final = 4096  # native/core/control/wire.h: kMaxLayers
 _MAX_COUNT: Final = (1 << 32) - 1
 _MAX_NBYTES: Final = 1 << 56
 _MAX_ITEMSIZE: Final = 16

@@ -68,10 +68,10 @@ CONVERSION_DTYPE: Final = np.dtype(
     ]
 )
 
-# native/core/wire.h: kMaxLoops.
+# native/core/control/wire.h: kMaxLoops.
 MAX_LOOPS: Final = 8192
 
-# native/core/pack.h: kGatherBelowNbytes. Where what lies side by side at one end is shorter on average,
+# native/core/copy/pack.h: kGatherBelowNbytes. Where what lies side by side at one end is shorter on average,
 # a stream gathers it there, or scatters it.
 GATHER_BELOW_NBYTES: Final = 512
 
@@ -161,7 +161,7 @@ class CopyProgram:
     def gathers_src(self) -> bool:
         """Whether rails that charge for each run get them gathered: short on average, or converted.
 
-        As native/core/pack.cpp decides it.
+        As native/core/copy/pack.cpp decides it.
         """
         return bool(len(self.conversions)) or self._mean_stretch("src") < GATHER_BELOW_NBYTES
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "bindings/transfer.h"
-#include "core/command_reader.h"
+#include "core/commands/command_reader.h"
 
 namespace kvxfer::python {
 

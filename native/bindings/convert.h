@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "bindings/gil.h"
-#include "core/wire.h"
+#include "core/control/wire.h"
 #include "gpu/copy_way.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/status.h"

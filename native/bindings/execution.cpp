@@ -2,11 +2,11 @@
 #include <array>
 
 #include "bindings/convert.h"
-#include "core/convert.h"
-#include "core/executor.h"
-#include "core/pack.h"
+#include "core/copy/convert.h"
+#include "core/copy/executor.h"
+#include "core/copy/pack.h"
+#include "core/copy/run_cursor.h"
 #include "core/region_table.h"
-#include "core/run_cursor.h"
 
 namespace kvxfer::python {
 namespace {

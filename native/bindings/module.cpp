@@ -13,12 +13,12 @@
 #include "bindings/requests.h"
 #include "bindings/transfer.h"
 #include "bindings/trigger.h"
-#include "core/crc32c.h"
-#include "core/executor.h"
-#include "core/pool_memory.h"
+#include "core/control/sha256.h"
+#include "core/control/siphash.h"
+#include "core/copy/crc32c.h"
+#include "core/copy/executor.h"
 #include "core/runtime.h"
-#include "core/sha256.h"
-#include "core/siphash.h"
+#include "core/system/pool_memory.h"
 
 namespace kvxfer::python {
 namespace {

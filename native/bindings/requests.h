@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bindings/convert.h"
-#include "core/coverage.h"
+#include "core/copy/coverage.h"
 #include "core/lease.h"
 
 namespace kvxfer::python {

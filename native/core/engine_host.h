@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "core/budgets.h"
+#include "core/control/session.h"
+#include "core/control/wire.h"
+#include "core/copy/executor.h"
 #include "core/event.h"
-#include "core/executor.h"
-#include "core/peer_budget.h"
-#include "core/session.h"
-#include "core/wire.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/wire.h"
+#include "core/control/wire.h"
 #include "kvxfer/budget.h"
 
 namespace kvxfer {

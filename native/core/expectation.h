@@ -6,11 +6,11 @@
 #include <optional>
 #include <vector>
 
-#include "core/claims.h"
-#include "core/coverage.h"
+#include "core/control/wire.h"
+#include "core/copy/claims.h"
+#include "core/copy/coverage.h"
 #include "core/event.h"
 #include "core/handle.h"
-#include "core/wire.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {

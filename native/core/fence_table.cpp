@@ -4,7 +4,7 @@
 
 #include <cerrno>
 
-#include "core/memfd.h"
+#include "core/system/memfd.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {

@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/nvtx.h"
+#include "core/commands/stream_wait.h"
+#include "core/control/session.h"
 #include "core/outcome.h"
-#include "core/session.h"
-#include "core/stream_wait.h"
+#include "core/system/nvtx.h"
 #include "kvxfer/status.h"
 
 namespace kvxfer {

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "core/bit_set.h"
+#include "core/control/session.h"
+#include "core/control/wire.h"
 #include "core/event.h"
-#include "core/session.h"
 #include "core/state_table.h"
-#include "core/wire.h"
 
 namespace kvxfer {
 

@@ -26,7 +26,7 @@ struct Mail {
 // beyond the limits is dropped. Guarded by whoever has it.
 class Mailbox {
  public:
-  // As many notifications as one open session may have wait (peer_budget.h), of their full length.
+  // As many notifications as one open session may have wait (budgets.h), of their full length.
   static constexpr std::size_t kMaxLeft = 1 << 14;
   static constexpr std::size_t kMaxLeftNbytes = kMaxLeft * wire::kMaxNotify;
 

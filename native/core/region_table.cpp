@@ -5,7 +5,7 @@
 #include <unordered_set>
 
 #include "core/bit_set.h"
-#include "core/pool_memory.h"
+#include "core/system/pool_memory.h"
 
 namespace kvxfer {
 namespace {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/footprint.h"
-#include "core/wire.h"
+#include "core/control/wire.h"
+#include "core/copy/footprint.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/status.h"
 #include "kvxfer/transport.h"

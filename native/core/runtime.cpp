@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "core/faulty_transport.h"
-#include "core/fork_guard.h"
-#include "core/pool_memory.h"
-#include "core/random.h"
+#include "core/system/fork_guard.h"
+#include "core/system/pool_memory.h"
+#include "core/system/random.h"
 
 namespace kvxfer {
 namespace {

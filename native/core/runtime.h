@@ -21,19 +21,19 @@
 #include <utility>
 #include <vector>
 
-#include "core/command_watch.h"
+#include "core/commands/command_watch.h"
+#include "core/commands/stream_wait.h"
+#include "core/commands/trigger_watch.h"
 #include "core/completion_ring.h"
 #include "core/engine.h"
-#include "core/epoll_reactor.h"
-#include "core/gate.h"
 #include "core/runtime/clock.h"
 #include "core/runtime/connections.h"
 #include "core/runtime/kept_memory.h"
 #include "core/runtime/listeners.h"
 #include "core/runtime/rail_table.h"
 #include "core/runtime_options.h"
-#include "core/stream_wait.h"
-#include "core/trigger_watch.h"
+#include "core/system/epoll_reactor.h"
+#include "core/system/gate.h"
 #include "gpu/stream_writes.h"
 
 namespace kvxfer {

@@ -6,8 +6,8 @@
 #include <new>
 #include <utility>
 
-#include "core/fork_guard.h"
 #include "core/runtime.h"
+#include "core/system/fork_guard.h"
 
 namespace kvxfer {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/session.h"
+#include "core/control/session.h"
 #include "gpu/gpu_part.h"
 #include "kvxfer/transport_kind.h"
 

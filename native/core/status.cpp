@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "core/fork_guard.h"
+#include "core/system/fork_guard.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {

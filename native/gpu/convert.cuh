@@ -41,7 +41,7 @@ __device__ inline std::uint32_t finite_magnitude(float x) {
   return magnitude < number::kInfinity ? magnitude : 0;
 }
 
-// core/convert.h: scale_for()
+// core/copy/convert.h: scale_for()
 __device__ inline float scale_for(Dtype to, std::uint32_t amax_bits) {
   if (itemsize(to) != 1 || amax_bits == 0) return 1;
   const float scale = divided(number::float_of(amax_bits), largest(to));
@@ -56,7 +56,7 @@ struct Factors { float high, low; };
 
 inline constexpr std::uint32_t kNoFactor = number::kInfinity | number::kQuiet;
 
-// See core/inverse.h, and the proof in inverse.cpp. Here high is 1 / scale rounded towards zero, so low has
+// See core/copy/inverse.h, and the proof in inverse.cpp. Here high is 1 / scale rounded towards zero, so low has
 // its sign; low is off by 1.5 * 2^-23 of itself, or 2^-46 of the inverse in the place of 2^-47. With the
 // rounding of x * low that makes 2^-45, which the proof's margin, twice as wide here, allows for.
 __device__ inline Factors inverse_of(float scale) {

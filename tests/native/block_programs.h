@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <string_view>
 
-#include "core/wire.h"
+#include "core/control/wire.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/status.h"
 

@@ -24,9 +24,9 @@
 
 #include "check.h"
 #include "conformance_wishes.h"
-#include "core/executor.h"
+#include "core/copy/executor.h"
 #include "core/faulty_transport.h"
-#include "core/pool_memory.h"
+#include "core/system/pool_memory.h"
 #include "kvxfer/transport.h"
 #include "program_samples.h"
 #include "test_reactor.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/convert.h"
+#include "core/copy/convert.h"
 
 namespace convert_samples {
 

@@ -12,8 +12,8 @@
 #include <cstring>
 #include <memory>
 
-#include "core/session.h"
-#include "core/wire.h"
+#include "core/control/session.h"
+#include "core/control/wire.h"
 
 namespace {
 

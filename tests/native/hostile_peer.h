@@ -3,7 +3,7 @@
 // well-behaved agent (Bystander) reads pages of the victim, and must lose nothing.
 //
 // It has no thread: what arrives is read, and heartbeats are answered, inside `hear...` and `serve`. Messages and macs
-// are the core's own (core/session, core/wire); what a peer *does* with them is left to the test.
+// are the core's own (core/control/session, core/control/wire); what a peer *does* with them is left to the test.
 #pragma once
 
 #include <fcntl.h>
@@ -23,9 +23,9 @@
 #include <vector>
 
 #include "check.h"
-#include "core/session.h"
-#include "core/socket_address.h"
-#include "core/wire.h"
+#include "core/control/session.h"
+#include "core/control/socket_address.h"
+#include "core/control/wire.h"
 #include "runtime_calls.h"
 
 namespace hostile {

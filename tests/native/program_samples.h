@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/convert.h"
+#include "core/copy/convert.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/half_loop.h"
 #include "kvxfer/transport.h"

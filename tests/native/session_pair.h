@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/session.h"
+#include "core/control/session.h"
 #include "wire_samples.h"
 
 namespace session_pair {

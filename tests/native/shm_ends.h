@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/pool_memory.h"
+#include "core/system/pool_memory.h"
 #include "one_sided_ends.h"
 #include "transports/shm/shm_transport.h"
 

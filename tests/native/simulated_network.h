@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/session.h"
+#include "core/control/session.h"
 
 namespace simulation {
 

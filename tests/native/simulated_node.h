@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/copy/pack.h"
 #include "core/engine.h"
 #include "core/mailbox.h"
-#include "core/pack.h"
 #include "simulated_layout.h"
 #include "simulated_network.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/claims.h"
+#include "core/copy/claims.h"
 
 namespace {
 

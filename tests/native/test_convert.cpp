@@ -8,7 +8,7 @@
 
 #include "check.h"
 #include "convert_samples.h"
-#include "core/convert.h"
+#include "core/copy/convert.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // The AVX-512 kernel beside the portable one, bit for bit. Where the processor has no AVX-512 the kernel's
-// source is there all the same, compiled once more against emulated intrinsics (emulated/core/avx512.h);
+// source is there all the same, compiled once more against emulated intrinsics (emulated/core/copy/avx512.h);
 // where it has, both are held to it.
 #define KVXFER_CHECK_NO_MAIN
 #include <sys/mman.h>
@@ -19,7 +19,7 @@
 
 #include "check.h"
 #include "convert_samples.h"
-#include "core/convert_kernel.h"
+#include "core/copy/convert_kernel.h"
 
 namespace kvxfer {
 // avx512_convert_kernel() of the emulated source; null where this machine lacks what the emulation uses.

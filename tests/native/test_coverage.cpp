@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/coverage.h"
+#include "core/copy/coverage.h"
 
 namespace {
 

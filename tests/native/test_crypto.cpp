@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "check.h"
-#include "core/sha256.h"
-#include "core/siphash.h"
+#include "core/control/sha256.h"
+#include "core/control/siphash.h"
 
 namespace {
 

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "check.h"
-#include "core/crc32c.h"
-#include "core/executor.h"
-#include "core/pack.h"
+#include "core/copy/crc32c.h"
+#include "core/copy/executor.h"
+#include "core/copy/pack.h"
 
 namespace {
 

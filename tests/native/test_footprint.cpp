@@ -7,9 +7,9 @@
 
 #include "block_programs.h"
 #include "check.h"
-#include "core/executor.h"
-#include "core/footprint.h"
-#include "core/wire.h"
+#include "core/control/wire.h"
+#include "core/copy/executor.h"
+#include "core/copy/footprint.h"
 #include "program_samples.h"
 
 namespace {

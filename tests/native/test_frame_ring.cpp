@@ -1,5 +1,5 @@
 // Frames through shared memory: in order, around the end, asleep and awake, and from a writer who lies.
-#include "core/frame_ring.h"
+#include "core/control/frame_ring.h"
 
 #include <fcntl.h>
 #include <malloc.h>
@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "check.h"
-#include "core/epoll_reactor.h"
-#include "core/frame_socket.h"
-#include "core/memfd.h"
+#include "core/control/frame_socket.h"
+#include "core/system/epoll_reactor.h"
+#include "core/system/memfd.h"
 
 namespace kvxfer {
 namespace {

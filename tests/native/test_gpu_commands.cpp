@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/command_reader.h"
+#include "core/commands/command_reader.h"
 #include "cuda_threads.h"
 #include "gpu_ends.h"
 

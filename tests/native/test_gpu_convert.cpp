@@ -9,7 +9,7 @@
 
 #include "check.h"
 #include "convert_samples.h"
-#include "core/executor.h"
+#include "core/copy/executor.h"
 #include "cuda_threads.h"
 #include "gpu/convert.cuh"
 #include "gpu/make_job.h"

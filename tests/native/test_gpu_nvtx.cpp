@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "check.h"
-#include "core/nvtx.h"
 #include "core/runtime.h"
+#include "core/system/nvtx.h"
 #include "gpu_ends.h"
 
 namespace kvxfer {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "check.h"
-#include "core/executor.h"
-#include "core/pack.h"
+#include "core/copy/executor.h"
+#include "core/copy/pack.h"
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
 #include "gpu/copy_stream.h"

@@ -10,10 +10,10 @@
 
 #include "block_programs.h"
 #include "check.h"
-#include "core/footprint.h"
-#include "core/pack.h"
-#include "core/run_cursor.h"
-#include "core/wire.h"
+#include "core/control/wire.h"
+#include "core/copy/footprint.h"
+#include "core/copy/pack.h"
+#include "core/copy/run_cursor.h"
 
 namespace {
 

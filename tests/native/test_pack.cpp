@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "check.h"
-#include "core/crc32c.h"
-#include "core/executor.h"
-#include "core/pack.h"
+#include "core/copy/crc32c.h"
+#include "core/copy/executor.h"
+#include "core/copy/pack.h"
+#include "core/copy/run_cursor.h"
 #include "core/region_table.h"
-#include "core/run_cursor.h"
 #include "program_samples.h"
 
 namespace {

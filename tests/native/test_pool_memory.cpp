@@ -11,8 +11,8 @@
 #include <string>
 
 #include "check.h"
-#include "core/memfd.h"
-#include "core/pool_memory.h"
+#include "core/system/memfd.h"
+#include "core/system/pool_memory.h"
 
 namespace {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "check.h"
-#include "core/random.h"
 #include "core/runtime.h"
+#include "core/system/random.h"
 
 namespace kvxfer {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "check.h"
+#include "core/control/socket_address.h"
 #include "core/runtime.h"
-#include "core/socket_address.h"
 
 namespace kvxfer {
 namespace {

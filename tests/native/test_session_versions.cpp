@@ -1,7 +1,7 @@
 // The session: agents of unlike versions understand each other or say why not.
 #include <span>
 
-#include "core/sha256.h"
+#include "core/control/sha256.h"
 #include "session_pair.h"
 
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/memfd.h"
+#include "core/system/memfd.h"
 #include "shm_ends.h"
 
 namespace {

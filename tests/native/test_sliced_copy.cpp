@@ -1,6 +1,6 @@
 // Pieces that are copied in slices of any size land as pieces that are copied whole, and no slice is longer than
 // it may be, whatever the program says.
-#include "core/sliced_copy.h"
+#include "core/copy/sliced_copy.h"
 
 #include <cstring>
 #include <numeric>

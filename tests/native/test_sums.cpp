@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/crc32c.h"
+#include "core/copy/crc32c.h"
 #include "core/engine/sources.h"
 
 namespace kvxfer {

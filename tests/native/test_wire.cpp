@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "core/bytes.h"
-#include "core/sha256.h"
+#include "core/control/sha256.h"
 #include "wire_samples.h"
 
 // Every allocation of this binary is counted, to hold what a frame may make its receiver allocate.

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "check.h"
-#include "core/wire.h"
+#include "core/control/wire.h"
 
 namespace wire_samples {
 

@@ -206,6 +206,21 @@ def test_the_core_knows_transports_through_their_interface() -> None:
             assert not any(name.startswith("transports/") for name in includes(path)), path
 
 
+# Folders of the core that know no engine: whom each may know beside itself and the files at the top.
+BELOW_THE_ENGINE = {"system": set[str](), "control": {"system"}, "copy": {"control", "system"}}
+
+
+@pytest.mark.parametrize("folder", BELOW_THE_ENGINE)
+def test_folders_of_the_core_know_those_below_them_alone(folder: str) -> None:
+    known = BELOW_THE_ENGINE[folder] | {folder}
+    for path in cpp_files(NATIVE / "core" / folder):
+        for name in includes(path):
+            part, _, inner = name.removeprefix("core/").partition("/")
+            if name.startswith("core/") and inner:
+                assert part in known, f"{path} includes {name}"
+            assert not name.startswith(("core/engine", "core/runtime")), f"{path} includes {name}"
+
+
 # Each knows those before it alone (native/DESIGN.md, "The engine's parts").
 PARTS_OF_THE_ENGINE = (
     "timers",
@@ -245,7 +260,7 @@ def test_parts_of_the_engine_know_those_above_them_alone() -> None:
 
 
 # The same of what the runtime gives it (native/DESIGN.md, "The runtime's parts").
-PARTS_OF_THE_RUNTIME = ("clock", "strangers", "kept_memory", "rail_table", "listeners", "connections")
+PARTS_OF_THE_RUNTIME = ("clock", "kept_memory", "rail_table", "listeners", "connections")
 
 
 def test_parts_of_the_runtime_know_those_above_them_alone() -> None:

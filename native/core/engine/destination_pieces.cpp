@@ -1,8 +1,8 @@
 // How the pieces of destinations are posted, counted and confirmed.
 #include <algorithm>
 
+#include "core/copy/pack.h"
 #include "core/engine/destinations.h"
-#include "core/pack.h"
 
 namespace kvxfer {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/pack.h"
+#include "core/copy/pack.h"
 
 namespace kvxfer {
 

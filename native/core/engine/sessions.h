@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "core/control/session.h"
+#include "core/control/wire.h"
 #include "core/engine/context.h"
-#include "core/session.h"
-#include "core/wire.h"
 
 namespace kvxfer {
 

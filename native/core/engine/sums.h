@@ -10,8 +10,8 @@
 #include <optional>
 #include <vector>
 
+#include "core/copy/pack.h"
 #include "core/engine/transfer_end.h"
-#include "core/pack.h"
 
 namespace kvxfer {
 

@@ -7,7 +7,7 @@
 #include <map>
 #include <optional>
 
-#include "core/session.h"
+#include "core/control/session.h"
 #include "core/spare_nodes.h"
 
 namespace kvxfer {

@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/control/wire.h"
 #include "core/engine/timers.h"
 #include "core/engine_host.h"
 #include "core/handle.h"
 #include "core/lease.h"
 #include "core/region_table.h"
 #include "core/transfer.h"
-#include "core/wire.h"
 #include "kvxfer/budget.h"
 #include "kvxfer/transport.h"
 

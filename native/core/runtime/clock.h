@@ -3,7 +3,7 @@
 
 #include <ctime>
 
-#include "core/session.h"
+#include "core/control/session.h"
 
 namespace kvxfer {
 

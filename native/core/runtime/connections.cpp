@@ -6,9 +6,9 @@
 #include <new>
 #include <utility>
 
+#include "core/budgets.h"
+#include "core/control/socket_address.h"
 #include "core/runtime/clock.h"
-#include "core/runtime/strangers.h"
-#include "core/socket_address.h"
 
 namespace kvxfer {
 namespace {

@@ -14,13 +14,13 @@
 #include <string>
 #include <vector>
 
-#include "core/dialling.h"
+#include "core/control/dialling.h"
+#include "core/control/frame_socket.h"
 #include "core/engine.h"
-#include "core/epoll_reactor.h"
-#include "core/frame_socket.h"
 #include "core/runtime/listeners.h"
 #include "core/runtime/rail_table.h"
 #include "core/runtime_options.h"
+#include "core/system/epoll_reactor.h"
 
 namespace kvxfer {
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/control/socket_address.h"
 #include "core/runtime/clock.h"
 #include "core/runtime/connections.h"
-#include "core/socket_address.h"
 
 namespace kvxfer {
 namespace {

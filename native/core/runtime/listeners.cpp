@@ -10,10 +10,10 @@
 #include <new>
 #include <utility>
 
-#include "core/fork_guard.h"
-#include "core/random.h"
+#include "core/control/socket_address.h"
 #include "core/runtime/clock.h"
-#include "core/socket_address.h"
+#include "core/system/fork_guard.h"
+#include "core/system/random.h"
 
 namespace kvxfer {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "core/epoll_reactor.h"
-#include "core/session.h"
+#include "core/control/session.h"
+#include "core/system/epoll_reactor.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "core/engine.h"
-#include "core/nvtx.h"
 #include "core/runtime_options.h"
+#include "core/system/nvtx.h"
 #include "core/transport_registry.h"
 #include "kvxfer/transport.h"
 

@@ -22,7 +22,7 @@ enum class Resource : std::uint8_t {
   kDescriptors,  // sockets, and descriptors that the peer passed
   kFenceSlots,  // of the fence table
   kEvents,  // that wait for our caller: regions and notifications
-  kMessages,  // bytes of messages that wait for our caller, as core/wire.h counts them
+  kMessages,  // bytes of messages that wait for our caller, as core/control/wire.h counts them
 };
 inline constexpr std::size_t kNumResources = 6;
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "core/sliced_copy.h"
+#include "core/copy/sliced_copy.h"
 #include "transports/common/rail_peers.h"
 
 namespace kvxfer {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "core/fork_guard.h"
+#include "core/system/fork_guard.h"
 #include "kvxfer/transport.h"
 
 namespace kvxfer {

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "core/memfd.h"
+#include "core/system/memfd.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22  // Linux 5.14

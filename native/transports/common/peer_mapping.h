@@ -10,7 +10,7 @@ namespace kvxfer {
 
 // May this descriptor from a peer be read? It must be a memfd of exactly the announced size that can never
 // shrink, with all of its pages there: else the peer could end this process by SIGBUS, or have our reads
-// take memory in its place. Whether pages can go later is is_sealed_against_holes (core/memfd.h).
+// take memory in its place. Whether pages can go later is is_sealed_against_holes (core/system/memfd.h).
 Status check_memfd(int fd, std::uint64_t announced_nbytes);
 
 class PeerMapping {

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/sliced_copy.h"
+#include "core/copy/sliced_copy.h"
 #include "kvxfer/transport.h"
 #include "transports/common/completion_queue.h"
 #include "transports/common/side_channel.h"

@@ -4,7 +4,7 @@
 #include <span>
 #include <utility>
 
-#include "core/pack.h"
+#include "core/copy/pack.h"
 
 namespace kvxfer::cuda_ipc {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/fork_guard.h"
+#include "core/system/fork_guard.h"
 #include "kvxfer/transport.h"
 #include "transports/cuda_ipc/message.h"
 

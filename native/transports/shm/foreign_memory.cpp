@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 
-#include "core/executor.h"
+#include "core/copy/executor.h"
 
 namespace kvxfer::shm {
 namespace {

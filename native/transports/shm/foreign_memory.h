@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/sliced_copy.h"
+#include "core/copy/sliced_copy.h"
 #include "kvxfer/status.h"
 #include "kvxfer/transport.h"
 

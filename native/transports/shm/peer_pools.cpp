@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/memfd.h"
+#include "core/system/memfd.h"
 
 namespace kvxfer::shm {
 

@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "core/fork_guard.h"
+#include "core/system/fork_guard.h"
 #include "kvxfer/budget.h"
 #include "kvxfer/transport.h"
 #include "transports/common/peer_mapping.h"

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <new>
 
-#include "core/executor.h"
-#include "core/pool_memory.h"
+#include "core/copy/executor.h"
+#include "core/system/pool_memory.h"
 
 namespace kvxfer {
 

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "core/cell.h"
+#include "core/copy/cell.h"
 
 namespace kvxfer {
 namespace {

@@ -1,4 +1,4 @@
-// A piece's way to or from the form in which it crosses a stream (core/pack.h), as a copy program of its own:
+// A piece's way to or from the form in which it crosses a stream (core/copy/pack.h), as a copy program of its own:
 // what kernels gather and scatter by. Pure.
 #pragma once
 

@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <climits>
 
-#include "core/pack.h"
+#include "core/copy/pack.h"
 
 namespace kvxfer::stream {
 namespace {

@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/run_cursor.h"
+#include "core/copy/run_cursor.h"
 #include "transports/common/completion_queue.h"
 #include "transports/stream/piece_frame.h"
 #include "transports/stream/step.h"

@@ -12,8 +12,8 @@
 #include <memory>
 #include <vector>
 
-#include "core/pack.h"
-#include "core/run_cursor.h"
+#include "core/copy/pack.h"
+#include "core/copy/run_cursor.h"
 #include "transports/common/completion_queue.h"
 #include "transports/stream/piece_frame.h"
 #include "transports/stream/step.h"

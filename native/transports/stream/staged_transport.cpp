@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/pack.h"
+#include "core/copy/pack.h"
 #include "gpu/region_device.h"
 #include "transports/stream/packed.h"
 

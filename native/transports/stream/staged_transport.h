@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/nvtx.h"
+#include "core/system/nvtx.h"
 #include "kvxfer/transport.h"
 #include "transports/common/completion_queue.h"
 #include "transports/stream/staging.h"

@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <new>
 
-#include "core/pack.h"
+#include "core/copy/pack.h"
 #include "transports/stream/receive_stream.h"
 #include "transports/stream/send_stream.h"
 

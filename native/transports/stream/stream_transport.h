@@ -40,7 +40,7 @@ class StreamTransport final : public Transport {
     return post(peer, batch, nullptr);
   }
   // The same of one work whose piece lies at `packed`, or is to land there, in the order in which it crosses the
-  // stream (core/pack.h): its pages are not touched. Who posts it keeps the bytes until it has completed.
+  // stream (core/copy/pack.h): its pages are not touched. Who posts it keeps the bytes until it has completed.
   PostResult post_packed(PeerId peer, const Work& work, std::byte* packed) noexcept {
     return post(peer, std::span(&work, 1), packed);
   }

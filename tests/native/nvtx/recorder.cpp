@@ -45,7 +45,7 @@ const char* message_of(const Attributes& attributes) {
 std::uint64_t number_of(const Attributes& attributes) { return attributes.payload.ullValue; }
 }  // namespace
 #else
-#include "core/nvtx_abi.h"
+#include "core/system/nvtx_abi.h"
 namespace {
 using kvxfer::nvtx::Attributes;
 using kvxfer::nvtx::Domain;

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/executor.h"
-#include "core/pack.h"
-#include "core/run_cursor.h"
+#include "core/copy/executor.h"
+#include "core/copy/pack.h"
+#include "core/copy/run_cursor.h"
 
 namespace kvxfer::toy {
 namespace {

@@ -1,0 +1,56 @@
+// What others may make an agent hold, unless an option says otherwise, limit by limit: one peer, and all strangers
+// together.
+#pragma once
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+
+#include "core/control/wire.h"
+#include "kvxfer/budget.h"
+#include "kvxfer/transport.h"
+
+namespace kvxfer {
+
+// Of one peer. `max_open_transfers`, `max_open_pairs`: of one session, in each direction.
+inline Budget::Amounts peer_budget(std::uint32_t max_open_transfers, std::uint64_t max_open_pairs) noexcept {
+  constexpr std::uint64_t kMiB = 1024 * 1024;
+  Budget::Amounts limits{};
+  const auto limit = [&](Resource resource) -> std::uint64_t& {
+    return limits[static_cast<std::size_t>(resource)];
+  };
+  // Tables of open transfers: two ids of 4 bytes a pair, in two directions; 64 MiB by default. Programs: 64 MiB.
+  // Control frames that it does not read: 16 MiB, four of the largest (FrameSocket), and one of its own that has
+  // begun to come. What it tells of its regions, what streams pack for it, the tags of its writes that are
+  // remembered (1 MiB, core/engine/tag_memory.h), and what else its transfers hold: 112 MiB.
+  limit(Resource::kBytes) = 2 * max_open_pairs * 8 + (64 + 16 + 112) * kMiB;
+  // A 64th of the 128 TiB that a process can address; the largest hosts have as much memory.
+  limit(Resource::kMapped) = std::uint64_t{2} * 1024 * 1024 * kMiB;
+  // Its control socket, 64 rails of one transport (the most that an option asks for), one of each other transport,
+  // its ring of frames, its fence table, and 57 pools that it shares: of the usual 1024 descriptors an eighth.
+  limit(Resource::kDescriptors) = 128;
+  // A quarter of the table, so that no peer takes all.
+  limit(Resource::kFenceSlots) = std::min<std::uint64_t>(max_open_transfers, FenceTable::kNumSlots / 4);
+  // 4096 regions that came and went, and notifications of 4096 open transfers in each direction; at most 4 KiB and a
+  // context of 256 bytes each.
+  limit(Resource::kEvents) = 4 * 4096;
+  limit(Resource::kMessages) = wire::kMessageWindow;  // which a peer that keeps to the protocol never passes
+  return limits;
+}
+
+// Of all connections that have proved nothing, of which the oldest gives way: an eighth of the descriptors that the
+// process may have, and 64 at least, of which each has two frames of the handshake here at most.
+inline std::shared_ptr<Budget> budget_of_strangers() {
+  rlimit descriptors{};
+  ::getrlimit(RLIMIT_NOFILE, &descriptors);
+  const std::uint64_t num = std::clamp<std::uint64_t>(descriptors.rlim_cur / 8, 64, 1024);
+  Budget::Amounts limits{};
+  limits[static_cast<std::size_t>(Resource::kDescriptors)] = num;
+  limits[static_cast<std::size_t>(Resource::kBytes)] =
+      num * 2 * (wire::kHeaderNbytes + wire::kMaxHandshakeBody + wire::kMacNbytes);
+  return std::make_shared<Budget>(limits);
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,38 @@
+// The command rings of an agent, and who has to look at them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/commands/command_reader.h"
+
+namespace kvxfer {
+
+class CommandWatch {
+ public:
+  // From any thread, as what follows.
+  void add(std::shared_ptr<CommandReader> reader);
+  void close(CommandReader& reader);
+  void close_all();
+  // Whether a ring is open: nobody says when a kernel posts.
+  bool any_open() const noexcept { return any_open_.load(std::memory_order_relaxed); }
+  bool has_news() const;
+
+  // Under the progress gate.
+  bool look(Engine& engine, Time now);
+  void on_ended(std::uint64_t handle);
+
+ private:
+  // Kept while transfers of theirs are open, too.
+  std::vector<std::shared_ptr<CommandReader>> readers() const;
+  void count();  // under the mutex
+
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<CommandReader>> readers_;
+  std::atomic<bool> any_open_{false}, empty_{true};
+};
+
+}  // namespace kvxfer

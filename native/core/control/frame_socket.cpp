@@ -1,0 +1,343 @@
+#include "core/control/frame_socket.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+namespace kvxfer {
+namespace {
+
+constexpr std::size_t kReadNbytes = 64 * 1024;
+
+// Frames of one peer in a turn: one that is loud must not keep the gate. 64 frames are answered in 0.1 ms or so.
+constexpr int kTurnFrames = 64;
+
+// Wakes a reader of a ring: a header of nothing, which no frame has.
+constexpr std::array<std::byte, wire::kHeaderNbytes> kWake{};
+
+const std::string kNoMemory = "there is no memory for what it says";
+
+bool is_local(int fd) noexcept {
+  int domain = 0;
+  socklen_t nbytes = sizeof domain;
+  return ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &nbytes) == 0 && domain == AF_UNIX;
+}
+
+}  // namespace
+
+FrameSocket::FrameSocket(Reactor& reactor, UniqueFd fd, Owner& owner, bool connecting, bool exact)
+    : reactor_(reactor),
+      fd_(std::move(fd)),
+      owner_(owner),
+      connecting_(connecting),
+      exact_(exact),
+      local_(!exact && is_local(fd_.get())) {
+  fd_.guard();
+}
+
+FrameSocket::~FrameSocket() { close(); }
+
+Status FrameSocket::start() {
+  writing_ = connecting_ || out_begin_ < out_.size();
+  return reactor_.add(fd_.get(), EPOLLIN | (writing_ ? EPOLLOUT : 0u), *this);
+}
+
+void FrameSocket::want(bool write) {
+  if (write == writing_) return;
+  writing_ = write;
+  reactor_.modify(fd_.get(), EPOLLIN | (write ? EPOLLOUT : 0u));
+}
+
+void FrameSocket::send(wire::Bytes frame) {
+  if (!fd_) return;
+  if (out_begin_ == out_.size()) {
+    if (outbox_ != nullptr && !offered_ && outbox_->push(frame)) {
+      pushed_ = true;
+      return;
+    }
+    out_ = std::move(frame);
+    out_begin_ = 0;
+  } else {
+    // A reader that always leaves a byte must not keep what it has read: at most as much again is kept.
+    if (out_begin_ > out_.size() / 2) {
+      out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(out_begin_));
+      out_begin_ = 0;
+    }
+    out_.insert(out_.end(), frame.begin(), frame.end());
+  }
+}
+
+// Sends what it takes of what is left, and with the first byte the descriptor of a ring.
+ssize_t FrameSocket::transmit() {
+  std::byte* const rest = out_.data() + out_begin_;
+  const std::size_t nbytes = out_.size() - out_begin_;
+  if (!offered_) return ::send(fd_.get(), rest, nbytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+  iovec bytes{rest, nbytes};
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof(int));
+  const int fd = offered_.get();
+  std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+  const ssize_t sent = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0 && errno != ETOOMANYREFS) return sent;
+  offered_.reset();  // the mapping stays
+  if (sent >= 0) return sent;
+  inbox_.reset();  // too many descriptors are on their way: it goes without
+  errno = EINTR;
+  return -1;
+}
+
+template <class Work>
+bool FrameSocket::attempt(Work&& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    fail(kNoMemory);
+    return false;
+  }
+}
+
+void FrameSocket::flush() {
+  attempt([this] { return transmit_all(), true; });
+}
+
+void FrameSocket::transmit_all() {
+  if (std::exchange(pushed_, false) && outbox_->reader_sleeps() && out_begin_ == out_.size()) {
+    out_.assign(kWake.begin(), kWake.end());
+    out_begin_ = 0;
+  }
+  while (fd_ && !connecting_ && out_begin_ < out_.size()) {
+    const ssize_t sent = transmit();
+    if (sent > 0) {
+      out_begin_ += static_cast<std::size_t>(sent);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      const std::size_t left = out_.size() - out_begin_;
+      unread_.release();
+      unread_ = Charge::take(budget_, Resource::kBytes, left);
+      if (left > kMaxUnsent || !unread_)
+        return fail("it does not read what it is sent: " + std::to_string(left) + " bytes are left");
+      return want(true);
+    } else if (errno == EPIPE || errno == ECONNRESET) {
+      // It closed. What it said before that, of why perhaps, may be unread: the reader comes to it, and to
+      // the end.
+      out_.clear();
+      out_begin_ = 0;
+    } else if (errno != EINTR) {
+      return fail(std::strerror(errno));
+    }
+  }
+  if (fd_ && !connecting_) {
+    unread_.release();
+    want(false);
+  }
+}
+
+void FrameSocket::close() noexcept {
+  if (!fd_) return;
+  if (!connecting_ && out_begin_ < out_.size())
+    (void)!::send(fd_.get(), out_.data() + out_begin_, out_.size() - out_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  reactor_.remove(fd_.get());
+  fd_.reset();
+}
+
+Status FrameSocket::redial(UniqueFd fd, bool connecting) {
+  if (fd_) reactor_.remove(fd_.get());
+  fd_ = std::move(fd);
+  fd_.guard();
+  connecting_ = connecting;
+  return start();
+}
+
+UniqueFd FrameSocket::release() noexcept {
+  reactor_.remove(fd_.get());
+  return std::move(fd_);
+}
+
+void FrameSocket::fail(const std::string& why) {
+  if (!fd_) return;
+  reactor_.remove(fd_.get());
+  fd_.reset();
+  owner_.on_closed(why);
+}
+
+void FrameSocket::on_ready(std::uint32_t events) {
+  if (connecting_) {
+    int error = 0;
+    socklen_t length = sizeof error;
+    ::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error != 0) return static_cast<void>(attempt([&] { return fail(std::strerror(error)), true; }));
+    if ((events & EPOLLOUT) == 0) return;
+    connecting_ = false;
+  }
+  if (events & EPOLLOUT) flush();
+  if (fd_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR))) attempt([this] { return read(), true; });
+}
+
+void FrameSocket::read() {
+  // A bounded number of reads, and none before what was read has been delivered.
+  for (int round = 0; fd_ && !has_more_ && round < 8; ++round) {
+    // Of a stranger no more than a frame of the handshake.
+    std::size_t wanted = std::min(kReadNbytes, wire::kHeaderNbytes + owner_.max_body() + wire::kMacNbytes);
+    const wire::ByteSpan have(in_.data() + in_begin_, in_end_ - in_begin_);
+    if (exact_) {
+      const Result<wire::Header> header = wire::decode_header(have, owner_.max_body());
+      if (!header.ok() && header.status().code() != Code::kAgain) return fail(header.status().message());
+      wanted = (header.ok() ? header.value().frame_nbytes() : wire::kHeaderNbytes) - have.size();
+    }
+    if (in_begin_ != 0) {
+      std::memmove(in_.data(), in_.data() + in_begin_, in_end_ - in_begin_);
+      in_end_ -= in_begin_;
+      in_begin_ = 0;
+    }
+    if (!make_room(in_end_ + wanted)) return;
+    const ssize_t got = receive(in_.data() + in_end_, wanted);
+    if (got <= 0) {
+      if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+      const std::string why = got == 0 ? "it closed the connection" : std::strerror(errno);
+      while (fd_ && deliver()) {}  // what the peer wrote to the ring before that
+      return fail(why);
+    }
+    in_end_ += static_cast<std::size_t>(got);
+    take_turn();
+    if (static_cast<std::size_t>(got) < wanted && !exact_) return;
+  }
+}
+
+void FrameSocket::charge(std::shared_ptr<Budget> budget) {
+  room_ = Charge::take(budget, Resource::kBytes, in_.capacity());
+  budget_ = std::move(budget);
+}
+
+bool FrameSocket::make_room(std::size_t nbytes) {
+  if (in_.capacity() < nbytes) {
+    const std::size_t room = std::max(nbytes, 2 * in_.capacity());
+    room_.release();
+    room_ = Charge::take(budget_, Resource::kBytes, room);
+    if (!room_) {
+      fail("there is no room for its next frame: " + budget_->in_words(Resource::kBytes));
+      return false;
+    }
+    in_.reserve(room);
+  }
+  if (in_.size() < nbytes) in_.resize(nbytes);
+  return true;
+}
+
+ssize_t FrameSocket::receive(std::byte* into, std::size_t nbytes) {
+  // An offer comes once; descriptors that nobody asked for are closed by the kernel.
+  if (!local_ || outbox_ != nullptr || arrived_) return ::recv(fd_.get(), into, nbytes, MSG_DONTWAIT);
+  iovec bytes{into, nbytes};
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int))> control{};  // one: others do not come
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t got = ::recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (got < 0) return got;
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof fd, sizeof fd);
+      arrived_ = UniqueFd(fd);
+    }
+  }
+  if (arrived_ && inbox_ != nullptr) use_ring(std::move(arrived_));
+  return got;
+}
+
+bool FrameSocket::share_memory() {
+  if (!local_) return false;
+  Result<std::unique_ptr<RingReader>> inbox = RingReader::create();
+  if (!inbox.ok()) return false;  // the socket alone does, too
+  inbox_ = std::move(inbox).value();
+  offered_ = inbox_->take_fd();
+  if (arrived_) use_ring(std::move(arrived_));
+  return true;
+}
+
+void FrameSocket::use_ring(UniqueFd fd) {
+  // An offer that cannot be used is as good as none.
+  if (Result<std::unique_ptr<RingWriter>> outbox = RingWriter::map(fd.get()); outbox.ok())
+    outbox_ = std::move(outbox).value();
+}
+
+bool FrameSocket::read_ring() {
+  if (!fd_ || inbox_ == nullptr || inbox_->empty()) return false;
+  bool any = false;
+  attempt([&] {
+    for (int i = 0; i < kTurnFrames && fd_ && deliver(); ++i) any = true;
+    return true;
+  });
+  return any;
+}
+
+void FrameSocket::take_turn() {
+  for (int i = 0; i < kTurnFrames; ++i)
+    if (!fd_ || !deliver()) return;
+  has_more_ = true;
+  if (fd_) owner_.on_more();
+}
+
+void FrameSocket::read_more() {
+  has_more_ = false;
+  attempt([this] { return take_turn(), true; });
+}
+
+bool FrameSocket::fall_asleep() noexcept {
+  if (!fd_ || inbox_ == nullptr) return true;
+  inbox_->fall_asleep();
+  return !inbox_->has(num_delivered_);
+}
+
+void FrameSocket::wake_up() noexcept {
+  if (inbox_ != nullptr) inbox_->wake_up();
+}
+
+bool FrameSocket::deliver() {
+  if (inbox_ != nullptr) {
+    // Its number says whether the ring's frame or the socket's comes next.
+    const Result<bool> next = inbox_->next(num_delivered_, owner_.max_body(), from_ring_);
+    if (!next.ok()) {
+      fail(next.status().message());
+      return false;
+    }
+    if (next.value()) {
+      ++num_delivered_;
+      owner_.on_frame(from_ring_);
+      return true;
+    }
+    while (in_end_ - in_begin_ >= kWake.size() &&
+           std::equal(kWake.begin(), kWake.end(), in_.data() + in_begin_))
+      in_begin_ += kWake.size();
+  }
+  const wire::ByteSpan have(in_.data() + in_begin_, in_end_ - in_begin_);
+  if (have.size() < wire::kHeaderNbytes) return false;
+  const Result<wire::Header> header = wire::decode_header(have, owner_.max_body());
+  if (!header.ok()) {
+    fail(header.status().message());
+    return false;
+  }
+  const std::size_t nbytes = header.value().frame_nbytes();
+  if (have.size() < nbytes) return false;
+  in_begin_ += nbytes;
+  ++num_delivered_;
+  owner_.on_frame(have.first(nbytes));
+  return true;
+}
+
+}  // namespace kvxfer

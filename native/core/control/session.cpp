@@ -1,0 +1,496 @@
+#include "core/control/session.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <utility>
+
+#include "core/control/sha256.h"
+
+namespace kvxfer {
+namespace {
+
+using State = SessionState;
+using Event = SessionEvent;
+
+constexpr SessionTransition kTransitions[] = {
+    // The acceptor's way
+    {State::kAwaitHello, Event::kHello, State::kAwaitProof},
+    {State::kAwaitProof, Event::kProof, State::kOpen},
+    // The initiator's way
+    {State::kAwaitChallenge, Event::kChallenge, State::kOpen},
+    // Both
+    {State::kOpen, Event::kMessage, State::kOpen},
+    // How it ends
+    {State::kAwaitHello, Event::kViolation, State::kClosed},
+    {State::kAwaitHello, Event::kHandshakeTimeout, State::kClosed},
+    {State::kAwaitHello, Event::kConnectionLost, State::kClosed},
+    {State::kAwaitHello, Event::kClose, State::kClosed},
+    {State::kAwaitProof, Event::kViolation, State::kClosed},
+    {State::kAwaitProof, Event::kHandshakeTimeout, State::kClosed},
+    {State::kAwaitProof, Event::kConnectionLost, State::kClosed},
+    {State::kAwaitProof, Event::kClose, State::kClosed},
+    {State::kAwaitChallenge, Event::kViolation, State::kClosed},
+    {State::kAwaitChallenge, Event::kHandshakeTimeout, State::kClosed},
+    {State::kAwaitChallenge, Event::kConnectionLost, State::kClosed},
+    {State::kAwaitChallenge, Event::kClose, State::kClosed},
+    {State::kOpen, Event::kViolation, State::kClosed},
+    {State::kOpen, Event::kSilence, State::kClosed},
+    {State::kOpen, Event::kConnectionLost, State::kClosed},
+    {State::kOpen, Event::kClose, State::kClosed},
+};
+
+// What a frame's arrival is to the state machine; nothing for a rail's frames, which have sockets
+// of their own.
+std::optional<Event> event_of(wire::FrameType type) noexcept {
+  switch (type) {
+    case wire::FrameType::kHello: return Event::kHello;
+    case wire::FrameType::kChallenge: return Event::kChallenge;
+    case wire::FrameType::kProof: return Event::kProof;
+    case wire::FrameType::kRailHello:
+    case wire::FrameType::kRailWelcome: return std::nullopt;
+    default: return Event::kMessage;
+  }
+}
+
+wire::ByteSpan bytes_of(std::string_view text) noexcept {
+  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
+}
+
+SipHashKey first_half(const wire::Digest& digest) noexcept {
+  SipHashKey key;
+  std::copy_n(digest.begin(), key.size(), key.begin());
+  return key;
+}
+
+std::string milliseconds(Time duration_ns) { return std::to_string(duration_ns / 1'000'000) + " ms"; }
+
+// The sum, where it can be kept.
+Time after(Time start, Time duration_ns) noexcept {
+  return duration_ns > kNever - std::max<Time>(start, 0) ? kNever : start + duration_ns;
+}
+
+}  // namespace
+
+std::span<const SessionTransition> session_transitions() noexcept { return kTransitions; }
+
+std::string_view name_of(SessionState state) noexcept {
+  switch (state) {
+    case State::kAwaitHello: return "await-hello";
+    case State::kAwaitChallenge: return "await-challenge";
+    case State::kAwaitProof: return "await-proof";
+    case State::kOpen: return "open";
+    case State::kClosed: return "closed";
+  }
+  return "unknown";
+}
+
+std::string_view name_of(SessionEvent event) noexcept {
+  switch (event) {
+    case Event::kHello: return "hello";
+    case Event::kChallenge: return "challenge";
+    case Event::kProof: return "proof";
+    case Event::kMessage: return "message";
+    case Event::kViolation: return "violation";
+    case Event::kHandshakeTimeout: return "handshake-timeout";
+    case Event::kSilence: return "silence";
+    case Event::kConnectionLost: return "connection-lost";
+    case Event::kClose: return "close";
+  }
+  return "unknown";
+}
+
+Session::Session(SessionRole role, const SessionConfig& config, Time now, const RandomSource& random)
+    : role_(role),
+      state_(role == SessionRole::kInitiator ? State::kAwaitChallenge : State::kAwaitHello),
+      config_(config),
+      last_heard_at_(now),
+      give_up_at_(after(now, config.handshake_timeout_ns)),
+      acked_sent_at_(now) {  // an initiator's: CHALLENGE will acknowledge HELLO like a heartbeat
+  random(nonce_);
+  if (role == SessionRole::kAcceptor) {
+    random(session_);
+    return;
+  }
+  queue(wire::Hello{.nonce = nonce_, .identity = config_.self, .extensions = {}});
+  const wire::ByteSpan frame = output_.back();
+  const wire::ByteSpan body =
+      frame.subspan(wire::kHeaderNbytes, frame.size() - wire::kHeaderNbytes - wire::kMacNbytes);
+  assert(body.size() <= wire::kMaxHandshakeBody && "an identity that no peer accepts");
+  hello_body_.assign(body.begin(), body.end());
+}
+
+bool Session::step(SessionEvent event) noexcept { return kvxfer::step(session_transitions(), state_, event); }
+
+Status Session::end(SessionEvent event, Code code, std::string text) {
+  if (step(event)) reason_ = Status(code, std::move(text));
+  return reason_;
+}
+
+Status Session::violate(Code code, std::string text) {
+  was_violated_ = true;
+  say_goodbye(code, text);
+  return end(Event::kViolation, code, peer_in_words() + ": " + std::move(text));
+}
+
+void Session::say_goodbye(Code code, std::string text) {
+  if (state_ == State::kOpen) queue(wire::Goodbye{code, std::move(text)});
+}
+
+std::string Session::peer_in_words() const {
+  if (!peer_.name.empty()) return "peer \"" + wire::on_one_line(peer_.name) + "\"";
+  if (!claimed_.name.empty()) return "a peer that calls itself \"" + wire::on_one_line(claimed_.name) + "\"";
+  return role_ == SessionRole::kInitiator ? "the agent called" : "a calling agent";
+}
+
+// Numbers, seals (where keys exist) and queues one frame.
+void Session::queue(const wire::Message& message) {
+  wire::Bytes frame = wire::encode(message, next_to_send_++);
+  if (state_ == State::kOpen) {
+    const wire::ByteSpan sealed = wire::ByteSpan(frame).first(frame.size() - wire::kMacNbytes);
+    const SipHashMac mac = siphash128(send_key_, sealed);
+    std::ranges::copy(mac, frame.end() - wire::kMacNbytes);
+  }
+  output_.push_back(std::move(frame));
+}
+
+Result<std::optional<wire::Message>> Session::receive(Time now, wire::ByteSpan frame) {
+  if (state_ == State::kClosed) return reason_;
+  const Result<wire::Header> header_result = wire::decode_header(frame, max_body());
+  if (!header_result.ok()) return violate(Code::kProtocol, header_result.status().message());
+  const wire::Header& header = header_result.value();
+  if (frame.size() != header.frame_nbytes())
+    return violate(Code::kProtocol, "a frame of " + std::to_string(frame.size()) +
+                                        " bytes whose header says " + std::to_string(header.frame_nbytes()));
+  if (Status status = check_number_and_mac(header, frame); !status.ok()) return status;
+
+  const std::optional<Event> event = event_of(header.type);
+  if (!event || find_transition(session_transitions(), state_, *event) == nullptr)
+    return violate(Code::kProtocol,
+                   std::string(wire::name_of(header.type)) + " in state " + std::string(name_of(state_)));
+
+  const wire::ByteSpan body = frame.subspan(wire::kHeaderNbytes, header.body_nbytes);
+  Result<wire::Message> decoded = wire::decode(header, body);
+  if (!decoded.ok()) {
+    answer_unknown_version(header, body);
+    return violate(Code::kProtocol, decoded.status().message());
+  }
+  wire::Message& message = decoded.value();
+  last_heard_at_ = now;
+  if (state_ == State::kOpen) give_up_at_ = after(now, config_.silent_ns);
+  stood_still_ns_ = 0;
+  num_standstills_ = 0;
+
+  Status status;
+  if (const auto* hello = std::get_if<wire::Hello>(&message)) {
+    status = on_hello(now, *hello, body);
+  } else if (const auto* challenge = std::get_if<wire::Challenge>(&message)) {
+    status = on_challenge(now, *challenge, body);
+  } else if (const auto* proof = std::get_if<wire::Proof>(&message)) {
+    status = on_proof(now, *proof);
+  } else if (const auto* goodbye = std::get_if<wire::Goodbye>(&message)) {
+    status = on_goodbye(*goodbye);
+  } else {
+    step(Event::kMessage);
+    if (const auto* heartbeat = std::get_if<wire::Heartbeat>(&message)) {
+      status = on_heartbeat(now, *heartbeat);
+    } else if (const auto* ack = std::get_if<wire::HeartbeatAck>(&message)) {
+      status = on_heartbeat_ack(now, *ack);
+    } else {
+      return std::optional<wire::Message>(std::move(message));
+    }
+  }
+  if (!status.ok()) return status;
+  return std::optional<wire::Message>();
+}
+
+Status Session::check_number_and_mac(const wire::Header& header, wire::ByteSpan frame) {
+  const wire::ByteSpan mac = frame.last(wire::kMacNbytes);
+  if (state_ == State::kOpen) {
+    const SipHashMac expected = siphash128(receive_key_, frame.first(frame.size() - wire::kMacNbytes));
+    if (!equal_in_constant_time(mac, expected))
+      return violate(Code::kAuthFailed, std::string(wire::name_of(header.type)) +
+                                            " with a wrong mac: altered on its way, or not the peer's");
+  } else if (std::ranges::any_of(mac, [](std::byte b) { return b != std::byte{0}; })) {
+    return violate(Code::kProtocol, std::string(wire::name_of(header.type)) + " with a mac in the handshake");
+  }
+  if (header.sequence != next_to_receive_) {
+    const char* const why = header.sequence < next_to_receive_ ? ": repeated" : ": frames are missing";
+    return violate(Code::kProtocol, std::string(wire::name_of(header.type)) + " with sequence number " +
+                                        std::to_string(header.sequence) + ", expected " +
+                                        std::to_string(next_to_receive_) + why);
+  }
+  ++next_to_receive_;
+  return Status();
+}
+
+// An acceptor tells a caller of another release its own version in a CHALLENGE that proves
+// nothing, so that the caller's operator reads of versions and not of a connection that ended.
+void Session::answer_unknown_version(const wire::Header& header, wire::ByteSpan body) {
+  std::uint16_t versions[2] = {wire::kProtocolVersion, wire::kOldestProtocolVersion};  // newest, oldest
+  if (body.size() >= sizeof versions) std::memcpy(versions, body.data(), sizeof versions);
+  const bool common = versions[0] >= wire::kOldestProtocolVersion && versions[1] <= wire::kProtocolVersion;
+  if (header.type != wire::FrameType::kHello || common) return;
+  wire::Challenge answer;
+  answer.identity.name = config_.self.name;
+  queue(answer);
+}
+
+// Also refuses our own HELLO or CHALLENGE relayed back to us by someone without the secret.
+Status Session::check_is_another(const wire::Identity& identity) const {
+  if (identity.name != config_.self.name || identity.incarnation != config_.self.incarnation) return Status();
+  return Status(Code::kInvalidArgument, "it is this agent itself; use the address of another agent");
+}
+
+Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body) {
+  if (const Status self = check_is_another(hello.identity); !self.ok()) {
+    // Proves nothing, and tells whoever called it, which is this agent as well, why that ends.
+    wire::Challenge answer;
+    answer.identity = config_.self;
+    queue(answer);
+    return violate(self.code(), self.message());
+  }
+  claimed_ = hello.identity;
+  protocol_ = std::min(hello.version, wire::kProtocolVersion);
+  wire::Challenge challenge{.nonce = nonce_, .identity = config_.self, .extensions = {}, .session = session_};
+  const wire::Bytes unproved = wire::encode(challenge, 0);
+  const std::size_t transcript_nbytes =
+      unproved.size() - wire::kHeaderNbytes - challenge.proof.size() - wire::kMacNbytes;
+  transcript_ = sha256({body, wire::ByteSpan(unproved).subspan(wire::kHeaderNbytes, transcript_nbytes)});
+  challenge.proof = prove("kvxfer/1 acceptor");
+  queue(challenge);
+  acked_sent_at_ = now;  // the PROOF will acknowledge this CHALLENGE like a heartbeat
+  step(Event::kHello);
+  return Status();
+}
+
+Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::ByteSpan body) {
+  if (const Status self = check_is_another(challenge.identity); !self.ok())
+    return violate(self.code(), self.message());
+  claimed_ = challenge.identity;
+  protocol_ = std::min(challenge.version, wire::kProtocolVersion);
+  transcript_ = sha256({hello_body_, body.first(body.size() - challenge.proof.size())});
+  if (!equal_in_constant_time(challenge.proof, prove("kvxfer/1 acceptor")))
+    return violate(Code::kAuthFailed,
+                   "the peer's secret differs: the proof in its CHALLENGE is wrong; " + config_.other_secret);
+  session_ = challenge.session;
+  queue(wire::Proof{prove("kvxfer/1 initiator")});
+  step(Event::kChallenge);
+  open(now, challenge.identity);
+  return Status();
+}
+
+Status Session::on_proof(Time now, const wire::Proof& proof) {
+  if (!equal_in_constant_time(proof.proof, prove("kvxfer/1 initiator")))
+    return violate(Code::kAuthFailed,
+                   "the peer's secret differs: its PROOF is wrong; " + config_.other_secret);
+  step(Event::kProof);
+  open(now, std::move(claimed_));
+  return Status();
+}
+
+void Session::open(Time now, wire::Identity peer) {
+  peer_ = std::move(peer);
+  const SipHashKey initiator_key = first_half(prove("kvxfer/1 keys i->r"));
+  const SipHashKey acceptor_key = first_half(prove("kvxfer/1 keys r->i"));
+  const bool initiator = role_ == SessionRole::kInitiator;
+  send_key_ = initiator ? initiator_key : acceptor_key;
+  receive_key_ = initiator ? acceptor_key : initiator_key;
+  rails_key_ = prove("kvxfer/1 keys rails");
+  give_up_at_ = after(now, config_.silent_ns);
+  last_heartbeat_at_ = now;  // the peer has just answered a nonce
+  heartbeat_due_at_ = after(now, config_.heartbeat_ns);
+}
+
+Status Session::on_heartbeat(Time now, const wire::Heartbeat& heartbeat) {
+  if (heartbeat.number != last_heard_heartbeat_ + 1)
+    return violate(Code::kProtocol, "HEARTBEAT.number: " + std::to_string(heartbeat.number) + ", expected " +
+                                        std::to_string(last_heard_heartbeat_ + 1));
+  last_heard_heartbeat_ = heartbeat.number;
+  last_heartbeat_at_ = now;
+  queue(wire::HeartbeatAck{heartbeat.number});
+  return Status();
+}
+
+Status Session::on_heartbeat_ack(Time now, const wire::HeartbeatAck& ack) {
+  if (ack.number != last_acked_heartbeat_ + 1 || ack.number > last_sent_heartbeat_)
+    return violate(Code::kProtocol, "HEARTBEAT_ACK.number: " + std::to_string(ack.number) + " of " +
+                                        std::to_string(last_sent_heartbeat_) + " sent, " +
+                                        std::to_string(last_acked_heartbeat_) + " already acknowledged");
+  last_acked_heartbeat_ = ack.number;
+  if (last_sent_heartbeat_ - ack.number < kNumHeartbeatTimes)
+    acked_sent_at_ = heartbeat_sent_at_[ack.number % kNumHeartbeatTimes];
+  if (hurried_) hurry_heartbeat(now);
+  return Status();
+}
+
+void Session::hurry_heartbeat(Time now) {
+  if (state_ != State::kOpen) return;
+  hurried_ = true;
+  if (last_acked_heartbeat_ == last_sent_heartbeat_) send_heartbeat(now);
+}
+
+void Session::send_heartbeat(Time now) {
+  hurried_ = false;
+  ++last_sent_heartbeat_;
+  heartbeat_sent_at_[last_sent_heartbeat_ % kNumHeartbeatTimes] = now;
+  queue(wire::Heartbeat{last_sent_heartbeat_});
+  heartbeat_due_at_ = after(now, config_.heartbeat_ns);
+}
+
+Status Session::on_goodbye(const wire::Goodbye& goodbye) {
+  const Code code = goodbye.code == Code::kAuthFailed ? Code::kAuthFailed : Code::kPeerLost;
+  std::string text = peer_in_words() + " said goodbye (" + std::string(name_of(goodbye.code)) + ")";
+  if (!goodbye.text.empty()) text += ": " + wire::on_one_line(goodbye.text);
+  return end(Event::kClose, code, std::move(text));
+}
+
+void Session::send([[maybe_unused]] Time now, const wire::Message& message) {
+  assert(event_of(wire::type_of(message)) == Event::kMessage && "the session sends its handshake itself");
+  // Closed: whoever sends has not heard of it yet, and what it sends has nowhere to go.
+  if (state_ == State::kOpen) queue(message);
+}
+
+// Whoever is asked later than it wanted to be has not run meanwhile: it was stopped or starved, or its
+// machine was paused. That is not the peer's silence. What the peer sent may be unread yet; it may have
+// stood still, too, and come back a little later: half the limit is the least that it has left.
+void Session::forgive_standstill(Time now) {
+  const Time limit = limit_ns(), late = now - std::max(next_deadline(), last_heard_at_);
+  if (late < limit / 4 || num_standstills_ == kMaxStandstills) return;
+  ++num_standstills_;
+  stood_still_ns_ += late;
+  give_up_at_ = std::max(after(give_up_at_, late), after(now, limit / 2));
+}
+
+Status Session::on_time(Time now) {
+  if (state_ == State::kClosed) return Status();
+  forgive_standstill(now);
+  if (state_ != State::kOpen) {
+    if (now < give_up_at_) return Status();
+    return end(Event::kHandshakeTimeout, Code::kAuthFailed,
+               peer_in_words() + ": no " + std::string(awaited_frame()) + " within " +
+                   milliseconds(config_.handshake_timeout_ns) +
+                   " of the connection (handshake_timeout_s); is the other end a kvxfer agent?");
+  }
+  if (now >= give_up_at_) {
+    std::string text = "nothing heard for " + milliseconds(now - last_heard_at_) + ", the limit is " +
+                       milliseconds(config_.silent_ns);
+    if (stood_still_ns_ > 0)
+      text += " beside the " + milliseconds(stood_still_ns_) + " that this agent stood still itself";
+    say_goodbye(Code::kPeerSilent, text);
+    return end(Event::kSilence, Code::kPeerSilent, peer_in_words() + ": " + text);
+  }
+  // Due even under other traffic: a HEARTBEAT alone renews leases.
+  if (now >= heartbeat_due_at_) send_heartbeat(now);
+  return Status();
+}
+
+Time Session::next_deadline() const noexcept {
+  if (state_ == State::kClosed) return kNever;
+  return std::min(heartbeat_due_at_, give_up_at_);  // no heartbeat is due in the handshake
+}
+
+Time Session::limit_ns() const noexcept {
+  return state_ == State::kOpen ? config_.silent_ns : config_.handshake_timeout_ns;
+}
+
+std::string_view Session::awaited_frame() const noexcept {
+  switch (state_) {
+    case State::kAwaitHello: return "HELLO";
+    case State::kAwaitChallenge: return "CHALLENGE";
+    case State::kAwaitProof: return "PROOF";
+    default: return "frame";
+  }
+}
+
+void Session::connecting() noexcept {
+  if (state_ == State::kAwaitChallenge) give_up_at_ = kNever;
+}
+
+void Session::connection_lost() {
+  const std::string text = peer_in_words() + ": the connection ended";
+  const std::string before = text + " before " + std::string(awaited_frame());
+  switch (state_) {
+    case State::kAwaitHello: (void)end(Event::kConnectionLost, Code::kPeerLost, before); break;
+    case State::kAwaitChallenge:
+      (void)end(Event::kConnectionLost, Code::kPeerLost,
+                before +
+                    "; is the other end a kvxfer agent? Its log says why it hung up, as it does when its "
+                    "handshake_timeout_s is over");
+      break;
+    case State::kAwaitProof:
+      // It had our proof and hung up: that is what an agent does that finds the proof wrong.
+      (void)end(Event::kConnectionLost, Code::kAuthFailed,
+                before + ", as an agent with another secret does; " + config_.other_secret);
+      break;
+    case State::kOpen: (void)end(Event::kConnectionLost, Code::kPeerLost, text); break;
+    case State::kClosed: break;
+  }
+}
+
+void Session::close([[maybe_unused]] Time now, Code code, std::string text) {
+  if (code == Code::kOk || code == Code::kAgain) code = Code::kClosed;  // neither is a reason to end
+  say_goodbye(code, text);
+  (void)end(Event::kClose, code, std::move(text));
+}
+
+std::vector<wire::Bytes> Session::take_output() { return std::exchange(output_, {}); }
+
+void Session::take_output(std::vector<wire::Bytes>& into) {
+  into.clear();
+  std::swap(into, output_);
+}
+
+std::uint32_t Session::max_body() const noexcept {
+  return state_ == State::kOpen ? wire::kMaxBody : wire::kMaxHandshakeBody;
+}
+
+wire::Digest Session::prove(std::string_view label) const {
+  return hmac_sha256(bytes_of(config_.secret), {bytes_of(label), transcript_});
+}
+
+// `transport` is last: its length needs no saying.
+wire::Digest Session::prove_rail(std::string_view label, const wire::RailName& rail,
+                                 std::string_view transport, std::uint16_t instance) const {
+  std::array<std::byte, 8> name;
+  for (std::size_t i = 0; i < 2; ++i) {
+    name[i] = static_cast<std::byte>(rail.index >> 8 * i);
+    name[2 + i] = static_cast<std::byte>(instance >> 8 * i);
+  }
+  for (std::size_t i = 0; i < 4; ++i) name[4 + i] = static_cast<std::byte>(rail.life >> 8 * i);
+  return hmac_sha256(rails_key_, {bytes_of(label), session_, name, bytes_of(transport)});
+}
+
+wire::Bytes Session::rail_hello(const wire::RailName& rail, std::string_view transport,
+                                std::uint16_t instance) const {
+  assert(state_ == State::kOpen && role_ == SessionRole::kInitiator && rail.index != wire::kNoRail);
+  const wire::Digest proof = prove_rail("kvxfer/1 rail hello", rail, transport, instance);
+  return wire::encode(wire::RailHello{session_, rail, std::string(transport), instance, proof}, 0);
+}
+
+bool Session::verify_rail_hello(const wire::RailHello& hello) {
+  if (state_ != State::kOpen || role_ != SessionRole::kAcceptor || hello.rail.index == wire::kNoRail)
+    return false;
+  if (hello.session != session_) return false;
+  const wire::Digest expected =
+      prove_rail("kvxfer/1 rail hello", hello.rail, hello.transport, hello.instance);
+  if (!equal_in_constant_time(hello.proof, expected)) return false;
+  if (hello.rail.index >= next_lives_.size()) next_lives_.resize(hello.rail.index + std::size_t{1});
+  if (hello.rail.life < next_lives_[hello.rail.index]) return false;
+  next_lives_[hello.rail.index] = hello.rail.life + std::uint64_t{1};
+  return true;
+}
+
+wire::Bytes Session::rail_welcome(const wire::RailName& rail, std::uint16_t instance) const {
+  assert(state_ == State::kOpen && role_ == SessionRole::kAcceptor);
+  return wire::encode(wire::RailWelcome{instance, prove_rail("kvxfer/1 rail welcome", rail, "", instance)},
+                      0);
+}
+
+bool Session::verify_rail_welcome(const wire::RailName& rail, const wire::RailWelcome& welcome) const {
+  return state_ == State::kOpen && role_ == SessionRole::kInitiator &&
+         equal_in_constant_time(welcome.proof,
+                                prove_rail("kvxfer/1 rail welcome", rail, "", welcome.instance));
+}
+
+}  // namespace kvxfer

@@ -1,0 +1,195 @@
+// One authenticated conversation between two agents. No I/O, no clock, no threads: whole frames
+// and the time come in, frames to send and messages come out.
+//
+// Handshake (mutual challenge-response over a shared secret; an empty secret runs the same
+// steps and proves nothing: agents always have one, given or their user's):
+//   initiator  HELLO{nonce_i, identity_i}
+//   acceptor   CHALLENGE{nonce_r, identity_r, session, proof_r}
+//   initiator  PROOF{proof_i}
+// transcript = sha256(HELLO body || CHALLENGE body without its proof)
+// proof_r = hmac(secret, "kvxfer/1 acceptor" || transcript), proof_i with "initiator";
+// keys = hmac(secret, "kvxfer/1 keys <i->r | r->i | rails>" || transcript).
+// Afterwards every frame carries the next sequence number and a mac under its direction's key.
+// Anything else - a gap, a repetition, a bad mac, a frame that its state does not allow - closes
+// the session with kProtocol or kAuthFailed.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/control/siphash.h"
+#include "core/control/wire.h"
+#include "core/state_table.h"
+
+namespace kvxfer {
+
+using Time = std::int64_t;  // monotonic nanoseconds
+inline constexpr Time kNever = INT64_MAX;
+
+using RandomSource = std::function<void(std::span<std::byte>)>;
+
+struct SessionConfig {
+  std::string secret;
+  std::string other_secret = "give both agents the same secret";  // what to do where a peer's differs
+  wire::Identity self;
+  Time handshake_timeout_ns = 2'000'000'000;
+  Time heartbeat_ns = 500'000'000;   // sent when nothing else was for this long
+  Time silent_ns = 2'000'000'000;    // nothing heard for this long: the peer is lost
+};
+
+enum class SessionRole : std::uint8_t { kInitiator, kAcceptor };
+
+enum class SessionState : std::uint8_t { kAwaitHello, kAwaitChallenge, kAwaitProof, kOpen, kClosed };
+// kMessage: any frame that is allowed once open. kClose: our close(), or the peer's GOODBYE.
+enum class SessionEvent : std::uint8_t {
+  kHello,
+  kChallenge,
+  kProof,
+  kMessage,
+  kViolation,
+  kHandshakeTimeout,
+  kSilence,
+  kConnectionLost,
+  kClose
+};
+std::string_view name_of(SessionState state) noexcept;  // "await-hello"
+std::string_view name_of(SessionEvent event) noexcept;
+
+using SessionTransition = Transition<SessionState, SessionEvent>;
+// Every transition there is; a pair that is not listed is a violation (frames) or ignored (timers).
+std::span<const SessionTransition> session_transitions() noexcept;
+
+class Session {
+ public:
+  // An initiator has its HELLO in take_output() at once. `config.self` fits a HELLO: its names
+  // are UTF-8, and all together stay well below wire::kMaxHandshakeBody.
+  Session(SessionRole role, const SessionConfig& config, Time now, const RandomSource& random);
+
+  // Consumes one whole frame (header, body, mac). Returns the message for the layer above, or
+  // nothing where the session handled it itself (handshake, heartbeats). An error means that the
+  // session closed, with the reason; output that is left should still be flushed.
+  Result<std::optional<wire::Message>> receive(Time now, wire::ByteSpan frame);
+
+  // Seals one message for the peer. Only while open.
+  void send(Time now, const wire::Message& message);
+
+  // Heartbeats due go to the output; kPeerSilent or kAuthFailed (handshake) when time ran out. Called much
+  // later than next_deadline(), it was this agent that stood still, and the peer is given more time.
+  Status on_time(Time now);
+  Time next_deadline() const noexcept;
+
+  // The peer has read all that was sent to it by now once it has acknowledged the HEARTBEAT of this number: the
+  // next. It goes out at its interval, or sooner where somebody waits for that: at once, or when the one under way
+  // is acknowledged, so that there is one a round trip however many wait.
+  std::uint64_t next_heartbeat() const noexcept { return last_sent_heartbeat_ + 1; }
+  std::uint64_t acknowledged_heartbeat() const noexcept { return last_acked_heartbeat_; }
+  void hurry_heartbeat(Time now);
+
+  // An initiator's: whoever dials has a limit of their own, for connection and handshake together.
+  void connecting() noexcept;
+  void connection_lost();         // end of the socket
+  void close(Time now, Code code, std::string text);  // sends GOODBYE where open
+
+  // Frames to write to the connection, in order; empties the queue.
+  std::vector<wire::Bytes> take_output();
+  // The same for who calls it often: what `into` held is gone, its memory is used for what comes next.
+  void take_output(std::vector<wire::Bytes>& into);
+
+  SessionState state() const noexcept { return state_; }
+  const Status& reason() const noexcept { return reason_; }  // why it closed; ok before
+  bool was_violated() const noexcept { return was_violated_; }  // it closed since a frame was refused
+  SessionRole role() const noexcept { return role_; }
+  const wire::Identity& peer() const noexcept { return peer_; }  // once open (acceptor: once PROOF is in)
+  const wire::Id128& id() const noexcept { return session_; }
+  std::uint16_t protocol() const noexcept { return protocol_; }  // that both ends speak, once open
+  std::uint32_t max_body() const noexcept;  // of the next frame: small until authenticated
+
+  // Renewals: the number of the newest HEARTBEAT that the peer acknowledged was sent at this
+  // time; the holder of a lease counts its ttl from here.
+  Time acknowledged_heartbeat_sent_at() const noexcept { return acked_sent_at_; }
+  // The newest time at which the peer proved to be alive with a HEARTBEAT: renewals of its leases.
+  Time last_heartbeat_at() const noexcept { return last_heartbeat_at_; }
+
+  // Rail sockets are bound to the session: the initiator's first frame, the acceptor's check of
+  // it (each life of a rail is accepted once, and none before it), the acceptor's answer and its check.
+  wire::Bytes rail_hello(const wire::RailName& rail, std::string_view transport,
+                         std::uint16_t instance = 0) const;
+  bool verify_rail_hello(const wire::RailHello& hello);
+  wire::Bytes rail_welcome(const wire::RailName& rail, std::uint16_t instance = 0) const;
+  bool verify_rail_welcome(const wire::RailName& rail, const wire::RailWelcome& welcome) const;
+
+ private:
+  // Sent heartbeats that are not acknowledged yet and whose times are kept: 16 = 8 s of the default
+  // heartbeat, and a peer that is silent for 2 s is lost. An older one's ack renews nothing.
+  static constexpr std::uint64_t kNumHeartbeatTimes = 16;
+  // Standstills of this agent that are not held against a peer of which nothing is heard between them:
+  // each may be as long as it likes, but the peer is found out in the fourth.
+  static constexpr int kMaxStandstills = 3;
+
+  // Takes the table's transition for `event`; false, and nothing changes, where there is none.
+  bool step(SessionEvent event) noexcept;
+  Status end(SessionEvent event, Code code, std::string text);
+  // end(kViolation), and where the peer can check it a GOODBYE that tells it why.
+  Status violate(Code code, std::string text);
+  void say_goodbye(Code code, std::string text);
+  void forgive_standstill(Time now);
+  Time limit_ns() const noexcept;  // of the handshake, or of silence
+
+  Status check_number_and_mac(const wire::Header& header, wire::ByteSpan frame);
+  Status on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body);
+  Status on_challenge(Time now, const wire::Challenge& challenge, wire::ByteSpan body);
+  Status on_proof(Time now, const wire::Proof& proof);
+  Status on_heartbeat(Time now, const wire::Heartbeat& heartbeat);
+  Status on_heartbeat_ack(Time now, const wire::HeartbeatAck& ack);
+  void send_heartbeat(Time now);
+  Status on_goodbye(const wire::Goodbye& goodbye);
+  void answer_unknown_version(const wire::Header& header, wire::ByteSpan body);
+  Status check_is_another(const wire::Identity& identity) const;
+  void open(Time now, wire::Identity peer);
+  void queue(const wire::Message& message);
+
+  wire::Digest prove(std::string_view label) const;
+  wire::Digest prove_rail(std::string_view label, const wire::RailName& rail, std::string_view transport,
+                          std::uint16_t instance) const;
+  std::string peer_in_words() const;
+  std::string_view awaited_frame() const noexcept;
+
+  SessionRole role_;
+  SessionState state_;
+  SessionConfig config_;
+  Status reason_;
+  bool was_violated_ = false;
+
+  wire::Digest nonce_{};        // ours
+  wire::Bytes hello_body_;      // initiator: kept until CHALLENGE completes the transcript
+  wire::Digest transcript_{};
+  wire::Identity claimed_;      // acceptor: the peer's until its PROOF is in
+  wire::Identity peer_;
+  wire::Id128 session_{};
+  std::uint16_t protocol_ = wire::kProtocolVersion;
+
+  SipHashKey send_key_{}, receive_key_{};
+  wire::Digest rails_key_{};
+  std::uint64_t next_to_send_ = 0, next_to_receive_ = 0;  // sequence numbers
+  std::vector<wire::Bytes> output_;
+
+  Time last_heard_at_ = 0;
+  Time give_up_at_ = 0;
+  Time stood_still_ns_ = 0;     // this agent, since the peer was heard
+  int num_standstills_ = 0;     // those
+  Time heartbeat_due_at_ = kNever;
+  std::uint64_t last_sent_heartbeat_ = 0, last_acked_heartbeat_ = 0, last_heard_heartbeat_ = 0;
+  std::array<Time, kNumHeartbeatTimes> heartbeat_sent_at_{};
+  Time acked_sent_at_ = 0;
+  Time last_heartbeat_at_ = 0;
+  bool hurried_ = false;        // somebody waits for the next heartbeat
+
+  std::vector<std::uint64_t> next_lives_;  // of rails that were accepted, by index; at most 512 KiB
+};
+
+}  // namespace kvxfer

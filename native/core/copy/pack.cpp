@@ -1,0 +1,159 @@
+#include "core/copy/pack.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/copy/cell.h"
+#include "core/copy/crc32c.h"
+
+namespace kvxfer {
+namespace {
+
+// What is converted for a checksum is in the L2 cache still when it is read.
+constexpr std::uint64_t kChecksumStepNbytes = 64 * 1024;
+
+// `nbytes` is a multiple of 64 in all caches that we know: the loop becomes vector moves in line,
+// where a call of memcpy costs as much again as moving 256 bytes.
+inline std::byte* append_run(std::byte* out, const std::byte* src, std::uint64_t nbytes) noexcept {
+  std::uint64_t at = 0;
+  for (; at + 64 <= nbytes; at += 64) std::memcpy(out + at, src + at, 64);
+  if (at != nbytes) std::memcpy(out + at, src + at, nbytes - at);
+  return out + nbytes;
+}
+
+void gather_cell(const CopyLoop& loop, const std::byte* src, std::byte* out) noexcept {
+  for (std::uint32_t i = 0; i < loop.counts[0]; ++i)
+    for (std::uint32_t j = 0; j < loop.counts[1]; ++j)
+      out = append_run(out, src + i * loop.src_strides[0] + j * loop.src_strides[1], loop.nbytes);
+}
+
+// Runs that follow each other without a gap at one end are one stretch of it. Mean over the cells of
+// the grain that most pairs are of; blocks that lie side by side are not counted.
+std::uint64_t mean_stretch_nbytes(const CopyProgram& program, bool src) noexcept {
+  double nbytes = 0, stretches = 0;
+  for (const CopyLoop& loop : program.loops) {
+    if (loop.grain != kCoarse) continue;
+    const std::uint64_t run = src ? loop.nbytes : dst_run_nbytes(loop, program.conversion_of(loop));
+    const std::uint64_t* strides = src ? loop.src_strides : loop.dst_strides;
+    std::uint64_t stretch = run;
+    if (strides[1] == stretch || loop.counts[1] == 1) {
+      stretch *= loop.counts[1];
+      if (strides[0] == stretch || loop.counts[0] == 1) stretch *= loop.counts[0];
+    }
+    const double all = static_cast<double>(run) * loop.counts[0] * loop.counts[1] * loop.num_layers;
+    nbytes += all;
+    stretches += all / static_cast<double>(stretch);
+  }
+  return stretches == 0 ? 0 : static_cast<std::uint64_t>(nbytes / stretches);
+}
+
+}  // namespace
+
+std::uint64_t pair_nbytes(const CopyProgram& program, std::uint32_t layer, std::uint32_t grain) noexcept {
+  std::uint64_t total = 0;
+  for (const CopyLoop& loop : program.loops)
+    if (loop.grain == grain && layer - loop.first_layer < loop.num_layers)
+      total += packed_nbytes(loop, program.conversion_of(loop));
+  return total;
+}
+
+std::uint64_t piece_nbytes(const CopyProgram& program, const Piece& piece) noexcept {
+  std::uint64_t total = (piece.num_pairs - piece.num_fine) * pair_nbytes(program, piece.layer, kCoarse);
+  if (piece.num_fine != 0) total += piece.num_fine * pair_nbytes(program, piece.layer, kFine);
+  return total;
+}
+
+bool gathers_src(const CopyProgram& program) noexcept {
+  return !program.conversions.empty() || mean_stretch_nbytes(program, true) < kGatherBelowNbytes;
+}
+
+bool scatters_dst(const CopyProgram& program) noexcept {
+  return mean_stretch_nbytes(program, false) < kGatherBelowNbytes;
+}
+
+std::uint64_t work_of_a_byte(const CopyProgram& program) noexcept {
+  constexpr std::uint64_t kRunWork = 64;
+  std::uint64_t shortest = kRunWork;
+  for (const CopyLoop& loop : program.loops)
+    shortest = std::min({shortest, loop.nbytes, dst_run_nbytes(loop, program.conversion_of(loop))});
+  return shortest == 0 ? kRunWork : kRunWork / shortest;
+}
+
+std::uint64_t PieceChecksum::advance(std::uint64_t nbytes) {
+  std::uint64_t read = 0;
+  while (read < nbytes && !cursor_.done())
+    read += cursor_.advance(std::min(nbytes - read, kChecksumStepNbytes), SliceUnit::kWork,
+                            [this](const CellPart& part) { add(part); });
+  return read;
+}
+
+void PieceChecksum::add(const CellPart& part) {
+  const CopyLoop& loop = *part.loop;
+  const Conversion* conversion = program_->conversion_of(loop);
+  const bool src = side_ == Side::kSrc;
+  const std::byte* at = base_ + (src ? part.src : part.dst);
+  if (src && conversion != nullptr) {
+    packed_.resize(packed_nbytes(loop, conversion));
+    pack_cell(loop, *conversion, at, scales_of(program_->view(), *conversion, part, base_, nullptr),
+              packed_.data());
+    sum_ = crc32c(sum_, packed_.data(), packed_.size());
+    return;
+  }
+  const std::uint64_t* strides = src ? loop.src_strides : loop.dst_strides;
+  const std::uint64_t nbytes = dst_run_nbytes(loop, conversion);
+  for (std::uint32_t i = 0; i < loop.counts[0]; ++i)
+    for (std::uint32_t j = 0; j < loop.counts[1]; ++j)
+      sum_ = crc32c(sum_, at + i * strides[0] + j * strides[1], nbytes);
+  for (std::uint64_t k = 0; k < num_found_scales(loop, conversion); ++k)
+    sum_ = crc32c(sum_, base_ + found_scale_offset(*part.cell, *conversion, k), sizeof(float));
+}
+
+std::uint32_t checksum_piece(const Move& move, std::uint32_t index, Side side, const std::byte* base) {
+  PieceChecksum checksum(move, index, side, base);
+  checksum.advance(UINT64_MAX);
+  return checksum.value();
+}
+
+std::uint64_t Packer::least_room(const CopyProgram& program) noexcept {
+  std::uint64_t least = sizeof(std::uint64_t);
+  for (const CopyLoop& loop : program.loops)
+    if (const Conversion* conversion = program.conversion_of(loop);
+        conversion != nullptr && conversion->finds_scales())
+      least = std::max(least, packed_nbytes(loop, conversion));
+  return least;
+}
+
+std::size_t Packer::pack(std::byte* out, std::size_t room) noexcept {
+  const CopyProgram& program = *move_->program;
+  const std::byte* base = move_->local->base;
+  std::size_t used = 0;
+  do {  // twice where all that fits has gone out before
+    const std::uint64_t visited = cursor_.advance(room - used, SliceUnit::kPacked, [&](const CellPart& part) {
+      const CopyLoop& loop = *part.loop;
+      const Conversion* conversion = program.conversion_of(loop);
+      if (conversion == nullptr)
+        gather_cell(loop, base + part.src, out + used);
+      else
+        pack_cell(loop, *conversion, base + part.src,
+                  scales_of(program.view(), *conversion, part, base, nullptr), out + used);
+      std::uint64_t kept = packed_nbytes(loop, conversion);
+      if (drop_ != 0) {
+        const std::uint64_t dropped = std::min(drop_, kept);
+        kept -= dropped;
+        std::memmove(out + used, out + used + dropped, kept);
+        drop_ -= dropped;
+      }
+      used += kept;
+    });
+    if (visited == 0) break;
+  } while (used == 0);
+  return used;
+}
+
+void Packer::skip(std::uint64_t nbytes) noexcept {
+  drop_ += nbytes;
+  drop_ -= cursor_.advance(drop_, SliceUnit::kPacked, [](const CellPart&) {});
+}
+
+}  // namespace kvxfer

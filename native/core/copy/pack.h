@@ -1,0 +1,86 @@
+// A piece in the order and form in which it crosses a stream: pair after pair of each loop, run
+// after run, converted, without gaps. What is gathered so is sent with few system calls.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/copy/executor.h"
+#include "core/copy/piece_cursor.h"
+#include "kvxfer/copy_program.h"
+#include "kvxfer/transport.h"
+
+namespace kvxfer {
+
+// What lies side by side at one end and is shorter than this costs a stream more as an iovec than it
+// costs to be copied once more (native/DESIGN.md). kvxfer/plan/program.py: GATHER_BELOW_NBYTES.
+inline constexpr std::uint64_t kGatherBelowNbytes = 512;
+
+// Bytes of a piece as it crosses a stream; of one pair of a layer.
+std::uint64_t piece_nbytes(const CopyProgram& program, const Piece& piece) noexcept;
+std::uint64_t pair_nbytes(const CopyProgram& program, std::uint32_t layer, std::uint32_t grain) noexcept;
+
+// Are the stretches of this side so short on average, or in need of conversion (at the source)?
+bool gathers_src(const CopyProgram& program) noexcept;
+bool scatters_dst(const CopyProgram& program) noexcept;
+
+// What a byte costs to be gathered, scattered or named, in bytes of long runs: a run costs as much as 64 bytes.
+// By the shortest run at either end, so that a slice holds at least as much as it promises.
+std::uint64_t work_of_a_byte(const CopyProgram& program) noexcept;
+
+// crc32c over the piece's bytes as they cross a stream, slice by slice: the same at both ends, and equal
+// only where what was converted here is what landed there. `base` is the side's own region's. The move must
+// outlive it.
+class PieceChecksum {
+ public:
+  PieceChecksum(const Move& move, std::uint32_t piece, Side side, const std::byte* base) noexcept
+      : program_(move.program.get()),
+        cursor_(*move.program, move.grid.piece(piece), move.src_ids.data(), move.dst_ids.data()),
+        side_(side),
+        base_(base) {}
+
+  // Reads about `nbytes` of what is left, where a run counts as 64 bytes at least. Returns how much it was.
+  // Allocates what a few runs need, or a cell that finds scales (kMostFoundNbytes).
+  std::uint64_t advance(std::uint64_t nbytes = kSliceNbytes);
+  bool done() const noexcept { return cursor_.done(); }
+  std::uint32_t value() const noexcept { return sum_; }  // once done
+
+ private:
+  void add(const CellPart& part);
+
+  const CopyProgram* program_;
+  PieceCursor cursor_;
+  Side side_;
+  const std::byte* base_;
+  std::uint32_t sum_ = 0;
+  std::vector<std::byte> packed_;
+};
+
+// The same in one go.
+std::uint32_t checksum_piece(const Move& move, std::uint32_t piece, Side side, const std::byte* base);
+
+// Gathers a piece of our memory, as much as there is room for. The move must outlive it.
+class Packer {
+ public:
+  Packer() = default;
+  Packer(const Move& move, std::uint32_t index) noexcept
+      : move_(&move),
+        cursor_(*move.program, move.grid.piece(index), move.src_ids.data(), move.dst_ids.data()) {}
+
+  // What a buffer must hold at least: an element, or what finds scales (kMostFoundNbytes).
+  static std::uint64_t least_room(const CopyProgram& program) noexcept;
+
+  // Packs what fits into `room` bytes; returns how many. 0: the piece is packed.
+  std::size_t pack(std::byte* out, std::size_t room) noexcept;
+
+  // Leaves out the next `nbytes`, which went out already.
+  void skip(std::uint64_t nbytes) noexcept;
+
+ private:
+  const Move* move_ = nullptr;
+  PieceCursor cursor_;
+  std::uint64_t drop_ = 0;  // of what comes next: gone out before, and not to be cut there
+};
+
+}  // namespace kvxfer
