@@ -10,7 +10,7 @@ from kvxfer import plan
 from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.fetch import Fetch, Work
 from kvxfer.connectors.vllm.handover import Handover
-from kvxfer.connectors.vllm.mail import send
+from kvxfer.connectors.vllm.mail import Mail
 from kvxfer.connectors.vllm.notes import KEY_NBYTES, RegistrationPart
 from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
 from kvxfer.connectors.vllm.place import Place
@@ -30,15 +30,18 @@ class FetchPoster:
 
     Parameters
     ----------
-    agent, regions, place
+    agent, regions, mail, place
         Of this worker.
     settings
         Its deadlines.
     """
 
-    def __init__(self, agent: kvxfer.Agent, regions: CacheRegions, place: Place, settings: Settings) -> None:
+    def __init__(
+        self, agent: kvxfer.Agent, regions: CacheRegions, mail: Mail, place: Place, settings: Settings
+    ) -> None:
         self._agent = agent
         self._regions = regions
+        self._mail = mail
         self._reader = place.rank
         self._num_readers = place.num_ranks
         self._settings = settings
@@ -153,7 +156,7 @@ class FetchPoster:
             )
             content = registration.model_dump_json().encode()
             for part in RegistrationPart.split(appointment.key, self._reader, self._num_readers, content):
-                send(self._agent, self._regions, peer, part)
+                self._mail.send(peer, part)
 
     def _table(self, order: FetchOrder, group: int) -> GroupTable:
         return self._regions.table(group, order.tables[self._regions.groups[group].table])

@@ -16,7 +16,7 @@ from kvxfer.connectors.vllm.compute_stream import ComputeStream, Marks
 from kvxfer.connectors.vllm.fetch import Fetch
 from kvxfer.connectors.vllm.fetch_posting import FetchPoster
 from kvxfer.connectors.vllm.handover import Handover
-from kvxfer.connectors.vllm.mail import send
+from kvxfer.connectors.vllm.mail import Mail
 from kvxfer.connectors.vllm.notes import Leaving, Note, Receipt, Refusal, digest_of
 from kvxfer.connectors.vllm.pace import Pace, StepPace
 from kvxfer.connectors.vllm.place import Place
@@ -34,7 +34,7 @@ class Fetches:
 
     Parameters
     ----------
-    agent, regions, place
+    agent, regions, mail, place
         Of this worker.
     settings
         Its deadlines.
@@ -48,6 +48,7 @@ class Fetches:
         self,
         agent: kvxfer.Agent,
         regions: CacheRegions,
+        mail: Mail,
         place: Place,
         settings: Settings,
         statistics: Recorder,
@@ -55,13 +56,14 @@ class Fetches:
     ) -> None:
         self._agent = agent
         self._regions = regions
+        self._mail = mail
         self._reader = place.rank
         self._num_readers = place.num_ranks
         self._settings = settings
         self._statistics = statistics
         self._stream = stream
         self._marks = Marks(agent, stream)
-        self._poster = FetchPoster(agent, regions, place, settings)
+        self._poster = FetchPoster(agent, regions, mail, place, settings)
         self._ranks = PrefillRanks(agent, settings.connect_timeout_s)
         self._fetches: dict[str, Fetch] = {}
         self._begun: list[Fetch] = []  # since the last step's end
@@ -300,7 +302,7 @@ class Fetches:
 
     def _send(self, session: Future[kvxfer.Peer], note: Note) -> None:
         if not session.cancelled() and session.exception() is None:
-            send(self._agent, self._regions, session.result(), note)
+            self._mail.send(session.result(), note)
 
 
 def _name(source: Handover) -> str:

@@ -1,4 +1,4 @@
-"""What workers of two engines tell each other, as notifications of their agents.
+"""What workers of two engines tell each other, as messages of their agents.
 
 Every note is of one request and names it by what only those know who were told of it: its lease, its
 key, its tag. A stranger's bytes are safe to read.
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 KEY_NBYTES: Final = 16
-# An agent's notification has at most 4096 bytes.
-_PART_NBYTES: Final = 4000
-_MAX_PARTS: Final = 4096
+# An agent's message has at most 65,536 bytes, and a note's head a few dozen.
+_PART_NBYTES: Final = 65_000
+_MAX_PARTS: Final = 256
+_MAX_REASON_NBYTES: Final = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,13 @@ class Receipt:
     num_readers: int
 
     def encode(self) -> bytes:
-        """Returns the notification."""
+        """Returns the message."""
         return self.FORM.pack(self.KIND, self.request, self.first_lease, self.reader, self.num_readers)
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationPart:
-    """A piece of a `Registration`: it may be longer than a notification."""
+    """A piece of a `Registration`: that of a long prompt is longer than a message."""
 
     FORM: ClassVar = struct.Struct("<B16sHHHH")
     KIND: ClassVar = 2
@@ -49,7 +50,7 @@ class RegistrationPart:
     content: bytes
 
     def encode(self) -> bytes:
-        """Returns the notification."""
+        """Returns the message."""
         head = self.FORM.pack(self.KIND, self.key, self.reader, self.num_readers, self.part, self.num_parts)
         return head + self.content
 
@@ -72,7 +73,7 @@ class Leaving:
     num_readers: int
 
     def encode(self) -> bytes:
-        """Returns the notification."""
+        """Returns the message."""
         return self.FORM.pack(self.KIND, self.key, self.reader, self.num_readers)
 
 
@@ -87,15 +88,15 @@ class Refusal:
     reason: str
 
     def encode(self) -> bytes:
-        """Returns the notification."""
-        return self.FORM.pack(self.KIND, self.tag) + self.reason.encode(errors="replace")[:_PART_NBYTES]
+        """Returns the message."""
+        return self.FORM.pack(self.KIND, self.tag) + self.reason.encode(errors="replace")[:_MAX_REASON_NBYTES]
 
 
 Note = Receipt | RegistrationPart | Leaving | Refusal
 
 
 def read(payload: bytes) -> Note:
-    """Returns what a notification says.
+    """Returns what a message says.
 
     Raises
     ------

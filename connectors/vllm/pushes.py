@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import kvxfer
 from kvxfer.connectors.vllm.compute_stream import PASSED, ComputeStream, LayerMarks, Marks
-from kvxfer.connectors.vllm.mail import send
+from kvxfer.connectors.vllm.mail import Mail
 from kvxfer.connectors.vllm.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart
 from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
 from kvxfer.connectors.vllm.push_reader import Reader
@@ -61,7 +61,7 @@ class Pushes:
 
     Parameters
     ----------
-    agent, regions
+    agent, regions, mail
         Of this worker.
     settings
         Its deadlines.
@@ -75,12 +75,14 @@ class Pushes:
         self,
         agent: kvxfer.Agent,
         regions: CacheRegions,
+        mail: Mail,
         settings: Settings,
         statistics: Recorder,
         stream: ComputeStream | None = None,
     ) -> None:
         self._agent = agent
         self._regions = regions
+        self._mail = mail
         self._settings = settings
         # With a reader that is to let go; then its session is lost as silent, or ended.
         self._patience_s = settings.silent_timeout_s + _SETTLE_S
@@ -437,7 +439,7 @@ class Pushes:
 
     def _refuse(self, peer: kvxfer.Peer, registration: Registration | None, why: str) -> None:
         if registration is not None:
-            send(self._agent, self._regions, peer, Refusal(bytes.fromhex(registration.tag), why))
+            self._mail.send(peer, Refusal(bytes.fromhex(registration.tag), why))
 
     def _remember(self, key: bytes, why: str) -> None:
         if len(self._ended) >= _MAX_ENDED:

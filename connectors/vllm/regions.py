@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 from vllm.model_executor.models.utils import extract_layer_index
 
 import kvxfer
@@ -15,13 +14,11 @@ from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.state_parts import part_of
 from kvxfer.layout.slices import heads_of
 
-# A region of nothing: reads of no block of it carry notes, whatever layers a rank holds.
-_NOTES: Final = "notes"
 _NULL_BLOCK: Final = 0
 
 
 class CacheRegions:
-    """One region for each cache group, or part of its states, and one for notes.
+    """One region for each cache group, or part of its states.
 
     A page of a region is what the engine's kernels call a block, which may be a part of what its
     block tables do.
@@ -87,7 +84,6 @@ class CacheRegions:
                     f"KvxferConnector cannot hand over cache group {group.index} yet: its layers divide a "
                     "block into unlike pages"
                 )
-        self.notes = agent.register(_NOTES, np.zeros((1, 1), np.uint8))
         self.register()
         self._positions = {
             name: (index, position)
@@ -110,7 +106,7 @@ class CacheRegions:
     def deregister(self) -> None:
         """Takes the caches away from peers: when this returns, no byte of them is touched any more.
 
-        Notes still go out. Transfers of the regions of before fail.
+        Transfers of the regions of before fail.
         """
         for region in self.regions:
             region.deregister_blocking()

@@ -12,8 +12,9 @@ import kvxfer
 from kvxfer.connectors.vllm.notes import Leaving, RegistrationPart
 from kvxfer.connectors.vllm.push_registration import Registration
 
-# Of all that wait, so that peers cannot fill the memory: 64 MiB.
-_MAX_PARTS: Final = 16384
+# Of all that wait, so that peers cannot fill the memory; the least that a note counts, for what keeps it.
+_MAX_NBYTES: Final = 64 << 20
+_LEAST_NBYTES: Final = 4096
 
 
 class Arrival(NamedTuple):
@@ -38,7 +39,7 @@ class _Waiting:
     expires_at: float
     parts: dict[tuple[int, int], dict[int, bytes]] = field(default_factory=dict)  # by session and reader
     arrivals: list[Arrival] = field(default_factory=list)
-    num_parts: int = 0
+    nbytes: int = 0
 
 
 class Registrations:
@@ -53,7 +54,7 @@ class Registrations:
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
         self._waiting: dict[bytes, _Waiting] = {}
-        self._num_parts = 0
+        self._nbytes = 0
 
     def add(self, peer: kvxfer.Peer, note: RegistrationPart | Leaving) -> None:
         """Takes a note in.
@@ -66,9 +67,10 @@ class Registrations:
         waiting = self._waiting.get(note.key)
         if waiting is None:
             waiting = self._waiting[note.key] = _Waiting(time.monotonic() + self._ttl_s)
-        waiting.num_parts += 1
-        self._num_parts += 1
-        while self._num_parts > _MAX_PARTS:
+        nbytes = _LEAST_NBYTES if isinstance(note, Leaving) else max(len(note.content), _LEAST_NBYTES)
+        waiting.nbytes += nbytes
+        self._nbytes += nbytes
+        while self._nbytes > _MAX_NBYTES:
             self._drop(next(iter(self._waiting)))
         if isinstance(note, Leaving):
             waiting.arrivals.append(Arrival(peer, note.reader, note.num_readers, None))
@@ -107,4 +109,4 @@ class Registrations:
             self._drop(key)
 
     def _drop(self, key: bytes) -> None:
-        self._num_parts -= self._waiting.pop(key).num_parts
+        self._nbytes -= self._waiting.pop(key).nbytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,14 +11,13 @@ from kvxfer.connectors.vllm.cache_groups import CacheGroup
 from kvxfer.connectors.vllm.compute_stream import ComputeStream
 from kvxfer.connectors.vllm.fetches import Fetches
 from kvxfer.connectors.vllm.kept_blocks import KeptBlocks
+from kvxfer.connectors.vllm.mail import Mail
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.pushes import Pushes
 from kvxfer.connectors.vllm.regions import CacheRegions
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.statistics import Recorder, TransferStatistics
 from kvxfer.connectors.vllm.step import RankMetadata, StepMetadata
-
-_log = logging.getLogger("kvxfer")
 
 # While a forward waits: prefill may refuse.
 _READ_NOTES_EVERY_S: Final = 0.05
@@ -61,6 +59,7 @@ class WorkerHalf:
         self._settings = settings
         self._stream = stream
         self._agent = kvxfer.Agent(place.agent_name(), settings.agent_options(place.gpu))
+        self._mail = Mail(self._agent)
         self._statistics = Recorder()
         self._kept = KeptBlocks(settings.lease_ttl_s, self._statistics)
         self._regions: CacheRegions | None = None
@@ -73,9 +72,17 @@ class WorkerHalf:
             kvxfer.use_huge_pages(caches)
         self._regions = CacheRegions(self._agent, self._groups, caches, self._place)
         self._fetches = Fetches(
-            self._agent, self._regions, self._place, self._settings, self._statistics, self._stream
+            self._agent,
+            self._regions,
+            self._mail,
+            self._place,
+            self._settings,
+            self._statistics,
+            self._stream,
         )
-        self._pushes = Pushes(self._agent, self._regions, self._settings, self._statistics, self._stream)
+        self._pushes = Pushes(
+            self._agent, self._regions, self._mail, self._settings, self._statistics, self._stream
+        )
 
     @property
     def rank(self) -> RankMetadata:
@@ -171,31 +178,21 @@ class WorkerHalf:
             return True
         if not self._kept and not self._pushes:
             return False
-        try:
-            self._take(self._agent.notification_blocking(_REST_S))
-        except TimeoutError:
-            pass
+        self._read_notes(_REST_S)
         return True
 
-    def _read_notes(self) -> None:
-        while (notification := self._agent.poll_notification()) is not None:
-            self._take(notification)
-
-    def _take(self, notification: kvxfer.Notification) -> None:
+    def _read_notes(self, timeout_s: float = 0.0) -> None:
         assert self._fetches is not None
         assert self._pushes is not None
-        try:
-            note = notes.read(notification.payload)
-        except ValueError as error:
-            _log.warning("kvxfer: %s sent a note that cannot be read: %s", notification.peer.name, error)
-            return
-        match note:
-            case notes.Receipt():
-                self._kept.note(note, notification.peer.name)
-            case notes.Refusal():
-                self._fetches.refused(note)
-            case notes.RegistrationPart() | notes.Leaving():
-                self._pushes.note(notification.peer, note)
+        self._mail.flush()
+        for peer, note in self._mail.receive(timeout_s):
+            match note:
+                case notes.Receipt():
+                    self._kept.note(note, peer.name)
+                case notes.Refusal():
+                    self._fetches.refused(note)
+                case notes.RegistrationPart() | notes.Leaving():
+                    self._pushes.note(peer, note)
 
     def take_statistics(self) -> TransferStatistics | None:
         """Returns what was counted since the last call; None when nothing has happened."""

@@ -21,6 +21,7 @@ from kvxfer.connectors.vllm.push_registration import Registration, Share, tag_of
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.waiting_registrations import Registrations
 from kvxfer.directory import Entry
+from kvxfer.message import MAX_MESSAGE_NBYTES
 
 KEY = bytes(range(16))
 RANK = Entry("p.0", "tcp://10.0.0.7:80", bytes(16))
@@ -67,11 +68,11 @@ def test_bytes_of_strangers_are_read_or_refused(seed: int) -> None:
 
 
 def test_a_registration_comes_in_parts_in_any_order() -> None:
-    whole = registration(20000)
+    whole = registration(1_000_000)
     content = whole.model_dump_json().encode()
     parts = RegistrationPart.split(KEY, 0, 1, content)
     assert len(parts) > 20
-    assert all(len(part.encode()) <= 4096 for part in parts)
+    assert all(len(part.encode()) <= MAX_MESSAGE_NBYTES for part in parts)
     registrations = Registrations(60.0)
     random.Random(3).shuffle(parts)
     for part in parts:
@@ -94,11 +95,11 @@ def test_what_waits_is_bounded() -> None:
     keys = [number.to_bytes(16, "big") for number in range(20000)]
     for key in keys:
         registrations.add(PEER, RegistrationPart(key, 0, 1, 0, 2, b"half"))
-    assert len(registrations._waiting) == registrations._num_parts <= 16384
+    assert len(registrations._waiting) * 4096 == registrations._nbytes <= 64 << 20
     # A peer may repeat itself.
     for _ in range(20000):
         registrations.add(PEER, RegistrationPart(KEY, 0, 1, 0, 2, b"half"))
-    assert registrations._num_parts <= 16384
+    assert registrations._nbytes <= 64 << 20
 
 
 def test_what_has_waited_too_long_is_forgotten() -> None:
