@@ -61,14 +61,20 @@ async def main() -> None:
             await asyncio.gather(pushed, incoming)
             print("pushed over", pushed.rails, "in", pushed.stages.ended_ns - pushed.stages.posted_ns, "ns")
 
-            # Pull, and a notification to each rank.
+            # Pull by tokens that messages bring, and a notification to each rank.
             leases: list[kvxfer.Lease] = []
             reads: list[kvxfer.Transfer] = []
             for rank, peer in zip(ranks, peers, strict=True):
-                leases.append(rank.region.grant(peer, [1, 2], mode="read", ttl_s=30))
-                source = await decode.accept(rank.agent.name, timeout_s=10)
-                remote = await source.region("kv", timeout_s=10)
-                reads.append(decode.read(region, remote, [1, 2], [5, 6], notify=b"pulled", priority=1))
+                lease: kvxfer.Lease = await rank.region.grant(peer, [1, 2], mode="read", ttl_s=30)
+                leases.append(lease)
+                peer.send(str(lease.token).encode())
+                told: kvxfer.Message = await decode.message(timeout_s=10)
+                token = kvxfer.LeaseToken.parse(told.payload.decode())
+                remote = await told.peer.region("kv", timeout_s=10)
+                read = decode.read(
+                    region, remote, [1, 2], [5, 6], notify=b"pulled", lease=token, context="req-42"
+                )
+                reads.append(read)
             group = kvxfer.Group([*reads, kvxfer.Group([incoming])], cancel_on_failure=False)
             try:
                 await group
@@ -77,9 +83,8 @@ async def main() -> None:
             except kvxfer.TransferError as error:
                 print("retry", error.code, group.failed_blocks_of(region), dict(group.errors))
             for rank, lease in zip(ranks, leases, strict=True):
-                async for note in rank.agent.notifications():
-                    assert note.payload == b"pulled", note.peer.name
-                    break
+                note: kvxfer.Notification = await rank.agent.notification(timeout_s=10)
+                assert note.payload == b"pulled", note.peer.name
                 await lease.revoke()
                 assert lease.state is kvxfer.LeaseState.REVOKED
 
