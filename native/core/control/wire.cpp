@@ -1,3 +1,5 @@
+// Every message, to bytes and back. One file, though a long one: a frame is read beside what writes it, and the table
+// of all messages stands below them.
 #include "core/control/wire.h"
 
 #include <algorithm>

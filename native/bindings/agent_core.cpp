@@ -1,0 +1,447 @@
+// An agent: each call converts, takes the gate without Python's lock, and raises what came back as an error.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "bindings/command_ring.h"
+#include "bindings/lifetime.h"
+#include "bindings/requests.h"
+#include "bindings/transfer.h"
+#include "bindings/transports.h"
+#include "bindings/trigger.h"
+#include "core/runtime.h"
+
+namespace kvxfer::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+std::string_view name_of_event(EventKind kind) {
+  switch (kind) {
+    case EventKind::kEnded: return "ended";
+    case EventKind::kLayer: return "layer";
+    case EventKind::kNotification: return "notification";
+    case EventKind::kMessage: return "message";
+    case EventKind::kRoom: return "room";
+    case EventKind::kPeerUp: return "peer-up";
+    case EventKind::kPeerLost: return "peer-lost";
+    case EventKind::kRegion: return "region";
+    case EventKind::kRegionGone: return "region-gone";
+    case EventKind::kLeaseEnded: return "lease-ended";
+    case EventKind::kLeaseTold: return "lease-told";
+    case EventKind::kCommands: return "commands";
+    case EventKind::kLog: return "log";
+  }
+  return "";
+}
+
+// A Python object that the core holds; any thread may let it go.
+std::shared_ptr<const void> held(nb::object owner) {
+  return {new nb::object(std::move(owner)),
+          [](const void* object) { destroy_with_gil(static_cast<const nb::object*>(object)); }};
+}
+
+std::uint32_t to_num_ctas(nb::handle number) {
+  const auto num = nb::cast<std::uint32_t>(number);
+  if (num < 1 || num > 65535) raise({Code::kInvalidArgument, "a kernel has 1 to 65535 CTAs"});
+  return num;
+}
+
+GpuPart to_gpu_part(const nb::dict& described) {
+  GpuPart part;
+  part.device = nb::cast<int>(described["device"]);
+  const auto kernels = nb::cast<std::array<std::uint64_t, gpu::kNumKernels>>(described["kernels"]);
+  for (std::size_t k = 0; k < gpu::kNumKernels; ++k)
+    part.kernels.functions[k] = reinterpret_cast<gpu::Function>(kernels[k]);
+  part.keepalive = held(described["owner"]);
+  part.stream.num_ctas = to_num_ctas(described["ipc_ctas"]);
+  part.staging_ctas = to_num_ctas(described["staging_ctas"]);
+  part.staging_nbytes = nb::cast<std::uint64_t>(described["staging_nbytes"]);
+  part.stream.calibration = to_calibration(described["way_samples"]);
+  part.driver = take(gpu::Driver::load());
+  return part;
+}
+
+// What is held of each resource, and how much may be.
+nb::dict from_budget(const Budget& budget) {
+  nb::dict out;
+  for (std::size_t i = 0; i < kNumResources; ++i) {
+    const auto resource = static_cast<Resource>(i);
+    out[nb::cast(std::string(name_of(resource)))] =
+        nb::make_tuple(budget.used(resource), budget.limit(resource));
+  }
+  return out;
+}
+
+class PyAgentCore {
+ public:
+  PyAgentCore(const std::string& name, const nb::dict& options) {
+    RuntimeOptions native;
+    native.name = name;
+    native.listen = nb::cast<std::string>(options["listen"]);
+    const auto secret = nb::cast<nb::bytes>(options["secret"]);
+    native.secret.assign(secret.c_str(), secret.size());
+    const auto user_secret = nb::cast<nb::bytes>(options["user_secret"]);
+    native.user_secret.assign(user_secret.c_str(), user_secret.size());
+    if (native.secret.empty() && native.user_secret.empty())
+      raise({Code::kInvalidArgument, "an agent needs a secret, or its user's"});
+    native.shares_with_all = nb::cast<std::string>(options["shm_peers"]) == "secret";
+    native.transports = nb::cast<std::vector<std::string>>(options["transports"]);
+    native.transport_options = to_named_options(nb::cast<nb::dict>(options["transport_options"]));
+    for (const nb::handle part : nb::cast<nb::list>(options["gpus"]))
+      native.gpus.push_back(to_gpu_part(nb::cast<nb::dict>(part)));
+    native.silent_ns = to_ns(nb::cast<double>(options["silent_timeout_s"]));
+    native.heartbeat_ns = to_ns(nb::cast<double>(options["heartbeat_interval_s"]));
+    native.handshake_ns = to_ns(nb::cast<double>(options["handshake_timeout_s"]));
+    native.lease_margin_ns = to_ns(nb::cast<double>(options["lease_margin_s"]));
+    native.spin_ns = Time{nb::cast<std::uint32_t>(options["spin_us"])} * 1000;
+    native.max_transfers_per_peer = nb::cast<std::uint32_t>(options["max_transfers_per_peer"]);
+    native.faults = nb::cast<std::string>(options["faults"]);
+    native.meter_gate = nb::cast<bool>(options["meter_gate"]);
+    if (name.empty() || name.size() > wire::kMaxName)
+      raise(
+          {Code::kInvalidArgument, "an agent's name has 1 to " + std::to_string(wire::kMaxName) + " bytes"});
+    runtime_ = make_agent(std::move(native));
+  }
+
+  Runtime& runtime() const { return *runtime_; }
+
+  // f(engine, now) under the gate and without the GIL; raises where the agent can do nothing any more.
+  template <class F>
+  auto call(F&& f) const {
+    check(runtime_->check_alive());
+    auto result = [&] {
+      const WithoutGil released;
+      return runtime_->with_open_engine(f);
+    }();
+    if (!result) raise(runtime_->check_alive());
+    return std::move(*result);
+  }
+
+  std::vector<Event> drain(std::size_t max_events, bool arm) const {
+    return runtime_->ring().drain(max_events, arm);
+  }
+
+  // 0: nothing moved; 1: something moved or came in; 2: and there are events to drain.
+  int poll() const {
+    check(runtime_->check_alive());
+    const bool moved = [&] {
+      const WithoutGil released;
+      return runtime_->poll();
+    }();
+    return runtime_->ring().has_events() ? 2 : moved;
+  }
+
+  nb::object take_mail(MailKind kind) const {
+    const std::optional<Mail> taken = runtime_->ring().take(kind);
+    if (!taken) return nb::none();
+    if (taken->tells) {
+      const WithoutGil released;
+      runtime_->message_taken(taken->peer);
+    }
+    if (kind == MailKind::kMessage) return nb::make_tuple(taken->peer, from_bytes(taken->payload));
+    return nb::make_tuple(taken->peer, from_bytes(taken->payload), wire::text_of(taken->context));
+  }
+
+  void send(SessionKey peer, nb::handle payload) const {
+    wire::Bytes bytes = to_message(payload);
+    check(call([&](Engine& engine, Time now) { return engine.send_message(now, peer, std::move(bytes)); }));
+  }
+  bool has_room(SessionKey peer, std::uint64_t nbytes) const {
+    return take(call([&](Engine& engine, Time now) { return engine.has_room(now, peer, nbytes); }));
+  }
+
+  void close(double timeout_s) const {
+    const WithoutGil released;
+    runtime_->close(to_ns(timeout_s));
+  }
+
+  nb::dict stats() const {
+    const EngineStats stats = call([](Engine& engine, Time) { return engine.stats(); });
+    const auto transfers = call([](Engine& engine, Time) { return engine.num_transfers(); });
+    nb::dict out;
+    out["transfers_open"] = transfers;
+    out["transfers_done"] = stats.transfers_done;
+    out["transfers_failed"] = stats.transfers_failed;
+    out["bytes_in"] = stats.bytes_in;
+    out["pieces_in"] = stats.pieces_in;
+    out["pieces_sent"] = stats.pieces_sent;
+    out["pieces_redone"] = stats.pieces_redone;
+    out["fences_stale"] = stats.fences_stale;
+    out["frames_refused"] = stats.frames_refused;
+    out["rails_lost"] = stats.rails_lost;
+    out["rails_redialled"] = stats.rails_redialled;
+    out["messages_in"] = stats.messages_in;
+    out["messages_sent"] = stats.messages_sent;
+    out["events_dropped"] = runtime_->ring().num_events_dropped();
+    out["notifications_dropped"] = runtime_->ring().num_dropped(MailKind::kNotification);
+    out["messages_dropped"] = runtime_->ring().num_dropped(MailKind::kMessage);
+    out["strangers"] = from_budget(runtime_->strangers());
+    out["gate_longest_hold_ns"] = runtime_->longest_hold_ns();
+    return out;
+  }
+
+  RegionId register_region(
+      const std::string& name,
+      nb::ndarray<const std::int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> spans,
+      std::uint32_t num_blocks, nb::handle footprint, const nb::bytes& layout, int device,
+      nb::object owner) const {
+    check(runtime_->check_alive());
+    CopyProgram loops;
+    loops.loops = to_loops(footprint);
+    for (const CopyLoop& loop : loops.loops)
+      loops.num_layers = std::max(loops.num_layers, loop.first_layer + loop.num_layers);
+    std::vector<std::pair<std::byte*, std::uint64_t>> ranges;
+    for (std::size_t i = 0; i < spans.shape(0); ++i)
+      ranges.emplace_back(reinterpret_cast<std::byte*>(spans.data()[2 * i]),
+                          static_cast<std::uint64_t>(spans.data()[2 * i + 1]));
+    wire::Bytes schema = to_bytes(layout);
+    Result<RegionId> id = [&, kept = held(std::move(owner))]() mutable {
+      const WithoutGil released;
+      return runtime_->register_region(name, std::move(ranges), num_blocks, loops, std::move(schema),
+                                       device < 0 ? MemoryKind::kHost : MemoryKind::kGpu, std::move(kept),
+                                       device);
+    }();
+    return take(std::move(id));
+  }
+  template <class Read>
+  auto of_region(RegionId id, Read&& read) const {
+    const auto found = call([&](Engine& engine, Time) {
+      const Region* region = engine.region(id);
+      return region == nullptr ? std::nullopt : std::optional(read(*region));
+    });
+    if (!found)
+      raise({Code::kUnknownRegion, "region " + std::to_string(id) + " is not registered (any more)"});
+    return *found;
+  }
+  std::string region_kind(RegionId id) const {
+    return of_region(id, [](const Region& region) -> std::string {
+      if (region.memory.kind == MemoryKind::kGpu) return "gpu";
+      return region.keepalive != nullptr ? "pool" : "foreign";
+    });
+  }
+  std::vector<std::string> region_notes(RegionId id) const {
+    return of_region(id, [](const Region& region) { return region.notes; });
+  }
+  bool deregister(RegionId id, double timeout_s) const {
+    check(runtime_->check_alive());
+    Status status;
+    const bool is_over = wait_in_slices(
+        *runtime_,
+        [&](Time slice_ns) {
+          status = runtime_->deregister_region(id, slice_ns);
+          return status.code() != Code::kDeadline;
+        },
+        timeout_s);
+    if (is_over) check(status);
+    return is_over;
+  }
+
+  SessionKey begin_connect(const std::string& address, double timeout_s) const {
+    check(runtime_->check_alive());
+    Result<SessionKey> key = [&] {
+      const WithoutGil released;
+      return runtime_->begin_connect(address, to_ns(timeout_s));
+    }();
+    return take(std::move(key));
+  }
+  void disconnect(SessionKey key, int code, const std::string& text) const {
+    call([&](Engine& engine, Time now) {
+      engine.end_session(now, key, static_cast<Code>(code), text);
+      return 0;
+    });
+  }
+  nb::dict peer(SessionKey key) const {
+    const std::optional<PeerView> view = call([&](Engine& engine, Time) { return engine.peer(key); });
+    if (!view) raise({Code::kPeerLost, "there is no peer " + std::to_string(key) + " (any more)"});
+    nb::dict out;
+    out["name"] = view->name;
+    out["incarnation"] = from_bytes(view->incarnation);
+    out["state"] = view->state;
+    out["is_ours"] = view->is_ours;
+    out["rails"] = nb::cast(view->rails);
+    out["notes"] = nb::cast(view->notes);
+    out["code"] = static_cast<int>(view->reason.code());
+    out["message"] = view->reason.message();
+    if (view->budget != nullptr) out["budget"] = from_budget(*view->budget);
+    return out;
+  }
+  std::vector<SessionKey> peers() const {
+    return call([](Engine& engine, Time) { return engine.open_peers(); });
+  }
+  nb::list peer_regions(SessionKey key) const {
+    const auto views = take(call([&](Engine& engine, Time) { return engine.peer_regions(key); }));
+    nb::list out;
+    for (const RemoteRegionView& view : views) {
+      std::uint64_t nbytes = 0;
+      for (const MemorySpan& span : view.region.spans) nbytes += span.nbytes;
+      nb::dict entry;
+      entry["id"] = view.region.id;
+      entry["name"] = view.region.name;
+      entry["base"] = view.region.base;
+      entry["nbytes"] = nbytes;
+      entry["num_blocks"] = view.region.num_blocks;
+      entry["layout"] = from_bytes(view.region.layout);
+      entry["path"] = view.path;
+      entry["notes"] = nb::cast(view.notes);
+      out.append(entry);
+    }
+    return out;
+  }
+
+  std::uint32_t install_program(nb::handle asked) const {
+    Program of{asked};
+    return take(call([&](Engine& engine, Time now) {
+      return engine.install_program(now, of.peer, of.write, of.src_region, of.dst_region,
+                                    std::move(of.program));
+    }));
+  }
+
+  PyRoute route(SessionKey peer, std::uint32_t program, std::uint32_t first_layer, std::uint32_t num_layers,
+                double timeout_s, bool integrity, nb::object as_ids) const {
+    return {runtime_, peer, program, first_layer, num_layers, timeout_s, integrity, std::move(as_ids)};
+  }
+
+  PyCommandRing command_ring(std::uint32_t num_commands) const {
+    check(runtime_->check_alive());
+    Result<std::shared_ptr<CommandReader>> reader = [&] {
+      const WithoutGil released;
+      return runtime_->open_command_ring(num_commands);
+    }();
+    return {runtime_, take(std::move(reader))};
+  }
+
+  void record(const PyTrigger& trigger, std::uint64_t stream, Trigger::Word value) const {
+    check(runtime_->check_alive());
+    const Status status = [&] {
+      const WithoutGil released;
+      return runtime_->record(*trigger.trigger, reinterpret_cast<gpu::Stream>(stream), value);
+    }();
+    check(status);
+  }
+  After after_stream(std::uint64_t stream) const {
+    check(runtime_->check_alive());
+    Result<After> after = [&] {
+      const WithoutGil released;
+      return runtime_->after_stream(reinterpret_cast<gpu::Stream>(stream));
+    }();
+    return take(std::move(after));
+  }
+  After after_event(std::uint64_t event) const {
+    check(runtime_->check_alive());
+    Result<After> after = [&] {
+      const WithoutGil released;
+      return runtime_->after_event(reinterpret_cast<gpu::Event>(event));
+    }();
+    return take(std::move(after));
+  }
+
+  PyHandle expect(nb::handle asked) const {
+    Expected of{asked};
+    return {runtime_, take(call([&](Engine& engine, Time now) {
+              return engine.expect(now, std::move(of.tag), of.region, std::move(of.blocks), of.first_layer,
+                                   of.num_layers, of.needed, of.peer, of.timeout_ns, std::move(of.context));
+            }))};
+  }
+
+  LeaseId grant(nb::handle asked) const {
+    Grant of{asked};
+    return take(call([&](Engine& engine, Time now) { return engine.grant(now, std::move(of.terms)); }));
+  }
+  bool revoke(LeaseId lease, double timeout_s) const {
+    check(runtime_->check_alive());
+    return wait_in_slices(
+        *runtime_, [&](Time slice_ns) { return runtime_->revoke(lease, slice_ns); }, timeout_s);
+  }
+  bool await_told(LeaseId lease) const {
+    return call([&](Engine& engine, Time now) { return engine.await_told(now, lease); });
+  }
+  std::string lease_state(LeaseId lease) const {
+    // Answers for a closed agent, too; a forked child must not touch the gate.
+    if (const Status status = runtime_->check_alive(); status.code() == Code::kForked) raise(status);
+    const auto state = [&] {
+      const WithoutGil released;
+      return runtime_->with_engine([&](Engine& engine, Time) { return engine.lease_state(lease); });
+    }();
+    if (!state) raise({Code::kInvalidArgument, "there is no lease " + std::to_string(lease) + " (any more)"});
+    return std::string(name_of(*state));
+  }
+
+ private:
+  std::shared_ptr<Runtime> runtime_;
+};
+
+}  // namespace
+
+void define_agent_core(nb::module_& m) {
+  nb::class_<Event>(m, "Event")
+      .def_prop_ro("kind", [](const Event& e) { return name_of_event(e.kind); })
+      .def_ro("handle", &Event::handle)
+      .def_ro("peer", &Event::peer)
+      .def_ro("region", &Event::region)
+      .def_ro("lease", &Event::lease)
+      .def_ro("layer", &Event::layer)
+      .def_prop_ro("code", [](const Event& e) { return static_cast<int>(e.code); })
+      .def_ro("message", &Event::message);
+
+  nb::class_<PyAgentCore>(m, "AgentCore")
+      .def(nb::init<const std::string&, const nb::dict&>(), "name"_a, "options"_a)
+      .def_prop_ro("address", [](const PyAgentCore& c) { return c.runtime().address(); })
+      .def_prop_ro("incarnation",
+                   [](const PyAgentCore& c) { return from_bytes(c.runtime().identity().incarnation); })
+      .def_prop_ro("event_fd", [](const PyAgentCore& c) { return c.runtime().ring().fd(); })
+      .def_prop_ro("sockets_fd", [](const PyAgentCore& c) { return c.runtime().sockets_fd(); })
+      .def_prop_ro("serves", [](const PyAgentCore& c) { return c.runtime().serves(); })
+      .def("serve",
+           [](const PyAgentCore& c) {
+             const WithoutGil released;
+             return c.runtime().serve();
+           })
+      .def("leave",
+           [](const PyAgentCore& c) {
+             const WithoutGil released;
+             c.runtime().leave();
+           })
+      .def("drain", &PyAgentCore::drain, "max_events"_a = 256, "arm"_a = true)
+      .def("take_notification", [](const PyAgentCore& c) { return c.take_mail(MailKind::kNotification); })
+      .def("take_message", [](const PyAgentCore& c) { return c.take_mail(MailKind::kMessage); })
+      .def("send", &PyAgentCore::send, "peer"_a, "payload"_a.none())
+      .def("has_room", &PyAgentCore::has_room, "peer"_a, "nbytes"_a)
+      .def(
+          "add_waiters", [](const PyAgentCore& c, int change) { c.runtime().ring().add_waiters(change); },
+          "change"_a)
+      .def("poll", &PyAgentCore::poll)
+      .def("close", &PyAgentCore::close, "timeout_s"_a)
+      .def_prop_ro("ended", [](const PyAgentCore& c) { return c.runtime().ended(); })
+      .def("stats", &PyAgentCore::stats)
+      .def("register", &PyAgentCore::register_region, "name"_a, "spans"_a, "num_blocks"_a, "footprint"_a,
+           "layout"_a, "device"_a, "owner"_a)
+      .def("region_kind", &PyAgentCore::region_kind, "region"_a)
+      .def("region_notes", &PyAgentCore::region_notes, "region"_a)
+      .def("deregister", &PyAgentCore::deregister, "region"_a, "timeout_s"_a)
+      .def("begin_connect", &PyAgentCore::begin_connect, "address"_a, "timeout_s"_a)
+      .def("disconnect", &PyAgentCore::disconnect, "peer"_a, "code"_a = static_cast<int>(Code::kPeerLost),
+           "text"_a = "disconnect() was called")
+      .def("peer", &PyAgentCore::peer, "peer"_a)
+      .def("peers", &PyAgentCore::peers)
+      .def("peer_regions", &PyAgentCore::peer_regions, "peer"_a)
+      .def("install_program", &PyAgentCore::install_program, "program"_a)
+      .def("route", &PyAgentCore::route, "peer"_a, "program"_a, "first_layer"_a, "num_layers"_a,
+           "timeout_s"_a, "integrity"_a, "as_ids"_a)
+      .def("trigger", [](const PyAgentCore& c) { return PyTrigger{take(c.runtime().make_trigger())}; })
+      .def("command_ring", &PyAgentCore::command_ring, "num_commands"_a)
+      .def("record", &PyAgentCore::record, "trigger"_a, "stream"_a, "value"_a)
+      .def("after_stream", &PyAgentCore::after_stream, "stream"_a)
+      .def("after_event", &PyAgentCore::after_event, "event"_a)
+      .def("expect", &PyAgentCore::expect, "expected"_a)
+      .def("grant", &PyAgentCore::grant, "grant"_a)
+      .def("revoke", &PyAgentCore::revoke, "lease"_a, "timeout_s"_a)
+      .def("await_told", &PyAgentCore::await_told, "lease"_a)
+      .def("lease_state", &PyAgentCore::lease_state, "lease"_a);
+}
+
+}  // namespace kvxfer::python

@@ -1,0 +1,172 @@
+// What our callers ask for: regions, transfers, rights and messages of this end.
+#include <utility>
+
+#include "core/engine.h"
+
+namespace kvxfer {
+
+// ---- regions ------------------------------------------------------------------------------------
+
+Result<RegionId> Engine::register_region(Time now, std::unique_ptr<Region> region) {
+  context_.now = now;
+  const RegionId id = regions_.add(std::move(region));
+  tell_all(regions_.find(id)->described());
+  return id;
+}
+
+void Engine::add_keys(Time now, RegionId id, wire::TransportKeys keys) {
+  context_.now = now;
+  Region* const region = regions_.find(id);
+  if (region == nullptr) return;
+  region->keys.push_back(std::move(keys));
+  tell_all(region->described());
+}
+
+void Engine::tell_all(const wire::Message& message) {
+  for (const SessionKey key : sessions_.keys())
+    context_.serve(key, [&] { sessions_.send(*sessions_.find(key), message); });
+  end_starved();
+}
+
+void Engine::add_note(RegionId id, std::string note) {
+  if (Region* const region = regions_.find(id); region != nullptr) region->notes.push_back(std::move(note));
+}
+
+Status Engine::deregister_region(Time now, RegionId id) {
+  context_.now = now;
+  const Region* region = regions_.find(id);
+  if (region == nullptr)
+    return {Code::kUnknownRegion, "region " + std::to_string(id) + " is not registered (any more)"};
+  const Status why{Code::kRegionGone, "region " + quoted(region->name) + " was deregistered"};
+  for (const LeaseId lease : leases_.of_region(id)) end_lease(lease, LeaseEvent::kRegionGone, why);
+  end_expectations(expectations_.of_region(id), why);
+  const auto is_of_it = [id](const TransferEnd& transfer) { return transfer.region == id; };
+  for (const TransferKey& key : sources_.find(std::nullopt, is_of_it))
+    context_.serve(key.first, [&] { sources_.fail(key, TransferEvent::kFail, why, true); });
+  for (const TransferKey& key : destinations_.find(std::nullopt, is_of_it))
+    context_.serve(key.first, [&] { destinations_.fail(key, TransferEvent::kFail, why, true); });
+  for (const SessionKey key : sessions_.keys())
+    context_.serve(key, [&] {
+      leases_.forget_region(key, id);
+      sessions_.send(*sessions_.find(key), wire::RegionGone{id});
+      programs_.forget(key, id, false);
+    });
+  // What is left of its transfers drains.
+  regions_.remove(
+      id, sources_.find(std::nullopt, is_of_it).size() + destinations_.find(std::nullopt, is_of_it).size());
+  rails_.cancel_stopped();
+  end_starved();
+  return {};
+}
+
+// ---- transfers and rights of this end's callers --------------------------------------------------
+
+Result<std::uint32_t> Engine::install_program(Time now, SessionKey key, bool write, RegionId src,
+                                              RegionId dst, CopyProgram program) {
+  context_.now = now;
+  Peer* peer = sessions_.find_open(key);
+  if (peer == nullptr) return sessions_.lost_status(key);
+  Result<std::uint32_t> id = programs_.install(*peer, write, src, dst, std::move(program));
+  if (id.ok()) sessions_.flush(*peer);
+  return id;
+}
+
+Result<std::shared_ptr<Handle>> Engine::post(Time now, TransferRequest request) {
+  context_.now = now;
+  if (closed_) return Status(Code::kClosed, "the agent is closed");
+  return posting_.post(std::move(request));
+}
+
+// Layers never become unready. A source tells how far it is, a destination asks for no more than it may.
+void Engine::layers_ready(Time now, std::uint64_t handle, std::uint32_t layers) {
+  context_.now = now;
+  const std::optional<Handles::Meant> meant = handles_.find(handle);
+  if (!meant) return;
+  if (meant->is_destination)
+    destinations_.layers_ready(meant->key, layers);
+  else
+    sources_.layers_ready(meant->key, layers);
+}
+
+void Engine::cancel(Time now, std::uint64_t handle) {
+  context_.now = now;
+  const Status why{Code::kCancelled, "cancelled by the caller"};
+  if (expectations_.contains(handle)) {
+    expectations_.give_up(handle, why);
+    destinations_.end_expectation(handle, TransferState::kCancelled, why);
+  } else if (const std::optional<Handles::Meant> meant = handles_.find(handle);
+             meant && meant->is_destination)
+    destinations_.fail(meant->key, TransferEvent::kCancel, why, true);
+  else if (meant)
+    sources_.fail(meant->key, TransferEvent::kCancel, why, true);
+  rails_.cancel_stopped();
+}
+
+Result<std::shared_ptr<Handle>> Engine::expect(Time now, wire::Bytes tag, RegionId region,
+                                               std::vector<std::uint32_t> blocks, std::uint32_t first_layer,
+                                               std::uint32_t num_layers, const Needed& needed,
+                                               std::optional<SessionKey> from, Time timeout_ns,
+                                               wire::Bytes context) {
+  context_.now = now;
+  if (closed_) return Status(Code::kClosed, "the agent is closed");
+  const Result<std::shared_ptr<Expectation>> added =
+      expectations_.add(std::move(tag), region, std::move(blocks), first_layer, num_layers, needed, from,
+                        timeout_ns, std::move(context));
+  if (!added.ok()) return added.status();
+  destinations_.let_in(*added.value());
+  std::shared_ptr<Handle> handle = added.value()->handle();
+  if (added.value()->complete())  // of no blocks
+    destinations_.end_expectation(handle->id(), TransferState::kDone, {});
+  return handle;
+}
+
+Result<LeaseId> Engine::grant(Time now, LeaseTerms terms) {
+  context_.now = now;
+  if (closed_) return Status(Code::kClosed, "the agent is closed");
+  Peer* peer = terms.holder ? sessions_.find_open(*terms.holder) : nullptr;
+  if (terms.holder && peer == nullptr) return sessions_.lost_status(*terms.holder);
+  const bool writes = terms.mode == wire::LeaseMode::kWrite;
+  Result<LeaseId> id = leases_.grant(peer, std::move(terms));
+  if (!id.ok() || peer == nullptr) return id;
+  if (writes) destinations_.let_in(peer->key());
+  sessions_.flush(*peer);
+  return id;
+}
+
+void Engine::revoke(Time now, LeaseId lease) {
+  context_.now = now;
+  end_lease(lease, LeaseEvent::kRevoke, {Code::kLeaseEnded, "the lease was revoked"});
+  rails_.cancel_stopped();
+}
+
+bool Engine::await_told(Time now, LeaseId lease) {
+  context_.now = now;
+  return leases_.await_told(lease);
+}
+
+Status Engine::send_message(Time now, SessionKey key, wire::Bytes payload) {
+  context_.now = now;
+  if (closed_) return Status(Code::kClosed, "the agent is closed");
+  Peer* peer = sessions_.find_open(key);
+  if (peer == nullptr || !peer->is_up()) return sessions_.lost_status(key);
+  Status status = messages_.send(*peer, std::move(payload));
+  if (status.ok()) sessions_.flush(*peer);
+  return status;
+}
+
+Result<bool> Engine::has_room(Time now, SessionKey key, std::uint64_t nbytes) {
+  context_.now = now;
+  const Peer* peer = sessions_.find_open(key);
+  if (peer == nullptr || !peer->is_up()) return sessions_.lost_status(key);
+  return messages_.has_room(*peer, nbytes);
+}
+
+void Engine::message_taken(Time now, SessionKey key) {
+  context_.now = now;
+  Peer* peer = sessions_.find_open(key);
+  if (peer == nullptr) return;
+  messages_.taken(*peer);
+  sessions_.flush(*peer);
+}
+
+}  // namespace kvxfer
