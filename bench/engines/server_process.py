@@ -25,6 +25,18 @@ _STOP_TIMEOUT_S = 20.0
 _LAUNCH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
 
 
+def reserved_port() -> socket.socket:
+    """Returns a socket at a free port of loopback, which stays ours until it is closed.
+
+    Linux lets two sockets with SO_REUSEADDR bind one port as long as neither listens: so a server may listen
+    there, and the port is not chosen for others.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
+
+
 class ServerProcess:
     """A program that serves HTTP on a loopback port that the system chose.
 
@@ -58,11 +70,7 @@ class ServerProcess:
         self.name = name
         self.log = log
         self._ready_timeout_s = ready_timeout_s
-        # Linux lets two sockets with SO_REUSEADDR bind one port as long as neither listens: so the
-        # port that it has chosen stays ours, and is not chosen for others, until the server listens.
-        self._reserved = socket.socket()
-        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._reserved.bind(("127.0.0.1", 0))
+        self._reserved = reserved_port()
         self.port: int = self._reserved.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         with log.open("wb") as output:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 import httpx
+import psutil
 
 from kvxfer.bench.engines.router_server import RouterServer
-from kvxfer.bench.engines.server_process import ServerProcess
+from kvxfer.bench.engines.server_process import ServerProcess, reserved_port
 from kvxfer.bench.engines.vllm_server import VllmServer
 from kvxfer.bench.errors import BenchError
+from kvxfer.bench.report import noise
 from kvxfer.bench.serving.events import FOLDER_VARIABLE, Observations
 from kvxfer.bench.serving.systems import System
 
@@ -26,16 +27,8 @@ _ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 class Deployment:
     """The processes of one system. ``with`` ends them.
 
-    Parameters
-    ----------
-    system
-        What is served how.
-    model
-        A folder with a model.
-    folder
-        For logs, and for what observers write.
-    num_blocks, arguments
-        Of each engine, as `VllmServer` takes them.
+    ``folder`` is for logs, and for what observers write; ``num_blocks`` and ``arguments`` are of each engine,
+    as `VllmServer` takes them.
     """
 
     def __init__(
@@ -79,7 +72,9 @@ class Deployment:
 
     def _port(self) -> dict[str, str]:
         name = self.system.port_variable
-        return {name: str(_reserved_port(self._stack))} if name else {}
+        if not name:
+            return {}
+        return {name: str(self._stack.enter_context(reserved_port()).getsockname()[1])}
 
     @property
     def _servers(self) -> list[ServerProcess]:
@@ -90,10 +85,10 @@ class Deployment:
         """Where clients ask."""
         return self._servers[-1].url
 
-    @property
-    def groups(self) -> list[int]:
-        """The process groups of the engines."""
-        return [engine.pid for engine in self.engines.values()]
+    def processor_s(self) -> float:
+        """Returns what the engines' processes have used so far."""
+        engines = [psutil.Process(engine.pid) for engine in self.engines.values()]
+        return noise.processor_s(one for root in engines for one in (root, *root.children(recursive=True)))
 
     def wait_ready(self) -> None:
         """Waits until all of them answer."""
@@ -152,12 +147,3 @@ class Deployment:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _reserved_port(stack: ExitStack) -> int:
-    """Returns a free port that stays ours until the stack closes, as `ServerProcess` keeps its own."""
-    listener = stack.enter_context(socket.socket())
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", 0))
-    port: int = listener.getsockname()[1]
-    return port

@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 #: Names the folder into which observers write.
 FOLDER_VARIABLE: Final = "KVXFER_SERVING_OBSERVED"
 
 #: In the order of a pull. ``finished`` and ``given_back`` are seen at prefill, the others at decode.
-Event = Literal["finished", "asked", "allocated", "ordered", "loaded", "told", "given_back"]
-EVENTS: Final[tuple[str, ...]] = get_args(Event)
+Event = Literal["finished", "asked", "allocated", "ordered", "loaded", "given_back"]
 COSTS: Final = "costs"
 
 
@@ -32,31 +32,17 @@ class Seen:
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What a half of a connector took from its engine's loop, in all its methods."""
+#: ``steps`` of the engine, and ``total_ns`` that a half of a connector took from its loop in all its methods.
+Costs = Counter[str]
 
-    steps: int = 0
-    calls: int = 0
-    total_ns: int = 0
 
-    def since(self, before: Costs) -> Costs:
-        """Returns what came after ``before``."""
-        return Costs(self.steps - before.steps, self.calls - before.calls, self.total_ns - before.total_ns)
-
-    def us_per_step(self) -> float:
-        """Returns microseconds a step of the engine; 0 where there was none."""
-        return self.total_ns / 1e3 / self.steps if self.steps else 0.0
+def us_per_step(costs: Costs) -> float:
+    """Returns microseconds a step of the engine; 0 where there was none."""
+    return costs["total_ns"] / 1e3 / costs["steps"] if costs["steps"] else 0.0
 
 
 class Observations:
-    """What the observers in a folder have written, read again and again as they write on.
-
-    Parameters
-    ----------
-    folder
-        Where they write.
-    """
+    """What the observers in a folder have written, read again and again as they write on."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -78,7 +64,7 @@ class Observations:
 
     def _take(self, path: Path, line: dict[str, Any]) -> None:
         if line["event"] == COSTS:
-            self._costs[path] = line["half"], Costs(line["steps"], line["calls"], line["total_ns"])
+            self._costs[path] = line["half"], Counter(steps=line["steps"], total_ns=line["total_ns"])
         else:
             self._lines.append(line)
 
@@ -106,8 +92,5 @@ class Observations:
         """Returns what each half took so far: ``scheduler`` and ``worker``, over all workers."""
         found = {"scheduler": Costs(), "worker": Costs()}
         for half, costs in self._costs.values():
-            before = found[half]
-            found[half] = Costs(
-                before.steps + costs.steps, before.calls + costs.calls, before.total_ns + costs.total_ns
-            )
+            found[half] += costs
         return found

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -58,13 +58,7 @@ def prompt_of(num_tokens: int, *seed: object) -> str:
     return "".join(random.Random(repr(seed)).choices(ALPHABET[:52], k=num_tokens))
 
 
-def run(
-    url: str,
-    requests: Sequence[Asked],
-    concurrency: int,
-    timeout_s: float,
-    answered: Callable[[Answer], None] = lambda answer: None,
-) -> list[Answer]:
+def run(url: str, requests: Sequence[Asked], concurrency: int, timeout_s: float) -> list[Answer]:
     """Sends the requests and returns their answers, in the order of the requests.
 
     Parameters
@@ -76,19 +70,11 @@ def run(
         are sent then, however many are in hand.
     timeout_s
         How long a server may say nothing.
-    answered
-        Called with each answer when it is whole.
     """
-    return asyncio.run(_run(url, requests, concurrency, timeout_s, answered))
+    return asyncio.run(_run(url, requests, concurrency, timeout_s))
 
 
-async def _run(
-    url: str,
-    requests: Sequence[Asked],
-    concurrency: int,
-    timeout_s: float,
-    answered: Callable[[Answer], None],
-) -> list[Answer]:
+async def _run(url: str, requests: Sequence[Asked], concurrency: int, timeout_s: float) -> list[Answer]:
     answers = [Answer(asked) for asked in requests]
     room = asyncio.Semaphore(concurrency)
     start_ns = time.monotonic_ns()
@@ -104,7 +90,6 @@ async def _run(
             answer.arrival_ns = start_ns + int(answer.asked.arrival_s * 1e9)
             await asyncio.sleep(max(0.0, (answer.arrival_ns - time.monotonic_ns()) / 1e9))
             await _ask(client, answer)
-        answered(answer)
 
     async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits) as client:
         await asyncio.gather(*(one(client, answer) for answer in answers))

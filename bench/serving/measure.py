@@ -20,9 +20,9 @@ from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say
 from kvxfer.bench.run.options import described
 from kvxfer.bench.run.stats import spread
-from kvxfer.bench.serving import load, systems, threads
+from kvxfer.bench.serving import load, systems
 from kvxfer.bench.serving.deployment import Deployment
-from kvxfer.bench.serving.events import Costs
+from kvxfer.bench.serving.events import Costs, us_per_step
 from kvxfer.bench.serving.load import Answer, Asked
 from kvxfer.bench.serving.options import ServingOptions
 from kvxfer.bench.serving.stages import Served, joined, summarize
@@ -62,8 +62,7 @@ class _Measured:
     """What is known of one system."""
 
     system: System
-    first: Message = field(default_factory=dict)
-    idle: Message = field(default_factory=dict)
+    idle_cores: float = 0.0
     turns: dict[int, _Turn] = field(default_factory=dict)
 
     @property
@@ -201,7 +200,6 @@ class _Comparison:
     def _warm_up(self, deployment: Deployment) -> None:
         options, system = self._options, deployment.system
         deployment.wait_ready()
-        measured = self.measured[system.name]
         # The first finds engines that do not know each other; the others touch every page of the caches.
         for attempt in range(_FIRST_ATTEMPTS):
             (first,) = self._serve(
@@ -214,7 +212,6 @@ class _Comparison:
                 f"{system.name}: the first request failed {_FIRST_ATTEMPTS} times: {first.answer.error}; "
                 f"{deployment.engines[next(reversed(deployment.engines))].last_words()}"
             )
-        measured.first = {**summarize([first]), "attempts": attempt + 1}
         warm_ups = self._serve(
             deployment,
             [
@@ -226,12 +223,10 @@ class _Comparison:
             raise BenchError(f"{system.name}: {len(errors)} of {len(warm_ups)} warm-ups failed: {errors[0]}")
         deployment.settle()
         time.sleep(_REST_S)
-        idle = threads.watch(deployment.groups, _IDLE_S)
-        measured.idle = {
-            "cores": round(idle.cores, 4),
-            "busiest_thread_cores": round(idle.busiest_cores, 4),
-            "busiest_thread": idle.thread,
-        }
+        used_s, start_s = deployment.processor_s(), time.monotonic()
+        time.sleep(_IDLE_S)
+        idle_cores = (deployment.processor_s() - used_s) / (time.monotonic() - start_s)
+        self.measured[system.name].idle_cores = round(idle_cores, 4)
         deployment.pause()
 
     def _take_turn(self, deployment: Deployment, number: int) -> None:
@@ -258,11 +253,11 @@ class _Comparison:
             for index, (request, arrival_s) in enumerate(zip(self._requests, arrivals, strict=True))
         ]
         costs = _costs(deployment)
-        used_s = _processor_s(deployment)
+        used_s = deployment.processor_s()
         start_ns = time.monotonic_ns()
         served = self._serve(deployment, asked, number)
         end_ns = max((one.answer.token_ns[-1] for one in served if one.answer.token_ns), default=0)
-        used_s = _processor_s(deployment) - used_s
+        used_s = deployment.processor_s() - used_s
         if ending := deployment.ending():
             raise BenchError(ending)
         errors = [one.answer.error for one in served if one.answer.error]
@@ -271,10 +266,9 @@ class _Comparison:
         deployment.settle()
         # Read again: blocks are given back after the last token.
         served = self._joined(deployment, [one.answer for one in served], number)
-        after = _costs(deployment)
         took = {
-            role: {half: after[role][half].since(costs[role][half]) for half in halves}
-            for role, halves in after.items()
+            role: {half: after - costs[role][half] for half, after in halves.items()}
+            for role, halves in _costs(deployment).items()
         }
         return _Turn(served, (end_ns - start_ns) / 1e9, used_s, took)
 
@@ -323,8 +317,7 @@ class _Comparison:
                 "settings": one.system.settings(),
                 **summarize(one.served),
                 **_rates(list(one.turns.values())),
-                "first": one.first,
-                "idle": one.idle,
+                "idle_cores": one.idle_cores,
             }
             for name, one in self.measured.items()
             if one.turns
@@ -363,10 +356,6 @@ def _costs(deployment: Deployment) -> dict[str, dict[str, Costs]]:
     return {role: observations.costs() for role, observations in deployment.observations.items()}
 
 
-def _processor_s(deployment: Deployment) -> float:
-    return sum(threads.thread_times_s(deployment.groups).values())
-
-
 def _token_ids(measured: _Measured) -> dict[tuple[int, int], list[int]]:
     return {
         (number, index): one.answer.token_ids
@@ -388,12 +377,11 @@ def _rates(turns: list[_Turn]) -> Message:
         "prompt_tokens_per_s": spread(
             sum(len(one.answer.asked.prompt) for one in turn.served) / turn.duration_s for turn in turns
         ),
-        "requests_per_s": spread(len(turn.served) / turn.duration_s for turn in turns),
         "processor_s": spread(turn.processor_s for turn in turns),
     }
     costs = {
         role: [
-            sum(half.us_per_step() for half in turn.costs[role].values())
+            sum(us_per_step(half) for half in turn.costs[role].values())
             for turn in turns
             if role in turn.costs
         ]

@@ -50,7 +50,6 @@ class Log:
         self._half = half
         self._lines: list[str] = []
         self.num_steps = 0
-        self.num_calls = 0
         self.total_ns = 0
         self.depth = 0
 
@@ -62,8 +61,8 @@ class Log:
         """Writes what was noted, if anything was, and what the methods took until now."""
         if not self._lines:
             return
-        costs = {"steps": self.num_steps, "calls": self.num_calls, "total_ns": self.total_ns}
-        self._lines.append(json.dumps({"event": COSTS, "half": self._half, **costs}))
+        costs = {"half": self._half, "steps": self.num_steps, "total_ns": self.total_ns}
+        self._lines.append(json.dumps({"event": COSTS, **costs}))
         os.write(self._descriptor, ("\n".join(self._lines) + "\n").encode())
         self._lines.clear()
 
@@ -90,7 +89,6 @@ def _timed(name: str, method: Method) -> Method:
             # What a method calls of its own connector is in its time already.
             if not log.depth:
                 log.total_ns += elapsed_ns
-                log.num_calls += 1
                 log.num_steps += num_steps
 
     return timed  # type: ignore[return-value]
@@ -135,12 +133,6 @@ class _Observer:
             self._allocated.clear()
         self.kvxfer_log.write()
         return metadata
-
-    def update_connector_output(self, connector_output: Any) -> None:
-        self._base.update_connector_output(connector_output)
-        now_ns = time.monotonic_ns()
-        for request_id in connector_output.finished_recving or ():
-            self.kvxfer_log.event("told", request_id, now_ns)
 
     def request_finished(self, request: Any, block_ids: Any) -> Any:
         return self._finished(request, self._base.request_finished, block_ids)

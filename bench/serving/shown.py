@@ -63,17 +63,14 @@ def _latencies(systems: Message) -> Table:
         for system in systems.values():
             for name in path:
                 system = (system or {}).get(name)
-            keys = ("p50",) if path[0] == "first" else ("p50", "p90", "p99")
-            cells.append("-" if system is None else " ".join(number(system[key], 3) for key in keys))
+            known = (system or {}).values()
+            cells.append(" ".join(number(value, 3) for value in known) or "-")
         return (label, *cells)
 
     rows = [row("first token", "first_token_ms"), row("between tokens", "between_tokens_ms"), ()]
     rows += [row(_label(stage), "stages_ms", stage) for stage in STAGES]
     rows.append(())
     rows += [row(_label(part), "own_ms", part) for part in OWN if part not in STAGES]
-    rows.append(())
-    rows.append(row("first request of all: first token", "first", "first_token_ms"))
-    rows.append(row("first request of all: load", "first", "own_ms", "load"))
     return Table(("ms: p50 p90 p99", *systems), rows)
 
 
@@ -91,9 +88,7 @@ def _costs(systems: Message) -> Table:
         cells = (spread_in_words(one.get("step_us", {}).get(role)) for one in of)
         rows.append((f"connector, us a step of {role}", *cells))
     rows.append(())
-    rows.append(("idle, cores", *(f"{one['idle']['cores']:.3f}" for one in of)))
-    busiest = (f"{one['idle']['busiest_thread_cores']:.3f} {one['idle']['busiest_thread']}" for one in of)
-    rows.append(("idle, its busiest thread", *busiest))
+    rows.append(("idle, cores", *(f"{one['idle_cores']:.3f}" for one in of)))
     return Table(("median (min to max) of rounds", *systems), rows)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -25,8 +24,7 @@ from kvxfer.bench.serving import measure as serving
 from kvxfer.bench.serving import observer as serving_observer
 from kvxfer.bench.serving import shown as serving_shown
 from kvxfer.bench.serving import systems as serving_systems
-from kvxfer.bench.serving import threads
-from kvxfer.bench.serving.events import FOLDER_VARIABLE, Costs, Observations, Seen
+from kvxfer.bench.serving.events import FOLDER_VARIABLE, Observations, Seen
 from kvxfer.bench.serving.load import Answer, Asked
 from kvxfer.bench.serving.options import ServingOptions
 from kvxfer.bench.serving.stages import STAGES, Served, joined, summarize
@@ -61,9 +59,6 @@ class Connector:
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         return SimpleNamespace(of="this connector")
-
-    def update_connector_output(self, connector_output: Any) -> None:
-        pass
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, Any]:
         return request.kv_transfer_params is not None, None
@@ -124,7 +119,6 @@ def test_events_of_a_request_are_seen_in_their_order(tmp_path: Path, monkeypatch
     worker.start_load_kv(None)
     assert worker.get_transfer_results({"cmpl-mine-0-prefill"}).finished_recving == {theirs.request_id}
     worker.clear_connector_metadata()
-    scheduler.update_connector_output(SimpleNamespace(finished_recving={theirs.request_id}))
     assert scheduler.request_finished(request("cmpl-mine-0-prefill"), [1])[0]
     assert not scheduler.request_finished(request("other", handed_over=False), [1])[0]
 
@@ -133,12 +127,10 @@ def test_events_of_a_request_are_seen_in_their_order(tmp_path: Path, monkeypatch
     found = seen.requests(["mine"])["mine"]
     ordered = [event for event, _ in sorted(found.at_ns.items(), key=lambda item: item[1])]
     assert ordered[:4] == ["asked", "allocated", "ordered", "loaded"]
-    assert set(ordered) == {"asked", "allocated", "ordered", "loaded", "given_back", "told", "finished"}
+    assert set(ordered) == {"asked", "allocated", "ordered", "loaded", "given_back", "finished"}
     costs = seen.costs()
-    assert (costs["scheduler"].steps, costs["worker"].steps) == (2, 2)
-    # Of the worker's: twice each of four; what a method calls of its own connector is not counted again.
-    assert costs["worker"].calls == 8
-    assert costs["worker"].total_ns > 0
+    assert (costs["scheduler"]["steps"], costs["worker"]["steps"]) == (2, 2)
+    assert costs["worker"]["total_ns"] > 0
 
 
 def test_failed_load_is_told_from_one_that_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,12 +201,6 @@ def test_request_that_decode_computed_itself_is_not_handed_over() -> None:
     assert "stages_ms" not in figures
     assert figures["first_token_ms"]["p50"] == 100
     assert figures["between_tokens_ms"]["p50"] == 4
-
-
-def test_costs_are_of_a_turn_alone() -> None:
-    assert Costs(30, 300, 9000).since(Costs(10, 100, 3000)) == Costs(20, 200, 6000)
-    assert Costs(20, 200, 6000).us_per_step() == 0.3
-    assert Costs().us_per_step() == 0
 
 
 # ---- clients, before a server that streams --------------------------------------------------------
@@ -294,53 +280,15 @@ def test_server_that_falls_silent_or_is_gone_is_given_up(url: str) -> None:
         assert "ConnectError" in ask(f"http://127.0.0.1:{taken.getsockname()[1]}", "well").error
 
 
-def test_answers_come_in_the_order_of_the_requests_and_each_is_told_once(url: str) -> None:
+def test_answers_come_in_the_order_of_the_requests(url: str) -> None:
     asked = [Asked(f"r{number}", "well", 1 + number % 3, 0.0) for number in range(8)]
-    told: list[str] = []
-    answers = serving_load.run(url, asked, 1, 20.0, lambda answer: told.append(answer.asked.name))
-    assert [answer.asked for answer in answers] == asked
-    assert sorted(told) == sorted(one.name for one in asked)
+    assert [answer.asked for answer in serving_load.run(url, asked, 1, 20.0)] == asked
 
 
 def test_prompts_differ_by_seed_from_the_first_letters_on() -> None:
     assert serving_load.prompt_of(40, 1, "r0", 3) == serving_load.prompt_of(40, 1, "r0", 3)
     assert serving_load.prompt_of(40, 1, "r0", 3)[:16] != serving_load.prompt_of(40, 1, "r1", 3)[:16]
     assert len(serving_load.prompt_of(40, 1)) == 40
-
-
-# ---- threads --------------------------------------------------------------------------------------
-
-
-def test_thread_that_spins_is_found_among_those_that_sleep() -> None:
-    program = (
-        "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-        "print('up', flush=True)\n"
-        "while True: pass\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True
-    )
-    assert process.stdout is not None
-    try:
-        process.stdout.readline()
-        before = threads.thread_times_s([process.pid])
-        assert len(before) == 2
-        # As long as it takes on a busy machine: it wants all that it can get.
-        while (spun := threads.thread_times_s([process.pid])[process.pid]) <= before[process.pid]:
-            pass
-        while not (idle := threads.watch([process.pid], 0.5)).busiest_cores:
-            pass
-        os.killpg(process.pid, signal.SIGSTOP)
-        stopped = threads.watch([process.pid], 0.1)
-        assert idle.thread.startswith("python")
-    finally:
-        process.kill()
-        process.communicate()
-    assert spun > 0
-    assert idle.busiest_cores > 0
-    assert idle.cores >= idle.busiest_cores
-    assert stopped.cores < idle.cores
 
 
 # ---- what is asked for ----------------------------------------------------------------------------
@@ -423,7 +371,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         if role:
             assert body["kv_transfer_params"]
-            for event in ("asked", "allocated", "ordered", "loaded", "told"):
+            for event in ("asked", "allocated", "ordered", "loaded"):
                 self.see(event, name)
         lines = [{"choices": [{"token_ids": [number]}]} for number in range(body["max_tokens"])]
         self.answer("".join(f"data: {json.dumps(line)}\\n\\n" for line in lines).encode())
@@ -509,7 +457,6 @@ def test_every_system_serves_every_request_of_every_round(
         # Each of the two halves says 5 us a step.
         assert system["step_us"]["decode"]["median"] == 10.0
         assert system["own_ms"]["decide"]["p50"] == 0.003
-        assert system["first"]["first_token_ms"]["p50"] > 0
     assert "stages_ms" not in result["systems"]["alone"]
     assert set(result["ratios"]) == {"alone", "kvxfer-push", "nixl"}
     # What is not installed says which command installs it, and stands in no one's way.
