@@ -7,11 +7,9 @@ kvcache-ai/Mooncake, Apache-2.0) and ``.csv`` of Azure's LLM inference trace of 
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,8 +36,7 @@ Speedup = Annotated[float, Option("How much faster than the trace, of --arrivals
 #: Tokens of one prefix id, before lengths are scaled.
 PREFIX_TOKENS = 512
 
-_MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
-_AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +71,28 @@ def find_trace(name_or_path: str) -> Path:
 
 def read_trace(path: Path) -> list[TraceRequest]:
     """Reads a whole trace; a line that does not fit the format ends it with an error that says where."""
-    readers = {".jsonl": _read_mooncake, ".csv": _read_azure}
-    if path.suffix not in readers:
+    if path.suffix not in (".jsonl", ".csv"):
         raise BenchError(f"{path}: a trace ends in .jsonl (Mooncake) or .csv (Azure)")
     try:
-        requests = list(readers[path.suffix](path))
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise BenchError(f"{path}: not UTF-8 text at byte {error.start}") from error
     except OSError as error:
         raise BenchError(f"{path}: cannot be read: {error.strerror}") from error
+    read = _mooncake if path.suffix == ".jsonl" else _azure
+    requests: list[TraceRequest] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        # Lines that start with # carry the licence in a sample.
+        if line.strip() and not line.startswith("#") and line != _AZURE_HEADER:
+            try:
+                requests.append(read(line))
+            except (ValueError, TypeError, KeyError) as error:
+                words = f"no {path.suffix} request: {type(error).__name__}: {error}"
+                raise BenchError(f"{path}:{number}: {words}") from error
     if not requests:
         raise BenchError(f"{path}: holds no request")
-    return requests
+    first_s = 0.0 if path.suffix == ".jsonl" else requests[0].arrival_s
+    return [replace(request, arrival_s=request.arrival_s - first_s) for request in requests]
 
 
 def scale(requests: list[TraceRequest], num_requests: int, max_tokens: int) -> list[TraceRequest]:
@@ -94,8 +101,6 @@ def scale(requests: list[TraceRequest], num_requests: int, max_tokens: int) -> l
     One factor for all of them, so that the shape of the distribution stays; it is never above 1.
     Prefix ids count tokens of the unscaled request and are kept as they are.
     """
-    if num_requests < 1 or max_tokens < 1:
-        raise BenchError(f"--requests and --max-tokens are at least 1, not {num_requests} and {max_tokens}")
     taken = requests[:num_requests]
     if len(taken) < num_requests:
         raise BenchError(f"the trace holds {len(taken)} requests, fewer than --requests {num_requests}")
@@ -128,71 +133,21 @@ def arrivals_s(options: Any, requests: list[TraceRequest]) -> list[float | None]
     return [None] * len(requests)
 
 
-def _read_mooncake(path: Path) -> Iterator[TraceRequest]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise BenchError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
-            if not isinstance(record, dict):
-                raise BenchError(f"{where}: expected an object, found {type(record).__name__}")
-            _check_fields(where, list(record), _MOONCAKE_FIELDS)
-            arrival_ms, input_tokens, output_tokens, prefix_ids = (record[name] for name in _MOONCAKE_FIELDS)
-            if not isinstance(prefix_ids, list):
-                raise BenchError(f"{where}: field 'hash_ids': expected a list, found {prefix_ids!r}")
-            yield TraceRequest(
-                _count(where, "timestamp", arrival_ms) / 1e3,
-                _count(where, "input_length", input_tokens, least=1),
-                _count(where, "output_length", output_tokens),
-                tuple(_count(where, "hash_ids", value) for value in prefix_ids),
-            )
+def _mooncake(line: str) -> TraceRequest:
+    told = json.loads(line)
+    lengths = told["input_length"], told["output_length"]
+    return _request(told["timestamp"] / 1e3, *lengths, *told["hash_ids"])
 
 
-def _read_azure(path: Path) -> Iterator[TraceRequest]:
-    first: datetime | None = None
-    with path.open(encoding="utf-8", newline="") as lines:
-        # Lines that start with # carry the licence in a sample.
-        rows = csv.DictReader(line for line in lines if not line.startswith("#"))
-        _check_fields(f"{path}: header", list(rows.fieldnames or ()), _AZURE_FIELDS)
-        for row in rows:
-            where = f"{path}:{rows.line_num}"
-            if None in row or None in row.values():
-                raise BenchError(f"{where}: expected {len(_AZURE_FIELDS)} fields")
-            try:
-                # The trace has seven digits of a second; Python reads six.
-                arrival = datetime.fromisoformat(row["TIMESTAMP"][:26])
-            except ValueError as error:
-                raise BenchError(f"{where}: field 'TIMESTAMP': expected a date and time: {error}") from error
-            first = first or arrival
-            yield TraceRequest(
-                (arrival - first).total_seconds(),
-                _count(where, "ContextTokens", row["ContextTokens"], least=1),
-                _count(where, "GeneratedTokens", row["GeneratedTokens"]),
-            )
+def _azure(line: str) -> TraceRequest:
+    arrival, context, generated = line.split(",")
+    # The trace has seven digits of a second; Python reads six.
+    at = datetime.fromisoformat(arrival[:26]).replace(tzinfo=UTC)
+    return _request(at.timestamp(), int(context), int(generated))
 
 
-def _check_fields(where: str, found: list[str], expected: tuple[str, ...]) -> None:
-    missing = [name for name in expected if name not in found]
-    unknown = [name for name in found if name not in expected]
-    parts = [
-        f"{word} {', '.join(map(repr, names))}"
-        for word, names in (("missing", missing), ("unknown", unknown))
-        if names
-    ]
-    if parts:
-        raise BenchError(f"{where}: fields do not fit: {'; '.join(parts)}; expected {', '.join(expected)}")
-
-
-def _count(where: str, field: str, value: Any, least: int = 0) -> int:
-    """Returns a whole number of JSON, or of a text."""
-    if isinstance(value, str) and value.isdecimal() and field in _AZURE_FIELDS:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BenchError(f"{where}: field {field!r}: expected a whole number, found {value!r}")
-    if value < least:
-        raise BenchError(f"{where}: field {field!r}: expected at least {least}, found {value}")
-    return value
+def _request(arrival_s: float, input_tokens: Any, output_tokens: Any, *prefix_ids: Any) -> TraceRequest:
+    numbers = (input_tokens, output_tokens, *prefix_ids)
+    if any(type(number) is not int or number < 0 for number in numbers) or not input_tokens:
+        raise ValueError(f"expected whole numbers, and a prompt, found {numbers}")
+    return TraceRequest(arrival_s, input_tokens, output_tokens, prefix_ids)

@@ -230,14 +230,14 @@ def test_out_keeps_the_result_with_machine_and_noise(tmp_path: Path) -> None:
     assert set(found.records[0].noise or ()) == {"wall_s", "own_share", "other_share", "steal_share"}
 
 
-BAD_TRACE = '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [], "user": 3}\n'
+BAD_TRACE = '{"timestamp": 0, "input_length": 5, "output_length": 1}\n'
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([*PAGES, "--out", "FILE"], "is a file; name a directory"),
-        ([*HANDOVER, "--trace", "FILE"], "trace.jsonl:1: fields do not fit: unknown 'user'"),
+        ([*HANDOVER, "--trace", "FILE"], "trace.jsonl:1: no .jsonl request: KeyError: 'hash_ids'"),
         ([*HANDOVER, "--html", "FILE/page.html"], "no file can be written there"),
         ([*HANDOVER, "--trace", "azure", "--prefix-reuse"], "needs prefix ids, and azure has none"),
         (["pages", "--src-layout", "tp4+nhdx", "--dst-layout", "tp2"], "unknown name 'nhdx' in the layout"),
