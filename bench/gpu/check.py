@@ -8,6 +8,7 @@ is printed last, whatever happened.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
 import sys
@@ -21,9 +22,6 @@ from typing import Annotated, Any, Final
 
 from kvxfer.bench.gpu import step as gpu_step
 from kvxfer.bench.gpu import tests as gpu_tests
-from kvxfer.bench.gpu.figures import EXIT_SAID, GROUPS
-from kvxfer.bench.gpu.figures import Options as FiguresOptions
-from kvxfer.bench.gpu.figures import run as run_group
 from kvxfer.bench.gpu.shown import parts as shown_parts
 from kvxfer.bench.gpu.step import Step
 from kvxfer.bench.report import machine
@@ -32,6 +30,23 @@ from kvxfer.bench.run.options import Option, check
 from kvxfer.gpu.availability import Availability, availability
 
 EXIT_WRONG, EXIT_NO_GPU = 1, 3
+#: Of a group of figures whose bytes were wrong, and which said so; not Python's own for an exception.
+EXIT_SAID: Final = 4
+#: What `kvxfer.bench.gpu.figures` measures, in the order in which it is worth having, should time be short.
+GROUPS: Final = (
+    "pages",
+    "litmus",
+    "trigger",
+    "other processes, cudaIpc",
+    "other processes, expandable segments",
+    "other processes, pool",
+    "layouts",
+    "host",
+    "CTAs",
+    "beside products",
+    "commands",
+    "stores",
+)
 
 # By what is worth knowing first. Each waits for facts and bounds them by 60 s itself.
 _TESTS: Final = (
@@ -124,7 +139,9 @@ def run(options: GpuOptions) -> int:
         print(f"gpu-check: nothing was measured: {found.reason}", file=sys.stderr)
         return EXIT_NO_GPU
     if options.group:
-        return run_group(FiguresOptions(options.group, options.device, options.total_mib, options.rounds))
+        from kvxfer.bench.gpu import figures as group
+
+        return group.run(group.Options(options.group, options.device, options.total_mib, options.rounds))
     everything = Check(options, time.monotonic() + options.seconds, _nothing_yet(found, options))
     shutil.rmtree(everything.logs, ignore_errors=True)
     parts: dict[str, Callable[[Check], None]] = {"tests": tests, "figures": figures, "checkers": checkers}
@@ -177,12 +194,10 @@ def _figures_of(check: Check, group: str, broken: list[str]) -> str:
         Copies that ended earlier processes. What those have measured is not measured again.
     """
     measured = [row["name"] for row in check.result["row"]] if broken else []
-    given = check.options
-    skip = [*broken, *measured]
-    told = FiguresOptions(group, given.device, given.total_mib, given.rounds, tuple(skip))
-    command = (*_FIGURES_COMMAND, json.dumps(asdict(told)))
+    given = {name: getattr(check.options, name) for name in ("device", "total_mib", "rounds")}
+    told = json.dumps({"group": group, **given, "skip": [*broken, *measured]})
     name = f"figures {group} {len(broken)}" if broken else f"figures {group}"
-    outcome = gpu_step.run(Step(name, command, _FIGURE_S), check.left_s(), check.logs)
+    outcome = gpu_step.run(Step(name, (*_FIGURES_COMMAND, told), _FIGURE_S), check.left_s(), check.logs)
     if outcome is None:
         check.not_run(f"figures, {group}: no time is left")
         return ""
@@ -269,8 +284,6 @@ def _nothing_yet(found: Availability, options: GpuOptions) -> dict[str, Any]:
 
 
 def _version(package: str) -> str:
-    import importlib.metadata
-
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -36,6 +36,15 @@ extern "C" __global__ void time_commands(kvxfer::CommandRing* ring, unsigned pre
 """
 
 
+def compiled(code: str, entry: str, capability: tuple[int, int]) -> Any:
+    """Returns a kernel that includes kvxfer's headers, as its author compiles it."""
+    from cuda.core import Program, ProgramOptions
+
+    major, minor = capability
+    options = ProgramOptions(arch=f"sm_{major}{minor}", include_path=[include_path()])
+    return Program(code, "c++", options).compile("cubin").get_kernel(entry)
+
+
 def by_kernel(gpu: int, rounds: int) -> list[Delay]:
     """Returns percentiles of posting a command, and of its end as the kernel sees it, by an agent that spins.
 
@@ -43,13 +52,11 @@ def by_kernel(gpu: int, rounds: int) -> list[Delay]:
     some devices tick in steps of a microsecond.
     """
     import torch
-    from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
+    from cuda.core import Device, LaunchConfig, launch
 
     device = Device(gpu)
     device.set_current()
-    major, minor = torch.cuda.get_device_capability(gpu)
-    program = Program(CODE, "c++", ProgramOptions(arch=f"sm_{major}{minor}", include_path=[include_path()]))
-    kernel = program.compile("cubin").get_kernel("time_commands")
+    kernel = compiled(CODE, "time_commands", torch.cuda.get_device_capability(gpu))
     options = kvxfer.AgentOptions(
         listen="tcp://127.0.0.1:0", transports=("cuda_ipc",), gpu=gpu, spin_us=20_000
     )

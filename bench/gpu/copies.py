@@ -26,15 +26,13 @@ _MODEL = "Llama-3.1-8B"
 class Copy:
     """Something that a stream can be told to do again and again.
 
-    ``limit`` names the copy whose rate is its limit ("": it is one itself), ``asked`` the share of that which
-    it is to reach. ``nbytes`` are read and written on the device; moved once where one side is the host.
-    ``dst`` is cleared before ``check``, which raises `CheckFailedError`: what another copy left there is not
-    taken for this one's.
+    ``asked`` is the share of its limit that it is to reach. ``nbytes`` are read and written on the device;
+    moved once where one side is the host. ``dst`` is cleared before ``check``, which raises
+    `CheckFailedError`: what another copy left there is not taken for this one's.
     """
 
     group: str
     name: str
-    limit: str
     asked: float
     nbytes: int
     stream: Any
@@ -60,7 +58,7 @@ def whole(name: str, src: Any, dst: Any, *, moved_once: bool = False) -> Copy:
         _require(_same(src, dst), name)
 
     nbytes = src.numel() * src.element_size()
-    return Copy("limit", name, "", 0, nbytes * (1 if moved_once else 2), stream, submit, dst, check)
+    return Copy("limit", name, 0, nbytes * (1 if moved_once else 2), stream, submit, dst, check)
 
 
 class Pages:
@@ -87,7 +85,6 @@ class Pages:
         group: str,
         how: str,
         stream: CopyStream,
-        limit: str,
         *,
         asked: float = 0,
         named: str = "",
@@ -116,7 +113,6 @@ class Pages:
         return Copy(
             group,
             name,
-            limit,
             asked,
             self._src.numel() * (1 if once else 2),
             torch_stream(stream),
@@ -125,7 +121,7 @@ class Pages:
             lambda: self._check(name, src_ids, dst_ids),
         )
 
-    def torch_copies(self, group: str, limit: str) -> list[Copy]:
+    def torch_copies(self, group: str) -> list[Copy]:
         """The same by ``index_select`` and ``index_copy_``."""
         stream = torch.cuda.Stream()
         src, dst = self._rows(self._src), self._rows(self._dst)
@@ -144,7 +140,6 @@ class Pages:
             Copy(
                 group,
                 f"torch {name}, {self.page_nbytes // 1024} KiB",
-                limit,
                 0,
                 2 * self._src.numel(),
                 stream,
@@ -168,9 +163,7 @@ class Pages:
         _require(_same(src, dst), name)
 
 
-def layouts(
-    src_layout: str, dst_layout: str, nbytes: int, stream: CopyStream, limit: str, asked: float
-) -> Copy:
+def layouts(src_layout: str, dst_layout: str, nbytes: int, stream: CopyStream, asked: float) -> Copy:
     """Some ranks' caches into one of another layout, as `kvxfer.bench.work.layout_pair` has them."""
     work = LayoutWork.sized(src_layout, dst_layout, _MODEL, nbytes, 0, "random", 1)
     data, programs, parts = work.data(), work.programs(), []
@@ -205,7 +198,6 @@ def layouts(
     return Copy(
         "layouts",
         f"{src_layout} -> {dst_layout}",
-        limit,
         asked,
         work.src_nbytes + work.dst_nbytes,
         torch_stream(stream),

@@ -13,17 +13,26 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import torch
 
 from kvxfer.bench.errors import BenchError, CheckFailedError
-from kvxfer.bench.gpu.rows import Row, Wrong, measure, rate
+from kvxfer.bench.gpu import commands as gpu_commands
+from kvxfer.bench.gpu import copies as gpu_copies
+from kvxfer.bench.gpu import litmus as gpu_litmus
+from kvxfer.bench.gpu import processes as gpu_processes
+from kvxfer.bench.gpu import stores as gpu_stores
+from kvxfer.bench.gpu.check import EXIT_SAID
+from kvxfer.bench.gpu.check import GROUPS as NAMES
+from kvxfer.bench.gpu.copies import Copy, Pages, whole
+from kvxfer.bench.gpu.rows import Row, measure, rate
+from kvxfer.bench.latency.delays import by_stream
 from kvxfer.bench.run.stats import MIB
 from kvxfer.errors import UsageError
-
-if TYPE_CHECKING:
-    from kvxfer.gpu.copy_stream import CopyStream
+from kvxfer.gpu import calibration
+from kvxfer.gpu.copy_stream import CopyStream, Direction
 
 _DEVICE_COPY, _TO_HOST, _TO_DEVICE = "device to device", "device to host", "host to device"
 _CTAS = (1, 2, 4, 8, 16, 32, 132)
@@ -34,10 +43,6 @@ _NUM_PRODUCTS = 20
 _TRIGGER_ROUNDS = 500
 _LITMUS_ROUNDS = 2000
 _BETWEEN = "another process's pages on this GPU, which is no NVLink"
-
-
-# Not Python's own for an exception.
-EXIT_SAID: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +68,9 @@ def say(kind: str, **what: Any) -> None:
 
 def run(options: Options) -> int:
     """Measures a group and returns an exit status; `EXIT_SAID` where bytes were wrong, and it said so."""
-    import torch
-
     torch.cuda.set_device(options.device)
     try:
-        GROUPS[options.group](options)
+        _GROUPS[options.group](options)
     except CheckFailedError as error:
         say("wrong", name=options.group, words=str(error))
         return EXIT_SAID
@@ -76,153 +79,22 @@ def run(options: Options) -> int:
     return 0
 
 
-def _rows(copies: list[Any], options: Options, *, tells_limit: bool = True) -> None:
+def _rows(copies: list[Copy], options: Options, *, tells_limit: bool = True) -> None:
     """Measures copies, whose first is their limit, and prints what is found."""
     limit, *others = copies
     kept = [limit, *(copy for copy in others if copy.name not in options.skip)]
-    for found in measure(kept, options.rounds, lambda name: say("begun", name=name)):
-        if isinstance(found, Wrong):
-            say("wrong", name=found.name, words=found.words)
-        elif tells_limit or found.name != limit.name:
-            say("row", **asdict(found))
+    for row in measure(kept, options.rounds, say):
+        if tells_limit or row.name != limit.name:
+            say("row", **asdict(row))
 
 
 def _num_ctas(device: int) -> int:
-    import torch
-
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def pages(options: Options) -> None:
-    """Gathers, scatters and both, of pages of each size, and torch's."""
-    from kvxfer.bench.gpu.copies import Pages, whole
-
-    with _streams(options.device) as (best, vectors):
-        src, dst = _memories(options.nbytes)
-        limit = whole(_DEVICE_COPY, src, dst)
-        for kib in (16, 64, 4):
-            of_size = Pages(src, dst, kib * 1024)
-            asked = 0.9 if kib >= 16 else 0
-            copies = [limit]
-            for how in ("gather", "scatter", "both"):
-                copies.append(of_size.copy("pages", how, best, _DEVICE_COPY, asked=asked))
-            copies.append(of_size.copy("pages", "both", vectors, _DEVICE_COPY, named="both, by vectors"))
-            if kib == 16:
-                copies += of_size.torch_copies("pages", _DEVICE_COPY)
-            _rows(copies, options, tells_limit=kib == 16)
-
-
-def ctas(options: Options) -> None:
-    """Pages of 16 KiB by so many CTAs."""
-    from kvxfer.bench.gpu.copies import Pages, whole
-
-    with _streams(options.device) as (best, vectors):
-        src, dst = _memories(options.nbytes)
-        pages = Pages(src, dst, 16 * 1024)
-        copies = [whole(_DEVICE_COPY, src, dst)]
-        for num in _CTAS:
-            for name, stream in (("bulk", best), ("vectors", vectors)):
-                named = f"{num} CTAs, {name}"
-                copies.append(pages.copy("CTAs", "both", stream, _DEVICE_COPY, num_ctas=num, named=named))
-        _rows(copies, options)
-
-
-def layouts(options: Options) -> None:
-    """Caches of one layout into one of another."""
-    from kvxfer.bench.gpu.copies import layouts as layouts_copy
-    from kvxfer.bench.gpu.copies import whole
-
-    nbytes = options.nbytes // 4
-    with _streams(options.device) as (best, _):
-        # Of the kernel that converts a multiprocessor runs two CTAs at a time.
-        best.set_num_ctas(2 * _num_ctas(options.device))
-        copies = [whole(_DEVICE_COPY, *_memories(nbytes))]
-        for before, after, asked in (
-            ("nhd", "hnd", 0.8),
-            ("hnd", "nhd", 0.8),
-            ("tp4+nhd", "tp2+nhd", 0.8),
-            ("tp4+hnd", "tp2+hnd", 0.8),
-            ("bf16", "fp8", 0.75),
-            ("fp8", "bf16", 0),
-            ("bf16", "fp8+per-page", 0),
-        ):
-            copies.append(layouts_copy(before, after, nbytes, best, _DEVICE_COPY, asked))
-        _rows(copies, options)
-
-
-def host(options: Options) -> None:
-    """Pages between the device and pinned memory: by kernels, by copy engines, and as calibrated."""
-    from kvxfer.gpu import calibration
-    from kvxfer.gpu.copy_stream import CopyStream
-
-    found = calibration.shared(options.device)
-    for by_ctas in found.rates():
-        say("host CTAs", **asdict(by_ctas), is_chosen=by_ctas.num_ctas == found.num_ctas)
-    for choice in found.choices():
-        say("host copy", **asdict(choice))
-    with (
-        CopyStream(
-            options.device, num_ctas=_num_ctas(options.device), tables_nbytes=_TABLES_NBYTES
-        ) as kernels,
-        CopyStream(options.device, tables_nbytes=_TABLES_NBYTES, copy_engines="always") as engines,
-        # As agents have it, but for the room for tables.
-        CopyStream(
-            options.device, num_ctas=found.num_ctas, tables_nbytes=_TABLES_NBYTES, copy_engines="calibrated"
-        ) as chosen,
-    ):
-        for copies in _host_copies(options.nbytes // 4, kernels, engines, chosen):
-            _rows(copies, options)
-        if not engines.has_copy_engines:
-            words = "copy engines: the driver has no batches of copies (CUDA 12.8) for this device"
-            say("not run", words=words)
-
-
-def beside_products(options: Options) -> None:
-    """How much slower a copy and matrix products are together than alone, by priority and CTAs."""
-    for found in _beside_products(options.device, options.nbytes):
-        say("beside products", **found)
-
-
-def stores(options: Options) -> None:
-    """Pages that a kernel stores into memory of another process by itself."""
-    from kvxfer.bench.gpu import stores as gpu_stores
-
-    sizes, num_ctas = (16 * 1024, 64 * 1024), (4, 16, 132)
-    with gpu_stores.stores(options.device, options.nbytes // 4, sizes, num_ctas, _DEVICE_COPY) as copies:
-        _rows(copies, options)
-
-
-def triggers(options: Options) -> None:
-    """From a stream's store to the first byte of a transfer that waits for it."""
-    from kvxfer.bench.latency.delays import by_stream
-
-    for delay in by_stream(options.device, _TRIGGER_ROUNDS):
-        say("trigger", **asdict(delay))
-
-
-def commands(options: Options) -> None:
-    """A transfer that a kernel starts, as it sees it."""
-    from kvxfer.bench.gpu.commands import by_kernel
-
-    for delay in by_kernel(options.device, _TRIGGER_ROUNDS):
-        say("command", **asdict(delay))
-
-
-def litmus(options: Options) -> None:
-    """Message passing, kernels to host to stream and back."""
-    from kvxfer.bench.gpu import litmus as gpu_litmus
-
-    for found in gpu_litmus.run(options.device, _LITMUS_ROUNDS):
-        say("litmus", **asdict(found))
-        if found.num_wrong and found.is_fenced:
-            raise CheckFailedError(f"the litmus test fails with its fences: {found}")
 
 
 @contextlib.contextmanager
 def _streams(device: int) -> Iterator[tuple[CopyStream, CopyStream]]:
     """Yields streams that take the whole device: by every kernel, and without bulk copies."""
-    from kvxfer.gpu.copy_stream import CopyStream
-
     num_ctas = _num_ctas(device)
     with (
         CopyStream(device, num_ctas=num_ctas, tables_nbytes=_TABLES_NBYTES) as best,
@@ -232,46 +104,98 @@ def _streams(device: int) -> Iterator[tuple[CopyStream, CopyStream]]:
 
 
 def _memories(nbytes: int) -> tuple[Any, Any]:
-    import torch
-
     src = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device="cuda")
     return src, torch.zeros_like(src)
 
 
-def _host_copies(nbytes: int, best: Any, engines: Any, chosen: Any) -> Iterator[list[Any]]:
-    """The same between the device and pinned memory: by kernels, by copy engines, and as calibrated."""
-    import torch
-
-    from kvxfer.bench.gpu.copies import Pages, whole
-    from kvxfer.gpu.copy_stream import Direction
-
-    device = torch.zeros(nbytes, dtype=torch.uint8, device="cuda").random_()
-    host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True).random_()
-    ways: tuple[tuple[str, Direction, tuple[Any, Any]], ...] = (
-        (_TO_HOST, "to_host", (device, torch.zeros_like(host, pin_memory=True))),
-        (_TO_DEVICE, "to_device", (host, torch.zeros_like(device))),
-    )
-    for name, direction, between in ways:
-        copies = [whole(name, *between, moved_once=True)]
-        for kib in (4, 16, 64):
-            pages = Pages(*between, kib * 1024)
-            for how, stream in (("kernels", best), ("copy engines", engines), ("as calibrated", chosen)):
-                asked = 0.95 if kib >= 16 and stream is chosen else 0
-                copies.append(
-                    pages.copy(name, "both", stream, name, asked=asked, named=how, direction=direction)
-                )
-        yield copies
+def pages(options: Options) -> None:
+    """Gathers, scatters and both, of pages of each size, and torch's."""
+    with _streams(options.device) as (best, vectors):
+        src, dst = _memories(options.nbytes)
+        for kib in (16, 64, 4):
+            of_size = Pages(src, dst, kib * 1024)
+            asked = 0.9 if kib >= 16 else 0
+            copies = [whole(_DEVICE_COPY, src, dst)]
+            copies += [of_size.copy("pages", how, best, asked=asked) for how in ("gather", "scatter", "both")]
+            copies.append(of_size.copy("pages", "both", vectors, named="both, by vectors"))
+            if kib == 16:
+                copies += of_size.torch_copies("pages")
+            _rows(copies, options, tells_limit=kib == 16)
 
 
-def _beside_products(device: int, nbytes: int) -> Iterator[dict[str, Any]]:
-    import torch
+def ctas(options: Options) -> None:
+    """Pages of 16 KiB by so many CTAs."""
+    with _streams(options.device) as (best, vectors):
+        src, dst = _memories(options.nbytes)
+        pages = Pages(src, dst, 16 * 1024)
+        copies = [
+            pages.copy("CTAs", "both", stream, num_ctas=num, named=f"{num} CTAs, {name}")
+            for num in _CTAS
+            for name, stream in (("bulk", best), ("vectors", vectors))
+        ]
+        _rows([whole(_DEVICE_COPY, src, dst), *copies], options)
 
-    from kvxfer.bench.gpu.copies import Pages
-    from kvxfer.gpu.copy_stream import CopyStream
 
+def layouts(options: Options) -> None:
+    """Caches of one layout into one of another."""
+    nbytes = options.nbytes // 4
+    with _streams(options.device) as (best, _):
+        # Of the kernel that converts a multiprocessor runs two CTAs at a time.
+        best.set_num_ctas(2 * _num_ctas(options.device))
+        pairs = (
+            ("nhd", "hnd", 0.8),
+            ("hnd", "nhd", 0.8),
+            ("tp4+nhd", "tp2+nhd", 0.8),
+            ("tp4+hnd", "tp2+hnd", 0.8),
+            ("bf16", "fp8", 0.75),
+            ("fp8", "bf16", 0),
+            ("bf16", "fp8+per-page", 0),
+        )
+        copies = [gpu_copies.layouts(before, after, nbytes, best, asked) for before, after, asked in pairs]
+        _rows([whole(_DEVICE_COPY, *_memories(nbytes)), *copies], options)
+
+
+def host(options: Options) -> None:
+    """Pages between the device and pinned memory: by kernels, by copy engines, and as calibrated."""
+    found = calibration.shared(options.device)
+    for by_ctas in found.rates():
+        say("host CTAs", **asdict(by_ctas), is_chosen=by_ctas.num_ctas == found.num_ctas)
+    for choice in found.choices():
+        say("host copy", **asdict(choice))
+    made = functools.partial(CopyStream, options.device, tables_nbytes=_TABLES_NBYTES)
+    with (
+        made(num_ctas=_num_ctas(options.device)) as kernels,
+        made(copy_engines="always") as engines,
+        # As agents have it, but for the room for tables.
+        made(num_ctas=found.num_ctas, copy_engines="calibrated") as chosen,
+    ):
+        ways = (("kernels", kernels), ("copy engines", engines), ("as calibrated", chosen))
+        device = torch.zeros(options.nbytes // 4, dtype=torch.uint8, device="cuda").random_()
+        pinned = torch.zeros(options.nbytes // 4, dtype=torch.uint8, pin_memory=True).random_()
+        directions: tuple[tuple[str, Direction, tuple[Any, Any]], ...] = (
+            (_TO_HOST, "to_host", (device, torch.zeros_like(pinned, pin_memory=True))),
+            (_TO_DEVICE, "to_device", (pinned, torch.zeros_like(device))),
+        )
+        for name, direction, between in directions:
+            copies = [whole(name, *between, moved_once=True)]
+            for kib in (4, 16, 64):
+                pages = Pages(*between, kib * 1024)
+                for how, stream in ways:
+                    asked = 0.95 if kib >= 16 and stream is chosen else 0
+                    copies.append(
+                        pages.copy(name, "both", stream, asked=asked, named=how, direction=direction)
+                    )
+            _rows(copies, options)
+        if not engines.has_copy_engines:
+            words = "copy engines: the driver has no batches of copies (CUDA 12.8) for this device"
+            say("not run", words=words)
+
+
+def beside_products(options: Options) -> None:
+    """How much slower a copy and matrix products are together than alone, by priority and CTAs."""
     a, b = (torch.randn(_MATRIX, _MATRIX, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     out = torch.empty_like(a)
-    src = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+    src = torch.zeros(options.nbytes, dtype=torch.uint8, device="cuda")
     pages = Pages(src, torch.zeros_like(src), 16 * 1024)
     model = torch.cuda.Stream()
 
@@ -282,20 +206,21 @@ def _beside_products(device: int, nbytes: int) -> Iterator[dict[str, Any]]:
 
     for high in (False, True):
         for ctas in (4, 16):
-            with CopyStream(device, num_ctas=ctas, high_priority=high) as stream:
-                copy = pages.copy("", "both", stream, "")
+            with CopyStream(options.device, num_ctas=ctas, high_priority=high) as stream:
+                copy = pages.copy("", "both", stream)
                 alone, _ = _together(products, None, 0, model, copy.stream)
                 _, copy_alone = _together(None, copy.submit, 1, model, copy.stream)
                 # So many that there is always one beside the products; the first of them always has products
                 # beside it.
                 count = int(2 * alone / copy_alone) + 1
                 both = _together(products, copy.submit, count, model, copy.stream)
-                yield {
-                    "priority": "high" if high else "default",
-                    "num_ctas": ctas,
-                    "products": round(both[0] / alone, 3),
-                    "copy": round(both[1] / copy_alone, 3),
-                }
+                say(
+                    "beside products",
+                    priority="high" if high else "default",
+                    num_ctas=ctas,
+                    products=round(both[0] / alone, 3),
+                    copy=round(both[1] / copy_alone, 3),
+                )
 
 
 def _together(products: Any, copy: Any, count: int, model: Any, copies: Any) -> tuple[float, float]:
@@ -303,8 +228,6 @@ def _together(products: Any, copy: Any, count: int, model: Any, copies: Any) -> 
 
     Medians of five, after one that is not counted; 0.0 for what there is none of.
     """
-    import torch
-
     taken = []
     for _ in range(6):
         began, ended, first_began, first_ended = (torch.cuda.Event(enable_timing=True) for _ in range(4))
@@ -327,45 +250,57 @@ def _together(products: Any, copy: Any, count: int, model: Any, copies: Any) -> 
 
 def between(index: int, options: Options) -> None:
     """What is read of another process's cache on this GPU, by one kind of handle."""
-    import torch
-
-    from kvxfer.bench.gpu.copies import whole
-    from kvxfer.bench.gpu.processes import KINDS
-    from kvxfer.bench.gpu.processes import measure as measure_between
-
-    kind = KINDS[index]
+    kind = gpu_processes.KINDS[index]
     src = torch.zeros(options.nbytes, dtype=torch.uint8, device="cuda")
     limit = rate(whole(_DEVICE_COPY, src, torch.zeros_like(src)))
     for kib in (16, 64):
+        sizes = options.nbytes, kib * 1024
         try:
-            handles, rates, ratios = measure_between(
-                kind, options.device, options.nbytes, kib * 1024, options.rounds, limit
+            handles, rates, ratios = gpu_processes.measure(
+                kind, options.device, *sizes, options.rounds, limit
             )
         except CheckFailedError as error:
             say("wrong", name=f"{kind.name}, {kib} KiB", words=str(error))
-            continue
         except BenchError as error:
             say("not run", words=str(error))
-            continue
-        name = f"{kind.name}{'' if kind.how == handles else f' by {handles}'}, {kib} KiB"
-        say("row", **asdict(Row.of(_BETWEEN, name, rates, ratios, asked=0.85)))
+        else:
+            name = f"{kind.name}{'' if kind.how == handles else f' by {handles}'}, {kib} KiB"
+            say("row", **asdict(Row.of(_BETWEEN, name, rates, ratios, asked=0.85)))
 
 
-#: In the order in which they are worth having, should time be short.
-GROUPS: Final[dict[str, Callable[[Options], None]]] = {
-    "pages": pages,
-    "litmus": litmus,
-    "trigger": triggers,
-    "other processes, cudaIpc": functools.partial(between, 0),
-    "other processes, expandable segments": functools.partial(between, 1),
-    "other processes, pool": functools.partial(between, 2),
-    "layouts": layouts,
-    "host": host,
-    "CTAs": ctas,
-    "beside products": beside_products,
-    "commands": commands,
-    "stores": stores,
-}
+def stores(options: Options) -> None:
+    """Pages that a kernel stores into memory of another process by itself."""
+    sizes, num_ctas = (16 * 1024, 64 * 1024), (4, 16, 132)
+    with gpu_stores.stores(options.device, options.nbytes // 4, sizes, num_ctas, _DEVICE_COPY) as copies:
+        _rows(copies, options)
+
+
+def triggers(options: Options) -> None:
+    """From a stream's store to the first byte of a transfer that waits for it."""
+    for delay in by_stream(options.device, _TRIGGER_ROUNDS):
+        say("trigger", **asdict(delay))
+
+
+def commands(options: Options) -> None:
+    """A transfer that a kernel starts, as it sees it."""
+    for delay in gpu_commands.by_kernel(options.device, _TRIGGER_ROUNDS):
+        say("command", **asdict(delay))
+
+
+def litmus(options: Options) -> None:
+    """Message passing, kernels to host to stream and back."""
+    for found in gpu_litmus.run(options.device, _LITMUS_ROUNDS):
+        say("litmus", **asdict(found))
+        if found.num_wrong and found.is_fenced:
+            raise CheckFailedError(f"the litmus test fails with its fences: {found}")
+
+
+_MEASURES: Final[tuple[Callable[[Options], None], ...]] = (
+    *(pages, litmus, triggers),
+    *(functools.partial(between, index) for index in range(len(gpu_processes.KINDS))),
+    *(layouts, host, ctas, beside_products, commands, stores),
+)
+_GROUPS: Final = dict(zip(NAMES, _MEASURES, strict=True))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
+import torch
 
 from kvxfer.bench.errors import CheckFailedError
-
-if TYPE_CHECKING:
-    from kvxfer.bench.gpu.copies import Copy
+from kvxfer.bench.gpu.copies import Copy
 
 # A measurement lasts this long, so that what it takes to begin and end one is nothing.
 _LEAST_S: Final = 0.02
@@ -49,29 +48,20 @@ class Row:
         return cls(group, name, rate, middle, least, most, asked, round(submit_s * 1e6, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Wrong:
-    """A copy whose bytes were wrong, in words; it is not measured."""
-
-    name: str
-    words: str
-
-
-def measure(copies: list[Copy], rounds: int, begin: Callable[[str], None]) -> Iterator[Row | Wrong]:
+def measure(copies: list[Copy], rounds: int, say: Callable[..., None]) -> Iterator[Row]:
     """Checks each, then measures those that are right round by round.
 
     Parameters
     ----------
     copies
         The first is the limit of the others.
-    begin
-        Told each copy's name before it runs for the first time: should the device fail, that one did it.
+    say
+        Told that each copy has ``begun`` before it runs for the first time: should the device fail, that one
+        did it. Told, too, whose bytes are ``wrong``; it is not measured.
     """
-    import torch
-
     right: list[Copy] = []
     for copy in copies:
-        begin(copy.name)
+        say("begun", name=copy.name)
         copy.dst.zero_()
         torch.cuda.synchronize()
         copy.submit()
@@ -79,12 +69,12 @@ def measure(copies: list[Copy], rounds: int, begin: Callable[[str], None]) -> It
         try:
             copy.check()
         except CheckFailedError as error:
-            yield Wrong(copy.name, str(error))
+            say("wrong", name=copy.name, words=str(error))
             if copy is copies[0]:
                 return
             continue
         right.append(copy)
-    begin("")
+    say("begun", name="")
     counts = [min(_MOST_QUEUED, max(1, int(_LEAST_S / max(seconds(copy, 3) / 3, 1e-6)))) for copy in right]
     submit_s = [submission_s(copy) for copy in right]
     rates: list[list[float]] = [[] for _ in right]
@@ -105,8 +95,6 @@ def seconds(copy: Copy, count: int, queued_in_s: float = 0.0) -> float:
         A pause for the stream in front of them, in which this host queues them all: what is measured then is
         the device, and not how soon Python comes round.
     """
-    import torch
-
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if queued_in_s:
         with torch.cuda.stream(copy.stream):
@@ -131,7 +119,7 @@ def submission_s(copy: Copy) -> float:
     return float(np.median(taken))
 
 
-def rate(copy: Any) -> Callable[[], float]:
+def rate(copy: Copy) -> Callable[[], float]:
     """Returns what measures a limit's GB/s, for others to be measured beside it."""
     count = max(1, int(_LEAST_S / max(seconds(copy, 3) / 3, 1e-6)))
     each = submission_s(copy)

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from cuda.core import Device, LaunchConfig, launch
 
 from kvxfer.bench.errors import CheckFailedError
+from kvxfer.bench.gpu.commands import compiled
 from kvxfer.bench.gpu.copies import Copy, whole
-from kvxfer.gpu import StoreOffer, include_path, offer_stores, shareable_memory, sources, store_ring_nbytes
+from kvxfer.gpu import StoreOffer, offer_stores, shareable_memory, sources, store_ring_nbytes
 
 _GROUP = "pages that a kernel stores into memory that was offered, on this GPU, which is no NVLink"
 _NUM_THREADS = 512
@@ -31,25 +33,17 @@ def stores(
     UsageError
         ``unsupported``: no memory can be shared here.
     """
-    from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
-
     here = Device(device)
     here.set_current()
-    major, minor = torch.cuda.get_device_capability(device)
-
-    def kernel_of(example: str, entry: str) -> Any:
-        program = Program(
-            (sources.ROOT / "gpu" / "examples" / example).read_text(),
-            "c++",
-            ProgramOptions(arch=f"sm_{major}{minor}", include_path=[include_path()]),
-        )
-        return program.compile("cubin").get_kernel(entry)
-
-    # How, the kernel, and what it wants of shared memory.
-    kernels = [("", kernel_of("store_pages.cu", "store_pages"), 0)]
-    if major >= 9:
-        in_bulk = kernel_of("store_in_bulk.cu", "store_pages_in_bulk")
-        kernels.append((" in bulk", in_bulk, store_ring_nbytes()))
+    capability = torch.cuda.get_device_capability(device)
+    # How, the example with its kernel, and what that wants of shared memory.
+    examples = [("", "store_pages.cu", "store_pages", 0)]
+    if capability >= (9, 0):
+        examples.append((" in bulk", "store_in_bulk.cu", "store_pages_in_bulk", store_ring_nbytes()))
+    kernels = [
+        (how, compiled((sources.ROOT / "gpu" / "examples" / file).read_text(), entry, capability), shared)
+        for how, file, entry, shared in examples
+    ]
     with shareable_memory(device):
         theirs = torch.zeros(nbytes, dtype=torch.uint8, device=f"cuda:{device}")
         word = torch.zeros(1, dtype=torch.int32, device=f"cuda:{device}")
@@ -86,7 +80,7 @@ def stores(
                     raise CheckFailedError(f"a kernel that stores pages of {of} bytes{how} stored others")
 
             name = f"{of // 1024} KiB{how}, {ctas} CTAs"
-            return Copy(_GROUP, name, limit, 0, 2 * nbytes, stream, submit, theirs, check)
+            return Copy(_GROUP, name, 0, 2 * nbytes, stream, submit, theirs, check)
 
         copies = [stored(*kernel, of, ctas) for kernel in kernels for of in page_nbytes for ctas in num_ctas]
         torch.cuda.synchronize(device)

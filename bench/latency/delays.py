@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -287,17 +286,12 @@ def _waiting_cores(seconds: float) -> dict[str, float]:
                 trigger.fire()
             transfer = pair.read(trigger, seconds)
             time.sleep(0.1)
-            before = _processor_s()
+            before = time.process_time()
             time.sleep(seconds)
-            cores[name] = round((_processor_s() - before) / seconds, 4)
+            cores[name] = round((time.process_time() - before) / seconds, 4)
             trigger.fire()
             transfer.wait(_TIMEOUT_S)
     return cores
-
-
-def _processor_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def by_stream(gpu: int, rounds: int) -> Iterator[Delay]:
@@ -306,35 +300,34 @@ def by_stream(gpu: int, rounds: int) -> Iterator[Delay]:
     Once from the call that enqueues the store, and once from when this thread has seen a word to which the
     same stream stored just before.
     """
+    for who, spin_us in (("asleep", 50), ("spinning", 20_000)):
+        with Pair(spin_us, gpu) as pair:
+            for name, measure in _by_gpu(pair, gpu).items():
+                yield Delay.measured(f"{name}, {who}", 0.001, measure, rounds)
+
+
+def _by_gpu(pair: Pair, gpu: int) -> dict[str, Callable[[], float]]:
     import torch
 
     stream = torch.cuda.Stream(gpu)
-    for who, spin_us in (("asleep", 50), ("spinning", 20_000)):
-        with Pair(spin_us, gpu) as pair:
-            before, trigger = pair.near.trigger(), pair.near.trigger()
+    before, trigger = pair.near.trigger(), pair.near.trigger()
 
-            def call(trigger: kvxfer.Trigger = trigger) -> int:
-                at = time.monotonic_ns()
-                trigger.record(stream)
-                return at
+    def call() -> int:
+        at = time.monotonic_ns()
+        trigger.record(stream)
+        return at
 
-            def see(before: kvxfer.Trigger = before, trigger: kvxfer.Trigger = trigger) -> int:
-                before.record(stream)
-                trigger.record(stream)
-                while before.value == 0:
-                    pass
-                return time.monotonic_ns()
+    def see() -> int:
+        before.record(stream)
+        trigger.record(stream)
+        while before.value == 0:
+            pass
+        return time.monotonic_ns()
 
-            def measure(
-                action: Callable[[], int],
-                pair: Pair = pair,
-                before: kvxfer.Trigger = before,
-                trigger: kvxfer.Trigger = trigger,
-            ) -> float:
-                stream.synchronize()
-                before.reset()
-                trigger.reset()
-                return pair.read_delay_us(trigger, 0.001, action)
+    def measure(store: Callable[[], int]) -> float:
+        stream.synchronize()
+        before.reset()
+        trigger.reset()
+        return pair.read_delay_us(trigger, 0.001, store)
 
-            for name, action in (("record()", call), ("store", see)):
-                yield Delay.measured(f"{name}, {who}", 0.001, functools.partial(measure, action), rounds)
+    return {"record()": functools.partial(measure, call), "store": functools.partial(measure, see)}

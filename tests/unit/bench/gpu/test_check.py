@@ -14,8 +14,7 @@ import pytest
 from kvxfer.bench.gpu import check as gpu_check
 from kvxfer.bench.gpu import step as gpu_step
 from kvxfer.bench.gpu import tests as gpu_tests
-from kvxfer.bench.gpu.check import GpuOptions
-from kvxfer.bench.gpu.figures import EXIT_SAID, GROUPS
+from kvxfer.bench.gpu.check import EXIT_SAID, GROUPS, GpuOptions
 from kvxfer.bench.gpu.shown import parts
 from kvxfer.bench.gpu.step import Step
 from kvxfer.bench.report.document import Table, Words
@@ -145,7 +144,7 @@ def test_a_copy_that_breaks_the_device_takes_no_other_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_check, "_FIGURES_COMMAND", (sys.executable, "-c", FIGURES))
-    monkeypatch.setattr(gpu_check, "GROUPS", {"pages": None})
+    monkeypatch.setattr(gpu_check, "GROUPS", ("pages",))
     monkeypatch.setattr(gpu_check, "_FIGURE_S", 5.0)
     check = a_check(tmp_path, 1000.0)
     gpu_check.figures(check)
