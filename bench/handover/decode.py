@@ -100,7 +100,7 @@ class Decode(HandoverEnd):
                 region=pages.cache.region,
                 timeout_s=self.options.timeout_s,
             )
-            for group, (pages, table) in enumerate(zip(self.pages.groups, tables, strict=True))
+            for group, pages, table in self.groups(tables)
         ]
         self.peers[asked["prefill"]].send(
             "request", **asked, blocks=[table.blocks.tolist() for table in tables]
@@ -129,7 +129,7 @@ class Decode(HandoverEnd):
                 lease=kvxfer.LeaseToken.parse(told["leases"][group]),
                 timeout_s=self.options.timeout_s,
             )
-            for group, (pages, table) in enumerate(zip(self.pages.groups, tables, strict=True))
+            for group, pages, table in self.groups(tables)
         ]
         seen["arrived_ns"] = await self._arrivals(transfers)
         return transfers

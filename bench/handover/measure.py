@@ -105,7 +105,8 @@ def run(options: HandoverOptions, progress: Say, seen: list[Handover] | None = N
             f"--prefix-reuse needs prefix ids, and {options.trace} has none: use the trace mooncake or one "
             "of its format"
         )
-    asked = _asked(options, requests, traces.scale_of(read, options.requests, options.max_tokens))
+    chunk_blocks = options.chunk_blocks(traces.scale_of(read, options.requests, options.max_tokens))
+    asked = _asked(options, requests, chunk_blocks)
     handovers = seen if seen is not None else []
     return result_of(
         "handover",
@@ -210,7 +211,7 @@ def _limit(
     return limit
 
 
-def _asked(options: HandoverOptions, requests: list[TraceRequest], scale: float) -> list[Message]:
+def _asked(options: HandoverOptions, requests: list[TraceRequest], chunk_blocks: int) -> list[Message]:
     """Returns the requests as the workers get them; ``arrival_ns`` is None where they arrive on demand."""
     arrivals_s = traces.arrivals_s(options, requests)
     return [
@@ -218,7 +219,7 @@ def _asked(options: HandoverOptions, requests: list[TraceRequest], scale: float)
             "request": index,
             "tokens": request.input_tokens,
             "prefix_ids": request.prefix_ids if options.prefix_reuse else (),
-            "scale": scale,
+            "chunk_blocks": chunk_blocks,
             # In turn, and over all pairs of processes.
             "decode": index % options.decodes,
             "prefill": index // options.decodes % options.prefills,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import numpy as np
 
 import kvxfer
 from kvxfer.bench.handover.measure import HandoverOptions
-from kvxfer.bench.handover.request_pages import GroupTable, Prefix, RequestPages, open_caches
+from kvxfer.bench.handover.request_pages import GroupPages, GroupTable, Prefix, RequestPages, open_caches
 from kvxfer.bench.run.channel import Channel, Message
 from kvxfer.bench.run.endpoint import AgentEnd
 
@@ -47,7 +47,12 @@ class HandoverEnd(AgentEnd):
 
     def prefix_of(self, asked: Message) -> Prefix:
         """Returns what a request has in common with others."""
-        return Prefix(tuple(asked["prefix_ids"]), self.options.chunk_blocks(asked["scale"]))
+        return Prefix(tuple(asked["prefix_ids"]), asked["chunk_blocks"])
+
+    def groups(self, tables: list[GroupTable]) -> Iterator[tuple[int, GroupPages, GroupTable]]:
+        """Yields the number, the pages and the request's table of each group of layers."""
+        for group, (pages, table) in enumerate(zip(self.pages.groups, tables, strict=True)):
+            yield group, pages, table
 
 
 class Prefill(HandoverEnd):
@@ -102,7 +107,7 @@ class Prefill(HandoverEnd):
                 hold=True,
                 timeout_s=self.options.timeout_s,
             )
-            for group, (pages, table) in enumerate(zip(self.pages.groups, tables, strict=True))
+            for group, pages, table in self.groups(tables)
         ]
         released_ns = []
         async for layer in self._layers(tables):
@@ -127,7 +132,7 @@ class Prefill(HandoverEnd):
         decode = self.peer_named(f"decode-{asked['decode']}")
         leases = [
             pages.cache.region.grant(decode, blocks=table.blocks, mode="read", ttl_s=self.options.timeout_s)
-            for pages, table in zip(self.pages.groups, tables, strict=True)
+            for _, pages, table in self.groups(tables)
         ]
         # The word may overtake the grant, and these blocks were another request's a moment ago: tokens say
         # which leases are meant.

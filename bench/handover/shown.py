@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from kvxfer.bench.handover.stages import STAGES, Handover
 from kvxfer.bench.report import shown
-from kvxfer.bench.report.document import Figure, Heading, Part, Table, Words, number
+from kvxfer.bench.report.document import Figure, Heading, Part, Table, Words
 from kvxfer.bench.run.channel import Message
 
 _PERCENTILES = ("p50", "p90", "p99")
-# Rows of the timeline; further requests are in the tables and distributions.
+# Rows of the timeline; further requests are in the table.
 _MAX_ROWS = 200
 _FIGURES = {
     "limit_last_layer_ms": ("(limit: last layer)", "the same layers, moved at the limit's rate"),
@@ -57,7 +55,6 @@ def page(result: Message, handovers: list[Handover]) -> Iterator[Part]:
     """Yields the parts of the page; of a failed run what was seen before."""
     if handovers:
         yield from _timeline(handovers)
-        yield from _costs(handovers)
     yield Heading("figures")
     if result["verified"]:
         yield from parts(result)
@@ -94,27 +91,3 @@ def _timeline(handovers: list[Handover]) -> Iterator[Part]:
         names = ("waits for room", "asked for until the end of prefill", "until decode may start")
         rows.append(Bar(label, list(zip(at_s, at_s[1:], names, strict=False))))
     yield Figure(bars(rows, "s"), "All requests on one clock, from the first arrival on.")
-    rows = []
-    for label, one in zip(labels, shown_ones, strict=True):
-        share = one.hidden_share() * 100
-        rows.append(Bar(label, [(0.0, share, "in place when prefill ended"), (share, 100.0, "after it")]))
-    yield Heading("hidden behind prefill")
-    yield Figure(bars(rows, "% of the bytes"), "Share of the bytes that cost no time to first token.")
-
-
-def _costs(handovers: list[Handover]) -> Iterator[Part]:
-    """Where the time after prefill goes: from each stage to the next, counted from the end of prefill."""
-    yield Heading("cost by stage")
-    costs: dict[str, list[float]] = {stage: [] for stage in STAGES}
-    for one in handovers:
-        before = 0.0
-        for stage, at in one.stages_ms().items():
-            # A stage that was reached before prefill ended costs nothing; the order is time's.
-            costs[stage].append(max(0.0, at - before))
-            before = max(before, at)
-    rows = [
-        (stage.replace("_", " "), *map(number, np.percentile(found, [50, 99]).tolist()), STAGES[stage])
-        for stage, found in costs.items()
-    ]
-    yield Words("Time that each stage adds after the end of prefill.", "dim")
-    yield Table(("stage", "median ms", "p99 ms", ""), rows)

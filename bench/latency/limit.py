@@ -19,8 +19,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvxfer.bench import _limits
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.run import memory
+from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.limit import stream_pair
 from kvxfer.bench.run.process import Worker
 
@@ -126,31 +128,31 @@ class LatencyLimitEnd:
         self._iteration = 0
         self._readable: asyncio.Future[None] | None = None
 
-    async def ask(self, iterations: int) -> list[int]:
-        """Sends a page and waits for the one that comes back; returns the times of the round trips."""
+    async def ask(self, count: int) -> Message:
+        """Sends a page and waits for the one that comes back, and again."""
         round_trips_ns = []
         with self._watching():
-            for _ in range(iterations):
+            for _ in range(count):
                 self._mark()
                 start_ns = time.perf_counter_ns()
                 self._send()
                 await self._receive()
                 round_trips_ns.append(time.perf_counter_ns() - start_ns)
                 self._check()
-        return round_trips_ns
+        return {"round_trips_ns": round_trips_ns}
 
-    async def answer(self, iterations: int) -> list[int]:
-        """Waits for a page and sends one back; returns how long each was held."""
+    async def answer(self, count: int) -> Message:
+        """Waits for a page and sends one back, and again; says how long each was held."""
         held_ns = []
         with self._watching():
-            for _ in range(iterations):
+            for _ in range(count):
                 await self._receive()
                 seen_ns = time.perf_counter_ns()
                 self._mark()
                 self._check()
                 held_ns.append(time.perf_counter_ns() - seen_ns)
                 self._send()
-        return held_ns
+        return {"held_ns": held_ns}
 
     def close(self) -> None:
         """Ends the stream."""
@@ -207,6 +209,30 @@ class LatencyLimitEnd:
     def _on_readable(self) -> None:
         if self._readable is not None and not self._readable.done():
             self._readable.set_result(None)
+
+
+class WakeEnd:
+    """One end of bare wake-ups, over two eventfds."""
+
+    def __init__(self, in_fd: int, out_fd: int, timeout_s: float) -> None:
+        self._descriptors = in_fd, out_fd
+        self._timeout_s = timeout_s
+
+    def ask(self, count: int, processors: list[list[int]]) -> Message:
+        """Wakes the other end first, then in turns; ``processors`` of this end and of the other one."""
+        return self._take_turns(True, count, processors[0])
+
+    def answer(self, count: int, processors: list[list[int]]) -> Message:
+        """Is woken first."""
+        return self._take_turns(False, count, processors[1])
+
+    def _take_turns(self, first: bool, count: int, processors: list[int]) -> Message:
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, processors)  # this thread alone
+        try:
+            return {"wakes_ns": _limits.wake_ups(*self._descriptors, first, count, self._timeout_s)}
+        finally:
+            os.sched_setaffinity(0, allowed)
 
 
 def shared_nbytes(nbytes: int) -> int:

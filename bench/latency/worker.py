@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -11,9 +10,8 @@ from typing import Any
 import numpy as np
 
 import kvxfer
-from kvxfer.bench import _limits
 from kvxfer.bench.errors import BenchError, CheckFailedError
-from kvxfer.bench.latency.limit import LatencyLimitEnd
+from kvxfer.bench.latency.limit import LatencyLimitEnd, WakeEnd
 from kvxfer.bench.latency.measure import LatencyOptions
 from kvxfer.bench.run.channel import Channel, Message
 from kvxfer.bench.run.endpoint import LEASE_S, AgentEnd, Cache
@@ -30,9 +28,9 @@ _CHECK_EVERY = 50
 class Latency(AgentEnd):
     """Writes a page with a notification, and waits for the one that comes back."""
 
-    _bare: LatencyLimitEnd
-    # What this end reads, and what it writes.
-    _wakes: tuple[int, int]
+    #: The machine's limit, and bare wake-ups, once they are opened.
+    bare: LatencyLimitEnd
+    wakes: WakeEnd
     _notes: AsyncIterator[kvxfer.Notification] | None = None
 
     def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
@@ -94,36 +92,12 @@ class Latency(AgentEnd):
         stream = socket.socket(fileno=descriptors.popleft())
         shared = descriptors.popleft() if self.options.transport == "shm" else None
         options = self.options
-        self._bare = LatencyLimitEnd(end, options.wait, options.nbytes, options.timeout_s, shared, stream)
-
-    async def limit_ask(self, count: int) -> Message:
-        """The limit's part of `ask`."""
-        return {"round_trips_ns": await self._bare.ask(count)}
-
-    async def limit_answer(self, count: int) -> Message:
-        """The limit's part of `answer`."""
-        return {"held_ns": await self._bare.answer(count)}
+        self.bare = LatencyLimitEnd(end, options.wait, options.nbytes, options.timeout_s, shared, stream)
 
     def wake_open(self) -> None:
-        """Takes the eventfds of bare wake-ups."""
+        """Takes the eventfds of bare wake-ups: the one that this end reads, and the one that it writes."""
         descriptors = self.coordinator.descriptors
-        self._wakes = descriptors.popleft(), descriptors.popleft()
-
-    def wake_ask(self, count: int, processors: list[list[int]]) -> Message:
-        """Wakes the other end first, then in turns; ``processors`` of this end and of the other one."""
-        return self._wake(True, count, processors[0])
-
-    def wake_answer(self, count: int, processors: list[list[int]]) -> Message:
-        """The other end of `wake_ask`."""
-        return self._wake(False, count, processors[1])
-
-    def _wake(self, first: bool, count: int, processors: list[int]) -> Message:
-        allowed = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, processors)  # this thread alone
-        try:
-            return {"wakes_ns": _limits.wake_ups(*self._wakes, first, count, self.options.timeout_s)}
-        finally:
-            os.sched_setaffinity(0, allowed)
+        self.wakes = WakeEnd(descriptors.popleft(), descriptors.popleft(), self.options.timeout_s)
 
     def _write(self) -> kvxfer.Transfer:
         return self.agent.write(

@@ -46,8 +46,8 @@ def test_every_page_goes_there_and_back(ends: tuple[LatencyLimitEnd, LatencyLimi
             # A page that does not fit is sent by a thread of its own: the other end reads meanwhile.
             asking = asyncio.to_thread(asyncio.run, near.ask(count))
             asked, answered = await asyncio.gather(asking, far.answer(count))
-            assert len(asked) == len(answered) == count
-            assert min(asked) > min(answered) > 0
+            assert len(asked["round_trips_ns"]) == len(answered["held_ns"]) == count
+            assert min(asked["round_trips_ns"]) > min(answered["held_ns"]) > 0
 
     asyncio.run(both())
 
