@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ _COMMON = {
 }
 
 #: name -> (transformers' configuration class, its arguments beside the common ones)
-_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+Models = Mapping[str, tuple[str, dict[str, Any]]]
+MODELS: Models = {
     "llama": ("LlamaConfig", {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}),
     # Pages of 64 KiB in 32 layers, as many and as large as those of Llama-3.1-8B in bfloat16 with blocks
     # of 16 tokens: 64 KiB a token to hand over, where everything else is as small as it can be.
@@ -65,122 +67,29 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 32,
         },
     ),
-    # Layers that see a window of 64 tokens and layers that see all: groups with tables of their own.
-    "gemma3": (
-        "Gemma3TextConfig",
-        {
-            "num_hidden_layers": 6,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 32,
-            "query_pre_attn_scalar": 32,
-            "sliding_window": 64,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-            "tie_word_embeddings": True,
-        },
-    ),
-    # One latent row a token instead of keys and values; 512 + 64 is what the CPU's kernel knows. Positions
-    # as in DeepSeek's own models: without YaRN the CPU's kernel takes tokens' rows, which lie apart, for rows
-    # that lie together, and what a prefill computes hangs on how many tokens it has.
-    "deepseek": (
-        "DeepseekV2Config",
-        {
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "q_lora_rank": 64,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 32,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 32,
-            "first_k_dense_replace": 4,
-            "n_routed_experts": 4,
-            "n_group": 1,
-            "topk_group": 1,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": MAX_TOKENS // 4,
-                "beta_fast": 32,
-                "beta_slow": 1,
-                "mscale": 0.707,
-                "mscale_all_dim": 0.707,
-            },
-        },
-    ),
-    # Three layers with a state for each request, and one with a cache of tokens. The CPU's kernel of
-    # such states knows these sizes alone, and bfloat16 alone (``--dtype bfloat16``).
-    "qwen3-next": (
-        "Qwen3NextConfig",
-        {
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 64,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "shared_expert_intermediate_size": 64,
-        },
-    ),
-    # The same with states of another kind (Mamba2), which the CPU computes in float32.
-    "granite-hybrid": (
-        "GraniteMoeHybridConfig",
-        {
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "attention_multiplier": 0.125,
-            "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-            "mamba_n_heads": 8,
-            "mamba_n_groups": 2,
-            "mamba_d_head": 64,
-            "mamba_d_state": 32,
-            "num_local_experts": 0,
-            "shared_intermediate_size": 512,
-        },
-    ),
 }
-NAMES = tuple(_MODELS)
 
 
-def save(name: str, folder: Path, seed: int = 1) -> Path:
-    """Makes a model and its tokenizer and writes both to ``folder``, as engines read them.
+def save(name: str, folder: Path, seed: int = 1, models: Models = MODELS) -> Path:
+    """Makes a model and its tokenizer, writes both to ``folder``, as engines read them, and returns that.
 
-    Parameters
-    ----------
-    name
-        One of ``NAMES``.
-    folder
-        Made if need be. Where a model of this name and seed is there already, nothing is done.
-
-    Returns
-    -------
-    Path
-        ``folder``
+    The folder is made if need be; where a model of this name and seed is there already, nothing is done.
     """
-    if name not in _MODELS:
-        raise BenchError(f"there is no tiny model {name!r}; there are {', '.join(NAMES)}")
     constants = [_STANDARD_DEVIATION, _ATTENTION_NORM_WEIGHT, _STATE_DECAY_LOG]
-    label = json.dumps([name, seed, _MODELS[name], _COMMON, *constants])
+    label = json.dumps([name, seed, models[name], _COMMON, *constants])
     stamp = folder / "tiny-model.json"
     if stamp.exists() and stamp.read_text() == label:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    _save_weights(name, folder, seed)
+    _save_weights(folder, seed, *models[name])
     _save_tokenizer(folder)
     stamp.write_text(label)
     return folder
 
 
-def _save_weights(name: str, folder: Path, seed: int) -> None:
+def _save_weights(folder: Path, seed: int, config_class: str, arguments: dict[str, Any]) -> None:
     torch, transformers = _import("torch"), _import("transformers")
     transformers.utils.logging.disable_progress_bar()
-    config_class, arguments = _MODELS[name]
     config = getattr(transformers, config_class)(**{**_COMMON, **arguments})
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=config.dtype)

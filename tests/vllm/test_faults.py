@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.vllm_server import VllmServer, complete, completion_request
 from kvxfer.bench.errors import BenchError
+from tests.vllm import tiny_models
 from tests.vllm.early_start import started
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
 

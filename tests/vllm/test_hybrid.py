@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.router_server import RouterServer
 from kvxfer.bench.engines.vllm_server import complete, completion_request
+from tests.vllm import tiny_models
 from tests.vllm.early_start import started
 from tests.vllm.engine import FLIP, TO_PREFILL, Engines, random_prompt, server
 from tests.vllm.gdn_attention import float32_states

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.vllm_server import VllmServer
+from tests.vllm import tiny_models
 from tests.vllm.engine import random_prompt, server
 from tests.vllm.fp8_attention import ARGUMENTS as FP8_ARGUMENTS
 from tests.vllm.fp8_attention import attention_of

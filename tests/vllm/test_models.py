@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.vllm_server import VllmServer, complete
+from tests.vllm import tiny_models
 from tests.vllm.early_start import started
 from tests.vllm.engine import Engines, random_prompt, server
 from tests.vllm.handover import assert_flipped_bits_change_the_tokens, assert_handed_over, handed_over
