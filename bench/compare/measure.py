@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -43,6 +43,16 @@ FIGURES: Mapping[str, Mapping[str, bool]] = {
 # An idle process's clock shows a few microseconds a second: less than this is not told apart.
 _FLOORS = {"idle_cpu_cores": 0.001}
 _ITERATIONS = {"pages": 5, "latency": 500, "setup": 1}
+_OURS: Mapping[str, Callable[..., Message]] = {
+    "pages": pages_bench.run,
+    "latency": latency_bench.run,
+    "setup": setup_bench.run,
+}
+_THEIRS: Mapping[str, Callable[..., Message]] = {
+    "pages": baseline_work.run_pages,
+    "latency": baseline_work.run_latency,
+    "setup": baseline_work.run_setup,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +85,7 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        # They refuse what does not fit.
-        if self.work == "pages":
-            self.pages_options()
-        elif self.work == "latency":
-            self.latency_options()
+        self.of_work()
 
     @property
     def num_iterations(self) -> int:
@@ -91,30 +97,18 @@ class CompareOptions:
         """What kind of memory kvxfer moves pages of."""
         return {"pages": self.memory, "latency": "pool", "setup": "foreign"}[self.work]
 
-    def pages_options(self) -> PagesOptions:
-        """The work `pages`."""
-        return PagesOptions(
-            self.transport,
-            self.op,
-            self.total_mib,
-            self.block_kib,
-            self.pattern,
-            self.memory,
-            self.num_iterations,
-            seed=self.seed,
-            timeout_s=self.timeout_s,
-            corrupt=self.corrupt,
-        )
-
-    def latency_options(self) -> LatencyOptions:
-        """The work `latency`; both ends poll."""
-        return LatencyOptions(
-            self.transport, self.nbytes, "poll", self.num_iterations, self.seed, self.timeout_s, self.corrupt
-        )
-
-    def setup_options(self) -> SetupOptions:
-        """The work `setup`; an iteration is two fresh processes."""
-        return SetupOptions(self.transport, self.num_iterations)
+    def of_work(self) -> PagesOptions | LatencyOptions | SetupOptions:
+        """The options of the benchmark whose work it is; raises for what does not fit."""
+        if self.work == "setup":
+            return SetupOptions(self.transport, self.num_iterations)
+        common: Message = {
+            name: getattr(self, name) for name in ("transport", "seed", "timeout_s", "corrupt")
+        }
+        common["iterations"] = self.num_iterations
+        if self.work == "latency":
+            return LatencyOptions(nbytes=self.nbytes, **common)  # both ends poll
+        names = ("op", "total_mib", "block_kib", "pattern", "memory")
+        return PagesOptions(**common, **{name: getattr(self, name) for name in names})
 
 
 def run(options: CompareOptions, progress: Say, known: tuple[Baseline, ...] | None = None) -> Message:
@@ -201,12 +195,7 @@ class _Comparison:
 
     def _ours(self) -> Message:
         options = self._options
-        if options.work == "pages":
-            measured = pages_bench.run(options.pages_options(), _no_progress)
-        elif options.work == "latency":
-            measured = latency_bench.run(options.latency_options(), _no_progress)
-        else:
-            measured = setup_bench.run(options.setup_options(), _no_progress)
+        measured = _OURS[options.work](options.of_work(), _no_progress)
         if not measured["verified"]:
             raise CheckFailedError(f"{OURS}: {measured['failure']}")
         if measured.get("interrupted"):
@@ -217,12 +206,7 @@ class _Comparison:
 
     def _theirs(self, baseline: Baseline) -> Message:
         options = self._options
-        if options.work == "pages":
-            measured = baseline_work.run_pages(baseline, options.pages_options())
-        elif options.work == "latency":
-            measured = baseline_work.run_latency(baseline, options.latency_options())
-        else:
-            measured = baseline_work.run_setup(baseline, options.setup_options(), options.corrupt)
+        measured = _THEIRS[options.work](baseline, options.of_work(), options.corrupt)
         return {**measured, "path": baseline.paths[options.transport]}
 
     def _keep(self, name: str, measured: Message) -> None:

@@ -24,10 +24,10 @@ _SETUP_NUM_PAGES = 4
 _SETUP_TIMEOUT_S = 10.0
 
 
-def run_pages(baseline: Baseline, options: PagesOptions) -> Message:
+def run_pages(baseline: Baseline, options: PagesOptions, corrupt: bool) -> Message:
     """Moves pages; the keys are those of `pages.measure.run`, and ``version`` and ``settings``."""
     sizes = (options.page_nbytes, options.num_pages)
-    fields = _fields(options.transport, *sizes, options.timeout_s, options.corrupt, pattern=options.pattern)
+    fields = _fields(options.transport, *sizes, options.timeout_s, corrupt, pattern=options.pattern)
     moved = []
     with BaselinePair(baseline, fields, (options.seed, options.seed + 1)) as pair:
         pair.open(_active(pair, options.op))
@@ -44,17 +44,10 @@ def run_pages(baseline: Baseline, options: PagesOptions) -> Message:
     }
 
 
-def run_latency(baseline: Baseline, options: LatencyOptions) -> Message:
+def run_latency(baseline: Baseline, options: LatencyOptions, corrupt: bool) -> Message:
     """Writes back and forth; the keys are those of `latency.measure.run`."""
-    fields = _fields(
-        options.transport,
-        options.nbytes,
-        2,
-        options.timeout_s,
-        options.corrupt,
-        same_pages=True,
-        notifies=True,
-    )
+    more = {"same_pages": True, "notifies": True}
+    fields = _fields(options.transport, options.nbytes, 2, options.timeout_s, corrupt, **more)
     iterations = options.warmup + options.iterations
     ways = Ways()
     with BaselinePair(baseline, fields, (1, 1)) as pair:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvxfer.bench.engines import tiny_models
@@ -26,29 +25,7 @@ _NUM_TOKENS = (20, 33, 64, 150, 400, 900)
 # What each way in which a router asks makes of the transfer.
 _HOW = ("pull", "push")  # of `DISPATCHES`
 _MAX_TOKENS = 32
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One prompt, answered by one engine and by two."""
-
-    how: str
-    num_prompt_tokens: int
-    num_moved_tokens: int
-    alone: list[int]
-    together: list[int]
-    text: str
-
-    @property
-    def verdict(self) -> str:
-        """``equal``, or what is wrong."""
-        if self.together != self.alone:
-            pairs = zip(self.together, self.alone, strict=False)
-            first = next((number for number, (a, b) in enumerate(pairs) if a != b), "the end")
-            return f"differs from {first} on"
-        if self.num_moved_tokens == 0 and self.num_prompt_tokens > TOKENS_PER_BLOCK:
-            return "computed again: nothing was moved"
-        return "equal"
+_EQUAL = "equal"
 
 
 def run(options: DemoOptions) -> int:
@@ -56,25 +33,16 @@ def run(options: DemoOptions) -> int:
     folder = Path(tempfile.mkdtemp(prefix="kvxfer-demo-"))
     try:
         with ExitStack() as stack:
-            answers = _answers(stack, folder)
+            rows = _answers(stack, folder)
     except BenchError as error:
         _say(f"{error}\nlogs: {folder}")
         return 1
-    rows = [
-        (
-            f"{answer.how}, {answer.num_prompt_tokens} tokens",
-            f"{answer.num_moved_tokens} tokens",
-            answer.verdict,
-            ascii(answer.text),
-        )
-        for answer in answers
-    ]
     print_parts([Table(("prompt", "moved", "tokens of both", ""), rows)])
-    wrong = sum(answer.verdict != "equal" for answer in answers)
+    wrong = sum(verdict != _EQUAL for *_, verdict, _ in rows)
     if wrong:
-        _say(f"{wrong} of {len(answers)} prompts went wrong; logs: {folder}")
+        _say(f"{wrong} of {len(rows)} prompts went wrong; logs: {folder}")
         return 1
-    _say(f"{len(answers)} prompts, the tokens of one engine each; logs: {folder}")
+    _say(f"{len(rows)} prompts, the tokens of one engine each; logs: {folder}")
     return 0
 
 
@@ -82,7 +50,7 @@ def _say(words: str) -> None:
     print_parts([Words(words)])
 
 
-def _answers(stack: ExitStack, folder: Path) -> list[Answer]:
+def _answers(stack: ExitStack, folder: Path) -> list[tuple[str, str, str, str]]:
     weights = tiny_models.save("llama", folder / "model")
     _say("starting three engines, about a minute ...")
     started_s = time.monotonic()
@@ -112,14 +80,19 @@ def _answers(stack: ExitStack, folder: Path) -> list[Answer]:
     ]
 
 
-def _answer(how: str, alone: VllmServer, router: RouterServer, decode: VllmServer, prompt: str) -> Answer:
+def _answer(
+    how: str, alone: VllmServer, router: RouterServer, decode: VllmServer, prompt: str
+) -> tuple[str, str, str, str]:
+    """Returns a prompt's row: what was asked, what was moved, whether both give the same tokens, the text."""
     moved_before = decode.prompt_tokens("external_kv_transfer")
     together = complete(router, prompt, _MAX_TOKENS)
-    return Answer(
-        how,
-        len(together.prompt_token_ids),
-        decode.prompt_tokens("external_kv_transfer") - moved_before,
-        complete(alone, prompt, _MAX_TOKENS).token_ids,
-        together.token_ids,
-        together.text,
-    )
+    num_moved = decode.prompt_tokens("external_kv_transfer") - moved_before
+    expected, num_tokens = complete(alone, prompt, _MAX_TOKENS).token_ids, len(together.prompt_token_ids)
+    verdict = _EQUAL
+    if together.token_ids != expected:
+        pairs = zip(together.token_ids, expected, strict=False)
+        first = next((number for number, (a, b) in enumerate(pairs) if a != b), "the end")
+        verdict = f"differs from {first} on"
+    elif num_moved == 0 and num_tokens > TOKENS_PER_BLOCK:
+        verdict = "computed again: nothing was moved"
+    return f"{how}, {num_tokens} tokens", f"{num_moved} tokens", verdict, ascii(together.text)

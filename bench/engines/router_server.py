@@ -10,17 +10,7 @@ from kvxfer.bench.engines.server_process import ServerProcess
 
 
 class RouterServer(ServerProcess):
-    """One router.
-
-    Parameters
-    ----------
-    prefills, decodes
-        Addresses of the engines.
-    log
-        The file that takes what it prints.
-    dispatch
-        As of ``--dispatch``.
-    """
+    """One router between engines of these addresses; ``dispatch`` is as of ``--dispatch``."""
 
     def __init__(
         self, prefills: Sequence[str], decodes: Sequence[str], log: Path, dispatch: str = "sequential"

@@ -38,14 +38,9 @@ _ENVIRONMENT = {
 
 
 def kvxfer_config(role: str, **extra: Any) -> dict[str, Any]:
-    """Returns the ``--kv-transfer-config`` of kvxfer's connector.
+    """Returns the ``--kv-transfer-config`` of kvxfer's connector, ``extra`` its own settings.
 
-    Parameters
-    ----------
-    role
-        ``kv_producer``, ``kv_consumer`` or ``kv_both``.
-    extra
-        The connector's own settings.
+    ``role`` is ``kv_producer``, ``kv_consumer`` or ``kv_both``.
     """
     return {
         "kv_connector": "KvxferConnector",
@@ -56,24 +51,18 @@ def kvxfer_config(role: str, **extra: Any) -> dict[str, Any]:
 
 
 class VllmServer(ServerProcess):
-    """One ``vllm serve``.
+    """One ``vllm serve``; ``name``, ``log`` and ``environment`` are as of `ServerProcess`.
 
     Parameters
     ----------
-    name
-        What errors call it.
     model
         A folder with a model and its tokenizer (`kvxfer.bench.engines.tiny_models`).
-    log
-        The file that takes what it prints.
     kv_transfer_config
         What ``--kv-transfer-config`` gets; without it, the engine has no connector.
     num_blocks
         Blocks of the cache, of ``TOKENS_PER_BLOCK`` tokens each.
     arguments
         Further arguments of ``vllm serve``.
-    environment
-        Variables beside those of this process.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kvxfer.bench.errors import BenchError
 
@@ -33,17 +33,14 @@ DTYPES: Final = {
 }
 #: name -> `kvxfer.Quantization.per`
 SCALES: Final = {"per-tensor": "tensor", "per-head": "head", "per-page": "page", "per-page-head": "page_head"}
-_TPS: Final = {f"tp{size}": size for size in (1, 2, 4, 8)}
-_PPS: Final = {f"pp{size}": size for size in (1, 2)}
-_PAGES: Final = {f"p{tokens}": tokens for tokens in (16, 32, 48, 64)}
-# What a name says, and the names that say it.
-_KINDS: Final = {
-    "tp": tuple(_TPS),
-    "pp": tuple(_PPS),
-    "order": tuple(ORDERS),
-    "dtype": tuple(DTYPES),
-    "scales": tuple(SCALES),
-    "page": tuple(_PAGES),
+# What a name says -> the names that say it, and as what.
+_KINDS: Final[dict[str, dict[str, Any]]] = {
+    "tp": {f"tp{size}": size for size in (1, 2, 4, 8)},
+    "pp": {f"pp{size}": size for size in (1, 2)},
+    "order": {order: order for order in ORDERS},
+    "dtype": DTYPES,
+    "scales": SCALES,
+    "page": {f"p{tokens}": tokens for tokens in (16, 32, 48, 64)},
 }
 #: For help texts.
 NAMES: Final = "; ".join(" ".join(names) for names in _KINDS.values())
@@ -81,15 +78,16 @@ class NamedLayout:
                     f"the layout {text!r} says {said[kind]!r} and {name.strip()!r}: one {kind} alone"
                 )
             said[kind] = name.strip()
-        dtype = DTYPES[said.get("dtype", "bf16")]
+        values = {kind: _KINDS[kind][name] for kind, name in said.items()}
+        dtype = values.get("dtype", "bfloat16")
         scaled = dtype.startswith("float8") or dtype == "int8"
         if "scales" in said and not scaled:
             raise BenchError(f"{said['scales']!r} in {text!r}: scales belong to fp8, e5m2 and int8")
         return cls(
-            tp=_TPS[said.get("tp", "tp1")],
-            pp=_PPS[said.get("pp", "pp1")],
-            order=said.get("order", "nhd"),
+            tp=values.get("tp", 1),
+            pp=values.get("pp", 1),
+            order=values.get("order", "nhd"),
             dtype=dtype,
-            scales=SCALES[said.get("scales", "per-tensor")] if scaled else "",
-            block_tokens=_PAGES[said.get("page", "p16")],
+            scales=values.get("scales", "tensor") if scaled else "",
+            block_tokens=values.get("page", 16),
         )

@@ -44,7 +44,7 @@ class TraceRequest:
     """One request of a trace.
 
     ``prefix_ids`` names its prefix blocks of 512 tokens, where the trace does: equal id, equal
-    prefix.
+    prefix. ``arrival_s`` counts from anywhere.
     """
 
     arrival_s: float
@@ -75,10 +75,8 @@ def read_trace(path: Path) -> list[TraceRequest]:
         raise BenchError(f"{path}: a trace ends in .jsonl (Mooncake) or .csv (Azure)")
     try:
         text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BenchError(f"{path}: not UTF-8 text at byte {error.start}") from error
-    except OSError as error:
-        raise BenchError(f"{path}: cannot be read: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"{path}: cannot be read: {error}") from error
     read = _mooncake if path.suffix == ".jsonl" else _azure
     requests: list[TraceRequest] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -91,8 +89,7 @@ def read_trace(path: Path) -> list[TraceRequest]:
                 raise BenchError(f"{path}:{number}: {words}") from error
     if not requests:
         raise BenchError(f"{path}: holds no request")
-    first_s = 0.0 if path.suffix == ".jsonl" else requests[0].arrival_s
-    return [replace(request, arrival_s=request.arrival_s - first_s) for request in requests]
+    return requests
 
 
 def scale(requests: list[TraceRequest], num_requests: int, max_tokens: int) -> list[TraceRequest]:
