@@ -1,1 +1,0 @@
-"""``kvxfer bench scale``."""
