@@ -135,41 +135,26 @@ def leave(client: httpx.Client, body: dict[str, Any], *engines: Engine) -> None:
             time.sleep(0.01)
 
 
-def test_prefill_is_asked_for_one_token_and_to_keep_the_pages(client: httpx.Client, prefill: Engine) -> None:
-    sampling = {"prompt": "abc", "temperature": 0.5, "seed": 7, "unknown": [1]}
-    client.post(
-        "/v1/completions",
-        json={
-            **sampling,
-            "max_tokens": 40,
-            "min_tokens": 9,
-            "n": 2,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        },
-    )
-    assert prefill.body() == {
-        **sampling,
-        "max_tokens": 1,
-        "n": 1,
-        "stream": False,
-        "kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False},
-    }
-
-
-def test_decode_gets_the_request_and_the_parameters_as_they_are(client: httpx.Client, decode: Engine) -> None:
-    request = {"prompt": [5, 6, 7], "max_tokens": 40, "min_tokens": 9, "stop": ["x"], "unknown": {"a": 1}}
-    answer = client.post("/v1/completions", json=request)
+@pytest.mark.parametrize(
+    ("path", "prompt", "bound"),
+    [
+        ("/v1/completions", {"prompt": [5, 6, 7]}, {}),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, {"max_completion_tokens": 1}),
+    ],
+)
+def test_prefill_computes_one_token_and_decode_gets_the_request_and_the_parameters_as_they_are(
+    client: httpx.Client, prefill: Engine, decode: Engine, path: str, prompt: dict[str, Any], bound: Any
+) -> None:
+    sampling = {**prompt, "temperature": 0.5, "stop": ["x"], "unknown": {"a": 1}}
+    changed = {"n": 2, "stream": True, "max_tokens": 40, **dict.fromkeys(bound, 30)}
+    dropped = {"min_tokens": 9, "stream_options": {"include_usage": True}}
+    answer = client.post(path, json={**sampling, **changed, **dropped})
     assert answer.json() == {"choices": [{"text": "from decode"}]}
-    assert decode.body() == {**request, "kv_transfer_params": HANDED_OVER}
-
-
-def test_chat_is_bounded_by_its_own_field(client: httpx.Client, prefill: Engine, decode: Engine) -> None:
-    request = {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 30}
-    client.post("/v1/chat/completions", json=request)
-    assert prefill.asked[0][0] == decode.asked[0][0] == "/v1/chat/completions"
-    assert prefill.body()["max_completion_tokens"] == 1
-    assert decode.body() == {**request, "kv_transfer_params": HANDED_OVER}
+    assert prefill.asked[0][0] == decode.asked[0][0] == path
+    keeps = {"do_remote_decode": True, "do_remote_prefill": False}
+    one = {"n": 1, "stream": False, "max_tokens": 1, **bound}
+    assert prefill.body() == {**sampling, **one, "kv_transfer_params": keeps}
+    assert decode.body() == {**sampling, **changed, **dropped, "kv_transfer_params": HANDED_OVER}
 
 
 def test_one_request_has_one_id_everywhere(client: httpx.Client, prefill: Engine, decode: Engine) -> None:
@@ -185,31 +170,20 @@ def test_one_request_has_one_id_everywhere(client: httpx.Client, prefill: Engine
     assert chosen.isdisjoint({"r-1", ""})
 
 
-def test_engines_take_turns(stack: ExitStack) -> None:
-    prefills = [Engine(stack, {"kv_transfer_params": HANDED_OVER}) for _ in range(2)]
-    decodes = [Engine(stack, {}) for _ in range(3)]
-    client = between(stack, [engine.url for engine in prefills], [engine.url for engine in decodes])
+def test_engines_and_their_data_parallel_ranks_take_turns(stack: ExitStack) -> None:
+    first, second = (Engine(stack, {"kv_transfer_params": HANDED_OVER}) for _ in range(2))
+    decodes = [Engine(stack, {}) for _ in range(2)]
+    ranks = [f"{first.url}#0", f"{first.url}/#1", second.url]
+    client = between(stack, ranks, [engine.url for engine in decodes])
     for number in range(6):
         client.post("/v1/completions", json={"prompt": str(number)}).raise_for_status()
-    assert [[body["prompt"] for _, body, _ in engine.asked] for engine in prefills] == [
-        ["0", "2", "4"],
-        ["1", "3", "5"],
-    ]
-    assert [[body["prompt"] for _, body, _ in engine.asked] for engine in decodes] == [
-        ["0", "3"],
-        ["1", "4"],
-        ["2", "5"],
-    ]
 
+    def asked(engine: Engine) -> list[tuple[str, str | None]]:
+        return [(body["prompt"], headers.get("x-data-parallel-rank")) for _, body, headers in engine.asked]
 
-def test_data_parallel_ranks_take_turns_and_are_asked_by_number(stack: ExitStack) -> None:
-    prefill, decode = Engine(stack, {"kv_transfer_params": HANDED_OVER}), Engine(stack, {})
-    client = between(stack, [f"{prefill.url}#0", f"{prefill.url}/#1"], [decode.url])
-    for number in range(4):
-        client.post("/v1/completions", json={"prompt": str(number)}).raise_for_status()
-    asked = [headers["x-data-parallel-rank"] for _, _, headers in prefill.asked]
-    assert asked == ["0", "1", "0", "1"]
-    assert not any("x-data-parallel-rank" in headers for _, _, headers in decode.asked)
+    assert asked(first) == [("0", "0"), ("1", "1"), ("3", "0"), ("4", "1")]
+    assert asked(second) == [("2", None), ("5", None)]
+    assert [asked(one) for one in decodes] == [[(n, None) for n in "024"], [(n, None) for n in "135"]]
 
 
 def test_what_prefill_did_not_keep_decode_computes(
@@ -239,40 +213,36 @@ def test_streamed_pieces_pass_while_decode_still_works(client: httpx.Client, dec
     assert decode.body()["stream"] is True
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [(500, 502), (503, 502), (400, 400), (429, 429)])
-def test_an_error_of_prefill_names_the_engine_and_the_reason(
-    client: httpx.Client, prefill: Engine, decode: Engine, theirs: int, ours: int
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("role", "wrong", "status", "words"),
+    [
+        ("prefill", JSONResponse({"error": {"message": "the cache is full"}}, 500), 502, "the cache is full"),
+        ("prefill", Response(status_code=503), 502, "answered 503"),
+        ("prefill", Response(status_code=429), 429, "answered 429"),
+        ("prefill", Response("<html>"), 502, "no JSON object"),
+        ("prefill", Response("[]"), 502, "no JSON object"),
+        ("decode", JSONResponse({"error": "out of blocks"}, 500), 502, "out of blocks"),
+    ],
+)
+def test_an_error_names_the_engine_and_the_reason(
+    client: httpx.Client,
+    prefill: Engine,
+    decode: Engine,
+    role: str,
+    wrong: Response,
+    status: int,
+    words: str,
+    stream: bool,
 ) -> None:
-    prefill.answer = JSONResponse({"error": {"message": "the cache is full"}}, theirs)
-    answer = client.post("/v1/completions", json={"prompt": "a"})
-    assert answer.status_code == ours
+    engine = {"prefill": prefill, "decode": decode}[role]
+    engine.answer = wrong
+    answer = client.post("/v1/completions", json={"prompt": "a", "stream": stream})
     error = answer.json()["error"]
-    assert (error["type"], error["backend"], error["code"]) == ("prefill_error", prefill.url, ours)
-    assert f"answered {theirs}" in error["message"]
-    assert "the cache is full" in error["message"]
-    assert not decode.asked
-
-
-def test_an_error_of_decode_names_the_engine_even_when_streaming(
-    client: httpx.Client, decode: Engine
-) -> None:
-    decode.answer = JSONResponse({"error": "out of blocks"}, 500)
-    answer = client.post("/v1/completions", json={"prompt": "a", "stream": True})
-    assert answer.status_code == 502
-    error = answer.json()["error"]
-    assert (error["type"], error["backend"]) == ("decode_error", decode.url)
-    assert "out of blocks" in error["message"]
-
-
-@pytest.mark.parametrize("answer", [Response("<html>"), Response("[]")])
-def test_an_answer_of_prefill_that_is_none_is_an_error(
-    client: httpx.Client, prefill: Engine, decode: Engine, answer: Response
-) -> None:
-    prefill.answer = answer
-    failed = client.post("/v1/completions", json={"prompt": "a"})
-    assert failed.status_code == 502
-    assert failed.json()["error"]["backend"] == prefill.url
-    assert not decode.asked
+    assert (answer.status_code, error["code"], error["backend"]) == (status, status, engine.url)
+    assert error["type"] == f"{role}_error"
+    assert words in error["message"]
+    assert len(decode.asked) == (role == "decode")
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from kvxfer.bench.engines.options import DISPATCHES
+from kvxfer.bench.engines.server_process import reserved_port
 from kvxfer.bench.report import document
 from kvxfer.bench.run.course import Progress
 from kvxfer.bench.serving import load as serving_load
@@ -203,47 +205,96 @@ def test_request_that_decode_computed_itself_is_not_handed_over() -> None:
     assert figures["between_tokens_ms"]["p50"] == 4
 
 
-# ---- clients, before a server that streams --------------------------------------------------------
+# ---- a stand-in for engines ----------------------------------------------------------------------
 
-SERVER = """
-import json, sys, time
+# A server of vLLM's interface that computes nothing; it says what an observed connector would have seen.
+VLLM = """
+import json, os, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from kvxfer.bench.serving.observer import Log
+
+told = dict(zip(sys.argv, sys.argv[1:]))
+role = json.loads(told.get("--kv-transfer-config", "{}")).get("kv_role")
+logs = [Log("scheduler"), Log("worker")]
+served = 0
+
 
 class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *arguments): pass
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        how = body["prompt"]
-        self.send_response(500 if how == "refused" else 200)
-        self.end_headers()
-        if how == "refused":
-            self.wfile.write(b"out of memory")
-            return
-        for number in range(1 if how == "cut" else body["max_tokens"]):
-            event = {"choices": [{"text": "x", "token_ids": [number]}]}
-            if how == "fails" and number:
-                event = {"error": {"message": "the engine died"}}
-            self.wfile.write(f"data: {json.dumps(event)}\\n\\n".encode())
-            self.wfile.flush()
-        if how == "hangs":
-            time.sleep(60)
-        self.wfile.write(b"data: [DONE]\\n\\n")
+    def log_message(self, *arguments):
+        pass
 
-server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-print(server.server_port, flush=True)
-server.serve_forever()
+    def do_GET(self):
+        self.answer(b"" if self.path == "/health" else b"vllm:num_requests_running 0.0\\n")
+
+    def do_POST(self):
+        global served
+        served += 1
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        name = f"cmpl-{self.headers['X-Request-Id']}-0-1a2b"
+        if os.environ.get("STAND_IN_DIES") == f"{role}:{served}":
+            print("stand-in: the engine is on fire", flush=True)
+            os._exit(3)
+        how = body["prompt"]
+        if how == "refused":
+            self.answer(b"out of memory", 500)
+            return
+        if role == "kv_producer":
+            self.see("finished", name)
+            self.see("given_back", name)
+            told = {"kvxfer": {"ranks": []}}
+            self.answer(json.dumps({"choices": [{}], "kv_transfer_params": told}).encode())
+            return
+        if role:
+            assert body["kv_transfer_params"]
+            for event in ("asked", "allocated", "ordered", "loaded"):
+                self.see(event, name)
+        count = 1 if how == "cut" else body["max_tokens"]
+        lines = [{"choices": [{"token_ids": [number]}]} for number in range(count)]
+        if how == "fails":
+            lines[1:] = [{"error": {"message": "the engine died"}}]
+        events = [*map(json.dumps, lines), "[DONE]"]
+        self.answer("".join(f"data: {event}\\n\\n" for event in events).encode(), hangs=how == "hangs")
+
+    def see(self, event, name):
+        for log in logs:
+            log.num_steps += 1
+            log.total_ns += 5000
+        worker = event in ("ordered", "loaded", "given_back")
+        logs[worker].event(event, name, time.monotonic_ns(), took_ns=1000)
+        for log in logs:
+            log.write()
+
+    def answer(self, content, status=200, hangs=False):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        time.sleep(60 if hangs else 0)
+        self.wfile.write(content)
+
+
+ThreadingHTTPServer(("127.0.0.1", int(told["--port"])), Handler).serve_forever()
 """
 
 
+# ---- clients --------------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-    finally:
-        process.kill()
-        process.communicate()
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with reserved_port() as reserved:
+        port = str(reserved.getsockname()[1])
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", VLLM, "--port", port],
+            env={**os.environ, FOLDER_VARIABLE: str(tmp_path_factory.mktemp("seen"))},
+        )
+        try:
+            address = f"http://127.0.0.1:{port}"
+            while ask(address, "well").error.startswith("Connect"):
+                time.sleep(0.05)
+            yield address
+        finally:
+            process.kill()
+            process.wait()
 
 
 def ask(url: str, how: str, timeout_s: float = 20.0) -> Answer:
@@ -335,65 +386,6 @@ def test_both_roles_get_one_connector_and_the_one_engine_none() -> None:
 
 
 # ---- whole runs, with a stand-in for the engines --------------------------------------------------
-
-# A server of vLLM's interface that computes nothing; it says what an observed connector would have seen.
-VLLM = """
-import json, os, sys, time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from kvxfer.bench.serving.observer import Log
-
-told = dict(zip(sys.argv, sys.argv[1:]))
-role = json.loads(told.get("--kv-transfer-config", "{}")).get("kv_role")
-logs = [Log("scheduler"), Log("worker")]
-served = 0
-
-
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-    def do_GET(self):
-        self.answer(b"" if self.path == "/health" else b"vllm:num_requests_running 0.0\\n")
-
-    def do_POST(self):
-        global served
-        served += 1
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        name = f"cmpl-{self.headers['X-Request-Id']}-0-1a2b"
-        if os.environ.get("STAND_IN_DIES") == f"{role}:{served}":
-            print("stand-in: the engine is on fire", flush=True)
-            os._exit(3)
-        if role == "kv_producer":
-            self.see("finished", name)
-            self.see("given_back", name)
-            told = {"kvxfer": {"ranks": []}}
-            self.answer(json.dumps({"choices": [{}], "kv_transfer_params": told}).encode())
-            return
-        if role:
-            assert body["kv_transfer_params"]
-            for event in ("asked", "allocated", "ordered", "loaded"):
-                self.see(event, name)
-        lines = [{"choices": [{"token_ids": [number]}]} for number in range(body["max_tokens"])]
-        self.answer("".join(f"data: {json.dumps(line)}\\n\\n" for line in lines).encode())
-
-    def see(self, event, name):
-        for log in logs:
-            log.num_steps += 1
-            log.total_ns += 5000
-        worker = event in ("ordered", "loaded", "given_back")
-        logs[worker].event(event, name, time.monotonic_ns(), took_ns=1000)
-        for log in logs:
-            log.write()
-
-    def answer(self, content):
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-
-ThreadingHTTPServer(("127.0.0.1", int(told["--port"])), Handler).serve_forever()
-"""
 
 
 @pytest.fixture
