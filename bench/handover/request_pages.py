@@ -26,10 +26,6 @@ class GroupTable:
     blocks: Indices
     contents: Words
 
-    def after(self, num_blocks: int) -> GroupTable:
-        """Returns the table without its first blocks."""
-        return GroupTable(self.blocks[num_blocks:], self.contents[num_blocks:])
-
 
 class GroupPages:
     """The pages of one group of layers, ``[layers, pages, blocks]`` of them."""
