@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvxfer.bench.compare.measure import FIGURES, OURS
+from kvxfer.bench.report import shown
 from kvxfer.bench.report.document import Part, Table, Words, spread_in_words
 from kvxfer.bench.run.channel import Message
 
@@ -13,22 +14,15 @@ def parts(result: Message) -> Iterator[Part]:
     """Yields the systems, how many times better kvxfer is, and what a reader has to know."""
     yield Words(_title(result), "bold")
     figures = FIGURES[result["work"]]
-    labels = {figure: figure.replace("_", " ") for figure in figures}
     systems = result["systems"]
     if systems:
         rows = [
-            (labels[figure], *(spread_in_words(system[figure]) for system in systems.values()))
+            (figure.replace("_", " "), *(spread_in_words(system[figure]) for system in systems.values()))
             for figure in figures
         ]
         # A row for a figure: there are more figures than systems.
         yield Table(("median (min to max)", *systems), rows)
-    if result["ratios"]:
-        yield Words("how many times better kvxfer is: median (min to max) of the rounds; below 1 it is not")
-        rows = [
-            (labels[figure], *(spread_in_words(of.get(figure)) for of in result["ratios"].values()))
-            for figure in figures
-        ]
-        yield Table((f"{OURS} beside", *result["ratios"]), rows)
+    yield from shown.ratios(result, OURS, figures)
     for name, system in systems.items():
         settings = ", ".join(f"{key}={value}" for key, value in system["settings"].items())
         words = f"{name} {system['version']}: {system['path']}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, Final
 
@@ -21,65 +21,31 @@ def parts(result: dict[str, Any]) -> Iterator[Part]:
         f"medians of {result['rounds']} rounds",
         "bold",
     )
-    rows: list[tuple[str, ...]]
     missed = sum(_is_below(row) for row in result["row"]) + sum(map(_is_late, result["trigger"]))
-    if result["tests"]:
-        rows = [
-            (
-                row["file"],
-                *(str(count) for count in (row["num_passed"], row["num_skipped"], len(row["wrong"]))),
-            )
-            for row in result["tests"]
-        ]
-        yield Table(("tests", "passed", "skipped", "wrong"), rows)
+    yield from _table(result["tests"], ("tests", "passed", "skipped", "wrong"), _tests)
     if result["row"]:
         yield Words("GB/s are read + written on the device, moved once to and from the host")
     for group, rows_of in groupby(result["row"], key=lambda row: row["group"]):
-        head = (group, "GB/s", "of limit", "from - to", "asked", "submit us")
-        yield Table(head, [_copy(row) for row in rows_of])
-    if result["beside products"]:
-        rows = [
-            (
-                f"{row['priority']} priority, {row['num_ctas']} CTAs",
-                f"{row['products']:.2f}",
-                f"{row['copy']:.2f}",
-            )
-            for row in result["beside products"]
-        ]
-        yield Table(("together, times slower than alone", "products", "copy"), rows)
-    if result["host CTAs"]:
-        rows = [
-            (
-                f"{row['num_ctas']} CTAs{', which staging takes' if row['is_chosen'] else ''}",
-                *("-" if row[way] is None else f"{row[way]:.1f}" for way in ("to_host", "from_host")),
-            )
-            for row in result["host CTAs"]
-        ]
-        yield Table(("pages to and from host memory, as calibrated", "to, GB/s", "from, GB/s"), rows)
-    if result["host copy"]:
-        rows = [_engines(choice) for choice in result["host copy"]]
-        yield Table(("the same by copy engines", "from KiB on"), rows)
-    for kind, words in (
-        ("trigger", "from a stream's store to the first byte of a transfer that waits for it"),
-        ("command", "a transfer of 16 KiB that a kernel starts, as it sees it"),
-    ):
-        if result[kind]:
-            rows = [
-                (row["name"], f"{row['p50_us']:.1f}{' *' if _is_late(row) else ''}", f"{row['p99_us']:.1f}")
-                for row in result[kind]
-            ]
-            yield Table((words, "p50 us", "p99 us"), rows)
-    if result["litmus"]:
-        counts = ("at_host", "at_stream", "of_host", "num_rounds")
-        counted = [(row["name"], *(str(row[count]) for count in counts)) for row in result["litmus"]]
-        columns = (
-            "kernels to host to stream and back: wrong words",
-            "at host",
-            "behind a wait",
-            "of host",
-            "rounds",
+        yield from _table(
+            list(rows_of), (group, "GB/s", "of limit", "from - to", "asked", "submit us"), _copy
         )
-        yield Table(columns, counted)
+    head: tuple[str, ...] = ("together, times slower than alone", "products", "copy")
+    yield from _table(result["beside products"], head, _beside)
+    head = ("pages to and from host memory, as calibrated", "to, GB/s", "from, GB/s")
+    yield from _table(result["host CTAs"], head, _ctas)
+    yield from _table(result["host copy"], ("the same by copy engines", "from KiB on"), _engines)
+    head = ("from a stream's store to the first byte of a transfer that waits for it", "p50 us", "p99 us")
+    yield from _table(result["trigger"], head, _delay)
+    head = ("a transfer of 16 KiB that a kernel starts, as it sees it", "p50 us", "p99 us")
+    yield from _table(result["command"], head, _delay)
+    head = (
+        "kernels to host to stream and back: wrong words",
+        "at host",
+        "behind a wait",
+        "of host",
+        "rounds",
+    )
+    yield from _table(result["litmus"], head, _litmus)
     for row in result["checkers"]:
         yield Words(f"compute-sanitizer, {row['name']}: {row['words']}")
     yield from (Words(f"not run: {row['words']}") for row in result["not_run"])
@@ -93,6 +59,35 @@ def _is_below(row: dict[str, Any]) -> bool:
 
 def _is_late(row: dict[str, Any]) -> bool:
     return bool(row["name"] == _ASKED_OF and row["p50_us"] > _TRIGGER_US)
+
+
+def _table(
+    found: list[dict[str, Any]], head: tuple[str, ...], cells: Callable[[dict[str, Any]], tuple[str, ...]]
+) -> Iterator[Part]:
+    if found:
+        yield Table(head, [cells(row) for row in found])
+
+
+def _tests(row: dict[str, Any]) -> tuple[str, ...]:
+    return row["file"], str(row["num_passed"]), str(row["num_skipped"]), str(len(row["wrong"]))
+
+
+def _beside(row: dict[str, Any]) -> tuple[str, ...]:
+    name = f"{row['priority']} priority, {row['num_ctas']} CTAs"
+    return name, f"{row['products']:.2f}", f"{row['copy']:.2f}"
+
+
+def _ctas(row: dict[str, Any]) -> tuple[str, ...]:
+    name = f"{row['num_ctas']} CTAs{', which staging takes' if row['is_chosen'] else ''}"
+    return name, *("-" if row[way] is None else f"{row[way]:.1f}" for way in ("to_host", "from_host"))
+
+
+def _delay(row: dict[str, Any]) -> tuple[str, ...]:
+    return row["name"], f"{row['p50_us']:.1f}{' *' if _is_late(row) else ''}", f"{row['p99_us']:.1f}"
+
+
+def _litmus(row: dict[str, Any]) -> tuple[str, ...]:
+    return row["name"], *(str(row[count]) for count in ("at_host", "at_stream", "of_host", "num_rounds"))
 
 
 def _copy(row: dict[str, Any]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvxfer.bench.report import shown
 from kvxfer.bench.report.document import Part, Table, Words, number, spread_in_words
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.serving.measure import COMPARED
@@ -20,14 +21,7 @@ def parts(result: Message) -> Iterator[Part]:
     if systems:
         yield _latencies(systems)
         yield _costs(systems)
-    if result["ratios"]:
-        yield Words("how many times better kvxfer is: median (min to max) of the rounds; below 1 it is not")
-        compared = result["ratios"].values()
-        rows = [
-            (name.replace("_", " "), *(spread_in_words(one.get(name)) for one in compared))
-            for name in COMPARED
-        ]
-        yield Table((f"{OURS} beside", *result["ratios"]), rows)
+    yield from shown.ratios(result, OURS, COMPARED)
     for name, meaning in {**STAGES, **OWN}.items():
         yield Words(f"  {_label(name)}: {meaning}", "dim")
     for name, system in systems.items():

@@ -71,13 +71,15 @@ def _kvxfer() -> dict[str, Any]:
     }
 
 
-def _nixl(**extra: Any) -> dict[str, Any]:
-    return {
+def _nixl(name: str, words: str, **extra: Any) -> System:
+    connector = {
         "kv_connector": "NixlConnector",
         "kv_connector_module_path": "kvxfer.bench.serving.nixl",
         "kv_buffer_device": "cpu",
         "kv_connector_extra_config": extra,
     }
+    port = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+    return System(name, words, connector, needs=("nixl",), environment=_UCX, port_variable=port)
 
 
 _KNOWN: Final = (
@@ -89,21 +91,15 @@ _KNOWN: Final = (
         _kvxfer(),
         dispatch="concurrent",
     ),
-    System(
+    _nixl(
         "nixl",
         "NixlConnector, its progress thread and its pool of threads off: the engine's own calls progress it",
-        _nixl(progress_thread=False, num_threads=0),
-        needs=("nixl",),
-        environment=_UCX,
-        port_variable="VLLM_NIXL_SIDE_CHANNEL_PORT",
+        progress_thread=False,
+        num_threads=0,
     ),
-    System(
+    _nixl(
         "nixl+thread",
         "NixlConnector as it comes: a progress thread, and a pool of 4 threads, in each engine",
-        _nixl(),
-        needs=("nixl",),
-        environment=_UCX,
-        port_variable="VLLM_NIXL_SIDE_CHANNEL_PORT",
     ),
 )
 NAMES: Final = tuple(system.name for system in _KNOWN)
