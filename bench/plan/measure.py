@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -28,14 +27,11 @@ from kvxfer.bench.run.stats import median, spread
 from kvxfer.bench.work.layout_names import NamedLayout
 from kvxfer.bench.work.layout_pair import LayoutWork
 from kvxfer.bench.work.models import Shape
-from kvxfer.session.program_cache import ProgramCache
 
 FIGURES = {
     "compile_ms": "layouts to copy program; once for each pair of layouts",
-    "install_ms": "the program checked natively, and told to the peer",
     "first_post_ms": "the first transfer of a pair of regions: compiles, and tells the peer",
     "post_ms": "a later transfer: one call, with block tables alone",
-    "post_pair_ms": "of it, what one source rank takes",
     "post_ns_per_page": "the same for each page that is named",
     "num_pages": "layers x keys and values x blocks, of the destination",
     "num_loops": "strided loops of the program",
@@ -98,23 +94,17 @@ def _measure(options: PlanOptions, progress: Say) -> Message:
         other.register("kv", dst.memory, dst.layout)
         peer = source.connect_blocking(other.address, _CONNECT_TIMEOUT_S)
         remote = peer.region_blocking("kv", _CONNECT_TIMEOUT_S)
-        compile_ns, both_ns = [], []
+        compile_ns, post_ns = [], []
         for _ in range(options.iterations):
             start_ns = time.perf_counter_ns()
             program = plans.compile_program(srcs[first.src].layout, dst.layout, heads=first.heads)
             compile_ns.append(time.perf_counter_ns() - start_ns)
-        # A new cache of programs each time: the agent's own would know it.
-        for _ in range(options.iterations):
-            start_ns = time.perf_counter_ns()
-            ProgramCache(source._core).get(peer.id, True, regions[first.src], remote, first.heads)
-            both_ns.append(time.perf_counter_ns() - start_ns)
         random = np.random.default_rng(options.seed)
-        post_ns, pair_ns = [], []
         for iteration in range(1 + options.iterations):
             progress(Progress(iteration, options.iterations, f"post {iteration}"))
             dst_blocks = _table(random, work.dst.num_blocks)
             tables = [_table(random, work.srcs[share.src].num_blocks) for share in work.shares]
-            at_ns = [time.perf_counter_ns()]
+            start_ns = time.perf_counter_ns()
             transfers = []
             for share, src_blocks in zip(work.shares, tables, strict=True):
                 # One source that serves all is asked for all, as an engine does.
@@ -124,22 +114,17 @@ def _measure(options: PlanOptions, progress: Say) -> Message:
                 transfers.append(
                     source.write(region, remote, src_blocks, dst_blocks, notify=b"plan", hold=True, **wanted)
                 )
-                at_ns.append(time.perf_counter_ns())
-            post_ns.append(at_ns[-1] - at_ns[0])
-            pair_ns += [after - before for before, after in pairwise(at_ns)]
+            post_ns.append(time.perf_counter_ns() - start_ns)
             for transfer in transfers:
                 _end(transfer)
-    installed = zip(both_ns, compile_ns, strict=True)
     num_pages = len(work.dst.layers) * work.dst.num_kv * options.blocks
     return {
         "num_tokens": work.num_tokens,
         "num_sources": len(work.srcs),
         "num_pages": num_pages,
         "compile_ms": spread(each / 1e6 for each in compile_ns),
-        "install_ms": median((both - alone) / 1e6 for both, alone in installed),
         "first_post_ms": round(post_ns[0] / 1e6, 3),
         "post_ms": spread((each / 1e6 for each in post_ns[1:]), digits=4),
-        "post_pair_ms": spread((each / 1e6 for each in pair_ns[len(transfers) :]), digits=4),
         "post_ns_per_page": median(each / num_pages for each in post_ns[1:]),
         "num_loops": len(program.loops),
         "runs_per_pair": program.runs_per_pair,

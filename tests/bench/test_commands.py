@@ -135,11 +135,10 @@ def test_latency_is_measured_over_what_was_asked_for(transport: str, wait: str) 
 )
 def test_plan_is_reported(src: str, dst: str) -> None:
     result = result_of(*PLAN, "--src-layout", src, "--dst-layout", dst)
-    check_figures(result, "compile_ms", "first_post_ms", "post_ms", "post_pair_ms", "post_ns_per_page")
+    check_figures(result, "compile_ms", "first_post_ms", "post_ms", "post_ns_per_page")
     check_figures(result, "num_loops", "runs_per_pair", "smallest_run_nbytes")
     assert result["num_tokens"] >= 30 * 16
     assert result["num_pages"] == (2 if "pp2" in dst else 4) * 2 * 30
-    assert "install_ms" in result
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
