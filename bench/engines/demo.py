@@ -9,8 +9,7 @@ from pathlib import Path
 
 from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.options import DISPATCHES, DemoOptions
-from kvxfer.bench.engines.router_server import RouterServer
-from kvxfer.bench.engines.server_process import ServerProcess
+from kvxfer.bench.engines.server_process import RouterServer, ServerProcess
 from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, VllmServer, complete, kvxfer_config
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.report.document import Table, Words, print_parts

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -141,7 +140,16 @@ class ServerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+class RouterServer(ServerProcess):
+    """The router (`kvxfer.bench.engines.router`) between engines of these addresses."""
+
+    def __init__(
+        self, prefills: Sequence[str], decodes: Sequence[str], log: Path, dispatch: str = "sequential"
+    ) -> None:
+        engines = ["--prefill", ",".join(prefills), "--decode", ",".join(decodes)]
+        command = [sys.executable, "-m", "kvxfer.bench", "router", *engines, "--dispatch", dispatch]
+        super().__init__("the router", command, log)

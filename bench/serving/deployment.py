@@ -11,8 +11,7 @@ from typing import Final
 import httpx
 import psutil
 
-from kvxfer.bench.engines.router_server import RouterServer
-from kvxfer.bench.engines.server_process import ServerProcess, reserved_port
+from kvxfer.bench.engines.server_process import RouterServer, ServerProcess, reserved_port
 from kvxfer.bench.engines.vllm_server import VllmServer
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.report import noise

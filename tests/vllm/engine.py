@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvxfer.bench.engines import tiny_models
-from kvxfer.bench.engines.router_server import RouterServer
+from kvxfer.bench.engines.server_process import RouterServer
 from kvxfer.bench.engines.vllm_server import Completion, VllmServer, complete, kvxfer_config
 
 ROOT = Path(__file__).parents[2]

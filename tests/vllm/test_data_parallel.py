@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvxfer.bench.engines import tiny_models
-from kvxfer.bench.engines.router_server import RouterServer
+from kvxfer.bench.engines.server_process import RouterServer
 from kvxfer.bench.engines.vllm_server import VllmServer, complete, completion_request
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvxfer.bench.engines.router_server import RouterServer
+from kvxfer.bench.engines.server_process import RouterServer
 from kvxfer.bench.engines.vllm_server import complete, completion_request
 from tests.vllm import tiny_models
 from tests.vllm.early_start import started

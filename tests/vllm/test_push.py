@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvxfer.bench.engines.router_server import RouterServer
+from kvxfer.bench.engines.server_process import RouterServer
 from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, complete, completion_request
 from kvxfer.bench.errors import BenchError
 from kvxfer.directory import Entry

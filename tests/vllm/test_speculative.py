@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvxfer.bench.engines import tiny_models
-from kvxfer.bench.engines.router_server import RouterServer
+from kvxfer.bench.engines.server_process import RouterServer
 from kvxfer.bench.engines.vllm_server import VllmServer, complete
 from kvxfer.bench.errors import BenchError
 from tests.vllm.engine import TO_PREFILL, Engines, push, random_prompt, ranks_of, server
