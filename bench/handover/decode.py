@@ -81,6 +81,7 @@ class Decode(HandoverEnd):
         self.coordinator.send(
             "request",
             request=request,
+            num_tokens=asked["tokens"],
             nbytes=nbytes,
             layers_nbytes=layers_nbytes,
             num_pages=num_pages,

@@ -252,6 +252,6 @@ def _run_part(
                 done = first + sum("decode" in ends for ends in seen.values())
                 progress(Progress(done, total, f"request {message['request']}: {message['words']}"))
     return [
-        Handover.of(asked["request"], asked["tokens"], ends["prefill"], ends["decode"])
+        Handover.of(ends["prefill"], ends["decode"])
         for asked, ends in zip(requests, seen.values(), strict=True)
     ]

@@ -118,7 +118,11 @@ class Prefill(HandoverEnd):
             await transfer
         self.pages.free(tables)
         self.coordinator.send(
-            "request", request=request, post_ns=post_ns, released_ns=released_ns, end_ns=released_ns[-1]
+            "request",
+            request=request,
+            post_ns=post_ns,
+            released_ns=released_ns,
+            prefill_end_ns=released_ns[-1],
         )
 
     async def _pull(self, asked: Message) -> None:
@@ -150,7 +154,9 @@ class Prefill(HandoverEnd):
         for lease in leases:
             await lease.revoke()
         self.pages.free(tables)
-        self.coordinator.send("request", request=request, end_ns=end_ns, notification_ns=notification_ns)
+        self.coordinator.send(
+            "request", request=request, prefill_end_ns=end_ns, notification_ns=notification_ns
+        )
 
     async def _layers(self, tables: list[GroupTable]) -> AsyncIterator[int]:
         """Computes the layers in order, each when it is due; yields the one that is final now."""

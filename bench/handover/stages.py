@@ -5,7 +5,7 @@ Both ends stamp with CLOCK_MONOTONIC, which is common to all processes of a mach
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from kvxfer.bench.run.stats import median, percentiles
@@ -23,9 +23,6 @@ STAGES = {
 }
 
 
-_SEEN_BY_DECODE = ("layers_nbytes", "num_pages", "reused_nbytes", "arrival_ns", "asked_ns")
-
-
 @dataclass(frozen=True, slots=True)
 class Handover:
     """One request's handover; times in nanoseconds of CLOCK_MONOTONIC."""
@@ -41,7 +38,7 @@ class Handover:
     post_ns: int
     notification_ns: int
     decode_may_start_ns: int
-    rails: tuple[str, ...]
+    rails: list[str]
     #: Bytes of the request in each layer; they differ where a layer sees a window or keeps a state.
     layers_nbytes: list[int]
     num_pages: int
@@ -52,22 +49,11 @@ class Handover:
     asked_ns: int
 
     @classmethod
-    def of(cls, request: int, num_tokens: int, prefill: dict[str, Any], decode: dict[str, Any]) -> Self:
+    def of(cls, prefill: dict[str, Any], decode: dict[str, Any]) -> Self:
         """Joins the messages of the two ends. Who posted says when; a pull releases all at its post."""
-        post_ns = prefill.get("post_ns") or decode["post_ns"]
-        return cls(
-            request=request,
-            num_tokens=num_tokens,
-            nbytes=decode["nbytes"],
-            prefill_end_ns=prefill["end_ns"],
-            released_ns=prefill.get("released_ns") or [post_ns] * len(decode["arrived_ns"]),
-            arrived_ns=decode["arrived_ns"],
-            post_ns=post_ns,
-            notification_ns=decode.get("notification_ns") or prefill["notification_ns"],
-            decode_may_start_ns=decode["decode_may_start_ns"],
-            rails=tuple(decode["rails"]),
-            **{name: decode[name] for name in _SEEN_BY_DECODE},
-        )
+        told = {**prefill, **decode}
+        told.setdefault("released_ns", [told["post_ns"]] * len(told["arrived_ns"]))
+        return cls(**{field.name: told[field.name] for field in fields(cls)})
 
     @property
     def last_layer_ns(self) -> int:

@@ -35,15 +35,15 @@ class Deployment:
     ) -> None:
         self.system = system
         self.engines: dict[str, VllmServer] = {}
-        self.observations: dict[str, Observations] = {}
+        self.observations = Observations(folder / "seen")
         self._stack = ExitStack()
         self._router: RouterServer | None = None
         self._is_paused = False
         folder.mkdir(parents=True)
         try:
             for role in _ROLES if system.connector else ("alone",):
-                seen = folder / f"{role}-seen"
-                seen.mkdir()
+                seen = folder / "seen" / role
+                seen.mkdir(parents=True)
                 self.engines[role] = self._stack.enter_context(
                     VllmServer(
                         f"{system.name}'s {role} engine" if system.connector else "the engine alone",
@@ -55,7 +55,6 @@ class Deployment:
                         environment={**system.environment, **self._port(), FOLDER_VARIABLE: str(seen)},
                     )
                 )
-                self.observations[role] = Observations(seen)
             if system.connector:
                 self._router = self._stack.enter_context(
                     RouterServer(

@@ -42,7 +42,10 @@ def us_per_step(costs: Costs) -> float:
 
 
 class Observations:
-    """What the observers in a folder have written, read again and again as they write on."""
+    """What a deployment's observers have written, read again and again as they write on.
+
+    ``folder`` has a folder for each engine, by its role; no two of them see the same event of a request.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -52,7 +55,7 @@ class Observations:
 
     def read(self) -> None:
         """Reads what is new; a line that is being written is left for the next time."""
-        for path in sorted(self._folder.glob("*.jsonl")):
+        for path in sorted(self._folder.glob("*/*.jsonl")):
             start = self._offsets.get(path, 0)
             with path.open("rb") as file:
                 file.seek(start)
@@ -88,9 +91,10 @@ class Observations:
             seen.failed = seen.failed or bool(line.get("failed"))
         return found
 
-    def costs(self) -> dict[str, Costs]:
-        """Returns what each half took so far: ``scheduler`` and ``worker``, over all workers."""
-        found = {"scheduler": Costs(), "worker": Costs()}
-        for half, costs in self._costs.values():
-            found[half] += costs
+    def costs(self) -> dict[str, dict[str, Costs]]:
+        """Returns by role what each half, ``scheduler`` and ``worker``, took so far, over all workers."""
+        found: dict[str, dict[str, Costs]] = {}
+        for path, (half, costs) in self._costs.items():
+            halves = found.setdefault(path.parent.name, {"scheduler": Costs(), "worker": Costs()})
+            halves[half] += costs
         return found

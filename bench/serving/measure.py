@@ -25,7 +25,7 @@ from kvxfer.bench.serving.deployment import Deployment
 from kvxfer.bench.serving.events import Costs, us_per_step
 from kvxfer.bench.serving.load import Answer, Asked
 from kvxfer.bench.serving.options import ServingOptions
-from kvxfer.bench.serving.stages import Served, joined, summarize
+from kvxfer.bench.serving.stages import Served, summarize
 from kvxfer.bench.serving.systems import OURS, System
 from kvxfer.bench.work.trace import TraceRequest, arrivals_s
 
@@ -252,7 +252,8 @@ class _Comparison:
             )
             for index, (request, arrival_s) in enumerate(zip(self._requests, arrivals, strict=True))
         ]
-        costs = _costs(deployment)
+        deployment.observations.read()
+        before = deployment.observations.costs()
         used_s = deployment.processor_s()
         start_ns = time.monotonic_ns()
         served = self._serve(deployment, asked, number)
@@ -267,8 +268,8 @@ class _Comparison:
         # Read again: blocks are given back after the last token.
         served = self._joined(deployment, [one.answer for one in served], number)
         took = {
-            role: {half: after - costs[role][half] for half, after in halves.items()}
-            for role, halves in _costs(deployment).items()
+            role: {half: after - before.get(role, {}).get(half, Costs()) for half, after in halves.items()}
+            for role, halves in deployment.observations.costs().items()
         }
         return _Turn(served, (end_ns - start_ns) / 1e9, used_s, took)
 
@@ -278,14 +279,12 @@ class _Comparison:
         return self._joined(deployment, answers, number)
 
     def _joined(self, deployment: Deployment, answers: list[Answer], number: int) -> list[Served]:
-        if deployment.system.connector is None:
-            return [Served(answer, None, number) for answer in answers]
-        names = [answer.asked.name for answer in answers]
-        found = {}
-        for role, observations in deployment.observations.items():
-            observations.read()
-            found[role] = observations.requests(names)
-        return joined(answers, found["prefill"], found["decode"], number)
+        deployment.observations.read()
+        seen = deployment.observations.requests(answer.asked.name for answer in answers)
+        has_connector = deployment.system.connector is not None
+        return [
+            Served(answer, seen[answer.asked.name] if has_connector else None, number) for answer in answers
+        ]
 
     def _asked(
         self,
@@ -348,12 +347,6 @@ class _Comparison:
                 "equal": sum(given[key] == expected[key] for key in both),
             }
         return found
-
-
-def _costs(deployment: Deployment) -> dict[str, dict[str, Costs]]:
-    for observations in deployment.observations.values():
-        observations.read()
-    return {role: observations.costs() for role, observations in deployment.observations.items()}
 
 
 def _token_ids(measured: _Measured) -> dict[tuple[int, int], list[int]]:

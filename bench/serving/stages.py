@@ -6,7 +6,7 @@ stamp with CLOCK_MONOTONIC, which the processes of a host share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,23 +82,6 @@ class Served:
         if "given_back" in self.seen.at_ns:
             found["give_back"] = (self.seen.at_ns["given_back"] - self.seen.at_ns["loaded"]) / 1e6
         return found
-
-
-def joined(
-    answers: Iterable[Answer], prefill: dict[str, Seen], decode: dict[str, Seen], round: int = 0
-) -> list[Served]:
-    """Puts together what the clients and both engines' connectors saw, by the requests' names."""
-    found = []
-    for answer in answers:
-        name = answer.asked.name
-        ends = (prefill.get(name, Seen()), decode.get(name, Seen()))
-        seen = Seen()
-        for end in ends:
-            seen.at_ns |= end.at_ns
-            seen.took_ns |= end.took_ns
-            seen.failed = seen.failed or end.failed
-        found.append(Served(answer, seen, round))
-    return found
 
 
 def summarize(served: Sequence[Served]) -> dict[str, Any]:

@@ -6,14 +6,20 @@ from kvxfer.bench.handover.stages import Handover
 
 MS = 1_000_000
 
-SEEN = {"layers_nbytes": [1000, 1000], "num_pages": 4, "reused_nbytes": 0, "arrival_ns": 1, "asked_ns": 2}
+SEEN = {
+    "request": 3,
+    "num_tokens": 64,
+    "layers_nbytes": [1000, 1000],
+    "num_pages": 4,
+    "reused_nbytes": 0,
+    "arrival_ns": 1,
+    "asked_ns": 2,
+}
 
 
 def pushed() -> Handover:
     return Handover.of(
-        3,
-        64,
-        prefill={"end_ns": 100 * MS, "post_ns": 10 * MS, "released_ns": [50 * MS, 100 * MS]},
+        prefill={"prefill_end_ns": 100 * MS, "post_ns": 10 * MS, "released_ns": [50 * MS, 100 * MS]},
         decode={
             "nbytes": 2000,
             "arrived_ns": [60 * MS, 104 * MS],
@@ -27,9 +33,7 @@ def pushed() -> Handover:
 
 def pulled() -> Handover:
     return Handover.of(
-        3,
-        64,
-        prefill={"end_ns": 100 * MS, "notification_ns": 109 * MS},
+        prefill={"prefill_end_ns": 100 * MS, "notification_ns": 109 * MS},
         decode={
             "nbytes": 2000,
             "post_ns": 101 * MS,

@@ -29,7 +29,7 @@ from kvxfer.bench.serving import systems as serving_systems
 from kvxfer.bench.serving.events import FOLDER_VARIABLE, Observations, Seen
 from kvxfer.bench.serving.load import Answer, Asked
 from kvxfer.bench.serving.options import ServingOptions
-from kvxfer.bench.serving.stages import STAGES, Served, joined, summarize
+from kvxfer.bench.serving.stages import STAGES, Served, summarize
 from kvxfer.bench.serving.systems import System
 from kvxfer.cli.app import run as kvxfer
 
@@ -88,7 +88,8 @@ class Connector:
 
 
 def observed(folder: Path, monkeypatch: pytest.MonkeyPatch, role: str) -> Any:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    (folder / "engine").mkdir(exist_ok=True)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(folder / "engine"))
     made = serving_observer.observed(Connector)("config", SimpleNamespace(name=role), "caches")
     assert made.arguments == ("config", SimpleNamespace(name=role), "caches")
     return made
@@ -130,7 +131,7 @@ def test_events_of_a_request_are_seen_in_their_order(tmp_path: Path, monkeypatch
     ordered = [event for event, _ in sorted(found.at_ns.items(), key=lambda item: item[1])]
     assert ordered[:4] == ["asked", "allocated", "ordered", "loaded"]
     assert set(ordered) == {"asked", "allocated", "ordered", "loaded", "given_back", "finished"}
-    costs = seen.costs()
+    costs = seen.costs()["engine"]
     assert (costs["scheduler"]["steps"], costs["worker"]["steps"]) == (2, 2)
     assert costs["worker"]["total_ns"] > 0
 
@@ -147,7 +148,8 @@ def test_failed_load_is_told_from_one_that_arrived(tmp_path: Path, monkeypatch: 
 
 def test_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
     line = json.dumps({"event": "asked", "request": "r-1", "at_ns": 7}).encode() + b"\n"
-    path = tmp_path / "scheduler-1-1.jsonl"
+    path = tmp_path / "engine" / "scheduler-1-1.jsonl"
+    path.parent.mkdir()
     path.write_bytes(line[:9])
     seen = Observations(tmp_path)
     seen.read()
@@ -166,11 +168,8 @@ def served(prefill: dict[str, int], decode: dict[str, int], first_token: int = 1
     """Returns a request that came at 0 ms; times are in milliseconds."""
     answer = Answer(Asked("r", "p" * 64, 2), 0, 0, [first_token * MS, (first_token + 4) * MS], [1, 2])
 
-    def seen(at: dict[str, int]) -> Seen:
-        return Seen({event: ms * MS for event, ms in at.items()}, dict.fromkeys(at, MS // 2))
-
-    (one,) = joined([answer], {"r": seen(prefill)}, {"r": seen(decode)})
-    return one
+    at = {**prefill, **decode}
+    return Served(answer, Seen({event: ms * MS for event, ms in at.items()}, dict.fromkeys(at, MS // 2)))
 
 
 @pytest.mark.parametrize(
