@@ -18,11 +18,11 @@ from kvxfer.bench.report.document import Part, Words
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Interrupt, Progress, Say, result_of
 from kvxfer.bench.run.limit import Limit, LimitSpec, limits_for, stream_pair
-from kvxfer.bench.run.options import Corrupt, Option, Seed, Timeout, check
+from kvxfer.bench.run.options import Corrupt, Option, Seed, Timeout, check, flag
 from kvxfer.bench.run.process import Worker, call_all
 from kvxfer.bench.run.stats import GIB, KIB, MIB, median, median_ratio, spread
 from kvxfer.bench.work.layout_names import NAMES
-from kvxfer.bench.work.layout_pair import LayoutWork, check_layouts
+from kvxfer.bench.work.layout_pair import LayoutWork
 from kvxfer.bench.work.models import Shape
 
 MOVED, PLAIN = "moved", "plain"
@@ -71,7 +71,9 @@ class PagesOptions:
         if self.transport == "unix" and self.memory == "pool":
             raise BenchError("--transport unix carries what shm cannot reach: use it with --memory foreign")
         if self.has_layouts:
-            check_layouts(self)
+            for name in ("src_layout", "dst_layout"):
+                if not getattr(self, name):
+                    raise BenchError(f"{flag(name)} is missing: layouts are named at both ends")
             _ = self.work
         elif self.num_blocks < 1:
             block = f"{self.num_layers} x {self.block_kib} KiB"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import kvxfer
 from kvxfer import plan
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.run import memory
 from kvxfer.bench.run.channel import Message
-from kvxfer.bench.run.options import flag
 from kvxfer.bench.work.layout_names import NamedLayout
 from kvxfer.bench.work.models import ModelShape, model
 from kvxfer.bench.work.page_data import Indices, block_order
@@ -144,13 +142,6 @@ class LayoutWork:
     def data(self) -> RankData:
         """Returns what the ranks hold."""
         return RankData(self.src_named, self.dst.total_heads, self.dst.head_dim, self.num_tokens, self.seed)
-
-
-def check_layouts(options: Any) -> None:
-    """Raises `BenchError` when one of ``src_layout`` and ``dst_layout`` is missing."""
-    for name in ("src_layout", "dst_layout"):
-        if not getattr(options, name):
-            raise BenchError(f"{flag(name)} is missing: layouts are named at both ends")
 
 
 def layout_of(spec: RankSpec) -> kvxfer.KVLayout:
