@@ -113,6 +113,6 @@ def cautions(first: list[Record], second: list[Record]) -> Iterable[str]:
 
 def _word(figure: str, gained: bool) -> Verdict:
     # Memory, shares and processor time are not fast.
-    if any(part in figure for part in ("cpu", "rss", "share", "mib", "cores")):
+    if any(part in figure for part in ("cpu", "rss", "share", "mib", "cores", "fairness")):
         return "better" if gained else "worse"
     return "faster" if gained else "slower"

@@ -37,6 +37,9 @@ _MORE_IS_BETTER = (
     "ratio_to_piecewise",
     "share",
     "rate",
+    "goodput",
+    "fairness",
+    "speedup",
 )
 _LESS_IS_BETTER = (
     "_ms",

@@ -33,6 +33,7 @@ from kvxfer.bench.report.document import Words
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say
 from kvxfer.bench.run.options import declared, flag
+from kvxfer.bench.scale.measure import ScaleOptions
 from kvxfer.bench.serving.options import ServingOptions
 from kvxfer.bench.setup.measure import SetupOptions
 
@@ -97,6 +98,7 @@ _COMMANDS = (
     ),
     _Command("plan", PlanOptions, "plan.measure:run", "plan.measure:parts"),
     _Command("setup", SetupOptions, "setup.measure:run", "setup.measure:parts"),
+    _Command("scale", ScaleOptions, "scale.measure:run", "scale.measure:parts"),
     _Command("trigger", TriggerOptions, "latency.delays:run_trigger", "latency.delays:parts"),
     _Command("commands", CommandsOptions, "latency.delays:run_commands", "latency.delays:parts"),
     _Command("instructions", InstructionsOptions, "plan.instructions:run", "plan.instructions:parts"),

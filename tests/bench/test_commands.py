@@ -14,6 +14,7 @@ import pytest
 
 import kvxfer
 from kvxfer.bench.report import results
+from kvxfer.bench.scale.measure import COLUMNS, SERIES
 from kvxfer.bench.setup.measure import FIGURES as SETUP_FIGURES
 
 pytest.importorskip("typer")
@@ -149,6 +150,17 @@ def test_setup_measures_fresh_processes(transport: str) -> None:
     assert result["threads"]["median"] == 1
 
 
+def test_scale_has_every_series_and_step() -> None:
+    rows = result_of("scale", "--at-most", "4", "--repeats", "1", "--total-mib", "8")["rows"]
+    assert list(rows) == list(SERIES)
+    assert [row["count"] for row in rows["peers"]] == [1, 4]
+    assert [row["count"] for row in rows["prefills"]] == [1, 2, 4]
+    assert all(set(row) == {"count", *COLUMNS[series]} for series in rows for row in rows[series])
+    for row in rows["prefills"]:
+        assert row["gb_per_s"] > 0
+        assert 1 / row["count"] <= row["fairness"] + 1e-9 <= 1 + 1e-6
+
+
 @pytest.mark.parametrize("command", ["trigger", "commands"])
 def test_what_waits_in_an_agent_goes_once_it_may(command: str) -> None:
     waits = ["--wait-s", "0.1"] if command == "trigger" else []
@@ -226,6 +238,7 @@ BAD_TRACE = '{"timestamp": 0, "input_length": 5, "output_length": 1}\n'
         (["pages", "--src-layout", "tp4+nhdx", "--dst-layout", "tp2"], "unknown name 'nhdx' in the layout"),
         (["pages", "--src-layout", "tp2", "--dst-layout", "fp8+per-page"], "layout-mismatch"),
         (["pages", "--dst-layout", "tp2"], "--src-layout is missing"),
+        (["scale", "--series", "peers,elephants"], "unknown --series 'elephants'; known are transfers"),
         (["handover", "--model", "GPT-2"], "unknown model 'GPT-2'; known are Llama-3.1-8B"),
         (["compare", "--against", "ucx"], "unknown --against 'ucx'; known are nixl, mooncake"),
     ],
@@ -246,6 +259,7 @@ def test_mistakes_are_one_line_and_status_2_before_the_run(
     [
         (["pages", "--total-mib", "4", "--iterations", "100000"], "pages 3/"),
         ([*HANDOVER, "--requests", "200", "--prefill-ms-per-layer", "0.1"], "handover 60/"),
+        (["scale", "--series", "prefills", "--total-mib", "8", "--repeats", "1"], "scale 1/"),
     ],
 )
 def test_ctrl_c_keeps_and_prints_what_was_measured(command: list[str], line: str, tmp_path: Path) -> None:

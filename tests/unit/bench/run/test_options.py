@@ -9,6 +9,7 @@ from kvxfer.bench.errors import BenchError
 from kvxfer.bench.handover.measure import HandoverOptions
 from kvxfer.bench.latency.measure import LatencyOptions
 from kvxfer.bench.pages.measure import PagesOptions
+from kvxfer.bench.scale.measure import ScaleOptions
 from kvxfer.bench.setup import measure as setup
 from kvxfer.bench.setup.measure import SetupOptions
 from kvxfer.bench.work.models import MODELS
@@ -39,6 +40,7 @@ from kvxfer.bench.work.models import MODELS
             {"prefix_reuse": True, "model": "Gemma-3-27B"},
             "--prefix-reuse is for models whose",
         ),
+        (ScaleOptions, {"series": ()}, "--series names nothing"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_words(kind: Any, fields: dict[str, Any], words: str) -> None:
@@ -50,6 +52,13 @@ def test_options_that_do_not_fit_are_refused_in_words(kind: Any, fields: dict[st
 def test_layers_share_the_total() -> None:
     options = PagesOptions(total_mib=64, block_kib=16, layers=4)
     assert (options.num_blocks, options.num_pages, options.total_nbytes) == (1024, 4096, 64 << 20)
+
+
+def test_steps_end_with_the_most() -> None:
+    options = ScaleOptions(at_most=500)
+    assert options.steps("transfers") == [1, 10, 100, 500]
+    assert options.steps("peers") == [1, 10, 100, 200]
+    assert options.steps("prefills") == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -1,0 +1,1 @@
+"""``kvxfer bench scale``."""
