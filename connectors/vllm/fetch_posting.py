@@ -11,7 +11,7 @@ from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.fetch import Fetch, Work
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.mail import Mail
-from kvxfer.connectors.vllm.notes import KEY_NBYTES, RegistrationPart
+from kvxfer.connectors.vllm.notes import KEY_NBYTES, RegistrationPart, context_of
 from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
 from kvxfer.connectors.vllm.place import Place
 from kvxfer.connectors.vllm.push_registration import Registration, Share, tag_of
@@ -97,6 +97,7 @@ class FetchPoster:
                     after=fetch.mark.after,
                     timeout_s=timeout_s,
                     lease=own.lease(handover.leases[own.table]),
+                    context=context_of(order.request_id),
                 )
                 parts.setdefault(region.name, []).append(read)
                 fetch.sources[read] = peers[share.src], remotes[group][share.src]
@@ -138,6 +139,7 @@ class FetchPoster:
                 region,
                 tokens=tokens,
                 timeout_s=self._settings.push_timeout_s,
+                context=context_of(order.request_id),
             )
             parts[region.name] = [incoming]
             num_pages = int((pages != 0).sum())

@@ -16,6 +16,7 @@ KEY_NBYTES: Final = 16
 _PART_NBYTES: Final = 65_000
 _MAX_PARTS: Final = 256
 _MAX_REASON_NBYTES: Final = 4000
+_MAX_CONTEXT_NBYTES: Final = 256  # of a transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,11 @@ def read(payload: bytes) -> Note:
     except struct.error as error:
         raise ValueError(f"{len(payload)} bytes of kind {payload[0]}: {error}") from None
     raise ValueError(f"{len(payload)} bytes that begin with {payload[:1].hex() or 'nothing'}")
+
+
+def context_of(request_id: str) -> str:
+    """Returns by what errors and logs of both ends name a request's transfers: its id, or how that begins."""
+    return request_id.encode(errors="replace")[:_MAX_CONTEXT_NBYTES].decode(errors="ignore")
 
 
 def digest_of(name: str) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import kvxfer
 from kvxfer.connectors.vllm.compute_stream import PASSED, ComputeStream, LayerMarks, Marks
 from kvxfer.connectors.vllm.mail import Mail
-from kvxfer.connectors.vllm.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart
+from kvxfer.connectors.vllm.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart, context_of
 from kvxfer.connectors.vllm.paging import GroupTable, pair_pages
 from kvxfer.connectors.vllm.push_reader import Reader
 from kvxfer.connectors.vllm.push_registration import Registration
@@ -332,6 +332,7 @@ class Pushes:
                 tokens=pairs.tokens,
                 notify=registration.tag_of(group),
                 timeout_s=self._settings.load_timeout_s,
+                context=context_of(chunk.request_id),
                 **self._order(group, share.layers[0], computing),
             )
             reader.took([write])

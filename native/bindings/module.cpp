@@ -1,5 +1,6 @@
 // The compiled module: kvxfer/_native.pyi is its reference.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 
 #include <cstring>
 

@@ -56,6 +56,19 @@ def test_notes_are_read_as_they_were_written(note: Note) -> None:
     assert notes.read(note.encode()) == note
 
 
+@pytest.mark.parametrize(
+    ("request_id", "context"),
+    [
+        ("cmpl-1", "cmpl-1"),
+        ("x" * 300, "x" * 256),
+        ("x" + "é" * 200, "x" + "é" * 127),  # a character is whole or not there
+        ("lone \udc80", "lone ?"),
+    ],
+)
+def test_transfers_are_of_their_request(request_id: str, context: str) -> None:
+    assert notes.context_of(request_id) == context
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_bytes_of_strangers_are_read_or_refused(seed: int) -> None:
     random_ = random.Random(seed)
