@@ -721,9 +721,9 @@ class Agent:
         """Blocks until a notification is there and returns it: the twin of `notification`."""
         return self._notifications.next_blocking(timeout_s)
 
-    def poll_notification(self) -> Notification | None:
-        """Returns the oldest notification that nobody has read, or None; never waits."""
-        return self._notifications.poll()
+    def take_notification(self) -> Notification | None:
+        """Takes the oldest notification that nobody has read; None where there is none. Never waits."""
+        return self._notifications.take()
 
     def messages(self) -> AsyncIterator[Message]:
         """Yields messages that peers sent by `Peer.send`, each to one reader; ends when the agent closes.
@@ -757,9 +757,9 @@ class Agent:
         """Blocks until a message is there and returns it: the twin of `message`."""
         return self._messages.next_blocking(timeout_s)
 
-    def poll_message(self) -> Message | None:
-        """Returns the oldest message that nobody has read, or None; never waits."""
-        return self._messages.poll()
+    def take_message(self) -> Message | None:
+        """Takes the oldest message that nobody has read; None where there is none. Never waits."""
+        return self._messages.take()
 
     def poll(self) -> bool:
         """Drives progress once from this thread, without blocking; for synchronous engine loops.

@@ -115,7 +115,7 @@ class Latency(AgentEnd):
         deadline = time.monotonic() + self.options.timeout_s
         while time.monotonic() < deadline:
             for _ in range(_POLLS):
-                if self.agent.poll() and (note := self.agent.poll_notification()) is not None:
+                if self.agent.poll() and (note := self.agent.take_notification()) is not None:
                     return note
         raise BenchError(f"no notification came within {self.options.timeout_s:g} s")
 

@@ -54,7 +54,7 @@ class Mail:
 
     def receive(self, timeout_s: float = 0.0) -> Iterator[tuple[kvxfer.Peer, Note]]:
         """Yields the notes that are there, and waits so long where there are none; logs what is no note."""
-        message = self._agent.poll_message()
+        message = self._agent.take_message()
         if message is None and timeout_s:
             try:
                 message = self._agent.message_blocking(timeout_s)
@@ -65,7 +65,7 @@ class Mail:
                 yield message.peer, read(message.payload)
             except ValueError as error:
                 _log.warning("kvxfer: %s sent a note that cannot be read: %s", message.peer.name, error)
-            message = self._agent.poll_message()
+            message = self._agent.take_message()
 
     def _send_waiting(self, peer: kvxfer.Peer) -> None:
         waiting = self._waiting[peer]

@@ -71,8 +71,8 @@ class Inbox(Generic[T]):
                 raise
             yield one
 
-    def poll(self) -> T | None:
-        """Returns the oldest that nobody has read, or None; never waits."""
+    def take(self) -> T | None:
+        """Takes the oldest that nobody has read; None where there is none. Never waits."""
         self._completions.check()
         one = self._take()
         if one is None:

@@ -167,7 +167,7 @@ def check_many_transfers_each_end_once(make_pair: MakePair) -> None:
         settle(pair, *transfers)
         states = [transfer.state for transfer in transfers]
         payloads = set()
-        while (note := dst.agent.poll_notification()) is not None:
+        while (note := dst.agent.take_notification()) is not None:
             assert note.payload not in payloads, "a notification came twice"
             payloads.add(note.payload)
         done = {i.to_bytes(2, "little") for i, state in enumerate(states) if state == "done"}
@@ -612,7 +612,7 @@ def _note(pair: Pair, dst: Cache, transfer: Handle) -> Notification | None:
     if not pair.lossy:
         return dst.agent.notification_blocking(BOUND_S)
     deadline = time.monotonic() + BOUND_S
-    while (note := dst.agent.poll_notification()) is None and transfer.state in ("pending", "done"):
+    while (note := dst.agent.take_notification()) is None and transfer.state in ("pending", "done"):
         dst.agent.poll()
         assert time.monotonic() < deadline, f"{transfer!r}: neither told nor failed (seed {pair.seed})"
     return note

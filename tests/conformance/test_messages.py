@@ -120,14 +120,14 @@ def test_an_engine_that_polls_reads_and_sends(ends: Ends) -> None:
         answered = 0
         while answered < 300:
             ends.there.poll()
-            while (message := ends.there.poll_message()) is not None:
+            while (message := ends.there.take_message()) is not None:
                 message.peer.send(message.payload)
                 answered += 1
 
     def ask() -> None:
         for number in range(300):
             ends.to_there.send(b"%d" % number)
-            while (message := ends.here.poll_message()) is None:
+            while (message := ends.here.take_message()) is None:
                 ends.here.poll()
             assert message == Message(ends.to_there, b"%d" % number)
 
@@ -154,7 +154,7 @@ async def test_each_goes_to_one_reader(ends: Ends) -> None:
             ends.to_there.send(b"%d" % number)
         found = await asyncio.wait_for(asyncio.gather(*waiting), BOUND_S)
         assert sorted(found) == [b"%d" % number for number in range(6)]
-    assert ends.there.poll_message() is None
+    assert ends.there.take_message() is None
 
 
 async def test_one_that_stops_waiting_loses_no_message(ends: Ends) -> None:
@@ -187,8 +187,8 @@ def test_agents_of_a_process_do_not_hear_each_others(options: AgentOptions) -> N
         assert heard == {name: [f"{name} {number}" for number in range(50)] for name in heard}
         back["b"].send(b"to b")
         assert b.message_blocking(BOUND_S).payload == b"to b"
-        assert a.poll_message() is None
-        assert hub.poll_message() is None
+        assert a.take_message() is None
+        assert hub.take_message() is None
 
 
 # ---- room -----------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_what_a_peer_that_is_lost_had_said_is_read(ends: Ends) -> None:
         ends.there.poll()
     for number in range(3):
         assert ends.there.message_blocking(BOUND_S) == Message(ends.to_here, b"%d" % number)
-    assert ends.there.poll_message() is None
+    assert ends.there.take_message() is None
     with pytest.raises(PeerError):
         ends.to_here.send(b"too late")
     with pytest.raises(PeerError):

@@ -63,7 +63,7 @@ def test_polling_comes_to_an_end_though_nobody_reads(ends: Ends) -> None:
     deadline = time.monotonic() + 10
     while ends.decode.poll():
         assert time.monotonic() < deadline
-    assert ends.decode.poll_notification() is not None
+    assert ends.decode.take_notification() is not None
 
 
 def test_each_goes_to_one_reader_in_order_while_others_drive(ends: Ends) -> None:
@@ -88,7 +88,7 @@ def test_each_goes_to_one_reader_in_order_while_others_drive(ends: Ends) -> None
     stop.set()
     threads[1].join(20)
     assert found == list(range(count))
-    assert ends.decode.poll_notification() is None
+    assert ends.decode.take_notification() is None
 
 
 async def test_many_tasks_read_beside_each_other(ends: Ends) -> None:

@@ -227,7 +227,7 @@ def test_everything_comes_late(line: Callable[..., Line]) -> None:
 
 def lines_of(caplog: pytest.LogCaptureFixture, node: Node) -> list[str]:
     """Returns what an agent logged by now."""
-    node.agent.poll_notification()
+    node.agent.take_notification()
     return [record.getMessage() for record in caplog.records if record.name.startswith("kvxfer")]
 
 

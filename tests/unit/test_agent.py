@@ -593,7 +593,7 @@ async def test_accept_returns_each_caller_once_and_no_peer_that_was_called(fake_
 async def test_mail_is_read_in_four_ways(ends: Ends, kind: str) -> None:
     make = {"notification": Notification, "message": Message}[kind]
     stream, take, block, poll = (
-        getattr(ends.agent, name) for name in (f"{kind}s", kind, f"{kind}_blocking", f"poll_{kind}")
+        getattr(ends.agent, name) for name in (f"{kind}s", kind, f"{kind}_blocking", f"take_{kind}")
     )
 
     async def first(count: int) -> list[Any]:
