@@ -54,6 +54,12 @@ class Agent:
     that to `asyncio.timeout`. A handle, such as a `Transfer`, is awaited itself; its twin is ``wait``.
     No coroutine needs an own thread: any event loop, several, or none may use one agent.
 
+    ``timeout_s=None`` stands for an option in `connect` (``connect_timeout_s``) and in what is posted, by
+    `write`, `read`, `expect` and `CommandRing.prepare_write` (``transfer_timeout_s``). All other verbs that
+    take None wait without bound; `close` and `aclose` take a number alone. When the time is over, a verb
+    that waits raises `TimeoutError`, and what it waited for goes on. `connect` raises `PeerError` instead,
+    as there is no session, and what was posted ends with ``deadline``.
+
     Parameters
     ----------
     name

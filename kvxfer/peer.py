@@ -143,12 +143,19 @@ class Peer:
         return MappingProxyType(regions)
 
     async def region(self, name: str, timeout_s: float | None = 10.0) -> RegionDescriptor:
-        """Returns its region `name`, waiting for it to be registered; None waits without bound.
+        """Returns its region `name`, waiting for it to be registered.
+
+        Parameters
+        ----------
+        name
+            As the peer registered it.
+        timeout_s
+            None waits without bound.
 
         Raises
         ------
-        UsageError
-            ``unknown-region``: not registered in time; names those that are.
+        TimeoutError
+            It was not registered in time; the message names those that are.
         PeerError
             The peer was lost.
         """
@@ -320,10 +327,8 @@ class Peer:
         regions = self.regions
         if name not in regions:
             there = ", ".join(sorted(regions)) or "none"
-            raise UsageError(
-                f"{self._name} registered no region {name!r} within {timeout_s} s (it has: {there})",
-                code="unknown-region",
-                peer=self._name,
+            raise TimeoutError(
+                f"{self._name} registered no region {name!r} within {timeout_s} s (it has: {there})"
             )
         return regions[name]
 

@@ -632,8 +632,11 @@ async def test_a_region_of_a_peer_can_be_waited_for(ends: Ends) -> None:
     ends.core.regions_of[1].append({**ends.told(72, ends.layout), "name": "later"})
     ends.core.happen("region", peer=1, region=72)
     assert (await waiting).id == 72
-    with pytest.raises(UsageError, match="it has: kv, later"):
-        ends.peer.region_blocking("never", 0)
+    words = r"^decode registered no region 'never' within 0\.01 s \(it has: kv, later\)"
+    with pytest.raises(TimeoutError, match=words):
+        ends.peer.region_blocking("never", 0.01)
+    with pytest.raises(TimeoutError, match=words):
+        await ends.peer.region("never", 0.01)
 
 
 # ---- the end ------------------------------------------------------------------------------------
