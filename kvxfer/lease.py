@@ -198,16 +198,12 @@ class Lease:
         AgentError
             The agent was closed meanwhile.
         """
-        import asyncio
-
-        limit_s = seconds_or_none(timeout_s, "timeout_s")
         try:
-            async with asyncio.timeout(limit_s):
-                await self._completions.until(("lease", self._id), self._is_over)
+            over = await self._completions.until(("lease", self._id), self._is_over, timeout_s)
         except NativeError as error:
             raise translate(error, peer=self._holder_name) from None
-        except TimeoutError:
-            raise self._not_ended(timeout_s) from None
+        if not over:
+            raise self._not_ended(timeout_s)
         return self.state
 
     def ended_blocking(self, timeout_s: float | None = None) -> LeaseState:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from kvxfer._native import CODES, NativeError
-from kvxfer.arguments import count, seconds_or_none
+from kvxfer.arguments import count
 from kvxfer.errors import AgentError, KvxferError, PeerError, UsageError, from_code, translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.message import MAX_MESSAGE_NBYTES
@@ -159,14 +159,8 @@ class Peer:
         PeerError
             The peer was lost.
         """
-        import asyncio
-
-        limit_s = seconds_or_none(timeout_s, "timeout_s")
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._completions.until(("region", self._id), lambda: self._has(name))
-        except TimeoutError:
-            pass  # said by _named, with what there is
+        # Whether it came in time is said by _named, with what there is.
+        await self._completions.until(("region", self._id), lambda: self._has(name), timeout_s)
         return self._named(name, timeout_s)
 
     def region_blocking(self, name: str, timeout_s: float | None = 10.0) -> RegionDescriptor:
@@ -226,14 +220,9 @@ class Peer:
         PeerError
             The peer was lost.
         """
-        import asyncio
-
-        nbytes, limit_s = _nbytes(nbytes), seconds_or_none(timeout_s, "timeout_s")
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._completions.until(("room", self._id), lambda: self._has_room(nbytes))
-        except TimeoutError:
-            raise self._no_room(nbytes, timeout_s) from None
+        nbytes, key = _nbytes(nbytes), ("room", self._id)
+        if not await self._completions.until(key, lambda: self._has_room(nbytes), timeout_s):
+            raise self._no_room(nbytes, timeout_s)
 
     def sendable_blocking(self, nbytes: int = MAX_MESSAGE_NBYTES, timeout_s: float | None = None) -> None:
         """Blocks until there is room to `send` a message of `nbytes`: the twin of `sendable`."""

@@ -132,7 +132,7 @@ class Work(Handle):
         self._scope.completions.check()
         if not self._handle.watch_layer(index):
             await self._scope.completions.until(
-                self._key, lambda: self._handle.layer_arrived(index) or self._is_final(), index
+                self._key, lambda: self._handle.layer_arrived(index) or self._is_final(), part=index
             )
         self._raise_unless_arrived(index)
 

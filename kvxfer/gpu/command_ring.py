@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from kvxfer._native import CommandRing as Ring
 from kvxfer._native import NativeError
-from kvxfer.arguments import bound, context_in_words, count, seconds_or_none
+from kvxfer.arguments import bound, context_in_words, count
 from kvxfer.errors import KvxferError, UsageError, from_code, translate
 from kvxfer.memory.block_table import as_ids
 from kvxfer.session.ownership import check_own
@@ -292,15 +292,9 @@ class CommandRing:
         AgentError
             The agent closed before.
         """
-        import asyncio
-
-        num = count(num_commands, "num_commands", 0, _MOST_COMMANDS)
-        limit_s = seconds_or_none(timeout_s, "timeout_s")
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._completions.until(("commands", self._ring.id), lambda: self.num_ended >= num)
-        except TimeoutError:
-            raise self._fewer(num, limit_s) from None
+        num, key = count(num_commands, "num_commands", 0, _MOST_COMMANDS), ("commands", self._ring.id)
+        if not await self._completions.until(key, lambda: self.num_ended >= num, timeout_s):
+            raise self._fewer(num, timeout_s)
 
     def ended_blocking(self, num_commands: int, timeout_s: float | None = None) -> None:
         """Blocks until so many have ended, and drives progress: the blocking twin of `ended`."""

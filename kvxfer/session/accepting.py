@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvxfer.arguments import seconds_or_none
 from kvxfer.session.completion import ANY, Completions
 
 if TYPE_CHECKING:
@@ -35,14 +34,8 @@ class Accepting:
 
     async def wait(self, timeout_s: float | None) -> Peer:
         """Returns the peer once its session is open, or raises `TimeoutError`."""
-        import asyncio
-
-        limit_s = seconds_or_none(timeout_s, "timeout_s")
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._completions.until(("peer", ANY), self._find)
-        except TimeoutError:
-            raise self._nobody_came(limit_s) from None
+        if not await self._completions.until(("peer", ANY), self._find, timeout_s):
+            raise self._nobody_came(timeout_s)
         assert self._found is not None
         return self._found
 

@@ -217,16 +217,37 @@ class Completions:
 
     # ---- waiting on an event loop -------------------------------------------------------------
 
-    async def until(self, key: Key, is_over: Callable[[], bool], part: int = WHOLE) -> None:
-        """Returns when `is_over` is true; looks again whenever `key` has news.
+    async def until(
+        self, key: Key, is_over: Callable[[], bool], timeout_s: float | None = None, part: int = WHOLE
+    ) -> bool:
+        """Returns whether `is_over` became true in time; looks again whenever `key` has news.
 
-        Cancelling abandons the waiting and nothing else.
+        None waits without bound. Cancelling abandons the waiting and nothing else.
+
+        Raises
+        ------
+        UsageError
+            `timeout_s` is no time.
         """
-        import asyncio
-
+        timeout_s = seconds_or_none(timeout_s, "timeout_s")
         self.check()
         if is_over():
-            return
+            return True
+        if timeout_s is None:
+            await self._news_until(key, is_over, part)
+            return True
+        import asyncio
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news_until(key, is_over, part)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _news_until(self, key: Key, is_over: Callable[[], bool], part: int) -> None:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         self.watch(loop)
         while True:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, TypeVar
 
-from kvxfer.arguments import seconds_or_none
 from kvxfer.errors import AgentError
 from kvxfer.session.completion import Completions, Key
 from kvxfer.session.peer_table import PeerTable
@@ -44,14 +43,10 @@ class Inbox(Generic[T]):
 
     async def next(self, timeout_s: float | None) -> T:
         """Waits until one is there and returns it, or raises `TimeoutError`."""
-        import asyncio
-
-        limit_s = seconds_or_none(timeout_s, "timeout_s")
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self._next()
-        except TimeoutError:
-            raise self._late(timeout_s) from None
+        found: list[T] = []
+        if not await self._completions.until(self._key, lambda: self._take_into(found), timeout_s):
+            raise self._late(timeout_s)
+        return found[0]
 
     def next_blocking(self, timeout_s: float | None) -> T:
         """Blocks until one is there and returns it: the twin of `next`."""
@@ -64,7 +59,7 @@ class Inbox(Generic[T]):
         """Yields them as they arrive; ends when the agent closes."""
         while True:
             try:
-                one = await self._next()
+                one = await self.next(None)
             except AgentError as error:
                 if error.code == "closed":
                     return
@@ -80,11 +75,6 @@ class Inbox(Generic[T]):
         return one
 
     # ---- inside -----------------------------------------------------------------------------
-
-    async def _next(self) -> T:
-        found: list[T] = []
-        await self._completions.until(self._key, lambda: self._take_into(found))
-        return found[0]
 
     def _late(self, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(f"no {self._key[0]} reached {self._agent_name} within {timeout_s} s")

@@ -27,7 +27,7 @@ async def test_a_waiter_wakes_for_its_key_alone(ring: tuple[Any, Completions]) -
     core, completions = ring
     over: set[int] = set()
 
-    def wait_for(number: int) -> asyncio.Task[None]:
+    def wait_for(number: int) -> asyncio.Task[bool]:
         return asyncio.create_task(completions.until(("lease", number), lambda: number in over))
 
     waiters = {number: wait_for(number) for number in (1, 2)}
@@ -47,6 +47,26 @@ async def test_what_happened_before_the_wait_is_seen(ring: tuple[Any, Completion
     await completions.until(("peer", 3), lambda: True)
     looks = iter([False, True])
     await completions.until(("peer", 3), lambda: next(looks))
+
+
+@pytest.mark.parametrize("timeout_s", [0, 0.001])
+async def test_when_the_time_is_over_it_says_so_and_leaves_nothing(
+    ring: tuple[Any, Completions], timeout_s: float
+) -> None:
+    _, completions = ring
+    assert not await completions.until(("peer", 3), lambda: False, timeout_s)
+    assert await completions.until(("peer", 3), lambda: True, timeout_s)
+    assert not completions._waiters
+
+
+async def test_what_comes_in_time_is_told(ring: tuple[Any, Completions]) -> None:
+    core, completions = ring
+    over: set[int] = set()
+    waiting = asyncio.create_task(completions.until(("lease", 1), lambda: 1 in over, 60))
+    await asyncio.sleep(0)
+    over.add(1)
+    core.happen("lease-ended", lease=1)
+    assert await waiting
 
 
 async def test_cancelling_leaves_nothing(ring: tuple[Any, Completions]) -> None:
