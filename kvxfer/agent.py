@@ -9,10 +9,13 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.address import Address, published, published_towards
-from kvxfer.arguments import seconds
+from kvxfer.arguments import check_kind, seconds
 from kvxfer.directory.entry import Entry
+from kvxfer.directory.protocol import Directory
 from kvxfer.errors import AgentError, UsageError, translate
 from kvxfer.gpu.trigger import Trigger, resolve, trigger_of
 from kvxfer.layout.kv_layout import KVLayout
@@ -37,7 +40,6 @@ from kvxfer.transfer import Incoming, Transfer
 
 if TYPE_CHECKING:
     from kvxfer._native import After, Event
-    from kvxfer.directory import Directory
     from kvxfer.gpu.command_ring import CommandRing
     from kvxfer.lease_token import LeaseToken
     from kvxfer.session.stats import AgentStats
@@ -98,6 +100,8 @@ class Agent:
     ) -> None:
         # Checked here, before anything is made.
         Entry(name, "", bytes(16), {} if metadata is None else metadata)
+        check_kind(options, "options", AgentOptions | None, "an AgentOptions")
+        check_kind(directory, "directory", Directory | None, "a kvxfer.directory.Directory")
         options = options or AgentOptions()
         if listen is not None:
             options = replace(options, listen=listen)
@@ -178,13 +182,16 @@ class Agent:
         ----------
         target
             A peer, an agent's entry, a region's descriptor, or an address with a numeric host:
-            ``"tcp://10.1.0.7:7301"``, the port may be left out.
+            ``"tcp://10.1.0.7:7301"``, where the port may be left out.
 
         Raises
         ------
         UsageError
-            ``invalid-argument``: it has no numeric address. ``unsupported``: no route leads there.
+            ``invalid-argument``: it is none of these, or has no numeric address. ``unsupported``: no route
+            leads there.
         """
+        what = "a Peer, an Entry, a RegionDescriptor or an address with a numeric host"
+        check_kind(target, "target", str | Peer | Entry | RegionDescriptor, what)
         self._completions.check()
         far = target if isinstance(target, str) else target.address
         at = Address.parse(far, "target", port_needed=False) if far or isinstance(target, str) else None
@@ -413,6 +420,7 @@ class Agent:
         return self._accepting(name).wait_blocking(timeout_s)
 
     def _accepting(self, name: str | None) -> Accepting:
+        check_kind(name, "name", str | None, "a peer's name, or None for the next that calls")
         return Accepting(self._completions, self._peers, self.name, self.address, name)
 
     @property
@@ -430,8 +438,8 @@ class Agent:
         dst_blocks: Blocks,
         *,
         layers: Iterable[int] | None = None,
-        heads: range | None = None,
-        tokens: range | None = None,
+        heads: Iterable[int] | None = None,
+        tokens: Iterable[int] | None = None,
         after: Any = None,
         notify: bytes = b"",
         timeout_s: float | None = None,
@@ -460,7 +468,7 @@ class Agent:
             not; a destination's null block takes nothing.
         layers
             Consecutive layers, numbered model-wide as in `KVLayout`; None for all that both ends
-            hold.
+            hold. Like `heads` and `tokens` a range, which costs nothing, or the numbers themselves.
         heads
             Consecutive KV heads, numbered model-wide; None for all that both ends hold. For heads
             that several ranks hold, of which one is to move them (`kvxfer.plan.route`).
@@ -520,9 +528,12 @@ class Agent:
         for each pair of regions. A transfer that waits for what a GPU or another process stores takes a few
         percent of one processor (native/DESIGN.md).
         """
-        held: bool | After = bool(hold)
+        held: bool | After = False
+        if hold is not False:
+            check_kind(hold, "hold", bool | np.bool_, "True or False")
+            held = bool(hold)
         if after is not None:
-            if hold:
+            if held:
                 raise UsageError("hold and after both say when to start: pass one", code="invalid-argument")
             held = resolve(self._completions, self._options.device or 0, after)
         part = WHOLE if layers is heads is tokens is None else Part(layers, heads, tokens)
@@ -543,8 +554,8 @@ class Agent:
         dst_blocks: Blocks,
         *,
         layers: Iterable[int] | None = None,
-        heads: range | None = None,
-        tokens: range | None = None,
+        heads: Iterable[int] | None = None,
+        tokens: Iterable[int] | None = None,
         after: Any = None,
         notify: bytes = b"",
         timeout_s: float | None = None,
@@ -638,7 +649,7 @@ class Agent:
         region: Region | None = None,
         *,
         layers: Iterable[int] | None = None,
-        tokens: range | None = None,
+        tokens: Iterable[int] | None = None,
         peer: Peer | None = None,
         timeout_s: float | None = None,
         context: str | bytes = "",

@@ -1,14 +1,42 @@
-"""What callers pass as times and whole numbers, checked before anything else happens."""
+"""What callers pass: its kind, times and whole numbers, checked before anything else happens."""
 
 from __future__ import annotations
 
+from types import UnionType
 from typing import Any
 
 from kvxfer._native import NativeError, to_count, to_seconds
-from kvxfer.errors import translate
+from kvxfer.errors import UsageError, translate
 
 # What native code takes for a wait without bound.
 _UNBOUNDED = -1.0
+# Of what was passed instead, as much as a line of a log bears.
+_MOST_SHOWN = 200
+
+
+def check_kind(
+    value: object, name: str, kind: type | UnionType, what: str, *, is_secret: bool = False
+) -> None:
+    """Raises where an argument is of another kind than it must be.
+
+    Parameters
+    ----------
+    name, what
+        What the argument is called, and what it should be, in words.
+    is_secret
+        Whether what was passed may be a secret: then only its type is told.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: ``"{name} is {what}, not ..."``.
+    """
+    if isinstance(value, kind):
+        return
+    shown = f"a {type(value).__name__}" if is_secret else repr(value)
+    if len(shown) > _MOST_SHOWN:
+        shown = f"{shown[:_MOST_SHOWN]}..."
+    raise UsageError(f"{name} is {what}, not {shown}", code="invalid-argument")
 
 
 def seconds(value: Any, name: str) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.arguments import seconds_or_none
+from kvxfer.arguments import check_kind, seconds_or_none
 from kvxfer.errors import KvxferError, UsageError, largest_loss
 from kvxfer.handle import Handle, Stages, TransferState
 from kvxfer.session.completion import WHOLE
@@ -56,6 +56,7 @@ class Group(Handle):
         self, works: Iterable[Transfer | Incoming | Group], *, cancel_on_failure: bool = True
     ) -> None:
         members: dict[Transfer | Incoming, None] = {}
+        check_kind(works, "works", Iterable, "transfers, expectations and groups")
         for work in works:
             if isinstance(work, Group):
                 members.update(dict.fromkeys(work.members))

@@ -89,7 +89,8 @@ class LeaseToken:
         Raises
         ------
         UsageError
-            ``invalid-argument``: this token was not drawn, or was granted.
+            ``invalid-argument``: this token was not drawn, or was granted; `index` is negative, or no whole
+            number.
         """
         if not self._is_drawn or self.incarnation:
             raise UsageError(
@@ -97,6 +98,9 @@ class LeaseToken:
             )
         from hashlib import blake2b
 
+        from kvxfer.arguments import count  # which loads the native module
+
+        index = count(index, "index", 0, 2**63)
         digest = blake2b(b"%d" % index, key=self._number.to_bytes(8), digest_size=8).digest()
         return LeaseToken(_BEARER_BIT | int.from_bytes(digest) & (_BEARER_BIT - 1))
 

@@ -147,7 +147,8 @@ class AgentOptions:
         UsageError
             ``invalid-argument``, naming the option and what to set it to.
         """
-        from kvxfer.arguments import count, seconds  # by native code, without which options can be read
+        # By native code, without which options can be read.
+        from kvxfer.arguments import check_kind, count, seconds
 
         for name in (
             "transfer_timeout_s",
@@ -166,6 +167,7 @@ class AgentOptions:
         seconds(self.lease_margin_s, "option lease_margin_s")
         if self.directory_ttl_s is not None and not seconds(self.directory_ttl_s, "option directory_ttl_s"):
             raise _bad("option directory_ttl_s is 0, but must be a positive number of seconds, or None")
+        check_kind(self.listen, "option listen", str, '"tcp://host:port", or "" to accept nobody')
         _check_advertise(self.advertise, self.listen)
         for name, low, high in (
             ("staging_nbytes", 0, 1 << 40),

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from kvxfer._native import CODES, NativeError
-from kvxfer.arguments import count
+from kvxfer.arguments import check_kind, count
 from kvxfer.errors import AgentError, KvxferError, PeerError, UsageError, from_code, translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.message import MAX_MESSAGE_NBYTES
@@ -158,13 +158,17 @@ class Peer:
             It was not registered in time; the message names those that are.
         PeerError
             The peer was lost.
+        UsageError
+            ``invalid-argument``: `name` is no text.
         """
+        _check_region_name(name)
         # Whether it came in time is said by _named, with what there is.
         await self._completions.until(("region", self._id), lambda: self._has(name), timeout_s)
         return self._named(name, timeout_s)
 
     def region_blocking(self, name: str, timeout_s: float | None = 10.0) -> RegionDescriptor:
         """Returns its region `name`, blocking until it is registered: the blocking twin of `region`."""
+        _check_region_name(name)
         self._completions.block_until(lambda: self._has(name), timeout_s)
         return self._named(name, timeout_s)
 
@@ -322,14 +326,9 @@ class Peer:
         return regions[name]
 
 
+def _check_region_name(name: object) -> None:
+    check_kind(name, "name", str, "text, as the peer registered the region")
+
+
 def _nbytes(nbytes: object) -> int:
     return count(nbytes, "nbytes", 0, MAX_MESSAGE_NBYTES)
-
-
-def check_peer(peer: object, none: str) -> None:
-    """Raises `UsageError` for what is no `Peer`, and not None, which stands for `none`."""
-    if peer is not None and not isinstance(peer, Peer):
-        raise UsageError(
-            f"peer is a Peer, as connect() and accept() return, or None for {none}, not {peer!r}",
-            code="invalid-argument",
-        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from numpy.typing import NDArray
 
 from kvxfer._native import CODES, NativeError
-from kvxfer.arguments import bound, seconds
+from kvxfer.arguments import bound, check_kind, seconds
 from kvxfer.directory.entry import Entry
 from kvxfer.errors import UsageError, translate
 from kvxfer.layout.kv_layout import MAX_ENCODED_NBYTES, KVLayout
@@ -272,6 +272,8 @@ class Region:
         _check_holder(holder, peer)
         if peer is not None:
             check_own(self._completions, peer, f"peer {peer.name!r}", OWN_PEER)
+        check_kind(mode, "mode", str, '"read" or "write"')
+        check_kind(renewable, "renewable", bool | None, "True, False or None")
         if mode not in ("read", "write"):
             raise UsageError(f'mode is "read" or "write", not {mode!r}', code="invalid-argument")
         if not (ttl_s := seconds(ttl_s, "ttl_s")):
@@ -399,12 +401,9 @@ def _check_holder(holder: object, peer: Peer | None) -> None:
     """Raises `UsageError` for what cannot hold a lease; `peer` is `holder` where that is one."""
     if holder is None or peer is not None:
         return
-    if not isinstance(holder, str):
-        raise UsageError(
-            "holder is a Peer, as connect() and accept() return, an agent's name, or None for any peer that "
-            f"passes the token, not {holder!r}",
-            code="invalid-argument",
-        )
+    what = "a Peer, as connect() and accept() return, an agent's name, or None for any peer with the token"
+    check_kind(holder, "holder", str, what)
+    assert isinstance(holder, str)
     try:
         nbytes = len(holder.encode())
     except UnicodeEncodeError:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvxfer.directory.change import Change
 from kvxfer.directory.entry import Entry
 
 
+@runtime_checkable
 class Directory(Protocol):
     """Names and the entries of the agents that have them. All methods may be called from any thread.
 

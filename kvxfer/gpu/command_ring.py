@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from kvxfer._native import CommandRing as Ring
 from kvxfer._native import NativeError
-from kvxfer.arguments import bound, context_in_words, count
+from kvxfer.arguments import bound, check_kind, context_in_words, count
 from kvxfer.errors import KvxferError, UsageError, from_code, translate
 from kvxfer.memory.block_table import as_ids
 from kvxfer.session.ownership import check_own
@@ -147,7 +147,7 @@ class CommandRing:
         dst_blocks: Blocks,
         *,
         layers: Iterable[int] | None = None,
-        heads: range | None = None,
+        heads: Iterable[int] | None = None,
         notify: bytes = b"",
         timeout_s: float | None = None,
         priority: int = 0,
@@ -185,6 +185,7 @@ class CommandRing:
             ``closed``: the ring or its agent is.
         """
         self._completions.check()
+        check_kind(notify, "notify", bytes, "bytes, at most 4096")
         try:
             route, scope = self._poster.route(region, remote_region, layers, heads)
         except NativeError as error:

@@ -13,7 +13,7 @@ says why where it is not.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from kvxfer.errors import UsageError
 
@@ -190,6 +190,8 @@ def decode_object(encoded: bytes, max_nbytes: int, what: str) -> dict[str, Any]:
     """
     import json
 
+    if not isinstance(cast(object, encoded), bytes | bytearray | str):
+        raise _bad(f"{what} is read from bytes, not from a {type(encoded).__name__}")
     if len(encoded) > max_nbytes:
         raise _bad(f"{what} of {len(encoded)} bytes is over the bound of {max_nbytes}")
 

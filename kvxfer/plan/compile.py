@@ -7,6 +7,7 @@ longer runs (kvxfer/plan/loop_nest.py). kvxfer/plan/program.py says how the resu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from kvxfer.errors import UsageError
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.layout.quantization import SCALE_NBYTES
+from kvxfer.plan.consecutive import consecutive
 from kvxfer.plan.conversion import IN_REGION, Crossing, Scales, crossing, describe, obstacles
 from kvxfer.plan.loop_nest import Axis, merge
 from kvxfer.plan.loop_rows import LoopPart, Steps, kv_strands, make_rows, strand
@@ -28,7 +30,7 @@ from kvxfer.plan.units import oversized, unit_tokens
 
 
 def compile_program(
-    src: KVLayout, dst: KVLayout, *, heads: range | None = None, fine: bool = False
+    src: KVLayout, dst: KVLayout, *, heads: Iterable[int] | None = None, fine: bool = False
 ) -> CopyProgram:
     """Compiles the program that copies units of `src` to units of `dst`.
 
@@ -51,7 +53,7 @@ def compile_program(
         ``layout-mismatch``, naming every field that differs (`differences`), when no layer or no
         head is common, when tokens would move one by one into pages with scales of their own, or
         when the layouts are so irregular that the program would exceed 8192 loops;
-        ``out-of-range`` when one end does not hold `heads`, ``invalid-argument`` when they are no range.
+        ``out-of-range`` when one end does not hold `heads`, ``invalid-argument`` when they have gaps.
     """
     layers, common_heads = _common_layers(src, dst), _common_heads(src, dst)
     wanted = common_heads if heads is None else _wanted_heads(src, dst, heads)
@@ -143,12 +145,8 @@ def _common_heads(src: KVLayout, dst: KVLayout) -> range:
     return range(max(ours.start, theirs.start), min(ours.stop, theirs.stop))
 
 
-def _wanted_heads(src: KVLayout, dst: KVLayout, heads: range) -> range:
-    if not isinstance(heads, range) or heads.step != 1 or not heads:
-        raise UsageError(
-            f"heads {heads!r} are no consecutive heads: pass range(first, stop) of at least one",
-            code="invalid-argument",
-        )
+def _wanted_heads(src: KVLayout, dst: KVLayout, heads: Iterable[int]) -> range:
+    heads = consecutive(heads, "heads")
     for end, layout in (("source", src), ("destination", dst)):
         held = _heads(layout)
         if heads.start < held.start or heads.stop > held.stop:

@@ -7,6 +7,7 @@ units (kvxfer/plan/units.py); with context parallelism only the units that both 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from kvxfer.errors import UsageError
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.memory.block_table import as_ids
+from kvxfer.plan.consecutive import consecutive
 from kvxfer.plan.units import oversized, same_tokens, unit_tokens
 
 _Ids = NDArray[np.uint32]
@@ -40,7 +42,7 @@ class Pairs:
 
 
 def pair_units(
-    src: KVLayout, dst: KVLayout, src_blocks: _Ids, dst_blocks: _Ids, tokens: range | None = None
+    src: KVLayout, dst: KVLayout, src_blocks: _Ids, dst_blocks: _Ids, tokens: Iterable[int] | None = None
 ) -> Pairs:
     """Pairs the units of two block tables, in the order of the sequence.
 
@@ -53,7 +55,7 @@ def pair_units(
     src_blocks, dst_blocks
         The blocks of one sequence at either end, from its token 0 on.
     tokens
-        The tokens of the sequence to move, in steps of 1; those that a context-parallel rank does
+        The tokens of the sequence to move, consecutive; those that a context-parallel rank does
         not hold are passed over. Whole units become pairs of units, the rest of the range pairs of
         single tokens. None: all that both tables hold.
 
@@ -95,6 +97,23 @@ def pair_units(
         np.concatenate([coarse[1], *(ids for _, ids in fine)]),
         sum(len(ids) for ids, _ in fine),
     )
+
+
+def sequence_tokens(named: Iterable[int], *, may_be_empty: bool = False) -> range:
+    """Returns the tokens of a sequence that a caller names, as a range.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: not consecutive, or no sequence has them.
+    """
+    tokens = consecutive(named, "tokens", may_be_empty=may_be_empty)
+    if tokens.start < 0 or tokens.stop < 0:
+        raise UsageError(
+            f"tokens are counted from token 0 of the sequence on, not from {min(tokens.start, tokens.stop)}",
+            code="invalid-argument",
+        )
+    return tokens
 
 
 # ---- tokens ---------------------------------------------------------------------------------------
@@ -158,13 +177,8 @@ def _common_tokens(ends: tuple[_End, _End], local: bool) -> int:
     return min(lengths)
 
 
-def _checked_range(tokens: range, ends: tuple[_End, _End]) -> tuple[int, int]:
-    if not isinstance(tokens, range) or tokens.step != 1 or tokens.start < 0 or tokens.stop < 0:
-        raise UsageError(
-            f"tokens {tokens!r} are no range of a sequence: pass range(first, stop) in steps of 1, "
-            "from token 0 on",
-            code="invalid-argument",
-        )
+def _checked_range(named: Iterable[int], ends: tuple[_End, _End]) -> tuple[int, int]:
+    tokens = sequence_tokens(named, may_be_empty=True)
     for end in ends:
         reach = _token_after(end.layout, end.num_local)
         if tokens and tokens.stop > reach:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from kvxfer.errors import UsageError
 from kvxfer.layout.quantization import SCALE_NBYTES
+from kvxfer.plan.consecutive import consecutive
 
 # native/include/kvxfer/copy_program.h: CopyLoop, 128 bytes.
 LOOP_DTYPE: Final = np.dtype(
@@ -210,7 +211,7 @@ class CopyProgram:
             ``invalid-argument`` when they are not consecutive, ``out-of-range`` when one of the
             two ends does not hold one of them.
         """
-        wanted = self.layers if layers is None else consecutive(layers)
+        wanted = self.layers if layers is None else consecutive(layers, "layers")
         if wanted[0] < self.layers[0] or wanted[-1] > self.layers[-1]:
             raise UsageError(
                 f"layers {wanted[0]} to {wanted[-1]} were named, both ends hold "
@@ -289,21 +290,6 @@ class CopyProgram:
         layer = self.layers[0] - self.origin
         held = (first <= layer) & (layer < first + self.loops["num_layers"])
         return int(values[held & (self.loops["grain"] == COARSE)].sum())
-
-
-def consecutive(layers: Iterable[int]) -> range:
-    """Returns `layers` as a range, or raises ``UsageError`` when they are empty or have gaps."""
-    if not isinstance(layers, range) or layers.step != 1:
-        items = [int(layer) for layer in layers]
-        layers = range(items[0], items[-1] + 1) if items else range(0)
-        if items != list(layers):
-            raise UsageError(
-                "layers of one transfer are consecutive and ascending: post one transfer for each run",
-                code="invalid-argument",
-            )
-    if not layers:
-        raise UsageError("no layers were named: leave layers out for all", code="invalid-argument")
-    return layers
 
 
 def _count(number: int, what: str) -> str:

@@ -6,10 +6,10 @@ import contextlib
 import threading
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from kvxfer._native import CODES, AgentCore, NativeError
-from kvxfer.arguments import seconds
+from kvxfer.arguments import check_kind, seconds
 from kvxfer.directory.entry import Entry
 from kvxfer.errors import PeerError, UsageError, translate
 from kvxfer.region import RegionDescriptor
@@ -60,12 +60,10 @@ class Connecting:
     ) -> None:
         if isinstance(target, RegionDescriptor):
             target = target.owner
-        if not isinstance(cast(object, target), str | Entry):
-            raise UsageError(
-                f'target is "tcp://host:port", as Agent.address has it, a name to look up, or an Entry or a '
-                f"RegionDescriptor, not {target!r}",
-                code="invalid-argument",
-            )
+        what = (
+            '"tcp://host:port", as Agent.address has it, a name to look up, or an Entry or a RegionDescriptor'
+        )
+        check_kind(target, "target", str | Entry, what)
         self._limit = "option connect_timeout_s" if timeout_s is None else "timeout_s"
         self._timeout_s = seconds(default_s if timeout_s is None else timeout_s, "timeout_s")
         completions.check()

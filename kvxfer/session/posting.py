@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import UnionType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer._native import CODES, AgentCore, NativeError
-from kvxfer.arguments import context_in_words, seconds
+from kvxfer.arguments import check_kind, context_in_words, seconds
 from kvxfer.errors import KvxferError, UsageError, translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.lease_token import LeaseToken
 from kvxfer.memory.block_table import as_ids
 from kvxfer.options import AgentOptions
-from kvxfer.peer import OWN_PEER, Peer, check_peer
+from kvxfer.peer import OWN_PEER, Peer
 from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.session.completion import Completions
 from kvxfer.session.ownership import check_own, told_apart
@@ -80,10 +79,6 @@ class Poster:
             handle = route.post(src_blocks, dst_blocks, num_fine, notify, timeout_s, context, terms)
         except NativeError as error:
             raise _said_of(error, region, remote, context_in_words(context)) from None
-        except (AttributeError, TypeError):
-            # Looked at where something went wrong: a good call pays nothing for it.
-            _check_kinds(region, remote, part.layers, terms.integrity)
-            raise
         return Transfer(handle, scope)
 
     def _find(
@@ -96,8 +91,9 @@ class Poster:
         part: Part,
     ) -> tuple[Route, Scope, Blocks, Blocks, int]:
         """Returns by which route, and as which units, these blocks go."""
-        layers, heads, tokens = part
         peer_id = self._peer_of(region, remote)
+        layers, named_heads, tokens = part
+        heads = None if named_heads is None else _as_range(named_heads, "heads")
         entry = self._programs.get(peer_id, write, region, remote, heads)
         num_fine = 0
         if tokens is not None or not entry.whole_blocks:
@@ -131,7 +127,11 @@ class Poster:
         return route, scope, src_blocks, dst_blocks, num_fine
 
     def route(
-        self, region: Region, remote: RegionDescriptor, layers: Iterable[int] | None, heads: range | None
+        self,
+        region: Region,
+        remote: RegionDescriptor,
+        layers: Iterable[int] | None,
+        heads: Iterable[int] | None,
     ) -> tuple[Route, Scope]:
         """Returns by which route whole blocks are written, for whoever names them later.
 
@@ -141,8 +141,8 @@ class Poster:
             As `Agent.write`; ``unsupported``: pages of the two regions differ in size, or one has a null
             block.
         """
-        _check_kinds(region, remote, layers, None)
         peer_id = self._peer_of(region, remote)
+        heads = None if heads is None else _as_range(heads, "heads")
         if not self._programs.get(peer_id, True, region, remote, heads).whole_blocks:
             raise UsageError(
                 f"pages of regions {region.name!r} here and {remote.name!r} of {remote.agent} differ in "
@@ -154,8 +154,8 @@ class Poster:
 
     def _peer_of(self, region: Region, remote: RegionDescriptor) -> int:
         """Returns the number of the session that leads to `remote`; both are this agent's to use."""
-        if not isinstance(region, Region) or not isinstance(remote, RegionDescriptor):
-            raise TypeError
+        _check_region(region)
+        _check_remote(remote)
         check_own(self._completions, region, f"region {region.name!r}", _OWN_REGION)
         self._completions.check()
         region._check()
@@ -175,13 +175,17 @@ class Poster:
         blocks: Blocks,
         region: Region,
         layers: Iterable[int] | None,
-        tokens: range | None,
+        tokens: Iterable[int] | None,
         peer: Peer | None,
         timeout_s: float | None,
         context: str | bytes,
     ) -> Incoming:
         """Lets transfers with `tag` write; `Agent.expect` says what the arguments mean and raise."""
-        _check_expected(region, peer)
+        _check_region(region)
+        if peer is not None:
+            what = "a Peer, as connect() and accept() return, or None for any peer"
+            check_kind(peer, "peer", Peer, what)
+        check_kind(tag, "tag", bytes, "1 to 4096 bytes")
         check_own(self._completions, region, f"region {region.name!r}", _OWN_REGION)
         if peer is not None:
             check_own(self._completions, peer, f"peer {peer.name!r}", OWN_PEER)
@@ -192,9 +196,7 @@ class Poster:
         layout = region.layout
         wanted = layout.layers
         if layers is not None:
-            from kvxfer.plan.program import consecutive
-
-            wanted = consecutive(layers)
+            wanted = _as_range(layers, "layers")
         if wanted[0] < layout.layers[0] or wanted[-1] > layout.layers[-1]:
             raise UsageError(
                 f"layers {wanted[0]} to {wanted[-1]} were named, region {region.name!r} holds "
@@ -233,14 +235,9 @@ def named_lease(token: LeaseToken, remote: RegionDescriptor) -> int:
     UsageError
         ``invalid-argument``: it is no token, or of another agent than the region's, which are both named.
     """
-    if not isinstance(token, LeaseToken):
-        raise UsageError(
-            f"lease is a LeaseToken, as Lease.token is, not a {type(token).__name__}: LeaseToken.parse(text) "
-            "makes one of its text",
-            code="invalid-argument",
-        )
-    if not isinstance(remote, RegionDescriptor):
-        raise UsageError(f"remote_region is peer.regions[name], not {remote!r}", code="invalid-argument")
+    what = "a LeaseToken, as Lease.token is and LeaseToken.parse(text) makes"
+    check_kind(token, "lease", LeaseToken, what, is_secret=True)
+    _check_remote(remote)
     if token.incarnation and token.incarnation != remote.incarnation:
         granted_by, owner = told_apart((token.agent, token.incarnation), (remote.agent, remote.incarnation))
         raise UsageError(
@@ -266,46 +263,29 @@ def _said_of(error: NativeError, region: Region, remote: RegionDescriptor, conte
     return translate(error, peer=remote.agent, context=context)
 
 
-def _check_expected(region: object, peer: object) -> None:
-    if not isinstance(region, Region):
-        raise UsageError(
-            f"region is one that register() of this agent returned, not {region!r}", code="invalid-argument"
-        )
-    check_peer(peer, "any peer")
+def _as_range(numbers: Iterable[int], name: str) -> range:
+    from kvxfer.plan.consecutive import consecutive  # an import of kvxfer does without plans
+
+    return consecutive(numbers, name)
 
 
-def _check_kinds(
-    region: object,
-    remote: object,
-    layers: object,
-    integrity: object,
-) -> None:
-    """Raises `UsageError` where an argument is of another kind than it must be."""
-    wanted: tuple[tuple[str, object, type | UnionType, str], ...] = (
-        ("region", region, Region, "one that register() of this agent returned"),
-        ("remote_region", remote, RegionDescriptor, "peer.regions[name]"),
-        ("layers", layers, Iterable | None, "consecutive layers, e.g. range(0, 4), or None"),
-        ("integrity", integrity, bool | None, "True, False or None"),
-    )
-    for name, value, kind, what in wanted:
-        if not isinstance(value, kind):
-            raise UsageError(f"{name} is {what}, not {value!r}", code="invalid-argument")
+def _check_region(region: object) -> None:
+    check_kind(region, "region", Region, "one that register() of this agent returned")
+
+
+def _check_remote(remote: object) -> None:
+    check_kind(remote, "remote_region", RegionDescriptor, "peer.regions[name]")
 
 
 def _needed(
-    layout: KVLayout, ids: NDArray[np.uint32], tokens: range | None
+    layout: KVLayout, ids: NDArray[np.uint32], named: Iterable[int] | None
 ) -> tuple[NDArray[np.uint32], int, int]:
     """Returns the real blocks of a table, and which of their tokens have to arrive, counted over them."""
     first, end = 0, len(ids) * layout.block_tokens
-    if tokens is not None:
-        if not isinstance(tokens, range) or tokens.step != 1 or tokens.start < 0 or not tokens:
-            raise UsageError(
-                f"tokens {tokens!r} are no range of a sequence: pass range(first, stop) in steps of 1, "
-                "from token 0 on",
-                code="invalid-argument",
-            )
-        from kvxfer.plan.pairs import held_before
+    if named is not None:
+        from kvxfer.plan.pairs import held_before, sequence_tokens
 
+        tokens = sequence_tokens(named)
         first, stop = held_before(layout, tokens.start), held_before(layout, tokens.stop)
         if stop > end:
             raise UsageError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvxfer._native import CODES, AgentCore, NativeError
+from kvxfer.arguments import check_kind
 from kvxfer.errors import UsageError, translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.options import AgentOptions
@@ -44,6 +45,7 @@ class RegionTable:
     def register(self, name: str, memory: Any, layout: KVLayout | None) -> Region:
         """Makes memory known to peers; `Agent.register` says what the arguments mean."""
         self._completions.check()
+        check_kind(name, "name", str, "text of at most 128 bytes")
         if name in self.by_name():
             raise UsageError(
                 f"region {name!r} is registered already: deregister it first, or choose another name",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvxfer.arguments import check_kind
 from kvxfer.errors import UsageError
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.layout.tensor import TensorView, covering_spans, views_of
@@ -44,11 +45,8 @@ def registration_of(name: str, memory: Any, layout: KVLayout | None, options: Ag
     UsageError
         As `Agent.register`.
     """
-    if layout is not None and not isinstance(layout, KVLayout):
-        raise UsageError(
-            f"layout is a KVLayout, not {layout!r}: KVLayout.from_tensor(tensor, axes) makes one",
-            code="invalid-argument",
-        )
+    what = "a KVLayout, as KVLayout.from_tensor(tensor, axes) makes"
+    check_kind(layout, "layout", KVLayout | None, what)
     views = views_of(memory, f"region {name!r}")
     if layout is None:
         layout = _plain_layout(views)

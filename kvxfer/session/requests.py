@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kvxfer.arguments import check_kind
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -20,8 +22,8 @@ class Part(NamedTuple):
     """Which part of the blocks moves; None for all that both ends hold. `Agent.write` says what they are."""
 
     layers: Iterable[int] | None
-    heads: range | None
-    tokens: range | None
+    heads: Iterable[int] | None
+    tokens: Iterable[int] | None
 
 
 #: Compared by identity: most transfers are of whole blocks in all layers.
@@ -52,9 +54,17 @@ USUAL: Final = Terms(0, None, None, False)
 
 
 def terms_of(priority: int, integrity: bool | None, lease: int | None, hold: bool | After) -> Terms:
-    """Returns `USUAL` where it says the same."""
+    """Returns `USUAL` where it says the same.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: `integrity` is no bool. Native code looks at the others.
+    """
     if integrity is lease is None and hold is False and priority is _FIRST:
         return USUAL
+    if integrity is not None:
+        check_kind(integrity, "integrity", bool, "True, False or None")
     return Terms(priority, integrity, lease, hold)
 
 

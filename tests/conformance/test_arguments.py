@@ -1,4 +1,4 @@
-"""Times and whole numbers: every public verb takes the same ones and refuses the others, before all else."""
+"""Kinds, times and whole numbers: every verb takes the same ones, and refuses others before all else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer import Agent, AgentOptions, LeaseToken, Pool
+from kvxfer import Agent, AgentOptions, Group, LeaseToken, Pool
 from kvxfer.directory.in_process import MemoryDirectory
 from kvxfer.errors import KvxferError, UsageError
 
@@ -163,6 +163,67 @@ TOKENED: dict[str, Verb] = {
 }
 
 
+NO_NUMBERS: tuple[Any, ...] = (3, "ab", b"ab", True, 1.5, [None], [0.5], [True], ["a"], {"a": 1}, object())
+NO_TEXTS: tuple[Any, ...] = (5, b"kv", [], ["kv"], {"kv"}, np.zeros(2), object())
+NO_BYTES: tuple[Any, ...] = (5, "tag", None, [1], np.zeros(2, np.uint8), object())
+NO_OBJECTS: tuple[Any, ...] = (5, "kv", b"kv", [], {}, np.zeros(2), object())
+NO_BOOLS: tuple[Any, ...] = (0, 1, "no", [], np.zeros(2), object())
+
+
+def moved(ends: Ends, verb: str, name: str, value: Any) -> Any:
+    """A transfer of which one argument is `value`."""
+    post = ends.ring.prepare_write if verb == "prepare_write" else getattr(ends.here, verb)
+    usual = {"region": ends.source, "remote_region": ends.remote, "src_blocks": [1], "dst_blocks": [2]}
+    return post(**{**usual, name: value})
+
+
+OF_TRANSFERS: dict[str, tuple[Any, ...]] = {
+    "region": (*NO_OBJECTS, None),
+    "remote_region": (*NO_OBJECTS, None),
+    "layers": NO_NUMBERS,
+    "heads": NO_NUMBERS,
+    "integrity": NO_BOOLS,
+    "lease": NO_OBJECTS,
+}
+# What is refused by an argument's name: the verb, and what is of no kind that it takes.
+KINDS: dict[str, tuple[Verb, str, tuple[Any, ...]]] = {
+    **{
+        f"{verb}({name})": (
+            lambda e, v, verb=verb, name=name: moved(e, verb, name, v),  # type: ignore[misc]
+            name,
+            values,
+        )
+        for verb in ("write", "read", "prepare_write")
+        for name, values in OF_TRANSFERS.items()
+    },
+    "write(tokens)": (lambda e, v: moved(e, "write", "tokens", v), "tokens", NO_NUMBERS),
+    "read(tokens)": (lambda e, v: moved(e, "read", "tokens", v), "tokens", NO_NUMBERS),
+    "write(hold)": (lambda e, v: moved(e, "write", "hold", v), "hold", NO_BOOLS),
+    "prepare_write(notify)": (lambda e, v: moved(e, "prepare_write", "notify", v), "notify", NO_BYTES),
+    "expect(tag)": (lambda e, v: e.there.expect(v, [3], e.region), "tag", NO_BYTES),
+    "expect(region)": (lambda e, v: e.there.expect(b"kind", [3], v), "region", NO_OBJECTS),
+    "expect(layers)": (lambda e, v: e.there.expect(b"kind", [3], e.region, layers=v), "layers", NO_NUMBERS),
+    "expect(tokens)": (lambda e, v: e.there.expect(b"kind", [3], e.region, tokens=v), "tokens", NO_NUMBERS),
+    "expect(peer)": (lambda e, v: e.there.expect(b"kind", [3], e.region, peer=v), "peer", NO_OBJECTS),
+    "register(name)": (lambda e, v: e.here.register(v, np.ones((2, 2), np.uint8)), "name", (*NO_TEXTS, None)),
+    "register(layout)": (lambda e, v: e.here.register("kind", np.ones(4), v), "layout", NO_OBJECTS),
+    "grant(holder)": (lambda e, v: e.region.grant(v, [5]), "holder", NO_TEXTS),
+    "grant(mode)": (lambda e, v: e.region.grant(e.back, [5], v), "mode", (*NO_TEXTS, "append")),
+    "grant(renewable)": (lambda e, v: e.region.grant(e.back, [5], renewable=v), "renewable", NO_BOOLS),
+    "address_for": (lambda e, v: e.here.address_for(v), "target", (5, None, b"tcp://h", [], object())),
+    "connect": (lambda e, v: e.here.connect(v), "target", (5, None, b"tcp://h", [], object())),
+    "accept": (lambda e, v: e.here.accept(v, 0.01), "name", NO_TEXTS),
+    "accept_blocking": (lambda e, v: e.here.accept_blocking(v, 0.01), "name", NO_TEXTS),
+    "Peer.region": (lambda e, v: e.peer.region(v, 0.01), "name", (*NO_TEXTS, None)),
+    "Peer.region_blocking": (lambda e, v: e.peer.region_blocking(v, 0.01), "name", (*NO_TEXTS, None)),
+    "Agent(options)": (lambda e, v: Agent("kind", v), "options", NO_OBJECTS),
+    "Agent(directory)": (lambda e, v: Agent("kind", directory=v), "directory", NO_OBJECTS),
+    "Agent(listen)": (lambda e, v: Agent("kind", listen=v), "option listen", NO_TEXTS),
+    "Group": (lambda e, v: Group(v), "works", (5, None, 1.5, object())),
+    "LeaseToken.derive": (lambda e, v: LeaseToken.draw().derive(v), "index", ("a", None, [], -1, 1.0)),
+}
+
+
 def call(verb: Verb, ends: Ends, value: Any) -> Any:
     """What the verb returns; a coroutine has a minute, so that what should be refused and waits is seen."""
     made = verb(ends, value)
@@ -205,6 +266,43 @@ def test_what_is_no_token_is_refused_and_changes_nothing(kept: Ends, name: str) 
             call(TOKENED[name], kept, value)
         assert caught.value.code == "invalid-argument"
     assert kept.state() == before
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_of_another_kind_is_refused_by_the_arguments_name(kept: Ends, name: str) -> None:
+    verb, argument, values = KINDS[name]
+    before = kept.state()
+    for value in values:
+        with pytest.raises(UsageError, match=f"^{argument} is ") as caught:
+            call(verb, kept, value)
+        assert caught.value.code == "invalid-argument"
+    assert kept.state() == before
+
+
+def test_what_is_long_is_shown_in_part(kept: Ends) -> None:
+    with pytest.raises(UsageError, match=r"^region is one .*\.\.\. \[invalid-argument\]$") as caught:
+        moved(kept, "write", "region", list(range(10_000)))
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("name", ["layers", "heads", "tokens"])
+@pytest.mark.parametrize("kind", [list, tuple, set, np.array, iter, range])
+def test_layers_heads_and_tokens_are_named_alike(ends: Ends, name: str, kind: Callable[[Any], Any]) -> None:
+    def named() -> dict[str, Any]:
+        return {name: range(0, 2, 2) if kind is range else kind([0])}
+
+    ends.here.write(ends.source, ends.remote, [1], [2], **named()).wait(10)
+    ends.there.expect(b"alike", [3], ends.region, **({} if name == "heads" else named())).cancel()
+
+
+@pytest.mark.parametrize("name", ["layers", "heads", "tokens"])
+def test_layers_heads_and_tokens_have_no_gaps(kept: Ends, name: str) -> None:
+    for numbers in ([0, 2], range(0, 4, 2), [1, 0], [0, 0], [0, 1 << 62]):
+        with pytest.raises(UsageError, match=f"^{name} of one transfer are consecutive and ascending"):
+            moved(kept, "write", name, numbers)
+    for numbers in () if name == "tokens" else ([], range(0)):
+        with pytest.raises(UsageError, match=f"^no {name} were named: leave {name} out for all"):
+            moved(kept, "write", name, numbers)
 
 
 @pytest.mark.parametrize("name", TIMED)

@@ -113,7 +113,7 @@ def test_a_tag_that_is_expected_with_other_blocks_is_refused_at_once() -> None:
         ("lease", 0, "lease is a LeaseToken"),
         ("lease", -1, "lease is a LeaseToken"),
         ("lease", 1 << 64, "lease is a LeaseToken"),
-        ("layers", 0, "layers is consecutive layers"),
+        ("layers", 0, "layers is consecutive whole numbers"),
         ("priority", "first", "priority is 0 to 255, not 'first'"),
         ("priority", 256, "priority is 0 to 255, not 256"),
         ("priority", -1, "priority is 0 to 255, not -1"),

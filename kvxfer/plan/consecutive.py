@@ -1,0 +1,56 @@
+"""Layers, heads and tokens as callers name them: whole numbers that follow each other."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from kvxfer.errors import UsageError
+
+
+def consecutive(numbers: Iterable[int], name: str, *, may_be_empty: bool = False) -> range:
+    """Returns them as a range in steps of 1; a range costs nothing, anything else a look at every number.
+
+    Parameters
+    ----------
+    name
+        What the caller calls them: ``"layers"``, ``"heads"`` or ``"tokens"``.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``, naming them: no whole numbers, gaps between them, or none at all where that
+        means nothing.
+    """
+    if isinstance(numbers, range):
+        found = numbers if numbers.step == 1 else range(numbers.start, numbers.start + len(numbers))
+        has_gaps = numbers.step != 1 and len(numbers) > 1
+    else:
+        items = _whole_numbers(numbers, name)
+        first = items[0] if items else 0
+        found = range(first, first + len(items))
+        has_gaps = items != list(found)
+    if has_gaps:
+        raise UsageError(
+            f"{name} of one transfer are consecutive and ascending: post one transfer for each run",
+            code="invalid-argument",
+        )
+    if not found and not may_be_empty:
+        raise UsageError(f"no {name} were named: leave {name} out for all", code="invalid-argument")
+    return found
+
+
+def _whole_numbers(numbers: Any, name: str) -> list[int]:
+    try:
+        if isinstance(numbers, str | bytes):
+            raise TypeError
+        items = list(numbers)
+        if any(isinstance(item, bool) for item in items):
+            raise TypeError
+        return [operator.index(item) for item in items]
+    except TypeError:
+        raise UsageError(
+            f"{name} is consecutive whole numbers, e.g. range(0, 4), or None for all, not {numbers!r}",
+            code="invalid-argument",
+        ) from None
