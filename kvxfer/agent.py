@@ -9,11 +9,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.address import Address, published, published_towards
-from kvxfer.arguments import check_kind, seconds
+from kvxfer.arguments import check_kind, flag, seconds
 from kvxfer.directory.entry import Entry
 from kvxfer.directory.protocol import Directory
 from kvxfer.errors import AgentError, UsageError, translate
@@ -524,14 +522,17 @@ class Agent:
 
         Notes
         -----
-        One call into native code, and one more for a stream or an event. The copy program is compiled once
-        for each pair of regions. A transfer that waits for what a GPU or another process stores takes a few
-        percent of one processor (native/DESIGN.md).
+        One call into native code where whole blocks in all layers go between the same two regions as in the
+        call before. One more for another pair of regions, and for `layers`, `heads` or `tokens`; one more
+        for a stream or an event. A descriptor that came by `RegionDescriptor.from_bytes` takes two more each
+        time, as its session is looked up. `tokens`, and pages that differ in size, also pair units in
+        Python, microseconds for a request. The copy program is compiled, and told to the peer, once for each
+        pair of regions (and `heads`).
+
+        A transfer that waits for what a GPU or another process stores takes a few percent of one processor
+        (native/DESIGN.md).
         """
-        held: bool | After = False
-        if hold is not False:
-            check_kind(hold, "hold", bool | np.bool_, "True or False")
-            held = bool(hold)
+        held: bool | After = hold is not False and flag(hold, "hold")
         if after is not None:
             if held:
                 raise UsageError("hold and after both say when to start: pass one", code="invalid-argument")
@@ -797,7 +798,9 @@ class Agent:
     # ---- inside -----------------------------------------------------------------------------
 
     def _on_event(self, event: Event) -> None:
-        if event.kind == "peer-lost":
+        if event.kind == "peer-up":
+            self._peers.get(event.peer)  # so that descriptors of its regions find it
+        elif event.kind == "peer-lost":
             self._peers.forget(event.peer)
             self._programs.forget_peer(event.peer)
             logger().info("kvxfer: %s lost a peer: %s", self.name, event.message)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import UnionType
 from typing import Any
 
+import numpy as np
+
 from kvxfer._native import NativeError, to_count, to_seconds
 from kvxfer.errors import UsageError, translate
 
@@ -37,6 +39,20 @@ def check_kind(
     if len(shown) > _MOST_SHOWN:
         shown = f"{shown[:_MOST_SHOWN]}..."
     raise UsageError(f"{name} is {what}, not {shown}", code="invalid-argument")
+
+
+def flag(value: object, name: str) -> bool:
+    """Returns True or False, numpy's too.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``, naming the argument: anything else.
+    """
+    if value is True or value is False:
+        return value
+    check_kind(value, name, np.bool_, "True or False")
+    return bool(value)
 
 
 def seconds(value: Any, name: str) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
+from typing import Any
 
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.errors import AgentError, PeerError, from_code, translate
@@ -20,6 +22,9 @@ class PeerTable:
         self._core = core
         self._completions = completions
         self._peers: dict[int, Peer] = {}
+        # The same by the life of the agent that they lead to, oldest first: several where both ends called.
+        self._by_incarnation: dict[bytes, tuple[Peer, ...]] = {}
+        self._lock = threading.Lock()  # of changes to both
         # Notifications that are read after the loss of their peer still name the object that others hold.
         self._lost: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
 
@@ -47,8 +52,9 @@ class PeerTable:
                 return None  # lost and forgotten since it was listed
             if info["state"] == "connecting":
                 return None
-            table = self._lost if info["state"] == "lost" else self._peers
-            peer = table.setdefault(peer_id, Peer(self._completions, peer_id, info))
+            if info["state"] == "lost":
+                return self._lost.setdefault(peer_id, Peer(self._completions, peer_id, info))
+            peer = self._remember(peer_id, info)
         return peer
 
     def get_or_nameless(self, peer_id: int) -> Peer:
@@ -91,7 +97,14 @@ class PeerTable:
         return None
 
     def owner_of(self, remote: RegionDescriptor) -> Peer:
-        """Returns the session with the agent that a descriptor from elsewhere is of, or raises."""
+        """Returns the newest session with the agent that a descriptor from elsewhere is of, or raises.
+
+        Costs a look at that session, however many others are open.
+        """
+        for peer in reversed(self._by_incarnation.get(remote.incarnation, ())):
+            if peer.state is PeerState.OPEN:
+                return peer
+        # It may have come up a moment ago, and nobody has read the event yet.
         for peer in reversed(self.open()):
             if peer.incarnation == remote.incarnation:
                 return peer
@@ -114,17 +127,40 @@ class PeerTable:
         info = self._core.peer(peer_id)
         if info["state"] != "open":
             raise from_code(info["code"], info["message"], peer=info["name"] or target)
-        peer = self._peers.setdefault(peer_id, Peer(self._completions, peer_id, info))
+        peer = self._remember(peer_id, info)
         peer._address = address
         return peer
 
     def forget(self, peer_id: int) -> None:
         """Drops a session that was lost."""
-        if (peer := self._peers.pop(peer_id, None)) is not None:
+        with self._lock:
+            peer = self._peers.pop(peer_id, None)
+            if peer is not None:
+                left = tuple(other for other in self._by_incarnation[peer.incarnation] if other is not peer)
+                if left:
+                    self._by_incarnation[peer.incarnation] = left
+                else:
+                    del self._by_incarnation[peer.incarnation]
+        if peer is not None:
             with contextlib.suppress(AgentError):  # closed meanwhile: events that were left are still read
                 peer._info()  # why it was lost, as long as native code knows
             self._lost[peer_id] = peer
 
     def clear(self) -> None:
         """Drops everything."""
-        self._peers.clear()
+        with self._lock:
+            self._peers.clear()
+            self._by_incarnation.clear()
+
+    # ---- inside -----------------------------------------------------------------------------
+
+    def _remember(self, peer_id: int, info: dict[str, Any]) -> Peer:
+        """Returns the one object of a session that is open, and made one where there is none yet."""
+        with self._lock:
+            peer = self._peers.get(peer_id)
+            if peer is None:
+                peer = self._peers[peer_id] = Peer(self._completions, peer_id, info)
+                known = self._by_incarnation.get(peer.incarnation, ())
+                by_age = sorted((*known, peer), key=lambda each: each.id)
+                self._by_incarnation[peer.incarnation] = tuple(by_age)
+        return peer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.session.completion import Completions
 from kvxfer.session.ownership import check_own, told_apart
 from kvxfer.session.peer_table import PeerTable
-from kvxfer.session.program_cache import ProgramCache
+from kvxfer.session.program_cache import InstalledProgram, ProgramCache
 from kvxfer.session.requests import WHOLE, Expected, Part, Terms
 from kvxfer.transfer import Incoming, Scope, Transfer
 
@@ -104,23 +104,7 @@ class Poster:
             src_blocks, dst_blocks, num_fine = pairs.src_ids, pairs.dst_ids, pairs.num_fine
             if num_fine:
                 entry = self._programs.get(peer_id, write, region, remote, heads, fine=True)
-        program = entry.program
-        if layers is None:
-            first, moved = entry.first, entry.layers
-        else:
-            first, count = program.window(layers)
-            start = program.origin + first
-            moved = range(start, start + count)
-        route = self._core.route(
-            peer_id,
-            entry.number,
-            first,
-            len(moved),
-            seconds(self._options.transfer_timeout_s, "option transfer_timeout_s"),
-            self._options.integrity,
-            as_ids,
-        )
-        scope = Scope(self._completions, remote.agent, moved, program.origin, not write, region)
+        route, scope = self._route(peer_id, entry, write, region, remote, layers)
         # A descriptor from elsewhere may mean another session each time.
         if part is WHOLE and entry.whole_blocks and remote._peer is not None:
             self._usual = region, remote, write, self._programs.entries, route, scope
@@ -142,20 +126,51 @@ class Poster:
             block.
         """
         peer_id = self._peer_of(region, remote)
-        heads = None if heads is None else _as_range(heads, "heads")
-        if not self._programs.get(peer_id, True, region, remote, heads).whole_blocks:
+        wanted = None if heads is None else _as_range(heads, "heads")
+        entry = self._programs.get(peer_id, True, region, remote, wanted)
+        if not entry.whole_blocks:
             raise UsageError(
                 f"pages of regions {region.name!r} here and {remote.name!r} of {remote.agent} differ in "
                 "size, or have a null block, so that pairs of blocks are no pairs of pages: use agent.write",
                 code="unsupported",
             )
-        route, scope, *_ = self._find(True, region, remote, (), (), Part(layers, heads, None))
-        return route, scope
+        return self._route(peer_id, entry, True, region, remote, layers)
+
+    def _route(
+        self,
+        peer_id: int,
+        entry: InstalledProgram,
+        write: bool,
+        region: Region,
+        remote: RegionDescriptor,
+        layers: Iterable[int] | None,
+    ) -> tuple[Route, Scope]:
+        """Returns by which route these layers go by a program, and what all work on it has in common."""
+        program = entry.program
+        if layers is None:
+            first, moved = entry.first, entry.layers
+        else:
+            first, count = program.window(layers)
+            start = program.origin + first
+            moved = range(start, start + count)
+        route = self._core.route(
+            peer_id,
+            entry.number,
+            first,
+            len(moved),
+            seconds(self._options.transfer_timeout_s, "option transfer_timeout_s"),
+            self._options.integrity,
+            as_ids,
+        )
+        return route, Scope(self._completions, remote.agent, moved, program.origin, not write, region)
 
     def _peer_of(self, region: Region, remote: RegionDescriptor) -> int:
         """Returns the number of the session that leads to `remote`; both are this agent's to use."""
-        _check_region(region)
-        _check_remote(remote)
+        if not (
+            isinstance(cast(object, region), Region) and isinstance(cast(object, remote), RegionDescriptor)
+        ):
+            _check_region(region)
+            _check_remote(remote)
         check_own(self._completions, region, f"region {region.name!r}", _OWN_REGION)
         self._completions.check()
         region._check()

@@ -165,6 +165,49 @@ def test_descriptor_survives_the_wire_and_finds_its_peer(ends: Ends) -> None:
         ends.agent.write(ends.region, stranger, [1], [2])
 
 
+def of_agent(descriptor: RegionDescriptor, name: str) -> RegionDescriptor:
+    """The same region of another agent, as it comes by a router."""
+    ours, theirs = (each.encode().ljust(16).hex().encode() for each in (descriptor.agent, name))
+    return RegionDescriptor.from_bytes(descriptor.to_bytes().replace(ours, theirs))
+
+
+def test_a_descriptor_from_elsewhere_looks_at_its_own_session_alone(ends: Ends) -> None:
+    for number in range(2, 34):
+        ends.core.add_peer(number, f"other{number}")
+        ends.core.happen("peer-up", peer=number)
+    ends.agent._completions.drain()
+    looks: list[int] = []
+    look = ends.core.peer
+
+    def looked(number: int) -> dict[str, Any]:
+        looks.append(number)
+        found: dict[str, Any] = look(number)
+        return found
+
+    ends.core.peer = looked
+    ends.agent.write(ends.region, of_agent(ends.remote, "other9"), [1], [2])
+    assert looks == [9]
+
+
+def test_a_descriptor_from_elsewhere_finds_the_newest_session_that_is_open(ends: Ends) -> None:
+    peers = ends.agent._peers
+    told = of_agent(ends.remote, "new")
+    for number in (2, 3):
+        ends.core.add_peer(number, "new")
+        assert peers.owner_of(told).id == 2  # of the second nobody has read the event yet
+    ends.core.happen("peer-up", peer=3)
+    ends.agent._completions.drain()
+    assert peers.owner_of(told).id == 3
+    ends.core.known[3]["state"] = "lost"
+    assert peers.owner_of(told).id == 2
+    ends.core.happen("peer-lost", peer=3)
+    ends.agent._completions.drain()
+    assert peers.owner_of(told).id == 2
+    ends.core.known[2]["state"] = "lost"
+    with pytest.raises(PeerError, match="connect to it first"):
+        peers.owner_of(told)
+
+
 @pytest.mark.parametrize(
     "damage",
     [

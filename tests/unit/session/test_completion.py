@@ -43,6 +43,7 @@ async def test_a_waiter_wakes_for_its_key_alone(ring: tuple[Any, Completions]) -
 
 async def test_what_happened_before_the_wait_is_seen(ring: tuple[Any, Completions]) -> None:
     core, completions = ring
+    core.add_peer(3, "decode")
     core.happen("peer-up", peer=3)
     await completions.until(("peer", 3), lambda: True)
     looks = iter([False, True])
