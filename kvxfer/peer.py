@@ -115,15 +115,10 @@ class Peer:
         return tuple(self._info()["notes"])
 
     @property
-    def error(self) -> PeerError | None:
-        """Why it was lost; None while it is open."""
+    def error(self) -> KvxferError | None:
+        """Why it was lost: a `PeerError`, or `AgentError` when this agent closes; None while it is open."""
         info = self._info()
-        if info["state"] != PeerState.LOST:
-            return None
-        error = from_code(info["code"], info["message"], peer=self._name)
-        if isinstance(error, PeerError):
-            return error
-        return PeerError(str(error.args[0]), code=error.code, peer=self._name)
+        return loss_of(info, self._name) if info["state"] == PeerState.LOST else None
 
     @property
     def regions(self) -> Mapping[str, RegionDescriptor]:
@@ -324,6 +319,14 @@ class Peer:
                 f"{self._name} registered no region {name!r} within {timeout_s} s (it has: {there})"
             )
         return regions[name]
+
+
+def loss_of(info: dict[str, Any], name: str) -> KvxferError:
+    """Returns why a session ended, in the class that docs/errors.md has for its code.
+
+    Native code ends sessions with a code of a peer, whatever broke them, or ``closed`` with this agent.
+    """
+    return from_code(info["code"], info["message"], peer=name)
 
 
 def _check_region_name(name: object) -> None:

@@ -8,8 +8,8 @@ import weakref
 from typing import Any
 
 from kvxfer._native import AgentCore, NativeError
-from kvxfer.errors import AgentError, PeerError, from_code, translate
-from kvxfer.peer import Peer, PeerState
+from kvxfer.errors import AgentError, PeerError, translate
+from kvxfer.peer import Peer, PeerState, loss_of
 from kvxfer.region import RegionDescriptor
 from kvxfer.session.completion import Completions
 from kvxfer.session.stats import PeerStats
@@ -126,7 +126,7 @@ class PeerTable:
         """
         info = self._core.peer(peer_id)
         if info["state"] != "open":
-            raise from_code(info["code"], info["message"], peer=info["name"] or target)
+            raise loss_of(info, info["name"] or target)
         peer = self._remember(peer_id, info)
         peer._address = address
         return peer

@@ -25,7 +25,7 @@ from kvxfer import (
 from kvxfer._native import CODES, NativeError
 from kvxfer.agent import Agent
 from kvxfer.directory.in_process import MemoryDirectory
-from kvxfer.errors import AgentError, PeerError, UsageError
+from kvxfer.errors import AgentError, PeerError, UsageError, class_of
 from kvxfer.plan.program import LOOP_DTYPE
 
 SHAPE = (4, 2, 16, 4, 2, 8)
@@ -493,6 +493,18 @@ def test_a_peer_that_native_code_has_forgotten_stays_lost(ends: Ends, fake_core:
         assert (peer.state, peer.rails, peer.notes) == ("lost", (), ())
         assert peer.error is not None
         assert peer.error.code == code
+
+
+@pytest.mark.parametrize(
+    "code", ["peer-lost", "peer-silent", "peer-restarted", "auth-failed", "protocol", "unreachable", "closed"]
+)
+def test_a_loss_is_the_same_error_for_who_connects_and_for_who_asks_the_peer(ends: Ends, code: str) -> None:
+    ends.core.known[1] |= {"state": "lost", "code": CODES[code], "message": "it went"}
+    with pytest.raises(class_of(CODES[code]), match="it went") as caught:
+        ends.agent._peers.opened(1, "decode", "")
+    assert ends.peer.error is not None
+    assert type(ends.peer.error) is type(caught.value)
+    assert str(ends.peer.error) == str(caught.value)
 
 
 def test_a_loss_that_is_read_while_the_agent_ends_disturbs_nobody(ends: Ends) -> None:
