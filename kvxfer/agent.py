@@ -52,6 +52,8 @@ class Agent:
     A verb that waits is a coroutine; its blocking twin is called `verb_blocking` (`connect`,
     `connect_blocking`) and takes the same arguments, and a ``timeout_s`` where the coroutine leaves
     that to `asyncio.timeout`. A handle, such as a `Transfer`, is awaited itself; its twin is ``wait``.
+    `close` and `aclose` alone are named as Python's libraries name them: `contextlib.closing` and many a
+    hand call ``close()``, and a coroutine that nobody awaits would leave the agent open.
     No coroutine needs an own thread: any event loop, several, or none may use one agent.
 
     ``timeout_s=None`` stands for an option in `connect` (``connect_timeout_s``) and in what is posted, by
@@ -251,7 +253,23 @@ class Agent:
                 self._withdraw(max(timeout_s - (time.monotonic() - begun), 0.0))
 
     async def aclose(self, timeout_s: float = 5.0) -> None:
-        """Closes without blocking the event loop: `close` in a thread."""
+        """Closes without blocking the event loop: `close` in a thread.
+
+        Cancelling it abandons the waiting alone: the close goes on in its thread, and the memory may not be
+        freed before `closed` is true.
+
+        Parameters
+        ----------
+        timeout_s
+            As in `close`.
+
+        Raises
+        ------
+        UsageError
+            `timeout_s` is no time. The agent is as it was.
+        Exception
+            What the directory's ``withdraw`` raised in that time; the agent is closed all the same.
+        """
         import asyncio
 
         timeout_s = seconds(timeout_s, "timeout_s")

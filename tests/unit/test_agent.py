@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -695,6 +696,27 @@ async def test_a_region_of_a_peer_can_be_waited_for(ends: Ends) -> None:
 
 
 # ---- the end ------------------------------------------------------------------------------------
+
+
+async def test_a_close_goes_on_when_who_waits_for_it_is_cancelled(ends: Ends) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    close = ends.core.close
+
+    def slow(timeout_s: float) -> None:
+        begun.set()
+        may_end.wait(60)
+        close(timeout_s)
+
+    ends.core.close = slow
+    closing = asyncio.create_task(ends.agent.aclose())
+    await asyncio.to_thread(begun.wait, 60)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    assert closing.cancelled()
+    assert not ends.agent.closed
+    may_end.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert ends.agent.closed
 
 
 async def test_after_close_everything_says_so(ends: Ends) -> None:
