@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.address import Address, published, published_towards
@@ -37,8 +37,11 @@ from kvxfer.session.requests import WHOLE, Part, terms_of
 from kvxfer.transfer import Incoming, Transfer
 
 if TYPE_CHECKING:
+    import concurrent.futures
+
     from kvxfer._native import After, Event
     from kvxfer.gpu.command_ring import CommandRing
+    from kvxfer.gpu.trigger import StartsAfter
     from kvxfer.lease_token import LeaseToken
     from kvxfer.session.stats import AgentStats
 
@@ -421,13 +424,19 @@ class Agent:
         Parameters
         ----------
         name
-            Which, whichever side called; returns at once where it is connected already. None takes the next
-            peer that called, in the order in which they came; each is returned to one caller.
+            The peer's name. Returns its newest session that is open, whichever side called, so also one that
+            this agent dialled; any number of callers get the same. None takes the oldest open session that a
+            peer has called for and that was returned to nobody yet, by a name or without: each goes to one
+            caller, and those that this agent dialled to none.
+        timeout_s
+            None waits without bound.
 
         Raises
         ------
+        UsageError
+            ``invalid-argument``: `name` is no text.
         TimeoutError
-            None came in time; None waits without bound.
+            No such peer came in time.
         """
         return await self._accepting(name).wait(timeout_s)
 
@@ -456,7 +465,7 @@ class Agent:
         layers: Iterable[int] | None = None,
         heads: Iterable[int] | None = None,
         tokens: Iterable[int] | None = None,
-        after: Any = None,
+        after: StartsAfter | None = None,
         notify: bytes = b"",
         timeout_s: float | None = None,
         priority: int = 0,
@@ -493,8 +502,8 @@ class Agent:
             0. None for all that both tables name, whole blocks where pages are equal. Exactly these
             are written: a last block that is filled in part keeps the rest of its bytes.
         after
-            What the first byte waits for, and nothing else does: the transfer is posted at once, finds its
-            lease and counts its time.
+            Delays the first byte only: the transfer is posted at once, finds its lease and counts its time.
+            Not together with `hold`. One of:
 
             - A `Trigger`; ``trigger.by_layer()`` where layers become final one by one.
             - A stream or an event of torch or cuda.core, of this agent's GPU: what is enqueued in the stream
@@ -522,15 +531,15 @@ class Agent:
             ends name it. Each end that gave one keeps its own; one that gave none has the other's.
         hold
             Post, but let layers go only as `Transfer.release` says: for a prefill that is still
-            computing them.
+            computing them. Not together with `after`.
 
         Raises
         ------
         UsageError
             Nothing was posted: ids out of range or repeated at the destination, tables of
-            different length, layouts that do not fit; a region, descriptor, token or trigger of another
-            agent. ``unsupported``: a region lies on a GPU and no rail brings its pages, or `integrity`
-            was asked for there.
+            different length, layouts that do not fit; both `after` and `hold`; a region, descriptor, token
+            or trigger of another agent. ``unsupported``: a region lies on a GPU and no rail brings its
+            pages, or `integrity` was asked for there.
         RailError
             ``rail-failed``: the rails that bring its pages are lost, and dialled again.
         PeerError
@@ -562,7 +571,7 @@ class Agent:
             True, region, remote_region, src_blocks, dst_blocks, part, notify, timeout_s, context, terms
         )
         if after is not None and held is True:
-            after.add_done_callback(transfer._follow)
+            cast("concurrent.futures.Future[Any]", after).add_done_callback(transfer._follow)
         return transfer
 
     def read(
@@ -575,7 +584,7 @@ class Agent:
         layers: Iterable[int] | None = None,
         heads: Iterable[int] | None = None,
         tokens: Iterable[int] | None = None,
-        after: Any = None,
+        after: StartsAfter | None = None,
         notify: bytes = b"",
         timeout_s: float | None = None,
         priority: int = 0,
@@ -614,7 +623,7 @@ class Agent:
             False, region, remote_region, src_blocks, dst_blocks, part, notify, timeout_s, context, terms
         )
         if held is True:
-            after.add_done_callback(transfer._follow)
+            cast("concurrent.futures.Future[Any]", after).add_done_callback(transfer._follow)
         return transfer
 
     def trigger(self, memory: Any = None) -> Trigger:

@@ -230,7 +230,11 @@ class Peer:
             raise self._no_room(nbytes, timeout_s)
 
     def disconnect(self) -> None:
-        """Ends the session: transfers and leases with the peer end at both sides."""
+        """Ends the session: transfers and leases with the peer end at both sides. Idempotent.
+
+        Does nothing where the session has ended before, whoever ended it. From then on the peer is lost: it
+        stays so, and what is asked of it raises `PeerError`, ``peer-lost`` where this was first.
+        """
         self._completions.check()
         try:
             self._completions.core.disconnect(self._id)

@@ -257,13 +257,19 @@ class Transfer(Work):
     def release(self, num_layers: int) -> None:
         """Lets the first `num_layers` of `layers` go, for a write that was posted with ``hold``.
 
-        Their bytes must be final. Counts only upwards; the whole transfer goes once
-        ``num_layers == len(transfer.layers)``.
+        Their bytes must be final. Layers stay released: a call with no more than an earlier one had is
+        ignored, and so is one for a transfer that is not held or has ended.
+
+        Parameters
+        ----------
+        num_layers
+            How many in all, from the first of `layers` on, and not how many more. The whole transfer goes at
+            ``len(transfer.layers)``.
 
         Raises
         ------
         UsageError
-            ``out-of-range`` for more layers than it has.
+            ``out-of-range`` for more layers than it has; ``invalid-argument`` for no whole number.
         """
         num_layers = count(num_layers, "num_layers", 0, _MOST)
         if num_layers > len(self.layers):

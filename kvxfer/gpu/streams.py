@@ -2,9 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from kvxfer.errors import UsageError
+
+
+class TorchStream(Protocol):
+    """What a `torch.cuda.Stream` has."""
+
+    @property
+    def cuda_stream(self) -> int:
+        """The driver's handle."""
+        ...
+
+
+class CoreStream(Protocol):
+    """What a stream of cuda.core has."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol's version, and the driver's handle."""
+        ...
+
+
+class TorchEvent(Protocol):
+    """What a `torch.cuda.Event` has."""
+
+    @property
+    def cuda_event(self) -> int:
+        """The driver's handle."""
+        ...
+
+
+class CoreEvent(Protocol):
+    """What an event of cuda.core has."""
+
+    @property
+    def handle(self) -> Any:
+        """The driver's handle."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all before it has ended."""
+        ...
 
 
 def handle_of(stream: Any) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 from kvxfer._native import After, NativeError, trigger_over
 from kvxfer._native import Trigger as Word
@@ -13,6 +13,10 @@ from kvxfer.gpu.streams import check_device, handle_of
 from kvxfer.session.ownership import check_own
 
 if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+
+    from kvxfer.gpu.streams import CoreEvent, CoreStream, TorchEvent, TorchStream
     from kvxfer.session.completion import Completions
 
 _MOST = 2**32 - 1
@@ -140,6 +144,20 @@ class Threshold:
         return f"<{self._trigger!r} from {self._first} on{by_layer}>"
 
 
+if TYPE_CHECKING:
+    #: What ``after=`` takes.
+    StartsAfter: TypeAlias = (
+        Trigger
+        | Threshold
+        | TorchStream
+        | CoreStream
+        | TorchEvent
+        | CoreEvent
+        | asyncio.Future[Any]
+        | concurrent.futures.Future[Any]
+    )
+
+
 def trigger_of(completions: Completions, memory: Any) -> Trigger:
     """Returns a trigger at 0; `Agent.trigger` says what `memory` may be."""
     try:
@@ -153,7 +171,7 @@ def trigger_of(completions: Completions, memory: Any) -> Trigger:
 
 
 def resolve(completions: Completions, gpu: int, after: Any) -> After | bool:
-    """Turns what a caller passes as ``after=`` into what holds a transfer of an agent back.
+    """Turns what a caller passes as ``after=``, a `StartsAfter`, into what holds a transfer of an agent back.
 
     Returns True for a future that is to let it go, False for one that has.
     """

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer import Agent, AgentOptions, BlockTable, Pool
+from kvxfer import Agent, AgentOptions, BlockTable, KVLayout, Pool
 from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
 
 
@@ -232,3 +232,46 @@ def test_a_rail_that_cannot_reach_a_region_says_why_in_its_notes() -> None:
         region.deregister_blocking()
         with pytest.raises(UsageError, match="was deregistered"):
             _ = region.notes
+
+
+def test_released_layers_are_counted_in_all_and_stay_released() -> None:
+    with Agent("prefill") as prefill, Agent("decode") as decode:
+        cache = np.ones((4, 8, 64), np.uint8)
+        layout = KVLayout.from_tensor(cache, "lbd")
+        source = prefill.register("kv", cache, layout)
+        decode.register("kv", np.zeros_like(cache), layout)
+        remote = prefill.connect_blocking(decode.address, 10).region_blocking("kv")
+        incoming = decode.expect(b"req", blocks=[3])
+        write = prefill.write(source, remote, [1], [3], notify=b"req", hold=True)
+        for num_layers in (2, 1, 0):
+            write.release(num_layers)
+        incoming.layer_blocking(1, 10)
+        assert not incoming.layer_arrived(2)
+        write.release(4)
+        write.wait(10)
+        write.release(1)
+        assert write.succeeded
+
+
+def test_who_disconnects_twice_is_told_nothing() -> None:
+    with Agent("prefill") as prefill, Agent("decode") as decode:
+        peer = prefill.connect_blocking(decode.address, 10)
+        for _ in range(2):
+            peer.disconnect()
+            assert peer.state == "lost"
+        with pytest.raises(PeerError) as caught:
+            peer.send(b"message")
+        assert caught.value.code == "peer-lost"
+
+
+def test_who_accepts_by_name_gets_a_peer_that_was_dialled_and_who_accepts_anybody_does_not() -> None:
+    with Agent("prefill") as prefill, Agent("decode") as decode:
+        dialled = prefill.connect_blocking(decode.address, 10)
+        assert prefill.accept_blocking("decode", 10) is dialled
+        assert prefill.accept_blocking("decode", 10) is dialled
+        with pytest.raises(TimeoutError):
+            prefill.accept_blocking(timeout_s=0.01)
+        called = decode.accept_blocking("prefill", 10)
+        assert decode.accept_blocking("prefill", 10) is called
+        with pytest.raises(TimeoutError):
+            decode.accept_blocking(timeout_s=0.01)
