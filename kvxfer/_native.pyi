@@ -356,7 +356,7 @@ class AgentCore:
 
 def transports() -> list[dict[str, Any]]:
     """Those of this build, in the order of their registration: what native/include/kvxfer/transport_kind.h
-    says of each (kvxfer.session.transports.TransportKind); ``options`` is a dict by their whole names, ``why_off`` is
+    says of each (kvxfer.session.transport_registry.TransportKind); ``options`` is a dict by their whole names, ``why_off`` is
     of an agent without a GPU."""
 def check_transports(names: list[str], options: dict[str, Any]) -> None:
     """Raises where an agent could not be made with these: ``transports`` and ``transport_options``."""

@@ -27,7 +27,7 @@ from kvxfer.session.accepting import Accepting
 from kvxfer.session.completion import MESSAGE, NOTIFICATION, Completions
 from kvxfer.session.connecting import Connecting
 from kvxfer.session.inbox import Inbox
-from kvxfer.session.looking_up import Names
+from kvxfer.session.name_lookup import NameLookup
 from kvxfer.session.peer_table import PeerTable
 from kvxfer.session.posting import Poster, named_lease
 from kvxfer.session.program_cache import ProgramCache
@@ -138,7 +138,7 @@ class Agent:
         if note:
             logger().warning("kvxfer: %s: %s", name, note)
         self._entry = Entry(name, address, self._core.incarnation, metadata)
-        self._names = Names(directory)
+        self._names = NameLookup(directory)
         self._programs = ProgramCache(self._core)
         self._completions = Completions(self._core, name, options.spin_us, self._on_event)
         self._peers = PeerTable(self._core, self._completions)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kvxfer.arguments import check_kind, seconds_or_none
 from kvxfer.errors import KvxferError, UsageError, largest_loss
 from kvxfer.handle import Handle, Stages, TransferState
-from kvxfer.session.completion import WHOLE
+from kvxfer.session.completion import ALL_LAYERS
 from kvxfer.session.watch import Watch
 from kvxfer.transfer import Incoming, Transfer
 
@@ -340,7 +340,7 @@ class _Waiting:
     @property
     def places(self) -> list[tuple[Completions, Key, int]]:
         """Where the members' news are told, in order."""
-        parts = [WHOLE] * len(self._works) if self._layers is None else self._layers
+        parts = [ALL_LAYERS] * len(self._works) if self._layers is None else self._layers
         return [
             (work._scope.completions, work._key, part) for work, part in zip(self._works, parts, strict=True)
         ]

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 
 from kvxfer.address import Address
 from kvxfer.errors import UsageError
-from kvxfer.session import transports as registry
+from kvxfer.session import transport_registry as registry
 
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
 MIN_SECRET_NBYTES: Final = 16
@@ -52,8 +52,8 @@ class AgentOptions:
         lease. ``"user"``: to processes of this user. ``"secret"``: to all on this host that know the secret.
         Peers that do not get it are sent their pages over a stream.
     transports
-        Kinds of rails that it is willing to use (`kvxfer.session.transports`; ``kvxfer doctor`` lists them).
-        A kind that reaches only part of a host's memory brings the one that reaches the rest.
+        Kinds of rails that it is willing to use (`kvxfer.session.transport_registry`; ``kvxfer doctor`` lists
+        them). A kind that reaches only part of a host's memory brings the one that reaches the rest.
     transport_options
         Options of transports by their names, e.g. ``{"tcp.rails": 4}``; those that are not named keep their
         defaults.

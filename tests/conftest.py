@@ -35,7 +35,7 @@ def named(value: object) -> set[str]:
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
     """Leaves out tests of transports that this build does not have."""
     try:
-        from kvxfer.session.transports import kinds
+        from kvxfer.session.transport_registry import kinds
     except ImportError:  # without the native module all that needs it is left out
         return
     lacking = TRANSPORTS - set(kinds())

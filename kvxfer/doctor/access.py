@@ -8,7 +8,7 @@ from pathlib import Path
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.errors import UsageError
 from kvxfer.options import find_secret
-from kvxfer.session.user_secret import NAME, folder, look_up
+from kvxfer.session.user_secret import SECRET_FILE, existing_secret, secret_folder
 
 SUBJECT = "access"
 
@@ -18,7 +18,7 @@ _WHY = "a peer that is handed shared memory can read every page of it without a 
 def examine(root: Path) -> list[Finding]:
     """Says it of agents that are made in this environment without options; makes no secret."""
     try:
-        given, own = find_secret(None), look_up()
+        given, own = find_secret(None), existing_secret()
     except UsageError as error:
         return [
             Finding(
@@ -50,7 +50,7 @@ def examine(root: Path) -> list[Finding]:
                 'shm_peers="secret" hands it to other users of this host that know the secret',
             ),
         ]
-    kept = f"{folder() / NAME} ({'there' if own else 'made by the first agent'})"
+    kept = f"{secret_folder() / SECRET_FILE} ({'there' if own else 'made by the first agent'})"
     return [
         Finding(
             SUBJECT,

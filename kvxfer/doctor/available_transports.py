@@ -12,8 +12,8 @@ from kvxfer.doctor.finding import Finding, State
 from kvxfer.doctor.libraries import Library
 from kvxfer.errors import UsageError
 from kvxfer.gpu.availability import availability
-from kvxfer.session import transports as registry
-from kvxfer.session.transports import TransportKind
+from kvxfer.session import transport_registry as registry
+from kvxfer.session.transport_registry import TransportKind
 
 SUBJECT = "transports"
 #: Kinds of rails that this version does not have.

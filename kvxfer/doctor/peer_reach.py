@@ -13,7 +13,7 @@ from kvxfer.address import SCHEME, Address
 from kvxfer.doctor import pages
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.errors import KvxferError, TransferError, UsageError
-from kvxfer.session import transports as registry
+from kvxfer.session import transport_registry as registry
 
 SUBJECT = "peer"
 

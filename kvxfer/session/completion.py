@@ -29,8 +29,8 @@ ANY: Final = -1
 NOTIFICATION: Final = ("notification", ANY)
 MESSAGE: Final = ("message", ANY)
 _MAIL: Final = (NOTIFICATION, MESSAGE)
-#: The part of a key that stands for the whole of it, where others stand for a layer.
-WHOLE: Final = -1
+#: The part of a handle's key that stands for all of its layers, and for what has none.
+ALL_LAYERS: Final = -1
 
 _DRAIN_EVENTS: Final = 256
 #: Who sleeps looks again at least so often: poll() counts milliseconds in 31 bits.
@@ -170,7 +170,7 @@ class Completions:
     def _dispatch(self, event: Event) -> None:
         kind = event.kind
         if kind == "ended" or kind == "layer":
-            self._wake(("handle", event.handle), WHOLE if kind == "ended" else event.layer)
+            self._wake(("handle", event.handle), ALL_LAYERS if kind == "ended" else event.layer)
             return
         if kind == "notification":
             self._wake(NOTIFICATION)
@@ -199,14 +199,14 @@ class Completions:
             self._wake(("region", event.peer))
             self._wake(("room", event.peer))
 
-    def _wake(self, key: Key, part: int = WHOLE) -> None:
+    def _wake(self, key: Key, part: int = ALL_LAYERS) -> None:
         """Wakes those who wait for this part, or for any part when the whole has ended."""
         if self._waiters:
             with self._lock:
                 parts = self._waiters.get(key)
                 if parts is None:
                     waiters: list[Wake] = []
-                elif part == WHOLE:
+                elif part == ALL_LAYERS:
                     waiters = [wake for group in parts.values() for wake in group]
                 else:
                     waiters = list(parts.get(part, ()))
@@ -218,7 +218,7 @@ class Completions:
     # ---- waiting on an event loop -------------------------------------------------------------
 
     async def until(
-        self, key: Key, is_over: Callable[[], bool], timeout_s: float | None = None, part: int = WHOLE
+        self, key: Key, is_over: Callable[[], bool], timeout_s: float | None = None, part: int = ALL_LAYERS
     ) -> bool:
         """Returns whether `is_over` became true in time; looks again whenever `key` has news.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvxfer.peer import Peer
     from kvxfer.session.completion import Completions
-    from kvxfer.session.looking_up import Names
+    from kvxfer.session.name_lookup import NameLookup
     from kvxfer.session.peer_table import PeerTable
     from kvxfer.session.region_table import RegionTable
 
@@ -53,7 +53,7 @@ class Connecting:
         completions: Completions,
         peers: PeerTable,
         regions: RegionTable,
-        names: Names,
+        names: NameLookup,
         target: str | Entry | RegionDescriptor,
         timeout_s: float | None,
         default_s: float,
@@ -183,7 +183,10 @@ class Connecting:
         if info["state"] == "connecting":
             raise self._too_late(_progress_of(info))
         peer = self._peers.opened(peer_id, self._target, self._address)
-        return self._regions.admit(peer if self._owner is None else self._of_owner(peer))
+        if self._owner is not None:
+            peer = self._of_owner(peer)
+        self._regions.end_if_unlike(peer)
+        return peer
 
     def _of_owner(self, peer: Peer) -> Peer:
         """Returns the one session with whom the caller means, or raises where somebody else answered."""

@@ -87,11 +87,17 @@ class RegionTable:
             )
         return regions[0]
 
-    def admit(self, peer: Peer) -> Peer:
-        """Returns the peer, or ends its session where its caches can never be ours."""
+    def end_if_unlike(self, peer: Peer) -> None:
+        """Ends the session with a peer whose caches can never be ours, and raises why.
+
+        Raises
+        ------
+        UsageError
+            ``layout-mismatch``, which compares the caches of one name field by field.
+        """
         ours = {name: region.layout for name, region in self.by_name().items()}
         if not ours:
-            return peer
+            return
         from kvxfer.plan.compile import differences
 
         found = [
@@ -103,7 +109,7 @@ class RegionTable:
             and differences(remote.layout, ours[name])
         ]
         if not found:
-            return peer
+            return
         words = f"the caches of {self._agent_name} (source) and {peer.name} (destination) differ in "
         words += "; in ".join(found)
         self._core.disconnect(peer.id, CODES["layout-mismatch"], words)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from kvxfer.errors import UsageError
 
-NAME = "secret"
+SECRET_FILE = "secret"
 
 
-def folder() -> Path:
+def secret_folder() -> Path:
     """Returns where it is kept, there or not: ``kvxfer`` in the user's runtime directory, else in the cache.
 
     ``XDG_RUNTIME_DIR`` counts where it is a directory of this user's (``su`` leaves another's), then
@@ -48,16 +48,16 @@ def user_secret() -> bytes:
         ``invalid-argument``: the folder or the file belongs to another user, others may write to the folder
         or read the file, or it cannot be made. The message names it and says what to do.
     """
-    place = folder()
+    place = secret_folder()
     directory = _open(place, make=True)
     assert directory is not None
     try:
-        return _read(directory, place / NAME) or _make(directory, place / NAME)
+        return _read(directory, place / SECRET_FILE) or _make(directory, place / SECRET_FILE)
     finally:
         os.close(directory)
 
 
-def look_up() -> bytes | None:
+def existing_secret() -> bytes | None:
     """Returns this user's secret, or None where none was made yet; makes nothing.
 
     Raises
@@ -65,12 +65,12 @@ def look_up() -> bytes | None:
     UsageError
         As `user_secret`.
     """
-    place = folder()
+    place = secret_folder()
     directory = _open(place, make=False)
     if directory is None:
         return None
     try:
-        return _read(directory, place / NAME)
+        return _read(directory, place / SECRET_FILE)
     finally:
         os.close(directory)
 
@@ -101,7 +101,8 @@ def _open(place: Path, *, make: bool) -> int | None:
 def _read(directory: int, path: Path) -> bytes | None:
     """Returns the file's secret, or None where there is no file."""
     try:
-        file = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(SECRET_FILE, flags, dir_fd=directory)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -120,14 +121,14 @@ def _read(directory: int, path: Path) -> bytes | None:
 
 def _make(directory: int, path: Path) -> bytes:
     """Returns the secret that the file then has: this process's, or that of another which was first."""
-    own = f".{NAME}-{secrets.token_hex(8)}"
+    own = f".{SECRET_FILE}-{secrets.token_hex(8)}"
     try:
         file = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
         try:
             with os.fdopen(file, "wb") as opened:
                 opened.write(secrets.token_hex(32).encode() + b"\n")
             # Whole or not at all, and never over another's.
-            os.link(own, NAME, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+            os.link(own, SECRET_FILE, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
         except FileExistsError:
             pass  # another process was first: its secret is the one that both read
         finally:

@@ -339,7 +339,7 @@ def test_a_directory_that_does_not_answer_does_not_outlast_connect(how: str) -> 
 
 
 def test_who_gives_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvxfer.session.looking_up._ASK_S", 0.01)
+    monkeypatch.setattr("kvxfer.session.name_lookup._ASK_S", 0.01)
     directory = MemoryDirectory()
     with Agent("here", directory=directory) as here:
 
@@ -357,7 +357,7 @@ def test_who_gives_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_name_that_comes_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than a directory is asked at a time."""
-    monkeypatch.setattr("kvxfer.session.looking_up._ASK_S", 0.01)
+    monkeypatch.setattr("kvxfer.session.name_lookup._ASK_S", 0.01)
     directory = Unwell()
     with Agent("here", directory=directory) as here:
         found: list[bytes] = []
@@ -372,7 +372,7 @@ def test_a_name_that_comes_later_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_directory_that_hangs_keeps_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvxfer.session.looking_up._MOST_AT_ONCE", 2)
+    monkeypatch.setattr("kvxfer.session.name_lookup._MOST_AT_ONCE", 2)
     directory = Unwell("resolve hangs")
     with Agent("here", directory=directory) as here:
         for _ in range(5):

@@ -43,7 +43,7 @@ MAY_IMPORT_NATIVE = {
     "session/peer_table.py",
     "session/posting.py",
     "session/program_cache.py",
-    "session/transports.py",
+    "session/transport_registry.py",
     "transfer.py",
 }
 NUMPY_ALONE = sorted(

@@ -27,7 +27,7 @@ from kvxfer.doctor import (
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.errors import UsageError
 from kvxfer.gpu.availability import availability
-from kvxfer.session.transports import kinds
+from kvxfer.session.transport_registry import kinds
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 

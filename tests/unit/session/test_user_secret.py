@@ -11,7 +11,7 @@ import pytest
 
 from kvxfer.doctor import access
 from kvxfer.errors import UsageError
-from kvxfer.session.user_secret import folder, look_up, user_secret
+from kvxfer.session.user_secret import existing_secret, secret_folder, user_secret
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_it_is_made_once_and_for_this_user_alone(home: Path) -> None:
-    assert folder() == home
-    assert look_up() is None
+    assert secret_folder() == home
+    assert existing_secret() is None
     assert not home.exists(), "looking makes nothing"
     secret = user_secret()
-    assert look_up() == secret
+    assert existing_secret() == secret
     assert len(secret) == 64
     assert user_secret() == secret
     assert stat.S_IMODE((home / "secret").stat().st_mode) == 0o600
@@ -40,13 +40,13 @@ def test_where_the_runtime_directory_is_none_or_anothers_it_is_in_the_cache(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "there is none"))
-    assert folder() == tmp_path / "cache" / "kvxfer"
+    assert secret_folder() == tmp_path / "cache" / "kvxfer"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(home.parent))
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert folder() == tmp_path / "cache" / "kvxfer"
+    assert secret_folder() == tmp_path / "cache" / "kvxfer"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert folder() == Path("/home/somebody/.cache/kvxfer")
+    assert secret_folder() == Path("/home/somebody/.cache/kvxfer")
 
 
 def _make(_: int) -> bytes:

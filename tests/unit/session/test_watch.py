@@ -13,14 +13,14 @@ import pytest
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer.agent import Agent
-from kvxfer.session.completion import WHOLE
+from kvxfer.session.completion import ALL_LAYERS
 from kvxfer.session.watch import Watch
 
 
 @pytest.fixture
 def two(fake_core: list[Any]) -> tuple[list[Any], Watch]:
     agents = [Agent(name) for name in ("prefill", "decode")]
-    places = [(agent._completions, ("handle", at), WHOLE) for at, agent in enumerate(agents)]
+    places = [(agent._completions, ("handle", at), ALL_LAYERS) for at, agent in enumerate(agents)]
     return fake_core, Watch(places)
 
 

@@ -18,7 +18,7 @@ _ASK_S: Final = 1.0
 _MOST_AT_ONCE: Final = 32
 
 
-class Names:
+class NameLookup:
     """Looks names up for one agent.
 
     Parameters
