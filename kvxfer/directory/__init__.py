@@ -2,7 +2,7 @@
 
 from kvxfer.directory.change import Change, ChangeKind
 from kvxfer.directory.entry import Entry
-from kvxfer.directory.in_process import MemoryDirectory
+from kvxfer.directory.in_process import InProcessDirectory
 from kvxfer.directory.protocol import Directory
 
-__all__ = ["Change", "ChangeKind", "Directory", "Entry", "MemoryDirectory"]
+__all__ = ["Change", "ChangeKind", "Directory", "Entry", "InProcessDirectory"]

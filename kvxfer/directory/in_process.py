@@ -25,14 +25,14 @@ _SPARE_DEADLINES: Final = 64
 
 @dataclass(slots=True)
 class _Held:
-    """An entry, when it ends, and the earliest time at which `MemoryDirectory` looks whether it has."""
+    """An entry, when it ends, and the earliest time at which `InProcessDirectory` looks whether it has."""
 
     entry: Entry
     ends_at: float = _NEVER
     looked_at: float = _NEVER
 
 
-class MemoryDirectory:
+class InProcessDirectory:
     """Entries in a dictionary. Thread-safe; see `kvxfer.directory.Directory`.
 
     It has no thread: entries whose time is over are forgotten by the next call, and those who wait sleep
@@ -53,7 +53,7 @@ class MemoryDirectory:
         self._watches: weakref.WeakSet[_Watch] = weakref.WeakSet()
 
     def __repr__(self) -> str:
-        return f"<MemoryDirectory {', '.join(entry.name for entry in self.list()) or 'empty'}>"
+        return f"<InProcessDirectory {', '.join(entry.name for entry in self.list()) or 'empty'}>"
 
     def publish(self, entry: Entry, ttl_s: float | None = None, *, replace: bool = True) -> bool:
         """Makes `entry` the one of its name, and wakes those who wait for it."""
@@ -222,9 +222,9 @@ class MemoryDirectory:
 
 
 class _Watch:
-    """What one reader of a `MemoryDirectory` has not taken yet, and the reader's sleep."""
+    """What one reader of a `InProcessDirectory` has not taken yet, and the reader's sleep."""
 
-    def __init__(self, directory: MemoryDirectory, prefix: str, timeout_s: float | None) -> None:
+    def __init__(self, directory: InProcessDirectory, prefix: str, timeout_s: float | None) -> None:
         self.prefix = prefix
         self.pending = Pending()
         self.waiter: Future[None] | None = None

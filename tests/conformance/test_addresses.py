@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions, Peer, RegionDescriptor, address
-from kvxfer.directory import Entry, MemoryDirectory
+from kvxfer.directory import Entry, InProcessDirectory
 from kvxfer.errors import AgentError, PeerError, UsageError
 
 SECRET = "0123456789abcdef"
@@ -59,7 +59,7 @@ def test_who_listens_everywhere_is_somewhere(
         monkeypatch.setattr(address, "_ANYWHERE", {"0.0.0.0": (), "::": ()})
     if routes == "none":
         monkeypatch.setattr(address, "_attached", lambda: iter(()))
-    directory = MemoryDirectory()
+    directory = InProcessDirectory()
     with (
         caplog.at_level(logging.WARNING, "kvxfer"),
         Agent("there", listen=f"tcp://{listen}:0", secret=SECRET, directory=directory) as there,
@@ -143,7 +143,7 @@ def test_who_listens_on_ipv6_is_reached_by_ipv4_where_the_kernel_does_both(
 )
 @pytest.mark.parametrize("listen", ["tcp://127.0.0.1:0", "tcp://0.0.0.0:0"])
 def test_what_is_advertised_is_told(listen: str, advertise: str, said: str) -> None:
-    directory = MemoryDirectory()
+    directory = InProcessDirectory()
     with Agent("a", listen=listen, advertise=advertise, secret=SECRET, directory=directory) as agent:
         said = said.format(port=agent._core.address.rpartition(":")[2])
         region = agent.register("kv", blocks())
@@ -233,7 +233,7 @@ def until(is_so: Callable[[], object]) -> None:
 
 def test_an_owner_without_an_address_is_looked_up() -> None:
     """By its name, and only in that incarnation."""
-    directory = MemoryDirectory()
+    directory = InProcessDirectory()
     with Agent("there", directory=directory) as there, Agent("here", directory=directory) as here:
         unsaid = Entry("there", "", there.incarnation)
         assert here.connect_blocking(unsaid).incarnation == there.incarnation

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions, Group, LeaseToken, Pool
-from kvxfer.directory.in_process import MemoryDirectory
+from kvxfer.directory.in_process import InProcessDirectory
 from kvxfer.errors import KvxferError, UsageError
 
 NAN = float("nan")
@@ -27,7 +27,7 @@ class Ends:
     """Two agents with a region each and something pending of every kind."""
 
     def __init__(self) -> None:
-        self.here, self.there = Agent("here"), Agent("there", directory=MemoryDirectory())
+        self.here, self.there = Agent("here"), Agent("there", directory=InProcessDirectory())
         self.source = self.here.register("kv", np.ones((16, 64), np.uint8))
         self.region = self.there.register("kv", np.zeros((16, 64), np.uint8))
         self.peer = self.here.connect_blocking(self.there.address)

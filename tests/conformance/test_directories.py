@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kvxfer import Agent, AgentOptions
-from kvxfer.directory import ChangeKind, Entry, MemoryDirectory
+from kvxfer.directory import ChangeKind, Entry, InProcessDirectory
 from kvxfer.errors import PeerError, UsageError
 
 BOUND_S = 60.0
@@ -36,7 +36,7 @@ def until(is_so: Callable[[], object]) -> None:
     raise AssertionError("it does not come about")
 
 
-class Unwell(MemoryDirectory):
+class Unwell(InProcessDirectory):
     """A directory whose verbs fail, or hang until `recover`; it counts what it is asked.
 
     Publishing fails, and hangs, when the entry is there, half done; renewing before it is renewed.
@@ -142,7 +142,7 @@ def test_a_directory_that_does_not_let_go_stops_no_close(
 def test_fences_come_before_the_directory() -> None:
     seen: list[bool] = []
 
-    class Looking(MemoryDirectory):
+    class Looking(InProcessDirectory):
         def withdraw(self, name: str, incarnation: bytes) -> None:
             seen.append(agent._core.ended)
             super().withdraw(name, incarnation)
@@ -205,7 +205,7 @@ def test_an_agent_that_cannot_be_published_is_closed_and_not_left_there(ailment:
 
 
 def test_an_agent_that_accepts_nobody_is_not_published() -> None:
-    directory = MemoryDirectory()
+    directory = InProcessDirectory()
     with Agent("silent", listen="", directory=directory) as agent, Agent("b", directory=directory) as other:
         assert [entry.name for entry in directory.list()] == ["b"]
         assert agent.connect_blocking("b", BOUND_S).incarnation == other.incarnation
@@ -213,7 +213,7 @@ def test_an_agent_that_accepts_nobody_is_not_published() -> None:
 
 
 def test_what_is_said_of_an_agent_is_published() -> None:
-    directory = MemoryDirectory()
+    directory = InProcessDirectory()
     watch = directory.watch_blocking("decode", BOUND_S)
     with (
         Agent("prefill-0", directory=directory),
@@ -340,7 +340,7 @@ def test_a_directory_that_does_not_answer_does_not_outlast_connect(how: str) -> 
 
 def test_who_gives_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvxfer.session.name_lookup._ASK_S", 0.01)
-    directory = MemoryDirectory()
+    directory = InProcessDirectory()
     with Agent("here", directory=directory) as here:
 
         async def on_a_loop() -> None:
@@ -401,7 +401,7 @@ def test_a_directory_that_is_away_is_said_at_once(how: str) -> None:
 
 def test_an_address_of_another_agent_is_not_taken_for_the_one_that_is_meant() -> None:
     """An agent died and the directory has not noticed: another has its port by now."""
-    directory = MemoryDirectory()
+    directory = InProcessDirectory()
     with Agent("here", directory=directory) as here, Agent("stranger") as stranger:
         directory.publish(Entry("decode-0", stranger.address, bytes(16)))
         with pytest.raises(

@@ -41,7 +41,7 @@ class Prefill:
 
 async def main() -> None:
     """Moves blocks both ways and says what became of them."""
-    known: kvxfer.directory.Directory = kvxfer.directory.MemoryDirectory()
+    known: kvxfer.directory.Directory = kvxfer.directory.InProcessDirectory()
     options = replace(OPTIONS, directory_ttl_s=10)
     async with kvxfer.Agent("decode", options, directory=known, metadata={"role": "decode"}) as decode:
         kv, layout = cache(range(8), 0)

@@ -25,7 +25,7 @@ from kvxfer import (
 )
 from kvxfer._native import CODES, NativeError
 from kvxfer.agent import Agent
-from kvxfer.directory.in_process import MemoryDirectory
+from kvxfer.directory.in_process import InProcessDirectory
 from kvxfer.errors import AgentError, PeerError, UsageError, class_of
 from kvxfer.plan.program import LOOP_DTYPE
 
@@ -604,7 +604,7 @@ async def test_connect_says_why_not(fake_core: list[Any]) -> None:
 
 
 async def test_names_are_looked_up(fake_core: list[Any]) -> None:
-    directory = MemoryDirectory()
+    directory = InProcessDirectory()
     decode = Agent("decode", directory=directory)
     agent = Agent("prefill", listen="", directory=directory)
     assert agent.address == ""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvxfer.directory import Change, ChangeKind, Entry, MemoryDirectory
+from kvxfer.directory import Change, ChangeKind, Entry, InProcessDirectory
 from kvxfer.errors import PeerError, UsageError
 from kvxfer.testing import directories
 from kvxfer.testing.directories import BOUND_S, entry
@@ -26,8 +26,8 @@ class InProcess(directories.DirectorySubject):
         self.now_s = 1000.0
 
     @contextmanager
-    def open(self) -> Iterator[MemoryDirectory]:
-        yield MemoryDirectory(clock=lambda: self.now_s)
+    def open(self) -> Iterator[InProcessDirectory]:
+        yield InProcessDirectory(clock=lambda: self.now_s)
 
     def pass_time(self, duration_s: float) -> None:
         self.now_s += duration_s
@@ -41,7 +41,7 @@ def test_contract(check: directories.Check) -> None:
 @pytest.mark.parametrize("how", ["entry ends", "sooner than another"])
 def test_who_sleeps_is_woken_by_the_end_of_an_entry(how: str) -> None:
     """By a clock that goes on, and nobody else's call."""
-    directory = MemoryDirectory()
+    directory = InProcessDirectory()
     directory.publish(entry("a"), 0.01 if how == "entry ends" else 3600)
     watch = directory.watch_blocking("a", BOUND_S)
     assert next(watch).kind is ChangeKind.ADDED
@@ -61,7 +61,7 @@ class Sleeper:
         self._thread = threading.Thread(target=lambda: self._found.append(call()))
         self._thread.start()
 
-    def until_asleep(self, directory: MemoryDirectory) -> None:
+    def until_asleep(self, directory: InProcessDirectory) -> None:
         pause = threading.Event()
         while not any(watch.waiter for watch in directory._watches):
             pause.wait(0.001)
@@ -97,7 +97,7 @@ def test_nothing_is_left_of_those_who_came_and_went() -> None:
 @pytest.mark.parametrize("ttl_s", [0, -1.0, math.nan])
 def test_a_time_to_live_is_positive(ttl_s: float) -> None:
     with pytest.raises(UsageError, match="ttl_s is"):
-        MemoryDirectory().publish(entry("a"), ttl_s)
+        InProcessDirectory().publish(entry("a"), ttl_s)
 
 
 # ---- entries --------------------------------------------------------------------------------------
