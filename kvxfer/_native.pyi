@@ -167,7 +167,7 @@ class Route:
         context: str | bytes,
         terms: Terms,
     ) -> Handle:
-        """Posts a write or a read, whichever the program is for. Ids of units (kvxfer/plan/pairs.py), the last
+        """Posts a write or a read, whichever the program is for. Ids of units (kvxfer/plan/units.py), the last
         ``num_fine`` of tokens. Nothing was posted when it raises: NativeError, what ``as_ids`` raises,
         or TypeError for what is of another kind."""
 

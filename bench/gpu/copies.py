@@ -17,7 +17,7 @@ from kvxfer.bench.run import memory
 from kvxfer.bench.work.layout_pair import LayoutWork
 from kvxfer.bench.work.page_data import block_order
 from kvxfer.gpu.copy_stream import CopyStream, Direction
-from kvxfer.plan.pairs import pair_units
+from kvxfer.plan.units import pair_units
 
 _MODEL = "Llama-3.1-8B"
 

@@ -22,7 +22,7 @@ from kvxfer.bench.run.memory import address_of
 from kvxfer.bench.work.layout_pair import LayoutWork
 from kvxfer.bench.work.page_data import Indices
 from kvxfer.bench.work.rank_cache import RankCache
-from kvxfer.plan.pairs import pair_units
+from kvxfer.plan.units import pair_units
 
 # A third of a second or so. More are not sent: the first layers, or the first tokens of one layer.
 MAX_PIECES = 100_000

@@ -95,7 +95,7 @@ class CopyStream:
         program
             As `kvxfer.plan.compile_program` makes it.
         src_ids, dst_ids
-            Ids of units, as `kvxfer.plan.pairs.pair_units` makes them; the last `num_fine` of tokens.
+            Ids of units, as `kvxfer.plan.units.pair_units` makes them; the last `num_fine` of tokens.
         src, dst
             Addresses of the regions' first bytes.
         layers

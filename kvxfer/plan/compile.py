@@ -2,7 +2,7 @@
 
 Layers and heads are intersected, page sizes meet in units (kvxfer/plan/units.py), elements convert where
 dtypes or scales differ (kvxfer/plan/conversion.py), and what lies side by side at both ends merges into
-longer runs (kvxfer/plan/loop_nest.py). kvxfer/plan/program.py says how the result is numbered.
+longer runs (kvxfer/plan/loops.py). kvxfer/plan/program.py says how the result is numbered.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.layout.quantization import SCALE_NBYTES
 from kvxfer.plan.consecutive import consecutive
 from kvxfer.plan.conversion import IN_REGION, Crossing, Scales, crossing, describe, obstacles
-from kvxfer.plan.loop_nest import Axis, merge
-from kvxfer.plan.loop_rows import LoopPart, Steps, kv_strands, make_rows, strand
+from kvxfer.plan.loops import Axis, LoopPart, Steps, kv_strands, make_rows, merge, strand
 from kvxfer.plan.program import (
     COARSE,
     FINE,

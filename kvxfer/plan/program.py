@@ -10,7 +10,7 @@ a transfer and of an expectation as the **destination region** does: its layer 0
 ``dst.first_layer``, its head 0 is ``dst.first_head``. So two sources that each send half of the
 layers, or of the heads, into one region count towards the same expectation without a translation.
 
-Block tables become *unit ids* (kvxfer/plan/pairs.py) before a program sees them: a unit is the longest
+Block tables become *unit ids* (kvxfer/plan/units.py) before a program sees them: a unit is the longest
 stretch of tokens that lies within one block at either end.
 """
 

@@ -1,14 +1,35 @@
-"""Units: the longest stretches of tokens that lie within one block at both ends."""
+"""Block tables -> pairs of units: which block of the source goes to which of the destination.
+
+A block table names the blocks of a sequence from its token 0 on. Where two ranks hold the same tokens in
+pages of equal size, pair i is block i of both tables. Otherwise both tables are cut into *units*, the
+longest stretches of tokens that lie within one block at both ends; with context parallelism only the units
+that both ranks hold are paired. Unequal tensor parallelism changes nothing here: a program moves the heads
+that both ends hold (kvxfer/plan/compile.py), and kvxfer/plan/sharding.py says which ranks meet.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kvxfer.errors import UsageError
 from kvxfer.layout.kv_layout import KVLayout
+from kvxfer.memory.block_table import as_ids
+from kvxfer.plan.consecutive import consecutive
 
 # Ids of units and of tokens are uint32, in tables and on the wire.
 _ID_BOUND: Final = 1 << 32
+
+_Ids = NDArray[np.uint32]
+_Index = range | NDArray[np.int64]
+
+
+# ---- units of two layouts -------------------------------------------------------------------------
 
 
 def same_tokens(src: KVLayout, dst: KVLayout) -> bool:
@@ -47,3 +68,259 @@ def oversized(layout: KVLayout, unit: int, side: str) -> str:
         f"{layout.block_tokens} tokens, × {layout.num_blocks} blocks at the {side} are "
         f"{layout.num_blocks * units} ids, the bound is {_ID_BOUND}"
     )
+
+
+# ---- pairs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """What a transfer's tables hold.
+
+    Attributes
+    ----------
+    src_ids, dst_ids
+        uint32 [num_pairs]: ids of units, then of single tokens.
+    num_fine
+        How many pairs, the last ones, are of single tokens.
+    """
+
+    src_ids: _Ids
+    dst_ids: _Ids
+    num_fine: int
+
+
+def pair_units(
+    src: KVLayout, dst: KVLayout, src_blocks: _Ids, dst_blocks: _Ids, tokens: Iterable[int] | None = None
+) -> Pairs:
+    """Pairs the units of two block tables, in the order of the sequence.
+
+    Blocks that are the destination's null block take nothing: their pairs are left out. No Python
+    loop runs over blocks: microseconds for a request of equal pages, below a millisecond for
+    131,072 tokens otherwise.
+
+    Parameters
+    ----------
+    src_blocks, dst_blocks
+        The blocks of one sequence at either end, from its token 0 on.
+    tokens
+        The tokens of the sequence to move, consecutive; those that a context-parallel rank does
+        not hold are passed over. Whole units become pairs of units, the rest of the range pairs of
+        single tokens. None: all that both tables hold.
+
+    Raises
+    ------
+    UsageError
+        ``length-mismatch`` when the tables cover sequences that differ by a page or more;
+        ``out-of-range`` when `tokens` go beyond a table, an id is no block of its region, or a
+        null block of the source would fill a real one; ``invalid-argument`` for tokens that no
+        sequence has; ``layout-mismatch`` when ids of units would not fit 32 bits.
+    """
+    src_ids, dst_ids = as_ids(src_blocks), as_ids(dst_blocks)
+    unit = unit_tokens(src, dst)
+    ends = _End("source", src, src_ids), _End("destination", dst, dst_ids)
+    for end in ends:
+        if words := oversized(end.layout, unit, end.name):
+            raise UsageError(words, code="layout-mismatch")
+    local = same_tokens(src, dst)  # then a token's local number is the same at both ends
+    if tokens is None:
+        first, stop = 0, _common_tokens(ends, local)
+    else:
+        first, stop = _checked_range(tokens, ends)
+        if local:
+            first, stop = held_before(src, first), held_before(src, stop)
+    # Whole units, then what sticks out before the first and after the last of them.
+    first_unit = -(-first // unit)
+    stop_unit = max(stop // unit, first_unit)
+    before = range(first, min(first_unit * unit, stop))
+    after = range(max(stop_unit * unit, before.stop), stop)
+    coarse = _paired(ends, *_common(src, dst, local, range(first_unit, stop_unit), unit), unit)
+    if not before and not after:
+        return Pairs(*coarse, 0)
+    for end in ends:
+        if words := oversized(end.layout, 1, end.name):
+            raise UsageError(words, code="layout-mismatch")
+    fine = [_paired(ends, *_common(src, dst, local, part, 1), 1) for part in (before, after) if part]
+    return Pairs(
+        np.concatenate([coarse[0], *(ids for ids, _ in fine)]),
+        np.concatenate([coarse[1], *(ids for _, ids in fine)]),
+        sum(len(ids) for ids, _ in fine),
+    )
+
+
+def sequence_tokens(named: Iterable[int], *, may_be_empty: bool = False) -> range:
+    """Returns the tokens of a sequence that a caller names, as a range.
+
+    Raises
+    ------
+    UsageError
+        ``invalid-argument``: not consecutive, or no sequence has them.
+    """
+    tokens = consecutive(named, "tokens", may_be_empty=may_be_empty)
+    if tokens.start < 0 or tokens.stop < 0:
+        raise UsageError(
+            f"tokens are counted from token 0 of the sequence on, not from {min(tokens.start, tokens.stop)}",
+            code="invalid-argument",
+        )
+    return tokens
+
+
+# ---- tokens ---------------------------------------------------------------------------------------
+
+
+class _End(NamedTuple):
+    name: str
+    layout: KVLayout
+    blocks: _Ids
+
+    @property
+    def num_local(self) -> int:
+        """Tokens that the table has room for."""
+        return len(self.blocks) * self.layout.block_tokens
+
+    def words(self) -> str:
+        num = len(self.blocks)
+        return f"{num} block{'' if num == 1 else 's'} of {self.layout.block_tokens} tokens at the {self.name}"
+
+
+def _token_after(layout: KVLayout, num_local: int) -> int:
+    """Returns the first token of the sequence that this rank holds beyond `num_local` tokens."""
+    if layout.cp_size == 1:
+        return num_local
+    row, column = divmod(num_local, layout.cp_interleave)
+    return (row * layout.cp_size + layout.cp_rank) * layout.cp_interleave + column
+
+
+def held_before(layout: KVLayout, token: int) -> int:
+    """Returns how many tokens below `token` this rank holds."""
+    if layout.cp_size == 1:
+        return token
+    row, column = divmod(token, layout.cp_interleave * layout.cp_size)
+    column -= layout.cp_rank * layout.cp_interleave
+    return row * layout.cp_interleave + min(max(column, 0), layout.cp_interleave)
+
+
+def _page_span(layout: KVLayout) -> int:
+    """Returns how many tokens of the sequence a page reaches over, those of other ranks included."""
+    if layout.cp_size == 1:
+        return layout.block_tokens
+    rows = -(-layout.block_tokens // layout.cp_interleave)
+    return rows * layout.cp_interleave * layout.cp_size
+
+
+def _common_tokens(ends: tuple[_End, _End], local: bool) -> int:
+    """Returns how many tokens both tables hold, counted locally where `local`, else in the sequence."""
+    if local:
+        lengths = [end.num_local for end in ends]
+        page = max(end.layout.block_tokens for end in ends)
+    else:
+        lengths = [_token_after(end.layout, end.num_local) for end in ends]
+        page = max(_page_span(end.layout) for end in ends)
+    if abs(lengths[0] - lengths[1]) >= page:
+        raise UsageError(
+            f"tables of different length: {ends[0].words()} have room for {lengths[0]} tokens, "
+            f"{ends[1].words()} for {lengths[1]}, which differ by a page of {page} or more: "
+            "pass the blocks of the same tokens, or name the tokens to move",
+            code="length-mismatch",
+        )
+    return min(lengths)
+
+
+def _checked_range(named: Iterable[int], ends: tuple[_End, _End]) -> tuple[int, int]:
+    tokens = sequence_tokens(named, may_be_empty=True)
+    for end in ends:
+        reach = _token_after(end.layout, end.num_local)
+        if tokens and tokens.stop > reach:
+            raise UsageError(
+                f"tokens {tokens.start} to {tokens.stop - 1} were named, but the table of {end.words()} "
+                f"ends before token {reach}",
+                code="out-of-range",
+            )
+    return tokens.start, max(tokens.start, tokens.stop)
+
+
+# ---- ids of units ---------------------------------------------------------------------------------
+
+
+def _common(src: KVLayout, dst: KVLayout, local: bool, units: range, tokens: int) -> tuple[_Index, _Index]:
+    """Returns the local numbers, at either end, of those of `units` (of `tokens` each) that both hold."""
+    if local:
+        return units, units
+    # Numbers in the sequence of what the end with the larger interval holds; of these, what the
+    # other end holds as well.
+    swapped = dst.cp_size > src.cp_size
+    sparse, other = (dst, src) if swapped else (src, dst)
+    ours, held = _held_units(sparse, units, tokens)
+    if other.cp_size == 1:
+        theirs = held
+    else:
+        row = other.cp_interleave // tokens
+        chunk = held // row if row > 1 else held
+        turn = chunk // other.cp_size
+        kept = chunk - turn * other.cp_size == other.cp_rank
+        ours, held, turn = ours[kept], held[kept], turn[kept]
+        theirs = turn * row + held % row
+    return (theirs, ours) if swapped else (ours, theirs)
+
+
+def _held_units(layout: KVLayout, units: range, tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns those of `units` that a context-parallel rank holds: local numbers, and the sequence's."""
+    row = layout.cp_interleave // tokens  # units side by side
+    period = row * layout.cp_size
+    first_row, stop_row = units.start // period, -(-units.stop // period)
+    rows = np.arange(first_row, max(stop_row, first_row), dtype=np.int64)
+    held = (rows[:, None] * period + np.arange(row, dtype=np.int64)).ravel() + layout.cp_rank * row
+    low, high = np.searchsorted(held, (units.start, units.stop))
+    local = np.arange(first_row * row + low, first_row * row + high, dtype=np.int64)
+    return local, held[low:high]
+
+
+def _paired(ends: tuple[_End, _End], src_index: _Index, dst_index: _Index, tokens: int) -> tuple[_Ids, _Ids]:
+    """Turns local numbers of units of `tokens` into ids of both tables, without null destinations."""
+    src_ids, src_null = _ids(ends[0], src_index, tokens)
+    dst_ids, dst_null = _ids(ends[1], dst_index, tokens)
+    if dst_null is not None:
+        kept = ~dst_null
+        src_ids, dst_ids = src_ids[kept], dst_ids[kept]
+        src_null = src_null[kept] if src_null is not None else None
+    if src_null is not None and src_null.any():
+        at = int(src_null.argmax())
+        raise UsageError(
+            f"the null block {ends[0].layout.null_block} of the source holds no tokens, but block "
+            f"{int(dst_ids[at]) * tokens // ends[1].layout.block_tokens} of the destination is to be filled "
+            f"from it ({int(src_null.sum())} pairs are): put the destination's null block in its place",
+            code="out-of-range",
+        )
+    return src_ids, dst_ids
+
+
+def _ids(end: _End, index: _Index, tokens: int) -> tuple[_Ids, NDArray[np.bool_] | None]:
+    """Returns the ids of units, and which of them are in a null block; None where none is."""
+    if not len(index):
+        return np.empty(0, np.uint32), None
+    units = end.layout.block_tokens // tokens
+    first_block, stop_block = int(index[0]) // units, int(index[-1]) // units + 1
+    used = end.blocks[first_block:stop_block]
+    null, real = None, used
+    if end.layout.null_block >= 0:
+        null = used == end.layout.null_block
+        if null.any():
+            real = used[~null]
+        else:
+            null = None
+    if real.size and (largest := int(real.max())) >= end.layout.num_blocks:
+        raise UsageError(
+            f"block {largest} is outside a region of {end.layout.num_blocks} blocks at the {end.name} "
+            f"(0 to {end.layout.num_blocks - 1})",
+            code="out-of-range",
+        )
+    if units > 1:
+        inner = np.arange(units, dtype=np.uint32)
+        used = (used[:, None] * np.uint32(units) + inner).ravel()
+        null = np.repeat(null, units) if null is not None else None
+    skipped = first_block * units
+    if isinstance(index, range):
+        cut = slice(index.start - skipped, index.stop - skipped)
+        return used[cut], null[cut] if null is not None else None
+    at = index - skipped
+    return used[at], null[at] if null is not None else None

@@ -97,7 +97,7 @@ class Poster:
         entry = self._programs.get(peer_id, write, region, remote, heads)
         num_fine = 0
         if tokens is not None or not entry.whole_blocks:
-            from kvxfer.plan.pairs import pair_units
+            from kvxfer.plan.units import pair_units
 
             src, dst = (region.layout, remote.layout) if write else (remote.layout, region.layout)
             pairs = pair_units(src, dst, as_ids(src_blocks), as_ids(dst_blocks), tokens)
@@ -298,7 +298,7 @@ def _needed(
     """Returns the real blocks of a table, and which of their tokens have to arrive, counted over them."""
     first, end = 0, len(ids) * layout.block_tokens
     if named is not None:
-        from kvxfer.plan.pairs import held_before, sequence_tokens
+        from kvxfer.plan.units import held_before, sequence_tokens
 
         tokens = sequence_tokens(named)
         first, stop = held_before(layout, tokens.start), held_before(layout, tokens.stop)

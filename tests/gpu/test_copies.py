@@ -21,8 +21,8 @@ from kvxfer.gpu import calibration
 from kvxfer.gpu.copy_stream import CopyStream
 from kvxfer.layout.quantization import Quantization
 from kvxfer.plan.compile import compile_program
-from kvxfer.plan.pairs import pair_units
 from kvxfer.plan.program import CopyProgram
+from kvxfer.plan.units import pair_units
 from tests.property.oracle import common_layers, extent, poison
 from tests.property.strategies import Example, transfers
 

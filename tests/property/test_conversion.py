@@ -17,8 +17,8 @@ from kvxfer.errors import UsageError
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.layout.quantization import Per, Quantization
 from kvxfer.plan.compile import compile_program
-from kvxfer.plan.pairs import pair_units
 from kvxfer.plan.program import CopyProgram
+from kvxfer.plan.units import pair_units
 from tests.property import interpreter, rounding
 from tests.property.oracle import (
     Bytes,

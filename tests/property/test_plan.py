@@ -21,9 +21,9 @@ from kvxfer import _native
 from kvxfer.errors import UsageError
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.plan.compile import compile_program, differences, footprint
-from kvxfer.plan.pairs import pair_units
 from kvxfer.plan.program import CopyProgram
 from kvxfer.plan.sharding import route
+from kvxfer.plan.units import pair_units
 from tests.property.interpreter import Pairs, program_map, unit_tokens, units
 from tests.property.oracle import (
     byte_offsets,

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from kvxfer.errors import UsageError
 from kvxfer.layout.kv_layout import KVLayout
-from kvxfer.plan.pairs import Pairs, pair_units
-from kvxfer.plan.units import unit_tokens
+from kvxfer.plan.units import Pairs, pair_units, unit_tokens
 
 
 def pages(block_tokens: int, *, num_blocks: int = 100, **fields: Any) -> KVLayout:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvxfer.errors import UsageError
 from kvxfer.layout.kv_layout import KVLayout
-from kvxfer.plan.pairs import pair_units
+from kvxfer.plan.units import pair_units
 from tests.property.interpreter import unit_tokens
 from tests.property.oracle import RefusedError, local_token, moves
 from tests.property.strategies import (
