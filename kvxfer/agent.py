@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kvxfer._native import AgentCore, NativeError
 from kvxfer.address import Address, published, published_towards
-from kvxfer.arguments import check_kind, flag, seconds
+from kvxfer.arguments import check_kind, seconds
 from kvxfer.directory.entry import Entry
 from kvxfer.directory.protocol import Directory
-from kvxfer.errors import AgentError, UsageError, translate
-from kvxfer.gpu.trigger import Trigger, resolve, trigger_of
+from kvxfer.errors import AgentError, translate
+from kvxfer.gpu.trigger import Trigger, trigger_of
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.log import logger
 from kvxfer.message import Message
@@ -29,17 +29,14 @@ from kvxfer.session.connecting import Connecting
 from kvxfer.session.inbox import Inbox
 from kvxfer.session.name_lookup import NameLookup
 from kvxfer.session.peer_table import PeerTable
-from kvxfer.session.posting import Poster, named_lease
+from kvxfer.session.posting import Poster
 from kvxfer.session.program_cache import ProgramCache
 from kvxfer.session.publication import Publication
 from kvxfer.session.region_table import RegionTable
-from kvxfer.session.requests import WHOLE, Part, terms_of
 from kvxfer.transfer import Incoming, Transfer
 
 if TYPE_CHECKING:
-    import concurrent.futures
-
-    from kvxfer._native import After, Event
+    from kvxfer._native import Event
     from kvxfer.gpu.command_ring import CommandRing
     from kvxfer.gpu.trigger import StartsAfter
     from kvxfer.lease_token import LeaseToken
@@ -559,20 +556,24 @@ class Agent:
         A transfer that waits for what a GPU or another process stores takes a few percent of one processor
         (native/DESIGN.md).
         """
-        held: bool | After = hold is not False and flag(hold, "hold")
-        if after is not None:
-            if held:
-                raise UsageError("hold and after both say when to start: pass one", code="invalid-argument")
-            held = resolve(self._completions, self._options.device or 0, after)
-        part = WHOLE if layers is heads is tokens is None else Part(layers, heads, tokens)
-        number = None if lease is None else named_lease(lease, remote_region)
-        terms = terms_of(priority, integrity, number, held)
-        transfer = self._poster.transfer(
-            True, region, remote_region, src_blocks, dst_blocks, part, notify, timeout_s, context, terms
+        return self._poster.transfer(
+            region,
+            remote_region,
+            src_blocks,
+            dst_blocks,
+            layers,
+            heads,
+            tokens,
+            notify,
+            timeout_s,
+            priority,
+            integrity,
+            lease,
+            context,
+            write=True,
+            after=after,
+            hold=hold,
         )
-        if after is not None and held is True:
-            cast("concurrent.futures.Future[Any]", after).add_done_callback(transfer._follow)
-        return transfer
 
     def read(
         self,
@@ -615,16 +616,24 @@ class Agent:
         UsageError, RailError, PeerError
             As in `write`; docs/errors.md has every code.
         """
-        held = False if after is None else resolve(self._completions, self._options.device or 0, after)
-        part = WHOLE if layers is heads is tokens is None else Part(layers, heads, tokens)
-        number = None if lease is None else named_lease(lease, remote_region)
-        terms = terms_of(priority, integrity, number, held)
-        transfer = self._poster.transfer(
-            False, region, remote_region, src_blocks, dst_blocks, part, notify, timeout_s, context, terms
+        return self._poster.transfer(
+            region,
+            remote_region,
+            src_blocks,
+            dst_blocks,
+            layers,
+            heads,
+            tokens,
+            notify,
+            timeout_s,
+            priority,
+            integrity,
+            lease,
+            context,
+            write=False,
+            after=after,
+            hold=False,
         )
-        if held is True:
-            cast("concurrent.futures.Future[Any]", after).add_done_callback(transfer._follow)
-        return transfer
 
     def trigger(self, memory: Any = None) -> Trigger:
         """Returns a word at 0 that transfers of this agent can wait for (``after=``).

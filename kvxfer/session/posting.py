@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer._native import CODES, AgentCore, NativeError
-from kvxfer.arguments import check_kind, context_in_words, seconds
+from kvxfer.arguments import check_kind, context_in_words, flag, seconds
 from kvxfer.errors import KvxferError, UsageError, translate
+from kvxfer.gpu.trigger import resolve
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.lease_token import LeaseToken
 from kvxfer.memory.block_table import as_ids
@@ -21,11 +22,14 @@ from kvxfer.session.completion import Completions
 from kvxfer.session.ownership import check_own, told_apart
 from kvxfer.session.peer_table import PeerTable
 from kvxfer.session.program_cache import InstalledProgram, ProgramCache
-from kvxfer.session.requests import WHOLE, Expected, Part, Terms
+from kvxfer.session.requests import FIRST, USUAL, WHOLE, Expected, Part, terms_of
 from kvxfer.transfer import Incoming, Scope, Transfer
 
 if TYPE_CHECKING:
-    from kvxfer._native import Route
+    import concurrent.futures
+
+    from kvxfer._native import After, Route
+    from kvxfer.gpu.trigger import StartsAfter
 
 _OWN_REGION: Final = "pass one that its own register() returned"
 
@@ -51,18 +55,40 @@ class Poster:
 
     def transfer(
         self,
-        write: bool,
         region: Region,
         remote: RegionDescriptor,
         src_blocks: Blocks,
         dst_blocks: Blocks,
-        part: Part,
+        layers: Iterable[int] | None,
+        heads: Iterable[int] | None,
+        tokens: Iterable[int] | None,
         notify: bytes,
         timeout_s: float | None,
+        priority: int,
+        integrity: bool | None,
+        lease: LeaseToken | None,
         context: str | bytes,
-        terms: Terms,
+        *,
+        write: bool,
+        after: StartsAfter | None,
+        hold: bool,
     ) -> Transfer:
-        """Posts a write or a read; `Agent.write` says what the arguments mean and what it raises."""
+        """Posts a write or a read; `Agent.write` says what the arguments mean and what it raises.
+
+        Most go by their places, which are those of `Agent.write`: a keyword for each takes 0.07 us of the 3
+        that a post takes.
+        """
+        held: bool | After = hold is not False and flag(hold, "hold")
+        if after is not None:
+            if held:
+                raise UsageError("hold and after both say when to start: pass one", code="invalid-argument")
+            held = resolve(self._completions, self._options.device or 0, after)
+        part = WHOLE if layers is heads is tokens is None else Part(layers, heads, tokens)
+        if integrity is None and lease is None and held is False and priority is FIRST:
+            terms = USUAL
+        else:
+            number = None if lease is None else named_lease(lease, remote)
+            terms = terms_of(priority, integrity, number, held)
         known_region, known_remote, known_write, known_entries, route, scope = self._usual
         num_fine = 0
         try:
@@ -79,7 +105,10 @@ class Poster:
             handle = route.post(src_blocks, dst_blocks, num_fine, notify, timeout_s, context, terms)
         except NativeError as error:
             raise _said_of(error, region, remote, context_in_words(context)) from None
-        return Transfer(handle, scope)
+        transfer = Transfer(handle, scope)
+        if after is not None and held is True:
+            cast("concurrent.futures.Future[Any]", after).add_done_callback(transfer._follow)
+        return transfer
 
     def _find(
         self,
