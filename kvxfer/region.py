@@ -17,7 +17,7 @@ from kvxfer.layout.schema import Field, Schema, hexadecimal, integer, text
 from kvxfer.lease import Lease, LeaseMode
 from kvxfer.lease_token import LeaseToken
 from kvxfer.memory.block_table import BlockTable, as_ids
-from kvxfer.session.ownership import check_own, told_apart
+from kvxfer.session.ownership import foreign, told_apart
 from kvxfer.session.requests import Grant
 
 if TYPE_CHECKING:
@@ -270,8 +270,8 @@ class Region:
 
         peer = holder if isinstance(holder, Peer) else None
         _check_holder(holder, peer)
-        if peer is not None:
-            check_own(self._completions, peer, f"peer {peer.name!r}", OWN_PEER)
+        if peer is not None and peer._completions is not self._completions:
+            raise foreign(self._completions, peer, f"peer {peer.name!r}", OWN_PEER)
         check_kind(mode, "mode", str, '"read" or "write"')
         check_kind(renewable, "renewable", bool | None, "True, False or None")
         if mode not in ("read", "write"):
@@ -293,14 +293,14 @@ class Region:
                 code="invalid-argument",
             )
         grant = Grant(
-            None if peer is None else peer.id,
-            holder if isinstance(holder, str) else "",
-            number,
-            self._id,
-            mode == "write",
-            ids,
-            ttl_s,
-            peer is not None and renewable is not False,
+            peer=None if peer is None else peer.id,
+            holder=holder if isinstance(holder, str) else "",
+            number=number,
+            region=self._id,
+            write=mode == "write",
+            blocks=ids,
+            ttl_s=ttl_s,
+            renewable=peer is not None and renewable is not False,
         )
         try:
             number = self._completions.core.grant(grant)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from kvxfer._native import CommandRing as Ring
 from kvxfer._native import NativeError
 from kvxfer.arguments import bound, check_kind, context_in_words, count
 from kvxfer.errors import KvxferError, UsageError, from_code, translate
 from kvxfer.memory.block_table import as_ids
-from kvxfer.session.ownership import check_own
+from kvxfer.session.ownership import foreign
 from kvxfer.session.posting import named_lease
 from kvxfer.session.requests import terms_of
 
@@ -229,11 +229,9 @@ class CommandRing:
         UsageError
             ``unsupported``: the ring is a GPU's. ``invalid-argument``: another ring's, or another agent's.
         """
-        if not isinstance(cast(object, prepared), PreparedWrite):
-            raise UsageError(
-                f"prepared is what prepare_write() returned, not {prepared!r}", code="invalid-argument"
-            )
-        check_own(self._completions, prepared, repr(prepared), _PREPARE)
+        check_kind(prepared, "prepared", PreparedWrite, "what prepare_write() returned")
+        if prepared._completions is not self._completions:
+            raise foreign(self._completions, prepared, repr(prepared), _PREPARE)
         if prepared._ring is not self._ring:
             raise UsageError(f"{prepared!r} is of another ring: {_PREPARE}", code="invalid-argument")
         pair = count(pair, "pair", 0, _MOST)

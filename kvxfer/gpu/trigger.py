@@ -10,7 +10,7 @@ from kvxfer._native import Trigger as Word
 from kvxfer.arguments import count
 from kvxfer.errors import UsageError, translate
 from kvxfer.gpu.streams import check_device, handle_of
-from kvxfer.session.ownership import check_own
+from kvxfer.session.ownership import foreign
 
 if TYPE_CHECKING:
     import asyncio
@@ -179,12 +179,9 @@ def resolve(completions: Completions, gpu: int, after: Any) -> After | bool:
         after = after.at(1)
     if isinstance(after, Threshold):
         trigger = after._trigger
-        check_own(
-            completions,
-            trigger,
-            repr(trigger),
-            "make one there by trigger(), over the same memory where both are to wait for one word",
-        )
+        if trigger._completions is not completions:
+            instead = "make one there by trigger(), over the same memory where both are to wait for one word"
+            raise foreign(completions, trigger, repr(trigger), instead)
         return After(trigger._word, after._first, after._step)
     if hasattr(after, "add_done_callback"):
         return not (after.done() and not after.cancelled() and after.exception() is None)

@@ -20,8 +20,10 @@ class Owned(Protocol):
     _completions: Completions
 
 
-def check_own(mine: Completions, thing: Owned, what: str, instead: str) -> None:
-    """Raises where a caller passes an agent's object to another agent's verb.
+def foreign(mine: Completions, thing: Owned, what: str, instead: str) -> UsageError:
+    """Returns the error of a verb that was passed another agent's object: ``thing._completions is not mine``.
+
+    The caller compares, so that a good call makes no words.
 
     Parameters
     ----------
@@ -31,20 +33,14 @@ def check_own(mine: Completions, thing: Owned, what: str, instead: str) -> None:
         The object, and what to call it.
     instead
         What to do, for the message.
-
-    Raises
-    ------
-    UsageError
-        ``invalid-argument``, naming both agents.
     """
     theirs = thing._completions
-    if theirs is not mine:
-        ours, others = told_apart(
-            (mine.agent_name, mine.core.incarnation), (theirs.agent_name, theirs.core.incarnation)
-        )
-        raise UsageError(
-            f"{what} is of {others}, and this is a call of {ours}: {instead}", code="invalid-argument"
-        )
+    ours, others = told_apart(
+        (mine.agent_name, mine.core.incarnation), (theirs.agent_name, theirs.core.incarnation)
+    )
+    return UsageError(
+        f"{what} is of {others}, and this is a call of {ours}: {instead}", code="invalid-argument"
+    )
 
 
 def told_apart(first: tuple[str, bytes], second: tuple[str, bytes]) -> tuple[str, str]:

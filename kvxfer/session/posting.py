@@ -19,7 +19,7 @@ from kvxfer.options import AgentOptions
 from kvxfer.peer import OWN_PEER, Peer
 from kvxfer.region import Blocks, Region, RegionDescriptor
 from kvxfer.session.completion import Completions
-from kvxfer.session.ownership import check_own, told_apart
+from kvxfer.session.ownership import foreign, told_apart
 from kvxfer.session.peer_table import PeerTable
 from kvxfer.session.program_cache import InstalledProgram, ProgramCache
 from kvxfer.session.requests import FIRST, USUAL, WHOLE, Expected, Part, terms_of
@@ -200,18 +200,20 @@ class Poster:
         ):
             _check_region(region)
             _check_remote(remote)
-        check_own(self._completions, region, f"region {region.name!r}", _OWN_REGION)
+        if region._completions is not self._completions:
+            raise self._foreign_region(region)
         self._completions.check()
         region._check()
         if remote._peer is None:
             return self._peers.owner_of(remote).id
-        check_own(
-            self._completions,
-            remote._peer,
-            f"the descriptor of region {remote.name!r} of {remote.agent}",
-            "take it from its own peer.regions, or hand it on by to_bytes() and from_bytes()",
-        )
+        if remote._peer._completions is not self._completions:
+            what = f"the descriptor of region {remote.name!r} of {remote.agent}"
+            instead = "take it from its own peer.regions, or hand it on by to_bytes() and from_bytes()"
+            raise foreign(self._completions, remote._peer, what, instead)
         return remote._peer.id
+
+    def _foreign_region(self, region: Region) -> UsageError:
+        return foreign(self._completions, region, f"region {region.name!r}", _OWN_REGION)
 
     def expectation(
         self,
@@ -230,9 +232,10 @@ class Poster:
             what = "a Peer, as connect() and accept() return, or None for any peer"
             check_kind(peer, "peer", Peer, what)
         check_kind(tag, "tag", bytes, "1 to 4096 bytes")
-        check_own(self._completions, region, f"region {region.name!r}", _OWN_REGION)
-        if peer is not None:
-            check_own(self._completions, peer, f"peer {peer.name!r}", OWN_PEER)
+        if region._completions is not self._completions:
+            raise self._foreign_region(region)
+        if peer is not None and peer._completions is not self._completions:
+            raise foreign(self._completions, peer, f"peer {peer.name!r}", OWN_PEER)
         limit_s = self._options.transfer_timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s")
         region._check()
         if not tag:
@@ -252,18 +255,18 @@ class Poster:
         try:
             handle = self._core.expect(
                 Expected(
-                    tag,
-                    region.id,
-                    ids,
-                    wanted[0] - layout.first_layer,
-                    len(wanted),
-                    layout.block_tokens,
-                    first_token,
-                    end_token,
-                    layout.num_heads,
-                    None if peer is None else peer.id,
-                    limit_s,
-                    context,
+                    tag=tag,
+                    region=region.id,
+                    blocks=ids,
+                    first_layer=wanted[0] - layout.first_layer,
+                    num_layers=len(wanted),
+                    block_tokens=layout.block_tokens,
+                    first_token=first_token,
+                    end_token=end_token,
+                    num_heads=layout.num_heads,
+                    peer=None if peer is None else peer.id,
+                    timeout_s=limit_s,
+                    context=context,
                 )
             )
         except NativeError as error:

@@ -68,16 +68,16 @@ class ProgramCache:
             program = compile_program(src.layout, dst.layout, heads=heads, fine=fine)
             number = self._core.install_program(
                 Program(
-                    peer_id,
-                    write,
-                    src.id,
-                    dst.id,
-                    program.num_program_layers,
-                    np.array(program.loops),
-                    np.array(program.conversions),
-                    np.array(program.scales),
-                    program.units,
-                    program.dst_heads,
+                    peer=peer_id,
+                    write=write,
+                    src_region=src.id,
+                    dst_region=dst.id,
+                    num_layers=program.num_program_layers,
+                    loops=np.array(program.loops),
+                    conversions=np.array(program.conversions),
+                    scales=np.array(program.scales),
+                    units=program.units,
+                    dst_heads=program.dst_heads,
                 )
             )
             first, _ = program.window(None)
