@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import UsageError, invalid
 
 #: Of addresses that agents listen on.
 SCHEME: Final = "tcp://"
@@ -43,7 +43,7 @@ class Address(NamedTuple):
         found = _PATTERN.fullmatch(text) if isinstance(text, str) and len(text) <= MAX_NBYTES else None
         if found is None or int(found[3] or 0) > 65535 or (port_needed and found[3] is None):
             form = '"tcp://host:port"' if port_needed else '"tcp://host:port" or "tcp://host"'
-            raise UsageError(f"{what} is {text!r}: write {form}", code="invalid-argument")
+            raise invalid(f"{what} is {text!r}: write {form}")
         host: str = found[1] or found[2]
         if host.lower().startswith("::ffff:") and "." in host:
             host = host[7:]  # IPv4, as a socket of IPv6 spells it
@@ -115,10 +115,7 @@ def published_towards(listening: str, far: Address) -> str:
     try:
         ip_address(far.host)
     except ValueError:
-        raise UsageError(
-            f"{far.host!r} is a name, of which no route is known: give a numeric address",
-            code="invalid-argument",
-        ) from None
+        raise invalid(f"{far.host!r} is a name, of which no route is known: give a numeric address") from None
     if (host := _route_to(here, far.host)) is None:
         raise UsageError(
             f"an agent that listens on {listening} is not reached from {far.host}: there is no route between "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvxfer._native import NativeError, to_count, to_seconds
-from kvxfer.errors import UsageError, translate
+from kvxfer.errors import invalid, translate
 
 # What native code takes for a wait without bound.
 _UNBOUNDED = -1.0
@@ -38,7 +38,7 @@ def check_kind(
     shown = f"a {type(value).__name__}" if is_secret else repr(value)
     if len(shown) > _MOST_SHOWN:
         shown = f"{shown[:_MOST_SHOWN]}..."
-    raise UsageError(f"{name} is {what}, not {shown}", code="invalid-argument")
+    raise invalid(f"{name} is {what}, not {shown}")
 
 
 def flag(value: object, name: str) -> bool:

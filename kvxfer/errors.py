@@ -107,6 +107,11 @@ class UsageError(KvxferError):
     """The caller's mistake; nothing was posted and nothing changed. Do not retry unchanged."""
 
 
+def invalid(message: str, *, peer: str = "") -> UsageError:
+    """Returns the error of an argument of the wrong kind or size; the message names it."""
+    return UsageError(message, code="invalid-argument", peer=peer)
+
+
 class ExhaustedError(UsageError):
     """A bounded resource (pool, slots, queue) is used up; the same call may succeed later."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer.arguments import check_kind, seconds_or_none
-from kvxfer.errors import KvxferError, UsageError, largest_loss
+from kvxfer.errors import KvxferError, UsageError, invalid, largest_loss
 from kvxfer.handle import Handle, Stages, TransferState
 from kvxfer.session.completion import ALL_LAYERS
 from kvxfer.session.watch import Watch
@@ -63,10 +63,7 @@ class Group(Handle):
             elif isinstance(work, Transfer | Incoming):
                 members[work] = None
             else:
-                raise UsageError(
-                    f"a group is made of transfers, expectations and groups, not of {work!r}",
-                    code="invalid-argument",
-                )
+                raise invalid(f"a group is made of transfers, expectations and groups, not of {work!r}")
         self._members = tuple(members)
         self._cancels = bool(cancel_on_failure)
 

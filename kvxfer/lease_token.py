@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 
 # native/core/lease.h: kBearerBit, and as many random bits below it.
 _BEARER_BIT: Final = 1 << 62
@@ -56,10 +56,7 @@ class LeaseToken:
         """
         found = _TEXT.fullmatch(text) if isinstance(text, str) and len(text) <= _MAX_TEXT else None
         if found is None or not (number := int(found[1], 16)):
-            raise UsageError(
-                "this is no text of a lease token: pass on what str(lease.token) returned, whole",
-                code="invalid-argument",
-            )
+            raise invalid("this is no text of a lease token: pass on what str(lease.token) returned, whole")
         if found[2] is None:
             return cls(number)
         from urllib.parse import unquote
@@ -93,9 +90,7 @@ class LeaseToken:
             number.
         """
         if not self._is_drawn or self.incarnation:
-            raise UsageError(
-                "only a token that LeaseToken.draw() returned is derived from", code="invalid-argument"
-            )
+            raise invalid("only a token that LeaseToken.draw() returned is derived from")
         from hashlib import blake2b
 
         from kvxfer.arguments import count  # which loads the native module

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
 from kvxfer.address import Address
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 from kvxfer.session import transport_registry as registry
 
 # 128 bits: below that a shared secret can be guessed offline from one recorded handshake.
@@ -158,15 +158,15 @@ class AgentOptions:
             "handshake_timeout_s",
         ):
             if not seconds(value := getattr(self, name), f"option {name}"):
-                raise _bad(f"option {name} is {value!r}, but must be a positive number of seconds")
+                raise invalid(f"option {name} is {value!r}, but must be a positive number of seconds")
         if self.silent_timeout_s < 2 * self.heartbeat_interval_s:
-            raise _bad(
+            raise invalid(
                 f"option silent_timeout_s ({self.silent_timeout_s}) is less than two heartbeat_interval_s "
                 f"({self.heartbeat_interval_s}): one late heartbeat would lose the peer"
             )
         seconds(self.lease_margin_s, "option lease_margin_s")
         if self.directory_ttl_s is not None and not seconds(self.directory_ttl_s, "option directory_ttl_s"):
-            raise _bad("option directory_ttl_s is 0, but must be a positive number of seconds, or None")
+            raise invalid("option directory_ttl_s is 0, but must be a positive number of seconds, or None")
         check_kind(self.listen, "option listen", str, '"tcp://host:port", or "" to accept nobody')
         _check_advertise(self.advertise, self.listen)
         for name, low, high in (
@@ -180,26 +180,28 @@ class AgentOptions:
         if self.gpu_ctas is not None:
             count(self.gpu_ctas, "option gpu_ctas", 1, _MOST_CTAS)
         if not isinstance(self.copy_engines, bool):
-            raise _bad(f"option copy_engines is {self.copy_engines!r}, but must be True or False")
+            raise invalid(f"option copy_engines is {self.copy_engines!r}, but must be True or False")
         if not isinstance(self.meter_gate, bool):
-            raise _bad(f"option meter_gate is {self.meter_gate!r}, but must be True or False")
+            raise invalid(f"option meter_gate is {self.meter_gate!r}, but must be True or False")
         if 0 < self.staging_nbytes < (least := registry.least_staging_nbytes()):
-            raise _bad(
+            raise invalid(
                 f"option staging_nbytes is {self.staging_nbytes}, but must be 0 for none or at least {least}"
             )
         named: object = self.transports
         if isinstance(named, str):
-            raise _bad(f"option transports is {named!r}: write ({named!r},)")
+            raise invalid(f"option transports is {named!r}: write ({named!r},)")
         registry.check(self.transports, self.transport_options)
         if self.shm_peers not in SHM_PEERS:
-            raise _bad(f"option shm_peers is {self.shm_peers!r}: write {' or '.join(map(repr, SHM_PEERS))}")
+            raise invalid(
+                f"option shm_peers is {self.shm_peers!r}: write {' or '.join(map(repr, SHM_PEERS))}"
+            )
         from kvxfer.session.user_secret import (
             user_secret,
         )  # files and random numbers, which few programs lack by then
 
         secret = find_secret(self.secret)
         if self.listen and not secret and not Address.parse(self.listen, "option listen").is_loopback:
-            raise _bad(
+            raise invalid(
                 f"listening on {self.listen} without a secret would let anybody who reaches it read and "
                 "write the cache: set secret= or KVXFER_SECRET_FILE, or listen on tcp://127.0.0.1:0"
             )
@@ -234,14 +236,14 @@ def find_secret(given: bytes | str | None) -> bytes:
     """
     if given is not None:
         if not isinstance(given, bytes | str):
-            raise _bad(f"the secret argument is {type(given).__name__}, but must be bytes or text")
+            raise invalid(f"the secret argument is {type(given).__name__}, but must be bytes or text")
         secret, origin = given.encode() if isinstance(given, str) else given, "the secret argument"
         if not secret:
             return b""
     else:
         value, path = os.environ.get("KVXFER_SECRET"), os.environ.get("KVXFER_SECRET_FILE")
         if value is not None and path is not None:
-            raise _bad("KVXFER_SECRET and KVXFER_SECRET_FILE are both set: unset one")
+            raise invalid("KVXFER_SECRET and KVXFER_SECRET_FILE are both set: unset one")
         if value is not None:
             secret, origin = value.encode(), "KVXFER_SECRET"
         elif path is not None:
@@ -251,11 +253,11 @@ def find_secret(given: bytes | str | None) -> bytes:
             try:
                 secret = Path(path).read_bytes().rstrip(b"\r\n")
             except OSError as error:
-                raise _bad(f"{origin} cannot be read: {error.strerror}") from None
+                raise invalid(f"{origin} cannot be read: {error.strerror}") from None
         else:
             return b""
     if len(secret) < MIN_SECRET_NBYTES:
-        raise _bad(
+        raise invalid(
             f"{origin} has {len(secret)} bytes, a secret has at least {MIN_SECRET_NBYTES}: "
             "make one with `openssl rand -hex 32`"
         )
@@ -266,14 +268,10 @@ def _check_advertise(advertise: str | None, listen: str) -> None:
     if advertise is None:
         return
     if not listen:
-        raise _bad(f"option advertise is {advertise!r}, but this agent listens nowhere: leave one out")
+        raise invalid(f"option advertise is {advertise!r}, but this agent listens nowhere: leave one out")
     told = Address.parse(advertise, "option advertise", port_needed=False)
     if told.is_wildcard or told.port == 0:
-        raise _bad(
+        raise invalid(
             f"option advertise is {advertise!r}, which nobody can dial: write the host that others reach, "
             "and a port only where it is another than the one that is listened on"
         )
-
-
-def _bad(message: str) -> UsageError:
-    return UsageError(message, code="invalid-argument")

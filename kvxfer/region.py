@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvxfer._native import CODES, NativeError
 from kvxfer.arguments import bound, check_kind, seconds
 from kvxfer.directory.entry import Entry
-from kvxfer.errors import UsageError, translate
+from kvxfer.errors import UsageError, invalid, translate
 from kvxfer.layout.kv_layout import MAX_ENCODED_NBYTES, KVLayout
 from kvxfer.layout.schema import Field, Schema, hexadecimal, integer, text
 from kvxfer.lease import Lease, LeaseMode
@@ -110,9 +110,9 @@ class RegionDescriptor:
         values = _SCHEMA.decode(encoded, 2 * MAX_ENCODED_NBYTES)
         values["layout"] = KVLayout.from_bytes(values["layout"])
         if values["num_blocks"] != values["layout"].num_blocks or values["nbytes"] < values["layout"].nbytes:
-            raise UsageError("region descriptor contradicts its layout", code="invalid-argument")
+            raise invalid("region descriptor contradicts its layout")
         if not 0 <= values["id"] < 1 << 64:
-            raise UsageError("region descriptor field id is not in 64 bits", code="invalid-argument")
+            raise invalid("region descriptor field id is not in 64 bits")
         found = cls(**values)
         found.owner  # noqa: B018  # which checks what it is made of
         return found
@@ -275,23 +275,19 @@ class Region:
         check_kind(mode, "mode", str, '"read" or "write"')
         check_kind(renewable, "renewable", bool | None, "True, False or None")
         if mode not in ("read", "write"):
-            raise UsageError(f'mode is "read" or "write", not {mode!r}', code="invalid-argument")
+            raise invalid(f'mode is "read" or "write", not {mode!r}')
         if not (ttl_s := seconds(ttl_s, "ttl_s")):
-            raise UsageError("ttl_s is a positive number of seconds, not 0", code="invalid-argument")
+            raise invalid("ttl_s is a positive number of seconds, not 0")
         if peer is None and renewable:
-            raise UsageError(
+            raise invalid(
                 "a lease of a name, or of anybody, is renewed by nobody's heartbeats: leave renewable out, "
-                "and choose ttl_s long enough for the last reader to end",
-                code="invalid-argument",
+                "and choose ttl_s long enough for the last reader to end"
             )
         self._check()
         number = None if token is None else self._drawn_number(token, peer)
         ids = None if blocks is None else as_ids(blocks)
         if ids is not None and not len(ids):
-            raise UsageError(
-                "a lease on no blocks was asked for: leave blocks out for the whole region",
-                code="invalid-argument",
-            )
+            raise invalid("a lease on no blocks was asked for: leave blocks out for the whole region")
         grant = Grant(
             peer=None if peer is None else peer.id,
             holder=holder if isinstance(holder, str) else "",
@@ -361,17 +357,15 @@ class Region:
     def _drawn_number(self, token: LeaseToken, peer: Peer | None) -> int:
         """Returns the number of a token that is to be granted."""
         if not isinstance(token, LeaseToken) or not token._is_drawn or peer is not None:
-            raise UsageError(
+            raise invalid(
                 "token is what LeaseToken.draw() returned, for a lease of a name or of anybody: leave it out "
-                "for a Peer's, whose lease.token is known when it is granted",
-                code="invalid-argument",
+                "for a Peer's, whose lease.token is known when it is granted"
             )
         own = self._descriptor.agent, self._descriptor.incarnation
         if token.incarnation not in (b"", own[1]):
             granted_by, ours = told_apart((token.agent, token.incarnation), own)
-            raise UsageError(
-                f"the token was granted by {granted_by}, and this is a call of {ours}: draw another",
-                code="invalid-argument",
+            raise invalid(
+                f"the token was granted by {granted_by}, and this is a call of {ours}: draw another"
             )
         return token._number
 
@@ -409,7 +403,4 @@ def _check_holder(holder: object, peer: Peer | None) -> None:
     except UnicodeEncodeError:
         nbytes = 0
     if not 0 < nbytes <= _MAX_NAME_NBYTES:
-        raise UsageError(
-            f"holder is an agent's name, of 1 to {_MAX_NAME_NBYTES} bytes, not {holder!r}",
-            code="invalid-argument",
-        )
+        raise invalid(f"holder is an agent's name, of 1 to {_MAX_NAME_NBYTES} bytes, not {holder!r}")

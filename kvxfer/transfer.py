@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvxfer._native import NativeError
 from kvxfer.arguments import bound, count
-from kvxfer.errors import KvxferError, UsageError, from_code, translate
+from kvxfer.errors import KvxferError, UsageError, from_code, invalid, translate
 from kvxfer.handle import Handle, Stages, TransferState
 
 if TYPE_CHECKING:
@@ -184,9 +184,8 @@ class Work(Handle):
 
         handle = streams.handle_of(stream)
         if handle is None:
-            raise UsageError(
-                f"a torch or cuda.core stream can wait for a transfer, not a {type(stream).__name__}",
-                code="invalid-argument",
+            raise invalid(
+                f"a torch or cuda.core stream can wait for a transfer, not a {type(stream).__name__}"
             )
         index = None if layer is None else self._index(layer)
         self._scope.completions.check()

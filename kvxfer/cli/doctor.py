@@ -21,7 +21,7 @@ from kvxfer.doctor import available_transports, peer_reach
 from kvxfer.doctor import report as report_of
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.doctor.serve import serve as serve_pages
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 from kvxfer.options import AgentOptions
 
 # Something blocks what was asked for; 2 is "could not run as asked" (app.py).
@@ -68,10 +68,7 @@ def doctor(
     address = peer_reach.complete_address(peer) if peer else ""
     available_transports.check_names(required)
     if not 0 < measure_s <= _MAX_MEASURE_S:
-        raise UsageError(
-            f"--measure-s is above 0 and at most {_MAX_MEASURE_S:g}, not {measure_s:g}",
-            code="invalid-argument",
-        )
+        raise invalid(f"--measure-s is above 0 and at most {_MAX_MEASURE_S:g}, not {measure_s:g}")
     if peer:
         # Mistakes in what was asked for end it before anything is examined.
         replace(_options(willing), connect_timeout_s=timeout_s).to_native()
@@ -100,7 +97,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _check_alone(what: str, others: dict[str, str]) -> None:
     for name, value in others.items():
         if value:
-            raise UsageError(f"{name} does not go with {what}: leave one out", code="invalid-argument")
+            raise invalid(f"{name} does not go with {what}: leave one out")
 
 
 def _serve(options: kvxfer.AgentOptions, *, as_json: bool) -> None:

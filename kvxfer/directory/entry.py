@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kvxfer.address import Address
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 from kvxfer.layout.schema import Field, Schema, hexadecimal, mapping, text
 
 ENTRY_VERSION: Final = 1
@@ -50,21 +50,21 @@ class Entry:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < _nbytes(self.name) <= MAX_NAME_NBYTES:
-            raise _bad(f"an agent's name has 1 to {MAX_NAME_NBYTES} bytes, not {self.name!r:.300}")
+            raise invalid(f"an agent's name has 1 to {MAX_NAME_NBYTES} bytes, not {self.name!r:.300}")
         if self.address != "" and Address.parse(self.address, "an agent's address").is_wildcard:
-            raise _bad(f"an agent's address is {self.address!r}, which stands for every address of a host")
+            raise invalid(f"an agent's address is {self.address!r}, which stands for every address of a host")
         if not isinstance(self.incarnation, bytes) or len(self.incarnation) != INCARNATION_NBYTES:
-            raise _bad(
+            raise invalid(
                 f"an agent's incarnation has {INCARNATION_NBYTES} bytes, not {self.incarnation!r:.300}"
             )
         items = dict(self.metadata) if isinstance(self.metadata, Mapping) else {"": None}
         if not all(isinstance(part, str) and part for part in items) or not all(
             isinstance(value, str) for value in items.values()
         ):
-            raise _bad(f"an agent's metadata is a mapping of names to texts, not {self.metadata!r:.300}")
+            raise invalid(f"an agent's metadata is a mapping of names to texts, not {self.metadata!r:.300}")
         nbytes = sum(_nbytes(key) + _nbytes(value) for key, value in items.items())
         if len(items) > MAX_METADATA_ITEMS or nbytes > MAX_METADATA_NBYTES:
-            raise _bad(
+            raise invalid(
                 f"an agent's metadata has at most {MAX_METADATA_ITEMS} items and {MAX_METADATA_NBYTES} "
                 f"bytes, not {len(items)} and {nbytes}"
             )
@@ -101,10 +101,6 @@ class Entry:
 
 def _nbytes(value: str) -> int:
     return len(value.encode(errors="surrogatepass"))
-
-
-def _bad(message: str) -> UsageError:
-    return UsageError(message, code="invalid-argument")
 
 
 _SCHEMA: Final = Schema(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvxfer.directory.change import Change, ChangeKind, Pending
 from kvxfer.directory.entry import Entry
-from kvxfer.errors import PeerError, UsageError
+from kvxfer.errors import PeerError, invalid
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -59,7 +59,7 @@ class InProcessDirectory:
         """Makes `entry` the one of its name, and wakes those who wait for it."""
         # `not >`: NaN is no time either.
         if ttl_s is not None and not ttl_s > 0:
-            raise UsageError(f"ttl_s is {ttl_s!r}, not a positive number of seconds", code="invalid-argument")
+            raise invalid(f"ttl_s is {ttl_s!r}, not a positive number of seconds")
         with self._lock:
             now = self._forget_ended()
             held = self._held.get(entry.name)

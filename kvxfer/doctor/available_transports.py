@@ -10,7 +10,7 @@ from kvxfer.doctor import libraries, trial
 from kvxfer.doctor.devices import rdma_devices
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.doctor.libraries import Library
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 from kvxfer.gpu.availability import availability
 from kvxfer.session import transport_registry as registry
 from kvxfer.session.transport_registry import TransportKind
@@ -25,9 +25,8 @@ def check_names(names: tuple[str, ...]) -> None:
     kinds, failure = _kinds()
     unknown = [name for name in names if name not in (*kinds, *TO_COME)]
     if unknown and not failure:
-        raise UsageError(
-            f"unknown transport {', '.join(map(repr, unknown))}; known are {', '.join((*kinds, *TO_COME))}",
-            code="invalid-argument",
+        raise invalid(
+            f"unknown transport {', '.join(map(repr, unknown))}; known are {', '.join((*kinds, *TO_COME))}"
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvxfer._native import CommandRing as Ring
 from kvxfer._native import NativeError
 from kvxfer.arguments import bound, check_kind, context_in_words, count
-from kvxfer.errors import KvxferError, UsageError, from_code, translate
+from kvxfer.errors import KvxferError, UsageError, from_code, invalid, translate
 from kvxfer.memory.block_table import as_ids
 from kvxfer.session.ownership import foreign
 from kvxfer.session.posting import named_lease
@@ -233,7 +233,7 @@ class CommandRing:
         if prepared._completions is not self._completions:
             raise foreign(self._completions, prepared, repr(prepared), _PREPARE)
         if prepared._ring is not self._ring:
-            raise UsageError(f"{prepared!r} is of another ring: {_PREPARE}", code="invalid-argument")
+            raise invalid(f"{prepared!r} is of another ring: {_PREPARE}")
         pair = count(pair, "pair", 0, _MOST)
         layer = _EVERY_LAYER if layer is None else count(layer, "layer", 0, _EVERY_LAYER - 1)
         num_pairs = count(num_pairs, "num_pairs", 0, _MOST)

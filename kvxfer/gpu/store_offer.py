@@ -10,7 +10,7 @@ from typing import Any
 
 from kvxfer import _native
 from kvxfer._native import NativeError
-from kvxfer.errors import UsageError, translate
+from kvxfer.errors import UsageError, invalid, translate
 
 _FABRIC, _DESCRIPTOR, _IPC = 1, 2, 3
 # Magic and version, kind of handle, the allocation's bytes, where in it the memory begins, its bytes, handle.
@@ -52,10 +52,7 @@ def offer_stores(memory: Any) -> StoreOffer:
     nbytes = seen.itemsize
     for size, stride in zip(reversed(seen.shape), reversed(seen.strides), strict=True):
         if size > 1 and stride != nbytes:
-            raise UsageError(
-                "stores are offered into contiguous memory: pass the tensor whose part this is",
-                code="invalid-argument",
-            )
+            raise invalid("stores are offered into contiguous memory: pass the tensor whose part this is")
         nbytes *= size
     try:
         kind, base, allocated, handle, fd = _native.gpu_export(seen.address)
@@ -140,10 +137,9 @@ class StoreOffer:
                 or not 0 < nbytes <= allocated <= _MOST_NBYTES
                 or offset > allocated - nbytes
             ):
-                raise UsageError(
+                raise invalid(
                     f"what came is no offer: kind {kind} with {len(fds)} descriptors, {nbytes} bytes from "
-                    f"{offset} on of {allocated}",
-                    code="invalid-argument",
+                    f"{offset} on of {allocated}"
                 )
         except BaseException:
             for fd in fds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 
 
 class TorchStream(Protocol):
@@ -63,7 +63,6 @@ def check_device(what: Any, gpu: int) -> None:
     index = getattr(device, "index", None) if hasattr(device, "index") else getattr(device, "device_id", None)
     if index is not None and index != gpu:
         kind = "event" if handle_of(what) is None else "stream"
-        raise UsageError(
-            f"the {kind} is of GPU {index}, the agent's is GPU {gpu}: pass one of that GPU, or use a trigger",
-            code="invalid-argument",
+        raise invalid(
+            f"the {kind} is of GPU {index}, the agent's is GPU {gpu}: pass one of that GPU, or use a trigger"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 from kvxfer._native import After, NativeError, trigger_over
 from kvxfer._native import Trigger as Word
 from kvxfer.arguments import count
-from kvxfer.errors import UsageError, translate
+from kvxfer.errors import invalid, translate
 from kvxfer.gpu.streams import check_device, handle_of
 from kvxfer.session.ownership import foreign
 
@@ -102,9 +102,8 @@ class Trigger:
         """
         handle = handle_of(stream)
         if handle is None:
-            raise UsageError(
-                f"a trigger is recorded in a torch or cuda.core stream, not in a {type(stream).__name__}",
-                code="invalid-argument",
+            raise invalid(
+                f"a trigger is recorded in a torch or cuda.core stream, not in a {type(stream).__name__}"
             )
         try:
             self._completions.core.record(self._word, handle, _value(value))
@@ -165,9 +164,7 @@ def trigger_of(completions: Completions, memory: Any) -> Trigger:
     except NativeError as error:
         raise translate(error) from None
     except (TypeError, BufferError, ValueError) as error:
-        raise UsageError(
-            f"memory is 4 writable bytes, as of a numpy array: {error}", code="invalid-argument"
-        ) from None
+        raise invalid(f"memory is 4 writable bytes, as of a numpy array: {error}") from None
 
 
 def resolve(completions: Completions, gpu: int, after: Any) -> After | bool:
@@ -195,10 +192,9 @@ def resolve(completions: Completions, gpu: int, after: Any) -> After | bool:
             return completions.core.after_event(event)
     except NativeError as error:
         raise translate(error) from None
-    raise UsageError(
+    raise invalid(
         "after is a Trigger, a stream or an event of torch or cuda.core, or a future, "
-        f"not a {type(after).__name__}",
-        code="invalid-argument",
+        f"not a {type(after).__name__}"
     )
 
 
@@ -209,10 +205,9 @@ def _check_no_capture() -> None:
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-        raise UsageError(
+        raise invalid(
             "an event is waited for while the current stream is captured into a graph, which runs later or "
-            "many times: make a trigger with agent.trigger(), record() it in the stream, and wait for that",
-            code="invalid-argument",
+            "many times: make a trigger with agent.trigger(), record() it in the stream, and wait for that"
         )
 
 
@@ -225,9 +220,8 @@ def _event(event: Any) -> int | None:
     else:
         return None
     if not handle or not int(handle):
-        raise UsageError(
-            "the event was never recorded: record it in the stream that writes the pages, then pass it",
-            code="invalid-argument",
+        raise invalid(
+            "the event was never recorded: record it in the stream that writes the pages, then pass it"
         )
     return int(handle)
 

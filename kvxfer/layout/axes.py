@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import UsageError, invalid
 from kvxfer.layout.quantization import Quantization
 from kvxfer.layout.tensor import TensorView, dtype_name, flatten, view
 
@@ -34,28 +34,28 @@ class Axes:
             ``invalid-argument`` when the letters do not fit its shape.
         """
         if len(axes) != len(seen.shape):
-            raise _bad(
+            raise invalid(
                 f'axes "{axes}" name {len(axes)} axes, the tensor has {len(seen.shape)} (shape {seen.shape})'
             )
         if unknown := [letter for letter in axes if letter not in _LETTERS]:
-            raise _bad(
+            raise invalid(
                 f'axes "{axes}" have unknown letters {", ".join(unknown)}: use l 2 b t h d, or c for K then V'
             )
         if len(set(axes)) != len(axes):
-            raise _bad(f'axes "{axes}" name an axis twice')
+            raise invalid(f'axes "{axes}" name an axis twice')
         if "b" not in axes or ("d" in axes) == ("c" in axes):
-            raise _bad(f'axes "{axes}" need b, and one of d and c')
+            raise invalid(f'axes "{axes}" need b, and one of d and c')
         if "c" in axes and "2" in axes:
-            raise _bad(f'axes "{axes}" tell keys from values twice: c holds both, and so does 2')
+            raise invalid(f'axes "{axes}" tell keys from values twice: c holds both, and so does 2')
         part = cls()
         for letter, count, stride in zip(axes, seen.shape, seen.strides, strict=True):
             if count < 1:
-                raise _bad(f"axis {letter} of the tensor is empty (shape {seen.shape})")
+                raise invalid(f"axis {letter} of the tensor is empty (shape {seen.shape})")
             if letter == "2" and count != 2:
-                raise _bad(f"axis 2 is keys and values, but has {count} elements (shape {seen.shape})")
+                raise invalid(f"axis 2 is keys and values, but has {count} elements (shape {seen.shape})")
             if letter == "c":
                 if count % 2:
-                    raise _bad(f"axis c is keys then values of equal size, but has {count} elements")
+                    raise invalid(f"axis c is keys then values of equal size, but has {count} elements")
                 part.put("d", count // 2, stride)
                 part.put("2", 2, count // 2 * stride)
             else:
@@ -100,11 +100,11 @@ def read_many(
     rows = _rows(tensors, axes)
     apart = len(rows[0]) == 2
     if apart and ("2" in axes or "c" in axes):
-        raise _bad(f'axes "{axes}" put keys and values in one tensor, but pairs of tensors were given')
+        raise invalid(f'axes "{axes}" put keys and values in one tensor, but pairs of tensors were given')
     first = rows[0][0]
     for i, row in enumerate(rows):
         if len(row) != len(rows[0]):
-            raise _bad(f"layer {i} is not a pair as layer 0 is")
+            raise invalid(f"layer {i} is not a pair as layer 0 is")
         for seen in row:
             _require_alike(first, seen, i)
     part = Axes.of_view(first, axes)
@@ -145,7 +145,7 @@ def _fields(
     if scales is not None:
         views = [view(item) for item in flatten(scales)]
         if not views:
-            raise _bad("scales are an empty list: leave them out where there are none")
+            raise invalid("scales are an empty list: leave them out where there are none")
         lowest = min(base, *(item.address for item in views))
         # The region begins at the lowest byte of all that is registered with it.
         table = table + (base - lowest)
@@ -154,7 +154,7 @@ def _fields(
             views, scale_axes, base=lowest, counts=counts, saturate=saturate
         )
     elif scale_axes or saturate:
-        raise _bad("scale_axes and saturate say how scales are read, but no scales were given")
+        raise invalid("scale_axes and saturate say how scales are read, but no scales were given")
     return {
         "dtype": seen.dtype if dtype is None else dtype_name(dtype),
         "itemsize": seen.itemsize,
@@ -169,7 +169,7 @@ def _fields(
 def _rows(tensors: Any, axes: str) -> list[list[TensorView]]:
     items = list(tensors.values()) if isinstance(tensors, Mapping) else list(tensors)
     if not items:
-        raise _bad("no tensors were given: pass one for each layer")
+        raise invalid("no tensors were given: pass one for each layer")
     if "l" in axes:
         return [_pair(items, "the tensors of all layers")]
     if isinstance(items[0], (list, tuple, Mapping)):
@@ -182,7 +182,7 @@ def _rows(tensors: Any, axes: str) -> list[list[TensorView]]:
 
 def _pair(items: Any, what: str) -> list[TensorView]:
     if len(items) != 2:
-        raise _bad(f"{what}: expected keys and values, got {len(items)} tensors")
+        raise invalid(f"{what}: expected keys and values, got {len(items)} tensors")
     return [view(item) for item in items]
 
 
@@ -195,7 +195,3 @@ def _require_alike(first: TensorView, seen: TensorView, layer: int) -> None:
                 "register a region for each group",
                 code="layout-mismatch",
             )
-
-
-def _bad(message: str) -> UsageError:
-    return UsageError(message, code="invalid-argument")

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 from kvxfer.layout.axes import Axes, regular_or_listed
 from kvxfer.layout.kv_layout import Held, KVLayout, complete
 from kvxfer.layout.tensor import dtype_name, dtype_of, view
@@ -116,16 +116,16 @@ def vllm_group(
     group = config.kv_cache_groups[index]
     order = order or getattr(config, "kv_cache_layout", None)
     if order is None:
-        raise _bad(f"this config names no kv_cache_layout: pass order=, one of {', '.join(VLLM_ORDERS)}")
+        raise invalid(f"this config names no kv_cache_layout: pass order=, one of {', '.join(VLLM_ORDERS)}")
     places = {name: (item, i) for item in config.kv_cache_tensors for i, name in enumerate(item.layers)}
     if missing := [name for name in group.layer_names if name not in places]:
-        raise _bad(f"layers {', '.join(missing[:8])} of group {index} are in none of the kv_cache_tensors")
+        raise invalid(f"layers {', '.join(missing[:8])} of group {index} are in none of the kv_cache_tensors")
     spec = group.kv_cache_spec
     if (each := getattr(spec, "kv_cache_specs", None)) is not None:
         specs = [each[name] for name in group.layer_names]
         for name, other in zip(group.layer_names, specs, strict=True):
             if other != specs[0]:
-                raise _bad(
+                raise invalid(
                     f"layer {name} of group {index} has another spec than {group.layer_names[0]}: layers "
                     "of one region are alike, so make a layout for each kind with vllm"
                 )
@@ -146,7 +146,7 @@ def _vllm(
 ) -> KVLayout:
     """`where` says for each layer in which tensor it is, and as which of its layers."""
     if order not in VLLM_ORDERS:
-        raise _bad(f"order {order!r} is none of {', '.join(VLLM_ORDERS)}")
+        raise invalid(f"order {order!r} is none of {', '.join(VLLM_ORDERS)}")
     parts = []
     size = min(int(tensor.size) for tensor, _ in where)
     for tensor in {id(tensor): tensor for tensor, _ in where}.values():
@@ -161,7 +161,7 @@ def _vllm(
     first = parts[0]
     for other in parts:
         if other.strides != first.strides:
-            raise _bad(
+            raise invalid(
                 f"layers of one group have strides {first.strides} and {other.strides} bytes: "
                 "layers of one region are alike, so make a layout for each tensor with vllm"
             )
@@ -170,7 +170,7 @@ def _vllm(
     table = table + np.arange(num_kv, dtype=np.int64) * first.strides["2"]
     layout = _layout(dtype, itemsize, first, table, {"null_block": _VLLM_NULL_BLOCK, **held})
     if layout.elements_nbytes > size:
-        raise _bad(
+        raise invalid(
             f"pages of {len(where)} layers × {num_blocks} blocks end at byte {layout.elements_nbytes}, but "
             f"the tensor has {size} (block_stride {first.strides['b']}): is {order} its order?"
         )
@@ -189,7 +189,7 @@ def _pages(
     letters = order
     if not latent:
         if values not in _VALUES or _VALUES[values][0] not in order:
-            raise _bad(f"values {values!r} do not fit order {order}: use row, heads, or plane with ...NC")
+            raise invalid(f"values {values!r} do not fit order {order}: use row, heads, or plane with ...NC")
         letters = order.replace(*_VALUES[values])
     letters = "".join({"L": "l", "B": "b", "H": "h", "N": "t", "C": "d"}.get(x, x) for x in letters)
     part = Axes()
@@ -266,10 +266,12 @@ def sglang(
     num_blocks = _num_items(data_ptrs, data_lens, item_lens)
     num_kv = 1 if latent else 2
     if len(data_ptrs) % num_kv:
-        raise _bad(f"{len(data_ptrs)} buffers are not keys and values of some layers: is the cache latent?")
+        raise invalid(
+            f"{len(data_ptrs)} buffers are not keys and values of some layers: is the cache latent?"
+        )
     wanted = page_size * num_heads * head_dim * itemsize
     if item_lens[0] != wanted:
-        raise _bad(
+        raise invalid(
             f"a page has {item_lens[0]} bytes, but {page_size} tokens × {num_heads} heads × {head_dim} dim "
             f"× {itemsize} bytes ({name}) are {wanted}"
         )
@@ -305,15 +307,17 @@ def opaque_rows(
 
 def _num_items(ptrs: Sequence[int], lens: Sequence[int], item_lens: Sequence[int]) -> int:
     if not len(ptrs) == len(lens) == len(item_lens) or not len(ptrs):
-        raise _bad(f"{len(ptrs)} pointers, {len(lens)} lengths and {len(item_lens)} item lengths were given")
+        raise invalid(
+            f"{len(ptrs)} pointers, {len(lens)} lengths and {len(item_lens)} item lengths were given"
+        )
     for i, (nbytes, item) in enumerate(zip(lens, item_lens, strict=True)):
         if item != item_lens[0] or nbytes != lens[0]:
-            raise _bad(
+            raise invalid(
                 f"buffer {i} has {nbytes} bytes in items of {item}, buffer 0 has {lens[0]} in items of "
                 f"{item_lens[0]}: layers of one region are alike, so make a layout for each group"
             )
     if item_lens[0] < 1 or lens[0] < item_lens[0]:
-        raise _bad(f"a buffer of {lens[0]} bytes has no item of {item_lens[0]}")
+        raise invalid(f"a buffer of {lens[0]} bytes has no item of {item_lens[0]}")
     return int(lens[0] // item_lens[0])
 
 
@@ -348,7 +352,7 @@ def trtllm(
     seen = view(pool)
     row = num_heads * block_tokens * head_dim
     if len(seen.shape) != 4 or seen.shape[2] not in (1, 2) or seen.shape[3] != row:
-        raise _bad(
+        raise invalid(
             f"a pool of shape {seen.shape} is not [blocks, layers, 1 or 2, {num_heads} heads × "
             f"{block_tokens} tokens × {head_dim} dim = {row}]"
         )
@@ -380,7 +384,3 @@ def _layout(dtype: str | None, itemsize: int, part: Axes, table: NDArray[np.int6
         **part.block_fields(),
     }
     return KVLayout(**complete(read, held))
-
-
-def _bad(message: str) -> UsageError:
-    return UsageError(message, code="invalid-argument")

@@ -8,7 +8,7 @@ from typing import Any, Final, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 from kvxfer.layout.quantization import QUANTIZATION_SCHEMA, SCALE_NBYTES, Quantization
 from kvxfer.layout.schema import Field, Schema, integer, integers, mapping, text
 
@@ -265,11 +265,10 @@ class KVLayout:
         encoded = _SCHEMA.encode(self)
         if len(encoded) > MAX_ENCODED_NBYTES:
             scales = len(self.quantization.scales) if self.quantization else 0
-            raise UsageError(
+            raise invalid(
                 f"this layout takes {len(encoded)} bytes to send ({len(self.offsets)} offsets, {scales} "
                 f"scales), the bound is {MAX_ENCODED_NBYTES}: allocate the layers in one tensor, so that "
-                "their offsets are regular, and keep one scale for each layer rather than each head",
-                code="invalid-argument",
+                "their offsets are regular, and keep one scale for each layer rather than each head"
             )
         return encoded
 
@@ -301,10 +300,9 @@ def complete(read: dict[str, Any], held: Held) -> dict[str, Any]:
         ``invalid-argument`` when the quantization is given in both.
     """
     if held.get("quantization") is not None and "quantization" in read:
-        raise UsageError(
+        raise invalid(
             f"scales per {read['quantization'].per} were read off a tensor, and a quantization was "
-            "given as well: pass one of the two",
-            code="invalid-argument",
+            "given as well: pass one of the two"
         )
     done: dict[str, Any] = {"first_layer": 0, "first_head": 0, **held, **read}
     for what in ("layers", "heads"):

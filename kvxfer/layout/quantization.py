@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 from kvxfer.layout.schema import MANDATORY, Field, Schema, flag, integer, text
 
 if TYPE_CHECKING:
@@ -76,32 +76,32 @@ class Quantization:
 
     def __post_init__(self) -> None:
         if self.per not in _STATIC + _PAGED:
-            raise _bad(f"quantization is per {self.per!a:.32}, not one of {', '.join(_STATIC + _PAGED)}")
+            raise invalid(f"quantization is per {self.per!a:.32}, not one of {', '.join(_STATIC + _PAGED)}")
         for name in _PLACES:
             try:
                 object.__setattr__(self, name, operator.index(getattr(self, name)))
             except TypeError:
                 kind = type(getattr(self, name)).__name__
-                raise _bad(f"quantization field {name} is a {kind}, not an integer") from None
+                raise invalid(f"quantization field {name} is a {kind}, not an integer") from None
         with np.errstate(over="ignore", under="ignore"):  # said below
             rounded = np.array(self.scales, np.float32)
         object.__setattr__(self, "scales", tuple(rounded.tolist()))
         if self.in_memory:
             if self.scales:
-                raise _bad(
+                raise invalid(
                     f"quantization per {self.per} reads its scales from the region, "
                     f"yet {len(self.scales)} static scales are given"
                 )
             if self.per == "page" and self.head_stride:
-                raise _bad(f'head_stride of scales per page is {self.head_stride}, not 0: say "page_head"')
+                raise invalid(f'head_stride of scales per page is {self.head_stride}, not 0: say "page_head"')
             return
         if not self.scales:
-            raise _bad(f"quantization per {self.per} has no scales")
+            raise invalid(f"quantization per {self.per} has no scales")
         if placed := [name for name in _PLACES if getattr(self, name)]:
-            raise _bad(f"quantization per {self.per} has static scales, so {', '.join(placed)} must be 0")
+            raise invalid(f"quantization per {self.per} has static scales, so {', '.join(placed)} must be 0")
         refused = np.flatnonzero(~(np.isfinite(rounded) & (rounded > 0)))
         if len(refused):
-            raise _bad(
+            raise invalid(
                 f"scale {refused[0]} of {len(rounded)} is {rounded[refused[0]]} as float32, "
                 "and a scale is finite and above 0"
             )
@@ -150,14 +150,14 @@ class Quantization:
         seen = views[0]
         for index, other in enumerate(views):
             if other.dtype != "float32":
-                raise _bad(f"scales are float32, but tensor {index} of the scales is {other.dtype}")
+                raise invalid(f"scales are float32, but tensor {index} of the scales is {other.dtype}")
             if (other.shape, other.strides) != (seen.shape, seen.strides):
-                raise _bad(
+                raise invalid(
                     f"scales of layer {index} have shape {other.shape} and strides {other.strides}, "
                     f"those of layer 0 {seen.shape} and {seen.strides}"
                 )
         if len(axes) != len(seen.shape) or len(set(axes)) != len(axes) or set(axes) - set(_NAMES):
-            raise _bad(
+            raise invalid(
                 f'scale_axes "{axes}" do not fit a tensor of shape {seen.shape}: '
                 "one of the letters l 2 b h for each axis, each once"
             )
@@ -167,19 +167,19 @@ class Quantization:
             shape[letter], strides[letter] = count, stride if count > 1 else 0
         if len(views) > 1:
             if "l" in axes:
-                raise _bad(
+                raise invalid(
                     f'{len(views)} tensors of scales, one for each layer, cannot have axis l ("{axes}")'
                 )
             shape["l"], strides["l"] = len(views), views[1].address - seen.address
             gaps = {b.address - a.address for a, b in itertools.pairwise(views)}
             if gaps != {strides["l"]} or strides["l"] < 0:
-                raise _bad(
+                raise invalid(
                     f"scales of {len(views)} layers do not lie evenly apart upwards ({min(gaps)} to "
                     f"{max(gaps)} bytes from one to the next): allocate those of all layers in one tensor"
                 )
         for letter, name in _NAMES.items():
             if shape[letter] != counts[letter] and (letter != "h" or "h" in axes):
-                raise _bad(
+                raise invalid(
                     f"scales have {shape[letter]} along axis {letter}, the layout has {counts[letter]} "
                     f'{name}s: the scales\' shape is {seen.shape}, scale_axes are "{axes}"'
                 )
@@ -209,10 +209,10 @@ class Quantization:
             ``invalid-argument``: page scales are in the region, or their number does not fit.
         """
         if self.in_memory:
-            raise _bad(f"scales per {self.per} are in the region's memory, not in the layout")
+            raise invalid(f"scales per {self.per} are in the region's memory, not in the layout")
         wanted = self.num_scales(num_layers, num_kv, num_heads)
         if len(self.scales) != wanted:
-            raise _bad(
+            raise invalid(
                 f"{len(self.scales)} scales are given per {self.per}, {wanted} are needed for "
                 f"{num_layers} layers × {num_kv} kv" + (f" × {num_heads} heads" if self.per == "head" else "")
             )
@@ -232,7 +232,7 @@ class Quantization:
 def _numbers(scales: ArrayLike, per: str, words: str, ndim: int) -> tuple[float, ...]:
     array = np.asarray(scales, np.float64)
     if array.ndim != ndim:
-        raise _bad(f"scales per {per} are an array {words}, not of shape {array.shape}")
+        raise invalid(f"scales per {per} are an array {words}, not of shape {array.shape}")
     return tuple(array.ravel().tolist())
 
 
@@ -268,7 +268,3 @@ QUANTIZATION_SCHEMA: Final = Schema(
         Field("saturate", flag, False),
     ),
 )
-
-
-def _bad(message: str) -> UsageError:
-    return UsageError(message, code="invalid-argument")

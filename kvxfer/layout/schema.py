@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, cast
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 
 #: Default of a field that must be there.
 MANDATORY: Final = object()
@@ -122,19 +122,19 @@ class Schema(NamedTuple):
     def read(self, document: dict[str, Any], within: Mapping[str, Schema] | None = None) -> dict[str, Any]:
         """Reads what `document` returned, as `decode` does its JSON."""
         if not isinstance(document, dict):
-            raise _bad(f"{self.what} is a {type(document).__name__}, not an object")
+            raise invalid(f"{self.what} is a {type(document).__name__}, not an object")
         values = dict(document)
         version = values.pop(self.key, None)
         if type(version) is not int or not 1 <= version < _MAX_VERSION:
             said = repr(version)[:32]
-            raise _bad(f"{self.what} has no version: field {self.key} is {said}, not a number from 1 on")
+            raise invalid(f"{self.what} has no version: field {self.key} is {said}, not a number from 1 on")
         needs = self._needs(values.pop("needs", []))
         within = within or {}
         known = {field.name for field in self.fields}
         for name, schema in within.items():
             known |= {f"{name}.{field.name}" for field in schema.fields}
         if strange := [name for name in needs if name not in known]:
-            raise _bad(
+            raise invalid(
                 f"{self.what} of version {version} needs {_list(strange)}, which this kvxfer (version "
                 f"{self.version}) does not know: upgrade kvxfer at this end, or do without it at the other"
             )
@@ -142,7 +142,7 @@ class Schema(NamedTuple):
             outer, _, inner = name.partition(".")
             holder = values.get(outer) if inner else values
             if not isinstance(holder, dict) or (inner or outer) not in holder:
-                raise _bad(f"{self.what} needs {name}, but has no such field")
+                raise invalid(f"{self.what} needs {name}, but has no such field")
         return self._read(values, within, "")
 
     def _needs(self, value: Any) -> list[str]:
@@ -151,7 +151,7 @@ class Schema(NamedTuple):
             or len(value) > _MAX_NEEDS
             or not all(isinstance(name, str) and 0 < len(name) <= _MAX_NAME for name in value)
         ):
-            raise _bad(
+            raise invalid(
                 f"{self.what} field needs is no list of at most {_MAX_NEEDS} names of at most {_MAX_NAME} "
                 "letters"
             )
@@ -164,7 +164,7 @@ class Schema(NamedTuple):
         if missing:
             unknown = [name for name in values if name not in {field.name for field in self.fields}]
             also = f" (and has unknown {_list(unknown)})" if unknown else ""
-            raise _bad(f"{self.what} lacks {_list([prefix + name for name in missing])}{also}")
+            raise invalid(f"{self.what} lacks {_list([prefix + name for name in missing])}{also}")
         found: dict[str, Any] = {}
         for field in self.fields:
             if field.name not in values:
@@ -173,7 +173,7 @@ class Schema(NamedTuple):
             try:
                 value = field.read(values[field.name])
             except ValueError as error:
-                raise _bad(f"{self.what} field {prefix}{field.name} {error}") from None
+                raise invalid(f"{self.what} field {prefix}{field.name} {error}") from None
             if (inner := within.get(field.name)) is not None:
                 value = inner._read(value, {}, f"{prefix}{field.name}.")
             found[field.name] = value
@@ -191,22 +191,22 @@ def decode_object(encoded: bytes, max_nbytes: int, what: str) -> dict[str, Any]:
     import json
 
     if not isinstance(cast(object, encoded), bytes | bytearray | str):
-        raise _bad(f"{what} is read from bytes, not from a {type(encoded).__name__}")
+        raise invalid(f"{what} is read from bytes, not from a {type(encoded).__name__}")
     if len(encoded) > max_nbytes:
-        raise _bad(f"{what} of {len(encoded)} bytes is over the bound of {max_nbytes}")
+        raise invalid(f"{what} of {len(encoded)} bytes is over the bound of {max_nbytes}")
 
     def distinct(items: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(items)
         if len(values) != len(items):
-            raise _bad(f"{what} names a field twice")
+            raise invalid(f"{what} names a field twice")
         return values
 
     try:
         values = json.loads(encoded, object_pairs_hook=distinct)
     except (ValueError, RecursionError) as error:  # JSONDecodeError and bad UTF-8 are ValueErrors
-        raise _bad(f"{what} is no JSON: {error}") from None
+        raise invalid(f"{what} is no JSON: {error}") from None
     if not isinstance(values, dict):
-        raise _bad(f"{what} is a JSON {type(values).__name__}, not an object")
+        raise invalid(f"{what} is a JSON {type(values).__name__}, not an object")
     return values
 
 
@@ -258,7 +258,3 @@ def mapping(value: Any) -> dict[str, Any]:
 
 def _list(names: list[str]) -> str:
     return ", ".join(names[:8])[:200]
-
-
-def _bad(message: str) -> UsageError:
-    return UsageError(message, code="invalid-argument")

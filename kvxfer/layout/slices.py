@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 
 
 def heads_of(total_heads: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
@@ -19,11 +19,11 @@ def heads_of(total_heads: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
         ``invalid-argument`` unless one of the two numbers divides the other.
     """
     if total_heads < 1 or not 0 <= tp_rank < tp_size:
-        raise _bad(f"tp_rank {tp_rank} of tp_size {tp_size} holds no slice of {total_heads} heads")
+        raise invalid(f"tp_rank {tp_rank} of tp_size {tp_size} holds no slice of {total_heads} heads")
     if tp_size >= total_heads and tp_size % total_heads == 0:
         return tp_rank * total_heads // tp_size, 1
     if total_heads % tp_size:
-        raise _bad(
+        raise invalid(
             f"{total_heads} heads cannot be divided evenly among tp_size {tp_size} ranks: "
             "one of the two numbers must divide the other"
         )
@@ -50,20 +50,16 @@ def layers_of(
         ``invalid-argument``: no such stage, no even division, or a partition of another size.
     """
     if total_layers < 1 or not 0 <= pp_rank < pp_size:
-        raise _bad(f"pp_rank {pp_rank} of pp_size {pp_size} holds no slice of {total_layers} layers")
+        raise invalid(f"pp_rank {pp_rank} of pp_size {pp_size} holds no slice of {total_layers} layers")
     if partition is None:
         if total_layers % pp_size:
-            raise _bad(
+            raise invalid(
                 f"{total_layers} layers cannot be divided evenly among pp_size {pp_size} stages: "
                 "pass partition=, the layers of each stage as the engine divides them"
             )
         partition = [total_layers // pp_size] * pp_size
     if len(partition) != pp_size or sum(partition) != total_layers or min(partition) < 1:
-        raise _bad(
+        raise invalid(
             f"partition {list(partition)} is not {total_layers} layers in {pp_size} stages of one or more"
         )
     return sum(partition[:pp_rank]), partition[pp_rank]
-
-
-def _bad(message: str) -> UsageError:
-    return UsageError(message, code="invalid-argument")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import UsageError, invalid
 
 _DTYPE_NBYTES: Final = {
     "float32": 4,
@@ -110,10 +110,9 @@ def view(tensor: Any) -> TensorView:
     try:
         buffer = memoryview(tensor)
     except TypeError:
-        raise UsageError(
+        raise invalid(
             f"cannot see memory of a {type(tensor).__name__}: "
-            "pass a torch tensor, a numpy array, or an object with DLPack or the buffer protocol",
-            code="invalid-argument",
+            "pass a torch tensor, a numpy array, or an object with DLPack or the buffer protocol"
         ) from None
     return _of_array(np.asarray(buffer), tensor)
 
@@ -132,10 +131,9 @@ def dtype_of(dtype: Any) -> tuple[str, int]:
     name = dtype_name(dtype)
     nbytes = getattr(dtype, "itemsize", None) or _DTYPE_NBYTES.get(name)
     if nbytes is None:
-        raise UsageError(
+        raise invalid(
             f"the size of an element of dtype {name[:64]!r} is not known: name one of "
-            f"{', '.join(_DTYPE_NBYTES)}",
-            code="invalid-argument",
+            f"{', '.join(_DTYPE_NBYTES)}"
         )
     return name, int(nbytes)
 
@@ -201,9 +199,9 @@ def covering_spans(views: list[TensorView]) -> list[tuple[int, int]]:
 
 def _of_array(array: np.ndarray[Any, Any], owner: object) -> TensorView:
     if not array.flags.writeable:
-        raise UsageError(_READ_ONLY, code="invalid-argument")
+        raise invalid(_READ_ONLY)
     if array.dtype.hasobject:
-        raise UsageError("an array of Python objects holds pointers, not bytes", code="invalid-argument")
+        raise invalid("an array of Python objects holds pointers, not bytes")
     return _checked(
         TensorView(
             address=int(array.__array_interface__["data"][0]),
@@ -243,7 +241,7 @@ def _of_cuda_array(tensor: Any) -> TensorView:
     described = tensor.__cuda_array_interface__
     address, read_only = described["data"]
     if read_only:
-        raise UsageError(_READ_ONLY, code="invalid-argument")
+        raise invalid(_READ_ONLY)
     dtype = np.dtype(described["typestr"])
     shape = tuple(int(n) for n in described["shape"])
     strides = described.get("strides")
@@ -289,9 +287,8 @@ def _of_dlpack(tensor: Any) -> TensorView:
 def _checked(tensor: TensorView) -> TensorView:
     for axis, (n, stride) in enumerate(zip(tensor.shape, tensor.strides, strict=True)):
         if n > 1 and stride <= 0 and 0 not in tensor.shape:
-            raise UsageError(
+            raise invalid(
                 f"axis {axis}, of {n} elements, has a stride of {stride} bytes: flipped and broadcast "
-                "tensors cannot be registered, register the tensor that they are a view of",
-                code="invalid-argument",
+                "tensors cannot be registered, register the tensor that they are a view of"
             )
     return tensor

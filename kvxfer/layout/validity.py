@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 from kvxfer.layout.overlap import Strided, overlapping_starts, share_a_byte
 from kvxfer.layout.quantization import SCALABLE_NBYTES, SCALE_NBYTES
 
@@ -71,7 +71,7 @@ def integers_of(layout: KVLayout) -> dict[str, int | tuple[int, ...]]:
     except TypeError:
         kind = type(getattr(layout, name)).__name__
         wanted = "a tuple of integers" if name == "offsets" else "an integer"
-        raise _bad(f"layout field {name} is a {kind}, not {wanted}") from None
+        raise invalid(f"layout field {name} is a {kind}, not {wanted}") from None
     return found
 
 
@@ -87,15 +87,15 @@ def validate(layout: KVLayout) -> None:
     for name, low, high in _BOUNDS:
         value = getattr(layout, name)
         if not low <= value <= high:
-            raise _bad(f"layout field {name} is {value}, not in {low} to {high}")
+            raise invalid(f"layout field {name} is {value}, not in {low} to {high}")
     nbytes = SCALABLE_NBYTES.get(layout.dtype, layout.itemsize)
     if layout.itemsize != nbytes:
-        raise _bad(f"an element of {layout.dtype} has {nbytes} bytes, but itemsize is {layout.itemsize}")
+        raise invalid(f"an element of {layout.dtype} has {nbytes} bytes, but itemsize is {layout.itemsize}")
     for what in ("layer", "head"):
         plural = what + "s"
         first, num = getattr(layout, f"first_{what}"), getattr(layout, f"num_{plural}")
         if first + num > (total := getattr(layout, f"total_{plural}")):
-            raise _bad(f"{plural} {first} to {first + num - 1} are not within a model of {total} {plural}")
+            raise invalid(f"{plural} {first} to {first + num - 1} are not within a model of {total} {plural}")
     _check_offsets(layout)
     _check_alignment(layout)
     _check_overlap(layout)
@@ -103,7 +103,7 @@ def validate(layout: KVLayout) -> None:
     if layout.quantization is not None:
         _check_quantization(layout)
     if layout.nbytes > _MAX_NBYTES:
-        raise _bad(f"the layout spans {layout.nbytes} bytes, the bound is {_MAX_NBYTES}")
+        raise invalid(f"the layout spans {layout.nbytes} bytes, the bound is {_MAX_NBYTES}")
 
 
 def block_axes(layout: KVLayout) -> list[tuple[str, int, int]]:
@@ -142,11 +142,11 @@ def _check_names(layout: KVLayout) -> None:
     ):
         value = getattr(layout, name)
         if not isinstance(value, str):
-            raise _bad(f"layout field {name} is a {type(value).__name__}, not a name")
+            raise invalid(f"layout field {name} is a {type(value).__name__}, not a name")
         if not low <= len(value) <= high or not value.isprintable():
-            raise _bad(f"layout field {name} is {value[:64]!a}, not {low} to {high} printable letters")
+            raise invalid(f"layout field {name} is {value[:64]!a}, not {low} to {high} printable letters")
     if not layout.dtype.isascii():
-        raise _bad(f"dtype {layout.dtype!a} is not in ASCII letters")
+        raise invalid(f"dtype {layout.dtype!a} is not in ASCII letters")
 
 
 def _check_offsets(layout: KVLayout) -> None:
@@ -154,24 +154,24 @@ def _check_offsets(layout: KVLayout) -> None:
         return
     if len(layout.offsets) != layout.num_layers * layout.num_kv:
         wanted = f"{layout.num_layers} layers × {layout.num_kv} kv"
-        raise _bad(f"{len(layout.offsets)} offsets are listed for {wanted}")
+        raise invalid(f"{len(layout.offsets)} offsets are listed for {wanted}")
     if layout.offset or layout.layer_stride or layout.kv_stride:
-        raise _bad("offsets are listed, so offset, layer_stride and kv_stride must be 0")
+        raise invalid("offsets are listed, so offset, layer_stride and kv_stride must be 0")
     if min(layout.offsets) < 0 or max(layout.offsets) > _MAX_NBYTES:
-        raise _bad(f"an offset is not in 0 to {_MAX_NBYTES}")
+        raise invalid(f"an offset is not in 0 to {_MAX_NBYTES}")
 
 
 def _check_alignment(layout: KVLayout) -> None:
     item = layout.itemsize
     for axis in _STRIDES:
         if (stride := getattr(layout, f"{axis}_stride")) % item:
-            raise _bad(
+            raise invalid(
                 f"{axis}s are {stride} bytes apart, which is no multiple of the {item} bytes of "
                 f"an element ({layout.dtype})"
             )
     for offset in layout.offsets or (layout.offset,):
         if offset % item:
-            raise _bad(
+            raise invalid(
                 f"a layer begins at byte {offset}, which is no multiple of the {item} bytes of "
                 f"an element ({layout.dtype})"
             )
@@ -189,7 +189,7 @@ def _check_overlap(layout: KVLayout) -> None:
                 f"layer {index // layout.num_kv} kv {index % layout.num_kv} at byte {layout.offsets[index]}"
                 for index in pair
             )
-            raise _bad(f"layers overlap: {first} and {second} share bytes")
+            raise invalid(f"layers overlap: {first} and {second} share bytes")
 
 
 def _check_nested(nbytes: int, axes: list[tuple[str, int, int]], prefix: str) -> None:
@@ -197,20 +197,22 @@ def _check_nested(nbytes: int, axes: list[tuple[str, int, int]], prefix: str) ->
     inside = nbytes
     for name, count, stride in sorted((axis for axis in axes if axis[1] > 1), key=lambda axis: axis[2]):
         if stride < inside:
-            raise _bad(f"{prefix}{name}s overlap: {stride} bytes from one to the next, {inside} bytes each")
+            raise invalid(
+                f"{prefix}{name}s overlap: {stride} bytes from one to the next, {inside} bytes each"
+            )
         inside += (count - 1) * stride
 
 
 def _check_tokens(layout: KVLayout) -> None:
     if layout.null_block >= layout.num_blocks:
-        raise _bad(f"null_block is {layout.null_block}, the blocks are 0 to {layout.num_blocks - 1}")
+        raise invalid(f"null_block is {layout.null_block}, the blocks are 0 to {layout.num_blocks - 1}")
     if layout.cp_rank >= layout.cp_size:
-        raise _bad(
+        raise invalid(
             f"cp_rank is {layout.cp_rank}, the ranks of cp_size {layout.cp_size} are "
             f"0 to {layout.cp_size - 1}"
         )
     if layout.cp_size * layout.cp_interleave > _MAX_COUNT:
-        raise _bad(
+        raise invalid(
             f"cp_size {layout.cp_size} × cp_interleave {layout.cp_interleave} tokens exceed {_MAX_COUNT}"
         )
 
@@ -219,7 +221,7 @@ def _check_quantization(layout: KVLayout) -> None:
     scales = layout.quantization
     assert scales is not None
     if layout.dtype not in SCALABLE_NBYTES:
-        raise _bad(
+        raise invalid(
             f"elements of dtype {layout.dtype} cannot be scaled ({', '.join(SCALABLE_NBYTES)} can): "
             "name the dtype that they mean, or leave the quantization out and they are copied as bytes"
         )
@@ -229,9 +231,9 @@ def _check_quantization(layout: KVLayout) -> None:
     for name in ("offset", "layer_stride", "kv_stride", "block_stride", "head_stride"):
         value = getattr(scales, name)
         if not 0 <= value <= _MAX_NBYTES:
-            raise _bad(f"quantization field {name} is {value}, not in 0 to {_MAX_NBYTES}")
+            raise invalid(f"quantization field {name} is {value}, not in 0 to {_MAX_NBYTES}")
         if value % SCALE_NBYTES:
-            raise _bad(
+            raise invalid(
                 f"quantization field {name} is {value}, no multiple of the {SCALE_NBYTES} bytes of a scale"
             )
     axes = scale_axes(layout)
@@ -242,7 +244,7 @@ def _check_quantization(layout: KVLayout) -> None:
         _strided(scales.offset, SCALE_NBYTES, axes),
     )
     if shared:
-        raise _bad(
+        raise invalid(
             f"scales overlap elements: scales lie in bytes {scales.offset} to "
             f"{scales.offset + extent(SCALE_NBYTES, axes) - 1}, elements in {int(_starts(layout).min())} to "
             f"{layout.elements_nbytes - 1}, and strides do not keep them apart (register the scales with "
@@ -262,7 +264,3 @@ def _starts(layout: KVLayout) -> NDArray[np.int64]:
 
 def _strided(start: int, nbytes: int, axes: list[tuple[str, int, int]]) -> Strided:
     return Strided.of(start, nbytes, [(count, stride) for _, count, stride in axes])
-
-
-def _bad(message: str) -> UsageError:
-    return UsageError(message, code="invalid-argument")

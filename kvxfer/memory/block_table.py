@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import UsageError, invalid
 
 _MAX_ID = 0xFFFF_FFFF
 _UINT32 = np.dtype(np.uint32)
@@ -97,15 +97,14 @@ def as_ids(blocks: BlockTable | NDArray[Any] | Iterable[int]) -> NDArray[np.uint
     else:
         array = _from_iterable(blocks)
     if array.ndim != 1:
-        raise UsageError(
+        raise invalid(
             f"a block table has one dimension, this array has {array.ndim} (shape {array.shape}): "
-            "pass the ids of one request and one cache group",
-            code="invalid-argument",
+            "pass the ids of one request and one cache group"
         )
     if array.dtype.kind not in "iu":
         if array.size == 0:
             return np.empty(0, np.uint32)
-        raise UsageError(f"block ids are integers, not {array.dtype.name}", code="invalid-argument")
+        raise invalid(f"block ids are integers, not {array.dtype.name}")
     if array.size:
         low, high = int(array.min()), int(array.max())
         if low < 0 or high > _MAX_ID:
@@ -119,9 +118,9 @@ def as_ids(blocks: BlockTable | NDArray[Any] | Iterable[int]) -> NDArray[np.uint
 
 def _from_iterable(blocks: Iterable[int]) -> NDArray[Any]:
     if isinstance(blocks, (str, bytes)):
-        raise UsageError(f"block ids are integers, not {type(blocks).__name__}", code="invalid-argument")
+        raise invalid(f"block ids are integers, not {type(blocks).__name__}")
     try:
         items = blocks if isinstance(blocks, (list, tuple)) else list(blocks)
         return np.asarray(items)
     except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"these are not block ids: {error}", code="invalid-argument") from error
+        raise invalid(f"these are not block ids: {error}") from error

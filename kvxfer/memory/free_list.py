@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.errors import ExhaustedError, UsageError
+from kvxfer.errors import ExhaustedError, invalid
 from kvxfer.memory.block_table import BlockTable, as_ids
 
 _FREE = -1
@@ -27,7 +27,7 @@ class BlockFreeList:
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 0:
-            raise UsageError(f"a pool has 0 or more blocks, not {num_blocks}", code="invalid-argument")
+            raise invalid(f"a pool has 0 or more blocks, not {num_blocks}")
         self._owner = np.full(num_blocks, _FREE, np.int32)  # [num_blocks] index in _names
         self._num_free = num_blocks
         self._names: dict[str, int] = {}
@@ -54,7 +54,7 @@ class BlockFreeList:
             Not enough are free; the message names the largest owners.
         """
         if num_blocks < 0:
-            raise UsageError(f"{num_blocks} blocks were asked for", code="invalid-argument")
+            raise invalid(f"{num_blocks} blocks were asked for")
         if num_blocks > self._num_free:
             raise ExhaustedError(
                 f"{num_blocks} blocks for {owner!r}, {self._num_free} of {self.num_blocks} are free "
@@ -87,9 +87,8 @@ class BlockFreeList:
         ids = as_ids(table)
         owners = self._owner[ids]
         if (owners == _FREE).any():
-            raise UsageError(
-                f"block {ids[owners == _FREE][0]} was freed, but is free already: it was freed twice",
-                code="invalid-argument",
+            raise invalid(
+                f"block {ids[owners == _FREE][0]} was freed, but is free already: it was freed twice"
             )
         self._owner[ids] = _FREE
         self._num_free += len(ids)

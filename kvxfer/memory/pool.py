@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from kvxfer._native import NativeError, PoolMemory
 from kvxfer.arguments import count
-from kvxfer.errors import ExhaustedError, UsageError, translate
+from kvxfer.errors import ExhaustedError, invalid, translate
 from kvxfer.memory.block_table import BlockTable
 from kvxfer.memory.free_list import BlockFreeList
 
@@ -128,7 +128,7 @@ class Pool:
         kind = np.dtype(dtype)
         with self._lock:
             if self._bytes is None:
-                raise UsageError(f"pool {self._name!r} is closed", code="invalid-argument")
+                raise invalid(f"pool {self._name!r} is closed")
             start = -(-self._used_nbytes // _ALIGNMENT_NBYTES) * _ALIGNMENT_NBYTES
             left = max(len(self._bytes) - start, 0)
             if shape is None:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 
 
 def consecutive(numbers: Iterable[int], name: str, *, may_be_empty: bool = False) -> range:
@@ -32,12 +32,9 @@ def consecutive(numbers: Iterable[int], name: str, *, may_be_empty: bool = False
         found = range(first, first + len(items))
         has_gaps = items != list(found)
     if has_gaps:
-        raise UsageError(
-            f"{name} of one transfer are consecutive and ascending: post one transfer for each run",
-            code="invalid-argument",
-        )
+        raise invalid(f"{name} of one transfer are consecutive and ascending: post one transfer for each run")
     if not found and not may_be_empty:
-        raise UsageError(f"no {name} were named: leave {name} out for all", code="invalid-argument")
+        raise invalid(f"no {name} were named: leave {name} out for all")
     return found
 
 
@@ -50,7 +47,6 @@ def _whole_numbers(numbers: Any, name: str) -> list[int]:
             raise TypeError
         return [operator.index(item) for item in items]
     except TypeError:
-        raise UsageError(
-            f"{name} is consecutive whole numbers, e.g. range(0, 4), or None for all, not {numbers!r}",
-            code="invalid-argument",
+        raise invalid(
+            f"{name} is consecutive whole numbers, e.g. range(0, 4), or None for all, not {numbers!r}"
         ) from None

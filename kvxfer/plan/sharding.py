@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import UsageError, invalid
 from kvxfer.layout.kv_layout import KVLayout
 
 
@@ -70,9 +70,7 @@ def route(
     """
     busy = _loads(load, len(srcs))
     if not srcs:
-        raise UsageError(
-            "no source ranks were given: pass all that hold the request", code="invalid-argument"
-        )
+        raise invalid("no source ranks were given: pass all that hold the request")
     _require_one_cache(srcs, dsts)
     holders = _holders(srcs)
     _require_equal_or_apart(holders)
@@ -122,9 +120,8 @@ def _loads(load: Sequence[float] | None, num_srcs: int) -> list[float]:
     if load is None:
         return [0.0] * num_srcs
     if len(load) != num_srcs or not all(math.isfinite(value) and value >= 0 for value in load):
-        raise UsageError(
-            f"load {list(load)} does not fit {num_srcs} sources: one finite number for each, from 0 on",
-            code="invalid-argument",
+        raise invalid(
+            f"load {list(load)} does not fit {num_srcs} sources: one finite number for each, from 0 on"
         )
     return [float(value) for value in load]
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import UsageError, invalid
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.memory.block_table import as_ids
 from kvxfer.plan.consecutive import consecutive
@@ -158,9 +158,8 @@ def sequence_tokens(named: Iterable[int], *, may_be_empty: bool = False) -> rang
     """
     tokens = consecutive(named, "tokens", may_be_empty=may_be_empty)
     if tokens.start < 0 or tokens.stop < 0:
-        raise UsageError(
-            f"tokens are counted from token 0 of the sequence on, not from {min(tokens.start, tokens.stop)}",
-            code="invalid-argument",
+        raise invalid(
+            f"tokens are counted from token 0 of the sequence on, not from {min(tokens.start, tokens.stop)}"
         )
     return tokens
 

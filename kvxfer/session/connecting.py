@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.arguments import check_kind, seconds
 from kvxfer.directory.entry import Entry
-from kvxfer.errors import PeerError, UsageError, translate
+from kvxfer.errors import PeerError, invalid, translate
 from kvxfer.region import RegionDescriptor
 
 if TYPE_CHECKING:
@@ -81,9 +81,7 @@ class Connecting:
         self._dialled: Future[int] | None = None
         self._is_given_up = threading.Event()
         if self._owner is not None and self._owner.incarnation == core.incarnation:
-            raise UsageError(
-                f"{self._target} is this agent itself: connect to another", code="invalid-argument"
-            )
+            raise invalid(f"{self._target} is this agent itself: connect to another")
 
     def __enter__(self) -> Connecting:
         return self

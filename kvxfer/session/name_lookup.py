@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from kvxfer.errors import KvxferError, PeerError, UsageError
+from kvxfer.errors import KvxferError, PeerError, invalid
 
 if TYPE_CHECKING:
     from kvxfer.directory import Directory, Entry
@@ -34,10 +34,9 @@ class NameLookup:
     def check(self, name: str) -> None:
         """Raises `UsageError` where there is no directory to look up a name in."""
         if self._directory is None:
-            raise UsageError(
+            raise invalid(
                 f"{name!r} is a name without an address, and this agent has no directory to look it up in: "
-                'pass Agent(..., directory=...), or connect to an address ("tcp://host:port")',
-                code="invalid-argument",
+                'pass Agent(..., directory=...), or connect to an address ("tcp://host:port")'
             )
 
     def look_up(self, name: str, left_s: Callable[[], float], is_given_up: Callable[[], bool]) -> Entry:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import UsageError, invalid
 
 if TYPE_CHECKING:
     from kvxfer.session.completion import Completions
@@ -38,9 +38,7 @@ def foreign(mine: Completions, thing: Owned, what: str, instead: str) -> UsageEr
     ours, others = told_apart(
         (mine.agent_name, mine.core.incarnation), (theirs.agent_name, theirs.core.incarnation)
     )
-    return UsageError(
-        f"{what} is of {others}, and this is a call of {ours}: {instead}", code="invalid-argument"
-    )
+    return invalid(f"{what} is of {others}, and this is a call of {ours}: {instead}")
 
 
 def told_apart(first: tuple[str, bytes], second: tuple[str, bytes]) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.arguments import check_kind, context_in_words, flag, seconds
-from kvxfer.errors import KvxferError, UsageError, translate
+from kvxfer.errors import KvxferError, UsageError, invalid, translate
 from kvxfer.gpu.trigger import resolve
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.lease_token import LeaseToken
@@ -81,7 +81,7 @@ class Poster:
         held: bool | After = hold is not False and flag(hold, "hold")
         if after is not None:
             if held:
-                raise UsageError("hold and after both say when to start: pass one", code="invalid-argument")
+                raise invalid("hold and after both say when to start: pass one")
             held = resolve(self._completions, self._options.device or 0, after)
         part = WHOLE if layers is heads is tokens is None else Part(layers, heads, tokens)
         if integrity is None and lease is None and held is False and priority is FIRST:
@@ -239,7 +239,7 @@ class Poster:
         limit_s = self._options.transfer_timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s")
         region._check()
         if not tag:
-            raise UsageError("an expectation needs a tag of at least one byte", code="invalid-argument")
+            raise invalid("an expectation needs a tag of at least one byte")
         layout = region.layout
         wanted = layout.layers
         if layers is not None:
@@ -287,10 +287,9 @@ def named_lease(token: LeaseToken, remote: RegionDescriptor) -> int:
     _check_remote(remote)
     if token.incarnation and token.incarnation != remote.incarnation:
         granted_by, owner = told_apart((token.agent, token.incarnation), (remote.agent, remote.incarnation))
-        raise UsageError(
+        raise invalid(
             f"the lease token is of {granted_by}, and region {remote.name!r} is of {owner}: pass the token "
             "that the region's own agent granted; one that has restarted grants anew",
-            code="invalid-argument",
             peer=remote.agent,
         )
     return token._number

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvxfer._native import CODES, AgentCore, NativeError
 from kvxfer.arguments import check_kind
-from kvxfer.errors import UsageError, translate
+from kvxfer.errors import UsageError, invalid, translate
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.options import AgentOptions
 from kvxfer.peer import Peer
@@ -47,9 +47,8 @@ class RegionTable:
         self._completions.check()
         check_kind(name, "name", str, "text of at most 128 bytes")
         if name in self.by_name():
-            raise UsageError(
-                f"region {name!r} is registered already: deregister it first, or choose another name",
-                code="invalid-argument",
+            raise invalid(
+                f"region {name!r} is registered already: deregister it first, or choose another name"
             )
         # Loaded with the first region: an import of kvxfer that only connects does without.
         from kvxfer.session.registration import registration_of
@@ -81,10 +80,7 @@ class RegionTable:
         """Returns the one region that there is, or raises."""
         regions = list(self._regions.values())
         if len(regions) != 1:
-            raise UsageError(
-                f"agent {self._agent_name!r} has {len(regions)} regions: say which with region=",
-                code="invalid-argument",
-            )
+            raise invalid(f"agent {self._agent_name!r} has {len(regions)} regions: say which with region=")
         return regions[0]
 
     def end_if_unlike(self, peer: Peer) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvxfer.arguments import check_kind
-from kvxfer.errors import UsageError
+from kvxfer.errors import UsageError, invalid
 from kvxfer.layout.kv_layout import KVLayout
 from kvxfer.layout.tensor import TensorView, covering_spans, views_of
 from kvxfer.options import AgentOptions
@@ -57,7 +57,7 @@ def registration_of(name: str, memory: Any, layout: KVLayout | None, options: Ag
         device = registrable.device_of(name, views, options)
     spans = covering_spans(views)
     if not spans:
-        raise UsageError(f"region {name!r} would have no bytes", code="invalid-argument")
+        raise invalid(f"region {name!r} would have no bytes")
     nbytes = spans[-1][0] + spans[-1][1] - spans[0][0]
     if layout.nbytes > nbytes:
         raise UsageError(
@@ -70,9 +70,8 @@ def registration_of(name: str, memory: Any, layout: KVLayout | None, options: Ag
 
 def _plain_layout(views: list[TensorView]) -> KVLayout:
     if len(views) != 1 or len(views[0].shape) != 2:
-        raise UsageError(
+        raise invalid(
             "a layout can be left out for one tensor [blocks, elements] alone: "
-            'pass KVLayout.from_tensor(tensor, axes="l2bthd") or from_tensors',
-            code="invalid-argument",
+            'pass KVLayout.from_tensor(tensor, axes="l2bthd") or from_tensors'
         )
     return KVLayout.from_tensor(views[0], "bd")

@@ -7,7 +7,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import UsageError, invalid
 
 SECRET_FILE = "secret"
 
@@ -142,6 +142,4 @@ def _make(directory: int, path: Path) -> bytes:
 
 
 def _bad(message: str) -> UsageError:
-    return UsageError(
-        f"{message}; or give both agents a secret (secret= or KVXFER_SECRET_FILE)", code="invalid-argument"
-    )
+    return invalid(f"{message}; or give both agents a secret (secret= or KVXFER_SECRET_FILE)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from kvxfer.errors import UsageError
+from kvxfer.errors import invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,9 @@ class FaultPlan:
     def __post_init__(self) -> None:
         for name in ("again", "delay", "reorder", "fail"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise UsageError(
-                    f"fault {name} is a rate between 0 and 1, not {getattr(self, name)}",
-                    code="invalid-argument",
-                )
+                raise invalid(f"fault {name} is a rate between 0 and 1, not {getattr(self, name)}")
         if self.seed < 0 or self.down_after < 0:
-            raise UsageError("seed and down_after are 0 or more", code="invalid-argument")
+            raise invalid("seed and down_after are 0 or more")
 
     def __str__(self) -> str:
         """Returns the form that `AgentOptions.faults` takes."""
