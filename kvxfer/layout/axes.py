@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ class Axes:
         UsageError
             ``invalid-argument`` when the letters do not fit its shape.
         """
+        if not isinstance(cast(object, axes), str):
+            raise invalid(f'axes are a letter for each axis, e.g. "l2bthd", not {axes!r}')
         if len(axes) != len(seen.shape):
             raise invalid(
                 f'axes "{axes}" name {len(axes)} axes, the tensor has {len(seen.shape)} (shape {seen.shape})'

@@ -307,7 +307,9 @@ def complete(read: dict[str, Any], held: Held) -> dict[str, Any]:
     done: dict[str, Any] = {"first_layer": 0, "first_head": 0, **held, **read}
     for what in ("layers", "heads"):
         if done.get(f"total_{what}") is None:
-            done[f"total_{what}"] = done[f"first_{what[:-1]}"] + done[f"num_{what}"]
+            first, num = done[f"first_{what[:-1]}"], done[f"num_{what}"]
+            # What is no number is refused with the other fields.
+            done[f"total_{what}"] = first + num if isinstance(first, int | np.integer) else num
     return done
 
 

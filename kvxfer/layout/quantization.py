@@ -111,7 +111,11 @@ class Quantization:
     @classmethod
     def per_tensor(cls, scale: float, *, saturate: bool = False) -> Quantization:
         """Returns one scale for the whole cache."""
-        return cls("tensor", (float(scale),), saturate=saturate)
+        try:
+            scales = (float(scale),)
+        except (TypeError, ValueError):
+            raise invalid(f"scale is a number above 0, not {scale!r}") from None
+        return cls("tensor", scales, saturate=saturate)
 
     @classmethod
     def per_layer(cls, scales: ArrayLike, *, saturate: bool = False) -> Quantization:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvxfer.errors import invalid
 from kvxfer.layout.overlap import Strided, overlapping_starts, share_a_byte
-from kvxfer.layout.quantization import SCALABLE_NBYTES, SCALE_NBYTES
+from kvxfer.layout.quantization import SCALABLE_NBYTES, SCALE_NBYTES, Quantization
 
 if TYPE_CHECKING:
     from kvxfer.layout.kv_layout import KVLayout
@@ -219,7 +219,8 @@ def _check_tokens(layout: KVLayout) -> None:
 
 def _check_quantization(layout: KVLayout) -> None:
     scales = layout.quantization
-    assert scales is not None
+    if not isinstance(scales, Quantization):
+        raise invalid(f"layout field quantization is a {type(scales).__name__}, not a Quantization")
     if layout.dtype not in SCALABLE_NBYTES:
         raise invalid(
             f"elements of dtype {layout.dtype} cannot be scaled ({', '.join(SCALABLE_NBYTES)} can): "

@@ -276,3 +276,19 @@ def test_too_many_listed_offsets_are_refused_when_sent() -> None:
     )
     with pytest.raises(UsageError, match="in one tensor"):
         layout.to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"axes": 5}, "axes are a letter for each axis"),
+        ({"axes": None}, "axes are a letter for each axis"),
+        ({"first_layer": "0"}, "layout field first_layer is a str, not an integer"),
+        ({"first_head": None}, "layout field first_head is a NoneType, not an integer"),
+        ({"quantization": 0.5}, "layout field quantization is a float, not a Quantization"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_by_its_name(fields: dict[str, Any], words: str) -> None:
+    values: dict[str, Any] = {"axes": "lbthd", "dtype": "float16", **fields}
+    with pytest.raises(UsageError, match=f"^{words}"):
+        KVLayout.from_tensor(np.zeros((2, 4, 2, 2, 8), np.float16), **values)

@@ -219,3 +219,9 @@ def test_scales_and_a_quantization_are_one_too_many() -> None:
             scale_axes="l2b",
             quantization=Quantization.per_tensor(1.0),
         )
+
+
+@pytest.mark.parametrize("scale", [None, "a", [1.0], b"a"])
+def test_a_scale_is_a_number(scale: Any) -> None:
+    with pytest.raises(UsageError, match=r"^scale is a number above 0, not "):
+        Quantization.per_tensor(scale)
