@@ -19,6 +19,7 @@ from kvxfer.bench.run.process import End
 from kvxfer.bench.work.page_data import Indices, Words
 
 _CONNECT_TIMEOUT_S = 10.0
+_PATH_TIMEOUT_S = 5.0
 # Filling and checking take seconds of all cores that there may be, and machines stall; who dies is heard of.
 _SILENT_TIMEOUT_S = 30.0
 #: Longer than any run: the lease is not what is measured.
@@ -127,6 +128,7 @@ class AgentEnd(End):
         self.limit = LimitSide(coordinator)
         options = kvxfer.AgentOptions(transports=(transport,), silent_timeout_s=_SILENT_TIMEOUT_S)
         self.agent = kvxfer.Agent(name, options)
+        self._transport = transport
         self._remote_names = remote
         self._peer: kvxfer.Peer | None = None
         self._cpu_ns = 0
@@ -166,3 +168,10 @@ class AgentEnd(End):
         self._peer = peer
         for name in self._remote_names:
             peer.region_blocking(name, _CONNECT_TIMEOUT_S)
+        # An end's rails come up a moment after the other's: until then its bytes go by what is up. Who looks at
+        # what they went over says what never came up.
+        give_up_at = time.monotonic() + _PATH_TIMEOUT_S
+        while time.monotonic() < give_up_at and any(
+            peer.regions[name].path != self._transport for name in self._remote_names
+        ):
+            time.sleep(0.001)
