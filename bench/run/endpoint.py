@@ -168,8 +168,8 @@ class AgentEnd(End):
         self._peer = peer
         for name in self._remote_names:
             peer.region_blocking(name, _CONNECT_TIMEOUT_S)
-        # An end's rails come up a moment after the other's: until then its bytes go by what is up. Who looks at
-        # what they went over says what never came up.
+        # An end's rails come up a moment after the other's: until then its bytes go by what is up. What never
+        # comes up is told by who looks at what they went over.
         give_up_at = time.monotonic() + _PATH_TIMEOUT_S
         while time.monotonic() < give_up_at and any(
             peer.regions[name].path != self._transport for name in self._remote_names
