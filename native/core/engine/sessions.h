@@ -1,7 +1,7 @@
 // The conversations with peers: how they begin, what goes out on them, and why they ended.
 //
-// Owns each Session. Other parts see a Peer through what it says of itself, keep what they know of a peer under its
-// key, and say things to it with send(). A session ends in Engine alone, which tells every part.
+// Owns each Session, which judges its own handshake and silence (core/control/session.cpp). Other parts see a Peer
+// through what it says of itself, and say things to it with send(). A session ends in Engine, which tells every part.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What one peer, or all strangers together, may make an agent hold: counted where it is taken, given back where
-// it ends. Who asks for more is refused or ended in words, and nobody else notices.
+// Counts what one peer, or all strangers together, make an agent hold, from where it is taken to where it ends;
+// core/budgets.h has the limits. Who asks for more is refused or ended in words, and nobody else notices.
 //
 // A session has one, and its rails charge the same one (ConnectInfo::budget). Taken from under the progress gate
 // alone; given back and read by any thread, as events are taken by callers without the gate.
