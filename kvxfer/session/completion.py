@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kvxfer._native import NativeError
-from kvxfer.arguments import seconds_or_none
+from kvxfer.arguments import seconds, seconds_or_none
 from kvxfer.errors import AgentError, KvxferError, translate
 from kvxfer.log import logger
 
@@ -229,23 +229,11 @@ class Completions:
         UsageError
             `timeout_s` is no time.
         """
-        timeout_s = seconds_or_none(timeout_s, "timeout_s")
+        if timeout_s is not None:
+            return await self._until_within(key, is_over, seconds(timeout_s, "timeout_s"), part)
         self.check()
         if is_over():
             return True
-        if timeout_s is None:
-            await self._news_until(key, is_over, part)
-            return True
-        import asyncio
-
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._news_until(key, is_over, part)
-        except TimeoutError:
-            return False
-        return True
-
-    async def _news_until(self, key: Key, is_over: Callable[[], bool], part: int) -> None:
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -258,7 +246,7 @@ class Completions:
                 # It may have happened between the last look and the entry in the table.
                 self.check()
                 if is_over():
-                    return
+                    return True
                 if key not in _MAIL:
                     self._look_away(loop)
                 elif loop not in self._serving and self.core.serves:
@@ -266,6 +254,19 @@ class Completions:
                 await news
             finally:
                 self.leave(key, part, wake)
+
+    async def _until_within(self, key: Key, is_over: Callable[[], bool], timeout_s: float, part: int) -> bool:
+        import asyncio
+
+        # What is so already is seen though there is no time.
+        self.check()
+        if is_over():
+            return True
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.until(key, is_over, part=part)
+        except TimeoutError:
+            return False
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Has an event loop drain the ring from now on, for as long as the agent is open."""

@@ -57,14 +57,15 @@ class Inbox(Generic[T]):
 
     async def stream(self) -> AsyncIterator[T]:
         """Yields them as they arrive; ends when the agent closes."""
+        found: list[T] = []
         while True:
             try:
-                one = await self.next(None)
+                await self._completions.until(self._key, lambda: self._take_into(found))
             except AgentError as error:
                 if error.code == "closed":
                     return
                 raise
-            yield one
+            yield found.pop()
 
     def take(self) -> T | None:
         """Takes the oldest that nobody has read; None where there is none. Never waits."""
@@ -83,8 +84,7 @@ class Inbox(Generic[T]):
         taken = self._take_native()
         if taken is None:
             return None
-        peer_id, *rest = taken
-        return self._make(self._peers.get_or_nameless(peer_id), *rest)
+        return self._make(self._peers.get_or_nameless(taken[0]), *taken[1:])
 
     def _take_into(self, found: list[T]) -> bool:
         one = self._take()
