@@ -85,6 +85,8 @@ void Engine::dispatch(Peer& peer, wire::Message& message) {
         } else if constexpr (std::is_same_v<T, wire::MessagesTaken>) {
           return messages_.on(peer, frame);
         } else if constexpr (std::is_same_v<T, wire::Fail>) {
+          // Both ends see that nothing is left to bring it. The one whose rail broke knows why, and says so here.
+          if (frame.code == Code::kNoPath) end_pathless(peer);
           const Status why(frame.code, "the peer ended it: " + frame.text);
           sources_.on(peer, frame, why);
           destinations_.fail({peer.key(), frame.transfer}, TransferEvent::kFail, why, false);

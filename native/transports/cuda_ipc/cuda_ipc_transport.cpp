@@ -129,7 +129,8 @@ std::size_t CudaIpcTransport::num_mappings() const noexcept {
 // ---- peers ----
 
 Result<PeerId> CudaIpcTransport::connect(UniqueFd socket, const ConnectInfo& info) {
-  if (!lost_why_.empty()) return Status(Code::kRailFailed, "cuda_ipc: the GPU has failed in this process");
+  if (!lost_why_.empty())
+    return Status(Code::kRailFailed, "cuda_ipc: the GPU has failed in this process: " + lost_why_);
   if (!*fences_)
     return Status(Code::kSystem, "cuda_ipc: the fence table's descriptor could not be duplicated");
   return add_peer(std::move(socket), info, PeerRegions::Reader{driver_, context_.get(), device_});
