@@ -470,7 +470,8 @@ TEST(a_gpu_that_fails_ends_its_transfers_and_leaves_host_memory_alone) {
   REQUIRE(ends(handle));
   CHECK_EQ(handle->outcome(), Outcome::kFailed);
   CHECK_EQ(handle->status().code(), Code::kNoPath);
-  if (handle->status().message().find("cuLaunchKernel") == std::string::npos) FAIL(handle->status().message());
+  if (handle->status().message().find("cuLaunchKernel") == std::string::npos)
+    FAIL(handle->status().message());
   emulated::device().launches_until_failure = -1;
   refused(both.dst.try_post(both.here, read), Code::kRailFailed, "cuLaunchKernel");
   const auto beside = both.src.post(both.there, host);
