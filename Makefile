@@ -4,7 +4,8 @@
 #   make test          everything that a change must pass but the engines (test-vllm)
 #   make lint          ruff, mypy, pyright over a user's program, clang-format
 #   make unit          the Python tests alone; ARGS="tests/unit -k layout" goes to pytest
-#   make native-test   C++ tests: plain, ASan+UBSan, TSan (or one: native-test-plain, -asan, -tsan)
+#   make native-test   C++ tests under ASan+UBSan and, those that have threads, TSan (or one: native-test-asan,
+#                      -tsan, -plain); GPU_TESTS=ON with the emulated GPU's own and the kernels' PTX; CTEST="-R wire"
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
 #   make test-torch    conversions beside torch's, which is installed into an environment of its own
 #   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own;
@@ -25,9 +26,18 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= $(shell nproc)
 FUZZ_RUNS ?= 1000000
-FUZZ_SEED ?= 1
+FUZZ_SEED ?= $(KVXFER_SEED)
 ARGS ?=
+# The emulated GPU and the translator of PTX: where they or native/gpu changed, and at night.
+GPU_TESTS ?= OFF
+CTEST ?=
 VLLM_TESTS ?= not slow
+
+# Of all that is random in the tests of one run: `make test KVXFER_SEED=N` is run N again (docs/testing.md).
+ifndef KVXFER_SEED
+KVXFER_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
+export KVXFER_SEED
 
 COMMA := ,
 SHELL := /bin/bash
@@ -121,22 +131,22 @@ unit: $(VENV)/dev.stamp $(VENV)/module.stamp
 # g++ 12's TSan knows fewer address layouts than newer kernels draw; where it can be had, a fixed one.
 FIXED_LAYOUT = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
-native-test: native-test-plain native-test-asan native-test-tsan
+native-test: native-test-asan native-test-tsan
 
-# $(1) name, $(2) sanitizers, $(3) optimization
+# $(1) name, $(2) sanitizers, $(3) optimization, $(4) with the GPU's tests
 define NATIVE_TEST
 native-build-$(1): $(VENV)/dev.stamp
-	@$$(LOCK) if [ ! -e build/$(1)/build.ninja ]; then \
-	cmake -S . -B build/$(1) -G Ninja -DCMAKE_BUILD_TYPE=None "-DCMAKE_CXX_FLAGS=$(3)" \
-	  -DKVXFER_NATIVE_TESTS=ON -DKVXFER_SANITIZE=$(2) >/dev/null; fi; \
+	@$$(LOCK) cmake -S . -B build/$(1) -G Ninja -DCMAKE_BUILD_TYPE=None "-DCMAKE_CXX_FLAGS=$(3)" \
+	  -DKVXFER_NATIVE_TESTS=ON -DKVXFER_SANITIZE=$(2) -DKVXFER_GPU_TESTS=$(4) >/dev/null; \
 	cmake --build build/$(1) --parallel $(JOBS)
 
 native-test-$(1): native-build-$(1)
-	cd build/$(1) && $$(FIXED_LAYOUT) ctest -j $(JOBS) --output-on-failure
+	@echo "native tests, $(1): KVXFER_SEED=$(KVXFER_SEED)"
+	cd build/$(1) && $$(FIXED_LAYOUT) ctest -j $(JOBS) --output-on-failure $(CTEST)
 endef
-$(eval $(call NATIVE_TEST,plain,,-O2 -g1))
-$(eval $(call NATIVE_TEST,asan,address$(COMMA)undefined,-O1 -g))
-$(eval $(call NATIVE_TEST,tsan,thread,-O1 -g))
+$(eval $(call NATIVE_TEST,plain,,-O2 -g1,ON))
+$(eval $(call NATIVE_TEST,asan,address$(COMMA)undefined,-O1,$(GPU_TESTS)))
+$(eval $(call NATIVE_TEST,tsan,thread,-O1,$(GPU_TESTS)))
 
 # Each fuzz_NAME with its corpus; `--seed S --runs 1` is one run again.
 fuzz: native-build-asan
@@ -213,7 +223,7 @@ nightly: test test-torch
 	  -o faulthandler_timeout=0 $(ARGS)
 	@$(MAKE) --no-print-directory test-vllm VLLM_TESTS="slow or not slow"
 	@$(MAKE) --no-print-directory test-vllm-next
-	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000 FUZZ_SEED=$$(date +%s)
+	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000
 
 # What `kvxfer bench compare` measures beside kvxfer; another version is another stamp.
 NIXL := 1.5.1

@@ -7,7 +7,8 @@
 //     CHECK_EQ(num_pieces, 12);     // a failure is printed, the test goes on
 //   }
 //
-// The header brings a (weak) main: `./test_x [--seed N] [--list] [part of a test's name]`.
+// The header brings a (weak) main: `./test_x [--seed N] [--list] [part of a test's name]`; without
+// --seed the environment's KVXFER_SEED counts, which docs/testing.md explains.
 // (KVXFER_CHECK_NO_MAIN before it leaves main out, for programs that want its Random alone.)
 // It prints one line a failure and ends with "N passed, N failed"; exit status 1 on failure.
 // TESTs must have distinct names in one binary. CHECKs belong on the test's own thread.
@@ -37,9 +38,15 @@ struct Case {
   void (*run)();
 };
 
+// What the environment asks for (KVXFER_SEED), so that all tests of a run have one seed.
+inline std::uint64_t seed_of_run() {
+  const char* const wanted = std::getenv("KVXFER_SEED");
+  return wanted != nullptr && *wanted != '\0' ? std::strtoull(wanted, nullptr, 0) : 1;
+}
+
 struct State {
   std::vector<Case> cases;
-  std::uint64_t seed = 1;
+  std::uint64_t seed = seed_of_run();
   const char* current = "";
   std::size_t num_failures = 0;  // in the current test
 };
@@ -49,7 +56,7 @@ inline State& state() {
   return the_state;
 }
 
-// Of this run: 1 unless --seed says otherwise. Derive every random choice of a test from it.
+// Of this run: 1 unless --seed or KVXFER_SEED says otherwise. Derive every random choice of a test from it.
 inline std::uint64_t seed() { return state().seed; }
 
 // splitmix64: the same numbers on every machine, which <random>'s distributions do not promise.
@@ -208,7 +215,8 @@ inline int run_all(int argc, char** argv) {
     std::printf("no test's name contains \"%s\"\n", filter.c_str());
     return 1;
   }
-  std::printf("%zu passed, %zu failed\n", num_passed, num_failed);
+  std::printf("%zu passed, %zu failed (seed %llu)\n", num_passed, num_failed,
+              static_cast<unsigned long long>(seed()));
   return num_failed == 0 ? 0 : 1;
 }
 

@@ -294,7 +294,7 @@ int usage(const char* program) {
 
 int main(int argc, char** argv) {
   std::vector<Input> corpus;
-  std::uint64_t num_runs = 100'000, seed = 1;
+  std::uint64_t num_runs = 100'000, seed = check::seed_of_run();
   for (int i = 1; i < argc; ++i) {
     const std::string_view arg = argv[i];
     if (arg.starts_with("--") && i + 1 == argc) return usage(argv[0]);
