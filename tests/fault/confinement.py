@@ -108,7 +108,8 @@ def spare_addresses(nbytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (bound, resource.RLIM_INFINITY))
 
 
-def make(nbytes: int) -> None:
-    """Makes a pool, and then an agent."""
-    with Pool(1, nbytes, huge_pages=False), Agent("another"):
-        pass
+def make(*pools_nbytes: int) -> None:
+    """Makes pools, and then an agent."""
+    kept = [Pool(1, nbytes, huge_pages=False) for nbytes in pools_nbytes]
+    Agent("another").close()
+    del kept

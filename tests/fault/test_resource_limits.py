@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.errors import AgentError, PeerError, TransferError
+from kvxfer import Pool
+from kvxfer.errors import AgentError, ExhaustedError, PeerError, TransferError
+from kvxfer.memory.control_group import machine_nbytes
 from tests.fault import confinement
 from tests.fault.node import BOUND_S, ROOT, SMALL, Node, Worker
 from tests.fault.test_process_faults import join, works_with
@@ -179,6 +181,14 @@ def test_what_finds_no_addresses_is_refused_and_sessions_go_on(
 # ---- memory -------------------------------------------------------------------------------------
 
 
+def test_a_pool_larger_than_the_machine_is_refused() -> None:
+    """Filling it would have the kernel end processes until it fits."""
+    with pytest.raises(ExhaustedError, match="does not fit in the ") as caught:
+        Pool(1 << 20, 1 << 30, name="kv")
+    assert caught.value.code == "exhausted"
+    assert "pool 'kv' of 1125899906842624 bytes" in str(caught.value)
+
+
 @pytest.fixture
 def control_group() -> Iterator[Callable[[int], Path]]:
     """Makes control groups whose processes may have so many bytes; they have ended before the group does."""
@@ -227,9 +237,12 @@ def test_a_control_group_that_is_full_ends_its_process_and_nothing_else(
     write = here.write(hold=True)
     lease = here.grant("read")
     (control_group(256 << 20) / "cgroup.procs").write_text(str(there.process.pid))
-    # What the process had before is counted on the group that it had then.
+    # What would never fit is refused.
+    with pytest.raises(ExhaustedError, match="control group of this process allows"):
+        there.do(confinement.make, machine_nbytes()["SwapTotal"] + (512 << 20))
+    # What the process had before is counted on the group that it had then, and what one pool takes is gone.
     with pytest.raises((EOFError, ConnectionError)):
-        there.do(confinement.make, 512 << 20)
+        there.do(confinement.make, 160 << 20, 160 << 20)
     assert there.process.wait(BOUND_S) == -signal.SIGKILL
     error = here.end(write)
     assert isinstance(error, PeerError | TransferError), error
