@@ -100,12 +100,15 @@ class Node:
         """Writes what depends on the seed and the position."""
         self._words()[:] = self._pattern(seed)
 
-    def set(self, value: int) -> None:
-        """Writes one value everywhere: the blocks are used again."""
-        self.array[...] = value
+    def set(self, value: int, ids: Iterable[int] | None = None) -> None:
+        """Writes one value everywhere, or into blocks: they are used again."""
+        self.array[:, :, self._index(ids)] = value
 
-    def is_all(self, value: int) -> bool:
-        return bool((self.array == value).all())
+    def is_all(self, value: int, ids: Iterable[int] | None = None) -> bool:
+        return bool((self.array[:, :, self._index(ids)] == value).all())
+
+    def _index(self, ids: Iterable[int] | None) -> slice | list[int]:
+        return slice(None) if ids is None else list(ids)
 
     def holds(self, seed: int, ids: Iterable[int] | None = None, layers: range | None = None) -> bool:
         """Whether blocks hold what `fill` writes there."""
@@ -249,6 +252,10 @@ class Node:
         except KvxferError as error:
             return error
         return None
+
+    def forget(self) -> None:
+        """Keeps the last peer, and none of the leases and works."""
+        del self.peers[:-1], self.leases[:], self.works[:]
 
     def deregister(self) -> None:
         self.region.deregister_blocking()
