@@ -35,8 +35,8 @@ ALL_LAYERS: Final = -1
 _DRAIN_EVENTS: Final = 256
 #: Who sleeps looks again at least so often: poll() counts milliseconds in 31 bits.
 MOST_POLL_MS: Final = 3_600_000
-# How often does who sleeps without a descriptor to be woken by.
-_LOOK_AGAIN_S: Final = 0.02
+#: And so often where no descriptor is left by which to be woken.
+LOOK_AGAIN_S: Final = 0.02
 # What AgentCore.poll returns while the ring holds events.
 _EVENTS: Final = 2
 
@@ -397,7 +397,7 @@ class Completions:
             try:
                 self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             except OSError:  # no descriptor is left: what others drain is seen by looking again
-                left_s = _LOOK_AGAIN_S if left_s is None else min(left_s, _LOOK_AGAIN_S)
+                left_s = LOOK_AGAIN_S if left_s is None else min(left_s, LOOK_AGAIN_S)
         wake_fd = self._wake_fd
         self._driver = threading.get_ident()
         self._turn.release()

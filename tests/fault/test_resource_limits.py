@@ -121,7 +121,8 @@ def test_a_process_without_descriptors_waits_and_closes_as_ever() -> None:
     """Its first wait and its first close: what they open and import is not there yet."""
     run("""
 import threading
-from kvxfer import Agent, AgentError
+import numpy as np
+from kvxfer import Agent, AgentError, Group
 from tests.fault.confinement import enough_descriptors, spare_descriptors
 
 def wait():
@@ -131,11 +132,16 @@ def wait():
         ended.append(error.code)
 
 a, b, ended = Agent("a"), Agent("b"), []
+for agent in (a, b):
+    agent.register("kv", np.zeros((4, 64), np.uint8))
+incoming = [agent.expect(b"tag", [0]) for agent in (a, b)]
 spare_descriptors(0)
-try:
-    a.accept_blocking("nobody", 0.1)
-except TimeoutError:
-    pass
+for wait_in_vain in (lambda: a.accept_blocking("nobody", 0.1), lambda: Group(incoming).wait(0.1)):
+    try:
+        wait_in_vain()
+    except TimeoutError:
+        continue
+    raise AssertionError("nothing can have come")
 thread = threading.Thread(target=wait, daemon=True)
 thread.start()
 a.close()
