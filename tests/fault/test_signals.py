@@ -190,11 +190,14 @@ def test_a_process_that_ends_in_mid_transfer_is_told_of_and_writes_nothing_later
             _, words = process.communicate(timeout=BOUND_S)
         assert process.returncode == status, (ending, words)
         error = here.end(read)
-        if error is None:
-            assert (here.array[:, :, READ] == 5).all()
-        else:
+        failed: set[int] = set()
+        if error is not None:
             assert isinstance(error, PeerError | TransferError), error
-            assert error.failed_blocks.tolist() == READ, ending
+            failed = set(error.failed_blocks.tolist())
+            assert failed, error
+            assert failed <= set(READ), ending
+        # What it does not name may be relied on.
+        assert here.is_all(5, set(READ) - failed), ending
         assert here.wait_lost() == "peer-lost"
         assert [here.wait_lease(lease) for lease in leases] == ["peer-lost", "peer-lost"]
         here.set(7)
