@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from kvxfer.errors import PeerError, TransferError
 from tests.fault.node import BOUND_S, MEDIUM, ROOT, Node, Worker
 from tests.fault.test_process_faults import works_with
@@ -142,7 +144,6 @@ def raises():
 address, transport, ending, *told = sys.argv[1:]
 read, written, fetched = ([int(block) for block in ids.split(",")] for ids in told)
 endings = {
-    "exit": leave,
     "exception": raises,
     "handler": lambda: (signal.signal(signal.SIGTERM, leave), signal.raise_signal(signal.SIGTERM)),
     "interrupt": lambda: signal.raise_signal(signal.SIGINT),
@@ -162,9 +163,8 @@ print("moves", flush=True)
 endings[ending]()
 node.end()
 """
-# And with which status. The first four run what Python does at an exit, the others end at once.
+# And with which status. The first three run what Python does at an exit, the others end at once.
 ENDINGS = {
-    "exit": 3,
     "exception": 1,
     "handler": 3,
     "interrupt": -signal.SIGINT,
@@ -173,6 +173,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_a_process_that_ends_in_mid_transfer_is_told_of_and_writes_nothing_later(
     transport: str, local: Local, remote: Remote
 ) -> None:
