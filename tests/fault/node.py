@@ -41,6 +41,8 @@ LONG_S: Final = 2 * BOUND_S
 # Patience of whoever is to find out that a peer is silent; all others are patient, since a machine that
 # starves one process for a moment is no reason to lose it.
 HASTY_S: Final = 3.0
+# Of what is random in a test; it is in the words of a failure.
+SEED: Final = 20261124
 SECRET: Final = b"a secret for tests only"
 
 _RAILS: Final = {

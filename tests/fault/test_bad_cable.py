@@ -8,9 +8,8 @@ import pytest
 
 from kvxfer.errors import KvxferError, PeerError, TransferError
 from tests.fault.bad_cable import BadCable, Ills, why_not
-from tests.fault.node import SECRET, SMALL, Worker
+from tests.fault.node import SECRET, SEED, SMALL, Worker
 
-SEED = 20261124
 ILLS = {
     "lost": Ills(lost=0.03),
     "doubled": Ills(doubled=0.1),

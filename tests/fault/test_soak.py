@@ -19,12 +19,11 @@ from typing import Any, Final
 import pytest
 
 from kvxfer.errors import KvxferError, PeerError, TransferError
-from tests.fault.node import BOUND_S, MEDIUM, Node, Worker, footprint
+from tests.fault.node import BOUND_S, MEDIUM, SEED, Node, Worker, footprint
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
 
-SEED: Final = 20261124
 SOAK_S: Final = float(os.environ.get("KVXFER_SOAK_S", "120"))
 #: What each of the processes speaks; the agent here speaks both.
 TRANSPORTS: Final[tuple[tuple[str, ...], ...]] = (("shm",), ("tcp",), ("shm", "tcp"))
