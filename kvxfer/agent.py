@@ -118,6 +118,12 @@ class Agent:
             self._core = AgentCore(name, native)
         except NativeError as error:
             raise translate(error) from None
+        except RuntimeError as error:  # of the C++ library
+            raise AgentError(
+                f"no thread can be started for agent {name!r}: {error}; raise ulimit -u and -v, and pids.max "
+                "of its control group",
+                code="system",
+            ) from None
         self._publication: Publication | None = None
         try:
             self._start(name, options, directory, metadata or {})

@@ -6,10 +6,9 @@ import os
 import platform
 from pathlib import Path
 
-from kvxfer.doctor import cgroup
 from kvxfer.doctor.files import read_fields
 from kvxfer.doctor.finding import Finding, State
-from kvxfer.memory import topology
+from kvxfer.memory import control_group, topology
 
 SUBJECT = "processor"
 
@@ -49,7 +48,7 @@ def cores(root: Path) -> Finding:
     allowed, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     found = f"{allowed} of {there} cores"
     why = "an agent has one progress thread; two processes that poll at once need a core each"
-    quota = cgroup.cpu_limit_cores(root)
+    quota = control_group.cpu_limit_cores(root)
     if quota is None:
         found += "; no control group limits their time"
     else:

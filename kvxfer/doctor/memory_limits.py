@@ -10,9 +10,9 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-from kvxfer.doctor import cgroup
 from kvxfer.doctor.files import binary_size, read_fields, read_int, read_text
 from kvxfer.doctor.finding import Finding, State
+from kvxfer.memory import control_group
 
 SUBJECT = "memory"
 
@@ -95,7 +95,7 @@ def amount(root: Path) -> Finding:
         "pools are counted on the group of the process that makes them; one that does not fit ends its "
         "process (SIGKILL) or the making of the pool"
     )
-    limit = cgroup.memory_limit_nbytes(root)
+    limit = control_group.memory_limit_nbytes(root)
     if limit is None:
         return Finding(SUBJECT, "amount", State.GOOD, f"{', '.join(words)}; no control group limits it", why)
     nbytes, file = limit

@@ -20,6 +20,8 @@ from kvxfer.memory.free_list import BlockFreeList
 
 # Arrays begin at cache lines, so that non-temporal stores of one never touch another's.
 _ALIGNMENT_NBYTES = 64
+# Of less nobody has too little, and asking takes 0.1 ms.
+_ASKED_ABOUT_NBYTES = 64 * 1024 * 1024
 # Block ids have 32 bits, sizes of memory 63.
 _MOST_BLOCKS = 2**32
 _MOST_NBYTES = 2**63 - 1
@@ -51,6 +53,9 @@ class Pool:
     ------
     UsageError
         Fewer than one block, or than one byte of each.
+    ExhaustedError
+        More than the machine has, or than the control group of this process allows. The kernel would end the
+        process, or another one, when the pool is filled; as it does where others have what this one needs.
     AgentError
         The system refuses the memory; the message has the call and errno.
     """
@@ -68,6 +73,8 @@ class Pool:
         block_nbytes = count(block_nbytes, "block_nbytes", 1, _MOST_NBYTES // num_blocks)
         if numa_node is not None:
             numa_node = count(numa_node, "numa_node", 0, _MOST_NODES)
+        if num_blocks * block_nbytes >= _ASKED_ABOUT_NBYTES:
+            _check_room(name, num_blocks * block_nbytes, huge_pages)
         self._blocks = BlockFreeList(num_blocks)
         try:
             self._memory = PoolMemory(
@@ -226,3 +233,26 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_room(name: str, nbytes: int, huge_pages: bool) -> None:
+    """Refuses what can never be filled."""
+    from kvxfer.memory.control_group import free_huge_nbytes, machine_nbytes, memory_limit_nbytes
+
+    # Reserved huge pages are there, and groups do not count them as memory.
+    if huge_pages and nbytes <= free_huge_nbytes():
+        return
+    machine = machine_nbytes()
+    swap = machine.get("SwapTotal", 0)
+    bounds = []
+    if "MemTotal" in machine:
+        bounds.append((machine["MemTotal"] + swap, "this machine has"))
+    if (limit := memory_limit_nbytes()) is not None:
+        bounds.append((limit[0] + swap, f"the control group of this process allows ({limit[1]})"))
+    for most, whose in bounds:
+        if nbytes > most:
+            raise ExhaustedError(
+                f"pool {name!r} of {nbytes} bytes does not fit in the {most} bytes that {whose}: make it of "
+                "fewer blocks, or raise what there is",
+                code="exhausted",
+            )

@@ -35,6 +35,8 @@ ALL_LAYERS: Final = -1
 _DRAIN_EVENTS: Final = 256
 #: Who sleeps looks again at least so often: poll() counts milliseconds in 31 bits.
 MOST_POLL_MS: Final = 3_600_000
+#: And so often where no descriptor is left by which to be woken.
+LOOK_AGAIN_S: Final = 0.02
 # What AgentCore.poll returns while the ring holds events.
 _EVENTS: Final = 2
 
@@ -114,14 +116,16 @@ class Completions:
 
     def stop_watching(self) -> None:
         """Takes the descriptors out of every event loop. Called before the agent closes."""
-        import asyncio
-
         with self._lock:
             self._stopped = True
             loops = list(self._loops)
             self._loops.clear()
             self._serving.clear()
             self._watched = False
+        if not loops:
+            return  # without asyncio, which a process that has no descriptor left could not import now
+        import asyncio
+
         for loop in loops:
             if loop.is_closed():
                 continue
@@ -390,7 +394,10 @@ class Completions:
     def _drive(self, left_s: float | None) -> None:
         """Sleeps on the descriptor for all blocked threads. Holds ``_turn`` on entry and return."""
         if self._wake_fd < 0:
-            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            try:
+                self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            except OSError:  # no descriptor is left: what others drain is seen by looking again
+                left_s = LOOK_AGAIN_S if left_s is None else min(left_s, LOOK_AGAIN_S)
         wake_fd = self._wake_fd
         self._driver = threading.get_ident()
         self._turn.release()
@@ -399,13 +406,15 @@ class Completions:
             if not self.drain():
                 poller = select.poll()
                 poller.register(self.core.event_fd, select.POLLIN)
-                poller.register(wake_fd, select.POLLIN)
+                if wake_fd >= 0:
+                    poller.register(wake_fd, select.POLLIN)
                 poller.poll(MOST_POLL_MS if left_s is None else min(left_s * 1000, MOST_POLL_MS))
                 self.drain()
-            try:
-                os.eventfd_read(wake_fd)
-            except BlockingIOError:
-                pass  # woken by the ring, or by time
+            if wake_fd >= 0:
+                try:
+                    os.eventfd_read(wake_fd)
+                except BlockingIOError:
+                    pass  # woken by the ring, or by time
         finally:
             self._turn.acquire()
             self._driver = 0

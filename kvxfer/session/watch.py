@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kvxfer.session.completion import MOST_POLL_MS, Completions, Key, Wake, resolve
+from kvxfer.session.completion import LOOK_AGAIN_S, MOST_POLL_MS, Completions, Key, Wake, resolve
 
 if TYPE_CHECKING:
     import asyncio
@@ -94,7 +94,8 @@ class Watch:
         self._wake = bell.ring
         agents = [agent for agent in self._agents if not agent.lost]
         poller = select.poll()
-        poller.register(bell.fd, select.POLLIN)
+        if bell.fd >= 0:
+            poller.register(bell.fd, select.POLLIN)
         for agent in agents:
             poller.register(agent.core.event_fd, select.POLLIN)
             agent.sleepers(1)
@@ -105,6 +106,8 @@ class Watch:
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if self._news or (left_s is not None and left_s <= 0):
                     return
+                if bell.fd < 0:
+                    left_s = LOOK_AGAIN_S if left_s is None else min(left_s, LOOK_AGAIN_S)
                 poller.poll(MOST_POLL_MS if left_s is None else min(left_s * 1000, MOST_POLL_MS))
         finally:
             self._wake = None
@@ -114,19 +117,26 @@ class Watch:
 
 
 class _Bell:
-    """A descriptor that other threads make readable; one that rings late touches no other descriptor."""
+    """A descriptor that other threads make readable; one that rings late touches no other descriptor.
+
+    Negative where none is left: who sleeps looks again by itself then.
+    """
 
     def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError:
+            self.fd = -1
         self._lock = threading.Lock()
         self._closed = False
 
     def ring(self) -> None:
         with self._lock:
-            if not self._closed:
+            if not self._closed and self.fd >= 0:
                 os.eventfd_write(self.fd, 1)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            os.close(self.fd)
+            if self.fd >= 0:
+                os.close(self.fd)

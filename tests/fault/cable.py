@@ -66,9 +66,16 @@ class Host:
     def pid(self) -> int:
         return self._holder.pid
 
-    def run(self, *command: str) -> None:
+    def run(self, *command: str, pass_fds: tuple[int, ...] = ()) -> None:
         """Runs a command in the host's namespaces."""
-        subprocess.run([*self._inside, *command], check=True, capture_output=True, text=True, timeout=60)
+        subprocess.run(
+            [*self._inside, *command],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            pass_fds=pass_fds,
+        )
 
     def start(self, *command: str) -> subprocess.Popen[str]:
         """Starts one, with its output on a pipe."""

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 from kvxfer import AgentOptions, AgentStats, KVLayout, LeaseToken, Pool
 from kvxfer.agent import Agent
 from kvxfer.errors import KvxferError
+from tests.fault import (
+    confinement as confinement,
+)  # what `Worker.do` names: under its limits none is imported
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 # Layers, K and V, blocks, tokens, heads, dim; 2, 32 and 64 MiB in all.
@@ -38,6 +41,8 @@ LONG_S: Final = 2 * BOUND_S
 # Patience of whoever is to find out that a peer is silent; all others are patient, since a machine that
 # starves one process for a moment is no reason to lose it.
 HASTY_S: Final = 3.0
+# Of what is random in a test; it is in the words of a failure.
+SEED: Final = 20261124
 SECRET: Final = b"a secret for tests only"
 
 _RAILS: Final = {
@@ -62,7 +67,8 @@ def options_for(transport: str, **changes: Any) -> AgentOptions:
 class Node:
     """An agent, a pool, a region ``"kv"``, and numbered peers, leases and works.
 
-    `axes` and `held` (keywords of ``KVLayout.from_tensor``) say how the memory is laid out.
+    `axes` and `held` (keywords of ``KVLayout.from_tensor``) say how the memory is laid out; without `pooled`
+    the region lies in memory of no pool, as an engine's may, which others read by process_vm_readv.
     """
 
     def __init__(
@@ -72,12 +78,15 @@ class Node:
         shape: tuple[int, ...] = SMALL,
         axes: str = "l2bthd",
         held: dict[str, Any] | None = None,
+        pooled: bool = True,
         **options: Any,
     ) -> None:
         self.agent = Agent(name, options_for(transport, **options))
         nbytes = int(np.prod(shape)) * 2
         self.pool = Pool(shape[2], nbytes // shape[2], huge_pages=False)
-        self.array: NDArray[np.uint16] = self.pool.array(shape, np.uint16)
+        self.array: NDArray[np.uint16] = (
+            self.pool.array(shape, np.uint16) if pooled else np.zeros(shape, np.uint16)
+        )
         self.region = self.agent.register(
             "kv", self.array, KVLayout.from_tensor(self.array, axes, **(held or {}))
         )
@@ -93,12 +102,15 @@ class Node:
         """Writes what depends on the seed and the position."""
         self._words()[:] = self._pattern(seed)
 
-    def set(self, value: int) -> None:
-        """Writes one value everywhere: the blocks are used again."""
-        self.array[...] = value
+    def set(self, value: int, ids: Iterable[int] | None = None) -> None:
+        """Writes one value everywhere, or into blocks: they are used again."""
+        self.array[:, :, self._index(ids)] = value
 
-    def is_all(self, value: int) -> bool:
-        return bool((self.array == value).all())
+    def is_all(self, value: int, ids: Iterable[int] | None = None) -> bool:
+        return bool((self.array[:, :, self._index(ids)] == value).all())
+
+    def _index(self, ids: Iterable[int] | None) -> slice | list[int]:
+        return slice(None) if ids is None else list(ids)
 
     def holds(self, seed: int, ids: Iterable[int] | None = None, layers: range | None = None) -> bool:
         """Whether blocks hold what `fill` writes there."""
@@ -159,6 +171,15 @@ class Node:
 
     def rails(self, peer: int = -1) -> tuple[str, ...]:
         return tuple(self.peers[peer].rails)
+
+    def wait_rails(self, *wanted: str, peer: int = -1, timeout_s: float = BOUND_S) -> None:
+        """Returns when these rails are up, in whatever order: neither end knows of them before the other."""
+        _until(lambda: sorted(self.peers[peer].rails) == sorted(wanted), timeout_s)
+
+    def path(self, peer: int = -1) -> tuple[str, str]:
+        """Returns over which rail the peer's region is fetched, and why not over others."""
+        region = self.peers[peer].regions["kv"]
+        return region.path, "; ".join((*region.notes, *self.peers[peer].notes))
 
     def grant(
         self,
@@ -233,6 +254,10 @@ class Node:
         except KvxferError as error:
             return error
         return None
+
+    def forget(self) -> None:
+        """Keeps the last peer, and none of the leases and works."""
+        del self.peers[:-1], self.leases[:], self.works[:]
 
     def deregister(self) -> None:
         self.region.deregister_blocking()
@@ -355,8 +380,18 @@ def _count(folder: str) -> int:
 class Worker:
     """A `Node` in a process of its own. Every call of a `Node` method is a call there."""
 
-    def __init__(self, *arguments: Any, within: tuple[str, ...] = (), **options: Any) -> None:
-        """Takes what `Node` takes; `within` is the beginning of the command, e.g. another namespace."""
+    def __init__(
+        self,
+        *arguments: Any,
+        within: tuple[str, ...] = (),
+        first: Callable[[], object] | None = None,
+        **options: Any,
+    ) -> None:
+        """Takes what `Node` takes.
+
+        `within` is the beginning of the command, e.g. another namespace; `first` runs there before there is
+        a node (`tests.fault.confinement`).
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
@@ -370,7 +405,13 @@ class Worker:
             )
         self._connection = Connection(ours.detach())
         self._lock = threading.Lock()
-        self.call("", *arguments, **options)
+        try:
+            if first is not None:
+                self.do(first)
+            self.call("", *arguments, **options)
+        except BaseException:
+            self.finish()
+            raise
 
     def __getattr__(self, verb: str) -> Any:
         return lambda *arguments, **options: self.call(verb, *arguments, **options)
@@ -384,6 +425,10 @@ class Worker:
         if failed:
             raise value
         return value
+
+    def do(self, function: Callable[..., object], *arguments: Any) -> Any:
+        """Runs a function of a module there, beside the node."""
+        return self.call("do", function, *arguments)
 
     def kill(self) -> None:
         """SIGKILL, and gone when this returns."""
@@ -424,9 +469,11 @@ def _serve(fd: int) -> None:
         except (EOFError, ConnectionError):
             return
         try:
-            if node is None:
+            value: Any = None
+            if verb == "do":
+                value = arguments[0](*arguments[1:])
+            elif node is None:
                 node = Node(*arguments, **options)
-                value: Any = None
             else:
                 value = getattr(node, verb)(*arguments, **options)
             connection.send((False, value))

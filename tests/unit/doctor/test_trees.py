@@ -9,7 +9,6 @@ import pytest
 
 from kvxfer.doctor import (
     available_transports,
-    cgroup,
     container,
     cpu,
     devices,
@@ -21,6 +20,7 @@ from kvxfer.doctor import (
 )
 from kvxfer.doctor.finding import Finding, Probe, State, run_probe
 from kvxfer.gpu import driver
+from kvxfer.memory import control_group
 
 PROBES: dict[str, Probe] = {
     module.SUBJECT: module.examine
@@ -150,18 +150,31 @@ def test_the_tightest_group_above_limits(plant: Plant) -> None:
             "sys/fs/cgroup/kube/pod/engine/cpu.max": "150000 100000\n",
         }
     )
-    limit = cgroup.memory_limit_nbytes(root)
+    limit = control_group.memory_limit_nbytes(root)
     assert limit is not None
     assert limit[0] == 512 << 20
     assert limit[1].endswith("kube/pod/memory.max")
-    quota = cgroup.cpu_limit_cores(root)
+    quota = control_group.cpu_limit_cores(root)
     assert quota is not None
     assert quota[0] == 1.5
 
 
+def test_the_machines_memory_and_its_reserved_huge_pages(plant: Plant) -> None:
+    root = plant(
+        {
+            "proc/meminfo": "MemTotal:       2048 kB\nSwapTotal:         0 kB\nHugePages_Free:     3\n",
+            "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages": "3\n",
+        }
+    )
+    assert control_group.machine_nbytes(root) == {"MemTotal": 2 << 20, "SwapTotal": 0}
+    assert control_group.free_huge_nbytes(root) == 6 << 20
+    assert control_group.free_huge_nbytes(root / "proc") == 0
+    assert control_group.machine_nbytes(root / "proc") == {}
+
+
 def test_a_container_sees_its_group_at_the_root(plant: Plant) -> None:
     root = plant({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "4096\n"})
-    limit = cgroup.memory_limit_nbytes(root)
+    limit = control_group.memory_limit_nbytes(root)
     assert limit is not None
     assert limit[0] == 4096
 
@@ -178,7 +191,7 @@ def test_groups_of_version_1(plant: Plant) -> None:
             "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
         }
     )
-    limit, quota = cgroup.memory_limit_nbytes(root), cgroup.cpu_limit_cores(root)
+    limit, quota = control_group.memory_limit_nbytes(root), control_group.cpu_limit_cores(root)
     assert limit is not None
     assert limit[0] == 1 << 20
     assert quota is not None
@@ -187,8 +200,8 @@ def test_groups_of_version_1(plant: Plant) -> None:
 
 def test_groups_without_a_limit(plant: Plant) -> None:
     root = plant({"proc/self/cgroup": "0::/a/../b\n", "sys/fs/cgroup/b/memory.max": "max\n"})
-    assert cgroup.memory_limit_nbytes(root) is None
-    assert cgroup.cpu_limit_cores(root) is None
+    assert control_group.memory_limit_nbytes(root) is None
+    assert control_group.cpu_limit_cores(root) is None
 
 
 # ---- foreign memory -----------------------------------------------------------------------------

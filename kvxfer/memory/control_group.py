@@ -1,33 +1,44 @@
-"""What the control groups above this process allow it, in version 2 and in version 1."""
+"""How much there is: of the machine, and as the control groups above this process allow it (2 and 1)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvxfer.doctor.files import read_int, read_text
-
+_ROOT = Path("/")
 # Version 1 writes "no limit" as the largest multiple of a page in 63 bits.
 _UNLIMITED_NBYTES = 1 << 62
 
 
-def memory_limit_nbytes(root: Path) -> tuple[int, str] | None:
+def memory_limit_nbytes(root: Path = _ROOT) -> tuple[int, str] | None:
     """Returns the tightest memory limit and its file; None where nothing limits."""
     limits = []
     for file in _files(root, "memory", ("memory.max", "memory.limit_in_bytes")):
-        nbytes = read_int(file)  # "max" is no number
-        if nbytes is not None and nbytes < _UNLIMITED_NBYTES:
-            limits.append((nbytes, str(file)))
+        text = _text(file)  # "max" is no number
+        if text.isdecimal() and int(text) < _UNLIMITED_NBYTES:
+            limits.append((int(text), str(file)))
     return min(limits, default=None)
+
+
+def machine_nbytes(root: Path = _ROOT) -> dict[str, int]:
+    """Returns the machine's memory: ``MemTotal``, ``SwapTotal`` and others of /proc/meminfo in KiB there."""
+    fields = (line.split() for line in _text(root / "proc/meminfo").splitlines())
+    return {field[0].rstrip(":"): int(field[1]) * 1024 for field in fields if field[-1] == "kB"}
+
+
+def free_huge_nbytes(root: Path = _ROOT) -> int:
+    """Returns how much is free in reserved huge pages of 2 MiB, of which pools are made first."""
+    free = _text(root / "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+    return int(free) * 2 * 1024 * 1024 if free.isdecimal() else 0
 
 
 def cpu_limit_cores(root: Path) -> tuple[float, str] | None:
     """Returns how many cores' time the groups above allow, and the file; None where nothing limits."""
     limits = []
     for file in _files(root, "cpu", ("cpu.max", "cpu.cfs_quota_us")):
-        quota, _, period = (read_text(file) or "").partition(" ")
+        quota, _, period = _text(file).partition(" ")
         if file.name == "cpu.cfs_quota_us":
-            period = read_text(file.with_name("cpu.cfs_period_us")) or ""
+            period = _text(file.with_name("cpu.cfs_period_us"))
         if quota.isdecimal() and period.isdecimal() and int(period) > 0:  # neither "max" nor "-1"
             limits.append((int(quota) / int(period), str(file)))
     return min(limits, default=None)
@@ -39,7 +50,7 @@ def _files(root: Path, controller: str, names: tuple[str, str]) -> Iterator[Path
     mount = root / "sys/fs/cgroup"
     # A container sees its own group as the root of what is mounted, whatever /proc says.
     paths = {(v2, mount, ""), (v2, mount / "unified", ""), (v1, mount / controller, "")}
-    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
@@ -54,3 +65,11 @@ def _files(root: Path, controller: str, names: tuple[str, str]) -> Iterator[Path
             if file not in seen:
                 seen.add(file)
                 yield file
+
+
+def _text(path: Path) -> str:
+    """Returns the text without surrounding blanks, none where it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,207 @@
+"""Signals and exits in the middle of everything: verbs go on or are left, and peers hear of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvxfer.errors import PeerError, TransferError
+from tests.fault.node import BOUND_S, MEDIUM, ROOT, Node, Worker
+from tests.fault.test_process_faults import works_with
+
+Local = Callable[..., Node]
+Remote = Callable[..., Worker]
+
+NUM_BLOCKS = MEDIUM[2]
+# Which end moves which blocks: the survivor reads, the child writes and holds the rest back, the child reads.
+READ, WRITTEN, FETCHED = (
+    list(range(NUM_BLOCKS))[part] for part in (slice(0, 32), slice(32, 48), slice(48, None))
+)
+
+
+@contextmanager
+def child(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A program that is talked to by lines; it has ended afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def says(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline().rstrip() == line, process.stderr and process.stderr.read()
+
+
+def tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    print(file=process.stdin, flush=True)
+
+
+# ---- interrupted --------------------------------------------------------------------------------
+
+BLOCKED = """
+import signal, socket, sys
+import kvxfer
+from tests.fault.node import BOUND_S, Node
+
+node = Node("child", sys.argv[2])
+node.fill(3)
+node.connect(sys.argv[1])
+agent, peer = node.agent, node.peers[-1]
+lease = node.leases[node.grant("read")]
+write = node.works[node.write([0, 1], hold=True, notify=b"req")]
+incoming = node.works[node.expect(b"never", [2])]
+silent = socket.create_server(("127.0.0.1", 0))
+while True:
+    try:
+        peer.send(bytes(1 << 16))
+    except kvxfer.ExhaustedError:
+        break
+verbs = {
+    "wait": write.wait,
+    "group": kvxfer.Group([write, incoming]).wait,
+    "layer": lambda: incoming.layer_blocking(0),
+    "accept": lambda: agent.accept_blocking("nobody"),
+    "connect": lambda: agent.connect_blocking(f"tcp://127.0.0.1:{silent.getsockname()[1]}", 2 * BOUND_S),
+    "notification": agent.notification_blocking,
+    "message": agent.message_blocking,
+    "sendable": lambda: peer.sendable_blocking(1 << 16),
+    "region": lambda: peer.region_blocking("none", None),
+    "lease": lease.ended_blocking,
+}
+signal.signal(signal.SIGUSR1, lambda *_: print("goes on", flush=True))
+for name, verb in verbs.items():
+    try:
+        print(name, flush=True)
+        verb()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+write.release(node.num_layers)
+write.wait(BOUND_S)
+assert incoming.state == "pending"
+assert node.peer_state() == ("open", "")
+"""
+VERBS = "wait group layer accept connect notification message sendable region lease"
+
+
+def until_asleep(pid: int) -> None:
+    """Waits until the main thread sleeps: in the verb, most likely. It is asked for no more than that."""
+    deadline = time.monotonic() + BOUND_S
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "SZ":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_signal_leaves_a_verb_or_lets_it_go_on_and_costs_nothing_else(transport: str, local: Local) -> None:
+    here = local("here", transport)
+    here.expect(b"req", [0, 1])
+    with child(BLOCKED, here.address(), transport) as process:
+        here.accept("child")
+        for verb in VERBS.split():
+            says(process, verb)
+            until_asleep(process.pid)
+            for _ in range(3):
+                process.send_signal(signal.SIGUSR1)
+                says(process, "goes on")
+            process.send_signal(signal.SIGINT)
+            says(process, "interrupted")
+        _, words = process.communicate(timeout=BOUND_S)
+        assert process.returncode == 0, words
+    assert here.end() is None
+    assert here.holds(3, [0, 1])
+    assert here.wait_lost() == "peer-lost"
+
+
+# ---- ended --------------------------------------------------------------------------------------
+
+ENDS = """
+import os, signal, sys
+from tests.fault.node import MEDIUM, Node
+
+def leave(*_):
+    sys.exit(3)
+
+def raises():
+    raise LookupError("not caught")
+
+address, transport, ending, *told = sys.argv[1:]
+read, written, fetched = ([int(block) for block in ids.split(",")] for ids in told)
+endings = {
+    "exception": raises,
+    "handler": lambda: (signal.signal(signal.SIGTERM, leave), signal.raise_signal(signal.SIGTERM)),
+    "interrupt": lambda: signal.raise_signal(signal.SIGINT),
+    "_exit": lambda: os._exit(3),
+    "terminate": lambda: signal.raise_signal(signal.SIGTERM),
+}
+node = Node("child", transport, MEDIUM)
+node.set(5)
+node.connect(address)
+node.grant("read", read)
+print("granted", flush=True)
+sys.stdin.readline()
+node.write(written, hold=True)
+node.release(2)
+node.read(fetched)
+print("moves", flush=True)
+endings[ending]()
+node.end()
+"""
+# And with which status. The first three run what Python does at an exit, the others end at once.
+ENDINGS = {
+    "exception": 1,
+    "handler": 3,
+    "interrupt": -signal.SIGINT,
+    "_exit": 3,
+    "terminate": -signal.SIGTERM,
+}
+
+
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
+def test_a_process_that_ends_in_mid_transfer_is_told_of_and_writes_nothing_later(
+    transport: str, local: Local, remote: Remote
+) -> None:
+    here = local("here", transport, MEDIUM)
+    told = [",".join(map(str, ids)) for ids in (READ, WRITTEN, FETCHED)]
+    for ending, status in ENDINGS.items():
+        here.set(0)
+        with child(ENDS, here.address(), transport, ending, *told) as process:
+            here.accept("child")
+            says(process, "granted")
+            leases = [here.grant("write", WRITTEN), here.grant("read", FETCHED)]
+            read = here.read(READ)
+            tell(process)
+            says(process, "moves")
+            _, words = process.communicate(timeout=BOUND_S)
+        assert process.returncode == status, (ending, words)
+        error = here.end(read)
+        failed: set[int] = set()
+        if error is not None:
+            assert isinstance(error, PeerError | TransferError), error
+            failed = set(error.failed_blocks.tolist())
+            assert failed, error
+            assert failed <= set(READ), ending
+        # What it does not name may be relied on.
+        assert here.is_all(5, set(READ) - failed), ending
+        assert here.wait_lost() == "peer-lost"
+        assert [here.wait_lease(lease) for lease in leases] == ["peer-lost", "peer-lost"]
+        here.set(7)
+        here.wait_idle()
+        assert here.is_all(7)
+    works_with(here, remote("second", transport, MEDIUM), 9)

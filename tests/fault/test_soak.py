@@ -1,0 +1,215 @@
+"""Minutes of whatever may happen, by a seed: moves, cancels, revokes, kills, stops, ends and new beginnings.
+
+``KVXFER_SOAK_S`` says for how long. One agent here has a peer in each of several processes, and a thread that
+plays with it. Bytes are compared after each step, descriptors, threads and memory at the end.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import pytest
+
+from kvxfer.errors import KvxferError, PeerError, TransferError
+from tests.fault.node import BOUND_S, MEDIUM, SEED, Node, Worker, footprint
+
+Local = Callable[..., Node]
+Remote = Callable[..., Worker]
+
+SOAK_S: Final = float(os.environ.get("KVXFER_SOAK_S", "120"))
+#: What each of the processes speaks; the agent here speaks both.
+TRANSPORTS: Final[tuple[tuple[str, ...], ...]] = (("shm",), ("tcp",), ("shm", "tcp"))
+#: What happens while blocks move, and how often.
+MEDDLING: Final = {
+    "nothing": 60,
+    "cancel": 15,
+    "revoke": 15,
+    "stop": 4,
+    "disconnect": 4,
+    "hang up": 4,
+    "close": 1,
+    "kill": 2,
+}
+#: So much more than at the start may be there at the end: what the last peers opened closes a little later,
+#: and allocators keep some.
+MORE_DESCRIPTORS, MORE_NBYTES = 4, 48 << 20
+
+
+class Play:
+    """A peer in a process of its own, the blocks that are its share, and what is done with them."""
+
+    def __init__(self, number: int, hub: Node, start: Callable[[], Worker]) -> None:
+        self.number = number
+        self.random = random.Random(SEED + number)
+        # The agent and memory are everybody's, peers, leases and works are this play's.
+        self.here = copy.copy(hub)
+        self.here.peers, self.here.leases, self.here.works = [], [], []
+        self._start = start
+        self.there = start()
+        self.blocks = hub.all[number :: len(TRANSPORTS)]
+        self.value = 0
+        self.steps: deque[str] = deque(maxlen=20)
+        self.connect()
+
+    def connect(self) -> None:
+        """Either end dials."""
+        name = f"play-{self.number}"
+        if self.random.random() < 0.5:
+            self.there.connect(self.here.address())
+            self.here.accept(name)
+        else:
+            self.here.connect(self.there.address())
+            self.there.accept("hub")
+
+    def restart(self) -> None:
+        self.there.finish()
+        self.there = self._start()
+        self.connect()
+
+    def next_value(self) -> int:
+        self.value = self.value % 60000 + 1
+        return self.value
+
+    def step(self) -> None:
+        """Blocks move either way, asked for by either end, and something happens meanwhile."""
+        meddling = self.random.choices(list(MEDDLING), list(MEDDLING.values()))[0]
+        verb = self.random.choice(["read", "write"])
+        asks_here = self.random.random() < 0.5 or meddling in ("stop", "close", "kill")
+        ids = self.random.sample(self.blocks, self.random.randrange(1, len(self.blocks)))
+        self.steps.append(f"{'here' if asks_here else 'there'} {verb} {len(ids)}, {meddling}")
+        asks, serves = self._ends(asks_here)
+        src, dst = (serves, asks) if verb == "read" else (asks, serves)
+        value = self.next_value()
+        src.set(value, ids)
+        dst.set(0, ids)
+        serves.grant(verb, ids)
+        token = serves.token()
+        options = {"lease": token, "integrity": self.random.random() < 0.3}
+        getattr(asks, verb)(ids, **options)
+
+        if meddling in ("nothing", "stop"):
+            if meddling == "stop":
+                self.there.stop()
+                self.there.resume()
+            self._is_done(asks.end(), dst, ids, value, fails=False)
+            serves.revoke()
+        elif meddling in ("cancel", "revoke"):
+            if meddling == "cancel":
+                asks.cancel()
+            else:
+                serves.revoke()
+                serves.set(fresh := self.next_value(), ids)
+            error = asks.end()
+            assert error is None or isinstance(error, TransferError), error
+            if verb == "read" or meddling == "cancel":
+                self._is_done(error, dst, ids, value)
+            if meddling == "cancel":
+                serves.revoke()
+                serves.set(fresh := self.next_value(), ids)
+            assert serves.is_all(fresh, ids), "bytes landed after the fence"
+            assert self.here.peer_state() == ("open", "")
+        else:
+            self._loses(meddling, asks, dst, ids, value)
+        for node in (self.here, self.there):
+            node.forget()
+
+    def _ends(self, asks_here: bool) -> tuple[Any, Any]:
+        return (self.here, self.there) if asks_here else (self.there, self.here)
+
+    def _loses(self, meddling: str, asks: Any, dst: Any, ids: list[int], value: int) -> None:
+        """The session ends in the middle, and another one begins."""
+        if meddling == "kill":
+            self.there.kill()
+        elif meddling == "close":
+            self.there.close()
+        else:
+            (self.here if meddling == "disconnect" else self.there).disconnect()
+        # Whose agent is gone cannot be asked.
+        error = asks.end()
+        if meddling in ("disconnect", "hang up") or dst is self.here:
+            self._is_done(error, dst, ids, value)
+        self.here.wait_lost()
+        if dst is self.here:
+            dst.set(fresh := self.next_value(), ids)
+            assert dst.is_all(fresh, ids)
+        if meddling in ("kill", "close"):
+            self.restart()
+        else:
+            self.there.wait_lost()
+            self.connect()
+
+    def _is_done(
+        self, error: KvxferError | None, dst: Any, ids: list[int], value: int, fails: bool = True
+    ) -> None:
+        failed: set[int] = set()
+        if error is not None:
+            assert fails, error
+            assert isinstance(error, PeerError | TransferError), error
+            failed = set(error.failed_blocks.tolist())
+            assert failed, error
+            assert failed <= set(ids), error
+        # Of a transfer that failed, what it does not name may be relied on.
+        assert dst.is_all(value, set(ids) - failed), f"done with other bytes: {error}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SOAK_S + 300)
+def test_whatever_happens_for_minutes_no_byte_is_wrong_and_nothing_is_left(
+    local: Local, remote: Remote
+) -> None:
+    print(f"seed {SEED}")
+    hub = local("hub", "shm", MEDIUM, transports=("shm", "tcp"))
+    plays = [
+        Play(
+            number,
+            hub,
+            lambda number=number, kinds=kinds: remote(  # type: ignore[misc]
+                f"play-{number}", kinds[0], MEDIUM, transports=kinds
+            ),
+        )
+        for number, kinds in enumerate(TRANSPORTS)
+    ]
+    ended = threading.Event()
+
+    def run(play: Play, until: float) -> int:
+        count = 0
+        try:
+            while not ended.is_set() and time.monotonic() < until:
+                play.step()
+                count += 1
+        except BaseException as error:
+            ended.set()
+            error.add_note(f"play {play.number}, seed {SEED}, step {count}; the last: {list(play.steps)}")
+            raise
+        return count
+
+    def run_all(seconds: float) -> int:
+        until = time.monotonic() + seconds
+        with ThreadPoolExecutor(len(plays)) as threads:
+            return sum([done.result() for done in [threads.submit(run, play, until) for play in plays]])
+
+    run_all(SOAK_S / 10)  # what is made once
+    before, theirs = footprint(), [play.there.footprint() for play in plays]
+    print("steps:", run_all(SOAK_S))
+    hub.wait_idle()
+    ends = [(before, footprint)]
+    ends += [(first, play.there.footprint) for first, play in zip(theirs, plays, strict=True)]
+    for first, now in ends:
+        deadline = time.monotonic() + BOUND_S
+        # A thread that was joined is gone a moment later.
+        while now()[0] > first[0] + MORE_DESCRIPTORS or now()[1] > first[1]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        descriptors, threads, nbytes = now()
+        assert descriptors <= first[0] + MORE_DESCRIPTORS, f"descriptors: {first[0]} -> {descriptors}"
+        assert threads <= first[1], f"threads: {first[1]} -> {threads}"
+        assert nbytes <= first[2] + MORE_NBYTES, f"resident: {first[2]} -> {nbytes}"
