@@ -126,7 +126,7 @@ lint: $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(VENV)/bin/basedpyright --pythonpath $(PY) --project tests/typing
 
 unit: $(VENV)/dev.stamp $(VENV)/module.stamp
-	$(PY) -m pytest -m "not slow and not gpu and not rdma" $(ARGS)
+	$(PY) -m pytest -m "not slow and not gpu and not rdma" -n $(JOBS) $(ARGS)
 
 # g++ 12's TSan knows fewer address layouts than newer kernels draw; where it can be had, a fixed one.
 FIXED_LAYOUT = $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -188,10 +188,11 @@ VLLM_REQUIREMENTS := tests/vllm/requirements.txt
 	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
 	  > $$site/kvxfer-first.pth; touch $@
 
-# Starting an engine takes a minute where two share two cores: pytest's own bounds are wider there.
+# Two at a time: an engine that starts keeps one core busy. A start takes minutes where others start beside it,
+# and pytest's own bounds are wider.
 test-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.vllm/bin/python -c "import kvxfer, vllm" 2>/dev/null || .vllm/bin/python -c "import kvxfer, vllm"
-	.vllm/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" -o faulthandler_timeout=290 $(ARGS)
+	.vllm/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" -n 2 --dist loadgroup -o faulthandler_timeout=590 $(ARGS)
 
 # The newest vLLM has no build for the CPU: its Python goes over the kernels and the requirements of the
 # build above, and one that it has new. Not built for the CPU, it asks the environment which it is on.
@@ -212,7 +213,7 @@ VLLM_NEXT_SHA256 := f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c7
 
 test-vllm-next: .vllm-next/vllm-$(VLLM_NEXT).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	VLLM_TARGET_DEVICE=cpu .vllm-next/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" \
-	  -o faulthandler_timeout=290 $(ARGS)
+	  -n 2 --dist loadgroup -o faulthandler_timeout=590 $(ARGS)
 
 demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.vllm/bin/python -m kvxfer.bench demo $(ARGS)
