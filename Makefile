@@ -17,6 +17,7 @@
 #   make instructions  instructions for each page and each transfer, counted by callgrind
 #   make gpu-check     on a machine with a GPU: the tests that need one, then figures; ARGS goes to the latter
 #   make wheel         dist/*.whl
+#   make constraints   what tests install, chosen anew: tests/constraints.txt
 #   make clean         removes what the others made
 #
 # PYTHON=python3.12 VENV=.venv312 tries another interpreter.
@@ -63,8 +64,10 @@ for name in names:
 print("\n".join(lines))
 endef
 export REQUIREMENTS
+# What is installed for tests, to the version; users have the ranges of pyproject.toml.
+CONSTRAINTS := tests/constraints.txt
 
-.PHONY: demo demo-vllm bench-serving-setup test lint unit native-test test-torch test-vllm test-vllm-next fuzz nightly instructions baselines gpu-check wheel clean setup
+.PHONY: demo demo-vllm bench-serving-setup test lint unit native-test test-torch test-vllm test-vllm-next fuzz nightly instructions baselines gpu-check wheel constraints clean setup
 .PHONY: $(foreach build,plain asan tsan,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -77,17 +80,17 @@ $(VENV)/venv.stamp:
 	$(PYTHON) -m venv $(VENV); touch $@
 
 # cmake and ninja come from the system where it has them.
-$(VENV)/deps.stamp: pyproject.toml $(VENV)/venv.stamp
-	@$(LOCK) if [ $@ -nt pyproject.toml ]; then exit 0; fi; \
+$(VENV)/deps.stamp: pyproject.toml $(CONSTRAINTS) $(VENV)/venv.stamp
+	@$(LOCK) if [ $@ -nt pyproject.toml ] && [ $@ -nt $(CONSTRAINTS) ]; then exit 0; fi; \
 	echo "installing dependencies into $(VENV)"; \
 	tools=""; for tool in cmake ninja; do command -v $$tool >/dev/null || tools="$$tools $$tool"; done; \
-	$(PIP) $$($(PY) -c "$$REQUIREMENTS" build) $$tools; \
-	$(PIP) -r <($(PY) -c "$$REQUIREMENTS" cli); touch $@
+	$(PIP) -c $(CONSTRAINTS) $$($(PY) -c "$$REQUIREMENTS" build) $$tools; \
+	$(PIP) -c $(CONSTRAINTS) -r <($(PY) -c "$$REQUIREMENTS" cli); touch $@
 
 $(VENV)/dev.stamp: $(VENV)/deps.stamp
 	@$(LOCK) if [ $@ -nt $(VENV)/deps.stamp ]; then exit 0; fi; \
 	echo "installing development dependencies into $(VENV)"; \
-	$(PIP) -r <($(PY) -c "$$REQUIREMENTS" dev control bench); touch $@
+	$(PIP) -c $(CONSTRAINTS) -r <($(PY) -c "$$REQUIREMENTS" dev control bench); touch $@
 
 # Editable: Python files are used where they are; the build folder is kept, so this is incremental.
 $(VENV)/module.stamp: $(NATIVE_SOURCES) $(VENV)/deps.stamp
@@ -262,6 +265,15 @@ wheel: $(VENV)/dev.stamp
 	$(PY) -m kvxfer.gpu.prebuilt
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	ls -l dist
+
+# One file for every Python that is served: uv chooses for all of them at once, and knows other indexes than
+# PyPI by UV_DEFAULT_INDEX. What stands there goes up to the newest; it says nothing of who passes with it.
+constraints: $(VENV)/venv.stamp
+	$(PIP) --upgrade --target build/uv uv
+	{ $(PY) -c "$$REQUIREMENTS" build; printf 'cmake\nninja\n'; \
+	  $(PY) -c "$$REQUIREMENTS" cli dev control bench; } | UV_CUSTOM_COMPILE_COMMAND="make constraints" \
+	  build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --upgrade \
+	  --output-file $(CONSTRAINTS) - >/dev/null
 
 clean:
 	rm -rf $(VENV) .venv-gpu kvxfer/gpu/cubins .baselines .torch .vllm .vllm-next build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
