@@ -355,15 +355,26 @@ def _count(folder: str) -> int:
 class Worker:
     """A `Node` in a process of its own. Every call of a `Node` method is a call there."""
 
-    def __init__(self, *arguments: Any, within: tuple[str, ...] = (), **options: Any) -> None:
-        """Takes what `Node` takes; `within` is the beginning of the command, e.g. another namespace."""
+    def __init__(
+        self,
+        *arguments: Any,
+        within: tuple[str, ...] = (),
+        python: str = sys.executable,
+        root: Path = ROOT,
+        **options: Any,
+    ) -> None:
+        """Takes what `Node` takes.
+
+        `within` is the beginning of the command, e.g. another namespace; another version of kvxfer is in
+        `python`'s environment, and the tests of that version are in `root`.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
             self.process = subprocess.Popen(
-                [*within, sys.executable, "-m", "tests.fault.node", str(theirs.fileno())],
-                cwd=ROOT,
+                [*within, python, "-m", "tests.fault.node", str(theirs.fileno())],
+                cwd=root,
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
