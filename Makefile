@@ -218,7 +218,7 @@ APART := 880ab3091cf6bee853245b8bc573292e06818bf2
 VERSIONS := build/versions/older-$(OLDER).stamp build/versions/apart-$(APART).stamp
 
 # In an environment of its own, beside the tests of the same commit.
-build/versions/%.stamp: $(VENV)/deps.stamp
+build/versions/%.stamp: | $(VENV)/deps.stamp
 	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
 	name=$*; commit=$${name#*-}; folder=build/versions/$${name%%-*}; \
 	git cat-file -e $$commit || { echo "no commit $$commit: it takes the whole history (git fetch --unshallow)"; exit 1; }; \

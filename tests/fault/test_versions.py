@@ -154,7 +154,6 @@ def test_a_writer_is_fenced_by_an_owner_of_the_other_version(pair: tuple[Worker,
             ended(error, "lease-ended")
         # What was on its way when the right ended has come before what follows it.
         writer.set(7)
-        owner.grant("read")
         writer.grant("read")
         owner.read([0])
         assert owner.end() is None
