@@ -12,12 +12,14 @@
 #                      VLLM_TESTS="slow or not slow" as at night, with more pairs of engines
 #   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
 #   make test-vllm-next  test-vllm under the newest vLLM, over the kernels of the other
+#   make test-versions  this version beside an older one, and one that it refuses: built of their commits
 #   make nightly       test, the slow tests, torch, a million layouts, all engines, a longer fuzz run
 #   make bench-serving-setup  vLLM for the CPU, and NIXL beside it, for `kvxfer bench serving`
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
 #   make instructions  instructions for each page and each transfer, counted by callgrind
 #   make gpu-check     on a machine with a GPU: the tests that need one, then figures; ARGS goes to the latter
 #   make wheel         dist/*.whl
+#   make constraints   what tests install, chosen anew: tests/constraints.txt
 #   make clean         removes what the others made
 #
 # PYTHON=python3.12 VENV=.venv312 tries another interpreter.
@@ -73,8 +75,10 @@ for name in names:
 print("\n".join(lines))
 endef
 export REQUIREMENTS
+# What is installed for tests, to the version; users have the ranges of pyproject.toml.
+CONSTRAINTS := tests/constraints.txt
 
-.PHONY: demo demo-vllm bench-serving-setup test lint unit native-test test-torch test-vllm test-vllm-next fuzz nightly instructions baselines gpu-check wheel clean setup
+.PHONY: demo demo-vllm bench-serving-setup test lint unit native-test test-torch test-vllm test-vllm-next test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
 .PHONY: $(foreach build,plain asan tsan,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
@@ -87,17 +91,17 @@ $(VENV)/venv.stamp:
 	$(PYTHON) -m venv $(VENV); touch $@
 
 # cmake and ninja come from the system where it has them.
-$(VENV)/deps.stamp: pyproject.toml $(VENV)/venv.stamp
-	@$(LOCK) if [ $@ -nt pyproject.toml ]; then exit 0; fi; \
+$(VENV)/deps.stamp: pyproject.toml $(CONSTRAINTS) $(VENV)/venv.stamp
+	@$(LOCK) if [ $@ -nt pyproject.toml ] && [ $@ -nt $(CONSTRAINTS) ]; then exit 0; fi; \
 	echo "installing dependencies into $(VENV)"; \
 	tools=""; for tool in cmake ninja; do command -v $$tool >/dev/null || tools="$$tools $$tool"; done; \
-	$(PIP) $$($(PY) -c "$$REQUIREMENTS" build) $$tools; \
-	$(PIP) -r <($(PY) -c "$$REQUIREMENTS" cli); touch $@
+	$(PIP) -c $(CONSTRAINTS) $$($(PY) -c "$$REQUIREMENTS" build) $$tools; \
+	$(PIP) -c $(CONSTRAINTS) -r <($(PY) -c "$$REQUIREMENTS" cli); touch $@
 
 $(VENV)/dev.stamp: $(VENV)/deps.stamp
 	@$(LOCK) if [ $@ -nt $(VENV)/deps.stamp ]; then exit 0; fi; \
 	echo "installing development dependencies into $(VENV)"; \
-	$(PIP) -r <($(PY) -c "$$REQUIREMENTS" dev control bench); touch $@
+	$(PIP) -c $(CONSTRAINTS) -r <($(PY) -c "$$REQUIREMENTS" dev control bench); touch $@
 
 # Editable: Python files are used where they are; the build folder is kept, so this is incremental.
 $(VENV)/module.stamp: $(NATIVE_SOURCES) $(VENV)/deps.stamp
@@ -218,7 +222,28 @@ test-vllm-next: .vllm-next/vllm-$(VLLM_NEXT).stamp $(VENV)/dev.stamp $(VENV)/mod
 demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.vllm/bin/python -m kvxfer.bench demo $(ARGS)
 
-nightly: test test-torch
+# The oldest commit whose frames are this version's, and the newest of those that it cannot talk to (protocol 4).
+# When the protocol changes OLDER stays, as long as its protocol is spoken.
+OLDER := 040598d140bedddea5a0b96c1434cd43c76980ec
+APART := 880ab3091cf6bee853245b8bc573292e06818bf2
+VERSIONS := build/versions/older-$(OLDER).stamp build/versions/apart-$(APART).stamp
+
+# In an environment of its own, beside the tests of the same commit.
+build/versions/%.stamp: | $(VENV)/deps.stamp
+	@$(LOCK) if [ -e $@ ]; then exit 0; fi; \
+	name=$*; commit=$${name#*-}; folder=build/versions/$${name%%-*}; \
+	git cat-file -e $$commit || { echo "no commit $$commit: it takes the whole history (git fetch --unshallow)"; exit 1; }; \
+	echo "building kvxfer of $$commit"; rm -rf $$folder; mkdir -p $$folder/source; \
+	git archive $$commit | tar -x -C $$folder/source; \
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $$folder $$folder/source; \
+	$(PYTHON) -m venv $$folder/venv; \
+	$$folder/venv/bin/python -m pip install --quiet -c $(CONSTRAINTS) $$folder/*.whl; \
+	mv $$folder/source/tests $$folder; rm -r $$folder/source; touch $@
+
+test-versions: $(VERSIONS) $(VENV)/dev.stamp $(VENV)/module.stamp
+	$(PY) -m pytest tests/fault/test_versions.py -m slow $(ARGS)
+
+nightly: test test-torch $(VERSIONS)
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)
 	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -n $(JOBS) -o timeout=0 \
 	  -o faulthandler_timeout=0 $(ARGS)
@@ -273,6 +298,15 @@ wheel: $(VENV)/dev.stamp
 	$(PY) -m kvxfer.gpu.prebuilt
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	ls -l dist
+
+# One file for every Python that is served: uv chooses for all of them at once, and knows other indexes than
+# PyPI by UV_DEFAULT_INDEX. What stands there goes up to the newest; it says nothing of who passes with it.
+constraints: $(VENV)/venv.stamp
+	$(PIP) --upgrade --target build/uv uv
+	{ $(PY) -c "$$REQUIREMENTS" build; printf 'cmake\nninja\n'; \
+	  $(PY) -c "$$REQUIREMENTS" cli dev control bench; } | UV_CUSTOM_COMPILE_COMMAND="make constraints" \
+	  build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --upgrade \
+	  --output-file $(CONSTRAINTS) - >/dev/null
 
 clean:
 	rm -rf $(VENV) .venv-gpu kvxfer/gpu/cubins .baselines .torch .vllm .vllm-next build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,8 +1,8 @@
 #include "core/transport_registry.h"
 
 #include <algorithm>
-#include <ranges>
 #include <tuple>
+#include <vector>
 
 namespace kvxfer {
 namespace {
@@ -46,9 +46,11 @@ Status check_option(const TransportOption& option, const std::string& name, cons
 }  // namespace
 
 std::string names_reaching(MemoryKind memory) {
-  const auto reaches = [memory](const TransportKind* kind) { return kind->memory.has(memory); };
-  return listed(transport_kinds() | std::views::filter(reaches),
-                [](const TransportKind* kind) { return std::string(kind->name); });
+  // A loop: clang 14 cannot read libstdc++'s views.
+  std::vector<const TransportKind*> reaching;
+  for (const TransportKind* kind : transport_kinds())
+    if (kind->memory.has(memory)) reaching.push_back(kind);
+  return listed(reaching, [](const TransportKind* kind) { return std::string(kind->name); });
 }
 
 OptionValues::OptionValues(const TransportKind& kind, const NamedOptions& named) {
@@ -75,8 +77,10 @@ const TransportKind* find_transport_kind(std::string_view name) noexcept {
 
 Result<std::vector<const TransportKind*>> transports_in_use(const std::vector<std::string>& names) {
   std::vector<const TransportKind*> used;
+  // In their order at once: std::stable_sort of libstdc++ 12 calls what clang 19 warns of.
   const auto use = [&](const TransportKind* kind) {
-    if (std::find(used.begin(), used.end(), kind) == used.end()) used.push_back(kind);
+    if (std::find(used.begin(), used.end(), kind) == used.end())
+      used.insert(std::upper_bound(used.begin(), used.end(), kind, is_nearer), kind);
   };
   for (const std::string& name : names) {
     const TransportKind* const kind = find_transport_kind(name);
@@ -89,7 +93,6 @@ Result<std::vector<const TransportKind*>> transports_in_use(const std::vector<st
       if (goes_beside(*beside, *kind)) use(beside);
   }
   if (used.empty()) return Status(Code::kInvalidArgument, "an agent needs at least one transport");
-  std::stable_sort(used.begin(), used.end(), is_nearer);
   return used;
 }
 

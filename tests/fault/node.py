@@ -385,20 +385,23 @@ class Worker:
         *arguments: Any,
         within: tuple[str, ...] = (),
         first: Callable[[], object] | None = None,
+        python: str = sys.executable,
+        root: Path = ROOT,
         **options: Any,
     ) -> None:
         """Takes what `Node` takes.
 
         `within` is the beginning of the command, e.g. another namespace; `first` runs there before there is
-        a node (`tests.fault.confinement`).
+        a node (`tests.fault.confinement`); another version of kvxfer is in `python`'s environment, and the
+        tests of that version are in `root`.
         """
         ours, theirs = socket.socketpair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
             self.process = subprocess.Popen(
-                [*within, sys.executable, "-m", "tests.fault.node", str(theirs.fileno())],
-                cwd=ROOT,
+                [*within, python, "-m", "tests.fault.node", str(theirs.fileno())],
+                cwd=root,
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 #include "core/copy/convert_kernel.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -353,8 +354,10 @@ constexpr ConvertKernel kAvx2 = make_kernel<Avx2Loops>("avx2");
 
 const ConvertKernel* avx2_convert_kernel() noexcept {
   __builtin_cpu_init();
-  const bool runs =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
+  // Of F16C the processor is asked: clang 14's __builtin_cpu_supports does not know the name.
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool has_f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
+  const bool runs = has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   return runs ? &kAvx2 : nullptr;
 }
 

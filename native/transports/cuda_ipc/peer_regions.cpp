@@ -129,8 +129,10 @@ Status PeerRegions::map(Memory& memory) const {
 
 void PeerRegions::unmap_unused() {
   for (auto& [id, memory] : memories_) {
-    const bool used = std::any_of(regions_.begin(), regions_.end(),
-                                  [&](const auto& entry) { return lies_in(entry.second, memory.exported); });
+    // A name of its own: clang 14 captures no structured binding.
+    const bool used = std::any_of(
+        regions_.begin(), regions_.end(),
+        [&exported = memory.exported](const auto& entry) { return lies_in(entry.second, exported); });
     if (!used) memory.mapped.reset();
   }
 }

@@ -203,7 +203,10 @@ void ShmTransport::after_round(std::span<Completion> completions) noexcept {
     if (peer != asked) alive = peer->pools.process().check_alive();
     asked = peer;
     if (alive.ok()) continue;
-    const auto of_it = [&](const Completion& each) { return each.work == work && each.code == Code::kOk; };
+    // A name of its own: clang 14 captures no structured binding.
+    const auto of_it = [id = work](const Completion& each) {
+      return each.work == id && each.code == Code::kOk;
+    };
     Completion& read = *std::find_if(completions.begin(), completions.end(), of_it);
     read.code = alive.code();
     try {
