@@ -106,8 +106,8 @@ def test_blocks_that_nobody_fetches_come_back(pair: Engines) -> None:
     pair.wait_empty(LEASE_TTL_S + 20)
 
 
-def test_clients_that_go_away_leave_nothing_behind(pair: Engines) -> None:
-    random_ = random.Random(7)
+def test_clients_that_go_away_leave_nothing_behind(pair: Engines, seed: int) -> None:
+    random_ = random.Random(seed)
     descriptors = num_descriptors(pair)
 
     def one(at: int) -> None:

@@ -58,7 +58,7 @@ def counted(prefill: list[Worker]) -> tuple[int, int]:
     return taken.data["receipts"], taken.data["expired"]
 
 
-@pytest.mark.parametrize("seed", range(36))
+@pytest.mark.parametrize("seed", range(36), indirect=True)
 def test_chunks_and_registrations_in_any_order(seed: int) -> None:
     random_ = random.Random(seed)
     num_tokens = random_.choice([1, 31, 32, 33, 64, 200, random_.randrange(1, 1000)])

@@ -21,6 +21,7 @@ from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, StepMetadata
 from kvxfer.connectors.vllm.worker_half import StepResults, WorkerHalf
 from kvxfer.directory import Entry
+from tests.seeds import seed_of
 
 NUM_HEADS, BLOCK_SIZE, NUM_LAYERS = 4, 32, 3
 BOUND_S = 20.0
@@ -124,7 +125,7 @@ class Pushed:
         block_sizes: tuple[int, int] = (BLOCK_SIZE, BLOCK_SIZE),
     ) -> Pushed:
         """Returns one with scattered blocks."""
-        random_ = random.Random(seed)
+        random_ = random.Random(seed_of("pushed", seed))
         src, dst = (
             tuple(random_.sample(range(1, num_blocks), -(-num_tokens // size))) for size in block_sizes
         )
@@ -161,7 +162,7 @@ class Pushed:
 
 def some_tokens(num_tokens: int, seed: int = 0) -> torch.Tensor:
     """Returns what a model would have computed: [layer, token, head, content]."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed_of("tokens", seed))
     return torch.rand(NUM_LAYERS, num_tokens, NUM_HEADS, 8, generator=generator) + 1
 
 
