@@ -13,10 +13,11 @@ import pytest
 
 from kvxfer.bench.engines.server_process import RouterServer, ServerProcess
 from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, complete, completion_request
+from tests.seeds import seed_of
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt
 
 #: Each sample draws from a seed of its own, which follows from the request's.
-SAMPLED: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 11}
+SAMPLED: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": seed_of("samples")}
 EXPIRED = "not all of its readers came"
 
 

@@ -123,11 +123,14 @@ class Pushed:
         seed: int = 0,
         num_blocks: int = 64,
         block_sizes: tuple[int, int] = (BLOCK_SIZE, BLOCK_SIZE),
+        beside: Pushed | None = None,
     ) -> Pushed:
-        """Returns one with scattered blocks."""
+        """Returns one with scattered blocks, none of which another has that is under way as well."""
         random_ = random.Random(seed_of("pushed", seed))
+        taken = ((), ()) if beside is None else (beside.src, beside.dst)
         src, dst = (
-            tuple(random_.sample(range(1, num_blocks), -(-num_tokens // size))) for size in block_sizes
+            tuple(random_.sample([*{*range(1, num_blocks)} - {*others}], -(-num_tokens // size)))
+            for size, others in zip(block_sizes, taken, strict=True)
         )
         return cls(name, src, dst, num_tokens, random_.randbytes(16), block_sizes=block_sizes)
 
