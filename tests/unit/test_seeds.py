@@ -1,0 +1,75 @@
+"""The run's seed: printed, replayed by an option or the environment, and the same for every worker."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import seeds
+
+ROOT = Path(__file__).parents[2]
+TESTS = """
+from hypothesis import given, settings, strategies as st
+from tests import seeds
+
+def test_draws(seed):
+    drawn = []
+
+    @settings(max_examples=20)
+    @given(st.integers(0, 1 << 64))
+    def draw(number):
+        drawn.append(number)
+
+    draw()
+    helpers = seeds.seed_of("helper"), seeds.next_seed("helper"), seeds.next_seed("helper")
+    assert len(set(helpers)) == 3
+    assert not ["drawn", seed, *helpers, drawn]
+"""
+
+
+def run(tree: Path, *arguments: str, **environment: str) -> str:
+    (tree / "test_made.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "KVXFER"))}
+    done = subprocess.run(
+        [*command, "-c", os.devnull, "--rootdir", str(tree), *arguments, str(tree / "test_made.py"), "-vv"],
+        cwd=ROOT,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def drawn(output: str) -> str:
+    found = re.search(r"assert not (\['drawn'.*)", output)
+    assert found, output
+    return found[1]
+
+
+def test_a_seed_draws_the_same_again_and_another_something_else(tmp_path: Path) -> None:
+    first = run(tmp_path)
+    (seed,) = re.findall(r"^seed: (\d+) ", first, re.MULTILINE)
+    assert f"replay with: pytest --seed {seed}" in first
+    wanted = drawn(first)
+    assert drawn(run(tmp_path, "--seed", seed, KVXFER_SEED="7")) == wanted
+    assert drawn(run(tmp_path, "-n", "1", KVXFER_SEED=seed)) == wanted
+    another = run(tmp_path)
+    assert f"seed: {seed} " not in another
+    assert drawn(another) != wanted
+
+
+@pytest.mark.parametrize("seed", ["4294967296", "x"])
+def test_what_is_no_seed_is_refused(tmp_path: Path, seed: str) -> None:
+    assert "KVXFER_SEED" in run(tmp_path, KVXFER_SEED=seed).partition("test session starts")[0]
+
+
+def test_seeds_are_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(seeds.ENVIRONMENT, "7")
+    assert seeds.seed_of("a", 1) == 1983051821
