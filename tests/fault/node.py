@@ -223,9 +223,9 @@ class Node:
         if self._held is not None:
             self._held.fire(self.num_layers)
 
-    def write_all_but_the_last_layer(self) -> int:
+    def write_all_but_the_last_layer(self, **options: Any) -> int:
         """Posts a write of everything that does not end before all of its layers are released."""
-        work = self.write(hold=True)
+        work = self.write(hold=True, **options)
         self.release(self.num_layers - 1, work)
         return work
 

@@ -134,6 +134,7 @@ def test_clients_that_go_away_leave_nothing_behind(engines: Engines, ranks: Rank
             ):
                 asked[side].append(threads.submit(ask, server.url, prompt, params, patience[side]))
         answers = {side: [answer.result() for answer in of_side] for side, of_side in asked.items()}
+    assert 499 in answers[who], "nobody went away"
     if who == "decode":
         assert set(answers["prefill"]) == {200}
     engines.wait_empty(30)
