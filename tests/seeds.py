@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
@@ -33,7 +34,7 @@ def choose(given: int | None = None) -> int:
 def seed_of(*names: object) -> int:
     """Returns what follows from the run's seed and these names, on every machine alike."""
     if ENVIRONMENT not in os.environ:  # a helper that is run by hand
-        print(f"{ENVIRONMENT}={choose()}", flush=True)
+        print(f"{ENVIRONMENT}={choose()}", file=sys.stderr)
     text = "\0".join(map(str, (os.environ[ENVIRONMENT], *names)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
 
