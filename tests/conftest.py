@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import hypothesis.core
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -33,14 +34,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, help="draw all that is random as a run that printed this did")
 
 
-@pytest.hookimpl(tryfirst=True)  # hypothesis reads its option in this hook, too
 def pytest_configure(config: pytest.Config) -> None:
     try:
         config.option.seed = seeds.choose(config.option.seed)  # xdist hands options to its workers
     except ValueError as error:
         raise pytest.UsageError(f"--seed or {seeds.ENVIRONMENT}: {error}") from error
-    if getattr(config.option, "hypothesis_seed", "") is None:  # without its plugin it has no option
-        config.option.hypothesis_seed = str(config.option.seed)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Of one seed for all, parts of a million examples would be the same ones again and again.
+    if getattr(item.config.option, "hypothesis_seed", None) is None:
+        hypothesis.core.global_force_seed = seeds.seed_of(item.nodeid)  # type: ignore[assignment]
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,14 @@ from tests import seeds
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
+import json
+
+import pytest
 from hypothesis import given, settings, strategies as st
 from tests import seeds
 
-def test_draws(seed):
+@pytest.mark.parametrize("part", ["a", "b"])
+def test_draws(seed, part):
     drawn = []
 
     @settings(max_examples=20)
@@ -26,9 +32,10 @@ def test_draws(seed):
         drawn.append(number)
 
     draw()
-    helpers = seeds.seed_of("helper"), seeds.next_seed("helper"), seeds.next_seed("helper")
-    assert len(set(helpers)) == 3
-    assert not ["drawn", seed, *helpers, drawn]
+    helper = seeds.seed_of("helper"), seeds.next_seed("helper"), seeds.next_seed("helper")
+    assert len(set(helper)) == 3
+    print("drawn", json.dumps([seed, helper[1], drawn]))
+    assert not drawn  # pytest shows what was printed, and how to replay it
 """
 
 
@@ -47,10 +54,13 @@ def run(tree: Path, *arguments: str, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
-def drawn(output: str) -> str:
-    found = re.search(r"assert not (\['drawn'.*)", output)
-    assert found, output
-    return found[1]
+def drawn(output: str) -> list[list[Any]]:
+    """Returns what each part drew: its seed, a helper's, and hypothesis' examples."""
+    parts: list[list[Any]] = [json.loads(found) for found in re.findall(r"^drawn (.*)", output, re.MULTILINE)]
+    assert len(parts) == 2, output
+    for one, other in zip(*parts, strict=True):
+        assert one != other, "two tests draw the same"
+    return parts
 
 
 def test_a_seed_draws_the_same_again_and_another_something_else(tmp_path: Path) -> None:
@@ -65,9 +75,12 @@ def test_a_seed_draws_the_same_again_and_another_something_else(tmp_path: Path) 
     assert drawn(another) != wanted
 
 
-@pytest.mark.parametrize("seed", ["4294967296", "x"])
-def test_what_is_no_seed_is_refused(tmp_path: Path, seed: str) -> None:
-    assert "KVXFER_SEED" in run(tmp_path, KVXFER_SEED=seed).partition("test session starts")[0]
+@pytest.mark.parametrize("told", ["-1", "4294967296", "x"])
+def test_what_is_no_seed_is_refused(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    monkeypatch.setenv(seeds.ENVIRONMENT, told)
+    with pytest.raises(ValueError, match="seed|invalid literal"):
+        seeds.choose()
+    assert seeds.choose(7) == 7
 
 
 def test_seeds_are_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
