@@ -78,7 +78,7 @@ def test_a_seed_draws_the_same_again_and_another_something_else(tmp_path: Path) 
 @pytest.mark.parametrize("told", ["-1", "4294967296", "x"])
 def test_what_is_no_seed_is_refused(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
     monkeypatch.setenv(seeds.ENVIRONMENT, told)
-    with pytest.raises(ValueError, match="seed|invalid literal"):
+    with pytest.raises(ValueError, match=r"seed|invalid literal"):
         seeds.choose()
     assert seeds.choose(7) == 7
 
