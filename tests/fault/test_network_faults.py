@@ -199,6 +199,7 @@ def test_one_rail_is_swallowed(line: Callable[..., Line]) -> None:
     ends.here.let_go()
     assert ends.here.end(read) is None
     assert ends.here.holds(3)
+    assert ends.here.stats()["rails_lost"] > 0
     assert ends.here.peer_state() == ("open", "")
     ends.still_works()
 
