@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
+import hypothesis.core
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Where pytest was not started as a module, the root is not on the path.
+if (ROOT := str(Path(__file__).resolve().parents[1])) not in sys.path:
+    sys.path.insert(0, ROOT)
+
+from tests import seeds
 
 # A failure prints the seed and the example; the database would only be a second source of truth.
 # No example is too slow on a machine that has other things to do.
@@ -19,6 +28,39 @@ settings.load_profile("kvxfer")
 # that it starts. Tests of Ctrl-C need one that is heard.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="draw all that is random as a run that printed this did")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        config.option.seed = seeds.choose(config.option.seed)  # xdist hands options to its workers
+    except ValueError as error:
+        raise pytest.UsageError(f"--seed or {seeds.ENVIRONMENT}: {error}") from error
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Of one seed for all, parts of a million examples would be the same ones again and again.
+    if getattr(item.config.option, "hypothesis_seed", None) is None:
+        hypothesis.core.global_force_seed = seeds.seed_of(item.nodeid)  # type: ignore[assignment]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.option.seed} (again: pytest --seed {config.option.seed})"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if terminalreporter.stats.keys() & {"failed", "error"}:
+        terminalreporter.write_line(f"replay with: pytest --seed {config.option.seed}", red=True)
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The test's own, which follows from the run's and from the test's name."""
+    return seeds.seed_of(request.node.nodeid)
+
 
 # All that tests name; a build may have fewer (native/CMakeLists.txt has a line for each).
 TRANSPORTS = {"cuda_ipc", "loopback", "shm", "tcp", "unix"}

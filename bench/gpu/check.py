@@ -260,7 +260,18 @@ def checkers(check: Check) -> None:
 def _checked_command() -> tuple[str, ...]:
     return (
         *("--error-exitcode", "9", sys.executable, "-m", "pytest", "-c", "tests/gpu/gpu-check.ini"),
-        *("--rootdir", ".", "tests/gpu/test_copies.py", "-m", "gpu", "-k", _CHECKED, "-v"),
+        *(
+            "--rootdir",
+            ".",
+            "--confcutdir",
+            ".",
+            "tests/gpu/test_copies.py",
+            "-m",
+            "gpu",
+            "-k",
+            _CHECKED,
+            "-v",
+        ),
         *("-p", "no:cacheprovider"),
     )
 

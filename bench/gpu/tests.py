@@ -19,6 +19,8 @@ from typing import Any, Final
 from kvxfer.bench.gpu import step as gpu_step
 from kvxfer.bench.gpu.step import Step
 
+# tests/conftest.py, which has the run's seed, stands above the settings.
+_ROOT: Final = ("--rootdir", ".", "--confcutdir", ".")
 # None of which is needed otherwise, and what else is installed there we do not know.
 _PLUGINS: Final = ("-p", "xdist.plugin", "-p", "pytest_timeout", "-p", "kvxfer.bench.gpu.tests")
 _PLAIN: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -104,7 +106,7 @@ def results(xml: Path) -> dict[str, str]:
 def _command(file: str, xml: Path, test_s: float) -> tuple[str, ...]:
     # pyproject.toml's options are of plugins that may be missing here.
     return (
-        *(sys.executable, "-m", "pytest", "-c", "tests/gpu/gpu-check.ini", "--rootdir", ".", *_PLUGINS),
+        *(sys.executable, "-m", "pytest", "-c", "tests/gpu/gpu-check.ini", *_ROOT, *_PLUGINS),
         *(
             "-n",
             "1",

@@ -36,9 +36,12 @@ class DirectorySubject(ABC):
     ----------
     ttl_s
         A time to live that the directory keeps to; how late it forgets is its own business.
+    seed
+        Of what is random: print it where a check fails.
     """
 
     ttl_s: float = 1.0
+    seed: int = 1
 
     @abstractmethod
     def open(self) -> AbstractContextManager[Directory]:
@@ -277,10 +280,10 @@ def check_a_reader_may_give_up_and_go_on(subject: DirectorySubject) -> None:
         asyncio.run(on_a_loop())
 
 
-def check_a_slow_reader_is_told_how_things_stand(subject: DirectorySubject, seed: int = 7) -> None:
+def check_a_slow_reader_is_told_how_things_stand(subject: DirectorySubject) -> None:
     """However much has happened: of each name once, and in the end what is there."""
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    print(f"seed {subject.seed}")
+    rng = random.Random(subject.seed)
     with subject.open() as directory:
         watch, slow = directory.watch_blocking("", SHORT_S), Follower()
         for _ in range(8):
@@ -296,16 +299,16 @@ def check_a_slow_reader_is_told_how_things_stand(subject: DirectorySubject, seed
             assert slow.agrees_with(directory)
 
 
-def check_many_threads_and_readers_agree(subject: DirectorySubject, seed: int = 11) -> None:
+def check_many_threads_and_readers_agree(subject: DirectorySubject) -> None:
     """Several agents come and go at once, under shared names too; every reader knows what is left."""
-    print(f"seed {seed}")
+    print(f"seed {subject.seed}")
     with subject.open() as directory:
         watches = [directory.watch_blocking("", SHORT_S) for _ in range(3)]
         followers = [Follower() for _ in watches]
         failures: list[BaseException] = []
 
         def come_and_go(number: int) -> None:
-            rng = random.Random(seed + number)
+            rng = random.Random(subject.seed + number)
             try:
                 for _ in range(50):
                     said = entry(f"agent-{rng.randrange(3)}", 1 + number)

@@ -43,7 +43,11 @@ class FaultPlan:
 
     def __str__(self) -> str:
         """Returns the form that `AgentOptions.faults` takes."""
-        return ",".join(f"{field.name}={getattr(self, field.name):g}" for field in fields(self))
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return ",".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in values.items()
+        )
 
     @property
     def loses_rails(self) -> bool:

@@ -13,7 +13,7 @@ BOUND_S = 60.0
 COUNT = 200
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(3), indirect=True)
 def test_who_is_cancelled_while_it_waits_leaves_the_others_in_their_order(seed: int) -> None:
     draw = random.Random(seed)
     with Agent("here", AgentOptions(max_transfers_per_peer=1)) as here, Agent("there") as there:

@@ -332,7 +332,7 @@ def back_regions(peer: Peer) -> Any:
 DOCUMENTED = (AgentError, PeerError, TransferError, UsageError, TimeoutError)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(8), indirect=True)
 def test_every_verb_beside_a_close_raises_what_is_documented(seed: int) -> None:
     """Each thread runs verbs in an order of its own while another closes one of the agents, then the next."""
     draw = random.Random(seed)

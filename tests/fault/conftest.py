@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("kvxfer._native", reason="the native module is not built")
-
-# Where pytest was not started as a module, the root is not on the path.
-if (ROOT := str(Path(__file__).resolve().parents[2])) not in sys.path:
-    sys.path.insert(0, ROOT)
 
 from tests.fault.node import Node, Worker
 

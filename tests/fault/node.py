@@ -41,8 +41,6 @@ LONG_S: Final = 2 * BOUND_S
 # Patience of whoever is to find out that a peer is silent; all others are patient, since a machine that
 # starves one process for a moment is no reason to lose it.
 HASTY_S: Final = 3.0
-# Of what is random in a test; it is in the words of a failure.
-SEED: Final = 20261124
 SECRET: Final = b"a secret for tests only"
 
 _RAILS: Final = {
@@ -95,6 +93,7 @@ class Node:
         self.peers: list[Any] = []
         self.leases: list[Any] = []
         self.works: list[Any] = []
+        self._held: Any = None  # what the last layer of a read waits for
 
     # ---- memory -----------------------------------------------------------------------------
 
@@ -224,10 +223,29 @@ class Node:
         self.works.append(self.agent.expect(tag, self.all if ids is None else ids, timeout_s=timeout_s))
         return len(self.works) - 1
 
-    def read_until_bytes_land(self, **options: Any) -> int:
-        """Posts a read of everything into cleared memory, and returns in the middle of it."""
+    def read_until_bytes_land(self, *, held: bool = False, **options: Any) -> int:
+        """Posts a read of everything into cleared memory, and returns in the middle of it.
+
+        A read that is held does not end before `let_go`, however slow this machine is: its last layer
+        waits. One that is free may have ended when this returns.
+        """
+        if held:
+            self._held = self.agent.trigger()
+            options["after"] = self._held.by_layer(1)
+            self._held.fire(self.num_layers - 1)
         work = self.read(**options)
         self.until_bytes_land()
+        return work
+
+    def let_go(self) -> None:
+        """Lets the last layer of a read go that was held; of one that was free there is nothing to do."""
+        if self._held is not None:
+            self._held.fire(self.num_layers)
+
+    def write_all_but_the_last_layer(self, **options: Any) -> int:
+        """Posts a write of everything that does not end before all of its layers are released."""
+        work = self.write(hold=True, **options)
+        self.release(self.num_layers - 1, work)
         return work
 
     def until_bytes_land(self, timeout_s: float = BOUND_S) -> None:

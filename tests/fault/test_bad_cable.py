@@ -8,7 +8,7 @@ import pytest
 
 from kvxfer.errors import KvxferError, PeerError, TransferError
 from tests.fault.bad_cable import BadCable, Ills, why_not
-from tests.fault.node import SECRET, SEED, SMALL, Worker
+from tests.fault.node import SECRET, SMALL, Worker
 
 ILLS = {
     "lost": Ills(lost=0.03),
@@ -26,8 +26,8 @@ def _possible() -> None:
 
 
 @pytest.fixture
-def cable() -> Iterator[BadCable]:
-    with BadCable(SEED) as one:
+def cable(seed: int) -> Iterator[BadCable]:
+    with BadCable(seed) as one:
         yield one
 
 
@@ -57,13 +57,13 @@ def test_packets_that_are_lost_doubled_late_or_spoilt_cost_time_alone(
         there.fill(seed)
         there.grant("read")
         here.read(lease=there.token())
-        assert here.end() is None, f"{name}, seed {SEED}"
-        assert here.holds(seed), f"{name}, seed {SEED}"
+        assert here.end() is None, name
+        assert here.holds(seed), name
         here.fill(seed + 100)
         there.grant("write")
         here.write(lease=there.token())
-        assert here.end() is None, f"{name}, seed {SEED}"
-        assert there.holds(seed + 100), f"{name}, seed {SEED}"
+        assert here.end() is None, name
+        assert there.holds(seed + 100), name
         assert here.peer_state() == there.peer_state() == ("open", "")
         wanted = [ill for ill in ("lost", "doubled", "late", "spoilt") if getattr(ills, ill)]
         assert all(cable.counts[ill] for ill in wanted), (name, cable.counts)
@@ -86,7 +86,7 @@ def test_what_no_checksum_of_the_network_finds_is_never_taken_for_good(
         except PeerError as lost:
             error = lost
         if error is None:
-            assert here.holds(seed), f"seed {SEED}"
+            assert here.holds(seed)
         else:
             assert isinstance(error, PeerError | TransferError), error
             found.append(error.code)

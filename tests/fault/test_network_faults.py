@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import socket
@@ -89,26 +90,23 @@ def test_control_connection_is_cut(line: Callable[..., Line]) -> None:
     ends.rails_up(2)
     ends.there.grant("read")
     lease = ends.here.grant("write")
-    read = ends.here.read_until_bytes_land()
+    read = ends.here.read_until_bytes_land(held=True)
     ends.proxy.control.cut()
     error = ends.here.end(read)
-    if error is None:
-        assert ends.here.holds(3)
-    else:
-        assert isinstance(error, PeerError | TransferError), error
-        assert error.code in LOST, error
+    assert isinstance(error, PeerError | TransferError), error
+    assert error.code in LOST, error
     assert ends.here.wait_lost() in LOST
     assert ends.there.wait_lost() in LOST
     assert ends.here.wait_lease(lease) == "peer-lost"
     ends.still_works()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_one_rail_is_cut_and_the_other_carries_on(line: Callable[..., Line], seed: int) -> None:
+@pytest.mark.parametrize("rail", [1, 2])
+def test_one_rail_is_cut_and_the_other_carries_on(line: Callable[..., Line], rail: int, seed: int) -> None:
     ends = line()
     ends.rails_up(2)
     ends.there.grant("read")
-    dying = ends.proxy.links[seed]
+    dying = ends.proxy.links[rail]
     # Within the 4 MiB that each rail is asked for at once, so that it comes to it however slow this one is.
     dying.cut_after_nbytes = dying.passed_nbytes + random.Random(seed).randrange(1 << 16, 7 << 19)
     read = ends.here.read()
@@ -158,18 +156,18 @@ def test_a_connection_is_half_closed(line: Callable[..., Line], which: int) -> N
     ends = line()
     ends.rails_up(2)
     ends.there.grant("read")
-    read = ends.here.read_until_bytes_land()
+    read = ends.here.read_until_bytes_land(held=True)
     ends.proxy.links[which].half_close()
-    error = ends.here.end(read)
-    if error is None:
-        assert ends.here.holds(3)
-    else:
-        assert which == 0, f"one rail was lost, and the other could have carried on: {error}"
-        assert error.code in LOST
     if which == 0:
+        error = ends.here.end(read)
+        assert isinstance(error, PeerError | TransferError), error
+        assert error.code in LOST, error
         assert ends.there.wait_lost() in LOST
         assert ends.here.wait_lost() in LOST
     else:
+        ends.here.let_go()
+        assert ends.here.end(read) is None, "one rail was lost, and the other could have carried on"
+        assert ends.here.holds(3)
         assert ends.here.peer_state() == ("open", "")
     ends.still_works()
 
@@ -180,16 +178,12 @@ def test_traffic_is_swallowed(line: Callable[..., Line]) -> None:
     ends.there.grant("read")
     ends.there.grant("write")
     write = ends.here.write(hold=True)
-    read = ends.here.read_until_bytes_land()
+    read = ends.here.read_until_bytes_land(held=True)
     ends.proxy.blackhole()
-    error = ends.here.end(read)
-    if error is None:
-        assert ends.here.holds(3)
-    else:
+    for work in (read, write):
+        error = ends.here.end(work)
+        assert isinstance(error, PeerError | TransferError), error
         assert error.code == "peer-silent", error
-    error = ends.here.end(write)
-    assert error is not None
-    assert error.code == "peer-silent", error
     assert ends.here.wait_lost() == "peer-silent"
     assert ends.there.wait_lost() == "peer-silent"
     ends.still_works()
@@ -200,10 +194,12 @@ def test_one_rail_is_swallowed(line: Callable[..., Line]) -> None:
     ends = line(silent_timeout_s=HASTY_S)
     ends.rails_up(2)
     ends.there.grant("read")
-    read = ends.here.read_until_bytes_land()
+    read = ends.here.read_until_bytes_land(held=True)
     ends.proxy.links[1].swallow = True
+    ends.here.let_go()
     assert ends.here.end(read) is None
     assert ends.here.holds(3)
+    assert ends.here.stats()["rails_lost"] > 0
     assert ends.here.peer_state() == ("open", "")
     ends.still_works()
 
@@ -307,8 +303,7 @@ def throw(address: str, data: bytes, *, wait: bool) -> None:
             pass  # closed on us, or silent: both are fine
 
 
-def test_bytes_of_strangers_disturb_nothing(line: Callable[..., Line]) -> None:
-    seed = 20240229
+def test_bytes_of_strangers_disturb_nothing(line: Callable[..., Line], seed: int) -> None:
     rng = random.Random(seed)
     ends = line(handshake_timeout_s=HASTY_S)
     ends.rails_up(2)
@@ -316,18 +311,16 @@ def test_bytes_of_strangers_disturb_nothing(line: Callable[..., Line]) -> None:
     recorded = [bytes(link.sent) for link in ends.proxy.links]
     assert all(recorded)
     before, before_here = ends.there.footprint()[0], footprint()[0]
-    failures = []
-    for i in range(300):
-        if i % 50 == 0:
-            ends.here.set(0)
-            read = ends.here.read()
-        target = ends.there.address() if i % 2 else ends.here.address()
-        throw(target, garbage(rng, recorded), wait=i % 3 == 0)
-        if i % 50 == 49:
-            error = ends.here.end(read)
-            if error is not None or not ends.here.holds(3):
-                failures.append((i, error))
-    assert not failures, f"seed {seed}: {failures}"
+    addresses = ends.there.address(), ends.here.address()
+    for _ in range(6):
+        ends.here.set(0)
+        read = ends.here.read_until_bytes_land(held=True)  # all of it comes while they talk
+        for i in range(50):
+            throw(addresses[i % 2], garbage(rng, recorded), wait=i % 3 == 0)
+        assert ends.here.state(read) == "pending"
+        ends.here.let_go()
+        assert ends.here.end(read) is None
+        assert ends.here.holds(3)
     assert ends.here.peer_state() == ("open", "")
     assert ends.there.peer_state() == ("open", "")
     deadline = time.monotonic() + BOUND_S  # a stranger has handshake_timeout_s
@@ -335,8 +328,8 @@ def test_bytes_of_strangers_disturb_nothing(line: Callable[..., Line]) -> None:
         ends.there.footprint()[0] > before or footprint()[0] > before_here
     ):
         time.sleep(0.05)
-    assert ends.there.footprint()[0] <= before, f"descriptors leaked (seed {seed})"
-    assert footprint()[0] <= before_here, f"descriptors leaked (seed {seed})"
+    assert ends.there.footprint()[0] <= before, "descriptors leaked"
+    assert footprint()[0] <= before_here, "descriptors leaked"
     ends.still_works()
 
 
@@ -346,7 +339,9 @@ def test_strangers_that_say_nothing_are_sent_away(local: Local) -> None:
     host, _, port = node.address().removeprefix("tcp://").rpartition(":")
     strangers = [socket.create_connection((host, int(port)), BOUND_S) for _ in range(50)]
     for stranger in strangers:
-        assert stranger.recv(1 << 16) is not None
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(1 << 16):  # until the node ends it; TimeoutError where it does not
+                pass
     deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline and footprint()[0] > before + 50:
         time.sleep(0.05)

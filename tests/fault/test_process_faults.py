@@ -1,6 +1,7 @@
 """The peer's process is killed, stopped or restarted in mid-transfer. The survivor says what was lost.
 
-Transfers of 64 MiB, or writes that are held back, so that the fault falls into the middle.
+Transfers of 64 MiB, or such as are held back until the fault has come: free ones may end before it on a slow
+machine, and are about what they may say then.
 """
 
 from __future__ import annotations
@@ -133,42 +134,37 @@ def test_one_of_three_sources_is_killed_while_one_group_reads_from_all(
     dst.wait_idle()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
 def test_source_is_killed_in_the_middle_of_a_read(
-    transport: str, local: Local, remote: Remote, seed: int
+    transport: str, local: Local, remote: Remote, held: bool
 ) -> None:
     dst = local("survivor", transport, LARGE)
     src = remote("victim", transport, LARGE)
-    src.fill(seed)
+    src.fill(1)
     join(dst, src)
     src.grant("read")
-    read = dst.read_until_bytes_land()
-    time.sleep(0.002 * (seed - 1))
+    read = dst.read_until_bytes_land(held=held)
     src.kill()
     error = dst.end(read)
-    if error is None:
-        assert dst.holds(seed)
+    if error is None and not held:
+        assert dst.holds(1)
     else:
         lost(error)
     assert dst.wait_lost() in LOST
     dst.wait_idle()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_destination_is_killed_in_the_middle_of_a_read(
-    transport: str, local: Local, remote: Remote, seed: int
-) -> None:
+def test_destination_is_killed_in_the_middle_of_a_read(transport: str, local: Local, remote: Remote) -> None:
     src = local("survivor", transport, LARGE)
     dst = remote("victim", transport, LARGE)
-    src.fill(seed)
+    src.fill(1)
     join(src, dst)
     lease = src.grant("read")
-    dst.read_until_bytes_land()
-    time.sleep(0.002 * (seed - 1))
+    dst.read_until_bytes_land(held=True)
     dst.kill()
     assert src.wait_lease(lease) == "peer-lost"
     assert src.wait_lost() in LOST
-    assert src.holds(seed)
+    assert src.holds(1)
     src.wait_idle()
 
 
@@ -183,7 +179,7 @@ def test_a_reader_that_is_killed_leaves_a_bearer_lease_to_the_others(
     join(src, victim)
     join(src, survivor)
     read = survivor.read(lease=token)
-    victim.read_until_bytes_land(lease=token)
+    victim.read_until_bytes_land(lease=token, held=True)
     victim.kill()
     assert survivor.end(read) is None
     assert survivor.holds(3)
@@ -271,58 +267,59 @@ def test_a_peer_that_is_stopped_takes_no_more_messages_than_there_is_room_for(
     sender.wait_idle()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("how", "held"), [("silence", False), ("revoke", False), ("revoke", True)])
 def test_resumed_reader_never_reports_stale_bytes_done(
-    transport: str, local: Local, remote: Remote, seed: int
+    transport: str, local: Local, remote: Remote, how: str, held: bool
 ) -> None:
     """Contract 5 at the source: the lease ended and the pages were reused while the reader slept."""
     src = local("survivor", transport, LARGE, silent_timeout_s=HASTY_S)
     dst = remote("victim", transport, LARGE)
-    src.fill(seed)
+    src.fill(1)
     join(src, dst)
     lease = src.grant("read")
-    read = dst.read_until_bytes_land()
-    time.sleep(0.002 * (seed - 1))
+    read = dst.read_until_bytes_land(held=held)
     dst.stop()
-    if seed == 2:
+    if how == "revoke":
         assert src.revoke(lease) == "revoked"
     else:
         assert src.wait_lease(lease) == "peer-lost"
     src.set(7)
     dst.resume()
+    dst.let_go()
     error = dst.end(read)
-    if error is None:
-        assert dst.holds(seed), f"done with bytes of another use of the pages (seed {seed})"
+    if error is None and not held:
+        assert dst.holds(1), "done with bytes of another use of the pages"
     else:
         assert isinstance(error, PeerError | TransferError), error
         assert len(error.failed_blocks)
     assert src.is_all(7)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
+@pytest.mark.parametrize("order", [1, -1], ids=["sleeper first", "awake first"])
 def test_revoke_fences_every_reader_of_a_bearer_lease(
-    transport: str, local: Local, remote: Remote, seed: int
+    transport: str, local: Local, remote: Remote, order: int, held: bool
 ) -> None:
     """Contract 5 at the source, for two readers at once: one sleeps, one goes on."""
     src = local("source", transport, LARGE)
-    src.fill(seed)
+    src.fill(1)
     src.grant("read", peer=None)
     token = src.token()
     sleeper, awake = remote("sleeper", transport, LARGE), remote("awake", transport, LARGE)
     join(src, sleeper)
     join(src, awake)
     # On two processors it decides who is in the middle when the right ends.
-    first, second = (sleeper, awake) if seed == 1 else (awake, sleeper)
-    first.read_until_bytes_land(lease=token)
-    second.read_until_bytes_land(lease=token)
+    for reader in (sleeper, awake)[::order]:
+        reader.read_until_bytes_land(lease=token, held=held)
     sleeper.stop()
     assert src.revoke() == "revoked"
     src.set(7)
     sleeper.resume()
     for reader in (sleeper, awake):
+        reader.let_go()
         error = reader.end()
-        if error is None:
-            assert reader.holds(seed), f"done with bytes of another use of the pages (seed {seed})"
+        if error is None and not held:
+            assert reader.holds(1), "done with bytes of another use of the pages"
         else:
             assert isinstance(error, PeerError | TransferError), error
             assert error.code in {"lease-ended", *LOST}, error
@@ -342,16 +339,14 @@ def test_nothing_lands_from_a_writer_that_slept_past_the_fence(
     src.fill(3)
     join(dst, src)
     lease = dst.grant("write")
-    src.write()
+    src.write_all_but_the_last_layer()
     dst.until_bytes_land()
     src.stop()
-    # On shm the bytes need no source, so the transfer may have ended; the fence is due all the same.
     assert dst.wait_lease(lease) == "peer-lost"
     dst.set(7)
     src.resume()
-    error = src.end()
-    if error is not None:
-        lost(error)
+    src.release(LARGE[0])
+    lost(src.end())
     time.sleep(0.2)
     assert dst.is_all(7), "bytes landed after the fence"
 

@@ -119,6 +119,7 @@ def settle(node: Node) -> None:
     deadline = time.monotonic() + BOUND_S
     while node.agent.peers and time.monotonic() < deadline:
         time.sleep(0.01)
+    assert not node.agent.peers
     node.agent.take_notification()
     gc.collect()
     time.sleep(0.1)

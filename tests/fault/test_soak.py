@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 
 from kvxfer.errors import KvxferError, PeerError, TransferError
-from tests.fault.node import BOUND_S, MEDIUM, SEED, Node, Worker, footprint
+from tests.fault.node import BOUND_S, MEDIUM, Node, Worker, footprint
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -46,9 +46,9 @@ MORE_DESCRIPTORS, MORE_NBYTES = 4, 48 << 20
 class Play:
     """A peer in a process of its own, the blocks that are its share, and what is done with them."""
 
-    def __init__(self, number: int, hub: Node, start: Callable[[], Worker]) -> None:
+    def __init__(self, number: int, seed: int, hub: Node, start: Callable[[], Worker]) -> None:
         self.number = number
-        self.random = random.Random(SEED + number)
+        self.random = random.Random(seed + number)
         # The agent and memory are everybody's, peers, leases and works are this play's.
         self.here = copy.copy(hub)
         self.here.peers, self.here.leases, self.here.works = [], [], []
@@ -163,13 +163,13 @@ class Play:
 @pytest.mark.slow
 @pytest.mark.timeout(SOAK_S + 300)
 def test_whatever_happens_for_minutes_no_byte_is_wrong_and_nothing_is_left(
-    local: Local, remote: Remote
+    local: Local, remote: Remote, seed: int
 ) -> None:
-    print(f"seed {SEED}")
     hub = local("hub", "shm", MEDIUM, transports=("shm", "tcp"))
     plays = [
         Play(
             number,
+            seed,
             hub,
             lambda number=number, kinds=kinds: remote(  # type: ignore[misc]
                 f"play-{number}", kinds[0], MEDIUM, transports=kinds
@@ -187,7 +187,7 @@ def test_whatever_happens_for_minutes_no_byte_is_wrong_and_nothing_is_left(
                 count += 1
         except BaseException as error:
             ended.set()
-            error.add_note(f"play {play.number}, seed {SEED}, step {count}; the last: {list(play.steps)}")
+            error.add_note(f"play {play.number}, step {count}; the last: {list(play.steps)}")
             raise
         return count
 

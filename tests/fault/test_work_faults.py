@@ -64,34 +64,42 @@ def still_works(here: Node, there: Worker) -> None:
 # ---- fences ---------------------------------------------------------------------------------------
 
 
+#: What is held is open when its fence comes; what is free may have ended on a slow machine.
+free_or_held = pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
+
+
+@free_or_held
 @pytest.mark.parametrize("how", ["revoke", "deregister"])
-def test_fence_at_the_destination(here: Node, there: Worker, how: str) -> None:
+def test_fence_at_the_destination(here: Node, there: Worker, how: str, held: bool) -> None:
     here.grant("write")
-    there.write()
+    there.write_all_but_the_last_layer() if held else there.write()
     here.until_bytes_land()
     here.revoke() if how == "revoke" else here.deregister()
     here.set(7)
+    if held:
+        there.release(MEDIUM[0])
     error = there.end()
     time.sleep(0.1)
     assert here.is_all(7), "bytes landed after the fence"
-    if error is not None:
+    if held or error is not None:
         ended(error, "lease-ended", "region-gone")
     assert here.peer_state() == ("open", "")
     if how == "revoke":
         still_works(here, there)
 
 
+@free_or_held
 @pytest.mark.parametrize("how", ["revoke", "deregister"])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_fence_at_the_source(here: Node, there: Worker, how: str, seed: int) -> None:
+def test_fence_at_the_source(here: Node, there: Worker, how: str, held: bool, seed: int) -> None:
     """The source is the other process: a read is done with what was there before, or not done."""
     there.grant("read")
-    read = here.read_until_bytes_land()
+    read = here.read_until_bytes_land(held=held)
     time.sleep(random.Random(seed).random() * 0.005)
     there.revoke() if how == "revoke" else there.deregister()
     there.set(7)
+    here.let_go()
     error = here.end(read)
-    if error is None:
+    if error is None and not held:
         assert here.holds(3)
     else:
         ended(error, "lease-ended", "region-gone")
@@ -150,12 +158,14 @@ def test_cancel(here: Node, there: Worker, where: str) -> None:
     still_works(here, there)
 
 
-def test_cancelled_read(here: Node, there: Worker) -> None:
+@free_or_held
+def test_cancelled_read(here: Node, there: Worker, held: bool) -> None:
     there.grant("read")
-    read = here.read_until_bytes_land()
+    read = here.read_until_bytes_land(held=held)
     here.cancel(read)
+    here.let_go()
     error = here.end(read)
-    if error is None:
+    if error is None and not held:
         assert here.holds(3)
     else:
         ended(error, "cancelled")
@@ -171,24 +181,20 @@ def test_agent_is_closed_with_work_in_flight(here: Node, there: Worker, end: str
     lease = here.grant("read")
     write_lease = there.grant("write")
     write = here.write([0, 1], hold=True)
-    read = here.read_until_bytes_land()
+    read = here.read_until_bytes_land(held=True)
     if end == "source":
         there.close()
         for work in (read, write):
             error = here.end(work)
-            if error is None:
-                assert work == read
-                assert here.holds(3)
-            else:
-                assert isinstance(error, PeerError | TransferError), error
-                assert len(error.failed_blocks)
+            assert isinstance(error, PeerError | TransferError), error
+            assert len(error.failed_blocks)
         assert here.wait_lease(lease) == "peer-lost"
         assert here.wait_lost() in {"peer-lost", "closed"}
         return
     here.close()
     here.set(7)
     for work in (read, write):
-        assert here.state(work) in ("done", "failed", "cancelled")
+        assert here.state(work) in ("failed", "cancelled")
     time.sleep(0.1)
     assert here.is_all(7), "bytes landed in memory of a closed agent"
     assert there.wait_lease(write_lease) == "peer-lost"

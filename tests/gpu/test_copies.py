@@ -153,12 +153,12 @@ def test_layouts_of_every_kind_are_copied_to_and_from_the_host(
 @pytest.mark.parametrize("page_nbytes", [2048, 2064, 4096, 16384, 18432, 65536, 65552, 100_000 // 16 * 16])
 @pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("num_ctas", [1, 3, 132])
-def test_pages_in_random_order_arrive(page_nbytes: int, bulk: bool, num_ctas: int) -> None:
+def test_pages_in_random_order_arrive(page_nbytes: int, bulk: bool, num_ctas: int, seed: int) -> None:
     num_pages, num_layers = 97, 3
     shape = num_layers, num_pages, page_nbytes
     layout = kvxfer.KVLayout.from_tensor(np.zeros(shape, np.uint8), axes="lbd")
     program = compile_program(layout, layout)
-    random = np.random.default_rng(page_nbytes + num_ctas)
+    random = np.random.default_rng(seed)
     src, before = (random.integers(0, 256, num_layers * num_pages * page_nbytes, np.uint8) for _ in range(2))
     src_ids, dst_ids = (random.permutation(num_pages)[:61].astype(np.uint32) for _ in range(2))
     wanted = on_processor(program, range(num_layers), src_ids, dst_ids, 0, src, before)
@@ -174,12 +174,12 @@ def test_pages_in_random_order_arrive(page_nbytes: int, bulk: bool, num_ctas: in
 @pytest.mark.parametrize(("src_dtype", "dst_dtype"), list(itertools.permutations(DTYPES, 2)))
 @pytest.mark.parametrize("saturate", [False, True])
 def test_every_number_becomes_what_the_processor_makes_of_it(
-    stream: CopyStream, src_dtype: str, dst_dtype: str, saturate: bool
+    stream: CopyStream, src_dtype: str, dst_dtype: str, saturate: bool, seed: int
 ) -> None:
     # All patterns of 16 bits and of 8; of float32 those that have them in the upper half, and random ones.
     patterns = np.arange(1 << 16, dtype=np.uint32)
     if NBYTES[src_dtype] == 4:
-        random = np.random.default_rng(1).integers(0, 1 << 32, 1 << 16, np.uint32)
+        random = np.random.default_rng(seed).integers(0, 1 << 32, 1 << 16, np.uint32)
         src = np.concatenate([patterns << np.uint32(16), random]).view(np.uint8)
     else:
         src = patterns.astype({1: np.uint8, 2: np.uint16}[NBYTES[src_dtype]]).view(np.uint8)

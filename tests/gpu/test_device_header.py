@@ -99,7 +99,7 @@ def test_one_thread_fires(module_of: Any) -> None:
         assert trigger.value == 7
 
 
-def test_ctas_start_the_transfer_of_each_page(module_of: Any) -> None:
+def test_ctas_start_the_transfer_of_each_page(module_of: Any, seed: int) -> None:
     import numpy as np
     import torch
 
@@ -118,7 +118,7 @@ def test_ctas_start_the_transfer_of_each_page(module_of: Any) -> None:
         target.grant(dst.accept_blocking("src", TIMEOUT_S), None, "write", ttl_s=TIMEOUT_S)
         remote = there.region_blocking("kv", TIMEOUT_S)
         post = module_of((EXAMPLES / "post_pages.cu").read_text(), "post_pages")
-        blocks = np.random.default_rng(1).permutation(num_blocks)
+        blocks = np.random.default_rng(seed).permutation(num_blocks)
         table = torch.tensor(blocks, dtype=torch.int32, device="cuda")
         lost = torch.zeros(1, dtype=torch.int32, device="cuda")
         with src.command_ring(128) as ring:

@@ -1,4 +1,8 @@
-"""A native agent that does nothing by itself: unit tests say what happens, and when."""
+"""A native agent that does nothing by itself: unit tests say what happens, and when.
+
+The classes ``Fake...`` define what the native classes do, with their parameters (tests/unit/test_stubs.py);
+how a test moves them stands in the classes below them.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvxfer.session.requests import Expected, Grant, Program
+from kvxfer.session.requests import Expected, Grant, Program, Terms
 
 
-class FakeHandle:
-    """A transfer whose state the test sets."""
+class HandleControls:
+    """How a test moves a transfer."""
 
-    def __init__(self, core: FakeCore, number: int) -> None:
+    def __init__(self, core: CoreControls, number: int) -> None:
         self.core = core
         self.id = number
         self.state = "pending"
@@ -31,6 +35,21 @@ class FakeHandle:
         self.cancelled = False
         self.gpu = 0
         self.waits: list[tuple[int, int | None]] = []
+
+    def arrive(self, layer: int) -> None:
+        self.arrived.add(layer)
+        self.core.happen("layer", handle=self.id, layer=layer)
+
+    def end(
+        self, state: str = "done", code: int = 0, message: str = "", failed: tuple[int, ...] = ()
+    ) -> None:
+        self.failed_blocks = np.array(failed, np.uint32)
+        self.code, self.message, self.state, self.ended_ns = code, message, state, 3
+        self.core.happen("ended", handle=self.id)
+
+
+class FakeHandle(HandleControls):
+    """A transfer whose state the test sets."""
 
     def wait(self, timeout_s: float) -> bool:
         return self.state != "pending"
@@ -54,38 +73,31 @@ class FakeHandle:
         self.waits.append((stream, layer))
         return SimpleNamespace(outcome=0, address=64)
 
-    # What the test makes happen.
-
-    def arrive(self, layer: int) -> None:
-        self.arrived.add(layer)
-        self.core.happen("layer", handle=self.id, layer=layer)
-
-    def end(
-        self, state: str = "done", code: int = 0, message: str = "", failed: tuple[int, ...] = ()
-    ) -> None:
-        self.failed_blocks = np.array(failed, np.uint32)
-        self.code, self.message, self.state, self.ended_ns = code, message, state, 3
-        self.core.happen("ended", handle=self.id)
-
 
 class FakeRoute:
     """Records what is posted by it as the core's ``post``: peer, program, ids, layers, and the rest."""
 
-    def __init__(self, core: FakeCore, peer: int, program: int, first: int, count: int, as_ids: Any) -> None:
-        self.core = core
-        self.peer, self.program, self.first, self.count = peer, program, first, count
-        self.as_ids = as_ids
+    def __init__(self, core: CoreControls, route: tuple[int, int, int, int], as_ids: Any) -> None:
+        self._core, self._route, self._as_ids = core, route, as_ids
 
-    def post(self, src: Any, dst: Any, num_fine: int, *named: Any) -> FakeHandle:
-        *known, terms = named  # notify, timeout_s, context
-        src_ids, dst_ids = self.as_ids(src), self.as_ids(dst)
-        layers = self.first, self.count
-        told = (self.peer, self.program, src_ids, dst_ids, num_fine, *layers, *known, *terms)
-        return self.core.made("post", told)
+    def post(
+        self,
+        src_blocks: Any,
+        dst_blocks: Any,
+        num_fine: int,
+        notify: bytes,
+        timeout_s: float | None,
+        context: str | bytes,
+        terms: Terms,
+    ) -> FakeHandle:
+        peer, program, *layers = self._route
+        ids = self._as_ids(src_blocks), self._as_ids(dst_blocks)
+        told = (peer, program, *ids, num_fine, *layers, notify, timeout_s, context, *terms)
+        return self._core.made("post", told)
 
 
-class FakeCore:
-    """Records what it is told, and reports what `happen` says."""
+class CoreControls:
+    """How a test moves an agent, and what it has been told."""
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.is_copying = False  # a device, whatever has ended
@@ -133,6 +145,18 @@ class FakeCore:
             "code": 0,
             "message": "",
         }
+
+    def made(self, name: str, arguments: tuple[Any, ...]) -> FakeHandle:
+        self.calls.append((name, arguments))
+        self.handles.append(FakeHandle(self, len(self.handles) + 1))
+        return self.handles[-1]
+
+    def called(self, name: str) -> list[Any]:
+        return [arguments for called, arguments in self.calls if called == name]
+
+
+class FakeCore(CoreControls):
+    """Records what it is told, and reports what `happen` says."""
 
     def trigger(self) -> Any:
         from kvxfer._native import trigger_over
@@ -201,8 +225,17 @@ class FakeCore:
     def stats(self) -> dict[str, int]:
         return {"transfers": len(self.handles)}
 
-    def register(self, *arguments: Any) -> int:
-        self.calls.append(("register", arguments))
+    def register(
+        self,
+        name: str,
+        spans: Any,
+        num_blocks: int,
+        footprint: Any,
+        layout: bytes,
+        device: int,
+        owner: object,
+    ) -> int:
+        self.calls.append(("register", (name, spans, num_blocks, footprint, layout, device, owner)))
         self.num_regions += 1
         return self.num_regions
 
@@ -241,9 +274,16 @@ class FakeCore:
         return 40 + len(self.calls)
 
     def route(
-        self, peer: int, program: int, first: int, count: int, timeout_s: float, integrity: bool, as_ids: Any
+        self,
+        peer: int,
+        program: int,
+        first_layer: int,
+        num_layers: int,
+        timeout_s: float,
+        integrity: bool,
+        as_ids: Any,
     ) -> FakeRoute:
-        return FakeRoute(self, peer, program, first, count, as_ids)
+        return FakeRoute(self, (peer, program, first_layer, num_layers), as_ids)
 
     def expect(self, expected: Expected) -> FakeHandle:
         return self.made("expect", expected)
@@ -264,14 +304,6 @@ class FakeCore:
 
     def lease_state(self, lease: int) -> str:
         return self.lease_states[lease]
-
-    def made(self, name: str, arguments: tuple[Any, ...]) -> FakeHandle:
-        self.calls.append((name, arguments))
-        self.handles.append(FakeHandle(self, len(self.handles) + 1))
-        return self.handles[-1]
-
-    def called(self, name: str) -> list[Any]:
-        return [arguments for called, arguments in self.calls if called == name]
 
 
 @pytest.fixture

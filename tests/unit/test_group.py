@@ -310,7 +310,9 @@ def test_a_forked_child_does_not_wait_for_ever(fake_core: list[Any], num_agents:
             call()
 
 
-async def test_a_thousand_cost_a_look_or_two_each(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thousand_cost_a_look_or_two_each(
+    members: Members, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     looks = 0
     is_final: Callable[[Transfer], bool] = Transfer._is_final
 
@@ -325,7 +327,7 @@ async def test_a_thousand_cost_a_look_or_two_each(members: Members, monkeypatch:
     waiting = asyncio.ensure_future(group)
     await turns()
     assert len(asyncio.all_tasks()) == tasks_before + 1
-    for handle in np.random.default_rng(1).permutation(np.array(members.handles, object)):
+    for handle in np.random.default_rng(seed).permutation(np.array(members.handles, object)):
         handle.end()
         await asyncio.sleep(0)
     await waiting

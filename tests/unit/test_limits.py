@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvxfer.bench import _limits
+from tests.seeds import seed_of
 
 NUM_PAGES = 40
 # Neither a multiple of a vector nor of a cache line, so that heads and tails are covered.
@@ -25,9 +26,9 @@ Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.uint64]
 
 
-def shuffled_offsets(seed: int, nbytes: int) -> Offsets:
+def shuffled_offsets(which: str, nbytes: int) -> Offsets:
     """A random order of NUM_PAGES pages, one byte apart and not aligned."""
-    order = np.random.default_rng(seed).permutation(NUM_PAGES)
+    order = np.random.default_rng(seed_of(which)).permutation(NUM_PAGES)
     return (order * (nbytes + 1) + 3).astype(np.uint64)
 
 
@@ -37,7 +38,7 @@ def memory(nbytes: int) -> Bytes:
 
 def random_memory(nbytes: int) -> Bytes:
     size = memory(nbytes).size
-    return np.random.default_rng(7).integers(0, 256, size, np.uint8)
+    return np.random.default_rng(seed_of("memory")).integers(0, 256, size, np.uint8)
 
 
 def expected(src: Bytes, src_offsets: Offsets, dst_offsets: Offsets, nbytes: int) -> Bytes:
@@ -51,7 +52,7 @@ def expected(src: Bytes, src_offsets: Offsets, dst_offsets: Offsets, nbytes: int
 @pytest.mark.parametrize("nbytes", [1, 31, 64, 300, 4096, ODD_NBYTES])
 def test_copies_move_the_named_pages_and_nothing_else(copy: Callable[..., int], nbytes: int) -> None:
     src, dst = random_memory(nbytes), memory(nbytes)
-    src_offsets, dst_offsets = shuffled_offsets(1, nbytes), shuffled_offsets(2, nbytes)
+    src_offsets, dst_offsets = shuffled_offsets("src", nbytes), shuffled_offsets("dst", nbytes)
     elapsed_ns = copy(dst.ctypes.data, src.ctypes.data, dst_offsets, src_offsets, nbytes)
     assert elapsed_ns > 0
     np.testing.assert_array_equal(dst, expected(src, src_offsets, dst_offsets, nbytes))
@@ -64,7 +65,7 @@ def test_nt_kernel_is_named() -> None:
 # A child that holds pages and says where: reading a parent or sibling may be forbidden, a child not.
 CHILD = """
 import sys, numpy as np
-pages = np.random.default_rng(7).integers(0, 256, int(sys.argv[1]), np.uint8)
+pages = np.random.default_rng(int(sys.argv[2])).integers(0, 256, int(sys.argv[1]), np.uint8)
 print(pages.ctypes.data, flush=True)
 sys.stdin.read()
 """
@@ -73,8 +74,8 @@ sys.stdin.read()
 @pytest.mark.parametrize("batch", [1, 7, 1024])
 def test_vm_readv_reads_the_pages_of_another_process(batch: int) -> None:
     src, dst = random_memory(ODD_NBYTES), memory(ODD_NBYTES)
-    src_offsets, dst_offsets = shuffled_offsets(1, ODD_NBYTES), shuffled_offsets(2, ODD_NBYTES)
-    command = [sys.executable, "-c", CHILD, str(src.size)]
+    src_offsets, dst_offsets = shuffled_offsets("src", ODD_NBYTES), shuffled_offsets("dst", ODD_NBYTES)
+    command = [sys.executable, "-c", CHILD, str(src.size), str(seed_of("memory"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         address = int(child.stdout.readline())
@@ -90,7 +91,7 @@ def test_vm_readv_reads_the_pages_of_another_process(batch: int) -> None:
 
 
 def test_vm_readv_of_unmapped_memory_raises_os_error() -> None:
-    dst, offsets = memory(4096), shuffled_offsets(1, 4096)
+    dst, offsets = memory(4096), shuffled_offsets("src", 4096)
     with pytest.raises(OSError, match="process_vm_readv"):
         _limits.vm_readv_pages(os.getpid(), dst.ctypes.data, 8, offsets, offsets, 4096)
 
@@ -99,7 +100,7 @@ def test_vm_readv_of_unmapped_memory_raises_os_error() -> None:
 @pytest.mark.parametrize("family", ["unix", "tcp"])
 def test_stream_survives_partial_calls(family: str, batch: int) -> None:
     src, dst = random_memory(ODD_NBYTES), memory(ODD_NBYTES)
-    src_offsets, dst_offsets = shuffled_offsets(1, ODD_NBYTES), shuffled_offsets(2, ODD_NBYTES)
+    src_offsets, dst_offsets = shuffled_offsets("src", ODD_NBYTES), shuffled_offsets("dst", ODD_NBYTES)
     left, right = socket_pair(family)
     with left, right:
         # Small buffers: nearly every call moves a part of a page. Much smaller ones would have tcp
@@ -125,7 +126,7 @@ def socket_pair(family: str) -> tuple[socket.socket, socket.socket]:
 
 
 def test_end_of_stream_raises_connection_error() -> None:
-    dst, offsets = memory(4096), shuffled_offsets(1, 4096)
+    dst, offsets = memory(4096), shuffled_offsets("src", 4096)
     left, right = socket.socketpair()
     with right:
         left.sendall(b"x" * 5000)
@@ -135,7 +136,7 @@ def test_end_of_stream_raises_connection_error() -> None:
 
 
 def test_closed_reader_raises_broken_pipe() -> None:
-    src, offsets = memory(4096), shuffled_offsets(1, 4096)
+    src, offsets = memory(4096), shuffled_offsets("src", 4096)
     left, right = socket.socketpair()
     right.close()
     with left, pytest.raises(BrokenPipeError):
@@ -143,7 +144,7 @@ def test_closed_reader_raises_broken_pipe() -> None:
 
 
 def test_unequal_tables_bad_sizes_and_other_dtypes_are_refused() -> None:
-    dst, offsets = memory(64), shuffled_offsets(1, 64)
+    dst, offsets = memory(64), shuffled_offsets("src", 64)
     address = dst.ctypes.data
     with pytest.raises(ValueError, match="differ in length"):
         _limits.copy_pages(address, address, offsets, offsets[:-1], 64)
@@ -173,6 +174,7 @@ def eventfds() -> Iterator[tuple[int, int]]:
 WAKER = """
 import sys
 from kvxfer.bench import _limits
+from tests.seeds import seed_of
 in_fd, out_fd, count = map(int, sys.argv[1:])
 assert len(_limits.wake_ups(in_fd, out_fd, False, count, 20.0)) == count
 """

@@ -33,6 +33,7 @@ with kvxfer.Agent("src", options) as src, kvxfer.Agent("dst", options) as dst:
     until = time.monotonic() + 60
     while not set(sys.argv[1:]) <= set(here.rails) and time.monotonic() < until:
         time.sleep(0.001)  # who moves the bytes has the rail a moment later
+    assert set(sys.argv[1:]) <= set(here.rails), here.rails
     target.grant(here, None, "write", ttl_s=60)
     remote = there.region_blocking("kv", 60)
     trigger = src.trigger()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 import kvxfer
+from tests.unit.conftest import FakeCore, FakeHandle, FakeRoute
 
 PACKAGE = Path(kvxfer.__file__).parent
 STUBS = {"kvxfer._native": "_native.pyi", "kvxfer.bench._limits": "bench/_limits.pyi"}
@@ -72,6 +75,63 @@ def differences(where: str, stub: dict[str, Definition], actual: Any) -> list[st
             if wanted != given:
                 words.append(f"{where}.{name} takes {given}, in the stub {wanted}")
     return words
+
+
+# ---- what stands in for them in unit tests ---------------------------------------------------------
+
+
+def stub_parameters(function: ast.FunctionDef) -> list[tuple[str, str, bool]]:
+    """Names, kinds, and whether they may be left out; as `parameters` has them of a function."""
+    given = function.args
+    assert given.vararg is given.kwarg is None
+    positional = [*given.posonlyargs, *given.args]
+    first_default = len(positional) - len(given.defaults)
+    found = []
+    for at, one in enumerate(positional):
+        kind = "positional-only" if at < len(given.posonlyargs) else "positional or keyword"
+        found.append((one.arg, kind, at >= first_default))
+    for one, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        found.append((one.arg, "keyword-only", default is not None))
+    return found
+
+
+def parameters(function: Callable[..., Any]) -> list[tuple[str, str, bool]]:
+    return [
+        (one.name, one.kind.description, one.default is not one.empty)
+        for one in inspect.signature(function).parameters.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "fake"), [("AgentCore", FakeCore), ("Handle", FakeHandle), ("Route", FakeRoute)]
+)
+def test_a_fake_has_nothing_that_the_real_one_has_not(name: str, fake: type) -> None:
+    """Same names, parameters and kinds. What a fake lacks fails in the test that needs it."""
+    native = definitions(ast.parse((PACKAGE / STUBS["kvxfer._native"]).read_text()).body)[name]
+    assert isinstance(native, ast.ClassDef)
+    real = definitions(native.body)
+    for verb in public(vars(fake)):
+        assert verb in real, f"{verb} is the fake's alone"
+        there, here = real[verb], vars(fake)[verb]
+        assert isinstance(there, ast.FunctionDef)
+        is_property = any(ast.unparse(one) == "property" for one in there.decorator_list)
+        assert is_property == isinstance(here, property), verb
+        if not is_property:
+            assert parameters(here) == stub_parameters(there), verb
+
+
+def test_events_of_a_fake_have_the_fields_of_real_ones() -> None:
+    native = definitions(ast.parse((PACKAGE / STUBS["kvxfer._native"]).read_text()).body)["Event"]
+    assert isinstance(native, ast.ClassDef)
+    core = FakeCore("fake", {"listen": ""})
+    core.happen("peer-up", peer=1)
+    (event,) = core.drain()
+    assert set(vars(event)) == public(definitions(native.body))
+    for fd in (core.event_fd, core.sockets_fd):
+        os.close(fd)
+
+
+# ---- the modules -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", STUBS)

@@ -16,6 +16,7 @@ from typing import Any
 from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.server_process import RouterServer
 from kvxfer.bench.engines.vllm_server import Completion, VllmServer, complete, kvxfer_config
+from tests.seeds import next_seed
 
 ROOT = Path(__file__).parents[2]
 OBSERVER = ("ObservedConnector", "tests.vllm.observed")
@@ -126,7 +127,7 @@ def push(
 
 def random_prompt(num_tokens: int, seed: int = 1) -> str:
     """Returns a text of so many tokens that no other test begins with."""
-    letters = random.Random(f"{seed} {num_tokens} {time.monotonic_ns()}")
+    letters = random.Random(next_seed("prompt", num_tokens, seed))
     return "".join(letters.choices("abcdefghijklmnopqrstuvwxyz ", k=num_tokens))
 
 

@@ -170,7 +170,8 @@ def _is_there(
 
 def test_a_forward_that_failed_lets_no_layer_of_the_next_go() -> None:
     stream, whole, other = LateStream(), some_tokens(TOKENS, 1), some_tokens(TOKENS, 2)
-    fails, goes_on = Pushed.draw("fails", TOKENS, seed=1), Pushed.draw("goes on", TOKENS, seed=2)
+    fails = Pushed.draw("fails", TOKENS, seed=1)
+    goes_on = Pushed.draw("goes on", TOKENS, seed=2, beside=fails)
     with workers("prefill", stream=stream) as prefill, workers("decode") as decode:
         decode[0].half.step(fails.order(prefill))
         late_forward(stream, prefill, fails, 0, TOKENS, whole, succeeds=False)

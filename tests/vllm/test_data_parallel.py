@@ -104,13 +104,13 @@ def test_many_at_once_through_a_router(
 
 
 def test_samples_stay_together_where_the_router_names_their_rank(
-    engines: Engines, ranks: VllmServer, folder: Path
+    engines: Engines, ranks: VllmServer, folder: Path, seed: int
 ) -> None:
     with RouterServer([engines.prefill.url], places(ranks), folder / "samples.log") as router:
         router.wait_ready()
         for number in range(NUM_RANKS):
             prompt = random_prompt(LENGTH, seed=number)
-            request = completion_request(prompt, n=3, temperature=1.0, seed=5)
+            request = completion_request(prompt, n=3, temperature=1.0, seed=seed)
             answers = [
                 [
                     choice["token_ids"]

@@ -58,7 +58,7 @@ def counted(prefill: list[Worker]) -> tuple[int, int]:
     return taken.data["receipts"], taken.data["expired"]
 
 
-@pytest.mark.parametrize("seed", range(36))
+@pytest.mark.parametrize("seed", range(36), indirect=True)
 def test_chunks_and_registrations_in_any_order(seed: int) -> None:
     random_ = random.Random(seed)
     num_tokens = random_.choice([1, 31, 32, 33, 64, 200, random_.randrange(1, 1000)])
@@ -239,7 +239,7 @@ def test_one_that_decode_holds_already_is_given_back() -> None:
 
 def test_a_key_that_comes_again_is_no_push() -> None:
     pushed, whole = Pushed.draw("first", TOKENS), some_tokens(TOKENS)
-    again = Pushed.draw("second", TOKENS, seed=9)
+    again = Pushed.draw("second", TOKENS, seed=9, beside=pushed)
     again.key = pushed.key
     with workers("prefill", lease_ttl_s=3.0) as prefill, workers("decode") as decode:
         forward(prefill, pushed, 0, 64, whole)
@@ -301,7 +301,7 @@ def test_an_engine_that_sleeps_lets_go_and_comes_back(who: str) -> None:
         # Regions that come back are announced.
         others = [prefill[0].half._agent, decode[0].half._agent]
         until(lambda: all("kv.0" in peer.regions for agent in others for peer in agent.peers), "its region")
-        again = Pushed.draw("awake", TOKENS, seed=3)
+        again = Pushed.draw("awake", TOKENS, seed=3, beside=pushed)
         decode[0].half.step(again.order(prefill))
         forward(prefill, again, 0, TOKENS, whole)
         until(
@@ -321,7 +321,7 @@ def test_pages_that_are_needed_are_let_go_first() -> None:
         for cache in prefill[0].caches.values():
             cache.fill_(7)
         # It comes again with other blocks, and computes from the start.
-        again = Pushed.draw("preempted", TOKENS, seed=5)
+        again = Pushed.draw("preempted", TOKENS, seed=5, beside=pushed)
         again.key, again.dst = pushed.key, pushed.dst
         forward(prefill, again, 0, 70, whole)
         forward(prefill, again, 70, TOKENS, whole)
@@ -369,7 +369,7 @@ def test_a_reader_that_comes_while_its_request_is_preempted_has_nobody_elses_byt
         half.after_forward(whole=True)
         decode[0].half.step(pushed.order(prefill))
         until(lambda: bool(decode[0].half.collect(set())) and served(prefill, pushed), "its reader")
-        again = Pushed.draw("late", TOKENS, seed=5)
+        again = Pushed.draw("late", TOKENS, seed=5, beside=pushed)
         again.key, again.dst = pushed.key, pushed.dst
         forward(prefill, again, 0, TOKENS, whole)
         (result,) = collected(decode)

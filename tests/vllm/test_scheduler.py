@@ -512,7 +512,7 @@ class Walk:
                     assert not each or blocks[each].ref_cnt == 1, "a block is read into and shared"
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(30), indirect=True)
 def test_no_block_is_lost_or_given_twice_whatever_comes(make: Make, seed: int) -> None:
     walk = Walk(make, seed)
     walk.run(400)

@@ -23,6 +23,7 @@ from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, StepMetadata
 from kvxfer.connectors.vllm.worker_half import WorkerHalf
 from kvxfer.directory import Entry
+from tests.seeds import seed_of
 from tests.vllm.workers import until
 
 NUM_BLOCKS = 5
@@ -43,7 +44,7 @@ class Rows:
 
     def __init__(self, kind: str, dim_first: bool, seed: int = 0) -> None:
         self.kind, self.dim_first = kind, dim_first
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(seed_of("rows", seed))
         projections, state = KINDS[kind]
         self.inputs = [
             random.integers(0, 2**16, (NUM_LAYERS, NUM_INPUTS, heads, dim), np.uint16)
@@ -224,8 +225,8 @@ def row_of_one_piece(tp_size: int) -> MambaSpec:
     )
 
 
-def test_rows_of_one_piece_go_to_the_same_shard() -> None:
-    random = np.random.default_rng(1)
+def test_rows_of_one_piece_go_to_the_same_shard(seed: int) -> None:
+    random = np.random.default_rng(seed)
     with engine(row_of_one_piece(2), 2) as prefill, engine(row_of_one_piece(2), 2) as decode:
         for worker in prefill:
             worker.pages[:] = random.integers(0, 256, worker.pages.shape, np.uint8)

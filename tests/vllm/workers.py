@@ -21,6 +21,7 @@ from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, StepMetadata
 from kvxfer.connectors.vllm.worker_half import StepResults, WorkerHalf
 from kvxfer.directory import Entry
+from tests.seeds import seed_of
 
 NUM_HEADS, BLOCK_SIZE, NUM_LAYERS = 4, 32, 3
 BOUND_S = 20.0
@@ -122,11 +123,14 @@ class Pushed:
         seed: int = 0,
         num_blocks: int = 64,
         block_sizes: tuple[int, int] = (BLOCK_SIZE, BLOCK_SIZE),
+        beside: Pushed | None = None,
     ) -> Pushed:
-        """Returns one with scattered blocks."""
-        random_ = random.Random(seed)
+        """Returns one with scattered blocks, none of which another has that is under way as well."""
+        random_ = random.Random(seed_of("pushed", seed))
+        taken = ((), ()) if beside is None else (beside.src, beside.dst)
         src, dst = (
-            tuple(random_.sample(range(1, num_blocks), -(-num_tokens // size))) for size in block_sizes
+            tuple(random_.sample([*{*range(1, num_blocks)} - {*others}], -(-num_tokens // size)))
+            for size, others in zip(block_sizes, taken, strict=True)
         )
         return cls(name, src, dst, num_tokens, random_.randbytes(16), block_sizes=block_sizes)
 
@@ -161,7 +165,7 @@ class Pushed:
 
 def some_tokens(num_tokens: int, seed: int = 0) -> torch.Tensor:
     """Returns what a model would have computed: [layer, token, head, content]."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed_of("tokens", seed))
     return torch.rand(NUM_LAYERS, num_tokens, NUM_HEADS, 8, generator=generator) + 1
 
 

@@ -22,8 +22,9 @@ from kvxfer.testing.directories import BOUND_S, entry
 class InProcess(directories.DirectorySubject):
     """One whose clock stands still until it is told to go on."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 1) -> None:
         self.now_s = 1000.0
+        self.seed = seed
 
     @contextmanager
     def open(self) -> Iterator[InProcessDirectory]:
@@ -34,8 +35,8 @@ class InProcess(directories.DirectorySubject):
 
 
 @pytest.mark.parametrize("check", directories.CHECKS, ids=lambda check: str(check.__name__))
-def test_contract(check: directories.Check) -> None:
-    check(InProcess())
+def test_contract(check: directories.Check, seed: int) -> None:
+    check(InProcess(seed))
 
 
 @pytest.mark.parametrize("how", ["entry ends", "sooner than another"])

@@ -14,6 +14,7 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 import kvxfer
 from kvxfer import Agent, AgentOptions, KVLayout
 from kvxfer.errors import AgentError, PeerError, TransferError, UsageError
+from tests.seeds import seed_of
 
 TIMEOUT_S = 30.0
 LAYERS, BLOCKS, NBYTES = 3, 8, 512
@@ -25,7 +26,7 @@ class Two:
     def __init__(self, src: Agent, dst: Agent) -> None:
         self.src, self.dst = src, dst
         shape = (LAYERS, BLOCKS, 1, NBYTES)
-        self.pages = np.random.default_rng(1).integers(1, 256, shape, np.uint8)
+        self.pages = np.random.default_rng(seed_of("pages")).integers(1, 256, shape, np.uint8)
         self.landed = np.zeros_like(self.pages)
         layout = KVLayout.from_tensor(self.pages, "lbtd")
         self.region = src.register("kv", self.pages, layout)

@@ -36,8 +36,8 @@ def test_axes_without_gaps_become_a_run() -> None:
     assert Strided.of(0, 2, [(4, 16), (3, 64)]) == Strided(0, 2, ((12, 16),))
 
 
-def test_sharing_a_byte_is_what_marking_says() -> None:
-    rng = np.random.default_rng(7)
+def test_sharing_a_byte_is_what_marking_says(seed: int) -> None:
+    rng = np.random.default_rng(seed)
     shared = 0
     for _ in range(4000):
         (nbytes, axes), (other_nbytes, other_axes) = nested(rng), nested(rng)
@@ -56,8 +56,8 @@ def test_sharing_a_byte_is_what_marking_says() -> None:
     assert 500 < shared < 3500
 
 
-def test_no_overlap_of_starts_is_missed() -> None:
-    rng = np.random.default_rng(8)
+def test_no_overlap_of_starts_is_missed(seed: int) -> None:
+    rng = np.random.default_rng(seed)
     apart = refused = 0
     for _ in range(4000):
         nbytes, axes = nested(rng)

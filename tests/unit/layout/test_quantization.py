@@ -20,8 +20,8 @@ def quantized(quantization: Quantization, dtype: str = "int8") -> KVLayout:
     return KVLayout.from_tensor(np.zeros(SHAPE, np.uint8), AXES, dtype=dtype, quantization=quantization)
 
 
-def test_static_scales_of_every_kind() -> None:
-    rng = np.random.default_rng(1)
+def test_static_scales_of_every_kind(seed: int) -> None:
+    rng = np.random.default_rng(seed)
     by_layer, by_head = rng.uniform(0.1, 2, (3, 2)), rng.uniform(0.1, 2, (3, 2, 2))
     for scales, expected in (
         (Quantization.per_tensor(0.3), np.full((3, 2, 2), 0.3, np.float32)),

@@ -51,9 +51,9 @@ def counter(array: Bytes, name: str) -> int:
 
 
 @needs_kernel
-def test_what_is_in_small_pages_is_collapsed() -> None:
+def test_what_is_in_small_pages_is_collapsed(seed: int) -> None:
     memory = in_small_pages(4)
-    memory[:] = np.random.default_rng(1).integers(0, 256, len(memory), np.uint8)
+    memory[:] = np.random.default_rng(seed).integers(0, 256, len(memory), np.uint8)
     before = memory.copy()
     assert counter(memory, "AnonHugePages") == 0
     assert kvxfer.use_huge_pages(memory) == 4 * page_nbytes()

@@ -270,8 +270,8 @@ def test_the_reach_of_a_rank_is_told_in_tokens_of_the_sequence() -> None:
 # ---- many -----------------------------------------------------------------------------------------
 
 
-def test_long_fragmented_tables_agree_with_a_loop_over_tokens() -> None:
-    rng = np.random.default_rng(7)
+def test_long_fragmented_tables_agree_with_a_loop_over_tokens(seed: int) -> None:
+    rng = np.random.default_rng(seed)
     src, dst = pages(48, num_blocks=4096), pages(32, num_blocks=4096)
     src_blocks = rng.permutation(4096)[:683].astype(np.uint32)
     dst_blocks = rng.permutation(4096)[:1024].astype(np.uint32)

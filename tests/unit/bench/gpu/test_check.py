@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -43,6 +44,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tests" / "gpu").mkdir(parents=True)
     shutil.copy(ROOT / "tests/gpu/gpu-check.ini", tmp_path / "tests/gpu")
     monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)  # this test may run under xdist; the run that it starts is its own
     return tmp_path
 
 

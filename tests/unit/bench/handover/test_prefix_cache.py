@@ -32,8 +32,8 @@ def test_what_goes_first_is_unused_and_follows_others() -> None:
     assert cache.give_back(contents(1), blocks(5), 0) == [5]
 
 
-def test_random_requests_neither_lose_nor_share_a_block() -> None:
-    generator = random.Random(1)
+def test_random_requests_neither_lose_nor_share_a_block(seed: int) -> None:
+    generator = random.Random(seed)
     capacity, cache = 12, PrefixCache(12)
     free = list(range(60))
     running: list[tuple[Words, Indices, int]] = []

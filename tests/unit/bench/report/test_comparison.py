@@ -6,6 +6,7 @@ from kvxfer.bench.report.results import Record
 
 
 def runs(around: float, num_runs: int, seed: int) -> list[float]:
+    """Of fixed seeds: what is told of noise may be wrong once in twenty, which would be a failure then."""
     noise: list[float] = np.random.default_rng(seed).normal(1, 0.03, num_runs).tolist()
     return [around * factor for factor in noise]
 

@@ -15,6 +15,7 @@ from kvxfer.bench.work.layout_names import DTYPES, ORDERS, NamedLayout
 from kvxfer.bench.work.layout_pair import LayoutWork
 from kvxfer.bench.work.numbers import STAND_INS, narrow
 from kvxfer.bench.work.rank_cache import RankCache, RankSpec
+from tests.seeds import seed_of
 
 REAL = {
     "float32": np.float32,
@@ -66,7 +67,7 @@ def test_int8_clamps_and_rounds_ties_to_even() -> None:
 
 
 def work_of(src: str, dst: str, layers: int = 2, tokens: int = 192) -> LayoutWork:
-    return LayoutWork.of(src, dst, "Llama-3.1-70B", layers, tokens, "random", seed=3)
+    return LayoutWork.of(src, dst, "Llama-3.1-70B", layers, tokens, "random", seed=seed_of("blocks"))
 
 
 def cache_of(spec: RankSpec) -> RankCache:
