@@ -65,7 +65,7 @@ class BaselineEnd(End):
         self.pages: Words = self.memory.view(np.uint64).reshape(self.num_pages, -1)
         self.filler = PageFiller(self.page_nbytes)
         self.order, self.far_order = (
-            block_order(fields["pattern"], self.num_pages, fields[seed]) for seed in ("seed", "far_seed")
+            block_order(self.num_pages, fields[seed]) for seed in ("seed", "far_seed")
         )
         self.fill(0)
         # What comes on top of this is the software's.

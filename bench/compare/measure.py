@@ -14,7 +14,7 @@ from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.latency import measure as latency_bench
 from kvxfer.bench.latency.measure import LatencyOptions, Nbytes
 from kvxfer.bench.pages import measure as pages_bench
-from kvxfer.bench.pages.measure import BlockKib, MemoryKind, Op, PagesOptions, Pattern, Total
+from kvxfer.bench.pages.measure import BlockKib, MemoryKind, Op, PagesOptions, Total
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say
 from kvxfer.bench.run.options import Corrupt, Option, Seed, Timeout, check, described
@@ -72,7 +72,6 @@ class CompareOptions:
     op: Op = "write"
     total_mib: Total = 256
     block_kib: BlockKib = 32
-    pattern: Pattern = "random"
     #: Of kvxfer's side alone; the others have memory of their process, which is ``foreign``.
     memory: MemoryKind = "pool"
     nbytes: Nbytes = 4096
@@ -107,7 +106,7 @@ class CompareOptions:
         common["iterations"] = self.num_iterations
         if self.work == "latency":
             return LatencyOptions(nbytes=self.nbytes, **common)  # both ends poll
-        names = ("op", "total_mib", "block_kib", "pattern", "memory")
+        names = ("op", "total_mib", "block_kib", "memory")
         return PagesOptions(**common, **{name: getattr(self, name) for name in names})
 
 
@@ -198,8 +197,6 @@ class _Comparison:
         measured = _OURS[options.work](options.of_work(), _no_progress)
         if not measured["verified"]:
             raise CheckFailedError(f"{OURS}: {measured['failure']}")
-        if measured.get("interrupted"):
-            raise KeyboardInterrupt  # a round is whole, or it does not count
         settings = {name: measured[name] for name in ("copy_kernel", "page_kind") if name in measured}
         path = f"{options.transport}, {options.our_memory} memory"
         return {**measured, "version": kvxfer.__version__, "settings": settings, "path": path}

@@ -38,8 +38,7 @@ def parts(result: Message) -> Iterator[Part]:
 def _title(result: Message) -> str:
     over = f"over {result['transport']}"
     work = {
-        "pages": f"{result['op']} {over}: {result['total_mib']} MiB in pages of {result['block_kib']} KiB, "
-        f"{result['pattern']}",
+        "pages": f"{result['op']} {over}: {result['total_mib']} MiB in pages of {result['block_kib']} KiB",
         "latency": f"latency {over}: a write of {result['nbytes']} bytes and its notification seen at the "
         "far end, both polling",
         "setup": f"set-up {over}: two fresh processes, one agent in each",

@@ -27,7 +27,7 @@ _SETUP_TIMEOUT_S = 10.0
 def run_pages(baseline: Baseline, options: PagesOptions, corrupt: bool) -> Message:
     """Moves pages; the keys are those of `pages.measure.run`, and ``version`` and ``settings``."""
     sizes = (options.page_nbytes, options.num_pages)
-    fields = _fields(options.transport, *sizes, options.timeout_s, corrupt, pattern=options.pattern)
+    fields = _fields(options.transport, *sizes, options.timeout_s, corrupt)
     moved = []
     with BaselinePair(baseline, fields, (options.seed, options.seed + 1)) as pair:
         pair.open(_active(pair, options.op))
@@ -90,7 +90,6 @@ def _fields(
         "num_pages": num_pages,
         "timeout_s": timeout_s,
         "corrupt": corrupt,
-        "pattern": "contiguous",
         "same_pages": False,
         "notifies": False,
         **more,

@@ -77,8 +77,8 @@ class Pages:
         layout = kvxfer.KVLayout.from_tensor(memory.reserve(src.numel()).reshape(shape), axes="lbd")
         self._program = plan.compile_program(layout, layout)
         self._src, self._dst = src, dst
-        self._random = [block_order("random", self.num_pages, seed) for seed in (1, 2)]
-        self._straight = block_order("contiguous", self.num_pages, 0)
+        self._random = [block_order(self.num_pages, seed) for seed in (1, 2)]
+        self._straight = np.arange(self.num_pages, dtype=np.uint32)
 
     def copy(
         self,
@@ -165,7 +165,7 @@ class Pages:
 
 def layouts(src_layout: str, dst_layout: str, nbytes: int, stream: CopyStream, asked: float) -> Copy:
     """Some ranks' caches into one of another layout, as `kvxfer.bench.work.layout_pair` has them."""
-    work = LayoutWork.sized(src_layout, dst_layout, _MODEL, nbytes, 0, "random", 1)
+    work = LayoutWork.sized(src_layout, dst_layout, _MODEL, nbytes, 1)
     data, programs, parts = work.data(), work.programs(), []
     dst_host = np.zeros(work.dst.nbytes, np.uint8)
     dst_cache, dst_blocks = work.dst.place(dst_host), work.blocks(work.dst, -1)

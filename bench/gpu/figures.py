@@ -149,7 +149,6 @@ def layouts(options: Options) -> None:
             ("tp4+hnd", "tp2+hnd", 0.8),
             ("bf16", "fp8", 0.75),
             ("fp8", "bf16", 0),
-            ("bf16", "fp8+per-page", 0),
         )
         copies = [gpu_copies.layouts(before, after, nbytes, best, asked) for before, after, asked in pairs]
         _rows([whole(_DEVICE_COPY, *_memories(nbytes)), *copies], options)

@@ -71,7 +71,7 @@ def measure(
     """
     num_layers = max(1, nbytes // _LAYER_NBYTES)
     num_blocks = nbytes // num_layers // block_nbytes
-    order = block_order("random", num_blocks, seed=1)
+    order = block_order(num_blocks, seed=1)
     wanted = _cache_of(device, num_layers, num_blocks, block_nbytes)
     nbytes = wanted.numel()
     wanted = wanted[:, torch.from_numpy(order.astype(np.int64)).to(wanted.device)]

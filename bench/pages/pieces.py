@@ -66,7 +66,7 @@ class Pieces:
                     found.append(runs)
             return np.concatenate(found)
 
-        layers, num_tokens = work.dst.layers, work.num_tokens
+        layers, num_tokens = work.layers, work.num_tokens
         one = len(runs_of(layers[:1], num_tokens))
         if one <= MAX_PIECES:
             layers = layers[: MAX_PIECES // one]

@@ -26,7 +26,7 @@ from kvxfer.bench.run.options import Option, Seed, check
 from kvxfer.bench.run.stats import median, spread
 from kvxfer.bench.work.layout_names import NamedLayout
 from kvxfer.bench.work.layout_pair import LayoutWork
-from kvxfer.bench.work.models import Shape
+from kvxfer.bench.work.models import NUM_KV, Shape
 
 FIGURES = {
     "compile_ms": "layouts to copy program; once for each pair of layouts",
@@ -67,7 +67,7 @@ class PlanOptions:
         page = math.lcm(src.block_tokens, dst.block_tokens)
         num_tokens = -(-self.blocks * dst.block_tokens // page) * page
         layouts = (self.src_layout, self.dst_layout, self.shape)
-        return LayoutWork.of(*layouts, self.layers, num_tokens, "random", self.seed, spare=2)
+        return LayoutWork.of(*layouts, self.layers, num_tokens, self.seed, spare=2)
 
 
 def run(options: PlanOptions, progress: Say) -> Message:
@@ -117,7 +117,7 @@ def _measure(options: PlanOptions, progress: Say) -> Message:
             post_ns.append(time.perf_counter_ns() - start_ns)
             for transfer in transfers:
                 _end(transfer)
-    num_pages = len(work.dst.layers) * work.dst.num_kv * options.blocks
+    num_pages = options.layers * NUM_KV * options.blocks
     return {
         "num_tokens": work.num_tokens,
         "num_sources": len(work.srcs),

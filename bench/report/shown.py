@@ -40,7 +40,7 @@ def cost(result: Message, checked: str = "every byte checked") -> Words:
 
 def arguments(result: Message, *leave_out: str) -> Words:
     """Returns what a result was measured with: what is no figure of it."""
-    hidden = {"bench", "verified", "interrupted", *leave_out}
+    hidden = {"bench", "verified", *leave_out}
     shown = (f"{name.replace('_', ' ')} {value}" for name, value in result.items() if name not in hidden)
     return Words(f"{result['bench']}: {', '.join(shown)}", "bold")
 

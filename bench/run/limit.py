@@ -43,7 +43,6 @@ class LimitSpec:
     names: tuple[str, ...]
     page_nbytes: int
     num_pages: int
-    pattern: str
     seed: int
 
     @property
@@ -138,7 +137,7 @@ class LimitSide:
 
     def _order_of(self, *, at_source: bool) -> NDArray[np.uint32]:
         spec = self._spec
-        return block_order(spec.pattern, spec.num_pages, spec.seed + (not at_source))
+        return block_order(spec.num_pages, spec.seed + (not at_source))
 
     def _offsets(self, order: NDArray[np.uint32]) -> NDArray[np.uint64]:
         return order.astype(np.uint64) * np.uint64(self._spec.page_nbytes)

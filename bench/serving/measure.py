@@ -27,7 +27,7 @@ from kvxfer.bench.serving.load import Answer, Asked
 from kvxfer.bench.serving.options import ServingOptions
 from kvxfer.bench.serving.stages import Served, summarize
 from kvxfer.bench.serving.systems import OURS, System
-from kvxfer.bench.work.trace import TraceRequest, arrivals_s
+from kvxfer.bench.work.trace import TraceRequest
 
 MODEL: Final = "llama-pages"
 #: Figures that are set beside ours, and whether more is better.
@@ -240,17 +240,15 @@ class _Comparison:
             deployment.close()
 
     def _turn(self, deployment: Deployment, number: int) -> _Turn:
-        arrivals = arrivals_s(self._options, self._requests)
         asked = [
             self._asked(
                 deployment.system,
                 f"r{number}",
                 index,
                 request.input_tokens,
-                max(1, min(request.output_tokens, self._options.max_output_tokens)),
-                arrival_s,
+                min(request.output_tokens, self._options.max_output_tokens),
             )
-            for index, (request, arrival_s) in enumerate(zip(self._requests, arrivals, strict=True))
+            for index, request in enumerate(self._requests)
         ]
         deployment.observations.read()
         before = deployment.observations.costs()
@@ -286,18 +284,10 @@ class _Comparison:
             Served(answer, seen[answer.asked.name] if has_connector else None, number) for answer in answers
         ]
 
-    def _asked(
-        self,
-        system: System,
-        what: str,
-        index: int,
-        num_tokens: int,
-        max_tokens: int = 2,
-        arrival_s: float | None = None,
-    ) -> Asked:
+    def _asked(self, system: System, what: str, index: int, num_tokens: int, max_tokens: int = 2) -> Asked:
         # The name ends in a letter, so that none is the beginning of another.
         name = f"kvxfer-{system.name.replace('+', '-')}-{what}-{index}x"
-        return Asked(name, load.prompt_of(num_tokens, self._options.seed, what, index), max_tokens, arrival_s)
+        return Asked(name, load.prompt_of(num_tokens, self._options.seed, what, index), max_tokens)
 
     def _say(self, words: str) -> None:
         self._progress(Progress(self._done, self._total, words))

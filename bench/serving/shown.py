@@ -38,13 +38,8 @@ def _label(name: str) -> str:
 
 
 def _title(result: Message) -> str:
-    arrivals = {
-        "closed": f"{result['concurrency']} at a time",
-        "poisson": f"{result['rate']:g} a second, at random",
-        "trace": f"as in the trace, {result['speedup']:g} times as fast",
-    }[result["arrivals"]]
     return (
-        f"serving: {result['requests']} requests of {result['trace']}, {arrivals}, "
+        f"serving: {result['requests']} requests of {result['trace']}, {result['concurrency']} at a time, "
         f"{result['prompt_tokens']} prompt tokens and up to {result['max_output_tokens']} answered each, "
         f"{result['rounds']} rounds; vLLM on the CPU, model {result['model']}; while one system is measured "
         "the engines of the others are stopped"

@@ -1,4 +1,4 @@
-"""One served request from its arrival to its last token, stage by stage. Pure.
+"""One served request from its sending to its last token, stage by stage. Pure.
 
 What clients saw, and what the connectors of both engines were seen doing, put together: all of them
 stamp with CLOCK_MONOTONIC, which the processes of a host share.
@@ -57,7 +57,7 @@ class Served:
         have answered before prefill's scheduler hears that it has: no stage ends behind the first token.
         """
         assert self.seen is not None
-        at, first_token_ns = self.answer.arrival_ns, self.answer.token_ns[0]
+        at, first_token_ns = self.answer.sent_ns, self.answer.token_ns[0]
         found = {}
         for stage, event in _END_OF.items():
             at = min(max(at, self.seen.at_ns[event]), first_token_ns)
@@ -66,7 +66,7 @@ class Served:
 
     def stages_ms(self) -> dict[str, float]:
         """Returns what each stage took; their sum is the time to first token."""
-        before, found = self.answer.arrival_ns, {}
+        before, found = self.answer.sent_ns, {}
         for stage, at in self.ends_ns().items():
             found[stage] = (at - before) / 1e6
             before = at

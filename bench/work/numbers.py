@@ -12,15 +12,9 @@ from numpy.typing import NDArray
 
 #: dtype -> integers of the same size, in which a cache keeps its elements here
 STAND_INS: Final[dict[str, np.dtype[Any]]] = {
-    "float32": np.dtype(np.uint32),
-    "float16": np.dtype(np.uint16),
     "bfloat16": np.dtype(np.uint16),
     "float8_e4m3fn": np.dtype(np.uint8),
-    "float8_e5m2": np.dtype(np.uint8),
-    "int8": np.dtype(np.uint8),
 }
-#: The largest numbers of types whose scales may be found page by page.
-LARGEST: Final = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
 
 
 def widen(codes: NDArray[Any], dtype: str) -> NDArray[np.float32]:
@@ -30,15 +24,10 @@ def widen(codes: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 def narrow(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
     """Returns the stand-in integers of float32 numbers, rounded to nearest, ties to even."""
-    if dtype == "int8":
-        values = np.rint(np.clip(np.where(np.isnan(values), np.float32(0), values), -128, 127))
-    with np.errstate(over="ignore"):
-        return np.asarray(values.astype(_type(dtype)).view(STAND_INS[dtype]))
+    return np.asarray(values.astype(_type(dtype)).view(STAND_INS[dtype]))
 
 
 def _type(dtype: str) -> np.dtype[Any]:
-    if dtype in ("float32", "float16", "int8"):
-        return np.dtype(dtype)
     import ml_dtypes
 
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype))

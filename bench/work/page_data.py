@@ -93,17 +93,6 @@ class PageFiller:
         return Mismatch(page, byte, int(expected_bytes[byte]), int(found_bytes[byte]))
 
 
-def block_order(pattern: str, num_blocks: int, seed: int, run_blocks: int = 16) -> Indices:
-    """Returns all blocks ``0 … num_blocks - 1`` once, in the order in which they are named.
-
-    ``random`` permutes them, ``runs`` permutes runs of ``run_blocks`` adjacent ones, and
-    ``contiguous`` leaves them as they lie.
-    """
-    generator = np.random.default_rng(seed)
-    if pattern == "contiguous":
-        return np.arange(num_blocks, dtype=np.uint32)
-    if pattern == "random":
-        return generator.permutation(num_blocks).astype(np.uint32)
-    starts = generator.permutation(-(-num_blocks // run_blocks)) * run_blocks
-    order = (starts[:, None] + np.arange(run_blocks)[None, :]).reshape(-1)
-    return order[order < num_blocks].astype(np.uint32)
+def block_order(num_blocks: int, seed: int) -> Indices:
+    """Returns all blocks ``0 … num_blocks - 1`` once, in a random order in which they are named."""
+    return np.random.default_rng(seed).permutation(num_blocks).astype(np.uint32)
