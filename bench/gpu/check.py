@@ -74,8 +74,6 @@ _PROBE: Final = "import torch; torch.zeros(1, device='cuda').add_(1).cpu()"
 # What is checked: each kernel once. The checkers slow one down by far more than ten times.
 _CHECKED: Final = "(random_order and 2064) or (every_number and bfloat16-float8_e4m3fn)"
 _FIGURES_COMMAND = (sys.executable, "-m", "kvxfer.bench.gpu.figures")
-# A copy that breaks its process's context is left out of the next one, which begins before this is over.
-_GROUP_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,33 +172,18 @@ def tests(check: Check) -> None:
 
 
 def figures(check: Check) -> None:
-    """Measures every group, one after the other."""
+    """Measures every group, one after the other, each in a process of its own."""
     for group in GROUPS:
-        broken: list[str] = []
-        until = time.monotonic() + _GROUP_S
-        while True:
-            begun = _figures_of(check, group, broken)
-            if not begun or time.monotonic() >= until:
-                break
-            broken.append(begun)
+        _figures_of(check, group)
 
 
-def _figures_of(check: Check, group: str, broken: list[str]) -> str:
-    """Runs a group's process; returns the copy at which it ended before its time, "" for none.
-
-    Parameters
-    ----------
-    broken
-        Copies that ended earlier processes. What those have measured is not measured again.
-    """
-    measured = [row["name"] for row in check.result["row"]] if broken else []
+def _figures_of(check: Check, group: str) -> None:
     given = {name: getattr(check.options, name) for name in ("device", "total_mib", "rounds")}
-    told = json.dumps({"group": group, **given, "skip": [*broken, *measured]})
-    name = f"figures {group} {len(broken)}" if broken else f"figures {group}"
-    outcome = gpu_step.run(Step(name, (*_FIGURES_COMMAND, told), _FIGURE_S), check.left_s(), check.logs)
+    command = (*_FIGURES_COMMAND, json.dumps({"group": group, **given}))
+    outcome = gpu_step.run(Step(f"figures {group}", command, _FIGURE_S), check.left_s(), check.logs)
     if outcome is None:
         check.not_run(f"figures, {group}: no time is left")
-        return ""
+        return
     begun = ""
     for line in outcome.output.splitlines():
         if not line.startswith('{"kind": '):
@@ -216,18 +199,17 @@ def _figures_of(check: Check, group: str, broken: list[str]) -> str:
             check.wrong(f"{group}, {found['name']}: {found['words']}")
         elif kind == "not run":
             check.not_run(found["words"])
-        elif found.get("name") is None or found["name"] not in measured:
+        else:
             check.keep(kind, found)
     _tell(f"figures, {group}: {outcome.taken_s:.0f} s")
     if outcome.status in (0, EXIT_SAID):
-        return ""
+        return
     how = "had not ended" if outcome.status is None else f"ended with {outcome.status}"
     where = f" at {begun!r}" if begun else ""
     check.wrong(
         f"figures, {group}: {how} after {outcome.taken_s:.0f} s{where}: see {outcome.log}",
         outcome.last_lines(),
     )
-    return begun
 
 
 def checkers(check: Check) -> None:

@@ -47,13 +47,12 @@ _BETWEEN = "another process's pages on this GPU, which is no NVLink"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a group is told; `skip` names copies that broke the device in an earlier process."""
+    """What a group is told."""
 
     group: str
     device: int
     total_mib: int
     rounds: int
-    skip: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -81,10 +80,8 @@ def run(options: Options) -> int:
 
 def _rows(copies: list[Copy], options: Options, *, tells_limit: bool = True) -> None:
     """Measures copies, whose first is their limit, and prints what is found."""
-    limit, *others = copies
-    kept = [limit, *(copy for copy in others if copy.name not in options.skip)]
-    for row in measure(kept, options.rounds, say):
-        if tells_limit or row.name != limit.name:
+    for row in measure(copies, options.rounds, say):
+        if tells_limit or row.name != copies[0].name:
             say("row", **asdict(row))
 
 
