@@ -42,10 +42,7 @@ GROUPS: Final = (
     "other processes, pool",
     "layouts",
     "host",
-    "CTAs",
     "beside products",
-    "commands",
-    "stores",
 )
 
 # By what is worth knowing first. Each waits for facts and bounds them by 60 s itself.
@@ -248,10 +245,7 @@ def _checked_command() -> tuple[str, ...]:
 
 
 def _nothing_yet(found: Availability, options: GpuOptions) -> dict[str, Any]:
-    lists = (
-        *("tests", "row", "host CTAs", "host copy", "beside products", "trigger", "command", "litmus"),
-        "checkers",
-    )
+    lists = ("tests", "row", "host CTAs", "host copy", "beside products", "trigger", "litmus", "checkers")
     return {
         "bench": "gpu-check",
         "date": date.today().isoformat(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +87,6 @@ class Pages:
         *,
         asked: float = 0,
         named: str = "",
-        num_ctas: int = 0,
         direction: Direction = "on_device",
     ) -> Copy:
         """How: ``gather`` (random to a row), ``scatter`` (a row to random) or ``both`` (random to random)."""
@@ -97,8 +95,6 @@ class Pages:
         once = not (self._src.is_cuda and self._dst.is_cuda)
 
         def submit() -> None:
-            if num_ctas:
-                stream.set_num_ctas(num_ctas)
             _submit(
                 stream,
                 self._program,
@@ -120,38 +116,6 @@ class Pages:
             self._dst,
             lambda: self._check(name, src_ids, dst_ids),
         )
-
-    def torch_copies(self, group: str) -> list[Copy]:
-        """The same by ``index_select`` and ``index_copy_``."""
-        stream = torch.cuda.Stream()
-        src, dst = self._rows(self._src), self._rows(self._dst)
-        index = torch.from_numpy(self._random[0].astype(np.int64)).to(src.device)
-
-        def gather() -> None:
-            with torch.cuda.stream(stream):
-                torch.index_select(src, 0, index, out=dst)
-
-        def scatter() -> None:
-            with torch.cuda.stream(stream):
-                dst.index_copy_(0, index, src)
-
-        straight, shuffled = self._straight, self._random[0]
-        return [
-            Copy(
-                group,
-                f"torch {name}, {self.page_nbytes // 1024} KiB",
-                0,
-                2 * self._src.numel(),
-                stream,
-                submit,
-                self._dst,
-                functools.partial(self._check, name, *ids),
-            )
-            for name, submit, ids in (
-                ("index_select", gather, (shuffled, straight)),
-                ("index_copy_", scatter, (straight, shuffled)),
-            )
-        ]
 
     def _rows(self, tensor: Any) -> Any:
         # 8 bytes an element: torch's index kernels go element by element.

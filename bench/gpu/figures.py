@@ -19,11 +19,9 @@ import numpy as np
 import torch
 
 from kvxfer.bench.errors import BenchError, CheckFailedError
-from kvxfer.bench.gpu import commands as gpu_commands
 from kvxfer.bench.gpu import copies as gpu_copies
 from kvxfer.bench.gpu import litmus as gpu_litmus
 from kvxfer.bench.gpu import processes as gpu_processes
-from kvxfer.bench.gpu import stores as gpu_stores
 from kvxfer.bench.gpu.check import EXIT_SAID
 from kvxfer.bench.gpu.check import GROUPS as NAMES
 from kvxfer.bench.gpu.copies import Copy, Pages, whole
@@ -35,7 +33,6 @@ from kvxfer.gpu import calibration
 from kvxfer.gpu.copy_stream import CopyStream, Direction
 
 _DEVICE_COPY, _TO_HOST, _TO_DEVICE = "device to device", "device to host", "host to device"
-_CTAS = (1, 2, 4, 8, 16, 32, 132)
 # Of copies that follow each other without a pause: forty of a GiB in pages of 4 KiB.
 _TABLES_NBYTES = 128 * MIB
 _MATRIX = 8192
@@ -115,22 +112,7 @@ def pages(options: Options) -> None:
             copies = [whole(_DEVICE_COPY, src, dst)]
             copies += [of_size.copy("pages", how, best, asked=asked) for how in ("gather", "scatter", "both")]
             copies.append(of_size.copy("pages", "both", vectors, named="both, by vectors"))
-            if kib == 16:
-                copies += of_size.torch_copies("pages")
             _rows(copies, options, tells_limit=kib == 16)
-
-
-def ctas(options: Options) -> None:
-    """Pages of 16 KiB by so many CTAs."""
-    with _streams(options.device) as (best, vectors):
-        src, dst = _memories(options.nbytes)
-        pages = Pages(src, dst, 16 * 1024)
-        copies = [
-            pages.copy("CTAs", "both", stream, num_ctas=num, named=f"{num} CTAs, {name}")
-            for num in _CTAS
-            for name, stream in (("bulk", best), ("vectors", vectors))
-        ]
-        _rows([whole(_DEVICE_COPY, src, dst), *copies], options)
 
 
 def layouts(options: Options) -> None:
@@ -264,23 +246,10 @@ def between(index: int, options: Options) -> None:
             say("row", **asdict(Row.of(_BETWEEN, name, rates, ratios, asked=0.85)))
 
 
-def stores(options: Options) -> None:
-    """Pages that a kernel stores into memory of another process by itself."""
-    sizes, num_ctas = (16 * 1024, 64 * 1024), (4, 16, 132)
-    with gpu_stores.stores(options.device, options.nbytes // 4, sizes, num_ctas, _DEVICE_COPY) as copies:
-        _rows(copies, options)
-
-
 def triggers(options: Options) -> None:
     """From a stream's store to the first byte of a transfer that waits for it."""
     for delay in by_stream(options.device, _TRIGGER_ROUNDS):
         say("trigger", **asdict(delay))
-
-
-def commands(options: Options) -> None:
-    """A transfer that a kernel starts, as it sees it."""
-    for delay in gpu_commands.by_kernel(options.device, _TRIGGER_ROUNDS):
-        say("command", **asdict(delay))
 
 
 def litmus(options: Options) -> None:
@@ -294,7 +263,7 @@ def litmus(options: Options) -> None:
 _MEASURES: Final[tuple[Callable[[Options], None], ...]] = (
     *(pages, litmus, triggers),
     *(functools.partial(between, index) for index in range(len(gpu_processes.KINDS))),
-    *(layouts, host, ctas, beside_products, commands, stores),
+    *(layouts, host, beside_products),
 )
 _GROUPS: Final = dict(zip(NAMES, _MEASURES, strict=True))
 

@@ -36,8 +36,6 @@ def parts(result: dict[str, Any]) -> Iterator[Part]:
     yield from _table(result["host copy"], ("the same by copy engines", "from KiB on"), _engines)
     head = ("from a stream's store to the first byte of a transfer that waits for it", "p50 us", "p99 us")
     yield from _table(result["trigger"], head, _delay)
-    head = ("a transfer of 16 KiB that a kernel starts, as it sees it", "p50 us", "p99 us")
-    yield from _table(result["command"], head, _delay)
     head = (
         "kernels to host to stream and back: wrong words",
         "at host",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kvxfer.bench.report import noise
-from kvxfer.bench.report.comparison import CONFIDENCE, MIN_RUNS, MULTIPLICITY, Comparison, cautions, compare
+from kvxfer.bench.report.comparison import CONFIDENCE, MIN_RUNS, MULTIPLICITY, Comparison, compare
 from kvxfer.bench.report.document import Part, Table, Words, number
 from kvxfer.bench.report.results import Found
 from kvxfer.bench.report.runs import Runs, by_bench, gather, machines_of
@@ -45,7 +45,6 @@ def _one(found: Found) -> Iterator[Part]:
 
 
 def _two(names: Sequence[str], first: Found, second: Found) -> Iterator[Part]:
-    yield from (Words(text, "warn") for text in cautions(first.records, second.records))
     yield Words(MULTIPLICITY, "dim")
     theirs = {runs.kind: runs for runs in gather(second.records)}
     alone: list[tuple[str, Runs]] = []

@@ -20,40 +20,17 @@ from kvxfer.bench.run.channel import Message
 _FACTS = frozenset(
     {
         *("verified", "failure", "rails", "copy_kernel", "page_kind", "model_source", "name", "versions"),
-        *("events", "explain", "runs_per_pair", "smallest_run_nbytes"),
+        *("explain", "runs_per_pair", "smallest_run_nbytes"),
         *("piecewise_pieces", "piecewise_nbytes", "piecewise_layers", "piecewise_tokens"),
     }
 )
 # Fractions that were asked for.
-_ARGUMENTS = frozenset({"timeout_s", "idle_s", "prefill_ms_per_layer", "rate", "speedup"})
+_ARGUMENTS = frozenset({"timeout_s", "idle_s", "wait_s", "prefill_ms_per_layer"})
 # Of a spread the median speaks for the run; its ends belong to single iterations.
 _SPREAD_ENDS = frozenset({"min", "max"})
 
-_MORE_IS_BETTER = (
-    "per_s",
-    "gb_s",
-    "ratio",
-    "ratio_to_plain",
-    "ratio_to_piecewise",
-    "share",
-    "rate",
-    "goodput",
-    "fairness",
-    "speedup",
-)
-_LESS_IS_BETTER = (
-    "_ms",
-    "_us",
-    "_ns",
-    "_s",
-    "_mib",
-    "cpu",
-    "cores",
-    "rss",
-    "_ns_per",
-    "instructions",
-    "wake_ups",
-)
+_MORE_IS_BETTER = ("per_s", "gb_s", "ratio", "ratio_to_plain", "ratio_to_piecewise", "share", "fairness")
+_LESS_IS_BETTER = ("_ms", "_us", "_mib", "_kib", "_ns_per", "cores", "rss", "instructions", "wake_ups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +62,10 @@ def gather(records: Iterable[Record]) -> list[Runs]:
     for record in records:
         result = record.result
         kind = Kind(result["bench"], tuple(_arguments(result)))
+        runs = found.setdefault(kind, Runs(kind))
         if result.get("verified") is False:
-            # A failed run tells its arguments alone, so it may match no other.
-            runs = found.setdefault(_matching(found, kind), Runs(kind))
             runs.failures.append(str(result.get("failure", "not verified")))
         else:
-            runs = found.setdefault(kind, Runs(kind))
             for name, value in figures(result):
                 runs.figures.setdefault(name, []).append(value)
         runs.records.append(record)
@@ -161,11 +136,3 @@ def _arguments(result: Message) -> Iterator[tuple[str, str]]:
             continue
         if isinstance(value, str | int) or (isinstance(value, float) and name in _ARGUMENTS):
             yield name, f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _matching(found: dict[Kind, Runs], failed: Kind) -> Kind:
-    """Returns the kind whose arguments begin as those of a failed run, or the failed run's own."""
-    for kind in found:
-        if kind.bench == failed.bench and set(failed.arguments) <= set(kind.arguments):
-            return kind
-    return failed

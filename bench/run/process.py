@@ -9,11 +9,11 @@ import inspect
 import json
 import operator
 import os
-import selectors
 import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing import connection
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Self
@@ -29,17 +29,7 @@ _LAUNCH = "import sys; sys.path.append(sys.argv.pop(1)); from kvxfer.bench.run i
 
 
 class End:
-    """What a worker process serves. A command takes a message's fields and returns the reply's, or None.
-
-    Parameters
-    ----------
-    fields
-        Options of the worker.
-    coordinator
-        The channel to who started it.
-    peers
-        Channels to other workers.
-    """
+    """What a worker process serves. A command takes a message's fields and returns the reply's, or None."""
 
     def __init__(self, fields: Message, coordinator: Channel, peers: Sequence[Channel] = ()) -> None:
         self.coordinator = coordinator
@@ -52,22 +42,10 @@ class End:
 class Worker:
     """A child process that serves an `End`; it ends with its channel, and is killed if it does not.
 
-    Parameters
-    ----------
-    end
-        ``module:Class``, the module without ``kvxfer.bench.``.
-    fields
-        Its options.
-    role
-        What errors call it; by default the class's name.
-    peers
-        Its ends of channels to other workers.
-    python
-        Another interpreter, with packages of its own; kvxfer needs none there.
-    environment
-        All of the process's where it has another interpreter; else what is to be added.
-    log
-        A file that takes what the process writes.
+    ``end`` is ``module:Class``, the module without ``kvxfer.bench.``; ``fields`` are its options, ``role`` is
+    what errors call it, ``peers`` are its ends of channels to other workers. ``python`` is another
+    interpreter, whose ``environment`` is all that it gets; else that is what is added. ``log`` takes what the
+    process writes.
     """
 
     def __init__(
@@ -144,19 +122,13 @@ def call_all(workers: Iterable[Worker], kind: str, **fields: Any) -> list[Messag
 
 def receive_any(workers: Iterable[Worker], timeout_s: float) -> tuple[Worker, Message]:
     """Returns the next message of any of them."""
-    everyone = list(workers)
-    for worker in everyone:
-        if (message := worker.channel.received()) is not None:
-            return worker, message
-    with selectors.DefaultSelector() as selector:
-        for worker in everyone:
-            selector.register(worker.channel, selectors.EVENT_READ, worker)
-        ready = selector.select(timeout_s)
+    everyone = {worker.channel.fileno(): worker for worker in workers}
+    ready = connection.wait(everyone, timeout_s)
     if not ready:
-        names = " and ".join(worker.role for worker in everyone)
+        names = " and ".join(worker.role for worker in everyone.values())
         raise BenchError(f"{names} said nothing for {timeout_s:g} s")
-    ready_worker: Worker = ready[0][0].data
-    return ready_worker, ready_worker.reply(timeout_s)
+    worker = next(worker for number, worker in everyone.items() if number in ready)
+    return worker, worker.reply(timeout_s)
 
 
 async def serve(end: End) -> None:

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 #: Names the folder into which observers write.
 FOLDER_VARIABLE: Final = "KVXFER_SERVING_OBSERVED"
 
-#: In the order of a pull. ``finished`` and ``given_back`` are seen at prefill, the others at decode.
-Event = Literal["finished", "asked", "allocated", "ordered", "loaded", "given_back"]
+#: In the order of a pull. ``finished`` is seen at prefill, the others at decode.
+Event = Literal["finished", "asked", "allocated", "ordered", "loaded"]
 COSTS: Final = "costs"
 
 

@@ -33,10 +33,8 @@ MODEL: Final = "llama-pages"
 #: Figures that are set beside ours, and whether more is better.
 COMPARED: Final[Mapping[str, bool]] = {
     **dict.fromkeys(("first_token_ms", "between_tokens_ms"), False),
-    **dict.fromkeys(("own_ms", "load_ms", "decide_ms", "hold_ms", "give_back_ms"), False),
+    **dict.fromkeys(("own_ms", "load_ms", "decide_ms", "hold_ms"), False),
     **dict.fromkeys(("prefill_step_us", "decode_step_us"), False),
-    "output_tokens_per_s": True,
-    "processor_s": False,
 }
 # Tokens of an engine's step: a prompt of the default length is computed in one.
 _BATCH_TOKENS: Final = 2048
@@ -52,8 +50,6 @@ class _Turn:
     """What one system did in one round."""
 
     served: list[Served]
-    duration_s: float
-    processor_s: float
     costs: dict[str, dict[str, Costs]]  # role -> half
 
 
@@ -252,24 +248,20 @@ class _Comparison:
         ]
         deployment.observations.read()
         before = deployment.observations.costs()
-        used_s = deployment.processor_s()
-        start_ns = time.monotonic_ns()
         served = self._serve(deployment, asked, number)
-        end_ns = max((one.answer.token_ns[-1] for one in served if one.answer.token_ns), default=0)
-        used_s = deployment.processor_s() - used_s
         if ending := deployment.ending():
             raise BenchError(ending)
         errors = [one.answer.error for one in served if one.answer.error]
         if len(errors) == len(served):
             raise BenchError(f"all {len(errors)} requests failed: {errors[0]}")
         deployment.settle()
-        # Read again: blocks are given back after the last token.
+        # Read again: prefill's scheduler may hear of its end after decode's last token.
         served = self._joined(deployment, [one.answer for one in served], number)
         took = {
             role: {half: after - before.get(role, {}).get(half, Costs()) for half, after in halves.items()}
             for role, halves in deployment.observations.costs().items()
         }
-        return _Turn(served, (end_ns - start_ns) / 1e9, used_s, took)
+        return _Turn(served, took)
 
     def _serve(self, deployment: Deployment, asked: list[Asked], number: int = 0) -> list[Served]:
         options = self._options
@@ -305,7 +297,7 @@ class _Comparison:
                 "words": one.system.words,
                 "settings": one.system.settings(),
                 **summarize(one.served),
-                **_rates(list(one.turns.values())),
+                **_step_costs(list(one.turns.values())),
                 "idle_cores": one.idle_cores,
             }
             for name, one in self.measured.items()
@@ -348,20 +340,8 @@ def _token_ids(measured: _Measured) -> dict[tuple[int, int], list[int]]:
     }
 
 
-def _rates(turns: list[_Turn]) -> Message:
-    """Returns what is counted by turns: tokens a second, processor time, and what connectors cost a step.
-
-    ``step_us`` is what the connector's calls, of both halves, take in a step of each engine.
-    """
-    found: Message = {
-        "output_tokens_per_s": spread(
-            sum(len(one.answer.token_ids) for one in turn.served) / turn.duration_s for turn in turns
-        ),
-        "prompt_tokens_per_s": spread(
-            sum(len(one.answer.asked.prompt) for one in turn.served) / turn.duration_s for turn in turns
-        ),
-        "processor_s": spread(turn.processor_s for turn in turns),
-    }
+def _step_costs(turns: list[_Turn]) -> Message:
+    """Returns ``step_us``: what the connector's calls, of both halves, take in a step of each engine."""
     costs = {
         role: [
             sum(us_per_step(half) for half in turn.costs[role].values())
@@ -370,9 +350,7 @@ def _rates(turns: list[_Turn]) -> Message:
         ]
         for role in ("prefill", "decode")
     }
-    if any(costs.values()):
-        found["step_us"] = {role: spread(values) for role, values in costs.items() if values}
-    return found
+    return {"step_us": {role: spread(values) for role, values in costs.items() if values}}
 
 
 def _compared(turn: _Turn) -> dict[str, float]:
@@ -380,9 +358,8 @@ def _compared(turn: _Turn) -> dict[str, float]:
     figures = summarize(turn.served)
     if not figures:
         return {}
-    rates = _rates([turn])
     latencies = ("first_token_ms", "between_tokens_ms")
     row: dict[str, float] = {name: figures[name]["p50"] for name in latencies if name in figures}
     row |= {f"{part}_ms": values["p50"] for part, values in figures.get("own_ms", {}).items()}
-    row |= {f"{role}_step_us": values["median"] for role, values in rates.get("step_us", {}).items()}
-    return row | {name: rates[name]["median"] for name in ("output_tokens_per_s", "processor_s")}
+    steps = _step_costs([turn])["step_us"]
+    return row | {f"{role}_step_us": values["median"] for role, values in steps.items()}

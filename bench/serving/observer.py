@@ -166,8 +166,6 @@ class _Observer:
             failed = request_id in (results.failed_recving or ())
             took_ns = end_ns - start_ns
             self.kvxfer_log.event("loaded", request_id, end_ns, took_ns=took_ns, failed=int(failed))
-        for request_id in results.finished_sending or ():
-            self.kvxfer_log.event("given_back", request_id, end_ns)
         return results
 
     def clear_connector_metadata(self) -> None:

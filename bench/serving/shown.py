@@ -65,16 +65,9 @@ def _latencies(systems: Message) -> Table:
 
 def _costs(systems: Message) -> Table:
     of = systems.values()
-    rows: list[tuple[str, ...]] = [
-        (label, *(spread_in_words(one.get(figure)) for one in of))
-        for figure, label in (
-            ("output_tokens_per_s", "answered tokens/s"),
-            ("prompt_tokens_per_s", "prompt tokens/s"),
-            ("processor_s", "processor s of the engines"),
-        )
-    ]
+    rows: list[tuple[str, ...]] = []
     for role in ("prefill", "decode"):
-        cells = (spread_in_words(one.get("step_us", {}).get(role)) for one in of)
+        cells = (spread_in_words(one["step_us"].get(role)) for one in of)
         rows.append((f"connector, us a step of {role}", *cells))
     rows.append(())
     rows.append(("idle, cores", *(f"{one['idle_cores']:.3f}" for one in of)))

@@ -31,7 +31,6 @@ OWN: Final = {
     "load": STAGES["load"],
     "own": "both together: what this connector, and not another, adds to the time to first token",
     "hold": "of load, the calls that start it and see its end: the engine's loop, and all its requests, wait",
-    "give_back": "decode has loaded: prefill's worker gives the blocks back (waits for prefill's next step)",
 }
 _END_OF: Final = {"prefill": "finished", "to_decode": "allocated", "order": "ordered", "load": "loaded"}
 
@@ -73,15 +72,12 @@ class Served:
         return found
 
     def own_ms(self) -> dict[str, float]:
-        """Returns what the connector's own parts took (`OWN`); blocks that are still kept are left out."""
+        """Returns what the connector's own parts took (`OWN`)."""
         assert self.seen is not None
         decide = sum(self.seen.took_ns.get(event, 0) for event in ("finished", "asked", "allocated")) / 1e6
         load = self.stages_ms()["load"]
         hold = sum(self.seen.took_ns.get(event, 0) for event in ("ordered", "loaded")) / 1e6
-        found = {"decide": decide, "load": load, "own": decide + load, "hold": hold}
-        if "given_back" in self.seen.at_ns:
-            found["give_back"] = (self.seen.at_ns["given_back"] - self.seen.at_ns["loaded"]) / 1e6
-        return found
+        return {"decide": decide, "load": load, "own": decide + load, "hold": hold}
 
 
 def summarize(served: Sequence[Served]) -> dict[str, Any]:
@@ -97,7 +93,5 @@ def summarize(served: Sequence[Served]) -> dict[str, Any]:
         stages = [one.stages_ms() for one in handed]
         own = [one.own_ms() for one in handed]
         figures["stages_ms"] = {stage: percentiles(one[stage] for one in stages) for stage in STAGES}
-        figures["own_ms"] = {
-            part: percentiles(values) for part in OWN if (values := [one[part] for one in own if part in one])
-        }
+        figures["own_ms"] = {part: percentiles(one[part] for one in own) for part in OWN}
     return figures

@@ -202,7 +202,6 @@ def test_the_table_says_what_is_missed_and_what_is_wrong(tmp_path: Path) -> None
         "host copy": [{"to_host": True, "form": "runs", "aligned": True, "least_nbytes": 65536},
                       {"to_host": False, "form": "rows", "aligned": False, "least_nbytes": None}],
         "trigger": [{"name": "store, spinning", "p50_us": 5.1, **delay}],
-        "command": [{"name": "start()", "p50_us": 2.0, **delay}],
         "litmus": [{**words, "at_host": 0, "at_stream": 0, "of_host": 0}],
         "checkers": [{"name": "memcheck", "words": "found nothing"}],
         "not_run": [{"words": "racecheck: no time is left"}],

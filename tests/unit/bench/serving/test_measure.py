@@ -130,7 +130,7 @@ def test_events_of_a_request_are_seen_in_their_order(tmp_path: Path, monkeypatch
     found = seen.requests(["mine"])["mine"]
     ordered = [event for event, _ in sorted(found.at_ns.items(), key=lambda item: item[1])]
     assert ordered[:4] == ["asked", "allocated", "ordered", "loaded"]
-    assert set(ordered) == {"asked", "allocated", "ordered", "loaded", "given_back", "finished"}
+    assert set(ordered) == {"asked", "allocated", "ordered", "loaded", "finished"}
     costs = seen.costs()["engine"]
     assert (costs["scheduler"]["steps"], costs["worker"]["steps"]) == (2, 2)
     assert costs["worker"]["total_ns"] > 0
@@ -186,13 +186,12 @@ def served(prefill: dict[str, int], decode: dict[str, int], first_token: int = 1
 def test_stages_add_up_to_the_time_to_first_token(
     prefill: dict[str, int], decode: dict[str, int], took: tuple[int, ...]
 ) -> None:
-    one = served({**prefill, "given_back": 95}, decode)
+    one = served(prefill, decode)
     assert one.was_handed_over
     assert one.stages_ms() == dict(zip(STAGES, took, strict=True))
     assert sum(one.stages_ms().values()) == one.answer.first_token_ms
     load = took[3]
-    expected = {"decide": 1.5, "load": load, "own": load + 1.5, "hold": 1, "give_back": 95 - decode["loaded"]}
-    assert one.own_ms() == expected
+    assert one.own_ms() == {"decide": 1.5, "load": load, "own": load + 1.5, "hold": 1}
 
 
 def test_request_that_decode_computed_itself_is_not_handed_over() -> None:
@@ -239,7 +238,6 @@ class Handler(BaseHTTPRequestHandler):
             return
         if role == "kv_producer":
             self.see("finished", name)
-            self.see("given_back", name)
             told = {"kvxfer": {"ranks": []}}
             self.answer(json.dumps({"choices": [{}], "kv_transfer_params": told}).encode())
             return
@@ -258,7 +256,7 @@ class Handler(BaseHTTPRequestHandler):
         for log in logs:
             log.num_steps += 1
             log.total_ns += 5000
-        worker = event in ("ordered", "loaded", "given_back")
+        worker = event in ("ordered", "loaded")
         logs[worker].event(event, name, time.monotonic_ns(), took_ns=1000)
         for log in logs:
             log.write()
