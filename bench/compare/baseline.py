@@ -138,11 +138,6 @@ class BaselineWorker(Worker):
         super().end()
         self._log.close()
 
-    @property
-    def has_died(self) -> bool:
-        """Whether the process ended by itself, and not well."""
-        return self.process.poll() not in (None, 0)
-
     @contextmanager
     def _in_words(self) -> Iterator[None]:
         try:
@@ -204,15 +199,8 @@ class BaselinePair:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # An end whose peer died fails as well, and often first: both have to be told.
-        others = [
-            end for end in self._ends if isinstance(error, BaselineError) and end.role not in str(error)
-        ]
-        died = [f"{end.role} process{end.ending()}" for end in others if end.has_died]
+    def __exit__(self, *exception: object) -> None:
         self.end()
-        if died:
-            raise BaselineError("\n".join([str(error), *died])) from error
 
 
 def _clean_environment() -> dict[str, str]:

@@ -114,23 +114,16 @@ def run(options: CompareOptions, progress: Say, known: tuple[Baseline, ...] | No
     """Runs it and returns one JSON object, with what was measured when it ended early.
 
     ``verified`` is false when a check failed, which ends the run. A system that crashes or hangs is
-    left out from there and named in ``failures``; Ctrl-C sets ``interrupted``.
-
-    Parameters
-    ----------
-    known
-        The baselines to choose from, if not those of ``make baselines``.
+    left out from there and named in ``failures``.
+    ``known`` are the baselines to choose from, if not those of ``make baselines``.
     """
     baselines = chosen_baselines(options.against, known_baselines() if known is None else known)
     comparison = _Comparison(options, baselines, progress)
     failure = ""
-    interrupted = False
     try:
         comparison.run()
     except CheckFailedError as error:
         failure = str(error)
-    except KeyboardInterrupt:
-        interrupted = True
     result: Message = {
         "bench": "compare",
         **described(options),
@@ -140,7 +133,6 @@ def run(options: CompareOptions, progress: Say, known: tuple[Baseline, ...] | No
         "rounds_measured": comparison.rounds,
         "notes": _notes(options, baselines),
         "failures": comparison.failures,
-        "interrupted": interrupted,
         "verified": not failure,
     }
     return {**result, "failure": failure} if failure else result

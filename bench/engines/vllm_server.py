@@ -53,16 +53,9 @@ def kvxfer_config(role: str, **extra: Any) -> dict[str, Any]:
 class VllmServer(ServerProcess):
     """One ``vllm serve``; ``name``, ``log`` and ``environment`` are as of `ServerProcess`.
 
-    Parameters
-    ----------
-    model
-        A folder with a model and its tokenizer (`kvxfer.bench.engines.tiny_models`).
-    kv_transfer_config
-        What ``--kv-transfer-config`` gets; without it, the engine has no connector.
-    num_blocks
-        Blocks of the cache, of ``TOKENS_PER_BLOCK`` tokens each.
-    arguments
-        Further arguments of ``vllm serve``.
+    ``model`` is a folder with a model and its tokenizer (`kvxfer.bench.engines.tiny_models`); without
+    ``kv_transfer_config`` the engine has no connector. A block is of ``TOKENS_PER_BLOCK`` tokens.
+    ``arguments`` are further ones of ``vllm serve``.
     """
 
     def __init__(

@@ -61,13 +61,7 @@ def whole(name: str, src: Any, dst: Any, *, moved_once: bool = False) -> Copy:
 
 
 class Pages:
-    """Pages of one size, in two memories of equal length.
-
-    Parameters
-    ----------
-    src, dst
-        torch's uint8 tensors, on the device or pinned.
-    """
+    """Pages of one size, in two memories of equal length."""
 
     def __init__(self, src: Any, dst: Any, page_nbytes: int) -> None:
         self.page_nbytes = page_nbytes

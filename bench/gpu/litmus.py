@@ -47,13 +47,7 @@ class Litmus:
 
 
 def run(device: int, num_rounds: int) -> list[Litmus]:
-    """Returns what is found with the fences, and without.
-
-    Raises
-    ------
-    BenchError
-        A round did not come to its end within a minute.
-    """
+    """Returns what is found with the fences, and without; raises where a round takes longer than a minute."""
     torch.cuda.set_device(device)
     target = architecture.for_capability(*torch.cuda.get_device_capability(device))
     code = ObjectCode.from_cubin(

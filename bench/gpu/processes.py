@@ -51,23 +51,10 @@ def measure(
 ) -> tuple[str, list[float], list[float]]:
     """Reads all blocks in random order, round by round with what limits it.
 
-    Parameters
-    ----------
-    nbytes
-        Of the cache, about, in layers of 8 MiB; both processes have one.
-    limit
-        Runs a copy on this device and returns its GB/s, read + written.
-
-    Returns
-    -------
-    How the memory was handed on, GB/s (read + written, by wall time) of each round, ratios to the limit.
-
-    Raises
-    ------
-    CheckFailedError
-        Bytes were not what they had to be.
-    BenchError
-        The source did not come up, or its memory cannot be read; with the reason.
+    The cache is of about ``nbytes``, in layers of 8 MiB, in both processes; ``limit`` runs a copy on this
+    device and returns its GB/s. Returns how the memory was handed on, GB/s (read + written, by wall time) of
+    each round, and ratios to the limit. Raises `CheckFailedError` for wrong bytes, and `BenchError` with the
+    reason where the source did not come up, or its memory cannot be read.
     """
     num_layers = max(1, nbytes // _LAYER_NBYTES)
     num_blocks = nbytes // num_layers // block_nbytes

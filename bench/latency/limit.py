@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +33,62 @@ _NUM_ENDS = 2
 _LINE_NBYTES = 64
 # How many looks between two at the clock.
 _LOOKS = 4096
+
+
+class PingPong:
+    """One end that writes a page, and waits for one that comes back; how is for who derives from it."""
+
+    async def ask(self, first: int, count: int) -> Message:
+        """Writes first, and returns how long each round trip took, and each call that writes."""
+        round_trips_ns, posts_ns = [], []
+        with self._watching():
+            cpu_ns = time.process_time_ns()
+            for iteration in range(first, first + count):
+                self._fill(iteration, "ask")
+                start_ns = time.perf_counter_ns()
+                self._send()
+                posts_ns.append(time.perf_counter_ns() - start_ns)
+                await self._receive()
+                round_trips_ns.append(time.perf_counter_ns() - start_ns)
+                self._check(iteration, "answer")
+            cpu_ns = time.process_time_ns() - cpu_ns
+        return {"round_trips_ns": round_trips_ns, "posts_ns": posts_ns, "cpu_ns": cpu_ns, **self._end()}
+
+    async def answer(self, first: int, count: int) -> Message:
+        """Waits first; returns how long it held each page before it wrote one back."""
+        held_ns = []
+        with self._watching():
+            cpu_ns = time.process_time_ns()
+            for iteration in range(first, first + count):
+                await self._receive()
+                seen_ns = time.perf_counter_ns()
+                self._check(iteration, "ask")
+                self._fill(iteration, "answer")
+                held_ns.append(time.perf_counter_ns() - seen_ns)
+                self._send()
+            cpu_ns = time.process_time_ns() - cpu_ns
+        return {"held_ns": held_ns, "cpu_ns": cpu_ns, **self._end()}
+
+    def _send(self) -> None:
+        raise NotImplementedError
+
+    async def _receive(self) -> None:
+        raise NotImplementedError
+
+    def _fill(self, iteration: int, way: str) -> None:
+        """Makes a page that no other one is, for `_check` at the other end."""
+        raise NotImplementedError
+
+    def _check(self, iteration: int, way: str) -> None:
+        raise NotImplementedError
+
+    def _watching(self) -> AbstractContextManager[None]:
+        """What is needed while pages go to and fro."""
+        return nullcontext()
+
+    def _end(self) -> Message:
+        """Ends the last write; returns what else a reply has."""
+        return {}
 
 
 class Path(Protocol):
@@ -98,15 +154,10 @@ class SocketPath:
         return not self._missing
 
 
-class LatencyLimitEnd:
+class LatencyLimitEnd(PingPong):
     """One end, in its worker process.
 
-    Parameters
-    ----------
-    end
-        0 or 1: which of the two.
-    shared
-        A memfd for pages and counters; None where pages go over ``stream``.
+    ``shared`` is a memfd for pages and counters; None where pages go over ``stream``.
     """
 
     def __init__(
@@ -125,49 +176,20 @@ class LatencyLimitEnd:
         self._rings = wait == "event" and shared is not None
         self._page = np.zeros(nbytes, np.uint8)
         self._got = np.zeros(nbytes, np.uint8)
-        self._iteration = 0
         self._readable: asyncio.Future[None] | None = None
-
-    async def ask(self, count: int) -> Message:
-        """Sends a page and waits for the one that comes back, and again."""
-        round_trips_ns = []
-        with self._watching():
-            for _ in range(count):
-                self._mark()
-                start_ns = time.perf_counter_ns()
-                self._send()
-                await self._receive()
-                round_trips_ns.append(time.perf_counter_ns() - start_ns)
-                self._check()
-        return {"round_trips_ns": round_trips_ns}
-
-    async def answer(self, count: int) -> Message:
-        """Waits for a page and sends one back, and again; says how long each was held."""
-        held_ns = []
-        with self._watching():
-            for _ in range(count):
-                await self._receive()
-                seen_ns = time.perf_counter_ns()
-                self._mark()
-                self._check()
-                held_ns.append(time.perf_counter_ns() - seen_ns)
-                self._send()
-        return {"held_ns": held_ns}
 
     def close(self) -> None:
         """Ends the stream."""
         self._stream.close()
 
-    def _mark(self) -> None:
-        """Makes a page that no other one is, for `_check` at the other end."""
-        self._page.view(np.uint64)[[0, -1]] = self._iteration + 1
+    def _fill(self, iteration: int, way: str) -> None:
+        self._page.view(np.uint64)[[0, -1]] = iteration + 1
 
-    def _check(self) -> None:
+    def _check(self, iteration: int, way: str) -> None:
         found = self._got.view(np.uint64)[[0, -1]].tolist()
-        self._iteration += 1
-        if found != [self._iteration] * 2:
+        if found != [iteration + 1] * 2:
             raise CheckFailedError(
-                f"the limit itself moved wrong bytes: iteration {self._iteration} brought {found}"
+                f"the limit itself moved wrong bytes: iteration {iteration + 1} brought {found}"
             )
 
     def _send(self) -> None:

@@ -98,7 +98,7 @@ def _measure(options: LatencyOptions, progress: Say) -> Message:
         if places:
             open_wakes(ends)
         _exchange(ends, "", first=0, count=options.warmup)
-        _exchange(ends, "bare.", count=options.warmup)
+        _exchange(ends, "bare.", first=0, count=options.warmup)
         done = options.warmup
         for index in range(_ROUNDS):
             count = (options.iterations * (index + 1)) // _ROUNDS + options.warmup - done
@@ -106,7 +106,7 @@ def _measure(options: LatencyOptions, progress: Say) -> Message:
             if count == 0:
                 continue
             ours.add(*_exchange(ends, "", first=done, count=count))
-            limit.add(*_exchange(ends, "bare.", count=count))
+            limit.add(*_exchange(ends, "bare.", first=done, count=count))
             for name, processors in places.items():
                 for reply in _exchange(ends, "wakes.", count=_WAKES, processors=processors):
                     wakes_ns[name] += reply["wakes_ns"]

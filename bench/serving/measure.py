@@ -93,26 +93,15 @@ def run(
 ) -> Message:
     """Runs it and returns one JSON object, with what was measured when it ended early.
 
-    A system that cannot run, or whose engine dies, is left out from there and named in ``failures``;
-    Ctrl-C sets ``interrupted``.
-
-    Parameters
-    ----------
-    known
-        The systems to choose from, if not those of `serving_systems`.
+    A system that cannot run, or whose engine dies, is left out from there and named in ``failures``.
+    ``known`` are the systems to choose from, if not all.
     """
     requests = options.read_requests()
     chosen = systems.chosen(options.systems, *(() if known is None else (known,)))
     folder = Path(tempfile.mkdtemp(prefix="kvxfer-serving-"))
     comparison = _Comparison(options, requests, chosen, folder, progress)
-    interrupted = False
     with ExitStack() as stack:
-        try:
-            comparison.run(stack)
-        except KeyboardInterrupt:
-            if not any(one.turns for one in comparison.measured.values()):
-                raise
-            interrupted = True
+        comparison.run(stack)
     return {
         "bench": "serving",
         **described(options),
@@ -121,10 +110,9 @@ def run(
         "model": MODEL,
         "prompt_tokens": sum(request.input_tokens for request in requests),
         "ratios": ratios(OURS, COMPARED, comparison.rounds()),
-        "tokens": comparison.tokens(),
+        "served": comparison.requests(),
         "logs": {"folder": str(folder)},
         "failures": comparison.failures,
-        "interrupted": interrupted,
         "verified": True,
         "noise": comparison.noise,
     }
@@ -311,33 +299,18 @@ class _Comparison:
             for number in range(self._options.rounds)
         ]
 
-    def tokens(self) -> dict[str, Message]:
-        """Returns of each system how many requests were handed over, and had the tokens of one engine."""
-        alone = self.measured.get(systems.ALONE)
-        expected = {} if alone is None else _token_ids(alone)
+    def requests(self) -> dict[str, Message]:
+        """Returns of each system how many requests it had, how many failed, and were handed over."""
         found = {}
         for name, one in self.measured.items():
-            given = _token_ids(one)
-            both = expected.keys() & given.keys() if one is not alone else set()
             errors = [served.answer.error for served in one.served if served.answer.error]
             found[name] = {
                 "requests": len(one.served),
                 "failed": len(errors),
                 "failure": errors[0] if errors else "",
                 "handed_over": sum(served.was_handed_over for served in one.served),
-                "compared": len(both),
-                "equal": sum(given[key] == expected[key] for key in both),
             }
         return found
-
-
-def _token_ids(measured: _Measured) -> dict[tuple[int, int], list[int]]:
-    return {
-        (number, index): one.answer.token_ids
-        for number, turn in measured.turns.items()
-        for index, one in enumerate(turn.served)
-        if not one.answer.error
-    }
 
 
 def _step_costs(turns: list[_Turn]) -> Message:

@@ -27,7 +27,7 @@ def parts(result: Message) -> Iterator[Part]:
     for name, system in systems.items():
         settings = ", ".join(f"{key}={value}" for key, value in system["settings"].items())
         yield Words(f"{name}: {system['words']}" + (f"; {settings}" if settings else ""))
-        yield Words(f"  {_tokens(result['tokens'][name])}", "dim")
+        yield Words(f"  {_served(result['served'][name])}", "dim")
     yield Words(f"engines' logs: {result['logs']['folder']}", "dim")
     for name, words in result["failures"].items():
         yield Words(f"{name} was left out from there: {words}", "bad")
@@ -74,10 +74,8 @@ def _costs(systems: Message) -> Table:
     return Table(("median (min to max) of rounds", *systems), rows)
 
 
-def _tokens(tokens: Message) -> str:
-    words = f"{tokens['requests']} requests, {tokens['handed_over']} handed over"
-    if tokens["failed"]:
-        words += f", {tokens['failed']} failed ({tokens['failure']})"
-    if tokens["compared"]:
-        words += f"; {tokens['equal']} of {tokens['compared']} answers have the tokens of one engine"
+def _served(served: Message) -> str:
+    words = f"{served['requests']} requests, {served['handed_over']} handed over"
+    if served["failed"]:
+        words += f", {served['failed']} failed ({served['failure']})"
     return words

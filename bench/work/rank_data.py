@@ -25,12 +25,8 @@ _DEVIATION = 4.0
 class RankData:
     """Fills and checks caches that hold the same sequence of `num_tokens` tokens.
 
-    Parameters
-    ----------
-    dtype
-        Of the elements as they were stored first: it says which numbers there are.
-    num_heads
-        Of the model.
+    ``dtype`` is of the elements as they were stored first: it says which numbers there are; ``num_heads`` is
+    of the model.
     """
 
     def __init__(self, dtype: str, num_heads: int, head_dim: int, num_tokens: int, seed: int) -> None:

@@ -39,7 +39,6 @@ from kvxfer.bench.setup.measure import SetupOptions
 
 _CHECK_FAILED = 1
 _BASELINE_FAILED = 2
-_INTERRUPTED = 130
 
 app = typer.Typer(help="Measures page moves beside this machine's limits.", no_args_is_help=True)
 
@@ -165,8 +164,6 @@ def _measure(command: _Command, options: Any, format: Format, out: Path | None) 
         document.print_parts(_shown(command, result, beside))
     if not result["verified"]:
         raise typer.Exit(_CHECK_FAILED)
-    if result.get("interrupted"):
-        raise typer.Exit(_INTERRUPTED)
     if result.get("failures"):
         raise typer.Exit(_BASELINE_FAILED)
 
@@ -176,8 +173,6 @@ def _shown(command: _Command, result: Message, beside: Message | None) -> Iterat
         yield from _load(command.parts)(result)
     if not result["verified"]:
         yield Words(f"check failed: {result['failure']}", "bad")
-    if result.get("interrupted"):
-        yield Words("interrupted: this is what was measured until then", "bold")
     if words := noise.in_words(beside):
         yield Words(words, "warn")
 
