@@ -42,7 +42,6 @@ GROUPS: Final = (
     "other processes, pool",
     "layouts",
     "host",
-    "beside products",
 )
 
 # By what is worth knowing first. Each waits for facts and bounds them by 60 s itself.
@@ -245,7 +244,7 @@ def _checked_command() -> tuple[str, ...]:
 
 
 def _nothing_yet(found: Availability, options: GpuOptions) -> dict[str, Any]:
-    lists = ("tests", "row", "host CTAs", "host copy", "beside products", "trigger", "litmus", "checkers")
+    lists = ("tests", "row", "host CTAs", "host copy", "trigger", "litmus", "checkers")
     return {
         "bench": "gpu-check",
         "date": date.today().isoformat(),

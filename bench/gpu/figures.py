@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from kvxfer.bench.errors import BenchError, CheckFailedError
@@ -35,8 +34,6 @@ from kvxfer.gpu.copy_stream import CopyStream, Direction
 _DEVICE_COPY, _TO_HOST, _TO_DEVICE = "device to device", "device to host", "host to device"
 # Of copies that follow each other without a pause: forty of a GiB in pages of 4 KiB.
 _TABLES_NBYTES = 128 * MIB
-_MATRIX = 8192
-_NUM_PRODUCTS = 20
 _TRIGGER_ROUNDS = 500
 _LITMUS_ROUNDS = 2000
 _BETWEEN = "another process's pages on this GPU, which is no NVLink"
@@ -169,63 +166,6 @@ def host(options: Options) -> None:
             say("not run", words=words)
 
 
-def beside_products(options: Options) -> None:
-    """How much slower a copy and matrix products are together than alone, by priority and CTAs."""
-    a, b = (torch.randn(_MATRIX, _MATRIX, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    out = torch.empty_like(a)
-    src = torch.zeros(options.nbytes, dtype=torch.uint8, device="cuda")
-    pages = Pages(src, torch.zeros_like(src), 16 * 1024)
-    model = torch.cuda.Stream()
-
-    def products() -> None:
-        with torch.cuda.stream(model):
-            for _ in range(_NUM_PRODUCTS):
-                torch.matmul(a, b, out=out)
-
-    for high in (False, True):
-        for ctas in (4, 16):
-            with CopyStream(options.device, num_ctas=ctas, high_priority=high) as stream:
-                copy = pages.copy("", "both", stream)
-                alone, _ = _together(products, None, 0, model, copy.stream)
-                _, copy_alone = _together(None, copy.submit, 1, model, copy.stream)
-                # So many that there is always one beside the products; the first of them always has products
-                # beside it.
-                count = int(2 * alone / copy_alone) + 1
-                both = _together(products, copy.submit, count, model, copy.stream)
-                say(
-                    "beside products",
-                    priority="high" if high else "default",
-                    num_ctas=ctas,
-                    products=round(both[0] / alone, 3),
-                    copy=round(both[1] / copy_alone, 3),
-                )
-
-
-def _together(products: Any, copy: Any, count: int, model: Any, copies: Any) -> tuple[float, float]:
-    """Returns seconds of the products and of the first of the copies, begun at the same time.
-
-    Medians of five, after one that is not counted; 0.0 for what there is none of.
-    """
-    taken = []
-    for _ in range(6):
-        began, ended, first_began, first_ended = (torch.cuda.Event(enable_timing=True) for _ in range(4))
-        torch.cuda.synchronize()
-        first_began.record(copies)
-        began.record(model)
-        if count:
-            copy()
-        first_ended.record(copies)
-        if products is not None:
-            products()
-        ended.record(model)
-        for _ in range(count - 1):
-            copy()
-        torch.cuda.synchronize()
-        taken.append([began.elapsed_time(ended) / 1e3, first_began.elapsed_time(first_ended) / 1e3])
-    products_s, copy_s = np.median(np.array(taken[1:]), axis=0)
-    return float(products_s), float(copy_s)
-
-
 def between(index: int, options: Options) -> None:
     """What is read of another process's cache on this GPU, by one kind of handle."""
     kind = gpu_processes.KINDS[index]
@@ -263,7 +203,7 @@ def litmus(options: Options) -> None:
 _MEASURES: Final[tuple[Callable[[Options], None], ...]] = (
     *(pages, litmus, triggers),
     *(functools.partial(between, index) for index in range(len(gpu_processes.KINDS))),
-    *(layouts, host, beside_products),
+    *(layouts, host),
 )
 _GROUPS: Final = dict(zip(NAMES, _MEASURES, strict=True))
 

@@ -29,9 +29,7 @@ def parts(result: dict[str, Any]) -> Iterator[Part]:
         yield from _table(
             list(rows_of), (group, "GB/s", "of limit", "from - to", "asked", "submit us"), _copy
         )
-    head: tuple[str, ...] = ("together, times slower than alone", "products", "copy")
-    yield from _table(result["beside products"], head, _beside)
-    head = ("pages to and from host memory, as calibrated", "to, GB/s", "from, GB/s")
+    head: tuple[str, ...] = ("pages to and from host memory, as calibrated", "to, GB/s", "from, GB/s")
     yield from _table(result["host CTAs"], head, _ctas)
     yield from _table(result["host copy"], ("the same by copy engines", "from KiB on"), _engines)
     head = ("from a stream's store to the first byte of a transfer that waits for it", "p50 us", "p99 us")
@@ -68,11 +66,6 @@ def _table(
 
 def _tests(row: dict[str, Any]) -> tuple[str, ...]:
     return row["file"], str(row["num_passed"]), str(row["num_skipped"]), str(len(row["wrong"]))
-
-
-def _beside(row: dict[str, Any]) -> tuple[str, ...]:
-    name = f"{row['priority']} priority, {row['num_ctas']} CTAs"
-    return name, f"{row['products']:.2f}", f"{row['copy']:.2f}"
 
 
 def _ctas(row: dict[str, Any]) -> tuple[str, ...]:

@@ -35,10 +35,10 @@ _FIGURES = {
 
 @dataclass(frozen=True, slots=True)
 class HandoverOptions:
-    """Hand the pages of real requests from a prefill process to a decode process.
+    """Push the pages of real requests from a prefill process to a decode process.
 
-    The memory of both processes together is about 2 x concurrency x max-tokens tokens, and half a GiB at
-    most for the limit.
+    Layers go as they finish. The memory of both processes together is about 2 x max-tokens tokens, and half a
+    GiB at most for the limit.
     """
 
     model: Annotated[str, Option(", ".join(MODELS))] = "Llama-3.1-8B"
@@ -47,14 +47,6 @@ class HandoverOptions:
     requests: Requests = 24
     max_tokens: Annotated[int, Option("Lengths are scaled so that the longest fits.", at_least=1)] = 2048
     prefill_ms_per_layer: Annotated[float, Option("Pace of prefill; 0: as fast as it can.", at_least=0)] = 5.0
-    mode: Annotated[
-        str,
-        Option(
-            "push: layers go as they finish; pull: decode reads when prefill has ended.",
-            one_of=("push", "pull"),
-        ),
-    ] = "push"
-    concurrency: Annotated[int, Option("Requests in hand at once.", at_least=1)] = 1
     seed: Seed = 1
     timeout_s: Timeout = 30.0
     corrupt: Corrupt = False
@@ -65,10 +57,6 @@ class HandoverOptions:
 
     def shape(self) -> ModelShape:
         return model(self.model)
-
-    def num_blocks(self) -> int:
-        """Blocks of each end's pool: what all requests in hand can need."""
-        return self.concurrency * self.shape().blocks_for(self.max_tokens)
 
 
 def run(options: HandoverOptions, progress: Say) -> Message:
@@ -103,10 +91,8 @@ def _measure(options: HandoverOptions, lengths: list[int], progress: Say) -> Mes
         workers = (prefill, decode)
         progress(Progress(0, total, "setting up two agents"))
         opened = call_all(workers, "open")
-        # The one that posts reaches out: prefill writes, decode reads.
-        active, passive = (prefill, decode) if options.mode == "push" else (decode, prefill)
-        active.call("connect", address=passive.call("address")["address"])
-        passive.call("accept")
+        prefill.call("connect", address=decode.call("address")["address"])
+        decode.call("accept")
         limit = _limit(options, lengths, prefill, decode)
         limit.run(0)
         requests = [{"request": index, "tokens": tokens} for index, tokens in enumerate(lengths)]
@@ -164,7 +150,7 @@ def _run_part(
 def parts(result: Message) -> Iterator[Part]:
     """Yields what a result is shown as."""
     yield Words(
-        f"{result['mode']} over {result['transport']}: {result['requests']} requests of "
+        f"push over {result['transport']}: {result['requests']} requests of "
         f"{result['trace']}, {result['tokens']} tokens of {result['model']}, "
         f"{result['total_nbytes'] / MIB:.0f} MiB in "
         f"{result['num_pages']} pages of {result['page_nbytes'] / 1024:g} KiB",

@@ -20,13 +20,29 @@ class HandoverEnd(AgentEnd):
 
     def __init__(self, role: str, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
         self.options = options = HandoverOptions(**fields)
+        self.shape = options.shape()
         super().__init__(role, options.transport, coordinator, peers)
         # Seeds of its own, so that the two processes do not name blocks in the same order.
         seed = options.seed + (role == "decode")
-        self.pages = RequestPages(self.agent, options.shape(), options.num_blocks(), seed)
+        num_blocks = self.shape.blocks_for(options.max_tokens)
+        self.pages = RequestPages(self.agent, self.shape, num_blocks, seed)
         self.page_kind = self.pages.cache.page_kind
         (self.other,) = peers
         self._spent_ns = 0
+
+    async def run(self, requests: list[Message]) -> None:
+        """Hands requests over, one after the other; tells the coordinator of each."""
+        start_ns = time.process_time_ns()
+        for asked in requests:
+            blocks = self.pages.allocate(asked["request"], asked["tokens"])
+            seen = await self.serve(asked, blocks)
+            self.pages.cache.free(blocks)
+            self.coordinator.send("request", request=asked["request"], **seen)
+        self._spent_ns += time.process_time_ns() - start_ns
+
+    async def serve(self, asked: Message, blocks: Indices) -> Message:
+        """Does this end's part of a request; returns what it saw."""
+        raise NotImplementedError
 
     def usage(self) -> Message:
         """Processor time of all runs without filling and checking pages."""
@@ -34,100 +50,41 @@ class HandoverEnd(AgentEnd):
 
 
 class Prefill(HandoverEnd):
-    """Computes requests layer by layer at a pace, and hands their pages to decode.
+    """Computes requests layer by layer at a pace, and pushes them to decode, which has named its blocks.
 
-    Push: decode has named its blocks; each layer is released as soon as it is final. Pull: decode
-    is told the blocks when the last layer is final, under a lease to read them.
+    Each layer is released as soon as it is final.
     """
 
     def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
         super().__init__("prefill", fields, coordinator, peers)
-        # So many requests fit the pool.
-        self._room = asyncio.Semaphore(self.options.concurrency)
-        #: request -> resolved with the time at which decode's notification came (pull).
-        self._read: dict[bytes, asyncio.Future[int]] = {}
 
-    async def run(self, requests: list[Message]) -> None:
-        """Serves as many requests as decode asks for them, and as blocks become free.
-
-        Decode may go on before this end has heard that its last request is there.
-        """
-        start_ns = time.process_time_ns()
-        serve_one = self._push if self.options.mode == "push" else self._pull
-        watcher = asyncio.create_task(self._watch()) if self.options.mode == "pull" else None
-        async with asyncio.TaskGroup() as group:
-            for _ in requests:
-                asked = await self.other.receive_async()
-                await self._room.acquire()
-                task = group.create_task(serve_one(asked))
-                task.add_done_callback(lambda _: self._room.release())
-        if watcher is not None:
-            watcher.cancel()
-        self._spent_ns += time.process_time_ns() - start_ns
-
-    async def _push(self, asked: Message) -> None:
-        request = asked["request"]
-        blocks = self.pages.allocate(request, asked["tokens"])
+    async def serve(self, asked: Message, blocks: Indices) -> Message:
+        told = await self.other.receive_async()
         post_ns = time.monotonic_ns()
         transfer = self.agent.write(
             self.pages.cache.region,
             self.peer.regions["kv"],
             src_blocks=blocks,
-            dst_blocks=np.asarray(asked["blocks"], dtype=np.uint32),
-            notify=tag(request),
+            dst_blocks=np.asarray(told["blocks"], dtype=np.uint32),
+            notify=tag(asked["request"]),
             hold=True,
             timeout_s=self.options.timeout_s,
         )
         released_ns = []
-        async for layer in self._layers(request, blocks):
+        async for layer in self._layers(asked["request"], blocks):
             released_ns.append(time.monotonic_ns())
             transfer.release(layer + 1)
         await transfer
-        self.pages.cache.free(blocks)
-        self.coordinator.send(
-            "request",
-            request=request,
-            post_ns=post_ns,
-            released_ns=released_ns,
-            prefill_end_ns=released_ns[-1],
-        )
-
-    async def _pull(self, asked: Message) -> None:
-        request = asked["request"]
-        blocks = self.pages.allocate(request, asked["tokens"])
-        async for _ in self._layers(request, blocks):
-            pass
-        end_ns = time.monotonic_ns()
-        read = self._read[tag(request)] = asyncio.get_running_loop().create_future()
-        region = self.pages.cache.region
-        lease = region.grant(self.peer, blocks=blocks, mode="read", ttl_s=self.options.timeout_s)
-        # The word may overtake the grant, and these blocks were another request's a moment ago: the token
-        # says which lease is meant.
-        self.other.send("ready", request=request, blocks=blocks.tolist(), lease=str(lease.token))
-        # Decode's notification: it has every page. Revoking fences, and the blocks can be used again.
-        async with asyncio.timeout(self.options.timeout_s):
-            notification_ns = await read
-        del self._read[tag(request)]
-        await lease.revoke()
-        self.pages.cache.free(blocks)
-        self.coordinator.send(
-            "request", request=request, prefill_end_ns=end_ns, notification_ns=notification_ns
-        )
+        return {"post_ns": post_ns, "released_ns": released_ns, "prefill_end_ns": released_ns[-1]}
 
     async def _layers(self, request: int, blocks: Indices) -> AsyncIterator[int]:
         """Computes the layers in order, each when it is due; yields the one that is final now."""
         due_s = time.monotonic()
-        for layer in range(self.options.shape().num_layers):
+        for layer in range(self.shape.num_layers):
             due_s += self.options.prefill_ms_per_layer / 1e3
             self.pages.fill_layer(request, layer, blocks)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             yield layer
-
-    async def _watch(self) -> None:
-        async for note in self.agent.notifications():
-            future = self._read.get(note.payload)
-            if future is not None and not future.done():
-                future.set_result(time.monotonic_ns())
 
 
 def tag(request: int) -> bytes:

@@ -18,7 +18,7 @@ STAGES = {
     "post": "transfer posted",
     "first_layer": "first layer in place at decode",
     "last_layer": "last layer in place",
-    "notification": "its tag came (push); prefill may reuse its pages (pull)",
+    "notification": "its tag came",
     "decode_may_start": "decode holds every page and knows it",
 }
 
@@ -29,7 +29,7 @@ class Handover:
 
     nbytes: int
     prefill_end_ns: int
-    #: When each layer could be moved: its release (push), or the post (pull).
+    #: When each layer was released: from then on it could be moved.
     released_ns: list[int]
     #: When each layer was in place at decode.
     arrived_ns: list[int]
@@ -40,9 +40,8 @@ class Handover:
 
     @classmethod
     def of(cls, prefill: dict[str, Any], decode: dict[str, Any]) -> Self:
-        """Joins the messages of the two ends. Who posted says when; a pull releases all at its post."""
+        """Joins the messages of the two ends."""
         told = {**prefill, **decode}
-        told.setdefault("released_ns", [told["post_ns"]] * len(told["arrived_ns"]))
         return cls(**{field.name: told[field.name] for field in fields(cls)})
 
     def stages_ms(self) -> dict[str, float]:

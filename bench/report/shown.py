@@ -21,7 +21,7 @@ def spreads(result: Message) -> Table:
 def limits(result: Message) -> Iterator[Part]:
     """Yields a line for each limit, with the ratio to it."""
     # A pushed layer cannot move before it is computed, whoever moves it.
-    paced = ", prefill's pace counted for both" if result.get("mode") == "push" else ""
+    paced = ", prefill's pace counted for both" if result["bench"] == "handover" else ""
     for key in ("limit", "limit_nt"):
         if key in result:
             ratio = f"; ratio to it {result[f'{key}_ratio']:.2f}" if f"{key}_ratio" in result else ""

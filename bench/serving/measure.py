@@ -236,7 +236,7 @@ class _Comparison:
         ]
         deployment.observations.read()
         before = deployment.observations.costs()
-        served = self._serve(deployment, asked, number)
+        served = self._serve(deployment, asked)
         if ending := deployment.ending():
             raise BenchError(ending)
         errors = [one.answer.error for one in served if one.answer.error]
@@ -244,25 +244,23 @@ class _Comparison:
             raise BenchError(f"all {len(errors)} requests failed: {errors[0]}")
         deployment.settle()
         # Read again: prefill's scheduler may hear of its end after decode's last token.
-        served = self._joined(deployment, [one.answer for one in served], number)
+        served = self._joined(deployment, [one.answer for one in served])
         took = {
             role: {half: after - before.get(role, {}).get(half, Costs()) for half, after in halves.items()}
             for role, halves in deployment.observations.costs().items()
         }
         return _Turn(served, took)
 
-    def _serve(self, deployment: Deployment, asked: list[Asked], number: int = 0) -> list[Served]:
+    def _serve(self, deployment: Deployment, asked: list[Asked]) -> list[Served]:
         options = self._options
         answers = load.run(deployment.url, asked, options.concurrency, options.timeout_s)
-        return self._joined(deployment, answers, number)
+        return self._joined(deployment, answers)
 
-    def _joined(self, deployment: Deployment, answers: list[Answer], number: int) -> list[Served]:
+    def _joined(self, deployment: Deployment, answers: list[Answer]) -> list[Served]:
         deployment.observations.read()
         seen = deployment.observations.requests(answer.asked.name for answer in answers)
         has_connector = deployment.system.connector is not None
-        return [
-            Served(answer, seen[answer.asked.name] if has_connector else None, number) for answer in answers
-        ]
+        return [Served(answer, seen[answer.asked.name] if has_connector else None) for answer in answers]
 
     def _asked(self, system: System, what: str, index: int, num_tokens: int, max_tokens: int = 2) -> Asked:
         # The name ends in a letter, so that none is the beginning of another.

@@ -41,7 +41,6 @@ class Served:
 
     answer: Answer
     seen: Seen | None
-    round: int = 0
 
     @property
     def was_handed_over(self) -> bool:

@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 import kvxfer
 from kvxfer.bench.work.layout_names import NamedLayout
 from kvxfer.bench.work.models import NUM_KV, ModelShape
-from kvxfer.bench.work.numbers import STAND_INS
 from kvxfer.layout.quantization import Quantization
 from kvxfer.layout.slices import heads_of
 
+#: dtype -> integers of the same size, in which a cache keeps its elements here
+STAND_INS: Final[dict[str, np.dtype[Any]]] = {
+    "bfloat16": np.dtype(np.uint16),
+    "float8_e4m3fn": np.dtype(np.uint8),
+}
 #: A static scale, by dtype: what numbers of 17 or so need.
 SCALES: Final = {"float8_e4m3fn": np.float32(0.05)}
 

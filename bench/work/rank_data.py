@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvxfer.bench.work.models import NUM_KV
-from kvxfer.bench.work.numbers import narrow, widen
 from kvxfer.bench.work.page_data import Indices
-from kvxfer.bench.work.rank_cache import SCALES, RankCache
+from kvxfer.bench.work.rank_cache import SCALES, STAND_INS, RankCache
 
 _NUM_CODES = 1 << 16
 # Of the values: what attention sees, and within reach of every dtype with the scales used here.
@@ -93,3 +92,20 @@ class RankData:
         if self._scale is not None:
             values = values * self._scale
         return narrow(values if scale is None else values / scale, dtype)
+
+
+def widen(codes: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    """Returns the numbers of stand-in integers as float32, which is exact."""
+    return codes.view(_type(dtype)).astype(np.float32)
+
+
+def narrow(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+    """Returns the stand-in integers of float32 numbers, rounded to nearest, ties to even."""
+    return np.asarray(values.astype(_type(dtype)).view(STAND_INS[dtype]))
+
+
+def _type(dtype: str) -> np.dtype[Any]:
+    import ml_dtypes
+
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype))
+    return found

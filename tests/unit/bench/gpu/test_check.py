@@ -196,7 +196,6 @@ def test_the_table_says_what_is_missed_and_what_is_wrong(tmp_path: Path) -> None
              "wrong": ["x"], "taken_s": 1.0, "shown": ""},
         ],
         "row": [row("both, 16 KiB"), row("gather, 16 KiB", ratio=0.85), row("limit", asked=0, submit_us=0.0)],
-        "beside products": [{"priority": "high", "num_ctas": 4, "products": 1.04, "copy": 1.2}],
         "host CTAs": [{"num_ctas": 1, "to_host": 9.25, "from_host": None, "is_chosen": False},
                       {"num_ctas": 2, "to_host": 18.5, "from_host": 17.0, "is_chosen": True}],
         "host copy": [{"to_host": True, "form": "runs", "aligned": True, "least_nbytes": 65536},

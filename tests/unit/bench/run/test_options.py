@@ -26,7 +26,6 @@ from kvxfer.bench.work.models import MODELS
         (PagesOptions, {"transport": "unix"}, "use it with --memory foreign"),
         (LatencyOptions, {"nbytes": 12}, "--nbytes is a multiple of 8, not 12"),
         (SetupOptions, {"idle_s": 0.0}, "--idle-s is above 0 and at most 30, unlike 0"),
-        (HandoverOptions, {"mode": "throw"}, "unknown --mode 'throw'; known are push, pull"),
         (HandoverOptions, {"model": "GPT-2"}, "unknown model 'GPT-2'; known are Llama-3.1-8B"),
         (ScaleOptions, {"series": ()}, "--series names nothing"),
     ],
@@ -46,8 +45,8 @@ def test_steps_end_with_the_most() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_defaults_fit_in_4_gib(model: str) -> None:
-    options = HandoverOptions(model=model)
-    pools_nbytes = 2 * options.num_blocks() * options.shape().block_nbytes
+    shape = HandoverOptions(model=model).shape()
+    pools_nbytes = 2 * shape.blocks_for(HandoverOptions().max_tokens) * shape.block_nbytes
     limit_nbytes = 2 * (256 << 20)
     assert pools_nbytes + limit_nbytes <= 3 << 30
 

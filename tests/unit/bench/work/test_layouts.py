@@ -13,8 +13,7 @@ from kvxfer.bench.pages.measure import PagesOptions
 from kvxfer.bench.pages.pieces import Pieces
 from kvxfer.bench.work.layout_names import NamedLayout
 from kvxfer.bench.work.layout_pair import LayoutWork
-from kvxfer.bench.work.numbers import STAND_INS
-from kvxfer.bench.work.rank_cache import RankCache, RankSpec
+from kvxfer.bench.work.rank_cache import STAND_INS, RankCache, RankSpec
 
 REAL = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn}
 
