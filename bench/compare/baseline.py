@@ -73,7 +73,10 @@ def known_baselines() -> tuple[Baseline, ...]:
             "nixl",
             nixl_paths,
             options={"progress_thread": False, "pause": False},
-            notes=("nixl: no progress thread, both ends poll",),
+            notes=(
+                "nixl: no progress thread, both ends poll; over shm it attaches memory as kvxfer does with "
+                "--memory foreign, and reposts one prepared transfer where kvxfer makes each write anew",
+            ),
         ),
         made(
             "nixl+thread",
@@ -94,7 +97,7 @@ def known_baselines() -> tuple[Baseline, ...]:
             environment={"MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535"},
             notes=(
                 "mooncake: by default it fails on batches of more than 2,048 descriptors; its queue is set "
-                "to 65,535, its most, and batches are split at 32,768",
+                "to 65,535, its most, and batches are split at 32,768; its non-CUDA wheel goes over tcp",
             ),
         ),
     )

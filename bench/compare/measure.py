@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,6 +15,8 @@ from kvxfer.bench.latency import measure as latency_bench
 from kvxfer.bench.latency.measure import LatencyOptions, Nbytes
 from kvxfer.bench.pages import measure as pages_bench
 from kvxfer.bench.pages.measure import BlockKib, MemoryKind, Op, PagesOptions, Total
+from kvxfer.bench.report import shown
+from kvxfer.bench.report.document import Part, Table, Words, spread_in_words
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say
 from kvxfer.bench.run.options import Corrupt, Option, Seed, Timeout, check, described
@@ -131,7 +133,7 @@ def run(options: CompareOptions, progress: Say, known: tuple[Baseline, ...] | No
         "systems": comparison.systems(),
         "ratios": rounds.ratios(OURS, FIGURES[options.work], comparison.rounds, _FLOORS),
         "rounds_measured": comparison.rounds,
-        "notes": _notes(options, baselines),
+        "notes": [note for baseline in baselines for note in baseline.notes],
         "failures": comparison.failures,
         "verified": not failure,
     }
@@ -218,18 +220,38 @@ def _value(figure: float | Message) -> float:
     return float(figure["median"] if isinstance(figure, dict) else figure)
 
 
-def _notes(options: CompareOptions, baselines: tuple[Baseline, ...]) -> list[str]:
-    software = {baseline.software for baseline in baselines}
-    notes = [note for baseline in baselines for note in baseline.notes]
-    if options.transport == "shm" and "nixl" in software:
-        if options.our_memory == "foreign":
-            words = "as kvxfer's path for foreign memory is: the two are alike"
-        else:
-            words = "not shared memory as kvxfer's pool is: it has no path of that kind"
-            words += "; --memory foreign is of its kind" if options.work == "pages" else ""
-        notes.append(f"nixl over shm is UCX cross-memory attach, {words}")
-    if options.transport == "shm" and "mooncake" in software:
-        notes.append("mooncake's non-CUDA wheel has no same-host path: its bytes go over loopback TCP")
-    if options.work == "latency" and "nixl" in software:
-        notes.append("nixl reposts one prepared transfer; kvxfer makes each write anew")
-    return notes
+def parts(result: Message) -> Iterator[Part]:
+    """Yields the systems, how many times better kvxfer is, and what a reader has to know."""
+    yield Words(_title(result), "bold")
+    figures = FIGURES[result["work"]]
+    systems = result["systems"]
+    if systems:
+        rows = [
+            (figure.replace("_", " "), *(spread_in_words(system[figure]) for system in systems.values()))
+            for figure in figures
+        ]
+        # A row for a figure: there are more figures than systems.
+        yield Table(("median (min to max)", *systems), rows)
+    yield from shown.ratios(result, OURS, figures)
+    for name, system in systems.items():
+        settings = ", ".join(f"{key}={value}" for key, value in system["settings"].items())
+        words = f"{name} {system['version']}: {system['path']}"
+        yield Words(f"{words}; {settings}" if settings else words)
+    yield from (Words(note, "dim") for note in result["notes"])
+    for name, words in result["failures"].items():
+        yield Words(f"{name} failed and was left out from there: {words}", "bad")
+    if result["verified"] and systems and result["work"] == "pages":
+        # `latency` looks at every fiftieth write; `setup` at the first one.
+        yield Words("every byte checked where it arrived, in every system and round")
+
+
+def _title(result: Message) -> str:
+    over = f"over {result['transport']}"
+    work = {
+        "pages": f"{result['op']} {over}: {result['total_mib']} MiB in pages of {result['block_kib']} KiB",
+        "latency": f"latency {over}: a write of {result['nbytes']} bytes and its notification seen at the "
+        "far end, both polling",
+        "setup": f"set-up {over}: two fresh processes, one agent in each",
+    }[result["work"]]
+    rounds = f"{len(result['rounds_measured'])} of {result['rounds']} rounds of {result['iterations']}"
+    return f"{work}; {rounds}, interleaved"

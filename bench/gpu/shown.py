@@ -42,8 +42,6 @@ def parts(result: dict[str, Any]) -> Iterator[Part]:
         "rounds",
     )
     yield from _table(result["litmus"], head, _litmus)
-    for row in result["checkers"]:
-        yield Words(f"compute-sanitizer, {row['name']}: {row['words']}")
     yield from (Words(f"not run: {row['words']}") for row in result["not_run"])
     yield from (Words(f"WRONG: {row['words']}", "bad") for row in result["wrong"])
     yield Words(_verdict(result, missed), "bold")

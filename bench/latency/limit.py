@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,16 @@ _LOOKS = 4096
 
 
 class PingPong:
-    """One end that writes a page, and waits for one that comes back; how is for who derives from it."""
+    """One end that writes a page, and waits for one that comes back.
+
+    Who derives from it has these: ``_fill`` makes a page that no other one is, for ``_check`` at the other
+    end, both of the iteration and the way; ``_send``, and ``_receive``, which is awaited.
+    """
+
+    _fill: Any
+    _check: Any
+    _send: Any
+    _receive: Any
 
     async def ask(self, first: int, count: int) -> Message:
         """Writes first, and returns how long each round trip took, and each call that writes."""
@@ -68,19 +77,6 @@ class PingPong:
                 self._send()
             cpu_ns = time.process_time_ns() - cpu_ns
         return {"held_ns": held_ns, "cpu_ns": cpu_ns, **self._end()}
-
-    def _send(self) -> None:
-        raise NotImplementedError
-
-    async def _receive(self) -> None:
-        raise NotImplementedError
-
-    def _fill(self, iteration: int, way: str) -> None:
-        """Makes a page that no other one is, for `_check` at the other end."""
-        raise NotImplementedError
-
-    def _check(self, iteration: int, way: str) -> None:
-        raise NotImplementedError
 
     def _watching(self) -> AbstractContextManager[None]:
         """What is needed while pages go to and fro."""

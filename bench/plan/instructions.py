@@ -36,7 +36,6 @@ class InstructionsOptions:
     """Count instructions for each page and each transfer by callgrind; `make instructions` runs this."""
 
     program: Annotated[str, Option("What is counted.")] = "build/plain/bench/native/move_pages"
-    transport: Annotated[str, Option("Between two agents of one process.")] = "loopback"
 
 
 def run(options: InstructionsOptions, progress: Say) -> Message:
@@ -75,7 +74,7 @@ def _count(options: InstructionsOptions, sizes: tuple[int, ...]) -> int:
     counted = [valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null", options.program]
     try:
         done = subprocess.run(
-            [*counted, options.transport, *map(str, sizes)],
+            [*counted, "loopback", *map(str, sizes)],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,

@@ -5,10 +5,13 @@ A worker serves an `End`: its public methods, and those of its parts (``part.met
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import inspect
 import json
 import operator
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +28,7 @@ from kvxfer.bench.run.options import REPLY_TIMEOUT_S
 _END_TIMEOUT_S = 5.0
 # Where kvxfer is; behind what an interpreter of its own has, whose packages come first.
 _ROOT = Path(__file__).resolve().parents[2]
-_LAUNCH = "import sys; sys.path.append(sys.argv.pop(1)); from kvxfer.bench.run import worker; worker.main()"
+_LAUNCH = "import sys; sys.path.append(sys.argv.pop(1)); from kvxfer.bench.run import process; process.main()"
 
 
 class End:
@@ -63,7 +66,7 @@ class Worker:
         numbers = [stream.fileno() for stream in (theirs, *peers)]
         told = json.dumps({"end": end, "fields": fields, "channels": numbers})
         # A child of this interpreter imports what its parent imports: the same path, and nothing before it.
-        same = [sys.executable, "-P", "-m", "kvxfer.bench.run.worker"]
+        same = [sys.executable, "-P", "-m", "kvxfer.bench.run.process"]
         path = os.pathsep.join(entry for entry in sys.path if entry)
         with theirs:
             self.process = subprocess.Popen(
@@ -143,3 +146,42 @@ async def serve(end: End) -> None:
             return
         reply = operator.attrgetter(command.pop("kind"))(end)(**command)
         end.coordinator.send("reply", **((await reply if inspect.isawaitable(reply) else reply) or {}))
+
+
+def main() -> None:
+    """Serves to the end; exits with 1 where something failed, of which the coordinator is told.
+
+    Of the one argument, JSON, ``end`` names the class that is served, ``fields`` are its options,
+    ``channels`` the numbers of inherited sockets: to the coordinator, then to other workers.
+    """
+    # Ctrl-C goes to the whole group; the coordinator ends its workers in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    told = json.loads(sys.argv[1])
+    coordinator, *peers = (
+        Channel(socket.socket(fileno=number), "peer" if place else "coordinator")
+        for place, number in enumerate(told["channels"])
+    )
+    try:
+        asyncio.run(_serve(told["end"], told["fields"], coordinator, peers))
+    except Exception as error:
+        first: BaseException = error
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        try:
+            coordinator.send_error(first)
+        except BenchError:
+            pass  # it is gone, and with it the one who asked
+        sys.exit(1)
+
+
+async def _serve(named: str, fields: dict[str, object], coordinator: Channel, peers: list[Channel]) -> None:
+    module, _, name = named.partition(":")
+    end: End = getattr(importlib.import_module(f"kvxfer.bench.{module}"), name)(fields, coordinator, peers)
+    try:
+        await serve(end)
+    finally:
+        await end.aclose()
+
+
+if __name__ == "__main__":
+    main()

@@ -76,7 +76,7 @@ _COMMANDS = (
     _Command("pages", PagesOptions, "pages.measure:run", "pages.measure:parts"),
     _Command("handover", HandoverOptions, "handover.measure:run", "handover.measure:parts"),
     _Command("latency", LatencyOptions, "latency.measure:run", "latency.measure:parts"),
-    _Command("compare", CompareOptions, "compare.measure:run", "compare.shown:parts"),
+    _Command("compare", CompareOptions, "compare.measure:run", "compare.measure:parts"),
     _Command(
         "serving",
         ServingOptions,

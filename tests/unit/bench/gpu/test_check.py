@@ -202,7 +202,6 @@ def test_the_table_says_what_is_missed_and_what_is_wrong(tmp_path: Path) -> None
                       {"to_host": False, "form": "rows", "aligned": False, "least_nbytes": None}],
         "trigger": [{"name": "store, spinning", "p50_us": 5.1, **delay}],
         "litmus": [{**words, "at_host": 0, "at_stream": 0, "of_host": 0}],
-        "checkers": [{"name": "memcheck", "words": "found nothing"}],
         "not_run": [{"words": "racecheck: no time is left"}],
         "wrong": [{"words": "it broke"}],
     }  # fmt: skip
