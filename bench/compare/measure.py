@@ -19,7 +19,7 @@ from kvxfer.bench.report import shown
 from kvxfer.bench.report.document import Part, Table, Words, spread_in_words
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say
-from kvxfer.bench.run.options import Corrupt, Option, Seed, Timeout, check, described
+from kvxfer.bench.run.options import Option, Seed, Timeout, check, described
 from kvxfer.bench.run.stats import spread
 from kvxfer.bench.setup import measure as setup_bench
 from kvxfer.bench.setup.measure import SetupOptions
@@ -61,8 +61,7 @@ _THEIRS: Mapping[str, Callable[..., Message]] = {
 class CompareOptions:
     """Do the same work with other software (`make baselines` installs it), round by round.
 
-    In a round every system starts afresh, warms up, works and ends. Systems never live at the same time: an
-    idle agent of some takes a core.
+    Every system starts afresh, warms up, works and ends before the next: an idle agent of some takes a core.
     """
 
     against: Annotated[tuple[str, ...], Option("Other software, with commas between.", one_of=SOFTWARE)] = (
@@ -82,7 +81,6 @@ class CompareOptions:
     ] = 0
     seed: Seed = 1
     timeout_s: Timeout = 30.0
-    corrupt: Corrupt = False
 
     def __post_init__(self) -> None:
         check(self)
@@ -102,9 +100,7 @@ class CompareOptions:
         """The options of the benchmark whose work it is; raises for what does not fit."""
         if self.work == "setup":
             return SetupOptions(self.transport, self.num_iterations)
-        common: Message = {
-            name: getattr(self, name) for name in ("transport", "seed", "timeout_s", "corrupt")
-        }
+        common: Message = {name: getattr(self, name) for name in ("transport", "seed", "timeout_s")}
         common["iterations"] = self.num_iterations
         if self.work == "latency":
             return LatencyOptions(nbytes=self.nbytes, **common)  # both ends poll
@@ -197,7 +193,7 @@ class _Comparison:
 
     def _theirs(self, baseline: Baseline) -> Message:
         options = self._options
-        measured = _THEIRS[options.work](baseline, options.of_work(), options.corrupt)
+        measured = _THEIRS[options.work](baseline, options.of_work())
         return {**measured, "path": baseline.paths[options.transport]}
 
     def _keep(self, name: str, measured: Message) -> None:
@@ -246,12 +242,10 @@ def parts(result: Message) -> Iterator[Part]:
 
 
 def _title(result: Message) -> str:
-    over = f"over {result['transport']}"
-    work = {
-        "pages": f"{result['op']} {over}: {result['total_mib']} MiB in pages of {result['block_kib']} KiB",
-        "latency": f"latency {over}: a write of {result['nbytes']} bytes and its notification seen at the "
-        "far end, both polling",
-        "setup": f"set-up {over}: two fresh processes, one agent in each",
+    what = {
+        "pages": f"{result['op']} of {result['total_mib']} MiB in pages of {result['block_kib']} KiB",
+        "latency": f"a write of {result['nbytes']} bytes and its notification, both ends polling",
+        "setup": "two fresh processes, one agent in each",
     }[result["work"]]
     rounds = f"{len(result['rounds_measured'])} of {result['rounds']} rounds of {result['iterations']}"
-    return f"{work}; {rounds}, interleaved"
+    return f"{what}, over {result['transport']}; {rounds}, interleaved"

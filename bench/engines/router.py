@@ -1,13 +1,9 @@
 """A small router before prefill and decode engines, for tests and demonstrations.
 
-``kvxfer bench router --prefill URL --decode URL --port N``, either URL any number of times.
-
 It speaks the protocol that vLLM's connectors and the community's routers have settled on: a request
 goes to a prefill engine for one token, and with the ``kv_transfer_params`` of that answer, as they are,
-to a decode engine, whose answer is the client's. With ``--dispatch concurrent`` both are asked at once,
-and kvxfer's prefill pushes: see `Router.concurrent` for what a router has to know. In production one of
-those routers (llm-d's, Dynamo's, vLLM's own) stands here: they know of load, prefixes and failures; this
-one takes engines in turn and says what went wrong.
+to a decode engine, whose answer is the client's. Or both are asked at once, and kvxfer's prefill pushes
+(`Router.concurrent`). It takes engines in turn; those routers know of load, prefixes and failures.
 
 A URL that ends with ``#1`` is data-parallel rank 1 of its server. Each rank is an engine of its own, and
 who pushes has to know which one it asks.

@@ -1,8 +1,7 @@
 """Models of a few megabytes with random weights, for real engines: the cache's shapes without the cost.
 
-They are made on the spot, from a seed, and need no download. What they say is noise, but noise that
-hangs on every token before it: where one wrong block reaches the attention, other tokens come out.
-transformers and tokenizers make them; both come with the engines.
+What they say is noise, but noise that hangs on every token before it: where one wrong block reaches the
+attention, other tokens come out. transformers and tokenizers make them; both come with the engines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A vLLM engine behind its own server, ``vllm serve``, on the CPU.
+"""A vLLM engine behind its own server, ``vllm serve``, on the CPU, for tests and demonstrations.
 
-For tests and demonstrations with tiny models (`kvxfer.bench.engines.tiny_models`): everything that costs
-time at the start and gives nothing at this size is off. It still takes about half a minute, most
-of it imports of its three processes, so start all that you need and then wait for all.
+Everything that costs time at the start and gives nothing with a tiny model is off. It still takes half a
+minute, so start all that you need and then wait for all.
 """
 
 from __future__ import annotations

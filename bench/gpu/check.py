@@ -1,8 +1,7 @@
 """``make gpu-check`` (``kvxfer bench gpu``): what works on this machine's GPU, and copies beside limits.
 
 Everything runs in processes of its own, each of which ends within a bound: what breaks a context, or does
-not end, is told and takes nothing else along. First the tests, several files at a time, then the figures one
-after the other; what no time is left for is named. The table is printed last, whatever happened.
+not end, is told and takes nothing else along. What no time is left for is named.
 """
 
 from __future__ import annotations
@@ -203,7 +202,7 @@ def _figures_of(check: Check, group: str) -> None:
 
 
 def _nothing_yet(found: Availability, options: GpuOptions) -> dict[str, Any]:
-    lists = ("tests", "row", "host CTAs", "host copy", "trigger", "litmus")
+    lists = ("tests", "row", "trigger", "litmus")
     return {
         "bench": "gpu-check",
         "date": date.today().isoformat(),

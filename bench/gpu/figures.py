@@ -1,8 +1,7 @@
 """``python -m kvxfer.bench.gpu.figures JSON``: one group of `make gpu-check`'s figures, by itself.
 
-Prints each result as a line of JSON as soon as it is known (its ``kind`` says of what), so that what was
-measured stays when the process is ended. Every copy is checked before it is measured. Rounds go through all
-copies of a group in turn, so that a clock that changes changes them all.
+Prints each result as a line of JSON as soon as it is known (its ``kind`` says of what). Every copy is checked
+before it is measured; rounds go through all copies of a group in turn.
 """
 
 from __future__ import annotations
@@ -72,11 +71,10 @@ def run(options: Options) -> int:
     return 0
 
 
-def _rows(copies: list[Copy], options: Options, *, tells_limit: bool = True) -> None:
+def _rows(copies: list[Copy], options: Options) -> None:
     """Measures copies, whose first is their limit, and prints what is found."""
     for row in measure(copies, options.rounds, say):
-        if tells_limit or row.name != copies[0].name:
-            say("row", **asdict(row))
+        say("row", **asdict(row))
 
 
 def _num_ctas(device: int) -> int:
@@ -109,7 +107,7 @@ def pages(options: Options) -> None:
             copies = [whole(_DEVICE_COPY, src, dst)]
             copies += [of_size.copy("pages", how, best, asked=asked) for how in ("gather", "scatter", "both")]
             copies.append(of_size.copy("pages", "both", vectors, named="both, by vectors"))
-            _rows(copies, options, tells_limit=kib == 16)
+            _rows(copies, options)
 
 
 def layouts(options: Options) -> None:
@@ -133,10 +131,6 @@ def layouts(options: Options) -> None:
 def host(options: Options) -> None:
     """Pages between the device and pinned memory: by kernels, by copy engines, and as calibrated."""
     found = calibration.shared(options.device)
-    for by_ctas in found.rates():
-        say("host CTAs", **asdict(by_ctas), is_chosen=by_ctas.num_ctas == found.num_ctas)
-    for choice in found.choices():
-        say("host copy", **asdict(choice))
     made = functools.partial(CopyStream, options.device, tables_nbytes=_TABLES_NBYTES)
     with (
         made(num_ctas=_num_ctas(options.device)) as kernels,

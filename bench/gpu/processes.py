@@ -114,10 +114,7 @@ def _options(device: int) -> kvxfer.AgentOptions:
 
 
 class Source(End):
-    """The other process: an agent whose cache on the GPU may be read.
-
-    ``sizes`` are its device, its layers, the blocks of each, and the bytes of those.
-    """
+    """The other process: an agent whose cache on the GPU may be read."""
 
     def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
         super().__init__(fields, coordinator, peers)

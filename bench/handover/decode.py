@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from kvxfer.bench.handover.prefill import HandoverEnd, tag
-from kvxfer.bench.run.channel import Channel, Message
+from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.stats import MIB
 from kvxfer.bench.work.page_data import Indices
 
@@ -13,8 +13,7 @@ from kvxfer.bench.work.page_data import Indices
 class Decode(HandoverEnd):
     """Receives the pages of requests, says when it could begin, and checks every byte."""
 
-    def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
-        super().__init__("decode", fields, coordinator, peers)
+    role = "decode"
 
     async def serve(self, asked: Message, blocks: Indices) -> Message:
         request, region = asked["request"], self.pages.cache.region

@@ -18,12 +18,14 @@ from kvxfer.bench.work.page_data import Indices
 class HandoverEnd(AgentEnd):
     """What both processes share: an agent, a cache, the requests' pages, and a channel to the other end."""
 
-    def __init__(self, role: str, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
+    role = ""
+
+    def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
         self.options = options = HandoverOptions(**fields)
         self.shape = options.shape()
-        super().__init__(role, options.transport, coordinator, peers)
+        super().__init__(self.role, options.transport, coordinator, peers)
         # Seeds of its own, so that the two processes do not name blocks in the same order.
-        seed = options.seed + (role == "decode")
+        seed = options.seed + (self.role == "decode")
         num_blocks = self.shape.blocks_for(options.max_tokens)
         self.pages = RequestPages(self.agent, self.shape, num_blocks, seed)
         self.page_kind = self.pages.cache.page_kind
@@ -55,8 +57,7 @@ class Prefill(HandoverEnd):
     Each layer is released as soon as it is final.
     """
 
-    def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
-        super().__init__("prefill", fields, coordinator, peers)
+    role = "prefill"
 
     async def serve(self, asked: Message, blocks: Indices) -> Message:
         told = await self.other.receive_async()

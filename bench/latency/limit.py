@@ -1,9 +1,7 @@
 """The machine's limit for one small write: the shortest Python that hands bytes to another process.
 
-Nothing of the engine takes part: nobody is asked whether the bytes may land, nothing is posted,
-and a notification is a word or a byte. Both ends wait as the ends of the write beside them do, so
-what the machine takes for a wake-up, and Python for a step, is in both figures. The bare wake-up,
-without Python, is measured apart (`_limits.wake_ups`).
+Nothing of the engine takes part, and a notification is a word or a byte. Both ends wait as the ends of the
+write beside them do. The bare wake-up, without Python, is measured apart (`_limits.wake_ups`).
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +49,6 @@ class PingPong:
         """Writes first, and returns how long each round trip took, and each call that writes."""
         round_trips_ns, posts_ns = [], []
         with self._watching():
-            cpu_ns = time.process_time_ns()
             for iteration in range(first, first + count):
                 self._fill(iteration, "ask")
                 start_ns = time.perf_counter_ns()
@@ -60,14 +57,12 @@ class PingPong:
                 await self._receive()
                 round_trips_ns.append(time.perf_counter_ns() - start_ns)
                 self._check(iteration, "answer")
-            cpu_ns = time.process_time_ns() - cpu_ns
-        return {"round_trips_ns": round_trips_ns, "posts_ns": posts_ns, "cpu_ns": cpu_ns, **self._end()}
+        return {"round_trips_ns": round_trips_ns, "posts_ns": posts_ns, **self._end()}
 
     async def answer(self, first: int, count: int) -> Message:
         """Waits first; returns how long it held each page before it wrote one back."""
         held_ns = []
         with self._watching():
-            cpu_ns = time.process_time_ns()
             for iteration in range(first, first + count):
                 await self._receive()
                 seen_ns = time.perf_counter_ns()
@@ -75,8 +70,7 @@ class PingPong:
                 self._fill(iteration, "answer")
                 held_ns.append(time.perf_counter_ns() - seen_ns)
                 self._send()
-            cpu_ns = time.process_time_ns() - cpu_ns
-        return {"held_ns": held_ns, "cpu_ns": cpu_ns, **self._end()}
+        return {"held_ns": held_ns, **self._end()}
 
     def _watching(self) -> AbstractContextManager[None]:
         """What is needed while pages go to and fro."""
@@ -87,18 +81,11 @@ class PingPong:
         return {}
 
 
-class Path(Protocol):
-    """How bytes reach the other end."""
-
-    def send(self, page: NDArray[np.uint8]) -> None:
-        """Puts a page where the other end finds it."""
-
-    def arrived(self, page: NDArray[np.uint8]) -> bool:
-        """Returns whether the next page is here in full, and where it is takes it into ``page``."""
-
-
 class SharedPath:
-    """Shared memory, where a counter says that a page is there."""
+    """Shared memory, where a counter says that a page is there.
+
+    `arrived` says whether the next page is here in full, and where it is takes it, as of `SocketPath`.
+    """
 
     def __init__(self, shared: NDArray[np.uint8], nbytes: int, end: int) -> None:
         pages = shared[: _NUM_ENDS * nbytes].reshape(_NUM_ENDS, nbytes)
@@ -163,7 +150,7 @@ class LatencyLimitEnd(PingPong):
         self._stream = stream
         self._wait = wait
         self._timeout_s = timeout_s
-        self._path: Path = (
+        self._path: SharedPath | SocketPath = (
             SocketPath(stream)
             if shared is None
             else SharedPath(memory.map_shared(shared, shared_nbytes(nbytes)), nbytes, end)

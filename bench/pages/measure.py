@@ -1,8 +1,7 @@
 """``kvxfer bench pages``: pages of one size, or one rank's cache from ranks that hold it otherwise.
 
-Beside them, in the same run and over the same transport: the shortest code that can move them
-(bench/run/limit.py); of layouts that differ also kvxfer's own copy of as many bytes between two equal caches,
-so that what remains is what the difference costs, and over tcp a message for each contiguous piece.
+Beside them the shortest code that can move them (bench/run/limit.py); of layouts that differ also kvxfer's
+own copy of as many bytes between two equal caches, and over tcp a message for each contiguous piece.
 """
 
 from __future__ import annotations
@@ -96,14 +95,10 @@ class PagesOptions:
 
 
 def run(options: PagesOptions, progress: Say) -> Message:
-    """Runs it and returns the result as one JSON object.
+    """Runs it and returns the result as one JSON object; ratios are medians over iterations.
 
-    Keys beside the options: ``total_ms``, ``gb_per_s`` {min, median, max}, ``post_ms``, ``limit`` {name,
-    gb_per_s} and ``limit_ratio`` (``limit_nt`` with non-temporal stores), ``cpu_s_per_gib``, ``rails``. Of
-    layouts all rates count bytes at the source, and there are what `LayoutWork.described` says,
-    ``plain_gb_s`` and ``ratio_to_plain``; over tcp ``piecewise_gb_s`` and ``ratio_to_piecewise``, of
-    ``piecewise_pieces`` messages (the first ``piecewise_layers`` layers and ``piecewise_tokens`` tokens,
-    ``piecewise_nbytes``). Ratios are medians over iterations.
+    Of layouts all rates count bytes at the source; ``ratio_to_plain`` is to kvxfer's own copy of as many
+    bytes, and over tcp ``ratio_to_piecewise`` to a message for each of ``piecewise_pieces``.
     """
     if options.has_layouts:
         known, without = options.work.described(), {"block_kib"}

@@ -1,8 +1,7 @@
 """The same pages, one message for each contiguous piece: how engines move them that know descriptors alone.
 
-Each run of the copy program goes over one loopback TCP stream behind a header that says where it
-belongs, and is received straight into its place. Elements are not converted. Nothing of the engine
-takes part but the list of runs, which its planner makes.
+Each run of the copy program goes over one loopback TCP stream behind a header that says where it belongs, and
+is received straight into its place. Of the engine the list of runs alone takes part.
 """
 
 from __future__ import annotations

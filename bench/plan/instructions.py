@@ -1,8 +1,7 @@
 """``kvxfer bench instructions``: instructions for each page and each transfer, counted by callgrind.
 
-They are alike on every run and machine: the fewest of some runs, since under callgrind agents' own threads
-find time to look up in between. ``make instructions`` builds what is counted. Costs are differences between
-runs of different sizes, so what a process does once does not count.
+Alike on every machine: the fewest of some runs, since agents' own threads find time to look up in between,
+and differences between runs of different sizes, so that what a process does once does not count.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ Verdict = Literal["faster", "slower", "better", "worse", "cannot tell"]
 class Comparison:
     """One figure of one kind of run: the second directory against the first.
 
-    ``ratio`` is of the medians, second over first, within ``bounds`` with `CONFIDENCE`; those are None where
-    there are too few runs. ``why`` says what hinders a verdict.
+    ``ratio`` is of the medians, within ``bounds`` with `CONFIDENCE`; ``why`` says what hinders a verdict.
     """
 
     figure: str

@@ -10,7 +10,7 @@ from kvxfer.bench.report import noise
 from kvxfer.bench.report.comparison import CONFIDENCE, MIN_RUNS, MULTIPLICITY, Comparison, compare
 from kvxfer.bench.report.document import Part, Table, Words, number
 from kvxfer.bench.report.results import Found
-from kvxfer.bench.report.runs import Runs, by_bench, gather, machines_of
+from kvxfer.bench.report.runs import Runs, gather, machines_of
 
 _STYLES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad"}
 
@@ -29,35 +29,31 @@ def parts(names: Sequence[str], found: Sequence[Found]) -> Iterator[Part]:
 
 
 def _one(found: Found) -> Iterator[Part]:
-    for bench, groups in by_bench(gather(found.records)):
-        yield Words(bench, "bold")
-        for runs in groups:
-            yield Words(runs.kind.in_words(), "bold")
-            yield from (Words(f"check failed: {failure}", "bad") for failure in runs.failures)
-            if runs.figures:
-                rows = [
-                    (name, *map(number, np.percentile(values, [50, 0, 100]).tolist()), str(len(values)))
-                    for name, values in runs.figures.items()
-                ]
-                yield Table(("figure", "median", "min", "max", "runs"), rows)
-            loud = filter(None, (noise.in_words(record.noise) for record in runs.records))
-            yield from (Words(words, "dim") for words in dict.fromkeys(loud))
+    for runs in gather(found.records):
+        yield Words(runs.kind.in_words(), "bold")
+        yield from (Words(f"check failed: {failure}", "bad") for failure in runs.failures)
+        if runs.figures:
+            rows = [
+                (name, *map(number, np.percentile(values, [50, 0, 100]).tolist()), str(len(values)))
+                for name, values in runs.figures.items()
+            ]
+            yield Table(("figure", "median", "min", "max", "runs"), rows)
+        loud = filter(None, (noise.in_words(record.noise) for record in runs.records))
+        yield from (Words(words, "dim") for words in dict.fromkeys(loud))
 
 
 def _two(names: Sequence[str], first: Found, second: Found) -> Iterator[Part]:
     yield Words(MULTIPLICITY, "dim")
     theirs = {runs.kind: runs for runs in gather(second.records)}
     alone: list[tuple[str, Runs]] = []
-    for bench, groups in by_bench(gather(first.records)):
-        yield Words(bench, "bold")
-        for runs in groups:
-            if (other := theirs.pop(runs.kind, None)) is None:
-                alone.append((names[0], runs))
-                continue
-            yield Words(runs.kind.in_words(), "bold")
-            yield from _compared(compare(runs, other))
+    for runs in gather(first.records):
+        if (other := theirs.pop(runs.kind, None)) is None:
+            alone.append((names[0], runs))
+            continue
+        yield Words(runs.kind.in_words(), "bold")
+        yield from _compared(compare(runs, other))
     for where, runs in (*alone, *((names[1], runs) for runs in theirs.values())):
-        yield Words(f"only in {where}: {runs.kind.bench}, {runs.kind.in_words()}", "dim")
+        yield Words(f"only in {where}: {runs.kind.in_words()}", "dim")
 
 
 def _compared(found: list[Comparison]) -> Iterator[Part]:

@@ -1,17 +1,13 @@
 """Many kept results, gathered by bench and arguments into the figures of repeated runs. Pure.
 
-Results of every bench are read alike. At the top of a result and in a row of a list, a text, a whole
-number or a truth is an argument, and a fraction is a figure; every number within an object is a
-figure. What the machine chose (`_FACTS`) is neither: two runs are of one kind whichever copy kernel
-they used.
+At the top of a result and in a row of a list, a text, a whole number or a truth is an argument, and a
+fraction is a figure; every number within an object is a figure. What the machine chose (`_FACTS`) is neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any
 
 from kvxfer.bench.report import machine
 from kvxfer.bench.report.results import Record
@@ -41,8 +37,8 @@ class Kind:
     arguments: tuple[tuple[str, str], ...]
 
     def in_words(self) -> str:
-        """Returns ``name value`` pairs on one line."""
-        return ", ".join(f"{name} {value}" for name, value in self.arguments)
+        """Returns the bench, and ``name value`` pairs, on one line."""
+        return f"{self.bench}: {', '.join(f'{name} {value}' for name, value in self.arguments)}"
 
 
 @dataclass(slots=True)
@@ -72,31 +68,21 @@ def gather(records: Iterable[Record]) -> list[Runs]:
     return list(found.values())
 
 
-def figures(result: Message) -> Iterator[tuple[str, float]]:
+def figures(result: Message, prefix: str = "", *, is_row: bool = True) -> Iterator[tuple[str, float]]:
     """Yields the figures of a result, the names of nested ones joined by dots."""
     for name, value in result.items():
-        if name in _FACTS or name in _ARGUMENTS:
+        if name in _FACTS or name in _ARGUMENTS or isinstance(value, bool):
             continue
-        if isinstance(value, float):
-            yield name, value
+        if "median" in result and name in _SPREAD_ENDS:
+            continue
+        if isinstance(value, float) or (isinstance(value, int) and not is_row):
+            yield f"{prefix}{name}", float(value)
         elif isinstance(value, dict):
-            yield from _within(name, value)
+            yield from figures(value, f"{prefix}{name}.", is_row=False)
         elif isinstance(value, list):
-            yield from _rows(name, value)
-
-
-def _rows(name: str, rows: list[Any]) -> Iterator[tuple[str, float]]:
-    for row in rows:
-        if isinstance(row, dict):
-            label = ", ".join(f"{key} {text}" for key, text in _arguments(row))
-            for inner, number in figures(row):
-                yield (f"{name} [{label}] {inner}" if label else f"{name} {inner}"), number
-
-
-def by_bench(groups: list[Runs]) -> list[tuple[str, list[Runs]]]:
-    """Returns the groups of each bench, benches by name."""
-    ordered = sorted(groups, key=lambda runs: runs.kind.bench)
-    return [(bench, list(those)) for bench, those in groupby(ordered, key=lambda runs: runs.kind.bench)]
+            for row in (row for row in value if isinstance(row, dict)):
+                label = ", ".join(f"{key} {text}" for key, text in _arguments(row))
+                yield from figures(row, f"{prefix}{name} [{label}] " if label else f"{prefix}{name} ")
 
 
 def machines_of(records: Iterable[Record]) -> list[str]:
@@ -115,19 +101,6 @@ def better(figure: str) -> int:
         if any(part.endswith(end) or part.startswith(end) for end in _LESS_IS_BETTER) or "cpu" in part:
             return -1
     return 0
-
-
-def _within(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    spread = "median" in values
-    for name, value in values.items():
-        if name in _FACTS or (spread and name in _SPREAD_ENDS) or isinstance(value, bool):
-            continue
-        if isinstance(value, int | float):
-            yield f"{prefix}.{name}", float(value)
-        elif isinstance(value, dict):
-            yield from _within(f"{prefix}.{name}", value)
-        elif isinstance(value, list):
-            yield from _rows(f"{prefix}.{name}", value)
 
 
 def _arguments(result: Message) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """The machine's limit for a set of pages: the shortest code that can move them, in the same run.
 
-Nothing of the engine takes part. The pages have the same size, number and order as the transfer
-that is measured beside them, and lie in memory of the same kind.
+Nothing of the engine takes part; pages and memory are of the same kind as of the transfer beside them.
 """
 
 from __future__ import annotations

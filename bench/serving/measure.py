@@ -94,7 +94,6 @@ def run(
     """Runs it and returns one JSON object, with what was measured when it ended early.
 
     A system that cannot run, or whose engine dies, is left out from there and named in ``failures``.
-    ``known`` are the systems to choose from, if not all.
     """
     requests = options.read_requests()
     chosen = systems.chosen(options.systems, *(() if known is None else (known,)))

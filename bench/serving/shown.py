@@ -11,8 +11,6 @@ from kvxfer.bench.serving.measure import COMPARED
 from kvxfer.bench.serving.stages import OWN, STAGES
 from kvxfer.bench.serving.systems import OURS
 
-_LABELS = {"load": "load (own)"}
-
 
 def parts(result: Message) -> Iterator[Part]:
     """Yields what every system did, stage by stage, and what a reader has to know."""
@@ -34,7 +32,7 @@ def parts(result: Message) -> Iterator[Part]:
 
 
 def _label(name: str) -> str:
-    return _LABELS.get(name, name.replace("_", " "))
+    return "load (own)" if name == "load" else name.replace("_", " ")
 
 
 def _title(result: Message) -> str:

@@ -51,8 +51,7 @@ class Served:
     def ends_ns(self) -> dict[str, int]:
         """Returns when each stage ended, in order; one that was over before it could begin took no time.
 
-        Where prefill pushes, decode has its blocks, and its order, before prefill has ended, and may
-        have answered before prefill's scheduler hears that it has: no stage ends behind the first token.
+        Where prefill pushes, decode may have answered before prefill's scheduler hears that it has ended.
         """
         assert self.seen is not None
         at, first_token_ns = self.answer.sent_ns, self.answer.token_ns[0]

@@ -1,9 +1,7 @@
 """Page data that tells where it belongs: written at one end, checked to the last byte at the other.
 
-A page is a row of 64-bit words. Word ``i`` of a page with key ``k`` is ``k + ramp[i]`` (mod 2^64),
-where ``ramp`` is a fixed random sequence: it costs one addition to write and one comparison to
-check, and a page at the wrong place, of the wrong request, layer or iteration, or shifted within
-itself differs in practically every word.
+Word ``i`` of a page with key ``k`` is ``k + ramp[i]`` (mod 2^64), where ``ramp`` is a fixed random sequence:
+a page at another place, or shifted within itself, differs in practically every word.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What the ranks of a benchmark hold: each element follows from its place in the model and sequence.
 
-The destination's bytes are compared with what numpy finds in its own arrays, indexed by layer, K or V,
-block, token, head and dim; no stride, run or program of the engine takes part.
+It is compared with what numpy finds in its own arrays; no stride, run or program of the engine takes part.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def read_trace(name_or_path: str) -> list[TraceRequest]:
     requests = []
     for number, line in enumerate(lines, start=1):
         try:
-            requests.append(_request(line))
+            told = json.loads(line)
+            requests.append(TraceRequest(int(told["input_length"]), int(told["output_length"])))
         except (ValueError, TypeError, KeyError) as error:
             raise BenchError(f"{path}:{number}: no request: {type(error).__name__}: {error}") from error
     return requests
@@ -60,11 +61,3 @@ def scale(requests: list[TraceRequest], num_requests: int, max_tokens: int) -> l
         )
         for request in taken
     ]
-
-
-def _request(line: str) -> TraceRequest:
-    told = json.loads(line)
-    lengths = told["input_length"], told["output_length"]
-    if any(type(length) is not int or length < 0 for length in lengths) or not lengths[0]:
-        raise ValueError(f"expected whole numbers, and a prompt, found {lengths}")
-    return TraceRequest(*lengths)

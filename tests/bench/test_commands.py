@@ -114,7 +114,7 @@ def test_latency_is_measured_over_what_was_asked_for(transport: str, wait: str) 
     result = result_of("latency", "--transport", transport, "--wait", wait, "--iterations", "60")
     assert result["rails"] == [transport]
     assert 0 < result["min_us"] <= result["p50_us"] <= result["p90_us"] <= result["p99_us"]
-    check_figures(result, "post_us", "cpu_us", "limit_us")
+    check_figures(result, "post_us", "limit_us")
     ratio = result["limit_us"] / result["p50_us"]
     assert result["limit_ratio"] == pytest.approx(ratio, rel=0.01, abs=0.001)
     assert ("wake_us" in result) == ("wake_ups" in result) == (wait == "event")
@@ -127,8 +127,7 @@ def test_latency_is_measured_over_what_was_asked_for(transport: str, wait: str) 
 @pytest.mark.parametrize(("src", "dst"), [("tp1", "tp1"), ("tp8", "tp4"), ("fp8+p64", "hnd")])
 def test_plan_is_reported(src: str, dst: str) -> None:
     result = result_of(*PLAN, "--src-layout", src, "--dst-layout", dst)
-    check_figures(result, "compile_ms", "first_post_ms", "post_ms", "post_ns_per_page")
-    check_figures(result, "num_loops", "runs_per_pair", "smallest_run_nbytes")
+    check_figures(result, "compile_ms", "post_ms", "post_ns_per_page")
     assert result["num_tokens"] >= 30 * 16
     assert result["num_pages"] == 4 * 2 * 30
 
@@ -191,7 +190,7 @@ def test_corrupted_byte_ends_with_status_1(command: list[str], words: str) -> No
         (PAGES, ("write over shm: 128 pages of 32 KiB", "ratio to it", "every byte checked")),
         (LAYOUTS, ("layers of Llama-3.1-70B", "plain copy: ", "then a layer of each")),
         (HANDOVER, ("decode may start", "hidden behind prefill", "every byte checked")),
-        (PLAN, ("compile ms", "a later transfer: one call")),
+        (PLAN, ("compile ms", "a transfer after the first: one call")),
         (["latency", "--iterations", "60"], ("limit ratio", "1 is the limit")),
     ],
 )

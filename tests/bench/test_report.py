@@ -38,7 +38,13 @@ def test_every_bench_is_shown_with_its_figures_and_its_failures(
 ) -> None:
     assert cli.main(["bench", "report", str(kept)]) == 0
     shown = capsys.readouterr().out
-    for words in ("pages\n", "handover\n", "block_kib 4", "check failed: ", "stages_ms.decode_may_start.p50"):
+    for words in (
+        "pages: transport shm",
+        "handover: model Llama-3.1-8B",
+        "block_kib 4",
+        "check failed: ",
+        "stages_ms.decode_may_start.p50",
+    ):
         assert words in shown
     assert results.read(kept).records[0].machine["kernel"] in shown
 

@@ -196,10 +196,6 @@ def test_the_table_says_what_is_missed_and_what_is_wrong(tmp_path: Path) -> None
              "wrong": ["x"], "taken_s": 1.0, "shown": ""},
         ],
         "row": [row("both, 16 KiB"), row("gather, 16 KiB", ratio=0.85), row("limit", asked=0, submit_us=0.0)],
-        "host CTAs": [{"num_ctas": 1, "to_host": 9.25, "from_host": None, "is_chosen": False},
-                      {"num_ctas": 2, "to_host": 18.5, "from_host": 17.0, "is_chosen": True}],
-        "host copy": [{"to_host": True, "form": "runs", "aligned": True, "least_nbytes": 65536},
-                      {"to_host": False, "form": "rows", "aligned": False, "least_nbytes": None}],
         "trigger": [{"name": "store, spinning", "p50_us": 5.1, **delay}],
         "litmus": [{**words, "at_host": 0, "at_stream": 0, "of_host": 0}],
         "not_run": [{"words": "racecheck: no time is left"}],
@@ -215,7 +211,4 @@ def test_the_table_says_what_is_missed_and_what_is_wrong(tmp_path: Path) -> None
     assert cells["both, 16 KiB"] == ["2870.5", "0.950", "0.90 - 1.00", "0.90", "181"]
     assert sum(cell.endswith(" *") for row in cells.values() for cell in row) == 2
     assert cells["store, spinning"][0] == "5.1 *"
-    assert cells["to the host, runs"] == ["64"]
-    assert cells["1 CTAs"] == ["9.2", "-"]
-    assert cells["2 CTAs, which staging takes"] == ["18.5", "17.0"]
     assert verdict == Words("1 WRONG; 2 of what was asked is below (*); 1 not run", "bold")

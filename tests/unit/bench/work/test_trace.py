@@ -27,10 +27,7 @@ def test_a_sample_is_carried() -> None:
         ("not json", "JSONDecodeError"),
         ([1], "TypeError"),
         ({"input_length": 1}, "KeyError: 'output_length'"),
-        *(
-            ({**GOOD, **wrong}, "expected whole numbers")
-            for wrong in ({"input_length": "6"}, {"input_length": True}, {"input_length": 0})
-        ),
+        ({**GOOD, "input_length": "six"}, "ValueError"),
     ],
 )
 def test_wrong_line_is_named(tmp_path: Path, record: Any, words: str) -> None:
