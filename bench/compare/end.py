@@ -1,7 +1,4 @@
-"""One end of a baseline, in an environment of its own, where the other software and numpy are installed.
-
-Nothing of kvxfer is used there but what moves no pages: the channel, and the data of pages.
-"""
+"""One end of a baseline, in an environment of its own, where the other software and numpy are installed."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ class BaselineEnd(End):
         self.pages: Words = self.memory.view(np.uint64).reshape(self.num_pages, -1)
         self.filler = PageFiller(self.page_nbytes)
         self.order, self.far_order = (
-            block_order(fields["pattern"], self.num_pages, fields[seed]) for seed in ("seed", "far_seed")
+            block_order(self.num_pages, fields[seed]) for seed in ("seed", "far_seed")
         )
         self.fill(0)
         # What comes on top of this is the software's.
@@ -121,7 +118,7 @@ class BaselineEnd(End):
         return {"cpu_ns": time.process_time_ns() - cpu_ns}
 
     def check(self, iteration: int) -> Message:
-        """Compares every byte; ``corrupt`` among the options flips one before."""
+        """Compares every byte."""
         return {"wrong": self._wrong(self.order, page_keys(iteration, num_pages=self.num_pages))}
 
     def idle(self, seconds: float) -> Message:
@@ -187,8 +184,6 @@ class BaselineEnd(End):
         return f"{way} of iteration {iteration}: {wrong}" if wrong else ""
 
     def _wrong(self, rows: Any, keys: Words) -> str:
-        if self.options["corrupt"]:
-            self.memory[-1] ^= 1
         return str(self.filler.check(self.pages, rows, keys) or "")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,10 +14,12 @@ from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.latency import measure as latency_bench
 from kvxfer.bench.latency.measure import LatencyOptions, Nbytes
 from kvxfer.bench.pages import measure as pages_bench
-from kvxfer.bench.pages.measure import BlockKib, MemoryKind, Op, PagesOptions, Pattern, Total
+from kvxfer.bench.pages.measure import BlockKib, MemoryKind, Op, PagesOptions, Total
+from kvxfer.bench.report import shown
+from kvxfer.bench.report.document import Part, Table, Words, spread_in_words
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say
-from kvxfer.bench.run.options import Corrupt, Option, Seed, Timeout, check, described
+from kvxfer.bench.run.options import Option, Seed, Timeout, check, described
 from kvxfer.bench.run.stats import spread
 from kvxfer.bench.setup import measure as setup_bench
 from kvxfer.bench.setup.measure import SetupOptions
@@ -59,8 +61,7 @@ _THEIRS: Mapping[str, Callable[..., Message]] = {
 class CompareOptions:
     """Do the same work with other software (`make baselines` installs it), round by round.
 
-    In a round every system starts afresh, warms up, works and ends. Systems never live at the same time: an
-    idle agent of some takes a core.
+    Every system starts afresh, warms up, works and ends before the next: an idle agent of some takes a core.
     """
 
     against: Annotated[tuple[str, ...], Option("Other software, with commas between.", one_of=SOFTWARE)] = (
@@ -72,7 +73,6 @@ class CompareOptions:
     op: Op = "write"
     total_mib: Total = 256
     block_kib: BlockKib = 32
-    pattern: Pattern = "random"
     #: Of kvxfer's side alone; the others have memory of their process, which is ``foreign``.
     memory: MemoryKind = "pool"
     nbytes: Nbytes = 4096
@@ -81,7 +81,6 @@ class CompareOptions:
     ] = 0
     seed: Seed = 1
     timeout_s: Timeout = 30.0
-    corrupt: Corrupt = False
 
     def __post_init__(self) -> None:
         check(self)
@@ -101,13 +100,11 @@ class CompareOptions:
         """The options of the benchmark whose work it is; raises for what does not fit."""
         if self.work == "setup":
             return SetupOptions(self.transport, self.num_iterations)
-        common: Message = {
-            name: getattr(self, name) for name in ("transport", "seed", "timeout_s", "corrupt")
-        }
+        common: Message = {name: getattr(self, name) for name in ("transport", "seed", "timeout_s")}
         common["iterations"] = self.num_iterations
         if self.work == "latency":
             return LatencyOptions(nbytes=self.nbytes, **common)  # both ends poll
-        names = ("op", "total_mib", "block_kib", "pattern", "memory")
+        names = ("op", "total_mib", "block_kib", "memory")
         return PagesOptions(**common, **{name: getattr(self, name) for name in names})
 
 
@@ -115,23 +112,16 @@ def run(options: CompareOptions, progress: Say, known: tuple[Baseline, ...] | No
     """Runs it and returns one JSON object, with what was measured when it ended early.
 
     ``verified`` is false when a check failed, which ends the run. A system that crashes or hangs is
-    left out from there and named in ``failures``; Ctrl-C sets ``interrupted``.
-
-    Parameters
-    ----------
-    known
-        The baselines to choose from, if not those of ``make baselines``.
+    left out from there and named in ``failures``.
+    ``known`` are the baselines to choose from, if not those of ``make baselines``.
     """
     baselines = chosen_baselines(options.against, known_baselines() if known is None else known)
     comparison = _Comparison(options, baselines, progress)
     failure = ""
-    interrupted = False
     try:
         comparison.run()
     except CheckFailedError as error:
         failure = str(error)
-    except KeyboardInterrupt:
-        interrupted = True
     result: Message = {
         "bench": "compare",
         **described(options),
@@ -139,9 +129,8 @@ def run(options: CompareOptions, progress: Say, known: tuple[Baseline, ...] | No
         "systems": comparison.systems(),
         "ratios": rounds.ratios(OURS, FIGURES[options.work], comparison.rounds, _FLOORS),
         "rounds_measured": comparison.rounds,
-        "notes": _notes(options, baselines),
+        "notes": [note for baseline in baselines for note in baseline.notes],
         "failures": comparison.failures,
-        "interrupted": interrupted,
         "verified": not failure,
     }
     return {**result, "failure": failure} if failure else result
@@ -198,15 +187,13 @@ class _Comparison:
         measured = _OURS[options.work](options.of_work(), _no_progress)
         if not measured["verified"]:
             raise CheckFailedError(f"{OURS}: {measured['failure']}")
-        if measured.get("interrupted"):
-            raise KeyboardInterrupt  # a round is whole, or it does not count
         settings = {name: measured[name] for name in ("copy_kernel", "page_kind") if name in measured}
         path = f"{options.transport}, {options.our_memory} memory"
         return {**measured, "version": kvxfer.__version__, "settings": settings, "path": path}
 
     def _theirs(self, baseline: Baseline) -> Message:
         options = self._options
-        measured = _THEIRS[options.work](baseline, options.of_work(), options.corrupt)
+        measured = _THEIRS[options.work](baseline, options.of_work())
         return {**measured, "path": baseline.paths[options.transport]}
 
     def _keep(self, name: str, measured: Message) -> None:
@@ -229,18 +216,36 @@ def _value(figure: float | Message) -> float:
     return float(figure["median"] if isinstance(figure, dict) else figure)
 
 
-def _notes(options: CompareOptions, baselines: tuple[Baseline, ...]) -> list[str]:
-    software = {baseline.software for baseline in baselines}
-    notes = [note for baseline in baselines for note in baseline.notes]
-    if options.transport == "shm" and "nixl" in software:
-        if options.our_memory == "foreign":
-            words = "as kvxfer's path for foreign memory is: the two are alike"
-        else:
-            words = "not shared memory as kvxfer's pool is: it has no path of that kind"
-            words += "; --memory foreign is of its kind" if options.work == "pages" else ""
-        notes.append(f"nixl over shm is UCX cross-memory attach, {words}")
-    if options.transport == "shm" and "mooncake" in software:
-        notes.append("mooncake's non-CUDA wheel has no same-host path: its bytes go over loopback TCP")
-    if options.work == "latency" and "nixl" in software:
-        notes.append("nixl reposts one prepared transfer; kvxfer makes each write anew")
-    return notes
+def parts(result: Message) -> Iterator[Part]:
+    """Yields the systems, how many times better kvxfer is, and what a reader has to know."""
+    yield Words(_title(result), "bold")
+    figures = FIGURES[result["work"]]
+    systems = result["systems"]
+    if systems:
+        rows = [
+            (figure.replace("_", " "), *(spread_in_words(system[figure]) for system in systems.values()))
+            for figure in figures
+        ]
+        # A row for a figure: there are more figures than systems.
+        yield Table(("median (min to max)", *systems), rows)
+    yield from shown.ratios(result, OURS, figures)
+    for name, system in systems.items():
+        settings = ", ".join(f"{key}={value}" for key, value in system["settings"].items())
+        words = f"{name} {system['version']}: {system['path']}"
+        yield Words(f"{words}; {settings}" if settings else words)
+    yield from (Words(note, "dim") for note in result["notes"])
+    for name, words in result["failures"].items():
+        yield Words(f"{name} failed and was left out from there: {words}", "bad")
+    if result["verified"] and systems and result["work"] == "pages":
+        # `latency` looks at every fiftieth write; `setup` at the first one.
+        yield Words("every byte checked where it arrived, in every system and round")
+
+
+def _title(result: Message) -> str:
+    what = {
+        "pages": f"{result['op']} of {result['total_mib']} MiB in pages of {result['block_kib']} KiB",
+        "latency": f"a write of {result['nbytes']} bytes and its notification, both ends polling",
+        "setup": "two fresh processes, one agent in each",
+    }[result["work"]]
+    rounds = f"{len(result['rounds_measured'])} of {result['rounds']} rounds of {result['iterations']}"
+    return f"{what}, over {result['transport']}; {rounds}, interleaved"

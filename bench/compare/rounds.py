@@ -25,12 +25,7 @@ def ratios(
     Our rate over theirs, or their time over ours: below 1 the other is better. A round counts where both
     were measured; where what divides is 0 there is no ratio.
 
-    Parameters
-    ----------
-    rounds
-        Of each round, system -> figure -> value.
-    floors
-        What is told apart of a figure: less counts as so much.
+    ``rounds`` has of each system -> figure -> value. Less than its floor of ``floors`` is not told apart.
     """
     found: dict[str, dict[str, Message]] = {}
     for figure, more in more_is_better.items():

@@ -24,10 +24,10 @@ _SETUP_NUM_PAGES = 4
 _SETUP_TIMEOUT_S = 10.0
 
 
-def run_pages(baseline: Baseline, options: PagesOptions, corrupt: bool) -> Message:
+def run_pages(baseline: Baseline, options: PagesOptions) -> Message:
     """Moves pages; the keys are those of `pages.measure.run`, and ``version`` and ``settings``."""
     sizes = (options.page_nbytes, options.num_pages)
-    fields = _fields(options.transport, *sizes, options.timeout_s, corrupt, pattern=options.pattern)
+    fields = _fields(options.transport, *sizes, options.timeout_s)
     moved = []
     with BaselinePair(baseline, fields, (options.seed, options.seed + 1)) as pair:
         pair.open(_active(pair, options.op))
@@ -44,10 +44,10 @@ def run_pages(baseline: Baseline, options: PagesOptions, corrupt: bool) -> Messa
     }
 
 
-def run_latency(baseline: Baseline, options: LatencyOptions, corrupt: bool) -> Message:
+def run_latency(baseline: Baseline, options: LatencyOptions) -> Message:
     """Writes back and forth; the keys are those of `latency.measure.run`."""
     more = {"same_pages": True, "notifies": True}
-    fields = _fields(options.transport, options.nbytes, 2, options.timeout_s, corrupt, **more)
+    fields = _fields(options.transport, options.nbytes, 2, options.timeout_s, **more)
     iterations = options.warmup + options.iterations
     ways = Ways()
     with BaselinePair(baseline, fields, (1, 1)) as pair:
@@ -63,10 +63,10 @@ def run_latency(baseline: Baseline, options: LatencyOptions, corrupt: bool) -> M
     return {**_identity(pair), **ways.figures(skip=options.warmup)}
 
 
-def run_setup(baseline: Baseline, options: SetupOptions, corrupt: bool) -> Message:
+def run_setup(baseline: Baseline, options: SetupOptions) -> Message:
     """Sets two agents up, writes once, leaves them alone; the keys are those of `setup.measure.run`."""
     sizes = (_SETUP_PAGE_NBYTES, _SETUP_NUM_PAGES)
-    fields = _fields(options.transport, *sizes, _SETUP_TIMEOUT_S, corrupt)
+    fields = _fields(options.transport, *sizes, _SETUP_TIMEOUT_S)
     seen: list[Message] = []
     for _ in range(options.iterations):
         with BaselinePair(baseline, fields, (1, 1)) as pair:
@@ -81,16 +81,12 @@ def run_setup(baseline: Baseline, options: SetupOptions, corrupt: bool) -> Messa
     return {**_identity(pair), **figures}
 
 
-def _fields(
-    transport: str, page_nbytes: int, num_pages: int, timeout_s: float, corrupt: bool, **more: Any
-) -> Message:
+def _fields(transport: str, page_nbytes: int, num_pages: int, timeout_s: float, **more: Any) -> Message:
     return {
         "transport": transport,
         "page_nbytes": page_nbytes,
         "num_pages": num_pages,
         "timeout_s": timeout_s,
-        "corrupt": corrupt,
-        "pattern": "contiguous",
         "same_pages": False,
         "notifies": False,
         **more,

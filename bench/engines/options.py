@@ -13,11 +13,7 @@ DISPATCHES = ("sequential", "concurrent")
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
-    """Run a small router before prefill and decode engines, for tests and demonstrations.
-
-    It speaks the protocol that vLLM's connectors and the community's routers have settled on. In production
-    one of those stands here.
-    """
+    """Run a small router before prefill and decode engines, for tests and demonstrations."""
 
     prefill: Annotated[tuple[str, ...], Option("URLs of engines, repeated or with commas between.")]
     decode: Annotated[tuple[str, ...], Option("The same of decode engines.")]
@@ -38,8 +34,6 @@ class RouterOptions:
 class DemoOptions:
     """Show disaggregated serving with vLLM: are the tokens those of one engine? `make demo-vllm` runs this.
 
-    A prefill and a decode engine of a tiny model run on the CPU with kvxfer's connector and routers before
-    them: one asks prefill and then decode, which pulls; one asks both at once, and prefill pushes. A third
-    engine, alone, says what the tokens must be. Status 1 when one differs, or when decode computed by itself
-    what it was to get.
+    Decode pulls behind one router, prefill pushes behind another. Status 1 when a token differs, or when
+    decode computed by itself what it was to get.
     """

@@ -39,22 +39,9 @@ def reserved_port() -> socket.socket:
 class ServerProcess:
     """A program that serves HTTP on a loopback port that the system chose.
 
-    Parameters
-    ----------
-    name
-        What errors call it.
-    command
-        The program and its arguments; ``--host`` and ``--port`` are added.
-    log
-        The file that takes what it prints.
-    environment
-        Variables beside those of this process.
-    ready_timeout_s
-        How long it may take until it answers ``/health``.
-
-    Notes
-    -----
-    To be made by a thread that lives as long as the server shall: the server ends with it.
+    ``name`` is what errors call it; ``--host`` and ``--port`` are added to ``command``; ``log`` takes what it
+    prints; ``environment`` has variables beside those of this process. It has ``ready_timeout_s`` until it
+    answers ``/health``. To be made by a thread that lives as long as the server: the server ends with it.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Models of a few megabytes with random weights, for real engines: the cache's shapes without the cost.
 
-They are made on the spot, from a seed, and need no download. What they say is noise, but noise that
-hangs on every token before it: where one wrong block reaches the attention, other tokens come out.
-transformers and tokenizers make them; both come with the engines.
+What they say is noise, but noise that hangs on every token before it: where one wrong block reaches the
+attention, other tokens come out. transformers and tokenizers make them; both come with the engines.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from kvxfer.bench.errors import BenchError
 
 #: One token a character, so that a prompt's length can be counted, and what comes out can be read.
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:;!?'\"()-+*/=<>@#%&_$\n"
@@ -88,7 +85,7 @@ def save(name: str, folder: Path, seed: int = 1, models: Models = MODELS) -> Pat
 
 
 def _save_weights(folder: Path, seed: int, config_class: str, arguments: dict[str, Any]) -> None:
-    torch, transformers = _import("torch"), _import("transformers")
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     config = getattr(transformers, config_class)(**{**_COMMON, **arguments})
     torch.manual_seed(seed)
@@ -113,7 +110,7 @@ def _save_weights(folder: Path, seed: int, config_class: str, arguments: dict[st
 
 
 def _save_tokenizer(folder: Path) -> None:
-    tokenizers = _import("tokenizers")
+    tokenizers = importlib.import_module("tokenizers")
     spare = [f"<spare{number}>" for number in range(VOCABULARY - len(_SPECIAL) - len(ALPHABET))]
     vocabulary = {token: number for number, token in enumerate([*_SPECIAL, *ALPHABET, *spare])}
     # Without merges, one character is one token.
@@ -136,13 +133,3 @@ def _save_tokenizer(folder: Path) -> None:
             }
         )
     )
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise BenchError(
-            f"tiny models are made with {name}, which is not here: {error}; `make demo-vllm` and "
-            f"`make test-vllm` set up an environment that has it"
-        ) from error

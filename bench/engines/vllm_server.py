@@ -1,8 +1,7 @@
-"""A vLLM engine behind its own server, ``vllm serve``, on the CPU.
+"""A vLLM engine behind its own server, ``vllm serve``, on the CPU, for tests and demonstrations.
 
-For tests and demonstrations with tiny models (`kvxfer.bench.engines.tiny_models`): everything that costs
-time at the start and gives nothing at this size is off. It still takes about half a minute, most
-of it imports of its three processes, so start all that you need and then wait for all.
+Everything that costs time at the start and gives nothing with a tiny model is off. It still takes half a
+minute, so start all that you need and then wait for all.
 """
 
 from __future__ import annotations
@@ -53,16 +52,9 @@ def kvxfer_config(role: str, **extra: Any) -> dict[str, Any]:
 class VllmServer(ServerProcess):
     """One ``vllm serve``; ``name``, ``log`` and ``environment`` are as of `ServerProcess`.
 
-    Parameters
-    ----------
-    model
-        A folder with a model and its tokenizer (`kvxfer.bench.engines.tiny_models`).
-    kv_transfer_config
-        What ``--kv-transfer-config`` gets; without it, the engine has no connector.
-    num_blocks
-        Blocks of the cache, of ``TOKENS_PER_BLOCK`` tokens each.
-    arguments
-        Further arguments of ``vllm serve``.
+    ``model`` is a folder with a model and its tokenizer (`kvxfer.bench.engines.tiny_models`); without
+    ``kv_transfer_config`` the engine has no connector. A block is of ``TOKENS_PER_BLOCK`` tokens.
+    ``arguments`` are further ones of ``vllm serve``.
     """
 
     def __init__(

@@ -1,9 +1,7 @@
 """``make gpu-check`` (``kvxfer bench gpu``): what works on this machine's GPU, and copies beside limits.
 
 Everything runs in processes of its own, each of which ends within a bound: what breaks a context, or does
-not end, is told and takes nothing else along. First the tests, several files at a time, then the figures one
-after the other, then the copies' tests under NVIDIA's checkers; what no time is left for is named. The table
-is printed last, whatever happened.
+not end, is told and takes nothing else along. What no time is left for is named.
 """
 
 from __future__ import annotations
@@ -42,10 +40,6 @@ GROUPS: Final = (
     "other processes, pool",
     "layouts",
     "host",
-    "CTAs",
-    "beside products",
-    "commands",
-    "stores",
 )
 
 # By what is worth knowing first. Each waits for facts and bounds them by 60 s itself.
@@ -67,15 +61,7 @@ _TEST_S: Final = 60.0
 # What the figures are left at least, of which each group needs about a quarter of a minute.
 _FIGURES_S: Final = 180.0
 _FIGURE_S: Final = 75.0
-_CHECKERS: Final = ("memcheck", "racecheck")
-_CHECKER_S: Final = 90.0
-# Of a process on the device under a checker; where it refuses the device, that fails.
-_PROBE: Final = "import torch; torch.zeros(1, device='cuda').add_(1).cpu()"
-# What is checked: each kernel once. The checkers slow one down by far more than ten times.
-_CHECKED: Final = "(random_order and 2064) or (every_number and bfloat16-float8_e4m3fn)"
 _FIGURES_COMMAND = (sys.executable, "-m", "kvxfer.bench.gpu.figures")
-# A copy that breaks its process's context is left out of the next one, which begins before this is over.
-_GROUP_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +75,10 @@ class GpuOptions:
     total_mib: Annotated[int, Option("Bytes of a copy of pages.", at_least=1)] = 1024
     rounds: Annotated[int, Option("How often each is measured.", at_least=1)] = 7
     seconds: Annotated[float, Option("When everything has ended.", above=0)] = 400.0
-    only: Annotated[
-        tuple[str, ...], Option("Parts: tests, figures, checkers.", one_of=("tests", "figures", "checkers"))
-    ] = ("tests", "figures", "checkers")
+    only: Annotated[tuple[str, ...], Option("Parts: tests, figures.", one_of=("tests", "figures"))] = (
+        "tests",
+        "figures",
+    )
     group: Annotated[
         str, Option("Measures one group of figures alone, in this process.", one_of=("", *GROUPS))
     ] = ""
@@ -144,7 +131,7 @@ def run(options: GpuOptions) -> int:
         return group.run(group.Options(options.group, options.device, options.total_mib, options.rounds))
     everything = Check(options, time.monotonic() + options.seconds, _nothing_yet(found, options))
     shutil.rmtree(everything.logs, ignore_errors=True)
-    parts: dict[str, Callable[[Check], None]] = {"tests": tests, "figures": figures, "checkers": checkers}
+    parts: dict[str, Callable[[Check], None]] = {"tests": tests, "figures": figures}
     try:
         for name in options.only:
             parts[name](everything)
@@ -174,33 +161,18 @@ def tests(check: Check) -> None:
 
 
 def figures(check: Check) -> None:
-    """Measures every group, one after the other."""
+    """Measures every group, one after the other, each in a process of its own."""
     for group in GROUPS:
-        broken: list[str] = []
-        until = time.monotonic() + _GROUP_S
-        while True:
-            begun = _figures_of(check, group, broken)
-            if not begun or time.monotonic() >= until:
-                break
-            broken.append(begun)
+        _figures_of(check, group)
 
 
-def _figures_of(check: Check, group: str, broken: list[str]) -> str:
-    """Runs a group's process; returns the copy at which it ended before its time, "" for none.
-
-    Parameters
-    ----------
-    broken
-        Copies that ended earlier processes. What those have measured is not measured again.
-    """
-    measured = [row["name"] for row in check.result["row"]] if broken else []
+def _figures_of(check: Check, group: str) -> None:
     given = {name: getattr(check.options, name) for name in ("device", "total_mib", "rounds")}
-    told = json.dumps({"group": group, **given, "skip": [*broken, *measured]})
-    name = f"figures {group} {len(broken)}" if broken else f"figures {group}"
-    outcome = gpu_step.run(Step(name, (*_FIGURES_COMMAND, told), _FIGURE_S), check.left_s(), check.logs)
+    command = (*_FIGURES_COMMAND, json.dumps({"group": group, **given}))
+    outcome = gpu_step.run(Step(f"figures {group}", command, _FIGURE_S), check.left_s(), check.logs)
     if outcome is None:
         check.not_run(f"figures, {group}: no time is left")
-        return ""
+        return
     begun = ""
     for line in outcome.output.splitlines():
         if not line.startswith('{"kind": '):
@@ -216,71 +188,21 @@ def _figures_of(check: Check, group: str, broken: list[str]) -> str:
             check.wrong(f"{group}, {found['name']}: {found['words']}")
         elif kind == "not run":
             check.not_run(found["words"])
-        elif found.get("name") is None or found["name"] not in measured:
+        else:
             check.keep(kind, found)
     _tell(f"figures, {group}: {outcome.taken_s:.0f} s")
     if outcome.status in (0, EXIT_SAID):
-        return ""
+        return
     how = "had not ended" if outcome.status is None else f"ended with {outcome.status}"
     where = f" at {begun!r}" if begun else ""
     check.wrong(
         f"figures, {group}: {how} after {outcome.taken_s:.0f} s{where}: see {outcome.log}",
         outcome.last_lines(),
     )
-    return begun
-
-
-def checkers(check: Check) -> None:
-    """Runs the copies' tests under NVIDIA's checkers, where those are and take the device."""
-    tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-    if tool is None:
-        check.not_run("memcheck, racecheck: compute-sanitizer is not here")
-        return
-    probe = Step("checkers probe", (tool, "--error-exitcode", "9", sys.executable, "-c", _PROBE), 60)
-    outcome = gpu_step.run(probe, check.left_s(), check.logs)
-    if outcome is None or outcome.status != 0:
-        words = "no time is left" if outcome is None else f"it does not take this device, see {outcome.log}"
-        check.not_run(f"memcheck, racecheck: {words}")
-        return
-    for checker in _CHECKERS:
-        step = Step(checker, (tool, "--tool", checker, *_checked_command()), _CHECKER_S, 45)
-        outcome = gpu_step.run(step, check.left_s(), check.logs, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
-        if outcome is None:
-            check.not_run(f"{checker}: no time is left")
-        elif outcome.status is None:
-            check.not_run(f"{checker}: did not end within {outcome.taken_s:.0f} s")
-        elif outcome.status:
-            words = f"{checker} or the tests under it ended with {outcome.status}: see {outcome.log}"
-            check.wrong(words, outcome.last_lines())
-        else:
-            check.keep("checkers", {"name": checker, "words": "found nothing"})
-            _tell(f"{checker}: found nothing, in {outcome.taken_s:.0f} s")
-
-
-def _checked_command() -> tuple[str, ...]:
-    return (
-        *("--error-exitcode", "9", sys.executable, "-m", "pytest", "-c", "tests/gpu/gpu-check.ini"),
-        *(
-            "--rootdir",
-            ".",
-            "--confcutdir",
-            ".",
-            "tests/gpu/test_copies.py",
-            "-m",
-            "gpu",
-            "-k",
-            _CHECKED,
-            "-v",
-        ),
-        *("-p", "no:cacheprovider"),
-    )
 
 
 def _nothing_yet(found: Availability, options: GpuOptions) -> dict[str, Any]:
-    lists = (
-        *("tests", "row", "host CTAs", "host copy", "beside products", "trigger", "command", "litmus"),
-        "checkers",
-    )
+    lists = ("tests", "row", "trigger", "litmus")
     return {
         "bench": "gpu-check",
         "date": date.today().isoformat(),

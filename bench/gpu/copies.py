@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,13 +61,7 @@ def whole(name: str, src: Any, dst: Any, *, moved_once: bool = False) -> Copy:
 
 
 class Pages:
-    """Pages of one size, in two memories of equal length.
-
-    Parameters
-    ----------
-    src, dst
-        torch's uint8 tensors, on the device or pinned.
-    """
+    """Pages of one size, in two memories of equal length."""
 
     def __init__(self, src: Any, dst: Any, page_nbytes: int) -> None:
         self.page_nbytes = page_nbytes
@@ -77,8 +70,8 @@ class Pages:
         layout = kvxfer.KVLayout.from_tensor(memory.reserve(src.numel()).reshape(shape), axes="lbd")
         self._program = plan.compile_program(layout, layout)
         self._src, self._dst = src, dst
-        self._random = [block_order("random", self.num_pages, seed) for seed in (1, 2)]
-        self._straight = block_order("contiguous", self.num_pages, 0)
+        self._random = [block_order(self.num_pages, seed) for seed in (1, 2)]
+        self._straight = np.arange(self.num_pages, dtype=np.uint32)
 
     def copy(
         self,
@@ -88,7 +81,6 @@ class Pages:
         *,
         asked: float = 0,
         named: str = "",
-        num_ctas: int = 0,
         direction: Direction = "on_device",
     ) -> Copy:
         """How: ``gather`` (random to a row), ``scatter`` (a row to random) or ``both`` (random to random)."""
@@ -97,8 +89,6 @@ class Pages:
         once = not (self._src.is_cuda and self._dst.is_cuda)
 
         def submit() -> None:
-            if num_ctas:
-                stream.set_num_ctas(num_ctas)
             _submit(
                 stream,
                 self._program,
@@ -121,38 +111,6 @@ class Pages:
             lambda: self._check(name, src_ids, dst_ids),
         )
 
-    def torch_copies(self, group: str) -> list[Copy]:
-        """The same by ``index_select`` and ``index_copy_``."""
-        stream = torch.cuda.Stream()
-        src, dst = self._rows(self._src), self._rows(self._dst)
-        index = torch.from_numpy(self._random[0].astype(np.int64)).to(src.device)
-
-        def gather() -> None:
-            with torch.cuda.stream(stream):
-                torch.index_select(src, 0, index, out=dst)
-
-        def scatter() -> None:
-            with torch.cuda.stream(stream):
-                dst.index_copy_(0, index, src)
-
-        straight, shuffled = self._straight, self._random[0]
-        return [
-            Copy(
-                group,
-                f"torch {name}, {self.page_nbytes // 1024} KiB",
-                0,
-                2 * self._src.numel(),
-                stream,
-                submit,
-                self._dst,
-                functools.partial(self._check, name, *ids),
-            )
-            for name, submit, ids in (
-                ("index_select", gather, (shuffled, straight)),
-                ("index_copy_", scatter, (straight, shuffled)),
-            )
-        ]
-
     def _rows(self, tensor: Any) -> Any:
         # 8 bytes an element: torch's index kernels go element by element.
         return tensor.view(torch.int64).view(self.num_pages, -1)
@@ -165,7 +123,7 @@ class Pages:
 
 def layouts(src_layout: str, dst_layout: str, nbytes: int, stream: CopyStream, asked: float) -> Copy:
     """Some ranks' caches into one of another layout, as `kvxfer.bench.work.layout_pair` has them."""
-    work = LayoutWork.sized(src_layout, dst_layout, _MODEL, nbytes, 0, "random", 1)
+    work = LayoutWork.sized(src_layout, dst_layout, _MODEL, nbytes, 1)
     data, programs, parts = work.data(), work.programs(), []
     dst_host = np.zeros(work.dst.nbytes, np.uint8)
     dst_cache, dst_blocks = work.dst.place(dst_host), work.blocks(work.dst, -1)

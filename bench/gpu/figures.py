@@ -1,8 +1,7 @@
 """``python -m kvxfer.bench.gpu.figures JSON``: one group of `make gpu-check`'s figures, by itself.
 
-Prints each result as a line of JSON as soon as it is known (its ``kind`` says of what), so that what was
-measured stays when the process is ended. Every copy is checked before it is measured. Rounds go through all
-copies of a group in turn, so that a clock that changes changes them all.
+Prints each result as a line of JSON as soon as it is known (its ``kind`` says of what). Every copy is checked
+before it is measured; rounds go through all copies of a group in turn.
 """
 
 from __future__ import annotations
@@ -15,15 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from kvxfer.bench.errors import BenchError, CheckFailedError
-from kvxfer.bench.gpu import commands as gpu_commands
 from kvxfer.bench.gpu import copies as gpu_copies
 from kvxfer.bench.gpu import litmus as gpu_litmus
 from kvxfer.bench.gpu import processes as gpu_processes
-from kvxfer.bench.gpu import stores as gpu_stores
 from kvxfer.bench.gpu.check import EXIT_SAID
 from kvxfer.bench.gpu.check import GROUPS as NAMES
 from kvxfer.bench.gpu.copies import Copy, Pages, whole
@@ -35,11 +31,8 @@ from kvxfer.gpu import calibration
 from kvxfer.gpu.copy_stream import CopyStream, Direction
 
 _DEVICE_COPY, _TO_HOST, _TO_DEVICE = "device to device", "device to host", "host to device"
-_CTAS = (1, 2, 4, 8, 16, 32, 132)
 # Of copies that follow each other without a pause: forty of a GiB in pages of 4 KiB.
 _TABLES_NBYTES = 128 * MIB
-_MATRIX = 8192
-_NUM_PRODUCTS = 20
 _TRIGGER_ROUNDS = 500
 _LITMUS_ROUNDS = 2000
 _BETWEEN = "another process's pages on this GPU, which is no NVLink"
@@ -47,13 +40,12 @@ _BETWEEN = "another process's pages on this GPU, which is no NVLink"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a group is told; `skip` names copies that broke the device in an earlier process."""
+    """What a group is told."""
 
     group: str
     device: int
     total_mib: int
     rounds: int
-    skip: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -79,13 +71,10 @@ def run(options: Options) -> int:
     return 0
 
 
-def _rows(copies: list[Copy], options: Options, *, tells_limit: bool = True) -> None:
+def _rows(copies: list[Copy], options: Options) -> None:
     """Measures copies, whose first is their limit, and prints what is found."""
-    limit, *others = copies
-    kept = [limit, *(copy for copy in others if copy.name not in options.skip)]
-    for row in measure(kept, options.rounds, say):
-        if tells_limit or row.name != limit.name:
-            say("row", **asdict(row))
+    for row in measure(copies, options.rounds, say):
+        say("row", **asdict(row))
 
 
 def _num_ctas(device: int) -> int:
@@ -118,22 +107,7 @@ def pages(options: Options) -> None:
             copies = [whole(_DEVICE_COPY, src, dst)]
             copies += [of_size.copy("pages", how, best, asked=asked) for how in ("gather", "scatter", "both")]
             copies.append(of_size.copy("pages", "both", vectors, named="both, by vectors"))
-            if kib == 16:
-                copies += of_size.torch_copies("pages")
-            _rows(copies, options, tells_limit=kib == 16)
-
-
-def ctas(options: Options) -> None:
-    """Pages of 16 KiB by so many CTAs."""
-    with _streams(options.device) as (best, vectors):
-        src, dst = _memories(options.nbytes)
-        pages = Pages(src, dst, 16 * 1024)
-        copies = [
-            pages.copy("CTAs", "both", stream, num_ctas=num, named=f"{num} CTAs, {name}")
-            for num in _CTAS
-            for name, stream in (("bulk", best), ("vectors", vectors))
-        ]
-        _rows([whole(_DEVICE_COPY, src, dst), *copies], options)
+            _rows(copies, options)
 
 
 def layouts(options: Options) -> None:
@@ -149,7 +123,6 @@ def layouts(options: Options) -> None:
             ("tp4+hnd", "tp2+hnd", 0.8),
             ("bf16", "fp8", 0.75),
             ("fp8", "bf16", 0),
-            ("bf16", "fp8+per-page", 0),
         )
         copies = [gpu_copies.layouts(before, after, nbytes, best, asked) for before, after, asked in pairs]
         _rows([whole(_DEVICE_COPY, *_memories(nbytes)), *copies], options)
@@ -158,10 +131,6 @@ def layouts(options: Options) -> None:
 def host(options: Options) -> None:
     """Pages between the device and pinned memory: by kernels, by copy engines, and as calibrated."""
     found = calibration.shared(options.device)
-    for by_ctas in found.rates():
-        say("host CTAs", **asdict(by_ctas), is_chosen=by_ctas.num_ctas == found.num_ctas)
-    for choice in found.choices():
-        say("host copy", **asdict(choice))
     made = functools.partial(CopyStream, options.device, tables_nbytes=_TABLES_NBYTES)
     with (
         made(num_ctas=_num_ctas(options.device)) as kernels,
@@ -191,63 +160,6 @@ def host(options: Options) -> None:
             say("not run", words=words)
 
 
-def beside_products(options: Options) -> None:
-    """How much slower a copy and matrix products are together than alone, by priority and CTAs."""
-    a, b = (torch.randn(_MATRIX, _MATRIX, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    out = torch.empty_like(a)
-    src = torch.zeros(options.nbytes, dtype=torch.uint8, device="cuda")
-    pages = Pages(src, torch.zeros_like(src), 16 * 1024)
-    model = torch.cuda.Stream()
-
-    def products() -> None:
-        with torch.cuda.stream(model):
-            for _ in range(_NUM_PRODUCTS):
-                torch.matmul(a, b, out=out)
-
-    for high in (False, True):
-        for ctas in (4, 16):
-            with CopyStream(options.device, num_ctas=ctas, high_priority=high) as stream:
-                copy = pages.copy("", "both", stream)
-                alone, _ = _together(products, None, 0, model, copy.stream)
-                _, copy_alone = _together(None, copy.submit, 1, model, copy.stream)
-                # So many that there is always one beside the products; the first of them always has products
-                # beside it.
-                count = int(2 * alone / copy_alone) + 1
-                both = _together(products, copy.submit, count, model, copy.stream)
-                say(
-                    "beside products",
-                    priority="high" if high else "default",
-                    num_ctas=ctas,
-                    products=round(both[0] / alone, 3),
-                    copy=round(both[1] / copy_alone, 3),
-                )
-
-
-def _together(products: Any, copy: Any, count: int, model: Any, copies: Any) -> tuple[float, float]:
-    """Returns seconds of the products and of the first of the copies, begun at the same time.
-
-    Medians of five, after one that is not counted; 0.0 for what there is none of.
-    """
-    taken = []
-    for _ in range(6):
-        began, ended, first_began, first_ended = (torch.cuda.Event(enable_timing=True) for _ in range(4))
-        torch.cuda.synchronize()
-        first_began.record(copies)
-        began.record(model)
-        if count:
-            copy()
-        first_ended.record(copies)
-        if products is not None:
-            products()
-        ended.record(model)
-        for _ in range(count - 1):
-            copy()
-        torch.cuda.synchronize()
-        taken.append([began.elapsed_time(ended) / 1e3, first_began.elapsed_time(first_ended) / 1e3])
-    products_s, copy_s = np.median(np.array(taken[1:]), axis=0)
-    return float(products_s), float(copy_s)
-
-
 def between(index: int, options: Options) -> None:
     """What is read of another process's cache on this GPU, by one kind of handle."""
     kind = gpu_processes.KINDS[index]
@@ -268,23 +180,10 @@ def between(index: int, options: Options) -> None:
             say("row", **asdict(Row.of(_BETWEEN, name, rates, ratios, asked=0.85)))
 
 
-def stores(options: Options) -> None:
-    """Pages that a kernel stores into memory of another process by itself."""
-    sizes, num_ctas = (16 * 1024, 64 * 1024), (4, 16, 132)
-    with gpu_stores.stores(options.device, options.nbytes // 4, sizes, num_ctas, _DEVICE_COPY) as copies:
-        _rows(copies, options)
-
-
 def triggers(options: Options) -> None:
     """From a stream's store to the first byte of a transfer that waits for it."""
     for delay in by_stream(options.device, _TRIGGER_ROUNDS):
         say("trigger", **asdict(delay))
-
-
-def commands(options: Options) -> None:
-    """A transfer that a kernel starts, as it sees it."""
-    for delay in gpu_commands.by_kernel(options.device, _TRIGGER_ROUNDS):
-        say("command", **asdict(delay))
 
 
 def litmus(options: Options) -> None:
@@ -298,7 +197,7 @@ def litmus(options: Options) -> None:
 _MEASURES: Final[tuple[Callable[[Options], None], ...]] = (
     *(pages, litmus, triggers),
     *(functools.partial(between, index) for index in range(len(gpu_processes.KINDS))),
-    *(layouts, host, ctas, beside_products, commands, stores),
+    *(layouts, host),
 )
 _GROUPS: Final = dict(zip(NAMES, _MEASURES, strict=True))
 

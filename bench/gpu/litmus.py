@@ -1,8 +1,7 @@
 """Message passing between a GPU's kernels and this host, round by round: what was not seen as it was stored.
 
-Of the chain that transfers rest on (native/gpu/litmus.cu): the stores of many lanes, the fences of
-``tell_done``, the host's acquire and release, a stream's wait, and the loads of a kernel behind it. Once with
-those fences, and once without, for comparison: a GPU may be right without them, or not.
+Of the chain that transfers rest on (native/gpu/litmus.cu), once with its fences, and once without, for
+comparison: a GPU may be right without them, or not.
 """
 
 from __future__ import annotations
@@ -47,13 +46,7 @@ class Litmus:
 
 
 def run(device: int, num_rounds: int) -> list[Litmus]:
-    """Returns what is found with the fences, and without.
-
-    Raises
-    ------
-    BenchError
-        A round did not come to its end within a minute.
-    """
+    """Returns what is found with the fences, and without; raises where a round takes longer than a minute."""
     torch.cuda.set_device(device)
     target = architecture.for_capability(*torch.cuda.get_device_capability(device))
     code = ObjectCode.from_cubin(

@@ -51,27 +51,14 @@ def measure(
 ) -> tuple[str, list[float], list[float]]:
     """Reads all blocks in random order, round by round with what limits it.
 
-    Parameters
-    ----------
-    nbytes
-        Of the cache, about, in layers of 8 MiB; both processes have one.
-    limit
-        Runs a copy on this device and returns its GB/s, read + written.
-
-    Returns
-    -------
-    How the memory was handed on, GB/s (read + written, by wall time) of each round, ratios to the limit.
-
-    Raises
-    ------
-    CheckFailedError
-        Bytes were not what they had to be.
-    BenchError
-        The source did not come up, or its memory cannot be read; with the reason.
+    The cache is of about ``nbytes``, in layers of 8 MiB, in both processes; ``limit`` runs a copy on this
+    device and returns its GB/s. Returns how the memory was handed on, GB/s (read + written, by wall time) of
+    each round, and ratios to the limit. Raises `CheckFailedError` for wrong bytes, and `BenchError` with the
+    reason where the source did not come up, or its memory cannot be read.
     """
     num_layers = max(1, nbytes // _LAYER_NBYTES)
     num_blocks = nbytes // num_layers // block_nbytes
-    order = block_order("random", num_blocks, seed=1)
+    order = block_order(num_blocks, seed=1)
     wanted = _cache_of(device, num_layers, num_blocks, block_nbytes)
     nbytes = wanted.numel()
     wanted = wanted[:, torch.from_numpy(order.astype(np.int64)).to(wanted.device)]
@@ -127,10 +114,7 @@ def _options(device: int) -> kvxfer.AgentOptions:
 
 
 class Source(End):
-    """The other process: an agent whose cache on the GPU may be read.
-
-    ``sizes`` are its device, its layers, the blocks of each, and the bytes of those.
-    """
+    """The other process: an agent whose cache on the GPU may be read."""
 
     def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
         super().__init__(fields, coordinator, peers)

@@ -51,13 +51,8 @@ class Row:
 def measure(copies: list[Copy], rounds: int, say: Callable[..., None]) -> Iterator[Row]:
     """Checks each, then measures those that are right round by round.
 
-    Parameters
-    ----------
-    copies
-        The first is the limit of the others.
-    say
-        Told that each copy has ``begun`` before it runs for the first time: should the device fail, that one
-        did it. Told, too, whose bytes are ``wrong``; it is not measured.
+    The first is the limit of the others. ``say`` is told that each has ``begun`` before it runs for the first
+    time: should the device fail, that one did it; and whose bytes are ``wrong``, which is not measured.
     """
     right: list[Copy] = []
     for copy in copies:
@@ -89,11 +84,8 @@ def measure(copies: list[Copy], rounds: int, say: Callable[..., None]) -> Iterat
 def seconds(copy: Copy, count: int, queued_in_s: float = 0.0) -> float:
     """Returns what the device takes for `count` of them, one after the other.
 
-    Parameters
-    ----------
-    queued_in_s
-        A pause for the stream in front of them, in which this host queues them all: what is measured then is
-        the device, and not how soon Python comes round.
+    For ``queued_in_s`` the stream pauses in front of them, while this host queues them all: what is measured
+    then is the device, and not how soon Python comes round.
     """
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if queued_in_s:

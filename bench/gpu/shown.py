@@ -26,28 +26,12 @@ def parts(result: dict[str, Any]) -> Iterator[Part]:
     if result["row"]:
         yield Words("GB/s are read + written on the device, moved once to and from the host")
     for group, rows_of in groupby(result["row"], key=lambda row: row["group"]):
-        yield from _table(
-            list(rows_of), (group, "GB/s", "of limit", "from - to", "asked", "submit us"), _copy
-        )
-    head: tuple[str, ...] = ("together, times slower than alone", "products", "copy")
-    yield from _table(result["beside products"], head, _beside)
-    head = ("pages to and from host memory, as calibrated", "to, GB/s", "from, GB/s")
-    yield from _table(result["host CTAs"], head, _ctas)
-    yield from _table(result["host copy"], ("the same by copy engines", "from KiB on"), _engines)
-    head = ("from a stream's store to the first byte of a transfer that waits for it", "p50 us", "p99 us")
+        head: tuple[str, ...] = (group, "GB/s", "of limit", "from - to", "asked", "submit us")
+        yield from _table(list(rows_of), head, _copy)
+    head = ("from a stream's store to the first byte that waits for it", "p50 us", "p99 us")
     yield from _table(result["trigger"], head, _delay)
-    head = ("a transfer of 16 KiB that a kernel starts, as it sees it", "p50 us", "p99 us")
-    yield from _table(result["command"], head, _delay)
-    head = (
-        "kernels to host to stream and back: wrong words",
-        "at host",
-        "behind a wait",
-        "of host",
-        "rounds",
-    )
+    head = ("litmus: wrong words", "at host", "behind a wait", "of host", "rounds")
     yield from _table(result["litmus"], head, _litmus)
-    for row in result["checkers"]:
-        yield Words(f"compute-sanitizer, {row['name']}: {row['words']}")
     yield from (Words(f"not run: {row['words']}") for row in result["not_run"])
     yield from (Words(f"WRONG: {row['words']}", "bad") for row in result["wrong"])
     yield Words(_verdict(result, missed), "bold")
@@ -72,16 +56,6 @@ def _tests(row: dict[str, Any]) -> tuple[str, ...]:
     return row["file"], str(row["num_passed"]), str(row["num_skipped"]), str(len(row["wrong"]))
 
 
-def _beside(row: dict[str, Any]) -> tuple[str, ...]:
-    name = f"{row['priority']} priority, {row['num_ctas']} CTAs"
-    return name, f"{row['products']:.2f}", f"{row['copy']:.2f}"
-
-
-def _ctas(row: dict[str, Any]) -> tuple[str, ...]:
-    name = f"{row['num_ctas']} CTAs{', which staging takes' if row['is_chosen'] else ''}"
-    return name, *("-" if row[way] is None else f"{row[way]:.1f}" for way in ("to_host", "from_host"))
-
-
 def _delay(row: dict[str, Any]) -> tuple[str, ...]:
     return row["name"], f"{row['p50_us']:.1f}{' *' if _is_late(row) else ''}", f"{row['p99_us']:.1f}"
 
@@ -99,13 +73,6 @@ def _copy(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['asked']:.2f}{' *' if _is_below(row) else ''}" if row["asked"] else "",
         f"{row['submit_us']:.0f}" if row["submit_us"] else "",
     )
-
-
-def _engines(choice: dict[str, Any]) -> tuple[str, str]:
-    way = f"{'to' if choice['to_host'] else 'from'} the host, {choice['form']}"
-    least = choice["least_nbytes"]
-    name = way if choice["aligned"] else f"{way} not on 16 bytes"
-    return name, "never" if least is None else str(least // 1024)
 
 
 def _verdict(result: dict[str, Any], missed: int) -> str:

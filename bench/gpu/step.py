@@ -57,13 +57,8 @@ def run(
 ) -> Outcome | None:
     """Runs a step in a process of its own, which ends within its bound and the time that is left.
 
-    A context that a kernel has broken stays in that process, and so does a kernel that does not end. When its
-    time is up the process is asked where its threads stand (Python's faulthandler, in the log), then ended
-    with all that it started.
-
-    Returns
-    -------
-    None where too little time is left to begin.
+    When its time is up it is asked where its threads stand (Python's faulthandler, in the log), then ended
+    with all that it started. Returns None where too little time is left to begin.
     """
     if left_s < step.least_s:
         return None

@@ -1,9 +1,7 @@
 """The tests that need a GPU, file by file; for `kvxfer.bench.gpu.check`.
 
-pytest-xdist runs a file in a process of its own and begins another one where a test ends it; pytest-timeout
-ends one that does not end. As a plugin of those processes this module ends each at its first test that
-fails, since that may leave the context broken for all behind it. What came of each test stands in pytest's
-JUnit XML.
+As a plugin of pytest-xdist's processes this module ends each at its first test that fails, since that may
+leave the context broken for all behind it; another process runs those.
 """
 
 from __future__ import annotations
@@ -32,11 +30,7 @@ _failed: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """What came of a file's tests: it ``passed``, ``failed``, or was ``not run``.
-
-    ``wrong`` has those that failed, or ended their process, in words; ``shown`` is the end of what the
-    processes said.
-    """
+    """What came of a file's tests: it ``passed``, ``failed``, or was ``not run``; ``wrong`` is in words."""
 
     file: str
     state: str
@@ -48,11 +42,7 @@ class Tests:
 
 
 def run(file: str, most_s: float, test_s: float, left_s: Callable[[], float], folder: Path) -> Tests:
-    """Runs a file's tests. One that breaks its process's context, or does not end, takes no other along.
-
-    ``most_s`` and ``test_s`` bound the whole and each test; ``left_s`` tells how much time there is, and
-    ``folder`` takes logs.
-    """
+    """Runs a file's tests. One that breaks its process's context, or does not end, takes no other along."""
     name = Path(file).stem
     xml = (folder / f"{name}.xml").absolute()
     outcome = gpu_step.run(Step(name, _command(file, xml, test_s), most_s), left_s(), folder, _PLAIN)

@@ -1,7 +1,6 @@
 """``kvxfer bench trigger`` and ``commands``: how soon what waits in an agent goes once it may.
 
-A page over loopback between two agents of this process, so that no other one takes part. `kvxfer.bench.gpu`
-has the same from a stream and from a kernel.
+A page over loopback between two agents of this process, so that no other one takes part.
 """
 
 from __future__ import annotations
@@ -73,18 +72,13 @@ class Delay:
     p99_us: float
 
     @classmethod
-    def of(cls, name: str, waited_s: float, found_us: Any) -> Self:
-        """Returns percentiles of what was found."""
-        found = np.percentile(found_us, [50, 90, 99])
-        return cls(name, waited_s * 1e6, *(round(float(value), 1) for value in found))
-
-    @classmethod
     def measured(cls, name: str, waited_s: float, measure: Callable[[], float], rounds: int) -> Self:
         """Measures so many, as time allows, after a tenth that is not counted."""
         rounds = min(rounds, max(20, int(10 / waited_s)))
         for _ in range(max(1, rounds // 10)):
             measure()
-        return cls.of(name, waited_s, [measure() for _ in range(rounds)])
+        found = np.percentile([measure() for _ in range(rounds)], [50, 90, 99]).round(1).tolist()
+        return cls(name, waited_s * 1e6, *found)
 
 
 class Pair:
@@ -297,8 +291,7 @@ def _waiting_cores(seconds: float) -> dict[str, float]:
 def by_stream(gpu: int, rounds: int) -> Iterator[Delay]:
     """Yields delays where an idle stream of a GPU stores, to an agent that sleeps and to one that spins.
 
-    Once from the call that enqueues the store, and once from when this thread has seen a word to which the
-    same stream stored just before.
+    From the call that enqueues the store, and from when this thread sees what the stream stored just before.
     """
     for who, spin_us in (("asleep", 50), ("spinning", 20_000)):
         with Pair(spin_us, gpu) as pair:

@@ -1,9 +1,7 @@
 """The machine's limit for one small write: the shortest Python that hands bytes to another process.
 
-Nothing of the engine takes part: nobody is asked whether the bytes may land, nothing is posted,
-and a notification is a word or a byte. Both ends wait as the ends of the write beside them do, so
-what the machine takes for a wake-up, and Python for a step, is in both figures. The bare wake-up,
-without Python, is measured apart (`_limits.wake_ups`).
+Nothing of the engine takes part, and a notification is a word or a byte. Both ends wait as the ends of the
+write beside them do. The bare wake-up, without Python, is measured apart (`_limits.wake_ups`).
 """
 
 from __future__ import annotations
@@ -13,8 +11,8 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Protocol
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,18 +33,59 @@ _LINE_NBYTES = 64
 _LOOKS = 4096
 
 
-class Path(Protocol):
-    """How bytes reach the other end."""
+class PingPong:
+    """One end that writes a page, and waits for one that comes back.
 
-    def send(self, page: NDArray[np.uint8]) -> None:
-        """Puts a page where the other end finds it."""
+    Who derives from it has these: ``_fill`` makes a page that no other one is, for ``_check`` at the other
+    end, both of the iteration and the way; ``_send``, and ``_receive``, which is awaited.
+    """
 
-    def arrived(self, page: NDArray[np.uint8]) -> bool:
-        """Returns whether the next page is here in full, and where it is takes it into ``page``."""
+    _fill: Any
+    _check: Any
+    _send: Any
+    _receive: Any
+
+    async def ask(self, first: int, count: int) -> Message:
+        """Writes first, and returns how long each round trip took, and each call that writes."""
+        round_trips_ns, posts_ns = [], []
+        with self._watching():
+            for iteration in range(first, first + count):
+                self._fill(iteration, "ask")
+                start_ns = time.perf_counter_ns()
+                self._send()
+                posts_ns.append(time.perf_counter_ns() - start_ns)
+                await self._receive()
+                round_trips_ns.append(time.perf_counter_ns() - start_ns)
+                self._check(iteration, "answer")
+        return {"round_trips_ns": round_trips_ns, "posts_ns": posts_ns, **self._end()}
+
+    async def answer(self, first: int, count: int) -> Message:
+        """Waits first; returns how long it held each page before it wrote one back."""
+        held_ns = []
+        with self._watching():
+            for iteration in range(first, first + count):
+                await self._receive()
+                seen_ns = time.perf_counter_ns()
+                self._check(iteration, "ask")
+                self._fill(iteration, "answer")
+                held_ns.append(time.perf_counter_ns() - seen_ns)
+                self._send()
+        return {"held_ns": held_ns, **self._end()}
+
+    def _watching(self) -> AbstractContextManager[None]:
+        """What is needed while pages go to and fro."""
+        return nullcontext()
+
+    def _end(self) -> Message:
+        """Ends the last write; returns what else a reply has."""
+        return {}
 
 
 class SharedPath:
-    """Shared memory, where a counter says that a page is there."""
+    """Shared memory, where a counter says that a page is there.
+
+    `arrived` says whether the next page is here in full, and where it is takes it, as of `SocketPath`.
+    """
 
     def __init__(self, shared: NDArray[np.uint8], nbytes: int, end: int) -> None:
         pages = shared[: _NUM_ENDS * nbytes].reshape(_NUM_ENDS, nbytes)
@@ -98,15 +137,10 @@ class SocketPath:
         return not self._missing
 
 
-class LatencyLimitEnd:
+class LatencyLimitEnd(PingPong):
     """One end, in its worker process.
 
-    Parameters
-    ----------
-    end
-        0 or 1: which of the two.
-    shared
-        A memfd for pages and counters; None where pages go over ``stream``.
+    ``shared`` is a memfd for pages and counters; None where pages go over ``stream``.
     """
 
     def __init__(
@@ -116,7 +150,7 @@ class LatencyLimitEnd:
         self._stream = stream
         self._wait = wait
         self._timeout_s = timeout_s
-        self._path: Path = (
+        self._path: SharedPath | SocketPath = (
             SocketPath(stream)
             if shared is None
             else SharedPath(memory.map_shared(shared, shared_nbytes(nbytes)), nbytes, end)
@@ -125,49 +159,20 @@ class LatencyLimitEnd:
         self._rings = wait == "event" and shared is not None
         self._page = np.zeros(nbytes, np.uint8)
         self._got = np.zeros(nbytes, np.uint8)
-        self._iteration = 0
         self._readable: asyncio.Future[None] | None = None
-
-    async def ask(self, count: int) -> Message:
-        """Sends a page and waits for the one that comes back, and again."""
-        round_trips_ns = []
-        with self._watching():
-            for _ in range(count):
-                self._mark()
-                start_ns = time.perf_counter_ns()
-                self._send()
-                await self._receive()
-                round_trips_ns.append(time.perf_counter_ns() - start_ns)
-                self._check()
-        return {"round_trips_ns": round_trips_ns}
-
-    async def answer(self, count: int) -> Message:
-        """Waits for a page and sends one back, and again; says how long each was held."""
-        held_ns = []
-        with self._watching():
-            for _ in range(count):
-                await self._receive()
-                seen_ns = time.perf_counter_ns()
-                self._mark()
-                self._check()
-                held_ns.append(time.perf_counter_ns() - seen_ns)
-                self._send()
-        return {"held_ns": held_ns}
 
     def close(self) -> None:
         """Ends the stream."""
         self._stream.close()
 
-    def _mark(self) -> None:
-        """Makes a page that no other one is, for `_check` at the other end."""
-        self._page.view(np.uint64)[[0, -1]] = self._iteration + 1
+    def _fill(self, iteration: int, way: str) -> None:
+        self._page.view(np.uint64)[[0, -1]] = iteration + 1
 
-    def _check(self) -> None:
+    def _check(self, iteration: int, way: str) -> None:
         found = self._got.view(np.uint64)[[0, -1]].tolist()
-        self._iteration += 1
-        if found != [self._iteration] * 2:
+        if found != [iteration + 1] * 2:
             raise CheckFailedError(
-                f"the limit itself moved wrong bytes: iteration {self._iteration} brought {found}"
+                f"the limit itself moved wrong bytes: iteration {iteration + 1} brought {found}"
             )
 
     def _send(self) -> None:

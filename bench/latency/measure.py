@@ -25,7 +25,6 @@ FIGURES = {
     "p90_us": "",
     "p99_us": "",
     "post_us": "of that, the call that posts the write",
-    "cpu_us": "processor time of both ends for each way, polling included",
     "limit_us": "the machine's limit, median: Python hands the bytes over and waits alike, with no engine",
     "limit_ratio": "limit_us / p50_us: 1 is the limit",
     "wake_us": "of --wait event, a bare wake-up, median: a process asleep in read() of an eventfd, no Python",
@@ -98,7 +97,7 @@ def _measure(options: LatencyOptions, progress: Say) -> Message:
         if places:
             open_wakes(ends)
         _exchange(ends, "", first=0, count=options.warmup)
-        _exchange(ends, "bare.", count=options.warmup)
+        _exchange(ends, "bare.", first=0, count=options.warmup)
         done = options.warmup
         for index in range(_ROUNDS):
             count = (options.iterations * (index + 1)) // _ROUNDS + options.warmup - done
@@ -106,7 +105,7 @@ def _measure(options: LatencyOptions, progress: Say) -> Message:
             if count == 0:
                 continue
             ours.add(*_exchange(ends, "", first=done, count=count))
-            limit.add(*_exchange(ends, "bare.", count=count))
+            limit.add(*_exchange(ends, "bare.", first=done, count=count))
             for name, processors in places.items():
                 for reply in _exchange(ends, "wakes.", count=_WAKES, processors=processors):
                     wakes_ns[name] += reply["wakes_ns"]
@@ -118,7 +117,6 @@ def _measure(options: LatencyOptions, progress: Say) -> Message:
         raise CheckFailedError(f"asked for {options.transport}, but the bytes went over {found}")
     figures = ours.figures()
     figures["post_us"] = round(float(np.median(ours.posts_ns)) / 1e3, 2)
-    figures["cpu_us"] = round(ours.cpu_ns / 2e3 / options.iterations, 2)
     figures["limit_us"] = limit.figures()["p50_us"]
     figures["limit_ratio"] = round(figures["limit_us"] / figures["p50_us"], 3)
     for name, found_ns in wakes_ns.items():
@@ -131,8 +129,7 @@ def _measure(options: LatencyOptions, progress: Say) -> Message:
 def _wake_places() -> dict[str, tuple[list[int], list[int]]]:
     """Returns the processors for the two ends of bare wake-ups, under the names of their figures.
 
-    To wake a processor as well may take several times as long, and the kernel's choice hangs on what
-    else runs: `wake_us` is near the one or the other of the two that hold still.
+    The kernel's choice, of `wake_us`, hangs on what else runs.
     """
     ours = sorted(os.sched_getaffinity(0))
     places = {"wake_us": (ours, ours), "wake_one_us": (ours[:1], ours[:1])}
@@ -147,7 +144,6 @@ class Ways:
     def __init__(self) -> None:
         self._both_ways_ns: list[int] = []
         self.posts_ns: list[int] = []
-        self.cpu_ns = 0
         self.paths: set[str] = set()
 
     def add(self, asked: Message, answered: Message) -> None:
@@ -159,7 +155,6 @@ class Ways:
         self._both_ways_ns += [there_and_back - held for there_and_back, held in pairs]
         self.posts_ns += asked.get("posts_ns", [])
         for reply in (asked, answered):
-            self.cpu_ns += reply.get("cpu_ns", 0)
             if "path" in reply:
                 self.paths.add(reply["path"])
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import kvxfer
 from kvxfer.bench.errors import BenchError, CheckFailedError
-from kvxfer.bench.latency.limit import LatencyLimitEnd, WakeEnd
+from kvxfer.bench.latency.limit import LatencyLimitEnd, PingPong, WakeEnd
 from kvxfer.bench.latency.measure import LatencyOptions
 from kvxfer.bench.run.channel import Channel, Message
 from kvxfer.bench.run.endpoint import LEASE_S, AgentEnd, Cache
@@ -25,7 +25,7 @@ _POLLS = 4096
 _CHECK_EVERY = 50
 
 
-class Latency(AgentEnd):
+class Latency(PingPong, AgentEnd):
     """Writes a page with a notification, and waits for the one that comes back."""
 
     #: The machine's limit, and bare wake-ups, once they are opened.
@@ -50,42 +50,6 @@ class Latency(AgentEnd):
         self._region.grant(self.peer, [_IN], mode="write", ttl_s=LEASE_S)
         self._remote = self.peer.regions["kv"]
 
-    async def ask(self, first: int, count: int) -> Message:
-        """Writes, waits for the answer, and again."""
-        round_trips_ns, posts_ns = [], []
-        cpu_ns = time.process_time_ns()
-        for iteration in range(first, first + count):
-            self._fill(iteration, "ask")
-            start_ns = time.perf_counter_ns()
-            transfer = self._write()
-            posts_ns.append(time.perf_counter_ns() - start_ns)
-            await self._note()
-            round_trips_ns.append(time.perf_counter_ns() - start_ns)
-            self._check(iteration, "answer")
-        cpu_ns = time.process_time_ns() - cpu_ns
-        transfer.wait(self.options.timeout_s)
-        return {
-            "round_trips_ns": round_trips_ns,
-            "posts_ns": posts_ns,
-            "cpu_ns": cpu_ns,
-            "path": self._remote.path,
-        }
-
-    async def answer(self, first: int, count: int) -> Message:
-        """Waits for a write, and answers with one."""
-        held_ns = []
-        cpu_ns = time.process_time_ns()
-        for iteration in range(first, first + count):
-            await self._note()
-            seen_ns = time.perf_counter_ns()
-            self._check(iteration, "ask")
-            self._fill(iteration, "answer")
-            held_ns.append(time.perf_counter_ns() - seen_ns)
-            transfer = self._write()
-        cpu_ns = time.process_time_ns() - cpu_ns
-        transfer.wait(self.options.timeout_s)
-        return {"held_ns": held_ns, "cpu_ns": cpu_ns, "path": self._remote.path}
-
     def limit_open(self, end: int) -> None:
         """Meets the other end for the limit."""
         descriptors = self.coordinator.descriptors
@@ -99,24 +63,26 @@ class Latency(AgentEnd):
         descriptors = self.coordinator.descriptors
         self.wakes = WakeEnd(descriptors.popleft(), descriptors.popleft(), self.options.timeout_s)
 
-    def _write(self) -> kvxfer.Transfer:
-        return self.agent.write(
+    def _send(self) -> None:
+        self._last = self.agent.write(
             self._region, self._remote, self._src, self._dst, notify=b"page", timeout_s=self.options.timeout_s
         )
 
-    async def _note(self) -> kvxfer.Notification:
-        if self.options.wait == "poll":
-            return self._poll()
-        if self._notes is None:
-            self._notes = self.agent.notifications()
-        return await anext(self._notes)
+    def _end(self) -> Message:
+        self._last.wait(self.options.timeout_s)
+        return {"path": self._remote.path}
 
-    def _poll(self) -> kvxfer.Notification:
+    async def _receive(self) -> None:
+        if self.options.wait == "event":
+            if self._notes is None:
+                self._notes = self.agent.notifications()
+            await anext(self._notes)
+            return
         deadline = time.monotonic() + self.options.timeout_s
         while time.monotonic() < deadline:
             for _ in range(_POLLS):
-                if self.agent.poll() and (note := self.agent.take_notification()) is not None:
-                    return note
+                if self.agent.poll() and self.agent.take_notification() is not None:
+                    return
         raise BenchError(f"no notification came within {self.options.timeout_s:g} s")
 
     def _fill(self, iteration: int, way: str) -> None:

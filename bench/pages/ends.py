@@ -111,19 +111,17 @@ class PlainPages(PagesEnd):
         role = fields.pop("role")
         options = PagesOptions(**fields)
         super().__init__(role, options, coordinator)
-        layers, blocks = options.num_layers, options.num_blocks
-        shape = (layers, blocks, options.page_nbytes)
+        blocks = options.num_pages
+        shape = (1, blocks, options.page_nbytes)
         axes: Any = {"axes": "lbd", "shape": shape, "dtype": "uint8", "num_blocks": blocks}
         cache = Cache(self.agent, "kv", options.memory, **axes)
         self.page_kind = cache.page_kind
         # Blocks in the order in which each end names them.
-        src, dst = (block_order(options.pattern, blocks, options.seed + end) for end in (0, 1))
+        src, dst = (block_order(blocks, options.seed + end) for end in (0, 1))
         self._shares = {MOVED: [Share("kv", "kv", src, dst)]}
         self._pages: Words = cache.pages(options.page_nbytes)
         self._filler = PageFiller(options.page_nbytes)
-        # [layer, block]: the same blocks in every layer, layers one after the other in memory.
-        layer_rows = np.arange(layers, dtype=np.uint32)[:, None] * np.uint32(blocks)
-        self._rows: Indices = (layer_rows + (src if role == "source" else dst)[None, :]).reshape(-1)
+        self._rows: Indices = src if role == "source" else dst
 
     def fill(self, iteration: int) -> None:
         self._filler.fill(self._pages, self._rows, self._keys(iteration))
@@ -162,7 +160,7 @@ class LayoutPages(PagesEnd):
         src_blocks = {src: work.blocks(spec, src) for src, spec in work.srcs.items()}
         # Of the source of the plain copy.
         plain_blocks = work.blocks(work.plain, _DESTINATION - 1)
-        every = {"layers": work.dst.layers, "heads": work.dst.heads}
+        every = {"layers": work.layers, "heads": work.dst.heads}
         self._shares = {
             MOVED: [
                 Share(
@@ -208,11 +206,10 @@ class LayoutPages(PagesEnd):
         The rest would take longer than the moving.
         """
         cache, data = (self._moved, self._data) if what == MOVED else (self._plain, self._data.as_bytes())
-        held = cache.spec.layers
-        place = iteration % len(held)
+        layer = iteration % cache.spec.num_layers
         if corrupt:
-            cache.part(place, 0)[self._dst_blocks[0], 0, 0, 0] ^= 1
-        layers = held[place : place + 1] if iteration else None
+            cache.part(layer, 0)[self._dst_blocks[0], 0, 0, 0] ^= 1
+        layers = range(layer, layer + 1) if iteration else None
         return {"wrong": data.check(cache, self._dst_blocks, layers)}
 
     # ---- the same, piece by piece ---------------------------------------------------------------
@@ -240,7 +237,7 @@ class LayoutPages(PagesEnd):
 
     def pieces_check(self, layers: int, tokens: int) -> Message:
         """Compares all that was sent piece by piece."""
-        wanted = self._work.dst.layers[:layers]
+        wanted = self._work.layers[:layers]
         return {"wrong": self._data.as_bytes().check(self._plain, self._dst_blocks, wanted, tokens)}
 
 

@@ -1,8 +1,7 @@
 """``kvxfer bench pages``: pages of one size, or one rank's cache from ranks that hold it otherwise.
 
-Beside them, in the same run and over the same transport: the shortest code that can move them
-(bench/run/limit.py); of layouts that differ also kvxfer's own copy of as many bytes between two equal caches,
-so that what remains is what the difference costs, and over tcp a message for each contiguous piece.
+Beside them the shortest code that can move them (bench/run/limit.py); of layouts that differ also kvxfer's
+own copy of as many bytes between two equal caches, and over tcp a message for each contiguous piece.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.report import shown
 from kvxfer.bench.report.document import Part, Words
 from kvxfer.bench.run.channel import Message
-from kvxfer.bench.run.course import Interrupt, Progress, Say, result_of
+from kvxfer.bench.run.course import Progress, Say, result_of
 from kvxfer.bench.run.limit import Limit, LimitSpec, limits_for, stream_pair
 from kvxfer.bench.run.options import Corrupt, Option, Seed, Timeout, check, flag
 from kvxfer.bench.run.process import Worker, call_all
@@ -30,7 +29,6 @@ MOVED, PLAIN = "moved", "plain"
 Total = Annotated[int, Option("Bytes of one transfer.", at_least=1)]
 BlockKib = Annotated[int, Option("Bytes of one page; layouts have pages of their own.", at_least=1)]
 Op = Annotated[str, Option("write, read", one_of=("write", "read"))]
-Pattern = Annotated[str, Option("random, runs, contiguous", one_of=("random", "runs", "contiguous"))]
 MemoryKind = Annotated[str, Option("pool, foreign", one_of=("pool", "foreign"))]
 Iterations = Annotated[int, Option("Measured ones, after one warm-up.", at_least=1)]
 SrcLayout = Annotated[str, Option(f"How sources hold the cache, names with + between: {NAMES}.")]
@@ -49,16 +47,8 @@ class PagesOptions:
     op: Op = "write"
     total_mib: Total = 256
     block_kib: BlockKib = 32
-    pattern: Pattern = "random"
     memory: MemoryKind = "pool"
     iterations: Iterations = 7
-    layers: Annotated[
-        int,
-        Option(
-            "Pages of a block, each in a layer of its own; of layouts the model's. 0: 1, or all that fit.",
-            at_least=0,
-        ),
-    ] = 0
     src_layout: SrcLayout = ""
     dst_layout: DstLayout = ""
     shape: Shape = "Llama-3.1-70B"
@@ -75,9 +65,8 @@ class PagesOptions:
                 if not getattr(self, name):
                     raise BenchError(f"{flag(name)} is missing: layouts are named at both ends")
             _ = self.work
-        elif self.num_blocks < 1:
-            block = f"{self.num_layers} x {self.block_kib} KiB"
-            raise BenchError(f"--total-mib {self.total_mib} holds no block of {block}")
+        elif self.num_pages < 1:
+            raise BenchError(f"--total-mib {self.total_mib} holds no page of {self.block_kib} KiB")
 
     @property
     def has_layouts(self) -> bool:
@@ -86,56 +75,35 @@ class PagesOptions:
     @cached_property
     def work(self) -> LayoutWork:
         """What layouts come to. Raises where nothing leads from one to the other."""
-        total = self.total_mib * MIB
         layouts = (self.src_layout, self.dst_layout, self.shape)
-        return LayoutWork.sized(*layouts, total, self.layers, self.pattern, self.seed)
-
-    @property
-    def num_layers(self) -> int:
-        """Of plain pages."""
-        return self.layers or 1
+        return LayoutWork.sized(*layouts, self.total_mib * MIB, self.seed)
 
     @property
     def page_nbytes(self) -> int:
         return self.work.plain.page_nbytes if self.has_layouts else self.block_kib * KIB
 
     @property
-    def num_blocks(self) -> int:
-        """Of plain pages."""
-        return self.total_mib * MIB // (self.page_nbytes * self.num_layers)
-
-    @property
     def num_pages(self) -> int:
-        """That the limit moves: as many bytes as the transfer."""
-        return max(1, self.total_nbytes // self.page_nbytes)
+        """That move; of layouts that the limit moves: as many bytes as the transfer."""
+        nbytes = self.work.src_nbytes if self.has_layouts else self.total_mib * MIB
+        return nbytes // self.page_nbytes
 
     @property
     def total_nbytes(self) -> int:
         """Of one transfer, at the source."""
-        if self.has_layouts:
-            return self.work.src_nbytes
-        return self.num_blocks * self.num_layers * self.page_nbytes
+        return self.work.src_nbytes if self.has_layouts else self.num_pages * self.page_nbytes
 
 
 def run(options: PagesOptions, progress: Say) -> Message:
-    """Runs it and returns the result as one JSON object.
+    """Runs it and returns the result as one JSON object; ratios are medians over iterations.
 
-    Keys beside the options: ``total_ms``, ``gb_per_s`` {min, median, max}, ``post_ms``, ``limit`` {name,
-    gb_per_s} and ``limit_ratio`` (``limit_nt`` with non-temporal stores), ``cpu_s_per_gib``, ``rails``. Of
-    layouts all rates count bytes at the source, and there are what `LayoutWork.described` says,
-    ``plain_gb_s`` and ``ratio_to_plain``; over tcp ``piecewise_gb_s`` and ``ratio_to_piecewise``, of
-    ``piecewise_pieces`` messages (the first ``piecewise_layers`` layers and ``piecewise_tokens`` tokens,
-    ``piecewise_nbytes``). Ratios are medians over iterations. After Ctrl-C it is what was measured until
-    then, with ``interrupted``.
+    Of layouts all rates count bytes at the source; ``ratio_to_plain`` is to kvxfer's own copy of as many
+    bytes, and over tcp ``ratio_to_piecewise`` to a message for each of ``piecewise_pieces``.
     """
     if options.has_layouts:
         known, without = options.work.described(), {"block_kib"}
     else:
-        known = {
-            "layers": options.num_layers,
-            "num_pages": options.num_pages,
-            "total_nbytes": options.total_nbytes,
-        }
+        known = {"num_pages": options.num_pages, "total_nbytes": options.total_nbytes}
         without = {"src_layout", "dst_layout", "shape"}
     result = result_of("pages", options, lambda: _measure(options, progress), **known)
     return {name: value for name, value in result.items() if name not in without}
@@ -145,7 +113,6 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
     total, kind = options.iterations, "LayoutPages" if options.has_layouts else "PlainPages"
     fields = asdict(options)
     with (
-        Interrupt() as interrupt,
         Worker(f"pages.ends:{kind}", {**fields, "role": "source"}, "source") as source,
         Worker(f"pages.ends:{kind}", {**fields, "role": "destination"}, "destination") as destination,
     ):
@@ -160,7 +127,6 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
             names[:1] if options.has_layouts else names,
             options.page_nbytes,
             options.num_pages,
-            options.pattern,
             options.seed,
         )
         limit = Limit(spec, source, destination)
@@ -175,10 +141,9 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
 
         # The first one warms up: page faults of the peer's mapping, compiled programs, TCP's window.
         for iteration in range(1 + total):
-            done = max(0, iteration - 1)
-            if interrupt.stops(done):
-                break
-            progress(Progress(done, total, f"iteration {iteration}" if iteration else "warm-up"))
+            progress(
+                Progress(max(0, iteration - 1), total, f"iteration {iteration}" if iteration else "warm-up")
+            )
             turns: list[Callable[[int], None]] = [*(partial(transfer, what) for what in whats), limit.run]
             # What goes first is last in every second iteration.
             for turn in turns[:: -1 if iteration % 2 else 1]:
@@ -189,7 +154,6 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
                 limit.forget()
                 moved = {what: [] for what in whats}
     return {
-        **({"interrupted": True} if len(moved[MOVED]) < total else {}),
         **_figures(options, moved, limit),
         **({} if pieces is None else pieces.figures(_rates(options, moved[MOVED]))),
         **{name: ready[1][name] for name in ("copy_kernel", "page_kind")},
@@ -281,8 +245,7 @@ def parts(result: Message) -> Iterator[Part]:
     over = f"{result['op']} over {result['transport']}"
     if "plain_gb_s" not in result:
         yield Words(
-            f"{over}: {result['num_pages']} pages of {result['block_kib']} KiB, {result['pattern']}, "
-            f"{result['memory']} memory",
+            f"{over}: {result['num_pages']} pages of {result['block_kib']} KiB, {result['memory']} memory",
             "bold",
         )
         yield shown.spreads(result)
@@ -292,7 +255,7 @@ def parts(result: Message) -> Iterator[Part]:
     yield Words(
         f"{over}, {result['src_layout']} -> {result['dst_layout']}: {result['num_tokens']} tokens in "
         f"{result['layers']} layers of {result['shape']}, to one rank from {result['num_sources']}, "
-        f"{result['pattern']}, {result['memory']} memory; {result['src_nbytes'] / MIB:.1f} MiB at the "
+        f"{result['memory']} memory; {result['src_nbytes'] / MIB:.1f} MiB at the "
         f"source, {result['dst_nbytes'] / MIB:.1f} at the destination",
         "bold",
     )

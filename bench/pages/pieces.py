@@ -1,8 +1,7 @@
 """The same pages, one message for each contiguous piece: how engines move them that know descriptors alone.
 
-Each run of the copy program goes over one loopback TCP stream behind a header that says where it
-belongs, and is received straight into its place. Elements are not converted. Nothing of the engine
-takes part but the list of runs, which its planner makes.
+Each run of the copy program goes over one loopback TCP stream behind a header that says where it belongs, and
+is received straight into its place. Of the engine the list of runs alone takes part.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Pieces:
                     found.append(runs)
             return np.concatenate(found)
 
-        layers, num_tokens = work.dst.layers, work.num_tokens
+        layers, num_tokens = work.layers, work.num_tokens
         one = len(runs_of(layers[:1], num_tokens))
         if one <= MAX_PIECES:
             layers = layers[: MAX_PIECES // one]

@@ -1,8 +1,7 @@
 """``kvxfer bench instructions``: instructions for each page and each transfer, counted by callgrind.
 
-They are alike on every run and machine: the fewest of some runs, since under callgrind agents' own threads
-find time to look up in between. ``make instructions`` builds what is counted. Costs are differences between
-runs of different sizes, so what a process does once does not count.
+Alike on every machine: the fewest of some runs, since agents' own threads find time to look up in between,
+and differences between runs of different sizes, so that what a process does once does not count.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class InstructionsOptions:
     """Count instructions for each page and each transfer by callgrind; `make instructions` runs this."""
 
     program: Annotated[str, Option("What is counted.")] = "build/plain/bench/native/move_pages"
-    transport: Annotated[str, Option("Between two agents of one process.")] = "loopback"
 
 
 def run(options: InstructionsOptions, progress: Say) -> Message:
@@ -75,7 +73,7 @@ def _count(options: InstructionsOptions, sizes: tuple[int, ...]) -> int:
     counted = [valgrind, "--tool=callgrind", "--callgrind-out-file=/dev/null", options.program]
     try:
         done = subprocess.run(
-            [*counted, options.transport, *map(str, sizes)],
+            [*counted, "loopback", *map(str, sizes)],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from kvxfer.bench.report import noise
-from kvxfer.bench.report.results import Record
 from kvxfer.bench.report.runs import Runs, better
 
 # The range of n runs holds the true median with a chance of 1 - 2^(1-n): 0.94 for 5. With fewer, no
@@ -31,8 +28,7 @@ Verdict = Literal["faster", "slower", "better", "worse", "cannot tell"]
 class Comparison:
     """One figure of one kind of run: the second directory against the first.
 
-    ``ratio`` is of the medians, second over first, within ``bounds`` with `CONFIDENCE`; those are None where
-    there are too few runs. ``why`` says what hinders a verdict.
+    ``ratio`` is of the medians, within ``bounds`` with `CONFIDENCE`; ``why`` says what hinders a verdict.
     """
 
     figure: str
@@ -96,19 +92,6 @@ def ratio_interval(first: list[float], second: list[float], seed: int = 1) -> tu
         rng=np.random.default_rng(seed),
     ).confidence_interval
     return float(found.low), float(found.high)
-
-
-def cautions(first: list[Record], second: list[Record]) -> Iterable[str]:
-    """Yields what makes the two directories hard to compare."""
-    what = ("cpu", "cores", "kernel", "governor")
-    machines = [
-        {tuple(record.machine.get(key) for key in what) for record in records} for records in (first, second)
-    ]
-    if machines[0] != machines[1]:
-        yield "Measured on different machines: the ratios below compare them as much as the software."
-    loud = sum(bool(noise.in_words(record.noise)) for record in (*first, *second))
-    if loud:
-        yield f"{loud} of {len(first) + len(second)} runs had notable noise from other processes or machines."
 
 
 def _word(figure: str, gained: bool) -> Verdict:

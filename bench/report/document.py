@@ -1,14 +1,10 @@
-"""What a result is shown as: words, tables and figures, on a terminal or on one self-contained HTML page."""
+"""What a result is shown as: words and tables."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from kvxfer.bench.errors import BenchError
 
 # Of tables in files and pipes, where nobody says how wide a line may be.
 _WIDTH = 120
@@ -24,14 +20,6 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
-    """A title of what follows; 2 is of a page's parts, 3 of parts of those."""
-
-    text: str
-    level: int = 2
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
     """Numbers stand to the right; a column without a name says what a row means. An empty row is a line."""
 
@@ -39,15 +27,7 @@ class Table:
     rows: Sequence[Sequence[str | Words]]
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A plot (SVG), which terminals do not show, and the words that explain it."""
-
-    svg: str
-    caption: str
-
-
-Part = Words | Heading | Table | Figure
+Part = Words | Table
 
 
 def number(value: Any, digits: int = 4) -> str:
@@ -92,11 +72,10 @@ def print_parts(parts: Iterable[Part]) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH)
 
-    def text(cell: str | Words | Heading) -> Text:
+    def text(cell: str | Words) -> Text:
         if isinstance(cell, str):
             return Text(cell)
-        style = cell.style if isinstance(cell, Words) else "bold"
-        return Text(cell.text, _STYLES.get(style, style))
+        return Text(cell.text, _STYLES.get(cell.style, cell.style))
 
     for part in parts:
         if isinstance(part, Table):
@@ -106,33 +85,6 @@ def print_parts(parts: Iterable[Part]) -> None:
             for row in part.rows:
                 shown.add_row(*map(text, row)) if row else shown.add_section()
             console.print(shown)
-        elif not isinstance(part, Figure):
+        else:
             # A sentence that somebody may search for stays on one line.
             console.print(text(part), soft_wrap=True)
-
-
-def page(title: str, parts: Iterable[Part]) -> str:
-    """Returns the whole document; nothing is fetched when it is read."""
-    import jinja2
-
-    folder = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(loader=folder, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.get_template("page.html.jinja").render(title=title, parts=parts)
-
-
-def check_writable(path: Path | None) -> None:
-    """Raises before a run whose page could not be written."""
-    if path is None:
-        return
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise BenchError(f"--html {path}: no file can be written there; name one in a folder that exists")
-
-
-def write(path: Path, document: str) -> None:
-    """Writes a page; one that cannot be written is an error in words."""
-    try:
-        path.write_text(document, encoding="utf-8")
-    except OSError as error:
-        words = f"{path}: the page cannot be written: {error.strerror}; name another file"
-        raise BenchError(words) from error

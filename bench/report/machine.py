@@ -15,17 +15,15 @@ from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.stats import GIB
 
 _GIT_TIMEOUT_S = 5.0
-_CPUS = Path("/sys/devices/system/cpu")
 
 
 def describe(source: Path = Path(kvxfer.__file__).parent) -> Message:
     """Returns the facts that a figure depends on, ready for JSON.
 
-    What this machine does not tell is None (a governor inside most virtual machines, a commit outside
-    a checkout). ``source`` is the folder of the package; its checkout names the commit.
+    The commit is that of the checkout with the package ``source``, with ``-dirty`` where files differ from
+    it; None elsewhere.
     """
     cpu = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
-    governors = {path.read_text().strip() for path in _CPUS.glob("cpu[0-9]*/cpufreq/scaling_governor")}
     return {
         "cpu": next((value.strip() for key, _, value in cpu if key.strip() == "model name"), None),
         "cores": os.cpu_count(),
@@ -33,7 +31,6 @@ def describe(source: Path = Path(kvxfer.__file__).parent) -> Message:
         "usable_cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
         "kernel": platform.release(),
-        "governor": ", ".join(sorted(governors)) or None,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "kvxfer": kvxfer.__version__,
@@ -43,24 +40,15 @@ def describe(source: Path = Path(kvxfer.__file__).parent) -> Message:
 
 def in_words(machine: Message) -> str:
     """Returns the facts on one line, for the head of a table."""
-    cores = f"{machine['cores']} cores"
-    if machine["usable_cores"] != machine["cores"]:
-        cores += f" ({machine['usable_cores']} usable)"
-    version = f"kvxfer {machine['kvxfer']}"
-    parts = [
-        machine["cpu"] or "unknown CPU",
-        cores,
-        f"{machine['memory_gib']:g} GiB" if machine["memory_gib"] else "",
-        f"Linux {machine['kernel']}" if machine["kernel"] else "",
-        f"governor {machine['governor']}" if machine["governor"] else "",
-        f"Python {machine['python']}, numpy {machine['numpy']}",
-        f"{version} at {machine['commit']}" if machine["commit"] else version,
-    ]
-    return ", ".join(part for part in parts if part)
+    commit = f" at {machine['commit']}" if machine["commit"] else ""
+    return (
+        f"{machine['cpu'] or 'unknown CPU'}, {machine['usable_cores']} of {machine['cores']} cores, "
+        f"{machine['memory_gib']:g} GiB, Linux {machine['kernel']}, Python {machine['python']}, "
+        f"numpy {machine['numpy']}, kvxfer {machine['kvxfer']}{commit}"
+    )
 
 
 def _commit(source: Path) -> str | None:
-    """Returns the checkout's commit, with ``-dirty`` when tracked files differ from it."""
     # An installed package may lie inside somebody else's checkout; ours has the package in git.
     if _git(source, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None

@@ -7,71 +7,56 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kvxfer.bench.report import noise
-from kvxfer.bench.report.comparison import CONFIDENCE, MIN_RUNS, MULTIPLICITY, Comparison, cautions, compare
-from kvxfer.bench.report.document import Figure, Heading, Part, Table, Words, number
+from kvxfer.bench.report.comparison import CONFIDENCE, MIN_RUNS, MULTIPLICITY, Comparison, compare
+from kvxfer.bench.report.document import Part, Table, Words, number
 from kvxfer.bench.report.results import Found
-from kvxfer.bench.report.runs import Runs, by_bench, gather, machines_of
+from kvxfer.bench.report.runs import Runs, gather, machines_of
 
 _STYLES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad"}
 
 
-def parts(names: Sequence[str], found: Sequence[Found], *, plots: bool) -> Iterator[Part]:
-    """Yields what one directory is shown as, or the second one judged against the first.
-
-    Parameters
-    ----------
-    plots
-        Whether plots are shown as well, which terminals cannot.
-    """
+def parts(names: Sequence[str], found: Sequence[Found]) -> Iterator[Part]:
+    """Yields what one directory is shown as, or the second one judged against the first."""
     for name, one in zip(names, found, strict=True):
         times = sorted(record.time for record in one.records)
         yield Words(f"{name}: {len(one.records)} results, {times[0]} to {times[-1]}")
         yield from (Words(words, "dim") for words in machines_of(one.records))
         yield from (Words(warning, "warn") for warning in one.warnings)
     if len(found) == 1:
-        yield from _one(found[0], plots)
+        yield from _one(found[0])
     else:
-        yield from _two(names, found[0], found[1], plots)
+        yield from _two(names, found[0], found[1])
 
 
-def _one(found: Found, plots: bool) -> Iterator[Part]:
-    for bench, groups in by_bench(gather(found.records)):
-        yield Heading(bench)
-        for runs in groups:
-            yield Heading(runs.kind.in_words(), 3)
-            yield from (Words(f"check failed: {failure}", "bad") for failure in runs.failures)
-            if runs.figures:
-                rows = [
-                    (name, *map(number, np.percentile(values, [50, 0, 100]).tolist()), str(len(values)))
-                    for name, values in runs.figures.items()
-                ]
-                yield Table(("figure", "median", "min", "max", "runs"), rows)
-            if plots and runs.figures:
-                from kvxfer.bench.report import plots as drawn
-
-                yield drawn.runs(runs.figures)
-            loud = filter(None, (noise.in_words(record.noise) for record in runs.records))
-            yield from (Words(words, "dim") for words in dict.fromkeys(loud))
+def _one(found: Found) -> Iterator[Part]:
+    for runs in gather(found.records):
+        yield Words(runs.kind.in_words(), "bold")
+        yield from (Words(f"check failed: {failure}", "bad") for failure in runs.failures)
+        if runs.figures:
+            rows = [
+                (name, *map(number, np.percentile(values, [50, 0, 100]).tolist()), str(len(values)))
+                for name, values in runs.figures.items()
+            ]
+            yield Table(("figure", "median", "min", "max", "runs"), rows)
+        loud = filter(None, (noise.in_words(record.noise) for record in runs.records))
+        yield from (Words(words, "dim") for words in dict.fromkeys(loud))
 
 
-def _two(names: Sequence[str], first: Found, second: Found, plots: bool) -> Iterator[Part]:
-    yield from (Words(text, "warn") for text in cautions(first.records, second.records))
+def _two(names: Sequence[str], first: Found, second: Found) -> Iterator[Part]:
     yield Words(MULTIPLICITY, "dim")
     theirs = {runs.kind: runs for runs in gather(second.records)}
     alone: list[tuple[str, Runs]] = []
-    for bench, groups in by_bench(gather(first.records)):
-        yield Heading(bench)
-        for runs in groups:
-            if (other := theirs.pop(runs.kind, None)) is None:
-                alone.append((names[0], runs))
-                continue
-            yield Heading(runs.kind.in_words(), 3)
-            yield from _compared(compare(runs, other), names, plots)
+    for runs in gather(first.records):
+        if (other := theirs.pop(runs.kind, None)) is None:
+            alone.append((names[0], runs))
+            continue
+        yield Words(runs.kind.in_words(), "bold")
+        yield from _compared(compare(runs, other))
     for where, runs in (*alone, *((names[1], runs) for runs in theirs.values())):
-        yield Words(f"only in {where}: {runs.kind.bench}, {runs.kind.in_words()}", "dim")
+        yield Words(f"only in {where}: {runs.kind.in_words()}", "dim")
 
 
-def _compared(found: list[Comparison], names: Sequence[str], plots: bool) -> Iterator[Part]:
+def _compared(found: list[Comparison]) -> Iterator[Part]:
     if not found:
         yield Words("no figure in common")
         return
@@ -91,12 +76,3 @@ def _compared(found: list[Comparison], names: Sequence[str], plots: bool) -> Ite
     yield Table(head, rows)
     if not any(one.bounds for one in found):
         yield Words(f"A verdict needs {MIN_RUNS} runs in each directory.", "dim")
-    elif plots:
-        from kvxfer.bench.report.plots import Interval, intervals
-
-        bounded = [
-            Interval(one.figure, one.bounds[0], one.ratio, one.bounds[1], _STYLES.get(one.verdict, ""))
-            for one in found
-            if one.bounds is not None
-        ]
-        yield Figure(intervals(bounded, "ratio of medians"), f"{names[1]} over {names[0]}")

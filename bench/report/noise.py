@@ -20,11 +20,7 @@ NOTABLE_SHARE = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The machine's processor time so far, in seconds; ``at_s`` is monotonic.
-
-    Interrupts belong to nobody, and the loopback network of the benchmark itself runs in them: they are not
-    counted as work, so `other_share` is a lower bound.
-    """
+    """The machine's processor time so far, in seconds; ``at_s`` is monotonic. Interrupts are no work."""
 
     at_s: float
     work_s: float
@@ -62,8 +58,7 @@ def processor_s(processes: Iterable[psutil.Process]) -> float:
 def between(before: Sample, after: Sample) -> Message | None:
     """Returns what happened between two samples, ready for JSON; None where no time has passed.
 
-    ``own_share`` is the benchmark with its children, ``other_share`` all other processes (at least:
-    interrupts are not counted), ``steal_share`` what the hypervisor gave to other machines.
+    ``own_share`` is the benchmark's, ``steal_share`` what the hypervisor gave to other machines.
     """
     total = after.total_s - before.total_s
     if total <= 0:

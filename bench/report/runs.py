@@ -1,17 +1,13 @@
 """Many kept results, gathered by bench and arguments into the figures of repeated runs. Pure.
 
-Results of every bench are read alike. At the top of a result and in a row of a list, a text, a whole
-number or a truth is an argument, and a fraction is a figure; every number within an object is a
-figure. What the machine chose (`_FACTS`) is neither: two runs are of one kind whichever copy kernel
-they used.
+At the top of a result and in a row of a list, a text, a whole number or a truth is an argument, and a
+fraction is a figure; every number within an object is a figure. What the machine chose (`_FACTS`) is neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any
 
 from kvxfer.bench.report import machine
 from kvxfer.bench.report.results import Record
@@ -20,40 +16,17 @@ from kvxfer.bench.run.channel import Message
 _FACTS = frozenset(
     {
         *("verified", "failure", "rails", "copy_kernel", "page_kind", "model_source", "name", "versions"),
-        *("events", "explain", "runs_per_pair", "smallest_run_nbytes"),
+        *("explain", "runs_per_pair", "smallest_run_nbytes"),
         *("piecewise_pieces", "piecewise_nbytes", "piecewise_layers", "piecewise_tokens"),
     }
 )
 # Fractions that were asked for.
-_ARGUMENTS = frozenset({"timeout_s", "idle_s", "prefill_ms_per_layer", "rate", "speedup"})
+_ARGUMENTS = frozenset({"timeout_s", "idle_s", "wait_s", "prefill_ms_per_layer"})
 # Of a spread the median speaks for the run; its ends belong to single iterations.
 _SPREAD_ENDS = frozenset({"min", "max"})
 
-_MORE_IS_BETTER = (
-    "per_s",
-    "gb_s",
-    "ratio",
-    "ratio_to_plain",
-    "ratio_to_piecewise",
-    "share",
-    "rate",
-    "goodput",
-    "fairness",
-    "speedup",
-)
-_LESS_IS_BETTER = (
-    "_ms",
-    "_us",
-    "_ns",
-    "_s",
-    "_mib",
-    "cpu",
-    "cores",
-    "rss",
-    "_ns_per",
-    "instructions",
-    "wake_ups",
-)
+_MORE_IS_BETTER = ("per_s", "gb_s", "ratio", "ratio_to_plain", "ratio_to_piecewise", "share", "fairness")
+_LESS_IS_BETTER = ("_ms", "_us", "_mib", "_kib", "_ns_per", "cores", "rss", "instructions", "wake_ups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +37,8 @@ class Kind:
     arguments: tuple[tuple[str, str], ...]
 
     def in_words(self) -> str:
-        """Returns ``name value`` pairs on one line."""
-        return ", ".join(f"{name} {value}" for name, value in self.arguments)
+        """Returns the bench, and ``name value`` pairs, on one line."""
+        return f"{self.bench}: {', '.join(f'{name} {value}' for name, value in self.arguments)}"
 
 
 @dataclass(slots=True)
@@ -85,43 +58,31 @@ def gather(records: Iterable[Record]) -> list[Runs]:
     for record in records:
         result = record.result
         kind = Kind(result["bench"], tuple(_arguments(result)))
+        runs = found.setdefault(kind, Runs(kind))
         if result.get("verified") is False:
-            # A failed run tells its arguments alone, so it may match no other.
-            runs = found.setdefault(_matching(found, kind), Runs(kind))
             runs.failures.append(str(result.get("failure", "not verified")))
         else:
-            runs = found.setdefault(kind, Runs(kind))
             for name, value in figures(result):
                 runs.figures.setdefault(name, []).append(value)
         runs.records.append(record)
     return list(found.values())
 
 
-def figures(result: Message) -> Iterator[tuple[str, float]]:
+def figures(result: Message, prefix: str = "", *, is_row: bool = True) -> Iterator[tuple[str, float]]:
     """Yields the figures of a result, the names of nested ones joined by dots."""
     for name, value in result.items():
-        if name in _FACTS or name in _ARGUMENTS:
+        if name in _FACTS or name in _ARGUMENTS or isinstance(value, bool):
             continue
-        if isinstance(value, float):
-            yield name, value
+        if "median" in result and name in _SPREAD_ENDS:
+            continue
+        if isinstance(value, float) or (isinstance(value, int) and not is_row):
+            yield f"{prefix}{name}", float(value)
         elif isinstance(value, dict):
-            yield from _within(name, value)
+            yield from figures(value, f"{prefix}{name}.", is_row=False)
         elif isinstance(value, list):
-            yield from _rows(name, value)
-
-
-def _rows(name: str, rows: list[Any]) -> Iterator[tuple[str, float]]:
-    for row in rows:
-        if isinstance(row, dict):
-            label = ", ".join(f"{key} {text}" for key, text in _arguments(row))
-            for inner, number in figures(row):
-                yield (f"{name} [{label}] {inner}" if label else f"{name} {inner}"), number
-
-
-def by_bench(groups: list[Runs]) -> list[tuple[str, list[Runs]]]:
-    """Returns the groups of each bench, benches by name."""
-    ordered = sorted(groups, key=lambda runs: runs.kind.bench)
-    return [(bench, list(those)) for bench, those in groupby(ordered, key=lambda runs: runs.kind.bench)]
+            for row in (row for row in value if isinstance(row, dict)):
+                label = ", ".join(f"{key} {text}" for key, text in _arguments(row))
+                yield from figures(row, f"{prefix}{name} [{label}] " if label else f"{prefix}{name} ")
 
 
 def machines_of(records: Iterable[Record]) -> list[str]:
@@ -142,30 +103,9 @@ def better(figure: str) -> int:
     return 0
 
 
-def _within(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    spread = "median" in values
-    for name, value in values.items():
-        if name in _FACTS or (spread and name in _SPREAD_ENDS) or isinstance(value, bool):
-            continue
-        if isinstance(value, int | float):
-            yield f"{prefix}.{name}", float(value)
-        elif isinstance(value, dict):
-            yield from _within(f"{prefix}.{name}", value)
-        elif isinstance(value, list):
-            yield from _rows(f"{prefix}.{name}", value)
-
-
 def _arguments(result: Message) -> Iterator[tuple[str, str]]:
     for name, value in result.items():
         if name in _FACTS or name == "bench":
             continue
         if isinstance(value, str | int) or (isinstance(value, float) and name in _ARGUMENTS):
             yield name, f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _matching(found: dict[Kind, Runs], failed: Kind) -> Kind:
-    """Returns the kind whose arguments begin as those of a failed run, or the failed run's own."""
-    for kind in found:
-        if kind.bench == failed.bench and set(failed.arguments) <= set(kind.arguments):
-            return kind
-    return failed

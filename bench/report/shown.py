@@ -21,7 +21,7 @@ def spreads(result: Message) -> Table:
 def limits(result: Message) -> Iterator[Part]:
     """Yields a line for each limit, with the ratio to it."""
     # A pushed layer cannot move before it is computed, whoever moves it.
-    paced = ", prefill's pace counted for both" if result.get("mode") == "push" else ""
+    paced = ", prefill's pace counted for both" if result["bench"] == "handover" else ""
     for key in ("limit", "limit_nt"):
         if key in result:
             ratio = f"; ratio to it {result[f'{key}_ratio']:.2f}" if f"{key}_ratio" in result else ""
@@ -40,7 +40,7 @@ def cost(result: Message, checked: str = "every byte checked") -> Words:
 
 def arguments(result: Message, *leave_out: str) -> Words:
     """Returns what a result was measured with: what is no figure of it."""
-    hidden = {"bench", "verified", "interrupted", *leave_out}
+    hidden = {"bench", "verified", *leave_out}
     shown = (f"{name.replace('_', ' ')} {value}" for name, value in result.items() if name not in hidden)
     return Words(f"{result['bench']}: {', '.join(shown)}", "bold")
 

@@ -29,12 +29,7 @@ LEASE_S = 3600.0
 class Space:
     """Memory of an agent's pool, or private memory such as an engine's own tensors have.
 
-    Parameters
-    ----------
-    kind
-        ``"pool"`` or ``"foreign"``.
-    num_blocks
-        Of a pool, of equal size.
+    ``kind`` is ``"pool"`` or ``"foreign"``; a pool has ``num_blocks`` of equal size.
     """
 
     def __init__(self, kind: str, nbytes: int, num_blocks: int = 1, name: str = "") -> None:
@@ -51,12 +46,8 @@ class Space:
 class Cache:
     """A region of an agent, and the blocks in it.
 
-    Parameters
-    ----------
-    axes, shape, dtype
-        As `kvxfer.KVLayout.from_tensor` takes them; the ``b`` of the axes is ``num_blocks``.
-    seed
-        Of the order in which `allocate` names blocks.
+    ``axes``, ``shape`` and ``dtype`` are as `kvxfer.KVLayout.from_tensor` takes them; the ``b`` of the axes
+    is ``num_blocks``. ``seed`` is of the order in which `allocate` names blocks.
     """
 
     def __init__(
@@ -102,14 +93,7 @@ class Cache:
 class AgentEnd(End):
     """An agent in a worker process, and the peer at the other end.
 
-    Parameters
-    ----------
-    name
-        Of the agent.
-    transport
-        ``"shm"``, ``"unix"`` or ``"tcp"``.
-    remote
-        Names of the peer's regions that are waited for before anything moves.
+    ``remote`` names the peer's regions that are waited for before anything moves.
     """
 
     #: What kind of memory pages the kernel gave.

@@ -1,7 +1,6 @@
 """The machine's limit for a set of pages: the shortest code that can move them, in the same run.
 
-Nothing of the engine takes part. The pages have the same size, number and order as the transfer
-that is measured beside them, and lie in memory of the same kind.
+Nothing of the engine takes part; pages and memory are of the same kind as of the transfer beside them.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class LimitSpec:
     names: tuple[str, ...]
     page_nbytes: int
     num_pages: int
-    pattern: str
     seed: int
 
     @property
@@ -138,7 +136,7 @@ class LimitSide:
 
     def _order_of(self, *, at_source: bool) -> NDArray[np.uint32]:
         spec = self._spec
-        return block_order(spec.pattern, spec.num_pages, spec.seed + (not at_source))
+        return block_order(spec.num_pages, spec.seed + (not at_source))
 
     def _offsets(self, order: NDArray[np.uint32]) -> NDArray[np.uint64]:
         return order.astype(np.uint64) * np.uint64(self._spec.page_nbytes)

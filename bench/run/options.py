@@ -1,8 +1,4 @@
-"""Options of benchmarks, declared once: what each means, its default and what it may be.
-
-A benchmark's options are a frozen dataclass with fields ``Annotated[type, Option(...)]``. The command line
-(`kvxfer.cli.bench`) makes its own options of them; `check` refuses what may not be.
-"""
+"""Options of benchmarks, declared once: fields ``Annotated[type, Option(...)]`` of a frozen dataclass."""
 
 from __future__ import annotations
 

@@ -5,15 +5,18 @@ A worker serves an `End`: its public methods, and those of its parts (``part.met
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import inspect
 import json
 import operator
 import os
-import selectors
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing import connection
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Self
@@ -25,21 +28,11 @@ from kvxfer.bench.run.options import REPLY_TIMEOUT_S
 _END_TIMEOUT_S = 5.0
 # Where kvxfer is; behind what an interpreter of its own has, whose packages come first.
 _ROOT = Path(__file__).resolve().parents[2]
-_LAUNCH = "import sys; sys.path.append(sys.argv.pop(1)); from kvxfer.bench.run import worker; worker.main()"
+_LAUNCH = "import sys; sys.path.append(sys.argv.pop(1)); from kvxfer.bench.run import process; process.main()"
 
 
 class End:
-    """What a worker process serves. A command takes a message's fields and returns the reply's, or None.
-
-    Parameters
-    ----------
-    fields
-        Options of the worker.
-    coordinator
-        The channel to who started it.
-    peers
-        Channels to other workers.
-    """
+    """What a worker process serves. A command takes a message's fields and returns the reply's, or None."""
 
     def __init__(self, fields: Message, coordinator: Channel, peers: Sequence[Channel] = ()) -> None:
         self.coordinator = coordinator
@@ -52,22 +45,10 @@ class End:
 class Worker:
     """A child process that serves an `End`; it ends with its channel, and is killed if it does not.
 
-    Parameters
-    ----------
-    end
-        ``module:Class``, the module without ``kvxfer.bench.``.
-    fields
-        Its options.
-    role
-        What errors call it; by default the class's name.
-    peers
-        Its ends of channels to other workers.
-    python
-        Another interpreter, with packages of its own; kvxfer needs none there.
-    environment
-        All of the process's where it has another interpreter; else what is to be added.
-    log
-        A file that takes what the process writes.
+    ``end`` is ``module:Class``, the module without ``kvxfer.bench.``; ``fields`` are its options, ``role`` is
+    what errors call it, ``peers`` are its ends of channels to other workers. ``python`` is another
+    interpreter, whose ``environment`` is all that it gets; else that is what is added. ``log`` takes what the
+    process writes.
     """
 
     def __init__(
@@ -85,7 +66,7 @@ class Worker:
         numbers = [stream.fileno() for stream in (theirs, *peers)]
         told = json.dumps({"end": end, "fields": fields, "channels": numbers})
         # A child of this interpreter imports what its parent imports: the same path, and nothing before it.
-        same = [sys.executable, "-P", "-m", "kvxfer.bench.run.worker"]
+        same = [sys.executable, "-P", "-m", "kvxfer.bench.run.process"]
         path = os.pathsep.join(entry for entry in sys.path if entry)
         with theirs:
             self.process = subprocess.Popen(
@@ -144,19 +125,13 @@ def call_all(workers: Iterable[Worker], kind: str, **fields: Any) -> list[Messag
 
 def receive_any(workers: Iterable[Worker], timeout_s: float) -> tuple[Worker, Message]:
     """Returns the next message of any of them."""
-    everyone = list(workers)
-    for worker in everyone:
-        if (message := worker.channel.received()) is not None:
-            return worker, message
-    with selectors.DefaultSelector() as selector:
-        for worker in everyone:
-            selector.register(worker.channel, selectors.EVENT_READ, worker)
-        ready = selector.select(timeout_s)
+    everyone = {worker.channel.fileno(): worker for worker in workers}
+    ready = connection.wait(everyone, timeout_s)
     if not ready:
-        names = " and ".join(worker.role for worker in everyone)
+        names = " and ".join(worker.role for worker in everyone.values())
         raise BenchError(f"{names} said nothing for {timeout_s:g} s")
-    ready_worker: Worker = ready[0][0].data
-    return ready_worker, ready_worker.reply(timeout_s)
+    worker = next(worker for number, worker in everyone.items() if number in ready)
+    return worker, worker.reply(timeout_s)
 
 
 async def serve(end: End) -> None:
@@ -171,3 +146,42 @@ async def serve(end: End) -> None:
             return
         reply = operator.attrgetter(command.pop("kind"))(end)(**command)
         end.coordinator.send("reply", **((await reply if inspect.isawaitable(reply) else reply) or {}))
+
+
+def main() -> None:
+    """Serves to the end; exits with 1 where something failed, of which the coordinator is told.
+
+    Of the one argument, JSON, ``end`` names the class that is served, ``fields`` are its options,
+    ``channels`` the numbers of inherited sockets: to the coordinator, then to other workers.
+    """
+    # Ctrl-C goes to the whole group; the coordinator ends its workers in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    told = json.loads(sys.argv[1])
+    coordinator, *peers = (
+        Channel(socket.socket(fileno=number), "peer" if place else "coordinator")
+        for place, number in enumerate(told["channels"])
+    )
+    try:
+        asyncio.run(_serve(told["end"], told["fields"], coordinator, peers))
+    except Exception as error:
+        first: BaseException = error
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        try:
+            coordinator.send_error(first)
+        except BenchError:
+            pass  # it is gone, and with it the one who asked
+        sys.exit(1)
+
+
+async def _serve(named: str, fields: dict[str, object], coordinator: Channel, peers: list[Channel]) -> None:
+    module, _, name = named.partition(":")
+    end: End = getattr(importlib.import_module(f"kvxfer.bench.{module}"), name)(fields, coordinator, peers)
+    try:
+        await serve(end)
+    finally:
+        await end.aclose()
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,7 @@ from kvxfer.bench.errors import CheckFailedError
 from kvxfer.bench.report import shown
 from kvxfer.bench.report.document import Part, Table, Words, number
 from kvxfer.bench.run.channel import Message
-from kvxfer.bench.run.course import Interrupt, Progress, Say, result_of
+from kvxfer.bench.run.course import Progress, Say, result_of
 from kvxfer.bench.run.options import Option, Seed, check
 from kvxfer.bench.run.process import Worker, call_all
 from kvxfer.bench.run.stats import KIB, MIB, median
@@ -72,8 +72,7 @@ class ScaleOptions:
 
 def run(options: ScaleOptions, progress: Say) -> Message:
     """Runs it and returns the result as one JSON object; ``rows`` has the steps of each series."""
-    rows: dict[str, list[Message]] = {series: [] for series in options.series}
-    return result_of("scale", options, lambda: _measure(options, rows, progress), rows=rows)
+    return result_of("scale", options, lambda: _measure(options, progress))
 
 
 def parts(result: Message) -> Iterator[Part]:
@@ -87,18 +86,15 @@ def parts(result: Message) -> Iterator[Part]:
             yield Words(f"  {name}: {meaning}", "dim")
 
 
-def _measure(options: ScaleOptions, rows: dict[str, list[Message]], progress: Say) -> Message:
+def _measure(options: ScaleOptions, progress: Say) -> Message:
+    rows: dict[str, list[Message]] = {series: [] for series in options.series}
     steps = [(series, count) for series in options.series for count in options.steps(series)]
-    with Interrupt() as interrupt:
-        for done, (series, count) in enumerate(steps):
-            if interrupt.stops(done):
-                return {"interrupted": True}
-            progress(Progress(done, len(steps), f"{count} {series}"))
-            repeats = [_step(options, series, count) for _ in range(options.repeats)]
-            names = COLUMNS[series]
-            figures = {name: median((each[name] for each in repeats), digits=4) for name in names}
-            rows[series].append({"count": count, **figures})
-    return {}
+    for done, (series, count) in enumerate(steps):
+        progress(Progress(done, len(steps), f"{count} {series}"))
+        repeats = [_step(options, series, count) for _ in range(options.repeats)]
+        figures = {name: median((each[name] for each in repeats), digits=4) for name in COLUMNS[series]}
+        rows[series].append({"count": count, **figures})
+    return {"rows": rows}
 
 
 def _step(options: ScaleOptions, series: str, count: int) -> dict[str, Any]:

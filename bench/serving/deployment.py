@@ -24,11 +24,7 @@ _ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
 class Deployment:
-    """The processes of one system. ``with`` ends them.
-
-    ``folder`` is for logs, and for what observers write; ``num_blocks`` and ``arguments`` are of each engine,
-    as `VllmServer` takes them.
-    """
+    """The processes of one system, with logs and what observers write in ``folder``. ``with`` ends them."""
 
     def __init__(
         self, system: System, model: Path, folder: Path, num_blocks: int, arguments: tuple[str, ...]

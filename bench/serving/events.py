@@ -15,8 +15,8 @@ from typing import Any, Final, Literal
 #: Names the folder into which observers write.
 FOLDER_VARIABLE: Final = "KVXFER_SERVING_OBSERVED"
 
-#: In the order of a pull. ``finished`` and ``given_back`` are seen at prefill, the others at decode.
-Event = Literal["finished", "asked", "allocated", "ordered", "loaded", "given_back"]
+#: In the order of a pull. ``finished`` is seen at prefill, the others at decode.
+Event = Literal["finished", "asked", "allocated", "ordered", "loaded"]
 COSTS: Final = "costs"
 
 
@@ -49,19 +49,14 @@ class Observations:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._offsets: dict[Path, int] = {}
         self._lines: list[dict[str, Any]] = []
         self._costs: dict[Path, tuple[str, Costs]] = {}
 
     def read(self) -> None:
-        """Reads what is new; a line that is being written is left for the next time."""
+        """Reads what is there; a line that is being written is left for the next time."""
+        self._lines.clear()
         for path in sorted(self._folder.glob("*/*.jsonl")):
-            start = self._offsets.get(path, 0)
-            with path.open("rb") as file:
-                file.seek(start)
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._offsets[path] = start + len(whole)
+            whole, _, _ = path.read_bytes().rpartition(b"\n")
             for line in whole.splitlines():
                 self._take(path, json.loads(line))
 
@@ -74,8 +69,7 @@ class Observations:
     def requests(self, names: Iterable[str]) -> dict[str, Seen]:
         """Returns what happened to the requests, by the names that their clients gave them.
 
-        An engine puts something before and behind the name that it got, another at prefill than at
-        decode; the name is to be found within.
+        An engine puts something before and behind the name that it got; the name is to be found within.
         """
         found = {name: Seen() for name in names}
         for line in self._lines:

@@ -1,4 +1,4 @@
-"""Clients of a server under measure: they send requests as these arrive, and stamp every token."""
+"""Clients of a server under measure: they send requests as there is room, and stamp every token."""
 
 from __future__ import annotations
 
@@ -21,15 +21,11 @@ _MAX_WORDS = 500
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request. ``name`` goes with it to every engine; ``arrival_s`` counts from the start of a run.
-
-    None arrives when there is room.
-    """
+    """One request. ``name`` goes with it to every engine."""
 
     name: str
     prompt: str
     max_tokens: int
-    arrival_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -37,7 +33,6 @@ class Answer:
     """What came back; times in nanoseconds of CLOCK_MONOTONIC. ``error`` is empty where all went well."""
 
     asked: Asked
-    arrival_ns: int = 0
     sent_ns: int = 0
     token_ns: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -45,8 +40,8 @@ class Answer:
 
     @property
     def first_token_ms(self) -> float:
-        """From the request's arrival to its first token."""
-        return (self.token_ns[0] - self.arrival_ns) / 1e6
+        """From the request to its first token."""
+        return (self.token_ns[0] - self.sent_ns) / 1e6
 
     def between_tokens_ms(self) -> list[float]:
         """Returns the time from each token to the next."""
@@ -59,17 +54,9 @@ def prompt_of(num_tokens: int, *seed: object) -> str:
 
 
 def run(url: str, requests: Sequence[Asked], concurrency: int, timeout_s: float) -> list[Answer]:
-    """Sends the requests and returns their answers, in the order of the requests.
+    """Sends requests to an engine or a router; returns their answers, in the order of the requests.
 
-    Parameters
-    ----------
-    url
-        Of an engine, or of a router.
-    concurrency
-        Requests in hand at once of those that arrive when there is room. Those that arrive on a clock
-        are sent then, however many are in hand.
-    timeout_s
-        How long a server may say nothing.
+    ``concurrency`` of them are in hand at once. A server may say nothing for ``timeout_s``.
     """
     return asyncio.run(_run(url, requests, concurrency, timeout_s))
 
@@ -77,18 +64,11 @@ def run(url: str, requests: Sequence[Asked], concurrency: int, timeout_s: float)
 async def _run(url: str, requests: Sequence[Asked], concurrency: int, timeout_s: float) -> list[Answer]:
     answers = [Answer(asked) for asked in requests]
     room = asyncio.Semaphore(concurrency)
-    start_ns = time.monotonic_ns()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S)
 
     async def one(client: httpx.AsyncClient, answer: Answer) -> None:
-        if answer.asked.arrival_s is None:
-            async with room:
-                answer.arrival_ns = time.monotonic_ns()
-                await _ask(client, answer)
-        else:
-            answer.arrival_ns = start_ns + int(answer.asked.arrival_s * 1e9)
-            await asyncio.sleep(max(0.0, (answer.arrival_ns - time.monotonic_ns()) / 1e9))
+        async with room:
             await _ask(client, answer)
 
     async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits) as client:

@@ -27,16 +27,14 @@ from kvxfer.bench.serving.load import Answer, Asked
 from kvxfer.bench.serving.options import ServingOptions
 from kvxfer.bench.serving.stages import Served, summarize
 from kvxfer.bench.serving.systems import OURS, System
-from kvxfer.bench.work.trace import TraceRequest, arrivals_s
+from kvxfer.bench.work.trace import TraceRequest
 
 MODEL: Final = "llama-pages"
 #: Figures that are set beside ours, and whether more is better.
 COMPARED: Final[Mapping[str, bool]] = {
     **dict.fromkeys(("first_token_ms", "between_tokens_ms"), False),
-    **dict.fromkeys(("own_ms", "load_ms", "decide_ms", "hold_ms", "give_back_ms"), False),
+    **dict.fromkeys(("own_ms", "load_ms", "decide_ms", "hold_ms"), False),
     **dict.fromkeys(("prefill_step_us", "decode_step_us"), False),
-    "output_tokens_per_s": True,
-    "processor_s": False,
 }
 # Tokens of an engine's step: a prompt of the default length is computed in one.
 _BATCH_TOKENS: Final = 2048
@@ -52,8 +50,6 @@ class _Turn:
     """What one system did in one round."""
 
     served: list[Served]
-    duration_s: float
-    processor_s: float
     costs: dict[str, dict[str, Costs]]  # role -> half
 
 
@@ -97,26 +93,14 @@ def run(
 ) -> Message:
     """Runs it and returns one JSON object, with what was measured when it ended early.
 
-    A system that cannot run, or whose engine dies, is left out from there and named in ``failures``;
-    Ctrl-C sets ``interrupted``.
-
-    Parameters
-    ----------
-    known
-        The systems to choose from, if not those of `serving_systems`.
+    A system that cannot run, or whose engine dies, is left out from there and named in ``failures``.
     """
     requests = options.read_requests()
     chosen = systems.chosen(options.systems, *(() if known is None else (known,)))
     folder = Path(tempfile.mkdtemp(prefix="kvxfer-serving-"))
     comparison = _Comparison(options, requests, chosen, folder, progress)
-    interrupted = False
     with ExitStack() as stack:
-        try:
-            comparison.run(stack)
-        except KeyboardInterrupt:
-            if not any(one.turns for one in comparison.measured.values()):
-                raise
-            interrupted = True
+        comparison.run(stack)
     return {
         "bench": "serving",
         **described(options),
@@ -125,10 +109,9 @@ def run(
         "model": MODEL,
         "prompt_tokens": sum(request.input_tokens for request in requests),
         "ratios": ratios(OURS, COMPARED, comparison.rounds()),
-        "tokens": comparison.tokens(),
+        "served": comparison.requests(),
         "logs": {"folder": str(folder)},
         "failures": comparison.failures,
-        "interrupted": interrupted,
         "verified": True,
         "noise": comparison.noise,
     }
@@ -240,64 +223,48 @@ class _Comparison:
             deployment.close()
 
     def _turn(self, deployment: Deployment, number: int) -> _Turn:
-        arrivals = arrivals_s(self._options, self._requests)
         asked = [
             self._asked(
                 deployment.system,
                 f"r{number}",
                 index,
                 request.input_tokens,
-                max(1, min(request.output_tokens, self._options.max_output_tokens)),
-                arrival_s,
+                min(request.output_tokens, self._options.max_output_tokens),
             )
-            for index, (request, arrival_s) in enumerate(zip(self._requests, arrivals, strict=True))
+            for index, request in enumerate(self._requests)
         ]
         deployment.observations.read()
         before = deployment.observations.costs()
-        used_s = deployment.processor_s()
-        start_ns = time.monotonic_ns()
-        served = self._serve(deployment, asked, number)
-        end_ns = max((one.answer.token_ns[-1] for one in served if one.answer.token_ns), default=0)
-        used_s = deployment.processor_s() - used_s
+        served = self._serve(deployment, asked)
         if ending := deployment.ending():
             raise BenchError(ending)
         errors = [one.answer.error for one in served if one.answer.error]
         if len(errors) == len(served):
             raise BenchError(f"all {len(errors)} requests failed: {errors[0]}")
         deployment.settle()
-        # Read again: blocks are given back after the last token.
-        served = self._joined(deployment, [one.answer for one in served], number)
+        # Read again: prefill's scheduler may hear of its end after decode's last token.
+        served = self._joined(deployment, [one.answer for one in served])
         took = {
             role: {half: after - before.get(role, {}).get(half, Costs()) for half, after in halves.items()}
             for role, halves in deployment.observations.costs().items()
         }
-        return _Turn(served, (end_ns - start_ns) / 1e9, used_s, took)
+        return _Turn(served, took)
 
-    def _serve(self, deployment: Deployment, asked: list[Asked], number: int = 0) -> list[Served]:
+    def _serve(self, deployment: Deployment, asked: list[Asked]) -> list[Served]:
         options = self._options
         answers = load.run(deployment.url, asked, options.concurrency, options.timeout_s)
-        return self._joined(deployment, answers, number)
+        return self._joined(deployment, answers)
 
-    def _joined(self, deployment: Deployment, answers: list[Answer], number: int) -> list[Served]:
+    def _joined(self, deployment: Deployment, answers: list[Answer]) -> list[Served]:
         deployment.observations.read()
         seen = deployment.observations.requests(answer.asked.name for answer in answers)
         has_connector = deployment.system.connector is not None
-        return [
-            Served(answer, seen[answer.asked.name] if has_connector else None, number) for answer in answers
-        ]
+        return [Served(answer, seen[answer.asked.name] if has_connector else None) for answer in answers]
 
-    def _asked(
-        self,
-        system: System,
-        what: str,
-        index: int,
-        num_tokens: int,
-        max_tokens: int = 2,
-        arrival_s: float | None = None,
-    ) -> Asked:
+    def _asked(self, system: System, what: str, index: int, num_tokens: int, max_tokens: int = 2) -> Asked:
         # The name ends in a letter, so that none is the beginning of another.
         name = f"kvxfer-{system.name.replace('+', '-')}-{what}-{index}x"
-        return Asked(name, load.prompt_of(num_tokens, self._options.seed, what, index), max_tokens, arrival_s)
+        return Asked(name, load.prompt_of(num_tokens, self._options.seed, what, index), max_tokens)
 
     def _say(self, words: str) -> None:
         self._progress(Progress(self._done, self._total, words))
@@ -315,7 +282,7 @@ class _Comparison:
                 "words": one.system.words,
                 "settings": one.system.settings(),
                 **summarize(one.served),
-                **_rates(list(one.turns.values())),
+                **_step_costs(list(one.turns.values())),
                 "idle_cores": one.idle_cores,
             }
             for name, one in self.measured.items()
@@ -329,49 +296,22 @@ class _Comparison:
             for number in range(self._options.rounds)
         ]
 
-    def tokens(self) -> dict[str, Message]:
-        """Returns of each system how many requests were handed over, and had the tokens of one engine."""
-        alone = self.measured.get(systems.ALONE)
-        expected = {} if alone is None else _token_ids(alone)
+    def requests(self) -> dict[str, Message]:
+        """Returns of each system how many requests it had, how many failed, and were handed over."""
         found = {}
         for name, one in self.measured.items():
-            given = _token_ids(one)
-            both = expected.keys() & given.keys() if one is not alone else set()
             errors = [served.answer.error for served in one.served if served.answer.error]
             found[name] = {
                 "requests": len(one.served),
                 "failed": len(errors),
                 "failure": errors[0] if errors else "",
                 "handed_over": sum(served.was_handed_over for served in one.served),
-                "compared": len(both),
-                "equal": sum(given[key] == expected[key] for key in both),
             }
         return found
 
 
-def _token_ids(measured: _Measured) -> dict[tuple[int, int], list[int]]:
-    return {
-        (number, index): one.answer.token_ids
-        for number, turn in measured.turns.items()
-        for index, one in enumerate(turn.served)
-        if not one.answer.error
-    }
-
-
-def _rates(turns: list[_Turn]) -> Message:
-    """Returns what is counted by turns: tokens a second, processor time, and what connectors cost a step.
-
-    ``step_us`` is what the connector's calls, of both halves, take in a step of each engine.
-    """
-    found: Message = {
-        "output_tokens_per_s": spread(
-            sum(len(one.answer.token_ids) for one in turn.served) / turn.duration_s for turn in turns
-        ),
-        "prompt_tokens_per_s": spread(
-            sum(len(one.answer.asked.prompt) for one in turn.served) / turn.duration_s for turn in turns
-        ),
-        "processor_s": spread(turn.processor_s for turn in turns),
-    }
+def _step_costs(turns: list[_Turn]) -> Message:
+    """Returns ``step_us``: what the connector's calls, of both halves, take in a step of each engine."""
     costs = {
         role: [
             sum(us_per_step(half) for half in turn.costs[role].values())
@@ -380,9 +320,7 @@ def _rates(turns: list[_Turn]) -> Message:
         ]
         for role in ("prefill", "decode")
     }
-    if any(costs.values()):
-        found["step_us"] = {role: spread(values) for role, values in costs.items() if values}
-    return found
+    return {"step_us": {role: spread(values) for role, values in costs.items() if values}}
 
 
 def _compared(turn: _Turn) -> dict[str, float]:
@@ -390,9 +328,8 @@ def _compared(turn: _Turn) -> dict[str, float]:
     figures = summarize(turn.served)
     if not figures:
         return {}
-    rates = _rates([turn])
     latencies = ("first_token_ms", "between_tokens_ms")
     row: dict[str, float] = {name: figures[name]["p50"] for name in latencies if name in figures}
     row |= {f"{part}_ms": values["p50"] for part, values in figures.get("own_ms", {}).items()}
-    row |= {f"{role}_step_us": values["median"] for role, values in rates.get("step_us", {}).items()}
-    return row | {name: rates[name]["median"] for name in ("output_tokens_per_s", "processor_s")}
+    steps = _step_costs([turn])["step_us"]
+    return row | {f"{role}_step_us": values["median"] for role, values in steps.items()}

@@ -1,7 +1,6 @@
-"""vLLM's NixlConnector, observed, and with a setting that it does not pass on: ``progress_thread``.
+"""vLLM's NixlConnector, observed, and with a setting that it does not pass on.
 
-NIXL starts its progress thread unless ``enable_prog_thread`` of its agent's configuration says no, and
-the connector has no word for it. Here ``"kv_connector_extra_config": {"progress_thread": false}`` is it.
+``"kv_connector_extra_config": {"progress_thread": false}`` keeps NIXL from starting its progress thread.
 """
 
 from __future__ import annotations

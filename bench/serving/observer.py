@@ -1,12 +1,8 @@
 """Any connector of vLLM, observed: when a request passes which of its methods, and what the methods cost.
 
 Engines load it by ``kv_connector_module_path``; ``kv_connector`` stays the connector's own name, and this
-module answers with a subclass that does as its base does. So the connectors of a comparison are all
-measured by the same lines, at the same calls of the engine.
-
-What is seen goes to files in the folder that ``KVXFER_SERVING_OBSERVED`` names, one for each half of a
-connector (`kvxfer.bench.serving.events` reads them). Times are of CLOCK_MONOTONIC, which all processes
-of a host share.
+module answers with a subclass that does as its base does. What is seen goes to files in the folder that
+``KVXFER_SERVING_OBSERVED`` names, one for each half of a connector (`kvxfer.bench.serving.events`).
 """
 
 from __future__ import annotations
@@ -166,8 +162,6 @@ class _Observer:
             failed = request_id in (results.failed_recving or ())
             took_ns = end_ns - start_ns
             self.kvxfer_log.event("loaded", request_id, end_ns, took_ns=took_ns, failed=int(failed))
-        for request_id in results.finished_sending or ():
-            self.kvxfer_log.event("given_back", request_id, end_ns)
         return results
 
     def clear_connector_metadata(self) -> None:

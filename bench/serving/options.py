@@ -10,7 +10,7 @@ from kvxfer.bench.errors import BenchError
 from kvxfer.bench.run.options import Option, Seed, check
 from kvxfer.bench.serving import systems
 from kvxfer.bench.work import trace as traces
-from kvxfer.bench.work.trace import Arrivals, Rate, Requests, Speedup, Trace, TraceRequest
+from kvxfer.bench.work.trace import Requests, Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,14 @@ class ServingOptions:
     systems: Annotated[
         tuple[str, ...], Option(f"With commas between, of {', '.join(systems.NAMES)}.", one_of=systems.NAMES)
     ] = systems.NAMES
-    trace: Trace = "mooncake"
+    trace: Trace = traces.SAMPLE
     requests: Requests = 8
     max_tokens: Annotated[int, Option("Lengths are scaled so that the longest prompt fits.", at_least=1)] = (
         1024
     )
     max_output_tokens: Annotated[int, Option("Longer answers end there.", at_least=1)] = 16
     rounds: Annotated[int, Option("In each every system serves all, in rotated order.", at_least=1)] = 3
-    arrivals: Arrivals = "closed"
-    concurrency: Annotated[int, Option("Requests in hand at once, of --arrivals closed.", at_least=1)] = 2
-    rate: Rate = 0.5
-    speedup: Speedup = 1.0
+    concurrency: Annotated[int, Option("Requests in hand at once.", at_least=1)] = 2
     seed: Seed = 1
     timeout_s: Annotated[float, Option("How long a server may say nothing.", above=0)] = 60.0
 
@@ -49,5 +46,4 @@ class ServingOptions:
 
     def read_requests(self) -> list[TraceRequest]:
         """Reads the trace and scales its lengths; raises where it cannot be used."""
-        read = traces.read_trace(traces.find_trace(self.trace))
-        return traces.scale(read, self.requests, self.max_tokens)
+        return traces.scale(traces.read_trace(self.trace), self.requests, self.max_tokens)

@@ -11,8 +11,6 @@ from kvxfer.bench.serving.measure import COMPARED
 from kvxfer.bench.serving.stages import OWN, STAGES
 from kvxfer.bench.serving.systems import OURS
 
-_LABELS = {"load": "load (own)"}
-
 
 def parts(result: Message) -> Iterator[Part]:
     """Yields what every system did, stage by stage, and what a reader has to know."""
@@ -27,24 +25,19 @@ def parts(result: Message) -> Iterator[Part]:
     for name, system in systems.items():
         settings = ", ".join(f"{key}={value}" for key, value in system["settings"].items())
         yield Words(f"{name}: {system['words']}" + (f"; {settings}" if settings else ""))
-        yield Words(f"  {_tokens(result['tokens'][name])}", "dim")
+        yield Words(f"  {_served(result['served'][name])}", "dim")
     yield Words(f"engines' logs: {result['logs']['folder']}", "dim")
     for name, words in result["failures"].items():
         yield Words(f"{name} was left out from there: {words}", "bad")
 
 
 def _label(name: str) -> str:
-    return _LABELS.get(name, name.replace("_", " "))
+    return "load (own)" if name == "load" else name.replace("_", " ")
 
 
 def _title(result: Message) -> str:
-    arrivals = {
-        "closed": f"{result['concurrency']} at a time",
-        "poisson": f"{result['rate']:g} a second, at random",
-        "trace": f"as in the trace, {result['speedup']:g} times as fast",
-    }[result["arrivals"]]
     return (
-        f"serving: {result['requests']} requests of {result['trace']}, {arrivals}, "
+        f"serving: {result['requests']} requests of {result['trace']}, {result['concurrency']} at a time, "
         f"{result['prompt_tokens']} prompt tokens and up to {result['max_output_tokens']} answered each, "
         f"{result['rounds']} rounds; vLLM on the CPU, model {result['model']}; while one system is measured "
         "the engines of the others are stopped"
@@ -70,26 +63,17 @@ def _latencies(systems: Message) -> Table:
 
 def _costs(systems: Message) -> Table:
     of = systems.values()
-    rows: list[tuple[str, ...]] = [
-        (label, *(spread_in_words(one.get(figure)) for one in of))
-        for figure, label in (
-            ("output_tokens_per_s", "answered tokens/s"),
-            ("prompt_tokens_per_s", "prompt tokens/s"),
-            ("processor_s", "processor s of the engines"),
-        )
-    ]
+    rows: list[tuple[str, ...]] = []
     for role in ("prefill", "decode"):
-        cells = (spread_in_words(one.get("step_us", {}).get(role)) for one in of)
+        cells = (spread_in_words(one["step_us"].get(role)) for one in of)
         rows.append((f"connector, us a step of {role}", *cells))
     rows.append(())
     rows.append(("idle, cores", *(f"{one['idle_cores']:.3f}" for one in of)))
     return Table(("median (min to max) of rounds", *systems), rows)
 
 
-def _tokens(tokens: Message) -> str:
-    words = f"{tokens['requests']} requests, {tokens['handed_over']} handed over"
-    if tokens["failed"]:
-        words += f", {tokens['failed']} failed ({tokens['failure']})"
-    if tokens["compared"]:
-        words += f"; {tokens['equal']} of {tokens['compared']} answers have the tokens of one engine"
+def _served(served: Message) -> str:
+    words = f"{served['requests']} requests, {served['handed_over']} handed over"
+    if served["failed"]:
+        words += f", {served['failed']} failed ({served['failure']})"
     return words

@@ -1,4 +1,4 @@
-"""One served request from its arrival to its last token, stage by stage. Pure.
+"""One served request from its sending to its last token, stage by stage. Pure.
 
 What clients saw, and what the connectors of both engines were seen doing, put together: all of them
 stamp with CLOCK_MONOTONIC, which the processes of a host share.
@@ -31,7 +31,6 @@ OWN: Final = {
     "load": STAGES["load"],
     "own": "both together: what this connector, and not another, adds to the time to first token",
     "hold": "of load, the calls that start it and see its end: the engine's loop, and all its requests, wait",
-    "give_back": "decode has loaded: prefill's worker gives the blocks back (waits for prefill's next step)",
 }
 _END_OF: Final = {"prefill": "finished", "to_decode": "allocated", "order": "ordered", "load": "loaded"}
 
@@ -42,7 +41,6 @@ class Served:
 
     answer: Answer
     seen: Seen | None
-    round: int = 0
 
     @property
     def was_handed_over(self) -> bool:
@@ -53,11 +51,10 @@ class Served:
     def ends_ns(self) -> dict[str, int]:
         """Returns when each stage ended, in order; one that was over before it could begin took no time.
 
-        Where prefill pushes, decode has its blocks, and its order, before prefill has ended, and may
-        have answered before prefill's scheduler hears that it has: no stage ends behind the first token.
+        Where prefill pushes, decode may have answered before prefill's scheduler hears that it has ended.
         """
         assert self.seen is not None
-        at, first_token_ns = self.answer.arrival_ns, self.answer.token_ns[0]
+        at, first_token_ns = self.answer.sent_ns, self.answer.token_ns[0]
         found = {}
         for stage, event in _END_OF.items():
             at = min(max(at, self.seen.at_ns[event]), first_token_ns)
@@ -66,22 +63,19 @@ class Served:
 
     def stages_ms(self) -> dict[str, float]:
         """Returns what each stage took; their sum is the time to first token."""
-        before, found = self.answer.arrival_ns, {}
+        before, found = self.answer.sent_ns, {}
         for stage, at in self.ends_ns().items():
             found[stage] = (at - before) / 1e6
             before = at
         return found
 
     def own_ms(self) -> dict[str, float]:
-        """Returns what the connector's own parts took (`OWN`); blocks that are still kept are left out."""
+        """Returns what the connector's own parts took (`OWN`)."""
         assert self.seen is not None
         decide = sum(self.seen.took_ns.get(event, 0) for event in ("finished", "asked", "allocated")) / 1e6
         load = self.stages_ms()["load"]
         hold = sum(self.seen.took_ns.get(event, 0) for event in ("ordered", "loaded")) / 1e6
-        found = {"decide": decide, "load": load, "own": decide + load, "hold": hold}
-        if "given_back" in self.seen.at_ns:
-            found["give_back"] = (self.seen.at_ns["given_back"] - self.seen.at_ns["loaded"]) / 1e6
-        return found
+        return {"decide": decide, "load": load, "own": decide + load, "hold": hold}
 
 
 def summarize(served: Sequence[Served]) -> dict[str, Any]:
@@ -97,7 +91,5 @@ def summarize(served: Sequence[Served]) -> dict[str, Any]:
         stages = [one.stages_ms() for one in handed]
         own = [one.own_ms() for one in handed]
         figures["stages_ms"] = {stage: percentiles(one[stage] for one in stages) for stage in STAGES}
-        figures["own_ms"] = {
-            part: percentiles(values) for part in OWN if (values := [one[part] for one in own if part in one])
-        }
+        figures["own_ms"] = {part: percentiles(one[part] for one in own) for part in OWN}
     return figures

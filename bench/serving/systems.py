@@ -28,10 +28,8 @@ _SILENT_TIMEOUT_S: Final = 3600.0
 class System:
     """One way to serve. ``name`` stands in tables and in JSON.
 
-    ``connector`` is ``--kv-transfer-config`` of both engines but for the role; None is one engine alone,
-    whose clients ask it without a router. ``dispatch`` is one of `kvxfer.bench.engines.options.DISPATCHES`.
-    ``needs`` are modules that the engines' environment must have; ``port_variable`` is a variable that names
-    a port of its own for each engine.
+    ``connector`` is ``--kv-transfer-config`` of both engines but for the role; None is one engine alone.
+    ``needs`` are modules of their environment; ``port_variable`` names a port of its own for each engine.
     """
 
     name: str

@@ -1,9 +1,7 @@
 """Page data that tells where it belongs: written at one end, checked to the last byte at the other.
 
-A page is a row of 64-bit words. Word ``i`` of a page with key ``k`` is ``k + ramp[i]`` (mod 2^64),
-where ``ramp`` is a fixed random sequence: it costs one addition to write and one comparison to
-check, and a page at the wrong place, of the wrong request, layer or iteration, or shifted within
-itself differs in practically every word.
+Word ``i`` of a page with key ``k`` is ``k + ramp[i]`` (mod 2^64), where ``ramp`` is a fixed random sequence:
+a page at another place, or shifted within itself, differs in practically every word.
 """
 
 from __future__ import annotations
@@ -93,17 +91,6 @@ class PageFiller:
         return Mismatch(page, byte, int(expected_bytes[byte]), int(found_bytes[byte]))
 
 
-def block_order(pattern: str, num_blocks: int, seed: int, run_blocks: int = 16) -> Indices:
-    """Returns all blocks ``0 … num_blocks - 1`` once, in the order in which they are named.
-
-    ``random`` permutes them, ``runs`` permutes runs of ``run_blocks`` adjacent ones, and
-    ``contiguous`` leaves them as they lie.
-    """
-    generator = np.random.default_rng(seed)
-    if pattern == "contiguous":
-        return np.arange(num_blocks, dtype=np.uint32)
-    if pattern == "random":
-        return generator.permutation(num_blocks).astype(np.uint32)
-    starts = generator.permutation(-(-num_blocks // run_blocks)) * run_blocks
-    order = (starts[:, None] + np.arange(run_blocks)[None, :]).reshape(-1)
-    return order[order < num_blocks].astype(np.uint32)
+def block_order(num_blocks: int, seed: int) -> Indices:
+    """Returns all blocks ``0 … num_blocks - 1`` once, in a random order in which they are named."""
+    return np.random.default_rng(seed).permutation(num_blocks).astype(np.uint32)

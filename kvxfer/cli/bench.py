@@ -39,7 +39,6 @@ from kvxfer.bench.setup.measure import SetupOptions
 
 _CHECK_FAILED = 1
 _BASELINE_FAILED = 2
-_INTERRUPTED = 130
 
 app = typer.Typer(help="Measures page moves beside this machine's limits.", no_args_is_help=True)
 
@@ -51,44 +50,33 @@ class Format(enum.StrEnum):
     JSON = "json"
 
 
-class ReportFormat(enum.StrEnum):
-    """How many results are shown."""
-
-    HTML = "html"
-    TABLE = "table"
-
-
 _FORMAT = Annotated[Format, typer.Option("--format", help="A table, or one JSON object on one line.")]
 _OUT = Annotated[
     Path | None, typer.Option(help="Keeps the result, the machine and its noise in this directory.")
 ]
-_HTML = Annotated[Path | None, typer.Option("--html", help="Writes a page with a timeline of every request.")]
 
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """``run``, ``parts`` and ``page`` are ``module:function``, of modules that are loaded when it runs.
+    """``run`` and ``parts`` are ``module:function``, of modules that are loaded when it runs.
 
-    ``run`` takes the options and what is told of progress, and where there is a ``page`` what it collects for
-    that, and returns the result. Without ``parts`` it takes the options and returns an exit status.
+    ``run`` takes the options and what is told of progress, and returns the result. Without ``parts`` it takes
+    the options and returns an exit status.
     """
 
     name: str
     options: type[Any]
     run: str
     parts: str = ""
-    page: str = ""
     #: What is to be done before it is loaded.
     prepare: str = ""
 
 
 _COMMANDS = (
     _Command("pages", PagesOptions, "pages.measure:run", "pages.measure:parts"),
-    _Command(
-        "handover", HandoverOptions, "handover.measure:run", "handover.shown:parts", "handover.shown:page"
-    ),
+    _Command("handover", HandoverOptions, "handover.measure:run", "handover.measure:parts"),
     _Command("latency", LatencyOptions, "latency.measure:run", "latency.measure:parts"),
-    _Command("compare", CompareOptions, "compare.measure:run", "compare.shown:parts"),
+    _Command("compare", CompareOptions, "compare.measure:run", "compare.measure:parts"),
     _Command(
         "serving",
         ServingOptions,
@@ -131,15 +119,13 @@ def _parameters(command: _Command) -> Iterator[inspect.Parameter]:
         told = typer.Option(flag(field.name), help=option.help, hidden=option.hidden)
         yield _parameter(field.name, Annotated[kind, told], default)
     if command.parts:
-        if command.page:
-            yield _parameter("html_file", _HTML, None)
         yield _parameter("format", _FORMAT, Format.TABLE)
         yield _parameter("out", _OUT, None)
 
 
 def _add(command: _Command) -> None:
     def body(**told: Any) -> None:
-        common = {name: told.pop(name, None) for name in ("html_file", "format", "out")}
+        common = {name: told.pop(name, None) for name in ("format", "out")}
         if not command.parts and "out" in declared(command.options):
             told["out"] = common["out"]
         lists = {
@@ -158,24 +144,18 @@ def _add(command: _Command) -> None:
     app.command(command.name)(body)
 
 
-def _measure(
-    command: _Command, options: Any, html_file: Path | None, format: Format, out: Path | None
-) -> None:
+def _measure(command: _Command, options: Any, format: Format, out: Path | None) -> None:
     """Runs one benchmark under watch (its progress, the noise beside it), keeps and shows its result."""
-    document.check_writable(html_file)
     if out is not None:
         results.check_directory(out)
     if command.prepare:
         _load(command.prepare)()
-    run, seen = _load(command.run), list[Any]()
+    run = _load(command.run)
     before = noise.Sample.take()
     with _watching(command.name) as progress:
-        result: Message = run(options, progress, seen) if command.page else run(options, progress)
+        result: Message = run(options, progress)
     # A benchmark that ends servers of its own looks before it does.
     beside = result.pop("noise", None) or noise.between(before, noise.Sample.take())
-    if html_file is not None:
-        parts = _load(command.page)(result, seen)
-        document.write(html_file, document.page(f"kvxfer bench {command.name}", parts))
     if out is not None:
         results.keep(out, result, beside)
     if format is Format.JSON:
@@ -184,8 +164,6 @@ def _measure(
         document.print_parts(_shown(command, result, beside))
     if not result["verified"]:
         raise typer.Exit(_CHECK_FAILED)
-    if result.get("interrupted"):
-        raise typer.Exit(_INTERRUPTED)
     if result.get("failures"):
         raise typer.Exit(_BASELINE_FAILED)
 
@@ -195,8 +173,6 @@ def _shown(command: _Command, result: Message, beside: Message | None) -> Iterat
         yield from _load(command.parts)(result)
     if not result["verified"]:
         yield Words(f"check failed: {result['failure']}", "bad")
-    if result.get("interrupted"):
-        yield Words("interrupted: this is what was measured until then", "bold")
     if words := noise.in_words(beside):
         yield Words(words, "warn")
 
@@ -232,23 +208,9 @@ def report_runs(
     second: Annotated[
         Path | None, typer.Argument(metavar="[DIR2]", help="Another, judged against the first.")
     ] = None,
-    format: Annotated[ReportFormat, typer.Option("--format", help="A page, or tables.")] = ReportFormat.HTML,
-    html_file: Annotated[
-        Path | None, typer.Option("--html", help="The page; by default in the last directory.")
-    ] = None,
 ) -> None:
-    """Show many runs on one page, or say whether those of a second directory are faster."""
+    """Show many runs in tables, or say whether those of a second directory are faster."""
     folders = [first] if second is None else [first, second]
-    found, names = [results.read(folder) for folder in folders], [str(folder) for folder in folders]
-    if format is ReportFormat.TABLE:
-        document.print_parts(report_of.parts(names, found, plots=False))
-        return
-    last = folders[-1]
-    name = "report.html" if second is None else "comparison.html"
-    path = html_file or (last if last.is_dir() else last.parent) / name
-    title = " against ".join(names[::-1])
-    parts = report_of.parts(names, found, plots=True)
-    document.write(path, document.page(f"kvxfer bench: {title}", list(parts)))
-    for warning in (warning for one in found for warning in one.warnings):
-        typer.echo(f"kvxfer: {warning}", err=True)
-    typer.echo(path)
+    document.print_parts(
+        report_of.parts([str(folder) for folder in folders], list(map(results.read, folders)))
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ pytest.importorskip("typer")
 SPREAD = {"min", "median", "max"}
 PERCENTILES = {"p50", "p90", "p99"}
 STAGES = {"post", "first_layer", "last_layer", "notification", "decode_may_start"}
-INTERRUPTED = 130
 
 PAGES = ["pages", "--total-mib", "4", "--iterations", "2"]
 HANDOVER = ["handover", "--requests", "4", "--max-tokens", "64", "--prefill-ms-per-layer", "0.2"]
@@ -72,12 +70,6 @@ def test_pages_arrive_and_are_reported(transport: str, memory: str, op: str) -> 
     assert result["rails"] == [transport]
 
 
-@pytest.mark.parametrize("pattern", ["random", "runs", "contiguous"])
-def test_pages_arrive_in_every_pattern_and_over_layers(pattern: str) -> None:
-    result = result_of(*PAGES, "--pattern", pattern, "--layers", "3", "--block-kib", "4")
-    assert result["num_pages"] == 3 * (4 * 1024 // 12)
-
-
 @pytest.mark.parametrize(("src", "dst"), [("tp4", "tp2"), ("nhd", "hnd"), ("bf16", "fp8"), ("p16", "p64")])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_pages_between_layouts_that_differ_are_reported(transport: str, src: str, dst: str) -> None:
@@ -96,23 +88,24 @@ def test_pages_between_layouts_that_differ_are_reported(transport: str, src: str
 
 @pytest.mark.parametrize("memory", ["pool", "foreign"])
 def test_pages_between_layouts_can_be_read(memory: str) -> None:
-    layouts = ["--src-layout", "tp4+fp8+per-page-head", "--dst-layout", "tp2+hnd", "--shape", "Llama-3.1-8B"]
+    layouts = ["--src-layout", "tp4+fp8", "--dst-layout", "tp2+hnd", "--shape", "Llama-3.1-8B"]
     result = result_of(*PAGES, *layouts, "--op", "read", "--memory", memory)
     assert (result["op"], result["memory"], result["shape"]) == ("read", memory, "Llama-3.1-8B")
 
 
-@pytest.mark.parametrize("mode", ["push", "pull"])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_handover_is_reported_in_its_stages(transport: str, mode: str) -> None:
+def test_handover_is_reported_in_its_stages(transport: str) -> None:
     # A prefill so long that a push is posted within it on a busy machine, too.
     prefill = ["--prefill-ms-per-layer", "5"]
-    result = result_of(*HANDOVER, *prefill, "--transport", transport, "--mode", mode)
+    result = result_of(*HANDOVER, *prefill, "--requests", "6", "--transport", transport)
+    assert (result["rails"], result["requests"]) == ([transport], 6)
+    assert result["total_nbytes"] == result["num_pages"] * result["page_nbytes"]
+    assert result["total_nbytes"] >= result["tokens"] * result["block_nbytes"] // 16
     assert set(result["stages_ms"]) == STAGES
     assert all(set(stage) == PERCENTILES for stage in result["stages_ms"].values())
     check_figures(result, "requests", "gb_per_s", "limit_ratio", "cpu_s_per_gib")
     check_figures(result["rss_mib"], "prefill", "decode")
-    posted = result["stages_ms"]["post"]["p50"]
-    assert posted < 0 if mode == "push" else posted > 0
+    assert result["stages_ms"]["post"]["p50"] < 0
 
 
 @pytest.mark.parametrize("wait", ["poll", "event"])
@@ -121,7 +114,7 @@ def test_latency_is_measured_over_what_was_asked_for(transport: str, wait: str) 
     result = result_of("latency", "--transport", transport, "--wait", wait, "--iterations", "60")
     assert result["rails"] == [transport]
     assert 0 < result["min_us"] <= result["p50_us"] <= result["p90_us"] <= result["p99_us"]
-    check_figures(result, "post_us", "cpu_us", "limit_us")
+    check_figures(result, "post_us", "limit_us")
     ratio = result["limit_us"] / result["p50_us"]
     assert result["limit_ratio"] == pytest.approx(ratio, rel=0.01, abs=0.001)
     assert ("wake_us" in result) == ("wake_ups" in result) == (wait == "event")
@@ -131,15 +124,12 @@ def test_latency_is_measured_over_what_was_asked_for(transport: str, wait: str) 
         assert result["wake_ups"] == pytest.approx(result["p50_us"] / result["wake_us"], rel=0.01, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("src", "dst"), [("tp1", "tp1"), ("tp8", "tp4"), ("tp2+p48", "hnd+p32"), ("fp8", "pp2+apart")]
-)
+@pytest.mark.parametrize(("src", "dst"), [("tp1", "tp1"), ("tp8", "tp4"), ("fp8+p64", "hnd")])
 def test_plan_is_reported(src: str, dst: str) -> None:
     result = result_of(*PLAN, "--src-layout", src, "--dst-layout", dst)
-    check_figures(result, "compile_ms", "first_post_ms", "post_ms", "post_ns_per_page")
-    check_figures(result, "num_loops", "runs_per_pair", "smallest_run_nbytes")
+    check_figures(result, "compile_ms", "post_ms", "post_ns_per_page")
     assert result["num_tokens"] >= 30 * 16
-    assert result["num_pages"] == (2 if "pp2" in dst else 4) * 2 * 30
+    assert result["num_pages"] == 4 * 2 * 30
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -198,12 +188,9 @@ def test_corrupted_byte_ends_with_status_1(command: list[str], words: str) -> No
     ("command", "words"),
     [
         (PAGES, ("write over shm: 128 pages of 32 KiB", "ratio to it", "every byte checked")),
-        (
-            [*LAYOUTS, "--layers", "2"],
-            ("in 2 layers of Llama-3.1-70B", "plain copy: ", "then a layer of each"),
-        ),
+        (LAYOUTS, ("layers of Llama-3.1-70B", "plain copy: ", "then a layer of each")),
         (HANDOVER, ("decode may start", "hidden behind prefill", "every byte checked")),
-        (PLAN, ("compile ms", "a later transfer: one call")),
+        (PLAN, ("compile ms", "a transfer after the first: one call")),
         (["latency", "--iterations", "60"], ("limit ratio", "1 is the limit")),
     ],
 )
@@ -225,18 +212,15 @@ def test_out_keeps_the_result_with_machine_and_noise(tmp_path: Path) -> None:
     assert set(found.records[0].noise or ()) == {"wall_s", "own_share", "other_share", "steal_share"}
 
 
-BAD_TRACE = '{"timestamp": 0, "input_length": 5, "output_length": 1}\n'
+BAD_TRACE = '{"timestamp": 0, "input_length": 5}\n'
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([*PAGES, "--out", "FILE"], "is a file; name a directory"),
-        ([*HANDOVER, "--trace", "FILE"], "trace.jsonl:1: no .jsonl request: KeyError: 'hash_ids'"),
-        ([*HANDOVER, "--html", "FILE/page.html"], "no file can be written there"),
-        ([*HANDOVER, "--trace", "azure", "--prefix-reuse"], "needs prefix ids, and azure has none"),
+        ([*HANDOVER, "--trace", "FILE"], "trace.jsonl:1: no request: KeyError: 'output_length'"),
         (["pages", "--src-layout", "tp4+nhdx", "--dst-layout", "tp2"], "unknown name 'nhdx' in the layout"),
-        (["pages", "--src-layout", "tp2", "--dst-layout", "fp8+per-page"], "layout-mismatch"),
         (["pages", "--dst-layout", "tp2"], "--src-layout is missing"),
         (["scale", "--series", "peers,elephants"], "unknown --series 'elephants'; known are transfers"),
         (["handover", "--model", "GPT-2"], "unknown model 'GPT-2'; known are Llama-3.1-8B"),
@@ -252,34 +236,3 @@ def test_mistakes_are_one_line_and_status_2_before_the_run(
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
     assert not done.stdout
-
-
-@pytest.mark.parametrize(
-    ("command", "line"),
-    [
-        (["pages", "--total-mib", "4", "--iterations", "100000"], "pages 3/"),
-        ([*HANDOVER, "--requests", "200", "--prefill-ms-per-layer", "0.1"], "handover 60/"),
-        (["scale", "--series", "prefills", "--total-mib", "8", "--repeats", "1"], "scale 1/"),
-    ],
-)
-def test_ctrl_c_keeps_and_prints_what_was_measured(command: list[str], line: str, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [*PROGRAM, *command, "--format", "json", "--out", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        assert process.stderr is not None
-        told = []
-        for said in process.stderr:
-            told.append(said)
-            if said.startswith(line):
-                break
-        else:
-            pytest.fail(f"it never said {line}, but {told[-3:]}")
-        process.send_signal(signal.SIGINT)
-        printed, rest = process.communicate(timeout=60)
-    assert process.returncode == INTERRUPTED, rest
-    assert json.loads(printed)["interrupted"] is True
-    assert len(results.read(tmp_path).records) == 1

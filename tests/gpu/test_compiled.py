@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from kvxfer.bench.gpu import commands as gpu_commands
 from kvxfer.errors import UsageError
 from kvxfer.gpu import compiler, include_path, sources, store_ring_nbytes
 from kvxfer.gpu.compiler import Compilation
@@ -173,11 +172,6 @@ def test_what_tells_the_host_is_fenced_and_of_system_scope(architecture: str, tm
     assert any(name.startswith("ATOM") and "CAS" in name and "STRONG.GPU" in name for name in posts), sorted(
         posts
     )
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_what_gpu_check_compiles_there_compiles(architecture: str) -> None:
-    assert compiled_by_its_author(gpu_commands.CODE, architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -62,7 +62,7 @@ def test_what_a_clock_cannot_tell_apart_is_equal() -> None:
         ({"against": ()}, "--against names nothing"),
         ({"iterations": -1}, "--iterations is at least 0, not -1"),
         ({"work": "latency", "nbytes": 12}, "--nbytes is a multiple of 8, not 12"),
-        ({"total_mib": 1, "block_kib": 1025}, "holds no block of 1 x 1025 KiB"),
+        ({"total_mib": 1, "block_kib": 1025}, "holds no page of 1025 KiB"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_words(fields: dict[str, Any], words: str) -> None:

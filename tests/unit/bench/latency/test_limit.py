@@ -42,10 +42,10 @@ def test_every_page_goes_there_and_back(ends: tuple[LatencyLimitEnd, LatencyLimi
     near, far = ends
 
     async def both() -> None:
-        for count in (5, 3):
+        for first, count in ((0, 5), (5, 3)):
             # A page that does not fit is sent by a thread of its own: the other end reads meanwhile.
-            asking = asyncio.to_thread(asyncio.run, near.ask(count))
-            asked, answered = await asyncio.gather(asking, far.answer(count))
+            asking = asyncio.to_thread(asyncio.run, near.ask(first, count))
+            asked, answered = await asyncio.gather(asking, far.answer(first, count))
             assert len(asked["round_trips_ns"]) == len(answered["held_ns"]) == count
             assert min(asked["round_trips_ns"]) > min(answered["held_ns"]) > 0
 
@@ -55,10 +55,10 @@ def test_every_page_goes_there_and_back(ends: tuple[LatencyLimitEnd, LatencyLimi
 @pytest.mark.parametrize("ends", [None], indirect=True)
 def test_old_bytes_are_not_taken_for_new_ones(ends: tuple[LatencyLimitEnd, LatencyLimitEnd]) -> None:
     near, far = ends
-    near._mark = lambda: None  # type: ignore[method-assign]
+    near._fill = lambda iteration, way: None  # type: ignore[method-assign]
 
     async def both() -> None:
         with pytest.raises(CheckFailedError, match=r"iteration 1 brought \[0, 0\]"):
-            await asyncio.gather(near.ask(1), far.answer(1))
+            await asyncio.gather(near.ask(0, 1), far.answer(0, 1))
 
     asyncio.run(both())

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from kvxfer.bench.report.comparison import MIN_RUNS, cautions, compare_figure, ratio_interval
-from kvxfer.bench.report.results import Record
+from kvxfer.bench.report.comparison import MIN_RUNS, compare_figure, ratio_interval
 
 
 def runs(around: float, num_runs: int, seed: int) -> list[float]:
@@ -57,14 +56,3 @@ def test_reason_for_no_verdict_is_said(
     one = compare_figure(figure, first, second)
     assert one.verdict == "cannot tell"
     assert why in one.in_words()
-
-
-def test_other_machines_and_noise_are_cautioned_about() -> None:
-    def record(cpu: str, other_share: float) -> Record:
-        return Record({"cpu": cpu}, "", {"other_share": other_share, "steal_share": 0.0}, {})
-
-    quiet = record("a", 0.0)
-    assert list(cautions([quiet], [quiet])) == []
-    different, noisy = cautions([quiet], [record("b", 0.4)])
-    assert "different machines" in different
-    assert noisy.startswith("1 of 2 runs")

@@ -35,7 +35,7 @@ def test_runs_of_one_kind_are_gathered_whatever_the_machine_chose() -> None:
 
 def test_other_arguments_are_another_kind() -> None:
     first, _ = gather([record(), record(transport="tcp")])
-    assert first.kind.in_words() == "transport shm, block_kib 32, timeout_s 30"
+    assert first.kind.in_words() == "pages: transport shm, block_kib 32, timeout_s 30"
 
 
 def test_rows_are_told_apart_by_their_arguments_wherever_they_are() -> None:
@@ -50,7 +50,7 @@ def test_rows_are_told_apart_by_their_arguments_wherever_they_are() -> None:
 
 
 def test_failed_run_gives_its_failure_and_no_figure() -> None:
-    failed = {name: PAGES[name] for name in ("bench", "transport", "block_kib")}
+    failed = {name: PAGES[name] for name in ("bench", "transport", "block_kib", "timeout_s")}
     broken = Record({}, "", None, {**failed, "verified": False, "failure": "byte 3"})
     (runs,) = gather([record(), broken])
     assert runs.failures == ["byte 3"]
@@ -68,7 +68,7 @@ def test_failed_run_gives_its_failure_and_no_figure() -> None:
         ("wake_ups", -1),
         ("cpu_s_per_gib", -1),
         ("rss_mib.decode", -1),
-        ("rows [rate 3] p99_us", -1),
+        ("rows [peers 3] p99_us", -1),
         ("mystery", 0),
     ],
 )

@@ -20,26 +20,13 @@ from kvxfer.bench.work.models import MODELS
     [
         (PagesOptions, {"transport": "pigeon"}, "unknown --transport 'pigeon'; known are shm, unix, tcp"),
         (PagesOptions, {"iterations": 0}, "--iterations is at least 1, not 0"),
-        (PagesOptions, {"total_mib": 1, "block_kib": 1025}, "holds no block of 1 x 1025 KiB"),
+        (PagesOptions, {"total_mib": 1, "block_kib": 1025}, "holds no page of 1025 KiB"),
         (PagesOptions, {"timeout_s": 0.0}, "--timeout-s is above 0 and at most 50, unlike 0"),
         (PagesOptions, {"timeout_s": 51.0}, "--timeout-s is above 0 and at most 50, unlike 51"),
         (PagesOptions, {"transport": "unix"}, "use it with --memory foreign"),
         (LatencyOptions, {"nbytes": 12}, "--nbytes is a multiple of 8, not 12"),
         (SetupOptions, {"idle_s": 0.0}, "--idle-s is above 0 and at most 30, unlike 0"),
-        (HandoverOptions, {"mode": "throw"}, "unknown --mode 'throw'; known are push, pull"),
-        (HandoverOptions, {"tp": 3}, "--tp 3 does not divide the 8 KV heads"),
-        (
-            HandoverOptions,
-            {"arrivals": "daily"},
-            "unknown --arrivals 'daily'; known are closed, poisson, trace",
-        ),
-        (HandoverOptions, {"rate": 0.0}, "--rate is above 0, unlike 0"),
-        (HandoverOptions, {"speedup": float("nan")}, "--speedup is above 0, unlike nan"),
-        (
-            HandoverOptions,
-            {"prefix_reuse": True, "model": "Gemma-3-27B"},
-            "--prefix-reuse is for models whose",
-        ),
+        (HandoverOptions, {"model": "GPT-2"}, "unknown model 'GPT-2'; known are Llama-3.1-8B"),
         (ScaleOptions, {"series": ()}, "--series names nothing"),
     ],
 )
@@ -47,11 +34,6 @@ def test_options_that_do_not_fit_are_refused_in_words(kind: Any, fields: dict[st
     with pytest.raises(BenchError) as caught:
         kind(**fields)
     assert words in str(caught.value)
-
-
-def test_layers_share_the_total() -> None:
-    options = PagesOptions(total_mib=64, block_kib=16, layers=4)
-    assert (options.num_blocks, options.num_pages, options.total_nbytes) == (1024, 4096, 64 << 20)
 
 
 def test_steps_end_with_the_most() -> None:
@@ -63,9 +45,8 @@ def test_steps_end_with_the_most() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_defaults_fit_in_4_gib(model: str) -> None:
-    options = HandoverOptions(model=model)
-    groups = zip(options.shape().groups, options.num_blocks(), strict=True)
-    pools_nbytes = 2 * sum(num_blocks * group.block_nbytes for group, num_blocks in groups)
+    shape = HandoverOptions(model=model).shape()
+    pools_nbytes = 2 * shape.blocks_for(HandoverOptions().max_tokens) * shape.block_nbytes
     limit_nbytes = 2 * (256 << 20)
     assert pools_nbytes + limit_nbytes <= 3 << 30
 

@@ -11,41 +11,30 @@ from kvxfer.bench import _limits
 from kvxfer.bench.errors import BenchError
 from kvxfer.bench.pages.measure import PagesOptions
 from kvxfer.bench.pages.pieces import Pieces
-from kvxfer.bench.work.layout_names import DTYPES, ORDERS, NamedLayout
+from kvxfer.bench.work.layout_names import NamedLayout
 from kvxfer.bench.work.layout_pair import LayoutWork
-from kvxfer.bench.work.numbers import STAND_INS, narrow
-from kvxfer.bench.work.rank_cache import RankCache, RankSpec
+from kvxfer.bench.work.rank_cache import STAND_INS, RankCache, RankSpec
 from tests.seeds import seed_of
 
-REAL = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
-    "float8_e5m2": ml_dtypes.float8_e5m2,
-}
+REAL = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn}
 
 
 # ---- names ----------------------------------------------------------------------------------------
 
 
 def test_names_come_in_any_order_and_the_rest_has_defaults() -> None:
-    assert NamedLayout.parse("hnd+TP4") == NamedLayout(4, 1, "hnd", "bfloat16", "", 16)
-    assert NamedLayout.parse("p64+pp2+per-head+e5m2") == NamedLayout(1, 2, "nhd", "float8_e5m2", "head", 64)
-    assert [NamedLayout.parse(name).scales for name in ("fp8", "int8+per-page")] == ["tensor", "page"]
+    assert NamedLayout.parse("hnd+TP4") == NamedLayout(4, "l2bhtd", "bfloat16", 16)
+    assert NamedLayout.parse("p64+fp8") == NamedLayout(1, "l2bthd", "float8_e4m3fn", 64)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"src_layout": "tp3"}, "known are tp1 tp2 tp4 tp8; pp1 pp2; nhd hnd"),
+        ({"src_layout": "tp3"}, "known are tp1 tp2 tp4 tp8; nhd hnd; bf16 fp8; p16 p64"),
         ({"src_layout": "tp4+"}, "unknown name ''"),
         ({"src_layout": "tp2+tp4"}, "says 'tp2' and 'tp4': one tp alone"),
-        ({"src_layout": "bf16+per-head"}, "scales belong to fp8, e5m2 and int8"),
         ({"dst_layout": ""}, "--dst-layout is missing: layouts are named at both ends"),
         ({"shape": "GPT-2"}, "unknown model 'GPT-2'; known are Llama-3.1-8B"),
-        ({"total_mib": 1, "layers": 80}, "hold no 16 tokens in 80 layers"),
-        ({"dst_layout": "pp2", "layers": 3}, "--layers 3 cannot be divided among pp2 stages"),
         ({"transport": "unix"}, "use it with --memory foreign"),
     ],
 )
@@ -55,26 +44,18 @@ def test_options_that_do_not_fit_are_refused_in_words(fields: dict[str, Any], wo
     assert words in str(caught.value)
 
 
-# ---- numbers --------------------------------------------------------------------------------------
-
-
-def test_int8_clamps_and_rounds_ties_to_even() -> None:
-    values = np.array([0.5, 1.5, -2.5, 200.0, -200.0, np.nan, np.inf], np.float32)
-    assert narrow(values, "int8").view(np.int8).tolist() == [0, 2, -2, 127, -128, 0, 127]
-
-
 # ---- caches and their data ------------------------------------------------------------------------
 
 
 def work_of(src: str, dst: str, layers: int = 2, tokens: int = 192) -> LayoutWork:
-    return LayoutWork.of(src, dst, "Llama-3.1-70B", layers, tokens, "random", seed=seed_of("blocks"))
+    return LayoutWork.of(src, dst, "Llama-3.1-70B", layers, tokens, seed=seed_of("blocks"))
 
 
 def cache_of(spec: RankSpec) -> RankCache:
     return spec.place(np.zeros(spec.nbytes, np.uint8))
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ["nhd", "hnd"])
 def test_numpy_and_the_layout_see_each_element_at_the_same_byte(order: str) -> None:
     spec = work_of("tp1", f"tp2+{order}").dst
     cache = cache_of(spec)
@@ -92,12 +73,7 @@ def test_numpy_and_the_layout_see_each_element_at_the_same_byte(order: str) -> N
     assert layout.nbytes <= cache.memory.nbytes
 
 
-@pytest.mark.parametrize("order", ["split", "apart"])
-def test_layers_with_tensors_of_their_own_are_not_evenly_apart(order: str) -> None:
-    assert len(cache_of(work_of("tp1", f"tp2+{order}", layers=4).dst).layout.offsets) == 8
-
-
-@pytest.mark.parametrize("name", [*DTYPES, "fp8+per-head", "fp8+per-page", "int8+per-page-head"])
+@pytest.mark.parametrize("name", ["bf16", "fp8"])
 def test_filled_cache_passes_its_own_check(name: str) -> None:
     work = work_of(f"tp2+{name}", f"tp2+hnd+{name}")
     cache, blocks = cache_of(work.dst), work.blocks(work.dst, -1)
@@ -136,15 +112,6 @@ def test_elements_at_wrong_places_are_found(change: str) -> None:
     assert data.check(cache, blocks).startswith("layer 0, k, token ")
 
 
-def test_wrong_scale_of_a_page_is_found() -> None:
-    work = work_of("fp8+per-page", "fp8+per-page")
-    cache, blocks = cache_of(work.dst), work.blocks(work.dst, -1)
-    work.data().fill(cache, blocks)
-    assert cache.scales is not None
-    cache.scales[1, 0, blocks[4]] *= 2
-    assert work.data().check(cache, blocks).startswith("layer 1, k: the scale of page 4 is ")
-
-
 def reindexed(work: LayoutWork) -> RankCache:
     """Returns the destination as plain ml_dtypes and numpy make it of the sources, element by element."""
     data, dst = work.data(), cache_of(work.dst)
@@ -155,36 +122,25 @@ def reindexed(work: LayoutWork) -> RankCache:
         data.fill(src, src_blocks)
         for layer in share.layers:
             for kv in range(2):
-                stored = src.part(layer - spec.layers.start, kv)[src_blocks]
+                stored = src.part(layer, kv)[src_blocks]
                 tokens = stored.reshape(work.num_tokens, len(spec.heads), -1).view(REAL[spec.named.dtype])
                 values = tokens.astype(np.float32)
-                static = src.static_scales(layer - spec.layers.start, kv)
-                if static is not None:
-                    values = values * static[:, None]
-                divisor = dst.static_scales(layer - work.dst.layers.start, kv)
-                if divisor is not None:
-                    values = values / divisor[:, None]
+                if spec.scale is not None:
+                    values = values * spec.scale
+                if work.dst.scale is not None:
+                    values = values / work.dst.scale
                 heads = slice(share.heads.start - spec.heads.start, share.heads.stop - spec.heads.start)
-                out = (
-                    values[:, heads].astype(REAL[work.dst.named.dtype]).view(STAND_INS[work.dst.named.dtype])
-                )
-                part = dst.part(layer - work.dst.layers.start, kv)
+                dtype = work.dst.named.dtype
+                out = values[:, heads].astype(REAL[dtype]).view(STAND_INS[dtype])
                 first = share.heads.start - work.dst.heads.start
                 pages = out.reshape(-1, work.dst.named.block_tokens, *out.shape[1:])
-                part[dst_blocks, :, first : first + len(share.heads)] = pages
+                dst.part(layer, kv)[dst_blocks, :, first : first + len(share.heads)] = pages
     return dst
 
 
 @pytest.mark.parametrize(
     ("src", "dst"),
-    [
-        ("tp4", "tp2"),
-        ("tp2+pp2", "tp4+hnd"),
-        ("tp1", "tp8+apart+p64"),
-        ("bf16", "fp8"),
-        ("fp8", "bf16+blhnc"),
-        ("fp8+p48", "fp16+p32"),
-    ],
+    [("tp4", "tp2"), ("tp2", "tp4+hnd"), ("tp1", "tp8+p64"), ("bf16", "fp8"), ("fp8+p64", "bf16+hnd")],
 )
 def test_check_agrees_with_conversions_done_by_hand(src: str, dst: str) -> None:
     work = work_of(src, dst)
@@ -192,29 +148,24 @@ def test_check_agrees_with_conversions_done_by_hand(src: str, dst: str) -> None:
     assert work.data().check(cache, work.blocks(work.dst, -1)) == ""
 
 
-def test_heads_and_layers_come_from_the_ranks_that_have_them() -> None:
-    work = work_of("tp4+pp2", "tp2")
-    assert [(share.src, share.layers, share.heads) for share in work.shares] == [
-        (0, range(1), range(2)),
-        (1, range(1), range(2, 4)),
-        (4, range(1, 2), range(2)),
-        (5, range(1, 2), range(2, 4)),
-    ]
+def test_heads_come_from_the_ranks_that_have_them() -> None:
+    work = work_of("tp4", "tp2")
+    assert [(share.src, share.heads) for share in work.shares] == [(0, range(2)), (1, range(2, 4))]
 
 
 def test_total_is_divided_among_layers_and_tokens() -> None:
-    work = LayoutWork.sized("tp4", "tp2+p64", "Llama-3.1-70B", 64 << 20, 0, "random", 1)
+    work = LayoutWork.sized("tp4", "tp2+p64", "Llama-3.1-70B", 64 << 20, 1)
     assert work.src_nbytes == 64 << 20
-    assert (work.num_layers, work.num_tokens) == (16, 2048)
+    assert (len(work.layers), work.num_tokens) == (16, 2048)
     assert work.dst.num_blocks * 2 == 64
-    halved = LayoutWork.sized("bf16", "fp8", "Llama-3.1-70B", 64 << 20, 0, "random", 1)
+    halved = LayoutWork.sized("bf16", "fp8", "Llama-3.1-70B", 64 << 20, 1)
     assert (halved.src_nbytes, halved.dst_nbytes) == (64 << 20, 32 << 20)
 
 
 # ---- pieces ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("src", "dst"), [("tp4", "tp2+hnd"), ("fp8+per-page+tp2", "bf16+p64+apart")])
+@pytest.mark.parametrize(("src", "dst"), [("tp4", "tp2+hnd"), ("fp8+tp2", "bf16+p64")])
 def test_pieces_arrive_in_place_and_as_they_were(src: str, dst: str) -> None:
     work = work_of(src, dst)
     data, caches = work.data(), {src: cache_of(spec) for src, spec in work.srcs.items()}
