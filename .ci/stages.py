@@ -19,8 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "ci"
-#: Where GPU code and what stands in for a GPU lie; which page says for which commit their tests passed.
-GPU_CODE = ("native/gpu", "native/transports/cuda_ipc", "tests/native/emulated", "tests/native/ptx", ":!*.md")
+#: Where kernels and what stands in for a GPU lie; which page says for which commit their tests passed.
+GPU_CODE = ("native/gpu", "tests/native/emulated", "tests/native/ptx", ":!*.md")
 SUPPORT = ROOT / "docs" / "support.md"
 GPU_TESTS_PASSED = re.compile(r"`make native-test GPU_TESTS=ON`.*at commit `([0-9a-f]{7,40})`")
 
