@@ -46,7 +46,7 @@ def test_stop_beyond_its_own_patience_costs_a_process_no_peer(
 
 def test_pause_of_the_whole_machine_costs_nobody_a_peer(transport: str, remote: Remote) -> None:
     """Both processes stop, and the impatient one is the first that goes on: nothing waits to be read."""
-    silent_s = 5.0
+    silent_s = 8.0
     src = remote("patient", transport)
     dst = remote("hasty", transport, silent_timeout_s=silent_s)
     src.fill(2)
@@ -60,7 +60,8 @@ def test_pause_of_the_whole_machine_costs_nobody_a_peer(transport: str, remote: 
         process.stop()
     time.sleep(1.2 * silent_s)
     dst.resume()
-    # It looks at its clock within a heartbeat, and leaves the other at least half its patience.
+    # It looks at its clock within a heartbeat, and leaves the other at least half its patience: four seconds,
+    # should the machine stall meanwhile.
     time.sleep(0.5)
     assert dst.peer_state() == ("open", "")
     src.resume()
