@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import kvxfer
 from kvxfer.connectors.vllm.notes import Receipt, digest_of
 from kvxfer.connectors.vllm.paging import pages_of
 from kvxfer.connectors.vllm.place import is_among
-from kvxfer.connectors.vllm.regions import CacheRegions
-from kvxfer.connectors.vllm.statistics import Recorder
-from kvxfer.connectors.vllm.step import Grant
+
+if TYPE_CHECKING:
+    from kvxfer.connectors.vllm.regions import CacheRegions
+    from kvxfer.connectors.vllm.statistics import Recorder
+    from kvxfer.connectors.vllm.step import Grant
 
 _log = logging.getLogger("kvxfer")
 
