@@ -55,7 +55,7 @@ PIP := $(PY) -m pip install --quiet
 # What was compiled before, in whichever folder, is not compiled again where ccache is installed.
 CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache 2>/dev/null)
 export CMAKE_CXX_COMPILER_LAUNCHER
-export CCACHE_BASEDIR ?= /
+export CCACHE_BASEDIR ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 # Two makes in one tree take turns.
 LOCK := mkdir -p build && exec 9>build/.lock && { flock 9 2>/dev/null || true; };
