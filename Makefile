@@ -192,11 +192,11 @@ VLLM_REQUIREMENTS := tests/vllm/requirements.txt
 	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
 	  > $$site/kvxfer-first.pth; touch $@
 
-# Two at a time: an engine that starts keeps one core busy. A start takes minutes where others start beside it,
-# and pytest's own bounds are wider.
+# Starting an engine takes a minute where two share two cores: pytest's own bounds are wider there. One test at
+# a time: engines of two workers are more than 24 GB.
 test-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.vllm/bin/python -c "import kvxfer, vllm" 2>/dev/null || .vllm/bin/python -c "import kvxfer, vllm"
-	.vllm/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" -n 2 --dist loadgroup -o faulthandler_timeout=590 $(ARGS)
+	.vllm/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" -o faulthandler_timeout=590 $(ARGS)
 
 # The newest vLLM has no build for the CPU: its Python goes over the kernels and the requirements of the
 # build above, and one that it has new. Not built for the CPU, it asks the environment which it is on.
@@ -217,7 +217,7 @@ VLLM_NEXT_SHA256 := f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c7
 
 test-vllm-next: .vllm-next/vllm-$(VLLM_NEXT).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	VLLM_TARGET_DEVICE=cpu .vllm-next/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" \
-	  -n 2 --dist loadgroup -o faulthandler_timeout=590 $(ARGS)
+	  -o faulthandler_timeout=590 $(ARGS)
 
 demo-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	.vllm/bin/python -m kvxfer.bench demo $(ARGS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.early_start import EarlyStart, started, started_for
+from tests.vllm.early_start import EarlyStart, started
 from tests.vllm.engine import start_engines
 
 HERE = Path(__file__).parent
@@ -36,12 +36,10 @@ WITHOUT_ENGINES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            # Engines start within the first test that asks for them; vLLM's own warnings are not ours to
-            # answer. Where tests run in parallel, those that share engines stay together.
+            # Three engines start within the first test that asks for them; vLLM's own warnings are
+            # not ours to answer.
             item.add_marker(pytest.mark.timeout(600), append=False)
             item.add_marker(pytest.mark.filterwarnings("default"), append=False)
-            if engines := started_for(item):
-                item.add_marker(pytest.mark.xdist_group("engines" if "engines" in engines else engines[0]))
     items.sort(key=lambda item: item.path.stem not in WITHOUT_ENGINES and HERE in item.path.parents)
 
 
@@ -52,12 +50,8 @@ engines = started("engines", start_engines, scope="session")
 def early_start(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EarlyStart]:
-    """The first engines start beside the tests that need none.
-
-    A worker of a parallel run does not know which tests will be its own, and starts what they ask for.
-    """
-    alone = not hasattr(request.config, "workerinput")
-    early = EarlyStart(request.session.items if alone else (), tmp_path_factory)
+    """The first engines start beside the tests that need none."""
+    early = EarlyStart(request.session.items, tmp_path_factory)
     early.begin_next()
     yield early
     early.close()

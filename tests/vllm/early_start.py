@@ -35,18 +35,12 @@ def started(
     return fixture
 
 
-def started_for(test: pytest.Item) -> list[str]:
-    """The fixtures that `started` made, of those that a test asks for or has as a parameter."""
-    parameters = test.callspec.params.values() if hasattr(test, "callspec") else ()
-    names = (*getattr(test, "fixturenames", ()), *parameters)
-    return [name for name in names if isinstance(name, str) and name in _STARTS]
-
-
 class EarlyStart:
     """What a run's tests will ask for, in that order; as soon as they have one, the next begins to start."""
 
     def __init__(self, tests: Sequence[pytest.Item], folders: pytest.TempPathFactory) -> None:
-        self._to_come = deque(dict.fromkeys(name for test in tests for name in started_for(test)))
+        names = (name for test in tests for name in getattr(test, "fixturenames", ()))
+        self._to_come = deque(dict.fromkeys(name for name in names if name in _STARTS))
         self._folders = folders
         self._begun: dict[str, tuple[ExitStack, Any]] = {}
 
