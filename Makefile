@@ -243,7 +243,8 @@ build/versions/%.stamp: | $(VENV)/deps.stamp
 test-versions: $(VERSIONS) $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(PY) -m pytest tests/fault/test_versions.py -m slow $(ARGS)
 
-nightly: test test-torch $(VERSIONS)
+nightly: export GPU_TESTS := ON
+nightly: test native-test-plain test-torch $(VERSIONS)
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)
 	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -n $(JOBS) -o timeout=0 \
 	  -o faulthandler_timeout=0 $(ARGS)
