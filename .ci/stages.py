@@ -88,7 +88,8 @@ def run(suite: Suite, *arguments: str) -> Outcome:
     if not passed and failed and suite.again:
         passed, text = make(suite.target, LOGS / f"{suite.target}-again.log", suite.again, *arguments)
         outcome.closing += suite.closing.findall(text)[-1:]
-        still = set(suite.failed.findall(text)) if not passed else set()
+        # What ends without a word of its tests has shown nothing of them.
+        still = set() if passed else set(suite.failed.findall(text)) or set(failed)
         outcome.flaky = [name for name in failed if name not in still]
         failed = [name for name in failed if name in still]
     if not passed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections import deque
 from multiprocessing import reduction
@@ -35,7 +36,9 @@ class Channel:
     def send(self, kind: str, descriptors: tuple[int, ...] = (), **fields: Any) -> None:
         """Sends one message; blocks while the peer does not read."""
         try:
-            self._connection.send(({"kind": kind, **fields}, len(descriptors)))
+            # As JSON: what a connection sends by itself is pickled.
+            told = json.dumps([{"kind": kind, **fields}, len(descriptors)])
+            self._connection.send_bytes(told.encode())
             for descriptor in descriptors:
                 reduction.send_handle(self._connection, descriptor, 0)
         except OSError as error:
@@ -46,7 +49,7 @@ class Channel:
         try:
             if not self._connection.poll(timeout_s):
                 raise BenchError(f"the {self._peer} process said nothing for {timeout_s:g} s")
-            message, num_descriptors = self._connection.recv()
+            message, num_descriptors = json.loads(self._connection.recv_bytes())
             self.descriptors += [reduction.recv_handle(self._connection) for _ in range(num_descriptors)]
         except (EOFError, OSError) as error:
             raise BenchError(f"the {self._peer} process ended early") from error

@@ -502,5 +502,19 @@ def _serve(fd: int) -> None:
             connection.send((True, error))
 
 
+def moves_both_ways(here: Node | Worker, there: Node | Worker, seed: int) -> None:
+    """`here` reads all pages of `there` and writes all of its own, in a session that is open."""
+    there.fill(seed)
+    there.grant("read")
+    here.read(lease=there.token())
+    assert here.end() is None
+    assert here.holds(seed)
+    here.fill(seed + 1)
+    there.grant("write")
+    here.write(lease=there.token())
+    assert here.end() is None
+    assert there.holds(seed + 1)
+
+
 if __name__ == "__main__":
     _serve(int(sys.argv[1]))

@@ -21,7 +21,7 @@ from kvxfer import Pool
 from kvxfer.errors import AgentError, ExhaustedError, PeerError, TransferError
 from kvxfer.memory.control_group import machine_nbytes
 from tests.fault import confinement
-from tests.fault.node import BOUND_S, ROOT, SMALL, Node, Worker
+from tests.fault.node import BOUND_S, ROOT, SMALL, Node, Worker, moves_both_ways
 from tests.fault.test_process_faults import join, works_with
 
 Local = Callable[..., Node]
@@ -42,20 +42,6 @@ def run(program: str, *within: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-def moves_both_ways(here: Node, there: Worker, seed: int) -> None:
-    """All pages, in a session that is open."""
-    there.fill(seed)
-    there.grant("read")
-    here.read(lease=there.token())
-    assert here.end() is None
-    assert here.holds(seed)
-    here.fill(seed + 1)
-    there.grant("write")
-    here.write(lease=there.token())
-    assert here.end() is None
-    assert there.holds(seed + 1)
 
 
 # ---- descriptors --------------------------------------------------------------------------------

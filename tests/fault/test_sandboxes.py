@@ -15,7 +15,7 @@ import pytest
 
 from kvxfer.errors import PeerError
 from tests.fault import confinement
-from tests.fault.node import SECRET, Node, Worker
+from tests.fault.node import SECRET, Node, Worker, moves_both_ways
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -33,20 +33,9 @@ def meet(here: Any, there: Any, rails: tuple[str, ...] = BOTH) -> None:
     """Connects `there` to `here`, and moves all pages, by a read and a write of each."""
     there.connect(here.address())
     here.accept(there.name_of())
-    seed = 1
-    for reader, owner in ((here, there), (there, here)):
+    for seed, (reader, owner) in ((1, (here, there)), (3, (there, here))):
         reader.wait_rails(*rails)
-        owner.fill(seed)
-        owner.grant("read")
-        reader.read(lease=owner.token())
-        assert reader.end() is None
-        assert reader.holds(seed)
-        reader.fill(seed + 1)
-        owner.grant("write")
-        reader.write(lease=owner.token())
-        assert reader.end() is None
-        assert owner.holds(seed + 1)
-        seed += 2
+        moves_both_ways(reader, owner, seed)
 
 
 def fetches(node: Any, transport: str, *why: str) -> None:
