@@ -18,9 +18,15 @@ if (ROOT := str(Path(__file__).resolve().parents[1])) not in sys.path:
 from tests import seeds
 
 # A failure prints the seed and the example; the database would only be a second source of truth.
-# No example is too slow on a machine that has other things to do.
+# No example is too slow on a machine that has other things to do. Where the environment has CI,
+# hypothesis would draw the same examples in each run.
 settings.register_profile(
-    "kvxfer", database=None, print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "kvxfer",
+    database=None,
+    print_blob=True,
+    deadline=None,
+    derandomize=False,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("kvxfer")
 
