@@ -5,15 +5,17 @@
 #   make lint          ruff, mypy, pyright over a user's program, clang-format
 #   make unit          the Python tests alone; ARGS="tests/unit -k layout" goes to pytest
 #   make native-test   C++ tests under ASan+UBSan and, those that have threads, TSan (or one: native-test-asan,
-#                      -tsan, -plain); GPU_TESTS=ON with the emulated GPU's own and the kernels' PTX; CTEST="-R wire"
+#                      -tsan, -plain, -clang); GPU_TESTS=ON with the emulated GPU's own and the kernels' PTX; CTEST="-R wire"
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
 #   make test-torch    conversions beside torch's, which is installed into an environment of its own
 #   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own;
 #                      VLLM_TESTS="slow or not slow" as at night, with more pairs of engines
 #   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
 #   make test-vllm-next  test-vllm under the newest vLLM, over the kernels of the other
+#   make unit-asan     the Python tests over bindings and core under ASan and UBSan
+#   make unit-pythons  the Python tests under PYTHONS="python3.12 python3.13", as far as they are there
 #   make test-versions  this version beside an older one, and one that it refuses: built of their commits
-#   make nightly       test, the slow tests, torch, a million layouts, all engines, a longer fuzz run
+#   make nightly       test, the slow tests, clang, other Pythons, torch, a million layouts, all engines, a longer fuzz run
 #   make bench-serving-setup  vLLM for the CPU, and NIXL beside it, for `kvxfer bench serving`
 #   make baselines     other software for `kvxfer bench compare`, each in an environment of its own
 #   make instructions  instructions for each page and each transfer, counted by callgrind
@@ -32,6 +34,9 @@ FUZZ_SEED ?= $(KVXFER_SEED)
 ARGS ?=
 # The emulated GPU and the translator of PTX: where they or native/gpu changed, and at night.
 GPU_TESTS ?= OFF
+# Others than PYTHON and CXX, at night.
+PYTHONS ?= python3.12 python3.13
+CLANG ?= clang++-14
 CTEST ?=
 VLLM_TESTS ?= not slow
 
@@ -78,8 +83,8 @@ export REQUIREMENTS
 # What is installed for tests, to the version; users have the ranges of pyproject.toml.
 CONSTRAINTS := tests/constraints.txt
 
-.PHONY: demo demo-vllm bench-serving-setup test lint unit native-test test-torch test-vllm test-vllm-next test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
-.PHONY: $(foreach build,plain asan tsan,native-build-$(build) native-test-$(build))
+.PHONY: demo demo-vllm bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-vllm test-vllm-next test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
+.PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
 
@@ -132,16 +137,45 @@ lint: $(VENV)/dev.stamp $(VENV)/module.stamp
 unit: $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(PY) -m pytest -m "not slow and not gpu and not rdma" -n $(JOBS) $(ARGS)
 
+# The Python tests over modules that are built under ASan and UBSan, in an environment that has no more of its own.
+# The interpreter is not built so: the run-time libraries come before it.
+ASAN_VENV := .venv-asan
+ASAN_PRELOAD = $(foreach library,libasan.so libstdc++.so.6,$(shell $(or $(CXX),c++) -print-file-name=$(library)))
+
+$(ASAN_VENV)/module.stamp: $(NATIVE_SOURCES) $(VENV)/dev.stamp
+	@$(LOCK) touch build/.before; [ -e $(ASAN_VENV) ] || $(PYTHON) -m venv $(ASAN_VENV); \
+	sites=$$(for venv in $(VENV) $(ASAN_VENV); do $$venv/bin/python -c "import site; print(site.getsitepackages()[0])"; done); \
+	set -- $$sites; echo $$1 > $$2/first.pth; \
+	echo "building the native modules under ASan and UBSan"; \
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(ASAN_VENV)/bin/python -m pip install --quiet --no-deps --no-build-isolation \
+	  -C build-dir=build/asan-module -C cmake.build-type=None -C cmake.define.CMAKE_CXX_FLAGS=-O1 \
+	  -C cmake.define.KVXFER_SANITIZE=address$(COMMA)undefined --editable .; \
+	touch -r build/.before $@
+
+# Commands, documents, types and packages say nothing of the bindings.
+unit-asan: $(ASAN_VENV)/module.stamp
+	LD_PRELOAD="$(ASAN_PRELOAD)" ASAN_OPTIONS=detect_leaks=0 $(ASAN_VENV)/bin/python -m pytest \
+	  -m "not slow and not gpu and not rdma" -n $(JOBS) tests/unit tests/fault tests/property --ignore tests/unit/bench \
+	  $(addprefix --ignore tests/unit/test_,documents.py packaging.py typing.py) $(ARGS)
+
+# Under other interpreters, of those that there are.
+unit-pythons:
+	@for python in $(PYTHONS); do \
+	  if $$python -c "" 2>/dev/null; then \
+	    $(MAKE) --no-print-directory unit PYTHON=$$python VENV=.venv-$$(basename $$python); \
+	  else echo "no $$python: not run under it"; fi; done
+
 # g++ 12's TSan knows fewer address layouts than newer kernels draw; where it can be had, a fixed one.
 FIXED_LAYOUT = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 native-test: native-test-asan native-test-tsan
 
-# $(1) name, $(2) sanitizers, $(3) optimization, $(4) with the GPU's tests
+# $(1) name, $(2) sanitizers, $(3) optimization, $(4) with the GPU's tests, $(5) compiler
 define NATIVE_TEST
 native-build-$(1): $(VENV)/dev.stamp
 	@$$(LOCK) cmake -S . -B build/$(1) -G Ninja -DCMAKE_BUILD_TYPE=None "-DCMAKE_CXX_FLAGS=$(3)" \
-	  -DKVXFER_NATIVE_TESTS=ON -DKVXFER_SANITIZE=$(2) -DKVXFER_GPU_TESTS=$(4) >/dev/null; \
+	  -DKVXFER_NATIVE_TESTS=ON -DKVXFER_SANITIZE=$(2) -DKVXFER_GPU_TESTS=$(4) \
+	  $(if $(5),-DCMAKE_CXX_COMPILER=$(5)) >/dev/null; \
 	cmake --build build/$(1) --parallel $(JOBS)
 
 native-test-$(1): native-build-$(1)
@@ -151,6 +185,12 @@ endef
 $(eval $(call NATIVE_TEST,plain,,-O2 -g1,ON))
 $(eval $(call NATIVE_TEST,asan,address$(COMMA)undefined,-O1,$(GPU_TESTS)))
 $(eval $(call NATIVE_TEST,tsan,thread,-O1,$(GPU_TESTS)))
+$(eval $(call NATIVE_TEST,clang,,-O1,OFF,$(CLANG)))
+native-build-clang: clang
+.PHONY: clang
+clang:
+	@command -v $(CLANG) >/dev/null || { [ $$(id -u) = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get install -qq -y $(subst ++,,$(CLANG)) >/dev/null; } || { echo 'install clang 14 or later, please: CLANG=clang++-16'; exit 1; }
 
 # Each fuzz_NAME with its corpus; `--seed S --runs 1` is one run again.
 fuzz: native-build-asan
@@ -244,7 +284,7 @@ test-versions: $(VERSIONS) $(VENV)/dev.stamp $(VENV)/module.stamp
 	$(PY) -m pytest tests/fault/test_versions.py -m slow $(ARGS)
 
 nightly: export GPU_TESTS := ON
-nightly: test native-test-plain test-torch $(VERSIONS)
+nightly: test native-test-plain native-test-clang unit-asan unit-pythons test-torch $(VERSIONS)
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)
 	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -n $(JOBS) -o timeout=0 \
 	  -o faulthandler_timeout=0 $(ARGS)
@@ -310,4 +350,4 @@ constraints: $(VENV)/venv.stamp
 	  --output-file $(CONSTRAINTS) - >/dev/null
 
 clean:
-	rm -rf $(VENV) .venv-gpu kvxfer/gpu/cubins .baselines .torch .vllm .vllm-next build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* kvxfer/gpu/cubins .baselines .torch .vllm .vllm-next build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -100,6 +101,16 @@ def run(suite: Suite, *arguments: str) -> Outcome:
     return outcome
 
 
+def compiled() -> tuple[int, int]:
+    """How many files the compiler's cache had, and had not, since its beginning."""
+    if shutil.which("ccache") is None:
+        return 0, 0
+    printed = subprocess.run(["ccache", "--print-stats"], capture_output=True, text=True, check=False).stdout
+    counts = {name: int(count) for name, count in re.findall(r"^(\w+)\t(\d+)$", printed, re.MULTILINE)}
+    hits = counts.get("direct_cache_hit", 0) + counts.get("preprocessed_cache_hit", 0)
+    return hits, counts.get("cache_miss", 0)
+
+
 def gpu_code_changed() -> bool:
     """Since the emulated GPU's tests passed, as docs/support.md has it; yes where that cannot be told."""
     found = GPU_TESTS_PASSED.search(SUPPORT.read_text())
@@ -144,10 +155,13 @@ def main(wanted: list[str]) -> int:
         print(f"no stage {', '.join(unknown)}; there are {', '.join(stages)}", file=sys.stderr)
         return 2
     seed = os.environ.setdefault("KVXFER_SEED", str(random.SystemRandom().randrange(1 << 32)))
+    os.environ["CI"] = "true"  # pytest and hypothesis have other habits there: the same on every machine
     again = f"KVXFER_SEED={seed} .ci/run {' '.join(wanted)}".rstrip()
     print(f"seed {seed}; this run again: {again}", flush=True)
     LOGS.mkdir(parents=True, exist_ok=True)
+    before = compiled()
     outcomes = [outcome for name in wanted or stages for outcome in stages[name]()]
+    from_cache, anew = (now - then for now, then in zip(compiled(), before, strict=True))
 
     print(f"\n== {again}")
     for outcome in outcomes:
@@ -157,7 +171,8 @@ def main(wanted: list[str]) -> int:
         for name in outcome.flaky:
             print(f"  FLAKY {name} (failed and, run once more with the same seed, passed)")
     seconds = sum(outcome.seconds for outcome in outcomes)
-    print(f"{'all':20} {seconds:6.0f} s  (logs in {LOGS.relative_to(ROOT)})")
+    print(f"{'all':20} {seconds:6.0f} s  ({anew} files compiled anew, {from_cache} from a cache)")
+    print(f"logs in {LOGS.relative_to(ROOT)}")
     for outcome in outcomes:
         print(*outcome.closing, sep="\n", end="\n" if outcome.closing else "")
     return int(any(outcome.result == "FAILED" for outcome in outcomes))
