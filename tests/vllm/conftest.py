@@ -9,11 +9,12 @@ import importlib.util
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.vllm.early_start import EarlyStart, started
-from tests.vllm.engine import start_engines
+from tests.vllm import fork_server, tiny_models
+from tests.vllm.engine import Engines, server, start_engines
 
 HERE = Path(__file__).parent
 
@@ -25,7 +26,7 @@ else:
         warnings.simplefilter("ignore")
         import kvxfer.connectors.vllm.connector  # noqa: F401
 
-#: They take seconds, and an engine that starts takes half a minute: what is broken here fails first.
+#: They take seconds, and engines take longer: what is broken here fails first.
 WITHOUT_ENGINES = (
     *("test_engine_interface", "test_held_back", "test_layer_shapes", "test_multi_connector"),
     "test_push_workers",
@@ -36,22 +37,28 @@ WITHOUT_ENGINES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            # Three engines start within the first test that asks for them; vLLM's own warnings are
-            # not ours to answer.
+            # Engines start within the first test that asks for them, on machines of any speed; vLLM's
+            # own warnings are not ours to answer.
             item.add_marker(pytest.mark.timeout(600), append=False)
             item.add_marker(pytest.mark.filterwarnings("default"), append=False)
     items.sort(key=lambda item: item.path.stem not in WITHOUT_ENGINES and HERE in item.path.parents)
 
 
-engines = started("engines", start_engines, scope="session")
-
-
 @pytest.fixture(scope="session", autouse=True)
-def early_start(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EarlyStart]:
-    """The first engines start beside the tests that need none."""
-    early = EarlyStart(request.session.items, tmp_path_factory)
-    early.begin_next()
-    yield early
-    early.close()
+def forks(request: pytest.FixtureRequest) -> None:
+    """What engines are forked from imports vLLM beside the tests that need none."""
+    if any(item.path.stem not in WITHOUT_ENGINES for item in request.session.items):
+        fork_server.start()
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """The engines of a small Llama with grouped heads: alone, and as a pair with a router."""
+    folder = tmp_path_factory.mktemp("engines")
+    with server("alone", tiny_models.save("llama", folder / "model"), folder) as alone:
+        # What a refused request leaves at prefill comes back while the tests run, and who waits for a
+        # prefill that was never asked gives up.
+        settings: dict[str, Any] = {"lease_ttl_s": 10.0, "push_timeout_s": 30.0}
+        with start_engines("llama", folder, alone, **settings) as engines:
+            alone.wait_ready()
+            yield engines

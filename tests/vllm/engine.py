@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import random
 import secrets
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvxfer.bench.engines import tiny_models
-from kvxfer.bench.engines.server_process import RouterServer
+from kvxfer.bench.engines.server_process import RouterServer, ServerProcess
 from kvxfer.bench.engines.vllm_server import Completion, VllmServer, complete, kvxfer_config
 from tests.seeds import next_seed
+from tests.vllm import fork_server, tiny_models
 
 ROOT = Path(__file__).parents[2]
 OBSERVER = ("ObservedConnector", "tests.vllm.observed")
@@ -131,6 +132,16 @@ def random_prompt(num_tokens: int, seed: int = 1) -> str:
     return "".join(letters.choices("abcdefghijklmnopqrstuvwxyz ", k=num_tokens))
 
 
+class _Fork(ServerProcess):
+    def __init__(self, name: str, command: Sequence[str], log: Path, **options: Any) -> None:
+        forked = [sys.executable, "-m", fork_server.__name__, str(fork_server.start()), *command[1:]]
+        super().__init__(name, forked, log, **options)
+
+
+class _Forked(VllmServer, _Fork):
+    """A `VllmServer` that has nothing to import."""
+
+
 def server(
     name: str,
     weights: Path,
@@ -156,7 +167,7 @@ def server(
         config["kv_load_failure_policy"] = policy
     observed = folder / "observed"
     observed.mkdir(exist_ok=True)
-    return VllmServer(
+    return _Forked(
         name,
         weights,
         folder / f"{name}.log",
@@ -178,18 +189,32 @@ def _backend(weights: Path) -> list[str]:
 
 
 @contextmanager
-def start_engines(folder: Path) -> Iterator[Engines]:
-    """Starts the engines of a small Llama with grouped heads: alone, and as a pair with a router."""
-    weights = tiny_models.save("llama", folder / "model")
-    with ExitStack() as stack:
-        alone = stack.enter_context(server("alone", weights, folder))
-        # What a refused request leaves at prefill comes back while the tests run, and who waits for a
-        # prefill that was never asked gives up.
-        settings: dict[str, Any] = {"lease_ttl_s": 10.0, "push_timeout_s": 30.0}
-        # Either may fetch from the other: a later turn's prefill does.
-        prefill = stack.enter_context(server("prefill", weights, folder, "kv_both", **settings))
-        decode = stack.enter_context(server("decode", weights, folder, "kv_both", **settings))
-        router = stack.enter_context(
-            RouterServer(prefills=[prefill.url], decodes=[decode.url], log=folder / "router.log")
-        )
-        yield Engines(alone, prefill, decode, router, folder / "observed")
+def start_pair(
+    weights: Path,
+    folder: Path,
+    roles: tuple[str, str] = ("kv_producer", "kv_consumer"),
+    policy: str = "fail",
+    **options: Any,
+) -> Iterator[tuple[VllmServer, VllmServer]]:
+    """Starts a prefill and a decode engine, whose ``policy`` it is; ``options`` are `server`'s, for both."""
+    with (
+        server("prefill", weights, folder, roles[0], **options) as prefill,
+        server("decode", weights, folder, roles[1], policy, **options) as decode,
+    ):
+        yield prefill.wait_ready(), decode.wait_ready()
+
+
+@contextmanager
+def start_engines(
+    model: str, folder: Path, alone: VllmServer | None = None, **options: Any
+) -> Iterator[Engines]:
+    """Starts a pair of which either may fetch from the other, as a later turn's prefill does, and a router.
+
+    What one engine says is asked of ``alone``, or of prefill without a handover.
+    """
+    weights = tiny_models.save(model, folder / "model")
+    with (
+        start_pair(weights, folder, ("kv_both", "kv_both"), **options) as (prefill, decode),
+        RouterServer([prefill.url], [decode.url], folder / "router.log") as router,
+    ):
+        yield Engines(alone or prefill, prefill, decode, router.wait_ready(), folder / "observed")

@@ -14,7 +14,7 @@ import pytest
 from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.vllm_server import VllmServer, complete
 from tests.vllm.drafts import DRAFTS, Draft
-from tests.vllm.engine import FLIP, TO_PREFILL, push, random_prompt, ranks_of, server
+from tests.vllm.engine import FLIP, TO_PREFILL, push, random_prompt, ranks_of, start_pair
 
 pytestmark = pytest.mark.slow
 
@@ -40,12 +40,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     else:
         config["model"] = str(saved)
     arguments = ["--speculative-config", json.dumps(config)]
-    with (
-        server("prefill", model, folder, "kv_producer", arguments=arguments) as prefill,
-        server("decode", model, folder, "kv_consumer", arguments=arguments) as decode,
-    ):
-        prefill.wait_ready()
-        decode.wait_ready()
+    with start_pair(model, folder, arguments=arguments) as (prefill, decode):
         yield Pair(prefill, decode, folder / "observed", draft)
 
 

@@ -8,8 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import pytest
 from kvxfer.bench.engines.vllm_server import VllmServer, complete, completion_request
 from kvxfer.bench.errors import BenchError
 from tests.vllm import tiny_models
-from tests.vllm.early_start import started
-from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
+from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server, start_pair
 
 #: So short that what nobody fetches is given back while a test waits.
 LEASE_TTL_S = 5.0
@@ -36,40 +34,36 @@ SETTINGS: dict[str, Any] = {
 Two = tuple[VllmServer, VllmServer]
 
 
-@contextmanager
-def start_two(policy: str, folder: Path) -> Iterator[Two]:
+def over_sockets(policy: str, folder: Path) -> AbstractContextManager[Two]:
     """A prefill and a decode over sockets alone."""
-    weights = tiny_models.save("llama", folder / "model")
-    with (
-        server("prefill", weights, folder, "kv_producer", **SETTINGS) as prefill,
-        server("decode", weights, folder, "kv_consumer", policy, **SETTINGS) as decode,
-    ):
-        yield prefill, decode
-
-
-@contextmanager
-def start_strangers(folder: Path) -> Iterator[Two]:
-    """One that does not know the secret (here there is none), and one with another model's cache."""
-    weights = tiny_models.save("llama", folder / "model")
-    other_weights = tiny_models.save("deepseek", folder / "other-model")
-    secret = {"KVXFER_SECRET": "0123456789abcdef0123456789abcdef"}
-    with (
-        server("stranger", weights, folder, "kv_consumer", environment=secret, **SETTINGS) as stranger,
-        server("other-model", other_weights, folder, "kv_consumer", **SETTINGS) as other,
-    ):
-        yield stranger, other
-
-
-over_sockets = started("over_sockets", partial(start_two, "recompute"))
-strangers = started("strangers", start_strangers)
-replacements = started("replacements", partial(start_two, "fail"))
+    return start_pair(tiny_models.save("llama", folder / "model"), folder, policy=policy, **SETTINGS)
 
 
 @pytest.fixture(scope="module")
-def pair(engines: Engines, over_sockets: Two) -> Engines:
+def pair(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """A pair of its own, whose decode computes what it cannot load."""
-    prefill, decode = over_sockets
-    return Engines(engines.alone, prefill, decode, engines.router, prefill.log.parent / "observed")
+    folder = tmp_path_factory.mktemp("over-sockets")
+    with over_sockets("recompute", folder) as (prefill, decode):
+        yield Engines(engines.alone, prefill, decode, engines.router, folder / "observed")
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Iterator[Two]:
+    """One that does not know the secret (here there is none), and one with another model's cache."""
+    weights = tiny_models.save("llama", tmp_path / "model")
+    other_weights = tiny_models.save("deepseek", tmp_path / "other-model")
+    secret = {"KVXFER_SECRET": "0123456789abcdef0123456789abcdef"}
+    with (
+        server("stranger", weights, tmp_path, "kv_consumer", environment=secret, **SETTINGS) as stranger,
+        server("other-model", other_weights, tmp_path, "kv_consumer", **SETTINGS) as other,
+    ):
+        yield stranger.wait_ready(), other.wait_ready()
+
+
+@pytest.fixture
+def replacements(tmp_path: Path) -> Iterator[Two]:
+    with over_sockets("fail", tmp_path) as two:
+        yield two
 
 
 def num_descriptors(pair: Engines) -> int:

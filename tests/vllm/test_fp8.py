@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.vllm_server import VllmServer
-from tests.vllm.early_start import started
-from tests.vllm.engine import random_prompt, server
+from tests.vllm.engine import random_prompt, start_pair
 from tests.vllm.fp8_attention import ARGUMENTS, attention_of
 from tests.vllm.handover import assert_flipped_bits_change_the_tokens, assert_handed_over
 
 Two = tuple[VllmServer, VllmServer]
 
 
-@contextmanager
-def start_two(folder: Path) -> Iterator[Two]:
+@pytest.fixture(scope="module")
+def fp8(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    folder = tmp_path_factory.mktemp("fp8")
     weights = tiny_models.save("llama", folder / "model")
-    options: dict[str, Any] = {"arguments": ARGUMENTS, "environment": attention_of(folder)}
-    with (
-        server("prefill", weights, folder, "kv_producer", **options) as prefill,
-        server("decode", weights, folder, "kv_consumer", **options) as decode,
-    ):
-        yield prefill, decode
-
-
-fp8 = started("fp8", start_two)
+    with start_pair(weights, folder, arguments=ARGUMENTS, environment=attention_of(folder)) as pair:
+        yield pair
 
 
 @pytest.mark.parametrize("how", ["pull", "push"])

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from kvxfer.bench.engines.server_process import RouterServer
 from kvxfer.bench.engines.vllm_server import complete, completion_request
-from tests.vllm import tiny_models
-from tests.vllm.early_start import started
-from tests.vllm.engine import FLIP, TO_PREFILL, Engines, random_prompt, server
+from tests.vllm.engine import FLIP, TO_PREFILL, Engines, random_prompt, start_engines
 from tests.vllm.gdn_attention import float32_states
 from tests.vllm.plugins import plugin
 
@@ -42,24 +37,7 @@ MAMBA2_CHUNK = 128
 MAMBA2_LENGTHS = (2, 3, 64, 127, 128, 129, 130, 256, 257, 258, 700, 990)
 
 
-@contextmanager
-def start_pair(
-    model: str, arguments: Sequence[str], register: Callable[[], None] | None, folder: Path
-) -> Iterator[Engines]:
-    """Starts a pair and a router; what one engine says is asked of prefill, without a handover."""
-    weights = tiny_models.save(model, folder / "model")
-    options: dict[str, Any] = {"arguments": arguments, "lease_ttl_s": LEASE_TTL_S}
-    if register is not None:
-        options["environment"] = plugin(register, folder)
-    with ExitStack() as stack:
-        # Either may fetch from the other: a later turn's prefill does.
-        prefill = stack.enter_context(server("prefill", weights, folder, "kv_both", **options))
-        decode = stack.enter_context(server("decode", weights, folder, "kv_both", **options))
-        router = stack.enter_context(
-            RouterServer(prefills=[prefill.url], decodes=[decode.url], log=folder / "router.log")
-        )
-        yield Engines(prefill, prefill, decode, router, folder / "observed")
-
+start = partial(start_engines, lease_ttl_s=LEASE_TTL_S)
 
 # GDN, which comes in models that are asked for, is in every run; the others' engines at night.
 KINDS = ("gdn", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gdn_bfloat16", "mamba2")))
@@ -71,13 +49,27 @@ def hybrid(request: pytest.FixtureRequest, kind: str) -> Engines:
     return engines
 
 
-# States beside prefixes that are kept: at each block's end there is one to go on from.
-_GDN = ("--max-num-batched-tokens", str(GDN_CHUNK))
-gdn = started("gdn", partial(start_pair, "qwen3-next", _GDN, float32_states))
-gdn_bfloat16 = started("gdn_bfloat16", partial(start_pair, "qwen3-next", BFLOAT16_ARGUMENTS, None))
-# States without prefixes: vLLM's CPU kernels of Mamba2 keep none.
-_NO_PREFIXES = ("--no-enable-prefix-caching", "--max-num-batched-tokens", str(MAMBA2_CHUNK))
-mamba2 = started("mamba2", partial(start_pair, "granite-hybrid", _NO_PREFIXES, None))
+@pytest.fixture(scope="module")
+def gdn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """States beside prefixes that are kept: at each block's end there is one to go on from."""
+    folder = tmp_path_factory.mktemp("gdn")
+    arguments = ("--max-num-batched-tokens", str(GDN_CHUNK))
+    with start("qwen3-next", folder, arguments=arguments, environment=plugin(float32_states, folder)) as gdn:
+        yield gdn
+
+
+@pytest.fixture(scope="module")
+def gdn_bfloat16(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    with start("qwen3-next", tmp_path_factory.mktemp("bfloat16"), arguments=BFLOAT16_ARGUMENTS) as gdn:
+        yield gdn
+
+
+@pytest.fixture(scope="module")
+def mamba2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """States without prefixes: vLLM's CPU kernels of Mamba2 keep none."""
+    arguments = ("--no-enable-prefix-caching", "--max-num-batched-tokens", str(MAMBA2_CHUNK))
+    with start("granite-hybrid", tmp_path_factory.mktemp("mamba2"), arguments=arguments) as mamba2:
+        yield mamba2
 
 
 def assert_handed_over(engines: Engines, prompt: str, num_held: int = 0) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 
 import pytest
 
 from kvxfer.bench.engines.vllm_server import VllmServer, complete
 from tests.vllm import tiny_models
-from tests.vllm.early_start import started
-from tests.vllm.engine import Engines, random_prompt, server
+from tests.vllm.engine import Engines, random_prompt, server, start_pair
 from tests.vllm.handover import assert_flipped_bits_change_the_tokens, assert_handed_over, handed_over
 
+Two = tuple[VllmServer, VllmServer]
 # Around a block, around a window of 64, and far beyond it.
 LENGTHS = (20, 64, 70, 96, 130, 500)
 # Each length in one of the two ways; in the other at night.
@@ -30,28 +27,26 @@ def how(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@contextmanager
-def start_pair(model: str, folder: Path) -> Iterator[tuple[VllmServer, VllmServer]]:
-    weights = tiny_models.save(model, folder / "model")
-    with (
-        server("prefill", weights, folder, "kv_producer") as prefill,
-        server("decode", weights, folder, "kv_consumer") as decode,
-    ):
-        yield prefill, decode
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    folder = tmp_path_factory.mktemp("windows")
+    with start_pair(tiny_models.save("gemma3", folder / "model"), folder) as pair:
+        yield pair
 
 
-windows = started("windows", partial(start_pair, "gemma3"))
-latents = started("latents", partial(start_pair, "deepseek"))
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    folder = tmp_path_factory.mktemp("latents")
+    with start_pair(tiny_models.save("deepseek", folder / "model"), folder) as pair:
+        yield pair
 
 
 @pytest.mark.parametrize(("length", "how"), CASES)
-def test_windows(windows: tuple[VllmServer, VllmServer], length: int, how: str) -> None:
+def test_windows(windows: Two, length: int, how: str) -> None:
     assert_handed_over(*windows, random_prompt(length), how)
 
 
-def test_a_window_that_prefill_has_left_is_computed_by_decode(
-    windows: tuple[VllmServer, VllmServer], how: str
-) -> None:
+def test_a_window_that_prefill_has_left_is_computed_by_decode(windows: Two, how: str) -> None:
     # The last token of a prompt looks at one that prefill has given back when it has ended: the last
     # of a block. In a push it was written before.
     prefill, decode = windows
@@ -62,7 +57,7 @@ def test_a_window_that_prefill_has_left_is_computed_by_decode(
 
 
 @pytest.mark.parametrize(("length", "how"), CASES)
-def test_latents(latents: tuple[VllmServer, VllmServer], length: int, how: str) -> None:
+def test_latents(latents: Two, length: int, how: str) -> None:
     assert_handed_over(*latents, random_prompt(length), how)
 
 
@@ -72,13 +67,13 @@ def test_what_arrives_is_what_decode_goes_on_from(request: pytest.FixtureRequest
     assert_flipped_bits_change_the_tokens(prefill, decode, random_prompt(100))
 
 
-def start_two_ranks(folder: Path) -> VllmServer:
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """The session's model with its heads divided among two workers, as prefill and as decode."""
+    folder = tmp_path_factory.mktemp("two-ranks")
     weights = tiny_models.save("llama", folder / "model")
-    return server("two-ranks", weights, folder, "kv_both", arguments=["--tensor-parallel-size", "2"])
-
-
-two_ranks = started("two_ranks", start_two_ranks)
+    with server("two-ranks", weights, folder, "kv_both", arguments=["--tensor-parallel-size", "2"]) as engine:
+        yield engine.wait_ready()
 
 
 @pytest.mark.parametrize(("length", "how"), CASES)

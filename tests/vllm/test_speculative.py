@@ -15,7 +15,7 @@ from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.server_process import RouterServer
 from kvxfer.bench.engines.vllm_server import VllmServer, complete
 from kvxfer.bench.errors import BenchError
-from tests.vllm.engine import TO_PREFILL, Engines, push, random_prompt, ranks_of, server
+from tests.vllm.engine import TO_PREFILL, Engines, push, random_prompt, ranks_of, server, start_pair
 
 pytestmark = pytest.mark.slow
 
@@ -39,12 +39,7 @@ def pair(engines: Engines, folder: Path) -> Iterator[Engines]:
         "arguments": speculating(method="draft_model", model=str(weights)),
         "lease_ttl_s": 10.0,
     }
-    with (
-        server("prefill", weights, folder, "kv_both", **options) as prefill,
-        server("decode", weights, folder, "kv_both", **options) as decode,
-    ):
-        prefill.wait_ready()
-        decode.wait_ready()
+    with start_pair(weights, folder, ("kv_both", "kv_both"), **options) as (prefill, decode):
         yield Engines(engines.alone, prefill, decode, engines.router, folder / "observed")
 
 

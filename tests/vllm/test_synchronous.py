@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ import torch
 from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.vllm_server import VllmServer, complete
 from kvxfer.bench.errors import BenchError
-from tests.vllm.early_start import started
 from tests.vllm.engine import Engines, random_prompt, ranks_of, server
 from tests.vllm.workers import LAYERS, Pushed, some_tokens, workers
 
@@ -60,13 +59,13 @@ def test_what_did_not_arrive_is_told_with_its_step() -> None:
         assert results.failed == {"gone": set(pushed.dst)}
 
 
-def start_waiting(folder: Path) -> VllmServer:
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """A decode whose forwards wait for what they load."""
+    folder = tmp_path_factory.mktemp("waiting")
     weights = tiny_models.save("llama", folder / "model")
-    return server("waiting", weights, folder, "kv_consumer", loads="synchronous")
-
-
-waiting = started("waiting", start_waiting)
+    with server("waiting", weights, folder, "kv_consumer", loads="synchronous") as engine:
+        yield engine.wait_ready()
 
 
 @pytest.mark.parametrize("num_tokens", [2, 31, 32, 33, 300, 900])
