@@ -58,7 +58,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     with server("alone", tiny_models.save("llama", folder / "model"), folder) as alone:
         # What a refused request leaves at prefill comes back while the tests run, and who waits for a
         # prefill that was never asked gives up.
-        settings: dict[str, Any] = {"lease_ttl_s": 10.0, "push_timeout_s": 30.0}
+        settings: dict[str, Any] = {"lease_ttl_s": 10.0, "push_timeout_s": 10.0}
         with start_engines("llama", folder, alone, **settings) as engines:
             alone.wait_ready()
             yield engines

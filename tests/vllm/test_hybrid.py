@@ -18,7 +18,7 @@ from tests.vllm.gdn_attention import float32_states
 from tests.vllm.plugins import plugin
 
 #: So short that what nobody fetches is given back while a test waits.
-LEASE_TTL_S = 10.0
+LEASE_TTL_S = 5.0
 # Of the engine's making: what one layer's states take is a whole number of attention's tokens.
 GDN_BLOCK = 288
 GDN_CHUNK = 128

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +16,9 @@ from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.cache_groups import CacheGroup, groups_of
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.place import Place
-from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, StepMetadata
-from kvxfer.connectors.vllm.worker_half import StepResults, WorkerHalf
-from kvxfer.directory import Entry
-from tests.vllm.workers import BOUND_S, PATIENCE, until
+from kvxfer.connectors.vllm.worker_half import StepResults
+from tests.vllm.workers import BOUND_S, PATIENCE, Worker, until
 
 BLOCK_SIZE, NUM_BLOCKS = 32, 16
 # (heads, dim of a head): the model's layers between those of its draft, whose heads are fewer and wider.
@@ -45,36 +42,18 @@ def groups(tp_size: int = 1) -> tuple[CacheGroup, ...]:
     return groups_of(config)
 
 
-@dataclass
-class Worker:
-    half: WorkerHalf
-    caches: dict[str, torch.Tensor]
-
-    @property
-    def rank(self) -> Entry:
-        return self.half.rank.agent
-
-    def heads_of(self, name: str, blocks: tuple[int, ...]) -> torch.Tensor:
-        return self.caches[name][list(blocks)].transpose(0, 1)
-
-
 @contextmanager
 def engine(name: str, tp_size: int = 1) -> Iterator[list[Worker]]:
-    made: list[Worker] = []
-    try:
+    with ExitStack() as stack:
+        made = []
         for rank in range(tp_size):
             place = Place(name, rank, tp_size, "tiny", "auto", 4, NUM_BLOCKS)
-            half = WorkerHalf(place, groups(tp_size), Settings.of(dict(PATIENCE)))
             caches = {
                 layer: torch.rand(NUM_BLOCKS, num_heads // tp_size, BLOCK_SIZE, 2 * dim)
                 for layer, (num_heads, dim) in SHAPES.items()
             }
-            made.append(Worker(half, caches))
-            half.register(caches)
+            made.append(stack.enter_context(Worker(place, groups(tp_size), caches, **PATIENCE)))
         yield made
-    finally:
-        for worker in made:
-            worker.half.close()
 
 
 def order(source: Handover | Appointment) -> StepMetadata:
@@ -103,10 +82,14 @@ def ended(decode: list[Worker], prefill: list[Worker]) -> list[StepResults]:
     return list(results.values())
 
 
+def heads_of(worker: Worker, name: str, blocks: tuple[int, ...]) -> torch.Tensor:
+    return worker.caches[name][list(blocks)].transpose(0, 1)
+
+
 def assert_arrived(prefill: list[Worker], decode: list[Worker]) -> None:
     for name in SHAPES:
-        src = torch.cat([worker.heads_of(name, SRC) for worker in prefill])
-        dst = torch.cat([worker.heads_of(name, DST) for worker in decode])
+        src = torch.cat([heads_of(worker, name, SRC) for worker in prefill])
+        dst = torch.cat([heads_of(worker, name, DST) for worker in decode])
         assert torch.equal(src, dst)
 
 

@@ -113,7 +113,7 @@ def test_a_long_table_comes_in_parts() -> None:
         workers("prefill", num_blocks=num_blocks, num_layers=1) as prefill,
         workers("decode", num_blocks=num_blocks, num_layers=1) as decode,
     ):
-        prefill[0].caches[0][:] = torch.rand(num_blocks, 1, 1, 1)
+        prefill[0].caches[LAYERS[0]][:] = torch.rand(num_blocks, 1, 1, 1)
         decode[0].half.step(pushed.order(prefill))
         prefill[0].half.before_forward(pushed.chunk(0, pushed.num_tokens))
         prefill[0].half.after_forward(whole=True)
@@ -122,7 +122,7 @@ def test_a_long_table_comes_in_parts() -> None:
             "the push",
         )
         src, dst = (
-            cache.caches[0][list(table)]
+            cache.caches[LAYERS[0]][list(table)]
             for cache, table in ((prefill[0], pushed.src), (decode[0], pushed.dst))
         )
         assert torch.equal(src, dst)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from kvxfer.bench.engines.vllm_server import TOKENS_PER_BLOCK, Completion, complete
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt
 
 NUM_DECODED = 100
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays_held(engines: Engines) -> Iterator[None]:
+    """What no turn fetched is given back when its time is over: for all turns at once, the last as well."""
+    yield
+    engines.wait_empty(30)
 
 
 def first_turn(engines: Engines, prompt: str) -> Completion:
@@ -36,7 +46,6 @@ def test_prefill_fetches_what_decode_has_added(engines: Engines) -> None:
     assert answer.kv_transfer_params
     alone = complete(engines.alone, tokens).token_ids
     assert engines.decoded(tokens, "turn 2", answer.kv_transfer_params).token_ids == alone  # type: ignore[arg-type]
-    engines.wait_empty()
 
 
 def test_what_prefill_fetched_is_what_it_computes_with(engines: Engines) -> None:
@@ -53,7 +62,6 @@ def test_what_prefill_fetched_is_what_it_computes_with(engines: Engines) -> None
         flip.unlink()
     assert changed.token_ids != complete(engines.alone, tokens, 24).token_ids
     engines.prefill.client.post("/reset_prefix_cache").raise_for_status()
-    engines.wait_empty(30)
 
 
 def test_a_turn_that_goes_on_in_another_way_is_computed(engines: Engines) -> None:
@@ -65,12 +73,6 @@ def test_a_turn_that_goes_on_in_another_way_is_computed(engines: Engines) -> Non
     answer = next_turn(engines, tokens, turn.kv_transfer_params)
     assert answer.token_ids == complete(engines.alone, tokens, 1).token_ids
     assert engines.prefill.prompt_tokens("external_kv_transfer") == moved
-    engines.wait_empty(30)
-
-
-def test_a_turn_that_never_comes_holds_nothing(engines: Engines) -> None:
-    assert first_turn(engines, random_prompt(100)).kv_transfer_params
-    engines.wait_empty(30)
 
 
 def test_parameters_of_another_kind_fail_no_turn(engines: Engines) -> None:
@@ -78,4 +80,8 @@ def test_parameters_of_another_kind_fail_no_turn(engines: Engines) -> None:
         tokens = list(random_prompt(50).encode())
         answer = next_turn(engines, tokens, {**TO_PREFILL, **absurd})
         assert answer.token_ids == complete(engines.alone, tokens, 1).token_ids
+
+
+def test_a_turn_that_never_comes_holds_nothing(engines: Engines) -> None:
+    assert first_turn(engines, random_prompt(100)).kv_transfer_params
     engines.wait_empty(30)

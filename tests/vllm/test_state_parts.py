@@ -19,12 +19,9 @@ from kvxfer.connectors.vllm.appointment import Appointment
 from kvxfer.connectors.vllm.cache_groups import CacheGroup, groups_of
 from kvxfer.connectors.vllm.handover import Handover
 from kvxfer.connectors.vllm.place import Place
-from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, StepMetadata
-from kvxfer.connectors.vllm.worker_half import WorkerHalf
-from kvxfer.directory import Entry
 from tests.seeds import seed_of
-from tests.vllm.workers import until
+from tests.vllm.workers import Worker, until
 
 NUM_BLOCKS = 5
 PADDING_NBYTES = 96
@@ -80,32 +77,26 @@ def groups_with(spec: MambaSpec) -> tuple[CacheGroup, ...]:
     return groups_of(config)
 
 
-class Worker:
-    """One rank, its caches as an engine makes them: rows of bytes with padding behind."""
-
-    def __init__(self, spec: MambaSpec, rank: int, tp_size: int) -> None:
-        nbytes = spec.page_size_bytes
-        pages = torch.full((NUM_LAYERS, NUM_BLOCKS, nbytes + PADDING_NBYTES), 0x5A, dtype=torch.int8)
-        self.pages = pages.numpy().view(np.uint8)
-        self.groups = groups_with(spec)
-        place = Place("engine", rank, tp_size, "model", "auto", 4, NUM_BLOCKS)
-        self.half = WorkerHalf(place, self.groups, Settings())
-        caches = {f"layer.{at}": pages[at, :, None, None, :nbytes] for at in range(NUM_LAYERS)}
-        self.half.register(caches)
-
-    @property
-    def rank(self) -> Entry:
-        return self.half.rank.agent
-
-
 @contextmanager
 def engine(spec: MambaSpec, tp_size: int) -> Iterator[list[Worker]]:
+    """Yields its ranks, their caches as an engine makes them: rows of bytes with padding behind."""
+    nbytes, groups = spec.page_size_bytes, groups_with(spec)
     with ExitStack() as stack:
-        workers = []
+        made = []
         for rank in range(tp_size):
-            workers.append(Worker(spec, rank, tp_size))
-            stack.callback(workers[-1].half.close)
-        yield workers
+            pages = torch.full((NUM_LAYERS, NUM_BLOCKS, nbytes + PADDING_NBYTES), 0x5A, dtype=torch.int8)
+            caches = {f"layer.{at}": pages[at, :, None, None, :nbytes] for at in range(NUM_LAYERS)}
+            place = Place("engine", rank, tp_size, "model", "auto", 4, NUM_BLOCKS)
+            made.append(stack.enter_context(Worker(place, groups, caches)))
+        yield made
+
+
+def pages_of(worker: Worker) -> NDArray[np.uint8]:
+    """Returns its rows and what is behind them: [layer, block, byte]."""
+    pages = worker.caches["layer.0"]._base
+    assert pages is not None
+    rows: NDArray[np.uint8] = pages.numpy().view(np.uint8)
+    return rows
 
 
 def nothing() -> None:
@@ -204,15 +195,15 @@ def test_rows_of_any_two_sizes_are_those_of_the_model(
             for rank, worker in enumerate(prefill):
                 for layer in range(NUM_LAYERS):
                     row = rows.row(layer, rank, src_tp)
-                    worker.pages[layer, SRC_BLOCK, : len(row)] = row
+                    pages_of(worker)[layer, SRC_BLOCK, : len(row)] = row
 
         assert how(prefill, decode, compute) == {}
         for rank, worker in enumerate(decode):
-            expected = np.full_like(worker.pages, 0x5A)
+            expected = np.full_like(pages_of(worker), 0x5A)
             for layer in range(NUM_LAYERS):
                 row = rows.row(layer, rank, dst_tp)
                 expected[layer, DST_BLOCK, : len(row)] = row
-            assert np.array_equal(worker.pages, expected)
+            assert np.array_equal(pages_of(worker), expected)
 
 
 def row_of_one_piece(tp_size: int) -> MambaSpec:
@@ -229,11 +220,13 @@ def test_rows_of_one_piece_go_to_the_same_shard(seed: int) -> None:
     random = np.random.default_rng(seed)
     with engine(row_of_one_piece(2), 2) as prefill, engine(row_of_one_piece(2), 2) as decode:
         for worker in prefill:
-            worker.pages[:] = random.integers(0, 256, worker.pages.shape, np.uint8)
+            pages_of(worker)[:] = random.integers(0, 256, pages_of(worker).shape, np.uint8)
         assert pull(prefill, decode, nothing) == {}
         for source, destination in zip(prefill, decode, strict=True):
             row = slice(0, -PADDING_NBYTES)
-            assert np.array_equal(source.pages[:, SRC_BLOCK, row], destination.pages[:, DST_BLOCK, row])
+            assert np.array_equal(
+                pages_of(source)[:, SRC_BLOCK, row], pages_of(destination)[:, DST_BLOCK, row]
+            )
 
 
 @pytest.mark.parametrize(("src_tp", "dst_tp"), [(1, 2), (2, 1)])
@@ -246,5 +239,5 @@ def test_rows_of_one_piece_are_refused_at_another_size(
     ):
         assert "request" in pull(prefill, decode, nothing)
         for worker in decode:
-            assert (worker.pages == 0x5A).all()
+            assert (pages_of(worker) == 0x5A).all()
     assert "differ in region 'kv.0'" in caplog.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -21,11 +20,11 @@ from kvxfer.connectors.vllm.pace import StepPace
 from kvxfer.connectors.vllm.place import Place, agents_of
 from kvxfer.connectors.vllm.settings import Settings
 from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
-from kvxfer.connectors.vllm.worker_half import StepResults, WorkerHalf
+from kvxfer.connectors.vllm.worker_half import WorkerHalf
 from kvxfer.directory import Entry
 from tests.fault.proxy import Proxy
 from tests.vllm.stepping import BLOCK_SIZE, HEAD_SIZE, NUM_BLOCKS, NUM_HEADS, caches
-from tests.vllm.workers import until
+from tests.vllm.workers import Worker, until
 
 GROUPS = groups_of(caches())
 SRC, DST = (5, 9, 2), (7, 3, 11)
@@ -33,49 +32,22 @@ NUM_TOKENS = 3 * BLOCK_SIZE - 4
 _PAGE_NBYTES = NUM_HEADS * BLOCK_SIZE * 2 * HEAD_SIZE * 4
 
 
-class Worker:
-    """A worker half and the tensors that it registered."""
-
-    def __init__(self, name: str, num_blocks: int = NUM_BLOCKS, **settings: Any) -> None:
-        self.caches = {
-            layer: torch.rand(num_blocks, NUM_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
-            for layer in GROUPS[0].layer_names
-        }
-        place = Place(name, 0, 1, "model", "auto", NUM_HEADS, num_blocks)
-        self.half = WorkerHalf(place, GROUPS, Settings(**settings))
-        self.half.register(self.caches)
-
-    @property
-    def rank(self) -> Entry:
-        return self.half.rank.agent
-
-    def pages(self, blocks: tuple[int, ...]) -> torch.Tensor:
-        return torch.stack([tensor[list(blocks)] for tensor in self.caches.values()])
-
-    def until(self, what: str, request_id: str, finished: set[str] | None = None) -> StepResults:
-        """Steps as an engine does until a request is sent or received."""
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            results = self.half.collect(finished or set())
-            if request_id in getattr(results, what):
-                return results
-            self.half.before_forward(StepMetadata())
-            self.half.step(StepMetadata())
-        raise AssertionError(f"{request_id} is not among what was {what}")
+def worker_of(name: str, num_blocks: int = NUM_BLOCKS, **settings: Any) -> Worker:
+    shape = (num_blocks, NUM_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
+    place = Place(name, 0, 1, "model", "auto", NUM_HEADS, num_blocks)
+    return Worker(place, GROUPS, {layer: torch.rand(shape) for layer in GROUPS[0].layer_names}, **settings)
 
 
 @pytest.fixture
 def prefill() -> Iterator[Worker]:
-    worker = Worker("prefill")
-    yield worker
-    worker.half.close()
+    with worker_of("prefill") as worker:
+        yield worker
 
 
 @pytest.fixture
 def decode() -> Iterator[Worker]:
-    worker = Worker("decode")
-    yield worker
-    worker.half.close()
+    with worker_of("decode") as worker:
+        yield worker
 
 
 _request_ids = count(1)
@@ -107,7 +79,7 @@ def test_what_prefill_granted_is_read_and_given_back(prefill: Worker, decode: Wo
 
 
 def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: Worker) -> None:
-    handover, other = granted(prefill, agents_of("decode")), Worker("decode-2")
+    handover, other = granted(prefill, agents_of("decode")), worker_of("decode-2")
     try:
         # It found all of it in a router's log; it neither reads nor has the blocks given back.
         other.half.step(order(handover))
@@ -169,7 +141,7 @@ def test_what_is_expected_at_once_is_seen_in_its_step(
     prefill: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_steps(monkeypatch)
-    patient = Worker("decode", linger_s=20.0)
+    patient = worker_of("decode", linger_s=20.0)
     try:
         for name in "abc":
             handover = granted(prefill)
@@ -184,7 +156,7 @@ def test_what_is_expected_at_once_is_seen_in_its_step(
 
 
 def test_what_nobody_reads_is_counted_as_kept_in_vain() -> None:
-    prefill = Worker("prefill", lease_ttl_s=0.05)
+    prefill = worker_of("prefill", lease_ttl_s=0.05)
     try:
         handover = granted(prefill)
         prefill.until("sent", handover.request_id, {handover.request_id})
@@ -244,7 +216,7 @@ def slow_word(prefill: Worker) -> Iterator[Proxy]:
 @pytest.fixture
 def far_decode(prefill: Worker, slow_word: Proxy) -> Iterator[Worker]:
     """A decode that has read from prefill before, over nothing but that."""
-    worker = Worker("decode", transports=("tcp",), silent_timeout_s=10.0, connect_timeout_s=15.0)
+    worker = worker_of("decode", transports=("tcp",), silent_timeout_s=10.0, connect_timeout_s=15.0)
     handover = through(slow_word, granted(prefill))
     worker.half.step(order(handover))
     assert not worker.until("received", "a").failed
@@ -339,7 +311,7 @@ def test_a_cache_is_laid_in_huge_pages_where_that_is_wanted(huge_pages: bool) ->
     if "[madvise]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
         pytest.skip("this kernel has no huge pages, or gives them without being asked")
     before = in_huge_pages()
-    worker = Worker("huge", num_blocks=(16 << 20) // _PAGE_NBYTES, huge_pages=huge_pages)
+    worker = worker_of("huge", num_blocks=(16 << 20) // _PAGE_NBYTES, huge_pages=huge_pages)
     grown = in_huge_pages() - before
     worker.half.close()
     assert (grown >= 12 << 20) == huge_pages

@@ -6,9 +6,9 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
@@ -26,21 +26,49 @@ from tests.seeds import seed_of
 NUM_HEADS, BLOCK_SIZE, NUM_LAYERS = 4, 32, 3
 BOUND_S = 20.0
 # Where a dozen agents share two cores, a silence of seconds is nobody's death.
-PATIENCE = {"connect_timeout_s": 15.0, "silent_timeout_s": 10.0}
+PATIENCE: dict[str, Any] = {"connect_timeout_s": 15.0, "silent_timeout_s": 10.0}
 LAYERS = tuple(f"layers.{layer}" for layer in range(NUM_LAYERS))
 
 
-@dataclass
 class Worker:
-    """One worker half, and its layers' tensors [block, head, token, content]."""
+    """One worker half, and its layers' tensors, [block, ...], by name; closed at the end of a ``with``."""
 
-    half: WorkerHalf
-    caches: dict[int, torch.Tensor]  # by layer
-    heads: slice
+    def __init__(
+        self,
+        place: Place,
+        groups: tuple[CacheGroup, ...],
+        caches: dict[str, torch.Tensor],
+        stream: ComputeStream | None = None,
+        **settings: Any,
+    ) -> None:
+        self.place, self.groups, self.caches = place, groups, caches
+        self.half = WorkerHalf(place, groups, Settings(**settings), stream)
+        self.half.register(caches)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.half.close()
 
     @property
     def rank(self) -> Entry:
         return self.half.rank.agent
+
+    def pages(self, blocks: tuple[int, ...]) -> torch.Tensor:
+        """Returns what lies in these blocks: [layer, block, ...]."""
+        return torch.stack([tensor[list(blocks)] for tensor in self.caches.values()])
+
+    def until(self, what: str, request_id: str, finished: set[str] | None = None) -> StepResults:
+        """Steps as an engine does until a request is among the ``"sent"`` or ``"received"``."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            results = self.half.collect(finished or set())
+            if request_id in getattr(results, what):
+                return results
+            self.half.before_forward(StepMetadata())
+            self.half.step(StepMetadata())
+        raise AssertionError(f"{request_id} is not among what was {what}")
 
 
 @contextmanager
@@ -67,8 +95,8 @@ def workers(
     spec = (MLAAttentionSpec if is_latent else FullAttentionSpec)(
         block_size=block_size, num_kv_heads=num_heads, head_size=8 if is_latent else 4, dtype=torch.float32
     )
-    made = []
-    try:
+    with ExitStack() as running:
+        made = []
         for pp_rank, tp_rank in itertools.product(range(pp_size), range(tp_size)):
             first, stop = (num_layers * stage // pp_size for stage in (pp_rank, pp_rank + 1))
             group = CacheGroup(0, "kv.0", LAYERS[first:stop], spec, block_size, 0)
@@ -85,21 +113,15 @@ def workers(
                 pp_size=pp_size,
                 num_layers=num_layers if pp_size > 1 else 0,
             )
-            half = WorkerHalf(place, (group,), Settings(**{**PATIENCE, **settings}), stream)
             sizes = {"L": stop - first, "B": num_blocks, "H": num_heads, "N": block_size, "C": 8}
             # Of fp8 the engine has bytes.
             dtype = torch.float32 if cache_dtype == "auto" else torch.uint8
             tensor = torch.zeros([sizes[axis] for axis in order], dtype=dtype)
             tensor = tensor.permute(*map(order.index, "LBHNC"))
-            caches = dict(enumerate(tensor, start=first))
-            first_head = 0 if is_latent else tp_rank * num_heads
-            heads = slice(first_head, first_head + num_heads)
-            made.append(Worker(half, caches, heads))
-            half.register({LAYERS[layer]: cache for layer, cache in caches.items()})
+            caches = dict(zip(group.layer_names, tensor, strict=True))
+            worker = Worker(place, (group,), caches, stream, **{**PATIENCE, **settings})
+            made.append(running.enter_context(worker))
         yield made
-    finally:
-        for worker in made:
-            worker.half.close()
 
 
 @dataclass
@@ -150,15 +172,17 @@ class Pushed:
 
     def compute(self, prefill: list[Worker], layer: int, first: int, stop: int, whole: torch.Tensor) -> None:
         """Writes a layer of some tokens where prefill's blocks are, as a forward would; all heads of it."""
-        for token in range(first, stop):
-            block, within = self.src[token // self.block_sizes[0]], token % self.block_sizes[0]
-            for worker in prefill:
-                if layer in worker.caches:
-                    worker.caches[layer][block, :, within] = whole[layer, token, worker.heads]
+        for worker in prefill:
+            if (cache := worker.caches.get(LAYERS[layer])) is None:
+                continue
+            first_head = worker.place.tp_rank * cache.shape[1] % whole.shape[2]  # a latent is on all ranks
+            for token in range(first, stop):
+                block, within = self.src[token // self.block_sizes[0]], token % self.block_sizes[0]
+                cache[block, :, within] = whole[layer, token, first_head : first_head + cache.shape[1]]
 
     def arrived(self, decode: list[Worker], layer: int) -> torch.Tensor:
         """Returns a layer of all of its tokens as decode's blocks hold it: [token, head, content]."""
-        ranks = [worker.caches[layer] for worker in decode if layer in worker.caches]
+        ranks = [worker.caches[LAYERS[layer]] for worker in decode if LAYERS[layer] in worker.caches]
         pages = [torch.cat([cache[block] for cache in ranks], dim=0) for block in self.dst]
         return torch.cat([page.transpose(0, 1) for page in pages])[: self.num_tokens]
 
