@@ -150,12 +150,13 @@ def server(
     policy: str = "fail",
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    forked: bool = True,
     **extra: Any,
 ) -> VllmServer:
     """Returns an engine that is starting, with the observed connector where it has a role.
 
     ``policy`` says what becomes of requests whose cache cannot be loaded, ``extra`` are settings of
-    the connector.
+    the connector. One that is not ``forked`` imports what it needs and spawns, as everywhere else.
     """
     config = None
     if role:
@@ -167,7 +168,7 @@ def server(
         config["kv_load_failure_policy"] = policy
     observed = folder / "observed"
     observed.mkdir(exist_ok=True)
-    return _Forked(
+    return (_Forked if forked else VllmServer)(
         name,
         weights,
         folder / f"{name}.log",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ranks(engines: Engines, folder: Path) -> Iterator[VllmServer]:
     """The session's model on two data-parallel ranks, as prefill and as decode."""
     weights = tiny_models.save("llama", folder / "model")
-    arguments = ["--data-parallel-size", str(NUM_RANKS)]
-    with server("ranks", weights, folder, "kv_both", arguments=arguments, lease_ttl_s=30.0) as engine:
+    options: dict[str, Any] = {
+        "arguments": ["--data-parallel-size", str(NUM_RANKS)],
+        "lease_ttl_s": 30.0,
+        # While it is imported, prometheus_client takes in whether several front ends count together.
+        "forked": False,
+    }
+    with server("ranks", weights, folder, "kv_both", **options) as engine:
         yield engine.wait_ready()
 
 

@@ -79,8 +79,8 @@ def test_what_prefill_granted_is_read_and_given_back(prefill: Worker, decode: Wo
 
 
 def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: Worker) -> None:
-    handover, other = granted(prefill, agents_of("decode")), worker_of("decode-2")
-    try:
+    handover = granted(prefill, agents_of("decode"))
+    with worker_of("decode-2") as other:
         # It found all of it in a router's log; it neither reads nor has the blocks given back.
         other.half.step(order(handover))
         assert other.until("received", "a").failed == {"a": set(DST)}
@@ -90,8 +90,6 @@ def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: 
         assert torch.equal(decode.pages(DST), prefill.pages(SRC))
         prefill.until("sent", handover.request_id, {handover.request_id})
         assert counted(prefill)["receipts"] == 1
-    finally:
-        other.half.close()
 
 
 def test_both_ends_count_it(prefill: Worker, decode: Worker) -> None:
@@ -141,8 +139,7 @@ def test_what_is_expected_at_once_is_seen_in_its_step(
     prefill: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_steps(monkeypatch)
-    patient = worker_of("decode", linger_s=20.0)
-    try:
+    with worker_of("decode", linger_s=20.0) as patient:
         for name in "abc":
             handover = granted(prefill)
             patient.half.step(order(handover, name))
@@ -151,18 +148,13 @@ def test_what_is_expected_at_once_is_seen_in_its_step(
             assert results.received == {name}
             assert not results.failed
             prefill.until("sent", handover.request_id, {handover.request_id})
-    finally:
-        patient.half.close()
 
 
 def test_what_nobody_reads_is_counted_as_kept_in_vain() -> None:
-    prefill = worker_of("prefill", lease_ttl_s=0.05)
-    try:
+    with worker_of("prefill", lease_ttl_s=0.05) as prefill:
         handover = granted(prefill)
         prefill.until("sent", handover.request_id, {handover.request_id})
         assert counted(prefill)["expired"] == 1
-    finally:
-        prefill.half.close()
 
 
 # ---- sleep ------------------------------------------------------------------------------------
@@ -216,14 +208,13 @@ def slow_word(prefill: Worker) -> Iterator[Proxy]:
 @pytest.fixture
 def far_decode(prefill: Worker, slow_word: Proxy) -> Iterator[Worker]:
     """A decode that has read from prefill before, over nothing but that."""
-    worker = worker_of("decode", transports=("tcp",), silent_timeout_s=10.0, connect_timeout_s=15.0)
-    handover = through(slow_word, granted(prefill))
-    worker.half.step(order(handover))
-    assert not worker.until("received", "a").failed
-    prefill.until("sent", handover.request_id, {handover.request_id})
-    assert counted(worker)["num_pages"] == [len(DST)]
-    yield worker
-    worker.half.close()
+    with worker_of("decode", transports=("tcp",), silent_timeout_s=10.0, connect_timeout_s=15.0) as worker:
+        handover = through(slow_word, granted(prefill))
+        worker.half.step(order(handover))
+        assert not worker.until("received", "a").failed
+        prefill.until("sent", handover.request_id, {handover.request_id})
+        assert counted(worker)["num_pages"] == [len(DST)]
+        yield worker
 
 
 def through(proxy: Proxy, handover: Handover) -> Handover:
@@ -311,9 +302,8 @@ def test_a_cache_is_laid_in_huge_pages_where_that_is_wanted(huge_pages: bool) ->
     if "[madvise]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
         pytest.skip("this kernel has no huge pages, or gives them without being asked")
     before = in_huge_pages()
-    worker = worker_of("huge", num_blocks=(16 << 20) // _PAGE_NBYTES, huge_pages=huge_pages)
-    grown = in_huge_pages() - before
-    worker.half.close()
+    with worker_of("huge", num_blocks=(16 << 20) // _PAGE_NBYTES, huge_pages=huge_pages):
+        grown = in_huge_pages() - before
     assert (grown >= 12 << 20) == huge_pages
 
 
