@@ -31,7 +31,7 @@ from typing import Any, Final
 #: What an engine of any kind imports, but for its model.
 MODULES: Final = (
     "vllm.entrypoints.cli.main",
-    "vllm.entrypoints.openai.api_server",
+    "vllm.entrypoints.cli.serve",
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
