@@ -232,8 +232,8 @@ VLLM_REQUIREMENTS := tests/vllm/requirements.txt
 	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
 	  > $$site/kvxfer-first.pth; touch $@
 
-# Starting an engine takes a minute where two share two cores: pytest's own bounds are wider there. One test at
-# a time: engines of two workers are more than 24 GB.
+# Importing vLLM, and starting an engine that cannot be forked, takes a minute: pytest's own bounds are wider there.
+# One test at a time: engines of two workers are more than 24 GB.
 test-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.vllm/bin/python -c "import kvxfer, vllm" 2>/dev/null || .vllm/bin/python -c "import kvxfer, vllm"
 	.vllm/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" -o faulthandler_timeout=590 $(ARGS)

@@ -26,7 +26,7 @@ TOKENS_PER_BLOCK = 32
 # Two engines that start on two busy cores at once took 48 to 75 s.
 _READY_TIMEOUT_S = 240.0
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     # GiB, an upper bound: `num_blocks` is what counts.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -84,7 +84,7 @@ class VllmServer(ServerProcess):
             name,
             [*command, *arguments],
             log,
-            environment={**_ENVIRONMENT, **(environment or {})},
+            environment={**ENVIRONMENT, **(environment or {})},
             ready_timeout_s=_READY_TIMEOUT_S,
         )
 

@@ -53,7 +53,7 @@ def start() -> Path:
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(listener.fileno())],
             cwd=Path(__file__).parents[2],
-            env={**os.environ, **vllm_server._ENVIRONMENT},
+            env={**os.environ, **vllm_server.ENVIRONMENT},
             stdin=subprocess.PIPE,  # it ends with this process
             pass_fds=[listener.fileno()],
         )
