@@ -97,6 +97,12 @@ class AgentOptions:
     max_transfers_per_peer
         Transfers that a peer may have open here, and that this agent opens at a peer; more of its
         own wait their turn.
+    eager_nbytes
+        A write of up to so many bytes, as they cross a stream, goes along with the frame that announces it where
+        its peer would have to ask for them over a stream (tcp, unix): one trip instead of three. It lands at
+        once where its tag is expected or a lease allows it, and is asked for as ever where that comes later.
+        `Transfer.rails` then says ``"eager"``. The smaller number of both ends counts; 0 to 65,536. Not
+        with ``integrity``, nor for pages of a GPU.
     meter_gate
         Whether `Agent.stats` says the longest processor time for which one thread held the agent's progress
         gate (``gate_longest_hold_ns``). It costs two system calls for every call and every round.
@@ -126,6 +132,7 @@ class AgentOptions:
     integrity: bool = False
     # A quarter of the fence table's slots: no peer can take all (transport.h: FenceTable).
     max_transfers_per_peer: int = 4096
+    eager_nbytes: int = 8192
     meter_gate: bool = False
     faults: str = ""
 
@@ -173,6 +180,7 @@ class AgentOptions:
             ("staging_nbytes", 0, 1 << 40),
             ("spin_us", 0, 1_000_000),
             ("max_transfers_per_peer", 1, 16384),
+            ("eager_nbytes", 0, 65536),
         ):
             count(getattr(self, name), f"option {name}", low, high)
         if self.gpu is not None:
@@ -220,6 +228,7 @@ class AgentOptions:
             "spin_us": int(self.spin_us),
             "integrity": self.integrity,
             "max_transfers_per_peer": int(self.max_transfers_per_peer),
+            "eager_nbytes": int(self.eager_nbytes),
             "meter_gate": self.meter_gate,
             "faults": self.faults,
         }

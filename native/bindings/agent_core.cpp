@@ -100,6 +100,7 @@ class PyAgentCore {
     native.lease_margin_ns = to_ns(nb::cast<double>(options["lease_margin_s"]));
     native.spin_ns = Time{nb::cast<std::uint32_t>(options["spin_us"])} * 1000;
     native.max_transfers_per_peer = nb::cast<std::uint32_t>(options["max_transfers_per_peer"]);
+    native.eager_nbytes = nb::cast<std::uint32_t>(options["eager_nbytes"]);
     native.faults = nb::cast<std::string>(options["faults"]);
     native.meter_gate = nb::cast<bool>(options["meter_gate"]);
     if (name.empty() || name.size() > wire::kMaxName)

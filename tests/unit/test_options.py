@@ -28,6 +28,7 @@ NATIVE_KEYS = {
     "spin_us",
     "integrity",
     "max_transfers_per_peer",
+    "eager_nbytes",
     "meter_gate",
     "faults",
 }
@@ -80,6 +81,7 @@ def test_native_options_are_complete() -> None:
         {"transports": ("smoke",)},
         {"lease_margin_s": -1.0},
         {"max_transfers_per_peer": 0},
+        {"eager_nbytes": 65_537},
         {"secret": "short"},
         {"listen": "7301"},
         {"listen": "udp://127.0.0.1:1"},

@@ -112,7 +112,7 @@ Session::Session(SessionRole role, const SessionConfig& config, Time now, const 
     random(session_);
     return;
   }
-  queue(wire::Hello{.nonce = nonce_, .identity = config_.self, .extensions = {}});
+  queue(wire::Hello{.nonce = nonce_, .identity = config_.self, .extensions = wire::encode(config_.features)});
   const wire::ByteSpan frame = output_.back();
   const wire::ByteSpan body =
       frame.subspan(wire::kHeaderNbytes, frame.size() - wire::kHeaderNbytes - wire::kMacNbytes);
@@ -252,7 +252,11 @@ Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body
   }
   claimed_ = hello.identity;
   protocol_ = std::min(hello.version, wire::kProtocolVersion);
-  wire::Challenge challenge{.nonce = nonce_, .identity = config_.self, .extensions = {}, .session = session_};
+  peer_features_ = wire::decode_features(hello.extensions);
+  wire::Challenge challenge{.nonce = nonce_,
+                            .identity = config_.self,
+                            .extensions = wire::encode(config_.features),
+                            .session = session_};
   const wire::Bytes unproved = wire::encode(challenge, 0);
   const std::size_t transcript_nbytes =
       unproved.size() - wire::kHeaderNbytes - challenge.proof.size() - wire::kMacNbytes;
@@ -274,6 +278,7 @@ Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::B
     return violate(Code::kAuthFailed,
                    "the peer's secret differs: the proof in its CHALLENGE is wrong; " + config_.other_secret);
   session_ = challenge.session;
+  peer_features_ = wire::decode_features(challenge.extensions);
   queue(wire::Proof{prove("kvxfer/1 initiator")});
   step(Event::kChallenge);
   open(now, challenge.identity);

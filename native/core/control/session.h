@@ -37,6 +37,7 @@ struct SessionConfig {
   std::string secret;
   std::string other_secret = "give both agents the same secret";  // what to do where a peer's differs
   wire::Identity self;
+  wire::Features features;
   Time handshake_timeout_ns = 2'000'000'000;
   Time heartbeat_ns = 500'000'000;   // sent when nothing else was for this long
   Time silent_ns = 2'000'000'000;    // nothing heard for this long: the peer is lost
@@ -107,6 +108,7 @@ class Session {
   const wire::Identity& peer() const noexcept { return peer_; }  // once open (acceptor: once PROOF is in)
   const wire::Id128& id() const noexcept { return session_; }
   std::uint16_t protocol() const noexcept { return protocol_; }  // that both ends speak, once open
+  const wire::Features& peer_features() const noexcept { return peer_features_; }  // once open
   std::uint32_t max_body() const noexcept;  // of the next frame: small until authenticated
 
   // Renewals: the number of the newest HEARTBEAT that the peer acknowledged was sent at this
@@ -172,6 +174,7 @@ class Session {
   wire::Identity peer_;
   wire::Id128 session_{};
   std::uint16_t protocol_ = wire::kProtocolVersion;
+  wire::Features peer_features_;
 
   SipHashKey send_key_{}, receive_key_{};
   wire::Digest rails_key_{};

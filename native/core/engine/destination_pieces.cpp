@@ -3,6 +3,7 @@
 
 #include "core/copy/pack.h"
 #include "core/engine/destinations.h"
+#include "core/engine/eager.h"
 
 namespace kvxfer {
 namespace {
@@ -190,6 +191,14 @@ void Destinations::unreachable(Destination& destination, const Rails::Completed&
         return fail(destination, TransferEvent::kFail, std::move(path), true);
   }
   redo(destination, work.piece);
+}
+
+// What came with its OFFER, under the right that was found in this call: nothing of it is under way.
+void Destinations::land(Destination& destination, wire::ByteSpan pages) {
+  unpack_pages(*destination.move, pages);
+  if (destination.expectation) destination.expectation->handle()->add_rail(kEagerRail);
+  const std::uint32_t num_pieces = destination.move->grid.num_pieces();
+  for (std::uint32_t piece = 0; piece < num_pieces; ++piece) piece_in(destination, piece);
 }
 
 void Destinations::redo(Destination& destination, std::uint32_t piece) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/engine/eager.h"
+
 namespace kvxfer {
 namespace {
 
@@ -70,6 +72,11 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
     return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " has more layers ready than it has"};
   if (offer.fence_slot >= FenceTable::kNumSlots)
     return {Code::kProtocol, "OFFER: there is no fence slot " + std::to_string(offer.fence_slot)};
+  if (offer.pages.size() > context_.config.session.features.eager_nbytes)
+    return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " brings " +
+                                 std::to_string(offer.pages.size()) + " bytes of pages, at most " +
+                                 std::to_string(context_.config.session.features.eager_nbytes) +
+                                 " are taken"};
   const Result<Programs::Use> use = programs_.find(peer, spec, Side::kDst);
   if (!use.ok()) return refuse(use.status(), {});
   auto owned = std::make_unique<Destination>();
@@ -87,6 +94,10 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
   if (Status status = admission_.admit(peer, *owned); !status.ok()) return refuse(status, {});
   if (Status status = programs_.check(use.value(), *owned->move, Side::kDst); !status.ok())
     return refuse(status, {});
+  if (!offer.pages.empty() && eager_nbytes_of(*owned->move) != offer.pages.size())
+    return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " brings " +
+                                 std::to_string(offer.pages.size()) +
+                                 " bytes of pages, which is not what its program says"};
   owned->layers_ready = offer.layers_ready;
   owned->fence_slot = offer.fence_slot;
   owned->fence_generation = offer.fence_generation;
@@ -95,7 +106,7 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
   if (is_tagged && tag_memory_.size() != 0)  // its tag begins anew
     tag_memory_.take_written(wire::text_of(destination.notify), [](const TagMemory::Ended&) { return true; });
   if (Status status = authorize(destination); status.ok())
-    begin_moving(destination);
+    begin_moving(destination, offer.pages);
   else if (!may_wait || !may_come_true(status)) {
     if (given_up && status.code() == Code::kNotPermitted) {
       status = given_up->why;
@@ -103,7 +114,7 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
     }
     fail(destination, TransferEvent::kFail, std::move(status), true);
   }
-  // else: it is parked until a caller expects its tag, or its time is over
+  // else: it is parked until a caller expects its tag, or its time is over; its pages are asked for then
   return {};
 }
 
@@ -174,11 +185,13 @@ void Destinations::let_in(const Expectation& expectation) {
   end_expectation(expectation.handle()->id(), TransferState::kFailed, written->why);
 }
 
-void Destinations::begin_moving(Destination& destination) {
+void Destinations::begin_moving(Destination& destination, wire::ByteSpan pages) {
   if (destination.state == TransferState::kParked)
     step(destination_transitions(), destination.state, TransferEvent::kAuthorized);
   const PieceGrid& grid = destination.move->grid;
   destination.arrivals.begin(grid);
+  if (!pages.empty() && destination.memory == MemoryKind::kHost && !destination.integrity)
+    return land(destination, pages);
   if (grid.num_pieces() != 0) return list(destination);
   std::vector<std::uint32_t> rows(grid.num_layers);  // no blocks: every layer is in
   std::iota(rows.begin(), rows.end(), 0);

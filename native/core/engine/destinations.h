@@ -117,7 +117,7 @@ class Destinations {
   }
   Status authorize(Destination& destination);
   void remember(const Destination& destination, const Status& why);
-  void begin_moving(Destination& destination);
+  void begin_moving(Destination& destination, wire::ByteSpan pages = {});
   void finish(Destination& destination);
   void fail(Destination& destination, TransferEvent event, Status why, bool tell_peer);
   void end_again(Destination& destination);
@@ -132,6 +132,7 @@ class Destinations {
   void flush_credits(Destination& destination);
   void redo(Destination& destination, std::uint32_t piece);
   void piece_in(Destination& destination, std::uint32_t piece);
+  void land(Destination& destination, wire::ByteSpan pages);
   void compare_sums(Destination& destination, std::uint32_t piece);
   void count_piece(Destination& destination, std::uint32_t piece);
   void confirm(Destination& destination);

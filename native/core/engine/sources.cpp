@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/engine/arrivals.h"
+#include "core/engine/eager.h"
 
 namespace kvxfer {
 namespace {
@@ -23,8 +24,15 @@ bool Sources::offer(Peer& peer, TransferKey key) {
   if (fences_.empty()) return false;
   source.fence = fences_.take();
   step(source_transitions(), source.state, TransferEvent::kTold);
-  sessions_.send(
-      peer, wire::Offer{source.spec(), source.layers_ready, source.fence->index, source.fence->generation});
+  wire::Offer offer{source.spec(), source.layers_ready, source.fence->index, source.fence->generation};
+  if (source.layers_ready < source.move->grid.num_layers ||
+      !admission_.has_eager_room(key.first, source.eager_nbytes))
+    source.eager_nbytes = 0;
+  if (source.eager_nbytes != 0) {
+    offer.pages = pack_pages(*source.move, source.eager_nbytes);
+    if (source.handle) source.handle->add_rail(kEagerRail);
+  }
+  sessions_.send(peer, offer);
   admission_.opened(source);
   return true;
 }

@@ -40,6 +40,7 @@ struct TransferEnd {
   bool tells_context = false;  // the destination says so, and its source has not heard of it
   std::uint8_t priority = 0;
   bool integrity = false;
+  std::uint32_t eager_nbytes = 0;  // a source's: of pages that go with its OFFER
   Time timeout_ns = 0;
   std::uint32_t layers_ready = 0;
   Status reason;  // once it fails
