@@ -68,7 +68,7 @@ TEST(every_message_comes_back_as_it_was) {
   for (const std::uint64_t size : {0, 1, 5, 40, 700}) {
     for (std::size_t kind = 0; kind < kNumKinds; ++kind) {
       for (int repetition = 0; repetition < 20; ++repetition) {
-        const Message message = Sampler(random, size).message(kind);
+        const Message message = Sampler(random, size, true).message(kind);
         REQUIRE_EQ(message.index(), kind);
         const std::uint64_t sequence = random.next();
         const Bytes frame = encode(message, sequence);

@@ -332,6 +332,7 @@ class Sampler {
 
   check::Random& random_;
   const std::uint64_t size_;
+  const bool with_features_;
 };
 
 inline ByteSpan body_of(const Bytes& frame) {

@@ -243,6 +243,7 @@ PARTS_OF_THE_ENGINE = (
     "arrivals",
     "sums",
     "turns",
+    "eager",
     "sources",
     "destinations",
     "posting",
