@@ -45,9 +45,9 @@ Status Engine::deregister_region(Time now, RegionId id) {
     context_.serve(key.first, [&] { sources_.fail(key, TransferEvent::kFail, why, true); });
   for (const TransferKey& key : destinations_.find(std::nullopt, is_of_it))
     context_.serve(key.first, [&] { destinations_.fail(key, TransferEvent::kFail, why, true); });
+  leases_.ended().forget_region(id);
   for (const SessionKey key : sessions_.keys())
     context_.serve(key, [&] {
-      leases_.forget_region(key, id);
       sessions_.send(*sessions_.find(key), wire::RegionGone{id});
       programs_.forget(key, id, false);
     });

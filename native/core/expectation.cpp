@@ -17,9 +17,19 @@ Expectation::Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, Region
       block_tokens_(needed.block_tokens),
       coverage_(static_cast<std::uint32_t>(blocks_.size()), num_layers, needed),
       claims_(static_cast<std::uint32_t>(blocks_.size()), needed.block_tokens) {
-  if (!blocks_.empty())
-    index_.assign(std::size_t{*std::max_element(blocks_.begin(), blocks_.end())} + 1, kNotNamed);
-  for (std::uint32_t i = 0; i < blocks_.size(); ++i) index_[blocks_[i]] = i;
+  if (blocks_.size() <= kFewBlocks) return;
+  index_ =
+      SparseTable<std::uint32_t, 256>(std::size_t{*std::max_element(blocks_.begin(), blocks_.end())} + 1);
+  for (std::uint32_t i = 0; i < blocks_.size(); ++i) index_.at(blocks_[i]) = i + 1;
+}
+
+std::uint32_t Expectation::place_of(std::uint32_t block) const noexcept {
+  const auto num_blocks = static_cast<std::uint32_t>(blocks_.size());
+  if (num_blocks > kFewBlocks) {
+    const std::uint32_t found = index_.get(block);
+    return found == 0 ? num_blocks : found - 1;
+  }
+  return static_cast<std::uint32_t>(std::find(blocks_.begin(), blocks_.end(), block) - blocks_.begin());
 }
 
 bool Expectation::concerns(SessionKey peer, RegionId region) const {
@@ -35,7 +45,7 @@ Status Expectation::covers(const Move& move) const {
                                 std::to_string(grid.first_layer + grid.num_layers - 1)};
   for (std::uint32_t pair = 0; pair < grid.num_pairs; ++pair) {
     const std::uint32_t block = move.dst_block(pair);
-    if (block >= index_.size() || index_[block] == kNotNamed)
+    if (place_of(block) == blocks_.size())
       return {Code::kRefused, "its tag is expected with other blocks: block " + std::to_string(block) +
                                   " is not among the " + std::to_string(blocks_.size()) + " that were named"};
   }
@@ -54,8 +64,8 @@ Status Expectation::follow(const Move& move) {
   for (std::uint32_t pair = 0; pair < move.grid.num_pairs; ++pair) {
     const std::uint32_t units = program.units[move.grid.grain_of(pair)].dst;
     const std::uint32_t num_tokens = block_tokens_ / units;
-    stretches.push_back(
-        {index_[move.dst_block(pair)], units == 1 ? 0 : move.dst_ids[pair] % units * num_tokens, num_tokens});
+    stretches.push_back({place_of(move.dst_block(pair)),
+                         units == 1 ? 0 : move.dst_ids[pair] % units * num_tokens, num_tokens});
   }
   return claims_.claim(move.grid.first_layer, move.grid.num_layers, program.dst_heads, stretches);
 }
@@ -67,7 +77,7 @@ bool Expectation::arrived(std::uint32_t layer, const Move& move) {
     const std::uint32_t units = program.units[move.grid.grain_of(pair)].dst;
     const std::uint32_t id = move.dst_ids[pair];
     const std::uint32_t block = units == 1 ? id : id / units, unit = units == 1 ? 0 : id % units;
-    last = coverage_.mark(layer - first_layer_, index_[block], unit, units, program.dst_heads) || last;
+    last = coverage_.mark(layer - first_layer_, place_of(block), unit, units, program.dst_heads) || last;
   }
   return last;
 }

@@ -141,6 +141,7 @@ Status Destinations::authorize(Destination& destination) {
     if (unlike.ok()) {
       if (Status status = expectation->follow(*destination.move); !status.ok()) return status;
       destination.expectation = expectation;
+      expectation->writers().push_back(destination);
       if (!destination.context.empty()) expectation->handle()->set_other_context(destination.context);
       return {};
     }
@@ -163,9 +164,7 @@ void Destinations::let_in(SessionKey session) {
 
 void Destinations::let_in(const Expectation& expectation) {
   for (const SessionKey key : sessions_.keys()) let_in(key);
-  if (tag_memory_.size() == 0 || expectation.complete()) return;
-  const auto is_writer = [&](const auto& entry) { return entry.second->expectation.get() == &expectation; };
-  if (std::any_of(destinations_.begin(), destinations_.end(), is_writer)) return;
+  if (tag_memory_.size() == 0 || expectation.complete() || !expectation.writers().empty()) return;
   const auto written = tag_memory_.take_written(
       wire::text_of(expectation.tag()),
       [&](const TagMemory::Ended& ended) { return expectation.concerns(*ended.peer, ended.region); });
@@ -279,6 +278,7 @@ void Destinations::drained(Destination& destination) {
   handles_.end(destination.handle, destination.state, destination.reason,
                done ? std::vector<std::uint32_t>{} : failed_blocks(destination));
   const std::shared_ptr<Expectation> expectation = std::move(destination.expectation);
+  if (expectation != nullptr) expectation->writers().remove(destination);
   auto found = destinations_.find(destination.key);
   context_.keep_for_this_round(std::move(found->second));
   spare_.erase(destinations_, found);
@@ -297,8 +297,9 @@ void Destinations::end_expectation(std::uint64_t handle, TransferState state, St
   const std::shared_ptr<Expectation> expectation = expectations_.find(handle);
   if (expectation == nullptr) return;
   std::vector<TransferKey> writers;
-  for (const auto& [key, destination] : destinations_)
-    if (destination->expectation == expectation) writers.push_back(key);
+  for (const Writer* each = expectation->writers().first(); each != nullptr;
+       each = LinkedList<Writer>::after(*each))
+    writers.push_back(static_cast<const Destination*>(each)->key);
   expectations_.end(expectation, state, why, writers.size());
   const Status reason = state == TransferState::kDone
                             ? Status(Code::kRefused, "its blocks had all arrived by other transfers")

@@ -33,7 +33,7 @@
 
 namespace kvxfer {
 
-struct Destination : TransferEnd {
+struct Destination : TransferEnd, Writer {
   Destination() : TransferEnd(TimerKind::kDestination) {}
 
   std::uint32_t fence_slot = 0;  // the source's

@@ -26,6 +26,7 @@ Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId
   if (from && sessions_.find_open(*from) == nullptr) return sessions_.lost_status(*from);
   if (Status status = check_blocks(blocks, local->num_blocks, true, "blocks", local->name); !status.ok())
     return status;
+  if (!from) leases_.ended().make_room(region_id, local->num_blocks, blocks);
   auto handle = handles_.make(first_layer, num_layers, std::move(context));
   const std::uint64_t id = handle->id();
   tags_.emplace(wire::text_of(tag), id);
@@ -102,12 +103,7 @@ void Expectations::end(const std::shared_ptr<Expectation>& expectation, Transfer
   const std::uint64_t handle = expectation->handle()->id();
   // First what takes memory.
   ending_.insert_or_assign(handle, Ending{expectation, state, why, num_draining});
-  BitSet blocks(regions_.find(expectation->region())->num_blocks);
-  for (const std::uint32_t block : expectation->blocks()) blocks.insert(block);
-  for (const SessionKey key : sessions_.keys())
-    if (!expectation->from() || expectation->from() == key)
-      context_.serve(
-          key, [&] { leases_.remember_ended(key, expectation->region(), wire::LeaseMode::kWrite, blocks); });
+  remember_ended(*expectation);
   tags_.erase(wire::text_of(expectation->tag()));
   const auto found = expectations_.find(handle);
   context_.timers.clear(found->second.timer);
@@ -116,6 +112,18 @@ void Expectations::end(const std::shared_ptr<Expectation>& expectation, Transfer
   if (num_draining != 0) return;
   ending_.erase(handle);
   fenced(*expectation, state, why);
+}
+
+// Who wrote under it may write more that is meant for it.
+void Expectations::remember_ended(const Expectation& expectation) {
+  if (!expectation.from())
+    return leases_.ended().add_for_all(expectation.region(), expectation.blocks(), sessions_.next_key());
+  if (sessions_.find(*expectation.from()) == nullptr) return;
+  context_.serve(*expectation.from(), [&] {
+    SparseBitSet blocks(regions_.find(expectation.region())->num_blocks);
+    for (const std::uint32_t block : expectation.blocks()) blocks.insert(block);
+    leases_.ended().add(*expectation.from(), expectation.region(), wire::LeaseMode::kWrite, blocks);
+  });
 }
 
 bool Expectations::drained(const Expectation& expectation) {

@@ -81,6 +81,7 @@ class Expectations {
     Status why;
     std::size_t num_draining;
   };
+  void remember_ended(const Expectation& expectation);
   void fenced(const Expectation& expectation, TransferState state, const Status& why);
 
   Context& context_;

@@ -154,12 +154,7 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
   const std::vector<const Lease*> candidates = this->candidates(transfer, mode);
   transfer.leases.clear();
   if (transfer.lease_named && candidates.empty()) return none_covers(transfer, mode, "blocks ");
-  const auto holder = holders_.find(transfer.key.first);
-  const BitSet* ended_on = nullptr;
-  if (holder != holders_.end())
-    if (auto found = holder->second.ended_on.find({transfer.region, mode});
-        found != holder->second.ended_on.end())
-      ended_on = &found->second;
+  const EndedRights::OfSession ended_on = ended_rights_.of(transfer.key.first, transfer.region, mode);
   // Blocks of one request mostly share a lease, and mostly one that its poster knew.
   const Lease* last = nullptr;
   for (std::uint32_t pair = 0; pair < transfer.move->grid.num_pairs; ++pair) {
@@ -168,8 +163,7 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
     bool came_later = false;
     auto found = std::find_if(candidates.begin(), candidates.end(), [&](const Lease* lease) {
       if (!lease->covers(block)) return false;
-      const bool later = !transfer.lease_named && lease->id() > transfer.lease && ended_on != nullptr &&
-                         ended_on->contains(block);
+      const bool later = !transfer.lease_named && lease->id() > transfer.lease && ended_on.contains(block);
       came_later = came_later || later;
       return !later;
     });
@@ -185,7 +179,7 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
     }
     if (std::find(transfer.leases.begin(), transfer.leases.end(), (*found)->id()) == transfer.leases.end())
       transfer.leases.push_back((*found)->id());
-    const bool known = transfer.lease_named || (*found)->id() <= transfer.lease || ended_on == nullptr;
+    const bool known = transfer.lease_named || (*found)->id() <= transfer.lease || !ended_on.any();
     last = known ? *found : nullptr;
   }
   return {};
@@ -260,7 +254,7 @@ void Leases::tell_ended(const Lease& lease, const Status& why, std::size_t num_d
   if (Peer* peer = lease.holder() ? sessions_.find(*lease.holder()) : nullptr)
     context_.serve(peer->key(), [&] {
       std::erase(holders_[peer->key()].leases, lease.id());
-      remember_ended(peer->key(), lease.region(), lease.mode(), lease.blocks());
+      ended_rights_.add(peer->key(), lease.region(), lease.mode(), lease.blocks());
       sessions_.send(*peer, wire::LeaseEnded{lease.id(), why.code()});
       sessions_.flush(*peer);
     });
@@ -294,13 +288,6 @@ void Leases::fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState sta
 }
 
 // ---- what peers know and told --------------------------------------------------------------------
-
-void Leases::forget_region(SessionKey holder, RegionId region) {
-  auto found = holders_.find(holder);
-  if (found == holders_.end()) return;
-  found->second.ended_on.erase({region, wire::LeaseMode::kRead});
-  found->second.ended_on.erase({region, wire::LeaseMode::kWrite});
-}
 
 void Leases::told(const Peer& peer, const wire::Lease& lease) {
   LeaseId& newest = holders_[peer.key()].newest_told;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/ended_rights.h"
 #include "core/engine/context.h"
 #include "core/engine/regions.h"
 #include "core/engine/sessions.h"
@@ -67,12 +68,11 @@ class Leases {
   void drained(const TransferEnd& transfer);
 
   // ---- what peers know and told
-  // Blocks on which a right of this peer's ended.
-  void remember_ended(SessionKey holder, RegionId region, wire::LeaseMode mode, const BitSet& blocks) {
-    holders_[holder].ended_on[{region, mode}].insert(blocks);
+  EndedRights& ended() noexcept { return ended_rights_; }
+  void remove_session(SessionKey holder) {
+    holders_.erase(holder);
+    ended_rights_.forget_session(holder);
   }
-  void forget_region(SessionKey holder, RegionId region);
-  void remove_session(SessionKey holder) { holders_.erase(holder); }
   void told(const Peer& peer, const wire::Lease& lease);
   LeaseId newest_told(SessionKey grantor) const;
 
@@ -87,7 +87,6 @@ class Leases {
   };
   struct Holder {
     std::vector<LeaseId> leases;  // that we granted to it
-    std::map<std::pair<RegionId, wire::LeaseMode>, BitSet> ended_on;
     LeaseId newest_told = 0;  // of those that it granted
     std::vector<LeaseId> awaited;  // those of `leases`
   };
@@ -117,6 +116,7 @@ class Leases {
   std::unordered_map<LeaseId, LeaseState> ended_;
   std::deque<LeaseId> ended_ids_;  // those, as they ended: the newest kMaxEnded
   std::map<SessionKey, Holder> holders_;
+  EndedRights ended_rights_;
 };
 
 }  // namespace kvxfer
