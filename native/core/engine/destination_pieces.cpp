@@ -36,10 +36,8 @@ void Destinations::list(Destination& destination) {
 }
 
 void Destinations::path_came(SessionKey session, RegionId remote) {
-  for (auto it = destinations_.lower_bound({session, 0});
-       it != destinations_.end() && it->first.first == session; ++it)
-    if (it->second->state == TransferState::kMoving && it->second->remote_region() == remote)
-      list(*it->second);
+  for (const TransferKey& key : destinations_.of_remote(session, remote))
+    if (Destination& destination = *find(key); destination.state == TransferState::kMoving) list(destination);
 }
 
 void Destinations::post_pieces() {

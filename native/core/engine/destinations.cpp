@@ -38,8 +38,7 @@ std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
 
 Destination& Destinations::add(std::unique_ptr<Destination> destination) {
   destination->set_timer(context_.timers, time_after(context_.now, destination->timeout_ns));
-  const TransferKey key = destination->key;
-  return *spare_.insert(destinations_, key, std::move(destination)).position->second;
+  return destinations_.add(std::move(destination));
 }
 
 void Destinations::request(Peer& peer, TransferKey key) {
@@ -102,8 +101,8 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
       call_it(destination, given_up->context);
     }
     fail(destination, TransferEvent::kFail, std::move(status), true);
-  }
-  // else: it is parked until a caller expects its tag, or its time is over
+  } else  // until a caller expects its tag, a lease comes, or its time is over
+    parked_.add(destination, destination.parked);
   return {};
 }
 
@@ -141,6 +140,7 @@ Status Destinations::authorize(Destination& destination) {
     if (unlike.ok()) {
       if (Status status = expectation->follow(*destination.move); !status.ok()) return status;
       destination.expectation = expectation;
+      destination.leases.clear();
       expectation->writers().push_back(destination);
       if (!destination.context.empty()) expectation->handle()->set_other_context(destination.context);
       return {};
@@ -150,20 +150,25 @@ Status Destinations::authorize(Destination& destination) {
   return found.ok() || unlike.ok() ? found : unlike;
 }
 
-void Destinations::let_in(SessionKey session) {
-  const auto is_parked = [](const TransferEnd& transfer) { return transfer.state == TransferState::kParked; };
-  for (const TransferKey& key : find(session, is_parked)) {
+void Destinations::let_in(const LeaseTerms& lease) {
+  let_in(parked_.of_blocks(*lease.holder, lease.region, lease.all_blocks, lease.blocks));
+}
+
+void Destinations::let_in(std::span<const TransferKey> parked) {
+  for (const TransferKey& key : parked) {
     Destination* destination = find(key);
     if (destination == nullptr || destination->state != TransferState::kParked) continue;
     if (Status status = authorize(*destination); status.ok())
       begin_moving(*destination);
-    else if (!may_come_true(status))
+    else if (may_come_true(status))
+      parked_.add(*destination, destination->parked);
+    else
       fail(*destination, TransferEvent::kFail, std::move(status), true);
   }
 }
 
 void Destinations::let_in(const Expectation& expectation) {
-  for (const SessionKey key : sessions_.keys()) let_in(key);
+  let_in(parked_.of_tag(expectation.tag()));
   if (tag_memory_.size() == 0 || expectation.complete() || !expectation.writers().empty()) return;
   const auto written = tag_memory_.take_written(
       wire::text_of(expectation.tag()),
@@ -176,6 +181,8 @@ void Destinations::let_in(const Expectation& expectation) {
 void Destinations::begin_moving(Destination& destination) {
   if (destination.state == TransferState::kParked)
     step(destination_transitions(), destination.state, TransferEvent::kAuthorized);
+  parked_.remove(destination.parked);
+  leases_.let_in(destination);
   const PieceGrid& grid = destination.move->grid;
   destination.arrivals.begin(grid);
   if (grid.num_pieces() != 0) return list(destination);
@@ -237,6 +244,7 @@ void Destinations::finish(Destination& destination) {
 void Destinations::fail(Destination& destination, TransferEvent event, Status why, bool tell_peer) {
   const bool told = destination.state != TransferState::kQueued;
   if (!step(destination_transitions(), destination.state, event)) return end_again(destination);
+  parked_.remove(destination.parked);
   context_.timers.clear(destination.timer);
   destination.reason = as_loss(std::move(why));
   destination.to_credit.clear();
@@ -279,9 +287,7 @@ void Destinations::drained(Destination& destination) {
                done ? std::vector<std::uint32_t>{} : failed_blocks(destination));
   const std::shared_ptr<Expectation> expectation = std::move(destination.expectation);
   if (expectation != nullptr) expectation->writers().remove(destination);
-  auto found = destinations_.find(destination.key);
-  context_.keep_for_this_round(std::move(found->second));
-  spare_.erase(destinations_, found);
+  context_.keep_for_this_round(destinations_.take(destination.key));
   draining_.ended(destination);
   if (expectation == nullptr || expectations_.drained(*expectation)) return;
   const std::uint64_t id = expectation->handle()->id();
@@ -306,14 +312,6 @@ void Destinations::end_expectation(std::uint64_t handle, TransferState state, St
                             : why;
   for (const TransferKey& writer : writers)
     context_.serve(writer.first, [&] { fail(writer, TransferEvent::kFail, reason, true); });
-}
-
-std::vector<TransferKey> Destinations::find(std::optional<SessionKey> session, const Meant& meant) const {
-  std::vector<TransferKey> keys;
-  for (auto it = destinations_.lower_bound({session.value_or(0), 0});
-       it != destinations_.end() && (!session || it->first.first == *session); ++it)
-    if (meant(*it->second)) keys.push_back(it->first);
-  return keys;
 }
 
 // As Sources::let_streams_go.

@@ -29,6 +29,8 @@ Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId
   if (!from) leases_.ended().make_room(region_id, local->num_blocks, blocks);
   auto handle = handles_.make(first_layer, num_layers, std::move(context));
   const std::uint64_t id = handle->id();
+  by_region_.emplace(region_id, id);
+  if (from) by_writer_.emplace(*from, id);
   tags_.emplace(wire::text_of(tag), id);
   tag_memory_.forget_ours(wire::text_of(tag));
   Expected& expected = expectations_[id];
@@ -54,15 +56,17 @@ std::vector<std::uint64_t> Expectations::all() const {
 
 std::vector<std::uint64_t> Expectations::of_region(RegionId region) const {
   std::vector<std::uint64_t> handles;
-  for (const auto& [handle, expected] : expectations_)
-    if (expected.expectation->region() == region) handles.push_back(handle);
+  for (auto each = by_region_.lower_bound({region, 0}); each != by_region_.end() && each->first == region;
+       ++each)
+    handles.push_back(each->second);
   return handles;
 }
 
 std::vector<std::uint64_t> Expectations::from(SessionKey session) const {
   std::vector<std::uint64_t> handles;
-  for (const auto& [handle, expected] : expectations_)
-    if (expected.expectation->from() == session) handles.push_back(handle);
+  for (auto each = by_writer_.lower_bound({session, 0}); each != by_writer_.end() && each->first == session;
+       ++each)
+    handles.push_back(each->second);
   return handles;
 }
 
@@ -105,6 +109,8 @@ void Expectations::end(const std::shared_ptr<Expectation>& expectation, Transfer
   ending_.insert_or_assign(handle, Ending{expectation, state, why, num_draining});
   remember_ended(*expectation);
   tags_.erase(wire::text_of(expectation->tag()));
+  by_region_.erase({expectation->region(), handle});
+  if (expectation->from()) by_writer_.erase({*expectation->from(), handle});
   const auto found = expectations_.find(handle);
   context_.timers.clear(found->second.timer);
   expectations_.erase(found);

@@ -43,11 +43,12 @@ Result<LeaseId> Leases::grant(Peer* holder, LeaseTerms terms) {
   if (Status status = check_terms(terms); !status.ok()) return status;
   const LeaseId id = holder != nullptr ? next_++ : terms.bearer_id != 0 ? terms.bearer_id : draw_bearer_id();
   const std::uint32_t num_blocks = regions_.find(terms.region)->num_blocks;
+  by_region_.emplace(terms.region, id);
   Granted& granted =
       leases_.emplace(id, Granted{Lease(id, terms, num_blocks, context_.now), {}}).first->second;
   context_.timers.set(granted.timer, granted.lease.expires_at(), TimerKind::kLease, id);
   if (holder == nullptr) return id;
-  holders_[holder->key()].leases.push_back(id);
+  holders_[holder->key()].leases.insert(id);
   granted.told_by = holder->session().next_heartbeat();
   sessions_.send(*holder, wire::Lease{id,
                                       terms.region,
@@ -168,6 +169,7 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
       return !later;
     });
     if (found == candidates.end()) {
+      transfer.lacks_block = block;
       const std::string block_in_words = "block " + std::to_string(block) + " ";
       const std::string named = block_in_words + "of region " + quoted(regions_.find(transfer.region)->name);
       if (came_later)
@@ -208,14 +210,27 @@ void Leases::renew(SessionKey holder) {
 
 std::vector<LeaseId> Leases::of_region(RegionId region) const {
   std::vector<LeaseId> ids;
-  for (const auto& [id, granted] : leases_)
-    if (granted.lease.region() == region) ids.push_back(id);
+  for (auto each = by_region_.lower_bound({region, 0}); each != by_region_.end() && each->first == region;
+       ++each)
+    ids.push_back(each->second);
   return ids;
+}
+
+void Leases::let_in(const TransferEnd& transfer) {
+  for (const LeaseId id : transfer.leases) spare_.insert(transfers_, std::pair(id, transfer.key));
+}
+
+std::vector<TransferKey> Leases::transfers_under(LeaseId id) const {
+  std::vector<TransferKey> keys;
+  for (auto each = transfers_.lower_bound({id, {}}); each != transfers_.end() && each->first == id; ++each)
+    keys.push_back(each->second);
+  return keys;
 }
 
 std::vector<LeaseId> Leases::of_holder(SessionKey holder) const {
   auto found = holders_.find(holder);
-  return found == holders_.end() ? std::vector<LeaseId>{} : found->second.leases;
+  if (found == holders_.end()) return {};
+  return {found->second.leases.begin(), found->second.leases.end()};
 }
 
 bool Leases::has_expired(LeaseId id, Status& why) {
@@ -246,6 +261,7 @@ std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event, const Status& wh
   context_.timers.clear(found->second.timer);
   if (found->second.awaited) context_.host.emit({.kind = EventKind::kLeaseTold, .lease = id});
   std::optional<Lease> lease(std::move(found->second.lease));
+  by_region_.erase({lease->region(), id});
   leases_.erase(found);
   return lease;
 }
@@ -253,7 +269,7 @@ std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event, const Status& wh
 void Leases::tell_ended(const Lease& lease, const Status& why, std::size_t num_draining) {
   if (Peer* peer = lease.holder() ? sessions_.find(*lease.holder()) : nullptr)
     context_.serve(peer->key(), [&] {
-      std::erase(holders_[peer->key()].leases, lease.id());
+      holders_[peer->key()].leases.erase(lease.id());
       ended_rights_.add(peer->key(), lease.region(), lease.mode(), lease.blocks());
       sessions_.send(*peer, wire::LeaseEnded{lease.id(), why.code()});
       sessions_.flush(*peer);
@@ -262,13 +278,16 @@ void Leases::tell_ended(const Lease& lease, const Status& why, std::size_t num_d
 }
 
 void Leases::drained(const TransferEnd& transfer) {
-  if (ending_.empty()) return;
-  for (const LeaseId id : transfer.leases)
+  for (const LeaseId id : transfer.leases) {
+    const auto under = transfers_.find({id, transfer.key});
+    if (under == transfers_.end()) continue;  // it was never let in
+    spare_.erase(transfers_, under);
     if (auto found = ending_.find(id); found != ending_.end() && --found->second.num_draining == 0) {
       const Ending lease = std::move(found->second);
       ending_.erase(found);
       fenced(id, lease.holder, lease.state, lease.why);
     }
+  }
 }
 
 void Leases::fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState state, const Status& why) {

@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "core/engine/sessions.h"
 #include "core/engine/transfer_end.h"
 #include "core/lease.h"
+#include "core/spare_nodes.h"
 
 namespace kvxfer {
 
@@ -49,9 +51,12 @@ class Leases {
     bool renewable;
   };
   Window window(const TransferEnd& transfer) const;
+  // It begins under the leases that were found, and ends with any of them.
+  void let_in(const TransferEnd& transfer);
   void renew(SessionKey holder);
 
   // ---- ends, in this order
+  std::vector<TransferKey> transfers_under(LeaseId id) const;  // those that drain, too
   std::vector<LeaseId> of_region(RegionId region) const;
   std::vector<LeaseId> of_holder(SessionKey holder) const;
   // On its timer: true when its time is over, else it is asked again later.
@@ -86,7 +91,7 @@ class Leases {
     bool awaited = false;  // somebody waits for that
   };
   struct Holder {
-    std::vector<LeaseId> leases;  // that we granted to it
+    std::set<LeaseId> leases;  // that we granted to it
     LeaseId newest_told = 0;  // of those that it granted
     std::vector<LeaseId> awaited;  // those of `leases`
   };
@@ -113,6 +118,9 @@ class Leases {
   LeaseId next_ = 1;
   std::map<LeaseId, Granted> leases_;
   std::map<LeaseId, Ending> ending_;
+  std::set<std::pair<RegionId, LeaseId>> by_region_;  // of leases_
+  std::set<std::pair<LeaseId, TransferKey>> transfers_;  // under leases_ and ending_
+  SpareNodes<std::set<std::pair<LeaseId, TransferKey>>> spare_;
   std::unordered_map<LeaseId, LeaseState> ended_;
   std::deque<LeaseId> ended_ids_;  // those, as they ended: the newest kMaxEnded
   std::map<SessionKey, Holder> holders_;

@@ -14,6 +14,7 @@
 #include "core/engine_host.h"
 #include "core/handle.h"
 #include "core/lease.h"
+#include "core/linked_list.h"
 #include "core/region_table.h"
 #include "core/transfer.h"
 #include "kvxfer/budget.h"
@@ -23,7 +24,7 @@ namespace kvxfer {
 
 using TransferKey = std::pair<SessionKey, TransferId>;
 
-struct TransferEnd {
+struct TransferEnd : Linked<TransferEnd> {
   explicit TransferEnd(TimerKind which) : timer_kind(which) {}
 
   const TimerKind timer_kind;
@@ -46,6 +47,7 @@ struct TransferEnd {
   LeaseId lease = 0;  // as in TransferSpec
   bool lease_named = false;
   std::vector<LeaseId> leases;  // that allow it: Leases::find
+  std::uint32_t lacks_block = 0;  // the first that no lease allows, where Leases::find found one
   Charge tables, event;  // a peer's, of its budget: Admission. `event` goes with the notification
   bool counted = false;  // among the open of its session: Admission
   Timers::Timer timer;  // its deadline; once it drains, the next line for the log
