@@ -52,13 +52,8 @@ Status Expectation::covers(const Move& move) const {
   return {};
 }
 
-Status Expectation::follow(const Move& move) {
+std::vector<Stretch> Expectation::stretches_of(const Move& move) const {
   const CopyProgram& program = *move.program;
-  if (Status status = coverage_.split(program.dst_heads, program.units[kCoarse].dst); !status.ok())
-    return status;
-  if (move.grid.num_fine != 0)
-    if (Status status = coverage_.split(program.dst_heads, program.units[kFine].dst); !status.ok())
-      return status;
   std::vector<Stretch> stretches;
   stretches.reserve(move.grid.num_pairs);
   for (std::uint32_t pair = 0; pair < move.grid.num_pairs; ++pair) {
@@ -67,19 +62,33 @@ Status Expectation::follow(const Move& move) {
     stretches.push_back({place_of(move.dst_block(pair)),
                          units == 1 ? 0 : move.dst_ids[pair] % units * num_tokens, num_tokens});
   }
-  return claims_.claim(move.grid.first_layer, move.grid.num_layers, program.dst_heads, stretches);
+  return stretches;
 }
 
-bool Expectation::arrived(std::uint32_t layer, const Move& move) {
+Status Expectation::follow(const Move& move, Writer& writer) {
   const CopyProgram& program = *move.program;
-  bool last = false;
-  for (std::uint32_t pair = 0; pair < move.grid.num_pairs; ++pair) {
-    const std::uint32_t units = program.units[move.grid.grain_of(pair)].dst;
-    const std::uint32_t id = move.dst_ids[pair];
-    const std::uint32_t block = units == 1 ? id : id / units, unit = units == 1 ? 0 : id % units;
-    last = coverage_.mark(layer - first_layer_, place_of(block), unit, units, program.dst_heads) || last;
-  }
-  return last;
+  if (Status status = coverage_.check(program.dst_heads, program.units[kCoarse].dst); !status.ok())
+    return status;
+  if (move.grid.num_fine != 0)
+    if (Status status = coverage_.check(program.dst_heads, program.units[kFine].dst); !status.ok())
+      return status;
+  const std::vector<Stretch> stretches = stretches_of(move);
+  if (Status status =
+          claims_.claim(move.grid.first_layer, move.grid.num_layers, program.dst_heads, stretches);
+      !status.ok())
+    return status;
+  writer.num_cells_ = coverage_.num_cells(program.dst_heads, stretches);
+  writers_.push_back(writer);
+  return {};
+}
+
+bool Expectation::arrived(std::uint32_t layer, const Writer& writer) noexcept {
+  return coverage_.add(layer - first_layer_, writer.num_cells_);
+}
+
+void Expectation::arrived(const Move& move) {
+  if (complete()) return;
+  coverage_.add_writer(move.grid.num_layers, move.program->dst_heads, stretches_of(move));
 }
 
 std::vector<std::uint32_t> Expectation::incomplete_blocks() const {

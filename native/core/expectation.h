@@ -22,6 +22,10 @@ class Writer : public Linked<Writer> {
  protected:
   Writer() = default;
   ~Writer() = default;
+
+ private:
+  friend class Expectation;
+  std::uint64_t num_cells_ = 0;  // Coverage: that it brings in each of its layers
 };
 
 class Expectation {
@@ -36,16 +40,19 @@ class Expectation {
   Status covers(const Move& move) const;
   // Once it may: makes ready to follow what it brings, and gives it to no other. kRefused where
   // that cannot be, or another brings some of it.
-  Status follow(const Move& move);
+  Status follow(const Move& move, Writer& writer);
+  void drained(Writer& writer) noexcept { writers_.remove(writer); }
 
   // Those that write under it, also while they drain, in the order in which they came.
-  LinkedList<Writer>& writers() noexcept { return writers_; }
   const LinkedList<Writer>& writers() const noexcept { return writers_; }
 
-  // All that the transfer brings of one layer has arrived, for good. True when that was the layer's last.
-  bool arrived(std::uint32_t layer, const Move& move);
+  // All that a writer brings of one layer has arrived, for good. True when that was the layer's last.
+  bool arrived(std::uint32_t layer, const Writer& writer) noexcept;
+  // And of all of its layers.
+  void arrived(const Move& move);
   bool complete() const noexcept { return coverage_.complete(); }
-  // Blocks that lack a layer, in the order in which they were named.
+  // Blocks of which writers that have brought all of theirs have not brought everything, in the order in which they
+  // were named. What a writer lacks it lacks of all of its blocks, since its layers arrive whole.
   std::vector<std::uint32_t> incomplete_blocks() const;
 
   const std::shared_ptr<Handle>& handle() const noexcept { return handle_; }
@@ -62,6 +69,7 @@ class Expectation {
   std::vector<std::uint32_t> blocks_;
   // Of a block in blocks_; its size where it is not named.
   std::uint32_t place_of(std::uint32_t block) const noexcept;
+  std::vector<Stretch> stretches_of(const Move& move) const;
   // Block -> 1 + its place; empty where so few are named that they are looked through. No hash: a request may name
   // 64 thousand blocks, of which a hash costs milliseconds of its hand-over.
   static constexpr std::size_t kFewBlocks = 16;

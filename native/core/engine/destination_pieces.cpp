@@ -349,13 +349,15 @@ void Destinations::confirmed(Destination& destination, std::span<const std::uint
     if (!destination.arrivals.confirm(row)) continue;
     const std::uint32_t layer = destination.move->grid.first_layer + row;
     if (destination.handle) arrived(destination.handle, layer);
-    if (destination.expectation && destination.expectation->arrived(layer, *destination.move))
+    if (destination.expectation && destination.expectation->arrived(layer, destination))
       arrived(destination.expectation->handle(), layer);
   }
-  if (destination.arrivals.is_complete())
+  if (destination.arrivals.is_complete()) {
+    if (destination.expectation) destination.expectation->arrived(*destination.move);
     finish(destination);
-  else if (!destination.to_confirm.empty())
+  } else if (!destination.to_confirm.empty()) {
     mark(destination);
+  }
 }
 
 }  // namespace kvxfer

@@ -25,11 +25,14 @@ std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
   const Arrivals& arrivals = destination.arrivals;
   const bool all = !arrivals.has_begun() || destination.reason.code() == Code::kIntegrity;
   std::vector<bool> bad(grid.num_pairs, all);
-  for (std::uint32_t index = 0; !all && index < grid.num_pieces(); ++index) {
-    if (arrivals.has(index) && (!destination.one_sided || arrivals.is_confirmed(arrivals.row_of(index))))
-      continue;
-    const Piece piece = grid.piece(index);
-    for (std::uint32_t p = 0; p < piece.num_pairs; ++p) bad[piece.first_pair + p] = true;
+  const std::uint32_t num_columns = all ? 0 : grid.pieces_per_layer();
+  for (std::uint32_t column = 0; column < num_columns; ++column) {
+    bool whole = true;
+    for (std::uint32_t index = column; whole && index < grid.num_pieces(); index += num_columns)
+      whole =
+          arrivals.has(index) && (!destination.one_sided || arrivals.is_confirmed(arrivals.row_of(index)));
+    const Piece piece = grid.piece(column);
+    if (!whole) std::fill_n(bad.begin() + piece.first_pair, piece.num_pairs, true);
   }
   return blocks_of(move, Side::kDst, bad);
 }
@@ -138,10 +141,9 @@ Status Destinations::authorize(Destination& destination) {
     if (expectation->handle()->has_own_context()) call_it(destination, expectation->handle()->context());
     unlike = expectation->covers(*destination.move);
     if (unlike.ok()) {
-      if (Status status = expectation->follow(*destination.move); !status.ok()) return status;
+      if (Status status = expectation->follow(*destination.move, destination); !status.ok()) return status;
       destination.expectation = expectation;
       destination.leases.clear();
-      expectation->writers().push_back(destination);
       if (!destination.context.empty()) expectation->handle()->set_other_context(destination.context);
       return {};
     }
@@ -286,7 +288,7 @@ void Destinations::drained(Destination& destination) {
   handles_.end(destination.handle, destination.state, destination.reason,
                done ? std::vector<std::uint32_t>{} : failed_blocks(destination));
   const std::shared_ptr<Expectation> expectation = std::move(destination.expectation);
-  if (expectation != nullptr) expectation->writers().remove(destination);
+  if (expectation != nullptr) expectation->drained(destination);
   context_.keep_for_this_round(destinations_.take(destination.key));
   draining_.ended(destination);
   if (expectation == nullptr || expectations_.drained(*expectation)) return;
