@@ -215,7 +215,7 @@ void Destinations::sum_slice() {
                 for (std::uint32_t i = 0; i < told.sums.size(); ++i) {
                   Destination* destination = find(told.transfer);
                   if (destination == nullptr || destination->state != TransferState::kMoving) break;
-                  destination->sums_here[told.first_piece + i] = told.sums[i];
+                  destination->sums->here[told.first_piece + i] = told.sums[i];
                   compare_sums(*destination, told.first_piece + i);
                 }
               });
@@ -229,19 +229,20 @@ void Destinations::on(Peer& peer, const wire::Checksums& checksums) {
   for (std::uint32_t i = 0; i < checksums.crc32c.size(); ++i) {
     const std::uint32_t piece = checksums.first_piece + i;
     if (!destination->arrivals.is_awaited(piece)) continue;  // nobody asked, or it is late
-    destination->sums_there[piece] = checksums.crc32c[i];
+    destination->sums->there[piece] = checksums.crc32c[i];
     compare_sums(*destination, piece);
     if (destination->state != TransferState::kMoving) return;
   }
 }
 
 void Destinations::compare_sums(Destination& destination, std::uint32_t piece) {
-  auto here = destination.sums_here.find(piece);
-  auto there = destination.sums_there.find(piece);
-  if (here == destination.sums_here.end() || there == destination.sums_there.end()) return;
+  Destination::PieceSums& sums = *destination.sums;
+  auto here = sums.here.find(piece);
+  auto there = sums.there.find(piece);
+  if (here == sums.here.end() || there == sums.there.end()) return;
   const bool equal = here->second == there->second;
-  destination.sums_here.erase(here);
-  destination.sums_there.erase(there);
+  sums.here.erase(here);
+  sums.there.erase(there);
   if (equal) {
     if (!destination.arrivals.has(piece)) count_piece(destination, piece);
     return;

@@ -48,7 +48,9 @@ void Destinations::request(Peer& peer, TransferKey key) {
   Destination& destination = *find(key);
   step(destination_transitions(), destination.state, TransferEvent::kTold);
   destination.asked_at = context_.now;
-  sessions_.send(peer, wire::Request{destination.spec()});
+  wire::Message message = wire::Request();
+  const TransferEnd::Told told(destination, std::get<wire::Request>(message).spec);
+  sessions_.send(peer, message);
   admission_.opened(destination);
 }
 
@@ -186,6 +188,7 @@ void Destinations::begin_moving(Destination& destination) {
   parked_.remove(destination.parked);
   leases_.let_in(destination);
   const PieceGrid& grid = destination.move->grid;
+  if (destination.integrity) destination.sums = std::make_unique<Destination::PieceSums>();
   destination.arrivals.begin(grid);
   if (grid.num_pieces() != 0) return list(destination);
   std::vector<std::uint32_t> rows(grid.num_layers);  // no blocks: every layer is in

@@ -48,7 +48,8 @@ struct Destination : TransferEnd, Writer {
   bool listed = false;                    // among those whose turn comes
   bool dirty = false;                     // has layers to confirm or credits to send
   bool one_sided = false;                 // some piece in was fetched: only the fence word confirms
-  std::unordered_map<std::uint32_t, std::uint32_t> sums_here, sums_there;  // integrity
+  struct PieceSums { std::unordered_map<std::uint32_t, std::uint32_t> here, there; };
+  std::unique_ptr<PieceSums> sums;  // with integrity: those that wait for the other end's
   // Posted in this round, to be asked for: pieces and their rails, as CREDIT names them.
   std::vector<std::pair<wire::RailName, std::uint32_t>> to_credit;
 };

@@ -108,19 +108,19 @@ const std::string& Leases::name_of(SessionKey peer) const {
   return session != nullptr ? session->name() : kNameless;
 }
 
-std::vector<const Lease*> Leases::candidates(const TransferEnd& transfer, wire::LeaseMode mode) const {
-  std::vector<const Lease*> candidates;
+std::span<const Lease* const> Leases::candidates(const TransferEnd& transfer, wire::LeaseMode mode) const {
+  candidates_.clear();
   const SessionKey peer = transfer.key.first;
   const auto consider = [&](LeaseId id) {
     if (const Lease* lease = find(id); lease != nullptr && lease->region() == transfer.region &&
                                        lease->mode() == mode && admits(*lease, peer))
-      candidates.push_back(lease);
+      candidates_.push_back(lease);
   };
   if (transfer.lease_named)
     consider(transfer.lease);
   else if (const auto holder = holders_.find(peer); holder != holders_.end())
     for (const LeaseId id : holder->second.leases) consider(id);
-  return candidates;
+  return candidates_;
 }
 
 Status Leases::none_covers(const TransferEnd& transfer, wire::LeaseMode mode, const std::string& what) const {
@@ -152,7 +152,7 @@ Status Leases::find_any(const TransferEnd& transfer, wire::LeaseMode mode) const
 
 Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
   const bool write = mode == wire::LeaseMode::kWrite;
-  const std::vector<const Lease*> candidates = this->candidates(transfer, mode);
+  const std::span<const Lease* const> candidates = this->candidates(transfer, mode);
   transfer.leases.clear();
   if (transfer.lease_named && candidates.empty()) return none_covers(transfer, mode, "blocks ");
   const EndedRights::OfSession ended_on = ended_rights_.of(transfer.key.first, transfer.region, mode);

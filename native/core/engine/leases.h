@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -106,7 +107,8 @@ class Leases {
   bool is_known(LeaseId id) const {
     return leases_.contains(id) || ending_.contains(id) || ended_.contains(id);
   }
-  std::vector<const Lease*> candidates(const TransferEnd& transfer, wire::LeaseMode mode) const;
+  // Until the next call.
+  std::span<const Lease* const> candidates(const TransferEnd& transfer, wire::LeaseMode mode) const;
   Status none_covers(const TransferEnd& transfer, wire::LeaseMode mode, const std::string& what) const;
   Status check_terms(const LeaseTerms& terms) const;
   LeaseId draw_bearer_id();
@@ -125,6 +127,7 @@ class Leases {
   std::deque<LeaseId> ended_ids_;  // those, as they ended: the newest kMaxEnded
   std::map<SessionKey, Holder> holders_;
   EndedRights ended_rights_;
+  mutable std::vector<const Lease*> candidates_;  // kept, as making it costs
 };
 
 }  // namespace kvxfer

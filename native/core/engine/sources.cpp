@@ -19,11 +19,12 @@ Source& Sources::add(std::unique_ptr<Source> source) {
 
 bool Sources::offer(Peer& peer, TransferKey key) {
   Source& source = *sources_.find(key);
-  if (fences_.empty()) return false;
-  source.fence = fences_.take();
+  if (!fences_.has_room(key.first)) return false;
+  source.fence = fences_.take(key.first);
   step(source_transitions(), source.state, TransferEvent::kTold);
-  sessions_.send(
-      peer, wire::Offer{source.spec(), source.layers_ready, source.fence->index, source.fence->generation});
+  wire::Message message(wire::Offer{{}, source.layers_ready, source.fence->index, source.fence->generation});
+  const TransferEnd::Told told(source, std::get<wire::Offer>(message).spec);
+  sessions_.send(peer, message);
   admission_.opened(source);
   return true;
 }
@@ -68,12 +69,11 @@ Status Sources::on(Peer& peer, wire::Request& request) {
       return refuse({Code::kRefused, "too many of your reads are open at the peer: " +
                                          peer.budget()->in_words(Resource::kFenceSlots) +
                                          "; wait for some to end"});
-    if (fences_.empty())
-      return refuse(
-          {Code::kRefused, "all " + std::to_string(FenceTable::kNumSlots) +
-                               " fence slots of the peer are in use, by all of its transfers together: "
-                               "wait for some to end"});
-    source.fence = fences_.take(std::move(charge));
+    if (!fences_.has_room(peer.key()))
+      return refuse({Code::kRefused, "your share of the " + std::to_string(FenceTable::kNumSlots) +
+                                         " fence slots of the peer is in use, which is as many as all of its "
+                                         "transfers together leave free: wait for some to end"});
+    source.fence = fences_.take(peer.key(), std::move(charge));
   }
   const FenceSlots::Slot& fence = source.fence ? *source.fence : none;
   add(std::move(owned));

@@ -52,7 +52,7 @@ class Sources {
         draining_(draining),
         fences_(context) {}
 
-  // ---- ours: queued, then told with an OFFER. False: no fence word is free, later
+  // ---- ours: queued, then told with an OFFER. False: no fence word is free for it, later
   Source& add(std::unique_ptr<Source> source);
   bool offer(Peer& peer, TransferKey key);
   void layers_ready(TransferKey key, std::uint32_t layers);

@@ -32,7 +32,7 @@ struct TransferEnd : Linked<TransferEnd> {
   bool ours = false;  // posted at this end
   TransferState state = TransferState::kQueued;
   std::shared_ptr<Handle> handle;  // of our caller, if there is one
-  std::shared_ptr<const Move> move;
+  std::shared_ptr<Move> move;  // its tables: TransferEnd::Told
   RegionId region = 0;  // at this end
   MemoryKind memory = MemoryKind::kHost;  // that it lies in
   std::uint32_t program = 0;
@@ -61,10 +61,23 @@ struct TransferEnd : Linked<TransferEnd> {
   std::string name() const;  // for the log: its number, and whose request it is
   std::string unreleased(const char* where) const;  // why a deadline came before its last layer was released
 
-  // What a peer's spec says of it, whose tables this takes; and what is told to a peer.
+  // What a peer's spec says of it, whose tables this takes.
   void take(wire::TransferSpec& spec, std::shared_ptr<const CopyProgram> copies, const Region& local,
             RegionId remote);
-  wire::TransferSpec spec() const;
+  // What is told to a peer, before any of it is posted. The frame has the transfer's tables and bytes until this ends,
+  // so that none of them is copied to be encoded.
+  class Told {
+   public:
+    Told(TransferEnd& transfer, wire::TransferSpec& spec);
+    ~Told() { exchange(); }
+    Told(const Told&) = delete;
+    Told& operator=(const Told&) = delete;
+
+   private:
+    void exchange() noexcept;
+    TransferEnd& transfer_;
+    wire::TransferSpec& spec_;
+  };
 };
 
 // As who awaits it is told. What went wrong with rails, or with what one of them was given, is that nothing brings
