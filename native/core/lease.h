@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "core/bit_set.h"
 #include "core/control/session.h"
 #include "core/control/wire.h"
 #include "core/event.h"
+#include "core/sparse_table.h"
 #include "core/state_table.h"
 
 namespace kvxfer {
@@ -72,7 +72,7 @@ class Lease {
   LeaseState state() const noexcept { return state_; }
   bool active() const noexcept { return state_ == LeaseState::kActive; }
   bool renewable() const noexcept { return renewable_; }
-  const BitSet& blocks() const noexcept { return blocks_; }
+  const SparseBitSet& blocks() const noexcept { return blocks_; }
   Time ttl_ns() const noexcept { return ttl_ns_; }
   Time expires_at() const noexcept { return expires_at_; }
 
@@ -84,7 +84,7 @@ class Lease {
   wire::LeaseMode mode_;
   LeaseState state_ = LeaseState::kActive;
   bool renewable_;
-  BitSet blocks_;
+  SparseBitSet blocks_;
   Time ttl_ns_, expires_at_;
 };
 

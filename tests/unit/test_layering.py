@@ -228,6 +228,8 @@ PARTS_OF_THE_ENGINE = (
     "sessions",
     "messages",
     "transfer_end",
+    "transfer_table",
+    "parked",
     "rails",
     "redials",
     "regions",

@@ -8,7 +8,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/engine/context.h"
@@ -81,6 +83,7 @@ class Expectations {
     Status why;
     std::size_t num_draining;
   };
+  void remember_ended(const Expectation& expectation);
   void fenced(const Expectation& expectation, TransferState state, const Status& why);
 
   Context& context_;
@@ -92,6 +95,8 @@ class Expectations {
   std::map<std::uint64_t, Expected> expectations_;  // by handle
   std::map<std::uint64_t, Ending> ending_;  // by handle
   std::map<std::string, std::uint64_t> tags_;  // -> handle
+  std::set<std::pair<RegionId, std::uint64_t>> by_region_;  // of expectations_: handles
+  std::set<std::pair<SessionKey, std::uint64_t>> by_writer_;  // those of one writer alone
 };
 
 }  // namespace kvxfer

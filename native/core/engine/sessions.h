@@ -81,6 +81,7 @@ class Sessions {
   Status lost_status(SessionKey key) const;
   Session* find_session(const wire::Id128& id, SessionKey& key);
   std::vector<SessionKey> keys() const;
+  SessionKey next_key() const noexcept { return next_key_; }  // sessions are numbered as they come
   std::vector<SessionKey> up() const;  // those that callers were told of
 
   // ---- names: a newcomer waits while an older session of its name, of another process, may still answer
