@@ -98,8 +98,10 @@ class AgentOptions:
         Transfers that a peer may have open here, and that this agent opens at a peer; more of its
         own wait their turn.
     meter_gate
-        Whether `Agent.stats` says the longest processor time for which one thread held the agent's progress
-        gate (``gate_longest_hold_ns``). It costs two system calls for every call and every round.
+        Whether the processor time for which threads hold the agent's progress gate is measured exactly
+        (``gate_longest_hold_ns`` and ``gate_holds`` of `Agent.stats`). It costs two system calls for every
+        call and every round; without it two readings of the processor's clock, and a system call for what
+        took long by that.
     faults
         Injected faults (`kvxfer.testing.FaultPlan`); ``""`` for none. For tests alone.
     """

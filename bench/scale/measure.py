@@ -60,6 +60,7 @@ COLUMNS = {
     "pages": {
         "gb_per_s": f"one write of so many pages of {steps.FINE_PAGE_NBYTES} bytes",
         "hold_ms": "longest processor time for which a thread held an agent's gate, at either end",
+        "long_holds": "of those, how many took more than 2 ms",
     },
     "prefills": {
         "gb_per_s": "of all that write into one decode at once",

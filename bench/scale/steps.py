@@ -177,7 +177,12 @@ def _pages(setting: Setting, count: int) -> Figures:
         hub, crowd = workers
         _join(hub, [crowd], 1)
         rate = crowd.call("write_all", timeout_s=_TIMEOUT_S)["gb_per_s"]
-        return {"gb_per_s": rate, "hold_ms": max(held["hold_ms"] for held in call_all(workers, "held"))}
+        held = call_all(workers, "held")
+        return {
+            "gb_per_s": rate,
+            "hold_ms": max(each["hold_ms"] for each in held),
+            "long_holds": sum(each["long_holds"] for each in held),
+        }
 
 
 def _prefills(setting: Setting, count: int) -> Figures:

@@ -18,6 +18,8 @@ from kvxfer.bench.work.page_data import PageFiller, Words, page_keys
 _TIMEOUT_S = 250.0
 _IDLE_S = 2.0
 _EXPECTED = 200
+#: What nobody should hold a gate for.
+LONG_HOLD_MS = 2.0
 # Connecting a thousand agents, and posting for them, takes seconds of both processors.
 _SILENT_TIMEOUT_S = 30.0
 
@@ -51,8 +53,17 @@ class _Cached(End):
         return {"open": sum(agent.stats()["transfers_open"] for agent in self.agents)}
 
     def held(self) -> Message:
-        longest_ns = max(agent.stats()["gate_longest_hold_ns"] for agent in self.agents)
-        return {"hold_ms": longest_ns / 1e6}
+        """Of these agents' gates: the longest hold, and how many were longer than they should be."""
+        found = [agent.stats() for agent in self.agents]
+        return {
+            "hold_ms": max(stats["gate_longest_hold_ns"] for stats in found) / 1e6,
+            "long_holds": sum(
+                held
+                for stats in found
+                for most_ms, held in stats["gate_holds"].items()
+                if most_ms > LONG_HOLD_MS
+            ),
+        }
 
     async def aclose(self) -> None:
         for agent in self.agents:

@@ -27,7 +27,7 @@ struct RuntimeOptions {
   Time lease_margin_ns = 100'000'000, spin_ns = 50'000;
   std::uint32_t max_transfers_per_peer = 1024;
   std::string faults;                    // FaultyTransport around every transport
-  bool meter_gate = false;  // two system calls for each holding of the gate: longest_hold_ns()
+  bool meter_gate = false;  // how long the gate is held is measured exactly: two system calls each time
 };
 
 }  // namespace kvxfer

@@ -29,7 +29,7 @@ TEST(a_peer_that_speaks_truly_is_served_and_one_that_spoils_a_mac_loses_its_own_
 
 TEST(the_meter_counts_what_a_caller_does_with_the_gate_and_not_how_long_it_waits) {
   Agent agent(options_of("alone"));
-  agent.runtime->forget_longest_hold();
+  agent.runtime->forget_holds();
   volatile std::uint64_t sum = 0;
   const auto spin = [&](std::uint64_t rounds) {
     return agent.runtime->with_engine([&](Engine&, Time) {
@@ -46,7 +46,7 @@ TEST(the_meter_counts_what_a_caller_does_with_the_gate_and_not_how_long_it_waits
   CHECK(slept < 20'000'000);
   for (std::uint64_t rounds = 1'000'000; agent.runtime->longest_hold_ns() < 50'000'000; rounds *= 2)
     spin(rounds);
-  agent.runtime->forget_longest_hold();
+  agent.runtime->forget_holds();
   CHECK(agent.runtime->longest_hold_ns() < 50'000'000);
 }
 
@@ -134,7 +134,7 @@ TEST(whatever_a_peer_says_the_gate_is_held_for_a_few_milliseconds_and_a_friend_i
     REQUIRE(reader.tell(pages_of(kBlockNbytes)));
     reader.ask();
     REQUIRE(peer.hear<wire::Accept>().has_value());  // what she says is looked at
-    victim.forget_longest_hold();
+    victim.forget_holds();
     std::atomic<bool> over{false};
     std::thread liar([&] {
       lie.say(reader);
