@@ -104,8 +104,10 @@ class AgentOptions:
         `Transfer.rails` then says ``"eager"``. The smaller number of both ends counts; 0 to 65,536. Not
         with ``integrity``, nor for pages of a GPU.
     meter_gate
-        Whether `Agent.stats` says the longest processor time for which one thread held the agent's progress
-        gate (``gate_longest_hold_ns``). It costs two system calls for every call and every round.
+        Whether the processor time for which threads hold the agent's progress gate is measured exactly
+        (``gate_longest_hold_ns`` and ``gate_holds`` of `Agent.stats`). It costs two system calls for every
+        call and every round; without it two readings of the processor's clock, and a system call for what
+        took long by that.
     faults
         Injected faults (`kvxfer.testing.FaultPlan`); ``""`` for none. For tests alone.
     """

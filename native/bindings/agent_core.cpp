@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 
 #include "bindings/command_ring.h"
@@ -43,6 +44,15 @@ std::string_view name_of_event(EventKind kind) {
 std::shared_ptr<const void> held(nb::object owner) {
   return {new nb::object(std::move(owner)),
           [](const void* object) { destroy_with_gil(static_cast<const nb::object*>(object)); }};
+}
+
+// By the milliseconds that they took at most; the last one's bound is infinite.
+nb::dict from_histogram(const Gate::Histogram& holds) {
+  nb::dict out;
+  double most_ms = static_cast<double>(Gate::kFirstBucketNs) / 1e6;
+  for (std::size_t i = 0; i < holds.size(); ++i, most_ms *= 2)
+    out[nb::float_(i + 1 == holds.size() ? std::numeric_limits<double>::infinity() : most_ms)] = holds[i];
+  return out;
 }
 
 std::uint32_t to_num_ctas(nb::handle number) {
@@ -183,6 +193,7 @@ class PyAgentCore {
     out["messages_dropped"] = runtime_->ring().num_dropped(MailKind::kMessage);
     out["strangers"] = from_budget(runtime_->strangers());
     out["gate_longest_hold_ns"] = runtime_->longest_hold_ns();
+    out["gate_holds"] = from_histogram(runtime_->holds());
     return out;
   }
 

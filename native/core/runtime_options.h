@@ -28,7 +28,7 @@ struct RuntimeOptions {
   std::uint32_t max_transfers_per_peer = 1024;
   std::uint32_t eager_nbytes = 0;        // core/engine/eager.h: of one write, sent and taken
   std::string faults;                    // FaultyTransport around every transport
-  bool meter_gate = false;  // two system calls for each holding of the gate: longest_hold_ns()
+  bool meter_gate = false;  // how long the gate is held is measured exactly: two system calls each time
 };
 
 }  // namespace kvxfer

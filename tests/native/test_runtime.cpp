@@ -219,6 +219,63 @@ TEST(event_loops_that_serve_and_are_busy_and_look_away_lose_nothing) {
   }
 }
 
+// Rings of peers that say nothing for a while are not looked at any more, and nothing but what announces a frame then
+// moves these agents.
+TEST(what_many_peers_say_now_and_then_is_heard) {
+  constexpr std::size_t kPeers = 20;
+  struct Meeting {
+    std::unique_ptr<End> end;
+    SessionKey hub = 0, here = 0;  // the hub at the peer, the peer at the hub
+  };
+  End hub("hub", "shm", kNoHeartbeat);
+  std::vector<Meeting> peers(kPeers);
+  const auto open_peers = [](Engine& engine, Time) { return engine.open_peers(); };
+  for (std::size_t i = 0; i < kPeers; ++i) {
+    peers[i].end = std::make_unique<End>("peer-" + std::to_string(i), "shm", kNoHeartbeat);
+    Runtime& runtime = *peers[i].end->runtime;
+    const Result<SessionKey> called = runtime.begin_connect(hub.runtime->address(), kBound);
+    REQUIRE(called.ok());
+    peers[i].hub = called.value();
+    REQUIRE(runtime.wait([&] { return state_of(runtime, called.value()) == "open"; }, kBound));
+    REQUIRE(hub.runtime->wait([&] { return hub.runtime->with_engine(open_peers).size() == i + 1; }, kBound));
+    peers[i].here = hub.runtime->with_engine(open_peers).back();
+  }
+  const auto say = [](Runtime& from, SessionKey to, std::uint32_t number) {
+    const Status sent = from.with_engine([&](Engine& engine, Time now) {
+      return engine.send_message(now, to,
+                                 {static_cast<std::byte>(number), static_cast<std::byte>(number >> 8)});
+    });
+    REQUIRE(sent.ok());
+  };
+  const auto hears = [](Runtime& runtime, std::uint32_t number) {
+    std::optional<Mail> mail;
+    for (const Time until = Runtime::now() + kBound; !mail && Runtime::now() < until;) {
+      mail = runtime.ring().take(MailKind::kMessage);
+      if (!mail) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    REQUIRE(mail.has_value());
+    if (mail->tells) runtime.message_taken(mail->peer);
+    CHECK(mail->payload ==
+          wire::Bytes({static_cast<std::byte>(number), static_cast<std::byte>(number >> 8)}));
+  };
+  check::Random random(check::seed());
+  for (std::uint32_t round = 0; round < 600; ++round) {
+    // All at once, or one of them; those that are heard next were quiet for a while or have just spoken.
+    const bool all = random.chance(5);
+    const std::size_t one = random.below(kPeers);
+    if (random.chance(30)) std::this_thread::sleep_for(std::chrono::microseconds(random.below(4000)));
+    for (std::size_t i = 0; i < kPeers; ++i)
+      if (all || i == one) say(*peers[i].end->runtime, peers[i].hub, round);
+    if (random.chance(20)) hub.runtime->poll();
+    for (std::size_t i = 0; i < (all ? kPeers : 1); ++i) hears(*hub.runtime, round);
+    if (random.chance(50)) continue;
+    say(*hub.runtime, peers[one].here, round);
+    hears(*peers[one].end->runtime, round);
+  }
+  for (Meeting& peer : peers) peer.end->runtime->close(kBound);
+  hub.runtime->close(kBound);
+}
+
 void many_callers(const std::string& transport) {
   Ends both(transport);
   End &src = both.src, &dst = both.dst;
