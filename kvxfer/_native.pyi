@@ -224,7 +224,7 @@ class AgentCore:
     pinned memory for pages of that GPU that go over streams, 0 for none; ``way_samples``, a list of
     `GpuSample`, by which staging goes by copy engines),
     ``silent_timeout_s``, ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us`` (int),
-    ``integrity`` (bool), ``max_transfers_per_peer`` (int), ``faults`` (str, "" or the seed and
+    ``integrity`` (bool), ``max_transfers_per_peer`` (int), ``copy_threads`` (int, 1 to 64), ``faults`` (str, "" or the seed and
     rates of kvxfer.testing).
     """
 
