@@ -24,7 +24,8 @@ def _default_spin_us() -> int:
     return 50 if len(os.sched_getaffinity(0)) >= 4 else 0
 
 
-def _default_copy_threads() -> int:
+def default_copy_threads() -> int:
+    """Returns `AgentOptions.copy_threads` of an agent that names none."""
     return min(4, max(1, len(os.sched_getaffinity(0)) // 4))
 
 
@@ -98,11 +99,11 @@ class AgentOptions:
         How long a busy agent spins before it sleeps. An idle one never does. 50, or 0 where this
         process may use fewer than four CPUs: there it would spin on the engine's.
     copy_threads
-        Threads that copy pages between processes of one host at a time (shm: copies and conversions), with the
-        one that drives the agent; 1 to 64. The others start with the first transfer that is worth it (half a
-        MiB), sleep while there is none, and end with the agent; 1 makes none. A quarter of the CPUs that this
-        process may use, 1 to 4: the engine and other ranks of the host want the rest, and a few threads take
-        all that memory gives (bench pages --copy-threads).
+        Threads that copy pages between processes of one host at a time (shm: copies and conversions), with
+        the one that drives the agent; 1 to 64. The others start with the first transfer that is worth it
+        (half a MiB), sleep while there is none, and end with the agent; 1 makes none. The default is a
+        quarter of the CPUs that this process may use, 1 to 4: the engine and other ranks of the host want
+        the rest, and few threads take all that memory gives (``kvxfer bench pages --copy-threads 1,2,4``).
     integrity
         Whether transfers carry a crc32c for each piece unless they say otherwise.
     max_transfers_per_peer
@@ -134,7 +135,7 @@ class AgentOptions:
     handshake_timeout_s: float = 2.0
     lease_margin_s: float = 0.1
     spin_us: int = field(default_factory=_default_spin_us)
-    copy_threads: int = field(default_factory=_default_copy_threads)
+    copy_threads: int = field(default_factory=default_copy_threads)
     integrity: bool = False
     # A quarter of the fence table's slots: no peer can take all (transport.h: FenceTable).
     max_transfers_per_peer: int = 4096
