@@ -47,6 +47,7 @@ PLAIN = [
     Setting("loopback-foreign", AgentOptions(transports=("loopback",)), "loopback", "foreign"),
     Setting("shm", AgentOptions(transports=("shm",)), "shm"),
     Setting("shm-foreign", AgentOptions(transports=("shm",)), "shm", "foreign"),
+    Setting("shm-3-threads", AgentOptions(transports=("shm",), copy_threads=3), "shm"),
     Setting("unix", AgentOptions(transports=("unix",)), "unix", "foreign"),
     Setting("tcp", AgentOptions(transports=("tcp",), transport_options={"tcp.rails": 1}), "tcp"),
     Setting("tcp-2-rails", AgentOptions(transports=("tcp",), transport_options={"tcp.rails": 2}), "tcp"),
