@@ -55,6 +55,8 @@ nb::dict from_histogram(const Gate::Histogram& holds) {
   return out;
 }
 
+constexpr std::uint32_t kMostCopyThreads = 64;
+
 std::uint32_t to_num_ctas(nb::handle number) {
   const auto num = nb::cast<std::uint32_t>(number);
   if (num < 1 || num > 65535) raise({Code::kInvalidArgument, "a kernel has 1 to 65535 CTAs"});
@@ -111,6 +113,9 @@ class PyAgentCore {
     native.spin_ns = Time{nb::cast<std::uint32_t>(options["spin_us"])} * 1000;
     native.max_transfers_per_peer = nb::cast<std::uint32_t>(options["max_transfers_per_peer"]);
     native.eager_nbytes = nb::cast<std::uint32_t>(options["eager_nbytes"]);
+    native.copy_threads = nb::cast<std::uint32_t>(options["copy_threads"]);
+    if (native.copy_threads < 1 || native.copy_threads > kMostCopyThreads)
+      raise({Code::kInvalidArgument, "an agent copies by 1 to 64 threads"});
     native.faults = nb::cast<std::string>(options["faults"]);
     native.meter_gate = nb::cast<bool>(options["meter_gate"]);
     if (name.empty() || name.size() > wire::kMaxName)

@@ -49,6 +49,7 @@ PLAIN = [
     Setting("loopback-foreign", AgentOptions(transports=("loopback",)), "loopback", "foreign"),
     Setting("shm", AgentOptions(transports=("shm",)), "shm"),
     Setting("shm-foreign", AgentOptions(transports=("shm",)), "shm", "foreign"),
+    Setting("shm-3-threads", AgentOptions(transports=("shm",), copy_threads=3), "shm"),
     Setting("unix", replace(RAILS_ALONE, transports=("unix",)), "unix", "foreign"),
     Setting("tcp", replace(RAILS_ALONE, transports=("tcp",), transport_options={"tcp.rails": 1}), "tcp"),
     Setting(

@@ -30,7 +30,7 @@ Status RailTable::add_transports(const RuntimeOptions& options, Reactor& reactor
   if (!used.ok()) return used.status();
   kinds_ = std::move(used).value();
   SharedParts shared;
-  const RailParts parts{reactor, fences, options.gpus, shared};
+  const RailParts parts{reactor, fences, options.gpus, shared, options.copy_threads};
   for (const TransportKind* kind : kinds_) {
     const auto failed = [&](Code code, const std::string& why) -> Status {
       return {code, "transport " + std::string(kind->name) + ": " + why};

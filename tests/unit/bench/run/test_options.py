@@ -24,6 +24,8 @@ from kvxfer.bench.work.models import MODELS
         (PagesOptions, {"timeout_s": 0.0}, "--timeout-s is above 0 and at most 50, unlike 0"),
         (PagesOptions, {"timeout_s": 51.0}, "--timeout-s is above 0 and at most 50, unlike 51"),
         (PagesOptions, {"transport": "unix"}, "use it with --memory foreign"),
+        (PagesOptions, {"copy_threads": (1, 0)}, "--copy-threads is at least 1, not 0"),
+        (PagesOptions, {"copy_threads": ()}, "--copy-threads names nothing"),
         (LatencyOptions, {"nbytes": 12}, "--nbytes is a multiple of 8, not 12"),
         (SetupOptions, {"idle_s": 0.0}, "--idle-s is above 0 and at most 30, unlike 0"),
         (HandoverOptions, {"model": "GPT-2"}, "unknown model 'GPT-2'; known are Llama-3.1-8B"),
