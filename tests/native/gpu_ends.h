@@ -215,8 +215,8 @@ class Child {
   }
   void kill() {
     if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
+    CHECK_EQ(::kill(pid_, SIGKILL), 0);
+    CHECK_EQ(::waitpid(pid_, nullptr, 0), pid_);
     pid_ = 0;
   }
 
