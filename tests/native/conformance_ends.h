@@ -48,6 +48,15 @@ struct Subject {
   bool src_on_host = false, dst_on_host = false;  // all the same
 };
 
+// Back-pressure, late and shuffled completions, works that fail: all within the contract.
+inline Subject with_faults(Subject subject, std::string_view text = "again=0.3,delay=0.3,reorder=0.5") {
+  const auto faults = Faults::parse(text);
+  REQUIRE_OK(faults);
+  subject.name += " with faults";
+  subject.faults = faults.value();
+  return subject;
+}
+
 inline std::pair<UniqueFd, UniqueFd> unix_sockets() {
   int fds[2];
   REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
