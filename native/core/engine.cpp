@@ -150,6 +150,7 @@ void Engine::let_go(SessionKey key, const Status& reason) {
   end_expectations(expectations_.from(key), reason);
   // In this order: a peer that listens still hears why before its rails end.
   context_.host.close_session(key);
+  sources_.remove_session(key);
   destinations_.remove_session(key);
   tag_memory_.remove_session(key);
   programs_.remove_session(key);

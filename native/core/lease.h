@@ -1,6 +1,7 @@
 // A lease at its grantor: an expiring right to named blocks of a region, of one peer or of its bearer.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -60,8 +61,10 @@ class Lease {
   bool admits(SessionKey peer, std::string_view peer_name) const noexcept {
     return holder_ ? *holder_ == peer : bearer_name_.empty() || is_named(peer_name, bearer_name_);
   }
-  void renew(Time now) noexcept {
-    if (renewable_ && step(LeaseEvent::kHeartbeat)) expires_at_ = time_after(now, ttl_ns_);
+  // Its holder was heard then.
+  void renew(Time at) noexcept {
+    if (renewable_ && step(LeaseEvent::kHeartbeat))
+      expires_at_ = std::max(expires_at_, time_after(at, ttl_ns_));
   }
 
   LeaseId id() const noexcept { return id_; }

@@ -1,5 +1,7 @@
 #include "core/engine/expectations.h"
 
+#include <algorithm>
+
 namespace kvxfer {
 Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId region_id,
                                                        std::vector<std::uint32_t> blocks,
@@ -51,6 +53,7 @@ std::shared_ptr<Expectation> Expectations::find(const TransferEnd& transfer) con
 std::vector<std::uint64_t> Expectations::all() const {
   std::vector<std::uint64_t> handles;
   for (const auto& [handle, expected] : expectations_) handles.push_back(handle);
+  std::sort(handles.begin(), handles.end());  // as they were named
   return handles;
 }
 

@@ -5,11 +5,11 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -92,9 +92,9 @@ class Expectations {
   Leases& leases_;
   Handles& handles_;
   TagMemory& tag_memory_;
-  std::map<std::uint64_t, Expected> expectations_;  // by handle
-  std::map<std::uint64_t, Ending> ending_;  // by handle
-  std::map<std::string, std::uint64_t> tags_;  // -> handle
+  std::unordered_map<std::uint64_t, Expected> expectations_;  // by handle
+  std::unordered_map<std::uint64_t, Ending> ending_;  // by handle
+  std::unordered_map<std::string, std::uint64_t> tags_;  // -> handle; all are our callers'
   std::set<std::pair<RegionId, std::uint64_t>> by_region_;  // of expectations_: handles
   std::set<std::pair<SessionKey, std::uint64_t>> by_writer_;  // those of one writer alone
 };

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "core/engine/context.h"
-#include "core/spare_nodes.h"
 #include "kvxfer/budget.h"
 
 namespace kvxfer {
@@ -33,10 +32,7 @@ class FenceSlots {
     return (found == used_.end() ? 0 : found->second) < num_free();
   }
   Slot take(SessionKey session, Charge charge = {}) {  // where there is room
-    if (const auto found = used_.find(session); found != used_.end())
-      ++found->second;
-    else
-      spare_.insert(used_, session, std::uint32_t{1});
+    ++used_[session];
     std::uint32_t index = next_;
     if (free_.empty())
       ++next_;
@@ -47,8 +43,9 @@ class FenceSlots {
   void give_back(const Slot& slot) {
     context_.host.bump_fence(slot.index);
     free_.push_back(slot.index);
-    if (const auto found = used_.find(slot.session); --found->second == 0) spare_.erase(used_, found);
+    if (const auto found = used_.find(slot.session); found != used_.end()) --found->second;
   }
+  void remove_session(SessionKey session) { used_.erase(session); }  // what it drains still comes back
   std::size_t num_used() const noexcept { return FenceTable::kNumSlots - num_free(); }
 
  private:
@@ -58,7 +55,6 @@ class FenceSlots {
   std::uint32_t next_ = 0;  // never taken yet, and all behind it
   std::vector<std::uint32_t> free_;  // those that came back: taken again first
   std::unordered_map<SessionKey, std::uint32_t> used_;
-  SpareNodes<std::unordered_map<SessionKey, std::uint32_t>> spare_;
 };
 
 }  // namespace kvxfer

@@ -193,17 +193,20 @@ Leases::Window Leases::window(const TransferEnd& transfer) const {
   for (const LeaseId id : transfer.leases) {
     const Lease& lease = *find(id);
     whole = std::min(whole, lease.ttl_ns());
-    left = std::min(left, lease.expires_at() - context_.now);
+    const Time renewed = lease.renewable() ? time_after(heard_at(lease), lease.ttl_ns()) : 0;
+    left = std::min(left, std::max(lease.expires_at(), renewed) - context_.now);
     renewable = renewable && lease.renewable();
   }
   return {std::max<Time>(0, renewable ? whole : left), renewable};
 }
 
 void Leases::renew(SessionKey holder) {
-  auto found = holders_.find(holder);
-  if (found == holders_.end()) return;
-  for (const LeaseId id : found->second.leases)
-    if (auto granted = leases_.find(id); granted != leases_.end()) granted->second.lease.renew(context_.now);
+  if (auto found = holders_.find(holder); found != holders_.end()) found->second.heard_at = context_.now;
+}
+
+Time Leases::heard_at(const Lease& lease) const {
+  const auto found = lease.holder() ? holders_.find(*lease.holder()) : holders_.end();
+  return found == holders_.end() ? 0 : found->second.heard_at;
 }
 
 // ---- ends ---------------------------------------------------------------------------------------
@@ -238,6 +241,7 @@ bool Leases::has_expired(LeaseId id, Status& why) {
   if (found == leases_.end()) return false;
   Granted& granted = found->second;
   granted.timer.reset();
+  granted.lease.renew(heard_at(granted.lease));
   if (granted.lease.expires_at() > context_.now) {
     context_.timers.set(granted.timer, granted.lease.expires_at(), TimerKind::kLease, id);
     return false;

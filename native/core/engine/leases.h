@@ -54,7 +54,7 @@ class Leases {
   Window window(const TransferEnd& transfer) const;
   // It begins under the leases that were found, and ends with any of them.
   void let_in(const TransferEnd& transfer);
-  void renew(SessionKey holder);
+  void renew(SessionKey holder);  // all that it holds, whichever of them is looked at later
 
   // ---- ends, in this order
   std::vector<TransferKey> transfers_under(LeaseId id) const;  // those that drain, too
@@ -93,6 +93,7 @@ class Leases {
   };
   struct Holder {
     std::set<LeaseId> leases;  // that we granted to it
+    Time heard_at = 0;  // its newest heartbeat, which renewed them
     LeaseId newest_told = 0;  // of those that it granted
     std::vector<LeaseId> awaited;  // those of `leases`
   };
@@ -103,6 +104,7 @@ class Leases {
     std::size_t num_draining;
   };
   const std::string& name_of(SessionKey peer) const;
+  Time heard_at(const Lease& lease) const;  // its holder
   bool admits(const Lease& lease, SessionKey peer) const { return lease.admits(peer, name_of(peer)); }
   bool is_known(LeaseId id) const {
     return leases_.contains(id) || ending_.contains(id) || ended_.contains(id);

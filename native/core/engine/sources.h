@@ -75,6 +75,7 @@ class Sources {
   // ---- ends
   const TransferTable<Source>& all() const noexcept { return sources_; }  // those that drain, too
   void fail(TransferKey key, TransferEvent event, Status why, bool tell_peer);
+  void remove_session(SessionKey session) { fences_.remove_session(session); }
   void let_streams_go();
   void abandon();  // what is posted completes no more
 

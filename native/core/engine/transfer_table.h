@@ -41,26 +41,19 @@ class TransferTable {
   // By its key, which no other has.
   End& add(std::unique_ptr<End> owned) {
     End& added = *owned;
-    const TransferRoute route = route_of(added);
-    auto routed = routes_.find(route);
-    if (routed == routes_.end())
-      routed = spare_routes_.insert(routes_, route, LinkedList<TransferEnd>()).position;
-    try {
-      spare_ends_.insert(ends_, added.key, std::move(owned));
-    } catch (...) {
-      if (routed->second.empty()) routes_.erase(routed);
-      throw;
-    }
-    routed->second.push_back(added);
+    LinkedList<TransferEnd>& list = list_of(route_of(added));
+    spare_.insert(ends_, added.key, std::move(owned));
+    num_used_ += list.empty() ? 1 : 0;
+    list.push_back(added);
     return added;
   }
   std::unique_ptr<End> take(TransferKey key) {
     const auto found = ends_.find(key);
     std::unique_ptr<End> taken = std::move(found->second);
-    spare_ends_.erase(ends_, found);
-    const auto routed = routes_.find(route_of(*taken));
-    routed->second.remove(*taken);
-    if (routed->second.empty()) spare_routes_.erase(routes_, routed);
+    spare_.erase(ends_, found);
+    LinkedList<TransferEnd>& list = routes_.find(route_of(*taken))->second;
+    list.remove(*taken);
+    num_used_ -= list.empty() ? 1 : 0;
     return taken;
   }
 
@@ -90,7 +83,7 @@ class TransferTable {
     append(keys, routes_.at(route));
     return keys;
   }
-  // Those of a session that have transfers.
+  // Those of a session that have or had transfers.
   std::vector<TransferRoute> routes(SessionKey session) const {
     std::vector<TransferRoute> routes;
     for (auto each = routes_.lower_bound({session, 0, 0});
@@ -109,10 +102,20 @@ class TransferTable {
       keys.push_back(each->key);
   }
 
+  // Routes stay when their last transfer ends: mostly another follows. Of those that are not used there are no more
+  // than of those that are, and a few.
+  LinkedList<TransferEnd>& list_of(const TransferRoute& route) {
+    if (const auto found = routes_.find(route); found != routes_.end()) return found->second;
+    if (routes_.size() >= 2 * num_used_ + kFewRoutes)
+      std::erase_if(routes_, [](const auto& each) { return each.second.empty(); });
+    return routes_[route];
+  }
+
+  static constexpr std::size_t kFewRoutes = 64;
   Ends ends_;
-  SpareNodes<Ends> spare_ends_;
+  SpareNodes<Ends> spare_;
   Routes routes_;
-  SpareNodes<Routes> spare_routes_;
+  std::size_t num_used_ = 0;  // of them
 };
 
 }  // namespace kvxfer
