@@ -1,5 +1,7 @@
 // An shm rail whose pieces several threads copy: the suite of every transport, and works that end while threads are
 // in the middle of them.
+#include <sys/syscall.h>
+
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -285,7 +287,7 @@ struct HandOver {
     options.transports = {"shm"};
     options.copy_threads = 2;
     options.silent_ns = 4 * kNoHeartbeat;
-    options.heartbeat_ns = kNoHeartbeat;
+    options.heartbeat_ns = options.handshake_ns = kNoHeartbeat;  // no timer wakes it
     return create(std::move(options));
   }
   static RegionId add(Runtime& runtime, std::byte* memory) {
@@ -312,12 +314,13 @@ TEST(an_agent_hands_over_what_its_threads_copied) {
   CHECK(std::memcmp(over.pool->data(), over.to.data(), over.to.nbytes()) == 0);
 }
 
-// Do all progress threads of this process sleep?
+// Do all progress threads of this process sleep on their reactors?
 bool agents_sleep() {
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::string number, name, state;
-    std::ifstream(task.path() / "stat") >> number >> name >> state;
-    if (name == "(kvxfer)" && state != "S") return false;
+    std::string name, call;
+    std::ifstream(task.path() / "comm") >> name;
+    std::ifstream(task.path() / "syscall") >> call;
+    if (name == "kvxfer" && call != std::to_string(SYS_ppoll)) return false;
   }
   return true;
 }
