@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kvxfer.errors import PeerError, TransferError
-from tests.fault.node import BOUND_S, LARGE, Node, Worker
+from tests.fault.node import LARGE, Node, Worker
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -98,7 +97,14 @@ def test_memory_is_the_callers_when_the_region_is_deregistered(
 
 
 def test_agents_close_and_children_exit_while_threads_copy(local: Local, remote: Remote) -> None:
-    dst, _ = pair(local, remote, True)
+    src = local("source", "shm", LARGE)
+    src.fill(1)
+    dst = remote("threads", "shm", LARGE, copy_threads=THREADS)
+    dst.connect(src.address())
+    src.accept("threads")
+    src.grant("read")
+    dst.grant("read")  # which a child is to try to revoke
+    dst.remember_remote()
     dst.read_until_bytes_land()
     pid, outcomes = dst.fork()
     assert set(outcomes.values()) == {"AgentError forked"}, outcomes
@@ -106,9 +112,7 @@ def test_agents_close_and_children_exit_while_threads_copy(local: Local, remote:
     dst.end()
     dst.set(0)
     dst.read_until_bytes_land()
-    closing = threading.Thread(target=dst.close)
-    closing.start()
-    closing.join(BOUND_S)
-    assert not closing.is_alive()
+    dst.close()
     dst.set(7)
     assert dst.is_all(7)
+    src.wait_idle()

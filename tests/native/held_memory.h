@@ -63,6 +63,11 @@ class HeldMemory {
     const std::lock_guard lock(mutex_);
     return held_.size();
   }
+  // Pages that threads have got.
+  std::size_t num_given() {
+    const std::lock_guard lock(mutex_);
+    return num_given_;
+  }
   // Those that stand, and from now on all.
   void let_on() {
     const std::lock_guard lock(mutex_);
@@ -89,6 +94,7 @@ class HeldMemory {
   void give(std::uint64_t page) {
     uffdio_zeropage zeros{};
     zeros.range = {page, kPageNbytes};
+    ++num_given_;
     if (::ioctl(faults_.get(), UFFDIO_ZEROPAGE, &zeros) != 0)
       ::ioctl(faults_.get(), UFFDIO_WAKE, &zeros.range);
   }
@@ -121,6 +127,7 @@ class HeldMemory {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::uint64_t> held_;
+  std::size_t num_given_ = 0;
   bool holds_ = true;
   std::thread handler_;
 };

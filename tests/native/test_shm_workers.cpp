@@ -1,6 +1,10 @@
 // An shm rail whose pieces several threads copy: the suite of every transport, and works that end while threads are
 // in the middle of them.
+#include <sys/syscall.h>
+
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -282,8 +286,8 @@ struct HandOver {
     options.listen = "tcp://127.0.0.1:0";
     options.transports = {"shm"};
     options.copy_threads = 2;
-    options.silent_ns = 10 * kBound;
-    options.heartbeat_ns = kBound;
+    options.silent_ns = 4 * kNoHeartbeat;
+    options.heartbeat_ns = options.handshake_ns = kNoHeartbeat;  // no timer wakes it
     return create(std::move(options));
   }
   static RegionId add(Runtime& runtime, std::byte* memory) {
@@ -308,6 +312,30 @@ TEST(an_agent_hands_over_what_its_threads_copied) {
   over.to.let_on();
   CHECK(is_done(over.handle));
   CHECK(std::memcmp(over.pool->data(), over.to.data(), over.to.nbytes()) == 0);
+}
+
+// Do all progress threads of this process sleep on their reactors?
+bool agents_sleep() {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name, call;
+    std::ifstream(task.path() / "comm") >> name;
+    std::ifstream(task.path() / "syscall") >> call;
+    if (name == "kvxfer" && call != std::to_string(SYS_ppoll)) return false;
+  }
+  return true;
+}
+
+TEST(an_agent_that_sleeps_is_woken_by_the_last_thread) {
+  if (skips()) return;
+  HandOver over;
+  // The thread that is held stands at the first page of a slice: all others are copied by then.
+  constexpr std::size_t kNumPages = HandOver::kNumBlocks * HandOver::kPageNbytes / 4096;
+  constexpr std::size_t kSlicePages = CopyWorkers::Options().taken_cost / 4096;
+  REQUIRE(await([&] { return over.to.num_given() >= kNumPages - kSlicePages; }));
+  int looks = 0;
+  REQUIRE(await([&] { return (looks = agents_sleep() ? looks + 1 : 0) >= 50; }));
+  over.to.let_on();
+  CHECK(is_done(over.handle));
 }
 
 TEST(a_revoke_waits_for_the_threads_under_the_lease) {
