@@ -40,9 +40,8 @@ def test_options_that_do_not_fit_are_refused_in_words(kind: Any, fields: dict[st
 
 def test_steps_end_with_the_most() -> None:
     options = ScaleOptions(at_most=500)
-    assert options.steps("transfers") == [1, 10, 100, 500]
-    assert options.steps("peers") == [1, 10, 100, 200]
-    assert options.steps("prefills") == [1, 2, 4, 8, 16]
+    assert options.counts("transfers") == [1, 10, 100, 500]
+    assert options.counts("prefills") == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize("model", MODELS)
