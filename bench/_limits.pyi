@@ -21,9 +21,14 @@ def copy_pages(
     """memcpy, page by page."""
 
 def copy_pages_nt(
-    dst_addr: int, src_addr: int, dst_offsets: NDArray[np.uint64], src_offsets: NDArray[np.uint64], nbytes: int
+    dst_addr: int,
+    src_addr: int,
+    dst_offsets: NDArray[np.uint64],
+    src_offsets: NDArray[np.uint64],
+    nbytes: int,
+    threads: int = 1,
 ) -> int:
-    """Non-temporal stores, page by page; a store fence at the end."""
+    """Non-temporal stores, page by page; a store fence at the end. Each of the threads copies a run of pages."""
 
 def vm_readv_pages(
     pid: int,

@@ -73,7 +73,7 @@ class Handle:
     @property
     def rails(self) -> tuple[str, ...]:
         """Transports that moved bytes of it, as seen at this end: a source does not see what is fetched
-        from it (loopback, shm)."""
+        from it (loopback, shm). "eager" for what went with its OFFER."""
     @property
     def posted_ns(self) -> int: ...
     @property
@@ -224,8 +224,8 @@ class AgentCore:
     pinned memory for pages of that GPU that go over streams, 0 for none; ``way_samples``, a list of
     `GpuSample`, by which staging goes by copy engines),
     ``silent_timeout_s``, ``heartbeat_interval_s``, ``handshake_timeout_s``, ``lease_margin_s``, ``spin_us`` (int),
-    ``integrity`` (bool), ``max_transfers_per_peer`` (int), ``faults`` (str, "" or the seed and
-    rates of kvxfer.testing).
+    ``integrity`` (bool), ``max_transfers_per_peer``, ``eager_nbytes`` and ``copy_threads`` (int), ``faults`` (str,
+    "" or the seed and rates of kvxfer.testing).
     """
 
     def __init__(self, name: str, options: dict[str, Any]) -> None: ...

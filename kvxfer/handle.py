@@ -83,7 +83,8 @@ class Handle(ABC):
     @property
     @abstractmethod
     def rails(self) -> tuple[str, ...]:
-        """Transports that moved bytes of it, as seen at this end."""
+        """Transports that moved bytes of it, as seen at this end; ``"eager"`` for bytes that went along with
+        the frame that announced them (`AgentOptions.eager_nbytes`)."""
 
     @property
     @abstractmethod

@@ -17,10 +17,16 @@ ShmPeers = Literal["user", "secret"]
 SHM_PEERS: Final[tuple[str, ...]] = get_args(ShmPeers)
 _MOST_CTAS = 65535
 _MOST_GPU = 1023
+_MOST_COPY_THREADS = 64
 
 
 def _default_spin_us() -> int:
     return 50 if len(os.sched_getaffinity(0)) >= 4 else 0
+
+
+def default_copy_threads() -> int:
+    """Returns `AgentOptions.copy_threads` of an agent that names none."""
+    return min(4, max(1, len(os.sched_getaffinity(0)) // 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +98,28 @@ class AgentOptions:
     spin_us
         How long a busy agent spins before it sleeps. An idle one never does. 50, or 0 where this
         process may use fewer than four CPUs: there it would spin on the engine's.
+    copy_threads
+        Threads that copy pages between processes of one host at a time (shm: copies and conversions), with
+        the one that drives the agent; 1 to 64. The others start with the first transfer that is worth it
+        (half a MiB), sleep while there is none, and end with the agent; 1 makes none. The default is a
+        quarter of the CPUs that this process may use, 1 to 4: the engine and other ranks of the host want
+        the rest, and few threads take all that memory gives (``kvxfer bench pages --copy-threads 1,2,4``).
     integrity
         Whether transfers carry a crc32c for each piece unless they say otherwise.
     max_transfers_per_peer
         Transfers that a peer may have open here, and that this agent opens at a peer; more of its
         own wait their turn.
+    eager_nbytes
+        A write of up to so many bytes, as they cross a stream, goes along with the frame that announces it
+        where its peer would have to ask for them over a stream (tcp, unix): one trip instead of three. It
+        lands at once where its tag is expected or a lease allows it, and is asked for as ever where that
+        comes later. `Transfer.rails` then says ``"eager"``. The smaller number of both ends counts; 0 to
+        65,536. Not with ``integrity``, nor for pages of a GPU.
     meter_gate
-        Whether `Agent.stats` says the longest processor time for which one thread held the agent's progress
-        gate (``gate_longest_hold_ns``). It costs two system calls for every call and every round.
+        Whether the processor time for which threads hold the agent's progress gate is measured exactly
+        (``gate_longest_hold_ns`` and ``gate_holds`` of `Agent.stats`). It costs two system calls for every
+        call and every round; without it two readings of the processor's clock, and a system call for what
+        took long by that.
     faults
         Injected faults (`kvxfer.testing.FaultPlan`); ``""`` for none. For tests alone.
     """
@@ -123,9 +143,11 @@ class AgentOptions:
     handshake_timeout_s: float = 2.0
     lease_margin_s: float = 0.1
     spin_us: int = field(default_factory=_default_spin_us)
+    copy_threads: int = field(default_factory=default_copy_threads)
     integrity: bool = False
     # A quarter of the fence table's slots: no peer can take all (transport.h: FenceTable).
     max_transfers_per_peer: int = 4096
+    eager_nbytes: int = 8192
     meter_gate: bool = False
     faults: str = ""
 
@@ -172,7 +194,9 @@ class AgentOptions:
         for name, low, high in (
             ("staging_nbytes", 0, 1 << 40),
             ("spin_us", 0, 1_000_000),
+            ("copy_threads", 1, _MOST_COPY_THREADS),
             ("max_transfers_per_peer", 1, 16384),
+            ("eager_nbytes", 0, 65536),
         ):
             count(getattr(self, name), f"option {name}", low, high)
         if self.gpu is not None:
@@ -218,8 +242,10 @@ class AgentOptions:
             "handshake_timeout_s": seconds(self.handshake_timeout_s, "option handshake_timeout_s"),
             "lease_margin_s": seconds(self.lease_margin_s, "option lease_margin_s"),
             "spin_us": int(self.spin_us),
+            "copy_threads": int(self.copy_threads),
             "integrity": self.integrity,
             "max_transfers_per_peer": int(self.max_transfers_per_peer),
+            "eager_nbytes": int(self.eager_nbytes),
             "meter_gate": self.meter_gate,
             "faults": self.faults,
         }

@@ -123,9 +123,12 @@ const Kernel& nt_kernel() {
   return kernel;
 }
 
+// By so many threads, a run of pages each.
 std::int64_t copy_with(CopyFunction copy, std::uint64_t dst_addr, std::uint64_t src_addr,
-                       const Offsets& dst_offsets, const Offsets& src_offsets, std::size_t nbytes) {
+                       const Offsets& dst_offsets, const Offsets& src_offsets, std::size_t nbytes,
+                       std::size_t num_threads = 1) {
   check(nbytes);
+  if (num_threads == 0) raise_value_error("threads must be positive");
   check_same_length(dst_offsets, src_offsets);
   std::byte* const dst = pointer(dst_addr);
   const std::byte* const src = pointer(src_addr);
@@ -135,10 +138,19 @@ std::int64_t copy_with(CopyFunction copy, std::uint64_t dst_addr, std::uint64_t 
 
   const nb::gil_scoped_release release;
   const std::int64_t start_ns = now_ns();
-  for (std::size_t page = 0; page < num_pages; ++page) copy(dst + to[page], src + from[page], nbytes);
+  const auto copy_share = [&](std::size_t thread) {
+    const std::size_t end = num_pages * (thread + 1) / num_threads;
+    for (std::size_t page = num_pages * thread / num_threads; page < end; ++page)
+      copy(dst + to[page], src + from[page], nbytes);
 #if defined(__x86_64__)
-  _mm_sfence();  // a streamed page counts when others can see it
+    _mm_sfence();  // a streamed page counts when others can see it
 #endif
+  };
+  {
+    std::vector<std::jthread> others;
+    for (std::size_t thread = 1; thread < num_threads; ++thread) others.emplace_back(copy_share, thread);
+    copy_share(0);
+  }
   return now_ns() - start_ns;
 }
 
@@ -148,8 +160,8 @@ std::int64_t copy_pages(std::uint64_t dst_addr, std::uint64_t src_addr, const Of
 }
 
 std::int64_t copy_pages_nt(std::uint64_t dst_addr, std::uint64_t src_addr, const Offsets& dst_offsets,
-                           const Offsets& src_offsets, std::size_t nbytes) {
-  return copy_with(nt_kernel().copy, dst_addr, src_addr, dst_offsets, src_offsets, nbytes);
+                           const Offsets& src_offsets, std::size_t nbytes, std::size_t num_threads) {
+  return copy_with(nt_kernel().copy, dst_addr, src_addr, dst_offsets, src_offsets, nbytes, num_threads);
 }
 
 // -- System calls over many pages -----------------------------------------------------------------
@@ -360,7 +372,8 @@ NB_MODULE(_limits, module) {
   module.def("copy_pages", &copy_pages, nb::arg("dst_addr"), nb::arg("src_addr"),
              nb::arg("dst_offsets").noconvert(), nb::arg("src_offsets").noconvert(), nb::arg("nbytes"));
   module.def("copy_pages_nt", &copy_pages_nt, nb::arg("dst_addr"), nb::arg("src_addr"),
-             nb::arg("dst_offsets").noconvert(), nb::arg("src_offsets").noconvert(), nb::arg("nbytes"));
+             nb::arg("dst_offsets").noconvert(), nb::arg("src_offsets").noconvert(), nb::arg("nbytes"),
+             nb::arg("threads") = 1);
   module.def("vm_readv_pages", &vm_readv_pages, nb::arg("pid"), nb::arg("dst_addr"), nb::arg("src_addr"),
              nb::arg("dst_offsets").noconvert(), nb::arg("src_offsets").noconvert(), nb::arg("nbytes"),
              nb::arg("batch") = 1024);

@@ -42,7 +42,8 @@ class PagesEnd(AgentEnd):
     def __init__(
         self, role: str, options: PagesOptions, coordinator: Channel, remote: tuple[str, ...] = ("kv",)
     ) -> None:
-        super().__init__(role, options.transport, coordinator, remote=remote)
+        (threads,) = options.copy_threads
+        super().__init__(role, options.transport, coordinator, remote=remote, copy_threads=threads)
         self.options = options
         self._leases = []
 
@@ -74,6 +75,18 @@ class PagesEnd(AgentEnd):
 
     def serve_end(self) -> Message:
         return {"cpu_ns": self.cpu_ns()}
+
+    def read_one_page(self, repeats: int) -> Message:
+        """Reads one page again and again, from a source that serves; returns the median time of one."""
+        share, timeout_s = self._shares[MOVED][0], self.options.timeout_s
+        region, remote = self.agent.regions[share.dst], self.peer.regions[share.src]
+        src, dst = share.src_blocks[:1], share.dst_blocks[:1]
+        times_ns = []
+        for _ in range(repeats):
+            start_ns = time.monotonic_ns()
+            self.agent.read(region, remote, src, dst, timeout_s=timeout_s).wait(timeout_s)
+            times_ns.append(time.monotonic_ns() - start_ns)
+        return {"page_ns": int(np.median(times_ns))}
 
     def _post(self, verb: str, what: str, **more: Any) -> Message:
         """Posts every share by ``agent.write`` or ``agent.read``, and waits for them."""
@@ -109,7 +122,7 @@ class PlainPages(PagesEnd):
 
     def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
         role = fields.pop("role")
-        options = PagesOptions(**fields)
+        options = options_of(fields)
         super().__init__(role, options, coordinator)
         blocks = options.num_pages
         shape = (1, blocks, options.page_nbytes)
@@ -150,7 +163,7 @@ class LayoutPages(PagesEnd):
 
     def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
         self._is_source = fields.pop("role") == "source"
-        options = PagesOptions(**fields)
+        options = options_of(fields)
         self._work = work = options.work
         names = {src: f"rank{src}" for src in work.srcs}
         remote = ("kv", PLAIN) if self._is_source else (*names.values(), PLAIN)
@@ -239,6 +252,11 @@ class LayoutPages(PagesEnd):
         """Compares all that was sent piece by piece."""
         wanted = self._work.layers[:layers]
         return {"wrong": self._data.as_bytes().check(self._plain, self._dst_blocks, wanted, tokens)}
+
+
+def options_of(fields: Message) -> PagesOptions:
+    """Returns the options that a coordinator has sent."""
+    return PagesOptions(**{**fields, "copy_threads": tuple(fields["copy_threads"])})
 
 
 def _tag(what: str, iteration: int) -> bytes:

@@ -7,22 +7,24 @@ own copy of as many bytes between two equal caches, and over tcp a message for e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import Annotated
 
 from kvxfer.bench.errors import BenchError, CheckFailedError
 from kvxfer.bench.report import shown
-from kvxfer.bench.report.document import Part, Words
+from kvxfer.bench.report.document import Part, Table, Words, number
 from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say, result_of
-from kvxfer.bench.run.limit import Limit, LimitSpec, limits_for, stream_pair
+from kvxfer.bench.run.limit import Limit, LimitSpec, limit_of_threads, limits_for, stream_pair
 from kvxfer.bench.run.options import Corrupt, Option, Seed, Timeout, check, flag
 from kvxfer.bench.run.process import Worker, call_all
 from kvxfer.bench.run.stats import GIB, KIB, MIB, median, median_ratio, spread
 from kvxfer.bench.work.layout_names import NAMES
 from kvxfer.bench.work.layout_pair import LayoutWork
 from kvxfer.bench.work.models import Shape
+from kvxfer.options import default_copy_threads
 
 MOVED, PLAIN = "moved", "plain"
 
@@ -33,6 +35,12 @@ MemoryKind = Annotated[str, Option("pool, foreign", one_of=("pool", "foreign"))]
 Iterations = Annotated[int, Option("Measured ones, after one warm-up.", at_least=1)]
 SrcLayout = Annotated[str, Option(f"How sources hold the cache, names with + between: {NAMES}.")]
 DstLayout = Annotated[str, Option("How the destination holds it.")]
+CopyThreads = Annotated[
+    tuple[int, ...],
+    Option("That copy at the destination, several with commas between: a row of each.", at_least=1),
+]
+# Of one page, after each transfer.
+_PAGE_REPEATS = 200
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class PagesOptions:
     src_layout: SrcLayout = ""
     dst_layout: DstLayout = ""
     shape: Shape = "Llama-3.1-70B"
+    copy_threads: CopyThreads = (default_copy_threads(),)
     seed: Seed = 1
     timeout_s: Timeout = 30.0
     corrupt: Corrupt = False
@@ -98,7 +107,9 @@ def run(options: PagesOptions, progress: Say) -> Message:
     """Runs it and returns the result as one JSON object; ratios are medians over iterations.
 
     Of layouts all rates count bytes at the source; ``ratio_to_plain`` is to kvxfer's own copy of as many
-    bytes, and over tcp ``ratio_to_piecewise`` to a message for each of ``piecewise_pieces``.
+    bytes, and over tcp ``ratio_to_piecewise`` to a message for each of ``piecewise_pieces``. Where several
+    ``copy_threads`` are named all is of the first, and ``rows`` has each, beside a plain non-temporal copy by
+    as many threads.
     """
     if options.has_layouts:
         known, without = options.work.described(), {"block_kib"}
@@ -110,41 +121,26 @@ def run(options: PagesOptions, progress: Say) -> Message:
 
 
 def _measure(options: PagesOptions, progress: Say) -> Message:
-    total, kind = options.iterations, "LayoutPages" if options.has_layouts else "PlainPages"
-    fields = asdict(options)
-    with (
-        Worker(f"pages.ends:{kind}", {**fields, "role": "source"}, "source") as source,
-        Worker(f"pages.ends:{kind}", {**fields, "role": "destination"}, "destination") as destination,
-    ):
-        progress(Progress(0, total, "setting up two agents"))
-        ready = call_all((source, destination), "open")
-        # Who posts is who calls.
-        active, passive = (source, destination) if options.op == "write" else (destination, source)
-        active.call("connect", address=passive.call("address")["address"])
-        passive.call("accept")
-        names = limits_for(options.transport, options.memory)
-        spec = LimitSpec(
-            names[:1] if options.has_layouts else names,
-            options.page_nbytes,
-            options.num_pages,
-            options.seed,
-        )
-        limit = Limit(spec, source, destination)
+    total, counts = options.iterations, options.copy_threads
+    with ExitStack() as ended:
+        progress(Progress(0, total, "setting up two agents" + (" of each" if len(counts) > 1 else "")))
+        pairs = {count: _Pair(options, count, ended) for count in counts}
+        first = pairs[counts[0]]
+        limit = Limit(_limits_of(options), first.source, first.destination)
         whats = (MOVED, PLAIN) if options.has_layouts else (MOVED,)
         pieces = None
         if options.has_layouts and options.transport == "tcp":
-            pieces = _Piecewise(source, destination)
-        moved: dict[str, list[Message]] = {what: [] for what in whats}
-
-        def transfer(what: str, iteration: int) -> None:
-            moved[what].append(_transfer(options, what, iteration, source, destination))
-
+            pieces = _Piecewise(first.source, first.destination)
+        turns: list[Callable[[int], None]] = [partial(first.transfer, what) for what in whats]
+        turns += [partial(pairs[count].transfer, MOVED) for count in counts[1:]]
+        if len(counts) > 1 and not options.has_layouts:
+            turns += [pair.read_one_page for pair in pairs.values()]
+        turns.append(limit.run)
         # The first one warms up: page faults of the peer's mapping, compiled programs, TCP's window.
         for iteration in range(1 + total):
             progress(
                 Progress(max(0, iteration - 1), total, f"iteration {iteration}" if iteration else "warm-up")
             )
-            turns: list[Callable[[int], None]] = [*(partial(transfer, what) for what in whats), limit.run]
             # What goes first is last in every second iteration.
             for turn in turns[:: -1 if iteration % 2 else 1]:
                 turn(iteration)
@@ -152,12 +148,78 @@ def _measure(options: PagesOptions, progress: Say) -> Message:
                 pieces.run(check=not iteration)
             if not iteration:
                 limit.forget()
-                moved = {what: [] for what in whats}
+                for pair in pairs.values():
+                    pair.forget()
     return {
-        **_figures(options, moved, limit),
-        **({} if pieces is None else pieces.figures(_rates(options, moved[MOVED]))),
-        **{name: ready[1][name] for name in ("copy_kernel", "page_kind")},
+        **_figures(options, first.moved, limit),
+        **({} if pieces is None else pieces.figures(_rates(options, first.moved[MOVED]))),
+        **({"rows": list(_rows(options, pairs, limit))} if len(counts) > 1 else {}),
+        **first.ready,
     }
+
+
+def _limits_of(options: PagesOptions) -> LimitSpec:
+    names = limits_for(options.transport, options.memory)
+    if options.has_layouts:
+        names = names[:1]
+    if len(options.copy_threads) > 1 and (options.transport, options.memory) == ("shm", "pool"):
+        wanted = (limit_of_threads(count) for count in options.copy_threads)
+        names += tuple(name for name in wanted if name not in names)
+    return LimitSpec(names, options.page_nbytes, options.num_pages, options.seed)
+
+
+class _Pair:
+    """Two workers whose agents copy by so many threads, and what they moved."""
+
+    def __init__(self, options: PagesOptions, copy_threads: int, ended: ExitStack) -> None:
+        kind = "LayoutPages" if options.has_layouts else "PlainPages"
+        fields = {**asdict(options), "copy_threads": (copy_threads,)}
+        self._options = options
+        self.source, self.destination = (
+            ended.enter_context(Worker(f"pages.ends:{kind}", {**fields, "role": role}, role))
+            for role in ("source", "destination")
+        )
+        ready = call_all((self.source, self.destination), "open")
+        self.ready = {name: ready[1][name] for name in ("copy_kernel", "page_kind")}
+        # Who posts is who calls.
+        ends = (self.source, self.destination)
+        active, passive = ends if options.op == "write" else ends[::-1]
+        active.call("connect", address=passive.call("address")["address"])
+        passive.call("accept")
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the times so far, as those of a warm-up."""
+        self.moved: dict[str, list[Message]] = {}
+        self.page_ns: list[int] = []
+
+    def transfer(self, what: str, iteration: int) -> None:
+        moved = _transfer(self._options, what, iteration, self.source, self.destination)
+        self.moved.setdefault(what, []).append(moved)
+
+    def read_one_page(self, iteration: int) -> None:
+        self.source.call("serve_begin")
+        self.page_ns.append(self.destination.call("read_one_page", repeats=_PAGE_REPEATS)["page_ns"])
+
+
+def _rows(options: PagesOptions, pairs: dict[int, _Pair], limit: Limit) -> Iterator[Message]:
+    rates = {count: _rates(options, pair.moved[MOVED]) for count, pair in pairs.items()}
+    first = options.copy_threads[0]
+    for count, pair in pairs.items():
+        row: Message = {
+            "copy_threads": count,
+            "gb_per_s": median(rates[count]),
+            "ratio_to_first": median_ratio(rates[count], rates[first]),
+        }
+        if (name := limit_of_threads(count)) in limit.spec.names:
+            its = limit.rates(name)
+            row |= {"limit_gb_s": median(its), "ratio_to_limit": median_ratio(rates[count], its)}
+        if pair.page_ns:
+            row |= {
+                "page_us": median(each / 1e3 for each in pair.page_ns),
+                "page_ratio_to_first": median_ratio(pair.page_ns, pairs[first].page_ns),
+            }
+        yield row
 
 
 def _transfer(
@@ -251,6 +313,7 @@ def parts(result: Message) -> Iterator[Part]:
         yield shown.spreads(result)
         yield from shown.limits(result)
         yield shown.cost(result)
+        yield from _shown_rows(result)
         return
     yield Words(
         f"{over}, {result['src_layout']} -> {result['dst_layout']}: {result['num_tokens']} tokens in "
@@ -273,3 +336,11 @@ def parts(result: Message) -> Iterator[Part]:
             f"TCP stream); ratio to it {result['ratio_to_piecewise']:.1f}"
         )
     yield shown.cost(result, "bytes checked: all after the warm-up, then a layer of each transfer")
+    yield from _shown_rows(result)
+
+
+def _shown_rows(result: Message) -> Iterator[Part]:
+    rows = result.get("rows", [])
+    if rows:
+        yield Table(tuple(rows[0]), [tuple(number(each) for each in row.values()) for row in rows])
+        yield Words("  limit: a plain non-temporal copy of as many bytes by as many threads", "dim")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +94,8 @@ class Cache:
 class AgentEnd(End):
     """An agent in a worker process, and the peer at the other end.
 
-    ``remote`` names the peer's regions that are waited for before anything moves.
+    ``remote`` names the peer's regions that are waited for before anything moves;
+    ``more`` are options of the agent.
     """
 
     #: What kind of memory pages the kernel gave.
@@ -106,11 +108,12 @@ class AgentEnd(End):
         coordinator: Channel,
         peers: Sequence[Channel] = (),
         remote: tuple[str, ...] = ("kv",),
+        **more: Any,
     ) -> None:
         super().__init__({}, coordinator, peers)
         #: This end's part of the machine's limit.
         self.limit = LimitSide(coordinator)
-        options = kvxfer.AgentOptions(transports=(transport,), silent_timeout_s=_SILENT_TIMEOUT_S)
+        options = kvxfer.AgentOptions(transports=(transport,), silent_timeout_s=_SILENT_TIMEOUT_S, **more)
         self.agent = kvxfer.Agent(name, options)
         self._transport = transport
         self._remote_names = remote

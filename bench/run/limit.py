@@ -30,6 +30,8 @@ DESCRIPTIONS = {
     "unix-stream": "one unix socket stream, writev and readv",
 }
 # Of (transport, kind of memory); the one that ratios are taken against first.
+# With several threads: "shared-copy-nt:2".
+_THREADED = "shared-copy-nt"
 _LIMITS = {("shm", "pool"): ("shared-copy", "shared-copy-nt"), ("shm", "foreign"): ("process-vm-readv",)}
 # Keys of the limit's pages begin with this, the transfer's with a request or an iteration.
 _KEY_SPACE = 1 << 40
@@ -60,6 +62,11 @@ class LimitSpec:
 def limits_for(transport: str, memory_kind: str) -> tuple[str, ...]:
     """Returns the limits of a transport, the one that ratios are taken against first."""
     return _LIMITS.get((transport, memory_kind), (f"{transport}-stream",))
+
+
+def limit_of_threads(num_threads: int) -> str:
+    """Returns the limit of so many threads that copy into memory shared with the peer."""
+    return _THREADED if num_threads == 1 else f"{_THREADED}:{num_threads}"
 
 
 class LimitSide:
@@ -113,8 +120,10 @@ class LimitSide:
         pages = (to, address, self._own_offsets, self._src_offsets, nbytes)
         if name == "process-vm-readv":
             return {"elapsed_ns": _limits.vm_readv_pages(pid, *pages)}
-        copy = _limits.copy_pages_nt if name == "shared-copy-nt" else _limits.copy_pages
-        return {"elapsed_ns": copy(*pages)}
+        kind, _, threads = name.partition(":")
+        if kind == _THREADED:
+            return {"elapsed_ns": _limits.copy_pages_nt(*pages, threads=int(threads or 1))}
+        return {"elapsed_ns": _limits.copy_pages(*pages)}
 
     def check(self, iteration: int) -> None:
         wrong = self._filler.check(self._rows, self._order, self._keys(iteration))

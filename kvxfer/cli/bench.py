@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from kvxfer.bench.compare.measure import CompareOptions
 from kvxfer.bench.engines.options import DemoOptions, RouterOptions
+from kvxfer.bench.errors import BenchError
 from kvxfer.bench.gpu.check import GpuOptions
 from kvxfer.bench.handover.measure import HandoverOptions
 from kvxfer.bench.latency.delays import CommandsOptions, TriggerOptions
@@ -113,8 +114,8 @@ def _parameters(command: _Command) -> Iterator[inspect.Parameter]:
         kind, option = known[field.name]
         default = ... if field.default is MISSING else field.default
         if isinstance(default, tuple):
-            default = [",".join(default)] if default else []
-        if kind == tuple[str, ...]:
+            default = [",".join(map(str, default))] if default else []
+        if kind in (tuple[str, ...], tuple[int, ...]):
             kind = list[str]
         told = typer.Option(flag(field.name), help=option.help, hidden=option.hidden)
         yield _parameter(field.name, Annotated[kind, told], default)
@@ -123,13 +124,23 @@ def _parameters(command: _Command) -> Iterator[inspect.Parameter]:
         yield _parameter("out", _OUT, None)
 
 
+def _items(name: str, kind: type[Any], told: list[str]) -> tuple[Any, ...]:
+    """Returns what an option names, with commas between or more than once."""
+    texts = [each.strip() for text in told for each in text.split(",") if each.strip()]
+    try:
+        return tuple(kind(text) for text in texts)
+    except ValueError:
+        raise BenchError(f"{flag(name)} takes numbers with commas between, not {','.join(texts)}") from None
+
+
 def _add(command: _Command) -> None:
     def body(**told: Any) -> None:
         common = {name: told.pop(name, None) for name in ("format", "out")}
         if not command.parts and "out" in declared(command.options):
             told["out"] = common["out"]
+        known = declared(command.options)
         lists = {
-            name: tuple(each.strip() for text in value for each in text.split(",") if each.strip())
+            name: _items(name, get_args(known[name][0])[0], value)
             for name, value in told.items()
             if isinstance(value, list)
         }

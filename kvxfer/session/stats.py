@@ -8,6 +8,10 @@ from typing import TypedDict
 # how much may be.
 Budget = dict[str, tuple[int, int]]
 
+# How many holds of the gate took at most so many milliseconds (0.125, 0.25, 0.5, … 16, inf), and more than
+# the bound before.
+GateHolds = dict[float, int]
+
 
 class PeerStats(TypedDict):
     """Of one open session: what its peer makes this agent hold."""
@@ -19,10 +23,12 @@ class PeerStats(TypedDict):
 class CoreStats(TypedDict):
     """Counted by native code: over all peers since the agent's making, but for what is ``open`` or held.
 
-    ``gate_longest_hold_ns`` is the longest time for which nothing else could go on, ``strangers`` the budget
-    that all connections share which have proved nothing yet. Of rails that were lost while others of their
-    session carried on, or did not come up, ``rails_redialled`` are back. ``messages_in`` have come, whether
-    they were read or not.
+    ``gate_longest_hold_ns`` is the longest time for which nothing else could go on: the processor time for
+    which one thread held the agent's progress gate. ``gate_holds`` counts all holds. Both are exact with the
+    option ``meter_gate``; without it a hold of more than 0.1 ms by the clock counts with that time, unless
+    its thread is known to have used less of the processor. ``strangers`` is the budget that all connections
+    share which have proved nothing yet. Of rails that were lost while others of their session carried on, or
+    did not come up, ``rails_redialled`` are back. ``messages_in`` have come, whether they were read or not.
     """
 
     transfers_open: int
@@ -42,6 +48,7 @@ class CoreStats(TypedDict):
     notifications_dropped: int
     messages_dropped: int
     gate_longest_hold_ns: int
+    gate_holds: GateHolds
     strangers: Budget
 
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 
 #include "bindings/command_ring.h"
@@ -44,6 +45,17 @@ std::shared_ptr<const void> held(nb::object owner) {
   return {new nb::object(std::move(owner)),
           [](const void* object) { destroy_with_gil(static_cast<const nb::object*>(object)); }};
 }
+
+// By the milliseconds that they took at most; the last one's bound is infinite.
+nb::dict from_histogram(const Gate::Histogram& holds) {
+  nb::dict out;
+  double most_ms = static_cast<double>(Gate::kFirstBucketNs) / 1e6;
+  for (std::size_t i = 0; i < holds.size(); ++i, most_ms *= 2)
+    out[nb::float_(i + 1 == holds.size() ? std::numeric_limits<double>::infinity() : most_ms)] = holds[i];
+  return out;
+}
+
+constexpr std::uint32_t kMostCopyThreads = 64;
 
 std::uint32_t to_num_ctas(nb::handle number) {
   const auto num = nb::cast<std::uint32_t>(number);
@@ -100,6 +112,10 @@ class PyAgentCore {
     native.lease_margin_ns = to_ns(nb::cast<double>(options["lease_margin_s"]));
     native.spin_ns = Time{nb::cast<std::uint32_t>(options["spin_us"])} * 1000;
     native.max_transfers_per_peer = nb::cast<std::uint32_t>(options["max_transfers_per_peer"]);
+    native.eager_nbytes = nb::cast<std::uint32_t>(options["eager_nbytes"]);
+    native.copy_threads = nb::cast<std::uint32_t>(options["copy_threads"]);
+    if (native.copy_threads < 1 || native.copy_threads > kMostCopyThreads)
+      raise({Code::kInvalidArgument, "an agent copies by 1 to 64 threads"});
     native.faults = nb::cast<std::string>(options["faults"]);
     native.meter_gate = nb::cast<bool>(options["meter_gate"]);
     if (name.empty() || name.size() > wire::kMaxName)
@@ -182,6 +198,7 @@ class PyAgentCore {
     out["messages_dropped"] = runtime_->ring().num_dropped(MailKind::kMessage);
     out["strangers"] = from_budget(runtime_->strangers());
     out["gate_longest_hold_ns"] = runtime_->longest_hold_ns();
+    out["gate_holds"] = from_histogram(runtime_->holds());
     return out;
   }
 

@@ -12,20 +12,11 @@ class BitSet {
  public:
   BitSet() = default;
   explicit BitSet(std::size_t num) : words_((num + 63) / 64) {}
-  static BitSet all(std::size_t num) {
-    BitSet set(num);
-    set.words_.assign(set.words_.size(), ~std::uint64_t{0});
-    return set;
-  }
 
   void insert(std::uint32_t id) noexcept { words_[id / 64] |= bit(id); }
   void erase(std::uint32_t id) noexcept { words_[id / 64] &= ~bit(id); }
   bool contains(std::uint32_t id) const noexcept {
     return id / 64 < words_.size() && (words_[id / 64] & bit(id)) != 0;
-  }
-  void insert(const BitSet& other) {
-    if (words_.size() < other.words_.size()) words_.resize(other.words_.size());
-    for (std::size_t i = 0; i < other.words_.size(); ++i) words_[i] |= other.words_[i];
   }
 
  private:

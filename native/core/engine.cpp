@@ -141,16 +141,16 @@ void Engine::let_go(SessionKey key, const Status& reason) {
   const std::vector<LeaseId> leases = leases_.of_holder(key);
   admission_.remove_session(key);
   // Local fences first: from here on nothing begins for this session, and what is under way ends.
-  const auto all = [](const TransferEnd&) { return true; };
-  for (const TransferKey& each : sources_.find(key, all))
+  for (const TransferKey& each : sources_.all().of_session(key))
     sources_.fail(each, TransferEvent::kFail, reason, false);
-  for (const TransferKey& each : destinations_.find(key, all))
+  for (const TransferKey& each : destinations_.all().of_session(key))
     destinations_.fail(each, TransferEvent::kFail, reason, false);
   for (const LeaseId id : leases) end_lease(id, LeaseEvent::kPeerLost, reason);
   leases_.remove_session(key);
   end_expectations(expectations_.from(key), reason);
   // In this order: a peer that listens still hears why before its rails end.
   context_.host.close_session(key);
+  sources_.remove_session(key);
   destinations_.remove_session(key);
   tag_memory_.remove_session(key);
   programs_.remove_session(key);
@@ -247,20 +247,19 @@ void Engine::note_redial(Peer& peer, const wire::RailName& rail, std::string wor
 // After a rail went down, or did not come up: what it alone could have brought ends now and not at its
 // deadline.
 void Engine::end_pathless(Peer& peer) {
-  const auto end = [&](auto& transfers, bool fetched_here) {
+  const auto end = [&](const auto& transfers, bool fetched_here) {
     std::vector<std::pair<TransferKey, Status>> pathless;
-    transfers.find(peer.key(), [&](const TransferEnd& transfer) {
-      const Region* local = regions_.find(transfer.region);
-      const PeerRegion* remote = peer_regions_.find(peer.key(), transfer.remote_region());
-      if (local == nullptr || remote == nullptr) return false;
-      Status path = peer_regions_.check_path(peer, *local, *remote, fetched_here);
-      if (!path.ok()) pathless.emplace_back(transfer.key, std::move(path));
-      return false;
-    });
+    for (const TransferRoute& route : transfers.routes(peer.key())) {
+      const Region* local = regions_.find(route.local);
+      const PeerRegion* remote = peer_regions_.find(peer.key(), route.remote);
+      if (local == nullptr || remote == nullptr) continue;
+      if (const Status path = peer_regions_.check_path(peer, *local, *remote, fetched_here); !path.ok())
+        for (const TransferKey& key : transfers.of_route(route)) pathless.emplace_back(key, path);
+    }
     return pathless;
   };
-  auto of_destinations = end(destinations_, true);
-  auto of_sources = end(sources_, false);
+  auto of_destinations = end(destinations_.all(), true);
+  auto of_sources = end(sources_.all(), false);
   for (auto& [key, why] : of_destinations)
     destinations_.fail(key, TransferEvent::kFail, std::move(why), true);
   for (auto& [key, why] : of_sources) sources_.fail(key, TransferEvent::kFail, std::move(why), true);
@@ -382,22 +381,19 @@ void Engine::pump(Time now) {
 // ---- ends that several parts have a share in -------------------------------------------------------
 
 void Engine::end_lease(LeaseId id, LeaseEvent event, const Status& why) {
-  const Lease* const granted = leases_.find(id);
-  if (granted == nullptr) return;
-  const auto needs_it = [id](const TransferEnd& transfer) {
-    return std::find(transfer.leases.begin(), transfer.leases.end(), id) != transfer.leases.end();
-  };
+  if (leases_.find(id) == nullptr) return;
   // Its holder's, or every peer's. Those that had ended before and drain are waited for as well.
-  const std::vector<TransferKey> sources = sources_.find(granted->holder(), needs_it);
-  const std::vector<TransferKey> destinations = destinations_.find(granted->holder(), needs_it);
-  const std::size_t num_draining = sources.size() + destinations.size();
-  const std::optional<Lease> lease = leases_.take(id, event, why, num_draining);
+  const std::vector<TransferKey> under = leases_.transfers_under(id);
+  const std::optional<Lease> lease = leases_.take(id, event, why, under.size());
   if (!lease) return;
-  for (const TransferKey& key : sources)
-    context_.serve(key.first, [&] { sources_.fail(key, TransferEvent::kFail, why, true); });
-  for (const TransferKey& key : destinations)
-    context_.serve(key.first, [&] { destinations_.fail(key, TransferEvent::kFail, why, true); });
-  leases_.tell_ended(*lease, why, num_draining);
+  for (const TransferKey& key : under)
+    context_.serve(key.first, [&] {
+      if (lease->mode() == wire::LeaseMode::kRead)
+        sources_.fail(key, TransferEvent::kFail, why, true);
+      else
+        destinations_.fail(key, TransferEvent::kFail, why, true);
+    });
+  leases_.tell_ended(*lease, why, under.size());
 }
 
 void Engine::end_expectations(const std::vector<std::uint64_t>& handles, const Status& why) {

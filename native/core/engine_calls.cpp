@@ -40,20 +40,18 @@ Status Engine::deregister_region(Time now, RegionId id) {
   const Status why{Code::kRegionGone, "region " + quoted(region->name) + " was deregistered"};
   for (const LeaseId lease : leases_.of_region(id)) end_lease(lease, LeaseEvent::kRegionGone, why);
   end_expectations(expectations_.of_region(id), why);
-  const auto is_of_it = [id](const TransferEnd& transfer) { return transfer.region == id; };
-  for (const TransferKey& key : sources_.find(std::nullopt, is_of_it))
+  for (const TransferKey& key : sources_.all().of_region(id))
     context_.serve(key.first, [&] { sources_.fail(key, TransferEvent::kFail, why, true); });
-  for (const TransferKey& key : destinations_.find(std::nullopt, is_of_it))
+  for (const TransferKey& key : destinations_.all().of_region(id))
     context_.serve(key.first, [&] { destinations_.fail(key, TransferEvent::kFail, why, true); });
+  leases_.ended().forget_region(id);
   for (const SessionKey key : sessions_.keys())
     context_.serve(key, [&] {
-      leases_.forget_region(key, id);
       sessions_.send(*sessions_.find(key), wire::RegionGone{id});
       programs_.forget(key, id, false);
     });
   // What is left of its transfers drains.
-  regions_.remove(
-      id, sources_.find(std::nullopt, is_of_it).size() + destinations_.find(std::nullopt, is_of_it).size());
+  regions_.remove(id, sources_.all().of_region(id).size() + destinations_.all().of_region(id).size());
   rails_.cancel_stopped();
   end_starved();
   return {};
@@ -125,10 +123,9 @@ Result<LeaseId> Engine::grant(Time now, LeaseTerms terms) {
   if (closed_) return Status(Code::kClosed, "the agent is closed");
   Peer* peer = terms.holder ? sessions_.find_open(*terms.holder) : nullptr;
   if (terms.holder && peer == nullptr) return sessions_.lost_status(*terms.holder);
-  const bool writes = terms.mode == wire::LeaseMode::kWrite;
-  Result<LeaseId> id = leases_.grant(peer, std::move(terms));
+  Result<LeaseId> id = leases_.grant(peer, terms);
   if (!id.ok() || peer == nullptr) return id;
-  if (writes) destinations_.let_in(peer->key());
+  if (terms.mode == wire::LeaseMode::kWrite) destinations_.let_in(terms);
   sessions_.flush(*peer);
   return id;
 }

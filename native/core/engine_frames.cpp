@@ -29,7 +29,7 @@ void Engine::receive(SessionKey key, wire::ByteSpan frame) {
 // Is that number one that the peer may begin a transfer by?
 bool Engine::begins(const Peer& peer, TransferId transfer) const {
   const TransferKey key{peer.key(), transfer};
-  return peer.numbers(transfer) && !sources_.contains(key) && !destinations_.contains(key);
+  return peer.numbers(transfer) && !sources_.all().contains(key) && !destinations_.all().contains(key);
 }
 
 // Frames of the session itself (handshake, heartbeats) never come here.
@@ -112,8 +112,7 @@ Status Engine::region_gone(Peer& peer, RegionId gone) {
   const PeerRegion* remote = peer_regions_.find(peer.key(), gone);
   if (remote == nullptr) return {};
   const Status why{Code::kRegionGone, "the peer deregistered its region " + quoted(remote->region.name)};
-  for (const TransferKey& key : destinations_.find(
-           peer.key(), [gone](const TransferEnd& transfer) { return transfer.remote_region() == gone; }))
+  for (const TransferKey& key : destinations_.all().of_remote(peer.key(), gone))
     destinations_.fail(key, TransferEvent::kFail, why, false);
   peer_regions_.remove(peer.key(), gone);
   programs_.forget(peer.key(), gone, true);

@@ -17,9 +17,19 @@ Expectation::Expectation(std::shared_ptr<Handle> handle, wire::Bytes tag, Region
       block_tokens_(needed.block_tokens),
       coverage_(static_cast<std::uint32_t>(blocks_.size()), num_layers, needed),
       claims_(static_cast<std::uint32_t>(blocks_.size()), needed.block_tokens) {
-  if (!blocks_.empty())
-    index_.assign(std::size_t{*std::max_element(blocks_.begin(), blocks_.end())} + 1, kNotNamed);
-  for (std::uint32_t i = 0; i < blocks_.size(); ++i) index_[blocks_[i]] = i;
+  if (blocks_.size() <= kFewBlocks) return;
+  index_ =
+      SparseTable<std::uint32_t, 256>(std::size_t{*std::max_element(blocks_.begin(), blocks_.end())} + 1);
+  for (std::uint32_t i = 0; i < blocks_.size(); ++i) index_.at(blocks_[i]) = i + 1;
+}
+
+std::uint32_t Expectation::place_of(std::uint32_t block) const noexcept {
+  const auto num_blocks = static_cast<std::uint32_t>(blocks_.size());
+  if (num_blocks > kFewBlocks) {
+    const std::uint32_t found = index_.get(block);
+    return found == 0 ? num_blocks : found - 1;
+  }
+  return static_cast<std::uint32_t>(std::find(blocks_.begin(), blocks_.end(), block) - blocks_.begin());
 }
 
 bool Expectation::concerns(SessionKey peer, RegionId region) const {
@@ -35,41 +45,50 @@ Status Expectation::covers(const Move& move) const {
                                 std::to_string(grid.first_layer + grid.num_layers - 1)};
   for (std::uint32_t pair = 0; pair < grid.num_pairs; ++pair) {
     const std::uint32_t block = move.dst_block(pair);
-    if (block >= index_.size() || index_[block] == kNotNamed)
+    if (place_of(block) == blocks_.size())
       return {Code::kRefused, "its tag is expected with other blocks: block " + std::to_string(block) +
                                   " is not among the " + std::to_string(blocks_.size()) + " that were named"};
   }
   return {};
 }
 
-Status Expectation::follow(const Move& move) {
+std::vector<Stretch> Expectation::stretches_of(const Move& move) const {
   const CopyProgram& program = *move.program;
-  if (Status status = coverage_.split(program.dst_heads, program.units[kCoarse].dst); !status.ok())
-    return status;
-  if (move.grid.num_fine != 0)
-    if (Status status = coverage_.split(program.dst_heads, program.units[kFine].dst); !status.ok())
-      return status;
   std::vector<Stretch> stretches;
   stretches.reserve(move.grid.num_pairs);
   for (std::uint32_t pair = 0; pair < move.grid.num_pairs; ++pair) {
     const std::uint32_t units = program.units[move.grid.grain_of(pair)].dst;
     const std::uint32_t num_tokens = block_tokens_ / units;
-    stretches.push_back(
-        {index_[move.dst_block(pair)], units == 1 ? 0 : move.dst_ids[pair] % units * num_tokens, num_tokens});
+    stretches.push_back({place_of(move.dst_block(pair)),
+                         units == 1 ? 0 : move.dst_ids[pair] % units * num_tokens, num_tokens});
   }
-  return claims_.claim(move.grid.first_layer, move.grid.num_layers, program.dst_heads, stretches);
+  return stretches;
 }
 
-bool Expectation::arrived(std::uint32_t layer, const Move& move) {
+Status Expectation::follow(const Move& move, Writer& writer) {
   const CopyProgram& program = *move.program;
-  bool last = false;
-  for (std::uint32_t pair = 0; pair < move.grid.num_pairs; ++pair) {
-    const std::uint32_t units = program.units[move.grid.grain_of(pair)].dst;
-    const std::uint32_t id = move.dst_ids[pair];
-    const std::uint32_t block = units == 1 ? id : id / units, unit = units == 1 ? 0 : id % units;
-    last = coverage_.mark(layer - first_layer_, index_[block], unit, units, program.dst_heads) || last;
-  }
-  return last;
+  if (Status status = coverage_.check(program.dst_heads, program.units[kCoarse].dst); !status.ok())
+    return status;
+  if (move.grid.num_fine != 0)
+    if (Status status = coverage_.check(program.dst_heads, program.units[kFine].dst); !status.ok())
+      return status;
+  const std::vector<Stretch> stretches = stretches_of(move);
+  if (Status status =
+          claims_.claim(move.grid.first_layer, move.grid.num_layers, program.dst_heads, stretches);
+      !status.ok())
+    return status;
+  writer.num_cells_ = coverage_.num_cells(program.dst_heads, stretches);
+  writers_.push_back(writer);
+  return {};
+}
+
+bool Expectation::arrived(std::uint32_t layer, const Writer& writer) noexcept {
+  return coverage_.add(layer - first_layer_, writer.num_cells_);
+}
+
+void Expectation::arrived(const Move& move) {
+  if (complete()) return;
+  coverage_.add_writer(move.grid.num_layers, move.program->dst_heads, stretches_of(move));
 }
 
 std::vector<std::uint32_t> Expectation::incomplete_blocks() const {

@@ -38,7 +38,7 @@ Lease::Lease(LeaseId id, LeaseTerms terms, std::uint32_t num_blocks, Time now)
       region_(terms.region),
       mode_(terms.mode),
       renewable_(terms.renewable && terms.holder),
-      blocks_(terms.all_blocks ? BitSet::all(num_blocks) : BitSet(num_blocks)),
+      blocks_(terms.all_blocks ? SparseBitSet::all() : SparseBitSet(num_blocks)),
       ttl_ns_(terms.ttl_ns),
       expires_at_(time_after(now, terms.ttl_ns)) {
   for (const std::uint32_t block : terms.blocks) blocks_.insert(block);

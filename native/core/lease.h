@@ -1,6 +1,7 @@
 // A lease at its grantor: an expiring right to named blocks of a region, of one peer or of its bearer.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -8,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "core/bit_set.h"
 #include "core/control/session.h"
 #include "core/control/wire.h"
 #include "core/event.h"
+#include "core/sparse_table.h"
 #include "core/state_table.h"
 
 namespace kvxfer {
@@ -60,8 +61,10 @@ class Lease {
   bool admits(SessionKey peer, std::string_view peer_name) const noexcept {
     return holder_ ? *holder_ == peer : bearer_name_.empty() || is_named(peer_name, bearer_name_);
   }
-  void renew(Time now) noexcept {
-    if (renewable_ && step(LeaseEvent::kHeartbeat)) expires_at_ = time_after(now, ttl_ns_);
+  // Its holder was heard then.
+  void renew(Time at) noexcept {
+    if (renewable_ && step(LeaseEvent::kHeartbeat))
+      expires_at_ = std::max(expires_at_, time_after(at, ttl_ns_));
   }
 
   LeaseId id() const noexcept { return id_; }
@@ -72,7 +75,7 @@ class Lease {
   LeaseState state() const noexcept { return state_; }
   bool active() const noexcept { return state_ == LeaseState::kActive; }
   bool renewable() const noexcept { return renewable_; }
-  const BitSet& blocks() const noexcept { return blocks_; }
+  const SparseBitSet& blocks() const noexcept { return blocks_; }
   Time ttl_ns() const noexcept { return ttl_ns_; }
   Time expires_at() const noexcept { return expires_at_; }
 
@@ -84,7 +87,7 @@ class Lease {
   wire::LeaseMode mode_;
   LeaseState state_ = LeaseState::kActive;
   bool renewable_;
-  BitSet blocks_;
+  SparseBitSet blocks_;
   Time ttl_ns_, expires_at_;
 };
 

@@ -128,6 +128,7 @@ Status Runtime::start() {
         "this agent was given none and uses its user's own: run both as one user, or give both the same "
         "secret";
   config.session.self = self_;
+  config.session.features.eager_nbytes = options_.eager_nbytes;
   config.session.handshake_timeout_ns = options_.handshake_ns;
   config.session.heartbeat_ns = options_.heartbeat_ns;
   config.session.silent_ns = options_.silent_ns;

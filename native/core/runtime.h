@@ -142,10 +142,11 @@ class Runtime final : private EngineHost {
 
   static Time now() noexcept { return monotonic_now(); }
 
-  // The longest processor time for which one thread held the gate since it was forgotten; 0 without meter_gate.
-  // Processor time: what other processes of the machine take meanwhile does not count.
+  // For how much processor time threads held the gate since that was forgotten, with meter_gate exactly: what other
+  // processes of the machine take meanwhile does not count.
   Time longest_hold_ns() const noexcept { return gate_.longest_hold_ns(); }
-  void forget_longest_hold() noexcept { gate_.forget_longest_hold(); }
+  Gate::Histogram holds() const noexcept { return gate_.holds(); }
+  void forget_holds() noexcept { gate_.forget_holds(); }
 
  private:
   struct Waker final : Reactor::Handler {

@@ -130,6 +130,7 @@ bool Runtime::round(bool look) {
     more = more || !sockets_quiet_;
   }
   const Time at = now();
+  connections_.leave_quiet_rings(at);
   if (connections_.has_failed_rails()) connections_.tell_failed_rails(at);
   more = rails_.move(at, *engine_) || more;
   more = triggers_.look(*engine_, at) || more;

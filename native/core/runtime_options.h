@@ -26,8 +26,10 @@ struct RuntimeOptions {
   Time silent_ns = 2'000'000'000, heartbeat_ns = 500'000'000, handshake_ns = 2'000'000'000;
   Time lease_margin_ns = 100'000'000, spin_ns = 50'000;
   std::uint32_t max_transfers_per_peer = 1024;
-  std::string faults;                    // FaultyTransport around every transport
-  bool meter_gate = false;  // two system calls for each holding of the gate: longest_hold_ns()
+  std::uint32_t eager_nbytes = 0;  // core/engine/eager.h: of one write, sent and taken
+  std::uint32_t copy_threads = 1;  // that copy on this processor, with the one that drives; at least 1
+  std::string faults;  // FaultyTransport around every transport
+  bool meter_gate = false;  // how long the gate is held is measured exactly: two system calls each time
 };
 
 }  // namespace kvxfer

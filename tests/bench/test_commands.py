@@ -70,6 +70,31 @@ def test_pages_arrive_and_are_reported(transport: str, memory: str, op: str) -> 
     assert result["rails"] == [transport]
 
 
+@pytest.mark.parametrize(
+    "more", [[], ["--op", "read"], ["--memory", "foreign"], ["--src-layout", "bf16", "--dst-layout", "fp8"]]
+)
+def test_pages_by_several_threads_are_reported_side_by_side(more: list[str]) -> None:
+    result = result_of(*PAGES, "--copy-threads", "1,2", *more)
+    rows = result["rows"]
+    assert [row["copy_threads"] for row in rows] == result["copy_threads"] == [1, 2]
+    assert rows[0]["ratio_to_first"] == 1
+    names = ["gb_per_s", "ratio_to_first"]
+    if "foreign" not in more:
+        names += ["limit_gb_s", "ratio_to_limit"]
+    if "--src-layout" not in more:
+        names += ["page_us", "page_ratio_to_first"]
+    for row in rows:
+        assert set(row) == {"copy_threads", *names}
+        check_figures(row, *names)
+    assert "by as many threads" in bench(*PAGES, "--copy-threads", "2,1", *more).stdout
+
+
+def test_copy_threads_that_are_no_numbers_are_refused_in_words() -> None:
+    done = bench(*PAGES, "--copy-threads", "1,two")
+    assert done.returncode != 0
+    assert "--copy-threads takes numbers with commas between" in done.stderr
+
+
 @pytest.mark.parametrize(("src", "dst"), [("tp4", "tp2"), ("nhd", "hnd"), ("bf16", "fp8"), ("p16", "p64")])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_pages_between_layouts_that_differ_are_reported(transport: str, src: str, dst: str) -> None:

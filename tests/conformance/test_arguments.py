@@ -150,6 +150,8 @@ COUNTED: dict[str, Verb] = {
     "Agent(gpu)": lambda e, n: Agent("o", AgentOptions(gpu=n)),
     "Agent(staging_nbytes)": lambda e, n: Agent("o", AgentOptions(staging_nbytes=n)),
     "Agent(max_transfers_per_peer)": lambda e, n: Agent("o", AgentOptions(max_transfers_per_peer=n)),
+    "Agent(eager_nbytes)": lambda e, n: Agent("o", AgentOptions(eager_nbytes=n)),
+    "Agent(copy_threads)": lambda e, n: Agent("o", AgentOptions(copy_threads=n)),
     "Agent(spin_us)": lambda e, n: Agent("o", AgentOptions(spin_us=n)),
 }
 

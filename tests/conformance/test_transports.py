@@ -42,14 +42,23 @@ class Setting:
         )
 
 
+# Everything over rails, and what may goes along with its announcement.
+RAILS_ALONE = AgentOptions(eager_nbytes=0)
 PLAIN = [
     Setting("loopback", AgentOptions(transports=("loopback",)), "loopback"),
     Setting("loopback-foreign", AgentOptions(transports=("loopback",)), "loopback", "foreign"),
     Setting("shm", AgentOptions(transports=("shm",)), "shm"),
     Setting("shm-foreign", AgentOptions(transports=("shm",)), "shm", "foreign"),
-    Setting("unix", AgentOptions(transports=("unix",)), "unix", "foreign"),
-    Setting("tcp", AgentOptions(transports=("tcp",), transport_options={"tcp.rails": 1}), "tcp"),
-    Setting("tcp-2-rails", AgentOptions(transports=("tcp",), transport_options={"tcp.rails": 2}), "tcp"),
+    Setting("shm-3-threads", AgentOptions(transports=("shm",), copy_threads=3), "shm"),
+    Setting("unix", replace(RAILS_ALONE, transports=("unix",)), "unix", "foreign"),
+    Setting("tcp", replace(RAILS_ALONE, transports=("tcp",), transport_options={"tcp.rails": 1}), "tcp"),
+    Setting(
+        "tcp-2-rails", replace(RAILS_ALONE, transports=("tcp",), transport_options={"tcp.rails": 2}), "tcp"
+    ),
+]
+EAGER = [
+    Setting("tcp-eager", AgentOptions(transports=("tcp",), eager_nbytes=65_536), "tcp"),
+    Setting("unix-eager", AgentOptions(transports=("unix",), eager_nbytes=65_536), "unix", "foreign"),
 ]
 SLOW = FaultPlan(again=0.3, delay=0.3, reorder=0.5)
 # A transfer ends when 64 pieces of it, and four times as many as it has, had to be brought again: never by
@@ -57,6 +66,7 @@ SLOW = FaultPlan(again=0.3, delay=0.3, reorder=0.5)
 FAILING = FaultPlan(again=0.2, delay=0.2, reorder=0.3, fail=0.1)
 SETTINGS = [
     *PLAIN,
+    *EAGER,
     *(replace(setting, name=f"{setting.name}+slow", faults=SLOW) for setting in PLAIN),
     *(replace(setting, name=f"{setting.name}+failing", faults=FAILING) for setting in PLAIN),
 ]

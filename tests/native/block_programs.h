@@ -1,4 +1,4 @@
-// Copy programs between equal layouts, for tests of what is checked of programs.
+// Copy programs between equal layouts.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,22 @@ namespace block_programs {
 
 using namespace kvxfer;  // as in every test
 
-// 16 tokens a block, two heads of 64 bytes a token, in one layer after the other; the source's pages
-// are two units, the destination's one. Scales of the source's pages lie behind all.
+// Every block of every layer to the block of its pair. A layer's blocks lie side by side.
+inline CopyProgram pages_of(std::uint64_t block_nbytes, std::uint32_t num_layers = 1,
+                            std::uint64_t layer_nbytes = 0) {
+  CopyLoop loop{};
+  loop.num_layers = num_layers;
+  loop.src_layer_stride = loop.dst_layer_stride = layer_nbytes;
+  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = block_nbytes;
+  loop.counts[0] = loop.counts[1] = 1;
+  CopyProgram program;
+  program.loops = {loop};
+  program.num_layers = num_layers;
+  return program;
+}
+
+// For tests of what is checked of programs: 16 tokens a block, two heads of 64 bytes a token, in one layer after the
+// other; the source's pages are two units, the destination's one. Scales of the source's pages lie behind all.
 inline constexpr std::uint32_t kTokens = 16, kBlocks = 8, kLayers = 2;
 inline constexpr std::uint64_t kTokenNbytes = 128, kBlockNbytes = kTokens * kTokenNbytes,
                                kLayerNbytes = kBlocks * kBlockNbytes, kNbytes = kLayers * kLayerNbytes,

@@ -48,6 +48,15 @@ struct Subject {
   bool src_on_host = false, dst_on_host = false;  // all the same
 };
 
+// Back-pressure, late and shuffled completions, works that fail: all within the contract.
+inline Subject with_faults(Subject subject, std::string_view text = "again=0.3,delay=0.3,reorder=0.5") {
+  const auto faults = Faults::parse(text);
+  REQUIRE_OK(faults);
+  subject.name += " with faults";
+  subject.faults = faults.value();
+  return subject;
+}
+
 inline std::pair<UniqueFd, UniqueFd> unix_sockets() {
   int fds[2];
   REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
@@ -193,6 +202,7 @@ class End {
       faults.seed += random.next();
       transport = std::make_unique<FaultyTransport>(std::move(transport), faults);
     }
+    num_handlers_at_first = reactor.num_handlers();
     region = memory.region(next_region_id());
     auto registered = transport->register_memory(region);
     REQUIRE_OK(registered);
@@ -231,6 +241,8 @@ class End {
   bool completed(WorkId id) const { return outcomes.contains(id); }
   Code outcome(WorkId id) const { return outcomes.at(id).code; }
   bool all_completed() const { return outcomes.size() == accepted.size(); }
+  // Of every rail: it watches no more descriptors than when it was made.
+  bool has_let_go() const { return reactor.num_handlers() == num_handlers_at_first; }
 
   RemoteRegion remote_region() const {
     return {region.id, reinterpret_cast<std::uintptr_t>(region.base), region.spans, keys};
@@ -242,6 +254,7 @@ class End {
   LocalRegion region;
   RegionKeys keys;
   std::unique_ptr<Transport> transport;
+  std::size_t num_handlers_at_first = 0;
   PeerId peer = 0;
   bool up = false;
   bool down = false;

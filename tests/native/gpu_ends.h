@@ -1,31 +1,48 @@
-// Two agents of this process with a cache of a few layers each, on an emulated GPU, and a stream of the
-// model's.
+// Two agents of this process with caches on an emulated GPU: one of a few layers each, and a stream of the model's; or
+// one there and one in host memory.
 #pragma once
 
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "agent_pair.h"
 #include "check.h"
-#include "core/runtime.h"
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
 #include "gpu_memory.h"
-#include "runtime_calls.h"
 
 namespace gpu_ends {
 
 using namespace kvxfer;
-using namespace runtime_calls;
+using namespace agent_pair;
+using gpu_memory::DeviceMemory;
 
-inline constexpr std::uint32_t kBlocks = 4, kLayers = 3;
-inline constexpr std::uint64_t kBlockNbytes = 4096;
-inline constexpr std::uint64_t kLayerNbytes = kBlocks * kBlockNbytes, kNbytes = kLayers * kLayerNbytes;
+inline GpuPart emulated_gpu(gpu::Kernels kernels = emulated::fast_kernels(),
+                            std::uint64_t staging_nbytes = 4 * 1024 * 1024) {
+  return {.driver = &emulated::driver(),
+          .kernels = kernels,
+          .stream = {},
+          .staging_nbytes = staging_nbytes,
+          .keepalive = {}};
+}
 
-inline CopyProgram layers_of_pages() { return pages_of(kBlockNbytes, kLayers, kLayerNbytes); }
+// A GPU for each transport that wants one, and a rail of tcp.
+inline Options with_gpu(Options options) {
+  if (!options.gpu) options.gpu = emulated_gpu();
+  if (options.transport_options.empty()) options.transport_options = {{"tcp.rails", std::int64_t{1}}};
+  return options;
+}
 
 // A stream of the model's.
 class ModelStream {
@@ -45,108 +62,168 @@ class ModelStream {
   gpu::Stream stream_ = nullptr;
 };
 
-// What differs between tests.
-struct Options {
-  std::vector<std::string> transports = {"cuda_ipc"};
-  std::size_t num_rails = 1;  // that the two have then
-  MemoryKind kind = MemoryKind::kGpu;  // where the caches lie
-  gpu::Kernels kernels = emulated::fast_kernels();
-  std::string faults = {};
-  std::uint64_t staging_nbytes = 4 * 1024 * 1024;
-  Time heartbeat_ns = kNoHeartbeat;
-};
+// ---- a cache of a few layers --------------------------------------------------------------------
 
-struct End {
-  End(const std::string& name, const Options& wished) : memory(kNbytes) {
-    RuntimeOptions options;
-    options.name = name;
-    options.listen = "tcp://127.0.0.1:0";
-    options.transports = wished.transports;
-    options.transport_options = {{"tcp.rails", std::int64_t{1}}};
-    options.faults = wished.faults;
-    options.heartbeat_ns = wished.heartbeat_ns;
-    options.silent_ns = 4 * kNoHeartbeat;
-    for (const std::string& transport : wished.transports)
-      if (transport == "cuda_ipc") options.gpus.emplace_back();
-    if (!options.gpus.empty()) {
-      options.gpus.front().driver = &emulated::driver();
-      options.gpus.front().kernels = wished.kernels;
-      options.gpus.front().staging_nbytes = wished.staging_nbytes;
-    }
-    runtime = create(std::move(options));
+inline constexpr std::uint32_t kBlocks = 4, kLayers = 3;
+inline constexpr std::uint64_t kBlockNbytes = 4096;
+inline constexpr std::uint64_t kLayerNbytes = kBlocks * kBlockNbytes, kNbytes = kLayers * kLayerNbytes;
+
+// Its memory is shared memory, which serves as the host's as well.
+struct End : Agent<DeviceMemory> {
+  End(const std::string& name, Options options) : Agent(name, of_layers(std::move(options))) {
     std::memset(memory.data(), 0, kNbytes);
-    const auto id = runtime->register_region("kv", {{memory.data(), kNbytes}}, kBlocks, layers_of_pages(), {},
-                                             wished.kind);
-    REQUIRE_OK(id);
-    region = id.value();
   }
-  LeaseId grant(SessionKey peer, wire::LeaseMode mode) {
-    return runtime_calls::grant(*runtime, peer, region, mode);
+  static Options of_layers(Options options) {
+    options.layout = {kBlocks, kBlockNbytes, kLayers};
+    if (options.transports.empty()) options.transports = {"cuda_ipc"};
+    return with_gpu(std::move(options));
   }
-  std::uint32_t install(SessionKey peer, bool write, RegionId from, RegionId to) {
-    return runtime_calls::install(*runtime, peer, write, from, to, layers_of_pages());
-  }
-  std::shared_ptr<Handle> post(SessionKey peer, std::uint32_t program, After after,
-                               std::vector<std::uint32_t> blocks, Time timeout_ns = 2 * kBound,
-                               LeaseId lease = 0) {
-    TransferRequest request;
-    request.peer = peer;
-    request.program = program;
-    request.src_ids = request.dst_ids = std::move(blocks);
-    request.num_layers = kLayers;
-    request.timeout_ns = timeout_ns;
-    request.lease = lease;
-    auto handle = runtime->post_after(std::move(request), std::move(after));
-    REQUIRE_OK(handle);
-    return handle.value();
-  }
-  gpu_memory::DeviceMemory memory;  // shared memory, which serves as the host's as well
-  std::shared_ptr<Runtime> runtime;
-  RegionId region = 0;
 };
 
-struct Ends {
-  explicit Ends(const Options& options = {}) : Ends(options, options) {}
-  Ends(const Options& at_src, const Options& at_dst) : src("src", at_src), dst("dst", at_dst) {
-    const Meeting both = meet(*src.runtime, *dst.runtime, at_src.num_rails);
-    there = both.there;
-    here = both.here;
-    write_lease = dst.grant(here, wire::LeaseMode::kWrite);
-    read_lease = src.grant(there, wire::LeaseMode::kRead);
-    writes = src.install(there, true, src.region, dst.region);
-    reads = dst.install(here, false, src.region, dst.region);
+struct Ends : Pair<End> {
+  explicit Ends(const Options& at_both = {}) : Pair(at_both) {}
+  using Pair::Pair;
+  std::shared_ptr<Handle> write(After after, std::vector<std::uint32_t> blocks = {}) {
+    return post(true, std::move(after), std::move(blocks));
   }
-  ~Ends() {
-    src.runtime->close(kBound);
-    dst.runtime->close(kBound);
-  }
-  std::shared_ptr<Handle> write(After after, std::vector<std::uint32_t> blocks = {0, 1, 2, 3}) {
-    return src.post(there, writes, std::move(after), std::move(blocks));
-  }
-  std::shared_ptr<Handle> read(After after, std::vector<std::uint32_t> blocks = {0, 1, 2, 3},
+  std::shared_ptr<Handle> read(After after, std::vector<std::uint32_t> blocks = {},
                                Time timeout_ns = 2 * kBound) {
-    // By its lease: dst may not have been told of it yet.
-    return dst.post(here, reads, std::move(after), std::move(blocks), timeout_ns, read_lease);
+    return post(false, std::move(after), std::move(blocks), timeout_ns);
   }
-  bool ends(const std::shared_ptr<Handle>& handle) { return runtime_calls::ends(handle); }
   std::byte first_byte(std::uint32_t block = 0, std::uint32_t layer = 0) {
     return dst.runtime->with_engine(
-        [&](Engine&, Time) { return dst.memory.data()[layer * kLayerNbytes + block * kBlockNbytes]; });
-  }
-  bool is_told() {
-    return await([&] { return num_transfers(*dst.runtime) == 1; });
+        [&](Engine&, Time) { return dst.memory.data()[dst.layout.at(block, layer)]; });
   }
   // The model writes its whole cache, when its stream comes to that.
   void produce(ModelStream& stream, unsigned char value) {
-    REQUIRE_EQ(emulated::driver().memory_set(reinterpret_cast<gpu::Address>(src.memory.data()), value,
-                                             kNbytes, stream.get()),
-               0);
+    REQUIRE_EQ(emulated::driver().memory_set(src.memory.address(), value, kNbytes, stream.get()), 0);
+  }
+};
+
+// ---- a cache on the GPU, and one of the same layout in host memory ------------------------------
+
+struct Caches {
+  explicit Caches(std::uint64_t nbytes) : gpu(std::in_place, nbytes), host(nbytes) {}
+  std::optional<DeviceMemory> gpu;
+  std::vector<std::byte> host;
+};
+
+// Of an agent that has a GPU, that reaches host memory, or both.
+struct CachesEnd : Agent<Caches> {
+  CachesEnd(const std::string& name, const Options& options)
+      : Agent(name, with_gpu(options)),
+        has_gpu(options.has("cuda_ipc")),
+        has_host(options.transports.size() > (has_gpu ? 1u : 0u)) {
+    check::Random random(check::seed() + static_cast<unsigned char>(name.front()));
+    std::array<std::uint64_t, 512> page;  // alike but for their first words: numbers cost under a sanitizer
+    for (std::byte* const cache : {memory.gpu->data(), memory.host.data()}) {
+      random.fill(page.data(), page.size());
+      for (std::uint64_t at = 0; at < layout.nbytes(); at += sizeof page) {
+        page[0] = random.next();
+        std::memcpy(cache + at, page.data(), sizeof page);
+      }
+    }
+  }
+  using Agent::add;
+  void add() {
+    if (has_gpu) region = on_gpu = add(memory.gpu->data(), "gpu", MemoryKind::kGpu);
+    if (has_host) on_host = add(memory.host.data(), "host");
+  }
+  using Agent::grant;
+  LeaseId grant(SessionKey peer, RegionId id, wire::LeaseMode mode) {
+    return agent_pair::grant(*runtime, peer, id, mode);
+  }
+  const std::byte* bytes(RegionId id) const { return id == on_gpu ? memory.gpu->data() : memory.host.data(); }
+  std::vector<std::byte> copy(RegionId id) const { return {bytes(id), bytes(id) + layout.nbytes()}; }
+  // The first blocks, all by default, to the last ones in reverse.
+  Result<std::shared_ptr<Handle>> try_post(SessionKey peer, bool write, RegionId from, RegionId to,
+                                           std::uint32_t num_blocks = 0, bool integrity = false) {
+    if (num_blocks == 0) num_blocks = layout.num_blocks;
+    TransferRequest made = request(peer, install(peer, write, from, to));
+    made.src_ids.resize(num_blocks);
+    made.dst_ids = {made.dst_ids.rbegin(), made.dst_ids.rbegin() + num_blocks};
+    made.integrity = integrity;
+    return Agent::try_post(std::move(made));
+  }
+  // They are there, where another's transfer put them. Who received is asked first: a sanitizer does not follow what
+  // comes through memory.
+  bool has(RegionId id, const std::byte* from, std::uint32_t num_blocks = 0) {
+    if (num_blocks == 0) num_blocks = layout.num_blocks;
+    num_transfers();
+    for (std::uint32_t block = 0; block < num_blocks; ++block)
+      if (std::memcmp(from + layout.at(block, 0), bytes(id) + layout.at(layout.num_blocks - 1 - block, 0),
+                      layout.block_nbytes) != 0)
+        return false;
+    return true;
   }
 
-  End src, dst;
-  SessionKey there = 0, here = 0;
-  LeaseId write_lease = 0, read_lease = 0;
-  std::uint32_t writes = 0, reads = 0;
+  const bool has_gpu, has_host;
+  RegionId on_gpu = 0, on_host = 0;
+};
+
+struct CachesEnds : Meeting<CachesEnd> {
+  using Meeting::Meeting;
+  std::shared_ptr<Handle> post(bool write, RegionId from, RegionId to, std::uint32_t num_blocks = 0) {
+    auto handle = end(write).try_post(peer(write), write, from, to, num_blocks);
+    REQUIRE_OK(handle);
+    return std::move(handle).value();
+  }
+  std::shared_ptr<Handle> write(RegionId from, RegionId to, std::uint32_t num_blocks = 0) {
+    return post(true, from, to, num_blocks);
+  }
+  std::shared_ptr<Handle> read(RegionId from, RegionId to, std::uint32_t num_blocks = 0) {
+    return post(false, from, to, num_blocks);
+  }
+};
+
+// A source in a process of its own, that lets whoever connects read and dies when it is told to. Made while this
+// process has one thread: it forks.
+template <class End>
+class Child {
+ public:
+  explicit Child(const Options& options) {
+    int sockets[2];
+    REQUIRE_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
+    ours_.reset(sockets[0]);
+    UniqueFd theirs(sockets[1]);
+    pid_ = ::fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) {
+      ours_.reset();
+      End source("child", options);
+      source.add();
+      const std::string address = source.runtime->address();
+      if (::send(theirs.get(), address.data(), address.size(), MSG_NOSIGNAL) < 0) ::_exit(1);
+      if (!await([&] { return first_peer(*source.runtime) != 0; })) ::_exit(1);
+      const LeaseId lease = source.grant(first_peer(*source.runtime), wire::LeaseMode::kRead);
+      if (::send(theirs.get(), &lease, sizeof lease, MSG_NOSIGNAL) < 0) ::_exit(1);
+      char end;
+      (void)!::recv(theirs.get(), &end, 1, 0);
+      ::_exit(0);
+    }
+    char text[64] = {};
+    REQUIRE(::recv(ours_.get(), text, sizeof text - 1, 0) > 0);
+    address_ = text;
+  }
+  ~Child() { kill(); }
+  const std::string& address() const { return address_; }
+  // As soon as somebody has connected.
+  LeaseId lease() {
+    LeaseId lease = 0;
+    REQUIRE_EQ(::recv(ours_.get(), &lease, sizeof lease, MSG_WAITALL), sizeof lease);
+    return lease;
+  }
+  void kill() {
+    if (pid_ <= 0) return;
+    CHECK_EQ(::kill(pid_, SIGKILL), 0);
+    CHECK_EQ(::waitpid(pid_, nullptr, 0), pid_);
+    pid_ = 0;
+  }
+
+ private:
+  UniqueFd ours_;
+  pid_t pid_ = 0;
+  std::string address_;
 };
 
 template <class T>

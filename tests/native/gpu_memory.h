@@ -35,7 +35,15 @@ inline gpu::Placement placement_of(Memory& memory) {
   return gpu::Placement(reinterpret_cast<gpu::Address>(memory.data()));
 }
 
-// Memory of the device, whatever is captured meanwhile.
+// Memory of the device.
+inline std::byte* allocate(std::size_t nbytes) {
+  gpu::Address address = 0;
+  REQUIRE_EQ(emulated::driver().memory_allocate(&address, nbytes), 0);
+  return reinterpret_cast<std::byte*>(address);
+}
+inline void release(std::byte* memory) { emulated::release(reinterpret_cast<gpu::Address>(memory)); }
+
+// The same, whatever is captured meanwhile.
 class DeviceMemory {
  public:
   explicit DeviceMemory(std::size_t nbytes) : nbytes_(nbytes) {

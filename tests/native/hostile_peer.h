@@ -22,16 +22,18 @@
 #include <utility>
 #include <vector>
 
+#include "agent_pair.h"
 #include "check.h"
 #include "core/control/session.h"
 #include "core/control/socket_address.h"
 #include "core/control/wire.h"
-#include "runtime_calls.h"
 
 namespace hostile {
 
 using namespace kvxfer;
-using namespace runtime_calls;
+using agent_pair::await, agent_pair::ends, agent_pair::is_done, agent_pair::num_rails, agent_pair::grant;
+using agent_pair::kBound, agent_pair::kSecond, agent_pair::kNoHeartbeat, agent_pair::meet,
+    agent_pair::pages_of;
 
 inline void fill_from_urandom(std::span<std::byte> out) {
   std::ifstream("/dev/urandom", std::ios::binary)
@@ -310,31 +312,19 @@ inline constexpr std::uint32_t kBlocks = 16;
 inline constexpr std::uint64_t kBlockNbytes = 4096;
 
 // An agent with a region of host memory, whose gate is metered.
-struct Agent {
-  explicit Agent(RuntimeOptions options) : memory(kBlocks * kBlockNbytes) {
-    options.meter_gate = true;
-    if (options.listen.empty()) options.listen = "tcp://127.0.0.1:0";
-    if (options.transports.empty()) options.transports = {"shm", "unix", "tcp"};
-    runtime = create(std::move(options));
-    const auto id =
-        runtime->register_region("kv", {{memory.data(), memory.size()}}, kBlocks, pages_of(kBlockNbytes), {});
-    REQUIRE_OK(id);
-    region = id.value();
+struct Agent : agent_pair::Agent<> {
+  explicit Agent(RuntimeOptions options) : agent_pair::Agent<>(std::move(options), {kBlocks, kBlockNbytes}) {
+    add();
   }
   ~Agent() { runtime->close(kSecond); }
-
-  std::vector<std::byte> memory;
-  std::shared_ptr<Runtime> runtime;
-  RegionId region = 0;
 };
 
-inline RuntimeOptions options_of(std::string name) {
-  RuntimeOptions options;
-  options.name = std::move(name);
+inline RuntimeOptions options_of(const std::string& name) {
+  RuntimeOptions options = agent_pair::options_of(name, {.transports = {"shm", "unix", "tcp"}});
   // A peer without a thread of its own is not lost for its silence, and a machine that stands still loses nobody.
   options.silent_ns = kNoHeartbeat;
   options.heartbeat_ns = kSecond;
-  options.handshake_ns = kBound;
+  options.meter_gate = true;
   return options;
 }
 
@@ -343,17 +333,9 @@ struct Scene {
   explicit Scene(RuntimeOptions of_victim = options_of("victim"),
                  RuntimeOptions of_friend = options_of("friend"))
       : victim(of_victim), bystander(of_friend) {
-    const auto called = bystander.runtime->begin_connect(victim.runtime->address(), kBound);
-    REQUIRE_OK(called);
-    there = called.value();
-    REQUIRE(await([&] {
-      const auto peers = victim.runtime->with_engine([](Engine& e, Time) { return e.open_peers(); });
-      if (!peers.empty()) here = peers.front();
-      return here != 0 && num_rails(*bystander.runtime, there) != 0;
-    }));
-    grant(*victim.runtime, here, victim.region, wire::LeaseMode::kWrite);
-    program =
-        install(*bystander.runtime, there, true, bystander.region, victim.region, pages_of(kBlockNbytes));
+    std::tie(there, here) = meet(*bystander.runtime, *victim.runtime, 0);
+    victim.grant(here, wire::LeaseMode::kWrite);
+    program = bystander.install(there, true, bystander.region, victim.region);
   }
 
   // The friend's write of one block arrives, with its bytes.
@@ -361,16 +343,8 @@ struct Scene {
     const std::uint32_t block = next_block++ % kBlocks;
     std::byte* const page = bystander.memory.data() + block * kBlockNbytes;
     std::memset(page, static_cast<int>(next_block), kBlockNbytes);
-    TransferRequest request;
-    request.peer = there;
-    request.program = program;
-    request.src_ids = request.dst_ids = {block};
-    request.num_layers = request.layers_ready = 1;
-    request.timeout_ns = kBound;
-    const auto handle = bystander.runtime->with_engine(
-        [&](Engine& engine, Time now) { return engine.post(now, std::move(request)); });
-    if (!handle.ok()) return false;
-    if (!is_done(handle.value())) return false;
+    const auto handle = bystander.try_post(bystander.request(there, program, {block}));
+    if (!handle.ok() || !is_done(handle.value())) return false;
     // The bytes were moved under the victim's gate: who has passed it may read them.
     victim.runtime->with_engine([](Engine&, Time) {});
     return std::memcmp(page, victim.memory.data() + block * kBlockNbytes, kBlockNbytes) == 0;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "block_programs.h"
 #include "check.h"
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
@@ -47,17 +48,10 @@ inline RemoteRegion told(CudaIpcTransport& owner, const LocalRegion& region) {
 // All blocks of some layers, which are `layer_stride` apart at the source.
 inline std::shared_ptr<const Move> move_of(RegionId src, std::byte* dst, std::uint32_t num_layers,
                                            std::uint64_t layer_stride) {
-  CopyLoop loop{};
-  loop.num_layers = num_layers;
-  loop.src_layer_stride = layer_stride;
-  loop.dst_layer_stride = kNbytes;
-  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = kNbytes / kBlocks;
-  loop.counts[0] = loop.counts[1] = 1;
-  auto program = std::make_shared<CopyProgram>();
-  program->loops = {loop};
-  program->num_layers = num_layers;
+  CopyProgram program = block_programs::pages_of(kNbytes / kBlocks, num_layers, kNbytes);
+  program.loops[0].src_layer_stride = layer_stride;
   auto move = std::make_shared<Move>();
-  move->program = program;
+  move->program = std::make_shared<CopyProgram>(std::move(program));
   move->grid = {0, num_layers, kBlocks, kBlocks, 0};
   for (std::uint32_t k = 0; k < kBlocks; ++k) {
     move->src_ids.push_back(k);

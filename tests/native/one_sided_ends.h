@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "block_programs.h"
 #include "check.h"
 #include "test_reactor.h"
 
@@ -87,16 +88,8 @@ inline std::shared_ptr<const Move> block_move(RegionId src_region, std::byte* ds
                                               std::vector<std::uint32_t> src_ids,
                                               std::vector<std::uint32_t> dst_ids,
                                               std::uint32_t pairs_per_piece) {
-  CopyLoop loop{};
-  loop.num_layers = 1;
-  loop.src_block_stride = loop.dst_block_stride = block_nbytes;
-  loop.counts[0] = loop.counts[1] = 1;
-  loop.nbytes = block_nbytes;
-  auto program = std::make_shared<CopyProgram>();
-  program->loops = {loop};
-  program->num_layers = 1;
   auto move = std::make_shared<Move>();
-  move->program = program;
+  move->program = std::make_shared<CopyProgram>(block_programs::pages_of(block_nbytes));
   move->grid = {0, 1, static_cast<std::uint32_t>(src_ids.size()), pairs_per_piece};
   move->src_ids = std::move(src_ids);
   move->dst_ids = std::move(dst_ids);

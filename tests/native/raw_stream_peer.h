@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "block_programs.h"
 #include "conformance_ends.h"
 #include "transports/stream/piece_frame.h"
 #include "transports/stream/stream_transport.h"
@@ -38,12 +39,8 @@ class RawPeer {
     REQUIRE(::setsockopt(ours.get(), SOL_SOCKET, SO_SNDBUF, &nbytes, sizeof nbytes) == 0);
     REQUIRE(::setsockopt(socket.get(), SOL_SOCKET, SO_RCVBUF, &nbytes, sizeof nbytes) == 0);
     peer = transport.connect(std::move(ours), {true, 3, "decode-0"}).value();
-    auto program = std::make_shared<CopyProgram>();
-    program->num_layers = 1;
-    CopyLoop loop{};
-    loop.num_layers = 1;
-    loop.counts[0] = loop.counts[1] = 1;
-    loop.nbytes = loop.src_block_stride = loop.dst_block_stride = page_nbytes;
+    auto program = std::make_shared<CopyProgram>(block_programs::pages_of(page_nbytes));
+    CopyLoop& loop = program->loops[0];
     if (run_nbytes != 0) {
       loop.nbytes = run_nbytes;
       loop.counts[0] = 2;
@@ -51,7 +48,6 @@ class RawPeer {
       loop.src_strides[0] = loop.dst_strides[0] = run_nbytes;
       loop.src_strides[1] = loop.dst_strides[1] = 2 * run_nbytes;
     }
-    program->loops = {loop};
     auto the_move = std::make_shared<Move>();
     the_move->transfer = 77;
     the_move->program = program;

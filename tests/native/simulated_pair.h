@@ -12,15 +12,18 @@
 
 namespace simulation {
 
-inline const std::vector<std::vector<RailPlan>>& rail_sets() {
-  static const std::vector<std::vector<RailPlan>> sets = {{one_sided_rail()},
-                                                          {two_sided_rail()},
-                                                          {two_sided_rail(), two_sided_rail()},
-                                                          {one_sided_rail(), two_sided_rail()},
-                                                          {either_rail()},
-                                                          {either_rail(), two_sided_rail()}};
+using RailSets = std::vector<std::vector<RailPlan>>;
+inline const RailSets& rail_sets() {
+  static const RailSets sets = {{one_sided_rail()},
+                                {two_sided_rail()},
+                                {two_sided_rail(), two_sided_rail()},
+                                {one_sided_rail(), two_sided_rail()},
+                                {either_rail()},
+                                {either_rail(), two_sided_rail()}};
   return sets;
 }
+
+inline const RailSets kTwoStreams = {{two_sided_rail(), two_sided_rail()}};
 
 // A prefill whose pages a decode gets, connected, with programs for both ways of beginning.
 struct Pair {
@@ -196,6 +199,26 @@ struct Pair {
 };
 
 inline const Blocks kFrom = {1, 2, 3, 9, 5, 6, 7, 8}, kTo = {4, 5, 6, 0, 1, 9, 11, 15};
+
+// On each of these sets of rails and from either side, where both let each other do all, once a quarter has landed.
+// `handle` is the poster's.
+inline void in_mid_transfer(const RailSets& sets, std::uint64_t num_seeds,
+                            const std::function<void(Pair&, bool write, std::shared_ptr<Handle>)>& scenario,
+                            Time timeout_ns = Pair::kTimeout) {
+  for (const auto& rails : sets)
+    for (const bool write : {false, true})
+      for (std::uint64_t i = 0; i < num_seeds; ++i) {
+        Pair pair(rails, check::seed() * 1000 + i);
+        pair.grant_read();
+        pair.grant_write();
+        TransferRequest request = pair.request(write, kFrom, kTo, "req");
+        request.timeout_ns = timeout_ns;
+        const auto handle = Pair::post(write ? pair.src : pair.dst, std::move(request));
+        REQUIRE(pair.until_midway(kFrom.size()));
+        scenario(pair, write, handle);
+        pair.check_quiet();
+      }
+}
 
 inline void on_every_rail(const std::function<void(Pair&)>& scenario) {
   for (const auto& rails : rail_sets())

@@ -14,6 +14,8 @@ class Workload : public Judge {
     if (random_.chance(30))
       world_.limits.max_open_transfers = 1 + static_cast<std::uint32_t>(random_.below(4));
     if (random_.chance(30)) world_.limits.max_open_pairs = 20 + random_.below(30);
+    if (random_.chance(50))
+      world_.limits.session.features.eager_nbytes = static_cast<std::uint32_t>(random_.between(64, 4096));
     const auto num_nodes = static_cast<int>(random_.between(2, 4));
     const bool flips = random_.chance(20);
     integrity_ = flips;

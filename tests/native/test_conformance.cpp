@@ -9,6 +9,7 @@ namespace kvxfer {
 namespace {
 
 using conformance::Subject;
+using conformance::with_faults;
 
 template <class T>
 std::unique_ptr<Transport> make(Reactor& reactor, const FenceTable& fences) {
@@ -32,15 +33,6 @@ Subject unix_stream() {
 Subject loopback() { return {"loopback", make<LoopbackTransport>, conformance::unix_sockets, false, {}}; }
 Subject shm_pool() { return {"shm pool", make<ShmTransport>, conformance::unix_sockets, true, {}}; }
 Subject shm_foreign() { return {"shm foreign", make<ShmTransport>, conformance::unix_sockets, false, {}}; }
-
-// Back-pressure, late and shuffled completions, works that fail: all within the contract.
-Subject with_faults(Subject subject, std::string_view text = "again=0.3,delay=0.3,reorder=0.5") {
-  const auto faults = Faults::parse(text);
-  REQUIRE_OK(faults);
-  subject.name += " with faults";
-  subject.faults = faults.value();
-  return subject;
-}
 Subject faulty_tcp() { return with_faults(tcp()); }
 Subject faulty_unix_stream() {
   return with_faults(unix_stream(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05");

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "agent_pair.h"
 #include "check.h"
-#include "core/runtime.h"
 
 namespace {
 
@@ -43,18 +43,13 @@ extern "C" int getaddrinfo(const char* host, const char* service, const addrinfo
 namespace kvxfer {
 namespace {
 
-constexpr Time kSecond = 1'000'000'000;
+using namespace agent_pair;
 
 std::shared_ptr<Runtime> agent(const std::string& name, const std::string& transport,
                                Time handshake_ns = 2 * kSecond) {
-  RuntimeOptions options;
-  options.name = name;
-  options.listen = "tcp://127.0.0.1:0";
-  options.transports = {transport};
+  RuntimeOptions options = options_of(name, {.transports = {transport}});
   options.handshake_ns = handshake_ns;
-  Result<std::shared_ptr<Runtime>> created = Runtime::create(std::move(options));
-  REQUIRE(created.ok());
-  return std::move(created).value();
+  return create(std::move(options));
 }
 
 std::uint16_t port_of(const Runtime& runtime) {

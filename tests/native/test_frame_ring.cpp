@@ -204,6 +204,8 @@ struct End final : FrameSocket::Owner {
   void on_frame(wire::ByteSpan frame) override { frames.emplace_back(frame.begin(), frame.end()); }
   void on_more() override { has_more = true; }
   void on_closed(const std::string& why) override { closed = why; }
+  void on_announced() override { ++num_announced; }
+  std::vector<std::byte>& read_buffer() override { return buffer; }
   void say(wire::Bytes frame) {
     socket->send(std::move(frame));
     socket->flush();
@@ -211,7 +213,9 @@ struct End final : FrameSocket::Owner {
   std::unique_ptr<FrameSocket> socket;
   std::vector<wire::Bytes> frames;
   std::string closed;
+  std::vector<std::byte> buffer;
   bool has_more = false;
+  int num_announced = 0;
 };
 
 struct Ends {

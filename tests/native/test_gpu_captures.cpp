@@ -15,10 +15,8 @@
 namespace kvxfer {
 namespace {
 
+using namespace gpu_ends;
 using emulated::device;
-using gpu_ends::Ends;
-using gpu_ends::kLayers;
-using gpu_ends::ModelStream;
 
 // Somebody else's, from its beginning to its end.
 class Capture {
@@ -51,7 +49,7 @@ TEST(a_thread_minds_captures_again_behind_a_scope) {
 }
 
 // From an agent's making to its end: handles are opened, copies launched, streams and events waited for.
-void moves_pages(const gpu_ends::Options& at_src, const gpu_ends::Options& at_dst) {
+void moves_pages(const Options& at_src, const Options& at_dst) {
   ModelStream stream;
   gpu::EventHandle event;
   event.fired = true;
@@ -62,17 +60,17 @@ void moves_pages(const gpu_ends::Options& at_src, const gpu_ends::Options& at_ds
     auto after = both.src.runtime->after_stream(stream.get());
     REQUIRE_OK(after);
     auto handle = both.write(std::move(after).value());
-    REQUIRE(both.ends(handle));
+    REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kDone);
     CHECK_EQ(static_cast<int>(both.first_byte(3, kLayers - 1)), 7);
     after = both.src.runtime->after_event(&event);
     REQUIRE_OK(after);
     handle = both.write(std::move(after).value());
-    REQUIRE(both.ends(handle));
+    REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kDone);
     CHECK_OK(both.src.runtime->deregister_region(both.src.region));
-    both.src.runtime->close(gpu_ends::kBound);
-    both.dst.runtime->close(gpu_ends::kBound);
+    both.src.runtime->close(kBound);
+    both.dst.runtime->close(kBound);
     CHECK(!capture.is_broken());
   }
   CHECK_EQ(emulated::capture_mode(), 0);
@@ -81,11 +79,7 @@ void moves_pages(const gpu_ends::Options& at_src, const gpu_ends::Options& at_ds
 TEST(agents_share_memory_and_copy_beside_a_capture) { moves_pages({}, {}); }
 
 TEST(agents_stage_beside_a_capture) {
-  gpu_ends::Options on_gpu, on_host;
-  on_gpu.transports = {"cuda_ipc", "unix"};
-  on_host.transports = {"unix"};
-  on_host.kind = MemoryKind::kHost;
-  moves_pages(on_gpu, on_host);
+  moves_pages({.transports = {"cuda_ipc", "unix"}}, {.transports = {"unix"}});
 }
 
 TEST(a_pool_allocates_and_frees_beside_a_capture) {

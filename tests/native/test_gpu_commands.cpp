@@ -38,12 +38,8 @@ struct Posting : Ends {
   std::uint32_t prepare(std::vector<std::uint32_t> src_ids, std::vector<std::uint32_t> dst_ids,
                         std::uint32_t first_layer = 0) {
     PreparedWrite write;
-    write.request.peer = there;
-    write.request.program = writes;
-    write.request.src_ids = std::move(src_ids);
+    write.request = request(true, std::move(src_ids));
     write.request.dst_ids = std::move(dst_ids);
-    write.request.num_layers = kLayers;
-    write.request.timeout_ns = 2 * kBound;
     write.first_layer = first_layer;
     const auto number = reader->prepare(std::move(write));
     REQUIRE_OK(number);
@@ -83,29 +79,6 @@ struct Posting : Ends {
   std::shared_ptr<CommandReader> reader;
   CommandRing* ring = nullptr;
   std::uint32_t prepared = 0;
-};
-
-// Keeps the destination from doing anything, for as long as it lives.
-class Standstill {
- public:
-  explicit Standstill(Runtime& runtime)
-      : thread_([this, &runtime] {
-          runtime.with_engine([this](Engine&, Time) {
-            stands_ = true;
-            stands_.notify_all();
-            ended_.wait(false);
-          });
-        }) {
-    stands_.wait(false);
-  }
-  ~Standstill() {
-    ended_ = true;
-    ended_.notify_all();
-  }
-
- private:
-  std::atomic<bool> stands_{false}, ended_{false};
-  std::jthread thread_;
 };
 
 // ---- what goes ------------------------------------------------------------------------------------
@@ -342,7 +315,7 @@ TEST(behind_a_command_that_never_comes_all_wait_and_the_agent_does_not) {
   for (int i = 0; i < 3; ++i) REQUIRE(both.post(0, 0));
   CHECK(!both.post(0, 0, 1, 5));
   const auto handle = both.write({Trigger::create(), 0});
-  REQUIRE(both.ends(handle));
+  REQUIRE(ends(handle));
   CHECK_EQ(handle->outcome(), Outcome::kDone);
   CHECK_EQ(both.reader->counts().taken, 0u);
 }

@@ -4,6 +4,7 @@
 #include <optional>
 #include <thread>
 
+#include "block_programs.h"
 #include "check.h"
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
@@ -199,15 +200,8 @@ TEST(programs_of_every_kind_arrive_by_engines_and_what_converts_by_kernels) {
 // Blocks that lie side by side at one end, of one layer.
 Move blocks(const std::vector<std::uint32_t>& src_ids, const std::vector<std::uint32_t>& dst_ids,
             std::uint64_t nbytes) {
-  CopyLoop loop{};
-  loop.num_layers = 1;
-  loop.src_block_stride = loop.dst_block_stride = loop.nbytes = nbytes;
-  loop.counts[0] = loop.counts[1] = 1;
-  CopyProgram program;
-  program.num_layers = 1;
-  program.loops = {loop};
   Move move;
-  move.program = std::make_shared<CopyProgram>(program);
+  move.program = std::make_shared<CopyProgram>(block_programs::pages_of(nbytes));
   const auto num = static_cast<std::uint32_t>(src_ids.size());
   move.grid = {0, 1, num, num, 0};
   move.src_ids = src_ids;

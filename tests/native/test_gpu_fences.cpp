@@ -18,14 +18,8 @@
 namespace kvxfer {
 namespace {
 
+using namespace gpu_ends;
 using emulated::launches;
-using gpu_ends::await;
-using gpu_ends::End;
-using gpu_ends::Ends;
-using gpu_ends::kBound;
-using gpu_ends::kNbytes;
-using gpu_ends::kSecond;
-using gpu_ends::Options;
 
 // Which copy is held: one that fetches from the peer's GPU, one that scatters what a stream brought, one that
 // gathers what a stream is to take.
@@ -52,15 +46,14 @@ class Scene {
         far(copy == Copy::kGather ? both_.dst : both_.src),
         peer(copy == Copy::kGather ? both_.there : both_.here),
         lease(copy == Copy::kGather ? both_.read_lease : both_.write_lease),
-        third_("third", {.transports = {"tcp"}, .kind = MemoryKind::kHost, .heartbeat_ns = kSecond / 5}),
+        third_("third", {.transports = {"tcp"}, .heartbeat_ns = kSecond / 5}),
         pages_(kNbytes) {
-    const auto region = holder.runtime->register_region("host", {{pages_.data(), kNbytes}}, gpu_ends::kBlocks,
-                                                        gpu_ends::layers_of_pages(), {}, MemoryKind::kHost);
-    REQUIRE_OK(region);
-    const auto [there, back] = runtime_calls::meet(*holder.runtime, *third_.runtime, 1);
+    const RegionId region = holder.add(pages_.data(), "host");
+    third_.add();
+    const auto [there, back] = meet(*holder.runtime, *third_.runtime, 1);
     third = there;
     third_lease_ = third_.grant(back, wire::LeaseMode::kRead);
-    reads_ = holder.install(third, false, third_.region, region.value());
+    reads_ = holder.install(third, false, third_.region, region);
     launches().let(0);
   }
   ~Scene() {
@@ -71,16 +64,13 @@ class Scene {
 
   // Posted by the holder.
   std::shared_ptr<Handle> post_own(Time timeout_ns = 2 * kBound) {
-    const std::vector<std::uint32_t> blocks = {0, 1, 2, 3};
-    auto handle = copy_ == Copy::kGather
-                      ? both_.src.post(both_.there, both_.writes, at_once(), blocks, timeout_ns)
-                      : both_.read(at_once(), blocks, timeout_ns);
+    auto handle = both_.post(copy_ == Copy::kGather, at_once(), {}, timeout_ns);
     launches().await_held(1);
     return handle;
   }
   // Posted by the peer, under the holder's lease.
   std::shared_ptr<Handle> post_under_lease() {
-    auto handle = copy_ == Copy::kGather ? both_.read(at_once()) : both_.write(at_once());
+    auto handle = both_.post(copy_ != Copy::kGather, at_once());
     launches().await_held(1);
     return handle;
   }
@@ -90,17 +80,13 @@ class Scene {
     std::memset(third_.memory.data(), 7, kNbytes);
     const auto done = read_third(at_once(), 2 * kBound);
     const auto late = read_third(never(), kSecond / 50);
-    REQUIRE(both_.ends(done));
+    REQUIRE(ends(done));
     CHECK_EQ(done->outcome(), Outcome::kDone);
     CHECK_EQ(holder_byte(), std::byte{7});
-    REQUIRE(both_.ends(late));
+    REQUIRE(ends(late));
     CHECK_EQ(late->status().code(), Code::kDeadline);
     const Time heard = last_heartbeat();
     CHECK(await([&] { return last_heartbeat() > heard; }));
-  }
-  bool ends(const std::shared_ptr<Handle>& handle) { return both_.ends(handle); }
-  std::size_t num_transfers_of_far() {
-    return far.runtime->with_engine([](Engine& engine, Time) { return engine.num_transfers(); });
   }
   // What lands in the holder's cache, or is read of it, may not do so any more: it is somebody else's.
   std::vector<std::byte> cache() const { return {holder.memory.data(), holder.memory.data() + kNbytes}; }
@@ -113,17 +99,17 @@ class Scene {
   static Options options(Copy copy, bool on_gpu) {
     launches().reset();
     // Streams carry what GPUs cannot read from each other, or is on none.
-    Options made{.transports = {"tcp"}, .kind = MemoryKind::kHost, .heartbeat_ns = kSecond / 5};
-    if (on_gpu) {
-      made.transports = {"cuda_ipc", "tcp"};
-      made.kind = MemoryKind::kGpu;
-      made.kernels = {{&emulated::held_copy, nullptr, &emulated::convert}};
-      made.num_rails = copy == Copy::kFetch ? 2 : 1;
-    }
-    return made;
+    return {
+        .transports = on_gpu ? std::vector<std::string>{"cuda_ipc", "tcp"} : std::vector<std::string>{"tcp"},
+        .num_rails = copy == Copy::kFetch ? 2u : 1u,
+        .gpu = emulated_gpu({{&emulated::held_copy, nullptr, &emulated::convert}}),
+        .heartbeat_ns = kSecond / 5};
   }
   std::shared_ptr<Handle> read_third(After after, Time timeout_ns) {
-    return holder.post(third, reads_, std::move(after), {0, 1, 2, 3}, timeout_ns, third_lease_);
+    TransferRequest request = holder.request(third, reads_);
+    request.timeout_ns = timeout_ns;
+    request.lease = third_lease_;
+    return holder.post(std::move(request), std::move(after));
   }
   std::byte holder_byte() {
     return ask([&](Engine&) { return pages_[0]; });
@@ -181,7 +167,7 @@ TEST(a_lease_that_is_revoked_is_told_to_have_ended_when_the_copy_under_it_has) {
         CHECK(scene.holder.runtime->revoke(scene.lease));
         at_fence = scene.cache();
       });
-      REQUIRE(scene.ends(handle));  // the peer is told of the right's end at once
+      REQUIRE(ends(handle));  // the peer is told of the right's end at once
       CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
       scene.others_go_on();
       CHECK(state() == LeaseState::kEnding);
@@ -190,7 +176,7 @@ TEST(a_lease_that_is_revoked_is_told_to_have_ended_when_the_copy_under_it_has) {
     }
     CHECK(state() == LeaseState::kRevoked);
     CHECK(at_fence == scene.cache());
-    CHECK_EQ(scene.ask([](Engine& engine) { return engine.num_transfers(); }), 0);
+    CHECK_EQ(scene.holder.num_transfers(), 0);
   }
 }
 
@@ -199,11 +185,11 @@ TEST(a_transfer_that_is_cancelled_ends_when_its_copy_has) {
     Scene scene(copy);
     const auto handle = scene.post_own();
     scene.holder.runtime->cancel(*handle);
-    REQUIRE(await([&] { return scene.num_transfers_of_far() == 0; }));
+    REQUIRE(await([&] { return scene.far.num_transfers() == 0; }));
     scene.others_go_on();
     CHECK_EQ(handle->outcome(), Outcome::kPending);
     launches().let_all();
-    REQUIRE(scene.ends(handle));
+    REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kCancelled);
   }
 }
@@ -212,11 +198,11 @@ TEST(a_transfer_whose_time_is_over_ends_when_its_copy_has) {
   for (const Copy copy : kCopies) {
     Scene scene(copy);
     const auto handle = scene.post_own(4 * kSecond);
-    REQUIRE(await([&] { return scene.num_transfers_of_far() == 0; }));
+    REQUIRE(await([&] { return scene.far.num_transfers() == 0; }));
     scene.others_go_on();
     CHECK_EQ(handle->outcome(), Outcome::kPending);
     launches().let_all();
-    REQUIRE(scene.ends(handle));
+    REQUIRE(ends(handle));
     CHECK_EQ(handle->status().code(), Code::kDeadline);
   }
 }
@@ -233,14 +219,14 @@ TEST(a_region_is_its_owners_when_the_copy_there_has_ended) {
         CHECK_OK(scene.holder.runtime->deregister_region(region));
         at_fence = scene.cache();
       });
-      REQUIRE(await([&] { return scene.num_transfers_of_far() == 0; }));
+      REQUIRE(await([&] { return scene.far.num_transfers() == 0; }));
       scene.others_go_on();
       CHECK_EQ(handle->outcome(), Outcome::kPending);
       CHECK(!caller.returned());
       CHECK(scene.ask([&](Engine& engine) { return engine.is_leaving(region); }));
       launches().let_all();
     }
-    REQUIRE(scene.ends(handle));
+    REQUIRE(ends(handle));
     CHECK_EQ(handle->status().code(), Code::kRegionGone);
     CHECK(at_fence == scene.cache());
   }
@@ -261,7 +247,7 @@ TEST(a_peer_that_is_lost_ends_transfers_when_their_copies_have_ended) {
             LeaseState::kActive);
       launches().let_all();
     }
-    REQUIRE(scene.ends(handle));
+    REQUIRE(ends(handle));
     CHECK_EQ(handle->status().code(), Code::kPeerLost);
   }
 }
@@ -277,9 +263,9 @@ TEST(an_agent_is_closed_when_its_copies_have_ended) {
           scene.holder.runtime->close(patience);
           at_close = scene.cache();
         });
-        REQUIRE(await([&] { return scene.holder.runtime->closed() && scene.num_transfers_of_far() == 0; }));
+        REQUIRE(await([&] { return scene.holder.runtime->closed() && scene.far.num_transfers() == 0; }));
         // Whoever asks meanwhile does not stand in the fence either.
-        CHECK_EQ(scene.ask([](Engine& engine) { return engine.num_transfers(); }), 1);
+        CHECK_EQ(scene.holder.num_transfers(), 1);
         CHECK_EQ(handle->outcome(), Outcome::kPending);
         CHECK(!closer.returned());
         launches().let_all();

@@ -18,12 +18,7 @@
 namespace kvxfer {
 namespace {
 
-using gpu_ends::await;
-using gpu_ends::Ends;
-using gpu_ends::kBound;
-using gpu_ends::kLayers;
-using gpu_ends::ModelStream;
-using gpu_ends::Options;
+using namespace gpu_ends;
 
 void listen() {
   ::setenv(nvtx::kPathVariable, KVXFER_NVTX_RECORDER, 1);
@@ -102,7 +97,7 @@ std::map<std::string, int> transfer_under(const Options& at_src, const Options& 
     const auto trigger = Trigger::create();
     const auto handle = both.read({trigger, 1, 1});
     trigger->fire(kLayers);
-    REQUIRE(both.ends(handle));
+    REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kDone);
   }
   CHECK(recording.all_ended());
@@ -110,7 +105,7 @@ std::map<std::string, int> transfer_under(const Options& at_src, const Options& 
 }
 
 TEST(stages_of_a_transfer_between_hosts) {
-  const Options tcp{.transports = {"tcp"}, .kind = MemoryKind::kHost};
+  const Options tcp{.transports = {"tcp"}};
   auto seen = transfer_under(tcp, tcp);
   CHECK_EQ(seen["transfer"], 1);
   CHECK_EQ(seen["wait for trigger"], 1);
@@ -118,7 +113,7 @@ TEST(stages_of_a_transfer_between_hosts) {
   CHECK_EQ(seen["send tcp"], static_cast<int>(kLayers));
   CHECK_EQ(seen["gather"], 0);
 
-  const Options loopback{.transports = {"loopback"}, .kind = MemoryKind::kHost};
+  const Options loopback{.transports = {"loopback"}};
   seen = transfer_under(loopback, loopback);
   CHECK_EQ(seen["fetch loopback"], static_cast<int>(kLayers));
   CHECK(seen["check fence loopback"] >= 1);
@@ -135,7 +130,7 @@ TEST(stages_of_a_transfer_between_gpus) {
 }
 
 TEST(stages_of_a_transfer_that_is_staged) {
-  const Options host{.transports = {"tcp"}, .kind = MemoryKind::kHost};
+  const Options host{.transports = {"tcp"}};
   const Options gpu{.transports = {"cuda_ipc", "tcp"}};
   auto in = transfer_under(host, gpu);
   CHECK_EQ(in["wire"], static_cast<int>(kLayers));
@@ -159,7 +154,7 @@ TEST(a_stream_that_waits_and_a_transfer_that_fails_end_their_ranges) {
     CHECK_EQ(seen["wait in stream"], 1);
     CHECK(!recording.all_ended());
     both.dst.runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
-    REQUIRE(both.ends(handle));
+    REQUIRE(ends(handle));
     REQUIRE(await([&] { return stream.is_idle(); }));
     // The transfer's end as such; the trigger was never fired.
     both.dst.runtime->close(kBound);

@@ -35,14 +35,9 @@ std::unique_ptr<Transport> make_small(Reactor& reactor, const FenceTable&) {
   return make_rail(reactor, make_staging(40 * kMiB));
 }
 
-std::byte* allocate(std::size_t nbytes) {
-  gpu::Address address = 0;
-  REQUIRE_EQ(emulated::driver().memory_allocate(&address, nbytes), 0);
-  return reinterpret_cast<std::byte*>(address);
+Subject gpu_to_gpu() {
+  return {"staged", make, conformance::tcp_sockets, false, {}, gpu_memory::allocate, gpu_memory::release};
 }
-void release(std::byte* memory) { emulated::release(reinterpret_cast<gpu::Address>(memory)); }
-
-Subject gpu_to_gpu() { return {"staged", make, conformance::tcp_sockets, false, {}, allocate, release}; }
 Subject gpu_to_host() {
   Subject subject = gpu_to_gpu();
   subject.name = "staged, to host memory";
@@ -68,12 +63,7 @@ Subject small_arena() {
   return subject;
 }
 Subject faulty() {
-  Subject subject = small_arena();
-  const auto faults = Faults::parse("again=0.3,delay=0.3,reorder=0.5,fail=0.05");
-  REQUIRE_OK(faults);
-  subject.name += " with faults";
-  subject.faults = faults.value();
-  return subject;
+  return conformance::with_faults(small_arena(), "again=0.3,delay=0.3,reorder=0.5,fail=0.05");
 }
 
 CONFORMANCE(gpu_to_gpu)

@@ -2,8 +2,6 @@
 // two Runtimes whose streams stage, over an emulated driver.
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <future>
 #include <memory>
 #include <optional>
 #include <set>
@@ -14,21 +12,17 @@
 #include "check.h"
 #include "emulated_driver.h"
 #include "emulated_kernels.h"
-#include "gpu_memory.h"
+#include "gpu_ends.h"
 #include "held_launches.h"
-#include "runtime_calls.h"
 
 namespace kvxfer {
 namespace {
 
+using namespace agent_pair;
 using emulated::launches;
+using gpu_ends::CachesEnd;
+using gpu_ends::CachesEnds;
 using gpu_memory::DeviceMemory;
-using runtime_calls::await;
-using runtime_calls::ends;
-using runtime_calls::is_done;
-using runtime_calls::kSecond;
-using runtime_calls::meet;
-using runtime_calls::num_rails;
 using Transports = std::vector<std::string>;
 
 constexpr std::uint32_t kBlocks = 24;
@@ -39,83 +33,6 @@ constexpr std::uint64_t kNbytes = kBlocks * kBlockNbytes;
 constexpr std::uint32_t kIpcCtas = 5, kStagingCtas = 3;
 constexpr std::uint64_t kOnePieceEachWay = 4 * 1024 * 1024;  // an arena in which a peer has room for that
 
-CopyProgram pages() { return runtime_calls::pages_of(kBlockNbytes); }
-
-RuntimeOptions options_of(const std::string& name, const Transports& transports, std::uint64_t staging_nbytes,
-                          std::int64_t tcp_rails = 1) {
-  RuntimeOptions options;
-  options.name = name;
-  options.listen = "tcp://127.0.0.1:0";
-  options.transports = transports;
-  options.transport_options = {{"tcp.rails", tcp_rails}};
-  // Agents of a busy machine, and of one under a sanitizer, are not to be given up while a launch is held.
-  options.heartbeat_ns = 30 * kSecond;
-  options.silent_ns = 120 * kSecond;
-  if (std::find(transports.begin(), transports.end(), "cuda_ipc") != transports.end()) {
-    options.gpus.emplace_back();
-    options.gpus.front().driver = &emulated::driver();
-    options.gpus.front().kernels = {{&emulated::held_copy, nullptr, &emulated::convert}};
-    options.gpus.front().stream.tables_nbytes = 64 * 1024;
-    options.gpus.front().stream.num_ctas = kIpcCtas;
-    options.gpus.front().staging_ctas = kStagingCtas;
-    options.gpus.front().stream.calibration = emulated::calibration();
-    options.gpus.front().staging_nbytes = staging_nbytes;
-  }
-  return options;
-}
-
-// An agent with a cache in host memory and, where it has one, on its GPU. Both of the same layout.
-struct End {
-  End(const std::string& name, const Transports& transports, std::uint64_t seed, std::uint64_t staging_nbytes,
-      std::int64_t tcp_rails = 1)
-      : gpu(kNbytes), host(kNbytes) {
-    check::Random random(seed);
-    for (std::byte* memory : {gpu.data(), host.data()})
-      for (std::uint64_t at = 0; at < kNbytes; at += 1024) random.fill(memory + at, 16);
-    const RuntimeOptions options = options_of(name, transports, staging_nbytes, tcp_rails);
-    const bool has_gpu = !options.gpus.empty();
-    runtime = runtime_calls::create(options);
-    if (has_gpu) on_gpu = register_memory("gpu", gpu.data(), MemoryKind::kGpu);
-    on_host = register_memory("host", host.data(), MemoryKind::kHost);
-  }
-  RegionId register_memory(const std::string& name, std::byte* memory, MemoryKind kind) {
-    const auto region = runtime->register_region(name, {{memory, kNbytes}}, kBlocks, pages(), {}, kind);
-    REQUIRE_OK(region);
-    return region.value();
-  }
-  const std::byte* memory(RegionId region) const { return region == on_gpu ? gpu.data() : host.data(); }
-  std::vector<std::byte> copy(RegionId region) const { return {memory(region), memory(region) + kNbytes}; }
-
-  LeaseId grant(SessionKey peer, RegionId region, wire::LeaseMode mode) {
-    return runtime_calls::grant(*runtime, peer, region, mode);
-  }
-  // The first blocks, to the last ones in reverse.
-  Result<std::shared_ptr<Handle>> try_post(SessionKey peer, bool write, RegionId src, RegionId dst,
-                                           std::uint32_t num_blocks = kBlocks, bool integrity = false) {
-    return runtime->with_engine([&](Engine& engine, Time now) -> Result<std::shared_ptr<Handle>> {
-      const auto program = engine.install_program(now, peer, write, src, dst, pages());
-      if (!program.ok()) return program.status();
-      TransferRequest request;
-      request.peer = peer;
-      request.program = program.value();
-      for (std::uint32_t block = 0; block < num_blocks; ++block) {
-        request.src_ids.push_back(block);
-        request.dst_ids.push_back(kBlocks - 1 - block);
-      }
-      request.num_layers = request.layers_ready = 1;
-      request.timeout_ns = 300 * kSecond;
-      request.integrity = integrity;
-      return engine.post(now, std::move(request));
-    });
-  }
-  std::size_t num_transfers() { return runtime_calls::num_transfers(*runtime); }
-
-  DeviceMemory gpu;
-  std::vector<std::byte> host;
-  std::shared_ptr<Runtime> runtime;
-  RegionId on_gpu = 0, on_host = 0;
-};
-
 struct Plan {
   Transports src = {"cuda_ipc", "tcp"}, dst = {"cuda_ipc", "tcp"};
   std::size_t rails = 2;
@@ -123,68 +40,50 @@ struct Plan {
   std::int64_t tcp_rails = 1;
 };
 
-// Two agents that know each other and let each other do everything, with all rails up at both ends.
-struct Ends {
+Options options_of(const Plan& plan, const Transports& transports) {
+  GpuPart gpu =
+      gpu_ends::emulated_gpu({{&emulated::held_copy, nullptr, &emulated::convert}}, plan.staging_nbytes);
+  gpu.stream.tables_nbytes = 64 * 1024;
+  gpu.stream.num_ctas = kIpcCtas;
+  gpu.stream.calibration = emulated::calibration();
+  gpu.staging_ctas = kStagingCtas;
+  launches().reset();
+  return {.transports = transports,
+          .layout = {kBlocks, kBlockNbytes},
+          .num_rails = plan.rails,
+          .gpu = gpu,
+          .transport_options = {{"tcp.rails", plan.tcp_rails}}};
+}
+
+// Two agents that let each other do everything.
+struct Ends : CachesEnds {
   explicit Ends(const Plan& plan = {})
-      : src("src", plan.src, check::seed(), plan.staging_nbytes, plan.tcp_rails),
-        dst("dst", plan.dst, check::seed() + 1, plan.staging_nbytes, plan.tcp_rails) {
-    launches().reset();
-    const auto both = meet(*src.runtime, *dst.runtime, plan.rails);
-    there = both.there;
-    here = both.here;
-    for (const wire::LeaseMode mode : {wire::LeaseMode::kRead, wire::LeaseMode::kWrite}) {
-      for (const RegionId region : {src.on_gpu, src.on_host})
-        if (region != 0) src_leases.push_back(src.grant(there, region, mode));
-      for (const RegionId region : {dst.on_gpu, dst.on_host})
-        if (region != 0) dst_leases.push_back(dst.grant(here, region, mode));
-    }
-  }
+      : CachesEnds(options_of(plan, plan.src), options_of(plan, plan.dst)),
+        src_leases(grant_all(src, there)),
+        dst_leases(grant_all(dst, here)) {}
   ~Ends() {
     launches().let_all();  // closing waits for them
     emulated::device().refuses_imports = false;
     emulated::device().launches_until_failure = -1;
     emulated::device().most_host_nbytes = SIZE_MAX;
-    src.runtime->close(5 * kSecond);
-    dst.runtime->close(5 * kSecond);
   }
-  std::shared_ptr<Handle> write(RegionId from, RegionId to, std::uint32_t num_blocks = kBlocks) {
-    auto handle = src.try_post(there, true, from, to, num_blocks);
-    REQUIRE_OK(handle);
-    return std::move(handle).value();
+  static std::vector<LeaseId> grant_all(CachesEnd& end, SessionKey peer) {
+    std::vector<LeaseId> leases;
+    for (const wire::LeaseMode mode : {wire::LeaseMode::kRead, wire::LeaseMode::kWrite})
+      for (const RegionId region : {end.on_gpu, end.on_host})
+        if (region != 0) leases.push_back(end.grant(peer, region, mode));
+    return leases;
   }
-  std::shared_ptr<Handle> read(RegionId from, RegionId to, std::uint32_t num_blocks = kBlocks) {
-    auto handle = dst.try_post(here, false, from, to, num_blocks);
-    REQUIRE_OK(handle);
-    return std::move(handle).value();
-  }
-  void revoke(End& end, const std::vector<LeaseId>& leases) {
+  // The copy that is held under one of them ends when all rights have.
+  static void revoke_while_held(CachesEnd& end, const std::vector<LeaseId>& leases) {
     end.runtime->with_engine([&](Engine& engine, Time now) {
       for (const LeaseId lease : leases) engine.revoke(now, lease);
       return 0;
     });
-  }
-  // The copy that is held under one of them ends when all rights have.
-  void revoke_while_held(End& end, const std::vector<LeaseId>& leases) {
-    revoke(end, leases);
     launches().let_all();
     for (const LeaseId lease : leases) CHECK(end.runtime->revoke(lease));
   }
-  // Every block is where a transfer of all puts it. Who received is asked first: a sanitizer does not follow
-  // what comes through memory.
-  static bool arrived(const std::byte* from, End& to, RegionId region) {
-    to.num_transfers();
-    for (std::uint32_t block = 0; block < kBlocks; ++block)
-      if (std::memcmp(from + block * kBlockNbytes, to.memory(region) + (kBlocks - 1 - block) * kBlockNbytes,
-                      kBlockNbytes) != 0)
-        return false;
-    return true;
-  }
-  bool quiet() {
-    return await([&] { return src.num_transfers() + dst.num_transfers() == 0; });
-  }
 
-  End src, dst;
-  SessionKey there = 0, here = 0;
   std::vector<LeaseId> src_leases, dst_leases;
 };
 
@@ -198,21 +97,21 @@ TEST(pages_go_between_a_gpu_and_host_memory_over_every_stream) {
     const auto written = both.write(both.src.on_gpu, both.dst.on_host);
     REQUIRE(is_done(written));
     CHECK_EQ(written->rails(), std::vector<std::string>{rail});
-    CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_host));
+    CHECK(both.dst.has(both.dst.on_host, both.src.bytes(both.src.on_gpu)));
     CHECK_EQ(launches().num_begun(), kBlocks / kPieceBlocks);  // gathers alone
 
-    std::fill(both.dst.host.begin(), both.dst.host.end(), std::byte{0});
+    std::fill(both.dst.memory.host.begin(), both.dst.memory.host.end(), std::byte{0});
     REQUIRE(is_done(both.read(both.src.on_gpu, both.dst.on_host)));
-    CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_host));
+    CHECK(both.dst.has(both.dst.on_host, both.src.bytes(both.src.on_gpu)));
 
     if (both.dst.on_gpu == 0) continue;
     REQUIRE(is_done(both.write(both.src.on_host, both.dst.on_gpu)));
-    CHECK(Ends::arrived(both.src.host.data(), both.dst, both.dst.on_gpu));
-    std::memset(both.dst.gpu.data(), 0, kNbytes);
+    CHECK(both.dst.has(both.dst.on_gpu, both.src.bytes(both.src.on_host)));
+    std::memset(both.dst.memory.gpu->data(), 0, kNbytes);
     const auto read = both.read(both.src.on_host, both.dst.on_gpu);
     REQUIRE(is_done(read));
     CHECK_EQ(read->rails(), std::vector<std::string>{rail});
-    CHECK(Ends::arrived(both.src.host.data(), both.dst, both.dst.on_gpu));
+    CHECK(both.dst.has(both.dst.on_gpu, both.src.bytes(both.src.on_host)));
     CHECK(both.quiet());
   }
 }
@@ -233,12 +132,12 @@ TEST(gpus_that_do_not_reach_each_other_stage_at_both_ends) {
   emulated::device().refuses_imports = true;
   Ends both;
   for (const bool write : {true, false}) {
-    std::memset(both.dst.gpu.data(), 0, kNbytes);
+    std::memset(both.dst.memory.gpu->data(), 0, kNbytes);
     const auto handle =
         write ? both.write(both.src.on_gpu, both.dst.on_gpu) : both.read(both.src.on_gpu, both.dst.on_gpu);
     REQUIRE(is_done(handle));
     CHECK_EQ(handle->rails(), std::vector<std::string>{"tcp"});
-    CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_gpu));
+    CHECK(both.dst.has(both.dst.on_gpu, both.src.bytes(both.src.on_gpu)));
   }
   CHECK(both.quiet());
 }
@@ -246,7 +145,7 @@ TEST(gpus_that_do_not_reach_each_other_stage_at_both_ends) {
 TEST(gpus_that_reach_each_other_do_not_stage) {
   Ends both;
   REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_gpu)));
-  CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_gpu));
+  CHECK(both.dst.has(both.dst.on_gpu, both.src.bytes(both.src.on_gpu)));
   const auto read = both.read(both.src.on_gpu, both.dst.on_gpu);
   REQUIRE(is_done(read));
   CHECK_EQ(read->rails(), std::vector<std::string>{"cuda_ipc"});
@@ -262,8 +161,8 @@ TEST(more_pieces_than_an_arena_holds_take_turns) {
     handles.push_back(both.write(both.src.on_host, both.dst.on_host));
   }
   for (const auto& handle : handles) REQUIRE(is_done(handle));
-  CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_gpu));
-  CHECK(Ends::arrived(both.src.host.data(), both.dst, both.dst.on_host));
+  CHECK(both.dst.has(both.dst.on_gpu, both.src.bytes(both.src.on_gpu)));
+  CHECK(both.dst.has(both.dst.on_host, both.src.bytes(both.src.on_host)));
   CHECK(both.quiet());
 }
 
@@ -275,7 +174,7 @@ TEST(two_agents_that_write_to_each_other_through_small_arenas_do_not_wait_for_ea
                                from_dst = both.dst.copy(both.dst.on_gpu);
   // From one's GPU to the other's host memory and GPU, and the same back.
   std::vector<std::shared_ptr<Handle>> handles;
-  const auto post = [&](End& end, SessionKey peer, RegionId from, RegionId to) {
+  const auto post = [&](CachesEnd& end, SessionKey peer, RegionId from, RegionId to) {
     auto handle = end.try_post(peer, true, from, to, kBlocks / 2);
     REQUIRE_OK(handle);
     handles.push_back(std::move(handle).value());
@@ -289,10 +188,10 @@ TEST(two_agents_that_write_to_each_other_through_small_arenas_do_not_wait_for_ea
   for (const auto& handle : handles) REQUIRE(is_done(handle));
   REQUIRE(both.quiet());
   // The first halves go to the last, which nobody sends.
-  const auto holds = [](const End& end, RegionId region, const std::vector<std::byte>& from) {
+  const auto holds = [](const CachesEnd& end, RegionId region, const std::vector<std::byte>& from) {
     for (std::uint32_t block = 0; block < kBlocks / 2; ++block)
       if (std::memcmp(from.data() + block * kBlockNbytes,
-                      end.memory(region) + (kBlocks - 1 - block) * kBlockNbytes, kBlockNbytes) != 0)
+                      end.bytes(region) + (kBlocks - 1 - block) * kBlockNbytes, kBlockNbytes) != 0)
         return false;
     return true;
   };
@@ -322,12 +221,12 @@ TEST(after_a_source_revoked_no_kernel_reads_its_pages_and_nothing_of_them_is_don
   launches().await_held(3);
   both.revoke_while_held(both.src, both.src_leases);
   const int begun = launches().num_begun();
-  std::memset(both.src.gpu.data(), 0xee, kNbytes);  // its owner's again
+  std::memset(both.src.memory.gpu->data(), 0xee, kNbytes);  // its owner's again
   REQUIRE(ends(handle));
   CHECK_EQ(handle->status().code(), Code::kLeaseEnded);
   CHECK(both.quiet());
   CHECK_EQ(launches().num_begun(), begun);
-  CHECK(std::count(both.dst.host.begin(), both.dst.host.end(), std::byte{0xee}) <
+  CHECK(std::count(both.dst.memory.host.begin(), both.dst.memory.host.end(), std::byte{0xee}) <
         std::ptrdiff_t{kBlockNbytes});
 }
 
@@ -346,16 +245,16 @@ TEST(a_transfer_that_is_cancelled_gives_its_slots_back) {
     CHECK_EQ(handle->status().code(), Code::kCancelled);
     REQUIRE(both.quiet());
     // A peer has room for one piece each way: had one been lost, this would not end.
-    std::memset(both.dst.gpu.data(), 0, kNbytes);
+    std::memset(both.dst.memory.gpu->data(), 0, kNbytes);
     REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_gpu)));
-    CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_gpu));
+    CHECK(both.dst.has(both.dst.on_gpu, both.src.bytes(both.src.on_gpu)));
   }
 }
 
 TEST(a_region_deregistered_in_mid_transfer_is_not_touched_by_staging) {
   for (const bool at_source : {true, false}) {
     Ends both;
-    End& end = at_source ? both.src : both.dst;
+    CachesEnd& end = at_source ? both.src : both.dst;
     launches().let(1);
     const auto handle = at_source ? both.write(both.src.on_gpu, both.dst.on_host)
                                   : both.write(both.src.on_host, both.dst.on_gpu);
@@ -389,13 +288,14 @@ TEST(a_peer_that_is_lost_in_mid_transfer_leaves_its_slots_to_others) {
   CHECK_EQ(out->outcome(), Outcome::kFailed);
   REQUIRE(await([&] { return both.src.num_transfers() == 0; }));
 
-  End third("third", {"cuda_ipc", "tcp"}, check::seed() + 2, kOnePieceEachWay);
-  const auto met = meet(*both.src.runtime, *third.runtime, 2);
-  third.grant(met.here, third.on_host, wire::LeaseMode::kWrite);
-  const auto again = both.src.try_post(met.there, true, both.src.on_gpu, third.on_host);
+  CachesEnd third("third", options_of({.staging_nbytes = kOnePieceEachWay}, {"cuda_ipc", "tcp"}));
+  third.add();
+  const auto [there, here] = meet(*both.src.runtime, *third.runtime, 2);
+  third.grant(here, third.on_host, wire::LeaseMode::kWrite);
+  const auto again = both.src.try_post(there, true, both.src.on_gpu, third.on_host);
   REQUIRE_OK(again);
   REQUIRE(is_done(again.value()));
-  CHECK(Ends::arrived(both.src.gpu.data(), third, third.on_host));
+  CHECK(third.has(third.on_host, both.src.bytes(both.src.on_gpu)));
   third.runtime->close(5 * kSecond);
 }
 
@@ -403,30 +303,22 @@ TEST(a_peer_that_is_lost_in_mid_transfer_leaves_its_slots_to_others) {
 TEST(a_peer_that_stands_still_in_mid_transfer_leaves_room_for_others) {
   emulated::device().refuses_imports = true;
   Ends both({.rails = 5, .staging_nbytes = kOnePieceEachWay, .tcp_rails = 4});
-  End other("other", {"tcp"}, check::seed() + 2, 0, 4);
-  const auto met = meet(*both.dst.runtime, *other.runtime, 4);
-  both.dst.grant(met.there, both.dst.on_gpu, wire::LeaseMode::kWrite);
+  CachesEnd other("other", options_of({.tcp_rails = 4}, {"tcp"}));
+  other.add();
+  const auto [there, here] = meet(*both.dst.runtime, *other.runtime, 4);
+  both.dst.grant(there, both.dst.on_gpu, wire::LeaseMode::kWrite);
 
   launches().let(0);
   const auto stuck = both.write(both.src.on_gpu, both.dst.on_gpu);
   launches().await_held(1);
-  std::promise<void> stands_still, goes_on;
-  std::thread stopped([&] {
-    both.src.runtime->with_engine([&](Engine&, Time) {
-      stands_still.set_value();
-      goes_on.get_future().wait();
-      return 0;
-    });
-  });
-  stands_still.get_future().wait();
+  std::optional<Standstill> stopped(*both.src.runtime);
   launches().let_all();
 
-  const auto written = other.try_post(met.here, true, other.on_host, both.dst.on_gpu);
+  const auto written = other.try_post(here, true, other.on_host, both.dst.on_gpu);
   const bool done = written.ok() && is_done(written.value());
-  CHECK(done && Ends::arrived(other.host.data(), both.dst, both.dst.on_gpu));
+  CHECK(done && both.dst.has(both.dst.on_gpu, other.bytes(other.on_host)));
   CHECK_EQ(stuck->outcome(), Outcome::kPending);
-  goes_on.set_value();
-  stopped.join();
+  stopped.reset();
   CHECK(is_done(stuck));
   other.runtime->close(5 * kSecond);
 }
@@ -444,7 +336,7 @@ TEST(a_gpu_that_fails_ends_what_it_stages_in_words_and_host_memory_goes_on) {
     const std::string call = emulated::by_engines() ? "cuMemcpyBatchAsync" : "cuLaunchKernel";
     if (handle->status().message().find(call) == std::string::npos) FAIL(handle->status().message());
     REQUIRE(is_done(both.write(both.src.on_host, both.dst.on_host)));
-    CHECK(Ends::arrived(both.src.host.data(), both.dst, both.dst.on_host));
+    CHECK(both.dst.has(both.dst.on_host, both.src.bytes(both.src.on_host)));
     CHECK(both.quiet());
     // Nor does it begin anew.
     const auto later = at_source ? both.src.try_post(both.there, true, both.src.on_gpu, both.dst.on_host)
@@ -483,22 +375,21 @@ TEST(of_pinned_memory_that_is_not_there_a_part_will_do_and_none_is_said_in_the_r
   {
     Ends both;
     REQUIRE(is_done(both.write(both.src.on_gpu, both.dst.on_host)));
-    CHECK(Ends::arrived(both.src.gpu.data(), both.dst, both.dst.on_host));
+    CHECK(both.dst.has(both.dst.on_host, both.src.bytes(both.src.on_gpu)));
   }
   emulated::device().most_host_nbytes = 2 * 1024 * 1024;
-  const DeviceMemory memory(kNbytes);
   // Over what needs no pinned memory it is reached all the same, and says why not over the other.
-  const auto other = Runtime::create(options_of("other", {"cuda_ipc", "tcp"}, 8 * 1024 * 1024));
-  REQUIRE_OK(other);
-  const auto region = other.value()->register_region("kv", {{memory.data(), kNbytes}}, kBlocks, pages(), {},
-                                                     MemoryKind::kGpu);
-  REQUIRE_OK(region);
+  CachesEnd other("other", options_of(Plan(), {"cuda_ipc", "tcp"}));
+  other.add();
   const std::vector<std::string> notes =
-      other.value()->with_engine([&](Engine& engine, Time) { return engine.region(region.value())->notes; });
+      other.runtime->with_engine([&](Engine& engine, Time) { return engine.region(other.on_gpu)->notes; });
   REQUIRE_EQ(notes.size(), 1);
   CHECK(notes[0].find("staging_nbytes") != std::string::npos);
   emulated::device().most_host_nbytes = SIZE_MAX;
-  CHECK_EQ(Runtime::create(options_of("tiny", {"cuda_ipc", "tcp"}, 4096)).status().code(),
+  CHECK_EQ(Runtime::create(
+               agent_pair::options_of("tiny", options_of({.staging_nbytes = 4096}, {"cuda_ipc", "tcp"})))
+               .status()
+               .code(),
            Code::kInvalidArgument);
 }
 

@@ -1,10 +1,5 @@
 // Streams of a GPU that wait for transfers, over an emulated driver: what runs behind the wait sees the bytes,
 // and no end of a transfer leaves a stream behind.
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -25,27 +20,16 @@
 namespace kvxfer {
 namespace {
 
+using namespace gpu_ends;
 using emulated::held_copy;
 using emulated::launches;
-using gpu_ends::await;
-using gpu_ends::End;
-using gpu_ends::Ends;
-using gpu_ends::kBlockNbytes;
-using gpu_ends::kBound;
-using gpu_ends::kLayerNbytes;
-using gpu_ends::kLayers;
-using gpu_ends::kNbytes;
-using gpu_ends::kSecond;
-using gpu_ends::ModelStream;
-using gpu_ends::Options;
-using gpu_ends::refused;
 
 constexpr unsigned char kPage = 7;
 
 // Launches of the agents' copies begin when a test lets them; the words of streams are none of theirs.
 Options held() {
   launches().reset();
-  return {.kernels = {{&held_copy, nullptr, &emulated::convert}}, .staging_nbytes = 0};
+  return {.gpu = emulated_gpu({{&held_copy, nullptr, &emulated::convert}}, 0)};
 }
 
 // What a layer holds when a kernel that stands behind a wait looks; -1 before it has.
@@ -84,69 +68,20 @@ bool goes_on(ModelStream& stream) {
   return await([&] { return stream.is_idle(); });
 }
 
-// A source in a process of its own, that lets whoever connects read and dies when it is told to.
-class Child {
- public:
-  Child() {
-    int sockets[2];
-    REQUIRE_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
-    ours_.reset(sockets[0]);
-    UniqueFd theirs(sockets[1]);
-    pid_ = ::fork();
-    REQUIRE(pid_ >= 0);
-    if (pid_ == 0) {
-      ours_.reset();
-      End source("child", {.transports = {"unix", "cuda_ipc"}, .staging_nbytes = 0});
-      const std::string address = source.runtime->address();
-      if (::send(theirs.get(), address.data(), address.size(), MSG_NOSIGNAL) < 0) ::_exit(1);
-      SessionKey reader = 0;
-      if (!await([&] {
-            const auto peers =
-                source.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
-            if (!peers.empty()) reader = peers.front();
-            return !peers.empty();
-          }))
-        ::_exit(1);
-      const LeaseId lease = source.grant(reader, wire::LeaseMode::kRead);
-      if (::send(theirs.get(), &lease, sizeof lease, MSG_NOSIGNAL) < 0) ::_exit(1);
-      char end;
-      (void)!::recv(theirs.get(), &end, 1, 0);
-      ::_exit(0);
-    }
-    char text[64] = {};
-    REQUIRE(::recv(ours_.get(), text, sizeof text - 1, 0) > 0);
-    address_ = text;
-  }
-  ~Child() { kill(); }
-  const std::string& address() const { return address_; }
-  LeaseId lease() {
-    LeaseId lease = 0;
-    REQUIRE_EQ(::recv(ours_.get(), &lease, sizeof lease, MSG_WAITALL), sizeof lease);
-    return lease;
-  }
-  void kill() {
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-    pid_ = 0;
-  }
-
- private:
-  UniqueFd ours_;
-  pid_t pid_ = 0;
-  std::string address_;
-};
-
 // The first, while this process has one thread: it forks.
 TEST(a_stream_goes_on_when_the_process_that_it_waits_for_dies) {
-  Child child;
-  End dst("dst", {.transports = {"unix", "cuda_ipc"}, .staging_nbytes = 0});
+  const Options options{.transports = {"unix", "cuda_ipc"}, .gpu = emulated_gpu(emulated::fast_kernels(), 0)};
+  Child<End> child(options);
+  End dst("dst", options);
+  dst.add();
   const auto called = dst.runtime->begin_connect(child.address(), kBound);
   REQUIRE_OK(called);
-  REQUIRE(await([&] { return runtime_calls::num_rails(*dst.runtime, called.value()) == 2; }));
+  REQUIRE(await([&] { return num_rails(*dst.runtime, called.value()) == 2; }));
   const std::uint32_t program = dst.install(called.value(), false, 1, dst.region);
   Held held;
-  const auto handle = dst.post(called.value(), program, held.by_layer(), {0, 1}, 2 * kBound, child.lease());
+  TransferRequest request = dst.request(called.value(), program, {0, 1});
+  request.lease = child.lease();
+  const auto handle = dst.post(std::move(request), held.by_layer());
   {
     ModelStream stream;
     const auto first = waiting(*dst.runtime, stream, handle, 0),
@@ -193,8 +128,7 @@ TEST(what_runs_behind_a_wait_sees_the_bytes_and_does_not_run_before_they_are_the
 TEST(pages_that_come_staged_through_host_memory_are_waited_for_alike) {
   ModelStream stream;
   // The source's cache lies in host memory, so that no rail of GPUs reaches both.
-  Ends both({.transports = {"tcp"}, .kind = MemoryKind::kHost},
-            {.transports = {"cuda_ipc", "tcp"}, .num_rails = 1});
+  Ends both({.transports = {"tcp"}}, {.transports = {"cuda_ipc", "tcp"}});
   std::memset(both.src.memory.data(), kPage, kNbytes);
   Held held;
   const auto handle = both.read(held.by_layer());
@@ -234,7 +168,7 @@ TEST(a_stream_goes_on_layer_by_layer) {
     CHECK_EQ(waits[layer]->outcome(), Outcome::kDone);
     for (std::uint32_t later = layer + 1; later < kLayers; ++later) CHECK_EQ(seen[later].value(), -1);
   }
-  REQUIRE(both.ends(handle));
+  REQUIRE(ends(handle));
 }
 
 TEST(an_expectation_is_waited_for_as_well_and_so_is_the_end_of_a_write) {
@@ -249,25 +183,19 @@ TEST(an_expectation_is_waited_for_as_well_and_so_is_the_end_of_a_write) {
   waiting(*both.dst.runtime, stream, expected.value(), 1);
   Seen seen;
   seen.look_in(stream, both.dst, 1);
-  TransferRequest request;
-  request.peer = both.there;
-  request.program = both.writes;
-  request.src_ids = request.dst_ids = {0, 1, 2, 3};
-  request.num_layers = kLayers;
-  request.timeout_ns = kBound;
+  TransferRequest request = both.request(true);
   request.notify = {std::byte{9}};
   Held held;
-  const auto written = both.src.runtime->post_after(std::move(request), held.all());
-  REQUIRE_OK(written);
+  const auto written = both.src.post(std::move(request), held.all());
   // Its pages may be overwritten then.
-  const auto wait = waiting(*both.src.runtime, at_src, written.value());
+  const auto wait = waiting(*both.src.runtime, at_src, written);
   CHECK(!at_src.is_idle());
   held.trigger->fire(1);
   REQUIRE(goes_on(stream));
   CHECK_EQ(seen.value(), kPage);
   REQUIRE(goes_on(at_src));
   CHECK_EQ(wait->outcome(), Outcome::kDone);
-  REQUIRE(both.ends(expected.value()));
+  REQUIRE(ends(expected.value()));
 }
 
 TEST(what_has_ended_or_arrived_already_holds_up_nobody) {
@@ -279,7 +207,7 @@ TEST(what_has_ended_or_arrived_already_holds_up_nobody) {
   REQUIRE(await([&] { return handle->layer_arrived(0); }));
   CHECK_EQ(waiting(*both.dst.runtime, stream, handle, 0)->outcome(), Outcome::kDone);
   both.dst.runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
-  REQUIRE(both.ends(handle));
+  REQUIRE(ends(handle));
   CHECK_EQ(waiting(*both.dst.runtime, stream, handle, 0)->outcome(), Outcome::kDone);
   CHECK_EQ(waiting(*both.dst.runtime, stream, handle, 1)->outcome(), Outcome::kCancelled);
   CHECK_EQ(waiting(*both.dst.runtime, stream, handle)->outcome(), Outcome::kCancelled);
@@ -328,7 +256,7 @@ TEST(however_a_transfer_fails_the_stream_goes_on_and_sees_it) {
     way.fail(both, *handle);
     if (!goes_on(stream)) FAIL(way.name);
     if (last->outcome() != way.outcome || whole->outcome() != way.outcome) FAIL(way.name);
-    REQUIRE(both.ends(handle));
+    REQUIRE(ends(handle));
     if (handle->outcome() != way.outcome || handle->status().code() != way.code)
       FAIL(std::string(way.name) + ": " + handle->status().message());
   }
@@ -360,8 +288,8 @@ TEST(a_fence_that_waits_for_a_kernel_behind_the_waiting_stream_does_not_hang) {
     }
     if (!goes_on(stream)) FAIL(how);
     CHECK(wait->outcome() != Outcome::kPending && wait->outcome() != Outcome::kDone);
-    REQUIRE(both.ends(handle));
-    REQUIRE(both.ends(other));
+    REQUIRE(ends(handle));
+    REQUIRE(ends(other));
     launches().let_all();
   }
 }
@@ -378,7 +306,7 @@ TEST(a_transfer_that_waits_for_the_stream_that_waits_for_it_ends_by_its_deadline
   const auto second = both.read(std::move(behind).value(), {1});
   REQUIRE(goes_on(stream));
   CHECK_EQ(wait->outcome(), Outcome::kFailed);
-  REQUIRE(both.ends(second));
+  REQUIRE(ends(second));
   CHECK_EQ(second->outcome(), Outcome::kDone);
 }
 
@@ -407,7 +335,7 @@ TEST(a_stream_may_come_to_its_wait_long_after_everything_is_gone) {
     const auto handle = both.read(held.all());
     waiting(*both.dst.runtime, stream, handle);  // dropped at once
     both.dst.runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
-    REQUIRE(both.ends(handle));
+    REQUIRE(ends(handle));
   }
   // Its word has been others' since, who are pending now.
   ModelStream others;
@@ -465,12 +393,12 @@ TEST(what_cannot_be_waited_for_is_refused_in_words_and_nothing_is_enqueued) {
   emulated::device().stream_error = 0;
   CHECK(goes_on(stream));
   held.trigger->fire(1);
-  REQUIRE(both.ends(handle));
+  REQUIRE(ends(handle));
   CHECK_EQ(handle->outcome(), Outcome::kDone);
   agent.close(kBound);
   refused(tried(), Code::kClosed, "is closed");
 
-  Ends hosts({.transports = {"loopback"}, .kind = MemoryKind::kHost});
+  Ends hosts({.transports = {"loopback"}});
   const auto on_host = hosts.read(held.all());
   refused(hosts.dst.runtime->wait_in(stream.get(), *on_host).status(), Code::kUnsupported,
           "has no GPU in whose streams it could wait");

@@ -18,14 +18,7 @@
 namespace kvxfer {
 namespace {
 
-using gpu_ends::await;
-using gpu_ends::Ends;
-using gpu_ends::kBlockNbytes;
-using gpu_ends::kBlocks;
-using gpu_ends::kLayerNbytes;
-using gpu_ends::kLayers;
-using gpu_ends::ModelStream;
-using gpu_ends::refused;
+using namespace gpu_ends;
 
 After taken(Result<After> after) {
   REQUIRE_OK(after);
@@ -46,7 +39,7 @@ TEST(a_transfer_waits_for_what_a_stream_was_given_and_for_nothing_later) {
   CHECK_EQ(static_cast<int>(both.first_byte()), 0);
   CHECK_EQ(handle->outcome(), Outcome::kPending);
   busy.fire();
-  REQUIRE(both.ends(handle));
+  REQUIRE(ends(handle));
   CHECK_EQ(handle->outcome(), Outcome::kDone);
   CHECK_EQ(static_cast<int>(both.first_byte(3, kLayers - 1)), 7);
   later.fire();
@@ -60,13 +53,13 @@ TEST(transfers_that_wait_for_events_do_not_wait_for_each_other) {
   const auto waits = both.write(taken(both.src.runtime->after_event(&first)), {0});
   const auto goes = both.write(taken(both.src.runtime->after_event(&second)), {1});
   const auto went = both.write(taken(both.src.runtime->after_event(&over)), {2});
-  REQUIRE(both.ends(went));
+  REQUIRE(ends(went));
   second.fire();
-  REQUIRE(both.ends(goes));
+  REQUIRE(ends(goes));
   CHECK_EQ(goes->outcome(), Outcome::kDone);
   CHECK_EQ(waits->outcome(), Outcome::kPending);
   first.fire();
-  REQUIRE(both.ends(waits));
+  REQUIRE(ends(waits));
   CHECK_EQ(waits->outcome(), Outcome::kDone);
 }
 
@@ -114,7 +107,7 @@ TEST(a_graph_that_was_captured_fires_its_trigger_whenever_it_runs) {
     CHECK_EQ(handle->outcome(), Outcome::kPending);
     both.produce(stream, run);
     emulated::enqueue(stream.get(), stream.get()->captured.front());
-    REQUIRE(both.ends(handle));
+    REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kDone);
     CHECK_EQ(static_cast<int>(both.first_byte()), static_cast<int>(run));
   }
@@ -131,7 +124,7 @@ TEST(a_stream_may_store_long_after_its_transfer_and_its_agent_are_gone) {
     word = after.trigger->share_once();
     const auto handle = both.write(after);
     both.src.runtime->with_engine([&](Engine& engine, Time now) { engine.cancel(now, handle->id()); });
-    REQUIRE(both.ends(handle));
+    REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kCancelled);
   }
   // Nobody gets that word before the stream has stored to it.
@@ -201,7 +194,7 @@ TEST(kernels_let_layer_after_layer_go_from_inside) {
   CHECK_EQ(words_of(1).back(), 0u);
   CHECK_EQ(handle->outcome(), Outcome::kPending);
   between.fire();
-  REQUIRE(both.ends(handle));
+  REQUIRE(ends(handle));
   CHECK_EQ(handle->outcome(), Outcome::kDone);
   for (unsigned layer = 0; layer < kLayers; ++layer) CHECK(is_there(layer));
 }

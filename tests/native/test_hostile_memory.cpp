@@ -136,7 +136,7 @@ TEST(whichever_allocation_fails_a_peer_loses_its_session_at_most) {
   CHECK(visit(scene, kBound));  // the same without a failure
   CHECK(scene.friend_is_there());
   // All that went with its session is gone.
-  CHECK(await([&] { return num_transfers(*scene.victim.runtime) == 0; }));
+  CHECK(await([&] { return scene.victim.num_transfers() == 0; }));
 }
 
 TEST(a_peer_that_asks_for_more_than_there_is_ends_its_own_session) {

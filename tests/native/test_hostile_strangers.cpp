@@ -275,7 +275,7 @@ TEST(a_peer_that_floods_frames_has_turns_as_others_have) {
     const wire::Bytes beat = peer.sealed(wire::Heartbeat{++number});
     beats.insert(beats.end(), beat.begin(), beat.end());
   }
-  victim.forget_longest_hold();
+  victim.forget_holds();
   std::atomic<bool> over{false};
   std::thread flood([&] {
     peer.control.send(beats);

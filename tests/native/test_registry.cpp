@@ -1,11 +1,11 @@
 // The registry as it is linked: run with every transport, and once more without each (CMakeLists.txt).
+#include "agent_pair.h"
 #include "core/transport_registry.h"
-#include "handovers.h"
 
 namespace kvxfer {
 namespace {
 
-using namespace handovers;
+using namespace agent_pair;
 
 bool needs_gpu(const TransportKind& kind) { return !kind.memory.has(MemoryKind::kHost); }
 
@@ -16,16 +16,7 @@ TEST(a_handover_goes_over_each_transport_of_this_build) {
     std::printf("  %s\n", std::string(kind->name).c_str());
     const auto used = transports_in_use({std::string(kind->name)});
     REQUIRE_OK(used);
-    // Of one kind alone, so many rails as its default options make; a partial one may bring another.
-    Agent alone("alone", {std::string(kind->name)});
-    Agent other("other", {std::string(kind->name)});
-    const auto called = alone.runtime->begin_connect(other.runtime->address(), kBound);
-    REQUIRE_OK(called);
-    REQUIRE(await([&] { return num_rails(*alone.runtime, called.value()) != 0; }));
-    const std::size_t rails = num_rails(*alone.runtime, called.value());
-    alone.runtime->close(kBound);
-    other.runtime->close(kBound);
-    Pair both({std::string(kind->name)}, rails);
+    Pair both({.transports = {std::string(kind->name)}});
     CHECK(both.hand_over(random));
   }
 }

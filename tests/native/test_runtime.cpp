@@ -8,136 +8,38 @@
 #include <thread>
 #include <vector>
 
+#include "agent_pair.h"
 #include "check.h"
 #include "core/control/socket_address.h"
-#include "core/runtime.h"
 
 namespace kvxfer {
 namespace {
 
+using namespace agent_pair;
+
 constexpr std::uint32_t kBlocks = 32;
-constexpr std::uint64_t kBlockNbytes = 16 * 1024;
-constexpr Time kSecond = 1'000'000'000;
-// What reaches it hangs, on a machine that stands still for seconds, too.
-constexpr Time kBound = 60 * kSecond;
 
-CopyProgram one_layer() {
-  CopyLoop loop{};
-  loop.num_layers = 1;
-  loop.src_block_stride = loop.dst_block_stride = kBlockNbytes;
-  loop.counts[0] = loop.counts[1] = 1;
-  loop.nbytes = kBlockNbytes;
-  CopyProgram program;
-  program.loops = {loop};
-  program.num_layers = 1;
-  return program;
+Options over(const std::string& transport) {
+  return {.transports = {transport}, .layout = {kBlocks, 16 * 1024}};
 }
 
-struct End {
-  End(const std::string& name, const std::string& transport, Time heartbeat = 5 * kSecond,
-      const std::string& faults = "")
-      : memory(kBlocks * kBlockNbytes) {
-    RuntimeOptions options;
-    options.name = name;
-    options.listen = "tcp://127.0.0.1:0";
-    options.transports = {transport};
-    options.heartbeat_ns = heartbeat;
-    options.silent_ns = 4 * heartbeat;
-    options.faults = faults;
-    Result<std::shared_ptr<Runtime>> created = Runtime::create(std::move(options));
-    REQUIRE(created.ok());
-    runtime = std::move(created).value();
-    Result<RegionId> id =
-        runtime->register_region("kv", {{memory.data(), memory.size()}}, kBlocks, one_layer(), {});
-    REQUIRE(id.ok());
-    region = id.value();
-  }
-  std::vector<std::byte> memory;
-  std::shared_ptr<Runtime> runtime;
-  RegionId region = 0;
-};
-
-std::string state_of(Runtime& runtime, SessionKey key) {
-  const auto view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(key); });
-  return view ? view->state : "";
+std::shared_ptr<Handle> write(Pair<>& both, std::vector<std::uint32_t> blocks,
+                              const wire::Bytes& notify = {}) {
+  TransferRequest request = both.request(true, std::move(blocks));
+  request.notify = notify;
+  return both.src.post(std::move(request));
 }
-
-// Two agents that know each other; the second lets the first write everything.
-struct Ends {
-  explicit Ends(const std::string& transport, Time heartbeat = 5 * kSecond, const std::string& faults = "")
-      : src("src", transport, heartbeat), dst("dst", transport, heartbeat, faults) {
-    Result<SessionKey> called = src.runtime->begin_connect(dst.runtime->address(), kBound);
-    REQUIRE(called.ok());
-    there = called.value();
-    REQUIRE(src.runtime->wait([&] { return state_of(*src.runtime, there) == "open"; }, kBound));
-    REQUIRE(dst.runtime->wait(
-        [&] {
-          const auto peers =
-              dst.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
-          if (!peers.empty()) here = peers.front();
-          return !peers.empty();
-        },
-        kBound));
-    const auto told = src.runtime->with_engine([&](Engine& engine, Time now) {
-      return engine.install_program(now, there, true, src.region, dst.region, one_layer());
-    });
-    REQUIRE(told.ok());
-    program = told.value();
-  }
-  ~Ends() {
-    src.runtime->close(kBound);
-    dst.runtime->close(kBound);
-  }
-  LeaseId grant() {
-    const auto lease = dst.runtime->with_engine([&](Engine& engine, Time now) {
-      return engine.grant(now, {here, dst.region, wire::LeaseMode::kWrite, true, {}, 2 * kBound, true});
-    });
-    REQUIRE(lease.ok());
-    return lease.value();
-  }
-  std::shared_ptr<Handle> write(std::uint32_t block, const wire::Bytes& notify = {}) {
-    return write(std::vector<std::uint32_t>{block}, notify);
-  }
-  std::shared_ptr<Handle> write(std::vector<std::uint32_t> blocks, const wire::Bytes& notify) {
-    TransferRequest request;
-    request.peer = there;
-    request.program = program;
-    request.src_ids = request.dst_ids = std::move(blocks);
-    request.num_layers = request.layers_ready = 1;
-    request.timeout_ns = 2 * kBound;
-    request.notify = notify;
-    const auto handle = src.runtime->with_engine(
-        [&](Engine& engine, Time now) { return engine.post(now, std::move(request)); });
-    REQUIRE(handle.ok());
-    return handle.value();
-  }
-
-  End src, dst;
-  SessionKey there = 0, here = 0;
-  std::uint32_t program = 0;
-};
-
-bool ends(const std::shared_ptr<Handle>& handle, Time limit) {
-  const Time until = Runtime::now() + limit;
-  while (handle->outcome() == Outcome::kPending && Runtime::now() < until)
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-  return handle->outcome() != Outcome::kPending;
-}
-
-// Nothing but a wake-up that is due moves these agents for minutes: one that is lost is seen.
-constexpr Time kNoHeartbeat = 600 * kSecond;
 
 TEST(what_a_caller_leaves_undone_goes_on_without_it) {
   for (const char* const transport : {"loopback", "unix"}) {
-    Ends both(transport, kNoHeartbeat);
-    both.grant();
+    Pair both(over(transport));
     check::Random random(check::seed());
     for (std::uint32_t round = 0; round < 300; ++round) {
-      const auto handle = both.write(round % kBlocks);
+      const auto handle = write(both, {round % kBlocks});
       for (std::uint64_t n = random.below(4); n > 0; --n) both.dst.runtime->poll();
       for (std::uint64_t n = random.below(4); n > 0; --n) both.src.runtime->poll();
       if (random.chance(20)) both.dst.runtime->wait([] { return false; }, 100'000);
-      REQUIRE(ends(handle, kBound));
+      REQUIRE(ends(handle));
       CHECK_EQ(handle->outcome(), Outcome::kDone);
     }
   }
@@ -145,19 +47,21 @@ TEST(what_a_caller_leaves_undone_goes_on_without_it) {
 
 TEST(a_caller_who_sleeps_while_it_drives_is_woken_for_what_another_begins) {
   for (const char* const transport : {"loopback", "unix"}) {
-    Ends both(transport, kNoHeartbeat);
+    Options options = over(transport);
+    options.grants = false;
+    Pair both(options);
     std::atomic<bool> over{false};
     std::thread driver([&] { both.dst.runtime->wait([&] { return over.load(); }, 2 * kBound); });
     for (std::uint32_t round = 0; round < 50; ++round) {
       const wire::Bytes tag = {static_cast<std::byte>(round), std::byte{1}};
-      const auto handle = both.write(round % kBlocks, tag);
+      const auto handle = write(both, {round % kBlocks}, tag);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));  // parked there, and the driver asleep
       const auto expected = both.dst.runtime->with_engine([&](Engine& engine, Time now) {
         return engine.expect(now, tag, both.dst.region, {round % kBlocks}, 0, 1, {}, {}, 2 * kBound);
       });
       REQUIRE(expected.ok());
-      CHECK(ends(expected.value(), kBound));
-      CHECK(ends(handle, kBound));
+      CHECK(ends(expected.value()));
+      CHECK(ends(handle));
     }
     over = true;
     both.dst.runtime->poll();
@@ -187,8 +91,7 @@ void loop_on(Runtime& runtime, const std::atomic<bool>& over, std::uint64_t seed
 
 TEST(event_loops_that_serve_and_are_busy_and_look_away_lose_nothing) {
   for (const char* const transport : {"shm", "unix", "tcp"}) {
-    Ends both(transport, kNoHeartbeat);
-    both.grant();
+    Pair both(over(transport));
     std::atomic<bool> over{false};
     std::vector<wire::Bytes> heard, unheard, sent;
     std::atomic<std::size_t> num_heard{0}, num_unheard{0};
@@ -201,11 +104,10 @@ TEST(event_loops_that_serve_and_are_busy_and_look_away_lose_nothing) {
     for (std::uint32_t round = 0; round < 300 && ended; ++round) {
       sent.push_back({static_cast<std::byte>(round), static_cast<std::byte>(round >> 8)});
       // What is short is the loop's, what is long the thread's.
-      const auto handle =
-          random.chance(10) ? both.write(all, sent.back()) : both.write(round % kBlocks, sent.back());
+      const auto handle = write(both, random.chance(10) ? all : std::vector{round % kBlocks}, sent.back());
       // A caller who drives beside the loop sleeps on the same sockets: whoever ends it wakes it.
       const auto is_over = [&] { return handle->outcome() != Outcome::kPending; };
-      ended = random.chance(50) ? ends(handle, kBound) : both.src.runtime->wait(is_over, kBound);
+      ended = random.chance(50) ? ends(handle) : both.src.runtime->wait(is_over, kBound);
       CHECK(ended);
       CHECK_EQ(handle->outcome(), Outcome::kDone);
     }
@@ -219,10 +121,68 @@ TEST(event_loops_that_serve_and_are_busy_and_look_away_lose_nothing) {
   }
 }
 
+// Rings of peers that say nothing for a while are not looked at any more, and nothing but what announces a frame then
+// moves these agents.
+TEST(what_many_peers_say_now_and_then_is_heard) {
+  constexpr std::size_t kPeers = 20;
+  struct Meeting {
+    std::unique_ptr<End> end;
+    SessionKey hub = 0, here = 0;  // the hub at the peer, the peer at the hub
+  };
+  End hub("hub", "shm", kNoHeartbeat);
+  std::vector<Meeting> peers(kPeers);
+  const auto open_peers = [](Engine& engine, Time) { return engine.open_peers(); };
+  for (std::size_t i = 0; i < kPeers; ++i) {
+    peers[i].end = std::make_unique<End>("peer-" + std::to_string(i), "shm", kNoHeartbeat);
+    Runtime& runtime = *peers[i].end->runtime;
+    const Result<SessionKey> called = runtime.begin_connect(hub.runtime->address(), kBound);
+    REQUIRE(called.ok());
+    peers[i].hub = called.value();
+    REQUIRE(runtime.wait([&] { return state_of(runtime, called.value()) == "open"; }, kBound));
+    REQUIRE(hub.runtime->wait([&] { return hub.runtime->with_engine(open_peers).size() == i + 1; }, kBound));
+    peers[i].here = hub.runtime->with_engine(open_peers).back();
+  }
+  const auto say = [](Runtime& from, SessionKey to, std::uint32_t number) {
+    const Status sent = from.with_engine([&](Engine& engine, Time now) {
+      return engine.send_message(now, to,
+                                 {static_cast<std::byte>(number), static_cast<std::byte>(number >> 8)});
+    });
+    REQUIRE(sent.ok());
+  };
+  const auto hears = [](Runtime& runtime, std::uint32_t number) {
+    std::optional<Mail> mail;
+    for (const Time until = Runtime::now() + kBound; !mail && Runtime::now() < until;) {
+      mail = runtime.ring().take(MailKind::kMessage);
+      if (!mail) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    REQUIRE(mail.has_value());
+    if (mail->tells) runtime.message_taken(mail->peer);
+    CHECK(mail->payload ==
+          wire::Bytes({static_cast<std::byte>(number), static_cast<std::byte>(number >> 8)}));
+  };
+  check::Random random(check::seed());
+  for (std::uint32_t round = 0; round < 600; ++round) {
+    // All at once, or one of them; those that are heard next were quiet for a while or have just spoken.
+    const bool all = random.chance(5);
+    const std::size_t one = random.below(kPeers);
+    if (random.chance(30)) std::this_thread::sleep_for(std::chrono::microseconds(random.below(4000)));
+    for (std::size_t i = 0; i < kPeers; ++i)
+      if (all || i == one) say(*peers[i].end->runtime, peers[i].hub, round);
+    if (random.chance(20)) hub.runtime->poll();
+    for (std::size_t i = 0; i < (all ? kPeers : 1); ++i) hears(*hub.runtime, round);
+    if (random.chance(50)) continue;
+    say(*hub.runtime, peers[one].here, round);
+    hears(*peers[one].end->runtime, round);
+  }
+  for (Meeting& peer : peers) peer.end->runtime->close(kBound);
+  hub.runtime->close(kBound);
+}
+
 void many_callers(const std::string& transport) {
-  Ends both(transport);
-  End &src = both.src, &dst = both.dst;
-  const LeaseId lease = both.grant();
+  Options options = over(transport);
+  options.heartbeat_ns = 5 * kSecond;
+  Pair both(options);
+  auto &src = both.src, &dst = both.dst;
   for (std::size_t i = 0; i < src.memory.size(); ++i)
     src.memory[i] = static_cast<std::byte>(i * 31 + i / 4096);
 
@@ -232,7 +192,7 @@ void many_callers(const std::string& transport) {
   for (std::uint32_t t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
       for (std::uint32_t round = 0; round < 8; ++round) {
-        const auto handle = both.write(t * 8 + round);
+        const auto handle = write(both, {t * 8 + round});
         if (t % 2 == 0) src.runtime->poll();
         src.runtime->wait([&] { return handle->outcome() != Outcome::kPending; }, 2 * kBound);
         num_done += handle->outcome() == Outcome::kDone ? 1 : 0;
@@ -242,7 +202,7 @@ void many_callers(const std::string& transport) {
   for (std::thread& thread : threads) thread.join();
   CHECK_EQ(num_done.load(), 32);
   dst.runtime->with_engine([&](Engine& engine, Time now) {
-    engine.revoke(now, lease);
+    engine.revoke(now, both.write_lease);
     return 0;
   });
   CHECK(std::memcmp(src.memory.data(), dst.memory.data(), src.memory.size()) == 0);
@@ -254,22 +214,23 @@ TEST(callers_on_many_threads_share_an_agent_over_tcp) { many_callers("tcp"); }
 
 // Each of two sockets breaks once, under its third piece: the second when the first is back, which carries on alone.
 TEST(a_socket_that_breaks_is_dialled_again_and_used) {
-  Ends both("tcp", 5 * kSecond, "down_after=3");
-  both.grant();
-  const auto counted = [](End& end, std::uint64_t count) {
-    const EngineStats stats = end.runtime->with_engine([](Engine& engine, Time) { return engine.stats(); });
+  Options at_src = over("tcp"), at_dst = at_src;
+  at_src.heartbeat_ns = at_dst.heartbeat_ns = 5 * kSecond;
+  at_dst.faults = "down_after=3";
+  Pair both(at_src, at_dst);
+  const auto counted = [](Agent<>& end, std::uint64_t count) {
+    const EngineStats stats = end.stats();
     return stats.rails_lost == count && stats.rails_redialled == count;
   };
   std::uint32_t num_writes = 0;
   const auto writes_until = [&](std::uint64_t lost) {
     for (bool falls = false; !falls && num_writes < kBlocks; ++num_writes) {
-      const auto handle = both.write(num_writes);
-      REQUIRE(ends(handle, kBound));
+      const auto handle = write(both, {num_writes});
+      REQUIRE(ends(handle));
       CHECK_OK(handle->status());
-      falls = both.dst.runtime->with_engine([](Engine& engine, Time) { return engine.stats(); }).rails_lost ==
-              lost;
+      falls = both.dst.stats().rails_lost == lost;
     }
-    for (End* end : {&both.src, &both.dst})
+    for (Agent<>* end : {&both.src, &both.dst})
       REQUIRE(end->runtime->wait([&] { return counted(*end, lost); }, kBound));
   };
   writes_until(1);
@@ -283,10 +244,8 @@ TEST(a_socket_that_breaks_is_dialled_again_and_used) {
 }
 
 TEST(a_listener_beyond_loopback_needs_a_secret) {
-  RuntimeOptions options;
-  options.name = "open";
+  RuntimeOptions options = options_of("open", over("tcp"));
   options.listen = "tcp://0.0.0.0:0";
-  options.transports = {"tcp"};
   const auto created = Runtime::create(std::move(options));
   REQUIRE(!created.ok());
   CHECK(created.status().code() == Code::kInvalidArgument);

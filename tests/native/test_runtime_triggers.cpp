@@ -7,41 +7,17 @@
 #include <thread>
 #include <vector>
 
+#include "agent_pair.h"
 #include "check.h"
-#include "runtime_calls.h"
 
 namespace kvxfer {
 namespace {
 
-using namespace runtime_calls;
+using namespace agent_pair;
 
 constexpr std::uint32_t kBlocks = 8, kLayers = 4;
-constexpr std::uint64_t kBlockNbytes = 8 * 1024;
-constexpr std::uint64_t kLayerNbytes = kBlocks * kBlockNbytes;
 constexpr Time kMillisecond = 1'000'000;
 const std::vector<std::string> kTransports = {"loopback", "shm", "unix"};
-
-CopyProgram layers_of_pages() { return pages_of(kBlockNbytes, kLayers, kLayerNbytes); }
-
-struct End {
-  End(const std::string& name, const std::string& transport) : memory(kLayers * kLayerNbytes) {
-    RuntimeOptions options;
-    options.name = name;
-    options.listen = "tcp://127.0.0.1:0";
-    options.transports = {transport};
-    options.heartbeat_ns = kNoHeartbeat;
-    options.silent_ns = 4 * kNoHeartbeat;
-    options.handshake_ns = kNoHeartbeat;
-    runtime = create(std::move(options));
-    const auto id =
-        runtime->register_region("kv", {{memory.data(), memory.size()}}, kBlocks, layers_of_pages(), {});
-    REQUIRE_OK(id);
-    region = id.value();
-  }
-  std::vector<std::byte> memory;
-  std::shared_ptr<Runtime> runtime;
-  RegionId region = 0;
-};
 
 std::shared_ptr<Trigger> over(std::uint32_t* word, std::shared_ptr<const void> keepalive = nullptr) {
   auto made = Trigger::create_over(word, std::move(keepalive));
@@ -53,59 +29,15 @@ void store(std::uint32_t& word, std::uint32_t value) {
   std::atomic_ref(word).store(value, std::memory_order_release);
 }
 
-// Two agents that know each other, with rights for both ways of beginning a copy from `src` to `dst`.
-struct Ends {
-  explicit Ends(const std::string& transport) : src("src", transport), dst("dst", transport) {
-    check::Random random(check::seed());
-    random.fill(src.memory.data(), src.memory.size());
-    const auto called = src.runtime->begin_connect(dst.runtime->address(), kBound);
-    REQUIRE_OK(called);
-    there = called.value();
-    REQUIRE(await([&] {
-      const auto peers = dst.runtime->with_engine([](Engine& engine, Time) { return engine.open_peers(); });
-      if (!peers.empty()) here = peers.front();
-      return !peers.empty() && is_up(*src.runtime, there) && is_up(*dst.runtime, here);
-    }));
-    write_program = install(*src.runtime, there, true, src.region, dst.region, layers_of_pages());
-    read_program = install(*dst.runtime, here, false, src.region, dst.region, layers_of_pages());
-    grant(*dst.runtime, here, dst.region, wire::LeaseMode::kWrite);
-    grant(*src.runtime, there, src.region, wire::LeaseMode::kRead);
-  }
-  ~Ends() {
-    for (End* one : {&src, &dst})
-      if (one->runtime) one->runtime->close(kBound);
-  }
-  static bool is_up(Runtime& runtime, SessionKey peer) {
-    const auto view = runtime.with_engine([&](Engine& engine, Time) { return engine.peer(peer); });
-    const auto regions = runtime.with_engine([&](Engine& engine, Time) { return engine.peer_regions(peer); });
-    return view && view->state == "open" && !view->rails.empty() && regions.ok() && !regions.value().empty();
+struct Ends : Pair<> {
+  explicit Ends(const std::string& transport)
+      : Pair({.transports = {transport}, .layout = {kBlocks, 8 * 1024, kLayers}}) {
+    check::Random(check::seed()).fill(src.memory.data(), src.memory.size());
   }
   // Some of the blocks to themselves, in every layer.
   std::shared_ptr<Handle> post(bool write, After after, std::vector<std::uint32_t> blocks = {1, 3, 6},
-                               Time timeout = 2 * kBound) {
-    TransferRequest request;
-    request.peer = write ? there : here;
-    request.program = write ? write_program : read_program;
-    request.src_ids = request.dst_ids = std::move(blocks);
-    request.num_layers = kLayers;
-    request.timeout_ns = timeout;
-    auto handle = end(write).runtime->post_after(std::move(request), std::move(after));
-    REQUIRE_OK(handle);
-    return handle.value();
-  }
-  End& end(bool write) { return write ? src : dst; }
-  std::size_t num_transfers() {
-    return runtime_calls::num_transfers(*src.runtime) + runtime_calls::num_transfers(*dst.runtime);
-  }
-  // The other end knows of it, and whatever could move has.
-  bool is_told(std::size_t transfers = 1) {
-    return await([&] { return num_transfers() == 2 * transfers; });
-  }
-  bool arrived(std::uint32_t block, std::uint32_t layer) {
-    const std::uint64_t at = layer * kLayerNbytes + block * kBlockNbytes;
-    return dst.runtime->with_engine([&](Engine&, Time) {
-      return std::memcmp(src.memory.data() + at, dst.memory.data() + at, kBlockNbytes) == 0;
-    });
+                               Time timeout_ns = 2 * kBound) {
+    return Pair::post(write, std::move(after), std::move(blocks), timeout_ns);
   }
   bool untouched() {
     return dst.runtime->with_engine([&](Engine& engine, Time) {
@@ -114,10 +46,6 @@ struct Ends {
       return engine.stats().pieces_in == 0;
     });
   }
-
-  End src, dst;
-  SessionKey there = 0, here = 0;
-  std::uint32_t write_program = 0, read_program = 0;
 };
 
 // Of each transport, posted by either end.
@@ -253,7 +181,7 @@ TEST(a_trigger_that_never_fires_ends_its_transfer_at_the_deadline_with_no_byte_m
     REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kFailed);
     CHECK_EQ(handle->status().code(), Code::kDeadline);
-    CHECK(await([&] { return both.num_transfers() == 0; }));
+    CHECK(both.quiet());
     CHECK(both.untouched());
     store(word, 2);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -270,7 +198,7 @@ TEST(cancelled_while_it_waits_a_transfer_moves_nothing_though_it_fires_later) {
     REQUIRE(ends(handle));
     CHECK_EQ(handle->outcome(), Outcome::kCancelled);
     trigger->fire(1);
-    CHECK(await([&] { return both.num_transfers() == 0; }));
+    CHECK(both.quiet());
     CHECK(both.untouched());
   });
 }

@@ -100,6 +100,31 @@ TEST(a_newer_agent_that_is_called_is_welcome_where_it_speaks_our_version_too) {
   CHECK_EQ(pair.initiator.protocol(), kProtocolVersion);
 }
 
+TEST(each_end_knows_what_the_other_has_and_skips_what_it_does_not_know) {
+  SessionConfig some = config_of("prefill-0"), none = config_of("decode-0");
+  some.features.eager_nbytes = 4096;
+  for (const bool initiator_has : {true, false}) {
+    Pair pair(check::seed(), initiator_has ? some : none, initiator_has ? none : some);
+    REQUIRE_OK(pair.handshake());
+    CHECK_EQ((initiator_has ? pair.acceptor : pair.initiator).peer_features().eager_nbytes, 4096);
+    CHECK_EQ((initiator_has ? pair.initiator : pair.acceptor).peer_features().eager_nbytes, 0);
+  }
+  const Bytes known = encode(some.features);
+  Bytes later(4 + 3, std::byte{3});  // kind 0x303, of three bytes
+  later[2] = std::byte{3}, later[3] = std::byte{0};
+  Bytes cut = later;
+  cut.pop_back();
+  const auto joined = [](Bytes first, const Bytes& second) {
+    first.insert(first.end(), second.begin(), second.end());
+    return first;
+  };
+  CHECK_EQ(decode_features(joined(later, known)).eager_nbytes, 4096);
+  CHECK_EQ(decode_features(joined(known, cut)).eager_nbytes, 4096);
+  CHECK_EQ(decode_features(joined(cut, known)).eager_nbytes, 0);
+  CHECK_EQ(decode_features(ByteSpan(known).first(known.size() - 1)).eager_nbytes, 0);
+  CHECK_EQ(decode_features({}).eager_nbytes, 0);
+}
+
 TEST(versions_and_extensions_that_were_changed_on_the_way_show_in_the_transcript) {
   for (const bool of_hello : {true, false}) {
     Pair pair;

@@ -1,12 +1,8 @@
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/un.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <string>
 
 #include "check.h"
@@ -235,81 +231,6 @@ TEST(the_end_of_the_socket_fails_what_is_outstanding) {
 }
 
 // ---- another process ----
-
-// A source in a child process: one region in a pool (1), one that is not (2), and fence word 9.
-struct ChildSource {
-  ChildSource() {
-    const std::string name =
-        "kvxfer-test-shm-" + std::to_string(::getpid()) + "-" + std::to_string(check::seed());
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path + 1, name.data(), name.size());  // abstract
-    const auto address_nbytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-    const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    REQUIRE(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), address_nbytes) == 0);
-    REQUIRE(::listen(listener.get(), 1) == 0);
-    auto [parent_control, child_control] = socket_pair();
-    pid = ::fork();
-    REQUIRE(pid >= 0);
-    if (pid == 0) {
-      parent_control.reset();
-      // Connected after the fork, so that the socket's credentials name this process.
-      UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-      if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), address_nbytes) != 0)
-        ::_exit(1);
-      serve(std::move(socket), child_control.get());
-      ::_exit(0);
-    }
-    control = std::move(parent_control);
-    const Result<PeerId> connected = destination.transport->connect(
-        UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)), {false, 0, "child"});
-    REQUIRE_OK(connected);
-    peer = connected.value();
-    destination.await(CompletionKind::kRailUp);
-    for (const RegionId id : {RegionId{1}, RegionId{2}}) {
-      RemoteRegion remote{id, 0, {{0, kRegionNbytes}}, RegionKeys(32)};
-      REQUIRE(::recv(control.get(), &remote.base, sizeof remote.base, MSG_WAITALL) == sizeof remote.base);
-      REQUIRE(::recv(control.get(), remote.keys.data(), remote.keys.size(), MSG_WAITALL) == 32);
-      REQUIRE_OK(destination.transport->attach(peer, remote));
-    }
-  }
-  ~ChildSource() {
-    ::kill(pid, SIGKILL);
-    ::waitpid(pid, nullptr, 0);
-  }
-
-  [[noreturn]] static void serve(UniqueFd socket, int control_fd) {
-    Shm source;
-    const auto pool = make_pool();
-    std::vector<std::byte> memory(kRegionNbytes);
-    fill_pattern(pool->data(), kRegionNbytes);
-    fill_pattern(memory.data(), kRegionNbytes);
-    const LocalRegion regions[] = {pool_region(1, pool->data(), kRegionNbytes),
-                                   foreign_region(2, memory.data(), kRegionNbytes)};
-    for (const LocalRegion& region : regions) {
-      const RemoteRegion remote = register_at(source, region);
-      static_cast<void>(::send(control_fd, &remote.base, sizeof remote.base, MSG_NOSIGNAL));
-      static_cast<void>(::send(control_fd, remote.keys.data(), remote.keys.size(), MSG_NOSIGNAL));
-    }
-    static_cast<void>(source.transport->connect(std::move(socket), {true, 0, "parent"}));
-    for (;;) {
-      source.step();
-      char command = 0;
-      const ssize_t got = ::recv(control_fd, &command, 1, MSG_DONTWAIT);
-      if (got == 0) ::_exit(0);
-      if (got == 1 && command == 'b') {
-        source.fences->bump(9);
-        static_cast<void>(::send(control_fd, &command, 1, MSG_NOSIGNAL));
-      }
-      source.reactor.run_once(1);
-    }
-  }
-
-  Shm destination;
-  PeerId peer = 0;
-  pid_t pid = -1;
-  UniqueFd control;
-};
 
 TEST(pages_of_another_process_arrive_byte_for_byte) {
   ChildSource child;

@@ -59,6 +59,53 @@ TEST(fence_slots_are_shared_and_a_refusal_says_whose_they_are) {
   check_undisturbed(bounded.pair);
 }
 
+// Writes that nobody expects, more than there are fence slots.
+TEST(one_peer_with_parked_writes_leaves_slots_to_others) {
+  EngineConfig limits;
+  limits.max_open_transfers = 2 * FenceTable::kNumSlots;
+  limits.peer_budget = peer_budget(limits.max_open_transfers, limits.max_open_pairs);
+  Pair pair({one_sided_rail()}, check::seed(), limits);
+  Node& other = pair.world.add("other");
+  const RegionId region = other.add_region(pair.dst_layout);
+  pair.world.connect(pair.src, other);
+  const SessionKey to_other = pair.src.session_with("other");
+  const auto program =
+      pair.src.engine().install_program(pair.src.now(), to_other, true, pair.src_region, region,
+                                        program_between(pair.src_layout, pair.dst_layout));
+  REQUIRE_OK(program);
+  std::vector<std::shared_ptr<Handle>> parked;
+  for (std::uint32_t i = 0; i < FenceTable::kNumSlots; ++i) {
+    TransferRequest request = pair.request(true, {1}, {1}, "parked " + std::to_string(i));
+    request.timeout_ns = 100 * kSecond;
+    parked.push_back(pair.src.engine().post(pair.src.now(), std::move(request)).value());
+  }
+  CHECK_EQ(pair.src.engine().load().fences, FenceTable::kNumSlots / 2);
+  // To another peer, and as many as it likes while a slot is free.
+  const auto lease = other.engine().grant(
+      other.now(),
+      {other.session_with("prefill"), region, wire::LeaseMode::kWrite, true, {}, 100 * kSecond, true});
+  REQUIRE_OK(lease);
+  other.settle();
+  std::vector<std::shared_ptr<Handle>> written;
+  for (int i = 0; i < 100; ++i) {
+    TransferRequest request = pair.request(true, {1}, {1});
+    request.peer = to_other;
+    request.program = program.value();
+    written.push_back(Pair::post(pair.src, std::move(request)));
+  }
+  for (const auto& handle : written) {
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+  }
+  // Those that wait get theirs as others end.
+  for (std::uint32_t i = 0; i < FenceTable::kNumSlots / 2; ++i)
+    pair.src.engine().cancel(pair.src.now(), parked[i]->id());
+  pair.src.settle();
+  auto expected = pair.expect("parked " + std::to_string(FenceTable::kNumSlots - 1), {1});
+  REQUIRE(pair.ends(expected));
+  CHECK_EQ(expected->outcome(), Outcome::kDone);
+}
+
 TEST(programs_are_charged_to_the_peer_that_tells_them) {
   Bounded bounded(Resource::kBytes, 4096);
   std::uint32_t told = 0;

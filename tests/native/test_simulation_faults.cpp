@@ -6,21 +6,6 @@
 namespace simulation {
 namespace {
 
-// On every set of rails and from either side, in mid-transfer. `handle` is the poster's.
-void in_mid_transfer(const std::function<void(Pair&, bool write, std::shared_ptr<Handle>)>& scenario) {
-  for (const auto& rails : rail_sets())
-    for (const bool write : {false, true})
-      for (std::uint64_t i = 0; i < 4; ++i) {
-        Pair pair(rails, check::seed() * 1000 + i);
-        pair.grant_read();
-        pair.grant_write();
-        auto handle = write ? pair.write(kFrom, kTo, "req") : pair.read(kFrom, kTo, "req");
-        REQUIRE(pair.until_midway(kFrom.size()));
-        scenario(pair, write, handle);
-        pair.check_quiet();
-      }
-}
-
 bool is_one_of(Code code, std::initializer_list<Code> codes) {
   return std::find(codes.begin(), codes.end(), code) != codes.end();
 }
@@ -30,7 +15,7 @@ bool is_one_of(Code code, std::initializer_list<Code> codes) {
 TEST(a_peer_that_crashes_ends_what_it_was_part_of) {
   for (const bool heard : {false, true})
     for (const bool source_dies : {false, true})
-      in_mid_transfer([&](Pair& pair, bool write, std::shared_ptr<Handle> handle) {
+      in_mid_transfer(rail_sets(), 4, [&](Pair& pair, bool write, std::shared_ptr<Handle> handle) {
         const bool poster_dies = source_dies == write;
         (source_dies ? pair.src : pair.dst).crash(heard);
         Node& left = source_dies ? pair.dst : pair.src;
@@ -49,7 +34,7 @@ TEST(a_peer_that_crashes_ends_what_it_was_part_of) {
 
 TEST(a_peer_that_is_stopped_for_long_ends_what_it_was_part_of) {
   for (const bool source_stops : {false, true})
-    in_mid_transfer([&](Pair& pair, bool write, std::shared_ptr<Handle> handle) {
+    in_mid_transfer(rail_sets(), 4, [&](Pair& pair, bool write, std::shared_ptr<Handle> handle) {
       Node& stopped = source_stops ? pair.src : pair.dst;
       Node& other = source_stops ? pair.dst : pair.src;
       stopped.pause();
@@ -71,7 +56,7 @@ TEST(a_peer_that_is_stopped_for_long_ends_what_it_was_part_of) {
 
 TEST(a_short_stop_ends_nothing) {
   for (const bool source_stops : {false, true})
-    in_mid_transfer([&](Pair& pair, bool, std::shared_ptr<Handle> handle) {
+    in_mid_transfer(rail_sets(), 4, [&](Pair& pair, bool, std::shared_ptr<Handle> handle) {
       Node& stopped = source_stops ? pair.src : pair.dst;
       stopped.pause();
       pair.world.run_for(kSecond);
@@ -85,7 +70,7 @@ TEST(a_short_stop_ends_nothing) {
 TEST(a_restarted_peer_is_a_new_one_and_what_the_old_one_held_is_over) {
   for (const bool heard : {false, true})
     for (const bool source_restarts : {false, true})
-      in_mid_transfer([&](Pair& pair, bool write, std::shared_ptr<Handle> handle) {
+      in_mid_transfer(rail_sets(), 4, [&](Pair& pair, bool write, std::shared_ptr<Handle> handle) {
         Node& restarted = source_restarts ? pair.src : pair.dst;
         Node& left = source_restarts ? pair.dst : pair.src;
         const SessionKey old = source_restarts ? pair.to_src : pair.to_dst;
@@ -116,7 +101,7 @@ TEST(a_restarted_peer_is_a_new_one_and_what_the_old_one_held_is_over) {
 
 TEST(closing_an_agent_ends_every_handle_of_both) {
   for (const bool source_closes : {false, true})
-    in_mid_transfer([&](Pair& pair, bool write, std::shared_ptr<Handle> handle) {
+    in_mid_transfer(rail_sets(), 4, [&](Pair& pair, bool write, std::shared_ptr<Handle> handle) {
       Node& closed = source_closes ? pair.src : pair.dst;
       Node& other = source_closes ? pair.dst : pair.src;
       auto waiting =
@@ -140,7 +125,7 @@ TEST(closing_an_agent_ends_every_handle_of_both) {
 TEST(a_partition_ends_both_ends_and_nothing_else_lands) {
   for (const bool both_ways : {false, true})
     for (const bool from_source : {false, true})
-      in_mid_transfer([&](Pair& pair, bool, std::shared_ptr<Handle> handle) {
+      in_mid_transfer(rail_sets(), 4, [&](Pair& pair, bool, std::shared_ptr<Handle> handle) {
         Node& a = from_source ? pair.src : pair.dst;
         Node& b = from_source ? pair.dst : pair.src;
         pair.world.partition(a, b, both_ways);
@@ -156,7 +141,7 @@ TEST(a_partition_ends_both_ends_and_nothing_else_lands) {
 
 TEST(a_half_closed_connection_ends_both_ends) {
   for (const bool from_source : {false, true})
-    in_mid_transfer([&](Pair& pair, bool, std::shared_ptr<Handle> handle) {
+    in_mid_transfer(rail_sets(), 4, [&](Pair& pair, bool, std::shared_ptr<Handle> handle) {
       Node& node = from_source ? pair.src : pair.dst;
       const SessionKey key = from_source ? pair.to_dst : pair.to_src;
       node.pipe(key)->half_close(node.side(key));
@@ -170,7 +155,7 @@ TEST(a_half_closed_connection_ends_both_ends) {
 
 TEST(frames_that_are_lost_repeated_swapped_or_altered_end_the_session_typed) {
   for (unsigned Network::* fault : {&Network::lose, &Network::repeat, &Network::swap, &Network::flip})
-    in_mid_transfer([&](Pair& pair, bool, std::shared_ptr<Handle> handle) {
+    in_mid_transfer(rail_sets(), 4, [&](Pair& pair, bool, std::shared_ptr<Handle> handle) {
       pair.world.network().*fault = 3000;
       REQUIRE(pair.world.until(
           [&] { return pair.src.engine().open_peers().empty() && pair.dst.engine().open_peers().empty(); },
@@ -247,38 +232,25 @@ TEST(a_thousand_connections_leave_nothing_behind) {
 // ---- rails ------------------------------------------------------------------------------------
 
 TEST(work_of_a_dead_rail_is_done_by_the_survivor) {
-  for (const bool write : {false, true})
-    for (std::uint64_t i = 0; i < 20; ++i) {
-      Pair pair({two_sided_rail(), two_sided_rail()}, check::seed() * 1000 + i);
-      pair.grant_read();
-      pair.grant_write();
-      auto handle = write ? pair.write(kFrom, kTo) : pair.read(kFrom, kTo);
-      REQUIRE(pair.until_midway(kFrom.size()));
-      pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[i % 2], "cut");
-      REQUIRE(pair.ends(handle));
-      CHECK_EQ(handle->outcome(), Outcome::kDone);
-      CHECK(pair.equal(kFrom, kTo));
-      pair.check_quiet();
-    }
+  in_mid_transfer(kTwoStreams, 20, [](Pair& pair, bool, std::shared_ptr<Handle> handle) {
+    pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[pair.world.random().below(2)], "cut");
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+    CHECK(pair.equal(kFrom, kTo));
+  });
 }
 
 TEST(a_rail_that_falls_silent_is_given_up_for_the_other) {
-  for (const bool write : {false, true})
-    for (std::uint64_t i = 0; i < 20; ++i) {
-      Pair pair({two_sided_rail(), two_sided_rail()}, check::seed() * 1000 + i);
-      pair.grant_read();
-      pair.grant_write();
-      TransferRequest request = pair.request(write, kFrom, kTo);
-      request.timeout_ns = 60 * kSecond;
-      auto handle = Pair::post(write ? pair.src : pair.dst, request);
-      REQUIRE(pair.until_midway(kFrom.size()));
-      pair.src.link(pair.src.rails_with(pair.to_dst)[i % 2])->muted = true;
-      REQUIRE(pair.ends(handle, 5 * kSecond));
-      CHECK_OK(handle->status());
-      CHECK(pair.equal(kFrom, kTo));
-      CHECK_EQ(pair.dst.engine().stats().rails_lost, 1);
-      pair.check_quiet();
-    }
+  in_mid_transfer(
+      kTwoStreams, 20,
+      [](Pair& pair, bool, std::shared_ptr<Handle> handle) {
+        pair.src.link(pair.src.rails_with(pair.to_dst)[pair.world.random().below(2)])->muted = true;
+        REQUIRE(pair.ends(handle, 5 * kSecond));
+        CHECK_OK(handle->status());
+        CHECK(pair.equal(kFrom, kTo));
+        CHECK_EQ(pair.dst.engine().stats().rails_lost, 1);
+      },
+      60 * kSecond);
 }
 
 TEST(the_last_rail_is_kept_though_it_is_silent) {
@@ -297,23 +269,17 @@ TEST(the_last_rail_is_kept_though_it_is_silent) {
 }
 
 TEST(when_the_mapped_rail_dies_the_stream_carries_on) {
-  for (const bool write : {false, true})
-    for (std::uint64_t i = 0; i < 20; ++i) {
-      Pair pair({one_sided_rail(), two_sided_rail()}, check::seed() * 1000 + i);
-      pair.grant_read();
-      pair.grant_write();
-      auto handle = write ? pair.write(kFrom, kTo) : pair.read(kFrom, kTo);
-      REQUIRE(pair.until_midway(kFrom.size()));
-      pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[0], "cut");
-      REQUIRE(pair.ends(handle));
-      CHECK_OK(handle->status());
-      CHECK(pair.equal(kFrom, kTo));
-      pair.check_quiet();
-    }
+  const RailSets mapped = {{one_sided_rail(), two_sided_rail()}};
+  in_mid_transfer(mapped, 20, [](Pair& pair, bool, std::shared_ptr<Handle> handle) {
+    pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[0], "cut");
+    REQUIRE(pair.ends(handle));
+    CHECK_OK(handle->status());
+    CHECK(pair.equal(kFrom, kTo));
+  });
 }
 
 TEST(when_the_last_rail_dies_the_peer_is_lost) {
-  in_mid_transfer([](Pair& pair, bool, std::shared_ptr<Handle> handle) {
+  in_mid_transfer(rail_sets(), 4, [](Pair& pair, bool, std::shared_ptr<Handle> handle) {
     for (const RailId rail : pair.src.rails_with(pair.to_dst)) pair.src.cut_rail(rail, "cut");
     REQUIRE(pair.ends(handle));
     if (handle->outcome() == Outcome::kDone)

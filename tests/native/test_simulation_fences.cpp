@@ -339,6 +339,42 @@ TEST(what_is_late_for_an_expectation_is_not_served_under_a_lease) {
   });
 }
 
+// Of an expectation that ended: of anybody, or of one writer. Who was there then and writes under the next right before
+// it has heard of it is refused; who came later, or could not have written, has lost nothing.
+TEST(rights_that_ended_are_ended_for_those_that_had_them) {
+  enum class Ended { kOfAll, kOfPrefill };
+  enum class Writes { kPrefill, kAnother, kNewcomer };
+  for (const Ended ended : {Ended::kOfAll, Ended::kOfPrefill})
+    for (const Writes writes : {Writes::kPrefill, Writes::kAnother, Writes::kNewcomer})
+      on_every_rail([&](Pair& pair) {
+        Node& another = pair.world.add("another");
+        const RegionId region = another.add_region(pair.src_layout);
+        const auto connect = [&] { pair.world.connect(another, pair.dst); };
+        if (writes != Writes::kNewcomer) connect();
+        auto expected = pair.expect("req", kTo, Pair::kTimeout, "",
+                                    ended == Ended::kOfAll ? std::nullopt : std::optional(pair.to_src));
+        pair.dst.cancel(expected);
+        REQUIRE(pair.ends(expected));
+        if (writes == Writes::kNewcomer) connect();
+        const bool is_prefill = writes == Writes::kPrefill;
+        Node& writer = is_prefill ? pair.src : another;
+        TransferRequest request = pair.request(true, kFrom, kTo);
+        if (!is_prefill) {
+          request.peer = another.session_with("decode");
+          request.program = another.engine()
+                                .install_program(another.now(), request.peer, true, region, pair.dst_region,
+                                                 program_between(pair.src_layout, pair.dst_layout))
+                                .value();
+        }
+        Pair::grant(pair.dst, pair.dst.session_with(writer.name()), pair.dst_region, wire::LeaseMode::kWrite,
+                    kTo, 10 * kSecond, true);
+        auto written = Pair::post(writer, std::move(request));  // it has not heard of the lease
+        REQUIRE(pair.ends(written));
+        const bool had_it = is_prefill || (ended == Ended::kOfAll && writes == Writes::kAnother);
+        CHECK_EQ(written->status().code(), had_it ? Code::kLeaseEnded : Code::kOk);
+      });
+}
+
 TEST(a_lease_that_is_named_allows_what_it_covers_alone) {
   on_every_rail([&](Pair& pair) {
     const LeaseId few = pair.grant_read({1, 2});

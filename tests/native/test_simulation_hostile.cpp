@@ -344,17 +344,25 @@ TEST(breaking_the_order_of_transfers_ends_her_session_alone) {
     }
 }
 
-// Her victim reads from her.
+// What her victim writes to her, or reads from her.
+TransferRequest request_of(Pair& pair, const Mallory& mallory, bool write, Blocks from, Blocks to) {
+  Node& victim = write ? pair.src : pair.dst;
+  const auto program = victim.engine().install_program(
+      victim.now(), mallory.key(), write, write ? pair.src_region : mallory.region(),
+      write ? mallory.region() : pair.dst_region,
+      program_between(write ? pair.src_layout : mallory.layout, write ? mallory.layout : pair.dst_layout));
+  REQUIRE_OK(program);
+  TransferRequest request = pair.request(write, std::move(from), std::move(to));
+  request.peer = mallory.key();
+  request.program = program.value();
+  return request;
+}
+
 struct Reading {
   explicit Reading(RailPlan rail = one_sided_rail(), bool held = false)
       : mallory(pair.world, pair.dst, std::move(rail)) {
-    program = pair.dst.engine()
-                  .install_program(pair.dst.now(), mallory.key(), false, mallory.region(), pair.dst_region,
-                                   program_between(mallory.layout, pair.dst_layout))
-                  .value();
-    TransferRequest request = pair.request(false, {1, 2}, {3, 4});
-    request.peer = mallory.key();
-    request.program = program;
+    TransferRequest request = request_of(pair, mallory, false, {1, 2}, {3, 4});
+    program = request.program;
     request.timeout_ns = kSecond;
     if (held) request.layers_ready = 0;
     handle = Pair::post(pair.dst, request);
@@ -419,15 +427,7 @@ TEST(done_before_the_last_piece_was_sent_stops_the_sending) {
   Pair pair({two_sided_rail()});
   Mallory mallory(pair.world, pair.src);
   pair.src.work_ns = 100 * kMillisecond;
-  const std::uint32_t program =
-      pair.src.engine()
-          .install_program(pair.src.now(), mallory.key(), true, pair.src_region, mallory.region(),
-                           program_between(pair.src_layout, mallory.layout))
-          .value();
-  TransferRequest request = pair.request(true, kFrom, kTo);
-  request.peer = mallory.key();
-  request.program = program;
-  auto handle = Pair::post(pair.src, request);
+  auto handle = Pair::post(pair.src, request_of(pair, mallory, true, kFrom, kTo));
   pair.world.run_for(kMillisecond);
   REQUIRE(mallory.last<wire::Offer>() != nullptr);
   const TransferId id = mallory.last<wire::Offer>()->spec.transfer;
@@ -446,13 +446,7 @@ TEST(pieces_are_not_asked_for_over_a_rail_that_sends_nothing) {
   Pair pair({one_sided_rail()});
   Mallory mallory(pair.world, pair.src, one_sided_rail());
   const SessionKey key = mallory.key();
-  TransferRequest request = pair.request(true, {1}, {2});
-  request.peer = key;
-  request.program = pair.src.engine()
-                        .install_program(pair.src.now(), key, true, pair.src_region, mallory.region(),
-                                         program_between(pair.src_layout, mallory.layout))
-                        .value();
-  Pair::post(pair.src, request);
+  Pair::post(pair.src, request_of(pair, mallory, true, {1}, {2}));
   pair.world.run_for(kMillisecond);
   REQUIRE(mallory.last<wire::Offer>() != nullptr);
   mallory.send(wire::Credit{mallory.last<wire::Offer>()->spec.transfer, 0, 0, 1});
@@ -464,13 +458,7 @@ TEST(pieces_are_not_asked_for_over_a_rail_that_sends_nothing) {
 TEST(layers_that_are_not_ready_are_not_sent_to_who_asks_for_them) {
   Pair pair({two_sided_rail()});
   Mallory mallory(pair.world, pair.src);
-  const SessionKey key = mallory.key();
-  TransferRequest request = pair.request(true, {1}, {2});
-  request.peer = key;
-  request.program = pair.src.engine()
-                        .install_program(pair.src.now(), key, true, pair.src_region, mallory.region(),
-                                         program_between(pair.src_layout, mallory.layout))
-                        .value();
+  TransferRequest request = request_of(pair, mallory, true, {1}, {2});
   request.layers_ready = 2;
   auto handle = Pair::post(pair.src, request);
   pair.world.run_for(kMillisecond);

@@ -36,38 +36,30 @@ std::string note_of_rail(Pair& pair, Node& node) {
 }
 
 TEST(a_rail_that_was_lost_comes_back_and_is_used) {
-  for (const auto& rails :
-       {std::vector{two_sided_rail(), two_sided_rail()}, std::vector{one_sided_rail(), one_sided_rail()}})
-    for (const bool write : {false, true})
-      for (std::uint64_t i = 0; i < 10; ++i) {
-        Pair pair(rails, check::seed() * 1000 + i);
-        pair.grant_read();
-        pair.grant_write();
-        auto handle = write ? pair.write(kFrom, kTo) : pair.read(kFrom, kTo);
-        REQUIRE(pair.until_midway(kFrom.size()));
-        pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[1], "cut");
-        REQUIRE(pair.ends(handle));
-        CHECK_OK(handle->status());
-        CHECK(pair.equal(kFrom, kTo));
-        REQUIRE(pair.world.until([&] { return pair.src.engine().stats().rails_lost == 1; }));
-        REQUIRE(pair.world.until([&] { return whole(pair, 2); }, kSecond));
-        for (Node* node : {&pair.src, &pair.dst}) {
-          CHECK_EQ(node->engine().stats().rails_lost, 1);
-          CHECK_EQ(node->engine().stats().rails_redialled, 1);
-          CHECK_EQ(note_of_rail(pair, *node), std::string());
-        }
-        // The one that came back brings all of it alone.
-        pair.world.run_for(kSecond);
-        pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[0], "cut");
-        pair.src.takes_rails = pair.dst.takes_rails = false;
-        REQUIRE(pair.world.until([&] { return whole(pair, 1); }, kSecond));
-        for (const std::uint32_t block : kFrom) pair.source().fill(block, 5000 + block);
-        handle = write ? pair.write(kFrom, kTo) : pair.read(kFrom, kTo);
-        REQUIRE(pair.ends(handle));
-        CHECK_OK(handle->status());
-        CHECK(pair.equal(kFrom, kTo));
-        pair.check_quiet();
-      }
+  const RailSets sets = {{two_sided_rail(), two_sided_rail()}, {one_sided_rail(), one_sided_rail()}};
+  in_mid_transfer(sets, 10, [](Pair& pair, bool write, std::shared_ptr<Handle> handle) {
+    pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[1], "cut");
+    REQUIRE(pair.ends(handle));
+    CHECK_OK(handle->status());
+    CHECK(pair.equal(kFrom, kTo));
+    REQUIRE(pair.world.until([&] { return pair.src.engine().stats().rails_lost == 1; }));
+    REQUIRE(pair.world.until([&] { return whole(pair, 2); }, kSecond));
+    for (Node* node : {&pair.src, &pair.dst}) {
+      CHECK_EQ(node->engine().stats().rails_lost, 1);
+      CHECK_EQ(node->engine().stats().rails_redialled, 1);
+      CHECK_EQ(note_of_rail(pair, *node), std::string());
+    }
+    // The one that came back brings all of it alone.
+    pair.world.run_for(kSecond);
+    pair.src.cut_rail(pair.src.rails_with(pair.to_dst)[0], "cut");
+    pair.src.takes_rails = pair.dst.takes_rails = false;
+    REQUIRE(pair.world.until([&] { return whole(pair, 1); }, kSecond));
+    for (const std::uint32_t block : kFrom) pair.source().fill(block, 5000 + block);
+    handle = write ? pair.write(kFrom, kTo) : pair.read(kFrom, kTo);
+    REQUIRE(pair.ends(handle));
+    CHECK_OK(handle->status());
+    CHECK(pair.equal(kFrom, kTo));
+  });
 }
 
 TEST(rails_that_fall_at_random_are_all_back_when_they_fall_no_more) {
@@ -204,44 +196,33 @@ TEST(a_rail_that_did_not_come_up_is_dialled_again) {
 
 // The end that called notices first, and the other still holds the rail for up: the new one takes its place.
 TEST(a_rail_dialled_anew_ends_the_one_that_its_peer_still_holds) {
-  for (const bool write : {false, true})
-    for (std::uint64_t i = 0; i < 10; ++i) {
-      Pair pair({two_sided_rail(), two_sided_rail()}, check::seed() * 1000 + i);
-      pair.grant_read();
-      pair.grant_write();
-      auto handle = write ? pair.write(kFrom, kTo) : pair.read(kFrom, kTo);
-      REQUIRE(pair.until_midway(kFrom.size()));
-      const auto link = pair.src.link(pair.src.rails_with(pair.to_dst)[1]);
-      link->muted = true;  // the far end hears nothing of it
-      pair.src.cut_rail_here(link->ends[0].rail, "reset");
-      REQUIRE(pair.ends(handle));
-      CHECK_OK(handle->status());
-      CHECK(pair.equal(kFrom, kTo));
-      REQUIRE(pair.world.until([&] { return pair.dst.engine().stats().rails_redialled == 1; }, kSecond));
-      CHECK_EQ(pair.dst.engine().stats().rails_lost, 1);
-      CHECK_EQ(pair.dst.engine().peer(pair.to_src)->rails.size(), 2);
-      REQUIRE(pair.world.until([&] { return whole(pair, 2); }, kSecond));
-      pair.check_quiet();
-    }
+  in_mid_transfer(kTwoStreams, 10, [](Pair& pair, bool, std::shared_ptr<Handle> handle) {
+    const auto link = pair.src.link(pair.src.rails_with(pair.to_dst)[1]);
+    link->muted = true;  // the far end hears nothing of it
+    pair.src.cut_rail_here(link->ends[0].rail, "reset");
+    REQUIRE(pair.ends(handle));
+    CHECK_OK(handle->status());
+    CHECK(pair.equal(kFrom, kTo));
+    REQUIRE(pair.world.until([&] { return pair.dst.engine().stats().rails_redialled == 1; }, kSecond));
+    CHECK_EQ(pair.dst.engine().stats().rails_lost, 1);
+    CHECK_EQ(pair.dst.engine().peer(pair.to_src)->rails.size(), 2);
+    REQUIRE(pair.world.until([&] { return whole(pair, 2); }, kSecond));
+  });
 }
 
 // Of a rail that one end gave up in silence the other hears by RAIL_DOWN, whichever end called.
 TEST(a_silent_rail_is_given_up_at_both_ends_and_comes_back) {
-  for (const bool write : {false, true}) {
-    Pair pair({two_sided_rail(), two_sided_rail()});
-    pair.grant_read();
-    pair.grant_write();
-    TransferRequest request = pair.request(write, kFrom, kTo);
-    request.timeout_ns = 60 * kSecond;
-    auto handle = Pair::post(write ? pair.src : pair.dst, request);
-    REQUIRE(pair.until_midway(kFrom.size()));
-    pair.src.link(pair.src.rails_with(pair.to_dst)[1])->muted = true;
-    REQUIRE(pair.ends(handle));
-    CHECK_OK(handle->status());
-    REQUIRE(pair.world.until([&] { return pair.src.engine().stats().rails_redialled == 1; }, 5 * kSecond));
-    REQUIRE(pair.world.until([&] { return whole(pair, 2); }, kSecond));
-    pair.check_quiet();
-  }
+  in_mid_transfer(
+      kTwoStreams, 1,
+      [](Pair& pair, bool, std::shared_ptr<Handle> handle) {
+        pair.src.link(pair.src.rails_with(pair.to_dst)[1])->muted = true;
+        REQUIRE(pair.ends(handle));
+        CHECK_OK(handle->status());
+        REQUIRE(
+            pair.world.until([&] { return pair.src.engine().stats().rails_redialled == 1; }, 5 * kSecond));
+        REQUIRE(pair.world.until([&] { return whole(pair, 2); }, kSecond));
+      },
+      60 * kSecond);
 }
 
 }  // namespace

@@ -116,6 +116,67 @@ TEST(a_write_of_a_tag_that_was_given_up_is_refused_at_once) {
   });
 }
 
+// ---- writes that wait for a right -----------------------------------------------------------------
+
+TEST(a_parked_write_begins_with_the_last_right_that_it_lacks) {
+  const std::vector<Blocks> orders[] = {{{4}, {5}, {6}}, {{6}, {5}, {4}}, {{5}, {4, 6}},
+                                        {{4, 5}, {6}},   {{6, 5, 4}},     {{}}};  // {}: all blocks
+  on_every_rail([&](Pair& pair) {
+    for (const std::vector<Blocks>& grants : orders) {
+      pair.write({9}, {9}, "another");  // stays
+      auto written = pair.write({1, 2, 3}, {4, 5, 6}, "req");
+      pair.world.run_for(10 * kMillisecond);
+      pair.grant_write({0, 7});
+      std::vector<LeaseId> leases;
+      for (const Blocks& blocks : grants) {
+        CHECK(!ends_at_once(pair, written));
+        leases.push_back(pair.grant_write(blocks));
+      }
+      REQUIRE(ends_at_once(pair, written));
+      CHECK_EQ(written->outcome(), Outcome::kDone);
+      CHECK(pair.equal({1, 2, 3}, {4, 5, 6}));
+      // What has ended once takes no part in the next round; nothing is left to write under.
+      pair.dst.end_session_with(pair.to_src);
+      pair.world.run_for(kSecond);
+      pair.connect({one_sided_rail()});
+    }
+  });
+}
+
+// A lease that covers some of its blocks is none that it needs.
+TEST(a_write_that_is_expected_outlives_leases_on_its_blocks) {
+  on_every_rail([](Pair& pair) {
+    auto request = pair.request(true, {1, 2}, {4, 5}, "req");
+    request.layers_ready = 0;
+    auto written = Pair::post(pair.src, std::move(request));
+    pair.world.run_for(10 * kMillisecond);
+    const LeaseId lease = pair.grant_write({4});
+    auto expected = pair.expect("req", {4, 5});
+    pair.world.run_for(10 * kMillisecond);
+    pair.dst.revoke(lease);
+    CHECK(!ends_at_once(pair, written));
+    pair.src.engine().layers_ready(pair.src.now(), written->id(), pair.src_layout.num_layers);
+    pair.src.settle();
+    REQUIRE(pair.ends(written) && pair.ends(expected));
+    CHECK_EQ(written->outcome(), Outcome::kDone);
+    CHECK_EQ(expected->outcome(), Outcome::kDone);
+  });
+}
+
+TEST(parked_writes_of_one_tag_are_let_in_as_they_came) {
+  on_every_rail([](Pair& pair) {
+    auto first = pair.write({1}, {4}, "req"), second = pair.write({2}, {4}, "req");
+    pair.world.run_for(10 * kMillisecond);
+    auto expected = pair.expect("req", {4, 5});
+    REQUIRE(pair.ends(second));
+    CHECK_EQ(second->status().code(), Code::kRefused);  // another brings that block
+    auto third = pair.write({3}, {5}, "req");
+    REQUIRE(pair.ends(first) && pair.ends(third) && pair.ends(expected));
+    CHECK_EQ(first->outcome(), Outcome::kDone);
+    CHECK_EQ(expected->outcome(), Outcome::kDone);
+  });
+}
+
 TEST(who_expects_a_write_that_ended_before_is_told_at_once) {
   enum class End { kCancelled, kLate, kCrashed };
   on_every_rail([](Pair& pair) {

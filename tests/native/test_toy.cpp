@@ -5,16 +5,22 @@
 #include <mutex>
 #include <thread>
 
+#include "agent_pair.h"
 #include "conformance.h"
-#include "handovers.h"
 #include "toy_transport/toy_transport.h"
 
 namespace kvxfer {
 namespace {
 
-using namespace handovers;
+using namespace agent_pair;
 
 using conformance::Subject;
+
+// Of the toy, and of others beside it.
+Options toys(std::vector<std::string> others = {}) {
+  others.insert(others.begin(), "toy");
+  return {.transports = std::move(others)};
+}
 
 Subject toy_rail() {
   return {"toy",
@@ -27,12 +33,7 @@ Subject toy_rail() {
 }
 CONFORMANCE(toy_rail)
 
-Subject faulty_toy_rail() {
-  Subject subject = toy_rail();
-  subject.name = "toy with faults";
-  subject.faults = Faults::parse("again=0.3,delay=0.3,reorder=0.5").value();
-  return subject;
-}
+Subject faulty_toy_rail() { return conformance::with_faults(toy_rail()); }
 CONFORMANCE(faulty_toy_rail)
 
 // Pieces of five pairs lie in ten runs, those of two in four.
@@ -89,7 +90,10 @@ std::vector<std::string> keys_of(Runtime& runtime, RegionId id) {
 
 TEST(each_instance_has_keys_of_its_own) {
   check::Random random(check::seed());
-  Pair both({"toy"}, 3, {{"toy.rails", std::int64_t{3}}});
+  Options options = toys();
+  options.transport_options = {{"toy.rails", std::int64_t{3}}};
+  options.num_rails = 3;
+  Pair both(options);
   // A key of another instance is no key of this one: every rail must have been given its peer's.
   for (int round = 0; round < 5; ++round) CHECK(both.hand_over(random));
   CHECK_EQ(keys_of(*both.src.runtime, both.src.region),
@@ -98,20 +102,19 @@ TEST(each_instance_has_keys_of_its_own) {
 
 TEST(agents_fetch_and_send_pieces_of_one_transfer) {
   check::Random random(check::seed());
-  Pair both({"toy"}, 2);
+  Pair both(toys());
   CHECK(both.hand_over(random));
-  const auto stats = [](Agent& agent) {
-    return agent.runtime->with_engine([](Engine& engine, Time) { return engine.stats(); });
-  };
   // 64 pages, ten in a piece: six are sent, and the last, of four, is fetched.
-  CHECK_EQ(stats(both.dst).pieces_in, 7);
-  CHECK_EQ(stats(both.src).pieces_sent, 6);
+  CHECK_EQ(both.dst.stats().pieces_in, 7);
+  CHECK_EQ(both.src.stats().pieces_sent, 6);
 }
 
 // No heartbeat wakes anybody here: what was slept over would come when the transfer's time is over.
 TEST(nothing_sleeps_on_what_came_before_the_rail_was_armed) {
   check::Random random(check::seed());
-  Pair both({"toy"}, 1, {{"toy.rails", std::int64_t{1}}}, 3600 * kSecond);
+  Options options = toys();
+  options.transport_options = {{"toy.rails", std::int64_t{1}}};
+  Pair both(options);
   const Time until = Runtime::now() + kBound;
   toy::before_arm() = [&](std::size_t num_receives) {
     while (num_receives != 0 && toy::num_held() == 0 && Runtime::now() < until) std::this_thread::yield();
@@ -126,11 +129,11 @@ TEST(nothing_sleeps_on_what_came_before_the_rail_was_armed) {
 
 TEST(a_rail_that_nobody_uses_is_not_polled) {
   check::Random random(check::seed());
-  Agent alone("alone", {"toy"});
+  Agent alone("alone", toys());
   const std::size_t before = toy::num_polls();
   for (int i = 0; i < 100; ++i) alone.runtime->poll();
   CHECK_EQ(toy::num_polls(), before);
-  Pair both({"toy"}, 2);
+  Pair both(toys());
   CHECK(both.hand_over(random));
   CHECK(toy::num_polls() > before);
 }
@@ -138,14 +141,18 @@ TEST(a_rail_that_nobody_uses_is_not_polled) {
 TEST(a_registration_that_takes_long_stops_nobody) {
   check::Random random(check::seed());
   Latch latch;
-  Pair both({"toy", "loopback"}, 1);  // loopback is nearer: it alone has a rail
-  std::vector<std::byte> large(kBlocks * kBlockNbytes);
+  Options options = toys({"loopback"});  // loopback is nearer: it alone has a rail
+  options.num_rails = 1;
+  options.heartbeat_ns = kSecond / 2;
+  options.silent_ns = 2 * kSecond;
+  Pair both(options);
+  std::vector<std::byte> large(both.src.memory.size());
   Result<RegionId> id = Status(Code::kInternal, "not yet");
   const PinHook hook([&](const LocalRegion& region) {
     if (region.base == large.data()) latch.wait();
     return Status();
   });
-  std::thread caller([&] { id = both.src.add(large, "large"); });
+  std::thread caller([&] { id = both.src.try_add(large.data(), "large"); });
   latch.await_waiting();
   // It is announced over what is ready, transfers complete, and heartbeats go on for longer than patience.
   REQUIRE(await([&] {
@@ -155,7 +162,7 @@ TEST(a_registration_that_takes_long_stops_nobody) {
              return view.region.name == "large" && view.path == "loopback";
            });
   }));
-  const Time until = Runtime::now() + 3 * kSecond;  // silent_ns is 2 s
+  const Time until = Runtime::now() + options.silent_ns + kSecond;
   while (Runtime::now() < until) CHECK(both.hand_over(random));
   CHECK(both.src.runtime->with_engine([&](Engine& engine, Time) { return engine.peer(both.there)->state; }) ==
         "open");
@@ -177,27 +184,27 @@ TEST(a_registration_that_takes_long_stops_nobody) {
 TEST(one_transport_that_cannot_register_fails_no_other) {
   check::Random random(check::seed());
   const PinHook hook([](const LocalRegion&) { return Status(Code::kExhausted, "ulimit -l is 64 KiB"); });
-  Pair both({"toy", "loopback"}, 1);
+  Pair both(toys({"loopback"}));
   CHECK(both.hand_over(random));
   const auto notes = both.src.runtime->with_engine(
       [&](Engine& engine, Time) { return engine.region(both.src.region)->notes; });
   REQUIRE_EQ(notes.size(), 2);  // one an instance
   CHECK(notes.front().find("toy: ulimit -l") != std::string::npos);
-  Agent alone("alone", {"toy"});
-  const auto refused = alone.add(alone.memory);
+  Agent alone("alone", toys());
+  const auto refused = alone.try_add(alone.memory.data(), "kv");
   CHECK_EQ(refused.status().code(), Code::kExhausted);
   CHECK(refused.status().message().find("ulimit -l") != std::string::npos);
 }
 
 TEST(what_was_pinned_is_let_go_with_its_region) {
-  Agent alone("alone", {"toy"});
+  Agent alone("alone", toys());
   const std::size_t before = toy::num_pinned();
-  const auto id = alone.add(alone.memory);
+  const auto id = alone.try_add(alone.memory.data(), "kv");
   REQUIRE_OK(id);
   CHECK_EQ(toy::num_pinned(), before + 2);
   REQUIRE_OK(alone.runtime->deregister_region(id.value()));
   CHECK_EQ(toy::num_pinned(), before);
-  REQUIRE_OK(alone.add(alone.memory));
+  REQUIRE_OK(alone.try_add(alone.memory.data(), "kv"));
   alone.runtime->close(kBound);
   CHECK_EQ(toy::num_pinned(), before);
 }

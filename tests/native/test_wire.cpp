@@ -68,7 +68,7 @@ TEST(every_message_comes_back_as_it_was) {
   for (const std::uint64_t size : {0, 1, 5, 40, 700}) {
     for (std::size_t kind = 0; kind < kNumKinds; ++kind) {
       for (int repetition = 0; repetition < 20; ++repetition) {
-        const Message message = Sampler(random, size).message(kind);
+        const Message message = Sampler(random, size, true).message(kind);
         REQUIRE_EQ(message.index(), kind);
         const std::uint64_t sequence = random.next();
         const Bytes frame = encode(message, sequence);
@@ -93,6 +93,7 @@ TEST(the_largest_messages_fit_their_bounds) {
   offer.spec.src_ids.resize(kMaxBlocks, 7);
   offer.spec.dst_ids.resize(kMaxBlocks, 8);
   offer.spec.notify.resize(kMaxNotify);
+  offer.pages.resize(kMaxEagerNbytes);
   Program program;
   program.program.num_layers = kMaxLayers;
   program.program.loops.resize(kMaxLoops);
@@ -244,6 +245,8 @@ TEST(errors_name_the_frame_and_the_field) {
   CHECK_EQ(offer_with([](Offer& m) { m.spec.flags = 4; }), "OFFER.context: empty");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.notify.resize(kMaxNotify + 1); }),
            "OFFER.notify: 4097 bytes, at most 4096");
+  CHECK_EQ(offer_with([](Offer& m) { m.pages.resize(kMaxEagerNbytes + 1); }),
+           "OFFER.pages: 65537 bytes, at most 65536");
   CHECK_EQ(offer_with([](Offer& m) { m.layers_ready = 3; }), "OFFER.layers_ready: 3, must be 0 to 2");
   CHECK_EQ(offer_with([](Offer& m) { m.fence_slot = 16384; }), "OFFER.fence_slot: 16384, must be 0 to 16383");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.timeout_ns = UINT64_MAX; }),

@@ -66,7 +66,10 @@ inline auto fields(const TransferSpec& m) {
   const auto& [a, b, c, d, e, f, g, h, i, j, k] = m;
   return std::tie(a, b, c, d, e, f, g, h, i, j, k);
 }
-inline auto fields(const Offer& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
+inline auto fields(const Offer& m) {
+  const auto& [a, b, c, d, e] = m;
+  return std::tie(a, b, c, d, e);
+}
 inline auto fields(const Request& m) { const auto& [a] = m; return std::tie(a); }
 inline auto fields(const Accept& m) { const auto& [a, b, c, d, e] = m; return std::tie(a, b, c, d, e); }
 inline auto fields(const Credit& m) { const auto& [a, b, c, d] = m; return std::tie(a, b, c, d); }
@@ -115,7 +118,9 @@ bool same(const T& a, const T& b) {
 // ---- generation. `size` bounds the tables: 0 gives the smallest messages.
 class Sampler {
  public:
-  explicit Sampler(check::Random& random, std::uint64_t size) : random_(random), size_(size) {}
+  // `with_features`: also what is sent only to a peer that said that it has it (wire::Features).
+  explicit Sampler(check::Random& random, std::uint64_t size, bool with_features = false)
+      : random_(random), size_(size), with_features_(with_features) {}
 
   Message message(std::size_t kind) { return any(kind, std::make_index_sequence<kNumKinds>()); }
 
@@ -285,6 +290,7 @@ class Sampler {
     m.layers_ready = between(0, m.spec.grid.num_layers);
     m.fence_slot = between(0, FenceTable::kNumSlots - 1);
     m.fence_generation = random_.next();
+    if (with_features_ && random_.chance(50)) m.pages = bytes(kMaxEagerNbytes);
   }
   void make(Request& m) { make(m.spec); }
   void make(Accept& m) {
@@ -326,6 +332,7 @@ class Sampler {
 
   check::Random& random_;
   const std::uint64_t size_;
+  const bool with_features_;
 };
 
 inline ByteSpan body_of(const Bytes& frame) {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -48,7 +49,11 @@ def expected(src: Bytes, src_offsets: Offsets, dst_offsets: Offsets, nbytes: int
     return out
 
 
-@pytest.mark.parametrize("copy", [_limits.copy_pages, _limits.copy_pages_nt], ids=["plain", "nt"])
+@pytest.mark.parametrize(
+    "copy",
+    [_limits.copy_pages, _limits.copy_pages_nt, partial(_limits.copy_pages_nt, threads=3)],
+    ids=["plain", "nt", "threads"],
+)
 @pytest.mark.parametrize("nbytes", [1, 31, 64, 300, 4096, ODD_NBYTES])
 def test_copies_move_the_named_pages_and_nothing_else(copy: Callable[..., int], nbytes: int) -> None:
     src, dst = random_memory(nbytes), memory(nbytes)

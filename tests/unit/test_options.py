@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ NATIVE_KEYS = {
     "handshake_timeout_s",
     "lease_margin_s",
     "spin_us",
+    "copy_threads",
     "integrity",
     "max_transfers_per_peer",
+    "eager_nbytes",
     "meter_gate",
     "faults",
 }
@@ -76,10 +79,15 @@ def test_native_options_are_complete() -> None:
         {"staging_nbytes": 64.0},
         {"copy_engines": 1},
         {"spin_us": -1},
+        {"copy_threads": 0},
+        {"copy_threads": 65},
+        {"copy_threads": 2.0},
+        {"copy_threads": None},
         {"transports": ()},
         {"transports": ("smoke",)},
         {"lease_margin_s": -1.0},
         {"max_transfers_per_peer": 0},
+        {"eager_nbytes": 65_537},
         {"secret": "short"},
         {"listen": "7301"},
         {"listen": "udp://127.0.0.1:1"},
@@ -112,6 +120,17 @@ def test_beyond_loopback_needs_a_secret(listen: str) -> None:
 )
 def test_loopback_needs_none(listen: str) -> None:
     assert AgentOptions(listen=listen).to_native()["secret"] == b""
+
+
+@pytest.mark.parametrize(
+    ("cpus", "threads"), [(1, 1), (2, 1), (4, 1), (7, 1), (8, 2), (15, 3), (16, 4), (256, 4)]
+)
+def test_copy_threads_are_a_quarter_of_the_cpus(
+    cpus: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)))
+    assert AgentOptions().copy_threads == threads
+    assert AgentOptions(copy_threads=3).to_native()["copy_threads"] == 3
 
 
 def test_secret_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,6 +14,13 @@ namespace {
 
 constexpr std::size_t kReadNbytes = 64 * 1024;
 
+// What is left of a turn and is not more than a frame of the handshake is copied, so that it waits in as much memory
+// as it needs.
+constexpr std::size_t kMostCopiedNbytes = wire::kHeaderNbytes + wire::kMaxHandshakeBody + wire::kMacNbytes;
+
+// A buffer that grew for a large frame is kept for the next one up to this size.
+constexpr std::size_t kMostKeptNbytes = 1024 * 1024;
+
 // Frames of one peer in a turn: one that is loud must not keep the gate. 64 frames are answered in 0.1 ms or so.
 constexpr int kTurnFrames = 64;
 
@@ -185,7 +192,44 @@ void FrameSocket::on_ready(std::uint32_t events) {
   if (fd_ && (events & (EPOLLIN | EPOLLHUP | EPOLLERR))) attempt([this] { return read(), true; });
 }
 
+// What was left of the last turn comes first in it, unless that is so much that it is in a buffer of its own.
+void FrameSocket::borrow_buffer() {
+  if (in_.size() > kMostCopiedNbytes) return;
+  std::vector<std::byte>& buffer = owner_.read_buffer();
+  if (buffer.size() < in_end_) buffer.resize(kMostCopiedNbytes);
+  std::copy_n(in_.begin(), in_end_, buffer.begin());
+  in_.swap(buffer);
+  room_.release();
+}
+
+void FrameSocket::return_buffer() {
+  const std::size_t left = fd_ ? in_end_ - in_begin_ : 0;
+  std::vector<std::byte> rest;
+  if (left > kMostCopiedNbytes)
+    rest.swap(in_);
+  else
+    rest.assign(in_.data() + in_begin_, in_.data() + in_begin_ + left);
+  if (std::vector<std::byte>& buffer = owner_.read_buffer();
+      buffer.capacity() < in_.capacity() && in_.capacity() <= kMostKeptNbytes)
+    in_.swap(buffer);
+  in_ = std::move(rest);
+  if (left <= kMostCopiedNbytes) {
+    in_begin_ = 0;
+    in_end_ = left;
+  }
+  room_.release();
+  if (left == 0) return;
+  room_ = Charge::take(budget_, Resource::kBytes, in_.capacity());
+  if (!room_) fail("there is no room for its next frame: " + budget_->in_words(Resource::kBytes));
+}
+
 void FrameSocket::read() {
+  borrow_buffer();
+  read_all();
+  return_buffer();
+}
+
+void FrameSocket::read_all() {
   // A bounded number of reads, and none before what was read has been delivered.
   for (int round = 0; fd_ && !has_more_ && round < 8; ++round) {
     // Of a stranger no more than a frame of the handshake.
@@ -210,13 +254,15 @@ void FrameSocket::read() {
       return fail(why);
     }
     in_end_ += static_cast<std::size_t>(got);
+    // Whatever it is: a frame that goes over the socket anyway announces what is in the ring as well.
+    if (inbox_ != nullptr) owner_.on_announced();
     take_turn();
     if (static_cast<std::size_t>(got) < wanted && !exact_) return;
   }
 }
 
 void FrameSocket::charge(std::shared_ptr<Budget> budget) {
-  room_ = Charge::take(budget, Resource::kBytes, in_.capacity());
+  room_.release();  // taken anew at the end of the turn, in which the peer has proved something
   budget_ = std::move(budget);
 }
 
@@ -295,7 +341,7 @@ void FrameSocket::take_turn() {
 
 void FrameSocket::read_more() {
   has_more_ = false;
-  attempt([this] { return take_turn(), true; });
+  attempt([this] { return take_turn(), return_buffer(), true; });
 }
 
 bool FrameSocket::fall_asleep() noexcept {

@@ -22,7 +22,12 @@ class FrameSocket final : public Reactor::Handler {
     virtual std::uint32_t max_body() = 0;              // of the frame that comes next
     virtual void on_frame(wire::ByteSpan frame) = 0;   // header, body, mac
     virtual void on_more() {}  // it took its turn: read_more(), when others have had theirs
+    // The ring is to be looked at from now on: its writer has said that something is in it, and says so once.
+    virtual void on_announced() {}
     virtual void on_closed(const std::string& why) = 0;  // at most once; not after close()
+    // What sockets that are read one after the other read into, so that only those which wait for the rest of a
+    // frame hold memory for it.
+    virtual std::vector<std::byte>& read_buffer() = 0;
   };
 
   // `connecting`: the socket's connect() is under way. `exact`: never reads past the frame that
@@ -62,6 +67,9 @@ class FrameSocket final : public Reactor::Handler {
   static constexpr std::size_t kMaxUnsent = 4 * (wire::kMaxBody + 64);
 
   void read();
+  void read_all();
+  void borrow_buffer();
+  void return_buffer();  // unless something in it waits
   void transmit_all();
   bool make_room(std::size_t nbytes);  // for what comes; false: it failed
   void take_turn();  // delivers what is whole, up to a bound
@@ -79,13 +87,13 @@ class FrameSocket final : public Reactor::Handler {
   Owner& owner_;
   bool connecting_, exact_, writing_ = false;
   const bool local_;
-  std::vector<std::byte> in_;
+  std::vector<std::byte> in_;  // the owner's while it is read
   std::size_t in_begin_ = 0, in_end_ = 0;
   std::vector<std::byte> out_;
   std::size_t out_begin_ = 0;
   std::shared_ptr<Budget> budget_;
   Charge unread_;  // what was left when the socket took no more
-  Charge room_;  // in_
+  Charge room_;  // in_, where it is not the owner's
 
   std::uint64_t num_delivered_ = 0;  // which is the number of the frame that comes next
   std::unique_ptr<RingReader> inbox_;

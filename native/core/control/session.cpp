@@ -112,7 +112,7 @@ Session::Session(SessionRole role, const SessionConfig& config, Time now, const 
     random(session_);
     return;
   }
-  queue(wire::Hello{.nonce = nonce_, .identity = config_.self, .extensions = {}});
+  queue(wire::Hello{.nonce = nonce_, .identity = config_.self, .extensions = wire::encode(config_.features)});
   const wire::ByteSpan frame = output_.back();
   const wire::ByteSpan body =
       frame.subspan(wire::kHeaderNbytes, frame.size() - wire::kHeaderNbytes - wire::kMacNbytes);
@@ -252,7 +252,11 @@ Status Session::on_hello(Time now, const wire::Hello& hello, wire::ByteSpan body
   }
   claimed_ = hello.identity;
   protocol_ = std::min(hello.version, wire::kProtocolVersion);
-  wire::Challenge challenge{.nonce = nonce_, .identity = config_.self, .extensions = {}, .session = session_};
+  peer_features_ = wire::decode_features(hello.extensions);
+  wire::Challenge challenge{.nonce = nonce_,
+                            .identity = config_.self,
+                            .extensions = wire::encode(config_.features),
+                            .session = session_};
   const wire::Bytes unproved = wire::encode(challenge, 0);
   const std::size_t transcript_nbytes =
       unproved.size() - wire::kHeaderNbytes - challenge.proof.size() - wire::kMacNbytes;
@@ -274,6 +278,7 @@ Status Session::on_challenge(Time now, const wire::Challenge& challenge, wire::B
     return violate(Code::kAuthFailed,
                    "the peer's secret differs: the proof in its CHALLENGE is wrong; " + config_.other_secret);
   session_ = challenge.session;
+  peer_features_ = wire::decode_features(challenge.extensions);
   queue(wire::Proof{prove("kvxfer/1 initiator")});
   step(Event::kChallenge);
   open(now, challenge.identity);
@@ -299,7 +304,16 @@ void Session::open(Time now, wire::Identity peer) {
   rails_key_ = prove("kvxfer/1 keys rails");
   give_up_at_ = after(now, config_.silent_ns);
   last_heartbeat_at_ = now;  // the peer has just answered a nonce
-  heartbeat_due_at_ = after(now, config_.heartbeat_ns);
+  heartbeat_due_at_ = next_heartbeat_due(now);
+}
+
+// An acceptor's heartbeats of all its sessions are due at the same times, a little early: it wakes once for many.
+// An initiator's go with its answers to those, and by themselves where none comes.
+Time Session::next_heartbeat_due(Time now) const noexcept {
+  const Time step = config_.heartbeat_ns / kHeartbeatSteps;
+  const Time at = after(now, config_.heartbeat_ns - step);
+  if (role_ == SessionRole::kInitiator || step == 0 || at == kNever) return after(now, config_.heartbeat_ns);
+  return at - at % step;
 }
 
 Status Session::on_heartbeat(Time now, const wire::Heartbeat& heartbeat) {
@@ -309,6 +323,8 @@ Status Session::on_heartbeat(Time now, const wire::Heartbeat& heartbeat) {
   last_heard_heartbeat_ = heartbeat.number;
   last_heartbeat_at_ = now;
   queue(wire::HeartbeatAck{heartbeat.number});
+  // Ours goes with that where it would be due before long: both ends wake twice for the two, and not three times.
+  if (heartbeat_due_at_ <= after(now, config_.heartbeat_ns / 2)) send_heartbeat(now);
   return Status();
 }
 
@@ -335,7 +351,7 @@ void Session::send_heartbeat(Time now) {
   ++last_sent_heartbeat_;
   heartbeat_sent_at_[last_sent_heartbeat_ % kNumHeartbeatTimes] = now;
   queue(wire::Heartbeat{last_sent_heartbeat_});
-  heartbeat_due_at_ = after(now, config_.heartbeat_ns);
+  heartbeat_due_at_ = next_heartbeat_due(now);
 }
 
 Status Session::on_goodbye(const wire::Goodbye& goodbye) {

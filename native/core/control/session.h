@@ -37,8 +37,9 @@ struct SessionConfig {
   std::string secret;
   std::string other_secret = "give both agents the same secret";  // what to do where a peer's differs
   wire::Identity self;
+  wire::Features features;
   Time handshake_timeout_ns = 2'000'000'000;
-  Time heartbeat_ns = 500'000'000;   // sent when nothing else was for this long
+  Time heartbeat_ns = 500'000'000;   // at most between two heartbeats, whatever else is sent
   Time silent_ns = 2'000'000'000;    // nothing heard for this long: the peer is lost
 };
 
@@ -107,6 +108,7 @@ class Session {
   const wire::Identity& peer() const noexcept { return peer_; }  // once open (acceptor: once PROOF is in)
   const wire::Id128& id() const noexcept { return session_; }
   std::uint16_t protocol() const noexcept { return protocol_; }  // that both ends speak, once open
+  const wire::Features& peer_features() const noexcept { return peer_features_; }  // once open
   std::uint32_t max_body() const noexcept;  // of the next frame: small until authenticated
 
   // Renewals: the number of the newest HEARTBEAT that the peer acknowledged was sent at this
@@ -127,6 +129,9 @@ class Session {
   // Sent heartbeats that are not acknowledged yet and whose times are kept: 16 = 8 s of the default
   // heartbeat, and a peer that is silent for 2 s is lost. An older one's ack renews nothing.
   static constexpr std::uint64_t kNumHeartbeatTimes = 16;
+  // An acceptor's heartbeats are due at multiples of the interval by this: 30 ms of 500, in which an initiator's
+  // answer comes before its own is due.
+  static constexpr Time kHeartbeatSteps = 16;
   // Standstills of this agent that are not held against a peer of which nothing is heard between them:
   // each may be as long as it likes, but the peer is found out in the fourth.
   static constexpr int kMaxStandstills = 3;
@@ -147,6 +152,7 @@ class Session {
   Status on_heartbeat(Time now, const wire::Heartbeat& heartbeat);
   Status on_heartbeat_ack(Time now, const wire::HeartbeatAck& ack);
   void send_heartbeat(Time now);
+  Time next_heartbeat_due(Time now) const noexcept;
   Status on_goodbye(const wire::Goodbye& goodbye);
   void answer_unknown_version(const wire::Header& header, wire::ByteSpan body);
   Status check_is_another(const wire::Identity& identity) const;
@@ -172,6 +178,7 @@ class Session {
   wire::Identity peer_;
   wire::Id128 session_{};
   std::uint16_t protocol_ = wire::kProtocolVersion;
+  wire::Features peer_features_;
 
   SipHashKey send_key_{}, receive_key_{};
   wire::Digest rails_key_{};

@@ -363,6 +363,7 @@ void put(Writer& out, const Offer& offer) {
   out.number(offer.layers_ready);
   out.number(offer.fence_slot);
   out.number(offer.fence_generation);
+  if (!offer.pages.empty()) out.table<std::byte>(offer.pages);
 }
 // A reader indexes the peer's table with it.
 std::uint32_t get_fence_slot(Reader& in) {
@@ -373,6 +374,9 @@ void get(Reader& in, Offer& offer) {
   offer.layers_ready = in.number<std::uint32_t>("layers_ready", 0, offer.spec.grid.num_layers);
   offer.fence_slot = get_fence_slot(in);
   offer.fence_generation = in.number<std::uint64_t>("fence_generation");
+  if (!in.has_more()) return;
+  offer.pages = in.table<std::byte>("pages", "bytes", kMaxEagerNbytes);
+  if (in.ok() && offer.pages.empty()) in.fail("pages", "empty");
 }
 
 void put(Writer& out, const Request& request) { put(out, request.spec); }
@@ -537,7 +541,8 @@ Message get_message(std::size_t kind, Reader& in, std::index_sequence<I...>) {
 std::size_t estimate_nbytes(const Message& message) noexcept {
   constexpr std::size_t kFixed = 256;
   if (const auto* offer = std::get_if<Offer>(&message))
-    return kFixed + 8 * offer->spec.src_ids.size() + offer->spec.notify.size() + offer->spec.context.size();
+    return kFixed + 8 * offer->spec.src_ids.size() + offer->spec.notify.size() + offer->spec.context.size() +
+           offer->pages.size();
   if (const auto* request = std::get_if<Request>(&message))
     return kFixed + 8 * request->spec.src_ids.size() + request->spec.notify.size() +
            request->spec.context.size();
@@ -550,7 +555,33 @@ std::size_t estimate_nbytes(const Message& message) noexcept {
   return kFixed;
 }
 
+// Kinds of `extensions`.
+constexpr std::uint16_t kEagerNbytes = 1;
+
 }  // namespace
+
+Bytes encode(const Features& features) {
+  if (features.eager_nbytes == 0) return {};
+  Writer out(2 * sizeof(std::uint16_t) + sizeof features.eager_nbytes);
+  out.number(kEagerNbytes);
+  out.number(static_cast<std::uint16_t>(sizeof features.eager_nbytes));
+  out.number(features.eager_nbytes);
+  return out.take();
+}
+
+Features decode_features(ByteSpan extensions) {
+  Features features;
+  for (std::uint16_t head[2]; extensions.size() >= sizeof head;) {
+    std::memcpy(head, extensions.data(), sizeof head);
+    const auto [kind, nbytes] = head;
+    extensions = extensions.subspan(sizeof head);
+    if (nbytes > extensions.size()) break;
+    if (kind == kEagerNbytes && nbytes == sizeof features.eager_nbytes)
+      std::memcpy(&features.eager_nbytes, extensions.data(), nbytes);
+    extensions = extensions.subspan(nbytes);
+  }
+  return features;
+}
 
 std::string on_one_line(std::string text) {
   for (char& c : text)

@@ -57,6 +57,7 @@ inline constexpr std::uint32_t kMaxTransports = 16;
 inline constexpr std::uint32_t kMaxRegionKeys = 64;         // rails of an agent that registered a region
 inline constexpr std::uint32_t kMaxCreditPieces = 65536;
 inline constexpr std::uint32_t kMaxMessage = 64 * 1024;  // of one message
+inline constexpr std::uint32_t kMaxEagerNbytes = 64 * 1024;  // of pages in an OFFER
 
 // In each direction of a session messages of so many bytes may be on their way to the receiver's
 // caller, unread. Each counts kLeastMessageCharge at least, so they are 256 at most: what one costs
@@ -103,11 +104,20 @@ struct Identity {                     // who an agent is and where it runs
   std::vector<std::string> transports;  // that it is willing to use
 };
 
+// What one release has and another may not: each end says its own in HELLO and CHALLENGE, and what both have is used.
+struct Features {
+  std::uint32_t eager_nbytes = 0;     // of pages that it takes in an OFFER; 0: none
+};
+// As `extensions`: kind u16, nbytes u16, value, and so on. A kind that is not known is skipped, and so is all from where
+// the bytes are no list of kinds.
+Bytes encode(const Features& features);
+Features decode_features(ByteSpan extensions);
+
 struct Hello {
   std::uint16_t version = kProtocolVersion, oldest = kOldestProtocolVersion;
   Digest nonce{};
   Identity identity;
-  Bytes extensions;                   // what newer releases add: skipped by those that do not know it
+  Bytes extensions;                   // Features, and what newer releases add
 };
 struct Challenge {
   std::uint16_t version = kProtocolVersion, oldest = kOldestProtocolVersion;
@@ -208,6 +218,9 @@ struct Offer {                        // source -> destination: these pages may 
   std::uint32_t layers_ready = 0;     // of grid.num_layers, counted from grid.first_layer
   std::uint32_t fence_slot = 0;
   std::uint64_t fence_generation = 0;
+  // All of its bytes, piece after piece as they cross a stream: at once where it is let in at once. Only for a peer
+  // that said that it takes so many.
+  Bytes pages = {};
 };
 struct Request { TransferSpec spec; };  // destination -> source: may these pages be fetched?
 struct Accept {                       // source -> destination: yes

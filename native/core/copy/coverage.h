@@ -1,10 +1,15 @@
-// Which parts of the blocks that a receiver named have arrived, whoever brought them: one writer
-// may fill some layers, some heads, some tokens of a block, and others the rest.
+// How much of the blocks that a receiver named has arrived, whoever brought it: one writer may fill some layers, some
+// heads, some tokens of a block, and others the rest.
+//
+// It is counted and not marked, since no two writers bring the same (claims.h): a layer of a writer that arrives costs
+// one subtraction, however many blocks it is of. A cell is a token of one head that is needed.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "core/copy/claims.h"
 #include "kvxfer/copy_program.h"
 #include "kvxfer/status.h"
 
@@ -19,48 +24,30 @@ struct Needed {
 
 class Coverage {
  public:
-  // One bit for each layer and block, and where a block comes in parts one for each of its tokens:
-  // so much and no more, however finely writers divide the heads. 128 MiB.
-  static constexpr std::uint64_t kMaxBits = std::uint64_t{1} << 30;
-
   Coverage(std::uint32_t num_blocks, std::uint32_t num_layers, const Needed& needed);
 
-  // Makes room for a writer that fills these heads, and blocks in so many units. kRefused
-  // where its heads or units are not the region's, kRefused where kMaxBits would not suffice.
-  Status split(const HeadSlice& heads, std::uint32_t units);
+  // kRefused where a writer's heads, or the units that it cuts blocks into, are not the region's.
+  Status check(const HeadSlice& heads, std::uint32_t units) const;
+  // Cells that a writer of these heads brings in each of its layers.
+  std::uint64_t num_cells(const HeadSlice& heads, std::span<const Stretch> stretches) const noexcept;
+  // So many of one layer are in, for good. True when they were the layer's last.
+  bool add(std::uint32_t layer, std::uint64_t num_cells) noexcept;
+  // All that a writer brings is in: told for complete(block), where others bring the rest.
+  void add_writer(std::uint32_t num_layers, const HeadSlice& heads, std::span<const Stretch> stretches);
 
-  // Unit `unit` of `units` of a block is in, in one layer and the heads of a writer that split()
-  // knows, for good. True when that was the layer's last.
-  bool mark(std::uint32_t layer, std::uint32_t block, std::uint32_t unit, std::uint32_t units,
-            const HeadSlice& heads);
-
-  bool complete() const noexcept { return missing_ == 0; }
-  bool complete(std::uint32_t block) const;  // in all layers
+  bool complete() const noexcept { return num_layers_left_ == 0; }
+  // In all layers, by writers of which all is in.
+  bool complete(std::uint32_t block) const noexcept;
 
  private:
-  // Of one layer, for heads that always arrived together so far.
-  struct Layer {
-    std::vector<bool> blocks;    // all there, or not needed
-    std::vector<bool> tokens;    // [num_blocks, block_tokens]; empty until a block comes in parts
-    std::uint32_t missing = 0;   // blocks
-  };
-  struct Slice {
-    std::uint32_t first, num;
-    std::vector<Layer> layers;
-  };
-
-  void cut(std::uint32_t head);
-  bool fill(Layer& layer, std::uint32_t block, std::uint32_t first_token, std::uint32_t num_tokens);
-  bool is_needed(std::uint64_t token) const noexcept {
-    return token >= needed_.first_token && token < needed_.end_token;
-  }
+  // How many of the tokens [first, first + num) are needed.
+  std::uint64_t num_needed(std::uint64_t first, std::uint64_t num) const noexcept;
 
   std::uint32_t num_blocks_;
   Needed needed_;
-  std::vector<Slice> slices_;
-  std::vector<std::uint64_t> missing_in_layer_;  // blocks, over all slices
-  std::uint64_t missing_ = 0;
-  bool in_parts_ = false;  // some writer brings less than whole blocks
+  std::vector<std::uint64_t> missing_;  // cells, by layer
+  std::size_t num_layers_left_ = 0;
+  std::vector<std::uint64_t> cells_;  // in, by block, over all layers; empty before the first writer is
 };
 
 }  // namespace kvxfer

@@ -31,12 +31,24 @@ float as_float(const std::byte* at) noexcept {
 
 }  // namespace
 
-SlicedCopy::SlicedCopy(const Move& move, std::uint32_t piece, std::uint64_t slice_cost) noexcept
+SlicedCopy::SlicedCopy(const Move& move, const Piece& piece, std::uint64_t slice_cost) noexcept
     : move_(&move),
-      left_(move.grid.piece(piece)),
+      left_(piece),
       slice_cost_(slice_cost),
       pair_cost_(std::max<std::uint64_t>(1, cost_of_pair(*move.program, left_))),
       parts_(*move.program, left_, move.src_ids.data(), move.dst_ids.data()) {}
+
+std::uint64_t SlicedCopy::cost() const noexcept {
+  std::uint64_t cost;
+  return __builtin_mul_overflow(pair_cost_, std::uint64_t{left_.num_pairs}, &cost) ? UINT64_MAX : cost;
+}
+
+SlicedCopy SlicedCopy::take(std::uint64_t cost) noexcept {
+  const std::uint64_t num = std::clamp<std::uint64_t>(cost / pair_cost_, 1, left_.num_pairs);
+  SlicedCopy taken(*move_, take_pairs(static_cast<std::uint32_t>(num)), slice_cost_);
+  parts_ = PieceCursor(*move_->program, left_, move_->src_ids.data(), move_->dst_ids.data());
+  return taken;
+}
 
 Result<std::uint64_t> SlicedCopy::advance(CopySource& source) {
   std::uint64_t cost = 0;

@@ -46,13 +46,20 @@ class SlicedCopy {
   static constexpr std::size_t kChunkNbytes = 128 * 1024;
 
   // The move must outlive it.
-  SlicedCopy(const Move& move, std::uint32_t piece, std::uint64_t slice_cost = kSliceCost) noexcept;
+  SlicedCopy(const Move& move, std::uint32_t piece, std::uint64_t slice_cost = kSliceCost) noexcept
+      : SlicedCopy(move, move.grid.piece(piece), slice_cost) {}
 
   bool done() const noexcept { return left_.num_pairs == 0 || parts_.done(); }
+  // What all of it costs, at most; UINT64_MAX: beyond.
+  std::uint64_t cost() const noexcept;
+  // Takes the next pairs away, of at most that cost but one at least, as a copy of their own that another thread
+  // may make. Where there are some, and before advance().
+  SlicedCopy take(std::uint64_t cost) noexcept;
   // Copies on for a slice, fenced (copy_fence) at its end; returns its cost. Not ok: the source's words.
   Result<std::uint64_t> advance(CopySource& source);
 
  private:
+  SlicedCopy(const Move& move, const Piece& piece, std::uint64_t slice_cost) noexcept;
   Piece take_pairs(std::uint32_t num) noexcept;
   Status take(CopySource& source, const CellPart& part);
   Status take_run(CopySource& source, const CellPart& part, std::uint32_t i, std::uint32_t j);

@@ -12,6 +12,9 @@ std::uint64_t nbytes_of(const TransferEnd& transfer) {
          transfer.context.size() + grid.num_pieces() / 8 + std::uint64_t{grid.num_layers} * 8;
 }
 
+// Of one session, under way: a sixteenth of what its socket may hold unsent (frame_socket.h).
+constexpr std::uint64_t kMaxEagerUnderWay = 1024 * 1024;
+
 }  // namespace
 
 TransferId Admission::number(const Peer& peer) {
@@ -25,6 +28,11 @@ bool Admission::has_room(SessionKey session, bool ours, std::uint64_t num_pairs)
   Open open;
   if (found != sessions_.end()) open = ours ? found->second.ours : found->second.theirs;
   return open.transfers < config_.max_open_transfers && open.pairs + num_pairs <= config_.max_open_pairs;
+}
+
+bool Admission::has_eager_room(SessionKey session, std::uint32_t nbytes) const {
+  auto found = sessions_.find(session);
+  return (found == sessions_.end() ? 0 : found->second.ours.eager_nbytes) + nbytes <= kMaxEagerUnderWay;
 }
 
 Status Admission::admit(const Peer& peer, TransferEnd& transfer) const {
@@ -48,6 +56,7 @@ void Admission::opened(TransferEnd& transfer) {
   Open& open = transfer.ours ? session.ours : session.theirs;
   ++open.transfers;
   open.pairs += transfer.move->grid.num_pairs;
+  open.eager_nbytes += transfer.eager_nbytes;
 }
 
 void Admission::closed(TransferEnd& transfer) {
@@ -57,6 +66,7 @@ void Admission::closed(TransferEnd& transfer) {
   Open& open = transfer.ours ? session->second.ours : session->second.theirs;
   --open.transfers;
   open.pairs -= transfer.move->grid.num_pairs;
+  open.eager_nbytes -= transfer.eager_nbytes;
 }
 
 void Admission::wait(const TransferEnd& transfer) {

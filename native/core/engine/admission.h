@@ -24,6 +24,8 @@ class Admission {
   TransferId number(const Peer& peer);
 
   bool has_room(SessionKey session, bool ours, std::uint64_t num_pairs) const;
+  // May so many bytes more go with an OFFER? What does is unread at worst, by a peer that is slow.
+  bool has_eager_room(SessionKey session, std::uint32_t nbytes) const;
   // May a peer begin it? Its tables are charged to the peer, and the notification that it may become.
   Status admit(const Peer& peer, TransferEnd& transfer) const;
   void opened(TransferEnd& transfer);
@@ -49,6 +51,7 @@ class Admission {
   struct Open {
     std::uint32_t transfers = 0;
     std::uint64_t pairs = 0;
+    std::uint64_t eager_nbytes = 0;
   };
   struct OfSession {
     Open ours, theirs;  // by who posted them

@@ -3,6 +3,7 @@
 
 #include "core/copy/pack.h"
 #include "core/engine/destinations.h"
+#include "core/engine/eager.h"
 
 namespace kvxfer {
 namespace {
@@ -36,10 +37,8 @@ void Destinations::list(Destination& destination) {
 }
 
 void Destinations::path_came(SessionKey session, RegionId remote) {
-  for (auto it = destinations_.lower_bound({session, 0});
-       it != destinations_.end() && it->first.first == session; ++it)
-    if (it->second->state == TransferState::kMoving && it->second->remote_region() == remote)
-      list(*it->second);
+  for (const TransferKey& key : destinations_.of_remote(session, remote))
+    if (Destination& destination = *find(key); destination.state == TransferState::kMoving) list(destination);
 }
 
 void Destinations::post_pieces() {
@@ -192,6 +191,14 @@ void Destinations::unreachable(Destination& destination, const Rails::Completed&
   redo(destination, work.piece);
 }
 
+// What came with its OFFER, under the right that was found in this call: nothing of it is under way.
+void Destinations::land(Destination& destination, wire::ByteSpan pages) {
+  unpack_pages(*destination.move, pages);
+  if (destination.expectation) destination.expectation->handle()->add_rail(kEagerRail);
+  const std::uint32_t num_pieces = destination.move->grid.num_pieces();
+  for (std::uint32_t piece = 0; piece < num_pieces; ++piece) piece_in(destination, piece);
+}
+
 void Destinations::redo(Destination& destination, std::uint32_t piece) {
   if (destination.arrivals.has(piece)) return;
   ++context_.stats.pieces_redone;
@@ -217,7 +224,7 @@ void Destinations::sum_slice() {
                 for (std::uint32_t i = 0; i < told.sums.size(); ++i) {
                   Destination* destination = find(told.transfer);
                   if (destination == nullptr || destination->state != TransferState::kMoving) break;
-                  destination->sums_here[told.first_piece + i] = told.sums[i];
+                  destination->sums->here[told.first_piece + i] = told.sums[i];
                   compare_sums(*destination, told.first_piece + i);
                 }
               });
@@ -231,19 +238,20 @@ void Destinations::on(Peer& peer, const wire::Checksums& checksums) {
   for (std::uint32_t i = 0; i < checksums.crc32c.size(); ++i) {
     const std::uint32_t piece = checksums.first_piece + i;
     if (!destination->arrivals.is_awaited(piece)) continue;  // nobody asked, or it is late
-    destination->sums_there[piece] = checksums.crc32c[i];
+    destination->sums->there[piece] = checksums.crc32c[i];
     compare_sums(*destination, piece);
     if (destination->state != TransferState::kMoving) return;
   }
 }
 
 void Destinations::compare_sums(Destination& destination, std::uint32_t piece) {
-  auto here = destination.sums_here.find(piece);
-  auto there = destination.sums_there.find(piece);
-  if (here == destination.sums_here.end() || there == destination.sums_there.end()) return;
+  Destination::PieceSums& sums = *destination.sums;
+  auto here = sums.here.find(piece);
+  auto there = sums.there.find(piece);
+  if (here == sums.here.end() || there == sums.there.end()) return;
   const bool equal = here->second == there->second;
-  destination.sums_here.erase(here);
-  destination.sums_there.erase(there);
+  sums.here.erase(here);
+  sums.there.erase(there);
   if (equal) {
     if (!destination.arrivals.has(piece)) count_piece(destination, piece);
     return;
@@ -351,13 +359,15 @@ void Destinations::confirmed(Destination& destination, std::span<const std::uint
     if (!destination.arrivals.confirm(row)) continue;
     const std::uint32_t layer = destination.move->grid.first_layer + row;
     if (destination.handle) arrived(destination.handle, layer);
-    if (destination.expectation && destination.expectation->arrived(layer, *destination.move))
+    if (destination.expectation && destination.expectation->arrived(layer, destination))
       arrived(destination.expectation->handle(), layer);
   }
-  if (destination.arrivals.is_complete())
+  if (destination.arrivals.is_complete()) {
+    if (destination.expectation) destination.expectation->arrived(*destination.move);
     finish(destination);
-  else if (!destination.to_confirm.empty())
+  } else if (!destination.to_confirm.empty()) {
     mark(destination);
+  }
 }
 
 }  // namespace kvxfer

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/engine/eager.h"
+
 namespace kvxfer {
 namespace {
 
@@ -25,11 +27,14 @@ std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
   const Arrivals& arrivals = destination.arrivals;
   const bool all = !arrivals.has_begun() || destination.reason.code() == Code::kIntegrity;
   std::vector<bool> bad(grid.num_pairs, all);
-  for (std::uint32_t index = 0; !all && index < grid.num_pieces(); ++index) {
-    if (arrivals.has(index) && (!destination.one_sided || arrivals.is_confirmed(arrivals.row_of(index))))
-      continue;
-    const Piece piece = grid.piece(index);
-    for (std::uint32_t p = 0; p < piece.num_pairs; ++p) bad[piece.first_pair + p] = true;
+  const std::uint32_t num_columns = all ? 0 : grid.pieces_per_layer();
+  for (std::uint32_t column = 0; column < num_columns; ++column) {
+    bool whole = true;
+    for (std::uint32_t index = column; whole && index < grid.num_pieces(); index += num_columns)
+      whole =
+          arrivals.has(index) && (!destination.one_sided || arrivals.is_confirmed(arrivals.row_of(index)));
+    const Piece piece = grid.piece(column);
+    if (!whole) std::fill_n(bad.begin() + piece.first_pair, piece.num_pairs, true);
   }
   return blocks_of(move, Side::kDst, bad);
 }
@@ -38,15 +43,16 @@ std::vector<std::uint32_t> failed_blocks(const Destination& destination) {
 
 Destination& Destinations::add(std::unique_ptr<Destination> destination) {
   destination->set_timer(context_.timers, time_after(context_.now, destination->timeout_ns));
-  const TransferKey key = destination->key;
-  return *spare_.insert(destinations_, key, std::move(destination)).position->second;
+  return destinations_.add(std::move(destination));
 }
 
 void Destinations::request(Peer& peer, TransferKey key) {
   Destination& destination = *find(key);
   step(destination_transitions(), destination.state, TransferEvent::kTold);
   destination.asked_at = context_.now;
-  sessions_.send(peer, wire::Request{destination.spec()});
+  wire::Message message = wire::Request();
+  const TransferEnd::Told told(destination, std::get<wire::Request>(message).spec);
+  sessions_.send(peer, message);
   admission_.opened(destination);
 }
 
@@ -70,6 +76,11 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
     return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " has more layers ready than it has"};
   if (offer.fence_slot >= FenceTable::kNumSlots)
     return {Code::kProtocol, "OFFER: there is no fence slot " + std::to_string(offer.fence_slot)};
+  if (offer.pages.size() > context_.config.session.features.eager_nbytes)
+    return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " brings " +
+                                 std::to_string(offer.pages.size()) + " bytes of pages, at most " +
+                                 std::to_string(context_.config.session.features.eager_nbytes) +
+                                 " are taken"};
   const Result<Programs::Use> use = programs_.find(peer, spec, Side::kDst);
   if (!use.ok()) return refuse(use.status(), {});
   auto owned = std::make_unique<Destination>();
@@ -87,6 +98,10 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
   if (Status status = admission_.admit(peer, *owned); !status.ok()) return refuse(status, {});
   if (Status status = programs_.check(use.value(), *owned->move, Side::kDst); !status.ok())
     return refuse(status, {});
+  if (!offer.pages.empty() && eager_nbytes_of(*owned->move) != offer.pages.size())
+    return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " brings " +
+                                 std::to_string(offer.pages.size()) +
+                                 " bytes of pages, which is not what its program says"};
   owned->layers_ready = offer.layers_ready;
   owned->fence_slot = offer.fence_slot;
   owned->fence_generation = offer.fence_generation;
@@ -95,15 +110,15 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
   if (is_tagged && tag_memory_.size() != 0)  // its tag begins anew
     tag_memory_.take_written(wire::text_of(destination.notify), [](const TagMemory::Ended&) { return true; });
   if (Status status = authorize(destination); status.ok())
-    begin_moving(destination);
+    begin_moving(destination, offer.pages);
   else if (!may_wait || !may_come_true(status)) {
     if (given_up && status.code() == Code::kNotPermitted) {
       status = given_up->why;
       call_it(destination, given_up->context);
     }
     fail(destination, TransferEvent::kFail, std::move(status), true);
-  }
-  // else: it is parked until a caller expects its tag, or its time is over
+  } else  // until a caller expects its tag, a lease comes, or its time is over; its pages are asked for then
+    parked_.add(destination, destination.parked);
   return {};
 }
 
@@ -139,8 +154,9 @@ Status Destinations::authorize(Destination& destination) {
     if (expectation->handle()->has_own_context()) call_it(destination, expectation->handle()->context());
     unlike = expectation->covers(*destination.move);
     if (unlike.ok()) {
-      if (Status status = expectation->follow(*destination.move); !status.ok()) return status;
+      if (Status status = expectation->follow(*destination.move, destination); !status.ok()) return status;
       destination.expectation = expectation;
+      destination.leases.clear();
       if (!destination.context.empty()) expectation->handle()->set_other_context(destination.context);
       return {};
     }
@@ -149,23 +165,26 @@ Status Destinations::authorize(Destination& destination) {
   return found.ok() || unlike.ok() ? found : unlike;
 }
 
-void Destinations::let_in(SessionKey session) {
-  const auto is_parked = [](const TransferEnd& transfer) { return transfer.state == TransferState::kParked; };
-  for (const TransferKey& key : find(session, is_parked)) {
+void Destinations::let_in(const LeaseTerms& lease) {
+  let_in(parked_.of_blocks(*lease.holder, lease.region, lease.all_blocks, lease.blocks));
+}
+
+void Destinations::let_in(std::span<const TransferKey> parked) {
+  for (const TransferKey& key : parked) {
     Destination* destination = find(key);
     if (destination == nullptr || destination->state != TransferState::kParked) continue;
     if (Status status = authorize(*destination); status.ok())
       begin_moving(*destination);
-    else if (!may_come_true(status))
+    else if (may_come_true(status))
+      parked_.add(*destination, destination->parked);
+    else
       fail(*destination, TransferEvent::kFail, std::move(status), true);
   }
 }
 
 void Destinations::let_in(const Expectation& expectation) {
-  for (const SessionKey key : sessions_.keys()) let_in(key);
-  if (tag_memory_.size() == 0 || expectation.complete()) return;
-  const auto is_writer = [&](const auto& entry) { return entry.second->expectation.get() == &expectation; };
-  if (std::any_of(destinations_.begin(), destinations_.end(), is_writer)) return;
+  let_in(parked_.of_tag(expectation.tag()));
+  if (tag_memory_.size() == 0 || expectation.complete() || !expectation.writers().empty()) return;
   const auto written = tag_memory_.take_written(
       wire::text_of(expectation.tag()),
       [&](const TagMemory::Ended& ended) { return expectation.concerns(*ended.peer, ended.region); });
@@ -174,11 +193,16 @@ void Destinations::let_in(const Expectation& expectation) {
   end_expectation(expectation.handle()->id(), TransferState::kFailed, written->why);
 }
 
-void Destinations::begin_moving(Destination& destination) {
+void Destinations::begin_moving(Destination& destination, wire::ByteSpan pages) {
   if (destination.state == TransferState::kParked)
     step(destination_transitions(), destination.state, TransferEvent::kAuthorized);
+  parked_.remove(destination.parked);
+  leases_.let_in(destination);
   const PieceGrid& grid = destination.move->grid;
+  if (destination.integrity) destination.sums = std::make_unique<Destination::PieceSums>();
   destination.arrivals.begin(grid);
+  if (!pages.empty() && destination.memory == MemoryKind::kHost && !destination.integrity)
+    return land(destination, pages);
   if (grid.num_pieces() != 0) return list(destination);
   std::vector<std::uint32_t> rows(grid.num_layers);  // no blocks: every layer is in
   std::iota(rows.begin(), rows.end(), 0);
@@ -238,6 +262,7 @@ void Destinations::finish(Destination& destination) {
 void Destinations::fail(Destination& destination, TransferEvent event, Status why, bool tell_peer) {
   const bool told = destination.state != TransferState::kQueued;
   if (!step(destination_transitions(), destination.state, event)) return end_again(destination);
+  parked_.remove(destination.parked);
   context_.timers.clear(destination.timer);
   destination.reason = as_loss(std::move(why));
   destination.to_credit.clear();
@@ -279,9 +304,8 @@ void Destinations::drained(Destination& destination) {
   handles_.end(destination.handle, destination.state, destination.reason,
                done ? std::vector<std::uint32_t>{} : failed_blocks(destination));
   const std::shared_ptr<Expectation> expectation = std::move(destination.expectation);
-  auto found = destinations_.find(destination.key);
-  context_.keep_for_this_round(std::move(found->second));
-  spare_.erase(destinations_, found);
+  if (expectation != nullptr) expectation->drained(destination);
+  context_.keep_for_this_round(destinations_.take(destination.key));
   draining_.ended(destination);
   if (expectation == nullptr || expectations_.drained(*expectation)) return;
   const std::uint64_t id = expectation->handle()->id();
@@ -297,22 +321,15 @@ void Destinations::end_expectation(std::uint64_t handle, TransferState state, St
   const std::shared_ptr<Expectation> expectation = expectations_.find(handle);
   if (expectation == nullptr) return;
   std::vector<TransferKey> writers;
-  for (const auto& [key, destination] : destinations_)
-    if (destination->expectation == expectation) writers.push_back(key);
+  for (const Writer* each = expectation->writers().first(); each != nullptr;
+       each = LinkedList<Writer>::after(*each))
+    writers.push_back(static_cast<const Destination*>(each)->key);
   expectations_.end(expectation, state, why, writers.size());
   const Status reason = state == TransferState::kDone
                             ? Status(Code::kRefused, "its blocks had all arrived by other transfers")
                             : why;
   for (const TransferKey& writer : writers)
     context_.serve(writer.first, [&] { fail(writer, TransferEvent::kFail, reason, true); });
-}
-
-std::vector<TransferKey> Destinations::find(std::optional<SessionKey> session, const Meant& meant) const {
-  std::vector<TransferKey> keys;
-  for (auto it = destinations_.lower_bound({session.value_or(0), 0});
-       it != destinations_.end() && (!session || it->first.first == *session); ++it)
-    if (meant(*it->second)) keys.push_back(it->first);
-  return keys;
 }
 
 // As Sources::let_streams_go.

@@ -5,8 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -21,6 +19,7 @@
 #include "core/engine/expectations.h"
 #include "core/engine/handles.h"
 #include "core/engine/leases.h"
+#include "core/engine/parked.h"
 #include "core/engine/peer_regions.h"
 #include "core/engine/programs.h"
 #include "core/engine/rails.h"
@@ -28,12 +27,12 @@
 #include "core/engine/sums.h"
 #include "core/engine/tag_memory.h"
 #include "core/engine/transfer_end.h"
+#include "core/engine/transfer_table.h"
 #include "core/engine/turns.h"
-#include "core/spare_nodes.h"
 
 namespace kvxfer {
 
-struct Destination : TransferEnd {
+struct Destination : TransferEnd, Writer {
   Destination() : TransferEnd(TimerKind::kDestination) {}
 
   std::uint32_t fence_slot = 0;  // the source's
@@ -42,13 +41,15 @@ struct Destination : TransferEnd {
   bool lease_renewable = false;
   Time asked_at = 0;
   std::shared_ptr<Expectation> expectation;
+  Parked::Place parked;
   Arrivals arrivals;
   std::vector<std::uint32_t> to_confirm;  // layers that are in
   std::vector<std::uint32_t> confirming;  // covered by the fence check that is posted
   bool listed = false;                    // among those whose turn comes
   bool dirty = false;                     // has layers to confirm or credits to send
   bool one_sided = false;                 // some piece in was fetched: only the fence word confirms
-  std::unordered_map<std::uint32_t, std::uint32_t> sums_here, sums_there;  // integrity
+  struct PieceSums { std::unordered_map<std::uint32_t, std::uint32_t> here, there; };
+  std::unique_ptr<PieceSums> sums;  // with integrity: those that wait for the other end's
   // Posted in this round, to be asked for: pieces and their rails, as CREDIT names them.
   std::vector<std::pair<wire::RailName, std::uint32_t>> to_credit;
 };
@@ -84,7 +85,7 @@ class Destinations {
 
   // ---- what happens to them
   void completed(const Rails::Completed& work, const Completion& completion);
-  void let_in(SessionKey session);  // a lease came, or an expectation: parked ones may begin
+  void let_in(const LeaseTerms& lease);  // a peer's, to write: parked ones may begin
   // An expectation that came: what waited for it begins. Where nothing did, but a write of its tag ended before it
   // was expected, it fails with what happened to that.
   void let_in(const Expectation& expectation);
@@ -96,13 +97,10 @@ class Destinations {
   void begin_round();
 
   // ---- ends
-  bool contains(TransferKey key) const { return destinations_.contains(key); }
+  const TransferTable<Destination>& all() const noexcept { return destinations_; }  // those that drain, too
   void fail(TransferKey key, TransferEvent event, Status why, bool tell_peer);
   // Its writers lose their right; its handle ends when the last of them has drained.
   void end_expectation(std::uint64_t handle, TransferState state, Status why);
-  using Meant = std::function<bool(const TransferEnd&)>;
-  // Of one session or of all; those that drain are meant as well.
-  std::vector<TransferKey> find(std::optional<SessionKey> session, const Meant& meant) const;
   void remove_session(SessionKey session) { turns_.remove_session(session); }
   void let_streams_go();
   void abandon();  // what is posted completes no more
@@ -111,13 +109,11 @@ class Destinations {
 
  private:
   // destinations.cpp
-  Destination* find(TransferKey key) {
-    auto found = destinations_.find(key);
-    return found == destinations_.end() ? nullptr : found->second.get();
-  }
+  Destination* find(TransferKey key) { return destinations_.find(key); }
+  void let_in(std::span<const TransferKey> parked);
   Status authorize(Destination& destination);
   void remember(const Destination& destination, const Status& why);
-  void begin_moving(Destination& destination);
+  void begin_moving(Destination& destination, wire::ByteSpan pages = {});
   void finish(Destination& destination);
   void fail(Destination& destination, TransferEvent event, Status why, bool tell_peer);
   void end_again(Destination& destination);
@@ -132,6 +128,7 @@ class Destinations {
   void flush_credits(Destination& destination);
   void redo(Destination& destination, std::uint32_t piece);
   void piece_in(Destination& destination, std::uint32_t piece);
+  void land(Destination& destination, wire::ByteSpan pages);
   void compare_sums(Destination& destination, std::uint32_t piece);
   void count_piece(Destination& destination, std::uint32_t piece);
   void confirm(Destination& destination);
@@ -152,8 +149,8 @@ class Destinations {
   Admission& admission_;
   Handles& handles_;
   Draining& draining_;
-  std::map<TransferKey, std::unique_ptr<Destination>> destinations_;
-  SpareNodes<std::map<TransferKey, std::unique_ptr<Destination>>> spare_;
+  TransferTable<Destination> destinations_;
+  Parked parked_;
   Turns turns_;
   Sums sums_{Side::kDst};  // to be compared
   std::vector<TransferKey> dirty_;  // with layers to confirm or credits to send

@@ -1,5 +1,7 @@
 #include "core/engine/expectations.h"
 
+#include <algorithm>
+
 namespace kvxfer {
 Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId region_id,
                                                        std::vector<std::uint32_t> blocks,
@@ -26,8 +28,11 @@ Result<std::shared_ptr<Expectation>> Expectations::add(wire::Bytes tag, RegionId
   if (from && sessions_.find_open(*from) == nullptr) return sessions_.lost_status(*from);
   if (Status status = check_blocks(blocks, local->num_blocks, true, "blocks", local->name); !status.ok())
     return status;
+  if (!from) leases_.ended().make_room(region_id, local->num_blocks, blocks);
   auto handle = handles_.make(first_layer, num_layers, std::move(context));
   const std::uint64_t id = handle->id();
+  by_region_.emplace(region_id, id);
+  if (from) by_writer_.emplace(*from, id);
   tags_.emplace(wire::text_of(tag), id);
   tag_memory_.forget_ours(wire::text_of(tag));
   Expected& expected = expectations_[id];
@@ -48,20 +53,23 @@ std::shared_ptr<Expectation> Expectations::find(const TransferEnd& transfer) con
 std::vector<std::uint64_t> Expectations::all() const {
   std::vector<std::uint64_t> handles;
   for (const auto& [handle, expected] : expectations_) handles.push_back(handle);
+  std::sort(handles.begin(), handles.end());  // as they were named
   return handles;
 }
 
 std::vector<std::uint64_t> Expectations::of_region(RegionId region) const {
   std::vector<std::uint64_t> handles;
-  for (const auto& [handle, expected] : expectations_)
-    if (expected.expectation->region() == region) handles.push_back(handle);
+  for (auto each = by_region_.lower_bound({region, 0}); each != by_region_.end() && each->first == region;
+       ++each)
+    handles.push_back(each->second);
   return handles;
 }
 
 std::vector<std::uint64_t> Expectations::from(SessionKey session) const {
   std::vector<std::uint64_t> handles;
-  for (const auto& [handle, expected] : expectations_)
-    if (expected.expectation->from() == session) handles.push_back(handle);
+  for (auto each = by_writer_.lower_bound({session, 0}); each != by_writer_.end() && each->first == session;
+       ++each)
+    handles.push_back(each->second);
   return handles;
 }
 
@@ -102,13 +110,10 @@ void Expectations::end(const std::shared_ptr<Expectation>& expectation, Transfer
   const std::uint64_t handle = expectation->handle()->id();
   // First what takes memory.
   ending_.insert_or_assign(handle, Ending{expectation, state, why, num_draining});
-  BitSet blocks(regions_.find(expectation->region())->num_blocks);
-  for (const std::uint32_t block : expectation->blocks()) blocks.insert(block);
-  for (const SessionKey key : sessions_.keys())
-    if (!expectation->from() || expectation->from() == key)
-      context_.serve(
-          key, [&] { leases_.remember_ended(key, expectation->region(), wire::LeaseMode::kWrite, blocks); });
+  remember_ended(*expectation);
   tags_.erase(wire::text_of(expectation->tag()));
+  by_region_.erase({expectation->region(), handle});
+  if (expectation->from()) by_writer_.erase({*expectation->from(), handle});
   const auto found = expectations_.find(handle);
   context_.timers.clear(found->second.timer);
   expectations_.erase(found);
@@ -116,6 +121,18 @@ void Expectations::end(const std::shared_ptr<Expectation>& expectation, Transfer
   if (num_draining != 0) return;
   ending_.erase(handle);
   fenced(*expectation, state, why);
+}
+
+// Who wrote under it may write more that is meant for it.
+void Expectations::remember_ended(const Expectation& expectation) {
+  if (!expectation.from())
+    return leases_.ended().add_for_all(expectation.region(), expectation.blocks(), sessions_.next_key());
+  if (sessions_.find(*expectation.from()) == nullptr) return;
+  context_.serve(*expectation.from(), [&] {
+    SparseBitSet blocks(regions_.find(expectation.region())->num_blocks);
+    for (const std::uint32_t block : expectation.blocks()) blocks.insert(block);
+    leases_.ended().add(*expectation.from(), expectation.region(), wire::LeaseMode::kWrite, blocks);
+  });
 }
 
 bool Expectations::drained(const Expectation& expectation) {

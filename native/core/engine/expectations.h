@@ -5,10 +5,12 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/engine/context.h"
@@ -81,6 +83,7 @@ class Expectations {
     Status why;
     std::size_t num_draining;
   };
+  void remember_ended(const Expectation& expectation);
   void fenced(const Expectation& expectation, TransferState state, const Status& why);
 
   Context& context_;
@@ -89,9 +92,11 @@ class Expectations {
   Leases& leases_;
   Handles& handles_;
   TagMemory& tag_memory_;
-  std::map<std::uint64_t, Expected> expectations_;  // by handle
-  std::map<std::uint64_t, Ending> ending_;  // by handle
-  std::map<std::string, std::uint64_t> tags_;  // -> handle
+  std::unordered_map<std::uint64_t, Expected> expectations_;  // by handle
+  std::unordered_map<std::uint64_t, Ending> ending_;  // by handle
+  std::unordered_map<std::string, std::uint64_t> tags_;  // -> handle; all are our callers'
+  std::set<std::pair<RegionId, std::uint64_t>> by_region_;  // of expectations_: handles
+  std::set<std::pair<SessionKey, std::uint64_t>> by_writer_;  // those of one writer alone
 };
 
 }  // namespace kvxfer

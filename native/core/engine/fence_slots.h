@@ -1,7 +1,13 @@
 // The words of the fence table: each transfer that a source serves has one, which is bumped when its right ends.
+//
+// A session may take another while it has fewer than are free: one that serves nobody else gets half of them, and
+// however many each want more than there are, what is left is for those that have few. So transfers that are parked at
+// one peer keep no other from being served.
 #pragma once
 
 #include <cstdint>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/engine/context.h"
@@ -15,28 +21,40 @@ class FenceSlots {
     std::uint32_t index = 0;
     std::uint64_t generation = 0;  // while the right holds
     Charge charge;  // of a peer that asked for the transfer
+    SessionKey session = 0;
   };
 
-  explicit FenceSlots(Context& context) : context_(context) {
-    free_.reserve(FenceTable::kNumSlots);
-    for (std::uint32_t slot = FenceTable::kNumSlots; slot-- > 0;) free_.push_back(slot);
-  }
+  // Room for all: giving one back takes no memory.
+  explicit FenceSlots(Context& context) : context_(context) { free_.reserve(FenceTable::kNumSlots); }
 
-  bool empty() const noexcept { return free_.empty(); }
-  Slot take(Charge charge = {}) {
-    const std::uint32_t index = free_.back();
-    free_.pop_back();
-    return {index, context_.host.fence_generation(index), std::move(charge)};
+  bool has_room(SessionKey session) const noexcept {
+    const auto found = used_.find(session);
+    return (found == used_.end() ? 0 : found->second) < num_free();
+  }
+  Slot take(SessionKey session, Charge charge = {}) {  // where there is room
+    ++used_[session];
+    std::uint32_t index = next_;
+    if (free_.empty())
+      ++next_;
+    else
+      index = free_.back(), free_.pop_back();
+    return {index, context_.host.fence_generation(index), std::move(charge), session};
   }
   void give_back(const Slot& slot) {
     context_.host.bump_fence(slot.index);
     free_.push_back(slot.index);
+    if (const auto found = used_.find(slot.session); found != used_.end()) --found->second;
   }
-  std::size_t num_used() const noexcept { return FenceTable::kNumSlots - free_.size(); }
+  void remove_session(SessionKey session) { used_.erase(session); }  // what it drains still comes back
+  std::size_t num_used() const noexcept { return FenceTable::kNumSlots - num_free(); }
 
  private:
+  std::size_t num_free() const noexcept { return FenceTable::kNumSlots - next_ + free_.size(); }
+
   Context& context_;
-  std::vector<std::uint32_t> free_;
+  std::uint32_t next_ = 0;  // never taken yet, and all behind it
+  std::vector<std::uint32_t> free_;  // those that came back: taken again first
+  std::unordered_map<SessionKey, std::uint32_t> used_;
 };
 
 }  // namespace kvxfer

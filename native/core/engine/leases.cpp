@@ -43,11 +43,12 @@ Result<LeaseId> Leases::grant(Peer* holder, LeaseTerms terms) {
   if (Status status = check_terms(terms); !status.ok()) return status;
   const LeaseId id = holder != nullptr ? next_++ : terms.bearer_id != 0 ? terms.bearer_id : draw_bearer_id();
   const std::uint32_t num_blocks = regions_.find(terms.region)->num_blocks;
+  by_region_.emplace(terms.region, id);
   Granted& granted =
       leases_.emplace(id, Granted{Lease(id, terms, num_blocks, context_.now), {}}).first->second;
   context_.timers.set(granted.timer, granted.lease.expires_at(), TimerKind::kLease, id);
   if (holder == nullptr) return id;
-  holders_[holder->key()].leases.push_back(id);
+  holders_[holder->key()].leases.insert(id);
   granted.told_by = holder->session().next_heartbeat();
   sessions_.send(*holder, wire::Lease{id,
                                       terms.region,
@@ -107,19 +108,19 @@ const std::string& Leases::name_of(SessionKey peer) const {
   return session != nullptr ? session->name() : kNameless;
 }
 
-std::vector<const Lease*> Leases::candidates(const TransferEnd& transfer, wire::LeaseMode mode) const {
-  std::vector<const Lease*> candidates;
+std::span<const Lease* const> Leases::candidates(const TransferEnd& transfer, wire::LeaseMode mode) const {
+  candidates_.clear();
   const SessionKey peer = transfer.key.first;
   const auto consider = [&](LeaseId id) {
     if (const Lease* lease = find(id); lease != nullptr && lease->region() == transfer.region &&
                                        lease->mode() == mode && admits(*lease, peer))
-      candidates.push_back(lease);
+      candidates_.push_back(lease);
   };
   if (transfer.lease_named)
     consider(transfer.lease);
   else if (const auto holder = holders_.find(peer); holder != holders_.end())
     for (const LeaseId id : holder->second.leases) consider(id);
-  return candidates;
+  return candidates_;
 }
 
 Status Leases::none_covers(const TransferEnd& transfer, wire::LeaseMode mode, const std::string& what) const {
@@ -151,15 +152,10 @@ Status Leases::find_any(const TransferEnd& transfer, wire::LeaseMode mode) const
 
 Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
   const bool write = mode == wire::LeaseMode::kWrite;
-  const std::vector<const Lease*> candidates = this->candidates(transfer, mode);
+  const std::span<const Lease* const> candidates = this->candidates(transfer, mode);
   transfer.leases.clear();
   if (transfer.lease_named && candidates.empty()) return none_covers(transfer, mode, "blocks ");
-  const auto holder = holders_.find(transfer.key.first);
-  const BitSet* ended_on = nullptr;
-  if (holder != holders_.end())
-    if (auto found = holder->second.ended_on.find({transfer.region, mode});
-        found != holder->second.ended_on.end())
-      ended_on = &found->second;
+  const EndedRights::OfSession ended_on = ended_rights_.of(transfer.key.first, transfer.region, mode);
   // Blocks of one request mostly share a lease, and mostly one that its poster knew.
   const Lease* last = nullptr;
   for (std::uint32_t pair = 0; pair < transfer.move->grid.num_pairs; ++pair) {
@@ -168,12 +164,12 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
     bool came_later = false;
     auto found = std::find_if(candidates.begin(), candidates.end(), [&](const Lease* lease) {
       if (!lease->covers(block)) return false;
-      const bool later = !transfer.lease_named && lease->id() > transfer.lease && ended_on != nullptr &&
-                         ended_on->contains(block);
+      const bool later = !transfer.lease_named && lease->id() > transfer.lease && ended_on.contains(block);
       came_later = came_later || later;
       return !later;
     });
     if (found == candidates.end()) {
+      transfer.lacks_block = block;
       const std::string block_in_words = "block " + std::to_string(block) + " ";
       const std::string named = block_in_words + "of region " + quoted(regions_.find(transfer.region)->name);
       if (came_later)
@@ -185,7 +181,7 @@ Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
     }
     if (std::find(transfer.leases.begin(), transfer.leases.end(), (*found)->id()) == transfer.leases.end())
       transfer.leases.push_back((*found)->id());
-    const bool known = transfer.lease_named || (*found)->id() <= transfer.lease || ended_on == nullptr;
+    const bool known = transfer.lease_named || (*found)->id() <= transfer.lease || !ended_on.any();
     last = known ? *found : nullptr;
   }
   return {};
@@ -197,31 +193,47 @@ Leases::Window Leases::window(const TransferEnd& transfer) const {
   for (const LeaseId id : transfer.leases) {
     const Lease& lease = *find(id);
     whole = std::min(whole, lease.ttl_ns());
-    left = std::min(left, lease.expires_at() - context_.now);
+    const Time renewed = lease.renewable() ? time_after(heard_at(lease), lease.ttl_ns()) : 0;
+    left = std::min(left, std::max(lease.expires_at(), renewed) - context_.now);
     renewable = renewable && lease.renewable();
   }
   return {std::max<Time>(0, renewable ? whole : left), renewable};
 }
 
 void Leases::renew(SessionKey holder) {
-  auto found = holders_.find(holder);
-  if (found == holders_.end()) return;
-  for (const LeaseId id : found->second.leases)
-    if (auto granted = leases_.find(id); granted != leases_.end()) granted->second.lease.renew(context_.now);
+  if (auto found = holders_.find(holder); found != holders_.end()) found->second.heard_at = context_.now;
+}
+
+Time Leases::heard_at(const Lease& lease) const {
+  const auto found = lease.holder() ? holders_.find(*lease.holder()) : holders_.end();
+  return found == holders_.end() ? 0 : found->second.heard_at;
 }
 
 // ---- ends ---------------------------------------------------------------------------------------
 
 std::vector<LeaseId> Leases::of_region(RegionId region) const {
   std::vector<LeaseId> ids;
-  for (const auto& [id, granted] : leases_)
-    if (granted.lease.region() == region) ids.push_back(id);
+  for (auto each = by_region_.lower_bound({region, 0}); each != by_region_.end() && each->first == region;
+       ++each)
+    ids.push_back(each->second);
   return ids;
+}
+
+void Leases::let_in(const TransferEnd& transfer) {
+  for (const LeaseId id : transfer.leases) spare_.insert(transfers_, std::pair(id, transfer.key));
+}
+
+std::vector<TransferKey> Leases::transfers_under(LeaseId id) const {
+  std::vector<TransferKey> keys;
+  for (auto each = transfers_.lower_bound({id, {}}); each != transfers_.end() && each->first == id; ++each)
+    keys.push_back(each->second);
+  return keys;
 }
 
 std::vector<LeaseId> Leases::of_holder(SessionKey holder) const {
   auto found = holders_.find(holder);
-  return found == holders_.end() ? std::vector<LeaseId>{} : found->second.leases;
+  if (found == holders_.end()) return {};
+  return {found->second.leases.begin(), found->second.leases.end()};
 }
 
 bool Leases::has_expired(LeaseId id, Status& why) {
@@ -229,6 +241,7 @@ bool Leases::has_expired(LeaseId id, Status& why) {
   if (found == leases_.end()) return false;
   Granted& granted = found->second;
   granted.timer.reset();
+  granted.lease.renew(heard_at(granted.lease));
   if (granted.lease.expires_at() > context_.now) {
     context_.timers.set(granted.timer, granted.lease.expires_at(), TimerKind::kLease, id);
     return false;
@@ -252,6 +265,7 @@ std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event, const Status& wh
   context_.timers.clear(found->second.timer);
   if (found->second.awaited) context_.host.emit({.kind = EventKind::kLeaseTold, .lease = id});
   std::optional<Lease> lease(std::move(found->second.lease));
+  by_region_.erase({lease->region(), id});
   leases_.erase(found);
   return lease;
 }
@@ -259,8 +273,8 @@ std::optional<Lease> Leases::take(LeaseId id, LeaseEvent event, const Status& wh
 void Leases::tell_ended(const Lease& lease, const Status& why, std::size_t num_draining) {
   if (Peer* peer = lease.holder() ? sessions_.find(*lease.holder()) : nullptr)
     context_.serve(peer->key(), [&] {
-      std::erase(holders_[peer->key()].leases, lease.id());
-      remember_ended(peer->key(), lease.region(), lease.mode(), lease.blocks());
+      holders_[peer->key()].leases.erase(lease.id());
+      ended_rights_.add(peer->key(), lease.region(), lease.mode(), lease.blocks());
       sessions_.send(*peer, wire::LeaseEnded{lease.id(), why.code()});
       sessions_.flush(*peer);
     });
@@ -268,13 +282,16 @@ void Leases::tell_ended(const Lease& lease, const Status& why, std::size_t num_d
 }
 
 void Leases::drained(const TransferEnd& transfer) {
-  if (ending_.empty()) return;
-  for (const LeaseId id : transfer.leases)
+  for (const LeaseId id : transfer.leases) {
+    const auto under = transfers_.find({id, transfer.key});
+    if (under == transfers_.end()) continue;  // it was never let in
+    spare_.erase(transfers_, under);
     if (auto found = ending_.find(id); found != ending_.end() && --found->second.num_draining == 0) {
       const Ending lease = std::move(found->second);
       ending_.erase(found);
       fenced(id, lease.holder, lease.state, lease.why);
     }
+  }
 }
 
 void Leases::fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState state, const Status& why) {
@@ -294,13 +311,6 @@ void Leases::fenced(LeaseId id, std::optional<SessionKey> holder, LeaseState sta
 }
 
 // ---- what peers know and told --------------------------------------------------------------------
-
-void Leases::forget_region(SessionKey holder, RegionId region) {
-  auto found = holders_.find(holder);
-  if (found == holders_.end()) return;
-  found->second.ended_on.erase({region, wire::LeaseMode::kRead});
-  found->second.ended_on.erase({region, wire::LeaseMode::kWrite});
-}
 
 void Leases::told(const Peer& peer, const wire::Lease& lease) {
   LeaseId& newest = holders_[peer.key()].newest_told;

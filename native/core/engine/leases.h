@@ -9,16 +9,20 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "core/ended_rights.h"
 #include "core/engine/context.h"
 #include "core/engine/regions.h"
 #include "core/engine/sessions.h"
 #include "core/engine/transfer_end.h"
 #include "core/lease.h"
+#include "core/spare_nodes.h"
 
 namespace kvxfer {
 
@@ -48,9 +52,12 @@ class Leases {
     bool renewable;
   };
   Window window(const TransferEnd& transfer) const;
-  void renew(SessionKey holder);
+  // It begins under the leases that were found, and ends with any of them.
+  void let_in(const TransferEnd& transfer);
+  void renew(SessionKey holder);  // all that it holds, whichever of them is looked at later
 
   // ---- ends, in this order
+  std::vector<TransferKey> transfers_under(LeaseId id) const;  // those that drain, too
   std::vector<LeaseId> of_region(RegionId region) const;
   std::vector<LeaseId> of_holder(SessionKey holder) const;
   // On its timer: true when its time is over, else it is asked again later.
@@ -67,12 +74,11 @@ class Leases {
   void drained(const TransferEnd& transfer);
 
   // ---- what peers know and told
-  // Blocks on which a right of this peer's ended.
-  void remember_ended(SessionKey holder, RegionId region, wire::LeaseMode mode, const BitSet& blocks) {
-    holders_[holder].ended_on[{region, mode}].insert(blocks);
+  EndedRights& ended() noexcept { return ended_rights_; }
+  void remove_session(SessionKey holder) {
+    holders_.erase(holder);
+    ended_rights_.forget_session(holder);
   }
-  void forget_region(SessionKey holder, RegionId region);
-  void remove_session(SessionKey holder) { holders_.erase(holder); }
   void told(const Peer& peer, const wire::Lease& lease);
   LeaseId newest_told(SessionKey grantor) const;
 
@@ -86,8 +92,8 @@ class Leases {
     bool awaited = false;  // somebody waits for that
   };
   struct Holder {
-    std::vector<LeaseId> leases;  // that we granted to it
-    std::map<std::pair<RegionId, wire::LeaseMode>, BitSet> ended_on;
+    std::set<LeaseId> leases;  // that we granted to it
+    Time heard_at = 0;  // its newest heartbeat, which renewed them
     LeaseId newest_told = 0;  // of those that it granted
     std::vector<LeaseId> awaited;  // those of `leases`
   };
@@ -98,11 +104,13 @@ class Leases {
     std::size_t num_draining;
   };
   const std::string& name_of(SessionKey peer) const;
+  Time heard_at(const Lease& lease) const;  // its holder
   bool admits(const Lease& lease, SessionKey peer) const { return lease.admits(peer, name_of(peer)); }
   bool is_known(LeaseId id) const {
     return leases_.contains(id) || ending_.contains(id) || ended_.contains(id);
   }
-  std::vector<const Lease*> candidates(const TransferEnd& transfer, wire::LeaseMode mode) const;
+  // Until the next call.
+  std::span<const Lease* const> candidates(const TransferEnd& transfer, wire::LeaseMode mode) const;
   Status none_covers(const TransferEnd& transfer, wire::LeaseMode mode, const std::string& what) const;
   Status check_terms(const LeaseTerms& terms) const;
   LeaseId draw_bearer_id();
@@ -114,9 +122,14 @@ class Leases {
   LeaseId next_ = 1;
   std::map<LeaseId, Granted> leases_;
   std::map<LeaseId, Ending> ending_;
+  std::set<std::pair<RegionId, LeaseId>> by_region_;  // of leases_
+  std::set<std::pair<LeaseId, TransferKey>> transfers_;  // under leases_ and ending_
+  SpareNodes<std::set<std::pair<LeaseId, TransferKey>>> spare_;
   std::unordered_map<LeaseId, LeaseState> ended_;
   std::deque<LeaseId> ended_ids_;  // those, as they ended: the newest kMaxEnded
   std::map<SessionKey, Holder> holders_;
+  EndedRights ended_rights_;
+  mutable std::vector<const Lease*> candidates_;  // kept, as making it costs
 };
 
 }  // namespace kvxfer

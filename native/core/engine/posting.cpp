@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/copy/pack.h"
+#include "core/engine/eager.h"
 
 namespace kvxfer {
 
@@ -83,6 +84,7 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
   if (write) {
     auto source = std::make_unique<Source>();
     fill(*source);
+    source->eager_nbytes = eager_nbytes(*peer, *source);
     transfer = &sources_.add(std::move(source));
   } else {
     auto destination = std::make_unique<Destination>();
@@ -119,6 +121,21 @@ std::uint32_t Posting::pairs_per_piece(const TransferRequest& request, const Cop
   const std::uint64_t per_piece = std::max(std::max<std::uint64_t>(1, wanted_nbytes / unit_nbytes),
                                            (num_pairs + most_per_layer - 1) / most_per_layer);
   return static_cast<std::uint32_t>(std::min(per_piece, std::max<std::uint64_t>(1, num_pairs)));
+}
+
+// All of its bytes, where they may go with its OFFER; else 0. Not where the peer can fetch them itself: that is as many
+// trips, and copies them once.
+std::uint32_t Posting::eager_nbytes(const Peer& peer, const Source& source) const {
+  const std::uint32_t most =
+      std::min(context_.config.session.features.eager_nbytes, peer.session().peer_features().eager_nbytes);
+  if (most == 0 || source.memory != MemoryKind::kHost || source.integrity) return 0;
+  const auto fetches = [](const Rail* rail) {
+    return rail->capabilities().one_sided && rail->capabilities().memory.has(MemoryKind::kHost);
+  };
+  const auto& rails = rails_.of(peer.key());
+  if (std::any_of(rails.begin(), rails.end(), fetches)) return 0;
+  const std::uint32_t nbytes = eager_nbytes_of(*source.move);
+  return nbytes > most ? 0 : nbytes;
 }
 
 // False: not now.

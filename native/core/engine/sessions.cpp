@@ -49,6 +49,7 @@ void Sessions::remove(SessionKey key, const Status& why) {
   // From here on nothing takes memory.
   std::unique_ptr<Peer> peer = std::move(found->second);
   peers_.erase(found);
+  forget_names(*peer);
   context_.timers.clear(peer->timer_);
   admit(*peer);
   if (lost_.size() > kMaxLost) lost_.erase(lost_.begin());
@@ -63,12 +64,11 @@ Status Sessions::lost_status(SessionKey key) const {
 }
 
 Session* Sessions::find_session(const wire::Id128& id, SessionKey& key) {
-  for (auto& [number, peer] : peers_)
-    if (peer->is_open() && peer->session().id() == id) {
-      key = number;
-      return &peer->session();
-    }
-  return nullptr;
+  const auto found = by_id_.find(id);
+  Peer* const peer = found == by_id_.end() ? nullptr : find_open(found->second);
+  if (peer == nullptr) return nullptr;
+  key = peer->key();
+  return &peer->session();
 }
 
 std::vector<SessionKey> Sessions::keys() const {
@@ -88,10 +88,13 @@ std::vector<SessionKey> Sessions::up() const {
 std::vector<SessionKey> Sessions::older_namesakes(const Peer& peer) const {
   const wire::Identity& identity = peer.session().peer();
   std::vector<SessionKey> older;
-  for (const auto& [key, other] : peers_)
-    if (key != peer.key() && other->was_open_ && !is_held(*other) && other->name() == identity.name &&
+  for (auto named = names_.lower_bound({identity.name, 0});
+       named != names_.end() && named->first == identity.name; ++named) {
+    const Peer* const other = find(named->second);
+    if (other->key() != peer.key() && !is_held(*other) &&
         other->session().peer().incarnation != identity.incarnation)
-      older.push_back(key);
+      older.push_back(other->key());
+  }
   return older;
 }
 
@@ -127,7 +130,15 @@ Result<std::optional<wire::Message>> Sessions::receive(Peer& peer, wire::ByteSpa
 }
 
 bool Sessions::has_opened(Peer& peer) {
-  return !peer.was_open_ && peer.is_open() && !std::exchange(peer.was_open_, true);
+  if (peer.was_open_ || !peer.is_open()) return false;
+  peer.named_ = names_.emplace(peer.name(), peer.key_).first;
+  if (peer.role() == SessionRole::kAcceptor) by_id_.insert_or_assign(peer.session_->id(), peer.key_);
+  return peer.was_open_ = true;
+}
+
+void Sessions::forget_names(const Peer& peer) noexcept {
+  if (peer.named_) names_.erase(*peer.named_);
+  if (peer.role() == SessionRole::kAcceptor) by_id_.erase(peer.session_->id());
 }
 
 bool Sessions::heard_heartbeat(Peer& peer) {

@@ -8,7 +8,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/control/session.h"
@@ -19,6 +21,9 @@ namespace kvxfer {
 
 // Of what went wrong with one peer, or with one region of a peer.
 inline constexpr std::size_t kMaxNotes = 64;
+
+// Open sessions, by the names of their peers.
+using PeerNames = std::set<std::pair<std::string, SessionKey>>;
 
 class Peer {
  public:
@@ -49,6 +54,7 @@ class Peer {
   const std::shared_ptr<Budget> budget_;
   std::vector<std::string> notes_;
   std::map<std::uint16_t, std::string> rail_notes_;  // by index: why it is not up
+  std::optional<PeerNames::iterator> named_;
   Time heartbeat_seen_ = 0;
   std::uint64_t acknowledgement_seen_ = 0;
   bool was_open_ = false, regions_known_ = false, up_ = false;
@@ -81,6 +87,7 @@ class Sessions {
   Status lost_status(SessionKey key) const;
   Session* find_session(const wire::Id128& id, SessionKey& key);
   std::vector<SessionKey> keys() const;
+  SessionKey next_key() const noexcept { return next_key_; }  // sessions are numbered as they come
   std::vector<SessionKey> up() const;  // those that callers were told of
 
   // ---- names: a newcomer waits while an older session of its name, of another process, may still answer
@@ -99,7 +106,8 @@ class Sessions {
   void dialling(Peer& peer);
   // Of the session's own frames nothing comes out. An error: it closed, for that reason.
   Result<std::optional<wire::Message>> receive(Peer& peer, wire::ByteSpan frame);
-  bool has_opened(Peer& peer);  // true once
+  bool has_opened(
+      Peer& peer);  // true once; from then on it is found by its name, and by its number where it called
   bool heard_heartbeat(Peer& peer);  // true once for each
   bool heard_acknowledgement(Peer& peer);  // of ours; true once for each
   Status disconnected(Peer& peer, const std::string& why);
@@ -138,10 +146,14 @@ class Sessions {
 
  private:
   void schedule(Peer& peer);
+  void forget_names(const Peer& peer) noexcept;
 
   Context& context_;
   SessionKey next_key_ = 1;
   std::map<SessionKey, std::unique_ptr<Peer>> peers_;
+  std::map<wire::Id128, SessionKey>
+      by_id_;  // of open sessions that this end took: those numbers are drawn here
+  PeerNames names_;  // of all that have opened
   std::map<SessionKey, PeerView> lost_;  // the newest kMaxLost
   std::map<SessionKey, Time> held_;  // newcomers, and since when
   std::vector<SessionKey> stirred_;  // what a round has to flush, so that idle peers cost nothing

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/engine/arrivals.h"
+#include "core/engine/eager.h"
 
 namespace kvxfer {
 namespace {
@@ -14,23 +15,31 @@ constexpr std::uint64_t kRunNbytes = 64;
 
 Source& Sources::add(std::unique_ptr<Source> source) {
   source->set_timer(context_.timers, time_after(context_.now, source->timeout_ns));
-  const TransferKey key = source->key;
-  return *spare_.insert(sources_, key, std::move(source)).position->second;
+  return sources_.add(std::move(source));
 }
 
 bool Sources::offer(Peer& peer, TransferKey key) {
-  Source& source = *find(key);
-  if (fences_.empty()) return false;
-  source.fence = fences_.take();
+  Source& source = *sources_.find(key);
+  if (!fences_.has_room(key.first)) return false;
+  source.fence = fences_.take(key.first);
   step(source_transitions(), source.state, TransferEvent::kTold);
-  sessions_.send(
-      peer, wire::Offer{source.spec(), source.layers_ready, source.fence->index, source.fence->generation});
+  wire::Offer offer{{}, source.layers_ready, source.fence->index, source.fence->generation};
+  if (source.layers_ready < source.move->grid.num_layers ||
+      !admission_.has_eager_room(key.first, source.eager_nbytes))
+    source.eager_nbytes = 0;
+  if (source.eager_nbytes != 0) {
+    offer.pages = pack_pages(*source.move, source.eager_nbytes);
+    if (source.handle) source.handle->add_rail(kEagerRail);
+  }
+  wire::Message message(std::move(offer));
+  const TransferEnd::Told told(source, std::get<wire::Offer>(message).spec);
+  sessions_.send(peer, message);
   admission_.opened(source);
   return true;
 }
 
 void Sources::layers_ready(TransferKey key, std::uint32_t layers) {
-  Source* source = find(key);
+  Source* source = sources_.find(key);
   if (source == nullptr || layers <= source->layers_ready) return;
   source->layers_ready = std::min(layers, source->move->grid.num_layers);
   Peer* peer = sessions_.find(key.first);
@@ -69,16 +78,16 @@ Status Sources::on(Peer& peer, wire::Request& request) {
       return refuse({Code::kRefused, "too many of your reads are open at the peer: " +
                                          peer.budget()->in_words(Resource::kFenceSlots) +
                                          "; wait for some to end"});
-    if (fences_.empty())
-      return refuse(
-          {Code::kRefused, "all " + std::to_string(FenceTable::kNumSlots) +
-                               " fence slots of the peer are in use, by all of its transfers together: "
-                               "wait for some to end"});
-    source.fence = fences_.take(std::move(charge));
+    if (!fences_.has_room(peer.key()))
+      return refuse({Code::kRefused, "your share of the " + std::to_string(FenceTable::kNumSlots) +
+                                         " fence slots of the peer is in use, which is as many as all of its "
+                                         "transfers together leave free: wait for some to end"});
+    source.fence = fences_.take(peer.key(), std::move(charge));
   }
   const FenceSlots::Slot& fence = source.fence ? *source.fence : none;
   add(std::move(owned));
   admission_.opened(source);
+  leases_.let_in(source);
   const Leases::Window window = leases_.window(source);
   sessions_.send(peer, wire::Accept{id, fence.index, fence.generation,
                                     static_cast<std::uint64_t>(window.ttl_ns), window.renewable});
@@ -86,7 +95,7 @@ Status Sources::on(Peer& peer, wire::Request& request) {
 }
 
 Status Sources::on(Peer& peer, const wire::Credit& credit) {
-  Source* source = find({peer.key(), credit.transfer});
+  Source* source = sources_.find({peer.key(), credit.transfer});
   if (source == nullptr || source->state != TransferState::kServing) return {};  // it ended meanwhile
   const PieceGrid& grid = source->move->grid;
   if (credit.num_pieces > grid.num_pieces() || credit.first_piece > grid.num_pieces() - credit.num_pieces ||
@@ -138,7 +147,7 @@ Status Sources::charge_runs(const Peer& peer, Source& source) const {
 }
 
 void Sources::on(Peer& peer, const wire::Done& done) {
-  Source* source = find({peer.key(), done.transfer});
+  Source* source = sources_.find({peer.key(), done.transfer});
   if (source == nullptr || !step(source_transitions(), source->state, TransferEvent::kPeerDone)) return;
   hear(*source, done.context);
   // A send of a piece that another rail brought, or that the peer asked for in vain, reads pages
@@ -153,7 +162,7 @@ void Sources::on(Peer& peer, const wire::Done& done) {
 // ---- what happens to them -----------------------------------------------------------------------
 
 void Sources::sent(const Rails::Completed& work, const Completion& completion) {
-  Source* source = find(work.transfer);
+  Source* source = sources_.find(work.transfer);
   if (source == nullptr) return;
   source->forget_work(completion.work);
   if (completion.code == Code::kOk) ++context_.stats.pieces_sent;
@@ -206,22 +215,21 @@ void Sources::send_waiting() {
   if (sending_.empty()) return;
   for (const TransferKey& key : std::vector(sending_.begin(), sending_.end()))
     context_.serve(key.first, [&] {
-      if (Source* source = find(key); source != nullptr && sessions_.find_open(key.first) != nullptr)
+      if (Source* source = sources_.find(key); source != nullptr && sessions_.find_open(key.first) != nullptr)
         send_pieces(*source);
     });
 }
 
 void Sources::rail_up(const Rail& rail) {
   const wire::RailName& name = rail.info().name;
-  for (auto it = sources_.lower_bound({rail.session(), 0});
-       it != sources_.end() && it->first.first == rail.session(); ++it) {
-    Source& source = *it->second;
+  for (const TransferKey& key : sources_.of_session(rail.session())) {
+    Source& source = *sources_.find(key);
     // They are early no more: asked for over this rail, or over a life of it that never came up here.
     auto queue = source.to_send.lower_bound({name.index, 0});
     while (queue != source.to_send.end() && queue->first <= name) {
       for (const Run& run : queue->second) source.num_early -= run.num_pieces;
       if (queue->first == name) {
-        sending_.insert(it->first);
+        sending_.insert(key);
         break;
       }
       queue = source.to_send.erase(queue);
@@ -230,9 +238,8 @@ void Sources::rail_up(const Rail& rail) {
 }
 
 void Sources::rail_down(const Rail& rail) {
-  for (auto it = sources_.lower_bound({rail.session(), 0});
-       it != sources_.end() && it->first.first == rail.session(); ++it)
-    it->second->to_send.erase(rail.info().name);
+  for (const TransferKey& key : sources_.of_session(rail.session()))
+    sources_.find(key)->to_send.erase(rail.info().name);
 }
 
 // The pages are ours and at rest, so their sums can be told before the bytes arrive.
@@ -247,7 +254,7 @@ void Sources::sum_slice() {
 }
 
 void Sources::on_timer(TransferKey key) {
-  Source* source = find(key);
+  Source* source = sources_.find(key);
   if (source == nullptr) return;
   source->timer.reset();
   if (is_draining(source->state)) return draining_.tell(*source);
@@ -274,7 +281,7 @@ void Sources::forget_asked(Source& source) {
 }
 
 void Sources::on(Peer& peer, const wire::Fail& told, Status why) {
-  Source* source = find({peer.key(), told.transfer});
+  Source* source = sources_.find({peer.key(), told.transfer});
   if (source == nullptr) return;
   hear(*source, told.context);
   fail(*source, TransferEvent::kFail, std::move(why), false);
@@ -288,7 +295,7 @@ void Sources::hear(Source& source, const wire::Bytes& context) {
 }
 
 void Sources::fail(TransferKey key, TransferEvent event, Status why, bool tell_peer) {
-  if (Source* source = find(key)) fail(*source, event, std::move(why), tell_peer);
+  if (Source* source = sources_.find(key)) fail(*source, event, std::move(why), tell_peer);
 }
 
 void Sources::fail(Source& source, TransferEvent event, Status why, bool tell_peer) {
@@ -334,18 +341,8 @@ void Sources::drained(Source& source) {
   ++(done ? context_.stats.transfers_done : context_.stats.transfers_failed);
   handles_.end(source.handle, source.state, source.reason, std::move(failed));
   forget_asked(source);
-  auto found = sources_.find(source.key);
-  context_.keep_for_this_round(std::move(found->second));
-  spare_.erase(sources_, found);
+  context_.keep_for_this_round(sources_.take(source.key));
   draining_.ended(source);
-}
-
-std::vector<TransferKey> Sources::find(std::optional<SessionKey> session, const Meant& meant) const {
-  std::vector<TransferKey> keys;
-  for (auto it = sources_.lower_bound({session.value_or(0), 0});
-       it != sources_.end() && (!session || it->first.first == *session); ++it)
-    if (meant(*it->second)) keys.push_back(it->first);
-  return keys;
 }
 
 // All of them, before the first rail lets memory go: that may wait for the whole device, and a stream that waits

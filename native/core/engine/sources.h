@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -23,7 +22,7 @@
 #include "core/engine/sessions.h"
 #include "core/engine/sums.h"
 #include "core/engine/transfer_end.h"
-#include "core/spare_nodes.h"
+#include "core/engine/transfer_table.h"
 
 namespace kvxfer {
 
@@ -53,7 +52,7 @@ class Sources {
         draining_(draining),
         fences_(context) {}
 
-  // ---- ours: queued, then told with an OFFER. False: no fence word is free, later
+  // ---- ours: queued, then told with an OFFER. False: no fence word is free for it, later
   Source& add(std::unique_ptr<Source> source);
   bool offer(Peer& peer, TransferKey key);
   void layers_ready(TransferKey key, std::uint32_t layers);
@@ -74,11 +73,9 @@ class Sources {
   void sum_slice();
 
   // ---- ends
-  bool contains(TransferKey key) const { return sources_.contains(key); }
+  const TransferTable<Source>& all() const noexcept { return sources_; }  // those that drain, too
   void fail(TransferKey key, TransferEvent event, Status why, bool tell_peer);
-  using Meant = std::function<bool(const TransferEnd&)>;
-  // Of one session or of all; those that drain are meant as well.
-  std::vector<TransferKey> find(std::optional<SessionKey> session, const Meant& meant) const;
+  void remove_session(SessionKey session) { fences_.remove_session(session); }
   void let_streams_go();
   void abandon();  // what is posted completes no more
 
@@ -86,10 +83,6 @@ class Sources {
   std::size_t num_fences() const noexcept { return fences_.num_used(); }
 
  private:
-  Source* find(TransferKey key) {
-    auto found = sources_.find(key);
-    return found == sources_.end() ? nullptr : found->second.get();
-  }
   Status charge_runs(const Peer& peer, Source& source) const;
   void send_pieces(Source& source);
   void hear(Source& source, const wire::Bytes& context);
@@ -108,8 +101,7 @@ class Sources {
   Handles& handles_;
   Draining& draining_;
   FenceSlots fences_;
-  std::map<TransferKey, std::unique_ptr<Source>> sources_;
-  SpareNodes<std::map<TransferKey, std::unique_ptr<Source>>> spare_;
+  TransferTable<Source> sources_;
   std::set<TransferKey> sending_;  // with pieces that wait for a rail that said "again"
   Sums sums_{Side::kSrc};  // to be told
 };

@@ -42,21 +42,23 @@ void TransferEnd::take(wire::TransferSpec& spec, std::shared_ptr<const CopyProgr
   move = std::move(moves);
 }
 
-wire::TransferSpec TransferEnd::spec() const {
-  wire::TransferSpec spec;
-  spec.transfer = key.second;
-  spec.program = program;
-  spec.grid = move->grid;
-  spec.priority = priority;
-  spec.flags = static_cast<std::uint8_t>((integrity ? wire::kFlagIntegrity : 0) |
-                                         (lease_named ? wire::kFlagLease : 0));
-  spec.lease = lease;
-  spec.timeout_ns = static_cast<std::uint64_t>(timeout_ns);
-  spec.src_ids = move->src_ids;
-  spec.dst_ids = move->dst_ids;
-  spec.notify = notify;
-  spec.context = context;
-  return spec;
+TransferEnd::Told::Told(TransferEnd& transfer, wire::TransferSpec& spec) : transfer_(transfer), spec_(spec) {
+  spec.transfer = transfer.key.second;
+  spec.program = transfer.program;
+  spec.grid = transfer.move->grid;
+  spec.priority = transfer.priority;
+  spec.flags = static_cast<std::uint8_t>((transfer.integrity ? wire::kFlagIntegrity : 0) |
+                                         (transfer.lease_named ? wire::kFlagLease : 0));
+  spec.lease = transfer.lease;
+  spec.timeout_ns = static_cast<std::uint64_t>(transfer.timeout_ns);
+  exchange();
+}
+
+void TransferEnd::Told::exchange() noexcept {
+  spec_.src_ids.swap(transfer_.move->src_ids);
+  spec_.dst_ids.swap(transfer_.move->dst_ids);
+  spec_.notify.swap(transfer_.notify);
+  spec_.context.swap(transfer_.context);
 }
 
 Status as_loss(Status why) {

@@ -14,6 +14,7 @@
 #include "core/engine_host.h"
 #include "core/handle.h"
 #include "core/lease.h"
+#include "core/linked_list.h"
 #include "core/region_table.h"
 #include "core/transfer.h"
 #include "kvxfer/budget.h"
@@ -23,7 +24,7 @@ namespace kvxfer {
 
 using TransferKey = std::pair<SessionKey, TransferId>;
 
-struct TransferEnd {
+struct TransferEnd : Linked<TransferEnd> {
   explicit TransferEnd(TimerKind which) : timer_kind(which) {}
 
   const TimerKind timer_kind;
@@ -31,7 +32,7 @@ struct TransferEnd {
   bool ours = false;  // posted at this end
   TransferState state = TransferState::kQueued;
   std::shared_ptr<Handle> handle;  // of our caller, if there is one
-  std::shared_ptr<const Move> move;
+  std::shared_ptr<Move> move;  // its tables: TransferEnd::Told
   RegionId region = 0;  // at this end
   MemoryKind memory = MemoryKind::kHost;  // that it lies in
   std::uint32_t program = 0;
@@ -40,12 +41,14 @@ struct TransferEnd {
   bool tells_context = false;  // the destination says so, and its source has not heard of it
   std::uint8_t priority = 0;
   bool integrity = false;
+  std::uint32_t eager_nbytes = 0;  // a source's: of pages that go with its OFFER
   Time timeout_ns = 0;
   std::uint32_t layers_ready = 0;
   Status reason;  // once it fails
   LeaseId lease = 0;  // as in TransferSpec
   bool lease_named = false;
   std::vector<LeaseId> leases;  // that allow it: Leases::find
+  std::uint32_t lacks_block = 0;  // the first that no lease allows, where Leases::find found one
   Charge tables, event;  // a peer's, of its budget: Admission. `event` goes with the notification
   bool counted = false;  // among the open of its session: Admission
   Timers::Timer timer;  // its deadline; once it drains, the next line for the log
@@ -59,10 +62,23 @@ struct TransferEnd {
   std::string name() const;  // for the log: its number, and whose request it is
   std::string unreleased(const char* where) const;  // why a deadline came before its last layer was released
 
-  // What a peer's spec says of it, whose tables this takes; and what is told to a peer.
+  // What a peer's spec says of it, whose tables this takes.
   void take(wire::TransferSpec& spec, std::shared_ptr<const CopyProgram> copies, const Region& local,
             RegionId remote);
-  wire::TransferSpec spec() const;
+  // What is told to a peer, before any of it is posted. The frame has the transfer's tables and bytes until this ends,
+  // so that none of them is copied to be encoded.
+  class Told {
+   public:
+    Told(TransferEnd& transfer, wire::TransferSpec& spec);
+    ~Told() { exchange(); }
+    Told(const Told&) = delete;
+    Told& operator=(const Told&) = delete;
+
+   private:
+    void exchange() noexcept;
+    TransferEnd& transfer_;
+    wire::TransferSpec& spec_;
+  };
 };
 
 // As who awaits it is told. What went wrong with rails, or with what one of them was given, is that nothing brings

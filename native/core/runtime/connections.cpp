@@ -15,6 +15,14 @@ namespace {
 
 bool shares_memory(const TransportKind& kind) { return kind.shares_memory; }
 
+// An announcement costs its peer a system call and this agent another; a look at a ring that is watched costs a
+// few nanoseconds, in each round. So that a thousand idle peers, whose heartbeats come now and then, cost a round
+// no more than a few do, a ring is watched for one to two of these times after the last frame ...
+constexpr Time kWatchNs = 1'000'000;
+
+// ... and always where there are no more than so many.
+constexpr std::size_t kAlwaysWatched = 8;
+
 std::string in_words(Time duration_ns) { return std::to_string(duration_ns / 1'000'000) + " ms"; }
 
 }  // namespace
@@ -39,8 +47,7 @@ void Connections::take_in(UniqueFd fd) {
   connection->socket = std::make_unique<FrameSocket>(reactor_, std::move(fd), *connection, false, false);
   connection->socket->charge(strangers_);
   if (!connection->socket->start().ok()) return;
-  Connection& added = *connection;
-  connections_.push_back(std::move(connection));
+  Connection& added = add(std::move(connection));
   expect_by(added, monotonic_now() + options_.handshake_ns);
   added.unproved = unproved_.insert(unproved_.end(), &added);
 }
@@ -128,12 +135,29 @@ void Connections::Connection::on_closed(const std::string& why) {
   }
 }
 
-void Connections::drop(Connection& connection, const std::string& why) {
-  if (connection.dead) return;
+Connections::Connection& Connections::add(std::unique_ptr<Connection> connection) {
+  Connection& added = *connection;
+  waiting_.push_back(std::move(connection));
+  added.place = std::prev(waiting_.end());
+  return added;
+}
+
+void Connections::settle(Connection& connection) noexcept {
+  connection.deadline = kNever;
+  if (!std::exchange(connection.settled, true)) open_.splice(open_.end(), waiting_, connection.place);
+}
+
+void Connections::end(Connection& connection) noexcept {
   connection.dead = true;
-  sweep_ = true;
+  dead_.splice(dead_.end(), connection.settled ? open_ : waiting_, connection.place);
+  if (connection.shares_memory) --num_sharing_;
   prove(connection);
   connection.socket->close();
+}
+
+void Connections::drop(Connection& connection, const std::string& why) {
+  if (connection.dead) return;
+  end(connection);
   if (connection.kind == Connection::Kind::kFresh && !why.empty())
     log("closed a connection from " + connection.address + ": " + why);
 }
@@ -145,13 +169,17 @@ void Connections::expect_by(Connection& connection, Time at) {
 
 void Connections::expire(Time now) {
   if (now < due_at_) return;
-  due_at_ = kNever;
-  for (auto& connection : connections_) {
+  std::vector<Connection*> due;  // what ends one may end others
+  Time next = kNever;
+  for (const auto& connection : waiting_) {
+    if (connection->deadline <= now)
+      due.push_back(connection.get());
+    else
+      next = std::min(next, connection->deadline);
+  }
+  due_at_ = next;
+  for (Connection* connection : due) {
     if (connection->dead) continue;
-    if (connection->deadline > now) {
-      due_at_ = std::min(due_at_, connection->deadline);
-      continue;
-    }
     connection->deadline = kNever;
     try {
       expire(*connection, now);
@@ -192,7 +220,7 @@ void Connections::on_first_frame(Connection& connection, wire::ByteSpan frame) {
   if (header.value().type == wire::FrameType::kHello) {
     connection.session = engine_->add_session(monotonic_now(), SessionRole::kAcceptor);
     connection.kind = Connection::Kind::kControl;
-    connection.deadline = kNever;  // the session has its own
+    settle(connection);  // the session has a limit of its own
     controls_[connection.session] = &connection;
     engine_->on_frame(monotonic_now(), connection.session, frame);
     return;
@@ -215,8 +243,11 @@ void Connections::on_handshake(Connection& connection) {
   connection.socket->charge(engine_->budget(connection.session));
   connection.tried_memory = true;
   if (!rails_.any(shares_memory) || !check_user(connection.socket->fd(), true).ok()) return;
-  sharing_.reserve(sharing_.size() + 1);
-  if (connection.socket->share_memory()) sharing_.push_back(connection.session);
+  watched_.reserve(watched_.size() + 1);
+  if (!connection.socket->share_memory()) return;
+  connection.shares_memory = true;
+  ++num_sharing_;
+  watch(connection);
 }
 
 void Connections::send(SessionKey session, wire::Bytes frame) {
@@ -227,23 +258,23 @@ void Connections::send(SessionKey session, wire::Bytes frame) {
 }
 
 void Connections::close(SessionKey session) {
-  for (auto& connection : connections_)
-    if (connection->session == session && connection->kind != Connection::Kind::kFresh && !connection->dead) {
-      connection->socket->close();
-      connection->dead = true;
-      sweep_ = true;
-      prove(*connection);
-    }
-  controls_.erase(session);
+  for (auto next = waiting_.begin();
+       next != waiting_.end();) {  // its rails to be, and it where it is dialled
+    Connection& connection = **next++;
+    if (connection.session == session && connection.kind != Connection::Kind::kFresh) end(connection);
+  }
+  const auto control = controls_.find(session);
+  if (control == controls_.end()) return;
+  if (!control->second->dead) end(*control->second);
+  controls_.erase(control);
 }
 
 void Connections::has_come_up(SessionKey session) {
-  if (const auto control = controls_.find(session); control != controls_.end())
-    control->second->deadline = kNever;
+  if (const auto control = controls_.find(session); control != controls_.end()) settle(*control->second);
 }
 
 bool Connections::never_opened(SessionKey session) const {
-  return std::any_of(connections_.begin(), connections_.end(), [&](const auto& connection) {
+  return std::any_of(dead_.begin(), dead_.end(), [&](const auto& connection) {
     return connection->session == session && connection->kind == Connection::Kind::kControl &&
            connection->accepted && !connection->was_open;
   });
@@ -256,22 +287,41 @@ bool Connections::read_unread() {
   return !turns.empty();
 }
 
+void Connections::watch(Connection& connection) {
+  connection.was_heard = true;
+  if (connection.is_watched) return;
+  watched_.push_back(&connection);
+  connection.is_watched = true;
+  connection.socket->wake_up();
+}
+
 bool Connections::read_rings() {
   bool more = !unread_.empty() && read_unread();
-  for (std::size_t i = 0; i < sharing_.size();) {  // by index: a frame may end sessions
-    const auto control = controls_.find(sharing_[i]);
-    if (control == controls_.end()) {
-      sharing_[i] = sharing_.back();
-      sharing_.pop_back();
-      continue;
-    }
-    FrameSocket& socket = *control->second->socket;
-    if (rings_sleep_) socket.wake_up();
-    more = socket.read_ring() || more;
-    ++i;
+  for (std::size_t i = 0; i < watched_.size(); ++i) {  // by index: what a frame does may add some
+    Connection& connection = *watched_[i];
+    if (rings_sleep_) connection.socket->wake_up();
+    if (!connection.socket->read_ring()) continue;
+    connection.was_heard = more = true;
   }
   rings_sleep_ = false;
   return more;
+}
+
+void Connections::leave_quiet_rings(Time now) {
+  if (watched_.size() <= kAlwaysWatched || now < looks_back_at_) return;
+  looks_back_at_ = now + kWatchNs;
+  for (std::size_t i = 0; i < watched_.size() && watched_.size() > kAlwaysWatched;) {
+    Connection& connection = *watched_[i];
+    // Asleep first: what is written after the look is announced.
+    if (std::exchange(connection.was_heard, false) || !connection.socket->fall_asleep()) {
+      connection.socket->wake_up();
+      ++i;
+      continue;
+    }
+    connection.is_watched = false;
+    watched_[i] = watched_.back();
+    watched_.pop_back();
+  }
 }
 
 bool Connections::rest_rings() {
@@ -279,9 +329,7 @@ bool Connections::rest_rings() {
   if (rings_sleep_) return true;
   rings_sleep_ = true;
   bool quiet = true;
-  for (const SessionKey key : sharing_)
-    if (const auto control = controls_.find(key); control != controls_.end())
-      quiet = control->second->socket->fall_asleep() && quiet;
+  for (Connection* connection : watched_) quiet = connection->socket->fall_asleep() && quiet;
   return quiet;
 }
 
@@ -291,16 +339,17 @@ bool Connections::flush() {
     if (auto control = controls_.find(unsent_[i]); control != controls_.end())
       control->second->socket->flush();
   unsent_.clear();
-  if (!sweep_) return false;
-  sweep_ = false;
-  std::erase_if(unread_, [](const Connection* connection) { return connection->dead; });
-  std::erase_if(connections_, [](const auto& connection) { return connection->dead; });
+  if (dead_.empty()) return false;
+  for (auto* list : {&unread_, &watched_})
+    std::erase_if(*list, [](const Connection* connection) { return connection->dead; });
+  dead_.clear();
   return true;
 }
 
 void Connections::close_all() {
-  for (std::unique_ptr<Connection>& connection : connections_)
-    if (connection->socket) connection->socket->close();
+  for (List* const list : {&waiting_, &open_})
+    for (std::unique_ptr<Connection>& connection : *list)
+      if (connection->socket) connection->socket->close();
 }
 
 }  // namespace kvxfer

@@ -56,37 +56,45 @@ class Connections final : public Listeners::Host {
 
   // ---- driving
   bool read_unread();  // of those who have had their turn; true where there are any
-  bool read_rings();  // wakes them, too; true when a frame was in one
+  bool read_rings();  // of those that are watched, and wakes them; true when a frame was in one
+  // Rings in which nothing was for a while are not watched any more: their peers announce what they write.
+  void leave_quiet_rings(Time now);
   // Before somebody sleeps on the reactor: peers are to say over the socket when they have written to
   // a ring. False where something is in one already.
   bool rest_rings();
   // What sockets are to send; true where some have closed, whose descriptors are free again.
   bool flush();
-  bool wants_flush() const noexcept { return !unsent_.empty() || sweep_; }
+  bool wants_flush() const noexcept { return !unsent_.empty() || !dead_.empty(); }
   Time next_due() const noexcept { return due_at_; }
   void expire(Time now);
   bool has_failed_rails() const noexcept { return !failed_rails_.empty(); }
   void tell_failed_rails(Time now);  // to the engine
-  bool shares_any_memory() const noexcept { return !sharing_.empty(); }
-  bool shares_all_memory() const noexcept { return sharing_.size() == controls_.size(); }
+  bool shares_any_memory() const noexcept { return num_sharing_ != 0; }
+  bool shares_all_memory() const noexcept { return num_sharing_ == controls_.size(); }
   void close_all();  // sockets, at the agent's end
 
+  using List = std::list<std::unique_ptr<Connection>>;
   struct Connection final : FrameSocket::Owner {
     enum class Kind : std::uint8_t { kFresh, kControl, kRail };
     explicit Connection(Connections& owner) : all(owner) {}
     std::uint32_t max_body() override;
     void on_frame(wire::ByteSpan frame) override;
     void on_more() override { all.unread_.push_back(this); }
+    void on_announced() override { all.watch(*this); }
     void on_closed(const std::string& why) override;
+    std::vector<std::byte>& read_buffer() override { return all.read_buffer_; }
     Connections& all;
     Kind kind = Kind::kFresh;
     std::unique_ptr<FrameSocket> socket;
     SessionKey session = 0;
-    bool accepted = false, was_open = false, dead = false;
+    List::iterator place;  // in waiting_, open_ or dead_
+    bool accepted = false, was_open = false, settled = false, dead = false;
     std::optional<std::list<Connection*>::iterator>
         unproved;  // its place among those, until it proves something
     Charge stranger;  // its descriptor, until then
     bool tried_memory = false;  // share_memory has had its say
+    bool shares_memory = false;  // and frames may come through it
+    bool is_watched = false, was_heard = false;  // its ring; since leave_quiet_rings() looked last
     Time deadline = kNever;
     std::string address;  // an initiator's, or who was accepted
     Dialling dialling;  // an initiator's: rails go to its current address, too
@@ -103,12 +111,16 @@ class Connections final : public Listeners::Host {
   void on_rail_hello(Connection& connection, const wire::RailHello& hello);
   void on_rail_welcome(Connection& connection, wire::ByteSpan frame);
   void on_handshake(Connection& connection);  // proves the peer, or goes on
+  void watch(Connection& connection);  // its ring
   // Goes on with the next address of the name, or ends the session where none is left.
   void dial_next(Connection& connection, const std::string& why);
   static Status unreachable(const Connection& connection);
   Status start_rail(SessionKey session, const wire::RailName& rail, const Connection& control);
   void hand_over(Connection& connection, bool initiator, Charge descriptor);
+  Connection& add(std::unique_ptr<Connection> connection);  // to those that wait
+  void settle(Connection& connection) noexcept;  // nothing is waited for any more: it is a session's
   void drop(Connection& connection, const std::string& why);
+  void end(Connection& connection) noexcept;  // it is swept up with the next flush
   void expire(Connection& connection, Time now);
   void expect_by(Connection& connection, Time at);
   bool is_open_to_others() const noexcept { return !options_.secret.empty(); }
@@ -123,7 +135,9 @@ class Connections final : public Listeners::Host {
   wire::Identity self_;
   const std::shared_ptr<Budget> strangers_;
   std::list<Connection*> unproved_;  // the oldest first
-  std::list<std::unique_ptr<Connection>> connections_;
+  // Strangers, those that are dialled and rails to be, of which something is due; the control connections of sessions;
+  // those that have closed. What is done with the first and the last costs nothing for each peer that is idle.
+  List waiting_, open_, dead_;
   std::map<SessionKey, Connection*> controls_;
   Connection* pending_control_ = nullptr;  // of the session that is being added
   struct FailedRail {
@@ -132,11 +146,14 @@ class Connections final : public Listeners::Host {
     std::string note;
   };
   std::vector<FailedRail> failed_rails_;  // told to the engine in the next round
-  Time due_at_ = kNever;  // no deadline of theirs is earlier
+  Time due_at_ = kNever;  // no deadline of those that wait is earlier
   std::vector<SessionKey> unsent_;  // sessions whose control socket has something to send
-  bool sweep_ = false;  // some connection is dead
-  std::vector<SessionKey> sharing_;  // sessions whose frames may come through memory
+  std::size_t num_sharing_ = 0;  // sessions whose frames may come through memory
+  // Those whose rings are looked at in each round; peers of all others announce what they write.
+  std::vector<Connection*> watched_;
+  Time looks_back_at_ = 0;  // leave_quiet_rings() does
   bool rings_sleep_ = false;
+  std::vector<std::byte> read_buffer_;  // of all sockets
   std::vector<Connection*> unread_;  // they have had a turn, and have more to say
 };
 

@@ -43,8 +43,7 @@ Result<std::unique_ptr<Connections::Connection>> Connections::call(const std::st
 }
 
 Result<SessionKey> Connections::add(std::unique_ptr<Connection> called, Time now) {
-  Connection& connection = *called;
-  connections_.push_back(std::move(called));
+  Connection& connection = add(std::move(called));
   expect_by(connection, connection.dialling.turn_ends(now, connection.due_at));
   // Frames that the session has to say find the connection through controls_: HELLO is queued by
   // add_session, under the number that it is about to return.
@@ -160,9 +159,7 @@ Status Connections::start_rail(SessionKey key, const wire::RailName& rail, const
       std::make_unique<FrameSocket>(reactor_, std::move(fd).value(), *connection, connecting, true);
   connection->socket->send(session.rail_hello(rail, name, rails_.instance_of(transport)));
   if (Status status = connection->socket->start(); !status.ok()) return status;
-  Connection& added = *connection;
-  connections_.push_back(std::move(connection));
-  expect_by(added, monotonic_now() + options_.handshake_ns);
+  expect_by(add(std::move(connection)), monotonic_now() + options_.handshake_ns);
   return {};
 }
 

@@ -30,7 +30,7 @@ Status RailTable::add_transports(const RuntimeOptions& options, Reactor& reactor
   if (!used.ok()) return used.status();
   kinds_ = std::move(used).value();
   SharedParts shared;
-  const RailParts parts{reactor, fences, options.gpus, shared};
+  const RailParts parts{reactor, fences, options.gpus, shared, options.copy_threads};
   for (const TransportKind* kind : kinds_) {
     const auto failed = [&](Code code, const std::string& why) -> Status {
       return {code, "transport " + std::string(kind->name) + ": " + why};
@@ -69,13 +69,15 @@ bool RailTable::hands_out_memory(std::size_t transport) const {
 
 std::size_t RailTable::instance_for(std::string_view transport, SessionKey session,
                                     const wire::RailName& rail) const {
+  static const std::vector<Place> none;
+  const auto found = of_session_.find(session);
+  const std::vector<Place>& bound = found == of_session_.end() ? none : found->second;
   std::size_t best = SIZE_MAX, fewest = SIZE_MAX;
   for (std::size_t i = 0; i < transports_.size(); ++i) {
     if (transports_[i]->capabilities().name != transport) continue;
     const auto num_bound =
-        static_cast<std::size_t>(std::count_if(bound_.begin(), bound_.end(), [&](const auto& entry) {
-          return entry.first.first == i && entry.second.session == session &&
-                 entry.second.name.index != rail.index;
+        static_cast<std::size_t>(std::count_if(bound.begin(), bound.end(), [&](const Place& place) {
+          return place.first == i && bound_.at(place).name.index != rail.index;
         }));
     if (num_bound < fewest) {
       fewest = num_bound;
@@ -91,47 +93,58 @@ Status RailTable::bind(NewRail rail, UniqueFd socket, const ConnectInfo& info, T
   due_.push_back({due_at, {rail.transport, 0}});
   Result<PeerId> peer = Status(Code::kExhausted, "there is no memory for it");
   try {
+    std::vector<Place>& all = of_session_[rail.session];
+    all.reserve(all.size() + 1);
     peer = transports_[rail.transport]->connect(std::move(socket), info);
-    if (peer.ok())
+    if (peer.ok()) {
       bound_[{rail.transport, peer.value()}] = {
           rail.session, rail.name, 0, due_at, std::move(rail.descriptor), rail.peer_instance};
+      all.emplace_back(rail.transport, peer.value());
+    }
   } catch (const std::bad_alloc&) {
     if (peer.ok()) transports_[rail.transport]->disconnect(peer.value());
     peer = Status(Code::kExhausted, "there is no memory for it");
   }
-  if (peer.ok())
+  if (peer.ok()) {
     due_.back().second.second = peer.value();
-  else
+  } else {
     due_.pop_back();
+    forget_empty(rail.session);
+  }
   return peer.ok() ? Status() : peer.status();
 }
 
 void RailTable::unbind(Place place) {
   auto found = bound_.find(place);
   if (found == bound_.end()) return;
+  const SessionKey session = found->second.session;
   places_.erase(found->second.id);
   bound_.erase(found);
+  std::erase(of_session_.at(session), place);
+  forget_empty(session);
   transports_[place.first]->disconnect(place.second);
 }
 
+void RailTable::forget_empty(SessionKey session) {
+  if (const auto found = of_session_.find(session); found != of_session_.end() && found->second.empty())
+    of_session_.erase(found);
+}
+
 template <class Meant>
-void RailTable::unbind_all(Meant&& meant) {
-  for (auto next = bound_.begin(); next != bound_.end();) {
-    const auto [place, rail] = std::pair(next->first, &next->second);
-    const bool goes = meant(*rail);
-    ++next;
-    if (goes) unbind(place);
-  }
+void RailTable::unbind_all(SessionKey session, Meant&& meant) {
+  const auto all = of_session_.find(session);
+  if (all == of_session_.end()) return;
+  // From the end: each that goes leaves the list, and with the last one the list goes.
+  for (std::size_t left = all->second.size(); left > 0; --left)
+    if (const Place place = all->second[left - 1]; meant(bound_.at(place))) unbind(place);
 }
 
 void RailTable::unbind_session(SessionKey session) {
-  unbind_all([session](const Bound& rail) { return rail.session == session; });
+  unbind_all(session, [](const Bound&) { return true; });
 }
 
 void RailTable::drop_unready(SessionKey session, std::uint16_t index) {
-  unbind_all([session, index](const Bound& rail) {
-    return rail.session == session && rail.name.index == index && rail.id == 0;
-  });
+  unbind_all(session, [index](const Bound& rail) { return rail.name.index == index && rail.id == 0; });
 }
 
 // A peer may withhold what its end of a rail has to say first; whoever connects waits for the rails.
@@ -154,6 +167,7 @@ void RailTable::expire(Time now, const std::string& limit, Engine& engine) {
 void RailTable::disconnect_all() {
   for (const auto& [place, rail] : bound_) transports_[place.first]->disconnect(place.second);
   bound_.clear();
+  of_session_.clear();
   places_.clear();
 }
 

@@ -97,8 +97,10 @@ class RailTable {
   using Place = std::pair<std::size_t, PeerId>;  // a transport, and its peer
   void handle(std::size_t transport, const Completion& completion, Time now, Engine& engine);
   void unbind(Place place);
+  void forget_empty(SessionKey session);  // where it has no rail any more
+  // The rails of one session of which that is so.
   template <class Meant>
-  void unbind_all(Meant&& meant);
+  void unbind_all(SessionKey session, Meant&& meant);
   const Place* find(RailId rail) const {
     const auto found = places_.find(rail);
     return found == places_.end() ? nullptr : &found->second;
@@ -108,6 +110,7 @@ class RailTable {
   std::vector<std::shared_ptr<Transport>> transports_;
   std::vector<const TransportKind*> kind_of_;  // of transports_
   std::map<Place, Bound> bound_;
+  std::unordered_map<SessionKey, std::vector<Place>> of_session_;  // the same by their session
   std::map<RailId, Place> places_;
   RailId next_rail_ = 1;
   std::deque<std::pair<Time, Place>> due_;  // in the order in which they are to be up

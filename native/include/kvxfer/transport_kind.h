@@ -5,6 +5,7 @@
 // transport's name: which rails an agent dials follows from what stands here.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -74,6 +75,7 @@ struct RailParts {
   const FenceTable& fences;
   const std::vector<GpuPart>& gpus;
   SharedParts& shared;
+  std::size_t copy_threads = 1;  // that may copy at a time, with whoever drives
 };
 
 struct TransportKind {

@@ -1,14 +1,19 @@
 // A rail whose destination copies with this processor: peers take turns, a slice each, and poll returns after about
-// as much.
+// as much. Where the agent has threads that copy (core/copy/copy_workers.h) a work that is worth it is shared among
+// them and whoever drives, who copies all others alone.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "core/copy/copy_workers.h"
 #include "core/copy/sliced_copy.h"
 #include "transports/common/rail_peers.h"
 
@@ -17,22 +22,31 @@ namespace kvxfer {
 template <class Peer>
 class CopyingRail : public RailPeers<Peer> {
  public:
+  ~CopyingRail() override {
+    for (const auto& flight : flights_) workers_->stop(*flight);
+    for (const auto& flight : flights_) workers_->await(*flight);
+  }
+
   std::size_t poll(std::span<Completion> completions) noexcept override {
-    if (this->ready_.empty() && this->active().empty()) {
+    if (this->ready_.empty() && this->active().empty() && flights_.empty()) {
       on_idle();
       return 0;
     }
+    land();
     std::size_t count = this->ready_.take(completions);
     std::uint64_t cost = 0;
     while (count < completions.size() && cost < kPollCost) {
       Peer* const peer = this->next_turn();
-      if (peer == nullptr) break;
-      this->end_turn();
-      try {
-        step(*peer, cost);
-      } catch (const std::bad_alloc&) {
-        this->fail(*peer, this->kNoMemory);
+      if (peer == nullptr && !help(cost)) break;
+      if (peer != nullptr) {
+        this->end_turn();
+        try {
+          step(*peer, cost);
+        } catch (const std::bad_alloc&) {
+          this->fail(*peer, this->kNoMemory);
+        }
       }
+      land();
       count += this->ready_.take(completions.subspan(count));
     }
     after_round(completions.first(count));
@@ -40,21 +54,57 @@ class CopyingRail : public RailPeers<Peer> {
     return count;
   }
 
+  // What other threads end soon is waited for awake.
+  bool busy() const noexcept override {
+    if (RailPeers<Peer>::busy()) return true;
+    return !flights_.empty() && (workers_->has_slices() || any_landed() || Clock::now() < awake_until_);
+  }
+  bool wants_poll() const noexcept override { return !flights_.empty() || RailPeers<Peer>::wants_poll(); }
+  bool arm() noexcept override {
+    if (flights_.empty()) return true;
+    workers_->announce_next();
+    return !any_landed();
+  }
+
  protected:
-  using RailPeers<Peer>::RailPeers;
+  // A work that several threads copy. It holds all that it reads and writes, whatever becomes of its peer.
+  struct Flight : SharedCopy {
+    Flight(Work its, PeerId of) noexcept : SharedCopy(*its.move, its.piece), work(std::move(its)), peer(of) {}
+    const Work work;
+    const PeerId peer;
+    Code stopped = Code::kOk;  // what it ends with where it was stopped
+    std::string why;
+  };
+
+  // `workers`: null where whoever drives copies alone.
+  explicit CopyingRail(Reactor& reactor, std::shared_ptr<CopyWorkers> workers = nullptr)
+      : RailPeers<Peer>(reactor), workers_(std::move(workers)) {}
 
   // One slice of a fetch, from a region that may have gone or changed since the last one. Returns its cost.
   // `broken`: the rail to the peer is to fail with these words, after the work.
   virtual Result<std::uint64_t> copy_slice(Peer& peer, typename Peer::Copy& copy, std::string& broken) = 0;
   virtual Completion compare_fence(Peer& peer, const Work& work) = 0;
+  // The same work for several threads; null where it cannot be begun, which copy_slice says in words. `src_end` as
+  // in Peer::Copy.
+  virtual std::unique_ptr<Flight> share(Peer&, const Work&, [[maybe_unused]] std::uint64_t src_end) {
+    return nullptr;
+  }
+  // How a flight ended that has landed and was not stopped; `broken` as above.
+  virtual Status judge(Peer&, const Flight& flight, std::string&) { return flight.status(); }
   // Of a round that is over, before it is told.
   virtual void after_round(std::span<Completion>) noexcept {}
   // There is nothing to move: time for what will make later copies faster.
   virtual void on_idle() {}
 
+  const std::shared_ptr<CopyWorkers> workers_;
+
  private:
+  using Clock = std::chrono::steady_clock;
+
   // When a poll stops, so that the slice that it began last makes it one slice and a half at most.
   static constexpr std::uint64_t kPollCost = SlicedCopy::kSliceCost / 2;
+  // Other threads are at their last slices then: as long as one takes.
+  static constexpr std::chrono::microseconds kAwake{50};
 
   void step(Peer& peer, std::uint64_t& cost) {
     if (!peer.copy.has_value()) {
@@ -70,7 +120,10 @@ class CopyingRail : public RailPeers<Peer> {
         return this->end_work(std::move(completion));
       }
       const SlicedCopy slices(*next.move, next.piece);
+      const bool shares = workers_ != nullptr && workers_->is_worth(slices.cost(), peer.queue.size());
+      if (shares && !workers_->has_room() && help(cost)) return;
       const std::uint64_t src_end = piece_end(*next.move, next.piece, Side::kSrc);
+      if (shares && launch(peer, at, src_end)) return;
       peer.copy.emplace(peer.queue.take(at), slices, src_end);
     }
     advance(peer, *peer.copy, cost);
@@ -89,6 +142,86 @@ class CopyingRail : public RailPeers<Peer> {
     this->end_work(std::move(completion));
     if (!broken.empty()) this->fail(peer, broken);
   }
+
+  // ---- works that threads share ----
+
+  bool launch(Peer& peer, std::size_t at, std::uint64_t src_end) {
+    flights_.reserve(flights_.size() + 1);
+    std::unique_ptr<Flight> flight = share(peer, peer.queue[at], src_end);
+    if (flight == nullptr) return false;
+    workers_->add(*flight);
+    flights_.push_back(std::move(flight));
+    peer.queue.drop(at, 1);
+    return true;
+  }
+
+  // Copies a slice of what is shared. False where all of it is taken.
+  bool help(std::uint64_t& cost) noexcept {
+    if (flights_.empty()) return false;
+    const std::uint64_t copied = workers_->help();
+    cost += copied;
+    if (copied != 0) awake_until_ = Clock::now() + kAwake;
+    return copied != 0;
+  }
+
+  bool any_landed() const noexcept {
+    return std::any_of(flights_.begin(), flights_.end(), [](const auto& flight) { return flight->landed(); });
+  }
+
+  void land() noexcept {
+    for (;;) {
+      const auto found =
+          std::find_if(flights_.begin(), flights_.end(), [](const auto& flight) { return flight->landed(); });
+      if (found == flights_.end()) return;
+      const std::unique_ptr<Flight> landed = std::move(*found);
+      flights_.erase(found);
+      end(*landed);
+    }
+  }
+
+  void end(const Flight& flight) noexcept {
+    if (flight.stopped != Code::kOk) return this->end_work(flight.work.id, flight.stopped, flight.why);
+    Peer& peer = *this->find(flight.peer);
+    if (flight.starved()) {
+      this->end_work(flight.work.id, Code::kRailFailed, this->kNoMemory);
+      return this->fail(peer, this->kNoMemory);
+    }
+    std::string broken;
+    Code code = Code::kOk;
+    try {
+      const Status status = judge(peer, flight, broken);
+      code = status.code();
+      this->end_work(status.ok() ? done(flight.work.id)
+                                 : failed(flight.work.id, code, this->words(status.message())));
+    } catch (const std::bad_alloc&) {
+      this->end_work(flight.work.id, code == Code::kOk ? Code::kRailFailed : code);
+      return this->fail(peer, this->kNoMemory);
+    }
+    if (!broken.empty()) this->fail(peer, broken);
+  }
+
+  template <class Meant>
+  void stop_all(Code code, std::string_view why, Meant&& meant) noexcept {
+    for (const auto& flight : flights_) {
+      if (!meant(*flight) || flight->stopped != Code::kOk) continue;
+      flight->stopped = code;
+      try {
+        flight->why = why;
+      } catch (const std::bad_alloc&) {  // its code says enough
+      }
+      workers_->stop(*flight);
+    }
+    land();
+  }
+  void stop_shared(WorkId work) noexcept override {
+    stop_all(Code::kCancelled, {}, [work](const Flight& flight) { return flight.work.id == work; });
+  }
+  void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override {
+    stop_all(code, why, [peer](const Flight& flight) { return flight.peer == peer; });
+  }
+
+  std::vector<std::unique_ptr<Flight>> flights_;
+  Clock::time_point awake_until_{};
 };
 
 }  // namespace kvxfer

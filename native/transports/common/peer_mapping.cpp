@@ -120,7 +120,7 @@ PeerMapping& PeerMapping::operator=(PeerMapping&& other) noexcept {
   std::swap(populated_nbytes_, other.populated_nbytes_);
   std::swap(filled_nbytes_, other.filled_nbytes_);
   std::swap(is_hugetlb_, other.is_hugetlb_);
-  std::swap(has_all_pages_, other.has_all_pages_);
+  has_all_pages_ = other.has_all_pages_.exchange(has_all_pages_);
   return *this;
 }
 

@@ -1,6 +1,7 @@
 // A peer's memfd, mapped read-only into this process.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,6 +14,7 @@ namespace kvxfer {
 // take memory in its place. Whether pages can go later is is_sealed_against_holes (core/system/memfd.h).
 Status check_memfd(int fd, std::uint64_t announced_nbytes);
 
+// What reads it may be any threads, whoever drives alone populates it.
 class PeerMapping {
  public:
   PeerMapping() = default;
@@ -46,7 +48,7 @@ class PeerMapping {
   std::size_t populated_nbytes_ = 0;
   std::uint64_t filled_nbytes_ = 0;  // of the file, when it was mapped
   bool is_hugetlb_ = false;
-  bool has_all_pages_ = false;  // seen with our own page tables
+  std::atomic<bool> has_all_pages_{false};  // seen with our own page tables
 };
 
 }  // namespace kvxfer

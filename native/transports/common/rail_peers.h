@@ -90,15 +90,17 @@ class RailPeers : public Transport {
     return posted;
   }
 
-  // Works move inside poll alone, so what is queued or between two slices can end here.
+  // What is queued or between two slices can end here; what other threads copy ends when they have left it.
   void cancel(std::span<const WorkId> works) noexcept override {
     for (const WorkId id : works) {
       Peer* const peer = find(index_.find(id));
       if (peer == nullptr) continue;
       if (peer->copy.has_value() && peer->copy->work.id == id)
         peer->copy.reset();
-      else if (!peer->queue.withdraw(id))
+      else if (!peer->queue.withdraw(id)) {
+        stop_shared(id);
         continue;
+      }
       end_work(id, Code::kCancelled);
     }
   }
@@ -130,6 +132,10 @@ class RailPeers : public Transport {
   virtual bool can_run(const Peer&, const Work&) const noexcept { return true; }
   // Has it something to do besides its works?
   virtual bool wants_time(const Peer&) const noexcept { return false; }
+  // Works that other threads copy: one of them, or all of a peer that may be gone next, are to end, as soon as they
+  // can and with that code.
+  virtual void stop_shared(WorkId) noexcept {}
+  virtual void stop_shared(PeerId, Code, std::string_view) noexcept {}
   // What peers are told of at present, in messages.
   virtual std::size_t num_told() const noexcept { return 0; }
 
@@ -290,6 +296,7 @@ class RailPeers : public Transport {
   void end_works(Peer& peer, Code code, std::string_view detail) noexcept {
     if (peer.copy.has_value()) end_work(peer.copy->work.id, code, detail);
     peer.copy.reset();
+    stop_shared(peer.id, code, detail);
     for (std::size_t i = 0; i < peer.queue.size(); ++i) end_work(peer.queue[i].id, code, detail);
     peer.queue.drop(0, peer.queue.size());
   }

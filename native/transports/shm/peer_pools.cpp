@@ -7,6 +7,11 @@
 #include "core/system/memfd.h"
 
 namespace kvxfer::shm {
+namespace {
+
+const std::string kNotIntroduced = "it has not introduced itself yet";
+
+}  // namespace
 
 Status PeerPools::add(const Message& message, UniqueFd fd) {
   if (Status usable = check_memfd(fd.get(), message.nbytes); !usable.ok()) return usable;
@@ -19,7 +24,7 @@ Status PeerPools::add(const Message& message, UniqueFd fd) {
   if (!memfd.kept)
     return {Code::kRailFailed,
             "it passes more memory than it may: " + budget_->in_words(Resource::kDescriptors)};
-  memfd.fd = GuardedFd(std::move(fd));
+  memfd.fd = share(std::move(fd));
   memfd.nbytes = message.nbytes;
   for (auto& [id, region] : regions_) {
     if (region.keys.where != Where::kPool || region.keys.memfd_id != message.memfd_id) continue;
@@ -80,12 +85,14 @@ bool PeerPools::can_read(RegionId id) const noexcept {
   if (region == nullptr || region->keys.where == Where::kForeign) return true;
   const auto memfd = memfds_.find(region->keys.memfd_id);
   if (memfd == memfds_.end()) return false;
-  return !memfd->second.mapping || memfd->second.mapping.readable();
+  return memfd->second.mapped == nullptr || memfd->second.mapped->mapping.readable();
 }
 
-const PeerMapping* PeerPools::mapping_of(const Region& region) const noexcept {
+std::optional<PieceSource> PeerPools::source_of(const Region& region) const noexcept {
+  if (region.by_kernel) return PieceSource(process_, region.base);
   const auto memfd = memfds_.find(region.keys.memfd_id);
-  return memfd == memfds_.end() || !memfd->second.mapping ? nullptr : &memfd->second.mapping;
+  if (memfd == memfds_.end() || memfd->second.mapped == nullptr) return std::nullopt;
+  return PieceSource(memfd->second.mapped, region.keys.memfd_offset);
 }
 
 Status PeerPools::map_for(Region& region) {
@@ -96,19 +103,19 @@ Status PeerPools::map_for(Region& region) {
     return {Code::kUnsupported, "the region's keys tell of a memfd of " +
                                     std::to_string(region.keys.memfd_nbytes) +
                                     " bytes; the one that came has " + std::to_string(memfd.nbytes)};
-  if (memfd.mapping) return {};
-  if (!is_sealed_against_holes(memfd.fd.get())) return read_by_kernel(region);
-  memfd.mapped = Charge::take(budget_, Resource::kMapped, memfd.nbytes);
-  if (!memfd.mapped)
+  if (memfd.mapped != nullptr) return {};
+  if (!is_sealed_against_holes(memfd.fd->get())) return read_by_kernel(region);
+  auto mapped = std::make_shared<MappedPool>();
+  mapped->fd = memfd.fd;
+  mapped->charge = Charge::take(budget_, Resource::kMapped, memfd.nbytes);
+  if (!mapped->charge)
     return {Code::kUnsupported,
             "its " + std::to_string(memfd.nbytes) +
                 " bytes are more than it may have mapped: " + budget_->in_words(Resource::kMapped)};
-  Result<PeerMapping> mapping = PeerMapping::map(memfd.fd.get(), memfd.nbytes);
-  if (!mapping.ok()) {
-    memfd.mapped.release();
-    return mapping.status();
-  }
-  memfd.mapping = std::move(mapping).value();
+  Result<PeerMapping> mapping = PeerMapping::map(memfd.fd->get(), memfd.nbytes);
+  if (!mapping.ok()) return mapping.status();
+  mapped->mapping = std::move(mapping).value();
+  memfd.mapped = std::move(mapped);
   populating_.insert(found->first);
   return {};
 }
@@ -118,8 +125,9 @@ Status PeerPools::read_by_kernel(Region& region) const {
       region.keys.where == Where::kForeign
           ? "lies in no pool"
           : "lies in a pool that can get holes (no F_SEAL_FUTURE_WRITE: Linux before 5.1)";
-  if (!process_.refusal().empty())
-    return {Code::kUnsupported, "the region of " + name_ + " " + why + ", and " + process_.refusal() +
+  const std::string& refusal = process_ == nullptr ? kNotIntroduced : process_->refusal();
+  if (!refusal.empty())
+    return {Code::kUnsupported, "the region of " + name_ + " " + why + ", and " + refusal +
                                     ". Or let the engine take this memory from a kvxfer pool"};
   if (region.end > UINT64_MAX - region.base)
     return {Code::kUnsupported, "the region ends beyond the address space"};
@@ -129,7 +137,7 @@ Status PeerPools::read_by_kernel(Region& region) const {
 
 Status PeerPools::populate_some() {
   const std::uint64_t memfd_id = *populating_.begin();
-  PeerMapping& mapping = memfds_.at(memfd_id).mapping;
+  PeerMapping& mapping = memfds_.at(memfd_id).mapped->mapping;
   Status populated = mapping.populate_some();
   if (mapping.populated()) populating_.erase(memfd_id);
   return populated;
@@ -137,14 +145,12 @@ Status PeerPools::populate_some() {
 
 void PeerPools::unmap(std::uint64_t memfd_id, Memfd& memfd) {
   populating_.erase(memfd_id);
-  memfd.mapping = {};
-  memfd.mapped.release();
+  memfd.mapped.reset();
 }
 
 std::size_t PeerPools::num_mapped() const noexcept {
-  return static_cast<std::size_t>(std::count_if(memfds_.begin(), memfds_.end(), [](const auto& entry) {
-    return static_cast<bool>(entry.second.mapping);
-  }));
+  return static_cast<std::size_t>(std::count_if(
+      memfds_.begin(), memfds_.end(), [](const auto& entry) { return entry.second.mapped != nullptr; }));
 }
 
 void PeerPools::clear() {

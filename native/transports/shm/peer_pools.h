@@ -5,15 +5,16 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
 #include "core/system/fork_guard.h"
 #include "kvxfer/budget.h"
 #include "kvxfer/transport.h"
-#include "transports/common/peer_mapping.h"
 #include "transports/shm/foreign_memory.h"
 #include "transports/shm/message.h"
+#include "transports/shm/piece_source.h"
 
 namespace kvxfer::shm {
 
@@ -45,8 +46,8 @@ class PeerPools {
       : name_(std::move(peer_name)), budget_(std::move(budget)) {}
 
   // The peer has introduced itself.
-  void set_process(ForeignMemory process) { process_ = std::move(process); }
-  ForeignMemory& process() noexcept { return process_; }
+  void set_process(std::shared_ptr<const ForeignMemory> process) { process_ = std::move(process); }
+  const ForeignMemory& process() const noexcept { return *process_; }
 
   // The peer passes a pool. Not ok: it may not.
   Status add(const Message& message, UniqueFd fd);
@@ -59,8 +60,8 @@ class PeerPools {
   const Region* find(RegionId region) const noexcept;
   // May a read of the region begin, or does it wait for its pool? What will fail may.
   bool can_read(RegionId region) const noexcept;
-  // The pool that the region lies in: null where it has not come, or is read by the kernel.
-  const PeerMapping* mapping_of(const Region& region) const noexcept;
+  // What its pieces are read from; nothing where it lies in a pool that is not mapped.
+  std::optional<PieceSource> source_of(const Region& region) const noexcept;
 
   // Enters some more of the pools into our page tables. Not ok: the peer has lied of one.
   bool wants_populating() const noexcept { return !populating_.empty(); }
@@ -72,11 +73,11 @@ class PeerPools {
  private:
   // A pool, as it arrived over the socket.
   struct Memfd {
-    GuardedFd fd;  // kept for a later attach, until the peer says that it is gone
+    SharedFd fd;  // kept for a later attach, until the peer says that it is gone
     std::uint64_t nbytes = 0;
     Charge kept;
-    PeerMapping mapping;  // while a region lies in it, and its owner cannot punch holes into it
-    Charge mapped;
+    // While a region lies in it, and its owner cannot punch holes into it. Copies under way hold it, too.
+    std::shared_ptr<MappedPool> mapped;
   };
 
   // Brings a region and its memfd together, whichever came last.
@@ -87,7 +88,7 @@ class PeerPools {
 
   const std::string name_;
   const std::shared_ptr<Budget> budget_;
-  ForeignMemory process_;
+  std::shared_ptr<const ForeignMemory> process_;  // null until it has introduced itself
   std::map<std::uint64_t, Memfd> memfds_;
   std::map<RegionId, Region> regions_;
   std::set<std::uint64_t> populating_;  // memfds whose mappings are not in our page tables yet

@@ -24,7 +24,13 @@ constinit const TransportKind shm_transport{
     .make = [](const RailParts& parts,
                const OptionValues&) -> Result<std::vector<std::unique_ptr<Transport>>> {
       std::vector<std::unique_ptr<Transport>> rails;
-      rails.push_back(std::make_unique<ShmTransport>(parts.reactor, parts.fences));
+      std::shared_ptr<CopyWorkers> workers;
+      if (parts.copy_threads > 1)
+        workers = parts.shared.get<CopyWorkers>([&] {
+          return std::make_shared<CopyWorkers>(parts.reactor,
+                                               CopyWorkers::Options{.num_threads = parts.copy_threads});
+        });
+      rails.push_back(std::make_unique<ShmTransport>(parts.reactor, parts.fences, std::move(workers)));
       return rails;
     },
 };

@@ -41,10 +41,34 @@ Message memfd_message(std::uint64_t memfd_id, std::uint64_t nbytes) {
   return message;
 }
 
+// Why a read of a piece failed, and of a pool with holes also why its rail is to.
+Status in_words(const shm::Peer& peer, const shm::PieceSource& source, const Status& why,
+                std::string& broken) {
+  if (!source.is_mapped()) return {why.code(), "reading memory of " + peer.name + ": " + why.message()};
+  broken = why.message();
+  return {why.code(), "the pool of " + peer.name + ": " + broken};
+}
+
 }  // namespace
 
-ShmTransport::ShmTransport(Reactor& reactor, const FenceTable& fences)
-    : CopyingRail(reactor), fences_(share_copy_of(fences.fd())) {}
+// A piece that several threads copy.
+class ShmTransport::Shared final : public Flight {
+ public:
+  Shared(const Work& its, PeerId of, shm::PieceSource from, std::shared_ptr<shm::ForeignReaders> readers)
+      : Flight(its, of), source(std::move(from)), readers_(std::move(readers)) {}
+  const shm::PieceSource source;
+
+ private:
+  Result<std::uint64_t> advance(SlicedCopy& slice, std::size_t thread) override {
+    return source.advance(slice, (*readers_)[thread]);
+  }
+  const std::shared_ptr<shm::ForeignReaders> readers_;
+};
+
+ShmTransport::ShmTransport(Reactor& reactor, const FenceTable& fences, std::shared_ptr<CopyWorkers> workers)
+    : CopyingRail(reactor, std::move(workers)),
+      fences_(share_copy_of(fences.fd())),
+      readers_(std::make_shared<shm::ForeignReaders>(workers_ == nullptr ? 1 : workers_->num_threads())) {}
 
 Capabilities ShmTransport::capabilities() const noexcept {
   // Only an address space in common (loopback, 0) is nearer. A piece is half a slice.
@@ -136,7 +160,8 @@ Status ShmTransport::on_hello(Peer& peer, const Message& message, UniqueFd fence
   socklen_t nbytes = sizeof credentials;
   if (::getsockopt(peer.channel.fd(), SOL_SOCKET, SO_PEERCRED, &credentials, &nbytes) != 0)
     return Status::from_errno("getsockopt(SO_PEERCRED)", errno);
-  peer.pools.set_process({credentials.pid, credentials.uid, {message.probe_address, message.probe}});
+  peer.pools.set_process(std::make_shared<const shm::ForeignMemory>(
+      credentials.pid, credentials.uid, shm::Probe{message.probe_address, message.probe}));
   return {};
 }
 
@@ -162,32 +187,40 @@ bool ShmTransport::can_run(const Peer& peer, const Work& work) const noexcept {
   return work.kind != WorkKind::kFetch || peer.pools.can_read(work.move->remote_region);
 }
 
-Result<std::uint64_t> ShmTransport::copy_slice(Peer& peer, Peer::Copy& copy, std::string& broken) {
-  const shm::PeerPools::Region* const region = peer.pools.find(copy.work.move->remote_region);
+Result<shm::PieceSource> ShmTransport::source_of(const Peer& peer, const Work& work,
+                                                 std::uint64_t src_end) const {
+  const shm::PeerPools::Region* const region = peer.pools.find(work.move->remote_region);
   if (region == nullptr) return Status(Code::kRegionGone, "the region of " + peer.name + " is not attached");
   // One check for all runs: within the region, hence (attach) within the memfd. The core checked
   // the program before; this keeps a mistake there from becoming a read out of bounds here.
-  if (copy.src_end > region->end)
+  if (src_end > region->end)
     return Status(Code::kInternal, "the piece ends outside the region of " + peer.name);
-  if (region->by_kernel) {
-    shm::ForeignSource source(peer.pools.process(), region->base);
-    Result<std::uint64_t> cost = copy.slices.advance(source);
-    if (!cost.ok())
-      return Status(cost.status().code(), "reading memory of " + peer.name + ": " + cost.status().message());
-    if (copy.slices.done()) foreign_reads_.emplace_back(copy.work.id, &peer);
-    return cost;
-  }
-  const PeerMapping* const pool = peer.pools.mapping_of(*region);
-  if (pool == nullptr)
-    return Status(Code::kRailFailed, "the pool of " + peer.name + ": " +
-                                         (region->failure.empty() ? "it was taken back" : region->failure));
-  MappedSource source(pool->data() + region->keys.memfd_offset);
-  Result<std::uint64_t> cost = copy.slices.advance(source);
-  if (Status whole = pool->check_holes(); !whole.ok()) {
-    broken = whole.message();
-    return Status(Code::kRailFailed, "the pool of " + peer.name + ": " + broken);
-  }
+  if (auto source = peer.pools.source_of(*region)) return *std::move(source);
+  return Status(Code::kRailFailed, "the pool of " + peer.name + ": " +
+                                       (region->failure.empty() ? "it was taken back" : region->failure));
+}
+
+Result<std::uint64_t> ShmTransport::copy_slice(Peer& peer, Peer::Copy& copy, std::string& broken) {
+  const Result<shm::PieceSource> source = source_of(peer, copy.work, copy.src_end);
+  if (!source.ok()) return source.status();
+  Result<std::uint64_t> cost = source.value().advance(copy.slices, readers_->front());
+  if (!cost.ok()) return in_words(peer, source.value(), cost.status(), broken);
+  if (copy.slices.done() && !source.value().is_mapped()) foreign_reads_.emplace_back(copy.work.id, &peer);
   return cost;
+}
+
+std::unique_ptr<ShmTransport::Flight> ShmTransport::share(Peer& peer, const Work& work,
+                                                          std::uint64_t src_end) {
+  Result<shm::PieceSource> source = source_of(peer, work, src_end);
+  if (!source.ok()) return nullptr;
+  return std::make_unique<Shared>(work, peer.id, std::move(source).value(), readers_);
+}
+
+Status ShmTransport::judge(Peer& peer, const Flight& flight, std::string& broken) {
+  const shm::PieceSource& source = static_cast<const Shared&>(flight).source;
+  if (!flight.status().ok()) return in_words(peer, source, flight.status(), broken);
+  if (Status sound = source.check(); !sound.ok()) return in_words(peer, source, sound, broken);
+  return {};
 }
 
 Completion ShmTransport::compare_fence(Peer& peer, const Work& work) {

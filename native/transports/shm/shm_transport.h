@@ -5,6 +5,7 @@
 // pages, and its end is the rail's. Its parts:
 //   PeerPools      a peer's regions, and its pools, mapped here
 //   ForeignMemory  a peer's process, read by the kernel
+//   PieceSource    either of them, for as long as a piece is read from it
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,7 @@ struct Peer : RailPeer<Message> {
 
 class ShmTransport final : public CopyingRail<shm::Peer> {
  public:
-  ShmTransport(Reactor& reactor, const FenceTable& fences);
+  ShmTransport(Reactor& reactor, const FenceTable& fences, std::shared_ptr<CopyWorkers> workers = nullptr);
 
   Capabilities capabilities() const noexcept override;
   Result<RegionKeys> register_memory(const LocalRegion& region) override;
@@ -48,6 +49,7 @@ class ShmTransport final : public CopyingRail<shm::Peer> {
 
  private:
   using Peer = shm::Peer;
+  class Shared;
   // A pool of ours in which some region lies.
   struct Exported {
     SharedFd fd;  // our own, so that it outlives the pool's while a message carries it
@@ -63,7 +65,10 @@ class ShmTransport final : public CopyingRail<shm::Peer> {
   bool wants_time(const Peer& peer) const noexcept override { return peer.pools.wants_populating(); }
   std::size_t num_told() const noexcept override { return exported_.size(); }
 
+  Result<shm::PieceSource> source_of(const Peer& peer, const Work& work, std::uint64_t src_end) const;
   Result<std::uint64_t> copy_slice(Peer& peer, Peer::Copy& copy, std::string& broken) override;
+  std::unique_ptr<Flight> share(Peer& peer, const Work& work, std::uint64_t src_end) override;
+  Status judge(Peer& peer, const Flight& flight, std::string& broken) override;
   Completion compare_fence(Peer& peer, const Work& work) override;
   void after_round(std::span<Completion> completions) noexcept override;
   void on_idle() override;
@@ -71,6 +76,7 @@ class ShmTransport final : public CopyingRail<shm::Peer> {
   SharedFd fences_;  // of our own table
   std::map<RegionId, std::uint64_t> pool_regions_;       // ours -> the memfd_id that each lies in
   std::map<std::uint64_t, Exported> exported_;           // by memfd_id
+  std::shared_ptr<shm::ForeignReaders> readers_;
   std::vector<std::pair<WorkId, Peer*>> foreign_reads_;  // that ended in this round of poll
 };
 

@@ -176,8 +176,7 @@ Result<PeerId> StreamTransport::connect(UniqueFd socket, const ConnectInfo& info
 }
 
 void StreamTransport::disconnect(PeerId id) noexcept {
-  const auto found =
-      std::find_if(peers_.begin(), peers_.end(), [id](const auto& peer) { return peer->id == id; });
+  const auto found = place_of(id);
   if (found == peers_.end()) return;
   Peer& peer = **found;
   if (peer.up()) reactor_.remove(peer.socket.get());
@@ -310,10 +309,15 @@ void StreamTransport::take_down(Peer& peer, std::string_view reason) noexcept {
   completions_.rail_down(peer.id, detail);
 }
 
-StreamTransport::Peer* StreamTransport::find(PeerId id) const noexcept {
+StreamTransport::Peers::const_iterator StreamTransport::place_of(PeerId id) const noexcept {
   const auto found = std::lower_bound(peers_.begin(), peers_.end(), id,
                                       [](const auto& peer, PeerId wanted) { return peer->id < wanted; });
-  return found == peers_.end() || (*found)->id != id ? nullptr : found->get();
+  return found == peers_.end() || (*found)->id != id ? peers_.end() : found;
+}
+
+StreamTransport::Peer* StreamTransport::find(PeerId id) const noexcept {
+  const auto found = place_of(id);
+  return found == peers_.end() ? nullptr : found->get();
 }
 
 }  // namespace kvxfer

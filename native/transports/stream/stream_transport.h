@@ -60,6 +60,8 @@ class StreamTransport final : public Transport {
   };
 
   PostResult post(PeerId peer, std::span<const Work> batch, std::byte* packed) noexcept;
+  using Peers = std::vector<std::unique_ptr<Peer>>;
+  Peers::const_iterator place_of(PeerId id) const noexcept;  // the end of peers_: nowhere
   Peer* find(PeerId id) const noexcept;
   void progress() noexcept;
   void serve(Peer& peer, std::uint64_t& read_left, std::uint64_t& write_left);
@@ -69,7 +71,7 @@ class StreamTransport final : public Transport {
 
   Reactor& reactor_;
   const Options options_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // ids ascend
+  Peers peers_;  // ids ascend
   PeerId next_id_ = 1;
   // Who has something to read or to write, in the order of their turns; never more than peers_, for which it
   // has room.

@@ -24,6 +24,8 @@ from kvxfer.bench.work.models import MODELS
         (PagesOptions, {"timeout_s": 0.0}, "--timeout-s is above 0 and at most 50, unlike 0"),
         (PagesOptions, {"timeout_s": 51.0}, "--timeout-s is above 0 and at most 50, unlike 51"),
         (PagesOptions, {"transport": "unix"}, "use it with --memory foreign"),
+        (PagesOptions, {"copy_threads": (1, 0)}, "--copy-threads is at least 1, not 0"),
+        (PagesOptions, {"copy_threads": ()}, "--copy-threads names nothing"),
         (LatencyOptions, {"nbytes": 12}, "--nbytes is a multiple of 8, not 12"),
         (SetupOptions, {"idle_s": 0.0}, "--idle-s is above 0 and at most 30, unlike 0"),
         (HandoverOptions, {"model": "GPT-2"}, "unknown model 'GPT-2'; known are Llama-3.1-8B"),
@@ -38,9 +40,8 @@ def test_options_that_do_not_fit_are_refused_in_words(kind: Any, fields: dict[st
 
 def test_steps_end_with_the_most() -> None:
     options = ScaleOptions(at_most=500)
-    assert options.steps("transfers") == [1, 10, 100, 500]
-    assert options.steps("peers") == [1, 10, 100, 200]
-    assert options.steps("prefills") == [1, 2, 4, 8, 16]
+    assert options.counts("transfers") == [1, 10, 100, 500]
+    assert options.counts("prefills") == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -1,0 +1,190 @@
+#include "core/copy/copy_workers.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace kvxfer {
+namespace {
+
+// What is copied of one before the next has its turn: a piece as the engine makes them is less, and so ends first.
+constexpr std::uint64_t kTurnCost = SlicedCopy::kSliceCost;
+
+// Threads of ours take no signal that is meant for the process; those that a thread brings upon itself end it.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() noexcept {
+    sigset_t blocked;
+    ::sigfillset(&blocked);
+    for (const int fatal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT})
+      ::sigdelset(&blocked, fatal);
+    ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+void CopyWorkers::Bell::on_ready(std::uint32_t) {
+  std::uint64_t count;
+  (void)!::read(fd.get(), &count, sizeof count);
+}
+
+CopyWorkers::CopyWorkers(Reactor& reactor, const Options& options)
+    : reactor_(reactor), options_(options), most_queued_(2 * options.num_threads) {
+  queue_.reserve(most_queued_ + num_threads());  // all threads may bring one back
+  threads_.reserve(num_threads() - 1);
+  bell_.fd = GuardedFd(UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
+  // Without a descriptor whoever drives copies alone.
+  if (bell_.fd && !reactor_.add(bell_.fd.get(), EPOLLIN, bell_).ok()) bell_.fd.reset();
+}
+
+CopyWorkers::~CopyWorkers() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  called_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  if (bell_.fd) reactor_.remove(bell_.fd.get());
+}
+
+// Fewer where the system gives no more.
+void CopyWorkers::start() noexcept {
+  started_ = true;
+  if (!bell_.fd) return;
+  const SignalsBlocked blocked;
+  try {
+    while (threads_.size() + 1 < num_threads()) {
+      const std::size_t thread = threads_.size() + 1;
+      threads_.emplace_back([this, thread] { run(thread); });
+      ::pthread_setname_np(threads_.back().native_handle(),
+                           ("kvxfer-copy-" + std::to_string(thread)).c_str());
+    }
+  } catch (const std::system_error&) {
+  } catch (const std::bad_alloc&) {}
+}
+
+void CopyWorkers::add(SharedCopy& copy) {
+  copy.begun_.reserve(num_threads());
+  if (!started_) start();
+  const std::lock_guard lock(mutex_);
+  if (copy.left_.done()) {  // it has no bytes
+    copy.landed_.store(true, std::memory_order_release);
+    return;
+  }
+  enqueue(copy);
+  call_one();
+}
+
+std::uint64_t CopyWorkers::help() noexcept {
+  std::unique_lock lock(mutex_);
+  return queue_.empty() ? 0 : copy_slice(lock, 0);
+}
+
+void CopyWorkers::stop(SharedCopy& copy) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (copy.landed()) return;
+  copy.stopped_ = true;
+  dequeue(copy);
+  land_if_over(copy);
+}
+
+void CopyWorkers::await(const SharedCopy& copy) noexcept {
+  std::unique_lock lock(mutex_);
+  landed_.wait(lock, [&] { return copy.landed(); });
+}
+
+void CopyWorkers::announce_next() noexcept {
+  const std::lock_guard lock(mutex_);
+  announces_ = true;
+}
+
+void CopyWorkers::run(std::size_t thread) noexcept {
+  std::unique_lock lock(mutex_);
+  while (!ends_) {
+    if (!queue_.empty()) {
+      copy_slice(lock, thread);
+      continue;
+    }
+    ++num_idle_;
+    called_.wait(lock, [this] { return num_called_ != 0 || ends_; });
+    --num_idle_;
+    if (num_called_ != 0) --num_called_;
+  }
+}
+
+std::uint64_t CopyWorkers::copy_slice(std::unique_lock<std::mutex>& lock, std::size_t thread) noexcept {
+  SharedCopy& copy = *queue_.front();
+  SlicedCopy slice = copy.begun_.empty() ? copy.left_.take(options_.taken_cost) : copy.begun_.back();
+  if (!copy.begun_.empty()) copy.begun_.pop_back();
+  ++copy.num_inside_;
+  if (copy.left_.done() && copy.begun_.empty()) dequeue(copy);
+  if (!queue_.empty()) call_one();
+  lock.unlock();
+  Result<std::uint64_t> cost = Status(Code::kExhausted, "");
+  bool starved = false;
+  try {
+    cost = copy.advance(slice, thread);
+  } catch (const std::bad_alloc&) {
+    starved = true;
+  }
+  lock.lock();
+  --copy.num_inside_;
+  if (!cost.ok()) {
+    if (copy.status_.ok()) copy.status_ = cost.status();
+    copy.starved_ = copy.starved_ || starved;
+    copy.stopped_ = true;
+    dequeue(copy);
+  } else if (!copy.stopped_) {
+    if (!slice.done()) copy.begun_.push_back(slice);
+    copy.turn_cost_ += cost.value();
+    const bool is_left = !copy.left_.done() || !copy.begun_.empty();
+    if (copy.turn_cost_ >= kTurnCost) dequeue(copy);  // behind the others
+    if (is_left && !copy.queued_) enqueue(copy);
+  }
+  land_if_over(copy);
+  return cost.ok() ? std::max<std::uint64_t>(1, cost.value()) : 1;
+}
+
+void CopyWorkers::call_one() noexcept {
+  if (num_idle_ <= num_called_) return;
+  ++num_called_;
+  called_.notify_one();
+}
+
+void CopyWorkers::enqueue(SharedCopy& copy) noexcept {
+  queue_.push_back(&copy);
+  num_queued_.store(queue_.size(), std::memory_order_relaxed);
+  copy.queued_ = true;
+  copy.turn_cost_ = 0;
+}
+
+void CopyWorkers::dequeue(SharedCopy& copy) noexcept {
+  if (!std::exchange(copy.queued_, false)) return;
+  queue_.erase(std::find(queue_.begin(), queue_.end(), &copy));
+  num_queued_.store(queue_.size(), std::memory_order_relaxed);
+}
+
+// Afterwards it may be gone.
+void CopyWorkers::land_if_over(SharedCopy& copy) noexcept {
+  if (copy.queued_ || copy.num_inside_ != 0) return;
+  copy.landed_.store(true, std::memory_order_release);
+  landed_.notify_all();
+  if (!std::exchange(announces_, false)) return;
+  const std::uint64_t one = 1;
+  (void)!::write(bell_.fd.get(), &one, sizeof one);
+}
+
+}  // namespace kvxfer

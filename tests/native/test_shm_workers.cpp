@@ -1,0 +1,381 @@
+// An shm rail whose pieces several threads copy: the suite of every transport, and works that end while threads are
+// in the middle of them.
+#include <sys/syscall.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "conformance.h"
+#include "held_memory.h"
+#include "runtime_calls.h"
+#include "shm_ends.h"
+
+namespace {
+
+using namespace kvxfer;
+using namespace kvxfer::testing;
+
+// ---- what every transport promises --------------------------------------------------------------
+
+// Shares whatever comes, a few pairs at a time.
+std::unique_ptr<ShmTransport> shared_in_small_slices(Reactor& reactor, const FenceTable& fences) {
+  CopyWorkers::Options options;
+  options.num_threads = 3;
+  options.taken_cost = 16 * 1024;
+  options.least_backlog_cost = options.least_work_cost = 1;
+  return std::make_unique<ShmTransport>(reactor, fences, std::make_shared<CopyWorkers>(reactor, options));
+}
+
+conformance::Subject pool() {
+  return {"shm pool, shared", shared_in_small_slices, conformance::unix_sockets, true, {}};
+}
+conformance::Subject foreign() {
+  return {"shm foreign, shared", shared_in_small_slices, conformance::unix_sockets, false, {}};
+}
+conformance::Subject faulty_pool() {
+  conformance::Subject subject = pool();
+  const auto faults = Faults::parse("again=0.3,delay=0.3,reorder=0.5,fail=0.05");
+  REQUIRE_OK(faults);
+  subject.name += " with faults";
+  subject.faults = faults.value();
+  return subject;
+}
+
+CONFORMANCE(pool)
+CONFORMANCE(foreign)
+CONFORMANCE(faulty_pool)
+
+// ---- works that end while threads are in the middle of them ----------------------------------------
+
+constexpr int kNumWorkers = 2;  // beside whoever drives
+constexpr std::uint32_t kNumPairs = 2048;  // 8 MiB: whoever drives copies one, and leaves the rest
+
+std::unique_ptr<ShmTransport> shared(Reactor& reactor, const FenceTable& fences) {
+  return std::make_unique<ShmTransport>(
+      reactor, fences,
+      std::make_shared<CopyWorkers>(reactor, CopyWorkers::Options{.num_threads = kNumWorkers + 1}));
+}
+
+// Of all blocks of a source, again and again, as one piece.
+std::shared_ptr<const Move> large_move(RegionId region, std::byte* to) {
+  std::vector<std::uint32_t> src(kNumPairs), dst(kNumPairs);
+  for (std::uint32_t i = 0; i < kNumPairs; ++i) {
+    src[i] = i % shm_ends::kNumBlocks;
+    dst[i] = i;
+  }
+  return block_move(region, to, shm_ends::kBlockNbytes, src, dst, kNumPairs);
+}
+
+bool is_whole(const HeldMemory& to) {
+  for (std::uint32_t i = 0; i < kNumPairs; ++i)
+    if (!shm_ends::holds_block(to.data(), i, i % shm_ends::kNumBlocks)) return false;
+  return true;
+}
+
+// A work, 1, of which all threads but the driving one are in the middle.
+struct Begun {
+  Begun() {
+    shm_ends::fill_pattern(pool->data(), shm_ends::kRegionNbytes);
+    const RemoteRegion remote =
+        shm_ends::register_at(*source, shm_ends::pool_region(7, pool->data(), shm_ends::kRegionNbytes));
+    peer = connect_ends(destination, *source).first;
+    REQUIRE_OK(destination.transport->attach(peer, remote));
+    while (destination.transport->busy()) destination.step();
+    begin(destination, peer, 7, to);
+  }
+  ~Begun() { to.let_on(); }
+  static void begin(shm_ends::Shm& destination, PeerId peer, RegionId region, HeldMemory& to) {
+    const Work work = fetch_work(1, large_move(region, to.data()), 0);
+    REQUIRE_EQ(destination.transport->post(peer, std::span(&work, 1)).accepted, 1u);
+    destination.step();
+    to.await_held(kNumWorkers);
+  }
+  // Nothing is told of the work while threads are in the middle of it.
+  void check_held() {
+    for (int i = 0; i < 100; ++i) destination.step();
+    CHECK(destination.completion_of(1) == nullptr);
+    CHECK_EQ(to.num_held(), std::size_t{kNumWorkers});
+  }
+  // And from its end on nobody touches its memory.
+  void check_ends(Code code) {
+    to.let_on();
+    CHECK_EQ(destination.await(1).code, code);
+    const std::vector<std::byte> at_end(to.data(), to.data() + to.nbytes());
+    for (int i = 0; i < 100; ++i) destination.step();
+    CHECK(std::memcmp(at_end.data(), to.data(), to.nbytes()) == 0);
+    CHECK(!is_whole(to));
+    CHECK(!destination.transport->wants_poll());
+  }
+
+  std::unique_ptr<shm_ends::Shm> source = std::make_unique<shm_ends::Shm>();
+  std::shared_ptr<PoolMemory> pool = shm_ends::make_pool();
+  HeldMemory to{kNumPairs * shm_ends::kBlockNbytes};  // outlives who writes there
+  shm_ends::Shm destination{shared};
+  PeerId peer = 0;
+};
+
+// Whatever a test finds: what ends after it waits for no thread that is held.
+struct LetOn {
+  HeldMemory& memory;
+  ~LetOn() { memory.let_on(); }
+};
+
+bool skips() {
+  if (HeldMemory::is_possible()) return false;
+  std::printf("  %s: skipped, no userfaultfd for this process\n", check::state().current);
+  return true;
+}
+
+TEST(what_several_threads_copy_is_whole_when_it_is_told) {
+  if (skips()) return;
+  Begun begun;
+  begun.check_held();
+  begun.to.let_on();
+  CHECK_EQ(begun.destination.await(1).code, Code::kOk);
+  CHECK(is_whole(begun.to));
+}
+
+TEST(a_cancel_completes_when_the_last_thread_has_left) {
+  if (skips()) return;
+  Begun begun;
+  begun.destination.cancel(1);
+  begun.destination.cancel(1);
+  begun.check_held();
+  begun.check_ends(Code::kCancelled);
+}
+
+TEST(a_disconnect_completes_when_the_last_thread_has_left) {
+  if (skips()) return;
+  Begun begun;
+  begun.destination.transport->disconnect(begun.peer);
+  CHECK_EQ(begun.destination.transport->num_mappings(), 0u);  // threads hold the one that they read
+  begun.check_held();
+  begun.check_ends(Code::kCancelled);
+}
+
+TEST(a_peer_that_ends_is_told_at_once_and_its_work_when_the_last_thread_has_left) {
+  if (skips()) return;
+  Begun begun;
+  begun.source.reset();
+  begun.destination.await(CompletionKind::kRailDown);
+  begun.check_held();
+  begun.destination.transport->disconnect(begun.peer);
+  begun.check_held();
+  begun.check_ends(Code::kRailFailed);
+}
+
+TEST(a_pool_that_is_taken_back_is_read_on_by_the_threads_that_read_it) {
+  if (skips()) return;
+  Begun begun;
+  begun.source->transport->deregister_memory(7);
+  REQUIRE(begun.destination.reactor.run_until(
+      [&] { begun.destination.step(); }, [&] { return begun.destination.transport->num_mappings() == 0; }));
+  begun.destination.transport->detach(begun.peer, 7);
+  begun.check_held();
+  begun.to.let_on();
+  CHECK_EQ(begun.destination.await(1).code, Code::kOk);
+  CHECK(is_whole(begun.to));
+}
+
+TEST(a_rail_that_ends_waits_for_the_threads_in_its_works) {
+  if (skips()) return;
+  Begun begun;
+  std::atomic<bool> ended{false};
+  std::thread ending([&] {
+    begun.destination.transport.reset();
+    ended = true;
+  });
+  for (int i = 0; i < 100; ++i) std::this_thread::yield();
+  CHECK(!ended);
+  CHECK_EQ(begun.to.num_held(), std::size_t{kNumWorkers});
+  begun.to.let_on();
+  ending.join();
+  CHECK(ended);
+}
+
+TEST(others_are_served_while_threads_stand_in_a_work) {
+  if (skips()) return;
+  Begun begun;
+  std::vector<std::byte> page(shm_ends::kBlockNbytes);
+  const Work small = fetch_work(2, block_move(7, page.data(), shm_ends::kBlockNbytes, {5}, {0}, 1), 0);
+  const Work fence = fence_work(3, 42, 0);
+  for (const Work& work : {small, fence})
+    REQUIRE_EQ(begun.destination.transport->post(begun.peer, std::span(&work, 1)).accepted, 1u);
+  CHECK_EQ(begun.destination.await(2).code, Code::kOk);
+  CHECK_EQ(begun.destination.await(3).code, Code::kOk);
+  CHECK(shm_ends::holds_block(page.data(), 0, 5));
+  begun.check_held();
+}
+
+TEST(a_process_that_is_killed_fails_what_threads_read_of_it) {
+  if (skips()) return;
+  HeldMemory to(kNumPairs * shm_ends::kBlockNbytes);
+  shm_ends::ChildSource child(shared);
+  const LetOn later{to};
+  Begun::begin(child.destination, child.peer, 2, to);
+  ::kill(child.pid, SIGKILL);
+  siginfo_t info;
+  REQUIRE(::waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOWAIT) == 0);
+  to.let_on();
+  Completion out[4];  // without the reactor: the socket's end has not been noticed
+  std::size_t count = 0;
+  while (count == 0) count = child.destination.transport->poll(out);
+  REQUIRE_EQ(count, 1u);
+  CHECK_EQ(out[0].work, 1u);
+  CHECK_EQ(out[0].code, Code::kRailFailed);
+  CHECK(out[0].detail.find("gone") != std::string::npos);
+  child.destination.await(CompletionKind::kRailDown);
+}
+
+TEST(pages_of_a_killed_process_s_pool_stay_readable) {
+  if (skips()) return;
+  HeldMemory to(kNumPairs * shm_ends::kBlockNbytes);
+  shm_ends::ChildSource child(shared);
+  const LetOn later{to};
+  Begun::begin(child.destination, child.peer, 1, to);
+  ::kill(child.pid, SIGKILL);
+  child.destination.await(CompletionKind::kRailDown);
+  CHECK(child.destination.completion_of(1) == nullptr);
+  to.let_on();
+  CHECK_EQ(child.destination.await(1).code, Code::kRailFailed);
+}
+
+// ---- agents -----------------------------------------------------------------------------------------
+
+using namespace runtime_calls;
+
+// Two agents, and a write of which the threads of the destination are in the middle.
+struct HandOver {
+  static constexpr std::uint32_t kNumBlocks = 256;
+  static constexpr std::uint64_t kPageNbytes = 64 * 1024;
+
+  HandOver() {
+    src = agent("src");
+    dst = agent("dst");
+    src_region = add(*src, pool->data());
+    dst_region = add(*dst, to.data());
+    const Meeting both = meet(*src, *dst, 2);  // shm, and the stream for what it cannot reach
+    lease = grant(*dst, both.here, dst_region, wire::LeaseMode::kWrite);
+    TransferRequest request;
+    request.peer = both.there;
+    request.program = install(*src, both.there, true, src_region, dst_region, pages_of(kPageNbytes));
+    for (std::uint32_t block = 0; block < kNumBlocks; ++block) request.src_ids.push_back(block);
+    request.dst_ids = request.src_ids;
+    request.num_layers = request.layers_ready = 1;
+    request.timeout_ns = 10 * kBound;
+    const auto posted =
+        src->with_engine([&](Engine& engine, Time now) { return engine.post(now, std::move(request)); });
+    REQUIRE_OK(posted);
+    handle = posted.value();
+    to.await_held(1);
+  }
+  ~HandOver() {
+    to.let_on();
+    src->close(kBound);
+    dst->close(kBound);
+  }
+  static std::shared_ptr<Runtime> agent(const std::string& name) {
+    RuntimeOptions options;
+    options.name = name;
+    options.listen = "tcp://127.0.0.1:0";
+    options.transports = {"shm"};
+    options.copy_threads = 2;
+    options.silent_ns = 4 * kNoHeartbeat;
+    options.heartbeat_ns = options.handshake_ns = kNoHeartbeat;  // no timer wakes it
+    return create(std::move(options));
+  }
+  static RegionId add(Runtime& runtime, std::byte* memory) {
+    const auto region = runtime.register_region("kv", {{memory, kNumBlocks * kPageNbytes}}, kNumBlocks,
+                                                pages_of(kPageNbytes), {});
+    REQUIRE_OK(region);
+    return region.value();
+  }
+
+  std::shared_ptr<PoolMemory> pool = shm_ends::make_pool(kNumBlocks * kPageNbytes);
+  HeldMemory to{kNumBlocks * kPageNbytes};
+  std::shared_ptr<Runtime> src, dst;
+  RegionId src_region = 0, dst_region = 0;
+  LeaseId lease = 0;
+  std::shared_ptr<Handle> handle;
+};
+
+TEST(an_agent_hands_over_what_its_threads_copied) {
+  if (skips()) return;
+  HandOver over;
+  CHECK(over.handle->outcome() == Outcome::kPending);
+  over.to.let_on();
+  CHECK(is_done(over.handle));
+  CHECK(std::memcmp(over.pool->data(), over.to.data(), over.to.nbytes()) == 0);
+}
+
+// Do all progress threads of this process sleep on their reactors?
+bool agents_sleep() {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name, call;
+    std::ifstream(task.path() / "comm") >> name;
+    std::ifstream(task.path() / "syscall") >> call;
+    if (name == "kvxfer" && call != std::to_string(SYS_ppoll)) return false;
+  }
+  return true;
+}
+
+TEST(an_agent_that_sleeps_is_woken_by_the_last_thread) {
+  if (skips()) return;
+  HandOver over;
+  // The thread that is held stands at the first page of a slice: all others are copied by then.
+  constexpr std::size_t kNumPages = HandOver::kNumBlocks * HandOver::kPageNbytes / 4096;
+  constexpr std::size_t kSlicePages = CopyWorkers::Options().taken_cost / 4096;
+  REQUIRE(await([&] { return over.to.num_given() >= kNumPages - kSlicePages; }));
+  int looks = 0;
+  REQUIRE(await([&] { return (looks = agents_sleep() ? looks + 1 : 0) >= 50; }));
+  over.to.let_on();
+  CHECK(is_done(over.handle));
+}
+
+TEST(a_revoke_waits_for_the_threads_under_the_lease) {
+  if (skips()) return;
+  HandOver over;
+  CHECK(!over.dst->revoke(over.lease, 0));  // the right has ended, its fence is not complete
+  CHECK(!over.dst->revoke(over.lease, 0));
+  CHECK_EQ(over.to.num_held(), 1u);
+  over.to.let_on();
+  CHECK(over.dst->revoke(over.lease, kBound));
+  const std::vector<std::byte> at_fence(over.to.data(), over.to.data() + over.to.nbytes());
+  CHECK(ends(over.handle));
+  CHECK(over.handle->outcome() != Outcome::kDone);
+  CHECK(std::memcmp(at_fence.data(), over.to.data(), at_fence.size()) == 0);
+}
+
+TEST(a_region_leaves_when_the_threads_in_its_memory_have_left) {
+  if (skips()) return;
+  HandOver over;
+  CHECK_EQ(over.dst->deregister_region(over.dst_region, 0).code(), Code::kDeadline);
+  CHECK_EQ(over.to.num_held(), 1u);
+  over.to.let_on();
+  CHECK(over.dst->deregister_region(over.dst_region, kBound).ok());
+  CHECK(ends(over.handle));
+}
+
+TEST(an_agent_that_closes_waits_for_its_threads) {
+  if (skips()) return;
+  HandOver over;
+  std::atomic<bool> closed{false};
+  std::thread closing([&] {
+    over.dst->close(0);
+    closed = true;
+  });
+  CHECK(await([&] { return over.dst->closed(); }));
+  CHECK(ends(over.handle));
+  CHECK(!closed);
+  over.to.let_on();
+  closing.join();
+  CHECK(over.dst->ended());
+}
+
+}  // namespace
