@@ -271,6 +271,46 @@ TEST(the_socket_is_silent_while_the_reader_is_awake_and_wakes_it_once_asleep) {
   CHECK(!ends.reactor.run());
 }
 
+// Its writer says nothing more of it: who does not look from then on hears nothing.
+TEST(whatever_comes_over_the_socket_announces_what_is_in_the_ring) {
+  Ends ends;
+  ends.share();
+  REQUIRE(ends.b->socket->fall_asleep());
+  ends.b->num_announced = 0;
+  ends.a->socket->send(frame_of(1));
+  ends.a->say(wire::encode(wire::Checksums{1, 0, std::vector<std::uint32_t>(10'000)}, 2));  // larger than it
+  while (ends.reactor.run()) {}
+  CHECK_EQ(ends.b->frames.size(), 3u);
+  CHECK(ends.b->num_announced > 0);
+  ends.a->say(frame_of(3));
+  CHECK(!ends.reactor.run());
+  CHECK(ends.b->socket->read_ring());
+  CHECK_EQ(ends.b->frames.size(), 4u);
+}
+
+TEST(half_a_frame_alone_holds_memory_between_two_turns) {
+  Ends ends;
+  const wire::Bytes large = wire::encode(wire::Checksums{1, 0, std::vector<std::uint32_t>(10'000)}, 0);
+  const wire::ByteSpan frame(large);
+  ends.a->socket->send(wire::Bytes(frame.begin(), frame.begin() + 100));
+  ends.a->socket->flush();
+  while (ends.reactor.run()) {}
+  const std::size_t lent = ends.b->buffer.capacity();
+  CHECK(lent > 0);  // it is back
+  CHECK(ends.b->frames.empty());
+  ends.a->socket->send(wire::Bytes(frame.begin() + 100, frame.begin() + 30'000));
+  ends.a->socket->flush();
+  while (ends.reactor.run()) {}
+  CHECK(ends.b->frames.empty());
+  ends.a->socket->send(wire::Bytes(frame.begin() + 30'000, frame.end()));
+  ends.a->say(frame_of(1));
+  while (ends.reactor.run()) {}
+  CHECK_EQ(ends.b->frames.size(), 2u);
+  REQUIRE(!ends.b->frames.empty());
+  CHECK(ends.b->frames[0] == large);
+  CHECK(ends.b->buffer.capacity() >= lent);
+}
+
 TEST(what_was_written_before_the_end_is_delivered_before_it) {
   Ends ends;
   ends.share();
