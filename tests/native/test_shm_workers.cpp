@@ -49,7 +49,10 @@ conformance::Subject faulty_pool() {
 
 CONFORMANCE(pool)
 CONFORMANCE(foreign)
-CONFORMANCE(faulty_pool)
+CONFORMANCE_PROMISE(faulty_pool, post_accepts_a_prefix_and_the_rest_later)
+CONFORMANCE_PROMISE(faulty_pool, a_cancel_is_complete_with_its_completion)
+CONFORMANCE_PROMISE(faulty_pool, a_disconnect_is_complete_with_its_completions)
+CONFORMANCE_PROMISE(faulty_pool, the_end_of_the_peer_ends_every_work)
 
 // ---- works that end while threads are in the middle of them ----------------------------------------
 
