@@ -208,6 +208,8 @@ class Limit:
         """
         found: Message = {}
         for key, name in zip(("limit", "limit_nt"), self.spec.names, strict=False):
+            if name not in DESCRIPTIONS:  # of several threads: beside rows of its own
+                continue
             its = self.rates(name)
             found[key] = {"name": name, "gb_per_s": median(its)}
             if rates is not None:
