@@ -65,9 +65,9 @@ struct HugePiece {
     return static_cast<std::uint64_t>(std::count(to.begin(), to.end(), std::byte{1}));
   }
 
-  Impostor impostor;
   Ones pool;
   std::vector<std::byte> to;
+  Impostor impostor;  // ends first: it moves what is under way on, into `to`
 };
 
 TEST(one_poll_moves_a_slice_of_a_piece_of_any_size) {
