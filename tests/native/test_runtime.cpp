@@ -125,21 +125,21 @@ TEST(event_loops_that_serve_and_are_busy_and_look_away_lose_nothing) {
 // moves these agents.
 TEST(what_many_peers_say_now_and_then_is_heard) {
   constexpr std::size_t kPeers = 20;
-  struct Meeting {
-    std::unique_ptr<End> end;
+  struct Spoke {
+    std::unique_ptr<Agent<>> agent;
     SessionKey hub = 0, here = 0;  // the hub at the peer, the peer at the hub
   };
-  End hub("hub", "shm", kNoHeartbeat);
-  std::vector<Meeting> peers(kPeers);
+  Agent<> hub("hub", over("shm"));
+  std::vector<Spoke> peers(kPeers);
   const auto open_peers = [](Engine& engine, Time) { return engine.open_peers(); };
   for (std::size_t i = 0; i < kPeers; ++i) {
-    peers[i].end = std::make_unique<End>("peer-" + std::to_string(i), "shm", kNoHeartbeat);
-    Runtime& runtime = *peers[i].end->runtime;
+    peers[i].agent = std::make_unique<Agent<>>("peer-" + std::to_string(i), over("shm"));
+    Runtime& runtime = *peers[i].agent->runtime;
     const Result<SessionKey> called = runtime.begin_connect(hub.runtime->address(), kBound);
     REQUIRE(called.ok());
     peers[i].hub = called.value();
-    REQUIRE(runtime.wait([&] { return state_of(runtime, called.value()) == "open"; }, kBound));
-    REQUIRE(hub.runtime->wait([&] { return hub.runtime->with_engine(open_peers).size() == i + 1; }, kBound));
+    REQUIRE(await([&] { return num_rails(runtime, called.value()) != 0; }));
+    REQUIRE(await([&] { return hub.runtime->with_engine(open_peers).size() == i + 1; }));
     peers[i].here = hub.runtime->with_engine(open_peers).back();
   }
   const auto say = [](Runtime& from, SessionKey to, std::uint32_t number) {
@@ -167,14 +167,14 @@ TEST(what_many_peers_say_now_and_then_is_heard) {
     const std::size_t one = random.below(kPeers);
     if (random.chance(30)) std::this_thread::sleep_for(std::chrono::microseconds(random.below(4000)));
     for (std::size_t i = 0; i < kPeers; ++i)
-      if (all || i == one) say(*peers[i].end->runtime, peers[i].hub, round);
+      if (all || i == one) say(*peers[i].agent->runtime, peers[i].hub, round);
     if (random.chance(20)) hub.runtime->poll();
     for (std::size_t i = 0; i < (all ? kPeers : 1); ++i) hears(*hub.runtime, round);
     if (random.chance(50)) continue;
     say(*hub.runtime, peers[one].here, round);
-    hears(*peers[one].end->runtime, round);
+    hears(*peers[one].agent->runtime, round);
   }
-  for (Meeting& peer : peers) peer.end->runtime->close(kBound);
+  for (Spoke& peer : peers) peer.agent->runtime->close(kBound);
   hub.runtime->close(kBound);
 }
 
