@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
+#include "agent_pair.h"
 #include "check.h"
 #include "conformance.h"
 #include "held_memory.h"
-#include "runtime_calls.h"
 #include "shm_ends.h"
 
 namespace {
@@ -251,7 +251,7 @@ TEST(pages_of_a_killed_process_s_pool_stay_readable) {
 
 // ---- agents -----------------------------------------------------------------------------------------
 
-using namespace runtime_calls;
+using namespace agent_pair;
 
 // Two agents, and a write of which the threads of the destination are in the middle.
 struct HandOver {
@@ -263,11 +263,15 @@ struct HandOver {
     dst = agent("dst");
     src_region = add(*src, pool->data());
     dst_region = add(*dst, to.data());
-    const Meeting both = meet(*src, *dst, 2);  // shm, and the stream for what it cannot reach
-    lease = grant(*dst, both.here, dst_region, wire::LeaseMode::kWrite);
+    const auto [there, here] = meet(*src, *dst, 2);  // shm, and the stream for what it cannot reach
+    lease = grant(*dst, here, dst_region, wire::LeaseMode::kWrite);
+    const auto program = src->with_engine([&, peer = there](Engine& engine, Time now) {
+      return engine.install_program(now, peer, true, src_region, dst_region, pages_of(kPageNbytes));
+    });
+    REQUIRE_OK(program);
     TransferRequest request;
-    request.peer = both.there;
-    request.program = install(*src, both.there, true, src_region, dst_region, pages_of(kPageNbytes));
+    request.peer = there;
+    request.program = program.value();
     for (std::uint32_t block = 0; block < kNumBlocks; ++block) request.src_ids.push_back(block);
     request.dst_ids = request.src_ids;
     request.num_layers = request.layers_ready = 1;
@@ -284,13 +288,8 @@ struct HandOver {
     dst->close(kBound);
   }
   static std::shared_ptr<Runtime> agent(const std::string& name) {
-    RuntimeOptions options;
-    options.name = name;
-    options.listen = "tcp://127.0.0.1:0";
-    options.transports = {"shm"};
+    RuntimeOptions options = options_of(name, {.transports = {"shm"}});
     options.copy_threads = 2;
-    options.silent_ns = 4 * kNoHeartbeat;
-    options.heartbeat_ns = options.handshake_ns = kNoHeartbeat;  // no timer wakes it
     return create(std::move(options));
   }
   static RegionId add(Runtime& runtime, std::byte* memory) {

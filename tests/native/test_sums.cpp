@@ -13,28 +13,28 @@ namespace kvxfer {
 namespace {
 
 // Of one layer and one pair a piece: `rows` runs of `nbytes` that all lie in one place.
-Source source_of(SessionKey session, TransferId transfer, std::byte* memory, std::uint64_t nbytes,
-                 std::uint32_t rows, std::uint32_t num_pieces = 1) {
-  auto program = std::make_shared<CopyProgram>();
-  CopyLoop loop{};
-  loop.num_layers = program->num_layers = 1;
-  loop.counts[0] = rows;
-  loop.counts[1] = rows;
-  loop.nbytes = nbytes;
-  program->loops = {loop};
-  auto region = std::make_shared<LocalRegion>();
-  region->base = memory;
-  auto move = std::make_shared<Move>();
-  move->program = program;
-  move->grid = {0, 1, num_pieces, 1};
-  move->src_ids.resize(num_pieces);
-  move->dst_ids.resize(num_pieces);
-  move->local = region;
-  Source source;
-  source.key = {session, transfer};
-  source.move = std::move(move);
-  return source;
-}
+struct Summed : Source {
+  Summed(SessionKey session, TransferId transfer, std::byte* bytes, std::uint64_t nbytes, std::uint32_t rows,
+         std::uint32_t num_pieces = 1) {
+    auto copies = std::make_shared<CopyProgram>();
+    CopyLoop loop{};
+    loop.num_layers = copies->num_layers = 1;
+    loop.counts[0] = rows;
+    loop.counts[1] = rows;
+    loop.nbytes = nbytes;
+    copies->loops = {loop};
+    auto local = std::make_shared<LocalRegion>();
+    local->base = bytes;
+    auto moves = std::make_shared<Move>();
+    moves->program = copies;
+    moves->grid = {0, 1, num_pieces, 1};
+    moves->src_ids.resize(num_pieces);
+    moves->dst_ids.resize(num_pieces);
+    moves->local = local;
+    key = {session, transfer};
+    move = std::move(moves);
+  }
+};
 
 std::vector<Sums::Told> round_of(Sums& sums) {
   std::vector<Sums::Told> told;
@@ -45,8 +45,8 @@ std::vector<Sums::Told> round_of(Sums& sums) {
 
 TEST(a_piece_without_end_keeps_no_other_session_from_its_sums) {
   std::array<std::byte, 64> memory{};
-  const Source endless = source_of(1, 2, memory.data(), memory.size(), UINT32_MAX);
-  const Source small = source_of(2, 2, memory.data(), memory.size(), 1, 3);
+  const Summed endless(1, 2, memory.data(), memory.size(), UINT32_MAX);
+  const Summed small(2, 2, memory.data(), memory.size(), 1, 3);
   Sums sums(Side::kSrc);
   sums.add(endless, {0, 1});
   sums.add(small, {0, 2});
@@ -67,7 +67,7 @@ TEST(a_piece_without_end_keeps_no_other_session_from_its_sums) {
 TEST(a_piece_of_many_rounds_has_the_sum_of_its_bytes) {
   std::vector<std::byte> memory(1 << 20);
   check::Random(check::seed()).fill(memory.data(), memory.size());
-  const Source large = source_of(1, 2, memory.data(), memory.size(), 5);  // 25 MiB
+  const Summed large(1, 2, memory.data(), memory.size(), 5);  // 25 MiB
   Sums sums(Side::kSrc);
   sums.add(large, {0, 1});
   std::uint32_t expected = 0;
