@@ -85,6 +85,7 @@ class Gate {
     changed_.wait(lock, [this] { return num_let_on_ != 0; });
     --num_let_on_;
     --num_standing_;
+    changed_.notify_all();
   }
   void await_standing(int num) {
     std::unique_lock lock(mutex_);
