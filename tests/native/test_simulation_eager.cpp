@@ -60,9 +60,9 @@ TEST(a_small_write_lands_with_its_offer_where_both_ends_take_it) {
     }
 }
 
-TEST(what_is_not_ready_or_summed_or_on_a_gpu_goes_over_a_rail) {
+TEST(what_is_not_ready_or_summed_goes_over_a_rail) {
   const auto over_a_rail = [](auto&& change) {
-    Pair pair({staged_rail()}, check::seed(), taking(8192));
+    Pair pair({two_sided_rail()}, check::seed(), taking(8192));
     pair.grant_write();
     TransferRequest request = pair.request(true, kFrom, kTo, "tag");
     change(request);
@@ -82,6 +82,31 @@ TEST(what_is_not_ready_or_summed_or_on_a_gpu_goes_over_a_rail) {
   over_a_rail([](TransferRequest& request) { request.integrity = true; });
 }
 
+// Whose processor could neither pack nor land them.
+TEST(pages_on_a_gpu_go_over_a_rail) {
+  for (const bool at_src : {true, false}) {
+    Pair pair({staged_rail()}, check::seed(), taking(8192));
+    const RegionId on_gpu = at_src ? pair.src.add_region(pair.src_layout, MemoryKind::kGpu, true)
+                                   : pair.dst.add_region(pair.dst_layout, MemoryKind::kGpu, true);
+    pair.world.run_for(20 * kMillisecond);
+    const RegionId from = at_src ? on_gpu : pair.src_region, to = at_src ? pair.dst_region : on_gpu;
+    const auto program = pair.src.engine().install_program(pair.src.now(), pair.to_dst, true, from, to,
+                                                           program_between(pair.src_layout, pair.dst_layout));
+    REQUIRE_OK(program);
+    Pair::grant(pair.dst, pair.to_src, to, wire::LeaseMode::kWrite, {}, 10 * kSecond, true);
+    for (const std::uint32_t block : kFrom) pair.src.memory(from).fill(block, 5000 + block);
+    TransferRequest request = pair.request(true, kFrom, kTo);
+    request.program = program.value();
+    const auto handle = Pair::post(pair.src, request);
+    CHECK(pair.ends(handle));
+    CHECK(handle->outcome() == Outcome::kDone);
+    CHECK(handle->rails() == std::vector<std::string>{"stream"});
+    for (std::size_t i = 0; i < kFrom.size(); ++i)
+      CHECK(pair.src.memory(from).read(0, kFrom[i]) == pair.dst.memory(to).read(0, kTo[i]));
+    pair.check_quiet();
+  }
+}
+
 TEST(one_that_comes_before_its_right_is_asked_for_when_that_comes) {
   Pair pair({two_sided_rail()}, check::seed(), taking(8192));
   const Memory before(pair.destination());
@@ -94,6 +119,8 @@ TEST(one_that_comes_before_its_right_is_asked_for_when_that_comes) {
   CHECK(incoming->outcome() == Outcome::kDone);
   CHECK(pair.equal(kFrom, kTo));
   CHECK(pair.bytes_landed != 0);
+  CHECK(handle->rails() == std::vector<std::string>{"stream"});
+  CHECK(incoming->rails() == handle->rails());
   pair.check_quiet();
 }
 
@@ -127,11 +154,11 @@ TEST(a_peer_that_reads_nothing_is_sent_so_much_and_no_more) {
   std::size_t num_along = 0;
   for (std::uint32_t i = 0; i < 2 * (1024 * 1024) / nbytes_of_all() && handles.size() < 1000; ++i)
     handles.push_back(pair.write(kFrom, kTo));
+  pair.dst.resume();
+  for (const auto& handle : handles) CHECK(pair.ends(handle));
   for (const auto& handle : handles) num_along += went_along(*handle);
   CHECK_EQ(num_along, std::min<std::size_t>(handles.size(), 1024 * 1024 / nbytes_of_all()));
   CHECK(num_along < handles.size());
-  pair.dst.resume();
-  for (const auto& handle : handles) CHECK(pair.ends(handle));
   pair.check_quiet();
 }
 

@@ -27,10 +27,7 @@ bool Sources::offer(Peer& peer, TransferKey key) {
   if (source.layers_ready < source.move->grid.num_layers ||
       !admission_.has_eager_room(key.first, source.eager_nbytes))
     source.eager_nbytes = 0;
-  if (source.eager_nbytes != 0) {
-    offer.pages = pack_pages(*source.move, source.eager_nbytes);
-    if (source.handle) source.handle->add_rail(kEagerRail);
-  }
+  if (source.eager_nbytes != 0) offer.pages = pack_pages(*source.move, source.eager_nbytes);
   wire::Message message(std::move(offer));
   const TransferEnd::Told told(source, std::get<wire::Offer>(message).spec);
   sessions_.send(peer, message);
@@ -150,6 +147,8 @@ void Sources::on(Peer& peer, const wire::Done& done) {
   Source* source = sources_.find({peer.key(), done.transfer});
   if (source == nullptr || !step(source_transitions(), source->state, TransferEvent::kPeerDone)) return;
   hear(*source, done.context);
+  if (source->eager_nbytes != 0 && source->num_credited == 0 && source->handle)  // nor dropped, and asked for
+    source->handle->add_rail(kEagerRail);
   // A send of a piece that another rail brought, or that the peer asked for in vain, reads pages
   // that are the caller's again when the last of them has completed.
   admission_.closed(*source);
