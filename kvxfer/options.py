@@ -113,8 +113,8 @@ class AgentOptions:
         A write of up to so many bytes, as they cross a stream, goes along with the frame that announces it
         where its peer would have to ask for them over a stream (tcp, unix): one trip instead of three. It
         lands at once where its tag is expected or a lease allows it, and is asked for as ever where that
-        comes later. `Transfer.rails` then says ``"eager"``. The smaller number of both ends counts; 0 to
-        65,536. Not with ``integrity``, nor for pages of a GPU.
+        comes later. `Transfer.rails` says ``"eager"`` of what went so. The smaller number of both ends
+        counts; 0 to 65,536. Not with ``integrity``, nor for pages of a GPU.
     meter_gate
         Whether the processor time for which threads hold the agent's progress gate is measured exactly
         (``gate_longest_hold_ns`` and ``gate_holds`` of `Agent.stats`). It costs two system calls for every
