@@ -17,7 +17,7 @@ NamedOptions to_named_options(const nb::dict& options) {
     OptionValue& to = named[name];
     if (nb::isinstance<nb::bool_>(value))
       to = nb::cast<bool>(value);
-    else if (std::int64_t number; nb::isinstance<nb::int_>(value) && nb::try_cast(value, number))
+    else if (std::int64_t number = 0; nb::isinstance<nb::int_>(value) && nb::try_cast(value, number))
       to = number;
     else if (nb::isinstance<nb::str>(value))
       to = nb::cast<std::string>(value);

@@ -22,6 +22,15 @@ inline const Shape kShapes[] = {
     {2, 9, 100, {1, 3}, 5000},  // one piece a layer
 };
 
+// Each round draws anew, and each run begins with another seed: half of them where a sanitizer makes them slow.
+constexpr int rounds(int plain) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return plain / 2;
+#else
+  return plain;
+#endif
+}
+
 inline bool may_fail(const Subject& subject) { return subject.faults && subject.faults->fail > 0; }
 
 inline void every_byte_arrives_and_no_other_changes(const Subject& subject) {
@@ -39,7 +48,7 @@ inline void every_byte_arrives_and_no_other_changes(const Subject& subject) {
 inline void programs_of_every_kind_arrive(const Subject& subject) {
   for (const Wish& wish : wishes()) {
     Pair pair(subject);
-    for (int round = 0; round < 2; ++round) {
+    for (int round = 0; round < rounds(2); ++round) {
       TestTransfer transfer(pair, wish);
       transfer.finish(may_fail(subject));
       transfer.check_bytes();
@@ -76,10 +85,10 @@ inline void a_cancel_is_complete_with_its_completion(const Subject& subject) {
   const Shape shapes[] = {
       {2, 10, 1, {1, 1}, 128 * 1024}, {1, 30, 10, {4, 4}, 4000}, {1, 2, 1, {1, 1}, 1024 * 1024}};
   const std::vector<Wish> large = large_wishes();
-  for (int round = 0; round < 18; ++round) {
+  for (int round = 0; round < rounds(18); ++round) {
     pair.dst.memory.fill_canary();
     TestTransfer transfer =
-        round < 12 ? TestTransfer(pair, shapes[round % 3]) : TestTransfer(pair, large[round % 3u]);
+        round < rounds(12) ? TestTransfer(pair, shapes[round % 3]) : TestTransfer(pair, large[round % 3u]);
     std::set<std::uint32_t> cancelled;
     const auto cancel_some = [&](unsigned percent) {
       std::vector<WorkId> works = {next_work_id()};  // never posted
@@ -125,13 +134,13 @@ inline void a_source_that_cancels_is_never_counted_as_done(const Subject& subjec
     return;
   }
   const std::vector<Wish> large = large_wishes();
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < rounds(30); ++round) {
     pair.dst.memory.fill_canary();
     // The last of the shapes is larger than what a socket holds: the cancel falls in mid-piece.
     const Shape shapes[] = {
         {2, 10, 2, {1, 1}, 64 * 1024}, {1, 30, 10, {4, 4}, 4000}, {1, 2, 2, {1, 1}, 1200 * 1024}};
     TestTransfer transfer =
-        round < 12 ? TestTransfer(pair, shapes[round % 3]) : TestTransfer(pair, large[round % 3u]);
+        round < rounds(12) ? TestTransfer(pair, shapes[round % 3]) : TestTransfer(pair, large[round % 3u]);
     transfer.start(transfer.all_pieces());
     for (std::uint64_t steps = pair.random.below(6); steps != 0; --steps) pair.src.step();
     for (std::uint64_t steps = pair.random.below(3); steps != 0; --steps) pair.step();
@@ -175,7 +184,7 @@ inline void a_source_that_cancels_is_never_counted_as_done(const Subject& subjec
 
 inline void a_disconnect_is_complete_with_its_completions(const Subject& subject) {
   Pair pair(subject);
-  for (int round = 0; round < 8; ++round) {
+  for (int round = 0; round < rounds(8); ++round) {
     pair.dst.memory.fill_canary();
     TestTransfer transfer(pair, {2, 10, 2, {1, 1}, 100 * 1024});
     transfer.start(transfer.all_pieces());

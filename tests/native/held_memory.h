@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -57,7 +58,7 @@ class HeldMemory {
 
   void await_held(std::size_t num) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return held_.size() >= num; });
+    REQUIRE(changed_.wait_for(lock, std::chrono::minutes(2), [&] { return held_.size() >= num; }));
   }
   std::size_t num_held() {
     const std::lock_guard lock(mutex_);

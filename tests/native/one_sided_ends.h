@@ -20,9 +20,8 @@ template <class T>
 struct End {
   using Make = std::function<std::unique_ptr<T>(Reactor&, const FenceTable&)>;
 
-  explicit End(const Make& make = [](Reactor& on,
-                                     const FenceTable& table) { return std::make_unique<T>(on, table); })
-      : fences(make_fences()), transport(make(reactor, *fences)) {}
+  explicit End(const Make& make) : fences(make_fences()), transport(make(reactor, *fences)) {}
+  End() : End([](Reactor& on, const FenceTable& table) { return std::make_unique<T>(on, table); }) {}
 
   static std::unique_ptr<FenceTable> make_fences() {
     Result<std::unique_ptr<FenceTable>> table = FenceTable::create();

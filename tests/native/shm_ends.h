@@ -196,6 +196,8 @@ struct ChildSource {
       REQUIRE(::recv(control.get(), remote.keys.data(), remote.keys.size(), MSG_WAITALL) == 32);
       REQUIRE_OK(destination.transport->attach(peer, remote));
     }
+    // The pool comes over the rail's socket, when the child gets to it: from here on nothing waits for the child.
+    for (const RegionId id : {RegionId{1}, RegionId{2}}) fetch_all_and_check(destination, peer, id);
   }
   ~ChildSource() {
     ::kill(pid, SIGKILL);
