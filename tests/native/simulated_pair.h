@@ -143,7 +143,7 @@ struct Pair {
   }
   // From here on any byte that changes at the destination is a failure.
   void freeze_destination() {
-    world.after_step = [this, memory = dst.memories()->at(dst_region), was = destination().bytes,
+    world.after_step = [memory = dst.memories()->at(dst_region), was = destination().bytes,
                         told = false]() mutable {
       if (told || memory->bytes == was) return;
       told = true;

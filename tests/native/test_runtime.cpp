@@ -237,7 +237,8 @@ TEST(a_socket_that_breaks_is_dialled_again_and_used) {
   writes_until(2);
   CHECK(num_writes < kBlocks);
   for (const auto& [end, key] : {std::pair(&both.src, both.there), std::pair(&both.dst, both.here)}) {
-    const auto view = end->runtime->with_engine([&](Engine& engine, Time) { return engine.peer(key); });
+    const auto view =
+        end->runtime->with_engine([&, key = key](Engine& engine, Time) { return engine.peer(key); });
     CHECK_EQ(view->rails.size(), 2);
     CHECK(view->notes.empty());
   }

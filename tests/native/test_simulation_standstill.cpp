@@ -91,9 +91,9 @@ TEST(a_peer_that_died_meanwhile_is_found_out_within_the_limit) {
     pair.world.run_for(between(pair, 0, 3 * kShort));
     hasty.resume();
     // The whole limit again, where something of it was still to be read.
-    REQUIRE(pair.world.until([&] { return has_lost(hasty); }, kShort + kMillisecond));
+    REQUIRE(pair.world.until([&hasty = hasty] { return has_lost(hasty); }, kShort + kMillisecond));
     CHECK_EQ(reason_at(hasty).code(), Code::kPeerSilent);
-    REQUIRE(pair.world.until([&] { return hasty.engine().num_transfers() == 0; }, kSecond));
+    REQUIRE(pair.world.until([&hasty = hasty] { return hasty.engine().num_transfers() == 0; }, kSecond));
     CHECK_EQ(hasty.engine().load().leases, 0);
   });
 }
@@ -121,11 +121,11 @@ TEST(an_agent_that_its_peers_gave_up_meanwhile_learns_why) {
   in_mid_transfer([](Scene scene) {
     auto& [pair, hasty, other, handle] = scene;
     other.pause();  // here the one with much patience stands still
-    REQUIRE(pair.world.until([&] { return has_lost(hasty); }, 2 * kShort));
+    REQUIRE(pair.world.until([&hasty = hasty] { return has_lost(hasty); }, 2 * kShort));
     CHECK_EQ(reason_at(hasty).code(), Code::kPeerSilent);
     pair.world.run_for(between(pair, kShort, 2 * kLong));
     other.resume();
-    REQUIRE(pair.world.until([&] { return has_lost(other); }, kSecond));
+    REQUIRE(pair.world.until([&other = other] { return has_lost(other); }, kSecond));
     CHECK_EQ(reason_at(other).code(), Code::kPeerLost);
     // Rails have ways of their own here, on which their end may overtake the goodbye.
     const std::string why = reason_at(other).message();
