@@ -361,6 +361,7 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
 void Engine::pump(Time now) {
   context_.now = now;
   context_.begin_round();
+  if (!has_work()) return;  // as in most rounds of who polls
   try {
     rails_.begin_round();
     destinations_.begin_round();
@@ -376,6 +377,11 @@ void Engine::pump(Time now) {
     context_.pump_again = true;
   }
   if (context_.has_starved()) end_starved();
+}
+
+bool Engine::has_work() const noexcept {
+  return rails_.has_work() || destinations_.has_work() || sources_.has_work() ||
+         admission_.has_any_backlog() || sessions_.has_work() || context_.has_starved();
 }
 
 // ---- ends that several parts have a share in -------------------------------------------------------

@@ -168,6 +168,7 @@ class Engine {
 
  private:
   void receive(SessionKey key, wire::ByteSpan frame);
+  bool has_work() const noexcept;  // for pump()
   void dispatch(Peer& peer, wire::Message& message);
   void opened(Peer& peer);
   void admit(Peer& peer);
