@@ -379,11 +379,6 @@ void Engine::pump(Time now) {
   if (context_.has_starved()) end_starved();
 }
 
-bool Engine::has_work() const noexcept {
-  return rails_.has_work() || destinations_.has_work() || sources_.has_work() ||
-         admission_.has_any_backlog() || sessions_.has_work() || context_.has_starved();
-}
-
 // ---- ends that several parts have a share in -------------------------------------------------------
 
 void Engine::end_lease(LeaseId id, LeaseEvent event, const Status& why) {
