@@ -11,17 +11,20 @@ namespace kvxfer {
 class BitSet {
  public:
   BitSet() = default;
-  explicit BitSet(std::size_t num) : words_((num + 63) / 64) {}
+  explicit BitSet(std::size_t num) : more_(num > 64 ? (num - 1) / 64 : 0) {}
 
-  void insert(std::uint32_t id) noexcept { words_[id / 64] |= bit(id); }
-  void erase(std::uint32_t id) noexcept { words_[id / 64] &= ~bit(id); }
+  void insert(std::uint32_t id) noexcept { word(id) |= bit(id); }
+  void erase(std::uint32_t id) noexcept { word(id) &= ~bit(id); }
   bool contains(std::uint32_t id) const noexcept {
-    return id / 64 < words_.size() && (words_[id / 64] & bit(id)) != 0;
+    if (id < 64) return (first_ & bit(id)) != 0;
+    return id / 64 <= more_.size() && (more_[id / 64 - 1] & bit(id)) != 0;
   }
 
  private:
+  std::uint64_t& word(std::uint32_t id) noexcept { return id < 64 ? first_ : more_[id / 64 - 1]; }
   static constexpr std::uint64_t bit(std::uint32_t id) noexcept { return std::uint64_t{1} << id % 64; }
-  std::vector<std::uint64_t> words_;
+  std::uint64_t first_ = 0;  // here, as most transfers have few pieces
+  std::vector<std::uint64_t> more_;
 };
 
 }  // namespace kvxfer

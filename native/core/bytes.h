@@ -100,10 +100,12 @@ class Writer {
  private:
   void append(const void* data, std::size_t nbytes) {
     if (nbytes == 0) return;
-    if (bytes_.size() - num_ < nbytes) bytes_.resize(2 * num_ + nbytes);
+    if (bytes_.size() - num_ < nbytes) grow(nbytes);
     std::memcpy(bytes_.data() + num_, data, nbytes);
     num_ += nbytes;
   }
+
+  [[gnu::noinline, gnu::cold]] void grow(std::size_t nbytes) { bytes_.resize(2 * num_ + nbytes); }
 
   std::vector<std::byte> bytes_;
   std::size_t num_ = 0;  // written; what is beyond waits
@@ -117,8 +119,9 @@ class Reader {
   bool has_more() const noexcept { return ok() && !left_.empty(); }
   const Status& status() const noexcept { return status_; }
 
-  // The first complaint counts. `field` and frame give it its place: "OFFER.src_blocks: ...".
-  void fail(std::string_view field, std::string_view what) {
+  // The first complaint counts. `field` and frame give it its place: "OFFER.src_blocks: ...". Never inlined, so that
+  // reading a number is short.
+  [[gnu::noinline, gnu::cold]] void fail(std::string_view field, std::string_view what) {
     if (!ok()) return;
     status_ =
         Status(Code::kProtocol, std::string(frame_) + "." + std::string(field) + ": " + std::string(what));
@@ -138,7 +141,7 @@ class Reader {
   T number(std::string_view field, T least, T most) {
     const T value = number<T>(field);
     if (!ok() || (value >= least && value <= most)) return value;
-    fail(field, std::to_string(value) + ", must be " + std::to_string(least) + " to " + std::to_string(most));
+    fail_range(field, value, least, most);
     return 0;
   }
 
@@ -194,6 +197,10 @@ class Reader {
   }
 
  private:
+  [[gnu::noinline, gnu::cold]] void fail_range(std::string_view field, std::uint64_t value,
+                                               std::uint64_t least, std::uint64_t most) {
+    fail(field, std::to_string(value) + ", must be " + std::to_string(least) + " to " + std::to_string(most));
+  }
   bool room(std::string_view field, std::size_t nbytes) {
     if (!ok()) return false;
     if (left_.size() >= nbytes) return true;

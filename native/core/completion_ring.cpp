@@ -35,7 +35,7 @@ void CompletionRing::signal() noexcept {
   signalled_ = ::write(fd_.get(), &one, sizeof one) == sizeof one || signalled_;
 }
 
-void CompletionRing::push(Event event) {
+void CompletionRing::push(Event&& event) {
   const std::lock_guard lock(mutex_);
   if (num_waiters_ == 0 && only_wakes(event.kind)) {
     news_.store(true, std::memory_order_release);
@@ -92,7 +92,7 @@ void CompletionRing::add_waiters(int change) {
   num_waiters_ += change;
 }
 
-void CompletionRing::push_locked(Event event) {
+void CompletionRing::push_locked(Event&& event) {
   events_.push_back(std::move(event));
   any_events_.store(true, std::memory_order_release);
   news_.store(true, std::memory_order_release);

@@ -28,7 +28,7 @@ class CompletionRing {
   CompletionRing();
 
   int fd() const noexcept { return fd_.get(); }
-  void push(Event event);
+  void push(Event&& event);
   void deliver(MailKind kind, Mail mail);
   // `change` more wait for events of transfers (kEnded, kLayer, kCommands), kRoom, kLeaseTold, or mail (one
   // kNotification or kMessage, without payload, for as many as came). Whoever is to wait says so, and then looks
@@ -50,7 +50,7 @@ class CompletionRing {
   void wake() noexcept;
 
  private:
-  void push_locked(Event event);
+  void push_locked(Event&& event);
   void session_ended(SessionKey peer);
   void signal() noexcept;
   mutable std::mutex mutex_;

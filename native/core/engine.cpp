@@ -361,6 +361,7 @@ void Engine::on_timer(const Timers::Due& due, Time late) {
 void Engine::pump(Time now) {
   context_.now = now;
   context_.begin_round();
+  if (!has_work()) return;  // as in most rounds of who polls
   try {
     rails_.begin_round();
     destinations_.begin_round();

@@ -168,6 +168,10 @@ class Engine {
 
  private:
   void receive(SessionKey key, wire::ByteSpan frame);
+  bool has_work() const noexcept {  // for pump()
+    return rails_.has_work() || destinations_.has_work() || sources_.has_work() ||
+           admission_.has_any_backlog() || sessions_.has_work() || context_.has_starved();
+  }
   void dispatch(Peer& peer, wire::Message& message);
   void opened(Peer& peer);
   void admit(Peer& peer);

@@ -90,12 +90,7 @@ class Handle {
   // Of one that will end so: streams go on before its fence, which waits for what the device does, and the
   // device may be held up by them.
   void let_streams_go(Outcome outcome) {
-    locked([&] {
-      if (let_go_ != Outcome::kPending) return;
-      let_go_ = outcome;
-      for (const Waiting& waiting : waits_) waiting.wait->end(outcome);
-      waits_.clear();
-    });
+    locked([&] { go_on(outcome); });
   }
   void set_other_context(const wire::Bytes& context) {
     if (!has_own_context_) locked([&] { context_ = context; });
@@ -125,14 +120,21 @@ class Handle {
     locked([&] {
       status_ = std::move(status);
       failed_blocks_ = std::move(failed_blocks);
+      ended_at_.store(now, std::memory_order_relaxed);
+      outcome_.store(outcome, std::memory_order_release);
+      go_on(outcome);
     });
-    ended_at_.store(now, std::memory_order_relaxed);
-    outcome_.store(outcome, std::memory_order_release);
-    let_streams_go(outcome);
     range_.end();
   }
 
  private:
+  void go_on(Outcome outcome) {  // streams that wait; locked
+    if (let_go_ != Outcome::kPending) return;
+    let_go_ = outcome;
+    for (const Waiting& waiting : waits_) waiting.wait->end(outcome);
+    waits_.clear();
+  }
+
   const std::uint64_t id_;
   const bool has_own_context_;
   const Time posted_at_;

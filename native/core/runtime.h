@@ -178,6 +178,7 @@ class Runtime final : private EngineHost {
   void await_unmapped(RegionId region, const std::string& what, Time timeout_ns);
 
   // runtime_drivers.cpp
+  bool is_alive() const noexcept;  // check_alive() without words
   void run();  // the progress thread
   // Under the gate; true when there is more to do at once. `look`: at the sockets, whatever came else.
   bool progress(bool look = true);

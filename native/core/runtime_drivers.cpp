@@ -69,6 +69,8 @@ Time Runtime::next_deadline() const {
       {engine_->next_deadline(), connections_.next_due(), listeners_.next_due(), rails_.next_due()});
 }
 
+bool Runtime::is_alive() const noexcept { return !closed() && !is_forked(owner_); }
+
 void Runtime::run() {
   // Else the kernel lets a sleep of microseconds last for 50 more. Of this thread alone.
   ::prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0);
@@ -133,8 +135,8 @@ bool Runtime::round(bool look) {
   connections_.leave_quiet_rings(at);
   if (connections_.has_failed_rails()) connections_.tell_failed_rails(at);
   more = rails_.move(at, *engine_) || more;
-  more = triggers_.look(*engine_, at) || more;
-  more = commands_.look(*engine_, at) || more;
+  if (!triggers_.empty()) more = triggers_.look(*engine_, at) || more;
+  if (!commands_.empty()) more = commands_.look(*engine_, at) || more;
   if (next_deadline() <= at) more = judge(at) || more;
   engine_->pump(at);
   // What that posted is moved at once: a page goes from the frame that offers it to the one that
@@ -245,7 +247,7 @@ Runtime::CallerTurn::~CallerTurn() {
 }
 
 bool Runtime::poll() {
-  if (!check_alive().ok()) return false;
+  if (!is_alive()) return false;
   bool more = false;
   {
     const std::lock_guard lock(gate_);
@@ -268,7 +270,7 @@ bool Runtime::poll() {
 }
 
 bool Runtime::serve() {
-  if (!check_alive().ok()) return false;
+  if (!is_alive()) return false;
   bool left = true;
   // A driver that sleeps waits for more than we would know of.
   if (!driven_ && gate_.try_lock()) {
@@ -297,7 +299,7 @@ bool Runtime::serve() {
 }
 
 void Runtime::leave() {
-  if (check_alive().ok() && loop_lingers_) unpark();
+  if (is_alive() && loop_lingers_) unpark();
 }
 
 bool Runtime::wait(const std::function<bool()>& done, Time timeout_ns) {

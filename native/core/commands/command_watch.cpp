@@ -30,7 +30,6 @@ bool CommandWatch::has_news() const {
 }
 
 bool CommandWatch::look(Engine& engine, Time now) {
-  if (empty_.load(std::memory_order_relaxed)) return false;
   bool found = false;
   // Not under the mutex: what is posted may end, and then be told of here.
   for (const auto& reader : readers()) found = reader->look(engine, now) || found;
@@ -41,7 +40,7 @@ bool CommandWatch::look(Engine& engine, Time now) {
 }
 
 void CommandWatch::on_ended(std::uint64_t handle) {
-  if (empty_.load(std::memory_order_relaxed)) return;
+  if (empty()) return;
   for (const auto& reader : readers())
     if (reader->on_ended(handle)) return;
 }

@@ -20,6 +20,7 @@ class CommandWatch {
   // Whether a ring is open: nobody says when a kernel posts.
   bool any_open() const noexcept { return any_open_.load(std::memory_order_relaxed); }
   bool has_news() const;
+  bool empty() const noexcept { return empty_.load(std::memory_order_relaxed); }
 
   // Under the progress gate.
   bool look(Engine& engine, Time now);

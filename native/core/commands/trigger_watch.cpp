@@ -17,7 +17,6 @@ void TriggerWatch::add(const std::shared_ptr<Handle>& handle, After after, std::
 }
 
 bool TriggerWatch::look(Engine& engine, Time now) {
-  if (empty()) return false;
   std::vector<std::pair<std::uint64_t, std::uint32_t>> released;
   {
     const std::lock_guard lock(mutex_);

@@ -165,7 +165,9 @@ Result<std::optional<wire::Message>> Session::receive(Time now, wire::ByteSpan f
   if (Status status = check_number_and_mac(header, frame); !status.ok()) return status;
 
   const std::optional<Event> event = event_of(header.type);
-  if (!event || find_transition(session_transitions(), state_, *event) == nullptr)
+  const SessionTransition* const transition =
+      event ? find_transition(session_transitions(), state_, *event) : nullptr;
+  if (transition == nullptr)
     return violate(Code::kProtocol,
                    std::string(wire::name_of(header.type)) + " in state " + std::string(name_of(state_)));
 
@@ -191,7 +193,7 @@ Result<std::optional<wire::Message>> Session::receive(Time now, wire::ByteSpan f
   } else if (const auto* goodbye = std::get_if<wire::Goodbye>(&message)) {
     status = on_goodbye(*goodbye);
   } else {
-    step(Event::kMessage);
+    state_ = transition->to;
     if (const auto* heartbeat = std::get_if<wire::Heartbeat>(&message)) {
       status = on_heartbeat(now, *heartbeat);
     } else if (const auto* ack = std::get_if<wire::HeartbeatAck>(&message)) {

@@ -111,11 +111,11 @@ Rail* Destinations::choose_rail(const Destination& destination, bool& reachable)
   const PeerRegion* remote = peer_regions_.find(destination.key.first, destination.remote_region());
   if (remote == nullptr) return nullptr;
   std::uint32_t rank = UINT32_MAX;
-  for (const Rail* rail : remote->reach)
-    if (remote->comes_over(*rail, destination.memory)) rank = std::min(rank, rail->capabilities().rank);
   Rail* best = nullptr;
   for (Rail* rail : remote->reach) {
-    if (rail->capabilities().rank != rank || !remote->comes_over(*rail, destination.memory)) continue;
+    if (rail->capabilities().rank > rank || !remote->comes_over(*rail, destination.memory)) continue;
+    if (rail->capabilities().rank < rank) best = nullptr;  // it is of a lower rank than those before it
+    rank = rail->capabilities().rank;
     reachable = true;
     if (rail->rests() || rail->outstanding() >= rail->capabilities().window) continue;
     if (best == nullptr || rail->outstanding() < best->outstanding()) best = rail;

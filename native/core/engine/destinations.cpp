@@ -287,10 +287,10 @@ void Destinations::end_again(Destination& destination) {
 
 void Destinations::drained(Destination& destination) {
   context_.make_room();
-  step(destination_transitions(), destination.state, TransferEvent::kDrained);
+  const bool done = destination.state == TransferState::kDone;
+  if (!done) step(destination_transitions(), destination.state, TransferEvent::kDrained);
   sums_.forget(destination.key);
   context_.timers.clear(destination.timer);
-  const bool done = destination.state == TransferState::kDone;
   if (destination.ours && !done) admission_.forget(destination);
   admission_.closed(destination);
   if (done && !destination.ours && !destination.notify.empty() && destination.expectation == nullptr &&

@@ -95,6 +95,9 @@ class Destinations {
   void post_pieces();  // one of each session in turn, as long as rails take them
   void confirm_dirty();
   void begin_round();
+  bool has_work() const noexcept {  // in this round: any of these four
+    return !sums_.empty() || !turns_.empty() || !dirty_.empty() || !retry_.empty();
+  }
 
   // ---- ends
   const TransferTable<Destination>& all() const noexcept { return destinations_; }  // those that drain, too

@@ -33,7 +33,7 @@ class Handles {
     return found == transfers_.end() ? std::nullopt : std::optional(found->second);
   }
   // Its last state, and kEnded for who waits. No handle: nothing.
-  void end(const std::shared_ptr<Handle>& handle, TransferState state, Status status,
+  void end(const std::shared_ptr<Handle>& handle, TransferState state, const Status& status,
            std::vector<std::uint32_t> failed_blocks);
   std::size_t size() const noexcept { return transfers_.size(); }
 

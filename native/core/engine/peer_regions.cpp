@@ -31,13 +31,15 @@ bool has(const std::vector<Rail*>& rails, const Rail* rail) {
 }  // namespace
 
 bool PeerRegion::comes_over(const Rail& rail, MemoryKind memory) const {
-  return rail.capabilities().memory.has(memory) &&
-         std::none_of(unable.begin(), unable.end(),
-                      [&](const auto& entry) { return entry.first == &rail && entry.second == memory; });
+  for (const auto& [which, of] : unable)
+    if (which == &rail && of == memory) return false;
+  return rail.capabilities().memory.has(memory);
 }
 
 bool PeerRegion::is_reached_from(MemoryKind memory) const {
-  return std::any_of(reach.begin(), reach.end(), [&](const Rail* rail) { return comes_over(*rail, memory); });
+  for (const Rail* const rail : reach)
+    if (comes_over(*rail, memory)) return true;
+  return false;
 }
 
 void PeerRegion::note(std::string words) {

@@ -101,6 +101,7 @@ class Rails {
   void watch_on(Rail& rail);  // it is silent, and kept
 
   void begin_round();
+  bool has_work() const noexcept { return !resting_.empty() || !stopping_.empty(); }  // in this round
 
  private:
   struct Life {

@@ -141,6 +141,7 @@ class Sessions {
   void hurry_heartbeat(Peer& peer);
   void flush(Peer& peer);
   void flush_stirred();
+  bool has_work() const noexcept { return !stirred_.empty(); }  // in this round: that
 
   std::optional<PeerView> view(SessionKey key) const;  // without rails
 

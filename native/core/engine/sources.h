@@ -71,6 +71,7 @@ class Sources {
   // Once a round: pieces that wait for their rail, and a slice of checksums.
   void send_waiting();
   void sum_slice();
+  bool has_work() const noexcept { return !sending_.empty() || !sums_.empty(); }  // in this round
 
   // ---- ends
   const TransferTable<Source>& all() const noexcept { return sources_; }  // those that drain, too

@@ -25,6 +25,7 @@ class Turns {
     return found == ready_.end() || found->session != session ? std::nullopt : std::optional(found->transfer);
   }
   void drop_first(SessionKey session) { spare_.erase(ready_, first_of(session)); }
+  bool empty() const noexcept { return ready_.empty(); }
   void remove_session(SessionKey session) { ready_.erase(first_of(session), first_of(session + 1)); }
 
   // Has each session in turn post one piece, until none of them does. bool post_one(SessionKey): it did.

@@ -185,7 +185,9 @@ bool RailTable::move(Time now, Engine& engine) {
 }
 
 bool RailTable::busy() const {
-  return std::any_of(transports_.begin(), transports_.end(), [](const auto& t) { return t->busy(); });
+  for (const auto& transport : transports_)
+    if (transport->busy()) return true;
+  return false;
 }
 
 bool RailTable::arm() {
