@@ -1,8 +1,9 @@
-"""The machine's two devices and the link between them, and faults of that link. Runs in the machine, as root."""
+"""The machine's two devices, the link between them, and faults of that link; for programs in the machine."""
 
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ class Device:
         """Returns what has gone out on the link since the boot."""
         return int(Path(f"/sys/class/net/{self.interface}/statistics/tx_bytes").read_text())
 
+    def counter(self, name: str) -> int:
+        """Returns one of the port's counters, e.g. ``duplicate_request``."""
+        return int(self._port(f"hw_counters/{name}"))
+
     def _port(self, what: str) -> str:
         return Path(f"/sys/class/infiniband/{self.name}/ports/1/{what}").read_text().strip()
 
@@ -51,8 +56,11 @@ def lossy(device: Device, percent: float = 100.0) -> Iterator[None]:
 
 
 @contextmanager
-def disordered(device: Device, percent: float = 25.0, loss_percent: float = 1.0) -> Iterator[None]:
-    """Sends so many of the device's packets before others, and drops some."""
+def disordered(device: Device, percent: float = 1.0, loss_percent: float = 1.0) -> Iterator[None]:
+    """Sends so many of the device's packets before earlier ones, and drops some.
+
+    Each costs Soft-RoCE a retry, and a queue pair has six at most for all packets of a piece of work.
+    """
     with _netem(device, f"delay 2ms reorder {percent}% loss {loss_percent}%"):
         yield
 
@@ -65,6 +73,11 @@ def down(device: Device) -> Iterator[None]:
         yield
     finally:
         _call(f"ip link set {device.interface} up")
+        give_up = time.monotonic() + 60
+        while {RXE0.state(), RXE1.state()} != {"4: ACTIVE"}:
+            if time.monotonic() > give_up:
+                raise TimeoutError("the ports do not become active again")
+            time.sleep(0.01)
 
 
 @contextmanager

@@ -201,9 +201,10 @@ def _quoted(path: Path) -> str:
 
 
 def _pump(source: BinaryIO, sink: BinaryIO) -> None:
-    while data := os.read(source.fileno(), 1 << 16):
-        sink.write(data)
-        sink.flush()
+    with source:
+        while data := os.read(source.fileno(), 1 << 16):
+            sink.write(data)
+            sink.flush()
 
 
 def _tail(console: Path) -> str:

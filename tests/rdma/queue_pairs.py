@@ -1,7 +1,7 @@
-"""Two connected queue pairs, one on rxe0 and one on rxe1, for one piece of work: ``queue_pairs.py WORK SEED``.
+"""Two connected queue pairs, one on rxe0 and one on rxe1, and work for them: ``queue_pairs.py WORK SEED``.
 
-Prints how the work completed, in the library's words. Runs under the distribution's interpreter, which
-is the only one that has pyverbs.
+Prints how the first piece that failed completed, in the library's words, or SUCCESS. Runs under the
+distribution's interpreter, which is the only one that has pyverbs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, SendWR
 
-NBYTES = 1 << 16
+NBYTES = 1 << 20
+#: Four packets. Soft-RoCE counts down one budget of retries for all packets of a piece.
+PIECE_NBYTES = 1 << 12
 GID_INDEX = 1
 ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE
 #: What each work asks for: operation, what is added to the remote key, and to the remote address.
@@ -28,8 +30,8 @@ WORKS = {
     "write": (e.IBV_WR_RDMA_WRITE, 0, 0),
     "read-other-key": (e.IBV_WR_RDMA_READ, 1, 0),
     "write-other-key": (e.IBV_WR_RDMA_WRITE, 1, 0),
-    "read-beyond": (e.IBV_WR_RDMA_READ, 0, 1),
-    "write-beyond": (e.IBV_WR_RDMA_WRITE, 0, 1),
+    "read-beyond": (e.IBV_WR_RDMA_READ, 0, NBYTES),
+    "write-beyond": (e.IBV_WR_RDMA_WRITE, 0, NBYTES),
 }
 
 
@@ -39,12 +41,11 @@ class End:
     def __init__(self, device: str, data: bytes) -> None:
         self.context = Context(name=device)
         self.domain = PD(self.context)
-        self.completions = CQ(self.context, 16, None, None)
+        self.completions = CQ(self.context, NBYTES // PIECE_NBYTES, None, None)
         self.region = MR(self.domain, NBYTES, ACCESS)
         self.region.write(data, NBYTES)
-        wanted = QPInitAttr(
-            qp_type=e.IBV_QPT_RC, scq=self.completions, rcq=self.completions, cap=QPCap(max_send_wr=16)
-        )
+        queue = QPCap(max_send_wr=NBYTES // PIECE_NBYTES)
+        wanted = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.completions, rcq=self.completions, cap=queue)
         attributes = QPAttr(port_num=1)
         attributes.qp_access_flags = ACCESS  # asked for later, the peer's requests would be invalid
         self.pair = QP(self.domain, wanted, attributes)
@@ -64,13 +65,15 @@ class End:
         self.pair.to_rts(attributes)
 
     def completed(self) -> int:
-        """Waits for one completion and returns its status."""
+        """Waits for the completions of all pieces and returns the first status that is no success."""
+        statuses: list[int] = []
         give_up = time.monotonic() + 60
-        while time.monotonic() < give_up:
-            count, works = self.completions.poll(1)
-            if count:
-                return int(works[0].status)
-        raise TimeoutError("no completion")
+        while len(statuses) < NBYTES // PIECE_NBYTES:
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"{len(statuses)} pieces completed")
+            _, works = self.completions.poll(16)
+            statuses += [work.status for work in works]
+        return next((status for status in statuses if status != e.IBV_WC_SUCCESS), e.IBV_WC_SUCCESS)
 
 
 def main(name: str, seed: int) -> None:
@@ -81,9 +84,11 @@ def main(name: str, seed: int) -> None:
     local.connect(remote)
     remote.connect(local)
 
-    work = SendWR(opcode=operation, num_sge=1, sg=[SGE(local.region.buf, NBYTES, local.region.lkey)])
-    work.set_wr_rdma(remote.region.rkey + other_key, remote.region.buf + beyond)
-    local.pair.post_send(work)
+    for offset in range(0, NBYTES, PIECE_NBYTES):
+        here = SGE(local.region.buf + offset, PIECE_NBYTES, local.region.lkey)
+        work = SendWR(opcode=operation, num_sge=1, sg=[here])
+        work.set_wr_rdma(remote.region.rkey + other_key, remote.region.buf + beyond + offset)
+        local.pair.post_send(work)
     status = local.completed()
 
     succeeded = status == e.IBV_WC_SUCCESS

@@ -111,19 +111,27 @@ def test_work_ends_as_on_hardware(
     status: str,
     seed: int,
 ) -> None:
+    before = faults_seen()
     with fault(device):
         printed = called(PYTHON, str(QUEUE_PAIRS), work, str(seed))
     assert printed.splitlines() == [status, "bytes as expected"]
+    if fault is links.disordered:  # by 20 of 1,024 packets in the mean: none is one run of 10**9
+        assert faults_seen() > before
+
+
+def faults_seen() -> int:
+    """How many requests came to the devices out of their order, or once more."""
+    names = ("out_of_seq_request", "duplicate_request")
+    return sum(device.counter(name) for device in (RXE0, RXE1) for name in names)
 
 
 @both_devices
 def test_a_link_that_goes_down_and_up_is_told_to_the_application(device: Device) -> None:
     with started(re.compile("async event FD"), "ibv_asyncwatch", "-d", device.name) as watch:
         assert watch.stdout is not None
-        for fault, event in ((links.down(RXE0), "port error"), (nullcontext(), "port active")):
-            with fault:
-                assert event in watch.stdout.readline().lower()
-    assert device.state() == "4: ACTIVE"
+        with links.down(RXE0):
+            assert any("IBV_EVENT_PORT_ERR" in line for line in watch.stdout)
+        assert any("IBV_EVENT_PORT_ACTIVE" in line for line in watch.stdout)
 
 
 def test_the_mtu_of_the_interface_is_the_ports() -> None:
@@ -137,9 +145,7 @@ def test_the_mtu_of_the_interface_is_the_ports() -> None:
 
 
 def test_a_small_memlock_limit_refuses_what_no_limit_allows() -> None:
-    script = (
-        f"import sys; sys.path[0] = {str(QUEUE_PAIRS.parent)!r}; import queue_pairs as q; q.End('rxe0', b'')"
-    )
+    script = f"import sys; sys.path[0] = {str(QUEUE_PAIRS.parent)!r}; import queue_pairs as q; q.End('rxe0', bytes(q.NBYTES))"
     assert called("bash", "-c", "ulimit -l").strip() == "unlimited"
     called(PYTHON, "-c", script)
     limited = subprocess.run(
@@ -164,7 +170,9 @@ SUITES: Final = (
     "relaxed_ordering",
 )
 #: What does not pass on this kernel and rdma-core, and why.
-KNOWN: Final[dict[str, str]] = {}
+KNOWN: Final = {
+    "test_qpex.QpExTestCase.test_qp_ex_rc_atomic_write": "rxe of Linux 6.1 has no atomic write",
+}
 
 
 def test_rdma_cores_own_tests_pass() -> None:
