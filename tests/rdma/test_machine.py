@@ -144,13 +144,11 @@ def test_the_mtu_of_the_interface_is_the_ports() -> None:
     assert active() == ["4096"]
 
 
-def test_a_small_memlock_limit_refuses_what_no_limit_allows() -> None:
-    script = f"import sys; sys.path[0] = {str(QUEUE_PAIRS.parent)!r}; import queue_pairs as q; q.End('rxe0', bytes(q.NBYTES))"
+def test_a_small_memlock_limit_refuses_what_no_limit_allows(seed: int) -> None:
+    command = (PYTHON, str(QUEUE_PAIRS), "read", str(seed))
     assert called("bash", "-c", "ulimit -l").strip() == "unlimited"
-    called(PYTHON, "-c", script)
-    limited = subprocess.run(
-        links.with_memlock(4096, PYTHON, "-c", script), capture_output=True, text=True, timeout=120
-    )
+    called(*command)
+    limited = subprocess.run(links.with_memlock(4096, *command), capture_output=True, text=True, timeout=120)
     assert limited.returncode != 0
     assert "Cannot allocate memory" in limited.stderr
 
