@@ -8,6 +8,7 @@
 #                      -tsan, -plain, -clang); GPU_TESTS=ON with the emulated GPU's own and the kernels' PTX; CTEST="-R wire"
 #   make fuzz          FUZZ_RUNS altered frames into the decoders and sessions, under ASan and UBSan
 #   make test-torch    conversions beside torch's, which is installed into an environment of its own
+#   make test-rdma     tests that need RDMA, in a machine under qemu with two Soft-RoCE devices
 #   make test-vllm     the connector under real vLLM engines, on the CPU, in an environment of their own;
 #                      VLLM_TESTS="slow or not slow" as at night, with more pairs of engines
 #   make demo-vllm     a prefill and a decode engine with a router between: the tokens of one engine?
@@ -85,8 +86,8 @@ export REQUIREMENTS
 # What is installed for tests, to the version; users have the ranges of pyproject.toml.
 CONSTRAINTS := tests/constraints.txt
 
-.PHONY: demo demo-vllm bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-vllm test-vllm-next test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
-.PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
+.PHONY: demo demo-vllm bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-rdma test-vllm test-vllm-next test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
+.PHONY: $(foreach build,plain asan tsan clang,native-configure-$(build) native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
 
@@ -177,11 +178,13 @@ native-test: native-test-asan native-test-tsan
 
 # $(1) name, $(2) sanitizers, $(3) optimization, $(4) with the GPU's tests, $(5) compiler
 define NATIVE_TEST
-native-build-$(1): $(VENV)/dev.stamp
+native-configure-$(1): $(VENV)/dev.stamp
 	@$$(LOCK) cmake -S . -B build/$(1) -G Ninja -DCMAKE_BUILD_TYPE=None "-DCMAKE_CXX_FLAGS=$(3)" \
 	  -DKVXFER_NATIVE_TESTS=ON -DKVXFER_SANITIZE=$(2) -DKVXFER_GPU_TESTS=$(4) \
-	  $(if $(5),-DCMAKE_CXX_COMPILER=$(5)) >/dev/null; \
-	cmake --build build/$(1) --parallel $(JOBS)
+	  $(if $(5),-DCMAKE_CXX_COMPILER=$(5)) >/dev/null
+
+native-build-$(1): native-configure-$(1)
+	@$$(LOCK) cmake --build build/$(1) --parallel $(JOBS)
 
 native-test-$(1): native-build-$(1)
 	@echo "native tests, $(1): KVXFER_SEED=$(KVXFER_SEED)"
@@ -191,11 +194,21 @@ $(eval $(call NATIVE_TEST,plain,,-O2 -g1,ON))
 $(eval $(call NATIVE_TEST,asan,address$(COMMA)undefined,-O1,$(GPU_TESTS)))
 $(eval $(call NATIVE_TEST,tsan,thread,-O1,$(GPU_TESTS)))
 $(eval $(call NATIVE_TEST,clang,,-O1,OFF,$(CLANG)))
-native-build-clang: clang
+native-configure-clang: clang
 .PHONY: clang
 clang:
 	@command -v $(CLANG) >/dev/null || { [ $$(id -u) = 0 ] && command -v apt-get >/dev/null && \
 	  apt-get install -qq -y $(subst ++,,$(CLANG)) >/dev/null; } || { echo 'install clang 14 or later, please: CLANG=clang++-16'; exit 1; }
+
+# In one boot of a machine that has RDMA devices (tests/rdma/machine.py): suites with tests marked rdma, and C++
+# programs that need a device. build/rdma is the one folder of the host that is written to.
+RDMA_SUITES := tests/rdma
+RDMA_PROGRAMS := $(basename $(notdir $(wildcard tests/native/test_rdma_*.cpp)))
+test-rdma: $(VENV)/dev.stamp $(VENV)/module.stamp $(if $(RDMA_PROGRAMS),native-configure-plain)
+	@.ci/rdma-packages
+	$(if $(RDMA_PROGRAMS),cmake --build build/plain --parallel $(JOBS) --target $(RDMA_PROGRAMS))
+	$(PY) -m tests.rdma.machine --files build/rdma -- $(PY) -m pytest -m "rdma and not slow" \
+	  -o cache_dir=build/rdma/pytest $(RDMA_SUITES) $(ARGS)
 
 # Each fuzz_NAME with its corpus; `--seed S --runs 1` is one run again.
 fuzz: native-build-asan
@@ -293,6 +306,7 @@ nightly: test native-test-plain native-test-clang unit-asan unit-pythons test-to
 	$(PY) -m pytest -m "slow and not gpu and not rdma" $(ARGS)
 	KVXFER_PROPERTY_EXAMPLES=1000000 $(PY) -m pytest tests/property -n $(WORKERS) -o timeout=0 \
 	  -o faulthandler_timeout=0 $(ARGS)
+	@$(MAKE) --no-print-directory test-rdma
 	@$(MAKE) --no-print-directory test-vllm VLLM_TESTS="slow or not slow"
 	@$(MAKE) --no-print-directory test-vllm-next
 	@$(MAKE) --no-print-directory fuzz FUZZ_RUNS=20000000

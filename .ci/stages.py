@@ -140,13 +140,17 @@ def unit() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("unit"))
 
 
+def rdma() -> Iterable[Outcome]:
+    yield run(Suite.of_pytest("test-rdma"))
+
+
 def vllm() -> Iterable[Outcome]:
     yield run(Suite.of_pytest("test-vllm"))
 
 
 #: In order: the demo first, while nothing is installed but what it installs itself; lint, native and unit are
 #: what `make test` is.
-STAGES: tuple[Callable[[], Iterable[Outcome]], ...] = (demo, lint, native, unit, vllm)
+STAGES: tuple[Callable[[], Iterable[Outcome]], ...] = (demo, lint, native, unit, rdma, vllm)
 
 
 def main(wanted: list[str]) -> int:
