@@ -108,7 +108,8 @@ class AgentOptions:
         Whether transfers carry a crc32c for each piece unless they say otherwise.
     max_transfers_per_peer
         Transfers that a peer may have open here, and that this agent opens at a peer; more of its
-        own wait their turn.
+        own wait their turn. Up to 65,536; an agent serves as many at a time for all of its peers, and no more
+        than two thirds of them for one.
     eager_nbytes
         A write of up to so many bytes, as they cross a stream, goes along with the frame that announces it
         where its peer would have to ask for them over a stream (tcp, unix): one trip instead of three. It
@@ -145,7 +146,7 @@ class AgentOptions:
     spin_us: int = field(default_factory=_default_spin_us)
     copy_threads: int = field(default_factory=default_copy_threads)
     integrity: bool = False
-    # A quarter of the fence table's slots: no peer can take all (transport.h: FenceTable).
+    # A sixteenth of the fence table's slots (transport.h: FenceTable); no peer can take more than two thirds.
     max_transfers_per_peer: int = 4096
     eager_nbytes: int = 8192
     meter_gate: bool = False
@@ -195,7 +196,7 @@ class AgentOptions:
             ("staging_nbytes", 0, 1 << 40),
             ("spin_us", 0, 1_000_000),
             ("copy_threads", 1, _MOST_COPY_THREADS),
-            ("max_transfers_per_peer", 1, 16384),
+            ("max_transfers_per_peer", 1, 65536),
             ("eager_nbytes", 0, 65536),
         ):
             count(getattr(self, name), f"option {name}", low, high)

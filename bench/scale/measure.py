@@ -18,6 +18,7 @@ from kvxfer.bench.scale import steps
 SERIES = {
     "transfers": 100_000,
     "served": 40_000,
+    "served_to_one": 40_000,
     "regions": 1_000,
     "peers": 1_000,
     "standing": 1_000,
@@ -25,16 +26,19 @@ SERIES = {
     "pages": 100_000,
     "prefills": 16,
 }
+_SERVED = {
+    "open": "writes of one agent that its peers had heard of at once",
+    "done": "of all, those that ended as done",
+    "each_us": "from when the peers let them in to the last end, divided",
+}
 #: series -> its columns -> what they mean.
 COLUMNS = {
     "transfers": {
         "post_us": "one post",
         "each_us": "a transfer of one page, from the first post to the last end, divided",
     },
-    "served": {
-        "open": "writes of one agent that its peers had heard of at once",
-        "each_us": "from when the peers let them in to the last end, divided",
-    },
+    "served": _SERVED,
+    "served_to_one": {**_SERVED, "open": "the same to one peer, where both ends' options allow as many"},
     "regions": {
         "register_us": "one more region",
         "connect_ms": "a new peer, which learns of all",

@@ -28,7 +28,7 @@ _SMALL_PAGES: Final = 64
 _TINY_PAGE_NBYTES: Final = 64
 # Agents of one process: some twenty descriptors each.
 _CROWD: Final = 250
-# Of the hub's writes that are open at once each peer has a share: a quarter of what it takes.
+# Of the hub's writes each peer has so many, a quarter of what it takes; or one has all.
 _SERVED_EACH: Final = 1000
 _ROUNDS: Final = 15
 _ROUND_TRANSFERS: Final = 200
@@ -96,16 +96,22 @@ def _transfers(setting: Setting, count: int) -> Figures:
         return crowd.call("write_pages", timeout_s=_TIMEOUT_S, count=count)
 
 
-def _served(setting: Setting, count: int) -> Figures:
-    num_peers = -(-count // _SERVED_EACH)
-    with _workers(("Hub", setting.fields()), *_crowds(setting, num_peers)) as (hub, *crowds):
+def _served(setting: Setting, count: int, each: int = _SERVED_EACH) -> Figures:
+    num_peers = -(-count // each)
+    fields = {**setting.fields(), "most_transfers": max(each, _SERVED_EACH)}
+    with _workers(("Hub", fields), *[("Crowd", fields)] * -(-num_peers // _CROWD)) as (hub, *crowds):
         _join(hub, crowds, num_peers)
         hub.call("offer", timeout_s=_TIMEOUT_S, count=count)
         num_open = _await_open(crowds, count)
         start_ns = time.perf_counter_ns()
         call_all(crowds, "let_in")
-        hub.call("end_offers", timeout_s=_TIMEOUT_S)
-        return {"open": num_open, "each_us": (time.perf_counter_ns() - start_ns) / 1e3 / count}
+        num_done = hub.call("end_offers", timeout_s=_TIMEOUT_S)["done"]
+        each_us = (time.perf_counter_ns() - start_ns) / 1e3 / count
+        return {"open": num_open, "done": num_done, "each_us": each_us}
+
+
+def _served_to_one(setting: Setting, count: int) -> Figures:
+    return _served(setting, count, each=count)
 
 
 def _regions(setting: Setting, count: int) -> Figures:
@@ -205,6 +211,7 @@ def _prefills(setting: Setting, count: int) -> Figures:
 STEPS: Final[dict[str, Callable[[Setting, int], Figures]]] = {
     "transfers": _transfers,
     "served": _served,
+    "served_to_one": _served_to_one,
     "regions": _regions,
     "peers": _peers,
     "standing": _standing,

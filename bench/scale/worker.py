@@ -35,6 +35,7 @@ class _Cached(End):
             transports=(fields["transport"],),
             silent_timeout_s=_SILENT_TIMEOUT_S,
             meter_gate=fields.get("meter_gate", False),
+            max_transfers_per_peer=fields.get("most_transfers", kvxfer.AgentOptions().max_transfers_per_peer),
         )
         self.random = np.random.default_rng(fields["seed"])
         num_pages = fields["num_pages"]
@@ -127,9 +128,10 @@ class Hub(_Cached):
                 self.agent.write(self.region, remote, [0], [0], notify=tag, timeout_s=_TIMEOUT_S)
             )
 
-    def end_offers(self) -> None:
+    def end_offers(self) -> Message:
         for offer in self.offers:
             offer.wait(_TIMEOUT_S)
+        return {"done": sum(offer.state == "done" for offer in self.offers)}
 
     def expect_and_cancel(self) -> Message:
         start_ns = time.perf_counter_ns()

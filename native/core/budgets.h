@@ -31,11 +31,11 @@ inline Budget::Amounts peer_budget(std::uint32_t max_open_transfers, std::uint64
   // Its control socket, 64 rails of one transport (the most that an option asks for), one of each other transport,
   // its ring of frames, its fence table, and 57 pools that it shares: of the usual 1024 descriptors an eighth.
   limit(Resource::kDescriptors) = 128;
-  // A quarter of the table, so that no peer takes all.
-  limit(Resource::kFenceSlots) = std::min<std::uint64_t>(max_open_transfers, FenceTable::kNumSlots / 4);
-  // 4096 regions that came and went, and notifications of 4096 open transfers in each direction; at most 4 KiB and a
-  // context of 256 bytes each.
-  limit(Resource::kEvents) = 4 * 4096;
+  // What of the table is left for others FenceSlots sees to.
+  limit(Resource::kFenceSlots) = max_open_transfers;
+  // 4096 regions that came and went, and notifications of open transfers in each direction, 4096 at least; at most 4 KiB
+  // and a context of 256 bytes each.
+  limit(Resource::kEvents) = 2 * 4096 + 2 * std::max<std::uint64_t>(max_open_transfers, 4096);
   limit(Resource::kMessages) = wire::kMessageWindow;  // which a peer that keeps to the protocol never passes
   return limits;
 }

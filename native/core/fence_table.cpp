@@ -10,35 +10,49 @@
 namespace kvxfer {
 namespace {
 
-constexpr std::size_t kNbytes = FenceTable::kNumSlots * sizeof(std::uint64_t);
+constexpr std::size_t kNbytes = FenceTable::kEnd * sizeof(std::uint64_t);
 
 // Another process reads the words: they must be plain memory, not a lock beside it.
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(sizeof(std::atomic<std::uint64_t>) == sizeof(std::uint64_t));
 
+// A memfd, mapped at the place of its slots. It begins as zeros, which are words of generation 0.
+Result<UniqueFd> map_range(std::atomic<std::uint64_t>* words, const FenceSlotRange& range) {
+  Result<UniqueFd> fd = create_memfd("kvxfer-fences", range.nbytes());
+  if (!fd.ok()) return fd.status();
+  // Writable before it is sealed; afterwards nobody can get another writable mapping.
+  if (::mmap(words + range.first, range.nbytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+             fd.value().get(), 0) == MAP_FAILED)
+    return Status::from_errno("mmap of the fence table", errno);
+  if (Status sealed = seal_memfd(fd.value().get()); !sealed.ok()) return sealed;
+  return fd;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<FenceTable>> FenceTable::create() {
-  Result<UniqueFd> fd = create_memfd("kvxfer-fences", kNbytes);
-  if (!fd.ok()) return fd.status();
-
-  // Filled: a peer's read of a page that is not there would take memory of the peer's.
-  if (::fallocate(fd.value().get(), 0, 0, static_cast<off_t>(kNbytes)) != 0)
-    return Status::from_errno("fallocate of the fence table", errno);
-  // Writable before it is sealed; afterwards nobody can get another writable mapping.
-  void* words = ::mmap(nullptr, kNbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.value().get(), 0);
-  if (words == MAP_FAILED) return Status::from_errno("mmap of the fence table", errno);
-
+  void* const place = ::mmap(nullptr, kNbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (place == MAP_FAILED) return Status::from_errno("mmap of the fence table", errno);
   std::unique_ptr<FenceTable> table(new FenceTable());
-  table->fd_ = std::move(fd.value());
-  // A memfd begins as zeros, which are kNumSlots words of generation 0.
-  table->words_ = static_cast<std::atomic<std::uint64_t>*>(words);
-  if (Status sealed = seal_memfd(table->fd_.get()); !sealed.ok()) return sealed;
+  table->words_ = static_cast<std::atomic<std::uint64_t>*>(place);
+  for (const auto& [fd, range] : {std::pair(&table->old_fd_, kOldSlots), std::pair(&table->fd_, kSlots)}) {
+    Result<UniqueFd> mapped = map_range(table->words_, range);
+    if (!mapped.ok()) return mapped.status();
+    *fd = std::move(mapped).value();
+  }
   return table;
 }
 
 FenceTable::~FenceTable() {
   if (words_ != nullptr) ::munmap(words_, kNbytes);
+}
+
+Result<int> FenceTable::fill(const FenceSlotRange& range) const {
+  const int fd = range.first == kSlots.first ? fd_.get() : old_fd_.get();
+  // A peer's read of a page that is not there would take memory of the peer's.
+  if (::fallocate(fd, 0, 0, static_cast<off_t>(range.nbytes())) != 0)
+    return Status::from_errno("fallocate of the fence table", errno);
+  return fd;
 }
 
 void FenceTable::bump(std::uint32_t slot) noexcept {

@@ -278,6 +278,7 @@ class Peer {
 
   static SessionConfig config_of(const PeerOptions& options) {
     SessionConfig config;
+    config.features = {};  // of an older release
     config.secret = options.secret;
     config.self.name = options.name;
     fill_from_urandom(config.self.incarnation);

@@ -13,11 +13,14 @@ namespace simulation {
 // Its end of the session, driven frame by frame, and an agent whose memory its rails show.
 class Mallory {
  public:
-  Mallory(World& world, Node& victim, std::optional<RailPlan> rail = two_sided_rail())
+  // Of an older release, unless she says what she has.
+  Mallory(World& world, Node& victim, std::optional<RailPlan> rail = two_sided_rail(),
+          const wire::Features& features = {})
       : world_(world), victim_(victim), body_(world.add("mallory")), region_(body_.add_region(layout)) {
     SessionConfig config;
     config.secret = "secret";
     config.self.name = "mallory";
+    config.features = features;
     session_ = std::make_unique<Session>(
         SessionRole::kInitiator, config, world.now(),
         [&](std::span<std::byte> bytes) { world.random().fill(bytes.data(), bytes.size()); });

@@ -99,7 +99,8 @@ inline std::size_t num_open_fds() {
 
 // A destination with a peer that keeps the rules and one whose end of the socket the test speaks for.
 struct Impostor {
-  explicit Impostor(std::shared_ptr<Budget> budget = nullptr) {
+  explicit Impostor(std::shared_ptr<Budget> budget = nullptr,
+                    const FenceSlotRange& slots = FenceTable::kSlots) {
     bystander_peer = connect_ends(destination, bystander).first;
     fill_pattern(bystander_pool->data(), kRegionNbytes);
     REQUIRE_OK(destination.transport->attach(
@@ -107,7 +108,7 @@ struct Impostor {
     destination.completions.clear();
     auto [left, right] = socket_pair();
     const Result<PeerId> connected =
-        destination.transport->connect(std::move(left), {false, 0, "impostor", std::move(budget)});
+        destination.transport->connect(std::move(left), {false, 0, "impostor", std::move(budget), 0, slots});
     REQUIRE_OK(connected);
     peer = connected.value();
     channel.emplace(std::move(right));
@@ -122,10 +123,10 @@ struct Impostor {
   // `readable`: by the kernel, for whoever is let.
   void hello(bool readable = false) {
     shm::Message message;
-    message.nbytes = FenceTable::kNumSlots * 8;
+    message.nbytes = FenceTable::kSlots.nbytes();
     if (readable) message.probe_address = reinterpret_cast<std::uintptr_t>(probe.data());
     message.probe = probe;
-    say(message, fences->fd());
+    say(message, fences->fill(FenceTable::kSlots).value());
     destination.await(CompletionKind::kRailUp);
   }
   shm::Message memfd(std::uint64_t nbytes, std::uint64_t memfd_id = 1) const {
@@ -156,7 +157,7 @@ struct Impostor {
 
 // ---- another process ----
 
-// A source in a child process: one region in a pool (1), one that is not (2), and fence word 9.
+// A source in a child process: one region in a pool (1), one that is not (2), and fence word kFirstSlot + 9.
 struct ChildSource {
   explicit ChildSource(const Shm::Make& make =
                            [](Reactor& on, const FenceTable& table) {
@@ -224,7 +225,7 @@ struct ChildSource {
       const ssize_t got = ::recv(control_fd, &command, 1, MSG_DONTWAIT);
       if (got == 0) ::_exit(0);
       if (got == 1 && command == 'b') {
-        source.fences->bump(9);
+        source.fences->bump(kFirstSlot + 9);
         static_cast<void>(::send(control_fd, &command, 1, MSG_NOSIGNAL));
       }
       source.reactor.run_once(1);

@@ -35,8 +35,8 @@ struct Impostor {
     peer = connected.value();
     channel = std::make_unique<cuda_ipc::SideChannel>(std::move(far));
     Message hello;
-    hello.nbytes = FenceTable::kNumSlots * sizeof(std::uint64_t);
-    say(hello, share_copy_of(fences->fd()));
+    hello.nbytes = FenceTable::kSlots.nbytes();
+    say(hello, share_copy_of(fences->fill(FenceTable::kSlots).value()));
     end.await(CompletionKind::kRailUp);
   }
   // Who keeps the rules loses nothing.

@@ -103,11 +103,21 @@ TEST(a_newer_agent_that_is_called_is_welcome_where_it_speaks_our_version_too) {
 TEST(each_end_knows_what_the_other_has_and_skips_what_it_does_not_know) {
   SessionConfig some = config_of("prefill-0"), none = config_of("decode-0");
   some.features.eager_nbytes = 4096;
+  none.features = {};
   for (const bool initiator_has : {true, false}) {
     Pair pair(check::seed(), initiator_has ? some : none, initiator_has ? none : some);
     REQUIRE_OK(pair.handshake());
     CHECK_EQ((initiator_has ? pair.acceptor : pair.initiator).peer_features().eager_nbytes, 4096);
     CHECK_EQ((initiator_has ? pair.initiator : pair.acceptor).peer_features().eager_nbytes, 0);
+  }
+  // The words of a fence: those that both know, and both say the same of it.
+  for (const std::uint32_t num : {0u, 1u, 65535u, 65536u, 65537u, UINT32_MAX}) {
+    SessionConfig other = none;
+    other.features.num_fence_slots = num;
+    Pair pair(check::seed(), some, other);
+    REQUIRE_OK(pair.handshake());
+    for (const Session* session : {&pair.initiator, &pair.acceptor})
+      CHECK_EQ(session->fence_slots().first, num < 65536 ? 0u : 16384u);
   }
   const Bytes known = encode(some.features);
   Bytes later(4 + 3, std::byte{3});  // kind 0x303, of three bytes
@@ -121,7 +131,10 @@ TEST(each_end_knows_what_the_other_has_and_skips_what_it_does_not_know) {
   CHECK_EQ(decode_features(joined(later, known)).eager_nbytes, 4096);
   CHECK_EQ(decode_features(joined(known, cut)).eager_nbytes, 4096);
   CHECK_EQ(decode_features(joined(cut, known)).eager_nbytes, 0);
-  CHECK_EQ(decode_features(ByteSpan(known).first(known.size() - 1)).eager_nbytes, 0);
+  CHECK_EQ(decode_features(joined(later, known)).num_fence_slots, 65536);
+  const Features begun = decode_features(ByteSpan(known).first(known.size() - 1));
+  CHECK_EQ(begun.eager_nbytes, 4096);
+  CHECK_EQ(begun.num_fence_slots, 0);
   CHECK_EQ(decode_features({}).eager_nbytes, 0);
 }
 

@@ -59,12 +59,15 @@ TEST(fence_slots_are_shared_and_a_refusal_says_whose_they_are) {
   check_undisturbed(bounded.pair);
 }
 
-// Writes that nobody expects, more than there are fence slots.
-TEST(one_peer_with_parked_writes_leaves_slots_to_others) {
+// Writes that nobody expects, more than there are fence slots of that kind of sessions.
+void one_peer_leaves_slots_to_others(const FenceSlotRange& slots) {
   EngineConfig limits;
-  limits.max_open_transfers = 2 * FenceTable::kNumSlots;
+  limits.max_open_transfers = 2 * slots.num;
   limits.peer_budget = peer_budget(limits.max_open_transfers, limits.max_open_pairs);
-  Pair pair({one_sided_rail()}, check::seed(), limits);
+  EngineConfig of_dst = limits;
+  of_dst.session.features.num_fence_slots = slots.first == 0 ? 0 : slots.num;
+  Pair pair({one_sided_rail()}, check::seed(), limits, of_dst);
+  const std::uint32_t share = slots.num / 3 * 2 + 1;
   Node& other = pair.world.add("other");
   const RegionId region = other.add_region(pair.dst_layout);
   pair.world.connect(pair.src, other);
@@ -74,12 +77,12 @@ TEST(one_peer_with_parked_writes_leaves_slots_to_others) {
                                         program_between(pair.src_layout, pair.dst_layout));
   REQUIRE_OK(program);
   std::vector<std::shared_ptr<Handle>> parked;
-  for (std::uint32_t i = 0; i < FenceTable::kNumSlots; ++i) {
+  for (std::uint32_t i = 0; i < slots.num; ++i) {
     TransferRequest request = pair.request(true, {1}, {1}, "parked " + std::to_string(i));
     request.timeout_ns = 100 * kSecond;
     parked.push_back(pair.src.engine().post(pair.src.now(), std::move(request)).value());
   }
-  CHECK_EQ(pair.src.engine().load().fences, FenceTable::kNumSlots / 2);
+  CHECK_EQ(pair.src.engine().load().fences, share);
   // To another peer, and as many as it likes while a slot is free.
   const auto lease = other.engine().grant(
       other.now(),
@@ -98,12 +101,77 @@ TEST(one_peer_with_parked_writes_leaves_slots_to_others) {
     CHECK_EQ(handle->outcome(), Outcome::kDone);
   }
   // Those that wait get theirs as others end.
-  for (std::uint32_t i = 0; i < FenceTable::kNumSlots / 2; ++i)
-    pair.src.engine().cancel(pair.src.now(), parked[i]->id());
+  for (std::uint32_t i = 0; i < share; ++i) pair.src.engine().cancel(pair.src.now(), parked[i]->id());
   pair.src.settle();
-  auto expected = pair.expect("parked " + std::to_string(FenceTable::kNumSlots - 1), {1});
+  auto expected = pair.expect("parked " + std::to_string(slots.num - 1), {1});
   REQUIRE(pair.ends(expected));
   CHECK_EQ(expected->outcome(), Outcome::kDone);
+}
+TEST(one_peer_with_parked_writes_leaves_slots_to_others) {
+  one_peer_leaves_slots_to_others(FenceTable::kSlots);
+}
+TEST(one_older_peer_with_parked_writes_leaves_slots_to_others) {
+  one_peer_leaves_slots_to_others(FenceTable::kOldSlots);
+}
+
+// Reads of as many as both ends' options allow.
+TEST(forty_thousand_reads_of_one_peer_are_served_at_once) {
+  constexpr std::uint32_t kNum = 40'000;
+  EngineConfig limits;
+  limits.max_open_transfers = kNum;
+  limits.peer_budget = peer_budget(limits.max_open_transfers, limits.max_open_pairs);
+  Pair pair({one_sided_rail()}, check::seed(), limits);
+  pair.grant_read();
+  std::vector<std::shared_ptr<Handle>> reads;
+  for (std::uint32_t i = 0; i < kNum; ++i) {
+    TransferRequest request = pair.request(false, {1}, {1});
+    request.layers_ready = 0;
+    request.timeout_ns = 100 * kSecond;
+    reads.push_back(pair.dst.engine().post(pair.dst.now(), std::move(request)).value());
+  }
+  pair.dst.settle();
+  REQUIRE(pair.world.until([&] { return pair.src.engine().load().fences == kNum; }));
+  for (const auto& handle : reads)
+    pair.dst.engine().layers_ready(pair.dst.now(), handle->id(), pair.src_layout.num_layers);
+  pair.dst.settle();
+  for (const auto& handle : reads) {
+    REQUIRE(pair.ends(handle));
+    CHECK_EQ(handle->outcome(), Outcome::kDone);
+  }
+  CHECK(pair.world.until([&] { return pair.src.engine().load().fences == 0; }));
+}
+
+// Each is told slots that it knows, and may tell no others.
+TEST(an_older_peer_and_a_newer_one_have_slots_of_their_own) {
+  const wire::Features newer{.num_fence_slots = FenceTable::kSlots.num};
+  for (const auto& [features, slots] :
+       {std::pair(wire::Features(), FenceTable::kOldSlots), std::pair(newer, FenceTable::kSlots)}) {
+    const struct {
+      std::uint32_t slot;
+      bool bears;
+    } told[] = {{slots.first, true}, {slots.end() - 1, true}, {slots.end(), false}, {slots.first - 1, false}};
+    for (const auto& each : told) {
+      Pair pair;
+      Mallory mallory(pair.world, pair.dst, two_sided_rail(), features);
+      mallory.layout = pair.dst_layout;
+      for (const wire::LeaseMode mode : {wire::LeaseMode::kRead, wire::LeaseMode::kWrite})
+        pair.grant(pair.dst, mallory.key(), pair.dst_region, mode, {}, 10 * kSecond, true);
+      mallory.send(wire::Program{1, pair.dst_region, mallory.region(),
+                                 program_between(mallory.layout, mallory.layout)});
+      mallory.send(wire::Program{2, mallory.region(), pair.dst_region,
+                                 program_between(mallory.layout, mallory.layout)});
+      TransferId id = 0;
+      for (const Blocks& blocks : {Blocks{1}, Blocks{}}) {  // of nothing, too
+        mallory.send(wire::Request{mallory.spec(id += 2, 1, blocks, blocks)});
+        const wire::Accept* const accept = mallory.last<wire::Accept>();
+        REQUIRE(accept != nullptr && accept->transfer == id);
+        CHECK(slots.contains(accept->fence_slot));
+      }
+      mallory.send(wire::Offer{mallory.spec(id += 2, 2, {1}, {1}), 0, each.slot, 0});
+      CHECK_EQ(mallory.ended, !each.bears);
+      check_undisturbed(pair);
+    }
+  }
 }
 
 TEST(programs_are_charged_to_the_peer_that_tells_them) {

@@ -248,7 +248,8 @@ TEST(errors_name_the_frame_and_the_field) {
   CHECK_EQ(offer_with([](Offer& m) { m.pages.resize(kMaxEagerNbytes + 1); }),
            "OFFER.pages: 65537 bytes, at most 65536");
   CHECK_EQ(offer_with([](Offer& m) { m.layers_ready = 3; }), "OFFER.layers_ready: 3, must be 0 to 2");
-  CHECK_EQ(offer_with([](Offer& m) { m.fence_slot = 16384; }), "OFFER.fence_slot: 16384, must be 0 to 16383");
+  CHECK_EQ(offer_with([](Offer& m) { m.fence_slot = 81919; }), "accepted");
+  CHECK_EQ(offer_with([](Offer& m) { m.fence_slot = 81920; }), "OFFER.fence_slot: 81920, must be 0 to 81919");
   CHECK_EQ(offer_with([](Offer& m) { m.spec.timeout_ns = UINT64_MAX; }),
            "OFFER.timeout_ns: 18446744073709551615, must be 0 to 9223372036854775807");
 

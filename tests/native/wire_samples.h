@@ -288,15 +288,12 @@ class Sampler {
   void make(Offer& m) {
     make(m.spec);
     m.layers_ready = between(0, m.spec.grid.num_layers);
-    m.fence_slot = between(0, FenceTable::kNumSlots - 1);
+    m.fence_slot = fence_slot();
     m.fence_generation = random_.next();
     if (with_features_ && random_.chance(50)) m.pages = bytes(kMaxEagerNbytes);
   }
   void make(Request& m) { make(m.spec); }
-  void make(Accept& m) {
-    m = {random_.next(), between(0, FenceTable::kNumSlots - 1), random_.next(), duration(),
-         random_.chance(50)};
-  }
+  void make(Accept& m) { m = {random_.next(), fence_slot(), random_.next(), duration(), random_.chance(50)}; }
   void make(Credit& m) {
     m.transfer = random_.next();
     m.rail = {static_cast<std::uint16_t>(random_.next()), u32()};
@@ -317,6 +314,9 @@ class Sampler {
   void make(AgentMessage& m) { m.payload = bytes(kMaxMessage); }
   void make(MessagesTaken& m) { m.charge = random_.next(); }
 
+  std::uint32_t fence_slot() {
+    return between(0, (with_features_ ? FenceTable::kEnd : FenceTable::kOldSlots.end()) - 1);
+  }
   template <std::size_t I>
   Message one() {
     Message message(std::in_place_index<I>);

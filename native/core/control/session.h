@@ -37,7 +37,7 @@ struct SessionConfig {
   std::string secret;
   std::string other_secret = "give both agents the same secret";  // what to do where a peer's differs
   wire::Identity self;
-  wire::Features features;
+  wire::Features features{.num_fence_slots = FenceTable::kSlots.num};
   Time handshake_timeout_ns = 2'000'000'000;
   Time heartbeat_ns = 500'000'000;   // at most between two heartbeats, whatever else is sent
   Time silent_ns = 2'000'000'000;    // nothing heard for this long: the peer is lost
@@ -109,6 +109,11 @@ class Session {
   const wire::Id128& id() const noexcept { return session_; }
   std::uint16_t protocol() const noexcept { return protocol_; }  // that both ends speak, once open
   const wire::Features& peer_features() const noexcept { return peer_features_; }  // once open
+  // Of either end's fence table, those that transfers of the session have: the same at both ends.
+  const FenceSlotRange& fence_slots() const noexcept {
+    const std::uint32_t both = std::min(config_.features.num_fence_slots, peer_features_.num_fence_slots);
+    return both < FenceTable::kSlots.num ? FenceTable::kOldSlots : FenceTable::kSlots;
+  }
   std::uint32_t max_body() const noexcept;  // of the next frame: small until authenticated
 
   // Renewals: the number of the newest HEARTBEAT that the peer acknowledged was sent at this

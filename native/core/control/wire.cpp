@@ -367,7 +367,7 @@ void put(Writer& out, const Offer& offer) {
 }
 // A reader indexes the peer's table with it.
 std::uint32_t get_fence_slot(Reader& in) {
-  return in.number<std::uint32_t>("fence_slot", 0, FenceTable::kNumSlots - 1);
+  return in.number<std::uint32_t>("fence_slot", 0, FenceTable::kEnd - 1);
 }
 void get(Reader& in, Offer& offer) {
   get(in, offer.spec);
@@ -557,15 +557,22 @@ std::size_t estimate_nbytes(const Message& message) noexcept {
 
 // Kinds of `extensions`.
 constexpr std::uint16_t kEagerNbytes = 1;
+constexpr std::uint16_t kNumFenceSlots = 2;
+
+// Each with its kind; absent where it is 0.
+constexpr std::pair<std::uint16_t, std::uint32_t Features::*> kFeatures[] = {
+    {kEagerNbytes, &Features::eager_nbytes}, {kNumFenceSlots, &Features::num_fence_slots}};
 
 }  // namespace
 
 Bytes encode(const Features& features) {
-  if (features.eager_nbytes == 0) return {};
-  Writer out(2 * sizeof(std::uint16_t) + sizeof features.eager_nbytes);
-  out.number(kEagerNbytes);
-  out.number(static_cast<std::uint16_t>(sizeof features.eager_nbytes));
-  out.number(features.eager_nbytes);
+  Writer out(std::size(kFeatures) * (2 * sizeof(std::uint16_t) + sizeof(std::uint32_t)));
+  for (const auto& [kind, value] : kFeatures) {
+    if (features.*value == 0) continue;
+    out.number(kind);
+    out.number(static_cast<std::uint16_t>(sizeof(features.*value)));
+    out.number(features.*value);
+  }
   return out.take();
 }
 
@@ -576,8 +583,9 @@ Features decode_features(ByteSpan extensions) {
     const auto [kind, nbytes] = head;
     extensions = extensions.subspan(sizeof head);
     if (nbytes > extensions.size()) break;
-    if (kind == kEagerNbytes && nbytes == sizeof features.eager_nbytes)
-      std::memcpy(&features.eager_nbytes, extensions.data(), nbytes);
+    for (const auto& [known, value] : kFeatures)
+      if (kind == known && nbytes == sizeof(features.*value))
+        std::memcpy(&(features.*value), extensions.data(), nbytes);
     extensions = extensions.subspan(nbytes);
   }
   return features;

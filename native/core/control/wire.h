@@ -107,6 +107,7 @@ struct Identity {                     // who an agent is and where it runs
 // What one release has and another may not: each end says its own in HELLO and CHALLENGE, and what both have is used.
 struct Features {
   std::uint32_t eager_nbytes = 0;     // of pages that it takes in an OFFER; 0: none
+  std::uint32_t num_fence_slots = 0;  // that it knows beside the first 16384 (FenceTable::kOldSlots)
 };
 // As `extensions`: kind u16, nbytes u16, value, and so on. A kind that is not known is skipped, and so is all from where
 // the bytes are no list of kinds.

@@ -74,8 +74,8 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
   };
   if (offer.layers_ready > spec.grid.num_layers)
     return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " has more layers ready than it has"};
-  if (offer.fence_slot >= FenceTable::kNumSlots)
-    return {Code::kProtocol, "OFFER: there is no fence slot " + std::to_string(offer.fence_slot)};
+  if (!peer.session().fence_slots().contains(offer.fence_slot))
+    return {Code::kProtocol, "OFFER: this session has no fence slot " + std::to_string(offer.fence_slot)};
   if (offer.pages.size() > context_.config.session.features.eager_nbytes)
     return {Code::kProtocol, "OFFER: transfer " + std::to_string(id) + " brings " +
                                  std::to_string(offer.pages.size()) + " bytes of pages, at most " +
@@ -125,8 +125,8 @@ Status Destinations::on(Peer& peer, wire::Offer& offer) {
 Status Destinations::on(Peer& peer, const wire::Accept& accept) {
   Destination* destination = find({peer.key(), accept.transfer});
   if (destination == nullptr || destination->state != TransferState::kRequested) return {};
-  if (accept.fence_slot >= FenceTable::kNumSlots)
-    return {Code::kProtocol, "ACCEPT: there is no fence slot " + std::to_string(accept.fence_slot)};
+  if (!peer.session().fence_slots().contains(accept.fence_slot))
+    return {Code::kProtocol, "ACCEPT: this session has no fence slot " + std::to_string(accept.fence_slot)};
   destination->fence_slot = accept.fence_slot;
   destination->fence_generation = accept.fence_generation;
   destination->lease_ttl_ns = static_cast<Time>(accept.ttl_ns);

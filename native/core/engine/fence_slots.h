@@ -1,6 +1,7 @@
-// The words of the fence table: each transfer that a source serves has one, which is bumped when its right ends.
+// The words of a range of the fence table: each transfer that a source serves has one, which is bumped when its right
+// ends.
 //
-// A session may take another while it has fewer than are free: one that serves nobody else gets half of them, and
+// A session may take another while it has fewer than twice as many as are free: one alone gets two thirds of them, and
 // however many each want more than there are, what is left is for those that have few. So transfers that are parked at
 // one peer keep no other from being served.
 #pragma once
@@ -25,11 +26,14 @@ class FenceSlots {
   };
 
   // Room for all: giving one back takes no memory.
-  explicit FenceSlots(Context& context) : context_(context) { free_.reserve(FenceTable::kNumSlots); }
+  FenceSlots(Context& context, const FenceSlotRange& range)
+      : context_(context), range_(range), next_(range.first) {
+    free_.reserve(range.num);
+  }
 
   bool has_room(SessionKey session) const noexcept {
     const auto found = used_.find(session);
-    return (found == used_.end() ? 0 : found->second) < num_free();
+    return (found == used_.end() ? 0 : found->second) < 2 * num_free();
   }
   Slot take(SessionKey session, Charge charge = {}) {  // where there is room
     ++used_[session];
@@ -46,13 +50,15 @@ class FenceSlots {
     if (const auto found = used_.find(slot.session); found != used_.end()) --found->second;
   }
   void remove_session(SessionKey session) { used_.erase(session); }  // what it drains still comes back
-  std::size_t num_used() const noexcept { return FenceTable::kNumSlots - num_free(); }
+  const FenceSlotRange& range() const noexcept { return range_; }
+  std::size_t num_used() const noexcept { return range_.num - num_free(); }
 
  private:
-  std::size_t num_free() const noexcept { return FenceTable::kNumSlots - next_ + free_.size(); }
+  std::size_t num_free() const noexcept { return range_.end() - next_ + free_.size(); }
 
   Context& context_;
-  std::uint32_t next_ = 0;  // never taken yet, and all behind it
+  const FenceSlotRange range_;
+  std::uint32_t next_;  // never taken yet, and all behind it
   std::vector<std::uint32_t> free_;  // those that came back: taken again first
   std::unordered_map<SessionKey, std::uint32_t> used_;
 };

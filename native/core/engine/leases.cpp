@@ -108,6 +108,15 @@ const std::string& Leases::name_of(SessionKey peer) const {
   return session != nullptr ? session->name() : kNameless;
 }
 
+const Lease* Leases::newest_known(const TransferEnd& transfer, wire::LeaseMode mode) const {
+  if (transfer.lease_named) return nullptr;
+  const Lease* const lease = find(transfer.lease);
+  return lease != nullptr && lease->holder() == transfer.key.first && lease->region() == transfer.region &&
+                 lease->mode() == mode
+             ? lease
+             : nullptr;
+}
+
 std::span<const Lease* const> Leases::candidates(const TransferEnd& transfer, wire::LeaseMode mode) const {
   candidates_.clear();
   const SessionKey peer = transfer.key.first;
@@ -147,19 +156,31 @@ Status Leases::none_covers(const TransferEnd& transfer, wire::LeaseMode mode, co
 
 Status Leases::find_any(const TransferEnd& transfer, wire::LeaseMode mode) const {
   if (transfer.move->grid.num_pairs == 0 && !transfer.lease_named) return {};
+  if (newest_known(transfer, mode) != nullptr) return {};
   return candidates(transfer, mode).empty() ? none_covers(transfer, mode, "blocks ") : Status();
 }
 
 Status Leases::find(TransferEnd& transfer, wire::LeaseMode mode) const {
-  const bool write = mode == wire::LeaseMode::kWrite;
-  const std::span<const Lease* const> candidates = this->candidates(transfer, mode);
+  const auto block_of = [&](std::uint32_t pair) {
+    return mode == wire::LeaseMode::kWrite ? transfer.move->dst_block(pair) : transfer.move->src_block(pair);
+  };
+  const std::uint32_t num_pairs = transfer.move->grid.num_pairs;
   transfer.leases.clear();
+  if (const Lease* newest = newest_known(transfer, mode); newest != nullptr && num_pairs != 0) {
+    std::uint32_t pair = 0;
+    while (pair != num_pairs && newest->covers(block_of(pair))) ++pair;
+    if (pair == num_pairs) {
+      transfer.leases.push_back(newest->id());
+      return {};
+    }
+  }
+  const std::span<const Lease* const> candidates = this->candidates(transfer, mode);
   if (transfer.lease_named && candidates.empty()) return none_covers(transfer, mode, "blocks ");
   const EndedRights::OfSession ended_on = ended_rights_.of(transfer.key.first, transfer.region, mode);
   // Blocks of one request mostly share a lease, and mostly one that its poster knew.
   const Lease* last = nullptr;
-  for (std::uint32_t pair = 0; pair < transfer.move->grid.num_pairs; ++pair) {
-    const std::uint32_t block = write ? transfer.move->dst_block(pair) : transfer.move->src_block(pair);
+  for (std::uint32_t pair = 0; pair < num_pairs; ++pair) {
+    const std::uint32_t block = block_of(pair);
     if (last != nullptr && last->covers(block)) continue;
     bool came_later = false;
     auto found = std::find_if(candidates.begin(), candidates.end(), [&](const Lease* lease) {

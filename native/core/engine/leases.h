@@ -109,6 +109,9 @@ class Leases {
   bool is_known(LeaseId id) const {
     return leases_.contains(id) || ending_.contains(id) || ended_.contains(id);
   }
+  // Of a transfer that names none: the newest that its poster had been told of, where it may allow some of it. Mostly it
+  // allows all, and is found among any number of others.
+  const Lease* newest_known(const TransferEnd& transfer, wire::LeaseMode mode) const;
   // Until the next call.
   std::span<const Lease* const> candidates(const TransferEnd& transfer, wire::LeaseMode mode) const;
   Status none_covers(const TransferEnd& transfer, wire::LeaseMode mode, const std::string& what) const;

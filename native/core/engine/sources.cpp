@@ -20,8 +20,9 @@ Source& Sources::add(std::unique_ptr<Source> source) {
 
 bool Sources::offer(Peer& peer, TransferKey key) {
   Source& source = *sources_.find(key);
-  if (!fences_.has_room(key.first)) return false;
-  source.fence = fences_.take(key.first);
+  FenceSlots& fences = fences_of(peer);
+  if (!fences.has_room(key.first)) return false;
+  source.fence = fences.take(key.first);
   step(source_transitions(), source.state, TransferEvent::kTold);
   wire::Offer offer{{}, source.layers_ready, source.fence->index, source.fence->generation};
   if (source.layers_ready < source.move->grid.num_layers ||
@@ -68,18 +69,20 @@ Status Sources::on(Peer& peer, wire::Request& request) {
   if (Status status = programs_.check(use.value(), *source.move, Side::kSrc); !status.ok())
     return refuse(status);
   if (Status status = leases_.find(source, wire::LeaseMode::kRead); !status.ok()) return refuse(status);
-  FenceSlots::Slot none;
+  FenceSlots& fences = fences_of(peer);
+  const FenceSlots::Slot none{fences.range().first, 0, {}, 0};
   if (source.move->grid.num_pairs != 0) {  // else there is nothing that it could read too late
     Charge charge = Charge::take(peer.budget(), Resource::kFenceSlots, 1);
     if (!charge)
       return refuse({Code::kRefused, "too many of your reads are open at the peer: " +
                                          peer.budget()->in_words(Resource::kFenceSlots) +
                                          "; wait for some to end"});
-    if (!fences_.has_room(peer.key()))
-      return refuse({Code::kRefused, "your share of the " + std::to_string(FenceTable::kNumSlots) +
-                                         " fence slots of the peer is in use, which is as many as all of its "
-                                         "transfers together leave free: wait for some to end"});
-    source.fence = fences_.take(peer.key(), std::move(charge));
+    if (!fences.has_room(peer.key()))
+      return refuse(
+          {Code::kRefused, "your share of the " + std::to_string(fences.range().num) +
+                               " fence slots of the peer is in use, which is twice as many as all of "
+                               "its transfers together leave free: wait for some to end"});
+    source.fence = fences.take(peer.key(), std::move(charge));
   }
   const FenceSlots::Slot& fence = source.fence ? *source.fence : none;
   add(std::move(owned));
@@ -269,7 +272,7 @@ void Sources::on_timer(TransferKey key) {
 
 void Sources::release_fence(Source& source) {
   if (!source.fence) return;
-  fences_.give_back(*source.fence);
+  (FenceTable::kSlots.contains(source.fence->index) ? fences_ : old_fences_).give_back(*source.fence);
   source.fence.reset();
 }
 

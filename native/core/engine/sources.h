@@ -50,7 +50,8 @@ class Sources {
         admission_(admission),
         handles_(handles),
         draining_(draining),
-        fences_(context) {}
+        fences_(context, FenceTable::kSlots),
+        old_fences_(context, FenceTable::kOldSlots) {}
 
   // ---- ours: queued, then told with an OFFER. False: no fence word is free for it, later
   Source& add(std::unique_ptr<Source> source);
@@ -76,12 +77,14 @@ class Sources {
   // ---- ends
   const TransferTable<Source>& all() const noexcept { return sources_; }  // those that drain, too
   void fail(TransferKey key, TransferEvent event, Status why, bool tell_peer);
-  void remove_session(SessionKey session) { fences_.remove_session(session); }
+  void remove_session(SessionKey session) {
+    for (FenceSlots* fences : {&fences_, &old_fences_}) fences->remove_session(session);
+  }
   void let_streams_go();
   void abandon();  // what is posted completes no more
 
   std::size_t size() const noexcept { return sources_.size(); }
-  std::size_t num_fences() const noexcept { return fences_.num_used(); }
+  std::size_t num_fences() const noexcept { return fences_.num_used() + old_fences_.num_used(); }
 
  private:
   Status charge_runs(const Peer& peer, Source& source) const;
@@ -90,6 +93,9 @@ class Sources {
   void fail(Source& source, TransferEvent event, Status why, bool tell_peer);
   void end_again(Source& source);
   void drained(Source& source);
+  FenceSlots& fences_of(const Peer& peer) noexcept {
+    return peer.session().fence_slots().first == FenceTable::kSlots.first ? fences_ : old_fences_;
+  }
   void release_fence(Source& source);
   void forget_asked(Source& source);
 
@@ -101,7 +107,7 @@ class Sources {
   Admission& admission_;
   Handles& handles_;
   Draining& draining_;
-  FenceSlots fences_;
+  FenceSlots fences_, old_fences_;  // of which a session has the one or the other
   TransferTable<Source> sources_;
   std::set<TransferKey> sending_;  // with pieces that wait for a rail that said "again"
   Sums sums_{Side::kSrc};  // to be told

@@ -212,8 +212,13 @@ void Connections::on_rail_hello(Connection& connection, const wire::RailHello& h
 
 // The socket goes to its transport; what is left of the connection is swept up.
 void Connections::hand_over(Connection& connection, bool initiator, Charge descriptor) {
-  const ConnectInfo info{initiator, connection.rail.index, engine_->session(connection.session)->peer().name,
-                         engine_->budget(connection.session), connection.peer_instance};
+  const Session& session = *engine_->session(connection.session);
+  const ConnectInfo info{initiator,
+                         connection.rail.index,
+                         session.peer().name,
+                         engine_->budget(connection.session),
+                         connection.peer_instance,
+                         session.fence_slots()};
   const Status bound =
       rails_.bind({connection.session, connection.rail, connection.transport, connection.peer_instance,
                    std::move(descriptor)},

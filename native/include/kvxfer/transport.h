@@ -84,17 +84,33 @@ class Reactor {
   virtual void remove(int fd) noexcept = 0;  // call before closing fd
 };
 
+// Some slots of a fence table.
+struct FenceSlotRange {
+  std::uint32_t first = 0, num = 0;
+  constexpr bool contains(std::uint32_t slot) const noexcept {
+    return slot - first < num;
+  }  // wraps below first
+  constexpr std::uint32_t end() const noexcept { return first + num; }
+  constexpr std::size_t nbytes() const noexcept { return num * sizeof(std::uint64_t); }
+};
+
 // The source's fence: one generation word for each transfer that it serves. A reader that moved
 // the bytes itself compares the word after its last byte; a source that ends a right bumps it
-// before the pages are used again. Backed by a memfd that peers on this host map read-only.
+// before the pages are used again. Backed by memfds that peers on this host map read-only, one for each range of
+// slots: a session uses the one range or the other, and its peer has that range's memfd alone.
 class FenceTable {
  public:
-  static constexpr std::uint32_t kNumSlots = 16384;  // transfers that one agent serves at a time
+  static constexpr FenceSlotRange kOldSlots{0, 16384};  // of peers that know no others
+  static constexpr FenceSlotRange kSlots{kOldSlots.num,
+                                         65536};  // transfers that one agent serves for all others
+  static constexpr std::uint32_t kEnd = kSlots.first + kSlots.num;
   static Result<std::unique_ptr<FenceTable>> create();
   ~FenceTable();
 
-  int fd() const noexcept { return fd_.get(); }  // sealed: peers can map it read-only alone
-  const std::atomic<std::uint64_t>* words() const noexcept { return words_; }
+  // For peers, which can map it read-only alone: sealed, and from now on filled. Before, words that no transfer had
+  // take no memory.
+  Result<int> fill(const FenceSlotRange& range) const;
+  const std::atomic<std::uint64_t>* words() const noexcept { return words_; }  // all kEnd
   std::uint64_t generation(std::uint32_t slot) const noexcept {
     return words_[slot].load(std::memory_order_acquire);
   }
@@ -103,7 +119,7 @@ class FenceTable {
 
  private:
   FenceTable() = default;
-  UniqueFd fd_;
+  UniqueFd old_fd_, fd_;
   std::atomic<std::uint64_t>* words_ = nullptr;
 };
 
@@ -260,6 +276,8 @@ struct ConnectInfo {
   std::shared_ptr<Budget> budget = nullptr;
   // Which of the peer's instances of this transport it is connected to; keys of regions are that instance's.
   std::uint16_t peer_instance = 0;
+  // Of either end's fence table, those that the session's transfers have.
+  FenceSlotRange fence_slots = FenceTable::kSlots;
 };
 
 // Of no region: numbers begin with 1.

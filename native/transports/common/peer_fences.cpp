@@ -1,15 +1,16 @@
 #include "transports/common/peer_fences.h"
 
+#include <cerrno>
 #include <utility>
 
 #include "transports/common/completion_queue.h"
 
 namespace kvxfer {
 
-Completion check_fence(const std::atomic<std::uint64_t>* words, const Work& work, std::string_view rail,
+Completion check_fence(const std::atomic<std::uint64_t>* word, const Work& work, std::string_view rail,
                        const std::string& peer_name) {
   const auto says = [rail](const std::string& what) { return std::string(rail) + ": " + what; };
-  if (work.fence_slot >= FenceTable::kNumSlots)
+  if (word == nullptr)
     return failed(work.id, Code::kInternal,
                   says("there is no fence slot " + std::to_string(work.fence_slot)));
   // Reader's half of a seqlock; FenceTable::bump is the writer's. The pages were read first, in earlier work:
@@ -20,16 +21,17 @@ Completion check_fence(const std::atomic<std::uint64_t>* words, const Work& work
   // are coherent, and a load is what counts, not when the line came. Our own stores (non-temporal or not) do
   // not take part; copy_fence is for those who read the destination.
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (words[work.fence_slot].load(std::memory_order_relaxed) != work.fence_generation)
+  if (word->load(std::memory_order_relaxed) != work.fence_generation)
     return failed(work.id, Code::kLeaseEnded,
                   says(peer_name + " ended the right to read while the bytes moved"));
   return done(work.id);
 }
 
-Result<PeerFences> PeerFences::map(const UniqueFd& fd, std::uint64_t announced_nbytes) {
-  if (announced_nbytes != kNbytes)
+Result<PeerFences> PeerFences::map(const UniqueFd& fd, std::uint64_t announced_nbytes,
+                                   const FenceSlotRange& slots) {
+  if (announced_nbytes != slots.nbytes())
     return Status(Code::kRailFailed, "its fence table has " + std::to_string(announced_nbytes) +
-                                         " bytes, not " + std::to_string(kNbytes));
+                                         " bytes, not " + std::to_string(slots.nbytes()));
   // Not against holes: a table of this size lies in no reserved huge pages, so where a kernel before 5.1 lets
   // its owner punch it, its words read as 0 and the owner's own fences say that they moved on.
   if (Status usable = check_memfd(fd.get(), announced_nbytes); !usable.ok()) return usable;
@@ -37,7 +39,18 @@ Result<PeerFences> PeerFences::map(const UniqueFd& fd, std::uint64_t announced_n
   if (!mapping.ok()) return mapping.status();
   PeerFences fences;
   fences.mapping_ = std::move(mapping).value();
+  fences.slots_ = slots;
   return fences;
+}
+
+Status OwnFences::share(const FenceSlotRange& slots) {
+  if (fds_.contains(slots.first)) return {};
+  const Result<int> filled = table_.fill(slots);
+  if (!filled.ok()) return filled.status();
+  SharedFd copy = share_copy_of(filled.value());
+  if (!*copy) return Status::from_errno("dup of the fence table's descriptor", errno);
+  fds_.emplace(slots.first, std::move(copy));
+  return {};
 }
 
 }  // namespace kvxfer

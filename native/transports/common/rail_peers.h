@@ -31,11 +31,16 @@ struct RailPeer {
   using Message = MessageOfRail;
 
   RailPeer(PeerId number, UniqueFd socket, const ConnectInfo& info)
-      : id(number), name(info.peer_name), budget(info.budget), channel(std::move(socket)) {}
+      : id(number),
+        name(info.peer_name),
+        budget(info.budget),
+        fence_slots(info.fence_slots),
+        channel(std::move(socket)) {}
 
   const PeerId id;
   const std::string name;
   const std::shared_ptr<Budget> budget;  // what it may make us hold; null: anything
+  const FenceSlotRange fence_slots;
   SideChannel<Message> channel;
   bool up = false, down = false;
   WorkQueue queue;

@@ -36,7 +36,7 @@ CudaIpcTransport::CudaIpcTransport(Reactor& reactor, const FenceTable& fences, c
                                    const Options& options, gpu::PrimaryContext context,
                                    std::unique_ptr<gpu::CopyStream> stream)
     : RailPeers(reactor),
-      fences_(share_copy_of(fences.fd())),
+      fences_(fences),
       driver_(driver),
       device_(options.device),
       context_(std::move(context)),
@@ -131,15 +131,15 @@ std::size_t CudaIpcTransport::num_mappings() const noexcept {
 Result<PeerId> CudaIpcTransport::connect(UniqueFd socket, const ConnectInfo& info) {
   if (!lost_why_.empty())
     return Status(Code::kRailFailed, "cuda_ipc: the GPU has failed in this process: " + lost_why_);
-  if (!*fences_)
-    return Status(Code::kSystem, "cuda_ipc: the fence table's descriptor could not be duplicated");
+  if (Status shared = fences_.share(info.fence_slots); !shared.ok())
+    return Status(shared.code(), words(shared.message()));
   return add_peer(std::move(socket), info, PeerRegions::Reader{driver_, context_.get(), device_});
 }
 
 void CudaIpcTransport::greet(Peer& peer) {
   Message hello;
-  hello.nbytes = PeerFences::kNbytes;
-  tell(peer, hello, fences_);
+  hello.nbytes = peer.fence_slots.nbytes();
+  tell(peer, hello, fences_.fd(peer.fence_slots));
   for (const auto& [memory, entry] : exports_.all()) tell(peer, entry.message, entry.fd);
 }
 
@@ -194,7 +194,7 @@ Status CudaIpcTransport::on_message(Peer& peer, const Message& message, UniqueFd
 }
 
 Status CudaIpcTransport::on_hello(Peer& peer, const Message& message, UniqueFd fences) {
-  Result<PeerFences> mapped = PeerFences::map(fences, message.nbytes);
+  Result<PeerFences> mapped = PeerFences::map(fences, message.nbytes, peer.fence_slots);
   if (!mapped.ok()) return mapped.status();
   peer.fences = std::move(mapped).value();
   return {};
@@ -255,7 +255,7 @@ bool CudaIpcTransport::run_next(Peer& peer) {
   };
   // As shm's: pages were read before, by kernels whose end was acquired.
   if (work.kind == WorkKind::kCheckFence)
-    return end(check_fence(peer.fences.words(), work, "cuda_ipc", peer.name));
+    return end(check_fence(peer.fences.word(work.fence_slot), work, "cuda_ipc", peer.name));
   if (work.kind != WorkKind::kFetch)
     return end(failed(work.id, Code::kUnsupported, words("the destination fetches; nothing is sent")));
   const PeerRegions::Region* const region = peer.regions.find(work.move->remote_region);

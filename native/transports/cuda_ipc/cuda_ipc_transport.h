@@ -105,7 +105,7 @@ class CudaIpcTransport final : public RailPeers<cuda_ipc::Peer>, private MemoryL
   bool run_next(Peer& peer);
   void land();  // what has ended
 
-  SharedFd fences_;  // of our own table
+  OwnFences fences_;
   const gpu::Driver& driver_;
   const int device_;
   gpu::PrimaryContext context_;

@@ -177,7 +177,9 @@ Completion LoopbackTransport::compare_fence(Peer& peer, const Work& work) {
   const std::shared_lock reading(peer.exposure->mutex);
   if (peer.exposure->fences == nullptr)
     return failed(work.id, Code::kRailFailed, "loopback: " + peer.name + " is closed");
-  return check_fence(peer.exposure->fences->words(), work, "loopback", peer.name);
+  const std::uint32_t slot = work.fence_slot;
+  return check_fence(peer.fence_slots.contains(slot) ? peer.exposure->fences->words() + slot : nullptr, work,
+                     "loopback", peer.name);
 }
 
 }  // namespace kvxfer

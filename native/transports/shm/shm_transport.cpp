@@ -67,7 +67,7 @@ class ShmTransport::Shared final : public Flight {
 
 ShmTransport::ShmTransport(Reactor& reactor, const FenceTable& fences, std::shared_ptr<CopyWorkers> workers)
     : CopyingRail(reactor, std::move(workers)),
-      fences_(share_copy_of(fences.fd())),
+      fences_(fences),
       readers_(std::make_shared<shm::ForeignReaders>(workers_ == nullptr ? 1 : workers_->num_threads())) {}
 
 Capabilities ShmTransport::capabilities() const noexcept {
@@ -139,21 +139,22 @@ std::size_t ShmTransport::num_mappings() const noexcept {
 // ---- peers ----
 
 Result<PeerId> ShmTransport::connect(UniqueFd socket, const ConnectInfo& info) {
-  if (!*fences_) return Status(Code::kSystem, "shm: the fence table's descriptor could not be duplicated");
+  if (Status shared = fences_.share(info.fence_slots); !shared.ok())
+    return Status(shared.code(), words(shared.message()));
   return add_peer(std::move(socket), info);
 }
 
 void ShmTransport::greet(Peer& peer) {
   Message hello;
-  hello.nbytes = PeerFences::kNbytes;
+  hello.nbytes = peer.fence_slots.nbytes();
   hello.probe_address = own_probe().address;
   hello.probe = own_probe().bytes;
-  tell(peer, hello, fences_);
+  tell(peer, hello, fences_.fd(peer.fence_slots));
   for (const auto& [memfd_id, pool] : exported_) tell(peer, memfd_message(memfd_id, pool.nbytes), pool.fd);
 }
 
 Status ShmTransport::on_hello(Peer& peer, const Message& message, UniqueFd fences) {
-  Result<PeerFences> mapped = PeerFences::map(fences, message.nbytes);
+  Result<PeerFences> mapped = PeerFences::map(fences, message.nbytes, peer.fence_slots);
   if (!mapped.ok()) return mapped.status();
   peer.fences = std::move(mapped).value();
   ucred credentials{};
@@ -224,7 +225,7 @@ Status ShmTransport::judge(Peer& peer, const Flight& flight, std::string& broken
 }
 
 Completion ShmTransport::compare_fence(Peer& peer, const Work& work) {
-  return check_fence(peer.fences.words(), work, "shm", peer.name);
+  return check_fence(peer.fences.word(work.fence_slot), work, "shm", peer.name);
 }
 
 // What was read from a process counts if the process was there after the last byte: its number may

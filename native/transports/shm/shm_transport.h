@@ -73,7 +73,7 @@ class ShmTransport final : public CopyingRail<shm::Peer> {
   void after_round(std::span<Completion> completions) noexcept override;
   void on_idle() override;
 
-  SharedFd fences_;  // of our own table
+  OwnFences fences_;
   std::map<RegionId, std::uint64_t> pool_regions_;       // ours -> the memfd_id that each lies in
   std::map<std::uint64_t, Exported> exported_;           // by memfd_id
   std::shared_ptr<shm::ForeignReaders> readers_;

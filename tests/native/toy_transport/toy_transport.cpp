@@ -113,11 +113,12 @@ struct Pin {
 };
 
 struct ToyTransport::Peer final : Reactor::Handler {
-  Peer(ToyTransport& transport, PeerId number, UniqueFd fd, std::string peer_name)
+  Peer(ToyTransport& transport, PeerId number, UniqueFd fd, const ConnectInfo& info)
       : owner(transport),
         id(number),
         socket(std::move(fd)),
-        name(std::move(peer_name)),
+        name(info.peer_name),
+        fence_slots(info.fence_slots),
         endpoint(open_endpoint(transport.fences_)) {}
   ~Peer() override {
     if (socket) owner.reactor_.remove(socket.get());
@@ -129,6 +130,7 @@ struct ToyTransport::Peer final : Reactor::Handler {
   const PeerId id;
   UniqueFd socket;  // closed when the rail is down
   const std::string name;
+  const FenceSlotRange fence_slots;
   const std::uint64_t endpoint;
   std::uint64_t there = 0;  // the peer's endpoint, once the rail is up
   bool armed = false;  // a byte over the socket will tell what arrives
@@ -205,7 +207,7 @@ void ToyTransport::detach(PeerId id, RegionId region) noexcept {
 Result<PeerId> ToyTransport::connect(UniqueFd socket, const ConnectInfo& info) {
   const PeerId id = next_peer_++;
   ready_.make_room(ready_.size() + works_.size() + 2 * (peers_.size() + 1));  // it comes up, and goes down
-  Peer& peer = *(peers_[id] = std::make_unique<Peer>(*this, id, std::move(socket), info.peer_name));
+  Peer& peer = *(peers_[id] = std::make_unique<Peer>(*this, id, std::move(socket), info));
   if (Status added = reactor_.add(peer.socket.get(), EPOLLIN, peer); !added.ok()) {
     peers_.erase(id);
     return added;
@@ -369,7 +371,7 @@ Completion ToyTransport::run(Peer& peer, const Work& work, std::uint64_t& moved_
 Completion ToyTransport::compare_fence(const Peer& peer, const Work& work) const {
   const auto found = nic().endpoints.find(peer.there);
   if (found == nic().endpoints.end()) return failed(work.id, Code::kRailFailed, "toy: the peer is gone");
-  if (work.fence_slot >= FenceTable::kNumSlots)
+  if (!peer.fence_slots.contains(work.fence_slot))
     return failed(work.id, Code::kInternal, "toy: there is no such fence slot");
   const bool stands = found->second.fences->generation(work.fence_slot) == work.fence_generation;
   return stands ? done(work.id) : failed(work.id, Code::kLeaseEnded, "toy: the right has ended");
