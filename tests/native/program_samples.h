@@ -396,6 +396,10 @@ inline float scale_at(const CopyProgram& program, ScalePlace where, std::uint64_
   return scale;
 }
 
+// Never inlined: clang makes "multiplied where there is a scale" a multiplication by 1, which changes what NaN it is.
+[[gnu::noinline]] inline float times(float x, float scale) { return x * scale; }
+[[gnu::noinline]] inline float over(float x, float scale) { return x / scale; }
+
 inline std::vector<float> values_of(const CopyProgram& program, const Run& run, const std::byte* src) {
   const Dtype dtype = run.conversion->src_dtype;
   const float scale = scale_at(program, run.conversion->src_scales, run.src_scale, src);
@@ -404,7 +408,7 @@ inline std::vector<float> values_of(const CopyProgram& program, const Run& run, 
     std::uint32_t bits = 0;
     std::memcpy(&bits, src + run.src + at, itemsize(dtype));
     const float x = to_float(dtype, bits);
-    values.push_back(run.conversion->src_scales == ScalePlace::kNone ? x : x * scale);
+    values.push_back(run.conversion->src_scales == ScalePlace::kNone ? x : times(x, scale));
   }
   return values;
 }
@@ -435,7 +439,7 @@ inline void apply(const Move& move, std::uint32_t piece, const std::byte* src, s
       }
       std::uint64_t at = run.dst;
       for (const float value : values_of(program, run, src)) {
-        const float x = conversion->dst_scales == ScalePlace::kNone ? value : value / scale;
+        const float x = conversion->dst_scales == ScalePlace::kNone ? value : over(value, scale);
         const std::uint32_t bits = from_float(conversion->dst_dtype, x, conversion->saturate != 0);
         std::memcpy(dst + at, &bits, itemsize(conversion->dst_dtype));
         at += itemsize(conversion->dst_dtype);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,4 +190,4 @@ def test_public_names_are_there(document: Path) -> None:
 def has(kind: type, name: str) -> bool:
     # What errors carry is set when they are made.
     errors = importlib.import_module("kvxfer.errors").KvxferError
-    return hasattr(kind, name) or (issubclass(kind, errors) and f"    {name} :" in str(errors.__doc__))
+    return hasattr(kind, name) or (issubclass(kind, errors) and f"\n{name} :" in str(inspect.getdoc(errors)))
