@@ -40,6 +40,8 @@ def test_two_hundred_peers_of_which_a_third_goes(transport: str, local: Local, r
         remote(f"process-{at}", transport, first=confinement.enough_descriptors)
         for at in range(NUM_PROCESSES)
     ]
+    assert remote("first", transport).rounds(hub.address(), 1) == 1  # what is made once
+    hub.wait_idle()
     before = footprint()
     incoming = [hub.expect(crowd.name_of(number).encode(), [number]) for number in range(NUM_PEERS)]
     with ThreadPoolExecutor() as threads:
