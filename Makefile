@@ -87,7 +87,7 @@ export REQUIREMENTS
 CONSTRAINTS := tests/constraints.txt
 
 .PHONY: demo demo-vllm bench-serving-setup test lint unit unit-asan unit-pythons native-test test-torch test-rdma test-vllm test-vllm-next test-versions fuzz nightly instructions baselines gpu-check wheel constraints clean setup
-.PHONY: $(foreach build,plain asan tsan clang,native-configure-$(build) native-build-$(build) native-test-$(build))
+.PHONY: $(foreach build,plain asan tsan clang,native-build-$(build) native-test-$(build))
 
 # -- Set-up ----------------------------------------------------------------------------------------
 
@@ -178,13 +178,11 @@ native-test: native-test-asan native-test-tsan
 
 # $(1) name, $(2) sanitizers, $(3) optimization, $(4) with the GPU's tests, $(5) compiler
 define NATIVE_TEST
-native-configure-$(1): $(VENV)/dev.stamp
+native-build-$(1): $(VENV)/dev.stamp
 	@$$(LOCK) cmake -S . -B build/$(1) -G Ninja -DCMAKE_BUILD_TYPE=None "-DCMAKE_CXX_FLAGS=$(3)" \
 	  -DKVXFER_NATIVE_TESTS=ON -DKVXFER_SANITIZE=$(2) -DKVXFER_GPU_TESTS=$(4) \
-	  $(if $(5),-DCMAKE_CXX_COMPILER=$(5)) >/dev/null
-
-native-build-$(1): native-configure-$(1)
-	@$$(LOCK) cmake --build build/$(1) --parallel $(JOBS)
+	  $(if $(5),-DCMAKE_CXX_COMPILER=$(5)) >/dev/null; \
+	cmake --build build/$(1) --parallel $(JOBS)
 
 native-test-$(1): native-build-$(1)
 	@echo "native tests, $(1): KVXFER_SEED=$(KVXFER_SEED)"
@@ -194,19 +192,17 @@ $(eval $(call NATIVE_TEST,plain,,-O2 -g1,ON))
 $(eval $(call NATIVE_TEST,asan,address$(COMMA)undefined,-O1,$(GPU_TESTS)))
 $(eval $(call NATIVE_TEST,tsan,thread,-O1,$(GPU_TESTS)))
 $(eval $(call NATIVE_TEST,clang,,-O1,OFF,$(CLANG)))
-native-configure-clang: clang
+native-build-clang: clang
 .PHONY: clang
 clang:
 	@command -v $(CLANG) >/dev/null || { [ $$(id -u) = 0 ] && command -v apt-get >/dev/null && \
 	  apt-get install -qq -y $(subst ++,,$(CLANG)) >/dev/null; } || { echo 'install clang 14 or later, please: CLANG=clang++-16'; exit 1; }
 
-# In one boot of a machine that has RDMA devices (tests/rdma/machine.py): suites with tests marked rdma, and C++
-# programs that need a device. build/rdma is the one folder of the host that is written to.
+# In one boot of a machine that has RDMA devices (tests/rdma/machine.py): suites with tests marked rdma.
+# build/rdma is the one folder of the host that is written to.
 RDMA_SUITES := tests/rdma
-RDMA_PROGRAMS := $(basename $(notdir $(wildcard tests/native/test_rdma_*.cpp)))
-test-rdma: $(VENV)/dev.stamp $(VENV)/module.stamp $(if $(RDMA_PROGRAMS),native-configure-plain)
+test-rdma: $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.ci/rdma-packages
-	$(if $(RDMA_PROGRAMS),cmake --build build/plain --parallel $(JOBS) --target $(RDMA_PROGRAMS))
 	$(PY) -m tests.rdma.machine --files build/rdma -- $(PY) -m pytest -m "rdma and not slow" \
 	  -o cache_dir=build/rdma/pytest $(RDMA_SUITES) $(ARGS)
 

@@ -119,10 +119,7 @@ class Machine:
             pump.start()
         try:
             while process.poll() is None and not ended_by:
-                try:
-                    process.wait(0.1)
-                except subprocess.TimeoutExpired:
-                    pass
+                time.sleep(0.1)
                 now_s = time.monotonic() - began_s
                 if booted_s is None and (folder / "booted").exists():
                     booted_s = now_s
@@ -150,18 +147,8 @@ class Machine:
         command = [
             # Whoever ends this process, by SIGKILL too, ends the machine.
             *("setpriv", "--pdeathsig", "KILL", "--", self.qemu),
-            *(
-                "-accel",
-                accelerator,
-                "-cpu",
-                "max",
-                "-machine",
-                "q35",
-                "-smp",
-                f"{self.cpus}",
-                "-m",
-                self.memory,
-            ),
+            *("-accel", accelerator, "-cpu", "max", "-machine", "q35"),
+            *("-smp", f"{self.cpus}", "-m", self.memory),
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-kernel", f"{self.image.kernel}", "-initrd", f"{self.image.initrd}"),
             # Emulated clocks disagree when the host is busy; panic=-1 ends qemu at once (-no-reboot).

@@ -114,7 +114,7 @@ Rail* Destinations::choose_rail(const Destination& destination, bool& reachable)
   Rail* best = nullptr;
   for (Rail* rail : remote->reach) {
     if (rail->capabilities().rank > rank || !remote->comes_over(*rail, destination.memory)) continue;
-    if (rail->capabilities().rank < rank) best = nullptr;  // it is of a lower rank than those before it
+    if (rail->capabilities().rank < rank) best = nullptr;  // it is preferred to those before it
     rank = rail->capabilities().rank;
     reachable = true;
     if (rail->rests() || rail->outstanding() >= rail->capabilities().window) continue;

@@ -87,9 +87,8 @@ class Reactor {
 // Some slots of a fence table.
 struct FenceSlotRange {
   std::uint32_t first = 0, num = 0;
-  constexpr bool contains(std::uint32_t slot) const noexcept {
-    return slot - first < num;
-  }  // wraps below first
+  // The difference wraps below first.
+  constexpr bool contains(std::uint32_t slot) const noexcept { return slot - first < num; }
   constexpr std::uint32_t end() const noexcept { return first + num; }
   constexpr std::size_t nbytes() const noexcept { return num * sizeof(std::uint64_t); }
 };
@@ -101,8 +100,8 @@ struct FenceSlotRange {
 class FenceTable {
  public:
   static constexpr FenceSlotRange kOldSlots{0, 16384};  // of peers that know no others
-  static constexpr FenceSlotRange kSlots{kOldSlots.num,
-                                         65536};  // transfers that one agent serves for all others
+  // Of all others: so many transfers one agent serves at a time.
+  static constexpr FenceSlotRange kSlots{kOldSlots.num, 65536};
   static constexpr std::uint32_t kEnd = kSlots.first + kSlots.num;
   static Result<std::unique_ptr<FenceTable>> create();
   ~FenceTable();
