@@ -32,7 +32,8 @@ void store(std::uint32_t& word, std::uint32_t value) {
 struct Ends : Pair<> {
   explicit Ends(const std::string& transport)
       : Pair({.transports = {transport}, .layout = {kBlocks, 8 * 1024, kLayers}}) {
-    check::Random(check::seed()).fill(src.memory.data(), src.memory.size());
+    check::Random random(check::seed());
+    fill_source(random);
   }
   // Some of the blocks to themselves, in every layer.
   std::shared_ptr<Handle> post(bool write, After after, std::vector<std::uint32_t> blocks = {1, 3, 6},
