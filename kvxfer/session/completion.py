@@ -34,8 +34,10 @@ ALL_LAYERS: Final = -1
 
 _DRAIN_EVENTS: Final = 256
 #: Who sleeps looks again at least so often: poll() counts milliseconds in 31 bits.
-MOST_POLL_MS: Final = 3_600_000
-#: And so often where no descriptor is left by which to be woken.
+_LONGEST_NAP_S: Final = 3600.0
+#: The main thread wakes so often to run signal handlers, as in native waits (`nap_s`).
+_SIGNALS_S: Final = 0.1
+#: And so often anyone does where no descriptor is left by which to be woken.
 LOOK_AGAIN_S: Final = 0.02
 # What AgentCore.poll returns while the ring holds events.
 _EVENTS: Final = 2
@@ -373,7 +375,7 @@ class Completions:
                     if left is not None and left <= 0:
                         return False
                     if self._driver:
-                        self._turn.wait(left)
+                        self._turn.wait(nap_s(left))
                     else:
                         self._drive(left)
             finally:
@@ -408,7 +410,7 @@ class Completions:
                 poller.register(self.core.event_fd, select.POLLIN)
                 if wake_fd >= 0:
                     poller.register(wake_fd, select.POLLIN)
-                poller.poll(MOST_POLL_MS if left_s is None else min(left_s * 1000, MOST_POLL_MS))
+                poller.poll(nap_s(left_s) * 1000)
                 self.drain()
             if wake_fd >= 0:
                 try:
@@ -452,6 +454,17 @@ class Completions:
         if news == _EVENTS:
             self.drain()
         return news != 0
+
+
+def nap_s(left_s: float | None) -> float:
+    """How long a thread that waits may sleep at a time; None where it waits without bound.
+
+    Python runs signal handlers on the main thread alone, and a signal wakes no system call that begins just
+    after it, or that another thread is told of. So the main thread never sleeps for long.
+    """
+    is_main = threading.get_ident() == threading.main_thread().ident
+    longest_s = _SIGNALS_S if is_main else _LONGEST_NAP_S
+    return longest_s if left_s is None else min(left_s, longest_s)
 
 
 def resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:

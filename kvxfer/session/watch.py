@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kvxfer.session.completion import LOOK_AGAIN_S, MOST_POLL_MS, Completions, Key, Wake, resolve
+from kvxfer.session.completion import LOOK_AGAIN_S, Completions, Key, Wake, nap_s, resolve
 
 if TYPE_CHECKING:
     import asyncio
@@ -108,7 +108,7 @@ class Watch:
                     return
                 if bell.fd < 0:
                     left_s = LOOK_AGAIN_S if left_s is None else min(left_s, LOOK_AGAIN_S)
-                poller.poll(MOST_POLL_MS if left_s is None else min(left_s * 1000, MOST_POLL_MS))
+                poller.poll(nap_s(left_s) * 1000)
         finally:
             self._wake = None
             for agent in agents:

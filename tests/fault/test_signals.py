@@ -57,7 +57,7 @@ def tell(process: subprocess.Popen[str]) -> None:
 # ---- interrupted --------------------------------------------------------------------------------
 
 BLOCKED = """
-import signal, socket, sys
+import signal, socket, sys, threading
 import kvxfer
 from tests.fault.node import BOUND_S, Node
 
@@ -87,6 +87,9 @@ verbs = {
     "lease": lease.ended_blocking,
 }
 signal.signal(signal.SIGUSR1, lambda *_: print("goes on", flush=True))
+if sys.argv[3] == "another thread":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGINT])
 for name, verb in verbs.items():
     try:
         print(name, flush=True)
@@ -109,10 +112,17 @@ def until_asleep(pid: int) -> None:
         time.sleep(0.001)
 
 
-def test_a_signal_leaves_a_verb_or_lets_it_go_on_and_costs_nothing_else(transport: str, local: Local) -> None:
+@pytest.mark.parametrize("told", ["the main thread", "another thread"])
+def test_a_signal_leaves_a_verb_or_lets_it_go_on_and_costs_nothing_else(
+    told: str, transport: str, local: Local
+) -> None:
+    """Where another thread is told, no system call of the main thread is interrupted.
+
+    So it is for a signal that comes just before the call begins.
+    """
     here = local("here", transport)
     here.expect(b"req", [0, 1])
-    with child(BLOCKED, here.address(), transport) as process:
+    with child(BLOCKED, here.address(), transport, told) as process:
         here.accept("child")
         for verb in VERBS.split():
             says(process, verb)
