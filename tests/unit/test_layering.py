@@ -165,7 +165,9 @@ def test_connectors_use_the_public_package() -> None:
 
 
 CONNECTORS = ROOT / "connectors"
-ENGINES = sorted(path.parent.name for path in CONNECTORS.glob("*/__init__.py") if path.parent.name != "common")
+ENGINES = sorted(
+    path.parent.name for path in CONNECTORS.glob("*/__init__.py") if path.parent.name != "common"
+)
 
 
 def test_what_connectors_share_knows_no_engine() -> None:
