@@ -78,7 +78,7 @@ class Fetches:
         if isinstance(order.source, str):
             fetch.fail(order.source, "bad-handover")
             return
-        fetch.sessions = [self._ranks.session(rank) for rank in order.source.ranks]
+        fetch.sessions = [self._ranks.session(rank, order.request_id) for rank in order.source.ranks]
         self._advance(fetch)
 
     def abandon(self, request_id: str) -> None:
@@ -214,7 +214,8 @@ class Fetches:
     def release(self, source: Handover | Appointment) -> Note:
         """Tells every prefill rank but itself that this worker does not need a request's blocks."""
         others = [rank for rank in source.ranks if rank.name != self._agent.name]
-        return self._release(source, [self._ranks.session(rank) for rank in others])
+        name = source.request_id if isinstance(source, Handover) else source.key.hex()
+        return self._release(source, [self._ranks.session(rank, f"unwanted {name}") for rank in others])
 
     def stop(self, why: str, code: str) -> None:
         """Stops every fetch; returns when nothing can land any more. They are still to be collected."""

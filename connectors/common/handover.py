@@ -304,9 +304,12 @@ def require_allowed(ranks: tuple[Entry, ...], settings: Settings) -> None:
     for rank in ranks:
         host = place_of(rank).host
         if not settings.may_dial(host):
+            allowed = "by default this host and addresses of private networks"
+            if settings.allowed_hosts is not None:
+                allowed = ", ".join(settings.allowed_hosts)
             raise HandoverError(
-                f"host {host} is not among this engine's allowed_hosts "
-                f"({', '.join(settings.allowed_hosts or ())})"
+                f"host {host} is not among this engine's allowed_hosts ({allowed}): name it there if prefill "
+                "runs on it"
             )
 
 

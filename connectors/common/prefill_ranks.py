@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from concurrent.futures import Future
 
 import kvxfer
-from kvxfer.connectors.common.handover import MAX_RANKS
+from kvxfer.connectors.common.dialling import Diallers
 from kvxfer.directory import Entry
-
-# As many strangers are dialled at once, all that one request can name; a host that does not answer
-# holds a thread for connect_timeout_s.
-_NUM_DIALLERS: Final = MAX_RANKS
 
 
 class PrefillRanks:
@@ -27,29 +21,17 @@ class PrefillRanks:
     """
 
     def __init__(self, agent: kvxfer.Agent, timeout_s: float) -> None:
-        self._agent = agent
-        self._timeout_s = timeout_s
-        self._diallers = ThreadPoolExecutor(_NUM_DIALLERS, thread_name_prefix="kvxfer-dial")
+        self._diallers = Diallers(agent.connect_blocking, timeout_s)
         self._peers: dict[Entry, Future[kvxfer.Peer]] = {}
 
-    def session(self, rank: Entry) -> Future[kvxfer.Peer]:
-        """Returns a session with a rank, or one that is to be."""
+    def session(self, rank: Entry, request_id: str) -> Future[kvxfer.Peer]:
+        """Returns a session with a rank, or one that is to be, for a request that names it."""
         future = self._peers.get(rank)
         if future is None or (future.done() and not is_open(future)):
             self._forget_lost()
-            future = self._diallers.submit(self._dial, rank, time.monotonic())
+            future = self._diallers.dial(rank, request_id)
             self._peers[rank] = future
         return future
-
-    def _dial(self, rank: Entry, asked_at: float) -> kvxfer.Peer:
-        if time.monotonic() - asked_at > self._timeout_s:
-            # Who asked has given up; those behind it in the queue have not.
-            raise kvxfer.PeerError(
-                f"{rank.address} was not dialled within {self._timeout_s:g} s: too many others were",
-                code="unreachable",
-                peer=rank.name,
-            )
-        return self._agent.connect_blocking(rank)
 
     def _forget_lost(self) -> None:
         """Engines come and go for as long as this one serves."""
@@ -59,7 +41,7 @@ class PrefillRanks:
 
     def close(self) -> None:
         """Stops dialling; sessions end with the agent."""
-        self._diallers.shutdown(wait=False, cancel_futures=True)
+        self._diallers.close()
 
 
 def is_open(future: Future[kvxfer.Peer]) -> bool:

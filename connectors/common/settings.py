@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 import kvxfer
 from kvxfer.address import Address
+
+# Whoever may send a request names hosts in its parameters, unless a router keeps them out. Unless the user says
+# so, what lies beyond is not dialled, nor a machine's metadata service (169.254.0.0/16), nor any name.
+_OWN_HOSTS: Final = (
+    *("localhost", "127.0.0.0/8", "::1/128"),
+    *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"),
+    "100.64.0.0/10",  # shared by carriers; clouds give it to pods
+)
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -29,8 +37,9 @@ class Settings(BaseModel):
         The file that holds the secret of all engines; None takes ``KVXFER_SECRET`` or
         ``KVXFER_SECRET_FILE``, or this user's own secret.
     allowed_hosts
-        Hosts and networks (``"10.0.0.0/8"``) that this engine dials when a request's parameters
-        name them; None for any. A name is compared as it is written.
+        Hosts and networks (``"10.0.0.0/8"``) that this engine dials when a request's parameters name
+        them; None for addresses of this host and of private networks. ``"*"`` is any host, and
+        ``"*.example.org"`` any whose name ends so.
     lease_ttl_s
         How long prefill keeps the blocks of a finished request for decode to fetch.
     load_timeout_s, connect_timeout_s
@@ -128,14 +137,15 @@ class Settings(BaseModel):
 
     def may_dial(self, host: str) -> bool:
         """Returns whether a request's parameters may send this engine to `host`."""
-        if self.allowed_hosts is None or host in self.allowed_hosts:
-            return True
+        allowed = _OWN_HOSTS if self.allowed_hosts is None else self.allowed_hosts
+        name = host.lower()
+        for each in map(str.lower, allowed):
+            if each in (name, "*") or (each[:2] == "*." and name.endswith(each[1:])):
+                return True
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
             return False
         return any(
-            address in ipaddress.ip_network(network, strict=False)
-            for network in self.allowed_hosts
-            if "/" in network
+            address in ipaddress.ip_network(network, strict=False) for network in allowed if "/" in network
         )

@@ -109,6 +109,42 @@ def test_only_allowed_hosts_are_dialled() -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("LocalHost", True),
+        ("172.31.255.255", True),
+        ("100.127.0.1", True),
+        ("fd00::1", True),
+        ("172.32.0.1", False),
+        ("8.8.8.8", False),
+        ("169.254.169.254", False),  # where clouds tell machines their credentials
+        ("fe80::1", False),
+        ("2001:db8::1", False),
+        ("prefill.example", False),
+        ("0x7f000001", False),
+    ],
+)
+def test_without_a_list_hosts_of_private_networks_alone_are_dialled(host: str, is_ours: bool) -> None:
+    assert Settings().may_dial(host) == is_ours
+    assert Settings(allowed_hosts=("*",)).may_dial(host)
+    assert not Settings(allowed_hosts=()).may_dial(host)
+    if not is_ours and ":" not in host:
+        with pytest.raises(HandoverError, match=rf"host {host} is not among .* \(by default this host"):
+            read(passed(own={"ranks": [rank(f"tcp://{host}:1")]}))
+
+
+def test_names_are_allowed_by_how_they_end() -> None:
+    settings = Settings(allowed_hosts=("*.prefill.svc", "other.example"))
+    assert settings.may_dial("pod-0.prefill.svc")
+    assert settings.may_dial("Pod-0.Prefill.SVC")
+    assert settings.may_dial("other.example")
+    for host in ("prefill.svc", "evilprefill.svc", "pod-0.prefill.svc.example", "10.0.0.7"):
+        assert not settings.may_dial(host)
+
+
+@pytest.mark.parametrize(
     ("changes", "word"),
     [
         ({"own": {"version": 2}}, "version 2"),
