@@ -232,7 +232,9 @@ class Pushes:
     def note(self, peer: kvxfer.Peer, note: RegistrationPart | Leaving) -> None:
         """Takes in what a reader says."""
         try:
-            self._registrations.add(peer, note)
+            for arrival in self._registrations.add(peer, note):
+                # It would wait for its deadline.
+                self._refuse(arrival.peer, arrival.registration, "prefill has too many of its engine waiting")
         except ValueError as error:
             _log.warning("kvxfer: %s: %s", peer.name, error)
         if (push := self._pushes.get(note.key)) is not None:

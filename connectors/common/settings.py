@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 import kvxfer
 from kvxfer.address import Address
 
-# Whoever may send a request names hosts in its parameters, unless a router keeps them out. Unless the user says
-# so, what lies beyond is not dialled, nor a machine's metadata service (169.254.0.0/16), nor any name.
+# Whoever may send a request names hosts in its parameters, unless a router keeps them out. By default nothing
+# beyond these is dialled, nor a machine's metadata service (169.254.0.0/16), nor any name.
 _OWN_HOSTS: Final = (
     *("localhost", "127.0.0.0/8", "::1/128"),
     *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"),

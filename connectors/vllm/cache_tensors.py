@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm.model_executor.models.utils import extract_layer_index
+from vllm.platforms import current_platform
 
 import kvxfer
 from kvxfer.connectors.common.place import Place
@@ -14,6 +15,9 @@ from kvxfer.connectors.common.regions import CacheMemory
 from kvxfer.connectors.vllm.cache_groups import SpecGroup
 from kvxfer.connectors.vllm.state_parts import part_of
 from kvxfer.layout.slices import heads_of
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
 
 _NULL_BLOCK: Final = 0
 
@@ -45,6 +49,42 @@ class ModelCache:
     num_blocks: int
     packed_for: str = ""
     num_layers: int = 0
+
+    @classmethod
+    def of(cls, config: VllmConfig, num_blocks: int, name: str) -> ModelCache:
+        """Returns what an engine's configuration says; `name` is what the user calls the model, or ""."""
+        import torch
+
+        model = config.model_config
+        is_staged = config.parallel_config.pipeline_parallel_size > 1
+        return cls(
+            model=(name or _declared(model)) + _declared_draft(config),
+            cache_dtype=str(config.cache_config.cache_dtype),
+            total_heads=model.get_total_num_kv_heads(),
+            num_blocks=num_blocks,
+            # The kernels of the CPU lay a page out as their instructions and its type like it.
+            packed_for=str(torch.backends.cpu.get_cpu_capability()) if current_platform.is_cpu() else "",
+            num_layers=model.hf_text_config.num_hidden_layers if is_staged else 0,
+        )
+
+
+def _declared(model: ModelConfig) -> str:
+    sizes = "/".join(
+        f"{name} {getattr(model.hf_text_config, name, 0)}"
+        for name in ("num_hidden_layers", "hidden_size", "vocab_size")
+    )
+    declared = f"{'+'.join(model.hf_config.architectures or ['?'])}/{sizes}"
+    # The commit, where the hub has told it; what the user asked for may be a branch, which moves on.
+    revision = getattr(model.revision, "resolved", model.revision)
+    return f"{declared}/revision {revision}" if revision else declared
+
+
+def _declared_draft(config: VllmConfig) -> str:
+    """Returns what is declared of a draft model, whose layers are in the cache beside the model's."""
+    speculative = config.speculative_config
+    if speculative is None or not speculative.uses_draft_kv_cache():
+        return ""
+    return f", --speculative-config {speculative.method} {_declared(speculative.draft_model_config)}"
 
 
 def memory_of(

@@ -32,7 +32,6 @@ from kvxfer.connectors.vllm.request import VllmRequest
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import ModelConfig
     from vllm.config.kv_transfer import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
     from vllm.forward_context import ForwardContext
@@ -84,7 +83,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
             )
         else:
             self._place = place = _place(vllm_config, engine_id)
-            self._groups, self._cache = groups, _cache(vllm_config, kv_cache_config, settings)
+            self._groups = groups
+            self._cache = ModelCache.of(vllm_config, kv_cache_config.num_blocks, settings.model)
             stream = None if place.gpu is None else TorchStream(place.gpu)
             self._worker = WorkerHalf(place, settings, stream)
             self._has_told_rank = False
@@ -278,35 +278,3 @@ def _place(config: VllmConfig, engine_id: str) -> Place:
         pp_size=config.parallel_config.pipeline_parallel_size,
         gpu=torch.cuda.current_device() if current_platform.is_cuda() else None,
     )
-
-
-def _cache(config: VllmConfig, caches: KVCacheConfig, settings: Settings) -> ModelCache:
-    import torch
-
-    model = config.model_config
-    is_staged = config.parallel_config.pipeline_parallel_size > 1
-    return ModelCache(
-        model=(settings.model or _declared(model)) + _declared_draft(config),
-        cache_dtype=str(config.cache_config.cache_dtype),
-        total_heads=model.get_total_num_kv_heads(),
-        num_blocks=caches.num_blocks,
-        # The kernels of the CPU lay a page out as their instructions and its type like it.
-        packed_for=str(torch.backends.cpu.get_cpu_capability()) if current_platform.is_cpu() else "",
-        num_layers=model.hf_text_config.num_hidden_layers if is_staged else 0,
-    )
-
-
-def _declared(model: ModelConfig) -> str:
-    sizes = "/".join(
-        f"{name} {getattr(model.hf_text_config, name, 0)}"
-        for name in ("num_hidden_layers", "hidden_size", "vocab_size")
-    )
-    return f"{'+'.join(model.hf_config.architectures or ['?'])}/{sizes}"
-
-
-def _declared_draft(config: VllmConfig) -> str:
-    """Returns what is declared of a draft model, whose layers are in the cache beside the model's."""
-    speculative = config.speculative_config
-    if speculative is None or not speculative.uses_draft_kv_cache():
-        return ""
-    return f", --speculative-config {speculative.method} {_declared(speculative.draft_model_config)}"

@@ -208,8 +208,8 @@ def prefill_knows(prefill: list[Worker], pushed: Pushed) -> bool:
     for worker in prefill:
         worker.half.collect(set())
         assert worker.half._pushes is not None
-        waiting = worker.half._pushes._registrations._waiting.get(pushed.key)
-        if waiting is None or not waiting.arrivals:
+        waiting = worker.half._pushes._registrations._keys.get(pushed.key, {})
+        if not any(each.arrivals for each in waiting.values()):
             return False
     return True
 

@@ -46,6 +46,7 @@ def engine(
     packed_for: str = "",
     cache_dtype: str = "auto",
     is_latent: bool = False,
+    model: str = "tiny",
 ) -> AbstractContextManager[list[Worker]]:
     return workers(
         name,
@@ -56,6 +57,7 @@ def engine(
         packed_for=packed_for,
         cache_dtype=cache_dtype,
         is_latent=is_latent,
+        model=model,
     )
 
 
@@ -180,6 +182,7 @@ def test_bytes_of_fp8_move_as_they_are(cache_dtype: str) -> None:
         ({"packed_for": "AVX2"}, {"packed_for": "AVX512"}, "packed for AVX2"),
         ({"packed_for": "AVX2"}, {}, "packed for AVX2"),
         ({"cache_dtype": "fp8"}, {}, "float8_e4m3fn"),
+        ({"model": "tiny/revision 1"}, {"model": "tiny/revision 2"}, "tiny/revision 1"),
         ({"cache_dtype": "fp8"}, {"cache_dtype": "fp8_e5m2"}, "float8_e5m2"),
     ],
 )

@@ -156,8 +156,8 @@ def knows(worker: Worker, key: bytes, decode: list[Worker]) -> bool:
     for each in (*decode, worker):
         assert not each.half.collect(set()).received
     assert worker.half._pushes is not None
-    waiting = worker.half._pushes._registrations._waiting.get(key)
-    return waiting is not None and len(waiting.arrivals) == len(decode)
+    waiting = worker.half._pushes._registrations._keys.get(key, {})
+    return sum(len(each.arrivals) for each in waiting.values()) == len(decode)
 
 
 def order(decode: list[Worker], source: Handover | Appointment) -> None:
@@ -244,3 +244,28 @@ def test_rows_of_one_piece_are_refused_at_another_size(
         for worker in decode:
             assert (pages_of(worker) == 0x5A).all()
     assert "differ in region 'kv.0'" in caplog.text
+
+
+def one_group(tp_size: int) -> MambaSpec:
+    """Rows of a Mamba2 whose B and C have one group, of which every rank has a copy."""
+    heads, dim, columns = 8 // tp_size, 32, 16
+    return MambaSpec(
+        block_size=BLOCK_SIZE,
+        shapes=((NUM_INPUTS, heads * dim + 2 * columns), (heads, dim, columns)),
+        dtypes=(torch.bfloat16, torch.float32),
+        mamba_type=MambaAttentionBackendEnum.MAMBA2,
+    )
+
+
+@pytest.mark.parametrize(("src_tp", "dst_tp"), [(1, 2), (2, 1), (2, 4)])
+def test_groups_that_every_rank_has_a_copy_of_are_refused_at_another_size(
+    src_tp: int, dst_tp: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine(one_group(src_tp), src_tp) as prefill, engine(one_group(dst_tp), dst_tp) as decode:
+        for worker in prefill:
+            pages_of(worker)[:] = 7
+        assert "request" in pull(prefill, decode, nothing)
+        for worker in decode:
+            assert (pages_of(worker) == 0x5A).all()
+    assert "differ in region 'kv.0.b'" in caplog.text
+    print(caplog.text)

@@ -41,6 +41,7 @@ def workers(
     packed_for: str = "",
     cache_dtype: str = "auto",
     is_latent: bool = False,
+    model: str = "tiny",
 ) -> Iterator[list[Worker]]:
     """Yields the workers of an engine; closes them in the end.
 
@@ -52,7 +53,7 @@ def workers(
         block_size=block_size, num_kv_heads=num_heads, head_size=8 if is_latent else 4, dtype=torch.float32
     )
     group = SpecGroup(0, "kv.0", LAYERS, block_size, spec=spec)
-    cache = ModelCache("tiny", cache_dtype, 1 if is_latent else NUM_HEADS, num_blocks, packed_for)
+    cache = ModelCache(model, cache_dtype, 1 if is_latent else NUM_HEADS, num_blocks, packed_for)
     sizes = {"L": NUM_LAYERS, "B": num_blocks, "H": num_heads, "N": block_size, "C": 8}
     # Of fp8 the engine has bytes.
     dtype = torch.float32 if cache_dtype == "auto" else torch.uint8

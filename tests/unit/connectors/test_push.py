@@ -106,14 +106,58 @@ def test_a_registration_that_cannot_be_read_is_dropped() -> None:
 
 def test_what_waits_is_bounded() -> None:
     registrations = Registrations(60.0)
-    keys = [number.to_bytes(16, "big") for number in range(20000)]
-    for key in keys:
-        registrations.add(PEER, RegistrationPart(key, 0, 1, 0, 2, b"half"))
-    assert len(registrations._waiting) * 4096 == registrations._nbytes <= 64 << 20
+    for number in range(20000):
+        registrations.add(PEER, half(number))
+    assert 16 << 20 < nbytes(registrations) <= 17 << 20
     # A peer may repeat itself.
     for _ in range(20000):
-        registrations.add(PEER, RegistrationPart(KEY, 0, 1, 0, 2, b"half"))
-    assert registrations._nbytes <= 64 << 20
+        registrations.add(PEER, half(0))
+    assert nbytes(registrations) <= 17 << 20
+    # And many of them have no more than so much together.
+    for number in range(20000):
+        registrations.add(peer_of(number % 8), half(number))
+    assert 60 << 20 < nbytes(registrations) <= 64 << 20
+
+
+def peer_of(number: int) -> Any:
+    return SimpleNamespace(id=number, name=f"decode-{number}")
+
+
+def half(number: int) -> RegistrationPart:
+    return RegistrationPart(number.to_bytes(16, "big"), 0, 1, 0, 2, b"half")
+
+
+def nbytes(registrations: Registrations) -> int:
+    """Returns what waits, of which three sums agree."""
+    waiting = sum(each.nbytes for of in registrations._peers.values() for each in of.values())
+    assert waiting == sum(each.nbytes for of in registrations._keys.values() for each in of.values())
+    assert waiting == sum(registrations._nbytes.values()) == registrations._total_nbytes
+    return waiting
+
+
+def test_a_peer_that_floods_forgets_its_own_and_nobody_elses() -> None:
+    registrations = Registrations(60.0)
+    honest, content = peer_of(1000), registration().model_dump_json().encode()
+    (own,) = RegistrationPart.split(KEY, 0, 1, content)
+    assert not registrations.add(honest, own)
+    told = []
+    # Four of them have all the room there is, and go on.
+    for number in range(24000):
+        (part,) = RegistrationPart.split(number.to_bytes(16, "big"), 0, 1, content)
+        told += registrations.add(peer_of(number % 4), part)
+    # Each of those that were forgotten can be told so.
+    assert len(told) > 7000
+    assert {arrival.peer.id for arrival in told} == {0, 1, 2, 3}
+    assert all(arrival.registration == registration() for arrival in told)
+    assert [arrival.peer for arrival in registrations.take(KEY)] == [honest]
+
+
+def test_who_comes_for_one_key_from_several_peers_is_taken_in_their_order() -> None:
+    registrations = Registrations(60.0)
+    for number in (3, 1, 2):
+        registrations.add(peer_of(number), Leaving(KEY, 0, 1))
+    assert [arrival.peer.id for arrival in registrations.take(KEY)] == [3, 1, 2]
+    assert nbytes(registrations) == 0
 
 
 def test_what_has_waited_too_long_is_forgotten() -> None:
