@@ -63,6 +63,12 @@ class CacheGroup:
         blocks = tuple(table[: -(-num_tokens // self.block_size)])
         return (0,) * (len(blocks) - 1) + blocks[-1:] if self.is_state else blocks
 
+    def num_blocks(self, num_tokens: int) -> int:
+        """Returns about how many blocks a prompt needs at once."""
+        if self.window:
+            num_tokens = min(num_tokens, self.window + self.block_size)
+        return 1 if self.is_state else -(-num_tokens // self.block_size)
+
     def can_load(self, table: tuple[int, ...], block_size: int, num_tokens: int, next_token: int) -> bool:
         """Returns whether a source's table of some tokens has all that is looked at from the next one on.
 

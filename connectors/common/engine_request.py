@@ -20,6 +20,8 @@ class EngineRequest(Protocol):
         What all samples of one request have in common, where this is one of several; else None.
     has_tokens
         Whether its prompt is tokens, and no embeddings: those have no digest.
+    can_tell
+        Whether who asked for it learns what is told with its answer.
     tokens
         The prompt's, and those that were sampled behind it.
     num_prompt_tokens, num_computed_tokens
@@ -37,6 +39,9 @@ class EngineRequest(Protocol):
 
     @property
     def has_tokens(self) -> bool: ...
+
+    @property
+    def can_tell(self) -> bool: ...
 
     @property
     def tokens(self) -> Sequence[int]: ...

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 
 import kvxfer
 from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.claims import claim_of
 from kvxfer.connectors.common.compute_stream import ComputeStream, Marks
 from kvxfer.connectors.common.fetch import Fetch
 from kvxfer.connectors.common.fetch_posting import FetchPoster
@@ -34,7 +35,7 @@ class Fetches:
 
     Parameters
     ----------
-    agent, regions, mail, place
+    agent, regions, mail, ranks, place
         Of this worker.
     settings
         Its deadlines.
@@ -49,6 +50,7 @@ class Fetches:
         agent: kvxfer.Agent,
         regions: CacheRegions,
         mail: Mail,
+        ranks: PrefillRanks,
         place: Place,
         settings: Settings,
         statistics: Recorder,
@@ -64,7 +66,7 @@ class Fetches:
         self._stream = stream
         self._marks = Marks(agent, stream)
         self._poster = FetchPoster(agent, regions, mail, place, settings)
-        self._ranks = PrefillRanks(agent, settings.connect_timeout_s)
+        self._ranks = ranks
         self._fetches: dict[str, Fetch] = {}
         self._begun: list[Fetch] = []  # since the last step's end
         self._pace = Pace()
@@ -228,7 +230,6 @@ class Fetches:
         """Stops everything; returns when nothing can land any more."""
         self.stop("the engine shuts down", "closed")
         self._fetches.clear()
-        self._ranks.close()
 
     def _count(self, fetch: Fetch) -> None:
         stages = fetch.work.stages
@@ -257,6 +258,7 @@ class Fetches:
             if all(session.done() for session in fetch.sessions):
                 try:
                     self._poster.post(fetch)
+                    self._tell_of_reading(fetch)
                 except kvxfer.KvxferError as error:
                     # Prefill is waking: what its caches are called now is on its way.
                     if error.code == "unknown-region" and not fetch.work.members and fetch.is_early:
@@ -272,6 +274,13 @@ class Fetches:
             else:
                 return False
         return fetch.has_ended(self._settings.load_timeout_s)
+
+    def _tell_of_reading(self, fetch: Fetch) -> None:
+        """Tells prefill that a request's blocks come back within moments: it need not take others'."""
+        source = fetch.order.source
+        if isinstance(source, Handover) and (note := claim_of(source, is_reading=True)) is not None:
+            for session in fetch.sessions:
+                self._mail.send_over(session, note)
 
     def _missing(self, fetch: Fetch) -> set[int]:
         """Returns the blocks of the first table that lack bytes."""
@@ -297,13 +306,8 @@ class Fetches:
         else:
             note = Leaving(source.key, self._reader, self._num_readers)
         for session in sessions:
-            # Called at once where the session is there, else by who dials: the engine may step no more.
-            session.add_done_callback(lambda session: self._send(session, note))
+            self._mail.send_over(session, note)
         return note
-
-    def _send(self, session: Future[kvxfer.Peer], note: Note) -> None:
-        if not session.cancelled() and session.exception() is None:
-            self._mail.send(session.result(), note)
 
 
 def _name(source: Handover) -> str:

@@ -72,6 +72,7 @@ class _Own(BaseModel):
     pages_per_block: Annotated[tuple[_Tokens, ...], Field(max_length=MAX_GROUPS)]
     num_tokens: Annotated[int, Field(ge=1, le=2**31)]
     prompt: Annotated[str, Field(max_length=64)]
+    keep_s: Annotated[float, Field(ge=0.01, le=1e6)] | None = None
 
 
 class _Named(BaseModel):
@@ -119,6 +120,9 @@ class Handover:
         has computed.
     comes_back
         Whether it does.
+    keep_s
+        How long its blocks are kept without a word of the reader's engine; None where the engine that
+        keeps them does not listen for one.
     """
 
     request_id: str
@@ -129,6 +133,7 @@ class Handover:
     pages_per_block: tuple[int, ...]
     num_tokens: int
     comes_back: bool = False
+    keep_s: float | None = None
 
     def params(self, engine_id: str, request: EngineRequest) -> dict[str, Any]:
         """Returns the ``kv_transfer_params`` of a response, for a router to hand on.
@@ -153,6 +158,7 @@ class Handover:
                 "pages_per_block": list(self.pages_per_block),
                 "num_tokens": self.num_tokens,
                 "prompt": prompt_digest(request, self.num_tokens),
+                "keep_s": self.keep_s,
             },
         }
 
@@ -212,6 +218,7 @@ class Handover:
             own.pages_per_block,
             own.num_tokens,
             comes_back,
+            own.keep_s,
         )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import kvxfer
-from kvxfer.connectors.common.notes import Receipt, digest_of
+from kvxfer.connectors.common.notes import Claim, Receipt, digest_of
 from kvxfer.connectors.common.paging import pages_of
 from kvxfer.connectors.common.place import is_among
+from kvxfer.connectors.common.step import News
 
 if TYPE_CHECKING:
     from kvxfer.connectors.common.regions import CacheRegions
@@ -26,6 +28,7 @@ class _Kept:
     leases: list[kvxfer.Lease]
     first_lease: bytes
     holder: str | None
+    ttl_s: float
     expires_at: float
     readers: set[int] = field(default_factory=set)
     is_released: bool = False  # all have read, or time is over
@@ -37,16 +40,19 @@ class KeptBlocks:
 
     Parameters
     ----------
-    ttl_s
-        How long blocks are kept for readers that do not come.
+    ttl_s, return_ttl_s
+        How long blocks are kept for readers that do not come: a prompt's, and those of a request that
+        was decoded here. It begins anew whenever a reader's engine says that it knows the request.
     statistics
         Told of receipts, and of requests that were kept in vain.
     """
 
-    def __init__(self, ttl_s: float, statistics: Recorder) -> None:
+    def __init__(self, ttl_s: float, return_ttl_s: float, statistics: Recorder) -> None:
         self._ttl_s = ttl_s
+        self._return_ttl_s = return_ttl_s
         self._statistics = statistics
         self._kept: dict[bytes, _Kept] = {}
+        self._news = News()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -54,15 +60,17 @@ class KeptBlocks:
     def grant(self, grant: Grant, regions: CacheRegions) -> None:
         """Lets the grant's holder read the blocks by its tokens."""
         first_lease = digest_of(str(grant.leases[0]))
-        expires_at = time.monotonic() + self._ttl_s
-        kept = _Kept(grant.request_id, [], first_lease, grant.holder, expires_at)
+        ttl_s = self._return_ttl_s if grant.is_return else self._ttl_s
+        kept = _Kept(grant.request_id, [], first_lease, grant.holder, ttl_s, time.monotonic() + ttl_s)
         self._kept[digest_of(grant.request_id)] = kept
         for at, group in enumerate(regions.groups):
             pages = pages_of(grant.tables[group.table], regions.pages_per_block[at])
             if len(held := pages[pages != 0]):
                 token = group.lease(grant.leases[group.table])
                 region = regions.regions[at]
-                kept.leases.append(region.grant(grant.holder, held, ttl_s=self._ttl_s, token=token))
+                # Until it is revoked: the blocks are nobody else's before that, and their time may be
+                # extended.
+                kept.leases.append(region.grant(grant.holder, held, ttl_s=math.inf, token=token))
 
     def withdraw(self, request_id: str) -> None:
         """Takes back what was granted for a request that nobody was told of."""
@@ -77,17 +85,40 @@ class KeptBlocks:
         sender
             The name of its agent; None for this worker itself.
         """
-        kept = self._kept.get(receipt.request)
-        # The lease tells the request's own readers from a peer that guesses names.
-        if (
-            kept is not None
-            and kept.first_lease == receipt.first_lease
-            and (sender is None or kept.holder is None or is_among(sender, kept.holder))
-            and receipt.reader < receipt.num_readers
-        ):
+        kept = self._told_of(receipt, sender)
+        if kept is not None and receipt.reader < receipt.num_readers:
             kept.readers.add(receipt.reader)
             self._statistics.received()
             kept.is_released = kept.is_released or len(kept.readers) >= receipt.num_readers
+
+    def claim(self, claim: Claim, sender: str) -> None:
+        """Takes in that a reader's engine knows of a request, and will come or has come to read it."""
+        kept = self._told_of(claim, sender)
+        if kept is not None and not kept.is_released:
+            kept.expires_at = time.monotonic() + kept.ttl_s
+            names = frozenset({kept.request_id})
+            self._news |= News(names, names if claim.is_reading else frozenset())
+
+    def take_news(self) -> News:
+        """Returns what readers' engines have said since the last call."""
+        news, self._news = self._news, News()
+        return news
+
+    def give_way(self, request_id: str) -> None:
+        """Keeps a request no longer, since others need its blocks."""
+        kept = self._kept.get(digest_of(request_id))
+        if kept is not None and not kept.is_released:
+            kept.is_released = True
+            self._statistics.gave_way()
+
+    def _told_of(self, note: Receipt | Claim, sender: str | None) -> _Kept | None:
+        """Returns the request that a note is of, if its sender may speak of it."""
+        kept = self._kept.get(note.request)
+        # The lease tells the request's own readers from a peer that guesses names.
+        if kept is None or kept.first_lease != note.first_lease:
+            return None
+        is_holder = sender is None or kept.holder is None or is_among(sender, kept.holder)
+        return kept if is_holder else None
 
     def collect(self, finished_request_ids: set[str]) -> set[str]:
         """Returns requests whose blocks the engine may use again; each once."""
@@ -103,10 +134,9 @@ class KeptBlocks:
                 kept.is_released = True
                 self._statistics.expired()
                 _log.warning(
-                    "kvxfer: request %s: not all of its readers came within %g s (lease_ttl_s); its blocks "
-                    "are given back",
+                    "kvxfer: request %s: not all of its readers came within %g s; its blocks are given back",
                     kept.request_id,
-                    self._ttl_s,
+                    kept.ttl_s,
                 )
             if kept.is_released and kept.is_finished:
                 # The fence: who still reads finds out before it can say that it has the bytes.

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Final
 
 import kvxfer
@@ -43,6 +44,15 @@ class Mail:
                 if len(waiting) == _MAX_WAITING:
                     _log.warning("kvxfer: %s reads no notes: it is told no more until it does", peer.name)
             self._send_waiting(peer)
+
+    def send_over(self, session: Future[kvxfer.Peer], note: Note) -> None:
+        """Sends a note once a session is there, at once or from who dials; the engine may step no more."""
+
+        def send(session: Future[kvxfer.Peer]) -> None:
+            if not session.cancelled() and session.exception() is None:
+                self.send(session.result(), note)
+
+        session.add_done_callback(send)
 
     def flush(self) -> None:
         """Sends what has waited, as far as there is room."""

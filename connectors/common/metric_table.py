@@ -93,6 +93,10 @@ METRICS: Final = (
         "Requests whose blocks were given back before all readers came; at prefill.",
     ),
     Metric(
+        *("gave_way_requests", statistics.GAVE_WAY, "counter"),
+        "Requests whose blocks were given back unread since others needed them; at prefill.",
+    ),
+    Metric(
         *("kept_requests", statistics.KEPT, "gauge"),
         "Requests whose blocks a worker keeps for readers; at prefill.",
     ),

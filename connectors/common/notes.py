@@ -93,7 +93,26 @@ class Refusal:
         return self.FORM.pack(self.KIND, self.tag) + self.reason.encode(errors="replace")[:_MAX_REASON_NBYTES]
 
 
-Note = Receipt | RegistrationPart | Leaving | Refusal
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A reader's engine knows of a request: it is to be kept from now on as long as if it had just ended.
+
+    Of a push, `request` is its key and `first_lease` is zeros.
+    """
+
+    FORM: ClassVar = struct.Struct("<B16s16sB")
+    KIND: ClassVar = 5
+
+    request: bytes  # see `digest_of`
+    first_lease: bytes
+    is_reading: bool
+
+    def encode(self) -> bytes:
+        """Returns the message."""
+        return self.FORM.pack(self.KIND, self.request, self.first_lease, self.is_reading)
+
+
+Note = Receipt | RegistrationPart | Leaving | Refusal | Claim
 
 
 def read(payload: bytes) -> Note:
@@ -120,6 +139,11 @@ def read(payload: bytes) -> Note:
                 head = Refusal.FORM
                 reason = payload[head.size :].decode(errors="replace")
                 return Refusal(*(*head.unpack_from(payload)[1:], reason))
+            case b"\x05":
+                _, request, first_lease, is_reading = Claim.FORM.unpack(payload)
+                if is_reading > 1:
+                    raise ValueError(f"a claim with {is_reading} where 0 or 1 is")
+                return Claim(request, first_lease, bool(is_reading))
     except struct.error as error:
         raise ValueError(f"{len(payload)} bytes of kind {payload[0]}: {error}") from None
     raise ValueError(f"{len(payload)} bytes that begin with {payload[:1].hex() or 'nothing'}")

@@ -23,14 +23,14 @@ from kvxfer.connectors.common.push_registration import Registration
 from kvxfer.connectors.common.regions import CacheRegions, remote_region
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import Recorder
-from kvxfer.connectors.common.step import Chunk, Remainder
+from kvxfer.connectors.common.step import Chunk, News, Remainder
 from kvxfer.connectors.common.waiting_registrations import Arrival, Registrations
 
 _log = logging.getLogger("kvxfer")
 
 # How long a step waits for writes from pages that it is about to overwrite, before it cancels them.
 _SETTLE_S: Final = 1.0
-_MAX_ENDED: Final = 1024
+_MAX_REMEMBERED: Final = 1024
 # In a forward, of each write: each costs a frame and wakes the other end, and what is left for the end
 # of the forward is an eighth.
 _NUM_RELEASES: Final = 8
@@ -47,6 +47,13 @@ class _Push:
     readers: dict[int, Reader] = field(default_factory=dict)
     num_readers: int = 0  # 0 as long as none has come
     expires_at: float = 0.0  # 0 until its request has finished
+    is_claimed: bool = False  # a reader's engine knows of it
+    gives_way: bool = False
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether its request has finished and all of its readers are there: they have it within moments."""
+        return bool(self.expires_at and self.num_readers) and len(self.readers) == self.num_readers
 
     @property
     def has_ended(self) -> bool:
@@ -91,9 +98,11 @@ class Pushes:
         self._pushes: dict[bytes, _Push] = {}
         self._keys: dict[str, bytes] = {}  # by request id
         self._ended: dict[bytes, str] = {}  # why; the last of them
+        self._claimed: dict[bytes, bool] = {}  # that are not there yet; the last of them
         # Requests whose pushes ended in sleep: their blocks are due now, or when they have finished.
         self._due: set[str] = set()
         self._owed: set[str] = set()
+        self._news = News()
         # Of the step that runs: which pushes it computes, their held writes, and layers that are done.
         self._computing: set[bytes] = set()
         self._held: list[tuple[int, kvxfer.Transfer]] = []
@@ -149,7 +158,7 @@ class Pushes:
         if (key := self._keys.get(chunk.request_id)) is None:
             key = self._keys[chunk.request_id] = self._free_key(chunk)
             self._ended.pop(key, None)
-            self._pushes[key] = _Push(chunk)
+            self._pushes[key] = _Push(chunk, is_claimed=self._claimed.pop(key, False))
             self._owed.discard(chunk.request_id)
         push = self._pushes[key]
         push.chunk = replace(chunk, key=key)
@@ -229,6 +238,27 @@ class Pushes:
 
     # ---- notes ------------------------------------------------------------------------------
 
+    def claim(self, key: bytes) -> None:
+        """Takes in that a reader's engine knows of a request, and will register for it."""
+        if (push := self._pushes.get(key)) is None:
+            _remember(self._claimed, key, True)  # it may come later
+            return
+        push.is_claimed = True
+        if push.expires_at:
+            push.expires_at = time.monotonic() + self._settings.lease_ttl_s
+            self._tell_of(push)
+
+    def give_way(self, request_id: str) -> None:
+        """Keeps a request that has finished no longer, since others need its blocks."""
+        if (key := self._keys.get(request_id)) is not None and not self._pushes[key].gives_way:
+            self._pushes[key].gives_way = True
+            self._statistics.gave_way()
+
+    def take_news(self) -> News:
+        """Returns what readers and their engines have said since the last call."""
+        news, self._news = self._news, News()
+        return news
+
     def note(self, peer: kvxfer.Peer, note: RegistrationPart | Leaving) -> None:
         """Takes in what a reader says."""
         try:
@@ -253,6 +283,7 @@ class Pushes:
             if known is None:
                 reader = push.readers[arrival.reader] = self._reader(push, arrival)
                 self._serve(push, reader)
+                self._tell_of(push)
             elif known.peer.id != arrival.peer.id:
                 # One key is one request: who comes second was not meant.
                 self._refuse(arrival.peer, arrival.registration, "another engine is pushed it")
@@ -366,6 +397,7 @@ class Pushes:
         for request_id in finished_request_ids & self._keys.keys():
             push = self._pushes[self._keys[request_id]]
             push.expires_at = push.expires_at or now + self._settings.lease_ttl_s
+            self._tell_of(push)
         given_back = self._due | (finished_request_ids & self._owed)
         self._due = set()
         self._owed -= given_back
@@ -374,30 +406,35 @@ class Pushes:
                 continue
             for reader in push.readers.values():
                 self._look_after(reader)
-            is_late = push.expires_at <= now and not push.has_ended
+            is_late = (push.gives_way or push.expires_at <= now) and not push.has_ended
             if is_late:
+                why = f"it took more than {self._settings.lease_ttl_s:g} s (lease_ttl_s)"
                 for reader in push.readers.values():
-                    self._fail(reader, f"it took more than {self._settings.lease_ttl_s:g} s (lease_ttl_s)")
+                    self._fail(reader, "prefill needed its blocks for others" if push.gives_way else why)
                 if any(not reader.has_ended for reader in push.readers.values()):
                     continue
             elif not push.has_ended:
                 continue
-            if not push.has_ended:
+            if not push.has_ended and not push.gives_way:
                 _log.warning(
-                    "kvxfer: request %s: not all of its readers came within %g s (lease_ttl_s); its blocks "
-                    "are given back",
+                    "kvxfer: request %s: not all of its readers came within %g s; its blocks are given back",
                     push.chunk.request_id,
                     self._settings.lease_ttl_s,
                 )
             for reader in push.readers.values():
                 if reader.registration is not None and not reader.failure:
                     self._statistics.received()
-            if is_late:
+            if is_late and not push.gives_way:
                 self._statistics.expired()
             del self._pushes[key], self._keys[push.chunk.request_id]
-            self._remember(key, "prefill has given its blocks back")
+            _remember(self._ended, key, "prefill has given its blocks back")
             given_back.add(push.chunk.request_id)
         return given_back
+
+    def _tell_of(self, push: _Push) -> None:
+        if push.expires_at and (push.readers or push.is_claimed):
+            names = frozenset({push.chunk.request_id})
+            self._news |= News(names, names if push.is_returning else frozenset())
 
     @property
     def num_kept(self) -> int:
@@ -427,7 +464,7 @@ class Pushes:
         push = self._pushes.pop(key)
         self._keys.pop(push.chunk.request_id, None)
         self._computing.discard(key)
-        self._remember(key, why)
+        _remember(self._ended, key, why)
         for reader in push.readers.values():
             self._fail(reader, why)
         for reader in push.readers.values():
@@ -444,7 +481,9 @@ class Pushes:
         if registration is not None:
             self._mail.send(peer, Refusal(bytes.fromhex(registration.tag), why))
 
-    def _remember(self, key: bytes, why: str) -> None:
-        if len(self._ended) >= _MAX_ENDED:
-            del self._ended[next(iter(self._ended))]
-        self._ended[key] = why
+
+def _remember(known: dict[bytes, Any], key: bytes, what: Any) -> None:
+    """Adds to what is bounded: the oldest goes."""
+    if len(known) >= _MAX_REMEMBERED:
+        del known[next(iter(known))]
+    known[key] = what

@@ -19,10 +19,11 @@ from kvxfer.connectors.common.handover import (
     reader_of,
     unwanted,
 )
+from kvxfer.connectors.common.keeping import Keeping
 from kvxfer.connectors.common.place import agents_of
 from kvxfer.connectors.common.samples import Samples
 from kvxfer.connectors.common.settings import Settings
-from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, OwnRank, Remainder, Step
+from kvxfer.connectors.common.step import Chunk, Claimed, FetchOrder, Grant, News, OwnRank, Remainder, Step
 from kvxfer.directory import Entry
 
 _log = logging.getLogger("kvxfer")
@@ -56,6 +57,8 @@ class SchedulerHalf:
         What its role lets it do: the engine guards blocks in flight by it.
     groups
         Cache groups that are transferred.
+    num_blocks
+        Of the engine's cache.
     settings
         As the user set them.
     """
@@ -66,6 +69,7 @@ class SchedulerHalf:
         produces: bool,
         consumes: bool,
         groups: tuple[CacheGroup, ...],
+        num_blocks: int,
         settings: Settings,
     ) -> None:
         self._engine_id = engine_id
@@ -83,6 +87,8 @@ class SchedulerHalf:
         self._said: set[str] = set()
         self._fetching: set[str] = set()
         self._kept: set[str] = set()  # decoded here, and to be fetched when they have ended
+        self._claimed: set[str] = set()  # computed elsewhere, and not here yet
+        self._keeping = Keeping(groups, num_blocks, settings)
         self._samples = Samples()
         self._next = Step()
 
@@ -100,14 +106,27 @@ class SchedulerHalf:
         if self._num_held_back and self._produces and is_prefill:
             # What cannot be shortened is computed whole, here and at decode.
             params["do_remote_decode"] = request.hold_back(self._num_held_back)
+        if self._consumes and (params.get("do_remote_prefill") or is_return(params)):
+            # Whoever keeps it learns now that it is wanted: it may wait here for its turn for long.
+            source = self._source(request)
+            if not isinstance(source, str) and set(source.ranks).isdisjoint(self._ranks):
+                self._claimed.add(request.id)
+                self._next.claimed.append(Claimed(request.id, source))
 
     # ---- what was computed elsewhere --------------------------------------------------------
 
     def num_external_tokens(self, request: EngineRequest, num_computed: int) -> int | None:
         """Returns how many tokens of the prompt, behind those that are computed, another engine has.
 
-        None is for another step to say: another sample of the prompt is fetching them.
+        None is for another step to say: another sample of the prompt is fetching them. A request that
+        is asked for, and `allocated` nothing in the same step, waits for blocks.
         """
+        count = self._num_external_tokens(request, num_computed)
+        if count is not None:
+            self._keeping.asked(request)
+        return count
+
+    def _num_external_tokens(self, request: EngineRequest, num_computed: int) -> int | None:
         params = request.params or {}
         comes_back = is_return(params)
         if not params.get("do_remote_prefill") and not comes_back:
@@ -166,6 +185,7 @@ class SchedulerHalf:
 
     def allocated(self, request: EngineRequest, block_ids: Blocks, num_external: int) -> None:
         """Orders the fetch of a request that got its blocks, and follows one that is to be handed over."""
+        self._keeping.allocated(request)
         params = request.params
         if not params:
             return
@@ -175,6 +195,8 @@ class SchedulerHalf:
         if is_decode or is_return(params):
             source = self._source(request)
             self._sources.pop(request_id, None)
+            if not num_external or self._settings.waits:
+                self._unclaim({request_id})
             if num_external:
                 waits = self._settings.waits
                 if not waits:
@@ -194,7 +216,7 @@ class SchedulerHalf:
             # Nobody says with which of them a conversation goes on.
             params["do_remote_decode"] = False
         elif is_decode:
-            if (wants_more or self._settings.return_decoded) and self._produces:
+            if (wants_more or self._settings.return_decoded) and self._produces and request.can_tell:
                 self._kept.add(request_id)
         elif (
             wants_more
@@ -210,6 +232,12 @@ class SchedulerHalf:
     def received(self, request_ids: set[str]) -> None:
         """Forgets requests whose fetch has ended at every worker."""
         self._fetching -= request_ids
+        self._unclaim(request_ids)
+
+    def _unclaim(self, request_ids: Collection[str]) -> None:
+        ended = self._claimed.intersection(request_ids)
+        self._claimed -= ended
+        self._next.unclaimed += sorted(ended)
 
     def _source(self, request: EngineRequest) -> Handover | Appointment | str:
         """Returns the request's parameters, read once, or why they cannot be used."""
@@ -236,6 +264,11 @@ class SchedulerHalf:
     def _prefill(self, request: EngineRequest) -> _Prefill:
         params = request.params or {}
         if not is_push(params) or not request.has_tokens:
+            if not request.can_tell:
+                raise HandoverError(
+                    "its answer is a stream, which carries no parameters in this release of the engine: ask "
+                    "prefill for one that is not streamed"
+                )
             # What brings a request back says who had it, and nothing of who will.
             reader = None if is_return(params) else reader_of(params)
             return _Prefill(request, holder=None if reader is None else agents_of(reader))
@@ -278,6 +311,7 @@ class SchedulerHalf:
                 self._announce(prefill, scheduled[request_id], blocks_of)
             else:
                 self._grant_if_complete(prefill, scheduled[request_id], blocks_of)
+        self._next.given_way += self._keeping.give_way()
         step, self._next = self._next, Step()
         step.num_running = len(scheduled)
         return step
@@ -341,6 +375,20 @@ class SchedulerHalf:
         self._said.add(request_id)
         return True
 
+    # ---- what is kept for readers -----------------------------------------------------------
+
+    def heard(self, news: News) -> None:
+        """Takes in what the workers have heard of requests that are kept here."""
+        self._keeping.heard(news)
+
+    def given_back(self, request_ids: Collection[str]) -> None:
+        """Forgets requests whose blocks every worker has given back."""
+        self._keeping.end(request_ids)
+
+    def frees_blocks_soon(self) -> bool:
+        """Whether blocks that are kept come back within moments, so that none need be taken from others."""
+        return self._keeping.frees_soon()
+
     # ---- the end ----------------------------------------------------------------------------
 
     def finished(
@@ -353,10 +401,13 @@ class SchedulerHalf:
         params = request.params
         self._sources.pop(request.id, None)
         self._said.discard(request.id)
+        self._unclaim({request.id})
         names_a_cache = params and (params.get("do_remote_prefill") or is_return(params))
         if params and names_a_cache and self._samples.are_unbegun_without(request):
             self._decline(request, params)
         stays, told = self._finished(request, block_ids, is_whole)
+        if stays:
+            self._keeping.begin(request.id, block_ids, is_return=bool(told and is_return(told)))
         return stays, self._samples.ended(request, told)
 
     def _finished(
@@ -413,8 +464,9 @@ class SchedulerHalf:
                 return False, None
         tables = self._tables(block_ids, num_tokens)
         leases = _draw_leases(len(tables))
-        self._next.grants.append(Grant(request.id, leases, tables))
-        handover = replace(self._handover(request, leases, tables, num_tokens), comes_back=True)
+        self._next.grants.append(Grant(request.id, leases, tables, is_return=True))
+        handover = self._handover(request, leases, tables, num_tokens)
+        handover = replace(handover, comes_back=True, keep_s=self._settings.return_ttl_s)
         return True, handover.params(self._engine_id, request)
 
     def _handover(
@@ -428,6 +480,7 @@ class SchedulerHalf:
             tuple(group.block_size for group in self._groups),
             self._pages_per_block,
             num_tokens,
+            keep_s=self._settings.lease_ttl_s,
         )
 
     def _tables(self, block_ids: Blocks, num_tokens: int) -> Tables:

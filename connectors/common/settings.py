@@ -21,6 +21,8 @@ _OWN_HOSTS: Final = (
 
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
+_Share = Annotated[float, Field(ge=0, le=1)]
+
 
 class Settings(BaseModel):
     """Settings of one engine's connector; the defaults suit engines on one machine.
@@ -41,7 +43,16 @@ class Settings(BaseModel):
         them; None for addresses of this host and of private networks. ``"*"`` is any host, and
         ``"*.example.org"`` any whose name ends so.
     lease_ttl_s
-        How long prefill keeps the blocks of a finished request for decode to fetch.
+        How long prefill keeps the blocks of a finished request for decode to fetch. It begins anew whenever
+        decode says that it knows the request, also one that waits there for its turn.
+    return_ttl_s
+        How long decode keeps the blocks of a finished request for the next turn's prefill.
+    claim_within_s
+        How long a kept request that no reader's engine knows of yet is safe. Older ones give way, the
+        oldest first, where requests wait for blocks or more is kept than the two settings below say.
+    keep_share, return_share
+        Of the cache's blocks: how many prompts that decode has not claimed may hold, and how many what
+        was decoded here for later turns.
     load_timeout_s, connect_timeout_s
         Deadlines of a request's fetch, once it began, and of connecting to a prefill engine.
     loads
@@ -56,8 +67,8 @@ class Settings(BaseModel):
     silent_timeout_s
         An engine of which nothing was heard for so long is lost, with what is fetched from it.
     return_decoded
-        Whether decode keeps every finished request for the next turn's prefill to fetch, for
-        `lease_ttl_s`; else only those whose parameters say ``do_remote_decode`` as well.
+        Whether decode keeps every finished request for the next turn's prefill to fetch; else only those
+        whose parameters say ``do_remote_decode`` as well. None is kept of which its reader cannot learn.
     transports
         Kinds of rails to use; None for those of `kvxfer.AgentOptions`: all for host memory.
     huge_pages
@@ -74,7 +85,11 @@ class Settings(BaseModel):
     advertise: str = ""
     secret_file: Path | None = None
     allowed_hosts: tuple[str, ...] | None = None
-    lease_ttl_s: _Seconds = 120.0
+    lease_ttl_s: _Seconds = 30.0
+    return_ttl_s: _Seconds = 120.0
+    claim_within_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
+    keep_share: _Share = 0.9
+    return_share: _Share = 0.25
     load_timeout_s: _Seconds = 30.0
     connect_timeout_s: _Seconds = 5.0
     loads: Literal["asynchronous", "synchronous"] = "asynchronous"

@@ -24,6 +24,7 @@ RAILS: Final = "rails"
 FAILURES: Final = "failures"
 RECEIPTS: Final = "receipts"
 EXPIRED: Final = "expired"
+GAVE_WAY: Final = "gave_way"
 KEPT: Final = "kept"
 
 
@@ -46,7 +47,7 @@ class Counts:
     def reset(self) -> None:
         """Starts an interval."""
         self.data = {name: [] for name in _SERIES}
-        self.data |= {RAILS: {}, FAILURES: {}, RECEIPTS: 0, EXPIRED: 0, KEPT: None}
+        self.data |= {RAILS: {}, FAILURES: {}, RECEIPTS: 0, EXPIRED: 0, GAVE_WAY: 0, KEPT: None}
 
     def is_empty(self) -> bool:
         """Returns whether nothing has happened."""
@@ -58,7 +59,7 @@ class Counts:
             self.data[name] = self.data[name] + theirs[name]
         for name in (RAILS, FAILURES):
             self.data[name] = _sum(self.data[name], theirs[name])
-        for name in (RECEIPTS, EXPIRED):
+        for name in (RECEIPTS, EXPIRED, GAVE_WAY):
             self.data[name] += theirs[name]
         if theirs[KEPT] is not None:
             self.data[KEPT] = theirs[KEPT]
@@ -82,6 +83,8 @@ class Counts:
         said |= {f"failed, {code}": count for code, count in sorted(self.data[FAILURES].items())}
         if self.data[RECEIPTS] or self.data[EXPIRED]:
             said |= {"receipts": self.data[RECEIPTS], "expired": self.data[EXPIRED]}
+        if self.data[GAVE_WAY]:
+            said["gave way"] = self.data[GAVE_WAY]
         if self.data[KEPT] is not None:
             said["kept requests"] = self.data[KEPT]
         return said
@@ -153,6 +156,10 @@ class Recorder:
     def expired(self) -> None:
         """Counts a request that was kept in vain: not all of its readers came in time."""
         self._current.data[EXPIRED] += 1
+
+    def gave_way(self) -> None:
+        """Counts a request that was kept no longer, since others needed its blocks."""
+        self._current.data[GAVE_WAY] += 1
 
     def take(self, num_kept: int) -> Counts | None:
         """Returns what was counted since the last call; None when nothing has happened.

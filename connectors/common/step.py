@@ -39,12 +39,15 @@ class Grant:
         For each cache group its blocks; 0 for none.
     holder
         Whose agents may read, as `kvxfer.Region.grant` takes it; None for any that has a token.
+    is_return
+        Whether it was decoded here, and is kept for the next turn's prefill.
     """
 
     request_id: str
     leases: tuple[kvxfer.LeaseToken, ...]
     tables: tuple[tuple[int, ...], ...]
     holder: str | None = None
+    is_return: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,33 @@ class FetchOrder:
     waits: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A request that waits here for its turn, whose prompt another engine keeps for it."""
+
+    request_id: str
+    source: Handover | Appointment
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a worker has heard of requests that are kept here, since it was asked last.
+
+    Attributes
+    ----------
+    claimed
+        Of which a reader's engine has said that it knows them.
+    returning
+        Of these, ones that are being read: their blocks come back within moments.
+    """
+
+    claimed: frozenset[str] = frozenset()
+    returning: frozenset[str] = frozenset()
+
+    def __or__(self, other: News) -> News:
+        return News(self.claimed | other.claimed, self.returning | other.returning)
+
+
 @dataclass(slots=True)
 class Step:
     """What a step asks of the workers.
@@ -129,6 +159,10 @@ class Step:
         Prompts that are computed elsewhere: to bring here, to stop bringing.
     released
         Prompts that are computed elsewhere and not wanted: prefill need not keep them.
+    claimed, unclaimed
+        Prompts that are computed elsewhere: to be kept there until this engine comes to them, and no more.
+    given_way
+        Requests that are kept here, and are not any more: others need their blocks.
     num_running
         Requests that are computed in this step; where there is none, the engine asks only what has ended.
     """
@@ -141,4 +175,7 @@ class Step:
     fetches: list[FetchOrder] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
     released: list[Handover | Appointment] = field(default_factory=list)
+    claimed: list[Claimed] = field(default_factory=list)
+    unclaimed: list[str] = field(default_factory=list)
+    given_way: list[str] = field(default_factory=list)
     num_running: int = field(default=1, compare=False)  # of the engine, and no order

@@ -8,16 +8,18 @@ from typing import Final
 
 import kvxfer
 from kvxfer.connectors.common import notes
+from kvxfer.connectors.common.claims import Claims
 from kvxfer.connectors.common.compute_stream import ComputeStream
 from kvxfer.connectors.common.fetches import Fetches
 from kvxfer.connectors.common.kept_blocks import KeptBlocks
 from kvxfer.connectors.common.mail import Mail
 from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.prefill_ranks import PrefillRanks
 from kvxfer.connectors.common.pushes import Pushes
 from kvxfer.connectors.common.regions import CacheMemory, CacheRegions
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import Counts, Recorder
-from kvxfer.connectors.common.step import OwnRank, Step
+from kvxfer.connectors.common.step import News, OwnRank, Step
 
 # While a forward waits: prefill may refuse.
 _READ_NOTES_EVERY_S: Final = 0.05
@@ -59,7 +61,9 @@ class WorkerHalf:
         self._agent = kvxfer.Agent(place.agent_name(), settings.agent_options(place.gpu))
         self._mail = Mail(self._agent)
         self._statistics = Recorder()
-        self._kept = KeptBlocks(settings.lease_ttl_s, self._statistics)
+        self._kept = KeptBlocks(settings.lease_ttl_s, settings.return_ttl_s, self._statistics)
+        self._ranks = PrefillRanks(self._agent, settings.connect_timeout_s)
+        self._claims = Claims(self._ranks, self._mail, settings.lease_ttl_s)
         self._regions: CacheRegions | None = None
         self._fetches: Fetches | None = None
         self._pushes: Pushes | None = None
@@ -73,6 +77,7 @@ class WorkerHalf:
             self._agent,
             self._regions,
             self._mail,
+            self._ranks,
             self._place,
             self._settings,
             self._statistics,
@@ -107,6 +112,9 @@ class WorkerHalf:
             self._pushes.withdraw(request_id)
         for request_id in step.preempted:
             self._pushes.preempt(request_id)
+        for request_id in step.given_way:
+            self._kept.give_way(request_id)
+            self._pushes.give_way(request_id)
         for remainder in step.remainders:
             self._pushes.shrink(remainder)
         for chunk in step.chunks:
@@ -135,6 +143,10 @@ class WorkerHalf:
             self._fetches.begin(order)
         for request_id in step.abandoned:
             self._fetches.abandon(request_id)
+        for claimed in step.claimed if self._place.rank == 0 else ():
+            self._claims.begin(claimed)
+        for request_id in step.unclaimed:
+            self._claims.end(request_id)
         for source in step.released:
             note = self._fetches.release(source)
             if isinstance(note, notes.Receipt) and self._agent.name in {rank.name for rank in source.ranks}:
@@ -164,6 +176,7 @@ class WorkerHalf:
         assert self._fetches is not None
         assert self._pushes is not None
         self._read_notes()
+        self._claims.beat()
         sent = self._kept.collect(finished_request_ids) | self._pushes.collect(finished_request_ids)
         received, failed = self._fetches.collect()
         return StepResults(sent, received, failed)
@@ -174,7 +187,7 @@ class WorkerHalf:
         assert self._pushes is not None
         if self._fetches.rest(_REST_S):
             return True
-        if not self._kept and not self._pushes:
+        if not self._kept and not self._pushes and not self._claims:
             return False
         self._read_notes(_REST_S)
         return True
@@ -187,10 +200,20 @@ class WorkerHalf:
             match note:
                 case notes.Receipt():
                     self._kept.note(note, peer.name)
+                case notes.Claim():
+                    self._kept.claim(note, peer.name)
+                    self._pushes.claim(note.request)
                 case notes.Refusal():
                     self._fetches.refused(note)
                 case notes.RegistrationPart() | notes.Leaving():
                     self._pushes.note(peer, note)
+
+    def take_news(self) -> News | None:
+        """Returns what the scheduler half should hear since the last call; None where there is nothing."""
+        news = self._kept.take_news()
+        if self._pushes is not None:
+            news |= self._pushes.take_news()
+        return news if news.claimed else None
 
     def take_statistics(self) -> Counts | None:
         """Returns what was counted since the last call; None when nothing has happened."""
@@ -228,5 +251,6 @@ class WorkerHalf:
             self._fetches.close()
         if self._pushes is not None:
             self._pushes.close()
+        self._ranks.close()
         self._kept.close()
         self._agent.close()

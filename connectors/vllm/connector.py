@@ -22,11 +22,11 @@ from kvxfer.connectors.common.compute_stream import TorchStream
 from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.scheduler_half import SchedulerHalf
 from kvxfer.connectors.common.settings import Settings
-from kvxfer.connectors.common.step import Step
+from kvxfer.connectors.common.step import News, Step
 from kvxfer.connectors.common.worker_half import WorkerHalf
 from kvxfer.connectors.vllm.cache_groups import groups_of
 from kvxfer.connectors.vllm.cache_tensors import ModelCache, memory_of
-from kvxfer.connectors.vllm.metadata import RankMetadata, RanksMetadata, StepMetadata
+from kvxfer.connectors.vllm.metadata import RankMetadata, StepMetadata, WorkerMetadata
 from kvxfer.connectors.vllm.metrics import Metrics, TransferStatistics
 from kvxfer.connectors.vllm.request import VllmRequest
 
@@ -79,7 +79,12 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         if role == KVConnectorRole.SCHEDULER:
             roles = self._kv_transfer_config
             self._scheduler = SchedulerHalf(
-                engine_id, roles.is_kv_producer, roles.is_kv_consumer, groups, settings
+                engine_id,
+                roles.is_kv_producer,
+                roles.is_kv_consumer,
+                groups,
+                kv_cache_config.num_blocks,
+                settings,
             )
         else:
             self._place = place = _place(vllm_config, engine_id)
@@ -136,9 +141,15 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         workers = connector_output.kv_connector_worker_meta
-        if isinstance(workers, RanksMetadata):
-            self._deciding.set_ranks(workers.ranks)
+        if isinstance(workers, WorkerMetadata):
+            if workers.ranks:
+                self._deciding.set_ranks(workers.ranks)
+            self._deciding.heard(workers.news)
         self._deciding.received(connector_output.finished_recving or set())
+        self._deciding.given_back(connector_output.finished_sending or set())
+
+    def has_pending_block_frees(self) -> bool:
+        return self._deciding.frees_blocks_soon()
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished_all_groups(request, (block_ids,))
@@ -173,10 +184,12 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self._moving.before_forward(kv_connector_metadata.step)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        if self._has_told_rank:
-            return None
-        self._has_told_rank = True
-        return RanksMetadata({(self._place.pp_rank, self._place.tp_rank): self._moving.rank})
+        news = self._moving.take_news()
+        ranks = {}
+        if not self._has_told_rank:
+            self._has_told_rank = True
+            ranks[self._place.pp_rank, self._place.tp_rank] = self._moving.rank
+        return WorkerMetadata(ranks, news or News()) if ranks or news else None
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         self._moving.step(self._step)

@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from kvxfer.connectors.common.step import OwnRank, Step
+from kvxfer.connectors.common.step import News, OwnRank, Step
 
 
 @dataclass(slots=True)
@@ -28,18 +28,22 @@ class RankMetadata(KVConnectorHandshakeMetadata):
 
 
 @dataclass(frozen=True)
-class RanksMetadata(KVConnectorWorkerMetadata):
-    """The same with a worker's first step: a MultiConnector passes on the handshake of one child alone.
+class WorkerMetadata(KVConnectorWorkerMetadata):
+    """What workers tell the scheduler half.
 
     Attributes
     ----------
     ranks
-        By (pipeline, tensor) rank.
+        Where their agents are, by (pipeline, tensor) rank: with a worker's first step as well, since a
+        MultiConnector passes on the handshake of one child alone.
+    news
+        Of requests that are kept here.
     """
 
     ranks: dict[tuple[int, int], OwnRank]
+    news: News
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Adds another worker's."""
-        assert isinstance(other, RanksMetadata)
-        return RanksMetadata({**self.ranks, **other.ranks})
+        assert isinstance(other, WorkerMetadata)
+        return WorkerMetadata({**self.ranks, **other.ranks}, self.news | other.news)

@@ -5,13 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.request import Request, RequestStatus
 
 # As the engine calls samples: their number, and the request's name, with the eight digits that make it one
 # of a kind. Where a user has turned those off, names prove nothing.
 _SAMPLE: Final = re.compile(r"[0-9]+_(.*-[0-9a-f]{8})", re.DOTALL)
+
+
+@cache
+def _streams_tell() -> bool:
+    """Whether what the engine's server streams has the parameters of a request: from vLLM 0.33 on."""
+    from vllm.entrypoints.openai.completion.protocol import CompletionStreamResponse
+
+    return "kv_transfer_params" in CompletionStreamResponse.model_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,12 @@ class VllmRequest:
     @property
     def has_tokens(self) -> bool:
         return self._own.prompt_token_ids is not None
+
+    @property
+    def can_tell(self) -> bool:
+        sampling = self._own.sampling_params
+        is_streamed = sampling is not None and sampling.output_kind is RequestOutputKind.DELTA
+        return not is_streamed or _streams_tell()
 
     @property
     def tokens(self) -> Sequence[int]:

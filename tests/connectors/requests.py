@@ -17,6 +17,7 @@ class Request:
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
     has_tokens: bool = True
+    can_tell: bool = True
     beside: bytes = b""
 
     def __post_init__(self) -> None:

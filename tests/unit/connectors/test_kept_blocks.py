@@ -5,7 +5,9 @@ Real leases of a real agent; what vLLM's own types would bring here are their at
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +18,12 @@ pytest.importorskip("kvxfer._native", reason="the native module is not built")
 
 from kvxfer import Agent, AgentOptions, KVLayout, Lease, LeaseToken
 from kvxfer.connectors.common.kept_blocks import KeptBlocks
-from kvxfer.connectors.common.notes import Receipt, digest_of
+from kvxfer.connectors.common.notes import Claim, Receipt, digest_of
+from kvxfer.connectors.common.step import Grant, News
 
 REQUEST = "request-1"
 TOKENS = LeaseToken.draw(), LeaseToken.draw()
+CLAIM = Claim(digest_of(REQUEST), digest_of(str(TOKENS[0])), is_reading=False)
 #: Two readers, of which the second comes last.
 RECEIPTS = [Receipt(digest_of(REQUEST), digest_of(str(TOKENS[0])), reader, 2) for reader in range(2)]
 
@@ -27,7 +31,7 @@ RECEIPTS = [Receipt(digest_of(REQUEST), digest_of(str(TOKENS[0])), reader, 2) fo
 class Keeper:
     """Blocks of two cache groups in a real agent's region, granted for one request."""
 
-    def __init__(self, agent: Agent, ttl_s: float = 60.0) -> None:
+    def __init__(self, agent: Agent, ttl_s: float = 60.0, holder: str | None = None) -> None:
         array = np.zeros((4, 2, 16, 4, 2, 8), np.float16)
         region = agent.register("kv", array, KVLayout.from_tensor(array, "l2bthd"))
         self.leases: list[Lease] = []
@@ -40,12 +44,14 @@ class Keeper:
         regions: Any = SimpleNamespace(
             groups=groups, pages_per_block=[1, 1], regions=[SimpleNamespace(grant=grant)] * 2
         )
-        wanted: Any = SimpleNamespace(request_id=REQUEST, leases=TOKENS, tables=((1, 2), (3, 0)), holder=None)
+        wanted = Grant(REQUEST, TOKENS, ((1, 2), (3, 0)), holder)
         self.counted: list[str] = []
         counts: Any = SimpleNamespace(
-            received=lambda: self.counted.append("received"), expired=lambda: self.counted.append("expired")
+            received=lambda: self.counted.append("received"),
+            expired=lambda: self.counted.append("expired"),
+            gave_way=lambda: self.counted.append("gave way"),
         )
-        self.blocks = KeptBlocks(ttl_s, counts)
+        self.blocks = KeptBlocks(ttl_s, ttl_s, counts)
         self.blocks.grant(wanted, regions)
 
     @property
@@ -85,6 +91,51 @@ def test_readers_that_do_not_come_keep_blocks_for_their_time(agent: Agent) -> No
     assert keeper.blocks.collect({REQUEST}) == {REQUEST}
     assert not set(keeper.states) & {"active", "ending"}
     assert keeper.counted == ["expired"]
+
+
+def test_who_claims_a_request_has_its_time_begin_anew(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    keeper = Keeper(agent, ttl_s=30.0)
+    assert keeper.blocks.collect({REQUEST}) == set()
+    for _ in range(10):
+        now += 29.0
+        keeper.blocks.claim(CLAIM, "decode/0.1")
+        assert keeper.blocks.collect(set()) == set()
+    assert keeper.blocks.take_news() == News(frozenset({REQUEST}))
+    assert keeper.blocks.take_news() == News()
+    now += 31.0
+    assert keeper.blocks.collect(set()) == {REQUEST}
+    assert keeper.counted == ["expired"]
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [replace(CLAIM, first_lease=bytes(16)), replace(CLAIM, request=bytes(16)), CLAIM],
+    ids=["another lease", "another request", "another engine"],
+)
+def test_strangers_claim_nothing(agent: Agent, claim: Claim) -> None:
+    keeper = Keeper(agent, ttl_s=1e-6, holder="decode/*")
+    keeper.blocks.claim(claim, "decoder/0.1")
+    assert keeper.blocks.take_news() == News()
+    assert keeper.blocks.collect({REQUEST}) == {REQUEST}
+
+
+def test_what_is_being_read_is_told_to_come_back_soon(agent: Agent) -> None:
+    keeper = Keeper(agent)
+    keeper.blocks.claim(replace(CLAIM, is_reading=True), "decode/0.1")
+    assert keeper.blocks.take_news() == News(frozenset({REQUEST}), frozenset({REQUEST}))
+
+
+def test_what_gives_way_is_fenced_and_counted_once(agent: Agent) -> None:
+    keeper = Keeper(agent)
+    keeper.blocks.collect({REQUEST})
+    keeper.blocks.give_way(REQUEST)
+    keeper.blocks.give_way(REQUEST)
+    keeper.blocks.give_way("another")
+    assert keeper.blocks.collect(set()) == {REQUEST}
+    assert keeper.states == ["revoked", "revoked"]
+    assert keeper.counted == ["gave way"]
 
 
 @pytest.mark.parametrize("ending", ["withdraw", "let_go", "close"])

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from kvxfer.connectors.common import notes
 from kvxfer.connectors.common.appointment import Appointment, answer, is_push, read_key
 from kvxfer.connectors.common.handover import HandoverError
-from kvxfer.connectors.common.notes import Leaving, Note, Receipt, Refusal, RegistrationPart
+from kvxfer.connectors.common.notes import Claim, Leaving, Note, Receipt, Refusal, RegistrationPart
 from kvxfer.connectors.common.paging import GroupTable, pair_pages
 from kvxfer.connectors.common.push_registration import Registration, Share, tag_of
 from kvxfer.connectors.common.settings import Settings
@@ -50,6 +50,7 @@ def registration(num_blocks: int = 3, **changes: Any) -> Registration:
         Receipt(notes.digest_of("request"), notes.digest_of("lease"), 1, 2),
         RegistrationPart(KEY, 0, 1, 2, 3, b"content"),
         Leaving(KEY, 3, 4),
+        Claim(notes.digest_of("request"), notes.digest_of("lease"), True),
         Refusal(KEY, "it has another prompt: caf\u00e9"),
     ],
 )
@@ -73,7 +74,7 @@ def test_transfers_are_of_their_request(request_id: str, context: str) -> None:
 @pytest.mark.parametrize("seed", range(200), indirect=True)
 def test_bytes_of_strangers_are_read_or_refused(seed: int) -> None:
     random_ = random.Random(seed)
-    payload = bytes([random_.randrange(6)]) + random_.randbytes(random_.randrange(80))
+    payload = bytes([random_.randrange(7)]) + random_.randbytes(random_.randrange(80))
     try:
         note = notes.read(payload)
     except ValueError:
