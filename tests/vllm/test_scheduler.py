@@ -14,8 +14,8 @@ from vllm.v1.request import Request, RequestStatus
 from kvxfer import LeaseToken
 from kvxfer.bench.engines import tiny_models
 from kvxfer.connectors.common.handover import Handover
-from kvxfer.connectors.common.step import Grant, Step
-from kvxfer.connectors.vllm.metadata import StepMetadata
+from kvxfer.connectors.common.step import Grant, News, Step
+from kvxfer.connectors.vllm.metadata import StepMetadata, WorkerMetadata
 from kvxfer.connectors.vllm.request import VllmRequest
 from kvxfer.directory import Entry
 from tests.vllm.stepping import BLOCK_SIZE, NUM_BLOCKS, TO_PREFILL, Answers, Engine, caches, config, request
@@ -452,6 +452,7 @@ class Walk:
             policy=draw.choice(["fail", "recompute"]),
             batch_tokens=draw.choice([BLOCK_SIZE + 3, 64, 256]),
             overlapping=draw.random() < 0.5,
+            claim_within_s=draw.choice([0.0, 600.0]),
         )
         self._bases = [[draw.randrange(100) for _ in range(8 * BLOCK_SIZE)] for _ in range(3)]
 
@@ -498,6 +499,9 @@ class Walk:
             elif draw.random() < 0.6:
                 continue
             answers.received.add(request_id)
+        if engine.kept and draw.random() < 0.3:
+            names = frozenset({draw.choice(sorted(engine.kept))})
+            answers.told_by_workers = WorkerMetadata({}, News(names, draw.choice([names, frozenset()])))
         return answers
 
     def _check(self) -> None:

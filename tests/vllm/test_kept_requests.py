@@ -1,0 +1,222 @@
+"""Requests that are kept for readers, beside vLLM's own scheduler: who waits for them, and who gives way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from vllm.sampling_params import RequestOutputKind
+
+from kvxfer.connectors.common.step import News
+from kvxfer.connectors.vllm import request as vllm_request
+from kvxfer.connectors.vllm.metadata import WorkerMetadata
+from tests.vllm.stepping import BLOCK_SIZE, TO_PREFILL, Answers, Engine, request
+from tests.vllm.test_scheduler import (  # noqa: F401
+    PROMPT,
+    Make,
+    assert_empty,
+    from_prefill,
+    make,
+    overlapping,
+    weights,
+)
+
+
+def told(*, claimed: str = "", returning: str = "") -> Answers:
+    """What workers answer that have heard of requests by these names."""
+    names = frozenset(claimed.split()) | frozenset(returning.split())
+    return Answers(told_by_workers=WorkerMetadata({}, News(names, frozenset(returning.split()))))
+
+
+def abandon(engine: Engine, *names: str) -> None:
+    """Prefills prompts of three blocks each, one after the other, of which nobody fetches any."""
+    for name in names:
+        engine.add(request([ord(name)] * len(PROMPT), 1, TO_PREFILL, name))
+        for _ in range(3):
+            engine.step()
+    assert engine.can_be_sent == set(names)
+
+
+def given_way(engine: Engine, answers: Answers | None = None, num_steps: int = 4) -> list[str]:
+    """Steps, and gives back what is to give way as workers do, one step later; returns that."""
+    found: list[str] = []
+    for _ in range(num_steps):
+        now = engine.step(answers).given_way
+        answers = Answers(sent=set(now))
+        found += now
+    return found
+
+
+# ---- prefill ----------------------------------------------------------------------------------
+
+
+def test_a_request_that_waits_has_the_blocks_of_the_oldest_that_nobody_has_claimed(
+    make: Make,  # noqa: F811
+    overlapping: bool,  # noqa: F811
+) -> None:
+    engine = make("kv_producer", num_blocks=1 + 13, overlapping=overlapping, claim_within_s=0.0)
+    abandon(engine, *"abcd")
+    engine.step(told(claimed="a"))
+    engine.add(request([7] * 4 * BLOCK_SIZE, 1, TO_PREFILL, "next"))
+    # One block is free; four are needed, and each has three.
+    assert given_way(engine) == ["b", "c"]
+    assert engine.finished["next"] == "length"
+    assert engine.can_be_sent == {"a", "d", "next"}
+    assert_empty(engine)
+
+
+def test_a_request_that_has_just_ended_is_safe(make: Make, overlapping: bool) -> None:  # noqa: F811
+    engine = make("kv_producer", num_blocks=1 + 6, overlapping=overlapping, claim_within_s=600.0)
+    abandon(engine, *"ab")
+    engine.add(request(PROMPT, 1, TO_PREFILL, "next"))
+    assert given_way(engine) == []
+    assert "next" not in engine.finished
+    assert_empty(engine)
+
+
+def test_all_abandoned_prompts_together_keep_nobody_from_being_computed(
+    make: Make,  # noqa: F811
+    overlapping: bool,  # noqa: F811
+) -> None:
+    engine = make("kv_producer", num_blocks=1 + 20, overlapping=overlapping, claim_within_s=0.0)
+    names = [chr(ord("a") + number) for number in range(60)]
+    for name in names:
+        engine.add(request([ord(name)] * len(PROMPT), 1, TO_PREFILL, name))
+    answers = Answers()
+    for _ in range(400):
+        answers = Answers(sent=set(engine.step(answers).given_way))
+    assert engine.finished.keys() == set(names)
+    assert_empty(engine)
+
+
+def running_beside_a_kept_one(make: Make, overlapping: bool) -> tuple[Engine, Any]:  # noqa: F811
+    """A request that is computed, has all blocks but those that are kept for another, and will need more."""
+    engine = make("kv_both", num_blocks=1 + 6, overlapping=overlapping, claim_within_s=600.0)
+    abandon(engine, "a")
+    grows = request(list(range(len(PROMPT))), 3 * BLOCK_SIZE, None, "grows")
+    engine.add(grows)
+    engine.step(told(claimed="a"))
+    for _ in range(20):
+        if grows.num_computed_tokens < 3 * BLOCK_SIZE - 1:
+            engine.step()
+    assert grows.num_computed_tokens == 3 * BLOCK_SIZE - 1
+    return engine, grows
+
+
+def test_a_request_is_not_preempted_while_blocks_are_about_to_return(
+    make: Make,  # noqa: F811
+    overlapping: bool,  # noqa: F811
+) -> None:
+    engine, grows = running_beside_a_kept_one(make, overlapping)
+    engine.step(told(returning="a"))
+    for _ in range(5):
+        engine.step()
+    engine.step(Answers(sent={"a"}))
+    engine.run(6 * BLOCK_SIZE)
+    assert engine.finished["grows"] == "length"
+    assert grows.num_preemptions == 0
+    assert_empty(engine)
+
+
+def test_a_request_is_preempted_where_blocks_may_stay_for_long(
+    make: Make,  # noqa: F811
+    overlapping: bool,  # noqa: F811
+) -> None:
+    engine, grows = running_beside_a_kept_one(make, overlapping)
+    for _ in range(5):
+        engine.step()
+    assert grows.num_preemptions > 0
+    assert_empty(engine)
+
+
+# ---- decode -----------------------------------------------------------------------------------
+
+
+def claims(engine: Engine, num_steps: int) -> tuple[list[str], list[str]]:
+    """Steps; returns what was claimed, and what no more."""
+    steps = [engine.step() for _ in range(num_steps)]
+    claimed = [each.request_id for step in steps for each in step.claimed]
+    return claimed, [name for step in steps for name in step.unclaimed]
+
+
+def test_a_request_is_claimed_from_its_arrival_until_its_cache_is_here(
+    make: Make,  # noqa: F811
+    overlapping: bool,  # noqa: F811
+) -> None:
+    engine = make("kv_consumer", num_blocks=1 + 4, overlapping=overlapping)
+    engine.add(from_prefill(PROMPT, 3, "a"), from_prefill(PROMPT[::-1], 3, "b"))
+    # The second waits for room; both are wanted.
+    assert claims(engine, 6) == (["a", "b"], [])
+    assert engine.fetching.keys() == {"a"}
+    engine.step(Answers(received={"a"}))
+    assert claims(engine, 8) == ([], ["a"])
+    assert engine.fetching.keys() == {"b"}
+    engine.abort("b")
+    assert claims(engine, 3) == ([], ["b"])
+    assert_empty(engine)
+
+
+def test_a_request_that_ends_while_it_waits_is_claimed_no_more(
+    make: Make,  # noqa: F811
+    overlapping: bool,  # noqa: F811
+) -> None:
+    engine = make("kv_consumer", num_blocks=1 + 4, overlapping=overlapping)
+    engine.add(from_prefill(PROMPT, 3, "a"), from_prefill(PROMPT[::-1], 3, "b"))
+    engine.step()
+    engine.abort("b")
+    step = engine.step()
+    assert step.unclaimed == ["b"]
+    assert [each.request_id for each in step.released] == ["prefilled b"]
+    assert_empty(engine)
+
+
+def test_what_cannot_be_fetched_is_not_claimed(make: Make) -> None:  # noqa: F811
+    damaged = from_prefill(PROMPT, 3, "a", kvxfer=None)
+    for role, arrived in (("kv_consumer", damaged), ("kv_producer", from_prefill(PROMPT, 3, "b"))):
+        engine = make(role)
+        engine.add(arrived)
+        assert claims(engine, 1) == ([], [])
+        assert_empty(engine)
+
+
+# ---- answers that nobody learns of ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tells", [False, True], ids=["as in 0.32", "as from 0.33 on"])
+@pytest.mark.parametrize("is_return", [False, True], ids=["prefill", "decode"])
+def test_what_a_stream_does_not_tell_is_not_kept(
+    make: Make,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tells: bool,
+    is_return: bool,
+) -> None:
+    monkeypatch.setattr(vllm_request, "_streams_tell", lambda: tells)
+    engine = make("kv_both", return_decoded=True)
+    made = from_prefill(PROMPT, 3, "a") if is_return else request(PROMPT, 1, TO_PREFILL, "a")
+    assert made.sampling_params is not None
+    made.sampling_params.output_kind = RequestOutputKind.DELTA
+    engine.add(made)
+    engine.step()
+    if is_return:
+        engine.step(Answers(received={"a"}))
+    for _ in range(5):
+        engine.step()
+    assert engine.finished == {"a": "length"}
+    assert (engine.num_blocks_in_use > 0) == tells
+    assert ("a" in engine.told) == tells
+    assert_empty(engine)
+
+
+def test_an_answer_as_a_whole_tells_what_is_kept(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(vllm_request, "_streams_tell", lambda: False)
+    engine = make("kv_both", return_decoded=True)
+    made = from_prefill(PROMPT, 3, "a")
+    assert made.sampling_params is not None
+    made.sampling_params.output_kind = RequestOutputKind.FINAL_ONLY
+    engine.add(made)
+    engine.step()
+    engine.step(Answers(received={"a"}))
+    for _ in range(5):
+        engine.step()
+    assert engine.told["a"]["kvxfer"]["keep_s"] == 120.0
+    assert_empty(engine)
