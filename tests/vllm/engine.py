@@ -163,7 +163,9 @@ def server(
         # Where a dozen processes that spin share two cores, one may not run for 15 s, its HTTP server
         # included: a silence of seconds is nobody's death.
         patience = {"connect_timeout_s": 20.0, "silent_timeout_s": 60.0}
-        config = kvxfer_config(role, **{**patience, **extra})
+        # What is kept for later turns comes back in the same time.
+        times = {"return_ttl_s": extra["lease_ttl_s"]} if "lease_ttl_s" in extra else {}
+        config = kvxfer_config(role, **{**patience, **times, **extra})
         config["kv_connector"], config["kv_connector_module_path"] = OBSERVER
         config["kv_load_failure_policy"] = policy
     observed = folder / "observed"

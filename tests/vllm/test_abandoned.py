@@ -1,0 +1,86 @@
+"""Clients that give up behind a router, and requests that decode comes to late: who is kept by prefill."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kvxfer.bench.engines.vllm_server import complete
+from tests.vllm import tiny_models
+from tests.vllm.engine import Engines, random_prompt, start_pair
+
+# Of a cache of 256 blocks each prompt takes 29.
+LENGTH = 900
+
+
+@pytest.fixture(scope="module")
+def pair(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Prefill keeps all it may: nothing is given back because its time is over."""
+    folder = tmp_path_factory.mktemp("abandoned")
+    weights = tiny_models.save("llama", folder / "model")
+    with start_pair(weights, folder, lease_ttl_s=600.0, claim_within_s=0.5) as (prefill, decode):
+        yield Engines(engines.alone, prefill, decode, engines.router, folder / "observed")
+
+
+def test_prompts_that_80_of_100_clients_have_abandoned_keep_no_blocks_from_the_others(
+    pair: Engines, seed: int
+) -> None:
+    come_back = set(random.Random(seed).sample(range(100), 20))
+    answers: list[tuple[str, list[int]]] = []
+    for at in range(100):
+        prompt = random_prompt(LENGTH, at)
+        params = pair.prefilled(prompt, f"client-{at}")
+        if at in come_back:
+            answers.append((prompt, pair.decoded(prompt, f"client-{at}", params, 4).token_ids))
+    assert len(answers) == 20
+    for prompt, token_ids in answers[::5]:
+        assert token_ids == pair.expected(prompt, 4)
+    assert pair.decode.prompt_tokens("external_kv_transfer") == 20 * LENGTH
+    # At most eight are there still; the others have given way, and nobody's time was over.
+    gave_way = pair.prefill.metric("vllm:kvxfer_gave_way_requests_total")
+    assert 72 <= gave_way <= 80
+    assert pair.prefill.metric("vllm:kvxfer_expired_requests_total") == 0
+    assert "no engine has asked for its cache" in pair.prefill.log.read_text(errors="replace")
+
+
+LEASE_TTL_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def one_at_a_time(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """A decode that computes one request, and has all others wait."""
+    folder = tmp_path_factory.mktemp("queued")
+    weights = tiny_models.save("llama", folder / "model")
+    arguments = ["--max-num-seqs", "1"]
+    with start_pair(weights, folder, lease_ttl_s=LEASE_TTL_S, arguments=arguments) as (prefill, decode):
+        yield Engines(engines.alone, prefill, decode, engines.router, folder / "observed")
+
+
+@pytest.mark.slow  # half a minute of waiting
+def test_a_request_that_waits_at_decode_for_six_lease_times_loads(one_at_a_time: Engines) -> None:
+    pair = one_at_a_time
+    prompt = random_prompt(LENGTH)
+    with ThreadPoolExecutor(64) as threads:
+        began = time.monotonic()
+        first = complete(pair.decode, random_prompt(20, 7), 900)
+        # So many of them are before it in the queue that it waits for longer.
+        count = int(8 * LEASE_TTL_S / (time.monotonic() - began)) + 1
+        before = [
+            threads.submit(complete, pair.decode, random_prompt(20, 100 + at), 900) for at in range(count)
+        ]
+        while pair.decode.num_requests() < count:
+            assert not any(each.done() for each in before)
+            time.sleep(0.05)
+        params = pair.prefilled(prompt, "queued")
+        asked = time.monotonic()
+        answer = threads.submit(pair.decoded, prompt, "queued", params).result()
+        assert time.monotonic() - asked > 6 * LEASE_TTL_S, "it did not wait"
+        assert all(len(each.result().token_ids) == len(first.token_ids) for each in before)
+    assert answer.token_ids == pair.expected(prompt)
+    assert pair.decode.prompt_tokens("external_kv_transfer") == LENGTH
+    assert not pair.has_expired("queued")
+    pair.wait_empty()
