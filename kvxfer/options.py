@@ -61,10 +61,10 @@ class AgentOptions:
         Kinds of rails that it is willing to use (`kvxfer.session.transport_registry`; ``kvxfer doctor`` lists
         them). A kind that reaches only part of a host's memory brings the one that reaches the rest.
     require
-        Of these, kinds without which no session goes on: `Agent.connect` fails (``unreachable``) where no rail
-        of one comes up, though others would carry the pages, and a session ends with the last of its rails.
-        Held by the agent that connects; one that is called takes what its caller dials, and ends with what it
-        had.
+        Of these, kinds without which no session goes on: `Agent.connect` fails (``unreachable``) where none
+        of its rails comes up, though others would carry the pages, and a session ends with the last of them.
+        Held by the agent that connects; one that is called takes what its caller dials, and ends with what
+        it had.
     transport_options
         Options of transports by their names, e.g. ``{"tcp.rails": 4}``; those that are not named keep their
         defaults.
