@@ -218,12 +218,10 @@ class AgentOptions:
             raise invalid(
                 f"option staging_nbytes is {self.staging_nbytes}, but must be 0 for none or at least {least}"
             )
-        named: object = self.transports
-        if isinstance(named, str):
-            raise invalid(f"option transports is {named!r}: write ({named!r},)")
+        for option in ("transports", "require"):
+            if isinstance(named := getattr(self, option), str):
+                raise invalid(f"option {option} is {named!r}: write ({named!r},)")
         registry.check(self.transports, self.transport_options)
-        if isinstance(self.require, str):
-            raise invalid(f"option require is {self.require!r}: write ({self.require!r},)")
         for kind in self.require:
             if kind not in self.transports:
                 raise invalid(f"option require has {kind!r}, which is none of transports {self.transports}")
