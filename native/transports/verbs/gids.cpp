@@ -136,7 +136,8 @@ std::string why_no_candidate(std::span<const GidRow> rows, std::optional<int> fo
   if (indices.empty())
     return "the port has no address: give its net device one (ip address add), or start a subnet manager on "
            "InfiniBand";
-  return "the port has no GID " + std::to_string(forced.value_or(0)) + ", which was asked for; it has " + indices;
+  return "the port has no GID " + std::to_string(forced.value_or(0)) + ", which was asked for; it has " +
+         indices;
 }
 
 }  // namespace
@@ -186,7 +187,8 @@ GidRanking rank_gids(std::span<const GidRow> rows, std::optional<int> forced) {
 const GidCandidate* next_candidate(const GidRanking& ranking, std::span<const GidRow> tried) {
   for (const GidCandidate& candidate : ranking.candidates) {
     const bool was_tried = std::any_of(tried.begin(), tried.end(), [&](const GidRow& row) {
-      return row.index == candidate.row.index && row.gid == candidate.row.gid && row.type == candidate.row.type;
+      return row.index == candidate.row.index && row.gid == candidate.row.gid &&
+             row.type == candidate.row.type;
     });
     if (!was_tried) return &candidate;
   }

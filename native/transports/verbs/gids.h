@@ -60,7 +60,9 @@ struct GidChange {
   std::string words;  // a sentence, for people
 
   // A queue pair that has this row's address cannot go on with it.
-  bool moved() const { return before && (!after || before->gid != after->gid || before->type != after->type); }
+  bool moved() const {
+    return before && (!after || before->gid != after->gid || before->type != after->type);
+  }
 };
 
 std::vector<GidChange> changed(std::span<const GidRow> before, std::span<const GidRow> after);

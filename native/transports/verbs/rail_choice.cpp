@@ -71,7 +71,8 @@ class Judge {
              "), whose bytes may arrive at another part; take it out of the bond, or bond the ports of one "
              "card alone";
     if (bond.active_member == port.net_device) return {};
-    return part + ", which uses " + (bond.active_member.empty() ? "another part" : bond.active_member) + " now";
+    return part + ", which uses " + (bond.active_member.empty() ? "another part" : bond.active_member) +
+           " now";
   }
 
   // They share a wire, which two rails would not make wider.
@@ -96,9 +97,7 @@ struct Candidate {
   Distance distance;
   int node_distance;
 
-  auto nearness() const {
-    return std::tuple(port->state == PortState::kUnknown, distance, node_distance);
-  }
+  auto nearness() const { return std::tuple(port->state == PortState::kUnknown, distance, node_distance); }
   bool operator<(const Candidate& other) const {
     if (nearness() != other.nearness()) return nearness() < other.nearness();
     if (nic != other.nic) return sysfs::natural_less(nic->name, other.nic->name);
@@ -112,9 +111,8 @@ std::vector<Candidate> candidates_for(const Topology& topology, const Place& mem
   std::vector<Candidate> candidates;
   for (const Nic& nic : topology.nics) {
     const Distance distance = distance_between(nic.place, memory);
-    const int node_distance = distance == Distance::kSys
-                                  ? topology.node_distance(memory.numa_node, nic.place.numa_node)
-                                  : 0;
+    const int node_distance =
+        distance == Distance::kSys ? topology.node_distance(memory.numa_node, nic.place.numa_node) : 0;
     for (const Port& port : nic.ports)
       if (judge.why_not(nic, port).empty()) candidates.push_back({&nic, &port, distance, node_distance});
   }
@@ -202,14 +200,16 @@ std::vector<LeftOut> left_out(const Topology& topology) {
 
 std::string why_no_rail(const Topology& topology) {
   if (topology.nics.empty())
-    return "this machine has no RDMA device (/sys/class/infiniband is empty); load the driver of its NIC, and "
+    return "this machine has no RDMA device (/sys/class/infiniband is empty); load the driver of its NIC, "
+           "and "
            "give "
            "containers the device (docker run --device /dev/infiniband)";
   if (!candidates_for(topology, {}).empty()) return {};
   std::string words = "no RDMA device can be used: ";
   const char* separator = "";
   for (const LeftOut& left : left_out(topology)) {
-    words += separator + left.device + (left.port == 0 ? "" : ":" + std::to_string(left.port)) + ": " + left.why;
+    words +=
+        separator + left.device + (left.port == 0 ? "" : ":" + std::to_string(left.port)) + ": " + left.why;
     separator = ". ";
   }
   return words;

@@ -25,9 +25,7 @@ bool take_hex(std::string_view& text, char separator, unsigned& number) {
   return true;
 }
 
-struct PciNumbers {
-  unsigned domain, bus, device, function;
-};
+struct PciNumbers { unsigned domain, bus, device, function; };
 
 bool parse_address(std::string_view text, PciNumbers& numbers) {
   return take_hex(text, ':', numbers.domain) && take_hex(text, ':', numbers.bus) &&
@@ -113,7 +111,8 @@ class Reader {
 
   bool is_gpu(const std::string& address) const {
     const auto vendor = sysfs::read_number(pci_device(address) + "/vendor", 0);
-    const auto kind = sysfs::read_number(pci_device(address) + "/class", 0);  // with the programming interface
+    const auto kind =
+        sysfs::read_number(pci_device(address) + "/class", 0);  // with the programming interface
     return vendor == kNvidia && kind && (*kind >> 8 == kVga || *kind >> 8 == k3d);
   }
 
@@ -131,8 +130,9 @@ class Reader {
   static bool is_software(const std::string& folder) {
     const std::vector<std::string> parts = sysfs::resolve(folder);
     const std::string_view virtual_devices[] = {"devices", "virtual"};
-    return sysfs::exists(folder + "/parent") || std::search(parts.begin(), parts.end(), std::begin(virtual_devices),
-                                                            std::end(virtual_devices)) != parts.end();
+    return sysfs::exists(folder + "/parent") ||
+           std::search(parts.begin(), parts.end(), std::begin(virtual_devices), std::end(virtual_devices)) !=
+               parts.end();
   }
 
   Nic read_nic(const std::string& name) const {
