@@ -9,6 +9,7 @@
 #pragma once
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -21,7 +22,11 @@
 class SysfsTree {
  public:
   explicit SysfsTree(const std::string& text = {}) {
-    std::string folder = (std::filesystem::temp_directory_path() / "kvxfer-sysfs-XXXXXX").string();
+    // In memory: hundreds of small files take seconds on a disk.
+    const bool has_shm = ::access("/dev/shm", W_OK) == 0;
+    std::string folder =
+        (has_shm ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) /
+        "kvxfer-sysfs-XXXXXX";
     if (::mkdtemp(folder.data()) == nullptr) throw std::runtime_error("no temporary folder");
     root_ = folder;
     add(text);

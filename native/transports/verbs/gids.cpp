@@ -147,11 +147,12 @@ std::vector<GidRow> read_gids(const std::string& device, int port, const std::st
   const bool is_infiniband = sysfs::read_line(folder + "/link_layer") == "InfiniBand";
   std::vector<GidRow> rows;
   for (const std::string& name : sysfs::names_in(folder + "/gids")) {
-    GidRow row;
-    const char* const end = name.data() + name.size();
-    if (std::from_chars(name.data(), end, row.index).ptr != end || row.index < 0) continue;
+    const std::optional<int> index = sysfs::index_of(name);
+    if (!index) continue;
     const std::optional<Gid> gid = parse_gid(sysfs::read_line(folder + "/gids/" + name));
     if (!gid || is_zero(*gid)) continue;  // most of the table
+    GidRow row;
+    row.index = *index;
     row.gid = *gid;
     // The kernel has one word for InfiniBand and RoCE v1.
     const std::string type = sysfs::read_line(folder + "/gid_attrs/types/" + name);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <memory>
 
@@ -73,6 +74,13 @@ std::vector<std::string> names_in(const std::string& folder) {
     if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
   std::sort(names.begin(), names.end(), natural_less);
   return names;
+}
+
+std::optional<int> index_of(std::string_view name) noexcept {
+  int index = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), index);
+  if (error != std::errc() || end != name.data() + name.size() || index < 0) return std::nullopt;
+  return index;
 }
 
 bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }

@@ -19,6 +19,9 @@ std::optional<std::int64_t> read_number(const std::string& path, int base = 10);
 // Of a folder, in natural order ("mlx5_2" before "mlx5_10"), without those that begin with a dot.
 std::vector<std::string> names_in(const std::string& folder);
 
+// Of what sysfs numbers: ports, rows of a table.
+std::optional<int> index_of(std::string_view name) noexcept;
+
 bool exists(const std::string& path);
 
 // The parts of the path, outermost first, with every link followed; none where it leads nowhere, or in a circle.

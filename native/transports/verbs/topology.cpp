@@ -63,16 +63,16 @@ std::vector<NumaNode> read_nodes(const std::string& root) {
   std::vector<NumaNode> nodes;
   const std::string folder = root + "/devices/system/node/";
   for (const std::string& name : sysfs::names_in(folder)) {
-    if (!name.starts_with("node")) continue;
+    const auto number = name.starts_with("node") ? sysfs::index_of(name.substr(4)) : std::nullopt;
+    if (!number) continue;
     NumaNode node;
-    const char* const end = name.data() + name.size();
-    if (std::from_chars(name.data() + 4, end, node.number).ptr != end || node.number < 0) continue;
+    node.number = *number;
     const std::string distances = sysfs::read_line(folder + name + "/distance");
     const char* at = distances.c_str();
     for (char* after = nullptr;; at = after) {
-      const long number = std::strtol(at, &after, 10);
+      const long distance = std::strtol(at, &after, 10);
       if (after == at) break;
-      node.distances.push_back(static_cast<int>(std::clamp(number, 0L, long{Topology::kFar})));
+      node.distances.push_back(static_cast<int>(std::clamp(distance, 0L, long{Topology::kFar})));
     }
     nodes.push_back(std::move(node));
   }
@@ -144,12 +144,9 @@ class Reader {
     if (nic.is_software) nic.place = {};  // some kernels give it its net device's
     nic.node_type = sysfs::read_line(folder + "/node_type");
     nic.physical_function = pci_path(sysfs::resolve(folder + "/device/physfn")).address();
-    for (const std::string& number : sysfs::names_in(folder + "/ports")) {
-      const char* const end = number.data() + number.size();
-      int index = 0;
-      if (std::from_chars(number.data(), end, index).ptr == end && index > 0)
-        nic.ports.push_back(read_port(folder, index));
-    }
+    for (const std::string& number : sysfs::names_in(folder + "/ports"))
+      if (const auto index = sysfs::index_of(number); index && *index > 0)
+        nic.ports.push_back(read_port(folder, *index));
     return nic;
   }
 
