@@ -151,7 +151,7 @@ std::string why_there(const Topology& topology, const MemoryPlace& memory, const
   const std::string what = memory.gpu.empty() ? "the memory" : "GPU " + pci_address(memory.gpu);
   std::string words(name_of(candidate.distance));
   if (candidate.distance <= Distance::kPhb)
-    words += ": between it and " + what + " is " + std::string(meaning_of(candidate.distance));
+    words += ": " + std::string(meaning_of(candidate.distance)) + " between it and " + what;
   else if (candidate.nic->is_software)
     words += ": it is a software device, which lies nowhere";
   else if (!memory.gpu.empty() && topology.find_gpu(memory.gpu) == nullptr)

@@ -229,7 +229,7 @@ std::string_view name_of(Distance distance) noexcept {
 std::string_view meaning_of(Distance distance) noexcept {
   switch (distance) {
     case Distance::kPix: return "at most one PCIe switch";
-    case Distance::kPxb: return "several PCIe switches, and no host bridge";
+    case Distance::kPxb: return "several PCIe switches and no host bridge";
     case Distance::kPhb: return "a PCIe host bridge";
     case Distance::kNode: return "the interconnect within a NUMA node";
     case Distance::kSys: return "the interconnect between NUMA nodes";
