@@ -404,6 +404,18 @@ TEST(parts_of_a_bond_that_are_devices_of_their_own_are_left_out) {
   CHECK_EQ(left_words(read_topology(tree.root())), "");
 }
 
+TEST(only_one_device_for_all_ports_of_one_card_makes_a_bond_a_rail) {
+  const std::string members = net_of("mlx5_0", "eth0", "bond0") + net_of("other", "eth1", "bond0") +
+                              bond("bond0", "802.3ad 4", "eth0 eth1");
+  // A bond that the card cannot have as one device: each port keeps its own.
+  const SysfsTree two_devices(nic("mlx5_0", "0000:5e:00.0") + nic("other", "0000:5e:00.1") + members);
+  CHECK_EQ(left_words(read_topology(two_devices.root())), "mlx5_0:1 other:1");
+  // The other part is a card without RDMA.
+  const SysfsTree two_cards(nic("mlx5_0", "0000:5e:00.0") +
+                            "$other = devices/pci0000:00/0000:00:01.0/0000:86:00.0\n" + members);
+  CHECK_EQ(left_words(read_topology(two_cards.root())), "mlx5_0:1");
+}
+
 TEST(a_virtual_function_is_a_rail_only_where_its_physical_one_is_none) {
   SysfsTree tree(nic("mlx5_0", "0000:01:00.0") + nic("mlx5_1", "0000:01:00.1") +
                  "$mlx5_1/physfn -> $mlx5_0\n");
@@ -423,19 +435,28 @@ TEST(a_virtual_function_is_a_rail_only_where_its_physical_one_is_none) {
 
 TEST(of_several_net_devices_the_ports_own_is_taken) {
   // A card that switches for its virtual functions shows their representors beside its own.
-  SysfsTree tree(nic("mlx5_0", "0000:01:00.0") + net_of("mlx5_0", "enp1s0f0npf0vf0") +
-                 net_of("mlx5_0", "enp1s0f0np0") + "$mlx5_0/net/enp1s0f0npf0vf0/phys_port_name = pf0vf0\n" +
-                 "$mlx5_0/net/enp1s0f0np0/phys_port_name = p0\n");
-  CHECK_EQ(read_topology(tree.root()).nics[0].ports[0].net_device, "enp1s0f0np0");
+  SysfsTree tree(nic("mlx5_0", "0000:01:00.0") + net_of("mlx5_0", "eth0") + net_of("mlx5_0", "eth1") +
+                 "$mlx5_0/net/eth0/phys_port_name = pf0vf0\n" + "$mlx5_0/net/eth1/phys_port_name = p0\n");
+  CHECK_EQ(read_topology(tree.root()).nics[0].ports[0].net_device, "eth1");
   // Two ports of one function.
   tree.add(
       "$mlx5_0/net/eth7/dev_port = 1\n$mlx5_0/infiniband/mlx5_0/ports/2/state = 4: ACTIVE\n"
       "$mlx5_0/infiniband/mlx5_0/ports/2/link_layer = Ethernet\n");
   const Topology two = read_topology(tree.root());
   REQUIRE_EQ(two.nics[0].ports.size(), 2);
-  CHECK_EQ(two.nics[0].ports[0].net_device, "enp1s0f0np0");
+  CHECK_EQ(two.nics[0].ports[0].net_device, "eth1");
   CHECK_EQ(two.nics[0].ports[1].net_device, "eth7");
   CHECK_EQ(near_words(rails_for(two, node(0))), "mlx5_0:1 mlx5_0:2 NODE");
+}
+
+TEST(a_software_device_lies_nowhere_though_its_net_device_does) {
+  // Kernels before 5.10 give it the place of that.
+  SysfsTree tree(nic("mlx5_0", "0000:01:00.0") + nic("rxe0", "0000:02:00.0") +
+                 "$rxe0/infiniband/rxe0/parent = eth0\n");
+  const RailChoice choice = rails_for(read_topology(tree.root()), node(0));
+  CHECK_EQ(near_words(choice), "mlx5_0:1 NODE");
+  REQUIRE_EQ(choice.rails.size(), 2);
+  CHECK_EQ(name_of(choice.rails[1].distance), "unknown");
 }
 
 TEST(of_two_far_nodes_the_nearer_one_serves) {
