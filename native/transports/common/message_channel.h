@@ -1,4 +1,5 @@
-// A rail's unix socket for what is not pages: whole messages of one size, each with at most one descriptor.
+// A rail's socket for what is not pages: whole messages of one size, each with at most one descriptor where it is a
+// unix socket.
 #pragma once
 
 #include <cstddef>

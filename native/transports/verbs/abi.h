@@ -50,7 +50,8 @@ struct PortAttributes {
   int gid_tbl_len;
   std::uint32_t port_cap_flags, max_msg_sz, bad_pkey_cntr, qkey_viol_cntr;
   std::uint16_t pkey_tbl_len, lid, sm_lid;
-  std::uint8_t lmc, max_vl_num, sm_sl, subnet_timeout, init_type_reply, active_width, active_speed, phys_state;
+  std::uint8_t lmc, max_vl_num, sm_sl, subnet_timeout, init_type_reply, active_width, active_speed,
+      phys_state;
   LinkLayer link_layer;
   std::uint8_t flags;
   std::uint16_t port_cap_flags2;
@@ -90,7 +91,15 @@ struct CompletionQueue {  // ibv_cq, as far as it is read
   int cqe;
 };
 
-enum class QueuePairState : int { kReset = 0, kInit, kReadyToReceive, kReadyToSend, kSqDrained, kSqError, kError };
+enum class QueuePairState : int {
+  kReset = 0,
+  kInit,
+  kReadyToReceive,
+  kReadyToSend,
+  kSqDrained,
+  kSqError,
+  kError
+};
 inline constexpr int kReliableConnection = 2;  // IBV_QPT_RC
 
 struct QueuePair {  // ibv_qp, as far as it is read
@@ -166,7 +175,7 @@ struct ScatterEntry {  // ibv_sge
   std::uint32_t length, lkey;
 };
 
-inline constexpr int kRdmaRead = 4;         // IBV_WR_RDMA_READ
+inline constexpr int kRdmaRead = 4;  // IBV_WR_RDMA_READ
 inline constexpr unsigned kSignaled = 1 << 1;  // IBV_SEND_SIGNALED
 
 struct SendRequest {  // ibv_send_wr
@@ -207,7 +216,8 @@ enum class WorkStatus : int {  // ibv_wc_status
   kGeneral = 21,
 };
 
-struct WorkCompletion {  // ibv_wc; where the status is an error id, status, qp_num and vendor_error are valid alone
+struct
+    WorkCompletion {  // ibv_wc; where the status is an error id, status, qp_num and vendor_error are valid alone
   std::uint64_t id;
   WorkStatus status;
   int opcode;
