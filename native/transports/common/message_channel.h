@@ -40,7 +40,7 @@ class MessageChannel {
 
   struct Received {
     std::span<const std::byte> message;  // until the next call; empty: nothing whole has come yet
-    UniqueFd fd;                         // if one came with it
+    UniqueFd fd;  // if one came with it
   };
   // The next whole message. Not ok: closed, or more descriptors than may come.
   Result<Received> receive();

@@ -20,7 +20,9 @@ class Chain {
 
   // `num_entries` of one READ's scatter list at most, and so many bytes.
   Chain(std::uint32_t num_entries, std::uint64_t most_read_nbytes)
-      : most_entries_(num_entries), most_read_nbytes_(most_read_nbytes), entries_(kMostChained * num_entries) {}
+      : most_entries_(num_entries),
+        most_read_nbytes_(most_read_nbytes),
+        entries_(kMostChained * num_entries) {}
 
   // An empty chain of up to `most` requests, of which the first gets the number `first_id`.
   void begin(std::uint32_t most, std::uint64_t first_id) noexcept {

@@ -1,9 +1,12 @@
 // A work of which requests are posted, or will be next; and a queue of them.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,8 +22,9 @@ struct Flight {
   std::shared_ptr<const KeyedSpans> remote;  // held, since its region may be detached meanwhile
   ReadCursor cursor;
   std::uint64_t end = 0;  // its queue pair's position behind its last request
-  std::uint32_t scratch = 0;  // kCheckFence: where the word lands
+  std::optional<std::uint32_t> scratch;  // kCheckFence: where the word lands
   bool is_posted = false;     // all of it, or nothing more of it will be
+  std::chrono::steady_clock::time_point stopped_at{};  // kCancelled
   Code code = Code::kOk;      // what it ends with when its requests have
   std::string why;
 
@@ -43,7 +47,9 @@ class Ring {
   bool empty() const noexcept { return size_ == 0; }
   std::size_t size() const noexcept { return size_; }
   T& operator[](std::size_t index) noexcept { return slots_[(first_ + index) & (slots_.size() - 1)]; }
-  const T& operator[](std::size_t index) const noexcept { return slots_[(first_ + index) & (slots_.size() - 1)]; }
+  const T& operator[](std::size_t index) const noexcept {
+    return slots_[(first_ + index) & (slots_.size() - 1)];
+  }
   T& front() noexcept { return (*this)[0]; }
   T& back() noexcept { return (*this)[size_ - 1]; }
   const T& back() const noexcept { return (*this)[size_ - 1]; }
@@ -55,6 +61,10 @@ class Ring {
   void pop() noexcept {
     front() = T();
     first_ = (first_ + 1) & (slots_.size() - 1);
+    --size_;
+  }
+  void pop_back() noexcept {
+    back() = T();
     --size_;
   }
 

@@ -17,8 +17,10 @@ Status Message::check(bool has_fd) const {
     return {Code::kRailFailed, "it sent a message of an unknown kind"};
   if (!is_hello()) return {};
   if (num_pairs == 0 || num_pairs > kMostPairs) return wrong("the number of its queue pairs");
-  if (mtu < static_cast<int>(abi::Mtu::k256) || mtu > static_cast<int>(abi::Mtu::k4096)) return wrong("its MTU");
-  if (link != abi::LinkLayer::kEthernet && link != abi::LinkLayer::kInfiniBand) return wrong("its link layer");
+  if (mtu < static_cast<int>(abi::Mtu::k256) || mtu > static_cast<int>(abi::Mtu::k4096))
+    return wrong("its MTU");
+  if (link != abi::LinkLayer::kEthernet && link != abi::LinkLayer::kInfiniBand)
+    return wrong("its link layer");
   for (std::size_t i = 0; i < num_pairs; ++i)
     if (pairs[i].number > kMost24Bits || pairs[i].first_packet > kMost24Bits)
       return wrong("a number of a queue pair has more than 24 bits");

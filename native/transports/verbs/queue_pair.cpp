@@ -28,12 +28,11 @@ Status QueuePair::init() {
   attributes.pkey_index = device_->options().pkey_index;
   attributes.port_num = device_->port();
   attributes.qp_access_flags = abi::kRemoteRead;
-  if (const int error =
-          device_->library().modify_qp(pair_, &attributes,
-                                       abi::kMaskState | abi::kMaskPkeyIndex | abi::kMaskPort | abi::kMaskAccess);
+  if (const int error = device_->library().modify_qp(
+          pair_, &attributes, abi::kMaskState | abi::kMaskPkeyIndex | abi::kMaskPort | abi::kMaskAccess);
       error != 0)
-    return failed_to(*device_, "a queue pair cannot be set up (is verbs.pkey_index right?): ibv_modify_qp to INIT",
-                     error);
+    return failed_to(
+        *device_, "a queue pair cannot be set up (is verbs.pkey_index right?): ibv_modify_qp to INIT", error);
   return {};
 }
 
@@ -60,10 +59,10 @@ Status QueuePair::connect(const Message& theirs, const PortAddress& ours) {
     address.grh.hop_limit = options.hop_limit;
     address.grh.traffic_class = options.traffic_class;
   }
-  if (const int error = device_->library().modify_qp(
-          pair_, &attributes,
-          abi::kMaskState | abi::kMaskAddress | abi::kMaskPathMtu | abi::kMaskDestQpn | abi::kMaskRqPsn |
-              abi::kMaskMaxDestReads | abi::kMaskMinRnrTimer);
+  if (const int error = device_->library().modify_qp(pair_, &attributes,
+                                                     abi::kMaskState | abi::kMaskAddress | abi::kMaskPathMtu |
+                                                         abi::kMaskDestQpn | abi::kMaskRqPsn |
+                                                         abi::kMaskMaxDestReads | abi::kMaskMinRnrTimer);
       error != 0)
     return failed_to(*device_, "no way leads to the address that it named: ibv_modify_qp to RTR", error);
   attributes = {};
@@ -72,11 +71,12 @@ Status QueuePair::connect(const Message& theirs, const PortAddress& ours) {
   attributes.timeout = options.timeout;
   attributes.retry_cnt = options.num_retries;
   attributes.rnr_retry = kRnrRetries;
-  attributes.max_rd_atomic = std::min(device_->num_reads_asked(), std::max<std::uint8_t>(theirs.num_reads, 1));
-  if (const int error = device_->library().modify_qp(
-          pair_, &attributes,
-          abi::kMaskState | abi::kMaskSqPsn | abi::kMaskTimeout | abi::kMaskRetries | abi::kMaskRnrRetries |
-              abi::kMaskMaxReads);
+  attributes.max_rd_atomic =
+      std::min(device_->num_reads_asked(), std::max<std::uint8_t>(theirs.num_reads, 1));
+  if (const int error =
+          device_->library().modify_qp(pair_, &attributes,
+                                       abi::kMaskState | abi::kMaskSqPsn | abi::kMaskTimeout |
+                                           abi::kMaskRetries | abi::kMaskRnrRetries | abi::kMaskMaxReads);
       error != 0)
     return failed_to(*device_, "ibv_modify_qp to RTS", error);
   return {};
@@ -87,6 +87,10 @@ void QueuePair::reset() noexcept {
   attributes.qp_state = abi::QueuePairState::kError;
   // Of a device that is gone it may fail: what is posted ends when the pair is destroyed.
   static_cast<void>(device_->library().modify_qp(pair_, &attributes, abi::kMaskState));
+}
+
+void QueuePair::destroy() noexcept {
+  if (pair_ != nullptr) device_->library().destroy_qp(std::exchange(pair_, nullptr));
 }
 
 void QueuePair::begin(Chain& chain, std::uint32_t most) const noexcept {
@@ -107,7 +111,8 @@ Status QueuePair::post(Chain& chain) {
 void QueuePair::complete(std::uint64_t position) noexcept {
   if (position <= completed_ || position > posted_) return;
   completed_ = position;
-  for (; !marks_.empty() && marks_.front().end <= position; marks_.pop()) completed_nbytes_ = marks_.front().nbytes;
+  for (; !marks_.empty() && marks_.front().end <= position; marks_.pop())
+    completed_nbytes_ = marks_.front().nbytes;
 }
 
 // ---- all of a peer's ----
@@ -131,7 +136,8 @@ Status QueuePairs::open() {
   pairs_.reserve(num_pairs);
   for (std::size_t i = 0; i < num_pairs; ++i) {
     std::uint32_t first_packet = 0;
-    if (Status drawn = fill_random(std::as_writable_bytes(std::span(&first_packet, 1))); !drawn.ok()) return drawn;
+    if (Status drawn = fill_random(std::as_writable_bytes(std::span(&first_packet, 1))); !drawn.ok())
+      return drawn;
     abi::QueuePairInit init{};
     init.send_cq = init.recv_cq = cq_;
     init.capacity = {.max_send_wr = device_->num_requests(),
@@ -142,24 +148,24 @@ Status QueuePairs::open() {
     init.qp_type = abi::kReliableConnection;
     abi::QueuePair* const pair = library.create_qp(device_->domain(), &init);
     if (pair == nullptr)
-      return failed_to(*device_, "it has no room for another queue pair (fewer of verbs.queue_pairs need less): "
-                                 "ibv_create_qp", errno);
+      return failed_to(*device_,
+                       "it has no room for another queue pair (fewer of verbs.queue_pairs need less): "
+                       "ibv_create_qp",
+                       errno);
     pairs_.emplace_back(*device_, pair, i, first_packet & 0xff'ffff);
     if (Status ready = pairs_.back().init(); !ready.ok()) return ready;
   }
   return {};
 }
 
-QueuePairs::~QueuePairs() {
-  drop_from(0);
-  if (cq_ != nullptr) device_->library().destroy_cq(cq_);
+QueuePairs::~QueuePairs() { destroy(); }
+
+void QueuePairs::destroy() noexcept {
+  for (QueuePair& pair : pairs_) pair.destroy();
+  if (cq_ != nullptr) device_->library().destroy_cq(std::exchange(cq_, nullptr));
 }
 
-void QueuePairs::drop_from(std::size_t first) noexcept {
-  for (; pairs_.size() > first; pairs_.pop_back()) device_->library().destroy_qp(pairs_.back().raw());
-}
-
-Status QueuePairs::introduce(Message& hello) {
+void QueuePairs::introduce(Message& hello) const {
   const std::string& name = device_->name();
   std::copy_n(name.begin(), std::min(name.size(), hello.device.size() - 1), hello.device.begin());
   hello.gid = address_.gid;
@@ -169,15 +175,15 @@ Status QueuePairs::introduce(Message& hello) {
   hello.num_reads = device_->num_reads_served();
   hello.num_pairs = static_cast<std::uint8_t>(pairs_.size());
   for (std::size_t i = 0; i < pairs_.size(); ++i) hello.pairs[i] = pairs_[i].address();
-  return {};
 }
 
 Status QueuePairs::connect(const Message& theirs) {
   if (theirs.link != device_->link())
-    return {Code::kRailFailed, device_->name() + " and its " + theirs.device_name() +
-                                   " are of different networks (InfiniBand and Ethernet): name devices of one by "
-                                   "verbs.devices"};
-  drop_from(std::min<std::size_t>(pairs_.size(), theirs.num_pairs));
+    return {Code::kRailFailed,
+            device_->name() + " and its " + theirs.device_name() +
+                " are of different networks (InfiniBand and Ethernet): name devices of one by "
+                "verbs.devices"};
+  for (; pairs_.size() > theirs.num_pairs; pairs_.pop_back()) pairs_.back().destroy();
   for (QueuePair& pair : pairs_)
     if (Status connected = pair.connect(theirs, address_); !connected.ok()) return connected;
   return {};
@@ -198,7 +204,8 @@ bool QueuePairs::owns(const abi::AsyncEvent& event) const noexcept {
 }
 
 std::size_t QueuePairs::poll(std::span<abi::WorkCompletion> completions) noexcept {
-  const int num = device_->context()->operations.poll_cq(cq_, static_cast<int>(completions.size()), completions.data());
+  const int num =
+      device_->context()->operations.poll_cq(cq_, static_cast<int>(completions.size()), completions.data());
   return num < 0 ? 0 : static_cast<std::size_t>(num);
 }
 

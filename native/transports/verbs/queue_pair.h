@@ -20,7 +20,9 @@ inline constexpr unsigned kPositionBits = 56;
 inline std::uint64_t request_id(std::size_t pair, std::uint64_t position) noexcept {
   return std::uint64_t{pair} << kPositionBits | position;
 }
-inline std::size_t pair_of(std::uint64_t id) noexcept { return static_cast<std::size_t>(id >> kPositionBits); }
+inline std::size_t pair_of(std::uint64_t id) noexcept {
+  return static_cast<std::size_t>(id >> kPositionBits);
+}
 inline std::uint64_t position_of(std::uint64_t id) noexcept {
   return id & ((std::uint64_t{1} << kPositionBits) - 1);
 }
@@ -31,12 +33,13 @@ class QueuePair {
   static constexpr std::uint64_t kMostNbytes = 4 * 1024 * 1024;
   static constexpr std::size_t kMostChains = 32, kMostFlights = 64;
 
-  QueuePair(const Device& device, abi::QueuePair* pair, std::size_t index, std::uint32_t first_packet) noexcept
+  QueuePair(const Device& device, abi::QueuePair* pair, std::size_t index,
+            std::uint32_t first_packet) noexcept
       : device_(&device), pair_(pair), index_(index), first_packet_(first_packet) {}
   QueuePair(QueuePair&& other) noexcept = default;
   QueuePair(const QueuePair&) = delete;
 
-  abi::QueuePair* raw() const noexcept { return pair_; }
+  abi::QueuePair* raw() const noexcept { return pair_; }  // null: destroyed
   PairAddress address() const noexcept { return {pair_->qp_num, first_packet_}; }
 
   // ---- its states
@@ -44,6 +47,7 @@ class QueuePair {
   Status connect(const Message& theirs, const PortAddress& ours);
   // What is posted is flushed; nothing of it lands any more once it has completed.
   void reset() noexcept;
+  void destroy() noexcept;
 
   // ---- requests
   bool has_room() const noexcept {
@@ -94,11 +98,13 @@ class QueuePairs {
   auto begin() const noexcept { return pairs_.begin(); }
   auto end() const noexcept { return pairs_.end(); }
 
-  // Our half of the hello. Not ok: the port has no address now.
-  Status introduce(Message& hello);
+  // Our half of the hello.
+  void introduce(Message& hello) const;
   // As many as the peer has, too; the others go.
   Status connect(const Message& theirs);
   void reset() noexcept;
+  // Afterwards the device touches nothing for them; what their works were stays here to be told.
+  void destroy() noexcept;
   bool is_drained() const noexcept;
   bool owns(const abi::AsyncEvent& event) const noexcept;
 
@@ -109,7 +115,6 @@ class QueuePairs {
  private:
   explicit QueuePairs(std::shared_ptr<const Device> device) : device_(std::move(device)) {}
   Status open();
-  void drop_from(std::size_t first) noexcept;
 
   const std::shared_ptr<const Device> device_;
   PortAddress address_;

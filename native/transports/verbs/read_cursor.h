@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kvxfer/copy_program.h"
+#include "kvxfer/half_loop.h"
 #include "kvxfer/transport.h"
 #include "transports/verbs/chain.h"
 #include "transports/verbs/registration.h"
@@ -18,11 +19,12 @@ class ReadCursor {
     kDone,     // all of the piece is named
     kFull,     // the chain is
     kTired,    // as many runs were looked at as were allowed
-    kOutside,  // a run is in no span: where() says at which end
+    kOutside,  // a run is in no span: outside() says at which end
   };
 
   ReadCursor() = default;
-  ReadCursor(const Move& move, std::uint32_t piece, const KeyedSpans& remote, const KeyedSpans& local) noexcept
+  ReadCursor(const Move& move, std::uint32_t piece, const KeyedSpans& remote,
+             const KeyedSpans& local) noexcept
       : move_(&move), piece_(move.grid.piece(piece)), remote_(&remote), local_(&local) {}
 
   // Adds what comes next to the chain, and takes from `num_runs` what it looked at.
@@ -38,8 +40,9 @@ class ReadCursor {
                                   move_->dst_ids[first + pair_]);
         for (; i_ < loop.counts[0]; ++i_, j_ = 0)
           for (; j_ < loop.counts[1]; ++j_, within_ = 0) {
-            const Stop stop = add(chain, num_runs, cell.src + i_ * loop.src_strides[0] + j_ * loop.src_strides[1],
-                                  cell.dst + i_ * loop.dst_strides[0] + j_ * loop.dst_strides[1], loop.nbytes);
+            const Stop stop =
+                add(chain, num_runs, cell.src + i_ * loop.src_strides[0] + j_ * loop.src_strides[1],
+                    cell.dst + i_ * loop.dst_strides[0] + j_ * loop.dst_strides[1], loop.nbytes);
             if (stop != Stop::kDone) return stop;
           }
       }
@@ -52,7 +55,8 @@ class ReadCursor {
 
  private:
   // What is left of a run.
-  Stop add(Chain& chain, std::uint32_t& num_runs, std::uint64_t src, std::uint64_t dst, std::uint64_t nbytes) noexcept {
+  Stop add(Chain& chain, std::uint32_t& num_runs, std::uint64_t src, std::uint64_t dst,
+           std::uint64_t nbytes) noexcept {
     while (within_ < nbytes) {
       if (num_runs == 0) return Stop::kTired;
       --num_runs;
@@ -69,8 +73,9 @@ class ReadCursor {
       std::uint64_t num = nbytes - within_;
       if (num > src_span_->end - from) num = src_span_->end - from;
       if (num > dst_span_->end - to) num = dst_span_->end - to;
-      const std::uint64_t added = chain.add(src_span_->address + (from - src_span_->offset), src_span_->key,
-                                            dst_span_->address + (to - dst_span_->offset), dst_span_->key, num);
+      const std::uint64_t added =
+          chain.add(src_span_->address + (from - src_span_->offset), src_span_->key,
+                    dst_span_->address + (to - dst_span_->offset), dst_span_->key, num);
       if (added == 0) return Stop::kFull;
       within_ += added;
     }

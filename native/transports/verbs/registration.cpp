@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -30,21 +31,26 @@ std::string in_words(std::uint64_t nbytes) {
 // Why memory could not be registered, and what to do.
 Status refused(const Device& device, std::uint64_t nbytes, int error) {
   const std::string what = "verbs: " + device.name() + " could not register " + in_words(nbytes);
-  if (error != ENOMEM && error != EAGAIN && error != EPERM) return Status::from_errno(what + ": ibv_reg_mr", error);
+  if (error != ENOMEM && error != EAGAIN && error != EPERM)
+    return Status::from_errno(what + ": ibv_reg_mr", error);
   rlimit limit{};
   if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-    return {Code::kExhausted, what + ": this process may lock " + in_words(limit.rlim_cur) +
-                                  " of memory (RLIMIT_MEMLOCK): raise that by `ulimit -l unlimited`, in a unit of "
-                                  "systemd by LimitMEMLOCK=infinity, in a container by `--ulimit memlock=-1`"};
-  return {Code::kExhausted, what + ": the system has no memory for it, or the device no more registrations: register "
-                                   "fewer, larger regions"};
+    return {Code::kExhausted,
+            what + ": this process may lock " + in_words(limit.rlim_cur) +
+                " of memory (RLIMIT_MEMLOCK): raise that by `ulimit -l unlimited`, in a unit of "
+                "systemd by LimitMEMLOCK=infinity, in a container by `--ulimit memlock=-1`"};
+  return {Code::kExhausted,
+          what +
+              ": the system has no memory for it, or the device no more registrations: register "
+              "fewer, larger regions"};
 }
 
 }  // namespace
 
 const KeyedSpan* KeyedSpans::find(std::uint64_t offset) const noexcept {
-  const auto after = std::upper_bound(spans_.begin(), spans_.end(), offset,
-                                      [](std::uint64_t at, const KeyedSpan& span) { return at < span.offset; });
+  const auto after =
+      std::upper_bound(spans_.begin(), spans_.end(), offset,
+                       [](std::uint64_t at, const KeyedSpan& span) { return at < span.offset; });
   if (after == spans_.begin() || !std::prev(after)->contains(offset)) return nullptr;
   return &*std::prev(after);
 }
@@ -56,9 +62,11 @@ Result<std::shared_ptr<const Registration>> Registration::create(std::shared_ptr
     MemorySpan span = region.spans[i];
     for (++i; i < region.spans.size() && region.spans[i].offset == span.offset + span.nbytes; ++i)
       span.nbytes += region.spans[i].nbytes;
-    const std::uint64_t most = std::max<std::uint64_t>(made->device_->most_registered_nbytes(), 4096) / 4096 * 4096;
+    const std::uint64_t most =
+        std::max<std::uint64_t>(made->device_->most_registered_nbytes(), 4096) / 4096 * 4096;
     for (std::uint64_t at = 0; at < span.nbytes; at += most)
-      if (Status added = made->add(region.base, span.offset + at, std::min(span.nbytes - at, most)); !added.ok())
+      if (Status added = made->add(region.base, span.offset + at, std::min(span.nbytes - at, most));
+          !added.ok())
         return added;
   }
   if (made->regions_.size() > kMostSpans)
@@ -77,7 +85,9 @@ Status Registration::add(std::byte* base, std::uint64_t offset, std::uint64_t nb
   Result<abi::MemoryRegion*> added = add_to_device(base + offset, nbytes);
   if (!added.ok()) return added.status();
   regions_.push_back(added.value());
-  local_.push_back({offset, offset + nbytes, reinterpret_cast<std::uintptr_t>(base + offset), added.value()->lkey});
+  const auto address = reinterpret_cast<std::uintptr_t>(base + offset);
+  local_.push_back({offset, offset + nbytes, address, added.value()->lkey});
+  remote_.push_back({offset, offset + nbytes, address, added.value()->rkey});
   return {};
 }
 
@@ -105,8 +115,8 @@ RegionKeys Registration::keys() const {
   RegionKeys out(sizeof head + regions_.size() * sizeof(WireSpan));
   std::memcpy(out.data(), &head, sizeof head);
   for (std::size_t i = 0; i < regions_.size(); ++i) {
-    const KeyedSpan& span = local_.all()[i];
-    const WireSpan told{span.offset, span.end - span.offset, span.address, regions_[i]->rkey, 0};
+    const KeyedSpan& span = remote_.all()[i];
+    const WireSpan told{span.offset, span.end - span.offset, span.address, span.key, 0};
     std::memcpy(out.data() + sizeof head + i * sizeof told, &told, sizeof told);
   }
   return out;

@@ -43,8 +43,9 @@ class Registration {
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
 
-  const KeyedSpans& local() const noexcept { return local_; }  // keys of the region's owner
-  RegionKeys keys() const;  // of peers
+  const KeyedSpans& local() const noexcept { return local_; }  // with keys for requests of ours
+  const KeyedSpans& remote() const noexcept { return remote_; }  // for those of peers
+  RegionKeys keys() const;  // remote(), as it goes to peers
   bool is_writable() const noexcept { return writable_; }
 
  private:
@@ -54,7 +55,7 @@ class Registration {
 
   const std::shared_ptr<const Device> device_;
   std::vector<abi::MemoryRegion*> regions_;
-  KeyedSpans local_;
+  KeyedSpans local_, remote_;
   bool writable_ = true;
 };
 
