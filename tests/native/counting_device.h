@@ -198,6 +198,7 @@ class Fabric {
     if (pair.state == abi::QueuePairState::kError) return !flushes_held_;
     return pair.state == abi::QueuePairState::kReadyToSend && !is_held(pair);
   }
+  static void land(const Request& request, const std::byte* from, bool half);
   void move_one(Pair& pair);
   void move_some(Queue& queue);
   void go_on_while_armed(Queue& queue);
@@ -795,6 +796,13 @@ inline std::optional<abi::WorkStatus> Fabric::judge(const Pair& pair, const Requ
   return std::nullopt;
 }
 
+inline void Fabric::land(const Request& request, const std::byte* from, bool half) {
+  for (const abi::ScatterEntry& entry : request.entries) {
+    std::memcpy(reinterpret_cast<void*>(entry.address), from, half ? entry.length / 2 : entry.length);
+    from += entry.length;
+  }
+}
+
 inline void Fabric::move_one(Pair& pair) {
   Request& request = pair.requests.front();
   std::optional<abi::WorkStatus> wrong;
@@ -802,10 +810,15 @@ inline void Fabric::move_one(Pair& pair) {
   if (pair.state == abi::QueuePairState::kError) {
     wrong = abi::WorkStatus::kFlushed;
   } else {
-    if (failure_ && failure_->second-- == 0) wrong = std::exchange(failure_, std::nullopt)->first;
+    if (failure_ && !request.began && failure_->second-- == 0)
+      wrong = std::exchange(failure_, std::nullopt)->first;
     if (!wrong) wrong = judge(pair, request, &from);
   }
   if (wrong) {
+    // What was on its way when a queue pair was reset may land until its flush is told.
+    if (*wrong == abi::WorkStatus::kFlushed && random_.chance(50) && !is_held(pair) &&
+        !judge(pair, request, &from))
+      land(request, from, false);
     pair.state = abi::QueuePairState::kError;
     complete(pair, request, *wrong);
     pair.requests.pop_front();
@@ -813,10 +826,7 @@ inline void Fabric::move_one(Pair& pair) {
   }
   // Some bytes of a request land before it completes.
   const bool half = !request.began && !limits_.at_once && random_.chance(10);
-  for (const abi::ScatterEntry& entry : request.entries) {
-    std::memcpy(reinterpret_cast<void*>(entry.address), from, half ? entry.length / 2 : entry.length);
-    from += entry.length;
-  }
+  land(request, from, half);
   request.began = true;
   if (half) return;
   complete(pair, request, abi::WorkStatus::kSuccess);

@@ -15,8 +15,8 @@ using namespace kvxfer;
 using counting_device::Fabric;
 
 // A rail on the first port of a device; "" for the first device.
-inline std::unique_ptr<Transport> make_rail(Reactor& reactor, const FenceTable& fences,
-                                            const std::string& device, verbs::Options options = {}) {
+inline std::unique_ptr<VerbsTransport> make_rail(Reactor& reactor, const FenceTable& fences,
+                                                 const std::string& device, verbs::Options options = {}) {
   options.devices = device;
   const Result<const verbs::Library*> library = verbs::Library::load();
   REQUIRE_OK(library);

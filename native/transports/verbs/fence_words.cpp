@@ -34,6 +34,10 @@ Result<KeyedSpan> FenceWords::share(const FenceSlotRange& slots) {
     region.spans = {{slots.first * sizeof(std::uint64_t), slots.nbytes()}};
     Result<std::shared_ptr<const Registration>> registered = Registration::create(device_, region);
     if (!registered.ok()) return registered.status();
+    if (registered.value()->remote().all().size() != 1)
+      return Status(Code::kUnsupported, device_->name() + " registers no more than " +
+                                            std::to_string(device_->most_registered_nbytes()) +
+                                            " bytes at once, too few for the fence table");
     registration = std::move(registered).value();
   }
   // Peers have its key as they have those of regions.

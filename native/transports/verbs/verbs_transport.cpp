@@ -528,9 +528,7 @@ void VerbsTransport::on_device_event(const verbs::abi::AsyncEvent& event) {
       if (event.element.port_num == device_->port() && !is_dead_) lost_why_.clear();
       return;
     case verbs::abi::EventKind::kCqError:
-    case verbs::abi::EventKind::kQpFatal:
-    case verbs::abi::EventKind::kQpRequestError:
-    case verbs::abi::EventKind::kQpAccessError: {
+    case verbs::abi::EventKind::kQpFatal: {
       Peer* whose = nullptr;
       for_each_peer([&](Peer& peer) {
         if (peer.pairs != nullptr && peer.pairs->owns(event)) whose = &peer;
@@ -538,7 +536,9 @@ void VerbsTransport::on_device_event(const verbs::abi::AsyncEvent& event) {
       if (whose != nullptr) fail(*whose, what);
       return;
     }
-    default: return;  // addresses are asked for anew with each peer
+    // Addresses are asked for anew with each peer. A peer whose request was refused here hears it with the reason, and
+    // ends the rail; were it told first that the rail has ended, it would not know why.
+    default: return;
   }
 }
 
