@@ -815,30 +815,6 @@ TEST(devices_are_chosen_by_name_and_by_their_ports) {
   CHECK(says({Code::kUnsupported, names_of("nic1")}, "nic1 port 1: not active"));
 }
 
-TEST(gids_are_ranked_by_who_reaches_them) {
-  using verbs::GidType;
-  using verbs::rank_of;
-  const auto gid = [](std::initializer_list<std::uint8_t> first) {
-    verbs::abi::Gid made{};
-    std::copy(first.begin(), first.end(), made.raw);
-    made.raw[15] = 1;
-    return made;
-  };
-  const auto ipv4 = gid({0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10}), global = gid({0x20, 1}),
-             link = gid({0xfe, 0x80});
-  const auto ethernet = verbs::abi::LinkLayer::kEthernet;
-  const int descending[] = {
-      rank_of(ipv4, GidType::kRoceV2, ethernet),    rank_of(global, GidType::kRoceV2, ethernet),
-      rank_of(link, GidType::kRoceV2, ethernet),    rank_of(ipv4, GidType::kUnknown, ethernet),
-      rank_of(global, GidType::kUnknown, ethernet), rank_of(link, GidType::kUnknown, ethernet),
-      rank_of(ipv4, GidType::kRoceV1, ethernet),    rank_of(global, GidType::kRoceV1, ethernet),
-      rank_of(link, GidType::kRoceV1, ethernet),    0};
-  CHECK(std::is_sorted(std::rbegin(descending), std::rend(descending)));
-  CHECK(std::adjacent_find(std::begin(descending), std::end(descending)) == std::end(descending));
-  CHECK_EQ(rank_of(verbs::abi::Gid{}, GidType::kRoceV2, ethernet), 0);
-  CHECK_EQ(rank_of(link, GidType::kUnknown, verbs::abi::LinkLayer::kInfiniBand), 1);
-}
-
 TEST(a_gid_that_is_named_is_used_and_one_that_is_not_there_refused) {
   Fabric fabric;
   for (const int index : {0, 1, 2, 9}) {

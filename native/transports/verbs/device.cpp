@@ -41,10 +41,6 @@ class DeviceList {
   abi::Device** const list_;
 };
 
-bool starts_with(const abi::Gid& gid, std::initializer_list<std::uint8_t> bytes) noexcept {
-  return std::equal(bytes.begin(), bytes.end(), gid.raw);
-}
-
 std::uint32_t nbytes_of(abi::Mtu mtu) noexcept { return 128u << static_cast<int>(mtu); }
 
 std::uint8_t least(int device, std::uint32_t wished, std::uint32_t fallback) noexcept {
@@ -53,18 +49,6 @@ std::uint8_t least(int device, std::uint32_t wished, std::uint32_t fallback) noe
 }
 
 }  // namespace
-
-int rank_of(const abi::Gid& gid, GidType type, abi::LinkLayer link) noexcept {
-  if (std::all_of(std::begin(gid.raw), std::end(gid.raw), [](std::uint8_t byte) { return byte == 0; }))
-    return 0;
-  if (link != abi::LinkLayer::kEthernet) return 1;  // in the order of the table
-  // RoCE v2 over an IPv4 address is what networks are set up for; what is local to a link passes no router; version 1
-  // none either, and many devices no longer have it.
-  const bool is_ipv4 = starts_with(gid, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff});
-  const bool is_of_link = starts_with(gid, {0xfe, 0x80});
-  const int address = is_ipv4 ? 3 : is_of_link ? 1 : 2;
-  return (type == GidType::kRoceV2 ? 10 : type == GidType::kUnknown ? 5 : 0) + address;
-}
 
 Result<std::vector<std::shared_ptr<Device>>> Device::open_all(const Library& library,
                                                               const Options& options) {
@@ -167,27 +151,26 @@ Result<PortAddress> Device::address() const {
   if (now.state != abi::PortState::kActive)
     return Status(Code::kRailFailed, name_ + " is not active: is its cable in, and its interface up?");
   address.lid = now.lid;
-  if (options_.gid_index >= 0) {
-    if (options_.gid_index >= now.gid_tbl_len || options_.gid_index > 255)
-      return Status(Code::kInvalidArgument, name_ + " has " + std::to_string(now.gid_tbl_len) +
-                                                " GIDs: verbs.gid_index names none of them");
-    address.gid_index = static_cast<std::uint8_t>(options_.gid_index);
-    if (const int error = library_.query_gid(context_, port_, options_.gid_index, &address.gid); error != 0)
-      return Status::from_errno("ibv_query_gid of " + name_, error);
-    return address;
-  }
-  int best = 0;
+  std::vector<GidRow> rows;
   for (int i = 0; i < std::min(now.gid_tbl_len, 256); ++i) {
     abi::Gid gid{};
     if (library_.query_gid(context_, port_, i, &gid) != 0) continue;
-    const int rank = rank_of(gid, library_.gid_type(device_name_.c_str(), port_, i), link());
-    if (rank <= best) continue;
-    best = rank;
-    address.gid = gid;
-    address.gid_index = static_cast<std::uint8_t>(i);
+    GidRow& row = rows.emplace_back();
+    row.index = i;
+    std::copy(std::begin(gid.raw), std::end(gid.raw), row.gid.begin());
+    row.type = link() == abi::LinkLayer::kEthernet ? library_.gid_type(device_name_.c_str(), port_, i)
+                                                   : GidType::kInfiniBand;
   }
-  if (best == 0 && link() == abi::LinkLayer::kEthernet)
-    return Status(Code::kRailFailed, name_ + " has no GID: give its interface an address");
+  const GidRanking ranking = rank_gids(
+      rows, options_.gid_index < 0 ? std::nullopt : std::optional<int>(options_.gid_index));
+  if (!ranking.candidates.empty()) {
+    const GidRow& row = ranking.candidates.front().row;
+    std::copy(row.gid.begin(), row.gid.end(), address.gid.raw);
+    address.gid_index = static_cast<std::uint8_t>(row.index);
+  } else if (link() == abi::LinkLayer::kEthernet || options_.gid_index >= 0) {
+    return Status(Code::kRailFailed, name_ + ": " + ranking.why_none +
+                                         (options_.gid_index >= 0 ? " (verbs.gid_index)" : ""));
+  }
   return address;
 }
 

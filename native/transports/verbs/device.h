@@ -20,9 +20,6 @@ struct PortAddress {
   std::uint16_t lid = 0;
 };
 
-// The GID that a peer most likely reaches: higher is better, 0 is none.
-int rank_of(const abi::Gid& gid, GidType type, abi::LinkLayer link) noexcept;
-
 class Device {
  public:
   // One for each port that is active, of the devices that the options name; kUnsupported: there is none.

@@ -8,11 +8,9 @@
 
 #include "kvxfer/status.h"
 #include "transports/verbs/abi.h"
+#include "transports/verbs/gids.h"
 
 namespace kvxfer::verbs {
-
-// What kind of address a GID is; of RoCE v2 its packets are UDP's, which routers carry.
-enum class GidType : std::uint8_t { kUnknown, kInfiniBand, kRoceV1, kRoceV2 };
 
 // Functions of libibverbs by the names that it exports. Those that return int return 0, or an errno.
 struct Library {
