@@ -174,9 +174,10 @@ struct Rails {
     });
   }
   std::string down_words(PeerId which) {
+    REQUIRE(run_until([&] { return is_down(which); }));
     for (const Completion& each : dst.completions)
       if (each.kind == CompletionKind::kRailDown && each.peer == which) return each.detail;
-    return "it is up";
+    return {};
   }
 
   Fabric fabric;
@@ -318,7 +319,6 @@ TEST(an_error_of_a_request_costs_the_rail_to_that_peer_alone) {
       CHECK_EQ(rails.code_of(work), Code::kRailFailed);
     }
     CHECK(num_failed > 0);
-    REQUIRE(rails.is_down(rails.peer));
     const Status down(Code::kRailFailed, rails.down_words(rails.peer));
     for (const char* words : failure.words) CHECK(says(down, words));
     for (const char* words : {"verbs: the rail to b is down", "nic1 port 1", "READ of layer 0, 32 blocks"})
