@@ -18,18 +18,20 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from kvxfer.connectors.common.compute_stream import TorchStream
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.scheduler_half import SchedulerHalf
+from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.step import Step
+from kvxfer.connectors.common.worker_half import WorkerHalf
 from kvxfer.connectors.vllm.cache_groups import groups_of
-from kvxfer.connectors.vllm.compute_stream import TorchStream
-from kvxfer.connectors.vllm.place import Place
-from kvxfer.connectors.vllm.scheduler_half import SchedulerHalf
-from kvxfer.connectors.vllm.settings import Settings
-from kvxfer.connectors.vllm.statistics import Metrics, TransferStatistics
-from kvxfer.connectors.vllm.step import RankMetadata, RanksMetadata, StepMetadata
-from kvxfer.connectors.vllm.worker_half import WorkerHalf
+from kvxfer.connectors.vllm.cache_tensors import ModelCache, memory_of
+from kvxfer.connectors.vllm.metadata import RankMetadata, RanksMetadata, StepMetadata
+from kvxfer.connectors.vllm.metrics import Metrics, TransferStatistics
+from kvxfer.connectors.vllm.request import VllmRequest
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import ModelConfig
     from vllm.config.kv_transfer import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
     from vllm.forward_context import ForwardContext
@@ -50,7 +52,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        settings = Settings.of(self._kv_transfer_config.kv_connector_extra_config)
+        settings = _settings(self._kv_transfer_config.kv_connector_extra_config)
         groups = groups_of(kv_cache_config)
         _require_supported(vllm_config)
         engine_id = str(self._kv_transfer_config.engine_id)
@@ -80,10 +82,11 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
                 engine_id, roles.is_kv_producer, roles.is_kv_consumer, groups, settings
             )
         else:
-            place = _place(vllm_config, kv_cache_config, engine_id, settings)
+            self._place = place = _place(vllm_config, engine_id)
+            self._groups = groups
+            self._cache = ModelCache.of(vllm_config, kv_cache_config.num_blocks, settings.model)
             stream = None if place.gpu is None else TorchStream(place.gpu)
-            self._worker = WorkerHalf(place, groups, settings, stream)
-            self._own_place = place.pp_rank, place.tp_rank
+            self._worker = WorkerHalf(place, settings, stream)
             self._has_told_rank = False
 
     # ---- beside the scheduler ---------------------------------------------------------------
@@ -97,7 +100,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         # Behind a MultiConnector it may be another child's; ours come with the first step then.
-        ours = {place: each for place, each in metadata.items() if isinstance(each, RankMetadata)}
+        ours = {place: each.rank for place, each in metadata.items() if isinstance(each, RankMetadata)}
         if ours:
             self._deciding.set_ranks(ours)
 
@@ -106,24 +109,30 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         return self._brings_states
 
     def on_new_request(self, request: Request) -> None:
-        self._deciding.arrived(request)
+        self._deciding.arrived(VllmRequest(request))
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        count = self._deciding.num_external_tokens(request, num_computed_tokens)
+        count = self._deciding.num_external_tokens(VllmRequest(request), num_computed_tokens)
         return count, bool(count) and not self._waits
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        self._deciding.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        self._deciding.allocated(VllmRequest(request), blocks.get_block_ids(), num_external_tokens)
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         return tuple(self._kv_cache_config.transfer_group_ids)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        return self._deciding.step(scheduler_output)
+        blocks = scheduler_output.kv_connector_block_state
+        step = self._deciding.step(
+            scheduler_output.num_scheduled_tokens,
+            scheduler_output.preempted_req_ids or set(),
+            lambda request_id: None if blocks is None else blocks.get_block_ids(request_id),
+        )
+        return StepMetadata(step)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         workers = connector_output.kv_connector_worker_meta
@@ -132,12 +141,13 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self._deciding.received(connector_output.finished_recving or set())
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self._deciding.finished(request, (block_ids,))
+        return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._deciding.finished(request, block_ids)
+        seen = VllmRequest(request)
+        return self._deciding.finished(seen, block_ids, seen.is_whole)
 
     # ---- beside a worker --------------------------------------------------------------------
 
@@ -146,26 +156,30 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._worker is not None, "this connector was made for the scheduler"
         return self._worker
 
+    @property
+    def _step(self) -> Step:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StepMetadata)
+        return metadata.step
+
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        self._moving.register(kv_caches)
+        self._moving.register(memory_of(self._groups, kv_caches, self._cache, self._place))
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return self._moving.rank
+        return RankMetadata(self._moving.rank)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         assert isinstance(kv_connector_metadata, StepMetadata)
-        self._moving.before_forward(kv_connector_metadata)
+        self._moving.before_forward(kv_connector_metadata.step)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         if self._has_told_rank:
             return None
         self._has_told_rank = True
-        return RanksMetadata({self._own_place: self._moving.rank})
+        return RanksMetadata({(self._place.pp_rank, self._place.tp_rank): self._moving.rank})
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        step = self._get_connector_metadata()
-        assert isinstance(step, StepMetadata)
-        self._moving.step(step)
+        self._moving.step(self._step)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         if self._waits:
@@ -183,9 +197,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
         self._moving.after_forward(whole=sys.exc_info()[0] is None)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        step = self._get_connector_metadata()
-        assert isinstance(step, StepMetadata)
-        results = self._moving.collect(finished_req_ids, step.num_running)
+        results = self._moving.collect(finished_req_ids, self._step.num_running)
         if self._reports_blocks:
             self._invalid_block_ids.update(*results.failed.values())
         return KVConnectorTransferResults(
@@ -202,7 +214,7 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         # A graph of a whole forward would not wait for what it loads. What a push lets go by layers goes
         # at the end of such a one.
-        return Settings.of(extra_config).waits
+        return _settings(extra_config).waits
 
     # ---- sleep, from vLLM 0.33 on -----------------------------------------------------------
 
@@ -219,7 +231,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- what is counted --------------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        return None if self._worker is None else self._worker.take_statistics()
+        counts = None if self._worker is None else self._worker.take_statistics()
+        return None if counts is None else TransferStatistics(counts.data)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
@@ -249,41 +262,19 @@ def _require_supported(config: VllmConfig) -> None:
             raise NotImplementedError(f"KvxferConnector cannot hand over with {name} {size} yet: use 1")
 
 
-def _place(config: VllmConfig, caches: KVCacheConfig, engine_id: str, settings: Settings) -> Place:
+def _settings(extra_config: dict[str, Any]) -> Settings:
+    return Settings.of(extra_config, "kv_connector_extra_config of KvxferConnector")
+
+
+def _place(config: VllmConfig, engine_id: str) -> Place:
     import torch
     from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 
-    model = config.model_config
     return Place(
         engine_id=engine_id,
         tp_rank=get_tensor_model_parallel_rank(),
         tp_size=config.parallel_config.tensor_parallel_size,
-        model=(settings.model or _declared(model)) + _declared_draft(config),
-        cache_dtype=str(config.cache_config.cache_dtype),
-        total_heads=model.get_total_num_kv_heads(),
-        num_blocks=caches.num_blocks,
-        # The kernels of the CPU lay a page out as their instructions and its type like it.
-        packed_for=str(torch.backends.cpu.get_cpu_capability()) if current_platform.is_cpu() else "",
         pp_rank=get_pp_group().rank_in_group,
         pp_size=config.parallel_config.pipeline_parallel_size,
-        num_layers=model.hf_text_config.num_hidden_layers
-        if config.parallel_config.pipeline_parallel_size > 1
-        else 0,
         gpu=torch.cuda.current_device() if current_platform.is_cuda() else None,
     )
-
-
-def _declared(model: ModelConfig) -> str:
-    sizes = "/".join(
-        f"{name} {getattr(model.hf_text_config, name, 0)}"
-        for name in ("num_hidden_layers", "hidden_size", "vocab_size")
-    )
-    return f"{'+'.join(model.hf_config.architectures or ['?'])}/{sizes}"
-
-
-def _declared_draft(config: VllmConfig) -> str:
-    """Returns what is declared of a draft model, whose layers are in the cache beside the model's."""
-    speculative = config.speculative_config
-    if speculative is None or not speculative.uses_draft_kv_cache():
-        return ""
-    return f", --speculative-config {speculative.method} {_declared(speculative.draft_model_config)}"

@@ -164,6 +164,29 @@ def test_connectors_use_the_public_package() -> None:
         assert not any(module.startswith("kvxfer._native") for module in imports(path, types_too=True)), path
 
 
+CONNECTORS = ROOT / "connectors"
+ENGINES = sorted(
+    path.parent.name for path in CONNECTORS.glob("*/__init__.py") if path.parent.name != "common"
+)
+
+
+def test_what_connectors_share_knows_no_engine() -> None:
+    for path in python_files(CONNECTORS / "common"):
+        for module in imports(path, types_too=True):
+            outside = module.partition(".")[0]
+            assert outside not in {"vllm", "sglang", "tensorrt_llm"}, f"{path} imports {module}"
+            assert not module.startswith(tuple(f"kvxfer.connectors.{engine}" for engine in ENGINES)), path
+        assert not re.search(r"vllm|sglang|trt-?llm|tensorrt", path.read_text(), re.IGNORECASE), path
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_connectors_do_not_know_each_other(engine: str) -> None:
+    for path in python_files(CONNECTORS / engine):
+        for module in imports(path, types_too=True):
+            if module.startswith("kvxfer.connectors."):
+                assert module.split(".")[2] in {"common", engine}, f"{path} imports {module}"
+
+
 def includes(path: Path) -> set[str]:
     return set(re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE))
 

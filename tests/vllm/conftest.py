@@ -28,9 +28,8 @@ else:
 
 #: They take seconds, and engines take longer: what is broken here fails first.
 WITHOUT_ENGINES = (
-    *("test_engine_interface", "test_held_back", "test_layer_shapes", "test_multi_connector"),
-    "test_push_workers",
-    *("test_sample_steps", "test_scheduler", "test_state_parts", "test_statistics", "test_worker"),
+    *("test_cache_orders", "test_declared_model", "test_engine_interface", "test_layer_shapes", "test_metrics"),
+    *("test_multi_connector", "test_request", "test_sample_steps", "test_scheduler", "test_state_parts"),
 )
 
 

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
+from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.common.step import FetchOrder
 from kvxfer.connectors.vllm import KvxferConnector
-from kvxfer.connectors.vllm.appointment import Appointment
-from kvxfer.connectors.vllm.cache_groups import CacheGroup, groups_of
-from kvxfer.connectors.vllm.handover import Handover
+from kvxfer.connectors.vllm.cache_groups import SpecGroup, groups_of
 from kvxfer.connectors.vllm.state_parts import part_of
-from kvxfer.connectors.vllm.step import FetchOrder, StepMetadata
 from tests.vllm.engine import FLIP
 
 _EXPONENT_BYTE = 3  # of a little-endian float32, and of every other bfloat16
@@ -49,8 +49,7 @@ class ObservedConnector(KvxferConnector):
         self._heads = [_heads_first(*each) for each in zip(self._groups, self._layers, strict=True)]
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        step = self._get_connector_metadata()
-        assert isinstance(step, StepMetadata)
+        step = self._step
         self._computed |= {grant.request_id: (grant.request_id, grant.tables) for grant in step.grants}
         self._computed |= {chunk.request_id: (chunk.key.hex(), chunk.tables) for chunk in step.chunks}
         self._ordered |= {order.request_id: order for order in step.fetches}
@@ -106,7 +105,7 @@ class ObservedConnector(KvxferConnector):
         page[_EXPONENT_BYTE::4] ^= _EXPONENT_BIT
 
 
-def _heads_first(group: CacheGroup, layers: list[torch.Tensor]) -> list[torch.Tensor]:
+def _heads_first(group: SpecGroup, layers: list[torch.Tensor]) -> list[torch.Tensor]:
     """Returns each layer's tensor as [block, head, ...]."""
     if group.is_state:
         part = part_of(group.part, group.spec, layers)

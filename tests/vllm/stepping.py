@@ -37,7 +37,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, RankMetadata, Remainder, StepMetadata
+from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, OwnRank, Remainder, Step
+from kvxfer.connectors.vllm.metadata import RankMetadata, StepMetadata
 from kvxfer.directory import Entry
 
 BLOCK_SIZE: Final = 16
@@ -197,7 +198,8 @@ class Engine:
         self._ended: set[str] = set()  # requests of which the workers know that they have ended
         if has_ranks:
             num_groups = len(kv_cache.kv_cache_groups)
-            rank = RankMetadata(Entry("own.0", "tcp://127.0.0.1:7302", bytes(16)), (1,) * num_groups)
+            agent = Entry("own.0", "tcp://127.0.0.1:7302", bytes(16))
+            rank = RankMetadata(OwnRank(agent, (1,) * num_groups))
             self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): rank})
 
     @property
@@ -233,6 +235,8 @@ class Engine:
         """Schedules once and takes what the workers answer of the step that is due; returns their orders."""
         output = self.scheduler.schedule()
         meta: Any = output.kv_connector_metadata
+        if isinstance(meta, StepMetadata):
+            meta = meta.step
         sampled = []
         for each in output.num_scheduled_tokens:
             made = self.scheduler.requests[each]
@@ -250,7 +254,7 @@ class Engine:
         return meta
 
     def _tell(self, meta: Any, ended: set[str]) -> None:
-        if not isinstance(meta, StepMetadata):
+        if not isinstance(meta, Step):
             return
         for each in meta.withdrawn:
             self.kept.pop(each, None)

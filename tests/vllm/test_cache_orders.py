@@ -9,13 +9,19 @@ import itertools
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from kvxfer import LeaseToken
-from kvxfer.connectors.vllm.handover import Handover
-from kvxfer.connectors.vllm.step import FetchOrder, Grant, StepMetadata
-from tests.vllm.workers import NUM_LAYERS, Pushed, Worker, collected, forward, some_tokens, until, workers
+from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.step import FetchOrder, Grant, Step
+from kvxfer.connectors.vllm.cache_groups import SpecGroup
+from kvxfer.connectors.vllm.cache_tensors import ModelCache, memory_of
+from tests.connectors.workers import NUM_LAYERS, Array, Pushed, Worker, collected, forward, some_tokens, until
+from tests.seeds import seed_of
+from tests.vllm.workers import workers
 
 ORDERS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 NUM_TOKENS, NUM_BLOCKS = 150, 32
@@ -40,6 +46,7 @@ def engine(
     packed_for: str = "",
     cache_dtype: str = "auto",
     is_latent: bool = False,
+    model: str = "tiny",
 ) -> AbstractContextManager[list[Worker]]:
     return workers(
         name,
@@ -50,14 +57,15 @@ def engine(
         packed_for=packed_for,
         cache_dtype=cache_dtype,
         is_latent=is_latent,
+        model=model,
     )
 
 
-def order_of(pushed: Pushed, prefill: list[Worker]) -> StepMetadata:
+def order_of(pushed: Pushed, prefill: list[Worker]) -> Step:
     """Grants what prefill's blocks hold, and returns the step in which decode is told to read it."""
     lease = LeaseToken.draw()
     for worker in prefill:
-        worker.half.step(StepMetadata(grants=[Grant(pushed.name, (lease,), (pushed.src,))]))
+        worker.half.step(Step(grants=[Grant(pushed.name, (lease,), (pushed.src,))]))
     handover = Handover(
         pushed.name,
         tuple(worker.rank for worker in prefill),
@@ -68,7 +76,7 @@ def order_of(pushed: Pushed, prefill: list[Worker]) -> StepMetadata:
         pushed.num_tokens,
     )
     order = FetchOrder(pushed.name, handover, (pushed.dst,), pushed.first_token, pushed.num_tokens)
-    return StepMetadata(fetches=[order])
+    return Step(fetches=[order])
 
 
 def pull(pushed: Pushed, prefill: list[Worker], decode: list[Worker]) -> None:
@@ -83,7 +91,7 @@ def pull(pushed: Pushed, prefill: list[Worker], decode: list[Worker]) -> None:
         assert result.sent == {pushed.name}
 
 
-def push(pushed: Pushed, prefill: list[Worker], decode: list[Worker], whole: torch.Tensor) -> None:
+def push(pushed: Pushed, prefill: list[Worker], decode: list[Worker], whole: Array) -> None:
     """Hands it over in two steps of prefill; returns when decode has it."""
     for worker in decode:
         worker.half.step(pushed.order(prefill))
@@ -125,14 +133,14 @@ def test_every_token_is_brought_and_no_other(
         check(pushed, decode, whole)
 
 
-def check(pushed: Pushed, decode: list[Worker], whole: torch.Tensor) -> None:
+def check(pushed: Pushed, decode: list[Worker], whole: Array) -> None:
     """Every token that was to move is there, and nothing else was written anywhere."""
     for layer in range(NUM_LAYERS):
         arrived = pushed.arrived(decode, layer)
-        assert torch.equal(arrived[pushed.first_token :], whole[layer, pushed.first_token :])
+        assert np.array_equal(arrived[pushed.first_token :], whole[layer, pushed.first_token :])
         assert not arrived[: pushed.first_token].any()
-    moved = NUM_LAYERS * (pushed.num_tokens - pushed.first_token) * whole[0, 0].numel()
-    assert sum(int(cache.count_nonzero()) for worker in decode for cache in worker.caches.values()) == moved
+    moved = NUM_LAYERS * (pushed.num_tokens - pushed.first_token) * whole[0, 0].size
+    assert sum(np.count_nonzero(cache) for worker in decode for cache in worker.caches.values()) == moved
 
 
 @pytest.mark.parametrize("tp_sizes", [(1, 2), (2, 1), (2, 2)])
@@ -148,14 +156,15 @@ def test_a_latent_cache_reaches_every_rank(tp_sizes: tuple[int, int]) -> None:
         pull(pushed, prefill, decode)
         for worker in decode:
             for layer in range(NUM_LAYERS):
-                assert torch.equal(pushed.arrived([worker], layer), whole[layer])
+                assert np.array_equal(pushed.arrived([worker], layer), whole[layer])
 
 
 @pytest.mark.parametrize("cache_dtype", ["fp8", "fp8_e5m2"])
 def test_bytes_of_fp8_move_as_they_are(cache_dtype: str) -> None:
     """NaN, infinities and zeros of both signs as well: nothing is converted on the way."""
     pushed = Pushed.draw("fp8", NUM_TOKENS, 4, NUM_BLOCKS, (16, 64))
-    whole = torch.randint(0, 256, (NUM_LAYERS, NUM_TOKENS, 4, 8), dtype=torch.uint8)
+    random = np.random.default_rng(seed_of("fp8"))
+    whole = random.integers(0, 256, (NUM_LAYERS, NUM_TOKENS, 4, 8), np.uint8)
     with (
         engine("prefill", 2, 16, "LBNHC", cache_dtype=cache_dtype) as prefill,
         engine("decode", 1, 64, "BHLNC", cache_dtype=cache_dtype) as decode,
@@ -164,7 +173,7 @@ def test_bytes_of_fp8_move_as_they_are(cache_dtype: str) -> None:
             pushed.compute(prefill, layer, 0, NUM_TOKENS, whole)
         pull(pushed, prefill, decode)
         for layer in range(NUM_LAYERS):
-            assert torch.equal(pushed.arrived(decode, layer), whole[layer])
+            assert np.array_equal(pushed.arrived(decode, layer), whole[layer])
 
 
 @pytest.mark.parametrize(
@@ -173,6 +182,7 @@ def test_bytes_of_fp8_move_as_they_are(cache_dtype: str) -> None:
         ({"packed_for": "AVX2"}, {"packed_for": "AVX512"}, "packed for AVX2"),
         ({"packed_for": "AVX2"}, {}, "packed for AVX2"),
         ({"cache_dtype": "fp8"}, {}, "float8_e4m3fn"),
+        ({"model": "tiny/revision 1"}, {"model": "tiny/revision 2"}, "tiny/revision 1"),
         ({"cache_dtype": "fp8"}, {"cache_dtype": "fp8_e5m2"}, "float8_e5m2"),
     ],
 )
@@ -192,3 +202,10 @@ def test_what_the_other_cannot_read_is_refused_in_words(
         assert result.failed == {pushed.name: set(pushed.dst)}
         assert not any(cache.any() for cache in decode[0].caches.values())
     assert field in caplog.text
+
+
+def test_a_cache_that_is_not_in_host_memory_is_refused_in_words() -> None:
+    group = SpecGroup(0, "kv.0", ("layer",), 32, spec=None)
+    elsewhere = {"layer": torch.empty((NUM_BLOCKS, 4, 32, 8), device="meta")}
+    with pytest.raises(NotImplementedError, match="on meta: this worker computes on cpu"):
+        memory_of((group,), elsewhere, ModelCache("tiny", "auto", 4, NUM_BLOCKS), Place("engine"))

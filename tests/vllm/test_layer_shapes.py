@@ -12,13 +12,15 @@ import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, UniformTypeKVCacheSpecs
 
 from kvxfer import LeaseToken
-from kvxfer.connectors.vllm.appointment import Appointment
-from kvxfer.connectors.vllm.cache_groups import CacheGroup, groups_of
-from kvxfer.connectors.vllm.handover import Handover
-from kvxfer.connectors.vllm.place import Place
-from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, StepMetadata
-from kvxfer.connectors.vllm.worker_half import StepResults
-from tests.vllm.workers import BOUND_S, PATIENCE, Worker, until
+from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, Step
+from kvxfer.connectors.common.worker_half import StepResults
+from kvxfer.connectors.vllm.cache_groups import SpecGroup, groups_of
+from kvxfer.connectors.vllm.cache_tensors import ModelCache
+from tests.connectors.workers import BOUND_S, PATIENCE, until
+from tests.vllm.workers import TensorWorker as Worker
 
 BLOCK_SIZE, NUM_BLOCKS = 32, 16
 # (heads, dim of a head): the model's layers between those of its draft, whose heads are fewer and wider.
@@ -28,7 +30,7 @@ SRC, DST = (3, 9, 5), (7, 2, 11)
 LEASE, KEY = LeaseToken.draw(), b"k" * 16
 
 
-def groups(tp_size: int = 1) -> tuple[CacheGroup, ...]:
+def groups(tp_size: int = 1) -> tuple[SpecGroup, ...]:
     specs: dict[str, KVCacheSpec] = {
         name: FullAttentionSpec(
             block_size=BLOCK_SIZE, num_kv_heads=num_heads // tp_size, head_size=dim, dtype=torch.float32
@@ -47,23 +49,24 @@ def engine(name: str, tp_size: int = 1) -> Iterator[list[Worker]]:
     with ExitStack() as stack:
         made = []
         for rank in range(tp_size):
-            place = Place(name, rank, tp_size, "tiny", "auto", 4, NUM_BLOCKS)
-            caches = {
+            tensors = {
                 layer: torch.rand(NUM_BLOCKS, num_heads // tp_size, BLOCK_SIZE, 2 * dim)
                 for layer, (num_heads, dim) in SHAPES.items()
             }
-            made.append(stack.enter_context(Worker(place, groups(tp_size), caches, **PATIENCE)))
+            cache = ModelCache("tiny", "auto", 4, NUM_BLOCKS)
+            worker = Worker(Place(name, rank, tp_size), groups(tp_size), tensors, cache, **PATIENCE)
+            made.append(stack.enter_context(worker))
         yield made
 
 
-def order(source: Handover | Appointment) -> StepMetadata:
-    return StepMetadata(fetches=[FetchOrder("a", source, (DST,), 0, NUM_TOKENS)])
+def order(source: Handover | Appointment) -> Step:
+    return Step(fetches=[FetchOrder("a", source, (DST,), 0, NUM_TOKENS)])
 
 
 def handover(prefill: list[Worker]) -> Handover:
     ranks = tuple(worker.rank for worker in prefill)
     for worker in prefill:
-        worker.half.step(StepMetadata(grants=[Grant("a", (LEASE,), (SRC,))]))
+        worker.half.step(Step(grants=[Grant("a", (LEASE,), (SRC,))]))
     return Handover("a", ranks, (LEASE,), (SRC,), (BLOCK_SIZE,), (1,), NUM_TOKENS)
 
 
@@ -83,7 +86,7 @@ def ended(decode: list[Worker], prefill: list[Worker]) -> list[StepResults]:
 
 
 def heads_of(worker: Worker, name: str, blocks: tuple[int, ...]) -> torch.Tensor:
-    return worker.caches[name][list(blocks)].transpose(0, 1)
+    return worker.tensors[name][list(blocks)].transpose(0, 1)
 
 
 def assert_arrived(prefill: list[Worker], decode: list[Worker]) -> None:
@@ -127,7 +130,7 @@ def test_layers_of_both_shapes_are_pushed(sizes: tuple[int, int]) -> None:
             worker.half.step(order(Appointment(KEY, ranks, "digest")))
         for worker in prefill:
             chunk = Chunk("a", KEY, "digest", (SRC,), 0, NUM_TOKENS, NUM_TOKENS)
-            worker.half.before_forward(StepMetadata(chunks=[chunk]))
+            worker.half.before_forward(Step(chunks=[chunk]))
             for name in SHAPES:
                 worker.half.layer_done(name)
             worker.half.after_forward(whole=True)

@@ -18,7 +18,7 @@ from vllm.distributed.parallel_state import (
 )
 from vllm.utils.network_utils import get_open_port
 
-from kvxfer.connectors.vllm.step import RankMetadata, StepMetadata
+from kvxfer.connectors.vllm.metadata import RankMetadata, StepMetadata
 from tests.vllm.stepping import (
     BLOCK_SIZE,
     HEAD_SIZE,
@@ -53,7 +53,7 @@ class MultiEngine(Engine):
 
     def _tell(self, meta: Any, ended: set[str]) -> None:
         (ours,) = [each for each in meta.metadata if isinstance(each, StepMetadata)]
-        super()._tell(ours, ended)
+        super()._tell(ours.step, ended)
 
 
 @pytest.fixture(params=[0, 1], ids=["kvxfer first", "kvxfer second"])
@@ -130,7 +130,7 @@ def test_workers_tell_where_they_are_though_another_child_shook_hands_first(
         (rank,) = engine.told["after"]["kvxfer"]["ranks"]
         metadata = ours.get_handshake_metadata()
         assert isinstance(metadata, RankMetadata)
-        assert rank["address"] == metadata.agent.address
+        assert rank["address"] == metadata.rank.agent.address
         engine.settle()
         assert engine.num_blocks_in_use == 0
     finally:

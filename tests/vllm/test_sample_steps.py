@@ -1,4 +1,4 @@
-"""Samples of one prompt beside vLLM's own scheduler, and a key that two requests of one engine name."""
+"""Samples of one prompt beside vLLM's own scheduler."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vllm.v1.request import Request
 
 from kvxfer import LeaseToken
 from kvxfer.bench.engines import tiny_models
-from kvxfer.connectors.vllm.handover import Handover
+from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.vllm.request import VllmRequest
 from kvxfer.directory import Entry
 from tests.vllm.stepping import BLOCK_SIZE, NUM_BLOCKS, TO_PREFILL, Answers, Engine, caches, config, request
-from tests.vllm.workers import Pushed, collected, forward, prefill_knows, some_tokens, until, workers
 
 PROMPT = list(range(2 * BLOCK_SIZE + 8))
 PREFILL = Entry("prefill.0", "tcp://127.0.0.1:7301", bytes(16))
@@ -45,7 +45,7 @@ def handed(names: tuple[str, ...] = NAMES, max_tokens: int = 4) -> list[Request]
         "prefilled", (PREFILL,), (LeaseToken.draw(),), (blocks,), (BLOCK_SIZE,), (1,), len(PROMPT)
     )
     for each in made:
-        each.kv_transfer_params = handover.params("prefill", each)
+        each.kv_transfer_params = handover.params("prefill", VllmRequest(each))
     return made
 
 
@@ -191,27 +191,3 @@ def test_names_that_a_user_chose_make_no_samples(make: Make) -> None:
     engine.run()
     assert [engine.told[name]["remote_request_id"] for name in names] == list(names)
     assert_empty(engine)
-
-
-def test_a_second_request_of_one_engine_is_refused_its_key_at_once() -> None:
-    pushed, whole = Pushed.draw("twice", 100), some_tokens(100)
-    again = Pushed("again", pushed.src, tuple(block % 63 + 1 for block in pushed.dst), 100, pushed.key)
-    with workers("prefill") as prefill, workers("decode") as decode:
-        decode[0].half.step(pushed.order(prefill))
-        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
-        prefill[0].half.before_forward(pushed.chunk(0, 64))
-        prefill[0].half.after_forward(whole=True)
-        decode[0].half.step(again.order(prefill))
-        failed: dict[str, set[int]] = {}
-
-        def is_refused() -> bool:
-            prefill[0].half.collect(set())
-            failed.update(decode[0].half.collect(set()).failed)
-            return bool(failed)
-
-        until(is_refused, "refusal")
-        assert failed.keys() == {"again"}
-        forward(prefill, pushed, 64, 100, whole)
-        (result,) = collected(decode)
-        assert result.received == {"twice"}
-        assert not result.failed

@@ -13,8 +13,10 @@ from vllm.v1.request import Request, RequestStatus
 
 from kvxfer import LeaseToken
 from kvxfer.bench.engines import tiny_models
-from kvxfer.connectors.vllm.handover import Handover
-from kvxfer.connectors.vllm.step import Grant, StepMetadata
+from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.common.step import Grant, Step
+from kvxfer.connectors.vllm.metadata import StepMetadata
+from kvxfer.connectors.vllm.request import VllmRequest
 from kvxfer.directory import Entry
 from tests.vllm.stepping import BLOCK_SIZE, NUM_BLOCKS, TO_PREFILL, Answers, Engine, caches, config, request
 
@@ -66,7 +68,7 @@ def from_prefill(
         pages_per_block=(1,) * num_groups,
         num_tokens=len(prompt),
     )
-    made.kv_transfer_params = {**handover.params("prefill", made), **damage}
+    made.kv_transfer_params = {**handover.params("prefill", VllmRequest(made)), **damage}
     return made
 
 
@@ -80,7 +82,7 @@ def assert_empty(engine: Engine) -> None:
     assert not engine.fetching
     for name, value in vars(engine.connector._deciding).items():
         assert not isinstance(value, dict | set | list) or not value, f"{name} still has {value}"
-    assert engine.step() == StepMetadata()
+    assert engine.step() == Step()
 
 
 # ---- prefill ----------------------------------------------------------------------------------
@@ -352,7 +354,7 @@ def test_a_fetch_that_failed_is_computed_from_what_is_missing_on(
     output = engine.scheduler.schedule()
     assert output.num_scheduled_tokens == {"a": len(PROMPT) - kept * BLOCK_SIZE}
     assert isinstance(output.kv_connector_metadata, StepMetadata)
-    assert not output.kv_connector_metadata.fetches, "what failed is fetched again"
+    assert not output.kv_connector_metadata.step.fetches, "what failed is fetched again"
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])

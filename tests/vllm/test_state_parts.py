@@ -15,13 +15,15 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import MambaSpec
 
 from kvxfer import LeaseToken
-from kvxfer.connectors.vllm.appointment import Appointment
-from kvxfer.connectors.vllm.cache_groups import CacheGroup, groups_of
-from kvxfer.connectors.vllm.handover import Handover
-from kvxfer.connectors.vllm.place import Place
-from kvxfer.connectors.vllm.step import Chunk, FetchOrder, Grant, StepMetadata
+from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, Step
+from kvxfer.connectors.vllm.cache_groups import SpecGroup, groups_of
+from kvxfer.connectors.vllm.cache_tensors import ModelCache
+from tests.connectors.workers import until
 from tests.seeds import seed_of
-from tests.vllm.workers import Worker, until
+from tests.vllm.workers import TensorWorker as Worker
 
 NUM_BLOCKS = 5
 PADDING_NBYTES = 96
@@ -71,7 +73,7 @@ class Rows:
         )
 
 
-def groups_with(spec: MambaSpec) -> tuple[CacheGroup, ...]:
+def groups_with(spec: MambaSpec) -> tuple[SpecGroup, ...]:
     group = SimpleNamespace(layer_names=[f"layer.{at}" for at in range(NUM_LAYERS)], kv_cache_spec=spec)
     config: Any = SimpleNamespace(transfer_group_ids=[0], kv_cache_groups=[group])
     return groups_of(config)
@@ -86,14 +88,15 @@ def engine(spec: MambaSpec, tp_size: int) -> Iterator[list[Worker]]:
         for rank in range(tp_size):
             pages = torch.full((NUM_LAYERS, NUM_BLOCKS, nbytes + PADDING_NBYTES), 0x5A, dtype=torch.int8)
             caches = {f"layer.{at}": pages[at, :, None, None, :nbytes] for at in range(NUM_LAYERS)}
-            place = Place("engine", rank, tp_size, "model", "auto", 4, NUM_BLOCKS)
-            made.append(stack.enter_context(Worker(place, groups, caches)))
+            cache = ModelCache("model", "auto", 4, NUM_BLOCKS)
+            worker = Worker(Place("engine", rank, tp_size), groups, caches, cache)
+            made.append(stack.enter_context(worker))
         yield made
 
 
 def pages_of(worker: Worker) -> NDArray[np.uint8]:
     """Returns its rows and what is behind them: [layer, block, byte]."""
-    pages = worker.caches["layer.0"]._base
+    pages = worker.tensors["layer.0"]._base
     assert pages is not None
     rows: NDArray[np.uint8] = pages.numpy().view(np.uint8)
     return rows
@@ -110,7 +113,7 @@ def pull(prefill: list[Worker], decode: list[Worker], compute: Callable[[], None
     leases = tuple(LeaseToken.draw() for _ in range(num_groups))
     tables, sizes = ((0, SRC_BLOCK),) * num_groups, (BLOCK_SIZE,) * num_groups
     for worker in prefill:
-        worker.half.step(StepMetadata(grants=[Grant("request", leases, tables)]))
+        worker.half.step(Step(grants=[Grant("request", leases, tables)]))
     ranks = tuple(worker.rank for worker in prefill)
     handover = Handover("request", ranks, leases, tables, sizes, (1,) * num_groups, NUM_TOKENS)
     order(decode, handover)
@@ -131,7 +134,7 @@ def push(
     for table, first, stop in (((EARLIER_BLOCK,), 0, BLOCK_SIZE), ((0, SRC_BLOCK), BLOCK_SIZE, NUM_TOKENS)):
         chunk = Chunk("request", key, "digest", (table,) * num_groups, first, stop, NUM_TOKENS)
         for worker in prefill:
-            worker.half.before_forward(StepMetadata(chunks=[chunk]))
+            worker.half.before_forward(Step(chunks=[chunk]))
         if stop == NUM_TOKENS:
             compute()
         for worker in prefill:
@@ -153,15 +156,15 @@ def knows(worker: Worker, key: bytes, decode: list[Worker]) -> bool:
     for each in (*decode, worker):
         assert not each.half.collect(set()).received
     assert worker.half._pushes is not None
-    waiting = worker.half._pushes._registrations._waiting.get(key)
-    return waiting is not None and len(waiting.arrivals) == len(decode)
+    waiting = worker.half._pushes._registrations._keys.get(key, {})
+    return sum(len(each.arrivals) for each in waiting.values()) == len(decode)
 
 
 def order(decode: list[Worker], source: Handover | Appointment) -> None:
     """Has every worker of decode ask for the request."""
     tables = ((0, DST_BLOCK),) * len(decode[0].groups)
     for worker in decode:
-        worker.half.step(StepMetadata(fetches=[FetchOrder("request", source, tables, 0, NUM_TOKENS)]))
+        worker.half.step(Step(fetches=[FetchOrder("request", source, tables, 0, NUM_TOKENS)]))
 
 
 def collected(prefill: list[Worker], decode: list[Worker]) -> dict[str, set[int]]:
@@ -241,3 +244,28 @@ def test_rows_of_one_piece_are_refused_at_another_size(
         for worker in decode:
             assert (pages_of(worker) == 0x5A).all()
     assert "differ in region 'kv.0'" in caplog.text
+
+
+def one_group(tp_size: int) -> MambaSpec:
+    """Rows of a Mamba2 whose B and C have one group, of which every rank has a copy."""
+    heads, dim, columns = 8 // tp_size, 32, 16
+    return MambaSpec(
+        block_size=BLOCK_SIZE,
+        shapes=((NUM_INPUTS, heads * dim + 2 * columns), (heads, dim, columns)),
+        dtypes=(torch.bfloat16, torch.float32),
+        mamba_type=MambaAttentionBackendEnum.MAMBA2,
+    )
+
+
+@pytest.mark.parametrize(("src_tp", "dst_tp"), [(1, 2), (2, 1), (2, 4)])
+def test_groups_that_every_rank_has_a_copy_of_are_refused_at_another_size(
+    src_tp: int, dst_tp: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine(one_group(src_tp), src_tp) as prefill, engine(one_group(dst_tp), dst_tp) as decode:
+        for worker in prefill:
+            pages_of(worker)[:] = 7
+        assert "request" in pull(prefill, decode, nothing)
+        for worker in decode:
+            assert (pages_of(worker) == 0x5A).all()
+    assert "differ in region 'kv.0.b'" in caplog.text
+    print(caplog.text)

@@ -1,0 +1,178 @@
+"""What a fetch posts: reads from prefill's ranks, or expectations of what they are told to write."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+import kvxfer
+from kvxfer import plan
+from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.fetch import Fetch, Work
+from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.common.mail import Mail
+from kvxfer.connectors.common.notes import KEY_NBYTES, RegistrationPart, context_of
+from kvxfer.connectors.common.paging import GroupTable, pair_pages
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.push_registration import Registration, Share, tag_of
+from kvxfer.connectors.common.regions import CacheRegions, remote_region
+from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.step import FetchOrder
+
+_MAX_KNOWN_SHARES: Final = 1024
+
+# Of each cache group, what the ranks call it.
+_Remotes = list[list[kvxfer.RegionDescriptor]]
+
+
+class FetchPoster:
+    """Posts the fetches of one worker.
+
+    Parameters
+    ----------
+    agent, regions, mail, place
+        Of this worker.
+    settings
+        Its deadlines.
+    """
+
+    def __init__(
+        self, agent: kvxfer.Agent, regions: CacheRegions, mail: Mail, place: Place, settings: Settings
+    ) -> None:
+        self._agent = agent
+        self._regions = regions
+        self._mail = mail
+        self._reader = place.rank
+        self._num_readers = place.num_ranks
+        self._settings = settings
+        self._shares: dict[tuple[int, tuple[tuple[bytes, int], ...]], tuple[plan.Share, ...]] = {}
+
+    def post(self, fetch: Fetch) -> None:
+        """Posts all of a fetch, whose sessions are open; what it has posted when it raises is the fetch's."""
+        peers = [session.result() for session in fetch.sessions]
+        # Before anything is under way: one may not be told yet.
+        remotes = [[remote_region(peer, region.name) for peer in peers] for region in self._regions.regions]
+        parts: dict[str, list[Work]] = {}
+        try:
+            if isinstance(fetch.order.source, Handover):
+                self._read(fetch, fetch.order.source, peers, remotes, parts)
+            elif isinstance(fetch.order.source, Appointment):
+                self._expect(fetch, fetch.order.source, peers, remotes, parts)
+        finally:
+            fetch.took(parts)
+        fetch.is_posted = True
+
+    def _read(
+        self,
+        fetch: Fetch,
+        handover: Handover,
+        peers: list[kvxfer.Peer],
+        remotes: _Remotes,
+        parts: dict[str, list[Work]],
+    ) -> None:
+        order = fetch.order
+        spent_s = fetch.age_s if fetch.is_second else 0.0
+        timeout_s = max(self._settings.load_timeout_s - spent_s, 0.001)
+        for group, region in enumerate(self._regions.regions):
+            own = self._regions.groups[group]
+            src = GroupTable(
+                handover.tables[own.table],
+                handover.block_sizes[own.table],
+                handover.pages_per_block[own.table],
+            )
+            pairs = pair_pages(src, self._table(order, group), order.first_token, order.num_tokens)
+            if not len(pairs.dst):
+                continue
+            fetch.num_pages += len(pairs.dst)
+            fetch.nbytes += len(pairs.dst) * region.layout.block_nbytes
+            for share in self._shares_of(group, region, remotes[group]):
+                read = self._agent.read(
+                    region,
+                    remotes[group][share.src],
+                    pairs.src,
+                    pairs.dst,
+                    layers=share.layers,
+                    heads=share.heads,
+                    tokens=pairs.tokens,
+                    after=fetch.mark.after,
+                    timeout_s=timeout_s,
+                    lease=own.lease(handover.leases[own.table]),
+                    context=context_of(order.request_id),
+                )
+                parts.setdefault(region.name, []).append(read)
+                fetch.sources[read] = peers[share.src], remotes[group][share.src]
+
+    def _expect(
+        self,
+        fetch: Fetch,
+        appointment: Appointment,
+        peers: list[kvxfer.Peer],
+        remotes: _Remotes,
+        parts: dict[str, list[Work]],
+    ) -> None:
+        """Lets prefill write, and tells each of its ranks where to."""
+        order = fetch.order
+        tables = [self._table(order, group) for group in range(len(self._regions.groups))]
+        shares: list[list[Share]] = [[] for _ in peers]
+        fetch.tag = secrets.token_bytes(KEY_NBYTES)
+        for group, region in enumerate(self._regions.regions):
+            page_size = tables[group].page_size
+            first_page = order.first_token // page_size
+            pages = tables[group].pages[first_page : -(-order.num_tokens // page_size)]
+            if not pages.any():
+                continue
+            # Pages of one size are written whole, others token by token.
+            are_unlike = any(
+                each.layout.block_tokens != region.layout.block_tokens for each in remotes[group]
+            )
+            before = first_page * page_size
+            tokens = range(order.first_token - before, order.num_tokens - before) if are_unlike else None
+            for share in self._shares_of(group, region, remotes[group]):
+                layers, heads = (
+                    (share.layers.start, share.layers.stop),
+                    (share.heads.start, share.heads.stop),
+                )
+                shares[share.src].append(Share(group=group, layers=layers, heads=heads))
+            incoming = self._agent.expect(
+                tag_of(fetch.tag, group),
+                pages,
+                region,
+                tokens=tokens,
+                timeout_s=self._settings.push_timeout_s,
+                context=context_of(order.request_id),
+            )
+            parts[region.name] = [incoming]
+            num_pages = int((pages != 0).sum())
+            fetch.num_pages += num_pages
+            fetch.nbytes += num_pages * region.layout.block_nbytes
+        for peer, wanted in zip(peers, shares, strict=True):
+            registration = Registration(
+                tag=fetch.tag.hex(),
+                prompt=appointment.prompt,
+                first_token=order.first_token,
+                num_tokens=order.num_tokens,
+                tables=tuple(table.blocks for table in tables),
+                block_sizes=tuple(table.block_size for table in tables),
+                pages_per_block=tuple(table.pages_per_block for table in tables),
+                shares=tuple(wanted),
+            )
+            content = registration.model_dump_json().encode()
+            for part in RegistrationPart.split(appointment.key, self._reader, self._num_readers, content):
+                self._mail.send(peer, part)
+
+    def _table(self, order: FetchOrder, group: int) -> GroupTable:
+        return self._regions.table(group, order.tables[self._regions.groups[group].table])
+
+    def _shares_of(
+        self, group: int, region: kvxfer.Region, remotes: list[kvxfer.RegionDescriptor]
+    ) -> tuple[plan.Share, ...]:
+        """Returns which ranks serve this one; what several hold is spread over this engine's workers."""
+        key = group, tuple((remote.incarnation, remote.id) for remote in remotes)
+        shares = self._shares.get(key)
+        if shares is None:
+            load = [float((at - self._reader) % len(remotes)) for at in range(len(remotes))]
+            shares = plan.route([remote.layout for remote in remotes], [region.layout], load)
+            if len(self._shares) >= _MAX_KNOWN_SHARES:
+                self._shares.clear()  # of engines that came and went
+            self._shares[key] = shares
+        return shares

@@ -1,0 +1,311 @@
+"""Decode's side at a worker: prompts that are computed elsewhere, on their way into this cache.
+
+From a handover the pages are read when prefill has ended; for an appointment prefill is told where they
+go and writes them as it computes. Either way the engine's own steps ask how far it has come.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future
+
+import kvxfer
+from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.compute_stream import ComputeStream, Marks
+from kvxfer.connectors.common.fetch import Fetch
+from kvxfer.connectors.common.fetch_posting import FetchPoster
+from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.common.mail import Mail
+from kvxfer.connectors.common.notes import Leaving, Note, Receipt, Refusal, digest_of
+from kvxfer.connectors.common.pace import Pace, StepPace
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.prefill_ranks import PrefillRanks
+from kvxfer.connectors.common.regions import CacheRegions
+from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.statistics import Recorder
+from kvxfer.connectors.common.step import FetchOrder
+
+_log = logging.getLogger("kvxfer")
+
+
+class Fetches:
+    """What this worker fetches. No thread waits for anything.
+
+    Parameters
+    ----------
+    agent, regions, mail, place
+        Of this worker.
+    settings
+        Its deadlines.
+    statistics
+        Told of every fetch that ends.
+    stream
+        Of the engine's kernels, where there is one.
+    """
+
+    def __init__(
+        self,
+        agent: kvxfer.Agent,
+        regions: CacheRegions,
+        mail: Mail,
+        place: Place,
+        settings: Settings,
+        statistics: Recorder,
+        stream: ComputeStream | None = None,
+    ) -> None:
+        self._agent = agent
+        self._regions = regions
+        self._mail = mail
+        self._reader = place.rank
+        self._num_readers = place.num_ranks
+        self._settings = settings
+        self._statistics = statistics
+        self._stream = stream
+        self._marks = Marks(agent, stream)
+        self._poster = FetchPoster(agent, regions, mail, place, settings)
+        self._ranks = PrefillRanks(agent, settings.connect_timeout_s)
+        self._fetches: dict[str, Fetch] = {}
+        self._begun: list[Fetch] = []  # since the last step's end
+        self._pace = Pace()
+        self._steps = StepPace()
+
+    def begin(self, order: FetchOrder) -> None:
+        """Starts one; a session that is open already is read from at once."""
+        fetch = Fetch(order, self._marks.set())
+        self._fetches[order.request_id] = fetch
+        self._begun.append(fetch)
+        if isinstance(order.source, str):
+            fetch.fail(order.source, "bad-handover")
+            return
+        fetch.sessions = [self._ranks.session(rank, order.request_id) for rank in order.source.ranks]
+        self._advance(fetch)
+
+    def abandon(self, request_id: str) -> None:
+        """Stops one whose request has ended; it is still collected, when nothing can land any more."""
+        if (fetch := self._fetches.get(request_id)) is not None:
+            fetch.fail("the request ended", "abandoned")
+
+    def wait_for_layer(self, layer_name: str, timeout_s: float) -> bool:
+        """Waits for a layer of all that this step's forward needs; returns whether it need not wait more.
+
+        Where kernels run in a stream it is the stream that waits for what is read, and this returns at once:
+        `collect` sees how it ended.
+        """
+        waiting = [fetch for fetch in self._fetches.values() if fetch.order.waits]
+        if not waiting:
+            return True
+        index, position = self._regions.position(layer_name)
+        if index < 0:
+            return True
+        region = self._regions.regions[index]
+        layer = region.layout.layers[position]
+        deadline = time.monotonic() + timeout_s
+        return all(self._has_layer(fetch, region.name, layer, deadline) for fetch in waiting)
+
+    def _has_layer(self, fetch: Fetch, name: str, layer: int, deadline: float) -> bool:
+        while not fetch.is_posted and not fetch.failure:
+            self._advance(fetch)
+            if time.monotonic() > deadline:
+                return False
+            fetch.wait_to_post(max(deadline - time.monotonic(), 0.0))
+        part = fetch.parts.get(name)
+        if part is None or layer not in part.layers or fetch.failure:
+            return True
+        try:
+            # What is read tells its end itself; what is pushed may be refused, by a note to this worker.
+            if self._stream is None or not fetch.is_read or not self._stream.hold(part, layer):
+                part.layer_blocking(layer, max(deadline - time.monotonic(), 0.0))
+        except TimeoutError:
+            self._advance(fetch)
+            return bool(fetch.failure)
+        except kvxfer.KvxferError as error:
+            fetch.fail_as(error)
+        return True
+
+    def collect(self) -> tuple[set[str], dict[str, set[int]]]:
+        """Returns requests whose fetch has ended, and of those that failed the blocks that lack bytes.
+
+        Blocks of failed requests are of the first cache group. Each request is returned once; one that
+        its forward waited for only if it failed, since it runs.
+        """
+        ended: set[str] = set()
+        failed: dict[str, set[int]] = {}
+        for request_id, fetch in list(self._fetches.items()):
+            if fetch.order.waits:
+                self._see_out(fetch)
+            if not self._advance(fetch):
+                continue
+            del self._fetches[request_id]
+            if not fetch.order.waits:
+                ended.add(request_id)
+            if fetch.failure:
+                failed[request_id] = self._missing(fetch)
+                if isinstance(fetch.order.source, Handover):
+                    self._pace.forget(_name(fetch.order.source))
+                self._statistics.failed(fetch.code)
+                _log.warning("kvxfer: request %s: cache not loaded: %s", request_id, fetch.failure)
+            else:
+                self._count(fetch)
+            # A push that came whole needs no word: who wrote it knows. Nor one that was refused, and by its
+            # key the word might be taken for another request's.
+            source = fetch.order.source
+            has_left = fetch.failure and fetch.sessions and fetch.code != "refused"
+            if isinstance(source, Handover) or (isinstance(source, Appointment) and has_left):
+                self._release(source, fetch.sessions)
+        return ended, failed
+
+    def _see_out(self, fetch: Fetch) -> None:
+        """Waits for the end of one whose layers are here: only then it is known to be what was granted."""
+        if not fetch.is_posted:
+            fetch.fail("no layer of its forward waited for it", "abandoned")
+        try:
+            if (error := fetch.work.first_failure_blocking(self._settings.load_timeout_s)) is not None:
+                fetch.fail_as(error)
+        except TimeoutError:
+            fetch.fail(f"not loaded within {self._settings.load_timeout_s:g} s (load_timeout_s)", "deadline")
+        fetch.wait(self._settings.load_timeout_s)
+
+    def linger(self, num_running: int) -> None:
+        """Waits for what this step has begun to read, as far as it is worth it and expected in time.
+
+        An engine begins to load behind a step's forward and asks what has ended right after: what takes
+        a millisecond more is seen a whole step later.
+
+        Parameters
+        ----------
+        num_running
+            Requests that are computed in this step, and wait as well.
+        """
+        began_s = time.monotonic()
+        expected = sorted(
+            (
+                (self._pace.expected_s(_name(fetch.order.source), fetch.nbytes), fetch)
+                for fetch in self._begun
+                if isinstance(fetch.order.source, Handover) and fetch.is_posted and not fetch.order.waits
+            ),
+            key=lambda each: each[0],
+        )
+        self._begun.clear()
+        count, limit_s = self._steps.worth(
+            [seconds for seconds, _ in expected], num_running, self._settings.linger_s
+        )
+        for _, fetch in expected[:count]:
+            fetch.wait(began_s + limit_s - time.monotonic())
+        self._steps.ended(time.monotonic(), num_running)
+
+    def rest(self, timeout_s: float) -> bool:
+        """Waits for news of the oldest, without turning; returns whether there is any to wait for."""
+        for fetch in self._fetches.values():
+            if fetch.work.state is kvxfer.TransferState.PENDING:
+                fetch.wait(timeout_s)
+                return True
+            if not fetch.is_posted and not fetch.failure:
+                fetch.wait_to_post(timeout_s)
+                return True
+        return False
+
+    def refused(self, note: Refusal) -> None:
+        """Takes in that prefill does not push a request."""
+        for fetch in self._fetches.values():
+            if fetch.tag and fetch.tag == note.tag:
+                fetch.fail(f"prefill refused: {note.reason}", "refused")
+
+    def release(self, source: Handover | Appointment) -> Note:
+        """Tells every prefill rank but itself that this worker does not need a request's blocks."""
+        others = [rank for rank in source.ranks if rank.name != self._agent.name]
+        name = source.request_id if isinstance(source, Handover) else source.key.hex()
+        return self._release(source, [self._ranks.session(rank, f"unwanted {name}") for rank in others])
+
+    def stop(self, why: str, code: str) -> None:
+        """Stops every fetch; returns when nothing can land any more. They are still to be collected."""
+        for fetch in self._fetches.values():
+            fetch.fail(why, code)
+            # Where that is not enough, the end of its region or of the agent ends it.
+            fetch.wait(self._settings.load_timeout_s)
+
+    def close(self) -> None:
+        """Stops everything; returns when nothing can land any more."""
+        self.stop("the engine shuts down", "closed")
+        self._fetches.clear()
+        self._ranks.close()
+
+    def _count(self, fetch: Fetch) -> None:
+        stages = fetch.work.stages
+        if fetch.work.members and isinstance(fetch.order.source, Handover):
+            took_s = (stages.ended_ns - stages.posted_ns) / 1e9
+            self._pace.took(_name(fetch.order.source), fetch.nbytes, took_s)
+        self._statistics.loaded(
+            fetch.order.request_id,
+            began_ns=fetch.begun_ns,
+            noticed_ns=time.monotonic_ns(),
+            stages=stages,
+            rails=fetch.work.rails,
+            nbytes=fetch.nbytes,
+            num_pages=fetch.num_pages,
+            num_ranks=len(fetch.sessions),
+        )
+
+    # ---- one fetch ----------------------------------------------------------------------------
+
+    def _advance(self, fetch: Fetch) -> bool:
+        """Takes a fetch as far as it goes now; returns whether it has ended."""
+        if not fetch.is_posted and not fetch.failure:
+            # Prefill writes as soon as it hears where to: these blocks have to be this request's alone.
+            if isinstance(fetch.order.source, Appointment) and not fetch.mark.has_passed:
+                return False
+            if all(session.done() for session in fetch.sessions):
+                try:
+                    self._poster.post(fetch)
+                except kvxfer.KvxferError as error:
+                    # Prefill is waking: what its caches are called now is on its way.
+                    if error.code == "unknown-region" and not fetch.work.members and fetch.is_early:
+                        return False
+                    fetch.fail_as(error)
+                except Exception as error:
+                    # What came from outside may surprise us; it must not end the engine.
+                    _log.exception("kvxfer: request %s: cannot be fetched", fetch.order.request_id)
+                    fetch.fail(f"{type(error).__name__}: {error}", "internal")
+            elif fetch.age_s > self._settings.connect_timeout_s:
+                why = f"no session within {self._settings.connect_timeout_s:g} s (connect_timeout_s)"
+                fetch.fail(why, "unreachable")
+            else:
+                return False
+        return fetch.has_ended(self._settings.load_timeout_s)
+
+    def _missing(self, fetch: Fetch) -> set[int]:
+        """Returns the blocks of the first table that lack bytes."""
+        order = fetch.order
+        if fetch.is_posted:
+            pages = {
+                int(page)
+                for group in self._regions.groups
+                if group.table == 0 and group.name in fetch.parts
+                for page in fetch.parts[group.name].failed_blocks
+            }
+            if pages:
+                return {page // self._regions.pages_per_block[0] for page in pages}
+        block_size = self._regions.groups[0].block_size
+        return set(order.tables[0][order.first_token // block_size :]) - {0}
+
+    def _release(self, source: Handover | Appointment, sessions: list[Future[kvxfer.Peer]]) -> Note:
+        note: Note
+        if isinstance(source, Handover):
+            request = digest_of(source.request_id)
+            first_lease = digest_of(str(source.leases[0]))
+            note = Receipt(request, first_lease, self._reader, self._num_readers)
+        else:
+            note = Leaving(source.key, self._reader, self._num_readers)
+        for session in sessions:
+            # Called at once where the session is there, else by who dials: the engine may step no more.
+            session.add_done_callback(lambda session: self._send(session, note))
+        return note
+
+    def _send(self, session: Future[kvxfer.Peer], note: Note) -> None:
+        if not session.cancelled() and session.exception() is None:
+            self._mail.send(session.result(), note)
+
+
+def _name(source: Handover) -> str:
+    """Returns which engine, and which start of it, computed a request."""
+    return source.ranks[0].name

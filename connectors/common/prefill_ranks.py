@@ -1,0 +1,51 @@
+"""Sessions with the agents of prefill engines: dialled when first needed, without stopping the engine."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import kvxfer
+from kvxfer.connectors.common.dialling import Diallers
+from kvxfer.directory import Entry
+
+
+class PrefillRanks:
+    """Sessions of one worker, one with each agent. A session that was lost is dialled again when needed.
+
+    Parameters
+    ----------
+    agent
+        Of this worker.
+    timeout_s
+        How long who asks waits for a session: its ``connect_timeout_s``.
+    """
+
+    def __init__(self, agent: kvxfer.Agent, timeout_s: float) -> None:
+        self._diallers = Diallers(agent.connect_blocking, timeout_s)
+        self._peers: dict[Entry, Future[kvxfer.Peer]] = {}
+
+    def session(self, rank: Entry, request_id: str) -> Future[kvxfer.Peer]:
+        """Returns a session with a rank, or one that is to be, for a request that names it."""
+        future = self._peers.get(rank)
+        if future is None or (future.done() and not is_open(future)):
+            self._forget_lost()
+            future = self._diallers.dial(rank, request_id)
+            self._peers[rank] = future
+        return future
+
+    def _forget_lost(self) -> None:
+        """Engines come and go for as long as this one serves."""
+        for rank, future in list(self._peers.items()):
+            if future.done() and not is_open(future):
+                del self._peers[rank]
+
+    def close(self) -> None:
+        """Stops dialling; sessions end with the agent."""
+        self._diallers.close()
+
+
+def is_open(future: Future[kvxfer.Peer]) -> bool:
+    """Whether a session is there, and lasts."""
+    if future.cancelled() or future.exception() is not None:
+        return False
+    return future.result().state is kvxfer.PeerState.OPEN

@@ -1,0 +1,97 @@
+"""What a decode worker tells each prefill rank that is to push it a request: where the pages go."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
+
+from kvxfer.connectors.common.handover import MAX_GROUPS
+from kvxfer.connectors.common.paging import GroupTable
+
+_Tokens = Annotated[int, Field(ge=1, le=2**20)]
+_Slice = tuple[Annotated[int, Field(ge=0, le=2**20)], Annotated[int, Field(ge=0, le=2**20)]]
+
+
+def _blocks(value: Any) -> tuple[int, ...]:
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("is no text")
+    # A block id needs four bytes: JSON's digits would be twice as long.
+    return tuple(np.frombuffer(base64.b64decode(value, validate=True), "<u4").tolist())
+
+
+_Blocks = Annotated[
+    tuple[int, ...],
+    PlainValidator(_blocks),
+    PlainSerializer(lambda blocks: base64.b64encode(np.array(blocks, "<u4").tobytes()).decode()),
+]
+
+
+class Share(BaseModel):
+    """What the rank that is told this is to push of a cache group; numbered model-wide."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    group: Annotated[int, Field(ge=0, lt=MAX_GROUPS)]
+    layers: _Slice
+    heads: _Slice
+
+
+class Registration(BaseModel):
+    """One reader's.
+
+    Attributes
+    ----------
+    tag
+        What every write for it carries, before the group's number; 16 bytes in hexadecimal that
+        nobody guesses.
+    prompt
+        `prompt_digest` of the request at decode.
+    first_token, num_tokens
+        Which tokens are missing there: from the first to the prompt's end.
+    tables, block_sizes, pages_per_block
+        For each cache group, where they go.
+    shares
+        Which layers and heads this rank is to push; none where other ranks hold all.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    tag: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    prompt: Annotated[str, Field(max_length=64)]
+    first_token: Annotated[int, Field(ge=0, lt=2**31)]
+    num_tokens: Annotated[int, Field(ge=1, lt=2**31)]
+    tables: Annotated[tuple[_Blocks, ...], Field(max_length=MAX_GROUPS)]
+    block_sizes: Annotated[tuple[_Tokens, ...], Field(max_length=MAX_GROUPS)]
+    pages_per_block: Annotated[tuple[_Tokens, ...], Field(max_length=MAX_GROUPS)]
+    shares: Annotated[tuple[Share, ...], Field(max_length=MAX_GROUPS * MAX_GROUPS)]
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Registration:
+        if self.first_token >= self.num_tokens:
+            raise ValueError(f"token {self.first_token} is the first of {self.num_tokens}")
+        for blocks, block_size, pages in zip(
+            self.tables, self.block_sizes, self.pages_per_block, strict=True
+        ):
+            if block_size % pages or len(blocks) != -(-self.num_tokens // block_size):
+                raise ValueError(f"{len(blocks)} blocks of {block_size} tokens, each of {pages} pages")
+        if any(share.group >= len(self.tables) for share in self.shares):
+            raise ValueError(f"a share of a group that is none of {len(self.tables)}")
+        return self
+
+    def table(self, group: int) -> GroupTable:
+        """Returns where a cache group's pages go."""
+        return GroupTable(self.tables[group], self.block_sizes[group], self.pages_per_block[group])
+
+    def tag_of(self, group: int) -> bytes:
+        """Returns what writes of a cache group carry."""
+        return tag_of(bytes.fromhex(self.tag), group)
+
+
+def tag_of(tag: bytes, group: int) -> bytes:
+    """Returns what writes of a cache group carry."""
+    return tag + bytes([group])

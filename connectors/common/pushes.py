@@ -1,0 +1,450 @@
+"""Prefill's side at a worker: requests whose layers are written to decode as the forward finishes them.
+
+Every write is posted before the forward of the step that computes its tokens, and its layers are let go
+in it, an eighth at a time: when they are computed, or where kernels run on a stream, when that has come
+to them. What a reader missed because it registered later is written at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import kvxfer
+from kvxfer.connectors.common.compute_stream import PASSED, ComputeStream, LayerMarks, Marks
+from kvxfer.connectors.common.mail import Mail
+from kvxfer.connectors.common.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart, context_of
+from kvxfer.connectors.common.paging import GroupTable, pair_pages
+from kvxfer.connectors.common.push_reader import Reader
+from kvxfer.connectors.common.push_registration import Registration
+from kvxfer.connectors.common.regions import CacheRegions, remote_region
+from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.statistics import Recorder
+from kvxfer.connectors.common.step import Chunk, Remainder
+from kvxfer.connectors.common.waiting_registrations import Arrival, Registrations
+
+_log = logging.getLogger("kvxfer")
+
+# How long a step waits for writes from pages that it is about to overwrite, before it cancels them.
+_SETTLE_S: Final = 1.0
+_MAX_ENDED: Final = 1024
+# In a forward, of each write: each costs a frame and wakes the other end, and what is left for the end
+# of the forward is an eighth.
+_NUM_RELEASES: Final = 8
+
+
+@dataclass(slots=True)
+class _Push:
+    """One request."""
+
+    chunk: Chunk  # the newest
+    # Tokens of which every layer is computed, for sure: what a prompt has from the prefix cache may be
+    # computed by another request in the same forward, and is written in it, layer by layer.
+    ready: int = 0
+    readers: dict[int, Reader] = field(default_factory=dict)
+    num_readers: int = 0  # 0 as long as none has come
+    expires_at: float = 0.0  # 0 until its request has finished
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every reader has."""
+        return bool(self.num_readers) and all(
+            reader in self.readers and self.readers[reader].has_ended for reader in range(self.num_readers)
+        )
+
+
+class Pushes:
+    """What this worker pushes.
+
+    Parameters
+    ----------
+    agent, regions, mail
+        Of this worker.
+    settings
+        Its deadlines.
+    statistics
+        Counts readers that have all, and requests that were kept in vain.
+    stream
+        Of the engine's kernels, where there is one.
+    """
+
+    def __init__(
+        self,
+        agent: kvxfer.Agent,
+        regions: CacheRegions,
+        mail: Mail,
+        settings: Settings,
+        statistics: Recorder,
+        stream: ComputeStream | None = None,
+    ) -> None:
+        self._agent = agent
+        self._regions = regions
+        self._mail = mail
+        self._settings = settings
+        # With a reader that is to let go; then its session is lost as silent, or ended.
+        self._patience_s = settings.silent_timeout_s + _SETTLE_S
+        self._statistics = statistics
+        self._registrations = Registrations(max(settings.lease_ttl_s, settings.push_timeout_s))
+        self._pushes: dict[bytes, _Push] = {}
+        self._keys: dict[str, bytes] = {}  # by request id
+        self._ended: dict[bytes, str] = {}  # why; the last of them
+        # Requests whose pushes ended in sleep: their blocks are due now, or when they have finished.
+        self._due: set[str] = set()
+        self._owed: set[str] = set()
+        # Of the step that runs: which pushes it computes, their held writes, and layers that are done.
+        self._computing: set[bytes] = set()
+        self._held: list[tuple[int, kvxfer.Transfer]] = []
+        self._done: list[set[int]] = [set() for _ in regions.groups]
+        self._num_done = [0] * len(regions.groups)
+        self._marks = Marks(agent, stream)
+        self._computed = PASSED  # behind the last step's forward
+        self._layer_marks: list[LayerMarks] | None = None
+        if stream is not None:
+            self._layer_marks = [LayerMarks(agent, stream, each.layout.layers) for each in regions.regions]
+
+    def __len__(self) -> int:
+        return len(self._pushes)
+
+    # ---- before a forward -------------------------------------------------------------------
+
+    def withdraw(self, request_id: str) -> None:
+        """Ends one whose pages are not its own any more; when it returns, none of them is read."""
+        self._owed.discard(request_id)
+        key = self._keys.pop(request_id, None)
+        if key is None:
+            return
+        self._end(key, "its request ended before its prompt was computed")
+
+    def preempt(self, request_id: str) -> None:
+        """Forgets what was computed of one whose pages are others' now; when it returns, none is read.
+
+        Who registers meanwhile is served when the prompt is computed again.
+        """
+        if (key := self._keys.get(request_id)) is not None:
+            self._pushes[key].ready = 0
+            self._settle(self._pushes[key])
+
+    def shrink(self, remainder: Remainder) -> None:
+        """Goes on without pages that are others' now; when it returns, none of them is read.
+
+        Readers that come later and ask for one of them are refused.
+        """
+        if (key := self._keys.get(remainder.request_id)) is not None:
+            push = self._pushes[key]
+            push.chunk = replace(push.chunk, tables=remainder.tables)
+            self._settle(push)
+
+    def _settle(self, push: _Push) -> None:
+        deadline = time.monotonic() + _SETTLE_S
+        for reader in push.readers.values():
+            if not reader.is_quiet_by(deadline):
+                self._fail(reader, "its pages were needed before they were fetched")
+                reader.quiesce(self._patience_s)
+
+    def begin(self, chunk: Chunk) -> None:
+        """Posts what the forward is about to compute, and what was computed before and is not written."""
+        if (key := self._keys.get(chunk.request_id)) is None:
+            key = self._keys[chunk.request_id] = self._free_key(chunk)
+            self._ended.pop(key, None)
+            self._pushes[key] = _Push(chunk)
+            self._owed.discard(chunk.request_id)
+        push = self._pushes[key]
+        push.chunk = replace(chunk, key=key)
+        self._computing.add(key)
+        for reader in push.readers.values():
+            self._serve(push, reader)
+        self._admit(push)
+
+    def _free_key(self, chunk: Chunk) -> bytes:
+        if chunk.key not in self._pushes:
+            return chunk.key
+        _log.warning(
+            "kvxfer: request %s is not pushed: its key is that of a request whose blocks are still kept; a "
+            "router draws a key for each",
+            chunk.request_id,
+        )
+        return secrets.token_bytes(KEY_NBYTES)
+
+    # ---- in a forward -----------------------------------------------------------------------
+
+    @property
+    def are_computed(self) -> bool:
+        """Whether the step that runs computes anything that is pushed."""
+        return bool(self._computing)
+
+    def layer_done(self, layer_name: str) -> None:
+        """Counts one layer of this step as computed; an eighth of them is let go at a time."""
+        index, position = self._regions.position(layer_name)
+        if index < 0 or not self._computing:
+            return
+        done = self._done[index]
+        done.add(position)
+        while self._num_done[index] in done:
+            self._num_done[index] += 1
+        every = max(len(self._regions.regions[index].layout.layers) // _NUM_RELEASES, 1)
+        if self._num_done[index] % every:
+            return
+        if self._layer_marks is not None:
+            self._layer_marks[index].computed(self._num_done[index])
+        for group, write in self._held:
+            if group == index:
+                self._release(group, write)
+
+    def step_done(self, whole: bool) -> None:
+        """Lets all go that this step computed; or ends it, where the forward did not come to its end."""
+        # Of every forward: a prompt may have its beginning from one that computed nothing for a push.
+        self._computed = self._marks.set()
+        if not self._computing:
+            return
+        # Of one that failed, too: what it has let go must not let the next one's layers go.
+        for marks in self._layer_marks or ():
+            marks.step_done()
+        computing, self._computing = self._computing, set()
+        if whole:
+            for group, region in enumerate(self._regions.regions):
+                self._num_done[group] = len(region.layout.layers)
+            for group, write in self._held:
+                self._release(group, write)
+        for key in computing:
+            push = self._pushes.get(key)
+            if push is None:
+                continue
+            if not whole:
+                self._end(key, "its forward failed")
+                continue
+            push.ready = push.chunk.stop_token
+        self._held.clear()
+        for group, done in enumerate(self._done):
+            done.clear()
+            self._num_done[group] = 0
+
+    def _release(self, group: int, write: kvxfer.Transfer) -> None:
+        first = self._regions.regions[group].layout.layers[0]
+        count = min(first + self._num_done[group] - write.layers.start, len(write.layers))
+        if count > 0 and write.state is kvxfer.TransferState.PENDING:
+            write.release(count)
+
+    # ---- notes ------------------------------------------------------------------------------
+
+    def note(self, peer: kvxfer.Peer, note: RegistrationPart | Leaving) -> None:
+        """Takes in what a reader says."""
+        try:
+            for arrival in self._registrations.add(peer, note):
+                # It would wait for its deadline.
+                self._refuse(arrival.peer, arrival.registration, "prefill has too many of its engine waiting")
+        except ValueError as error:
+            _log.warning("kvxfer: %s: %s", peer.name, error)
+        if (push := self._pushes.get(note.key)) is not None:
+            self._admit(push)
+        elif (why := self._ended.get(note.key)) is not None:
+            for arrival in self._registrations.take(note.key):
+                self._refuse(arrival.peer, arrival.registration, why)
+
+    def _admit(self, push: _Push) -> None:
+        for arrival in self._registrations.take(push.chunk.key):
+            push.num_readers = push.num_readers or arrival.num_readers
+            if arrival.num_readers != push.num_readers or arrival.reader >= push.num_readers:
+                self._refuse(arrival.peer, arrival.registration, "its readers do not agree on their number")
+                continue
+            known = push.readers.get(arrival.reader)
+            if known is None:
+                reader = push.readers[arrival.reader] = self._reader(push, arrival)
+                self._serve(push, reader)
+            elif known.peer.id != arrival.peer.id:
+                # One key is one request: who comes second was not meant.
+                self._refuse(arrival.peer, arrival.registration, "another engine is pushed it")
+            elif arrival.registration is None:
+                known.fail("it left")
+            else:
+                self._refuse(arrival.peer, arrival.registration, "its key is another request's")
+
+    def _reader(self, push: _Push, arrival: Arrival) -> Reader:
+        registration = arrival.registration
+        reader = Reader(arrival.peer, registration)
+        if registration is None:
+            return reader
+        num_groups = len(self._regions.groups)
+        reader.posted = [registration.first_token] * num_groups
+        asks, has = registration.num_tokens, push.chunk.num_tokens
+        # Of states there are those of all tokens alone.
+        is_too_short = asks < has and any(group.is_state for group in self._regions.groups)
+        if registration.prompt != push.chunk.prompt or asks > has or is_too_short:
+            self._fail(
+                reader,
+                f"decode has another prompt (it asks for {asks} tokens, prefill's has {has}): the router "
+                "must send both engines the same request",
+            )
+        elif len(registration.tables) != num_groups:
+            self._fail(
+                reader, f"decode has {len(registration.tables)} cache groups, prefill has {num_groups}"
+            )
+        return reader
+
+    # ---- writes -----------------------------------------------------------------------------
+
+    def _serve(self, push: _Push, reader: Reader) -> None:
+        """Posts all that this reader lacks and that is computed, or is being computed now."""
+        self._look_after(reader)
+        if reader.registration is None or reader.failure:
+            return
+        try:
+            self._post(push, reader, reader.registration, push.ready, False)
+            if push.chunk.key in self._computing:
+                self._post(push, reader, reader.registration, push.chunk.stop_token, True)
+        except kvxfer.KvxferError as error:
+            self._fail(reader, str(error))
+        except Exception as error:
+            # What came from outside may surprise us; it must not end the engine.
+            _log.exception("kvxfer: request %s: cannot be pushed", push.chunk.request_id)
+            self._fail(reader, f"{type(error).__name__}: {error}")
+
+    def _post(
+        self, push: _Push, reader: Reader, registration: Registration, stop_token: int, computing: bool
+    ) -> None:
+        chunk = push.chunk
+        is_last = stop_token >= registration.num_tokens
+        # A page that is filled in part waits until it is full.
+        stops = [
+            registration.num_tokens if is_last else self._whole(chunk, group, stop_token)
+            for group in range(len(self._regions.groups))
+        ]
+        for share in registration.shares:
+            group, region = share.group, self._regions.regions[share.group]
+            first, stop = reader.posted[group], stops[group]
+            if first >= stop:
+                continue
+            pairs = pair_pages(self._table(chunk, group), registration.table(group), first, stop)
+            if pairs.num_lacking:
+                raise kvxfer.UsageError(
+                    f"prefill has given back {pairs.num_lacking} pages of {region.name} that decode asks for",
+                    code="out-of-range",
+                )
+            if not len(pairs.dst):
+                continue
+            write = self._agent.write(
+                region,
+                remote_region(reader.peer, region.name),
+                pairs.src,
+                pairs.dst,
+                layers=range(*share.layers),
+                heads=range(*share.heads),
+                tokens=pairs.tokens,
+                notify=registration.tag_of(group),
+                timeout_s=self._settings.load_timeout_s,
+                context=context_of(chunk.request_id),
+                **self._order(group, share.layers[0], computing),
+            )
+            reader.took([write])
+            if computing and self._layer_marks is None:
+                self._held.append((group, write))
+                self._release(group, write)
+        reader.posted = [max(posted, stop) for posted, stop in zip(reader.posted, stops, strict=True)]
+
+    def _order(self, group: int, first_layer: int, computing: bool) -> dict[str, Any]:
+        """Returns what a write waits for, of tokens that this step computes or that are computed."""
+        if self._layer_marks is None:
+            return {"hold": computing}
+        return {"after": self._layer_marks[group].after(first_layer) if computing else self._computed.after}
+
+    def _whole(self, chunk: Chunk, group: int, stop_token: int) -> int:
+        """Returns how many tokens of an unfinished prompt are in full pages; a state is of all tokens."""
+        table = self._table(chunk, group)
+        return 0 if table.is_state else stop_token - stop_token % table.page_size
+
+    def _table(self, chunk: Chunk, group: int) -> GroupTable:
+        return self._regions.table(group, chunk.tables[self._regions.groups[group].table])
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    def collect(self, finished_request_ids: set[str]) -> set[str]:
+        """Returns requests whose blocks the engine may use again; each once."""
+        self._registrations.expire()
+        now = time.monotonic()
+        for request_id in finished_request_ids & self._keys.keys():
+            push = self._pushes[self._keys[request_id]]
+            push.expires_at = push.expires_at or now + self._settings.lease_ttl_s
+        given_back = self._due | (finished_request_ids & self._owed)
+        self._due = set()
+        self._owed -= given_back
+        for key, push in list(self._pushes.items()):
+            if not push.expires_at:
+                continue
+            for reader in push.readers.values():
+                self._look_after(reader)
+            is_late = push.expires_at <= now and not push.has_ended
+            if is_late:
+                for reader in push.readers.values():
+                    self._fail(reader, f"it took more than {self._settings.lease_ttl_s:g} s (lease_ttl_s)")
+                if any(not reader.has_ended for reader in push.readers.values()):
+                    continue
+            elif not push.has_ended:
+                continue
+            if not push.has_ended:
+                _log.warning(
+                    "kvxfer: request %s: not all of its readers came within %g s (lease_ttl_s); its blocks "
+                    "are given back",
+                    push.chunk.request_id,
+                    self._settings.lease_ttl_s,
+                )
+            for reader in push.readers.values():
+                if reader.registration is not None and not reader.failure:
+                    self._statistics.received()
+            if is_late:
+                self._statistics.expired()
+            del self._pushes[key], self._keys[push.chunk.request_id]
+            self._remember(key, "prefill has given its blocks back")
+            given_back.add(push.chunk.request_id)
+        return given_back
+
+    @property
+    def num_kept(self) -> int:
+        """Returns how many requests have finished whose blocks are kept for readers."""
+        return sum(push.expires_at > 0 for push in self._pushes.values())
+
+    def let_go(self) -> None:
+        """Ends every push, since its pages lose their bytes; the engine has them back as they are due."""
+        for key, push in list(self._pushes.items()):
+            (self._due if push.expires_at else self._owed).add(push.chunk.request_id)
+            self._end(key, "its engine sleeps")
+
+    def close(self) -> None:
+        """Ends everything."""
+        for key in list(self._pushes):
+            self._end(key, "the engine shuts down")
+        self._keys.clear()
+
+    def _look_after(self, reader: Reader) -> None:
+        """Fails a reader of which a write failed, or that is gone."""
+        if (error := reader.writes.error) is not None:
+            self._fail(reader, str(error))
+        elif not reader.has_ended and reader.peer.state is kvxfer.PeerState.LOST:
+            reader.failure = reader.failure or "its engine is gone"
+
+    def _end(self, key: bytes, why: str) -> None:
+        push = self._pushes.pop(key)
+        self._keys.pop(push.chunk.request_id, None)
+        self._computing.discard(key)
+        self._remember(key, why)
+        for reader in push.readers.values():
+            self._fail(reader, why)
+        for reader in push.readers.values():
+            reader.quiesce(self._patience_s)
+
+    def _fail(self, reader: Reader, why: str) -> None:
+        """Stops writing to a reader, and says why; the first reason stays."""
+        if reader.failure or reader.has_ended:
+            return
+        reader.fail(why)
+        self._refuse(reader.peer, reader.registration, why)
+
+    def _refuse(self, peer: kvxfer.Peer, registration: Registration | None, why: str) -> None:
+        if registration is not None:
+            self._mail.send(peer, Refusal(bytes.fromhex(registration.tag), why))
+
+    def _remember(self, key: bytes, why: str) -> None:
+        if len(self._ended) >= _MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+        self._ended[key] = why

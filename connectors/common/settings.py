@@ -1,0 +1,151 @@
+"""What a user sets of an engine's connector."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+import kvxfer
+from kvxfer.address import Address
+
+# Whoever may send a request names hosts in its parameters, unless a router keeps them out. By default nothing
+# beyond these is dialled, nor a machine's metadata service (169.254.0.0/16), nor any name.
+_OWN_HOSTS: Final = (
+    *("localhost", "127.0.0.0/8", "::1/128"),
+    *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"),
+    "100.64.0.0/10",  # shared by carriers; clouds give it to pods
+)
+
+_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Settings(BaseModel):
+    """Settings of one engine's connector; the defaults suit engines on one machine.
+
+    Attributes
+    ----------
+    host
+        Where the engine's agents listen; beyond loopback a secret is needed. Ports are picked by the system
+        and told with each request.
+    advertise
+        The host that other engines dial; "" for `host`, and where that is ``0.0.0.0`` or ``::`` for the
+        address of this host from which the default route leaves.
+    secret_file
+        The file that holds the secret of all engines; None takes ``KVXFER_SECRET`` or
+        ``KVXFER_SECRET_FILE``, or this user's own secret.
+    allowed_hosts
+        Hosts and networks (``"10.0.0.0/8"``) that this engine dials when a request's parameters name
+        them; None for addresses of this host and of private networks. ``"*"`` is any host, and
+        ``"*.example.org"`` any whose name ends so.
+    lease_ttl_s
+        How long prefill keeps the blocks of a finished request for decode to fetch.
+    load_timeout_s, connect_timeout_s
+        Deadlines of a request's fetch, once it began, and of connecting to a prefill engine.
+    loads
+        ``"asynchronous"``: other requests go on while a cache is fetched. ``"synchronous"``: the
+        forward that needs it waits, layer by layer; for caches of one group without a window.
+    linger_s
+        How long a step waits at most for caches that it has just begun to fetch: their requests go on one
+        step sooner. It waits where the last ones from the same engine came in that time, and no longer
+        than it takes from others what it gives to these. 0 for never.
+    push_timeout_s
+        How long decode waits for a prompt that is pushed to it, from its registration to the last byte.
+    silent_timeout_s
+        An engine of which nothing was heard for so long is lost, with what is fetched from it.
+    return_decoded
+        Whether decode keeps every finished request for the next turn's prefill to fetch, for
+        `lease_ttl_s`; else only those whose parameters say ``do_remote_decode`` as well.
+    transports
+        Kinds of rails to use; None for those of `kvxfer.AgentOptions`: all for host memory.
+    huge_pages
+        Whether a cache on the CPU is laid in huge pages when the engine registers it
+        (`kvxfer.use_huge_pages`): up to 2 s for a GiB, once.
+    model
+        Declared name of the model: engines of two names never exchange a cache. "" derives one from
+        the model's architecture and sizes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    advertise: str = ""
+    secret_file: Path | None = None
+    allowed_hosts: tuple[str, ...] | None = None
+    lease_ttl_s: _Seconds = 120.0
+    load_timeout_s: _Seconds = 30.0
+    connect_timeout_s: _Seconds = 5.0
+    loads: Literal["asynchronous", "synchronous"] = "asynchronous"
+    linger_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
+    push_timeout_s: _Seconds = 120.0
+    silent_timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    return_decoded: bool = False
+    transports: tuple[str, ...] | None = None
+    huge_pages: bool = True
+    model: str = ""
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _readable(cls, hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for host in hosts or ():
+            if "/" in host:
+                ipaddress.ip_network(host, strict=False)
+        return hosts
+
+    @classmethod
+    def of(cls, given: dict[str, Any], where: str) -> Settings:
+        """Reads what a user gave; `where` it stands, for errors.
+
+        Raises
+        ------
+        ValueError
+            Names every setting that is unknown or out of range.
+        """
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            found = "; ".join(
+                f"{'.'.join(map(str, item['loc']))}: {item['msg']}"
+                for item in error.errors(include_url=False)
+            )
+            raise ValueError(f"{where}: {found} (settings: {', '.join(cls.model_fields)})") from None
+
+    def agent_options(self, gpu: int | None = None) -> kvxfer.AgentOptions:
+        """Returns how this engine's agents behave; of a worker whose cache lies on a GPU, with that one."""
+        options: dict[str, Any] = {
+            "listen": str(Address(self.host, 0)),
+            "advertise": str(Address(self.advertise, None)) if self.advertise else None,
+            "transfer_timeout_s": self.load_timeout_s,
+            "connect_timeout_s": self.connect_timeout_s,
+            "handshake_timeout_s": self.connect_timeout_s,
+            "silent_timeout_s": self.silent_timeout_s,
+        }
+        if self.secret_file is not None:
+            options["secret"] = self.secret_file.read_bytes().rstrip(b"\r\n")
+        if gpu is not None:
+            options |= {"transports": ("cuda_ipc", *kvxfer.AgentOptions().transports), "gpu": gpu}
+        if self.transports is not None:
+            options["transports"] = self.transports
+        return kvxfer.AgentOptions(**options)
+
+    @property
+    def waits(self) -> bool:
+        """Whether forwards wait for what they load."""
+        return self.loads == "synchronous"
+
+    def may_dial(self, host: str) -> bool:
+        """Returns whether a request's parameters may send this engine to `host`."""
+        allowed = _OWN_HOSTS if self.allowed_hosts is None else self.allowed_hosts
+        name = host.lower()
+        for each in map(str.lower, allowed):
+            if each in (name, "*") or (each[:2] == "*." and name.endswith(each[1:])):
+                return True
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return any(
+            address in ipaddress.ip_network(network, strict=False) for network in allowed if "/" in network
+        )

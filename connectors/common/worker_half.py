@@ -1,0 +1,232 @@
+"""The half of the connector beside each worker: has the agent, the regions and all that moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import kvxfer
+from kvxfer.connectors.common import notes
+from kvxfer.connectors.common.compute_stream import ComputeStream
+from kvxfer.connectors.common.fetches import Fetches
+from kvxfer.connectors.common.kept_blocks import KeptBlocks
+from kvxfer.connectors.common.mail import Mail
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.pushes import Pushes
+from kvxfer.connectors.common.regions import CacheMemory, CacheRegions
+from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.statistics import Counts, Recorder
+from kvxfer.connectors.common.step import OwnRank, Step
+
+# While a forward waits: prefill may refuse.
+_READ_NOTES_EVERY_S: Final = 0.05
+# Of an idle step: so long a new request may wait for its first.
+_REST_S: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class StepResults:
+    """What came to its end since the last step.
+
+    Attributes
+    ----------
+    sent
+        Requests whose blocks were fetched or pushed, or whose time is over.
+    received
+        Requests whose fetch has ended, those that failed among them.
+    failed
+        Of these the ones that failed, with the blocks of the first group that lack bytes.
+    """
+
+    sent: set[str]
+    received: set[str]
+    failed: dict[str, set[int]]
+
+
+class WorkerHalf:
+    """Moves this worker's share of the caches that its engine hands over and takes over."""
+
+    def __init__(
+        self,
+        place: Place,
+        settings: Settings,
+        stream: ComputeStream | None = None,
+    ) -> None:
+        self._place = place
+        self._settings = settings
+        self._stream = stream
+        self._agent = kvxfer.Agent(place.agent_name(), settings.agent_options(place.gpu))
+        self._mail = Mail(self._agent)
+        self._statistics = Recorder()
+        self._kept = KeptBlocks(settings.lease_ttl_s, self._statistics)
+        self._regions: CacheRegions | None = None
+        self._fetches: Fetches | None = None
+        self._pushes: Pushes | None = None
+
+    def register(self, memory: Sequence[CacheMemory]) -> None:
+        """Registers the engine's caches, once they are there; all on the GPU of its place, or in the host."""
+        if self._settings.huge_pages and self._place.gpu is None:
+            kvxfer.use_huge_pages([each.tensors for each in memory])
+        self._regions = CacheRegions(self._agent, memory)
+        self._fetches = Fetches(
+            self._agent,
+            self._regions,
+            self._mail,
+            self._place,
+            self._settings,
+            self._statistics,
+            self._stream,
+        )
+        self._pushes = Pushes(
+            self._agent, self._regions, self._mail, self._settings, self._statistics, self._stream
+        )
+
+    @property
+    def rank(self) -> OwnRank:
+        """Where this worker's agent is."""
+        assert self._regions is not None, "the engine asks before it has registered its caches"
+        pages_per_block = tuple(
+            pages
+            for group, pages in zip(self._regions.groups, self._regions.pages_per_block, strict=True)
+            if not group.shape
+        )
+        return OwnRank(self._agent.entry, pages_per_block)
+
+    # ---- the parts of a step ----------------------------------------------------------------
+
+    def before_forward(self, step: Step) -> None:
+        """Lets go of blocks that this step's forward may overwrite, and announces what it computes.
+
+        Returns at once, unless blocks are being read that are needed now.
+        """
+        assert self._pushes is not None, "the engine steps before it has registered its caches"
+        self._read_notes()
+        for request_id in step.withdrawn:
+            self._kept.withdraw(request_id)
+            self._pushes.withdraw(request_id)
+        for request_id in step.preempted:
+            self._pushes.preempt(request_id)
+        for remainder in step.remainders:
+            self._pushes.shrink(remainder)
+        for chunk in step.chunks:
+            self._pushes.begin(chunk)
+
+    def wait_for_layer(self, layer_name: str) -> None:
+        """Waits until a layer of all that this step's forward loads is there, or is known to be lost."""
+        assert self._fetches is not None
+        while not self._fetches.wait_for_layer(layer_name, _READ_NOTES_EVERY_S):
+            self._read_notes()
+
+    def layer_done(self, layer_name: str) -> None:
+        """Lets one layer go that this step has computed."""
+        assert self._pushes is not None
+        if self._pushes.are_computed:
+            self._read_notes()
+            self._pushes.layer_done(layer_name)
+
+    def step(self, step: Step) -> None:
+        """Does what the scheduler half asks for. Returns at once."""
+        assert self._regions is not None, "the engine steps before it has registered its caches"
+        assert self._fetches is not None
+        for grant in step.grants:
+            self._kept.grant(grant, self._regions)
+        for order in step.fetches:
+            self._fetches.begin(order)
+        for request_id in step.abandoned:
+            self._fetches.abandon(request_id)
+        for source in step.released:
+            note = self._fetches.release(source)
+            if isinstance(note, notes.Receipt) and self._agent.name in {rank.name for rank in source.ranks}:
+                self._kept.note(note)
+
+    def after_forward(self, whole: bool) -> None:
+        """Lets all go that this step has computed, unless its forward failed."""
+        assert self._pushes is not None
+        self._pushes.step_done(whole)
+
+    def collect(self, finished_request_ids: set[str], num_running: int = 1) -> StepResults:
+        """Returns what has ended, each request once.
+
+        Caches that this step has begun to fetch are waited for, where they are expected within less than
+        it costs those that are computed here. An engine that has nothing to compute asks again and again:
+        its processes would take two cores from whoever computes what it waits for. There this waits for
+        news, for a moment.
+        """
+        assert self._fetches is not None
+        self._fetches.linger(num_running)
+        results = self._collect(finished_request_ids)
+        if not num_running and not (results.sent or results.received or results.failed) and self._rest():
+            return self._collect(set())
+        return results
+
+    def _collect(self, finished_request_ids: set[str]) -> StepResults:
+        assert self._fetches is not None
+        assert self._pushes is not None
+        self._read_notes()
+        sent = self._kept.collect(finished_request_ids) | self._pushes.collect(finished_request_ids)
+        received, failed = self._fetches.collect()
+        return StepResults(sent, received, failed)
+
+    def _rest(self) -> bool:
+        """Waits for news; returns whether any can come."""
+        assert self._fetches is not None
+        assert self._pushes is not None
+        if self._fetches.rest(_REST_S):
+            return True
+        if not self._kept and not self._pushes:
+            return False
+        self._read_notes(_REST_S)
+        return True
+
+    def _read_notes(self, timeout_s: float = 0.0) -> None:
+        assert self._fetches is not None
+        assert self._pushes is not None
+        self._mail.flush()
+        for peer, note in self._mail.receive(timeout_s):
+            match note:
+                case notes.Receipt():
+                    self._kept.note(note, peer.name)
+                case notes.Refusal():
+                    self._fetches.refused(note)
+                case notes.RegistrationPart() | notes.Leaving():
+                    self._pushes.note(peer, note)
+
+    def take_statistics(self) -> Counts | None:
+        """Returns what was counted since the last call; None when nothing has happened."""
+        num_pushed = self._pushes.num_kept if self._pushes is not None else 0
+        return self._statistics.take(len(self._kept) + num_pushed)
+
+    # ---- sleep ------------------------------------------------------------------------------
+
+    def sleep(self) -> None:
+        """Lets go of the caches, whose memory the engine gives away: the fence of all that moves.
+
+        What was still fetched, pushed or kept ends as failed or given back, by the next `collect`.
+        Idempotent.
+        """
+        if self._regions is None or self._fetches is None or self._pushes is None:
+            return
+        self._fetches.stop("the engine sleeps", "cancelled")
+        self._pushes.let_go()
+        self._kept.let_go()
+        self._regions.deregister()
+
+    def wake(self) -> None:
+        """Registers the caches anew, where `sleep` let them go. Idempotent.
+
+        Sessions have lasted: peers are told of the new regions, and what they knew of the old ones fails.
+        """
+        if self._regions is not None:
+            self._regions.register()
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends everything: when it returns, no byte lands in the engine's caches any more."""
+        if self._fetches is not None:
+            self._fetches.close()
+        if self._pushes is not None:
+            self._pushes.close()
+        self._kept.close()
+        self._agent.close()

@@ -1,0 +1,215 @@
+"""Where the engine's cache tensors lie, as layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.platforms import current_platform
+
+import kvxfer
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.regions import CacheMemory
+from kvxfer.connectors.vllm.cache_groups import SpecGroup
+from kvxfer.connectors.vllm.state_parts import part_of
+from kvxfer.layout.slices import heads_of
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+_NULL_BLOCK: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCache:
+    """What tensors do not tell of an engine's cache.
+
+    Attributes
+    ----------
+    model
+        Declared name of the model.
+    cache_dtype
+        As the engine was told, e.g. ``"auto"`` or ``"fp8"``.
+    total_heads
+        KV heads of the model.
+    num_blocks
+        Of the engine's cache.
+    packed_for
+        The instructions like which kernels lay out what a head has in a page; empty where they lay it
+        out as the tensor's axes say, token by token.
+    num_layers
+        Of the model; 0 where every worker has all.
+    """
+
+    model: str
+    cache_dtype: str
+    total_heads: int
+    num_blocks: int
+    packed_for: str = ""
+    num_layers: int = 0
+
+    @classmethod
+    def of(cls, config: VllmConfig, num_blocks: int, name: str) -> ModelCache:
+        """Returns what an engine's configuration says; `name` is what the user calls the model, or ""."""
+        import torch
+
+        model = config.model_config
+        is_staged = config.parallel_config.pipeline_parallel_size > 1
+        return cls(
+            model=(name or _declared(model)) + _declared_draft(config),
+            cache_dtype=str(config.cache_config.cache_dtype),
+            total_heads=model.get_total_num_kv_heads(),
+            num_blocks=num_blocks,
+            # The kernels of the CPU lay a page out as their instructions and its type like it.
+            packed_for=str(torch.backends.cpu.get_cpu_capability()) if current_platform.is_cpu() else "",
+            num_layers=model.hf_text_config.num_hidden_layers if is_staged else 0,
+        )
+
+
+def _declared(model: ModelConfig) -> str:
+    sizes = "/".join(
+        f"{name} {getattr(model.hf_text_config, name, 0)}"
+        for name in ("num_hidden_layers", "hidden_size", "vocab_size")
+    )
+    declared = f"{'+'.join(model.hf_config.architectures or ['?'])}/{sizes}"
+    # The commit, where the hub has told it; what the user asked for may be a branch, which moves on.
+    revision = getattr(model.revision, "resolved", model.revision)
+    return f"{declared}/revision {revision}" if revision else declared
+
+
+def _declared_draft(config: VllmConfig) -> str:
+    """Returns what is declared of a draft model, whose layers are in the cache beside the model's."""
+    speculative = config.speculative_config
+    if speculative is None or not speculative.uses_draft_kv_cache():
+        return ""
+    return f", --speculative-config {speculative.method} {_declared(speculative.draft_model_config)}"
+
+
+def memory_of(
+    groups: Sequence[SpecGroup], caches: dict[str, Any], cache: ModelCache, place: Place
+) -> list[CacheMemory]:
+    """Returns where the pages of each group are.
+
+    Parameters
+    ----------
+    groups
+        Cache groups that are transferred.
+    caches
+        As the engine registers them: a tensor [block, head, token, content] for each layer.
+    cache, place
+        Of this worker.
+
+    Raises
+    ------
+    NotImplementedError
+        The tensors do not lie where `place` says, or in an order that is not known.
+    """
+    found: list[CacheMemory] = []
+    for group in groups:
+        tensors = [caches[name] for name in group.layer_names]
+        _require_memory(group, tensors, place)
+        num_pages, _, *_ = tensors[0].shape
+        if tensors[0].ndim != 4 or num_pages % cache.num_blocks:
+            raise NotImplementedError(
+                f"KvxferConnector reads caches [block, head, token, content]; {group.layer_names[0]} has "
+                f"{tuple(tensors[0].shape)}, of {cache.num_blocks} blocks"
+            )
+        pages = _states(group, tensors, place) if group.is_state else _tokens(group, tensors, cache, place)
+        declared = f"{cache.model}, {pages.declared}"
+        if cache.packed_for:
+            declared = f"{declared}, packed for {cache.packed_for}"
+        layout = kvxfer.KVLayout.from_tensors(
+            pages.views,
+            pages.axes,
+            dtype=pages.dtype,
+            first_head=pages.first_head,
+            total_heads=pages.total_heads,
+            null_block=_NULL_BLOCK,
+            **_stage(groups, cache, place),
+            model=declared,
+            group=group.name,
+        )
+        pages_per_block = num_pages // cache.num_blocks
+        if group.shape and pages_per_block != found[-1].pages_per_block:
+            raise NotImplementedError(
+                f"KvxferConnector cannot hand over cache group {group.index} yet: its layers divide a "
+                "block into unlike pages"
+            )
+        found.append(CacheMemory(group, pages.views, layout, pages_per_block))
+    return found
+
+
+def _require_memory(group: SpecGroup, tensors: list[Any], place: Place) -> None:
+    """Refuses what a push would read before it is computed: whose kernels' stream nobody waits for."""
+    expected = "cpu" if place.gpu is None else f"cuda:{place.gpu}"
+    devices = sorted({str(tensor.device) for tensor in tensors} - {expected})
+    if devices:
+        raise NotImplementedError(
+            f"KvxferConnector cannot hand over the cache of {group.layer_names[0]} on {devices[0]}: this "
+            f"worker computes on {expected}. Engines on CPUs and on NVIDIA GPUs work"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """Tensors of a group as `kvxfer.KVLayout.from_tensors` reads them, and what they do not tell."""
+
+    views: list[Any]
+    axes: str
+    first_head: int
+    total_heads: int
+    declared: str
+    dtype: str | None = None
+
+
+def _tokens(group: SpecGroup, tensors: list[Any], cache: ModelCache, place: Place) -> _Pages:
+    num_pages, num_heads, *_ = tensors[0].shape
+    latent = num_heads == 1 and getattr(group.spec, "head_size_v", 0) == 0
+    if latent:
+        first_head, total_heads = 0, 1  # alike on every rank
+    elif num_heads == max(cache.total_heads // place.tp_size, 1):
+        first_head, _ = heads_of(cache.total_heads, place.tp_size, place.tp_rank)
+        total_heads = cache.total_heads
+    else:
+        # Slots of the kernel's own: a shard matches the same shard alone.
+        first_head, total_heads = place.tp_rank * num_heads, place.tp_size * num_heads
+    dtype = _dtype(cache.cache_dtype)
+    # Nothing is converted on the way: the scales of a quantized cache are the engine's, and are
+    # not told to its connector.
+    declared = str(dtype or tensors[0].dtype)
+    if cache.packed_for:
+        views, axes = [tensor.view(num_pages, num_heads, -1) for tensor in tensors], "bhd"
+    else:
+        views, axes = tensors, "bhtd" if latent else "bhtc"
+    return _Pages(views, axes, first_head, total_heads, declared, dtype)
+
+
+def _states(group: SpecGroup, tensors: list[Any], place: Place) -> _Pages:
+    part = part_of(group.part, group.spec, tensors)
+    tp_rank, tp_size = (0, 1) if group.spec.tp_replicated else (place.tp_rank, place.tp_size)
+    return _Pages(part.views, part.axes, tp_rank * part.num_heads, tp_size * part.num_heads, part.declared)
+
+
+def _stage(groups: Sequence[SpecGroup], cache: ModelCache, place: Place) -> dict[str, Any]:
+    """Returns which layers a worker has that shares the model's with others."""
+    if place.pp_size == 1:
+        return {}
+    if len(groups) != 1:
+        raise NotImplementedError(
+            f"KvxferConnector cannot hand over {len(groups)} cache groups with pipeline_parallel_size "
+            f"{place.pp_size} yet: which of a group's layers a worker has is known for one group alone"
+        )
+    layers = [extract_layer_index(name) for name in groups[0].layer_names]
+    if layers != list(range(layers[0], layers[0] + len(layers))):
+        raise NotImplementedError(
+            f"KvxferConnector cannot hand over layers {layers} of a stage: they leave gaps"
+        )
+    return {"first_layer": layers[0], "total_layers": cache.num_layers}
+
+
+def _dtype(cache_dtype: str) -> str | None:
+    if cache_dtype.startswith("fp8"):
+        return "float8_e5m2" if "e5m2" in cache_dtype else "float8_e4m3fn"
+    return None

@@ -1,0 +1,85 @@
+"""The engine's requests, as the scheduler half sees them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vllm.v1.request import Request, RequestStatus
+
+# As the engine calls samples: their number, and the request's name, with the eight digits that make it one
+# of a kind. Where a user has turned those off, names prove nothing.
+_SAMPLE: Final = re.compile(r"[0-9]+_(.*-[0-9a-f]{8})", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmRequest:
+    """One of them; `kvxfer.connectors.common.engine_request.EngineRequest` says what its members are."""
+
+    _own: Request
+
+    @property
+    def id(self) -> str:
+        return self._own.request_id
+
+    @property
+    def params(self) -> dict[str, Any] | None:
+        return self._own.kv_transfer_params
+
+    @property
+    def family(self) -> str | None:
+        found = _SAMPLE.fullmatch(self._own.request_id)
+        return None if found is None else found[1]
+
+    @property
+    def has_tokens(self) -> bool:
+        return self._own.prompt_token_ids is not None
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._own.all_token_ids
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._own.num_prompt_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self._own.num_computed_tokens
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it came to its end, and was neither aborted nor refused."""
+        return self._own.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+
+    def beside_tokens(self, num_tokens: int) -> bytes:
+        media = [each.identifier for each in self._own.mm_features if each.mm_position.offset < num_tokens]
+        lora = self._own.lora_request
+        return f"{media!r}{None if lora is None else lora.lora_name!r}".encode()
+
+    def hold_back(self, num_tokens: int) -> bool:
+        """Takes the last tokens from a request that has just arrived; returns whether that can be done.
+
+        It cannot where nothing would be left, and for prompts whose tokens decode computes in any case
+        (their log probabilities are asked for), that are not tokens, or that go on later.
+        """
+        request = self._own
+        if (
+            not request.prompt_token_ids
+            or request.num_prompt_tokens <= num_tokens
+            or request.skip_reading_prefix_cache
+            or request.resumable
+        ):
+            return False
+        # The list is the front end's as well.
+        request.prompt_token_ids = request.prompt_token_ids[:-num_tokens]
+        request.num_prompt_tokens -= num_tokens
+        del request._all_token_ids[-num_tokens:]
+        # A hash of the last block may have counted them in.
+        del request.block_hashes[-1:]
+        request.update_block_hashes()
+        # Another token would move the state on.
+        request.max_tokens = 1
+        return True

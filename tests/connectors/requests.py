@@ -1,0 +1,31 @@
+"""Requests of no engine in particular."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Request:
+    """All that an engine's request has to tell (`kvxfer.connectors.common.engine_request`)."""
+
+    tokens: list[int]
+    id: str = "request"
+    params: dict[str, Any] | None = None
+    family: str | None = None
+    num_prompt_tokens: int = 0
+    num_computed_tokens: int = 0
+    has_tokens: bool = True
+    beside: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = self.num_prompt_tokens or len(self.tokens)
+
+    def beside_tokens(self, num_tokens: int) -> bytes:
+        return self.beside
+
+    def hold_back(self, num_tokens: int) -> bool:
+        del self.tokens[-num_tokens:]
+        self.num_prompt_tokens -= num_tokens
+        return True

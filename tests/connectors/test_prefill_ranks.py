@@ -1,0 +1,113 @@
+"""Sessions that requests ask for: hosts that do not answer, and one agent under many names."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from contextlib import ExitStack
+from dataclasses import replace
+
+from kvxfer import LeaseToken
+from kvxfer.connectors.common.handover import MAX_RANKS, Handover
+from kvxfer.connectors.common.step import FetchOrder, Grant, Step
+from kvxfer.directory import Entry
+from tests.connectors.workers import Worker, collected, until, workers
+
+LEASE = LeaseToken.draw()
+
+
+def order(name: str, *ranks: Entry) -> Step:
+    source = Handover("computed", ranks, (LEASE,), ((1,),), (32,), (1,), 32)
+    return Step(fetches=[FetchOrder(name, source, ((2,),), 0, 32)])
+
+
+def test_silent_hosts_do_not_keep_others_from_being_dialled() -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(40)]
+        ranks = [Entry("x", f"tcp://127.0.0.1:{each.getsockname()[1]}", bytes(16)) for each in silent]
+        prefill = stack.enter_context(workers("prefill"))
+        decode = stack.enter_context(workers("decode", connect_timeout_s=5.0))
+        prefill[0].half.step(Step(grants=[Grant("computed", (LEASE,), ((1,),))]))
+        decode[0].half.step(order("hostile", *ranks))
+        decode[0].half.step(order("honest", prefill[0].rank))
+        failed: dict[str, bool] = {}
+
+        def have_ended() -> bool:
+            prefill[0].half.collect(set())
+            result = decode[0].half.collect(set())
+            failed.update({request_id: request_id in result.failed for request_id in result.received})
+            return len(failed) == 2
+
+        until(have_ended, "both")
+        assert failed == {"hostile": True, "honest": False}
+
+
+def test_one_request_does_not_have_all_diallers() -> None:
+    """Its hosts are many and answer never; another request's host is dialled at once."""
+    with ExitStack() as stack:
+        prefill = stack.enter_context(workers("prefill"))
+        decode = stack.enter_context(workers("decode", connect_timeout_s=60.0))
+        hosts = [f"127.0.1.{number}" for number in range(1, MAX_RANKS + 1)]
+        decode[0].half.step(order("hostile", *silent(stack, *hosts)))
+        hand_over(prefill, decode, "honest")
+        assert not decode[0].half.collect(set()).received  # the other still waits
+
+
+def test_a_host_that_has_answered_is_dialled_beside_any_number_that_never_do() -> None:
+    with ExitStack() as stack:
+        prefill = stack.enter_context(workers("prefill"))
+        decode = stack.enter_context(workers("decode", connect_timeout_s=60.0))
+        hand_over(prefill, decode, "first")
+        for request in range(8):
+            hosts = [f"127.0.{request + 1}.{number}" for number in range(1, 17)]
+            decode[0].half.step(order(f"hostile {request}", *silent(stack, *hosts)))
+        # Another engine of that host, as one that has restarted.
+        again = stack.enter_context(workers("prefill"))
+        hand_over(again, decode, "second")
+
+
+def test_requests_for_one_host_leave_diallers_to_others() -> None:
+    with ExitStack() as stack:
+        prefill = stack.enter_context(workers("prefill"))
+        decode = stack.enter_context(workers("decode", connect_timeout_s=60.0))
+        for request in range(8):
+            ranks = silent(stack, *["127.0.1.1"] * 16)
+            decode[0].half.step(order(f"hostile {request}", *ranks))
+        hand_over(prefill, decode, "honest")
+
+
+def silent(stack: ExitStack, *hosts: str) -> list[Entry]:
+    """Agents that are none: who dials them hears nothing."""
+    listeners = [stack.enter_context(socket.create_server((host, 0))) for host in hosts]
+    return [
+        Entry("x", f"tcp://{host}:{each.getsockname()[1]}", bytes(16))
+        for host, each in zip(hosts, listeners, strict=True)
+    ]
+
+
+def hand_over(prefill: list[Worker], decode: list[Worker], name: str) -> None:
+    """Has decode read a request of prefill, while others wait."""
+    prefill[0].half.step(Step(grants=[Grant("computed", (LEASE,), ((1,),))]))
+    decode[0].half.step(order(name, prefill[0].rank))
+    received: dict[str, bool] = {}
+
+    def has_ended() -> bool:
+        prefill[0].half.collect({"computed"})
+        result = decode[0].half.collect(set())
+        received.update({each: each in result.failed for each in result.received})
+        return name in received
+
+    until(has_ended, name)
+    assert received == {name: False}
+
+
+def test_one_agent_by_many_spellings_is_one_session() -> None:
+    spellings = itertools.product(*((letter, letter.upper()) for letter in "localhost"))
+    with workers("prefill") as prefill, workers("decode") as decode:
+        port = prefill[0].rank.address.rpartition(":")[2]
+        for number, letters in enumerate(itertools.islice(spellings, 12)):
+            rank = replace(prefill[0].rank, address=f"tcp://{''.join(letters)}:{port}")
+            decode[0].half.step(order(f"request-{number}", rank))
+            collected(decode)
+        assert len(decode[0].half._agent.peers) == 1
+        until(lambda: len(prefill[0].half._agent.peers) == 1, "prefill's end of the others")

@@ -1,0 +1,444 @@
+"""Pushes between worker halves: layers that arrive during a forward, and all that can come between."""
+
+from __future__ import annotations
+
+import random
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from kvxfer.connectors.common.step import Chunk, Remainder, Step
+from tests.connectors.workers import (
+    LAYERS,
+    NUM_LAYERS,
+    Array,
+    Pushed,
+    Worker,
+    collected,
+    forward,
+    prefill_knows,
+    some_tokens,
+    until,
+    workers,
+)
+
+TOKENS = 100
+
+
+def is_there(decode: list[Worker], pushed: Pushed, layer: int, whole: Array) -> bool:
+    return bool(np.array_equal(pushed.arrived(decode, layer), whole[layer]))
+
+
+def test_a_layer_arrives_while_the_next_is_computed() -> None:
+    pushed, whole = Pushed.draw("layers", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        # Decode's session opens and its registration comes in.
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        prefill[0].half.before_forward(pushed.chunk(0, TOKENS))
+        for layer, name in enumerate(LAYERS):
+            pushed.compute(prefill, layer, 0, TOKENS, whole)
+            prefill[0].half.layer_done(name)
+            until(partial(is_there, decode, pushed, layer, whole), f"layer {layer}")
+            for later in range(layer + 1, NUM_LAYERS):
+                assert not pushed.arrived(decode, later).any()
+        prefill[0].half.after_forward(whole=True)
+        (result,) = collected(decode)
+        assert result.received == {"layers"}
+        assert not result.failed
+        assert collected(prefill, {"layers"})[0].sent == {"layers"}
+        assert counted(prefill) == (1, 0)
+
+
+def counted(prefill: list[Worker]) -> tuple[int, int]:
+    """Returns how many readers have all, and how many requests were kept in vain."""
+    taken = prefill[0].half.take_statistics()
+    assert taken is not None
+    return taken.data["receipts"], taken.data["expired"]
+
+
+@pytest.mark.parametrize("seed", range(36), indirect=True)
+def test_chunks_and_registrations_in_any_order(seed: int) -> None:
+    random_ = random.Random(seed)
+    num_tokens = random_.choice([1, 31, 32, 33, 64, 200, random_.randrange(1, 1000)])
+    cuts = sorted(random_.sample(range(1, num_tokens), min(random_.randrange(4), num_tokens - 1)))
+    pushed, whole = Pushed.draw(f"seed {seed}", num_tokens, seed), some_tokens(num_tokens, seed)
+    # What decode's prefix cache has is whole blocks; it differs from what prefill would send.
+    pushed.first_token = random_.randrange(-(-num_tokens // 32)) * 32 if random_.random() < 0.5 else 0
+    # Decode may compute the last token itself.
+    pushed.num_wanted = num_tokens - (random_.random() < 0.3 and num_tokens > pushed.first_token + 1)
+    steps = list(zip([0, *cuts], [*cuts, num_tokens], strict=True))
+    comes_at = random_.randrange(len(steps) + 1)
+    with (
+        workers("prefill", random_.choice([1, 2]), random_.choice([1, 2, 3])) as prefill,
+        workers("decode", random_.choice([1, 2]), random_.choice([1, 2, 3])) as decode,
+    ):
+        for at, (first, stop) in enumerate(steps):
+            if at == comes_at:
+                for worker in decode:
+                    worker.half.step(pushed.order(prefill))
+            for worker in decode:
+                worker.half.collect(set())
+            forward(prefill, pushed, first, stop, whole)
+        if comes_at == len(steps):
+            for worker in decode:
+                worker.half.step(pushed.order(prefill))
+        received: list[set[str]] = [set() for _ in decode]
+        sent: list[set[str]] = [set() for _ in prefill]
+        finished = {pushed.name}
+
+        def is_over() -> bool:
+            for at, worker in enumerate(decode):
+                result = worker.half.collect(set())
+                assert not result.failed
+                received[at] |= result.received
+            for at, worker in enumerate(prefill):
+                sent[at] |= worker.half.collect(finished).sent
+            finished.clear()
+            return all(received) and all(sent)
+
+        until(is_over, "both sides")
+        for layer in range(NUM_LAYERS):
+            arrived = pushed.arrived(decode, layer)
+            wanted = slice(pushed.first_token, pushed.num_wanted)
+            assert np.array_equal(arrived[wanted], whole[layer, wanted])
+            assert not arrived[: pushed.first_token].any()
+
+
+def test_a_long_table_comes_in_parts() -> None:
+    num_blocks = 6000
+    pushed = Pushed.draw("long", 32 * (num_blocks - 1), num_blocks=num_blocks)
+    with (
+        workers("prefill", num_blocks=num_blocks, num_layers=1) as prefill,
+        workers("decode", num_blocks=num_blocks, num_layers=1) as decode,
+    ):
+        each_its_own = np.arange(1, num_blocks + 1, dtype=np.float32)
+        prefill[0].caches[LAYERS[0]][:] = each_its_own[:, None, None, None]
+        decode[0].half.step(pushed.order(prefill))
+        prefill[0].half.before_forward(pushed.chunk(0, pushed.num_tokens))
+        prefill[0].half.after_forward(whole=True)
+        until(
+            lambda: bool(prefill[0].half.collect(set())) and bool(decode[0].half.collect(set()).received),
+            "the push",
+        )
+        src, dst = (
+            cache.caches[LAYERS[0]][list(table)]
+            for cache, table in ((prefill[0], pushed.src), (decode[0], pushed.dst))
+        )
+        assert np.array_equal(src, dst)
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "failed"])
+def test_a_forward_that_does_not_end_is_not_taken_for_a_cache(how: str) -> None:
+    pushed, whole = Pushed.draw("broken", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        prefill[0].half.before_forward(pushed.chunk(0, TOKENS))
+        pushed.compute(prefill, 0, 0, TOKENS, whole)
+        prefill[0].half.layer_done(LAYERS[0])
+        if how == "failed":
+            prefill[0].half.after_forward(whole=False)
+        else:
+            prefill[0].half.before_forward(Step(withdrawn=["broken"]))
+        (result,) = collected(decode)
+        assert result.received == result.failed.keys() == {"broken"}
+        # Nothing is read from its pages any more.
+        for cache in prefill[0].caches.values():
+            cache.fill(7)
+        prefill[0].half.after_forward(whole=True)
+        assert not any((cache == 7).any() for cache in decode[0].caches.values())
+
+
+def test_one_that_registers_after_the_end_is_told_so() -> None:
+    pushed = Pushed.draw("late", TOKENS)
+    with workers("prefill") as prefill, workers("decode", push_timeout_s=60.0) as decode:
+        prefill[0].half.before_forward(pushed.chunk(0, 50))
+        prefill[0].half.before_forward(Step(withdrawn=["late"]))
+        decode[0].half.step(pushed.order(prefill))
+        until(
+            lambda: bool(prefill[0].half.collect(set())) and bool(decode[0].half.collect(set()).failed),
+            "word",
+        )
+
+
+def test_another_prompt_is_refused() -> None:
+    pushed, whole = Pushed.draw("another", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill, prompt="another digest"))
+        forward(prefill, pushed, 0, TOKENS, whole)
+        until(
+            lambda: bool(prefill[0].half.collect(set())) and bool(decode[0].half.collect(set()).failed),
+            "refusal",
+        )
+        assert not any(cache.any() for cache in decode[0].caches.values())
+        assert collected(prefill, {"another"})[0].sent == {"another"}
+
+
+def test_one_key_is_one_reader() -> None:
+    pushed, whole = Pushed.draw("twice", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode, workers("thief") as thief:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        prefill[0].half.before_forward(pushed.chunk(0, 64))
+        prefill[0].half.after_forward(whole=True)
+        thief[0].half.step(pushed.order(prefill))
+        until(
+            lambda: bool(prefill[0].half.collect(set())) and bool(thief[0].half.collect(set()).failed),
+            "refusal",
+        )
+        assert not any(cache.any() for cache in thief[0].caches.values())
+        forward(prefill, pushed, 64, TOKENS, whole)
+        (result,) = collected(decode)
+        assert not result.failed
+
+
+def test_a_second_request_of_one_engine_is_refused_its_key_at_once() -> None:
+    pushed, whole = Pushed.draw("twice", 100), some_tokens(100)
+    again = Pushed("again", pushed.src, tuple(block % 63 + 1 for block in pushed.dst), 100, pushed.key)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        prefill[0].half.before_forward(pushed.chunk(0, 64))
+        prefill[0].half.after_forward(whole=True)
+        decode[0].half.step(again.order(prefill))
+        failed: dict[str, set[int]] = {}
+
+        def is_refused() -> bool:
+            prefill[0].half.collect(set())
+            failed.update(decode[0].half.collect(set()).failed)
+            return bool(failed)
+
+        until(is_refused, "refusal")
+        assert failed.keys() == {"again"}
+        forward(prefill, pushed, 64, 100, whole)
+        (result,) = collected(decode)
+        assert result.received == {"twice"}
+        assert not result.failed
+
+
+def test_a_reader_that_leaves_holds_nothing() -> None:
+    pushed, whole = Pushed.draw("left", TOKENS), some_tokens(TOKENS)
+    with workers("prefill", lease_ttl_s=600.0) as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        prefill[0].half.before_forward(pushed.chunk(0, 64))
+        decode[0].half.step(Step(abandoned=["left"]))
+        (result,) = collected(decode)
+        assert result.failed.keys() == {"left"}
+        # From here on its pages are another's.
+        for cache in decode[0].caches.values():
+            cache.fill(7)
+        prefill[0].half.after_forward(whole=True)
+        forward(prefill, pushed, 64, TOKENS, whole)
+        assert collected(prefill, {"left"})[0].sent == {"left"}
+        assert all((cache == 7).all() for cache in decode[0].caches.values())
+
+
+def test_a_write_that_has_failed_is_not_taken_for_a_reader_that_has_all() -> None:
+    pushed, whole = Pushed.draw("lost", TOKENS), some_tokens(TOKENS)
+    with workers("prefill", load_timeout_s=0.2) as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        decode[0].half.step(Step(abandoned=["lost"]))  # its word of that comes later
+        forward(prefill, pushed, 0, TOKENS, whole)
+        assert prefill[0].half._pushes is not None
+        reader = prefill[0].half._pushes._pushes[pushed.key].readers[0]
+        until(lambda: reader.writes.state == "failed", "the write's end")
+        # So it may end right after it was looked after.
+        assert not reader.has_ended
+        assert collected(prefill, {"lost"})[0].sent == {"lost"}
+        assert prefill[0].half.take_statistics() is None  # nobody has all
+
+
+def test_one_that_decode_holds_already_is_given_back() -> None:
+    pushed, whole = Pushed.draw("held", TOKENS), some_tokens(TOKENS)
+    with workers("prefill", lease_ttl_s=600.0) as prefill, workers("decode") as decode:
+        forward(prefill, pushed, 0, TOKENS, whole)
+        source = pushed.order(prefill).fetches[0].source
+        assert not isinstance(source, str)
+        decode[0].half.step(Step(released=[source]))
+        assert collected(prefill, {"held"})[0].sent == {"held"}
+
+
+def test_a_key_that_comes_again_is_no_push() -> None:
+    pushed, whole = Pushed.draw("first", TOKENS), some_tokens(TOKENS)
+    again = Pushed.draw("second", TOKENS, seed=9, beside=pushed)
+    again.key = pushed.key
+    with workers("prefill", lease_ttl_s=3.0) as prefill, workers("decode") as decode:
+        forward(prefill, pushed, 0, 64, whole)
+        forward(prefill, again, 0, TOKENS, some_tokens(TOKENS, 9))
+        forward(prefill, pushed, 64, TOKENS, whole)
+        decode[0].half.step(pushed.order(prefill))
+        sent: set[str] = set()
+
+        def is_over() -> bool:
+            sent.update(prefill[0].half.collect({"first", "second"} - sent).sent)
+            return bool(decode[0].half.collect(set()).received)
+
+        until(is_over, "the first")
+        assert all(is_there(decode, pushed, layer, whole) for layer in range(NUM_LAYERS))
+        until(lambda: is_over() or sent == {"first", "second"}, "both given back")
+
+
+def test_nobody_comes() -> None:
+    pushed, whole = Pushed.draw("alone", TOKENS), some_tokens(TOKENS)
+    with workers("prefill", lease_ttl_s=0.2) as prefill:
+        forward(prefill, pushed, 0, TOKENS, whole)
+        assert collected(prefill, {"alone"})[0].sent == {"alone"}
+        assert counted(prefill) == (0, 1)
+
+
+def test_a_prefill_that_is_gone_ends_the_wait() -> None:
+    pushed = Pushed.draw("gone", TOKENS)
+    with workers("decode", push_timeout_s=600.0) as decode:
+        with workers("prefill") as prefill:
+            decode[0].half.step(pushed.order(prefill))
+            until(
+                lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration"
+            )
+        (result,) = collected(decode)
+        assert result.failed.keys() == {"gone"}
+
+
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+def test_an_engine_that_sleeps_lets_go_and_comes_back(who: str) -> None:
+    pushed, whole = Pushed.draw("asleep", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        prefill[0].half.before_forward(pushed.chunk(0, 64))
+        sleeper = prefill[0] if who == "prefill" else decode[0]
+        sleeper.half.sleep()
+        # Its memory is another's now.
+        for cache in sleeper.caches.values():
+            cache.fill(7)
+        prefill[0].half.after_forward(whole=True)
+        (result,) = collected(decode)
+        assert result.failed.keys() == {"asleep"}
+        if who == "decode":
+            assert all((cache == 7).all() for cache in decode[0].caches.values())
+        else:
+            assert not any((cache == 7).any() for cache in decode[0].caches.values())
+        sleeper.half.wake()
+        assert collected(prefill, {"asleep"})[0].sent == {"asleep"}
+        # Regions that come back are announced.
+        others = [prefill[0].half._agent, decode[0].half._agent]
+        until(lambda: all("kv.0" in peer.regions for agent in others for peer in agent.peers), "its region")
+        again = Pushed.draw("awake", TOKENS, seed=3, beside=pushed)
+        decode[0].half.step(again.order(prefill))
+        forward(prefill, again, 0, TOKENS, whole)
+        until(
+            lambda: bool(prefill[0].half.collect(set())) and bool(decode[0].half.collect(set()).received),
+            "the next push",
+        )
+        assert all(is_there(decode, again, layer, whole) for layer in range(NUM_LAYERS))
+
+
+def test_pages_that_are_needed_are_let_go_first() -> None:
+    pushed, whole = Pushed.draw("preempted", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        forward(prefill, pushed, 0, 64, whole)
+        prefill[0].half.before_forward(Step(preempted=["preempted"]))
+        for cache in prefill[0].caches.values():
+            cache.fill(7)
+        # It comes again with other blocks, and computes from the start.
+        again = Pushed.draw("preempted", TOKENS, seed=5, beside=pushed)
+        again.key, again.dst = pushed.key, pushed.dst
+        forward(prefill, again, 0, 70, whole)
+        forward(prefill, again, 70, TOKENS, whole)
+        (result,) = collected(decode)
+        assert not result.failed
+        for layer in range(NUM_LAYERS):
+            assert is_there(decode, pushed, layer, whole)
+
+
+def test_what_another_request_computes_in_this_step_is_not_pushed_before_it_is_there() -> None:
+    """The scheduler lets a prompt go on from blocks that another computes in this very forward."""
+    pushed, whole = Pushed.draw("b", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        half = prefill[0].half
+        for cache in prefill[0].caches.values():
+            cache.fill(-1.0)  # what was in these blocks before
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
+        other = Chunk("a", b"a" * 16, "another", (pushed.src[:2],), 0, 64, 70)
+        half.before_forward(Step(chunks=[other, *pushed.chunk(64, TOKENS).chunks]))
+        for _ in range(20):
+            half.collect(set())
+            decode[0].half.collect(set())
+            time.sleep(0.005)  # what was posted as computed would be there by now
+        assert not any(cache.any() for cache in decode[0].caches.values())
+        for layer, name in enumerate(LAYERS):
+            pushed.compute(prefill, layer, 0, TOKENS, whole)
+            half.layer_done(name)
+        half.after_forward(whole=True)
+        half.collect(set())
+        (result,) = collected(decode)
+        assert not result.failed
+        assert all(is_there(decode, pushed, layer, whole) for layer in range(NUM_LAYERS))
+
+
+def test_a_reader_that_comes_while_its_request_is_preempted_has_nobody_elses_bytes() -> None:
+    pushed, whole = Pushed.draw("late", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        half = prefill[0].half
+        forward(prefill, pushed, 0, 64, whole)
+        # Its blocks are another request's, which overwrites them in this very step.
+        half.before_forward(Step(preempted=["late"]))
+        for cache in prefill[0].caches.values():
+            cache.fill(-1.0)
+        half.after_forward(whole=True)
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and served(prefill, pushed), "its reader")
+        again = Pushed.draw("late", TOKENS, seed=5, beside=pushed)
+        again.key, again.dst = pushed.key, pushed.dst
+        forward(prefill, again, 0, TOKENS, whole)
+        (result,) = collected(decode)
+        assert not result.failed
+        assert all(is_there(decode, pushed, layer, whole) for layer in range(NUM_LAYERS))
+
+
+def served(prefill: list[Worker], pushed: Pushed) -> bool:
+    """Whether a reader has registered at every worker of prefill, and was served what is computed."""
+    for worker in prefill:
+        worker.half.collect(set())
+        assert worker.half._pushes is not None
+        if not worker.half._pushes._pushes[pushed.key].readers:
+            return False
+    return True
+
+
+def test_a_reader_that_asks_for_what_has_left_a_window_is_refused() -> None:
+    pushed, whole = Pushed.draw("left", TOKENS), some_tokens(TOKENS)
+    with workers("prefill") as prefill, workers("decode") as decode:
+        forward(prefill, pushed, 0, TOKENS, whole)
+        left = Remainder("left", ((0, *pushed.src[1:]),))
+        prefill[0].half.before_forward(Step(remainders=[left]))
+        for cache in prefill[0].caches.values():
+            cache[pushed.src[0]] = -1.0  # another's by now
+        decode[0].half.step(pushed.order(prefill))
+        until(lambda: bool(decode[0].half.collect(set())) and served(prefill, pushed), "its reader")
+        (result,) = collected(decode)
+        assert result.failed == {"left": set(pushed.dst)}
+        assert not any(cache.any() for cache in decode[0].caches.values())
+
+
+def test_a_push_that_goes_on_after_sleep_is_given_back_once() -> None:
+    pushed, whole = Pushed.draw("kept", TOKENS), some_tokens(TOKENS)
+    with workers("prefill", lease_ttl_s=0.5) as prefill:
+        half = prefill[0].half
+        forward(prefill, pushed, 0, 64, whole)
+        half.sleep()
+        half.wake()
+        half.before_forward(Step(preempted=["kept"]))
+        forward(prefill, pushed, 0, TOKENS, whole)
+        # It has finished; what nobody fetches comes back with its time, and not before.
+        assert not half.collect({"kept"}).sent
+        assert collected(prefill)[0].sent == {"kept"}
+        time.sleep(0.6)
+        assert not half.collect(set()).sent

@@ -1,0 +1,308 @@
+"""The worker half over real agents, with arrays that no model filled: prefill and decode in one process."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvxfer
+from kvxfer.connectors.common import fetch
+from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.common.pace import StepPace
+from kvxfer.connectors.common.place import Place, agents_of
+from kvxfer.connectors.common.step import FetchOrder, Grant, Step
+from kvxfer.directory import Entry
+from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, Worker, memory_of, until
+from tests.fault.proxy import Proxy
+from tests.seeds import seed_of
+
+SRC, DST = (5, 9, 2), (7, 3, 11)
+NUM_TOKENS = 3 * BLOCK_SIZE - 4
+NUM_BLOCKS, CONTENT = 64, 16
+_PAGE_NBYTES = NUM_HEADS * BLOCK_SIZE * CONTENT * 4
+
+
+def worker_of(name: str, num_blocks: int = NUM_BLOCKS, **settings: Any) -> Worker:
+    place = Place(name)
+    shape = (num_blocks, NUM_HEADS, BLOCK_SIZE, CONTENT)
+    random = np.random.default_rng(seed_of(name))
+    caches = {}
+    for layer in LAYERS:
+        # Of memory for which nobody has asked for huge pages, as numpy does.
+        memory = mmap.mmap(-1, num_blocks * _PAGE_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        caches[layer] = np.frombuffer(memory, np.float32).reshape(shape)
+        random.random(out=caches[layer], dtype=np.float32)
+    return Worker(place, memory_of(caches, place), caches, **settings)
+
+
+@pytest.fixture
+def prefill() -> Iterator[Worker]:
+    with worker_of("prefill") as worker:
+        yield worker
+
+
+@pytest.fixture
+def decode() -> Iterator[Worker]:
+    with worker_of("decode") as worker:
+        yield worker
+
+
+_request_ids = count(1)
+
+
+def granted(prefill: Worker, holder: str | None = None) -> Handover:
+    """A request that prefill has computed."""
+    request_id = f"request-{next(_request_ids)}"
+    lease = kvxfer.LeaseToken.draw()
+    prefill.half.step(Step(grants=[Grant(request_id, (lease,), (SRC,), holder)]))
+    return Handover(request_id, (prefill.rank,), (lease,), (SRC,), (BLOCK_SIZE,), (1,), NUM_TOKENS)
+
+
+def order(handover: Handover | str, request_id: str = "a") -> Step:
+    return Step(fetches=[FetchOrder(request_id, handover, (DST,), 0, NUM_TOKENS)])
+
+
+def counted(worker: Worker) -> dict[str, Any]:
+    statistics = worker.half.take_statistics()
+    return {} if statistics is None else statistics.data
+
+
+def test_what_prefill_granted_is_read_and_given_back(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    decode.half.step(order(handover))
+    assert not decode.until("received", "a").failed
+    assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
+    prefill.until("sent", handover.request_id, {handover.request_id})
+
+
+def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill, agents_of("decode"))
+    with worker_of("decode-2") as other:
+        # It found all of it in a router's log; it neither reads nor has the blocks given back.
+        other.half.step(order(handover))
+        assert other.until("received", "a").failed == {"a": set(DST)}
+        assert counted(other)["failures"] == {"not-permitted": 1}
+        decode.half.step(order(handover))
+        assert not decode.until("received", "a").failed
+        assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
+        prefill.until("sent", handover.request_id, {handover.request_id})
+        assert counted(prefill)["receipts"] == 1
+
+
+def test_both_ends_count_it(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    assert counted(prefill)["kept"] == 1
+    decode.half.step(order(handover))
+    decode.until("received", "a")
+    data = counted(decode)
+    assert data["nbytes"] == [len(SRC) * _PAGE_NBYTES * len(decode.caches)]
+    assert data["num_pages"] == [len(DST)]
+    assert sum(data["rails"].values()) >= 1
+    assert all(len(data[name]) == 1 and data[name][0] >= 0 for name in ("connect_s", "load_s", "notice_s"))
+    prefill.until("sent", handover.request_id, {handover.request_id})
+    data = counted(prefill)
+    assert (data["receipts"], data["expired"], data["kept"]) == (1, 0, 0)
+    assert not counted(decode)
+
+
+def test_failures_are_counted_by_their_code(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    prefill.half.before_forward(Step(withdrawn=[handover.request_id]))
+    decode.half.step(order(handover))
+    assert decode.until("received", "a").failed == {"a": set(DST)}
+    nobody = Entry("nobody", "tcp://127.0.0.1:1", bytes(16))
+    decode.half.step(order(replace(handover, ranks=(nobody,)), "b"))
+    decode.until("received", "b")
+    decode.half.step(order("what the router passed cannot be read", "c"))
+    decode.until("received", "c")
+    assert counted(decode)["failures"] == {"lease-ended": 1, "unreachable": 1, "bad-handover": 1}
+
+
+def test_what_fails_at_any_moment_is_not_taken_for_loaded(prefill: Worker, decode: Worker) -> None:
+    # Each fails while the engine asks for it; where that looked twice, some failed in between.
+    for number in range(1000):
+        handover = granted(prefill)
+        prefill.half.before_forward(Step(withdrawn=[handover.request_id]))
+        decode.half.step(order(handover, f"{number}"))
+        assert decode.until("received", f"{number}").failed == {f"{number}": set(DST)}
+
+
+def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has every engine's steps take 20 s, as far as it knows."""
+    monkeypatch.setattr(StepPace, "ended", lambda self, now_s, num_running: self._taken.append(20.0))
+
+
+def test_what_is_expected_at_once_is_seen_in_its_step(
+    prefill: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_steps(monkeypatch)
+    with worker_of("decode", linger_s=20.0) as patient:
+        for name in "abc":
+            handover = granted(prefill)
+            patient.half.step(order(handover, name))
+            # How long the first takes nobody knows, and nobody waits for it.
+            results = patient.half.collect(set()) if name != "a" else patient.until("received", name)
+            assert results.received == {name}
+            assert not results.failed
+            prefill.until("sent", handover.request_id, {handover.request_id})
+
+
+def test_what_nobody_reads_is_counted_as_kept_in_vain() -> None:
+    with worker_of("prefill", lease_ttl_s=0.05) as prefill:
+        handover = granted(prefill)
+        prefill.until("sent", handover.request_id, {handover.request_id})
+        assert counted(prefill)["expired"] == 1
+
+
+# ---- sleep ------------------------------------------------------------------------------------
+
+
+def test_a_prefill_that_slept_hands_over_again(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    decode.half.step(order(handover))
+    decode.until("received", "a")
+    prefill.until("sent", handover.request_id, {handover.request_id})
+    prefill.half.sleep()
+    prefill.half.sleep()
+    for tensor in prefill.caches.values():
+        tensor.fill(0.5)  # memory that came back has other bytes
+    prefill.half.wake()
+    prefill.half.wake()
+    again = granted(prefill)
+    # Over the session of before.
+    decode.half.step(order(again, "b"))
+    assert not decode.until("received", "b").failed
+    assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
+    prefill.until("sent", again.request_id, {again.request_id})
+
+
+def test_what_was_told_before_a_sleep_is_not_read_after_it(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    prefill.half.sleep()
+    prefill.half.wake()
+    before = decode.pages(DST).copy()
+    decode.half.step(order(handover))
+    assert decode.until("received", "a").failed == {"a": set(DST)}
+    assert np.array_equal(decode.pages(DST), before)
+    prefill.until("sent", handover.request_id, {handover.request_id})
+
+
+def test_a_sleeping_prefill_fails_who_reads(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    prefill.half.sleep()
+    prefill.half.step(Step())
+    decode.half.step(order(handover))
+    assert decode.until("received", "a").failed == {"a": set(DST)}
+
+
+@pytest.fixture
+def slow_word(prefill: Worker) -> Iterator[Proxy]:
+    """What prefill says passes here, and can be held back."""
+    with Proxy(prefill.rank.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far_decode(prefill: Worker, slow_word: Proxy) -> Iterator[Worker]:
+    """A decode that has read from prefill before, over nothing but that."""
+    with worker_of("decode", transports=("tcp",), silent_timeout_s=10.0, connect_timeout_s=15.0) as worker:
+        handover = through(slow_word, granted(prefill))
+        worker.half.step(order(handover))
+        assert not worker.until("received", "a").failed
+        prefill.until("sent", handover.request_id, {handover.request_id})
+        assert counted(worker)["num_pages"] == [len(DST)]
+        yield worker
+
+
+def through(proxy: Proxy, handover: Handover) -> Handover:
+    (rank,) = handover.ranks
+    return replace(handover, ranks=(replace(rank, address=proxy.address),))
+
+
+def test_a_step_does_not_wait_on_for_what_was_expected_and_does_not_come(
+    prefill: Worker, far_decode: Worker, slow_word: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_steps(monkeypatch)
+    handover = through(slow_word, granted(prefill))
+    with slow_word.control.held_back():
+        far_decode.half.step(order(handover, "b"))
+        assert not far_decode.half.collect(set()).received
+    assert not far_decode.until("received", "b").failed
+    prefill.until("sent", handover.request_id, {handover.request_id})
+
+
+@pytest.mark.parametrize("heard", ["nothing", "that it slept"])
+def test_who_reads_before_it_has_heard_that_prefill_is_awake_reads_again(
+    prefill: Worker, far_decode: Worker, slow_word: Proxy, heard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_EARLY_S", 30.0)  # word may take longer than a second where cores are few
+    if heard == "that it slept":
+        prefill.half.sleep()
+        (peer,) = far_decode.half._agent.peers
+        until(lambda: "kv.0" not in peer.regions, "word of its sleep")
+    for tensor in far_decode.caches.values():
+        tensor.fill(0)
+    with slow_word.control.held_back():
+        prefill.half.sleep()
+        prefill.half.wake()
+        handover = through(slow_word, granted(prefill))
+        far_decode.half.step(order(handover, "b"))
+        assert not far_decode.half.collect(set()).received
+    assert not far_decode.until("received", "b").failed
+    assert np.array_equal(far_decode.pages(DST), prefill.pages(SRC))
+    assert counted(far_decode)["num_pages"] == [len(DST)]
+    prefill.until("sent", handover.request_id, {handover.request_id})
+
+
+def test_who_reads_before_it_has_heard_that_prefill_sleeps_on_is_told_so(
+    prefill: Worker, far_decode: Worker, slow_word: Proxy
+) -> None:
+    handover = through(slow_word, granted(prefill))
+    with slow_word.control.held_back():
+        prefill.half.sleep()
+        far_decode.half.step(order(handover, "b"))
+    assert far_decode.until("received", "b").failed == {"b": set(DST)}
+    assert counted(far_decode)["failures"] == {"region-gone": 1}
+    prefill.until("sent", handover.request_id, {handover.request_id})
+
+
+def test_a_decode_that_falls_asleep_is_written_into_by_nobody(prefill: Worker, decode: Worker) -> None:
+    handover = granted(prefill)
+    decode.half.step(order(handover))
+    decode.half.sleep()
+    # The fence: whatever was under way, nothing lands from here on.
+    for tensor in decode.caches.values():
+        tensor.fill(0)
+    assert "a" in decode.half.collect(set()).received
+    decode.half.wake()
+    assert not decode.pages(DST).any()
+    prefill.until("sent", handover.request_id, {handover.request_id})
+    again = granted(prefill)
+    decode.half.step(order(again, "b"))
+    assert not decode.until("received", "b").failed
+    assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
+
+
+@pytest.mark.parametrize("huge_pages", [True, False])
+def test_a_cache_is_laid_in_huge_pages_where_that_is_wanted(huge_pages: bool) -> None:
+    if "[madvise]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+        pytest.skip("this kernel has no huge pages, or gives them without being asked")
+    before = in_huge_pages()
+    with worker_of("huge", num_blocks=(16 << 20) // _PAGE_NBYTES, huge_pages=huge_pages):
+        grown = in_huge_pages() - before
+    assert (grown >= 12 << 20) == huge_pages
+
+
+def in_huge_pages() -> int:
+    """Returns bytes of this process that lie in transparent huge pages."""
+    found = re.search(r"AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())
+    assert found
+    return int(found[1]) * 1024

@@ -1,0 +1,237 @@
+"""What workers of two engines tell each other of a push, and what a router tells them: strangers' bytes."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic")
+
+from pydantic import ValidationError
+
+from kvxfer.connectors.common import notes
+from kvxfer.connectors.common.appointment import Appointment, answer, is_push, read_key
+from kvxfer.connectors.common.handover import HandoverError
+from kvxfer.connectors.common.notes import Leaving, Note, Receipt, Refusal, RegistrationPart
+from kvxfer.connectors.common.paging import GroupTable, pair_pages
+from kvxfer.connectors.common.push_registration import Registration, Share, tag_of
+from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.waiting_registrations import Registrations
+from kvxfer.directory import Entry
+from kvxfer.message import MAX_MESSAGE_NBYTES
+from tests.connectors.requests import Request
+
+KEY = bytes(range(16))
+RANK = Entry("p.0", "tcp://10.0.0.7:80", bytes(16))
+REQUEST = Request([1, 2, 3])
+PEER: Any = SimpleNamespace(id=1, name="decode")
+
+
+def registration(num_blocks: int = 3, **changes: Any) -> Registration:
+    fields: dict[str, Any] = {
+        "tag": "ab" * 16,
+        "prompt": "0" * 32,
+        "first_token": 32,
+        "num_tokens": 32 * num_blocks - 5,
+        "tables": (tuple(range(1, num_blocks + 1)),),
+        "block_sizes": (32,),
+        "pages_per_block": (2,),
+        "shares": (Share(group=0, layers=(0, 4), heads=(2, 4)),),
+    }
+    return Registration.model_validate({**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        Receipt(notes.digest_of("request"), notes.digest_of("lease"), 1, 2),
+        RegistrationPart(KEY, 0, 1, 2, 3, b"content"),
+        Leaving(KEY, 3, 4),
+        Refusal(KEY, "it has another prompt: caf\u00e9"),
+    ],
+)
+def test_notes_are_read_as_they_were_written(note: Note) -> None:
+    assert notes.read(note.encode()) == note
+
+
+@pytest.mark.parametrize(
+    ("request_id", "context"),
+    [
+        ("cmpl-1", "cmpl-1"),
+        ("x" * 300, "x" * 256),
+        ("x" + "é" * 200, "x" + "é" * 127),  # a character is whole or not there
+        ("lone \udc80", "lone ?"),
+    ],
+)
+def test_transfers_are_of_their_request(request_id: str, context: str) -> None:
+    assert notes.context_of(request_id) == context
+
+
+@pytest.mark.parametrize("seed", range(200), indirect=True)
+def test_bytes_of_strangers_are_read_or_refused(seed: int) -> None:
+    random_ = random.Random(seed)
+    payload = bytes([random_.randrange(6)]) + random_.randbytes(random_.randrange(80))
+    try:
+        note = notes.read(payload)
+    except ValueError:
+        return
+    assert note.encode() == payload or isinstance(note, Refusal)  # of which text may be replaced
+
+
+def test_a_registration_comes_in_parts_in_any_order(seed: int) -> None:
+    whole = registration(1_000_000)
+    content = whole.model_dump_json().encode()
+    parts = RegistrationPart.split(KEY, 0, 1, content)
+    assert len(parts) > 20
+    assert all(len(part.encode()) <= MAX_MESSAGE_NBYTES for part in parts)
+    registrations = Registrations(60.0)
+    random.Random(seed).shuffle(parts)
+    for part in parts:
+        assert not registrations.take(KEY)
+        registrations.add(PEER, notes.read(part.encode()))  # type: ignore[arg-type]
+    ((_, reader, num_readers, arrived),) = registrations.take(KEY)
+    assert (reader, num_readers, arrived) == (0, 1, whole)
+    assert not registrations.take(KEY)
+
+
+def test_a_registration_that_cannot_be_read_is_dropped() -> None:
+    registrations = Registrations(60.0)
+    with pytest.raises(ValueError, match="cannot be read"):
+        registrations.add(PEER, RegistrationPart(KEY, 0, 1, 0, 1, b"[]"))
+    assert not registrations.take(KEY)
+
+
+def test_what_waits_is_bounded() -> None:
+    registrations = Registrations(60.0)
+    for number in range(20000):
+        registrations.add(PEER, half(number))
+    assert 16 << 20 < nbytes(registrations) <= 17 << 20
+    # A peer may repeat itself.
+    for _ in range(20000):
+        registrations.add(PEER, half(0))
+    assert nbytes(registrations) <= 17 << 20
+    # And many of them have no more than so much together.
+    for number in range(20000):
+        registrations.add(peer_of(number % 8), half(number))
+    assert 60 << 20 < nbytes(registrations) <= 64 << 20
+
+
+def peer_of(number: int) -> Any:
+    return SimpleNamespace(id=number, name=f"decode-{number}")
+
+
+def half(number: int) -> RegistrationPart:
+    return RegistrationPart(number.to_bytes(16, "big"), 0, 1, 0, 2, b"half")
+
+
+def nbytes(registrations: Registrations) -> int:
+    """Returns what waits, of which three sums agree."""
+    waiting = sum(each.nbytes for of in registrations._peers.values() for each in of.values())
+    assert waiting == sum(each.nbytes for of in registrations._keys.values() for each in of.values())
+    assert waiting == sum(registrations._nbytes.values()) == registrations._total_nbytes
+    return waiting
+
+
+def test_a_peer_that_floods_forgets_its_own_and_nobody_elses() -> None:
+    registrations = Registrations(60.0)
+    honest, content = peer_of(1000), registration().model_dump_json().encode()
+    (own,) = RegistrationPart.split(KEY, 0, 1, content)
+    assert not registrations.add(honest, own)
+    told = []
+    # Four of them have all the room there is, and go on.
+    for number in range(24000):
+        (part,) = RegistrationPart.split(number.to_bytes(16, "big"), 0, 1, content)
+        told += registrations.add(peer_of(number % 4), part)
+    # Each of those that were forgotten can be told so.
+    assert len(told) > 7000
+    assert {arrival.peer.id for arrival in told} == {0, 1, 2, 3}
+    assert all(arrival.registration == registration() for arrival in told)
+    assert [arrival.peer for arrival in registrations.take(KEY)] == [honest]
+
+
+def test_who_comes_for_one_key_from_several_peers_is_taken_in_their_order() -> None:
+    registrations = Registrations(60.0)
+    for number in (3, 1, 2):
+        registrations.add(peer_of(number), Leaving(KEY, 0, 1))
+    assert [arrival.peer.id for arrival in registrations.take(KEY)] == [3, 1, 2]
+    assert nbytes(registrations) == 0
+
+
+def test_what_has_waited_too_long_is_forgotten() -> None:
+    registrations = Registrations(0.0)
+    registrations.add(PEER, Leaving(KEY, 0, 1))
+    registrations.expire()
+    assert not registrations.take(KEY)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tag": "ab"},
+        {"first_token": 91},
+        {"first_token": -1},
+        {"tables": ((1, 2),)},
+        {"tables": ("AAAA",)},
+        {"tables": ("no base64",)},
+        {"tables": ((1, 2, 3), (1, 2, 3))},
+        {"block_sizes": (0,)},
+        {"pages_per_block": (3,)},
+        {"shares": (Share(group=1, layers=(0, 4), heads=(2, 4)),)},
+        {"shares": ({"group": 0, "layers": (0, -4), "heads": (0, 1)},)},
+    ],
+)
+def test_absurd_registrations_are_refused(changes: dict[str, Any]) -> None:
+    assert registration()
+    with pytest.raises(ValidationError):
+        registration(**changes)
+
+
+def test_each_group_has_a_tag_of_its_own() -> None:
+    assert registration().tag_of(3) == tag_of(bytes.fromhex("ab" * 16), 3) != registration().tag_of(2)
+
+
+def test_pages_of_both_ends_lie_side_by_side() -> None:
+    src, dst = GroupTable((5, 0, 7, 8), 32, 2), GroupTable((1, 2, 0, 4), 32, 2)
+    pairs = pair_pages(src, dst, 16, 120)
+    assert pairs.src.tolist() == [11, 16, 17]
+    assert pairs.dst.tolist() == [3, 8, 9]
+    assert pairs.num_lacking == 2
+    assert pairs.tokens is None
+    assert pair_pages(src, GroupTable((1, 2), 64, 1), 16, 120).tokens == range(16, 120)
+
+
+def own(**changes: Any) -> dict[str, Any]:
+    return {"kvxfer": {"version": 1, "push": KEY.hex(), "ranks": [RANK.to_dict()], **changes}}
+
+
+def test_both_engines_read_the_key() -> None:
+    params = own()
+    assert is_push(params)
+    assert read_key(params) == KEY
+    read = Appointment.read(params, REQUEST, Settings())
+    assert (read.key, read.ranks) == (KEY, (RANK,))
+
+
+def test_parameters_without_a_key_are_no_push() -> None:
+    for params in ({}, {"kvxfer": None}, {"kvxfer": ["push"]}, answer("engine", (RANK,))):
+        assert not is_push(params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"push": "0" * 31}, "push"),
+        ({"push": "G" * 32}, "push"),
+        ({"ranks": []}, "ranks"),
+        ({"ranks": [RANK.to_dict()] * 65}, "ranks"),
+        ({"ranks": [{**RANK.to_dict(), "address": "tcp://a@b:1"}]}, "address"),
+        ({"ranks": [{**RANK.to_dict(), "address": "tcp://10.1.0.7:1"}]}, "not among"),
+    ],
+)
+def test_absurd_appointments_are_refused_in_words(changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(HandoverError, match=word):
+        Appointment.read(own(**changes), REQUEST, Settings(allowed_hosts=("10.0.0.7",)))
