@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("machine")]
 
 # Each end reaches itself too: with one device both agents use it, with two each has a rail on either.
 ONE, TWO = "rxe0", "rxe0,rxe1"
-# A packet is waited for 0.13 s, and sent again three times: less, and an emulated processor that is busy loses the
-# rail.
+# A packet is waited for 0.13 s, and sent again three times: less, and a busy emulated processor loses
+# the rail.
 QUICK = {"verbs.timeout": 15, "verbs.retries": 3}
 
 

@@ -161,15 +161,15 @@ Result<PortAddress> Device::address() const {
     row.type = link() == abi::LinkLayer::kEthernet ? library_.gid_type(device_name_.c_str(), port_, i)
                                                    : GidType::kInfiniBand;
   }
-  const GidRanking ranking = rank_gids(
-      rows, options_.gid_index < 0 ? std::nullopt : std::optional<int>(options_.gid_index));
+  const GidRanking ranking =
+      rank_gids(rows, options_.gid_index < 0 ? std::nullopt : std::optional<int>(options_.gid_index));
   if (!ranking.candidates.empty()) {
     const GidRow& row = ranking.candidates.front().row;
     std::copy(row.gid.begin(), row.gid.end(), address.gid.raw);
     address.gid_index = static_cast<std::uint8_t>(row.index);
   } else if (link() == abi::LinkLayer::kEthernet || options_.gid_index >= 0) {
-    return Status(Code::kRailFailed, name_ + ": " + ranking.why_none +
-                                         (options_.gid_index >= 0 ? " (verbs.gid_index)" : ""));
+    return Status(Code::kRailFailed,
+                  name_ + ": " + ranking.why_none + (options_.gid_index >= 0 ? " (verbs.gid_index)" : ""));
   }
   return address;
 }
