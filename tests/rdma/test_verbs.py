@@ -123,7 +123,7 @@ def test_a_link_that_fails_costs_its_rail_and_no_request(
         assert crosses_the_link(here, there, 5)
         with fault(broken):
             assert not crosses_the_link(here, there, 6)
-            assert any("verbs" in note for note in here.peers[-1].notes)
+            assert here.stats()["rails_lost"] > 0  # it may be back already, and be lost with the next pages
         until_up(here)
         assert crosses_the_link(here, there, 7)
         assert here.peer_state() == ("open", "")
