@@ -1,10 +1,11 @@
 // native/transports/verbs/abi.h beside libibverbs' own header, where that is installed (Debian's libibverbs-dev).
-#include "check.h"
 #include "transports/verbs/abi.h"
 
 #if __has_include(<infiniband/verbs.h>)
 
 #include <infiniband/verbs.h>
+
+#include "check.h"
 
 namespace {
 
@@ -178,6 +179,8 @@ TEST(what_is_declared_here_lies_where_the_library_has_it) {}  // asserted above,
 }  // namespace
 
 #else
+
+#include <cstdio>
 
 // 77: ctest's "skipped".
 int main() {
