@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.rdma, pytest.mark.usefixtures("machine")]
 
 # Each end reaches itself too: with one device both agents use it, with two each has a rail on either.
 ONE, TWO = "rxe0", "rxe0,rxe1"
-# A packet is waited for 0.13 s, and sent again three times: less, and a busy emulated processor loses
+# A packet is waited for 0.27 s, and sent again three times: less, and a busy emulated processor loses
 # the rail.
-QUICK = {"verbs.timeout": 15, "verbs.retries": 3}
+QUICK = {"verbs.timeout": 16, "verbs.retries": 3}
 
 
 def pairs(devices: str, shape: tuple[int, ...], seed: int) -> AbstractContextManager[Pair]:
