@@ -216,7 +216,8 @@ class AgentCore:
 
     ``options`` is a dict with exactly these keys (kvxfer/options.py: AgentOptions gives defaults):
     ``listen`` ("tcp://127.0.0.1:0", or "" to accept nobody), ``secret`` (bytes, b"" for none),
-    ``transports`` (list of names that `transports` tells), ``transport_options`` (dict: bool, int or str by
+    ``transports`` (list of names that `transports` tells), ``require`` (list of those without which no session
+    goes on), ``transport_options`` (dict: bool, int or str by
     names that it tells, e.g. "tcp.rails"), ``gpus`` (list of a dict for each GPU of the agent, one at most:
     ``device``, its index; ``kernels``, a CUfunction or 0 for each of copy_vectors, copy_bulk and convert;
     ``owner``, what they belong to, which is kept as long as they may be launched; ``ipc_ctas`` and

@@ -60,6 +60,11 @@ class AgentOptions:
     transports
         Kinds of rails that it is willing to use (`kvxfer.session.transport_registry`; ``kvxfer doctor`` lists
         them). A kind that reaches only part of a host's memory brings the one that reaches the rest.
+    require
+        Of these, kinds without which no session goes on: `Agent.connect` fails (``unreachable``) where none
+        of its rails comes up, though others would carry the pages, and a session ends with the last of them.
+        Held by the agent that connects; one that is called takes what its caller dials, and ends with what
+        it had.
     transport_options
         Options of transports by their names, e.g. ``{"tcp.rails": 4}``; those that are not named keep their
         defaults.
@@ -131,6 +136,7 @@ class AgentOptions:
     secret: bytes | str | None = None
     shm_peers: ShmPeers = "user"
     transports: tuple[str, ...] = field(default_factory=registry.default_names)
+    require: tuple[str, ...] = ()
     transport_options: Mapping[str, registry.OptionValue] = field(default_factory=dict)
     gpu: int | None = None
     gpu_ctas: int | None = None
@@ -212,10 +218,13 @@ class AgentOptions:
             raise invalid(
                 f"option staging_nbytes is {self.staging_nbytes}, but must be 0 for none or at least {least}"
             )
-        named: object = self.transports
-        if isinstance(named, str):
-            raise invalid(f"option transports is {named!r}: write ({named!r},)")
+        for option in ("transports", "require"):
+            if isinstance(named := getattr(self, option), str):
+                raise invalid(f"option {option} is {named!r}: write ({named!r},)")
         registry.check(self.transports, self.transport_options)
+        for kind in self.require:
+            if kind not in self.transports:
+                raise invalid(f"option require has {kind!r}, which is none of transports {self.transports}")
         if self.shm_peers not in SHM_PEERS:
             raise invalid(
                 f"option shm_peers is {self.shm_peers!r}: write {' or '.join(map(repr, SHM_PEERS))}"
@@ -236,6 +245,7 @@ class AgentOptions:
             "user_secret": b"" if secret else user_secret(),
             "shm_peers": self.shm_peers,
             "transports": list(self.transports),
+            "require": list(self.require),
             "transport_options": dict(self.transport_options),
             "gpus": [],
             "silent_timeout_s": seconds(self.silent_timeout_s, "option silent_timeout_s"),

@@ -74,8 +74,11 @@ class Diallers:
             if self._is_closed:
                 future.cancel()
                 return future
-            self._waiting.setdefault(request_id, deque()).append(dial)
-        self._go_on()
+            # None of those that wait may begin: each was tried when something ended.
+            if request_id not in self._waiting and self._may_begin(dial):
+                self._begin(dial)
+            else:
+                self._waiting.setdefault(request_id, deque()).append(dial)
         return future
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class _Own(BaseModel):
     pages_per_block: Annotated[tuple[_Tokens, ...], Field(max_length=MAX_GROUPS)]
     num_tokens: Annotated[int, Field(ge=1, le=2**31)]
     prompt: Annotated[str, Field(max_length=64)]
-    keep_s: Annotated[float, Field(ge=0.01, le=1e6)] | None = None
+    keep_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
 class _Named(BaseModel):

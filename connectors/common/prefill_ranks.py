@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from typing import Final
 
 import kvxfer
 from kvxfer.connectors.common.dialling import Diallers
 from kvxfer.directory import Entry
+
+# Beside those that are open, that many may be remembered in vain: to look through all costs what they are.
+_MAX_LOST: Final = 256
 
 
 class PrefillRanks:
@@ -23,12 +27,14 @@ class PrefillRanks:
     def __init__(self, agent: kvxfer.Agent, timeout_s: float) -> None:
         self._diallers = Diallers(agent.connect_blocking, timeout_s)
         self._peers: dict[Entry, Future[kvxfer.Peer]] = {}
+        self._looked_at = _MAX_LOST  # so many are looked through next
 
     def session(self, rank: Entry, request_id: str) -> Future[kvxfer.Peer]:
         """Returns a session with a rank, or one that is to be, for a request that names it."""
         future = self._peers.get(rank)
         if future is None or (future.done() and not is_open(future)):
-            self._forget_lost()
+            if len(self._peers) >= self._looked_at:
+                self._forget_lost()
             future = self._diallers.dial(rank, request_id)
             self._peers[rank] = future
         return future
@@ -38,6 +44,7 @@ class PrefillRanks:
         for rank, future in list(self._peers.items()):
             if future.done() and not is_open(future):
                 del self._peers[rank]
+        self._looked_at = 2 * len(self._peers) + _MAX_LOST
 
     def close(self) -> None:
         """Stops dialling; sessions end with the agent."""

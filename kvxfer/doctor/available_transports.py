@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvxfer.doctor import libraries, trial
-from kvxfer.doctor.devices import rdma_devices
 from kvxfer.doctor.finding import Finding, State
 from kvxfer.doctor.libraries import Library
 from kvxfer.errors import invalid
@@ -17,7 +16,7 @@ from kvxfer.session.transport_registry import TransportKind
 
 SUBJECT = "transports"
 #: Kinds of rails that this version does not have.
-TO_COME = ("verbs", "ucx")
+TO_COME = ("ucx",)
 
 
 def check_names(names: tuple[str, ...]) -> None:
@@ -46,11 +45,17 @@ def examine(root: Path, required: tuple[str, ...] = ()) -> list[Finding]:
         return [Finding(SUBJECT, "all", State.BLOCKS, failure, why, "reinstall kvxfer: see software")]
     lacking = {name: State.BLOCKS if name in required else State.LIMITS for name in (*kinds, *TO_COME)}
     findings = [_written(kind, lacking[kind.name]) for kind in kinds.values() if not kind.needs_gpu]
+    # Not having what agents use only where it is named limits nobody who did not ask for it.
+    unasked = [name for name, kind in kinds.items() if not kind.is_default and name not in required]
+    findings = [
+        replace(each, state=State.NOTE) if each.name in unasked and each.state is not State.GOOD else each
+        for each in findings
+    ]
     # Where no agent can move a page by any means, that was asked for whatever was required.
     if all(finding.state is not State.GOOD for finding in findings):
         findings = [replace(finding, state=State.BLOCKS) for finding in findings]
     on_gpu = [_on_gpu(kind, lacking[kind.name]) for kind in kinds.values() if kind.needs_gpu]
-    return [*findings, *on_gpu, *_to_come(root, lacking)]
+    return [*findings, *on_gpu, *_to_come(lacking)]
 
 
 def _kinds() -> tuple[dict[str, TransportKind], str]:
@@ -82,15 +87,8 @@ def _on_gpu(kind: TransportKind, lacking: State) -> Finding:
     return Finding(SUBJECT, kind.name, state, found, kind.purpose, able.change)
 
 
-def _to_come(root: Path, lacking: dict[str, State]) -> list[Finding]:
-    devices = rdma_devices(root)
+def _to_come(lacking: dict[str, State]) -> list[Finding]:
     return [
-        _absent(
-            "verbs",
-            lacking["verbs"],
-            f"{_count(len(devices), 'RDMA device')}, {libraries.ibverbs()}",
-            "RDMA would read pages of another host without its CPU; until then they go over tcp",
-        ),
         _absent(
             "ucx",
             lacking["ucx"],
@@ -121,7 +119,3 @@ def _find_ucp() -> Library:
         except importlib.metadata.PackageNotFoundError:
             continue
     return libraries.ucp(folders)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"

@@ -98,7 +98,7 @@ def examine(root: Path) -> list[Finding]:
 
 
 def _rdma(root: Path) -> list[Finding]:
-    why = "RDMA is for the verbs transport, which is not written yet: nothing of kvxfer uses it today"
+    why = "the transport verbs READs peers' pages over RDMA, for agents whose transports name it"
     ports = rdma_ports(root)
     if not ports:
         found = "none (/sys/class/infiniband has no device)"
@@ -150,7 +150,7 @@ def _gpus(root: Path) -> list[Finding]:
                 State.NOTE,
                 f"{driver.splitlines()[0].removeprefix('NVRM version:').strip()}; nvidia_peermem is "
                 f"{'loaded' if peermem else 'not loaded'}",
-                "a NIC reads GPU memory through nvidia_peermem or dma-buf, once verbs is written",
+                "a NIC could read GPU memory through nvidia_peermem or dma-buf; verbs does not yet",
             )
         )
     return findings

@@ -57,11 +57,6 @@ def load(name: str, version_of: Callable[[ctypes.CDLL], str] | None = None) -> L
     return Library(name, path, version or _version_in(path))
 
 
-def ibverbs() -> Library:
-    """The verbs library of rdma-core."""
-    return load("libibverbs.so.1")
-
-
 def ucp(extra_folders: Iterable[Path] = ()) -> Library:
     """UCX's protocol library: the linker's, or else the one that a libucx wheel brings along."""
     library = load("libucp.so.0", _ucp_version)

@@ -128,12 +128,8 @@ def locked(root: Path) -> Finding:
     """Says how much memory may be locked."""
     limit = _limit(root, "Max locked memory", resource.RLIMIT_MEMLOCK)
     found = f"RLIMIT_MEMLOCK is {limit if limit == _UNLIMITED else binary_size(int(limit))}"
-    why = "nothing of this version locks memory; RDMA (verbs, to come) will lock every registered page"
-    change = (
-        ""
-        if limit == _UNLIMITED
-        else "for RDMA later: ulimit -l unlimited, or docker run --ulimit memlock=-1"
-    )
+    why = "the transport verbs locks every page that is registered with it; nothing else locks memory"
+    change = "" if limit == _UNLIMITED else "for RDMA: ulimit -l unlimited, or docker run --ulimit memlock=-1"
     return Finding(SUBJECT, "locked memory", State.NOTE, found, why, change)
 
 

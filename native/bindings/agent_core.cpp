@@ -103,6 +103,7 @@ class PyAgentCore {
       raise({Code::kInvalidArgument, "an agent needs a secret, or its user's"});
     native.shares_with_all = nb::cast<std::string>(options["shm_peers"]) == "secret";
     native.transports = nb::cast<std::vector<std::string>>(options["transports"]);
+    native.require = nb::cast<std::vector<std::string>>(options["require"]);
     native.transport_options = to_named_options(nb::cast<nb::dict>(options["transport_options"]));
     for (const nb::handle part : nb::cast<nb::list>(options["gpus"]))
       native.gpus.push_back(to_gpu_part(nb::cast<nb::dict>(part)));

@@ -110,14 +110,23 @@ void Engine::settle_names() {
 
 void Engine::check_up(Peer& peer) {
   if (!sessions_.comes_up(peer)) return;
-  if (peer.role() == SessionRole::kInitiator && rails_.of(peer.key()).empty()) {
-    std::string why = "no rail to " + quoted(peer.name()) + " came up";
+  const std::string missing = missing_transport(peer.key());
+  if (peer.role() == SessionRole::kInitiator && (rails_.of(peer.key()).empty() || !missing.empty())) {
+    std::string why = "no " + missing + (missing.empty() ? "" : " ") + "rail to " + quoted(peer.name()) +
+                      " came up" + (missing.empty() ? "" : ", which this agent requires");
     for (const std::string& note : peer.notes()) why += "; " + note;
     return end_session(context_.now, peer.key(), Code::kUnreachable, why);
   }
   sessions_.set_up(peer);
   context_.host.emit({.kind = EventKind::kPeerUp, .peer = peer.key()});
   messages_.peer_up(peer);
+}
+
+std::string Engine::missing_transport(SessionKey key) const {
+  const std::vector<std::string>& required = context_.config.required_transports;
+  const auto found = std::find_if(required.begin(), required.end(),
+                                  [&](const std::string& name) { return !rails_.any(key, name); });
+  return found == required.end() ? "" : *found;
 }
 
 // The one end of a session: every part that holds something of it lets it go.
@@ -215,6 +224,7 @@ void Engine::rail_down(Time now, RailId id, const std::string& why) {
 void Engine::rail_down(Rail& gone, const std::string& why) {
   const SessionKey key = gone.session();
   const wire::RailName name = gone.info().name;
+  const std::string kind(gone.capabilities().name);
   const std::string words = in_words(gone) + " went down: " + why;
   take_down(gone);
   Peer* peer = sessions_.find(key);
@@ -223,6 +233,11 @@ void Engine::rail_down(Rail& gone, const std::string& why) {
   if (rails_.of(key).empty())
     return end_session(context_.now, key, Code::kPeerLost,
                        "the last rail to " + quoted(peer->name()) + " is gone: " + words);
+  const std::vector<std::string>& required = context_.config.required_transports;
+  if (std::find(required.begin(), required.end(), kind) != required.end() && !rails_.any(key, kind))
+    return end_session(context_.now, key, Code::kPeerLost,
+                       "the last " + kind + " rail to " + quoted(peer->name()) +
+                           " is gone, which this agent requires: " + words);
   sessions_.send(*peer, wire::RailDown{name});
   note_redial(*peer, name, words);
   log("others to " + quoted(peer->name()) + " carry on: " + peer->rail_note(name.index));

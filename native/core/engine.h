@@ -177,6 +177,8 @@ class Engine {
   void admit(Peer& peer);
   void settle_names();
   void check_up(Peer& peer);
+  // A transport that is required, and of which the session has no rail; "" for none.
+  std::string missing_transport(SessionKey key) const;
   void rail_given_up(Peer& peer, const wire::RailDown& down);
   void rail_down(Rail& gone, const std::string& why);
   void take_down(Rail& rail);

@@ -66,6 +66,8 @@ struct EngineConfig {
   // Of one session, in each direction. A receiver keeps the tables of all that are open.
   std::uint32_t max_open_transfers = 1024;
   std::uint64_t max_open_pairs = 4 * 1024 * 1024;
+  // Of each a session has a rail when it comes up, at the end that called, and as long as it lasts.
+  std::vector<std::string> required_transports = {};
   // Of one session and its rails.
   Budget::Amounts peer_budget = kvxfer::peer_budget(max_open_transfers, max_open_pairs);
 };

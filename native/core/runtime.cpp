@@ -134,6 +134,7 @@ Status Runtime::start() {
   config.session.silent_ns = options_.silent_ns;
   config.lease_margin_ns = options_.lease_margin_ns;
   config.max_open_transfers = options_.max_transfers_per_peer;
+  config.required_transports = options_.require;
   config.peer_budget = peer_budget(config.max_open_transfers, config.max_open_pairs);
   engine_ = std::make_unique<Engine>(std::move(config), static_cast<EngineHost&>(*this));
   connections_.serve(*engine_, self_);

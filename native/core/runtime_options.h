@@ -21,6 +21,7 @@ struct RuntimeOptions {
   // Shared memory goes to whoever knows the secret, and not to processes of this user alone.
   bool shares_with_all = false;
   std::vector<std::string> transports;   // names of kinds in the registry (kvxfer/transport_kind.h)
+  std::vector<std::string> require;      // of those: no session goes on without
   NamedOptions transport_options;        // of those and of others
   std::vector<GpuPart> gpus;             // whose memory it registers; one for now
   Time silent_ns = 2'000'000'000, heartbeat_ns = 500'000'000, handshake_ns = 2'000'000'000;

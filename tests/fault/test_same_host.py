@@ -59,3 +59,18 @@ def test_a_name_that_is_taken_leaves_the_port() -> None:
             peer = near.connect_blocking(far.address, 10)
             assert far.accept_blocking("near", 10).state == "open"
             assert "shm" in peer.rails
+
+
+def test_a_transport_that_is_required_comes_up_or_nothing_does() -> None:
+    near = kvxfer.AgentOptions(transports=("shm", "tcp"), require=("tcp",))
+    far = kvxfer.AgentOptions(transports=("shm", "tcp"))
+    with kvxfer.Agent("near", near) as here, kvxfer.Agent("far", far) as there:
+        # Nobody would have dialled it beside shm.
+        assert {"shm", "tcp"} <= set(here.connect_blocking(there.address, 10).rails)
+    far = kvxfer.AgentOptions(transports=("shm",))
+    with kvxfer.Agent("near", near) as here, kvxfer.Agent("far", far) as there:
+        with pytest.raises(kvxfer.PeerError) as caught:
+            here.connect_blocking(there.address, 10)
+        assert caught.value.code == "unreachable"
+        assert "no tcp rail to 'far' came up, which this agent requires" in str(caught.value)
+        assert "the peer does not offer it" in str(caught.value)

@@ -139,6 +139,10 @@ class Memory {
       std::memcpy(data() + i, &word, 8);
     }
   }
+  bool is_as_filled() const {
+    const std::size_t all_nbytes = nbytes_ + 2 * kGuardNbytes;
+    return std::memcmp(all_, canary(all_nbytes), all_nbytes) == 0;
+  }
   bool guards_hold() const {
     const std::size_t behind = kGuardNbytes + nbytes_;
     const std::byte* const expected = canary(behind + kGuardNbytes);
@@ -314,6 +318,9 @@ class Pair {
 
   bool one_sided() const { return dst.transport->capabilities().one_sided; }
   bool two_sided() const { return dst.transport->capabilities().two_sided; }
+  bool can_run(const Move& move) const {
+    return move.program->conversions.empty() || dst.transport->capabilities().converts;
+  }
   // How the core has a piece brought.
   WorkKind kind_to_bring(const Move& at_dst, std::uint32_t piece) const {
     if (one_sided() && two_sided()) return dst.transport->choose(at_dst, piece);

@@ -13,7 +13,10 @@ TEST(a_handover_goes_over_each_transport_of_this_build) {
   check::Random random(check::seed());
   for (const TransportKind* kind : transport_kinds()) {
     if (needs_gpu(*kind)) continue;
-    std::printf("  %s\n", std::string(kind->name).c_str());
+    const std::string why_off = kind->why_off({});
+    std::printf("  %s%s%s\n", std::string(kind->name).c_str(), why_off.empty() ? "" : ": skipped, ",
+                why_off.c_str());
+    if (!why_off.empty()) continue;
     const auto used = transports_in_use({std::string(kind->name)});
     REQUIRE_OK(used);
     Pair both({.transports = {std::string(kind->name)}});

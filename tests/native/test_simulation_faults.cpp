@@ -326,6 +326,21 @@ TEST(no_rail_at_all_is_unreachable) {
   CHECK(b.engine().open_peers().empty());
 }
 
+TEST(a_required_transport_that_does_not_come_up_is_unreachable_whatever_else_does) {
+  EngineConfig config;
+  config.required_transports = {"mapped"};
+  World world(check::seed(), config);
+  Node &a = world.add("prefill"), &b = world.add("decode");
+  RailPlan rail = one_sided_rail();
+  rail.comes_up = false;
+  a.call(b, {two_sided_rail(), rail});
+  world.run_for(kSecond);
+  const Status reason = a.engine().peer(1)->reason;
+  CHECK_EQ(reason.code(), Code::kUnreachable);
+  CHECK(reason.message().find("no mapped rail to 'decode' came up, which this agent requires") == 0);
+  CHECK(b.engine().open_peers().empty());
+}
+
 // ---- regions ----------------------------------------------------------------------------------
 
 TEST(regions_come_and_go_thousands_of_times_in_one_session) {

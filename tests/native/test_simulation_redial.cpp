@@ -62,6 +62,28 @@ TEST(a_rail_that_was_lost_comes_back_and_is_used) {
   });
 }
 
+// "stream" is required by both ends, "mapped" would carry the pages without it.
+TEST(a_session_goes_on_without_no_transport_that_is_required) {
+  EngineConfig strict;
+  strict.required_transports = {"stream"};
+  for (const bool here : {true, false}) {  // who requires it
+    Pair pair({one_sided_rail(), two_sided_rail(), two_sided_rail()}, check::seed(),
+              here ? strict : EngineConfig{}, here ? EngineConfig{} : strict);
+    REQUIRE(pair.world.until([&] { return whole(pair, 3); }));
+    pair.src.takes_rails = pair.dst.takes_rails = false;
+    const auto cut = [&](std::uint16_t index) {
+      for (const RailId id : pair.src.rails_with(pair.to_dst))
+        if (pair.src.link(id)->name.index == index) pair.src.cut_rail(id, "cut");
+    };
+    cut(1);
+    pair.world.run_for(kSecond);
+    CHECK(whole(pair, 2));
+    cut(2);
+    REQUIRE(pair.world.until(
+        [&] { return pair.src.engine().open_peers().empty() && pair.dst.engine().open_peers().empty(); }));
+  }
+}
+
 TEST(rails_that_fall_at_random_are_all_back_when_they_fall_no_more) {
   std::uint64_t num_lost = 0, num_back = 0;
   for (std::uint64_t i = 0; i < 30; ++i) {

@@ -13,12 +13,20 @@ Heads = dict[tuple[int, int], tuple[str, ...]]
 
 
 def handed_over(
-    prefill: VllmServer, decode: VllmServer, prompt: str | Sequence[int], how: str = "pull"
+    prefill: VllmServer,
+    decode: VllmServer,
+    prompt: str | Sequence[int],
+    how: str = "pull",
+    prefill_waits_s: float = 0.0,
 ) -> tuple[list[int], int]:
-    """Returns the tokens of a pair, and how many of the prompt's came from the prefill engine."""
+    """Returns the tokens of a pair, and how many of the prompt's came from the prefill engine.
+
+    Both are asked at once in a push, or prefill so much later.
+    """
     before = decode.prompt_tokens("external_kv_transfer")
     if how == "push":
-        tokens = push(prefill, decode, prompt, ranks_of(prefill)).token_ids
+        ranks = ranks_of(prefill)
+        tokens = push(prefill, decode, prompt, ranks, prefill_waits_s=prefill_waits_s).token_ids
     else:
         params = complete(prefill, prompt, 1, kv_transfer_params=TO_PREFILL).kv_transfer_params
         tokens = complete(decode, prompt, kv_transfer_params=params).token_ids

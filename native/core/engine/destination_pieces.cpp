@@ -106,16 +106,18 @@ bool Destinations::lease_ends_soon(const Destination& destination) const {
 }
 
 // The best rail that carries the bytes to memory of our region's kind, and has room; null where all are
-// full, or none reaches.
+// full, or none reaches. Where the program converts, one that cannot comes last.
 Rail* Destinations::choose_rail(const Destination& destination, bool& reachable) {
   const PeerRegion* remote = peer_regions_.find(destination.key.first, destination.remote_region());
   if (remote == nullptr) return nullptr;
-  std::uint32_t rank = UINT32_MAX;
+  const bool converts = !destination.move->program->conversions.empty();
+  std::pair<bool, std::uint32_t> rank{true, UINT32_MAX};
   Rail* best = nullptr;
   for (Rail* rail : remote->reach) {
-    if (rail->capabilities().rank > rank || !remote->comes_over(*rail, destination.memory)) continue;
-    if (rail->capabilities().rank < rank) best = nullptr;  // it is preferred to those before it
-    rank = rail->capabilities().rank;
+    const std::pair own{converts && !rail->capabilities().converts, rail->capabilities().rank};
+    if (own > rank || !remote->comes_over(*rail, destination.memory)) continue;
+    if (own < rank) best = nullptr;  // it is preferred to those before it
+    rank = own;
     reachable = true;
     if (rail->rests() || rail->outstanding() >= rail->capabilities().window) continue;
     if (best == nullptr || rail->outstanding() < best->outstanding()) best = rail;

@@ -21,6 +21,12 @@ const std::vector<Rail*>& Rails::of(SessionKey session) const {
   return found == sessions_.end() ? none : found->second.alive;
 }
 
+bool Rails::any(SessionKey session, std::string_view transport) const {
+  const std::vector<Rail*>& alive = of(session);
+  return std::any_of(alive.begin(), alive.end(),
+                     [&](const Rail* rail) { return rail->capabilities().name == transport; });
+}
+
 bool Rails::was_lost(SessionKey session, const std::string& transport) const {
   auto found = sessions_.find(session);
   return found != sessions_.end() && found->second.lost.contains(transport);

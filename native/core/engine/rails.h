@@ -55,6 +55,7 @@ class Rails {
     return found == rails_.end() ? nullptr : &found->second;
   }
   const std::vector<Rail*>& of(SessionKey session) const;  // alive, as they came
+  bool any(SessionKey session, std::string_view transport) const;  // of them
   bool was_lost(SessionKey session, const std::string& transport) const;
   Rail* at(SessionKey session, std::uint16_t index);  // the one that is up; null for none
   void remove(Rail& rail);  // it went down

@@ -108,7 +108,12 @@ std::uint32_t Connections::dial_rails(SessionKey key) {
   const bool same_host = peer.host == self_.host && !peer.unix_name.empty();
   MemoryKinds carried = MemoryKinds::none();
   for (const TransportKind* kind : rails_.kinds()) {
-    if (!has(peer.transports, kind->name) || carried.has(kind->memory)) continue;
+    const bool is_required = has(options_.require, kind->name);
+    if (!has(peer.transports, kind->name)) {
+      if (is_required) failed({}, std::string(kind->name) + " is not used: the peer does not offer it");
+      continue;
+    }
+    if (carried.has(kind->memory) && !is_required) continue;
     if (kind->reach == Reach::kProcess && !(same_host && peer.process == self_.process)) continue;
     if (kind->reach == Reach::kHost && !same_host) {
       if (has(options_.transports, kind->name))

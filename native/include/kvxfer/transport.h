@@ -259,6 +259,9 @@ struct Capabilities {
   std::uint32_t window = 8;  // pieces worth having posted at a time, for each peer
   std::uint32_t piece_nbytes = 512 * 1024;  // what a piece should hold, about
   MemoryKinds memory = MemoryKind::kHost;  // that it reaches at this end
+  // It runs programs with conversions. One that does not (a NIC that READs) ends their works as kUnsupported, and
+  // such a program goes over another rail where one is up.
+  bool converts = true;
   std::uint64_t max_piece_nbytes = UINT64_MAX;  // and at most: for a larger one it may have no room
 };
 

@@ -1,4 +1,5 @@
-// A rail's unix socket for what is not pages: whole messages of one size, each with at most one descriptor.
+// A rail's socket for what is not pages: whole messages of one size, each with at most one descriptor where it is a
+// unix socket.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +40,7 @@ class MessageChannel {
 
   struct Received {
     std::span<const std::byte> message;  // until the next call; empty: nothing whole has come yet
-    UniqueFd fd;                         // if one came with it
+    UniqueFd fd;  // if one came with it
   };
   // The next whole message. Not ok: closed, or more descriptors than may come.
   Result<Received> receive();

@@ -1,5 +1,5 @@
-// What all rails have in common whose ends are processes of one host: for each peer a unix socket over which the two
-// say to each other what is not pages (side_channel.h), and the works that wait for their turn.
+// What all rails have in common whose socket carries no pages: for each peer that socket, over which the two say to each
+// other what they need to move pages another way (side_channel.h), and the works that wait for their turn.
 //
 // A transport derives from RailPeers<Peer>, with a Peer of its own that derives from RailPeer<Message>.
 #pragma once
@@ -98,7 +98,7 @@ class RailPeers : public Transport {
   // What is queued or between two slices can end here; what other threads copy ends when they have left it.
   void cancel(std::span<const WorkId> works) noexcept override {
     for (const WorkId id : works) {
-      Peer* const peer = find(index_.find(id));
+      Peer* const peer = peer_of(id);
       if (peer == nullptr) continue;
       if (peer->copy.has_value() && peer->copy->work.id == id)
         peer->copy.reset();
@@ -129,12 +129,16 @@ class RailPeers : public Transport {
   virtual Status on_hello(Peer& peer, const Message& message, UniqueFd fd) = 0;
   // Any later one, likewise.
   virtual Status on_message(Peer& peer, const Message& message, UniqueFd fd) = 0;
+  // Is the rail up with the peer's hello? Where not, come_up says when.
+  virtual bool is_up_with_hello() const noexcept { return true; }
   // Its rail has failed: lets go of what it had.
   virtual void on_down(Peer& peer) = 0;
   // It was disconnected. Erases it, at once or later.
   virtual void forget(Peer& peer) noexcept { erase(peer); }
   // May the work run, or does it wait for something that the peer has yet to say? What will fail may.
   virtual bool can_run(const Peer&, const Work&) const noexcept { return true; }
+  // Has it begun a work, which can go on now?
+  virtual bool can_go_on(const Peer& peer) const noexcept { return peer.copy.has_value(); }
   // Has it something to do besides its works?
   virtual bool wants_time(const Peer&) const noexcept { return false; }
   // Works that other threads copy: one of them, or all of a peer that may be gone next, are to end, as soon as they
@@ -177,6 +181,12 @@ class RailPeers : public Transport {
   void erase(Peer& peer) noexcept {
     if (peer.is_active) std::erase(active_, &peer);
     peers_.erase(peer.id);
+  }
+  // Whose work it is that has not ended; null for none.
+  Peer* peer_of(WorkId work) const noexcept { return find(index_.find(work)); }
+  void come_up(Peer& peer) noexcept {
+    peer.up = true;
+    ready_.rail_up(peer.id);
   }
   void activate(Peer& peer) {
     if (peer.is_active) return;
@@ -236,6 +246,11 @@ class RailPeers : public Transport {
     return nullptr;
   }
   void end_turn() noexcept { ++turn_; }
+  bool has_turn(const Peer& peer) const {
+    if (can_go_on(peer)) return true;
+    if (peer.queue.empty()) return false;
+    return can_run(peer, peer.queue[0]) || first_that_runs(peer) != peer.queue.size();
+  }
   // The first of its works, of which there are some, that can run; queue.size() where none can.
   std::size_t first_that_runs(const Peer& peer) const {
     if (can_run(peer, peer.queue[0])) return 0;  // nearly always
@@ -288,12 +303,6 @@ class RailPeers : public Transport {
     return false;
   }
 
-  bool has_turn(const Peer& peer) const {
-    if (peer.copy.has_value()) return true;
-    if (peer.queue.empty()) return false;
-    return can_run(peer, peer.queue[0]) || first_that_runs(peer) != peer.queue.size();
-  }
-
   void go_down(Peer& peer) noexcept {
     if (!std::exchange(peer.down, true)) reactor_.remove(peer.channel.fd());
   }
@@ -330,8 +339,7 @@ class RailPeers : public Transport {
       UniqueFd& fd = next.value()->fd;
       if (message.is_hello()) {
         if (Status greeted = on_hello(peer, message, std::move(fd)); !greeted.ok()) return greeted;
-        peer.up = true;
-        ready_.rail_up(peer.id);
+        if (is_up_with_hello()) come_up(peer);
       } else if (Status taken = on_message(peer, message, std::move(fd)); !taken.ok()) {
         return taken;
       }

@@ -1,4 +1,4 @@
-// What the ends of one rail say to each other over its unix socket, beside the pages: messages of one kind of
+// What the ends of one rail say to each other over its socket, beside the pages: messages of one kind of
 // transport, of which the first is a hello.
 #pragma once
 

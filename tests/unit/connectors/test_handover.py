@@ -32,6 +32,7 @@ def handover(num_groups: int = 1, address: str = "tcp://10.0.0.7:7301") -> Hando
         block_sizes=(32,) * num_groups,
         pages_per_block=(2,) * num_groups,
         num_tokens=100,
+        keep_s=30.0,
     )
 
 
@@ -58,6 +59,12 @@ def test_what_was_told_is_read() -> None:
 
 def test_fields_of_newer_releases_are_passed_over() -> None:
     assert read(passed(own={"colour": "red"}, remote_colour="red")) == handover()
+
+
+def test_an_engine_that_does_not_say_how_long_it_keeps_listens_to_no_claims() -> None:
+    params = passed()
+    del params["kvxfer"]["keep_s"]
+    assert read(params) == replace(handover(), keep_s=None)
 
 
 def test_routers_find_the_usual_names() -> None:
@@ -155,6 +162,8 @@ def test_names_are_allowed_by_how_they_end() -> None:
         ({"own": {"block_sizes": [33]}}, "pages of equal size"),
         ({"own": {"block_sizes": [16]}}, "do not hold"),
         ({"own": {"num_tokens": 99}}, "another prompt"),
+        ({"own": {"keep_s": 0}}, "keep_s"),
+        ({"own": {"keep_s": float("inf")}}, "keep_s"),
         ({"own": {"prompt": "0" * 32}}, "another prompt"),
         ({"kvxfer": None}, "kvxfer"),
         ({"remote_block_ids": None}, "no remote_block_ids"),

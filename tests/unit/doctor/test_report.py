@@ -78,7 +78,8 @@ def test_a_machine_whose_files_are_missing_is_still_reported(tmp_path: Path) -> 
 
 # Of one process alone.
 TRANSPORTS = tuple(kinds())
-TRIED = tuple(kind.name for kind in kinds().values() if not kind.needs_gpu)
+TRIED = tuple(kind.name for kind in kinds().values() if not kind.needs_gpu and not kind.why_off)
+OFF = tuple(kind.name for kind in kinds().values() if not kind.needs_gpu and kind.why_off)
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -88,12 +89,21 @@ def test_written_transports_are_tried_and_work(name: str) -> None:
 
 
 def test_what_is_not_written_blocks_only_who_asked_for_it() -> None:
-    for required in ((), ("shm", "verbs")):
+    for required in ((), ("shm", "ucx")):
         found = by_name(available_transports.examine(ROOT, required))
         assert set(found) == {*TRANSPORTS, *available_transports.TO_COME}
         for name in available_transports.TO_COME:
             assert found[name].state is (State.BLOCKS if name in required else State.NOTE)
             assert "no agent of this version has it" in found[name].found
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_what_this_machine_lacks_blocks_only_who_asked_for_it(name: str) -> None:
+    for required, state in (((), State.NOTE), ((name,), State.BLOCKS)):
+        found = by_name(available_transports.examine(ROOT, required))[name]
+        assert found.state is state
+        assert kinds()[name].why_off in found.found
+        assert found.change == kinds()[name].remedy
 
 
 def test_gpus_block_only_who_asked_for_them() -> None:

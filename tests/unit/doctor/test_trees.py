@@ -450,8 +450,6 @@ def test_rdma_ports(plant: Plant) -> None:
     assert first.found == "4: ACTIVE, 400 Gb/sec (4X NDR), InfiniBand, on NUMA node 1"
     assert not first.change
     assert "bring its link up" in second.change
-    verbs = named(available_transports.examine(root), "verbs")
-    assert "1 RDMA device, libibverbs.so.1" in verbs.found
 
 
 def test_gpus_with_and_without_a_driver(plant: Plant) -> None:

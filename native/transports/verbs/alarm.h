@@ -1,0 +1,34 @@
+// Wakes whoever sleeps on the reactor at a time.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "kvxfer/transport.h"
+
+namespace kvxfer::verbs {
+
+class Alarm final : public Reactor::Handler {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static Result<std::unique_ptr<Alarm>> create(Reactor& reactor);
+  ~Alarm() override;
+
+  void set(Clock::time_point at) noexcept;
+  void clear() noexcept;
+  // It rang, and nobody has asked since. The time itself says what is due.
+  bool has_rung() const noexcept { return has_rung_; }
+  void hush() noexcept { has_rung_ = false; }
+
+ private:
+  Alarm(Reactor& reactor, UniqueFd timer) : reactor_(reactor), timer_(std::move(timer)) {}
+  void on_ready(std::uint32_t events) override;
+
+  Reactor& reactor_;
+  UniqueFd timer_;
+  bool has_rung_ = false;
+};
+
+}  // namespace kvxfer::verbs

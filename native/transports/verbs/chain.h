@@ -1,0 +1,115 @@
+// Work requests that go to the device under one doorbell: READs, merged where runs touch, with scatter lists where they
+// touch at the source alone. The last one is signalled. Its memory is used again for the next chain.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "transports/verbs/abi.h"
+#include "transports/verbs/options.h"
+#include "transports/verbs/registration.h"
+
+namespace kvxfer::verbs {
+
+class Chain {
+ public:
+  // Room for what one doorbell brings, so that a queue pair's other users are not far behind.
+  static constexpr std::uint64_t kMostNbytes = 2 * 1024 * 1024;
+
+  // `num_entries` of one READ's scatter list at most, and so many bytes.
+  Chain(std::uint32_t num_entries, std::uint64_t most_read_nbytes)
+      : most_entries_(num_entries),
+        most_read_nbytes_(most_read_nbytes),
+        entries_(kMostChained * num_entries) {}
+
+  // An empty chain of up to `most` requests, of which the first gets the number `first_id`.
+  void begin(std::uint32_t most, std::uint64_t first_id) noexcept {
+    most_ = most;
+    next_id_ = first_id;
+    num_ = 0;
+    nbytes_ = 0;
+    is_open_ = false;
+  }
+
+  // The next bytes to read: how many of `nbytes` found room, as many as lie in one request; 0 where the chain is
+  // full. They lie in a span at either end: nbytes ends in both.
+  std::uint64_t add(std::uint64_t remote, std::uint32_t rkey, std::uint64_t local, std::uint32_t lkey,
+                    std::uint64_t nbytes) noexcept {
+    if (nbytes_ == kMostNbytes) return 0;
+    if (nbytes > most_read_nbytes_) nbytes = most_read_nbytes_;
+    if (nbytes > kMostNbytes - nbytes_) nbytes = kMostNbytes - nbytes_;
+    if (is_open_ && remote == remote_end_ && rkey == rkey_ && read_nbytes_ + nbytes <= most_read_nbytes_) {
+      abi::SendRequest& request = requests_[num_ - 1];
+      abi::ScatterEntry* last = request.entries + (request.num_entries - 1);
+      if (local == local_end_ && lkey == last->lkey) {
+        last->length += static_cast<std::uint32_t>(nbytes);
+      } else if (static_cast<std::uint32_t>(request.num_entries) < most_entries_) {
+        ++request.num_entries;
+        last[1] = {local, static_cast<std::uint32_t>(nbytes), lkey};
+      } else {
+        return start(remote, rkey, local, lkey, nbytes);
+      }
+      return extend(remote, local, nbytes);
+    }
+    return start(remote, rkey, local, lkey, nbytes);
+  }
+  // What comes next goes into a request of its own.
+  void close() noexcept { is_open_ = false; }
+
+  bool is_full() const noexcept { return (num_ == most_ && !is_open_) || nbytes_ == kMostNbytes; }
+  std::uint32_t size() const noexcept { return num_; }
+  std::uint64_t nbytes() const noexcept { return nbytes_; }
+  // Linked and signalled: to be posted now. There is at least one request.
+  abi::SendRequest* finish() noexcept {
+    for (std::uint32_t i = 0; i + 1 < num_; ++i) requests_[i].next = &requests_[i + 1];
+    requests_[num_ - 1].next = nullptr;
+    requests_[num_ - 1].flags = abi::kSignaled;
+    return requests_.data();
+  }
+  // How many of them come before this one, which the device refused.
+  std::uint32_t index_of(const abi::SendRequest* refused) const noexcept {
+    if (refused < requests_.data() || refused >= requests_.data() + num_) return 0;
+    return static_cast<std::uint32_t>(refused - requests_.data());
+  }
+
+ private:
+  std::uint64_t start(std::uint64_t remote, std::uint32_t rkey, std::uint64_t local, std::uint32_t lkey,
+                      std::uint64_t nbytes) noexcept {
+    if (num_ == most_) return 0;
+    abi::SendRequest& request = requests_[num_];
+    request.id = next_id_++;
+    request.entries = entries_.data() + std::size_t{num_} * most_entries_;
+    request.num_entries = 1;
+    request.opcode = abi::kRdmaRead;
+    request.flags = 0;
+    request.remote.rdma.address = remote;
+    request.remote.rdma.rkey = rkey;
+    request.entries[0] = {local, static_cast<std::uint32_t>(nbytes), lkey};
+    ++num_;
+    is_open_ = true;
+    rkey_ = rkey;
+    read_nbytes_ = 0;
+    return extend(remote, local, nbytes);
+  }
+  std::uint64_t extend(std::uint64_t remote, std::uint64_t local, std::uint64_t nbytes) noexcept {
+    remote_end_ = remote + nbytes;
+    local_end_ = local + nbytes;
+    read_nbytes_ += nbytes;
+    nbytes_ += nbytes;
+    return nbytes;
+  }
+
+  const std::uint32_t most_entries_;
+  const std::uint64_t most_read_nbytes_;
+  std::uint32_t most_ = 0, num_ = 0;
+  std::uint64_t next_id_ = 0, nbytes_ = 0;
+  bool is_open_ = false;  // the last request may grow
+  std::uint64_t remote_end_ = 0, local_end_ = 0, read_nbytes_ = 0;  // of the last request
+  std::uint32_t rkey_ = 0;
+  std::array<abi::SendRequest, kMostChained> requests_{};
+  std::vector<abi::ScatterEntry> entries_;
+};
+
+}  // namespace kvxfer::verbs

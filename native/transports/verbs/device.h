@@ -1,0 +1,78 @@
+// One port of one NIC, opened: what rails and registrations of memory share, and what the device can do.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvxfer/status.h"
+#include "transports/verbs/library.h"
+#include "transports/verbs/options.h"
+
+namespace kvxfer::verbs {
+
+// How a peer's packets reach this port.
+struct PortAddress {
+  abi::Gid gid{};
+  std::uint8_t gid_index = 0;
+  std::uint16_t lid = 0;
+};
+
+class Device {
+ public:
+  // One for each port that is active, of the devices that the options name; kUnsupported: there is none.
+  static Result<std::vector<std::shared_ptr<Device>>> open_all(const Library& library,
+                                                               const Options& options);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const Library& library() const noexcept { return library_; }
+  const Options& options() const noexcept { return options_; }
+  const std::string& name() const noexcept { return name_; }  // "mlx5_0 port 1"
+  std::uint8_t port() const noexcept { return port_; }
+  abi::Context* context() const noexcept { return context_; }
+  abi::ProtectionDomain* domain() const noexcept { return domain_; }
+  abi::CompletionChannel* channel() const noexcept { return channel_; }
+  abi::LinkLayer link() const noexcept { return attributes_of_port_.link_layer; }
+  abi::Mtu mtu() const noexcept;
+
+  // ---- what it can do, within what the options allow
+  std::uint32_t num_requests() const noexcept;   // of one queue pair
+  std::uint32_t num_entries() const noexcept;    // of one read's scatter list
+  std::uint8_t num_reads_asked() const noexcept;  // under way on a queue pair, of ours
+  std::uint8_t num_reads_served() const noexcept;  // and of the peer's
+  std::uint64_t most_read_nbytes() const noexcept;  // in one request
+  std::uint64_t most_registered_nbytes() const noexcept { return attributes_.max_mr_size; }
+
+  // Asked anew: GIDs change while the port is up. Not ok: it has none that fits.
+  Result<PortAddress> address() const;
+
+ private:
+  Device(const Library& library, const Options& options, abi::Context* context, std::string name,
+         std::uint8_t port)
+      : library_(library),
+        options_(options),
+        context_(context),
+        device_name_(name),
+        name_(std::move(name)),
+        port_(port) {
+    name_ += " port " + std::to_string(port);
+  }
+  Status open();
+
+  const Library& library_;
+  const Options options_;
+  abi::Context* const context_;
+  const std::string device_name_;
+  std::string name_;
+  const std::uint8_t port_;
+  abi::ProtectionDomain* domain_ = nullptr;
+  abi::CompletionChannel* channel_ = nullptr;
+  abi::DeviceAttributes attributes_{};
+  abi::PortAttributes attributes_of_port_{};
+};
+
+}  // namespace kvxfer::verbs

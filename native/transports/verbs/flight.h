@@ -1,0 +1,82 @@
+// A work of which requests are posted, or will be next; and a queue of them.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvxfer/transport.h"
+#include "transports/verbs/read_cursor.h"
+
+namespace kvxfer::verbs {
+
+struct Flight {
+  Work work;
+  std::shared_ptr<const KeyedSpans> remote;  // held, since its region may be detached meanwhile
+  ReadCursor cursor;
+  std::uint64_t end = 0;  // its queue pair's position behind its last request
+  std::optional<std::uint32_t> scratch;  // kCheckFence: where the word lands
+  bool is_posted = false;     // all of it, or nothing more of it will be
+  std::chrono::steady_clock::time_point stopped_at{};  // kCancelled
+  Code code = Code::kOk;      // what it ends with when its requests have
+  std::string why;
+
+  // Nothing more of it is posted.
+  void stop(Code its_code, std::string_view its_why) noexcept {
+    is_posted = true;
+    if (code != Code::kOk) return;
+    code = its_code;
+    try {
+      why = its_why;
+    } catch (const std::bad_alloc&) {  // its code says enough
+    }
+  }
+};
+
+// First in, first out; keeps its memory.
+template <class T>
+class Ring {
+ public:
+  bool empty() const noexcept { return size_ == 0; }
+  std::size_t size() const noexcept { return size_; }
+  T& operator[](std::size_t index) noexcept { return slots_[(first_ + index) & (slots_.size() - 1)]; }
+  const T& operator[](std::size_t index) const noexcept {
+    return slots_[(first_ + index) & (slots_.size() - 1)];
+  }
+  T& front() noexcept { return (*this)[0]; }
+  T& back() noexcept { return (*this)[size_ - 1]; }
+  const T& back() const noexcept { return (*this)[size_ - 1]; }
+  T& push(T&& item) {
+    if (size_ == slots_.size()) grow();
+    ++size_;
+    return back() = std::move(item);
+  }
+  void pop() noexcept {
+    front() = T();
+    first_ = (first_ + 1) & (slots_.size() - 1);
+    --size_;
+  }
+  void pop_back() noexcept {
+    back() = T();
+    --size_;
+  }
+
+ private:
+  void grow() {
+    std::vector<T> larger(slots_.empty() ? 4 : 2 * slots_.size());
+    for (std::size_t i = 0; i < size_; ++i) larger[i] = std::move((*this)[i]);
+    slots_ = std::move(larger);
+    first_ = 0;
+  }
+  std::vector<T> slots_;  // a power of two
+  std::size_t first_ = 0, size_ = 0;
+};
+
+}  // namespace kvxfer::verbs

@@ -1,0 +1,58 @@
+// libibverbs, opened at run time: one build serves machines with and without it. A table of functions, so that tests
+// have a device of their own (tests/native/counting_device.h) behind the same calls.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kvxfer/status.h"
+#include "transports/verbs/abi.h"
+#include "transports/verbs/gids.h"
+
+namespace kvxfer::verbs {
+
+// Functions of libibverbs by the names that it exports. Those that return int return 0, or an errno.
+struct Library {
+  abi::Device** (*get_device_list)(int* num_devices);
+  void (*free_device_list)(abi::Device** list);
+  const char* (*get_device_name)(abi::Device* device);
+  abi::Context* (*open_device)(abi::Device* device);
+  int (*close_device)(abi::Context* context);
+  int (*query_device)(abi::Context* context, abi::DeviceAttributes* attributes);
+  int (*query_port)(abi::Context* context, std::uint8_t port, abi::PortAttributes* attributes);
+  int (*query_gid)(abi::Context* context, std::uint8_t port, int index, abi::Gid* gid);
+  abi::ProtectionDomain* (*alloc_pd)(abi::Context* context);
+  int (*dealloc_pd)(abi::ProtectionDomain* domain);
+  abi::MemoryRegion* (*reg_mr)(abi::ProtectionDomain* domain, void* address, std::size_t nbytes, int access);
+  // Takes optional access as well; null where the library is older (rdma-core before 28).
+  abi::MemoryRegion* (*reg_mr_iova2)(abi::ProtectionDomain* domain, void* address, std::size_t nbytes,
+                                     std::uint64_t iova, unsigned access);
+  int (*dereg_mr)(abi::MemoryRegion* region);
+  abi::CompletionChannel* (*create_comp_channel)(abi::Context* context);
+  int (*destroy_comp_channel)(abi::CompletionChannel* channel);
+  abi::CompletionQueue* (*create_cq)(abi::Context* context, int num_entries, void* cq_context,
+                                     abi::CompletionChannel* channel, int vector);
+  int (*destroy_cq)(abi::CompletionQueue* cq);
+  int (*get_cq_event)(abi::CompletionChannel* channel, abi::CompletionQueue** cq, void** cq_context);
+  void (*ack_cq_events)(abi::CompletionQueue* cq, unsigned num);
+  abi::QueuePair* (*create_qp)(abi::ProtectionDomain* domain, abi::QueuePairInit* init);
+  int (*modify_qp)(abi::QueuePair* pair, abi::QueuePairAttributes* attributes, int mask);
+  int (*destroy_qp)(abi::QueuePair* pair);
+  int (*get_async_event)(abi::Context* context, abi::AsyncEvent* event);
+  void (*ack_async_event)(abi::AsyncEvent* event);
+  const char* (*wc_status_str)(abi::WorkStatus status);
+  const char* (*event_type_str)(abi::EventKind kind);
+  // No function of libibverbs', of which only new releases say it: read from sysfs.
+  GidType (*gid_type)(const char* device, std::uint8_t port, int index);
+
+  // That of this process, or in words why there is none (kUnsupported). Opened once.
+  static Result<const Library*> load();
+  // What load() returns from now on, of tests; null: libibverbs again.
+  static void replace(const Library* other) noexcept;
+
+  // "" where some device is there; else that none is, or why it cannot be asked, and what to do.
+  static std::string why_off();
+};
+
+}  // namespace kvxfer::verbs

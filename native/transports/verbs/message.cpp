@@ -1,0 +1,40 @@
+#include "transports/verbs/message.h"
+
+#include <algorithm>
+
+namespace kvxfer::verbs {
+namespace {
+
+constexpr std::uint32_t kMost24Bits = (1u << 24) - 1;
+
+Status wrong(const char* what) { return {Code::kRailFailed, std::string("its hello is wrong: ") + what}; }
+
+}  // namespace
+
+Status Message::check(bool has_fd) const {
+  if (has_fd) return {Code::kRailFailed, "it sent a descriptor, which means nothing here"};
+  if (kind != MessageKind::kHello && kind != MessageKind::kReady)
+    return {Code::kRailFailed, "it sent a message of an unknown kind"};
+  if (!is_hello()) return {};
+  if (num_pairs == 0 || num_pairs > kMostPairs) return wrong("the number of its queue pairs");
+  if (mtu < static_cast<int>(abi::Mtu::k256) || mtu > static_cast<int>(abi::Mtu::k4096))
+    return wrong("its MTU");
+  if (link != abi::LinkLayer::kEthernet && link != abi::LinkLayer::kInfiniBand)
+    return wrong("its link layer");
+  for (std::size_t i = 0; i < num_pairs; ++i)
+    if (pairs[i].number > kMost24Bits || pairs[i].first_packet > kMost24Bits)
+      return wrong("a number of a queue pair has more than 24 bits");
+  std::uint64_t end;
+  if (fence_address % 8 != 0 || __builtin_add_overflow(fence_address, fence_nbytes, &end))
+    return wrong("where its fence words are");
+  return {};
+}
+
+std::string Message::device_name() const {
+  std::string name(device.begin(), std::find(device.begin(), device.end(), '\0'));
+  for (char& each : name)
+    if (each < ' ' || each > '~') each = '?';
+  return name.empty() ? "a device without a name" : name;
+}
+
+}  // namespace kvxfer::verbs

@@ -1,0 +1,51 @@
+// What the ends of a verbs rail say to each other over its socket: where their queue pairs are, and that they are
+// connected.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kvxfer/status.h"
+#include "transports/common/side_channel.h"
+#include "transports/verbs/abi.h"
+#include "transports/verbs/options.h"
+
+namespace kvxfer::verbs {
+
+enum class MessageKind : std::uint32_t {
+  kHello = 1,  // first, once
+  kReady = 2,  // the sender's queue pairs are connected to those that the receiver named
+};
+
+// Of one queue pair: its number, and that of the first packet that it sends; 24 bits each.
+struct PairAddress { std::uint32_t number = 0, first_packet = 0; };
+
+struct Message {
+  std::array<char, 4> magic{'k', 'v', 'r', '1'};
+  MessageKind kind = MessageKind::kHello;
+  // ---- hello
+  std::array<char, 64> device{};  // "mlx5_0 port 1", ends with zeros
+  abi::Gid gid{};
+  std::uint16_t lid = 0;
+  abi::LinkLayer link = abi::LinkLayer::kUnspecified;
+  std::uint8_t mtu = 0;  // abi::Mtu
+  std::uint8_t num_reads = 0;  // of the receiver's that a queue pair of the sender serves at a time
+  std::uint8_t num_pairs = 0;
+  std::uint16_t reserved = 0;
+  // The sender's fence words, those of the session, as the device reads them.
+  std::uint64_t fence_address = 0, fence_nbytes = 0;
+  std::uint32_t fence_key = 0, reserved_too = 0;
+  std::array<PairAddress, kMostPairs> pairs{};
+
+  bool is_of_this_version() const noexcept {
+    return magic == Message().magic && reserved == 0 && reserved_too == 0;
+  }
+  bool is_hello() const noexcept { return kind == MessageKind::kHello; }
+  Status check(bool has_fd) const;
+  std::string device_name() const;  // with what is no letter, digit or the like as '?'
+};
+static_assert(sizeof(Message) == 248);
+
+}  // namespace kvxfer::verbs

@@ -1,0 +1,125 @@
+// A reliable connection to one peer: requests go in at positions that count upwards, and complete in that order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kvxfer/status.h"
+#include "transports/verbs/chain.h"
+#include "transports/verbs/device.h"
+#include "transports/verbs/flight.h"
+#include "transports/verbs/message.h"
+
+namespace kvxfer::verbs {
+
+// A request's number says which queue pair of its peer it is of, and its position.
+inline constexpr unsigned kPositionBits = 56;
+inline std::uint64_t request_id(std::size_t pair, std::uint64_t position) noexcept {
+  return std::uint64_t{pair} << kPositionBits | position;
+}
+inline std::size_t pair_of(std::uint64_t id) noexcept {
+  return static_cast<std::size_t>(id >> kPositionBits);
+}
+inline std::uint64_t position_of(std::uint64_t id) noexcept {
+  return id & ((std::uint64_t{1} << kPositionBits) - 1);
+}
+
+class QueuePair {
+ public:
+  // What may be under way on it: whoever cancels waits for no more.
+  static constexpr std::uint64_t kMostNbytes = 4 * 1024 * 1024;
+  static constexpr std::size_t kMostChains = 32, kMostFlights = 64;
+
+  QueuePair(const Device& device, abi::QueuePair* pair, std::size_t index,
+            std::uint32_t first_packet) noexcept
+      : device_(&device), pair_(pair), index_(index), first_packet_(first_packet) {}
+  QueuePair(QueuePair&& other) noexcept = default;
+  QueuePair(const QueuePair&) = delete;
+
+  abi::QueuePair* raw() const noexcept { return pair_; }  // null: destroyed
+  PairAddress address() const noexcept { return {pair_->qp_num, first_packet_}; }
+
+  // ---- its states
+  Status init();
+  Status connect(const Message& theirs, const PortAddress& ours);
+  // What is posted is flushed; nothing of it lands any more once it has completed.
+  void reset() noexcept;
+  void destroy() noexcept;
+
+  // ---- requests
+  bool has_room() const noexcept {
+    return posted_ - completed_ < device_->num_requests() && marks_.size() < kMostChains &&
+           posted_nbytes_ - completed_nbytes_ < kMostNbytes;
+  }
+  bool is_drained() const noexcept { return posted_ == completed_; }
+  void begin(Chain& chain, std::uint32_t most) const noexcept;
+  std::uint64_t posted() const noexcept { return posted_; }
+  std::uint64_t completed() const noexcept { return completed_; }
+  // Of a chain that was begun here. Not ok: the device refused some of it, and all that was posted ends by reset().
+  Status post(Chain& chain);
+  void complete(std::uint64_t position) noexcept;
+
+  // ---- works, in the order of their requests; the last may have some to come
+  bool goes_on() const noexcept { return !flights.empty() && !flights.back().is_posted; }
+  bool can_begin() const noexcept { return !goes_on() && flights.size() < kMostFlights && has_room(); }
+  bool can_go_on() const noexcept { return goes_on() && has_room(); }
+  // All requests of the first have ended, and no more come.
+  bool has_landed() const noexcept {
+    return !flights.empty() && flights[0].is_posted && flights[0].end <= completed_;
+  }
+  Ring<Flight> flights;
+
+ private:
+  struct Mark { std::uint64_t end = 0, nbytes = 0; };  // of a chain: positions and bytes up to its end
+
+  const Device* device_;
+  abi::QueuePair* pair_;
+  std::size_t index_;
+  std::uint32_t first_packet_;
+  std::uint64_t posted_ = 0, completed_ = 0;  // positions
+  std::uint64_t posted_nbytes_ = 0, completed_nbytes_ = 0;
+  Ring<Mark> marks_;
+};
+
+// Those to one peer, with the completion queue that they share: what one peer does fills no other's.
+class QueuePairs {
+ public:
+  static Result<std::unique_ptr<QueuePairs>> create(std::shared_ptr<const Device> device);
+  ~QueuePairs();
+
+  std::size_t size() const noexcept { return pairs_.size(); }
+  QueuePair& operator[](std::size_t index) noexcept { return pairs_[index]; }
+  const QueuePair& operator[](std::size_t index) const noexcept { return pairs_[index]; }
+  auto begin() noexcept { return pairs_.begin(); }
+  auto end() noexcept { return pairs_.end(); }
+  auto begin() const noexcept { return pairs_.begin(); }
+  auto end() const noexcept { return pairs_.end(); }
+
+  // Our half of the hello.
+  void introduce(Message& hello) const;
+  // As many as the peer has, too; the others go.
+  Status connect(const Message& theirs);
+  void reset() noexcept;
+  // Afterwards the device touches nothing for them; what their works were stays here to be told.
+  void destroy() noexcept;
+  bool is_drained() const noexcept;
+  bool owns(const abi::AsyncEvent& event) const noexcept;
+
+  std::size_t poll(std::span<abi::WorkCompletion> completions) noexcept;
+  // The next completion is announced over the device's channel.
+  void arm() noexcept;
+
+ private:
+  explicit QueuePairs(std::shared_ptr<const Device> device) : device_(std::move(device)) {}
+  Status open();
+
+  const std::shared_ptr<const Device> device_;
+  PortAddress address_;
+  abi::CompletionQueue* cq_ = nullptr;
+  std::vector<QueuePair> pairs_;
+};
+
+}  // namespace kvxfer::verbs

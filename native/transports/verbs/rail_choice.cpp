@@ -1,0 +1,218 @@
+#include "transports/verbs/rail_choice.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "transports/verbs/sysfs.h"
+
+namespace kvxfer::verbs {
+namespace {
+
+bool is_channel_adapter(const Nic& nic) { return nic.node_type.empty() || nic.node_type.starts_with("1:"); }
+
+// What is said of it without its bond and its siblings.
+std::string why_not_up(const Port& port) {
+  if (port.state == PortState::kActive || port.state == PortState::kUnknown) return {};
+  std::string words = "its port is not active: " + port.state_words;
+  if (!port.physical_words.empty()) words += ", " + port.physical_words;
+  if (port.link_layer != LinkLayer::kEthernet) {
+    if (port.state == PortState::kInit || port.state == PortState::kArmed)
+      return words + "; no subnet manager has configured it, start one (opensm, or the switch's)";
+    return words + "; check its cable and what is at the other end";
+  }
+  const std::string device = port.net_device.empty() ? "its net device" : port.net_device;
+  return words + "; check its cable, and bring it up: ip link set " + device + " up";
+}
+
+// "0000:5e:00.0" and "0000:5e:00.1" are one card.
+std::string_view card_of(std::string_view address) { return address.substr(0, address.rfind('.')); }
+
+// Decides which ports are rails at all.
+class Judge {
+ public:
+  explicit Judge(const Topology& topology) : topology_(topology) {}
+
+  // "": it is one.
+  std::string why_not(const Nic& nic, const Port& port) const {
+    if (std::string why = why_not_itself(nic, port); !why.empty()) return why;
+    return why_not_beside_physical(nic);
+  }
+
+ private:
+  std::string why_not_itself(const Nic& nic, const Port& port) const {
+    if (!is_channel_adapter(nic)) {
+      const bool is_iwarp = nic.node_type.starts_with("4:");
+      return "it has no queue pairs that agents connect by themselves (node type " + nic.node_type +
+             (is_iwarp ? ", iWARP, which connects by rdma_cm alone)" : ")");
+    }
+    if (std::string why = why_not_up(port); !why.empty()) return why;
+    return why_not_in_bond(nic, port);
+  }
+
+  // A card whose two ports are bonded may have one device for both (RoCE LAG): that is a rail. Else each port has a
+  // device, and the switch may send what is for the bond's address to the port whose device does not know the queue
+  // pair; where one of them is active and the others wait, it has no choice.
+  std::string why_not_in_bond(const Nic& nic, const Port& port) const {
+    const Bond& bond = port.bond;
+    if (bond.name.empty() || bond.mode.empty()) return {};
+    const std::string_view own = nic.place.pci.address();
+    const bool is_one_card =
+        std::all_of(bond.member_addresses.begin(), bond.member_addresses.end(),
+                    [&](const std::string& address) { return card_of(address) == card_of(own); });
+    const auto num_devices =
+        std::count_if(topology_.nics.begin(), topology_.nics.end(), [&](const Nic& other) {
+          return std::count(bond.member_addresses.begin(), bond.member_addresses.end(),
+                            other.place.pci.address()) != 0;
+        });
+    if (is_one_card && num_devices == 1) return {};
+    const std::string part = "its net device " + port.net_device + " is a part of " + bond.name;
+    if (bond.mode != "active-backup")
+      return part + " (mode " + bond.mode +
+             "), whose bytes may arrive at another part; take it out of the bond, or bond the ports of one "
+             "card alone";
+    if (bond.active_member == port.net_device) return {};
+    return part + ", which uses " + (bond.active_member.empty() ? "another part" : bond.active_member) +
+           " now";
+  }
+
+  // They share a wire, which two rails would not make wider.
+  std::string why_not_beside_physical(const Nic& nic) const {
+    if (nic.physical_function.empty()) return {};
+    for (const Nic& other : topology_.nics) {
+      if (other.place.pci.address() != nic.physical_function) continue;
+      for (const Port& port : other.ports)
+        if (why_not_itself(other, port).empty())
+          return "it is a virtual function of " + other.name + ", which is a rail itself: they share a wire";
+    }
+    return {};
+  }
+
+  const Topology& topology_;
+};
+
+// A port that is a rail, and how far it is from some memory.
+struct Candidate {
+  const Nic* nic;
+  const Port* port;
+  Distance distance;
+  int node_distance;
+
+  auto nearness() const { return std::tuple(port->state == PortState::kUnknown, distance, node_distance); }
+  bool operator<(const Candidate& other) const {
+    if (nearness() != other.nearness()) return nearness() < other.nearness();
+    if (nic != other.nic) return sysfs::natural_less(nic->name, other.nic->name);
+    return port->number < other.port->number;
+  }
+};
+
+// Nearest first.
+std::vector<Candidate> candidates_for(const Topology& topology, const Place& memory) {
+  const Judge judge(topology);
+  std::vector<Candidate> candidates;
+  for (const Nic& nic : topology.nics) {
+    const Distance distance = distance_between(nic.place, memory);
+    const int node_distance =
+        distance == Distance::kSys ? topology.node_distance(memory.numa_node, nic.place.numa_node) : 0;
+    for (const Port& port : nic.ports)
+      if (judge.why_not(nic, port).empty()) candidates.push_back({&nic, &port, distance, node_distance});
+  }
+  std::sort(candidates.begin(), candidates.end());
+  return candidates;
+}
+
+std::vector<const Port*> near_ports(const std::vector<Candidate>& candidates) {
+  std::vector<const Port*> ports;
+  for (const Candidate& candidate : candidates)
+    if (candidate.nearness() == candidates.front().nearness()) ports.push_back(candidate.port);
+  return ports;
+}
+
+Place place_of(const Topology& topology, const MemoryPlace& memory) {
+  if (memory.gpu.empty()) return {{}, memory.numa_node};
+  const Gpu* const gpu = topology.find_gpu(memory.gpu);
+  return gpu == nullptr ? Place() : gpu->place;
+}
+
+std::size_t turn_of(const Topology& topology, const Gpu* own, const std::vector<const Port*>& near) {
+  std::size_t num_before = 0;
+  for (const Gpu& gpu : topology.gpus) {
+    if (&gpu == own) return num_before % near.size();
+    num_before += near_ports(candidates_for(topology, gpu.place)) == near;
+  }
+  return 0;
+}
+
+std::string node_words(int node) {
+  return node == kNoNode ? "a NUMA node that is not known" : "NUMA node " + std::to_string(node);
+}
+
+std::string why_there(const Topology& topology, const MemoryPlace& memory, const Candidate& candidate) {
+  const Place& place = candidate.nic->place;
+  const std::string what = memory.gpu.empty() ? "the memory" : "GPU " + pci_address(memory.gpu);
+  std::string words(name_of(candidate.distance));
+  if (candidate.distance <= Distance::kPhb)
+    words += ": " + std::string(meaning_of(candidate.distance)) + " between it and " + what;
+  else if (candidate.nic->is_software)
+    words += ": it is a software device, which lies nowhere";
+  else if (!memory.gpu.empty() && topology.find_gpu(memory.gpu) == nullptr)
+    words += ": " + what + " is not on the PCI bus that this process sees";
+  else if (candidate.distance == Distance::kNode)
+    words += ": it is on " + node_words(place.numa_node) + ", as " + what + " is";
+  else
+    words += ": it is on " + node_words(place.numa_node) + ", " + what + " on " +
+             node_words(place_of(topology, memory).numa_node);
+  if (candidate.port->state == PortState::kUnknown) words += "; the state of its port cannot be read";
+  return words;
+}
+
+}  // namespace
+
+RailChoice rails_for(const Topology& topology, const MemoryPlace& memory) {
+  RailChoice choice;
+  choice.left_out = left_out(topology);
+  const std::vector<Candidate> candidates = candidates_for(topology, place_of(topology, memory));
+  if (candidates.empty()) return choice;
+  const std::vector<const Port*> near = near_ports(candidates);
+  choice.num_near = near.size();
+  if (!memory.gpu.empty()) choice.turn = turn_of(topology, topology.find_gpu(memory.gpu), near);
+  for (const Candidate& candidate : candidates) {
+    const bool is_near = choice.rails.size() < choice.num_near;
+    std::string why = why_there(topology, memory, candidate);
+    if (!is_near) why += "; used when the nearer ones are lost";
+    choice.rails.push_back({candidate.nic->name, candidate.port->number, candidate.distance,
+                            candidate.node_distance, is_near, std::move(why)});
+  }
+  return choice;
+}
+
+std::vector<LeftOut> left_out(const Topology& topology) {
+  const Judge judge(topology);
+  std::vector<LeftOut> found;
+  for (const Nic& nic : topology.nics) {
+    if (nic.ports.empty())
+      found.push_back({nic.name, 0, "it has no ports that this process can see; run it with access to /sys"});
+    for (const Port& port : nic.ports)
+      if (std::string why = judge.why_not(nic, port); !why.empty())
+        found.push_back({nic.name, port.number, std::move(why)});
+  }
+  return found;
+}
+
+std::string why_no_rail(const Topology& topology) {
+  if (topology.nics.empty())
+    return "this machine has no RDMA device (/sys/class/infiniband is empty); load the driver of its NIC, "
+           "and "
+           "give "
+           "containers the device (docker run --device /dev/infiniband)";
+  if (!candidates_for(topology, {}).empty()) return {};
+  std::string words = "no RDMA device can be used: ";
+  const char* separator = "";
+  for (const LeftOut& left : left_out(topology)) {
+    words +=
+        separator + left.device + (left.port == 0 ? "" : ":" + std::to_string(left.port)) + ": " + left.why;
+    separator = ". ";
+  }
+  return words;
+}
+
+}  // namespace kvxfer::verbs

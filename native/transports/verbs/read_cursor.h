@@ -1,0 +1,99 @@
+// A place within a piece, from which its runs become READs as the device takes them.
+#pragma once
+
+#include <cstdint>
+
+#include "kvxfer/copy_program.h"
+#include "kvxfer/half_loop.h"
+#include "kvxfer/transport.h"
+#include "transports/verbs/chain.h"
+#include "transports/verbs/registration.h"
+
+namespace kvxfer::verbs {
+
+// The cells of copy_program.h run by run, of programs without conversions, resumable: a piece may have more runs than
+// a chain takes, and a run more bytes than a request. The move and the spans outlive the cursor.
+class ReadCursor {
+ public:
+  enum class Stop : std::uint8_t {
+    kDone,     // all of the piece is named
+    kFull,     // the chain is
+    kTired,    // as many runs were looked at as were allowed
+    kOutside,  // a run is in no span: outside() says at which end
+  };
+
+  ReadCursor() = default;
+  ReadCursor(const Move& move, std::uint32_t piece, const KeyedSpans& remote,
+             const KeyedSpans& local) noexcept
+      : move_(&move), piece_(move.grid.piece(piece)), remote_(&remote), local_(&local) {}
+
+  // Adds what comes next to the chain, and takes from `num_runs` what it looked at.
+  Stop advance(Chain& chain, std::uint32_t& num_runs) noexcept {
+    const CopyProgram& program = *move_->program;
+    for (; loop_ < program.loops.size(); ++loop_, pair_ = 0) {
+      const CopyLoop& loop = program.loops[loop_];
+      const std::uint32_t layer = piece_.layer - loop.first_layer;  // wraps below first_layer
+      if (layer >= loop.num_layers || loop.nbytes == 0) continue;
+      const std::uint32_t first = piece_.begin(loop.grain), num_pairs = piece_.end(loop.grain) - first;
+      for (; pair_ < num_pairs; ++pair_, i_ = 0) {
+        const Cell cell = cell_of(loop, program.units[loop.grain], layer, move_->src_ids[first + pair_],
+                                  move_->dst_ids[first + pair_]);
+        for (; i_ < loop.counts[0]; ++i_, j_ = 0)
+          for (; j_ < loop.counts[1]; ++j_, within_ = 0) {
+            const Stop stop =
+                add(chain, num_runs, cell.src + i_ * loop.src_strides[0] + j_ * loop.src_strides[1],
+                    cell.dst + i_ * loop.dst_strides[0] + j_ * loop.dst_strides[1], loop.nbytes);
+            if (stop != Stop::kDone) return stop;
+          }
+      }
+    }
+    return Stop::kDone;
+  }
+
+  // Of a run that was in no span.
+  Side outside() const noexcept { return outside_; }
+
+ private:
+  // What is left of a run.
+  Stop add(Chain& chain, std::uint32_t& num_runs, std::uint64_t src, std::uint64_t dst,
+           std::uint64_t nbytes) noexcept {
+    while (within_ < nbytes) {
+      if (num_runs == 0) return Stop::kTired;
+      --num_runs;
+      const std::uint64_t from = src + within_, to = dst + within_;
+      // Runs follow each other within a span, nearly always.
+      if (src_span_ == nullptr || !src_span_->contains(from)) {
+        src_span_ = remote_->find(from);
+        if (src_span_ == nullptr) return outside(Side::kSrc);
+      }
+      if (dst_span_ == nullptr || !dst_span_->contains(to)) {
+        dst_span_ = local_->find(to);
+        if (dst_span_ == nullptr) return outside(Side::kDst);
+      }
+      std::uint64_t num = nbytes - within_;
+      if (num > src_span_->end - from) num = src_span_->end - from;
+      if (num > dst_span_->end - to) num = dst_span_->end - to;
+      const std::uint64_t added =
+          chain.add(src_span_->address + (from - src_span_->offset), src_span_->key,
+                    dst_span_->address + (to - dst_span_->offset), dst_span_->key, num);
+      if (added == 0) return Stop::kFull;
+      within_ += added;
+    }
+    return Stop::kDone;
+  }
+  Stop outside(Side side) noexcept {
+    outside_ = side;
+    return Stop::kOutside;
+  }
+
+  const Move* move_ = nullptr;
+  Piece piece_;
+  const KeyedSpans *remote_ = nullptr, *local_ = nullptr;
+  const KeyedSpan *src_span_ = nullptr, *dst_span_ = nullptr;
+  std::size_t loop_ = 0;
+  std::uint32_t pair_ = 0, i_ = 0, j_ = 0;
+  std::uint64_t within_ = 0;  // bytes of the run that are named
+  Side outside_ = Side::kSrc;
+};
+
+}  // namespace kvxfer::verbs

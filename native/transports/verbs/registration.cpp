@@ -1,0 +1,150 @@
+#include "transports/verbs/registration.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace kvxfer::verbs {
+namespace {
+
+struct KeysHead {
+  std::array<char, 4> magic{'k', 'v', 'v', '1'};
+  std::uint32_t num = 0;
+};
+// Of a peer: little-endian, no padding.
+struct WireSpan {
+  std::uint64_t offset = 0, nbytes = 0, address = 0;
+  std::uint32_t key = 0, reserved = 0;
+};
+static_assert(sizeof(WireSpan) == 32);
+constexpr std::size_t kMostSpans = (kMaxKeyBytes - sizeof(KeysHead)) / sizeof(WireSpan);
+
+std::string in_words(std::uint64_t nbytes) {
+  if (nbytes < 1024 * 1024) return std::to_string(nbytes) + " bytes";
+  return std::to_string(nbytes >> 20) + " MiB";
+}
+
+// Why memory could not be registered, and what to do.
+Status refused(const Device& device, std::uint64_t nbytes, int error) {
+  const std::string what = "verbs: " + device.name() + " could not register " + in_words(nbytes);
+  if (error != ENOMEM && error != EAGAIN && error != EPERM)
+    return Status::from_errno(what + ": ibv_reg_mr", error);
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    return {Code::kExhausted,
+            what + ": this process may lock " + in_words(limit.rlim_cur) +
+                " of memory (RLIMIT_MEMLOCK): raise that by `ulimit -l unlimited`, in a unit of "
+                "systemd by LimitMEMLOCK=infinity, in a container by `--ulimit memlock=-1`"};
+  return {Code::kExhausted,
+          what +
+              ": the system has no memory for it, or the device no more registrations: register "
+              "fewer, larger regions"};
+}
+
+}  // namespace
+
+const KeyedSpan* KeyedSpans::find(std::uint64_t offset) const noexcept {
+  const auto after =
+      std::upper_bound(spans_.begin(), spans_.end(), offset,
+                       [](std::uint64_t at, const KeyedSpan& span) { return at < span.offset; });
+  if (after == spans_.begin() || !std::prev(after)->contains(offset)) return nullptr;
+  return &*std::prev(after);
+}
+
+Result<std::shared_ptr<const Registration>> Registration::create(std::shared_ptr<const Device> device,
+                                                                 const LocalRegion& region) {
+  const std::shared_ptr<Registration> made(new Registration(std::move(device)));
+  for (std::size_t i = 0; i < region.spans.size();) {
+    MemorySpan span = region.spans[i];
+    for (++i; i < region.spans.size() && region.spans[i].offset == span.offset + span.nbytes; ++i)
+      span.nbytes += region.spans[i].nbytes;
+    const std::uint64_t most =
+        std::max<std::uint64_t>(made->device_->most_registered_nbytes(), 4096) / 4096 * 4096;
+    for (std::uint64_t at = 0; at < span.nbytes; at += most)
+      if (Status added = made->add(region.base, span.offset + at, std::min(span.nbytes - at, most));
+          !added.ok())
+        return added;
+  }
+  if (made->regions_.size() > kMostSpans)
+    return Status(Code::kExhausted, "verbs: the region lies in " + std::to_string(made->regions_.size()) +
+                                        " spans, and peers can be told of " + std::to_string(kMostSpans) +
+                                        ": register fewer, larger tensors in one region");
+  return std::shared_ptr<const Registration>(made);
+}
+
+Registration::~Registration() {
+  for (abi::MemoryRegion* const region : regions_) device_->library().dereg_mr(region);
+}
+
+Status Registration::add(std::byte* base, std::uint64_t offset, std::uint64_t nbytes) {
+  regions_.reserve(regions_.size() + 1);
+  Result<abi::MemoryRegion*> added = add_to_device(base + offset, nbytes);
+  if (!added.ok()) return added.status();
+  regions_.push_back(added.value());
+  const auto address = reinterpret_cast<std::uintptr_t>(base + offset);
+  local_.push_back({offset, offset + nbytes, address, added.value()->lkey});
+  remote_.push_back({offset, offset + nbytes, address, added.value()->rkey});
+  return {};
+}
+
+Result<abi::MemoryRegion*> Registration::add_to_device(std::byte* memory, std::uint64_t nbytes) {
+  const Library& library = device_->library();
+  const auto reg = [&](unsigned access) {
+    if (device_->options().relaxed_ordering && library.reg_mr_iova2 != nullptr)
+      return library.reg_mr_iova2(device_->domain(), memory, nbytes, reinterpret_cast<std::uintptr_t>(memory),
+                                  access | abi::kRelaxedOrdering);
+    return library.reg_mr(device_->domain(), memory, nbytes, static_cast<int>(access));
+  };
+  abi::MemoryRegion* region = reg(abi::kRemoteRead | (writable_ ? abi::kLocalWrite : 0u));
+  if (region == nullptr && writable_ && (errno == EFAULT || errno == EACCES)) {
+    // Pages that this process may only read: peers may read them, too.
+    region = reg(abi::kRemoteRead);
+    if (region != nullptr) writable_ = false;
+  }
+  if (region == nullptr) return refused(*device_, nbytes, errno);
+  return region;
+}
+
+RegionKeys Registration::keys() const {
+  KeysHead head;
+  head.num = static_cast<std::uint32_t>(regions_.size());
+  RegionKeys out(sizeof head + regions_.size() * sizeof(WireSpan));
+  std::memcpy(out.data(), &head, sizeof head);
+  for (std::size_t i = 0; i < regions_.size(); ++i) {
+    const KeyedSpan& span = remote_.all()[i];
+    const WireSpan told{span.offset, span.end - span.offset, span.address, span.key, 0};
+    std::memcpy(out.data() + sizeof head + i * sizeof told, &told, sizeof told);
+  }
+  return out;
+}
+
+Result<KeyedSpans> spans_of(const RemoteRegion& region) {
+  const auto unlike = [](const char* what) {
+    return Status(Code::kUnsupported, std::string("its keys are not as this version writes them: ") + what);
+  };
+  KeysHead head;
+  if (region.keys.size() < sizeof head) return unlike("they are too short");
+  std::memcpy(&head, region.keys.data(), sizeof head);
+  if (head.magic != KeysHead().magic) return unlike("they are of another version");
+  if (head.num > kMostSpans || region.keys.size() != sizeof head + head.num * sizeof(WireSpan))
+    return unlike("their length is not that of their spans");
+  KeyedSpans spans;
+  std::uint64_t last_end = 0;
+  for (std::uint32_t i = 0; i < head.num; ++i) {
+    WireSpan told;
+    std::memcpy(&told, region.keys.data() + sizeof head + i * sizeof told, sizeof told);
+    std::uint64_t end, address_end;
+    if (told.nbytes == 0 || __builtin_add_overflow(told.offset, told.nbytes, &end) ||
+        __builtin_add_overflow(told.address, told.nbytes, &address_end) || told.offset < last_end)
+      return unlike("their spans do not ascend, or leave 64 bits");
+    spans.push_back({told.offset, end, told.address, told.key});
+    last_end = end;
+  }
+  return spans;
+}
+
+}  // namespace kvxfer::verbs

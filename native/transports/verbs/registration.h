@@ -1,0 +1,65 @@
+// Memory of ours as the device knows it, and memory of a peer's as it told us: spans, each under a key.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvxfer/transport.h"
+#include "transports/verbs/device.h"
+
+namespace kvxfer::verbs {
+
+// Bytes [offset, end) of a region, from its base, which the device reaches at `address` under `key`.
+struct KeyedSpan {
+  std::uint64_t offset, end, address;
+  std::uint32_t key;
+
+  bool contains(std::uint64_t at) const noexcept { return at - offset < end - offset; }  // wraps below offset
+};
+
+// Ascending, apart from each other.
+class KeyedSpans {
+ public:
+  void push_back(const KeyedSpan& span) { spans_.push_back(span); }
+  const std::vector<KeyedSpan>& all() const noexcept { return spans_; }
+  // Null: no span has that byte.
+  const KeyedSpan* find(std::uint64_t offset) const noexcept;
+
+ private:
+  std::vector<KeyedSpan> spans_;
+};
+
+// Registered for as long as this lives, which may be longer than the rail.
+class Registration {
+ public:
+  // As wide as spans allow: those that touch are one, up to what the device takes. kExhausted: this process may lock
+  // no more memory, in words with what raises the limit.
+  static Result<std::shared_ptr<const Registration>> create(std::shared_ptr<const Device> device,
+                                                            const LocalRegion& region);
+  ~Registration();
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+
+  const KeyedSpans& local() const noexcept { return local_; }  // with keys for requests of ours
+  const KeyedSpans& remote() const noexcept { return remote_; }  // for those of peers
+  RegionKeys keys() const;  // remote(), as it goes to peers
+  bool is_writable() const noexcept { return writable_; }
+
+ private:
+  explicit Registration(std::shared_ptr<const Device> device) : device_(std::move(device)) {}
+  Status add(std::byte* base, std::uint64_t offset, std::uint64_t nbytes);
+  Result<abi::MemoryRegion*> add_to_device(std::byte* memory, std::uint64_t nbytes);
+
+  const std::shared_ptr<const Device> device_;
+  std::vector<abi::MemoryRegion*> regions_;
+  KeyedSpans local_, remote_;
+  bool writable_ = true;
+};
+
+// What a peer told of its region, or in words why that is nothing to read by: every number of it is the peer's.
+Result<KeyedSpans> spans_of(const RemoteRegion& region);
+
+}  // namespace kvxfer::verbs

@@ -1,0 +1,88 @@
+#include "kvxfer/transport_kind.h"
+#include "transports/verbs/verbs_transport.h"
+
+namespace kvxfer {
+namespace {
+
+using Rails = std::vector<std::unique_ptr<Transport>>;
+
+constexpr TransportOption kOptions[] = {
+    {"devices", "names of RDMA devices with commas between them; empty: all with a port that is active", ""},
+    {"queue_pairs", "queue pairs of a rail to one peer, the fewer of both ends", std::int64_t{4}, 1,
+     verbs::kMostPairs},
+    {"send_queue", "requests under way on a queue pair", std::int64_t{256}, 16, 8192},
+    {"chain", "requests under one doorbell", std::int64_t{verbs::kMostChained}, 1, verbs::kMostChained},
+    {"scatter", "entries of a request's scatter list, of those that the device takes",
+     std::int64_t{verbs::kMostEntries}, 1, verbs::kMostEntries},
+    {"reads", "READs that a device has on the wire for a queue pair; 0: as many as it can", std::int64_t{0},
+     0, 255},
+    {"gid_index", "place of the port's GID in its table; -1: chosen", std::int64_t{-1}, -1, 255},
+    {"pkey_index", "place of the partition's key in the port's table", std::int64_t{0}, 0, 65535},
+    {"service_level", "service level of packets on InfiniBand", std::int64_t{0}, 0, 15},
+    {"traffic_class", "traffic class of packets on RoCE and between subnets", std::int64_t{0}, 0, 255},
+    {"hop_limit", "routers that packets may pass", std::int64_t{64}, 1, 255},
+    {"mtu", "bytes of a packet at most; 0: what the port is set to", std::int64_t{0}, 0, 4096},
+    {"timeout", "how long an acknowledgement is waited for: 4.096 us times two to this power",
+     std::int64_t{14}, 1, 31},
+    {"retries", "how often a packet is sent again before a rail is lost", std::int64_t{6}, 0, 6},
+    {"relaxed_ordering", "lets a device write pages in any order where it can", true},
+};
+
+verbs::Options options_of(const OptionValues& values) {
+  verbs::Options options;
+  options.devices = values.text("devices");
+  options.num_pairs = static_cast<std::uint32_t>(values.number("queue_pairs"));
+  options.num_requests = static_cast<std::uint32_t>(values.number("send_queue"));
+  options.num_chained = static_cast<std::uint32_t>(values.number("chain"));
+  options.num_entries = static_cast<std::uint32_t>(values.number("scatter"));
+  options.num_reads = static_cast<std::uint32_t>(values.number("reads"));
+  options.gid_index = static_cast<int>(values.number("gid_index"));
+  options.pkey_index = static_cast<std::uint16_t>(values.number("pkey_index"));
+  options.service_level = static_cast<std::uint8_t>(values.number("service_level"));
+  options.traffic_class = static_cast<std::uint8_t>(values.number("traffic_class"));
+  options.hop_limit = static_cast<std::uint8_t>(values.number("hop_limit"));
+  options.mtu = static_cast<std::uint32_t>(values.number("mtu"));
+  options.timeout = static_cast<std::uint8_t>(values.number("timeout"));
+  options.num_retries = static_cast<std::uint8_t>(values.number("retries"));
+  options.relaxed_ordering = values.flag("relaxed_ordering");
+  return options;
+}
+
+// A rail for each port that is active.
+Result<Rails> make(const RailParts& parts, const OptionValues& values) {
+  const Result<const verbs::Library*> library = verbs::Library::load();
+  if (!library.ok()) return library.status();
+  auto devices = verbs::Device::open_all(*library.value(), options_of(values));
+  if (!devices.ok()) return devices.status();
+  Rails rails;
+  for (std::shared_ptr<verbs::Device>& device : devices.value()) {
+    Result<std::unique_ptr<VerbsTransport>> made =
+        VerbsTransport::create(parts.reactor, parts.fences, std::move(device));
+    if (!made.ok()) return made.status();
+    rails.push_back(std::move(made).value());
+  }
+  return rails;
+}
+
+}  // namespace
+
+extern const TransportKind verbs_transport;
+constinit const TransportKind verbs_transport{
+    .name = "verbs",
+    .purpose = "moves pages between hosts by RDMA: the destination's NIC reads the source's memory",
+    .remedy =
+        "it needs a device that RDMA verbs drive (InfiniBand, RoCE), libibverbs with the device's driver, "
+        "and the "
+        "right to lock memory: ulimit -l unlimited",
+    .options = kOptions,
+    .memory = MemoryKind::kHost,
+    .reach = Reach::kNetwork,
+    .socket = RailSocket::kTcp,
+    .rank = 2,
+    .is_partial = true,  // memory that cannot be locked, and programs that convert, go over another
+    .is_default = false,  // for agents that name it, until it has run on more than Soft-RoCE
+    .why_off = [](const std::vector<GpuPart>&) { return verbs::Library::why_off(); },
+    .make = make,
+};
+
+}  // namespace kvxfer

@@ -1,0 +1,141 @@
+// A rail over one port of an RDMA NIC: the destination READs the source's pages, and the source's processor takes no
+// part.
+//
+// The rail's socket carries where queue pairs are (message.h), never pages, and its end is the rail's. Its parts:
+//   Device        the port, opened
+//   Registration  memory of a region, as the device and peers know it
+//   QueuePairs    connections to one peer, and works whose requests are under way on each (Flight)
+//   ReadCursor    the runs of a piece, as READs in a Chain under one doorbell
+//   FenceWords    the source's fence, READ once all of a transfer has landed
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kvxfer/transport.h"
+#include "transports/common/rail_peers.h"
+#include "transports/verbs/alarm.h"
+#include "transports/verbs/fence_words.h"
+#include "transports/verbs/message.h"
+#include "transports/verbs/queue_pair.h"
+
+namespace kvxfer {
+
+namespace verbs {
+
+struct Peer : RailPeer<Message> {
+  Peer(PeerId number, UniqueFd socket, const ConnectInfo& info, std::unique_ptr<QueuePairs> its)
+      : RailPeer(number, std::move(socket), info), pairs(std::move(its)) {}
+
+  std::unique_ptr<QueuePairs> pairs;  // null: the rail is down, and nothing of it is under way
+  std::unordered_map<RegionId, std::shared_ptr<const KeyedSpans>> regions;
+  KeyedSpan fences{};  // its words, those of the session
+  std::size_t turn = 0;  // in pairs
+  bool is_flying = false;  // requests are under way
+  bool gone = false;  // disconnected: forgotten once nothing is under way
+  // By when what was stopped should have ended; it stands in the list of those that are watched.
+  std::optional<Alarm::Clock::time_point> due;
+};
+
+}  // namespace verbs
+
+class VerbsTransport final : public RailPeers<verbs::Peer> {
+ public:
+  static Result<std::unique_ptr<VerbsTransport>> create(Reactor& reactor, const FenceTable& fences,
+                                                        std::shared_ptr<verbs::Device> device);
+  ~VerbsTransport() override;
+
+  Capabilities capabilities() const noexcept override;
+  bool prepares() const noexcept override { return true; }
+  Result<Pinned> prepare(const LocalRegion& region) override;
+  Result<RegionKeys> register_memory(const LocalRegion& region) override {
+    return register_memory(region, nullptr);
+  }
+  Result<RegionKeys> register_memory(const LocalRegion& region, const Pinned& pinned) override;
+  void deregister_memory(RegionId region) noexcept override;
+  Result<PeerId> connect(UniqueFd socket, const ConnectInfo& info) override;
+  Status attach(PeerId peer, const RemoteRegion& region) override;
+  void detach(PeerId peer, RegionId region) noexcept override;
+  std::size_t poll(std::span<Completion> completions) noexcept override;
+  bool busy() const noexcept override;
+  bool wants_poll() const noexcept override;
+  bool arm() noexcept override;
+
+ private:
+  using Peer = verbs::Peer;
+  using Clock = verbs::Alarm::Clock;
+  // Of the device, that something can be read.
+  struct Bell final : Reactor::Handler {
+    Bell(VerbsTransport& owner, void (VerbsTransport::*its)()) : rail(owner), ring(its) {}
+    void on_ready(std::uint32_t) override { (rail.*ring)(); }
+    VerbsTransport& rail;
+    void (VerbsTransport::* const ring)();
+  };
+
+  VerbsTransport(Reactor& reactor, std::shared_ptr<verbs::Device> device, std::unique_ptr<verbs::Alarm> alarm,
+                 std::unique_ptr<verbs::FenceWords> fences);
+  Status listen();
+
+  void greet(Peer& peer) override;
+  Status on_hello(Peer& peer, const verbs::Message& message, UniqueFd fd) override;
+  Status on_message(Peer& peer, const verbs::Message& message, UniqueFd fd) override;
+  bool is_up_with_hello() const noexcept override { return false; }
+  void on_down(Peer& peer) override;
+  void forget(Peer& peer) noexcept override;
+  bool can_run(const Peer& peer, const Work& work) const noexcept override;
+  bool can_go_on(const Peer& peer) const noexcept override;
+  void stop_shared(WorkId work) noexcept override;
+  void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
+
+  // ---- requests go out
+  void post_some() noexcept;
+  void post_chain(Peer& peer, verbs::QueuePair& pair, std::uint32_t& num_runs);
+  // False: that work has ended at once.
+  bool begin(Peer& peer, verbs::QueuePair& pair, std::size_t at);
+  Status prepare_flight(Peer& peer, verbs::Flight& flight);
+  verbs::ReadCursor::Stop add_requests(Peer& peer, verbs::Flight& flight, std::uint32_t& num_runs);
+
+  // ---- and come back
+  bool reap() noexcept;  // whether something came
+  bool reap(Peer& peer);
+  void land(Peer& peer) noexcept;  // works whose requests have ended
+  void land(Peer& peer, verbs::Flight& flight) noexcept;
+  void settle(Peer& peer) noexcept;  // which may be gone then
+  void end_requests(Peer& peer) noexcept;  // likewise
+  void let_go(Peer& peer) noexcept;
+
+  // ---- in time
+  void watch(Peer& peer, Clock::time_point due) noexcept;
+  void unwatch(Peer& peer) noexcept;
+  void look_at_clock() noexcept;
+  void look_at_clock(Peer& peer, Clock::time_point now) noexcept;
+
+  // ---- what the device announces
+  void on_completion_event();
+  void on_device_event();
+  void on_device_event(const verbs::abi::AsyncEvent& event);
+  void fail_all(const std::string& why);
+
+  Reactor& reactor_;
+  const std::shared_ptr<verbs::Device> device_;
+  std::unordered_map<RegionId, std::shared_ptr<const verbs::Registration>> registered_;
+  std::unique_ptr<verbs::FenceWords> fences_;
+  std::unique_ptr<verbs::Alarm> alarm_;
+  verbs::Chain chain_;
+  Bell completions_{*this, &VerbsTransport::on_completion_event};
+  Bell events_{*this, &VerbsTransport::on_device_event};
+  std::vector<Peer*> flying_;  // with requests under way
+  std::vector<Peer*> watched_;  // with a time by which something should have ended
+  bool armed_ = false;  // whatever completes next of those that fly is announced
+  bool is_dead_ = false;  // the device, which no event brings back
+  std::string lost_why_;  // of the device, or of its port; empty while it works
+};
+
+}  // namespace kvxfer

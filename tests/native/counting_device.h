@@ -1,0 +1,836 @@
+// A stand-in for libibverbs in one process: NICs on one network behind the library's table of functions, which check
+// what they are asked as hardware does (states, keys, bounds, queue lengths), count it, and move bytes when they are
+// polled, as many as the seed says. So requests are under way for a while, and nothing is timed.
+//
+// A device whose completion queue is armed goes on by itself until one completion has come, and announces it. What may
+// not be asked of the library (an object that still has others, an event that was not acknowledged) is a failure of
+// the test.
+#pragma once
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "transports/verbs/library.h"
+
+namespace counting_device {
+
+namespace abi = kvxfer::verbs::abi;
+using kvxfer::verbs::GidType;
+using kvxfer::verbs::Library;
+
+struct Limits {
+  int num_devices = 2, num_ports = 1;
+  int max_sge = 16, max_sge_rd = 0, max_qp_wr = 4096, max_qp = 4096, max_reads = 16;
+  std::uint64_t max_mr_nbytes = std::uint64_t{1} << 40;
+  std::uint64_t most_registered_nbytes = UINT64_MAX;  // in all; more is ENOMEM
+  abi::LinkLayer link = abi::LinkLayer::kEthernet;
+  bool at_once = false;  // a poll does all that is posted
+};
+
+struct Counts {
+  std::uint64_t requests = 0, doorbells = 0, signalled = 0, entries = 0, nbytes = 0, longest_chain = 0;
+  std::uint64_t largest_chain_nbytes = 0, completions = 0, notifications = 0;
+};
+
+class Fabric {
+  struct Context;
+  struct Queue;
+  struct Pair;
+  template <class Body>
+  auto locked(Body&& body) const {
+    const std::lock_guard lock(mutex_);
+    return body();
+  }
+
+ public:
+  // From now on libibverbs is this, until it ends. One at a time.
+  explicit Fabric(const Limits& limits = {}, std::uint64_t seed = check::seed());
+  ~Fabric();
+  Fabric(const Fabric&) = delete;
+  Fabric& operator=(const Fabric&) = delete;
+
+  static const Library& library();
+
+  Counts counts() const {
+    return locked([this] { return counts_; });
+  }
+  void forget_counts() {
+    locked([this] { counts_ = {}; });
+  }
+
+  // ---- faults
+  // Nothing moves while it is held, on all devices or on one; what is flushed is told all the same.
+  void hold(bool held, int device = -1);
+  // No flush is told either.
+  void hold_flushes(bool held);
+  // The request after so many more on any queue pair ends with that.
+  void fail(abi::WorkStatus status, std::uint64_t after = 0) {
+    locked([&] { failure_ = {{status, after}}; });
+  }
+  // The next doorbell is refused from that request on.
+  void refuse(std::uint64_t from, int error) {
+    locked([&] { refusal_ = {{from, error}}; });
+  }
+  void announce(int device, abi::EventKind kind);  // of its ports
+  void set_port(int device, bool active);
+  void limit_registered(std::uint64_t nbytes) {
+    locked([&] { limits_.most_registered_nbytes = nbytes; });
+  }
+  void refuse_writable(bool refused) {  // memory may only be read: EFAULT where it is to be written
+    locked([&] { refuses_writable_ = refused; });
+  }
+  std::size_t num_pairs() const {
+    return locked([this] { return pairs_.size(); });
+  }
+  std::size_t num_regions() const {
+    return locked([this] { return regions_.size(); });
+  }
+  std::uint64_t num_under_way() const;
+
+ private:
+  struct Nic {
+    int index = 0;
+    std::string name;
+    bool active = true, held = false;
+    std::set<Context*> contexts;
+  };
+  struct Context : abi::Context {
+    Nic* nic = nullptr;
+    std::deque<abi::AsyncEvent> events;
+    std::size_t num_objects = 0;
+  };
+  struct Channel : abi::CompletionChannel { std::deque<Queue*> events; };
+  struct Domain : abi::ProtectionDomain { std::size_t num_objects = 0; };
+  struct Queue : abi::CompletionQueue {
+    std::deque<abi::WorkCompletion> entries;
+    std::vector<Pair*> pairs;
+    bool armed = false;
+    std::size_t num_unacknowledged = 0;
+  };
+  struct Request {
+    std::uint64_t id, address;
+    unsigned flags;
+    std::uint32_t rkey;
+    std::vector<abi::ScatterEntry> entries;
+    bool began = false;  // some of its bytes have landed
+  };
+  struct Pair : abi::QueuePair {
+    abi::QueuePairCapacity capacity{};
+    abi::QueuePairAttributes attributes{};
+    std::deque<Request> requests;
+    std::deque<std::uint64_t> slots;  // of requests whose end has not been seen by a poll
+    Nic* nic = nullptr;
+  };
+
+  static Fabric*& current() {
+    static Fabric* the_fabric = nullptr;
+    return the_fabric;
+  }
+  static Fabric& self() { return *current(); }
+  static void misuse(const std::string& what) { check::fail(__FILE__, __LINE__, "counting device: " + what); }
+
+  // ---- the library's functions
+  static abi::Device** get_device_list(int* num);
+  static void free_device_list(abi::Device** list) { delete[] list; }
+  static const char* get_device_name(abi::Device* device) {
+    return reinterpret_cast<Nic*>(device)->name.c_str();
+  }
+  static abi::Context* open_device(abi::Device* device);
+  static int close_device(abi::Context* context);
+  static int query_device(abi::Context* context, abi::DeviceAttributes* attributes);
+  static int query_port(abi::Context* context, std::uint8_t port, abi::PortAttributes* attributes);
+  static int query_gid(abi::Context* context, std::uint8_t port, int index, abi::Gid* gid);
+  static GidType gid_type(const char*, std::uint8_t, int index) {
+    return index == 0 ? GidType::kRoceV1 : GidType::kRoceV2;
+  }
+  static abi::ProtectionDomain* alloc_pd(abi::Context* context);
+  static int dealloc_pd(abi::ProtectionDomain* domain);
+  static abi::MemoryRegion* reg_mr(abi::ProtectionDomain* domain, void* address, std::size_t nbytes,
+                                   int access);
+  static abi::MemoryRegion* reg_mr_iova2(abi::ProtectionDomain* domain, void* address, std::size_t nbytes,
+                                         std::uint64_t iova, unsigned access);
+  static int dereg_mr(abi::MemoryRegion* region);
+  static abi::CompletionChannel* create_comp_channel(abi::Context* context);
+  static int destroy_comp_channel(abi::CompletionChannel* channel);
+  static abi::CompletionQueue* create_cq(abi::Context* context, int num_entries, void* cq_context,
+                                         abi::CompletionChannel* channel, int vector);
+  static int destroy_cq(abi::CompletionQueue* queue);
+  static int get_cq_event(abi::CompletionChannel* channel, abi::CompletionQueue** queue, void** cq_context);
+  static void ack_cq_events(abi::CompletionQueue* queue, unsigned num);
+  static abi::QueuePair* create_qp(abi::ProtectionDomain* domain, abi::QueuePairInit* init);
+  static int modify_qp(abi::QueuePair* pair, abi::QueuePairAttributes* attributes, int mask);
+  static int destroy_qp(abi::QueuePair* pair);
+  static int get_async_event(abi::Context* context, abi::AsyncEvent* event);
+  static void ack_async_event(abi::AsyncEvent*) {}
+  static const char* wc_status_str(abi::WorkStatus status);
+  static const char* event_type_str(abi::EventKind kind);
+  static int poll_cq(abi::CompletionQueue* queue, int num, abi::WorkCompletion* completions);
+  static int req_notify_cq(abi::CompletionQueue* queue, int solicited_only);
+  static int post_send(abi::QueuePair* pair, abi::SendRequest* requests, abi::SendRequest** refused);
+
+  // ---- with the lock
+  static void ring(int fd) {
+    const std::uint64_t one = 1;
+    static_cast<void>(!::write(fd, &one, sizeof one));
+  }
+  static bool hear(int fd) {
+    std::uint64_t one;
+    return ::read(fd, &one, sizeof one) == sizeof one;
+  }
+  bool is_held(const Pair& pair) const { return held_ || pair.nic->held; }
+  bool can_move(const Pair& pair) const {
+    if (pair.requests.empty()) return false;
+    if (pair.state == abi::QueuePairState::kError) return !flushes_held_;
+    return pair.state == abi::QueuePairState::kReadyToSend && !is_held(pair);
+  }
+  static void land(const Request& request, const std::byte* from, bool half);
+  void move_one(Pair& pair);
+  void move_some(Queue& queue);
+  void go_on_while_armed(Queue& queue);
+  void go_on() {
+    for (const auto& [number, pair] : pairs_) go_on_while_armed(*static_cast<Queue*>(pair->send_cq));
+  }
+  void complete(Pair& pair, const Request& request, abi::WorkStatus status);
+  std::optional<abi::WorkStatus> judge(const Pair& pair, const Request& request, const std::byte** from);
+  void tell(Nic& nic, const abi::AsyncEvent& event);
+  abi::MemoryRegion* add_region(abi::ProtectionDomain* domain, void* address, std::size_t nbytes,
+                                unsigned access);
+  Pair* find(std::uint32_t number) {
+    const auto found = pairs_.find(number);
+    return found == pairs_.end() ? nullptr : found->second;
+  }
+
+  mutable std::mutex mutex_;
+  Limits limits_;
+  check::Random random_;
+  Counts counts_;
+  std::vector<std::unique_ptr<Nic>> nics_;
+  std::map<std::uint32_t, Pair*> pairs_;  // by number
+  std::map<std::uint32_t, std::pair<abi::MemoryRegion*, unsigned>> regions_;  // by key, with their access
+  std::uint32_t next_key_ = 0x100, next_pair_ = 17;
+  std::uint64_t registered_nbytes_ = 0;
+  bool held_ = false, flushes_held_ = false, refuses_writable_ = false;
+  std::optional<std::pair<abi::WorkStatus, std::uint64_t>> failure_;
+  std::optional<std::pair<std::uint64_t, int>> refusal_;
+};
+
+// ---- of the fabric ------------------------------------------------------------------------------
+
+inline Fabric::Fabric(const Limits& limits, std::uint64_t seed) : limits_(limits), random_(seed) {
+  for (int i = 0; i < limits.num_devices; ++i) {
+    nics_.push_back(std::make_unique<Nic>());
+    nics_.back()->index = i;
+    nics_.back()->name = "nic" + std::to_string(i);
+  }
+  current() = this;
+  Library::replace(&library());
+}
+
+inline Fabric::~Fabric() {
+  Library::replace(nullptr);
+  if (!pairs_.empty() || !regions_.empty()) misuse("queue pairs or registrations are left");
+  for (const auto& nic : nics_)
+    if (!nic->contexts.empty()) misuse("a device is left open");
+  current() = nullptr;
+}
+
+inline const Library& Fabric::library() {
+  static const Library table = {get_device_list,
+                                free_device_list,
+                                get_device_name,
+                                open_device,
+                                close_device,
+                                query_device,
+                                query_port,
+                                query_gid,
+                                alloc_pd,
+                                dealloc_pd,
+                                reg_mr,
+                                reg_mr_iova2,
+                                dereg_mr,
+                                create_comp_channel,
+                                destroy_comp_channel,
+                                create_cq,
+                                destroy_cq,
+                                get_cq_event,
+                                ack_cq_events,
+                                create_qp,
+                                modify_qp,
+                                destroy_qp,
+                                get_async_event,
+                                ack_async_event,
+                                wc_status_str,
+                                event_type_str,
+                                gid_type};
+  return table;
+}
+
+inline void Fabric::hold(bool held, int device) {
+  locked([&] {
+    (device < 0 ? held_ : nics_[static_cast<std::size_t>(device)]->held) = held;
+    go_on();
+  });
+}
+
+inline void Fabric::hold_flushes(bool held) {
+  locked([&] {
+    flushes_held_ = held;
+    go_on();
+  });
+}
+
+inline void Fabric::announce(int device, abi::EventKind kind) {
+  locked([&] {
+    abi::AsyncEvent event{};
+    event.kind = kind;
+    event.element.port_num = 1;
+    tell(*nics_[static_cast<std::size_t>(device)], event);
+  });
+}
+
+inline void Fabric::set_port(int device, bool active) {
+  locked([&] { nics_[static_cast<std::size_t>(device)]->active = active; });
+  announce(device, active ? abi::EventKind::kPortActive : abi::EventKind::kPortError);
+}
+
+inline std::uint64_t Fabric::num_under_way() const {
+  return locked([this] {
+    std::uint64_t num = 0;
+    for (const auto& [number, pair] : pairs_) num += pair->requests.size();
+    return num;
+  });
+}
+
+inline void Fabric::tell(Nic& nic, const abi::AsyncEvent& event) {
+  for (Context* context : nic.contexts) {
+    context->events.push_back(event);
+    ring(context->async_fd);
+  }
+}
+
+// ---- devices ------------------------------------------------------------------------------------
+
+inline abi::Device** Fabric::get_device_list(int* num) {
+  auto** const list = new abi::Device*[self().nics_.size() + 1]();
+  for (std::size_t i = 0; i < self().nics_.size(); ++i)
+    list[i] = reinterpret_cast<abi::Device*>(self().nics_[i].get());
+  *num = static_cast<int>(self().nics_.size());
+  return list;
+}
+
+inline abi::Context* Fabric::open_device(abi::Device* device) {
+  auto* const context = new Context();
+  context->device = device;
+  context->nic = reinterpret_cast<Nic*>(device);
+  context->operations.poll_cq = poll_cq;
+  context->operations.req_notify_cq = req_notify_cq;
+  context->operations.post_send = post_send;
+  context->async_fd = ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
+  self().locked([&] { context->nic->contexts.insert(context); });
+  return context;
+}
+
+inline int Fabric::close_device(abi::Context* of) {
+  auto* const context = static_cast<Context*>(of);
+  if (context->num_objects != 0) misuse("a device is closed that has something left");
+  self().locked([&] { context->nic->contexts.erase(context); });
+  ::close(context->async_fd);
+  delete context;
+  return 0;
+}
+
+inline int Fabric::query_device(abi::Context*, abi::DeviceAttributes* attributes) {
+  const Limits& limits = self().limits_;
+  *attributes = {};
+  attributes->max_mr_size = limits.max_mr_nbytes;
+  attributes->max_qp = limits.max_qp;
+  attributes->max_qp_wr = limits.max_qp_wr;
+  attributes->max_sge = limits.max_sge;
+  attributes->max_sge_rd = limits.max_sge_rd;
+  attributes->max_cqe = 1 << 22;
+  attributes->max_qp_rd_atom = attributes->max_qp_init_rd_atom = limits.max_reads;
+  attributes->phys_port_cnt = static_cast<std::uint8_t>(limits.num_ports);
+  return 0;
+}
+
+inline int Fabric::query_port(abi::Context* of, std::uint8_t port, abi::PortAttributes* attributes) {
+  if (port == 0 || port > self().limits_.num_ports) return EINVAL;
+  return self().locked([&] {
+    *attributes = {};
+    attributes->state = static_cast<Context*>(of)->nic->active ? abi::PortState::kActive : abi::PortState(1);
+    attributes->max_mtu = abi::Mtu::k4096;
+    attributes->active_mtu = abi::Mtu::k1024;
+    attributes->gid_tbl_len = 3;
+    attributes->max_msg_sz = 1u << 31;
+    attributes->link_layer = self().limits_.link;
+    attributes->lid = static_cast<std::uint16_t>(static_cast<Context*>(of)->nic->index + 1);
+    return 0;
+  });
+}
+
+inline int Fabric::query_gid(abi::Context* of, std::uint8_t, int index, abi::Gid* gid) {
+  *gid = {};
+  const int number = static_cast<Context*>(of)->nic->index + 1;
+  if (index < 2) {
+    gid->raw[0] = 0xfe;
+    gid->raw[1] = 0x80;
+  } else {
+    gid->raw[10] = gid->raw[11] = 0xff;
+    gid->raw[12] = 10;
+  }
+  gid->raw[15] = static_cast<std::uint8_t>(number);
+  return index < 3 ? 0 : EINVAL;
+}
+
+inline abi::ProtectionDomain* Fabric::alloc_pd(abi::Context* context) {
+  auto* const domain = new Domain();
+  domain->context = context;
+  ++static_cast<Context*>(context)->num_objects;
+  return domain;
+}
+
+inline int Fabric::dealloc_pd(abi::ProtectionDomain* of) {
+  auto* const domain = static_cast<Domain*>(of);
+  if (domain->num_objects != 0) misuse("a protection domain ends that has something left");
+  --static_cast<Context*>(domain->context)->num_objects;
+  delete domain;
+  return 0;
+}
+
+// ---- memory -------------------------------------------------------------------------------------
+
+inline abi::MemoryRegion* Fabric::add_region(abi::ProtectionDomain* domain, void* address, std::size_t nbytes,
+                                             unsigned access) {
+  return locked([&]() -> abi::MemoryRegion* {
+    errno = 0;
+    if (nbytes == 0 || nbytes > limits_.max_mr_nbytes) errno = EINVAL;
+    if (registered_nbytes_ + nbytes > limits_.most_registered_nbytes) errno = ENOMEM;
+    if (refuses_writable_ && (access & abi::kLocalWrite) != 0) errno = EFAULT;
+    if (errno != 0) return nullptr;
+    auto* const region =
+        new abi::MemoryRegion{domain->context, domain, address, nbytes, 0, next_key_, next_key_ + 1};
+    next_key_ += 1 + static_cast<std::uint32_t>(random_.between(1, 9));
+    registered_nbytes_ += nbytes;
+    regions_[region->lkey] = regions_[region->rkey] = {region, access};
+    next_key_ += 1;
+    ++static_cast<Domain*>(domain)->num_objects;
+    return region;
+  });
+}
+
+inline abi::MemoryRegion* Fabric::reg_mr(abi::ProtectionDomain* domain, void* address, std::size_t nbytes,
+                                         int access) {
+  return self().add_region(domain, address, nbytes, static_cast<unsigned>(access));
+}
+
+inline abi::MemoryRegion* Fabric::reg_mr_iova2(abi::ProtectionDomain* domain, void* address,
+                                               std::size_t nbytes, std::uint64_t iova, unsigned access) {
+  if (iova != reinterpret_cast<std::uintptr_t>(address))
+    misuse("a registration at another address than its memory's");
+  return self().add_region(domain, address, nbytes, access);
+}
+
+inline int Fabric::dereg_mr(abi::MemoryRegion* region) {
+  self().locked([&] {
+    self().regions_.erase(region->lkey);
+    self().regions_.erase(region->rkey);
+    self().registered_nbytes_ -= region->length;
+    --static_cast<Domain*>(region->domain)->num_objects;
+  });
+  delete region;
+  return 0;
+}
+
+// ---- completions --------------------------------------------------------------------------------
+
+inline abi::CompletionChannel* Fabric::create_comp_channel(abi::Context* context) {
+  auto* const channel = new Channel();
+  channel->context = context;
+  channel->fd = ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
+  ++static_cast<Context*>(context)->num_objects;
+  return channel;
+}
+
+inline int Fabric::destroy_comp_channel(abi::CompletionChannel* of) {
+  auto* const channel = static_cast<Channel*>(of);
+  if (channel->refcnt != 0) misuse("a channel ends that has completion queues");
+  --static_cast<Context*>(channel->context)->num_objects;
+  ::close(channel->fd);
+  delete channel;
+  return 0;
+}
+
+inline abi::CompletionQueue* Fabric::create_cq(abi::Context* context, int num_entries, void* cq_context,
+                                               abi::CompletionChannel* channel, int) {
+  auto* const queue = new Queue();
+  queue->context = context;
+  queue->channel = channel;
+  queue->cq_context = cq_context;
+  queue->cqe = num_entries;
+  ++channel->refcnt;
+  ++static_cast<Context*>(context)->num_objects;
+  return queue;
+}
+
+inline int Fabric::destroy_cq(abi::CompletionQueue* of) {
+  auto* const queue = static_cast<Queue*>(of);
+  self().locked([&] {
+    if (!queue->pairs.empty()) misuse("a completion queue ends that has queue pairs");
+    if (queue->num_unacknowledged != 0)
+      misuse("a completion queue ends whose events were not acknowledged: it hangs");
+    auto* const channel = static_cast<Channel*>(queue->channel);
+    const auto gone = std::erase(channel->events, queue);
+    for (std::size_t i = 0; i < gone; ++i) hear(channel->fd);
+    --channel->refcnt;
+    --static_cast<Context*>(queue->context)->num_objects;
+  });
+  delete queue;
+  return 0;
+}
+
+inline int Fabric::get_cq_event(abi::CompletionChannel* of, abi::CompletionQueue** queue, void** cq_context) {
+  auto* const channel = static_cast<Channel*>(of);
+  return self().locked([&] {
+    if (channel->events.empty() || !hear(channel->fd)) {
+      errno = EAGAIN;
+      return -1;
+    }
+    Queue* const told = channel->events.front();
+    channel->events.pop_front();
+    ++told->num_unacknowledged;
+    *queue = told;
+    *cq_context = told->cq_context;
+    return 0;
+  });
+}
+
+inline void Fabric::ack_cq_events(abi::CompletionQueue* queue, unsigned num) {
+  self().locked([&] { static_cast<Queue*>(queue)->num_unacknowledged -= num; });
+}
+
+inline int Fabric::get_async_event(abi::Context* of, abi::AsyncEvent* event) {
+  auto* const context = static_cast<Context*>(of);
+  return self().locked([&] {
+    if (context->events.empty() || !hear(context->async_fd)) {
+      errno = EAGAIN;
+      return -1;
+    }
+    *event = context->events.front();
+    context->events.pop_front();
+    return 0;
+  });
+}
+
+inline const char* Fabric::wc_status_str(abi::WorkStatus status) {
+  switch (status) {
+    case abi::WorkStatus::kSuccess: return "success";
+    case abi::WorkStatus::kLocalProtection: return "local protection error";
+    case abi::WorkStatus::kFlushed: return "Work Request Flushed Error";
+    case abi::WorkStatus::kRemoteAccess: return "remote access error";
+    case abi::WorkStatus::kRetriesExceeded: return "transport retry counter exceeded";
+    default: return "some other error";
+  }
+}
+
+inline const char* Fabric::event_type_str(abi::EventKind kind) {
+  switch (kind) {
+    case abi::EventKind::kPortError: return "port error";
+    case abi::EventKind::kDeviceFatal: return "local catastrophic error";
+    case abi::EventKind::kQpAccessError: return "local access violation work queue error";
+    default: return "some other event";
+  }
+}
+
+// ---- queue pairs --------------------------------------------------------------------------------
+
+inline abi::QueuePair* Fabric::create_qp(abi::ProtectionDomain* domain, abi::QueuePairInit* init) {
+  Fabric& fabric = self();
+  return fabric.locked([&]() -> abi::QueuePair* {
+    const Limits& limits = fabric.limits_;
+    const auto& wished = init->capacity;
+    errno = 0;
+    if (init->qp_type != abi::kReliableConnection ||
+        wished.max_send_wr > static_cast<unsigned>(limits.max_qp_wr) ||
+        wished.max_send_sge > static_cast<unsigned>(limits.max_sge))
+      errno = EINVAL;
+    if (fabric.pairs_.size() >= static_cast<std::size_t>(limits.max_qp)) errno = ENOMEM;
+    if (errno != 0) return nullptr;
+    auto* const pair = new Pair();
+    pair->context = domain->context;
+    pair->domain = domain;
+    pair->send_cq = init->send_cq;
+    pair->recv_cq = init->recv_cq;
+    pair->capacity = wished;
+    pair->qp_type = init->qp_type;
+    pair->nic = static_cast<Context*>(domain->context)->nic;
+    pair->qp_num = fabric.next_pair_;
+    fabric.next_pair_ += static_cast<std::uint32_t>(fabric.random_.between(1, 5));
+    fabric.pairs_[pair->qp_num] = pair;
+    static_cast<Queue*>(pair->send_cq)->pairs.push_back(pair);
+    ++static_cast<Domain*>(domain)->num_objects;
+    return pair;
+  });
+}
+
+inline int Fabric::modify_qp(abi::QueuePair* of, abi::QueuePairAttributes* attributes, int mask) {
+  using State = abi::QueuePairState;
+  auto* const pair = static_cast<Pair*>(of);
+  Fabric& fabric = self();
+  return fabric.locked([&] {
+    const auto needs = [&](int all) { return (mask & all) == all; };
+    if (!needs(abi::kMaskState)) return EINVAL;
+    abi::QueuePairAttributes& has = pair->attributes;
+    switch (attributes->qp_state) {
+      case State::kInit:
+        if (pair->state != State::kReset || !needs(abi::kMaskPkeyIndex | abi::kMaskPort | abi::kMaskAccess) ||
+            attributes->pkey_index != 0)
+          return EINVAL;
+        has.qp_access_flags = attributes->qp_access_flags;
+        break;
+      case State::kReadyToReceive:
+        if (pair->state != State::kInit ||
+            !needs(abi::kMaskAddress | abi::kMaskPathMtu | abi::kMaskDestQpn | abi::kMaskRqPsn |
+                   abi::kMaskMaxDestReads | abi::kMaskMinRnrTimer) ||
+            attributes->path_mtu > abi::Mtu::k1024 ||
+            attributes->max_dest_rd_atomic > static_cast<unsigned>(fabric.limits_.max_reads))
+          return EINVAL;
+        if (fabric.limits_.link == abi::LinkLayer::kEthernet &&
+            (attributes->address.is_global == 0 || attributes->address.grh.sgid_index > 2))
+          return EINVAL;
+        has.address = attributes->address;
+        has.path_mtu = attributes->path_mtu;
+        has.dest_qp_num = attributes->dest_qp_num;
+        has.rq_psn = attributes->rq_psn;
+        break;
+      case State::kReadyToSend:
+        if (pair->state != State::kReadyToReceive ||
+            !needs(abi::kMaskSqPsn | abi::kMaskTimeout | abi::kMaskRetries | abi::kMaskRnrRetries |
+                   abi::kMaskMaxReads) ||
+            attributes->max_rd_atomic > fabric.limits_.max_reads || attributes->max_rd_atomic == 0)
+          return EINVAL;
+        has.sq_psn = attributes->sq_psn;
+        break;
+      case State::kError: break;
+      default: return EINVAL;
+    }
+    pair->state = attributes->qp_state;
+    if (pair->state == State::kError) fabric.go_on_while_armed(*static_cast<Queue*>(pair->send_cq));
+    return 0;
+  });
+}
+
+inline int Fabric::destroy_qp(abi::QueuePair* of) {
+  auto* const pair = static_cast<Pair*>(of);
+  self().locked([&] {
+    auto* const queue = static_cast<Queue*>(pair->send_cq);
+    std::erase(queue->pairs, pair);
+    std::erase_if(queue->entries,
+                  [&](const abi::WorkCompletion& entry) { return entry.qp_num == pair->qp_num; });
+    self().pairs_.erase(pair->qp_num);
+    --static_cast<Domain*>(pair->domain)->num_objects;
+  });
+  delete pair;
+  return 0;
+}
+
+inline int Fabric::post_send(abi::QueuePair* of, abi::SendRequest* requests, abi::SendRequest** refused) {
+  auto* const pair = static_cast<Pair*>(of);
+  Fabric& fabric = self();
+  return fabric.locked([&] {
+    const auto refusal = std::exchange(fabric.refusal_, std::nullopt);
+    ++fabric.counts_.doorbells;
+    std::uint64_t num = 0, nbytes = 0;
+    for (abi::SendRequest* request = requests; request != nullptr; request = request->next, ++num) {
+      *refused = request;
+      if (refusal && refusal->first == num) return refusal->second;
+      if (pair->state != abi::QueuePairState::kReadyToSend && pair->state != abi::QueuePairState::kError)
+        return EINVAL;
+      if (pair->slots.size() >= pair->capacity.max_send_wr) return ENOMEM;
+      if (request->opcode != abi::kRdmaRead || request->num_entries < 1 ||
+          static_cast<unsigned>(request->num_entries) > pair->capacity.max_send_sge)
+        return EINVAL;
+      Request taken{request->id, request->remote.rdma.address, request->flags, request->remote.rdma.rkey, {}};
+      taken.entries.assign(request->entries, request->entries + request->num_entries);
+      for (const abi::ScatterEntry& entry : taken.entries) nbytes += entry.length;
+      fabric.counts_.entries += taken.entries.size();
+      ++fabric.counts_.requests;
+      if ((request->flags & abi::kSignaled) != 0) ++fabric.counts_.signalled;
+      pair->slots.push_back(request->id);
+      pair->requests.push_back(std::move(taken));
+    }
+    fabric.counts_.nbytes += nbytes;
+    fabric.counts_.longest_chain = std::max(fabric.counts_.longest_chain, num);
+    fabric.counts_.largest_chain_nbytes = std::max(fabric.counts_.largest_chain_nbytes, nbytes);
+    fabric.go_on_while_armed(*static_cast<Queue*>(pair->send_cq));
+    return 0;
+  });
+}
+
+// ---- what moves ---------------------------------------------------------------------------------
+
+inline int Fabric::poll_cq(abi::CompletionQueue* of, int num, abi::WorkCompletion* completions) {
+  auto* const queue = static_cast<Queue*>(of);
+  Fabric& fabric = self();
+  return fabric.locked([&] {
+    fabric.move_some(*queue);
+    int taken = 0;
+    for (; taken < num && !queue->entries.empty(); ++taken) {
+      const abi::WorkCompletion entry = queue->entries.front();
+      queue->entries.pop_front();
+      Pair& pair = *fabric.find(entry.qp_num);
+      while (!pair.slots.empty()) {
+        const std::uint64_t id = pair.slots.front();
+        pair.slots.pop_front();
+        if (id == entry.id) break;
+      }
+      // Where it is an error the rest is not valid.
+      completions[taken] = entry;
+      if (entry.status != abi::WorkStatus::kSuccess)
+        completions[taken].opcode = static_cast<int>(fabric.random_.next());
+    }
+    fabric.counts_.completions += static_cast<std::uint64_t>(taken);
+    fabric.go_on_while_armed(*queue);
+    return taken;
+  });
+}
+
+inline int Fabric::req_notify_cq(abi::CompletionQueue* of, int) {
+  self().locked([&] { static_cast<Queue*>(of)->armed = true; });
+  return 0;
+}
+
+inline void Fabric::move_some(Queue& queue) {
+  if (queue.pairs.empty()) return;
+  const std::size_t first = random_.below(queue.pairs.size());
+  for (std::size_t i = 0; i < queue.pairs.size(); ++i) {
+    Pair& pair = *queue.pairs[(first + i) % queue.pairs.size()];
+    std::uint64_t num = limits_.at_once ? UINT64_MAX : random_.chance(30) ? 0 : random_.below(80);
+    for (; num > 0 && can_move(pair); --num) move_one(pair);
+  }
+}
+
+inline void Fabric::go_on_while_armed(Queue& queue) {
+  while (queue.armed) {
+    const auto moves = [this](const Pair* pair) { return can_move(*pair); };
+    const auto found = std::find_if(queue.pairs.begin(), queue.pairs.end(), moves);
+    if (found == queue.pairs.end()) return;
+    move_one(**found);
+  }
+}
+
+inline void Fabric::complete(Pair& pair, const Request& request, abi::WorkStatus status) {
+  if (status == abi::WorkStatus::kSuccess && (request.flags & abi::kSignaled) == 0) return;
+  auto& queue = *static_cast<Queue*>(pair.send_cq);
+  abi::WorkCompletion entry{};
+  entry.id = request.id;
+  entry.status = status;
+  entry.vendor_error = status == abi::WorkStatus::kSuccess ? 0 : 0x81;
+  entry.qp_num = pair.qp_num;
+  queue.entries.push_back(entry);
+  if (queue.entries.size() > static_cast<std::size_t>(queue.cqe)) misuse("a completion queue overflows");
+  if (!std::exchange(queue.armed, false)) return;
+  ++counts_.notifications;
+  auto* const channel = static_cast<Channel*>(queue.channel);
+  channel->events.push_back(&queue);
+  ring(channel->fd);
+}
+
+// What a request ends with before it moves anything, or where its bytes are.
+inline std::optional<abi::WorkStatus> Fabric::judge(const Pair& pair, const Request& request,
+                                                    const std::byte** from) {
+  using Status = abi::WorkStatus;
+  std::uint64_t nbytes = 0;
+  for (const abi::ScatterEntry& entry : request.entries) {
+    const auto local = regions_.find(entry.lkey);
+    const auto* const memory = local == regions_.end() ? nullptr : local->second.first;
+    const std::uint64_t base = memory == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(memory->address);
+    if (memory == nullptr || memory->lkey != entry.lkey || memory->domain != pair.domain ||
+        (local->second.second & abi::kLocalWrite) == 0 || entry.address < base ||
+        entry.address - base > memory->length || entry.length > memory->length - (entry.address - base))
+      return Status::kLocalProtection;
+    nbytes += entry.length;
+  }
+  Pair* const other = find(pair.attributes.dest_qp_num);
+  // A packet that nobody takes is not answered.
+  if (other == nullptr || !pair.nic->active || !other->nic->active ||
+      (other->state != abi::QueuePairState::kReadyToReceive &&
+       other->state != abi::QueuePairState::kReadyToSend) ||
+      other->attributes.dest_qp_num != pair.qp_num || other->attributes.rq_psn != pair.attributes.sq_psn ||
+      other->attributes.path_mtu != pair.attributes.path_mtu ||
+      (limits_.link == abi::LinkLayer::kEthernet &&
+       pair.attributes.address.grh.dgid.raw[15] != other->nic->index + 1))
+    return Status::kRetriesExceeded;
+  const auto remote = regions_.find(request.rkey);
+  const auto* const memory = remote == regions_.end() ? nullptr : remote->second.first;
+  const std::uint64_t base = memory == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(memory->address);
+  if ((other->attributes.qp_access_flags & abi::kRemoteRead) == 0) return Status::kRemoteInvalidRequest;
+  if (memory == nullptr || memory->rkey != request.rkey || memory->domain != other->domain ||
+      (remote->second.second & abi::kRemoteRead) == 0 || request.address < base ||
+      request.address - base > memory->length || nbytes > memory->length - (request.address - base)) {
+    other->state = abi::QueuePairState::kError;
+    abi::AsyncEvent event{};
+    event.kind = abi::EventKind::kQpAccessError;
+    event.element.qp = other;
+    auto* const context = static_cast<Context*>(other->context);
+    context->events.push_back(event);
+    ring(context->async_fd);
+    go_on_while_armed(*static_cast<Queue*>(other->send_cq));
+    return Status::kRemoteAccess;
+  }
+  *from = static_cast<const std::byte*>(memory->address) + (request.address - base);
+  return std::nullopt;
+}
+
+inline void Fabric::land(const Request& request, const std::byte* from, bool half) {
+  for (const abi::ScatterEntry& entry : request.entries) {
+    std::memcpy(reinterpret_cast<void*>(entry.address), from, half ? entry.length / 2 : entry.length);
+    from += entry.length;
+  }
+}
+
+inline void Fabric::move_one(Pair& pair) {
+  Request& request = pair.requests.front();
+  std::optional<abi::WorkStatus> wrong;
+  const std::byte* from = nullptr;
+  if (pair.state == abi::QueuePairState::kError) {
+    wrong = abi::WorkStatus::kFlushed;
+  } else {
+    if (failure_ && !request.began && failure_->second-- == 0)
+      wrong = std::exchange(failure_, std::nullopt)->first;
+    if (!wrong) wrong = judge(pair, request, &from);
+  }
+  if (wrong) {
+    // What was on its way when a queue pair was reset may land until its flush is told.
+    if (*wrong == abi::WorkStatus::kFlushed && random_.chance(50) && !is_held(pair) &&
+        !judge(pair, request, &from))
+      land(request, from, false);
+    pair.state = abi::QueuePairState::kError;
+    complete(pair, request, *wrong);
+    pair.requests.pop_front();
+    return;
+  }
+  // Some bytes of a request land before it completes.
+  const bool half = !request.began && !limits_.at_once && random_.chance(10);
+  land(request, from, half);
+  request.began = true;
+  if (half) return;
+  complete(pair, request, abi::WorkStatus::kSuccess);
+  pair.requests.pop_front();
+}
+
+}  // namespace counting_device
