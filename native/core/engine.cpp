@@ -268,8 +268,12 @@ void Engine::end_pathless(Peer& peer) {
       const Region* local = regions_.find(route.local);
       const PeerRegion* remote = peer_regions_.find(peer.key(), route.remote);
       if (local == nullptr || remote == nullptr) continue;
-      if (const Status path = peer_regions_.check_path(peer, *local, *remote, fetched_here); !path.ok())
-        for (const TransferKey& key : transfers.of_route(route)) pathless.emplace_back(key, path);
+      const Status path = peer_regions_.check_path(peer, *local, *remote, fetched_here, false);
+      const Status converting = peer_regions_.check_path(peer, *local, *remote, fetched_here, true);
+      if (converting.ok()) continue;  // so is the path of those that do not convert
+      for (const TransferKey& key : transfers.of_route(route))
+        if (const Status& own = transfers.find(key)->move->program->converts() ? converting : path; !own.ok())
+          pathless.emplace_back(key, own);
     }
     return pathless;
   };

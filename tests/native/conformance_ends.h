@@ -319,7 +319,7 @@ class Pair {
   bool one_sided() const { return dst.transport->capabilities().one_sided; }
   bool two_sided() const { return dst.transport->capabilities().two_sided; }
   bool can_run(const Move& move) const {
-    return move.program->conversions.empty() || dst.transport->capabilities().converts;
+    return !move.program->converts() || dst.transport->capabilities().converts;
   }
   // How the core has a piece brought.
   WorkKind kind_to_bring(const Move& at_dst, std::uint32_t piece) const {

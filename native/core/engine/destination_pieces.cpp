@@ -106,18 +106,18 @@ bool Destinations::lease_ends_soon(const Destination& destination) const {
 }
 
 // The best rail that carries the bytes to memory of our region's kind, and has room; null where all are
-// full, or none reaches. Where the program converts, one that cannot comes last.
+// full, or none reaches.
 Rail* Destinations::choose_rail(const Destination& destination, bool& reachable) {
   const PeerRegion* remote = peer_regions_.find(destination.key.first, destination.remote_region());
   if (remote == nullptr) return nullptr;
-  const bool converts = !destination.move->program->conversions.empty();
-  std::pair<bool, std::uint32_t> rank{true, UINT32_MAX};
+  const bool converts = destination.move->program->converts();
+  std::uint32_t rank = UINT32_MAX;
   Rail* best = nullptr;
   for (Rail* rail : remote->reach) {
-    const std::pair own{converts && !rail->capabilities().converts, rail->capabilities().rank};
-    if (own > rank || !remote->comes_over(*rail, destination.memory)) continue;
-    if (own < rank) best = nullptr;  // it is preferred to those before it
-    rank = own;
+    if (rail->capabilities().rank > rank || !remote->comes_over(*rail, destination.memory, converts))
+      continue;
+    if (rail->capabilities().rank < rank) best = nullptr;  // it is preferred to those before it
+    rank = rail->capabilities().rank;
     reachable = true;
     if (rail->rests() || rail->outstanding() >= rail->capabilities().window) continue;
     if (best == nullptr || rail->outstanding() < best->outstanding()) best = rail;
@@ -187,7 +187,9 @@ void Destinations::unreachable(Destination& destination, const Rails::Completed&
     sessions_.note(peer, completion.detail);
     peer_regions_.rail_failed(*remote, work.rail, destination.memory);
     if (const Region* local = regions_.find(destination.region))
-      if (Status path = peer_regions_.check_path(peer, *local, *remote, true); !path.ok())
+      if (Status path =
+              peer_regions_.check_path(peer, *local, *remote, true, destination.move->program->converts());
+          !path.ok())
         return fail(destination, TransferEvent::kFail, std::move(path), true);
   }
   redo(destination, work.piece);
@@ -338,7 +340,8 @@ void Destinations::fence_checked(Destination& destination, Code code) {
 // be read. Rails whose bytes need no such question may bring it again.
 void Destinations::redo_unconfirmed(Destination& destination) {
   const PeerRegion* remote = peer_regions_.find(destination.key.first, destination.remote_region());
-  if (remote == nullptr || !remote->is_reached_from(destination.memory))
+  if (remote == nullptr ||
+      !remote->is_reached_from(destination.memory, destination.move->program->converts()))
     return fail(destination, TransferEvent::kFail,
                 {Code::kRailFailed, "no rail is left on which the source's fence can be read"}, true);
   destination.to_confirm.clear();

@@ -30,15 +30,16 @@ bool has(const std::vector<Rail*>& rails, const Rail* rail) {
 
 }  // namespace
 
-bool PeerRegion::comes_over(const Rail& rail, MemoryKind memory) const {
+bool PeerRegion::comes_over(const Rail& rail, MemoryKind memory, bool converts) const {
+  if (converts && !rail.capabilities().converts) return false;
   for (const auto& [which, of] : unable)
     if (which == &rail && of == memory) return false;
   return rail.capabilities().memory.has(memory);
 }
 
-bool PeerRegion::is_reached_from(MemoryKind memory) const {
+bool PeerRegion::is_reached_from(MemoryKind memory, bool converts) const {
   for (const Rail* const rail : reach)
-    if (comes_over(*rail, memory)) return true;
+    if (comes_over(*rail, memory, converts)) return true;
   return false;
 }
 
@@ -175,9 +176,9 @@ bool PeerRegions::attach(PeerRegion& remote, Rail& rail) {
 }
 
 Status PeerRegions::check_path(const Peer& peer, const Region& local, const PeerRegion& remote,
-                               bool fetched_here) const {
+                               bool fetched_here, bool converts) const {
   const MemoryKind memory = local.memory.kind;
-  if (remote.is_reached_from(memory)) return {};
+  if (remote.is_reached_from(memory, converts)) return {};
   // The initiator knows when all its rails have come or failed. An acceptor waits for what it has not seen.
   const bool is_acceptor = peer.role() == SessionRole::kAcceptor;
   bool common = false, coming = !peer.regions_known() || peer.rails_pending() > 0;
@@ -190,8 +191,12 @@ Status PeerRegions::check_path(const Peer& peer, const Region& local, const Peer
       continue;
     common = true;
     const std::vector<Rail*>& rails = rails_.of(peer.key());
-    const bool alive = std::any_of(rails.begin(), rails.end(),
-                                   [&](const Rail* rail) { return is_named(rail->capabilities().name); });
+    const auto is_up = [&](const Rail* rail) { return is_named(rail->capabilities().name); };
+    const bool alive = std::any_of(rails.begin(), rails.end(), is_up);
+    if (converts && std::any_of(rails.begin(), rails.end(), [&](const Rail* rail) {
+          return is_up(rail) && !rail->capabilities().converts;
+        }))
+      continue;
     // Where it cannot reach the region from here, the peer's end may. What lies in host memory every stream
     // reaches in time; a GPU's memory is reached at once, or not at all.
     if (alive && (!fetched_here || memory == MemoryKind::kHost)) return {};
@@ -209,8 +214,9 @@ Status PeerRegions::check_path(const Peer& peer, const Region& local, const Peer
             "transport that reaches host memory among those of both, and leave that agent its "
             "staging_nbytes"};
   if (coming) return {};
-  std::string why = "no rail reaches region " + quoted(remote.region.name) + " of peer " +
-                    quoted(peer.name()) + " from " + std::string(name_of(memory)) + " memory";
+  std::string why = std::string(converts ? "no rail that converts elements" : "no rail") +
+                    " reaches region " + quoted(remote.region.name) + " of peer " + quoted(peer.name()) +
+                    " from " + std::string(name_of(memory)) + " memory";
   for (const std::vector<std::string>& notes : {remote.notes, peer.notes()})
     for (const std::string& note : notes) why += "; " + note;
   return {lost ? Code::kRailFailed : Code::kUnsupported, std::move(why)};

@@ -25,9 +25,9 @@ struct PeerRegion {
   Charge charge;  // of the peer's budget: what it told
 
   void note(std::string words);
-  // Between it and memory of that kind here, by a rail that reaches it; by any.
-  bool comes_over(const Rail& rail, MemoryKind memory) const;
-  bool is_reached_from(MemoryKind memory) const;
+  // Between it and memory of that kind here, by a rail that reaches it; by any. `converts`: by a program that does.
+  bool comes_over(const Rail& rail, MemoryKind memory, bool converts) const;
+  bool is_reached_from(MemoryKind memory, bool converts) const;
 };
 
 class PeerRegions {
@@ -55,8 +55,9 @@ class PeerRegions {
 
   // ---- ways between regions
   // Ok where bytes can go between the two, or a rail may still come up on which they could. `fetched_here`:
-  // they become ours.
-  Status check_path(const Peer& peer, const Region& local, const PeerRegion& remote, bool fetched_here) const;
+  // they become ours. `converts`: by a program that does, which not every rail runs.
+  Status check_path(const Peer& peer, const Region& local, const PeerRegion& remote, bool fetched_here,
+                    bool converts) const;
 
  private:
   bool attach(PeerRegion& remote, Rail& rail);

@@ -21,7 +21,9 @@ Result<std::shared_ptr<Handle>> Posting::post(TransferRequest request) {
   if (local == nullptr)
     return Status(Code::kUnknownRegion, "region " + std::to_string(ours) + " is not registered (any more)");
   const PeerRegion& there = *peer_regions_.find(peer->key(), theirs);
-  if (Status status = peer_regions_.check_path(*peer, *local, there, !write); !status.ok()) return status;
+  if (Status status = peer_regions_.check_path(*peer, *local, there, !write, program->copies->converts());
+      !status.ok())
+    return status;
   if (request.integrity)
     if (Status status = check_integrity(*local); !status.ok()) return status;
   const std::size_t num_pairs = request.src_ids.size();
@@ -105,9 +107,10 @@ std::uint32_t Posting::pairs_per_piece(const TransferRequest& request, const Cop
   std::uint64_t wanted_nbytes = 512 * 1024, most_nbytes = UINT64_MAX;
   std::uint32_t rank = UINT32_MAX;
   const MemoryKind memory = local.memory.kind;
-  for (const Rail* rail : remote.is_reached_from(memory) ? remote.reach : rails_.of(request.peer)) {
+  const bool converts = copies.converts();
+  for (const Rail* rail : remote.is_reached_from(memory, converts) ? remote.reach : rails_.of(request.peer)) {
     const Capabilities& capabilities = rail->capabilities();
-    if (!remote.comes_over(*rail, memory)) continue;
+    if (!remote.comes_over(*rail, memory, converts)) continue;
     if (capabilities.rank < rank || (capabilities.rank == rank && capabilities.piece_nbytes < wanted_nbytes))
       wanted_nbytes = capabilities.piece_nbytes;
     rank = std::min(rank, capabilities.rank);

@@ -88,7 +88,9 @@ Result<Programs::Use> Programs::find(const Peer& peer, const wire::TransferSpec&
   const PeerRegion* remote = peer_regions_.find(peer.key(), is_src ? program.dst : program.src);
   if (remote == nullptr)
     return Status(Code::kUnknownRegion, "the peer names a region of its own that it never announced");
-  if (Status status = peer_regions_.check_path(peer, *local, *remote, !is_src); !status.ok()) return status;
+  if (Status status = peer_regions_.check_path(peer, *local, *remote, !is_src, program.copies->converts());
+      !status.ok())
+    return status;
   if ((spec.flags & wire::kFlagIntegrity) != 0)
     if (Status status = check_integrity(*local); !status.ok()) return status;
   const CopyProgram& copies = *program.copies;

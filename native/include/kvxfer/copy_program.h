@@ -97,6 +97,7 @@ struct CopyProgram {
   HeadSlice dst_heads;
   std::uint32_t num_layers = 0;
 
+  bool converts() const noexcept { return !conversions.empty(); }
   ProgramView view() const noexcept {
     return {loops.data(), loops.size(), conversions.data(), scales.data(), {units[0], units[1]}};
   }

@@ -261,7 +261,7 @@ Status VerbsTransport::prepare_flight(Peer& peer, Flight& flight) {
   }
   if (work.kind != WorkKind::kFetch) return {Code::kUnsupported, "the destination fetches; nothing is sent"};
   const Move& move = *work.move;
-  if (!move.program->conversions.empty())
+  if (move.program->converts())
     return {Code::kUnsupported, "a NIC copies bytes as they are, and this program converts them"};
   const auto local = registered_.find(move.local->id);
   if (local == registered_.end())

@@ -1,0 +1,179 @@
+// Agents alive in one process whose rails are verbs over counting devices, with TCP beside them: what TSan is to look
+// at.
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "agent_pair.h"
+#include "check.h"
+#include "counting_device.h"
+
+namespace kvxfer {
+namespace {
+
+using namespace agent_pair;
+using counting_device::Fabric;
+using counting_device::Limits;
+
+constexpr std::uint32_t kBlocks = 64;
+// Each agent has a rail on each of two devices, and two sockets beside them.
+constexpr std::size_t kRails = 4;
+
+Options over_verbs(std::uint32_t num_layers = 2) {
+  return {.transports = {"verbs"}, .layout = {kBlocks, 16 * 1024, num_layers}, .num_rails = kRails};
+}
+
+TEST(pages_come_over_verbs_and_nothing_else_moves_them) {
+  Fabric fabric;
+  {
+    check::Random random(check::seed());
+    Pair both(over_verbs());
+    for (const bool write : {true, false}) {
+      for (int round = 0; round < 20; ++round) {
+        both.fill_source(random);
+        fabric.forget_counts();
+        const auto handle = both.end(write).post(both.request(write));
+        REQUIRE(is_done(handle));
+        CHECK(both.src.memory == both.dst.memory);
+        const auto counts = fabric.counts();
+        CHECK(counts.nbytes >= both.src.memory.size());
+        CHECK(counts.nbytes <= both.src.memory.size() + 64 * 8);  // and fence words
+        if (!write) CHECK_EQ(handle->rails(), (std::vector<std::string>{"verbs"}));
+      }
+    }
+    CHECK(fabric.counts().doorbells > 0);
+  }
+  CHECK_EQ(fabric.num_pairs(), 0u);
+  CHECK_EQ(fabric.num_regions(), 0u);
+}
+
+TEST(an_agent_at_rest_is_woken_by_what_completes) {
+  Fabric fabric;
+  check::Random random(check::seed());
+  Pair both(over_verbs());
+  for (int round = 0; round < 20; ++round) {
+    both.fill_source(random);
+    fabric.hold(true);
+    const auto handle = both.dst.post(both.request(false));
+    REQUIRE(await([&] { return fabric.num_under_way() > 0; }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(random.below(3)));  // it may be asleep
+    fabric.hold(false);
+    REQUIRE(is_done(handle));
+    CHECK(both.src.memory == both.dst.memory);
+  }
+}
+
+TEST(a_port_that_goes_down_costs_no_transfer) {
+  Fabric fabric;
+  check::Random random(check::seed());
+  Pair both(over_verbs(8));
+  for (int round = 0; round < 3; ++round) {
+    both.fill_source(random);
+    fabric.hold(true);
+    const auto handle = both.dst.post(both.request(false));
+    REQUIRE(await([&] { return fabric.num_under_way() > 0; }));
+    fabric.set_port(round % 2, false);
+    fabric.hold(false);
+    REQUIRE(is_done(handle));
+    CHECK(both.src.memory == both.dst.memory);
+    fabric.set_port(round % 2, true);
+    // It is dialled again.
+    REQUIRE(await([&] {
+      return num_rails(*both.src.runtime, both.there) == kRails &&
+             num_rails(*both.dst.runtime, both.here) == kRails;
+    }));
+  }
+}
+
+TEST(a_revoke_returns_though_the_network_stands_still) {
+  Fabric fabric;
+  check::Random random(check::seed());
+  Pair both(over_verbs());
+  both.fill_source(random);
+  fabric.hold(true);
+  const auto handle = both.src.post(both.request(true));
+  REQUIRE(await([&] { return fabric.num_under_way() > 0; }));
+  CHECK(both.dst.runtime->revoke(both.write_lease, kBound));
+  const std::vector<std::byte> at_fence = both.dst.memory;
+  fabric.hold(false);
+  REQUIRE(ends(handle));
+  CHECK(handle->outcome() != Outcome::kDone);
+  REQUIRE(both.quiet());
+  both.dst.runtime->with_engine([&](Engine&, Time) { CHECK(at_fence == both.dst.memory); });
+}
+
+TEST(an_agent_closes_though_the_network_stands_still) {
+  Fabric fabric;
+  {
+    Pair both(over_verbs());
+    fabric.hold(true);
+    const auto handle = both.src.post(both.request(true));
+    REQUIRE(await([&] { return fabric.num_under_way() > 0; }));
+    both.dst.runtime->close(kBound);
+    REQUIRE(ends(handle));
+    fabric.hold(false);
+  }
+  CHECK_EQ(fabric.num_pairs(), 0u);
+}
+
+// Pages whose elements change on their way: no NIC does that.
+CopyProgram converting(const Layout& layout) {
+  CopyProgram program = layout.pages();
+  Conversion conversion{};
+  conversion.src_dtype = Dtype::kBf16;
+  conversion.dst_dtype = Dtype::kF16;
+  program.conversions = {conversion};
+  program.loops[0].conversion = 1;
+  return program;
+}
+
+TEST(what_converts_goes_over_another_rail_and_the_rest_still_over_verbs) {
+  Fabric fabric;
+  check::Random random(check::seed());
+  Pair both(over_verbs());
+  const auto installed = both.src.runtime->with_engine([&](Engine& engine, Time now) {
+    return engine.install_program(now, both.there, true, both.src.region, both.dst.region,
+                                  converting(both.src.layout));
+  });
+  REQUIRE_OK(installed);
+  both.fill_source(random);
+  fabric.forget_counts();
+  TransferRequest request = both.request(true);
+  request.program = installed.value();
+  REQUIRE(is_done(both.src.post(std::move(request))));
+  CHECK_EQ(fabric.counts().requests, 0u);
+  CHECK(both.hand_over(random));
+  CHECK(fabric.counts().requests > 0);
+}
+
+TEST(memory_that_cannot_be_registered_goes_over_another_rail) {
+  Fabric fabric;
+  check::Random random(check::seed());
+  fabric.limit_registered(4 * 1024 *
+                          1024);  // fence tables and the like, and no region of 2 MiB on each device
+  Pair both(over_verbs());
+  CHECK(both.hand_over(random));
+  const auto notes = both.src.runtime->with_engine(
+      [&](Engine& engine, Time) { return engine.region(both.src.region)->notes; });
+  const auto says = [](const std::string& note) {
+    return note.find("could not register") != std::string::npos;
+  };
+  CHECK(std::any_of(notes.begin(), notes.end(), says));
+}
+
+TEST(without_a_device_an_agent_says_why_it_has_no_such_rail) {
+  Limits limits;
+  limits.num_devices = 0;
+  Fabric fabric(limits);
+  RuntimeOptions options;
+  options.name = "alone";
+  options.transports = {"verbs"};
+  const auto refused = Runtime::create(std::move(options));
+  CHECK_EQ(refused.status().code(), Code::kInvalidArgument);
+  CHECK(refused.status().message().find("no RDMA device is here") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvxfer
