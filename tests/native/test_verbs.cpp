@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "conformance_ends.h"
+#include "count_steps.h"
 #include "one_sided_ends.h"
 #include "transports/verbs/faults.h"
 #include "verbs_ends.h"
@@ -32,9 +33,11 @@ using End = testing::End<VerbsTransport>;
 
 constexpr std::uint64_t kPage = 4096;
 
-End::Make on(const std::string& device, const verbs::Options& options = {}) {
+// `device`: where the test wants to know it.
+End::Make on(const std::string& name, const verbs::Options& options = {},
+             std::shared_ptr<verbs::Device>* device = nullptr) {
   return [=](Reactor& reactor, const FenceTable& fences) {
-    return verbs_ends::make_rail(reactor, fences, device, options);
+    return verbs_ends::make_rail(reactor, fences, name, options, device);
   };
 }
 
@@ -87,7 +90,7 @@ struct Rails {
       : fabric(limits),
         num_pages(pages),
         page_nbytes(page),
-        dst(on("nic1", options)),
+        dst(on("nic1", options, &dst_device)),
         src(on("nic0", options)),
         other(on("nic0", options)),
         to(dst, 100, pages * page),
@@ -184,6 +187,7 @@ struct Rails {
   const std::uint32_t num_pages;
   const std::uint64_t page_nbytes;
   WorkId next_work = 1;
+  std::shared_ptr<verbs::Device> dst_device;
   End dst, src, other;
   Region to, from, from_other;
   PeerId peer = 0, back = 0, other_peer = 0, other_back = 0;
@@ -285,6 +289,56 @@ TEST(a_region_of_many_registrations_is_read_across_their_ends) {
   limits.max_mr_nbytes = FenceTable::kSlots.nbytes();
   Rails rails(500, {}, limits, 5000);  // no multiple of what a registration holds
   rails.finish(rails.some_works(500, 33));
+}
+
+// A device that does all at once and nothing besides, so that what is counted is ours.
+std::vector<std::uint64_t>& posted_ids() {
+  static std::vector<std::uint64_t> ids;
+  return ids;
+}
+int post_nowhere(verbs::abi::QueuePair*, verbs::abi::SendRequest* requests, verbs::abi::SendRequest**) {
+  while (requests->next != nullptr) requests = requests->next;
+  posted_ids().push_back(requests->id);
+  return 0;
+}
+int complete_all(verbs::abi::CompletionQueue*, int num, verbs::abi::WorkCompletion* completions) {
+  int taken = 0;
+  for (; taken < num && static_cast<std::size_t>(taken) < posted_ids().size(); ++taken) {
+    completions[taken] = {};
+    completions[taken].id = posted_ids()[static_cast<std::size_t>(taken)];
+  }
+  posted_ids().erase(posted_ids().begin(), posted_ids().begin() + taken);
+  return taken;
+}
+
+TEST(a_page_takes_few_instructions) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+  std::printf("  skipped: counted where the compiler adds nothing\n");
+#else
+  Rails rails(4096);
+  verbs::abi::Context& context = *rails.dst_device->context();
+  posted_ids().reserve(4096);
+  const auto steps_of = [&](std::uint32_t num_pages) {
+    const std::vector<Work> works = rails.some_works(num_pages, 128);
+    const auto move_all = [&] {
+      context.operations.post_send = post_nowhere;
+      context.operations.poll_cq = complete_all;
+      static_cast<void>(rails.dst.transport->post(rails.peer, works));
+      Completion completions[16];
+      for (std::size_t num = 0; num < works.size();) num += rails.dst.transport->poll(completions);
+    };
+    return check::count_steps(move_all);
+  };
+  steps_of(128);
+  const auto few = steps_of(256), many = steps_of(768);
+  if (!few || !many) {
+    std::printf("  skipped: this process may not be traced\n");
+    return;
+  }
+  const std::uint64_t of_page = (*many - *few) / 512;
+  std::printf("  %llu instructions a page of 4 KiB\n", static_cast<unsigned long long>(of_page));
+  CHECK(of_page <= 450);
+#endif
 }
 
 // ---- what ends ----------------------------------------------------------------------------------
