@@ -18,6 +18,9 @@ class EngineRequest(Protocol):
         request that comes again is not handed over again. None where nothing came.
     family
         What all samples of one request have in common, where this is one of several; else None.
+    batch
+        What the prompts of one request have in common, and which of them this is. Both engines call it so
+        where the router gives both one name; None where that cannot be told.
     has_tokens
         Whether its prompt is tokens, and no embeddings: those have no digest.
     can_tell
@@ -36,6 +39,9 @@ class EngineRequest(Protocol):
 
     @property
     def family(self) -> str | None: ...
+
+    @property
+    def batch(self) -> tuple[str, int] | None: ...
 
     @property
     def has_tokens(self) -> bool: ...

@@ -155,6 +155,7 @@ class FetchPoster:
                 block_sizes=tuple(table.block_size for table in tables),
                 pages_per_block=tuple(table.pages_per_block for table in tables),
                 shares=tuple(wanted),
+                may_be_shared=appointment.may_be_shared,
             )
             content = registration.model_dump_json().encode()
             for part in RegistrationPart.split(appointment.key, self._reader, self._num_readers, content):

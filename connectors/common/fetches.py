@@ -302,9 +302,9 @@ class Fetches:
         if isinstance(source, Handover):
             request = digest_of(source.request_id)
             first_lease = digest_of(str(source.leases[0]))
-            note = Receipt(request, first_lease, self._reader, self._num_readers)
+            note = Receipt(request, first_lease, self._reader, self._num_readers, source.may_be_shared)
         else:
-            note = Leaving(source.key, self._reader, self._num_readers)
+            note = Leaving(source.key, self._reader, self._num_readers, source.may_be_shared)
         for session in sessions:
             self._mail.send_over(session, note)
         return note

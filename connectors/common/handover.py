@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 import kvxfer
 from kvxfer.address import Address
 from kvxfer.connectors.common.engine_request import EngineRequest
+from kvxfer.connectors.common.place import engine_name
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.directory import Entry
 from kvxfer.errors import UsageError
@@ -26,6 +27,7 @@ from kvxfer.errors import UsageError
 VERSION: Final = 1
 MAX_RANKS: Final = 64
 MAX_GROUPS: Final = 64
+MAX_READERS: Final = 64
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -41,6 +43,9 @@ def _token(text: str) -> str:
 _BlockId = Annotated[int, Field(ge=0, lt=2**32)]
 _Lease = Annotated[str, AfterValidator(_token)]
 _Tokens = Annotated[int, Field(ge=1, le=2**20)]
+
+
+_EngineId = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class HandoverError(ValueError):
@@ -73,6 +78,7 @@ class _Own(BaseModel):
     num_tokens: Annotated[int, Field(ge=1, le=2**31)]
     prompt: Annotated[str, Field(max_length=64)]
     keep_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    batch: Annotated[str, Field(max_length=1024)] | None = None
 
 
 class _Named(BaseModel):
@@ -96,7 +102,8 @@ class _Asked(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     version: int
-    reader: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    reader: _EngineId | None = None
+    readers: Annotated[tuple[_EngineId, ...], Field(max_length=MAX_READERS)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,10 @@ class Handover:
     keep_s
         How long its blocks are kept without a word of the reader's engine; None where the engine that
         keeps them does not listen for one.
+    batch
+        `EngineRequest.batch` of its request there: what further prompts of it are pushed by.
+    may_be_shared
+        Whether other engines may be about to read it, unknown to the one that keeps it.
     """
 
     request_id: str
@@ -134,6 +145,8 @@ class Handover:
     num_tokens: int
     comes_back: bool = False
     keep_s: float | None = None
+    batch: str | None = None
+    may_be_shared: bool = False
 
     def params(self, engine_id: str, request: EngineRequest) -> dict[str, Any]:
         """Returns the ``kv_transfer_params`` of a response, for a router to hand on.
@@ -159,6 +172,7 @@ class Handover:
                 "num_tokens": self.num_tokens,
                 "prompt": prompt_digest(request, self.num_tokens),
                 "keep_s": self.keep_s,
+                "batch": self.batch,
             },
         }
 
@@ -219,6 +233,7 @@ class Handover:
             own.num_tokens,
             comes_back,
             own.keep_s,
+            own.batch,
         )
 
 
@@ -236,11 +251,13 @@ def unwanted(params: dict[str, Any], settings: Settings) -> Handover:
     own = named.kvxfer
     require_version(own.version)
     require_allowed(own.ranks, settings)
-    return Handover(named.remote_request_id, own.ranks, _tokens(own), (), (), (), own.num_tokens)
+    return Handover(
+        named.remote_request_id, own.ranks, _tokens(own), (), (), (), own.num_tokens, batch=own.batch
+    )
 
 
-def reader_of(params: dict[str, Any]) -> str | None:
-    """Returns which engine will read a prompt that prefill is asked for, where the router says that.
+def readers_of(params: dict[str, Any]) -> tuple[str, ...]:
+    """Returns which engines will read a prompt that prefill is asked for; none where the router names none.
 
     Raises
     ------
@@ -248,10 +265,11 @@ def reader_of(params: dict[str, Any]) -> str | None:
         Absurd fields, or another version.
     """
     if params.get("kvxfer") is None:
-        return None
+        return ()
     own = parsed(_Asked, params["kvxfer"])
     require_version(own.version)
-    return own.reader
+    named = (own.reader, *own.readers) if own.reader is not None else own.readers
+    return tuple(dict.fromkeys(map(engine_name, named)))
 
 
 def _tokens(own: _Own) -> tuple[kvxfer.LeaseToken, ...]:

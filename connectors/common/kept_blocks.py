@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import kvxfer
 from kvxfer.connectors.common.notes import Claim, Receipt, digest_of
 from kvxfer.connectors.common.paging import pages_of
-from kvxfer.connectors.common.place import is_among
+from kvxfer.connectors.common.place import agents_of
+from kvxfer.connectors.common.readers import Readers
 from kvxfer.connectors.common.step import News
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ class _Kept:
     request_id: str
     leases: list[kvxfer.Lease]
     first_lease: bytes
-    holder: str | None
+    readers: Readers
     ttl_s: float
     expires_at: float
-    readers: set[int] = field(default_factory=set)
-    is_released: bool = False  # all have read, or time is over
+    is_read: bool = False  # by all that were heard of; others may come as long as it is kept
+    is_released: bool = False  # nobody is to come any more, or time is over
     is_finished: bool = False  # the engine said that the request is
 
 
@@ -43,13 +44,16 @@ class KeptBlocks:
     ttl_s, return_ttl_s
         How long blocks are kept for readers that do not come: a prompt's, and those of a request that
         was decoded here. It begins anew whenever a reader's engine says that it knows the request.
+    share_s
+        How long they are kept behind the last reader where its engine says that others may come.
     statistics
         Told of receipts, and of requests that were kept in vain.
     """
 
-    def __init__(self, ttl_s: float, return_ttl_s: float, statistics: Recorder) -> None:
+    def __init__(self, ttl_s: float, return_ttl_s: float, share_s: float, statistics: Recorder) -> None:
         self._ttl_s = ttl_s
         self._return_ttl_s = return_ttl_s
+        self._share_s = share_s
         self._statistics = statistics
         self._kept: dict[bytes, _Kept] = {}
         self._news = News()
@@ -58,10 +62,13 @@ class KeptBlocks:
         return len(self._kept)
 
     def grant(self, grant: Grant, regions: CacheRegions) -> None:
-        """Lets the grant's holder read the blocks by its tokens."""
+        """Lets the grant's readers read the blocks by its tokens."""
         first_lease = digest_of(str(grant.leases[0]))
         ttl_s = self._return_ttl_s if grant.is_return else self._ttl_s
-        kept = _Kept(grant.request_id, [], first_lease, grant.holder, ttl_s, time.monotonic() + ttl_s)
+        readers = Readers(grant.readers)
+        kept = _Kept(grant.request_id, [], first_lease, readers, ttl_s, time.monotonic() + ttl_s)
+        # A lease has one holder: one of several engines is told from others by its token alone.
+        holder = agents_of(grant.readers[0]) if len(grant.readers) == 1 else None
         self._kept[digest_of(grant.request_id)] = kept
         for at, group in enumerate(regions.groups):
             pages = pages_of(grant.tables[group.table], regions.pages_per_block[at])
@@ -70,32 +77,43 @@ class KeptBlocks:
                 region = regions.regions[at]
                 # Until it is revoked: the blocks are nobody else's before that, and their time may be
                 # extended.
-                kept.leases.append(region.grant(grant.holder, held, ttl_s=math.inf, token=token))
+                kept.leases.append(region.grant(holder, held, ttl_s=math.inf, token=token))
 
     def withdraw(self, request_id: str) -> None:
         """Takes back what was granted for a request that nobody was told of."""
         if (kept := self._kept.pop(digest_of(request_id), None)) is not None:
             _revoke(kept)
 
-    def note(self, receipt: Receipt, sender: str | None = None) -> None:
+    def note(self, receipt: Receipt, sender: str, is_own: bool = False) -> None:
         """Takes in that a reader is done.
 
         Parameters
         ----------
         sender
-            The name of its agent; None for this worker itself.
+            The name of its agent.
+        is_own
+            Whether it is this worker itself.
         """
-        kept = self._told_of(receipt, sender)
-        if kept is not None and receipt.reader < receipt.num_readers:
-            kept.readers.add(receipt.reader)
-            self._statistics.received()
-            kept.is_released = kept.is_released or len(kept.readers) >= receipt.num_readers
+        kept = self._told_of(receipt, sender, is_own)
+        if kept is None or receipt.reader >= receipt.num_readers:
+            return
+        kept.readers.read(sender, receipt.reader, receipt.num_readers)
+        self._statistics.received()
+        if not kept.readers.are_done:
+            return
+        kept.is_read = True
+        if receipt.may_be_shared:
+            kept.expires_at = min(kept.expires_at, time.monotonic() + self._share_s)
+        else:
+            kept.is_released = True
 
     def claim(self, claim: Claim, sender: str) -> None:
         """Takes in that a reader's engine knows of a request, and will come or has come to read it."""
         kept = self._told_of(claim, sender)
         if kept is not None and not kept.is_released:
-            kept.expires_at = time.monotonic() + kept.ttl_s
+            kept.readers.came(sender)
+            kept.is_read = kept.readers.are_done
+            kept.expires_at = time.monotonic() + (self._share_s if kept.is_read else kept.ttl_s)
             names = frozenset({kept.request_id})
             self._news |= News(names, names if claim.is_reading else frozenset())
 
@@ -111,14 +129,13 @@ class KeptBlocks:
             kept.is_released = True
             self._statistics.gave_way()
 
-    def _told_of(self, note: Receipt | Claim, sender: str | None) -> _Kept | None:
+    def _told_of(self, note: Receipt | Claim, sender: str, is_own: bool = False) -> _Kept | None:
         """Returns the request that a note is of, if its sender may speak of it."""
         kept = self._kept.get(note.request)
         # The lease tells the request's own readers from a peer that guesses names.
         if kept is None or kept.first_lease != note.first_lease:
             return None
-        is_holder = sender is None or kept.holder is None or is_among(sender, kept.holder)
-        return kept if is_holder else None
+        return kept if is_own or kept.readers.may_be(sender) else None
 
     def collect(self, finished_request_ids: set[str]) -> set[str]:
         """Returns requests whose blocks the engine may use again; each once."""
@@ -132,12 +149,14 @@ class KeptBlocks:
         for key, kept in list(self._kept.items()):
             if not kept.is_released and kept.expires_at <= now:
                 kept.is_released = True
-                self._statistics.expired()
-                _log.warning(
-                    "kvxfer: request %s: not all of its readers came within %g s; its blocks are given back",
-                    kept.request_id,
-                    kept.ttl_s,
-                )
+                if not kept.is_read:
+                    self._statistics.expired()
+                    _log.warning(
+                        "kvxfer: request %s: not all of its readers came within %g s; its blocks are given "
+                        "back",
+                        kept.request_id,
+                        kept.ttl_s,
+                    )
             if kept.is_released and kept.is_finished:
                 # The fence: who still reads finds out before it can say that it has the bytes.
                 _revoke(self._kept.pop(key))

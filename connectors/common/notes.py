@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 KEY_NBYTES: Final = 16
@@ -21,19 +21,25 @@ _MAX_CONTEXT_NBYTES: Final = 256  # of a transfer
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A reader is done with a request that it fetched, or does not want it."""
+    """A reader is done with a request that it fetched, or does not want it.
+
+    Of one that `may_be_shared`, other engines may be about to read as well.
+    """
 
     FORM: ClassVar = struct.Struct("<B16s16sHH")
     KIND: ClassVar = 1
+    SHARED_KIND: ClassVar = 6
 
     request: bytes  # see `digest_of`
     first_lease: bytes  # the same, of its token's text
     reader: int
     num_readers: int
+    may_be_shared: bool = False
 
     def encode(self) -> bytes:
         """Returns the message."""
-        return self.FORM.pack(self.KIND, self.request, self.first_lease, self.reader, self.num_readers)
+        kind = self.SHARED_KIND if self.may_be_shared else self.KIND
+        return self.FORM.pack(kind, self.request, self.first_lease, self.reader, self.num_readers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +70,21 @@ class RegistrationPart:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A reader that does not want, or no longer wants, to be pushed a request."""
+    """A reader that does not want, or no longer wants, to be pushed a request; others as of `Receipt`."""
 
     FORM: ClassVar = struct.Struct("<B16sHH")
     KIND: ClassVar = 3
+    SHARED_KIND: ClassVar = 7
 
     key: bytes
     reader: int
     num_readers: int
+    may_be_shared: bool = False
 
     def encode(self) -> bytes:
         """Returns the message."""
-        return self.FORM.pack(self.KIND, self.key, self.reader, self.num_readers)
+        kind = self.SHARED_KIND if self.may_be_shared else self.KIND
+        return self.FORM.pack(kind, self.key, self.reader, self.num_readers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +134,18 @@ def read(payload: bytes) -> Note:
     """
     try:
         match payload[:1]:
-            case b"\x01":
-                return Receipt(*Receipt.FORM.unpack(payload)[1:])
+            case b"\x01" | b"\x06":
+                receipt = Receipt(*Receipt.FORM.unpack(payload)[1:])
+                return replace(receipt, may_be_shared=payload[0] == Receipt.SHARED_KIND)
             case b"\x02":
                 head = RegistrationPart.FORM
                 part = RegistrationPart(*(*head.unpack_from(payload)[1:], payload[head.size :]))
                 if part.part >= part.num_parts or part.num_parts > _MAX_PARTS:
                     raise ValueError(f"part {part.part} of {part.num_parts}")
                 return part
-            case b"\x03":
-                return Leaving(*Leaving.FORM.unpack(payload)[1:])
+            case b"\x03" | b"\x07":
+                leaving = Leaving(*Leaving.FORM.unpack(payload)[1:])
+                return replace(leaving, may_be_shared=payload[0] == Leaving.SHARED_KIND)
             case b"\x04":
                 head = Refusal.FORM
                 reason = payload[head.size :].decode(errors="replace")

@@ -6,8 +6,12 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
+from kvxfer.address import Address
+from kvxfer.directory import Entry
+
 # Of an agent's 128 bytes.
 _MAX_ENGINE_NBYTES: Final = 96
+_ANY_INCARNATION: Final = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,8 @@ class Place:
         Among those that divide layers.
     gpu
         The index of the GPU on which its cache lies; None for memory of the host.
+    dp_rank
+        Of its engine, among those behind one front end.
     """
 
     engine_id: str
@@ -32,6 +38,7 @@ class Place:
     pp_rank: int = 0
     pp_size: int = 1
     gpu: int | None = None
+    dp_rank: int = 0
 
     @property
     def rank(self) -> int:
@@ -43,22 +50,38 @@ class Place:
         """How many workers the engine has."""
         return self.pp_size * self.tp_size
 
+    @property
+    def index(self) -> int:
+        """Its number among the workers of all engines behind one front end."""
+        return self.dp_rank * self.num_ranks + self.rank
+
     def agent_name(self) -> str:
         """Draws a name for its agent: two engines may be given one id, and one that restarts keeps it."""
-        return f"{_engine(self.engine_id)}/{self.rank}.{secrets.token_hex(4)}"
+        return f"{engine_name(self.engine_id)}/{self.rank}.{secrets.token_hex(4)}"
 
 
-def agents_of(engine_id: str) -> str:
+def agents_of(engine: str) -> str:
     """Returns how leases name all workers' agents of an engine, as `kvxfer.Region.grant` takes it."""
-    return f"{_engine(engine_id)}/*"
+    return f"{engine}/*"
 
 
-def is_among(agent_name: str, agents: str) -> bool:
-    """Returns whether an agent is one of those that `agents_of` names."""
-    return agent_name.startswith(agents.removesuffix("*"))
+def some_agent(engine_id: str, address: Address) -> Entry:
+    """Returns the entry of an agent of which only its engine and its address are known."""
+    return Entry(agents_of(engine_name(engine_id)), str(address), _ANY_INCARNATION)
 
 
-def _engine(engine_id: str) -> str:
+def is_some_agent(entry: Entry) -> bool:
+    """Whether an entry is of `some_agent`."""
+    return entry.name.endswith("/*") and entry.incarnation == _ANY_INCARNATION
+
+
+def engine_of(agent_name: str) -> str:
+    """Returns which engine's an agent is, as `engine_name` has it."""
+    return agent_name.partition("/")[0]
+
+
+def engine_name(engine_id: str) -> str:
+    """Returns what an engine's agents are called by: its id, or how that begins."""
     # What is before the slash is one engine's, and no part of another's.
     engine = engine_id.replace("/", "_").encode(errors="replace")
     return engine[:_MAX_ENGINE_NBYTES].decode(errors="ignore")

@@ -7,6 +7,7 @@ from typing import Final
 
 import kvxfer
 from kvxfer.connectors.common.dialling import Diallers
+from kvxfer.connectors.common.place import agents_of, engine_of, is_some_agent
 from kvxfer.directory import Entry
 
 # Beside those that are open, that many may be remembered in vain: to look through all costs what they are.
@@ -25,7 +26,8 @@ class PrefillRanks:
     """
 
     def __init__(self, agent: kvxfer.Agent, timeout_s: float) -> None:
-        self._diallers = Diallers(agent.connect_blocking, timeout_s)
+        self._agent = agent
+        self._diallers = Diallers(self._connect, timeout_s)
         self._peers: dict[Entry, Future[kvxfer.Peer]] = {}
         self._looked_at = _MAX_LOST  # so many are looked through next
 
@@ -38,6 +40,20 @@ class PrefillRanks:
             future = self._diallers.dial(rank, request_id)
             self._peers[rank] = future
         return future
+
+    def _connect(self, rank: Entry) -> kvxfer.Peer:
+        if not is_some_agent(rank):
+            return self._agent.connect_blocking(rank)
+        peer = self._agent.connect_blocking(rank.address)
+        if agents_of(engine_of(peer.name)) == rank.name:
+            return peer
+        peer.disconnect()
+        raise kvxfer.PeerError(
+            f"{peer.name} answers at {rank.address}, where the router says that {rank.name} is: name that "
+            "engine's engine_id, host and port to the router",
+            code="unreachable",
+            peer=rank.name,
+        )
 
     def _forget_lost(self) -> None:
         """Engines come and go for as long as this one serves."""

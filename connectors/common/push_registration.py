@@ -57,6 +57,8 @@ class Registration(BaseModel):
         For each cache group, where they go.
     shares
         Which layers and heads this rank is to push; none where other ranks hold all.
+    may_be_shared
+        Whether other engines may be about to register for the same.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -69,6 +71,7 @@ class Registration(BaseModel):
     block_sizes: Annotated[tuple[_Tokens, ...], Field(max_length=MAX_GROUPS)]
     pages_per_block: Annotated[tuple[_Tokens, ...], Field(max_length=MAX_GROUPS)]
     shares: Annotated[tuple[Share, ...], Field(max_length=MAX_GROUPS * MAX_GROUPS)]
+    may_be_shared: bool = False
 
     @model_validator(mode="after")
     def _agrees(self) -> Registration:

@@ -15,9 +15,11 @@ from typing import Any, Final
 
 import kvxfer
 from kvxfer.connectors.common.compute_stream import PASSED, ComputeStream, LayerMarks, Marks
+from kvxfer.connectors.common.handover import MAX_READERS
 from kvxfer.connectors.common.mail import Mail
 from kvxfer.connectors.common.notes import KEY_NBYTES, Leaving, Refusal, RegistrationPart, context_of
 from kvxfer.connectors.common.paging import GroupTable, pair_pages
+from kvxfer.connectors.common.place import engine_of
 from kvxfer.connectors.common.push_reader import Reader
 from kvxfer.connectors.common.push_registration import Registration
 from kvxfer.connectors.common.regions import CacheRegions, remote_region
@@ -41,25 +43,36 @@ class _Push:
     """One request."""
 
     chunk: Chunk  # the newest
+    engines: dict[str, int] = field(default_factory=dict)  # workers of each; 0 until one of them has come
     # Tokens of which every layer is computed, for sure: what a prompt has from the prefix cache may be
     # computed by another request in the same forward, and is written in it, layer by layer.
     ready: int = 0
-    readers: dict[int, Reader] = field(default_factory=dict)
-    num_readers: int = 0  # 0 as long as none has come
+    readers: dict[tuple[str, int], Reader] = field(default_factory=dict)  # workers of them
+    may_be_shared: bool = False  # other engines may come
     expires_at: float = 0.0  # 0 until its request has finished
-    is_claimed: bool = False  # a reader's engine knows of it
+    is_read: bool = False  # by all that were heard of; others may come as long as it is kept
     gives_way: bool = False
+
+    def may_be_pushed_to(self, engine: str) -> bool:
+        """Whether the router names it, or none."""
+        return not self.chunk.readers or engine in self.chunk.readers
 
     @property
     def is_returning(self) -> bool:
         """Whether its request has finished and all of its readers are there: they have it within moments."""
-        return bool(self.expires_at and self.num_readers) and len(self.readers) == self.num_readers
+        return bool(self.expires_at) and self._are_all_here
 
     @property
     def has_ended(self) -> bool:
         """Whether every reader has."""
-        return bool(self.num_readers) and all(
-            reader in self.readers and self.readers[reader].has_ended for reader in range(self.num_readers)
+        return self._are_all_here and all(reader.has_ended for reader in self.readers.values())
+
+    @property
+    def _are_all_here(self) -> bool:
+        return (
+            bool(self.engines)
+            and all(self.engines.values())
+            and len(self.readers) == sum(self.engines.values())
         )
 
 
@@ -98,7 +111,7 @@ class Pushes:
         self._pushes: dict[bytes, _Push] = {}
         self._keys: dict[str, bytes] = {}  # by request id
         self._ended: dict[bytes, str] = {}  # why; the last of them
-        self._claimed: dict[bytes, bool] = {}  # that are not there yet; the last of them
+        self._claimed: dict[bytes, set[str]] = {}  # that are not there yet, and by whom; the last of them
         # Requests whose pushes ended in sleep: their blocks are due now, or when they have finished.
         self._due: set[str] = set()
         self._owed: set[str] = set()
@@ -158,7 +171,8 @@ class Pushes:
         if (key := self._keys.get(chunk.request_id)) is None:
             key = self._keys[chunk.request_id] = self._free_key(chunk)
             self._ended.pop(key, None)
-            self._pushes[key] = _Push(chunk, is_claimed=self._claimed.pop(key, False))
+            engines = self._claimed.pop(key, ())
+            self._pushes[key] = _Push(chunk, dict.fromkeys(chunk.readers or engines, 0))
             self._owed.discard(chunk.request_id)
         push = self._pushes[key]
         push.chunk = replace(chunk, key=key)
@@ -238,15 +252,24 @@ class Pushes:
 
     # ---- notes ------------------------------------------------------------------------------
 
-    def claim(self, key: bytes) -> None:
-        """Takes in that a reader's engine knows of a request, and will register for it."""
+    def claim(self, key: bytes, sender: str) -> None:
+        """Takes in that the engine of an agent, a reader's, knows of a request, and will register for it."""
+        engine = engine_of(sender)
         if (push := self._pushes.get(key)) is None:
-            _remember(self._claimed, key, True)  # it may come later
+            claimed = self._claimed.get(key, set())
+            if len(claimed) < MAX_READERS:
+                _remember(self._claimed, key, claimed | {engine})  # it may come later
             return
-        push.is_claimed = True
+        if not push.may_be_pushed_to(engine):
+            return
+        push.engines.setdefault(engine, 0)
         if push.expires_at:
-            push.expires_at = time.monotonic() + self._settings.lease_ttl_s
+            self._keep_longer(push)
             self._tell_of(push)
+
+    def _keep_longer(self, push: _Push) -> None:
+        push.is_read = False
+        push.expires_at = time.monotonic() + self._settings.lease_ttl_s
 
     def give_way(self, request_id: str) -> None:
         """Keeps a request that has finished no longer, since others need its blocks."""
@@ -275,18 +298,25 @@ class Pushes:
 
     def _admit(self, push: _Push) -> None:
         for arrival in self._registrations.take(push.chunk.key):
-            push.num_readers = push.num_readers or arrival.num_readers
-            if arrival.num_readers != push.num_readers or arrival.reader >= push.num_readers:
+            engine = engine_of(arrival.peer.name)
+            num_readers = push.engines.get(engine) or arrival.num_readers
+            if not push.may_be_pushed_to(engine):
+                self._refuse(arrival.peer, arrival.registration, "the router names other engines for it")
+                continue
+            if arrival.num_readers != num_readers or arrival.reader >= num_readers:
                 self._refuse(arrival.peer, arrival.registration, "its readers do not agree on their number")
                 continue
-            known = push.readers.get(arrival.reader)
+            push.engines[engine] = num_readers
+            push.may_be_shared = push.may_be_shared or arrival.may_be_shared
+            known = push.readers.get((engine, arrival.reader))
             if known is None:
-                reader = push.readers[arrival.reader] = self._reader(push, arrival)
+                reader = push.readers[engine, arrival.reader] = self._reader(push, arrival)
                 self._serve(push, reader)
+                if push.is_read:
+                    self._keep_longer(push)
                 self._tell_of(push)
             elif known.peer.id != arrival.peer.id:
-                # One key is one request: who comes second was not meant.
-                self._refuse(arrival.peer, arrival.registration, "another engine is pushed it")
+                self._refuse(arrival.peer, arrival.registration, "another worker of its name is pushed it")
             elif arrival.registration is None:
                 known.fail("it left")
             else:
@@ -406,6 +436,12 @@ class Pushes:
                 continue
             for reader in push.readers.values():
                 self._look_after(reader)
+            if push.has_ended and push.may_be_shared and not push.gives_way:
+                if not push.is_read:
+                    push.is_read = True
+                    push.expires_at = min(push.expires_at, now + self._settings.claim_within_s)
+                if push.expires_at > now:
+                    continue
             is_late = (push.gives_way or push.expires_at <= now) and not push.has_ended
             if is_late:
                 why = f"it took more than {self._settings.lease_ttl_s:g} s (lease_ttl_s)"
@@ -432,7 +468,7 @@ class Pushes:
         return given_back
 
     def _tell_of(self, push: _Push) -> None:
-        if push.expires_at and (push.readers or push.is_claimed):
+        if push.expires_at and push.engines:
             names = frozenset({push.chunk.request_id})
             self._news |= News(names, names if push.is_returning else frozenset())
 

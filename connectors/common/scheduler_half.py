@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import kvxfer
-from kvxfer.connectors.common.appointment import Appointment, answer, is_push, read_key
+from kvxfer.connectors.common.appointment import (
+    Appointment,
+    answer,
+    has_coordinates,
+    is_further,
+    is_push,
+    read_key,
+)
 from kvxfer.connectors.common.cache_group import CacheGroup, num_held_back
 from kvxfer.connectors.common.engine_request import EngineRequest
 from kvxfer.connectors.common.handover import (
@@ -16,11 +23,10 @@ from kvxfer.connectors.common.handover import (
     HandoverError,
     is_return,
     prompt_digest,
-    reader_of,
+    readers_of,
     unwanted,
 )
 from kvxfer.connectors.common.keeping import Keeping
-from kvxfer.connectors.common.place import agents_of
 from kvxfer.connectors.common.samples import Samples
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.step import Chunk, Claimed, FetchOrder, Grant, News, OwnRank, Remainder, Step
@@ -41,7 +47,7 @@ class _Prefill:
     request: EngineRequest
     key: bytes = b""  # of a push; nothing is granted then
     prompt: str = ""
-    holder: str | None = None  # of a pull: whose agents may read
+    readers: tuple[str, ...] = ()  # engines that will have it, where the router names them
     grant: Grant | None = None
     tables: Tables = ()  # of a push, as the workers were told last
 
@@ -61,6 +67,8 @@ class SchedulerHalf:
         Of the engine's cache.
     settings
         As the user set them.
+    shares_samples
+        Whether samples of one request may be at other engines, whose front end this one has.
     """
 
     def __init__(
@@ -71,12 +79,14 @@ class SchedulerHalf:
         groups: tuple[CacheGroup, ...],
         num_blocks: int,
         settings: Settings,
+        shares_samples: bool = False,
     ) -> None:
         self._engine_id = engine_id
         self._produces = produces
         self._consumes = consumes
         self._groups = groups
         self._settings = settings
+        self._shares_samples = shares_samples
         self._num_held_back = num_held_back(groups)
         self._has_windows = any(group.window for group in groups)
         self._ranks: tuple[Entry, ...] = ()
@@ -247,36 +257,49 @@ class SchedulerHalf:
             try:
                 if not request.has_tokens:
                     raise HandoverError("prompts of embeddings are not handed over")
-                # A turn's prefill has them taken from it already.
-                held_back = self._num_held_back if params.get("do_remote_prefill") else 0
-                if is_push(params) and not is_return(params):
-                    known = Appointment.read(params, request, self._settings, held_back)
-                else:
-                    known = Handover.read(params, request, len(self._groups), self._settings, held_back)
+                known = self._read(params, request)
             except HandoverError as error:
                 known = str(error)
                 _log.warning("kvxfer: request %s: %s", request.id, error)
             self._sources[request.id] = known
         return known
 
+    def _read(self, params: dict[str, Any], request: EngineRequest) -> Handover | Appointment:
+        # A turn's prefill has them taken from it already.
+        held_back = self._num_held_back if params.get("do_remote_prefill") else 0
+        may_be_shared = self._may_be_shared(request)
+        if not is_return(params):
+            if is_push(params) or has_coordinates(params):
+                appointment = Appointment.read(params, request, self._settings, held_back)
+                return replace(appointment, may_be_shared=may_be_shared)
+            if is_further(request):
+                first = unwanted(params, self._settings)
+                return replace(Appointment.beside(first, request, held_back), may_be_shared=may_be_shared)
+        handover = Handover.read(params, request, len(self._groups), self._settings, held_back)
+        return replace(handover, may_be_shared=may_be_shared)
+
+    def _may_be_shared(self, request: EngineRequest) -> bool:
+        return self._shares_samples and request.family is not None
+
     # ---- prefill ----------------------------------------------------------------------------
 
     def _prefill(self, request: EngineRequest) -> _Prefill:
         params = request.params or {}
-        if not is_push(params) or not request.has_tokens:
+        pushes = is_push(params) or is_further(request) or self._settings.mode == "push"
+        if not pushes or is_return(params) or not request.has_tokens:
             if not request.can_tell:
                 raise HandoverError(
                     "its answer is a stream, which carries no parameters in this release of the engine: ask "
                     "prefill for one that is not streamed"
                 )
             # What brings a request back says who had it, and nothing of who will.
-            reader = None if is_return(params) else reader_of(params)
-            return _Prefill(request, holder=None if reader is None else agents_of(reader))
+            return _Prefill(request, readers=() if is_return(params) else readers_of(params))
         try:
-            key = read_key(params)
+            key = read_key(params, request)
             if any(prefill.key == key for prefill in self._prefills.values()):
                 raise HandoverError("its key is another request's: a router draws one for each")
-            return _Prefill(request, key, prompt_digest(request, request.num_prompt_tokens))
+            prompt = prompt_digest(request, request.num_prompt_tokens)
+            return _Prefill(request, key, prompt, readers_of(params))
         except HandoverError as error:
             _log.warning("kvxfer: request %s is not pushed: %s", request.id, error)
             return _Prefill(request)
@@ -332,7 +355,10 @@ class SchedulerHalf:
         if tables is not None:
             prefill.tables = tables
             self._next.chunks.append(
-                Chunk(request.id, prefill.key, prefill.prompt, tables, first, stop, num_tokens)
+                Chunk(
+                    *(request.id, prefill.key, prefill.prompt, tables, first, stop, num_tokens),
+                    readers=prefill.readers,
+                )
             )
 
     def _shrink(self, prefill: _Prefill, now: Tables) -> None:
@@ -360,7 +386,7 @@ class SchedulerHalf:
             if _is_same_but_for_windows(prefill.grant.tables, tables):
                 return
             self._next.withdrawn.append(request_id)
-        prefill.grant = Grant(request_id, _draw_leases(len(tables)), tables, prefill.holder)
+        prefill.grant = Grant(request_id, _draw_leases(len(tables)), tables, prefill.readers)
         self._next.grants.append(prefill.grant)
 
     def _prompt_tables(self, blocks_of: BlocksOf, request_id: str, num_tokens: int) -> Tables | None:
@@ -440,10 +466,13 @@ class SchedulerHalf:
         The engine calls with a stand-in, of one token, for what it refused before it got here.
         """
         try:
-            if is_push(params) and not is_return(params):
-                self._next.released.append(Appointment.read(params, request, self._settings))
+            may_be_shared = self._may_be_shared(request)
+            if is_return(params) or not (is_push(params) or has_coordinates(params) or is_further(request)):
+                self._next.released.append(
+                    replace(unwanted(params, self._settings), may_be_shared=may_be_shared)
+                )
             else:
-                self._next.released.append(unwanted(params, self._settings))
+                self._next.released.append(self._read(params, request))
         except HandoverError as error:
             _log.debug("kvxfer: request %s is not given back: %s", request.id, error)
         params["do_remote_prefill"] = False
@@ -481,6 +510,7 @@ class SchedulerHalf:
             self._pages_per_block,
             num_tokens,
             keep_s=self._settings.lease_ttl_s,
+            batch=None if request.batch is None else request.batch[0],
         )
 
     def _tables(self, block_ids: Blocks, num_tokens: int) -> Tables:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 import kvxfer
 from kvxfer.address import Address
+from kvxfer.connectors.common.place import Place
 
 # Whoever may send a request names hosts in its parameters, unless a router keeps them out. By default nothing
 # beyond these is dialled, nor a machine's metadata service (169.254.0.0/16), nor any name.
@@ -30,8 +31,10 @@ class Settings(BaseModel):
     Attributes
     ----------
     host
-        Where the engine's agents listen; beyond loopback a secret is needed. Ports are picked by the system
-        and told with each request.
+        Where the engine's agents listen; beyond loopback a secret is needed.
+    port
+        Of the first worker's agent; the others have those that follow. 0 for ports that the system picks,
+        which are told with each request.
     advertise
         The host that other engines dial; "" for `host`, and where that is ``0.0.0.0`` or ``::`` for the
         address of this host from which the default route leaves.
@@ -55,6 +58,9 @@ class Settings(BaseModel):
         was decoded here for later turns.
     load_timeout_s, connect_timeout_s
         Deadlines of a request's fetch, once it began, and of connecting to a prefill engine.
+    mode
+        What becomes of a prompt whose router does not say: ``"pull"``, where decode reads it when prefill has
+        told of it; ``"push"``, where decode was asked at once and told the same name of the request.
     loads
         ``"asynchronous"``: other requests go on while a cache is fetched. ``"synchronous"``: the
         forward that needs it waits, layer by layer; for caches of one group without a window.
@@ -82,6 +88,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
     advertise: str = ""
     secret_file: Path | None = None
     allowed_hosts: tuple[str, ...] | None = None
@@ -92,6 +99,7 @@ class Settings(BaseModel):
     return_share: _Share = 0.25
     load_timeout_s: _Seconds = 30.0
     connect_timeout_s: _Seconds = 5.0
+    mode: Literal["pull", "push"] = "pull"
     loads: Literal["asynchronous", "synchronous"] = "asynchronous"
     linger_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
     push_timeout_s: _Seconds = 120.0
@@ -127,10 +135,11 @@ class Settings(BaseModel):
             )
             raise ValueError(f"{where}: {found} (settings: {', '.join(cls.model_fields)})") from None
 
-    def agent_options(self, gpu: int | None = None) -> kvxfer.AgentOptions:
-        """Returns how this engine's agents behave; of a worker whose cache lies on a GPU, with that one."""
+    def agent_options(self, place: Place) -> kvxfer.AgentOptions:
+        """Returns how a worker's agent behaves; where its cache lies on a GPU, with that one."""
+        port = self.port + place.index if self.port else 0
         options: dict[str, Any] = {
-            "listen": str(Address(self.host, 0)),
+            "listen": str(Address(self.host, port)),
             "advertise": str(Address(self.advertise, None)) if self.advertise else None,
             "transfer_timeout_s": self.load_timeout_s,
             "connect_timeout_s": self.connect_timeout_s,
@@ -139,8 +148,8 @@ class Settings(BaseModel):
         }
         if self.secret_file is not None:
             options["secret"] = self.secret_file.read_bytes().rstrip(b"\r\n")
-        if gpu is not None:
-            options |= {"transports": ("cuda_ipc", *kvxfer.AgentOptions().transports), "gpu": gpu}
+        if place.gpu is not None:
+            options |= {"transports": ("cuda_ipc", *kvxfer.AgentOptions().transports), "gpu": place.gpu}
         if self.transports is not None:
             options["transports"] = self.transports
         return kvxfer.AgentOptions(**options)

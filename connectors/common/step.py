@@ -37,8 +37,8 @@ class Grant:
         hears of the workers again.
     tables
         For each cache group its blocks; 0 for none.
-    holder
-        Whose agents may read, as `kvxfer.Region.grant` takes it; None for any that has a token.
+    readers
+        Engines that will read, by `engine_name`, and each of them; none where any may that has a token.
     is_return
         Whether it was decoded here, and is kept for the next turn's prefill.
     """
@@ -46,7 +46,7 @@ class Grant:
     request_id: str
     leases: tuple[kvxfer.LeaseToken, ...]
     tables: tuple[tuple[int, ...], ...]
-    holder: str | None = None
+    readers: tuple[str, ...] = ()
     is_return: bool = False
 
 
@@ -64,6 +64,8 @@ class Chunk:
         For each cache group its blocks up to the chunk's last token; 0 for none.
     first_token, stop_token, num_tokens
         The chunk, and how long the prompt is.
+    readers
+        Engines that it is pushed to, and each of them; none where the router names none.
     """
 
     request_id: str
@@ -73,6 +75,7 @@ class Chunk:
     first_token: int
     stop_token: int
     num_tokens: int
+    readers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,15 @@ class Arrival(NamedTuple):
     ----------
     registration
         None of one that left.
+    may_be_shared
+        Whether other engines may come after it.
     """
 
     peer: kvxfer.Peer
     reader: int
     num_readers: int
     registration: Registration | None
+    may_be_shared: bool = False
 
 
 @dataclass(slots=True)
@@ -85,7 +88,7 @@ class Registrations:
         if self._keys.get(note.key, {}).get(peer.id) is not waiting:
             return forgotten
         if isinstance(note, Leaving):
-            self._arrived(waiting, Arrival(peer, note.reader, note.num_readers, None))
+            self._arrived(waiting, Arrival(peer, note.reader, note.num_readers, None, note.may_be_shared))
             return forgotten
         parts = waiting.parts.setdefault(note.reader, {})
         parts[note.part] = note.content
@@ -98,7 +101,10 @@ class Registrations:
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False, include_context=False)[:3]
             raise ValueError(f"a registration cannot be read: {found}") from None
-        self._arrived(waiting, Arrival(peer, note.reader, note.num_readers, registration))
+        self._arrived(
+            waiting,
+            Arrival(peer, note.reader, note.num_readers, registration, registration.may_be_shared),
+        )
         return forgotten
 
     def take(self, key: bytes) -> list[Arrival]:

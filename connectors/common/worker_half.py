@@ -58,10 +58,12 @@ class WorkerHalf:
         self._place = place
         self._settings = settings
         self._stream = stream
-        self._agent = kvxfer.Agent(place.agent_name(), settings.agent_options(place.gpu))
+        self._agent = kvxfer.Agent(place.agent_name(), settings.agent_options(place))
         self._mail = Mail(self._agent)
         self._statistics = Recorder()
-        self._kept = KeptBlocks(settings.lease_ttl_s, settings.return_ttl_s, self._statistics)
+        self._kept = KeptBlocks(
+            settings.lease_ttl_s, settings.return_ttl_s, settings.claim_within_s, self._statistics
+        )
         self._ranks = PrefillRanks(self._agent, settings.connect_timeout_s)
         self._claims = Claims(self._ranks, self._mail, settings.lease_ttl_s)
         self._regions: CacheRegions | None = None
@@ -150,7 +152,7 @@ class WorkerHalf:
         for source in step.released:
             note = self._fetches.release(source)
             if isinstance(note, notes.Receipt) and self._agent.name in {rank.name for rank in source.ranks}:
-                self._kept.note(note)
+                self._kept.note(note, self._agent.name, is_own=True)
 
     def after_forward(self, whole: bool) -> None:
         """Lets all go that this step has computed, unless its forward failed."""
@@ -202,7 +204,7 @@ class WorkerHalf:
                     self._kept.note(note, peer.name)
                 case notes.Claim():
                     self._kept.claim(note, peer.name)
-                    self._pushes.claim(note.request)
+                    self._pushes.claim(note.request, peer.name)
                 case notes.Refusal():
                     self._fetches.refused(note)
                 case notes.RegistrationPart() | notes.Leaving():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
                 groups,
                 kv_cache_config.num_blocks,
                 settings,
+                # So the engine names data-parallel ranks, of which it may be told in no other way.
+                shares_samples=re.search(r"_dp[0-9]+$", engine_id) is not None,
             )
         else:
             self._place = place = _place(vllm_config, engine_id)
@@ -290,4 +293,5 @@ def _place(config: VllmConfig, engine_id: str) -> Place:
         pp_rank=get_pp_group().rank_in_group,
         pp_size=config.parallel_config.pipeline_parallel_size,
         gpu=torch.cuda.current_device() if current_platform.is_cuda() else None,
+        dp_rank=config.parallel_config.data_parallel_index,
     )

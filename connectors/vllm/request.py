@@ -14,6 +14,9 @@ from vllm.v1.request import Request, RequestStatus
 # As the engine calls samples: their number, and the request's name, with the eight digits that make it one
 # of a kind. Where a user has turned those off, names prove nothing.
 _SAMPLE: Final = re.compile(r"[0-9]+_(.*-[0-9a-f]{8})", re.DOTALL)
+# As its server calls a chat, and the prompts of a completion: by what the router does (``X-Request-Id``).
+_CHAT: Final = re.compile(r"(chatcmpl-.*)-[0-9a-f]{8}", re.DOTALL)
+_PROMPT: Final = re.compile(r"(cmpl-.*)-([0-9]+)-[0-9a-f]{8}", re.DOTALL)
 
 
 @cache
@@ -42,6 +45,15 @@ class VllmRequest:
     def family(self) -> str | None:
         found = _SAMPLE.fullmatch(self._own.request_id)
         return None if found is None else found[1]
+
+    @property
+    def batch(self) -> tuple[str, int] | None:
+        name = self.family or self._own.request_id
+        if (found := _CHAT.fullmatch(name)) is not None:
+            return found[1], 0
+        if (found := _PROMPT.fullmatch(name)) is not None:
+            return found[1], int(found[2])
+        return None
 
     @property
     def has_tokens(self) -> bool:

@@ -14,6 +14,7 @@ class Request:
     id: str = "request"
     params: dict[str, Any] | None = None
     family: str | None = None
+    batch: tuple[str, int] | None = None
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
     has_tokens: bool = True

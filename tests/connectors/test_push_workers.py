@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
-from kvxfer.connectors.common.step import Chunk, Remainder, Step
+from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.step import Chunk, Claimed, Remainder, Step
 from tests.connectors.workers import (
     LAYERS,
     NUM_LAYERS,
@@ -177,11 +179,9 @@ def test_another_prompt_is_refused() -> None:
         assert collected(prefill, {"another"})[0].sent == {"another"}
 
 
-def test_one_key_is_one_reader() -> None:
-    pushed, whole = Pushed.draw("twice", TOKENS), some_tokens(TOKENS)
+def test_engines_that_the_router_does_not_name_are_refused() -> None:
+    pushed, whole = replace(Pushed.draw("named", TOKENS), readers=("decode",)), some_tokens(TOKENS)
     with workers("prefill") as prefill, workers("decode") as decode, workers("thief") as thief:
-        decode[0].half.step(pushed.order(prefill))
-        until(lambda: bool(decode[0].half.collect(set())) and prefill_knows(prefill, pushed), "registration")
         prefill[0].half.before_forward(pushed.chunk(0, 64))
         prefill[0].half.after_forward(whole=True)
         thief[0].half.step(pushed.order(prefill))
@@ -190,9 +190,63 @@ def test_one_key_is_one_reader() -> None:
             "refusal",
         )
         assert not any(cache.any() for cache in thief[0].caches.values())
+        decode[0].half.step(pushed.order(prefill))
         forward(prefill, pushed, 64, TOKENS, whole)
-        (result,) = collected(decode)
-        assert not result.failed
+        assert stepped_until(prefill[0], decode[0])[1] == {pushed.name}
+
+
+@pytest.mark.parametrize("how", ["claimed", "named", "may come", "does not come"])
+def test_engines_that_share_a_push_all_have_it_before_it_is_given_back(how: str) -> None:
+    pushed, whole = Pushed.draw("shared", TOKENS), some_tokens(TOKENS)
+    if how == "named":
+        pushed = replace(pushed, readers=("decode", "other"))
+    with workers("prefill") as prefill, workers("decode") as decode, workers("other") as other:
+        step = pushed.order(prefill, may_be_shared="come" in how)
+        if how == "claimed":
+            claim = pushed.order(prefill).fetches[0].source
+            assert isinstance(claim, Appointment)
+            other[0].half.step(Step(claimed=[Claimed(pushed.name, claim)]))
+            until(lambda: bool(prefill[0].half.collect(set())) and has_claim(prefill[0], pushed), "a claim")
+        decode[0].half.step(step)
+        forward(prefill, pushed, 0, TOKENS, whole)
+        finished = {pushed.name}
+        sent, _ = stepped_until(prefill[0], decode[0], finished)
+        for _ in range(3):
+            sent |= prefill[0].half.collect(finished).sent
+        assert not sent
+        if how != "does not come":
+            other[0].half.step(pushed.order(prefill))
+            sent, _ = stepped_until(prefill[0], other[0], finished)
+            for worker in (*decode, *other):
+                assert all(is_there([worker], pushed, layer, whole) for layer in range(NUM_LAYERS))
+        assert sent or collected(prefill)[0].sent == finished
+        statistics = prefill[0].half.take_statistics()
+        assert statistics is not None
+        assert not statistics.data.get("expired")
+
+
+def stepped_until(
+    prefill: Worker, decode: Worker, finished: set[str] | None = None
+) -> tuple[set[str], set[str]]:
+    """Steps both until decode has received something; returns what prefill has sent, and that."""
+    sent: set[str] = set()
+    received: set[str] = set()
+
+    def has_come() -> bool:
+        sent.update(prefill.half.collect(finished or set()).sent)
+        results = decode.half.collect(set())
+        assert not results.failed
+        received.update(results.received)
+        return bool(received)
+
+    until(has_come, "what decode waits for")
+    return sent, received
+
+
+def has_claim(prefill: Worker, pushed: Pushed) -> bool:
+    """Whether one waits for a prompt that is to come."""
+    assert prefill.half._pushes is not None
+    return pushed.key in prefill.half._pushes._claimed
 
 
 def test_a_second_request_of_one_engine_is_refused_its_key_at_once() -> None:
@@ -245,7 +299,7 @@ def test_a_write_that_has_failed_is_not_taken_for_a_reader_that_has_all() -> Non
         decode[0].half.step(Step(abandoned=["lost"]))  # its word of that comes later
         forward(prefill, pushed, 0, TOKENS, whole)
         assert prefill[0].half._pushes is not None
-        reader = prefill[0].half._pushes._pushes[pushed.key].readers[0]
+        reader = prefill[0].half._pushes._pushes[pushed.key].readers["decode", 0]
         until(lambda: reader.writes.state == "failed", "the write's end")
         # So it may end right after it was looked after.
         assert not reader.has_ended

@@ -17,8 +17,8 @@ import kvxfer
 from kvxfer.connectors.common import fetch
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.common.pace import StepPace
-from kvxfer.connectors.common.place import Place, agents_of
-from kvxfer.connectors.common.step import FetchOrder, Grant, Step
+from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, Step
 from kvxfer.directory import Entry
 from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, Worker, memory_of, until
 from tests.fault.proxy import Proxy
@@ -58,11 +58,11 @@ def decode() -> Iterator[Worker]:
 _request_ids = count(1)
 
 
-def granted(prefill: Worker, holder: str | None = None) -> Handover:
+def granted(prefill: Worker, *readers: str) -> Handover:
     """A request that prefill has computed."""
     request_id = f"request-{next(_request_ids)}"
     lease = kvxfer.LeaseToken.draw()
-    prefill.half.step(Step(grants=[Grant(request_id, (lease,), (SRC,), holder)]))
+    prefill.half.step(Step(grants=[Grant(request_id, (lease,), (SRC,), readers)]))
     return Handover(request_id, (prefill.rank,), (lease,), (SRC,), (BLOCK_SIZE,), (1,), NUM_TOKENS)
 
 
@@ -84,7 +84,7 @@ def test_what_prefill_granted_is_read_and_given_back(prefill: Worker, decode: Wo
 
 
 def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: Worker) -> None:
-    handover = granted(prefill, agents_of("decode"))
+    handover = granted(prefill, "decode")
     with worker_of("decode-2") as other:
         # It found all of it in a router's log; it neither reads nor has the blocks given back.
         other.half.step(order(handover))
@@ -95,6 +95,50 @@ def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: 
         assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
         prefill.until("sent", handover.request_id, {handover.request_id})
         assert counted(prefill)["receipts"] == 1
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "claimed"])
+def test_engines_that_share_a_handover_all_read_before_it_is_given_back(
+    prefill: Worker, decode: Worker, named: bool
+) -> None:
+    with worker_of("decode-2") as other:
+        handover = granted(prefill, *(("decode", "decode-2") if named else ()))
+        if not named:
+            other.half.step(Step(claimed=[Claimed("b", replace(handover, keep_s=30.0))]))
+            until(lambda: not_sent(prefill, handover) or prefill.half.take_news() is not None, "a claim")
+        decode.half.step(order(handover))
+        assert not decode.until("received", "a").failed
+        until(lambda: counted(prefill).get("receipts") == 1 or not_sent(prefill, handover), "a receipt")
+        assert prefill.half.collect({handover.request_id}).sent == set()
+        other.half.step(order(handover, "b"))
+        assert not other.until("received", "b").failed
+        assert np.array_equal(other.pages(DST), prefill.pages(SRC))
+        prefill.until("sent", handover.request_id)
+
+
+def not_sent(prefill: Worker, handover: Handover) -> bool:
+    """Steps once; nothing comes back of what is still to be read."""
+    assert not prefill.half.collect({handover.request_id}).sent
+    return False
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_what_a_sample_has_read_waits_for_samples_at_other_engines(
+    prefill: Worker, decode: Worker, comes: bool
+) -> None:
+    """Nobody has said that there are any: only that there may be."""
+    handover = replace(granted(prefill), may_be_shared=True)
+    decode.half.step(order(handover))
+    assert not decode.until("received", "a").failed
+    until(lambda: counted(prefill).get("receipts") == 1 or not_sent(prefill, handover), "a receipt")
+    if comes:
+        with worker_of("decode-2") as other:
+            other.half.step(order(handover, "b"))
+            assert not other.until("received", "b").failed
+            assert np.array_equal(other.pages(DST), prefill.pages(SRC))
+    prefill.until("sent", handover.request_id, {handover.request_id})
+    # Neither was kept in vain.
+    assert counted(prefill).get("expired", 0) == 0
 
 
 def test_both_ends_count_it(prefill: Worker, decode: Worker) -> None:

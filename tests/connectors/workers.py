@@ -135,6 +135,7 @@ class Pushed:
     first_token: int = 0
     num_wanted: int = 0  # by decode; 0 for all
     block_sizes: tuple[int, int] = (BLOCK_SIZE, BLOCK_SIZE)  # of src, of dst
+    readers: tuple[str, ...] = ()
 
     @classmethod
     def draw(
@@ -158,11 +159,18 @@ class Pushed:
     def chunk(self, first: int, stop: int) -> Step:
         """Returns the step in which prefill computes some of its tokens."""
         table = self.src[: -(-stop // self.block_sizes[0])]
-        return Step(chunks=[Chunk(self.name, self.key, "digest", (table,), first, stop, self.num_tokens)])
+        chunk = Chunk(self.name, self.key, "digest", (table,), first, stop, self.num_tokens, self.readers)
+        return Step(chunks=[chunk])
 
-    def order(self, prefill: list[Worker], prompt: str = "digest", waits: bool = False) -> Step:
+    def order(
+        self,
+        prefill: list[Worker],
+        prompt: str = "digest",
+        waits: bool = False,
+        may_be_shared: bool = False,
+    ) -> Step:
         """Returns the step in which decode asks for it."""
-        source = Appointment(self.key, tuple(worker.rank for worker in prefill), prompt)
+        source = Appointment(self.key, tuple(worker.rank for worker in prefill), prompt, may_be_shared)
         stop = self.num_wanted or self.num_tokens
         table = self.dst[: -(-stop // self.block_sizes[1])]
         return Step(fetches=[FetchOrder(self.name, source, (table,), self.first_token, stop, waits)])

@@ -69,14 +69,22 @@ def test_what_decides_a_cache_beside_the_tokens_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "family"),
+    ("name", "family", "batch"),
     [
-        ("cmpl-1-0-89abcdef", None),
-        ("0_cmpl-1-0-89abcdef", "cmpl-1-0-89abcdef"),
-        ("12_cmpl-1-0-89abcdef", "cmpl-1-0-89abcdef"),
-        ("0_cmpl-1", None),  # without digits that make it one of a kind
+        ("cmpl-1-0-89abcdef", None, ("cmpl-1", 0)),
+        ("cmpl-a-2-3-1-89abcdef", None, ("cmpl-a-2-3", 1)),
+        ("0_cmpl-1-0-89abcdef", "cmpl-1-0-89abcdef", ("cmpl-1", 0)),
+        ("12_cmpl-1-4-89abcdef", "cmpl-1-4-89abcdef", ("cmpl-1", 4)),
+        ("chatcmpl-1-2-89abcdef", None, ("chatcmpl-1-2", 0)),
+        ("3_chatcmpl-1-89abcdef", "chatcmpl-1-89abcdef", ("chatcmpl-1", 0)),
+        ("cmpl-cmpl-1-89abcdef", None, ("cmpl-cmpl", 1)),
+        ("0_cmpl-1", None, None),  # without digits that make it one of a kind
+        ("cmpl-1-0", None, None),
+        ("request-89abcdef", None, None),
     ],
 )
-def test_samples_are_told_by_their_names(name: str, family: str | None) -> None:
-    request = Request(name, [1], SamplingParams(), None)
-    assert VllmRequest(request).family == family
+def test_samples_and_prompts_of_one_request_are_told_by_their_names(
+    name: str, family: str | None, batch: tuple[str, int] | None
+) -> None:
+    request = VllmRequest(Request(name, [1], SamplingParams(), None))
+    assert (request.family, request.batch) == (family, batch)

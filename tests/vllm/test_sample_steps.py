@@ -1,4 +1,4 @@
-"""Samples of one prompt beside vLLM's own scheduler."""
+"""Samples of one prompt, and prompts of one request, beside vLLM's own scheduler."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from vllm.v1.request import Request
 
 from kvxfer import LeaseToken
 from kvxfer.bench.engines import tiny_models
+from kvxfer.connectors.common.appointment import Appointment
 from kvxfer.connectors.common.handover import Handover
 from kvxfer.connectors.vllm.request import VllmRequest
 from kvxfer.directory import Entry
@@ -182,6 +183,88 @@ def test_prefill_pushes_one(make: Make, overlapping: bool) -> None:
     step = engine.step()
     assert [chunk.request_id for chunk in step.chunks] == [FIRST]
     assert not step.grants
+
+
+@pytest.mark.parametrize(
+    ("engine_id", "names", "may_be"),
+    [("engine", NAMES, False), ("engine_dp1", NAMES, True), ("engine_dp1", ("alone-0123abcd",), False)],
+)
+def test_the_engine_that_keeps_a_prompt_is_told_that_other_ranks_may_have_samples_of_it(
+    make: Make, engine_id: str, names: tuple[str, ...], may_be: bool
+) -> None:
+    engine = make("kv_consumer", engine_id=engine_id)
+    first = handed(names)[0]
+    engine.add(first)
+    (order,) = engine.step().fetches
+    assert order.source.may_be_shared == may_be
+    engine.step(Answers(received={first.request_id}))
+    engine.run()
+    # So too where nothing is fetched: the prefix cache has it now, or nobody waits any more.
+    second = make("kv_consumer", engine_id=engine_id)
+    second.add(*handed(names))
+    for name in names:
+        second.abort(name)
+    (released,) = second.step().released
+    assert released.may_be_shared == may_be
+    assert_empty(second)
+
+
+OTHER = [number + 1 for number in PROMPT]
+
+
+def batch(name: str, *prompts: list[int], **params: Any) -> list[Request]:
+    """Prompts that came in one request, which the router calls so."""
+    return [request(prompt, 1, params, f"cmpl-{name}-{at}-0123abcd") for at, prompt in enumerate(prompts)]
+
+
+def test_prompts_beside_the_one_that_is_told_of_are_pushed(make: Make, overlapping: bool) -> None:
+    prefill = make("kv_producer", overlapping=overlapping)
+    asked = batch("asked", PROMPT, OTHER, **TO_PREFILL)
+    prefill.add(*asked)
+    step = prefill.step()
+    assert [grant.request_id for grant in step.grants] == [asked[0].request_id]
+    (chunk,) = step.chunks
+    assert chunk.request_id == asked[1].request_id
+    prefill.run()
+    params = prefill.told[asked[0].request_id]
+    params["kvxfer"]["ranks"] = [PREFILL.to_dict()]  # here both engines are called alike
+    # The server of prefill tells what the first prompt's handover says, and the router gives it to all.
+    decode = make("kv_consumer", overlapping=overlapping)
+    wanted = batch("wanted", PROMPT, OTHER, **params)
+    decode.add(*wanted)
+    fetches = {order.request_id: order.source for order in decode.step().fetches}
+    read, pushed = (fetches[each.request_id] for each in wanted)
+    assert isinstance(read, Handover)
+    assert isinstance(pushed, Appointment)
+    assert (pushed.key, pushed.prompt) == (chunk.key, chunk.prompt)
+    assert pushed.ranks == read.ranks
+    for engine in (prefill, decode):
+        assert_empty(engine)
+
+
+def test_each_prompt_of_a_push_has_its_key(make: Make) -> None:
+    own = {"version": 1, "push": "0" * 32}
+    prefill, decode = make("kv_producer"), make("kv_consumer")
+    prefill.add(*batch("asked", PROMPT, OTHER, PROMPT, **TO_PREFILL, kvxfer=own))
+    keys = [chunk.key for chunk in prefill.step().chunks]
+    assert len(set(keys)) == 3
+    place = {"do_remote_prefill": True, "kvxfer": {**own, "ranks": [PREFILL.to_dict()]}}
+    decode.add(*batch("wanted", PROMPT, OTHER, PROMPT, **place))
+    assert sorted(order.source.key for order in decode.step().fetches) == sorted(keys)
+
+
+@pytest.mark.parametrize("name", ["cmpl-6ec1-0-0123abcd", "chatcmpl-6ec1-0123abcd"])
+def test_engines_that_are_asked_at_once_by_one_name_find_each_other(make: Make, name: str) -> None:
+    """As vLLM's own proxy for pushes asks them."""
+    prefill, decode = make("kv_producer", mode="push"), make("kv_consumer")
+    asked = {**TO_PREFILL, "remote_engine_id": None, "remote_block_ids": None, "remote_host": None}
+    prefill.add(request(PROMPT, 1, asked, name))
+    (chunk,) = prefill.step().chunks
+    place = {"remote_engine_id": "engine", "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1}
+    wanted = {**place, "do_remote_prefill": True, "do_remote_decode": False, "remote_request_id": "6ec1"}
+    decode.add(request(PROMPT, 4, wanted, name.replace("0123abcd", "fedc9876")))
+    (order,) = decode.step().fetches
+    assert (order.source.key, order.source.prompt) == (chunk.key, chunk.prompt)
 
 
 def test_names_that_a_user_chose_make_no_samples(make: Make) -> None:

@@ -121,10 +121,10 @@ def test_a_router_that_knows_the_reader_has_the_leases_granted_to_it(make: Make,
     for _ in range(8):
         granted |= {grant.request_id: grant for grant in engine.step().grants}
     # What cannot be read is nobody's.
-    assert {name: grant.holder for name, grant in granted.items()} == {
-        "a": None,
-        "b": None,
-        "c": "decode_0/*",
+    assert {name: grant.readers for name, grant in granted.items()} == {
+        "a": (),
+        "b": (),
+        "c": ("decode_0",),
     }
 
 

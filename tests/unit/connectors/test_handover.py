@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("pydantic")
 
 from kvxfer import LeaseToken
-from kvxfer.connectors.common.handover import Handover, HandoverError, is_return, prompt_digest, reader_of
+from kvxfer.connectors.common.handover import Handover, HandoverError, is_return, prompt_digest, readers_of
+from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.directory import Entry
 from tests.connectors.requests import Request
@@ -181,23 +182,30 @@ def test_what_cannot_be_is_refused_in_words(changes: dict[str, Any], word: str) 
 
 
 @pytest.mark.parametrize(
-    ("own", "reader"),
+    ("own", "readers"),
     [
-        (None, None),
-        ({"version": 1}, None),
-        ({"version": 1, "reader": "decode-0", "colour": "red"}, "decode-0"),
+        (None, ()),
+        ({"version": 1}, ()),
+        ({"version": 1, "reader": "decode-0", "colour": "red"}, ("decode-0",)),
+        ({"version": 1, "readers": ["decode/0", "decode/1", "decode/0"]}, ("decode_0", "decode_1")),
     ],
 )
-def test_a_router_may_say_who_reads(own: Any, reader: str | None) -> None:
-    assert reader_of({"do_remote_decode": True, "kvxfer": own}) == reader
+def test_a_router_may_say_who_reads(own: Any, readers: tuple[str, ...]) -> None:
+    assert readers_of({"do_remote_decode": True, "kvxfer": own}) == readers
 
 
 @pytest.mark.parametrize(
-    "own", [{"version": 1, "reader": ""}, {"version": 1, "reader": 7}, {"version": 2}, 3]
+    "own",
+    [
+        *({"version": 1, "reader": reader} for reader in ("", 7)),
+        *({"version": 1, "readers": readers} for readers in ("decode", [""], ["decode"] * 65)),
+        {"version": 2},
+        3,
+    ],
 )
 def test_a_reader_that_cannot_be_is_refused(own: Any) -> None:
     with pytest.raises(HandoverError):
-        reader_of({"kvxfer": own})
+        readers_of({"kvxfer": own})
 
 
 def test_a_digest_is_of_all_that_decides_a_cache() -> None:
@@ -243,11 +251,17 @@ def test_settings_are_checked_when_the_engine_starts(extra: dict[str, Any], word
 def test_settings_reach_the_agent(tmp_path: Any) -> None:
     (tmp_path / "secret").write_text("0123456789abcdef\n")
     options = Settings.of(
-        {"host": "fd00::1", "secret_file": str(tmp_path / "secret"), "transports": ["tcp"]}, "settings"
-    ).agent_options()
-    assert options.listen == "tcp://[fd00::1]:0"
+        {
+            "host": "fd00::1",
+            "port": 5600,
+            "secret_file": str(tmp_path / "secret"),
+            "transports": ["tcp"],
+        },
+        "settings",
+    ).agent_options(Place("engine", tp_rank=1, tp_size=2, dp_rank=3))
+    assert options.listen == "tcp://[fd00::1]:5607"
     assert options.secret == b"0123456789abcdef"
     assert options.transports == ("tcp",)
     assert options.advertise is None
-    everywhere = Settings(host="0.0.0.0", advertise="fd00::7").agent_options()
+    everywhere = Settings(host="0.0.0.0", advertise="fd00::7").agent_options(Place("engine"))
     assert (everywhere.listen, everywhere.advertise) == ("tcp://0.0.0.0:0", "tcp://[fd00::7]")

@@ -31,7 +31,7 @@ RECEIPTS = [Receipt(digest_of(REQUEST), digest_of(str(TOKENS[0])), reader, 2) fo
 class Keeper:
     """Blocks of two cache groups in a real agent's region, granted for one request."""
 
-    def __init__(self, agent: Agent, ttl_s: float = 60.0, holder: str | None = None) -> None:
+    def __init__(self, agent: Agent, ttl_s: float = 60.0, *readers: str) -> None:
         array = np.zeros((4, 2, 16, 4, 2, 8), np.float16)
         region = agent.register("kv", array, KVLayout.from_tensor(array, "l2bthd"))
         self.leases: list[Lease] = []
@@ -44,14 +44,14 @@ class Keeper:
         regions: Any = SimpleNamespace(
             groups=groups, pages_per_block=[1, 1], regions=[SimpleNamespace(grant=grant)] * 2
         )
-        wanted = Grant(REQUEST, TOKENS, ((1, 2), (3, 0)), holder)
+        wanted = Grant(REQUEST, TOKENS, ((1, 2), (3, 0)), readers)
         self.counted: list[str] = []
         counts: Any = SimpleNamespace(
             received=lambda: self.counted.append("received"),
             expired=lambda: self.counted.append("expired"),
             gave_way=lambda: self.counted.append("gave way"),
         )
-        self.blocks = KeptBlocks(ttl_s, ttl_s, counts)
+        self.blocks = KeptBlocks(ttl_s, ttl_s, 2.0, counts)
         self.blocks.grant(wanted, regions)
 
     @property
@@ -68,10 +68,10 @@ def agent() -> Iterator[Agent]:
 def test_blocks_come_back_once_when_all_have_read_and_the_request_is_over(agent: Agent) -> None:
     keeper = Keeper(agent)
     assert keeper.blocks.collect({REQUEST}) == set()
-    keeper.blocks.note(RECEIPTS[0])
+    keeper.blocks.note(RECEIPTS[0], "decode/0.1")
     assert keeper.blocks.collect(set()) == set()
     assert keeper.states == ["active", "active"]
-    keeper.blocks.note(RECEIPTS[1])
+    keeper.blocks.note(RECEIPTS[1], "decode/1.2")
     assert keeper.blocks.collect(set()) == {REQUEST}
     assert keeper.states == ["revoked", "revoked"], "somebody may still read what the engine uses again"
     assert keeper.blocks.collect({REQUEST}) == set()
@@ -80,7 +80,7 @@ def test_blocks_come_back_once_when_all_have_read_and_the_request_is_over(agent:
 def test_blocks_of_a_request_that_goes_on_stay(agent: Agent) -> None:
     keeper = Keeper(agent)
     for receipt in RECEIPTS:
-        keeper.blocks.note(receipt)
+        keeper.blocks.note(receipt, f"decode/{receipt.reader}.0")
     assert keeper.blocks.collect({"another"}) == set()
     assert keeper.states == ["active", "active"]
     assert keeper.blocks.collect({REQUEST}) == {REQUEST}
@@ -109,16 +109,57 @@ def test_who_claims_a_request_has_its_time_begin_anew(agent: Agent, monkeypatch:
     assert keeper.counted == ["expired"]
 
 
+@pytest.mark.parametrize("others", [(), ("decode-2",)])
 @pytest.mark.parametrize(
     "claim",
     [replace(CLAIM, first_lease=bytes(16)), replace(CLAIM, request=bytes(16)), CLAIM],
     ids=["another lease", "another request", "another engine"],
 )
-def test_strangers_claim_nothing(agent: Agent, claim: Claim) -> None:
-    keeper = Keeper(agent, ttl_s=1e-6, holder="decode/*")
+def test_strangers_claim_nothing(agent: Agent, claim: Claim, others: tuple[str, ...]) -> None:
+    keeper = Keeper(agent, 1e-6, "decode", *others)
     keeper.blocks.claim(claim, "decoder/0.1")
     assert keeper.blocks.take_news() == News()
     assert keeper.blocks.collect({REQUEST}) == {REQUEST}
+
+
+@pytest.mark.parametrize(
+    ("named", "told", "are_free"),
+    [
+        ((), ["a read"], True),
+        ((), ["b claim", "a read"], False),
+        ((), ["b claim", "a read", "b read"], True),
+        ((), ["a claim", "b claim", "b read", "a read"], True),
+        ((), ["a shared"], False),
+        ((), ["a shared", "later"], True),
+        ((), ["a shared", "b claim", "later"], False),
+        ((), ["a shared", "b claim", "later", "b shared"], False),
+        ((), ["a shared", "b claim", "later", "b shared", "later"], True),
+        ((), ["a shared", "b shared", "a claim", "later"], True),
+        (("a", "b"), ["a read"], False),
+        (("a", "b"), ["a read", "c read"], False),
+        (("a", "b"), ["b read", "a read"], True),
+        (("a", "b"), ["b read", "a shared"], False),
+    ],
+)
+def test_blocks_stay_until_every_engine_that_was_heard_of_has_read(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...], told: list[str], are_free: bool
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    keeper = Keeper(agent, 30.0, *named)
+    assert keeper.blocks.collect({REQUEST}) == set()
+    for each in told:
+        engine, _, what = each.partition(" ")
+        sender = f"{engine}/0.1"
+        if engine == "later":
+            now += 2.0
+        elif what == "claim":
+            keeper.blocks.claim(CLAIM, sender)
+        else:
+            receipt = Receipt(CLAIM.request, CLAIM.first_lease, 0, 1, may_be_shared=what == "shared")
+            keeper.blocks.note(receipt, sender)
+    assert (keeper.blocks.collect(set()) == {REQUEST}) == are_free
+    assert "expired" not in keeper.counted
 
 
 def test_what_is_being_read_is_told_to_come_back_soon(agent: Agent) -> None:

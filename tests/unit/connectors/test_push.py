@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,8 @@ pytest.importorskip("pydantic")
 from pydantic import ValidationError
 
 from kvxfer.connectors.common import notes
-from kvxfer.connectors.common.appointment import Appointment, answer, is_push, read_key
-from kvxfer.connectors.common.handover import HandoverError
+from kvxfer.connectors.common.appointment import Appointment, answer, has_coordinates, is_push, read_key
+from kvxfer.connectors.common.handover import Handover, HandoverError
 from kvxfer.connectors.common.notes import Claim, Leaving, Note, Receipt, Refusal, RegistrationPart
 from kvxfer.connectors.common.paging import GroupTable, pair_pages
 from kvxfer.connectors.common.push_registration import Registration, Share, tag_of
@@ -48,8 +49,10 @@ def registration(num_blocks: int = 3, **changes: Any) -> Registration:
     "note",
     [
         Receipt(notes.digest_of("request"), notes.digest_of("lease"), 1, 2),
+        Receipt(notes.digest_of("request"), notes.digest_of("lease"), 1, 2, may_be_shared=True),
         RegistrationPart(KEY, 0, 1, 2, 3, b"content"),
         Leaving(KEY, 3, 4),
+        Leaving(KEY, 3, 4, may_be_shared=True),
         Claim(notes.digest_of("request"), notes.digest_of("lease"), True),
         Refusal(KEY, "it has another prompt: caf\u00e9"),
     ],
@@ -74,7 +77,7 @@ def test_transfers_are_of_their_request(request_id: str, context: str) -> None:
 @pytest.mark.parametrize("seed", range(200), indirect=True)
 def test_bytes_of_strangers_are_read_or_refused(seed: int) -> None:
     random_ = random.Random(seed)
-    payload = bytes([random_.randrange(7)]) + random_.randbytes(random_.randrange(80))
+    payload = bytes([random_.randrange(9)]) + random_.randbytes(random_.randrange(80))
     try:
         note = notes.read(payload)
     except ValueError:
@@ -93,8 +96,8 @@ def test_a_registration_comes_in_parts_in_any_order(seed: int) -> None:
     for part in parts:
         assert not registrations.take(KEY)
         registrations.add(PEER, notes.read(part.encode()))  # type: ignore[arg-type]
-    ((_, reader, num_readers, arrived),) = registrations.take(KEY)
-    assert (reader, num_readers, arrived) == (0, 1, whole)
+    (arrival,) = registrations.take(KEY)
+    assert arrival[1:4] == (0, 1, whole)
     assert not registrations.take(KEY)
 
 
@@ -211,9 +214,102 @@ def own(**changes: Any) -> dict[str, Any]:
 def test_both_engines_read_the_key() -> None:
     params = own()
     assert is_push(params)
-    assert read_key(params) == KEY
+    assert read_key(params, REQUEST) == KEY
     read = Appointment.read(params, REQUEST, Settings())
     assert (read.key, read.ranks) == (KEY, (RANK,))
+
+
+def coordinates(**changes: Any) -> dict[str, Any]:
+    """What vLLM's own proxy for pushes tells decode."""
+    return {
+        "do_remote_decode": False,
+        "do_remote_prefill": True,
+        "remote_engine_id": "prefill-1",
+        "remote_host": "10.0.0.7",
+        "remote_port": 5600,
+        "tp_size": 2,
+        "pp_size": 1,
+        "remote_request_id": "6ec1",
+        **changes,
+    }
+
+
+def named(name: str, at: int = 0, tokens: tuple[int, ...] = (1, 2, 3)) -> Request:
+    return Request([*tokens], f"{name}-{at}-89abcdef", batch=(name, at))
+
+
+def test_engines_that_are_given_one_name_of_a_request_make_one_key_of_it() -> None:
+    params, request = coordinates(), named("cmpl-6ec1")
+    assert has_coordinates(params)
+    read = Appointment.read(params, request, Settings())
+    assert read.key == read_key({"do_remote_decode": True, "remote_block_ids": None}, request)
+    assert [(rank.name, rank.address) for rank in read.ranks] == [
+        ("prefill-1/*", "tcp://10.0.0.7:5600"),
+        ("prefill-1/*", "tcp://10.0.0.7:5601"),
+    ]
+    others = [
+        named("cmpl-6ec2"),
+        named("chatcmpl-6ec1"),
+        named("cmpl-6ec1", 1),
+        named("cmpl-6ec1", 0, (1, 2)),
+    ]
+    keys = {Appointment.read(params, other, Settings()).key for other in others}
+    assert len(keys | {read.key}) == 5
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        coordinates(remote_block_ids=[[1]]),
+        coordinates(kvxfer={"version": 1}),
+        coordinates(remote_request_id=None),
+        {"do_remote_prefill": True},
+    ],
+)
+def test_parameters_of_a_pull_are_no_coordinates(params: dict[str, Any]) -> None:
+    assert not has_coordinates(params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"remote_engine_id": ""}, "remote_engine_id"),
+        ({"remote_host": "a@b"}, "address"),
+        ({"remote_host": "8.8.8.8"}, "not among"),
+        ({"remote_host": "0.0.0.0"}, "address"),
+        ({"remote_port": 0}, "remote_port"),
+        ({"remote_port": 65535}, "65536"),
+        ({"tp_size": 9, "pp_size": 8}, "72 ranks"),
+        ({"tp_size": -1}, "tp_size"),
+    ],
+)
+def test_absurd_coordinates_are_refused_in_words(changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(HandoverError, match=word):
+        Appointment.read(coordinates(**changes), named("cmpl-6ec1"), Settings())
+
+
+def test_a_request_without_a_name_is_told_from_no_other() -> None:
+    with pytest.raises(HandoverError, match="draw a key"):
+        Appointment.read(coordinates(), REQUEST, Settings())
+
+
+def test_every_prompt_of_a_request_has_a_key_of_its_own() -> None:
+    """The router draws one; the first has it."""
+    params = own()
+    keys = [read_key(params, named("cmpl-1", at)) for at in range(3)]
+    assert keys[0] == KEY
+    assert len(set(keys)) == 3
+    for at, key in enumerate(keys):
+        # Whatever the other engine calls the request.
+        assert Appointment.read(params, named("cmpl-2", at), Settings()).key == key
+
+
+def test_a_prompt_beside_the_one_that_prefill_tells_of_is_pushed() -> None:
+    first = Handover("cmpl-1-0-89abcdef", (RANK,), (), (), (), (), 3, batch="cmpl-1")
+    read = Appointment.beside(first, named("cmpl-2", 1))
+    assert (read.key, read.ranks) == (read_key({}, named("cmpl-1", 1)), (RANK,))
+    with pytest.raises(HandoverError, match="a request for each"):
+        Appointment.beside(replace(first, batch=None), named("cmpl-2", 1))
 
 
 def test_parameters_without_a_key_are_no_push() -> None:
