@@ -197,10 +197,6 @@ def create_app(options: RouterOptions) -> FastAPI:
     @app.post("/v1/completions")
     @app.post("/v1/chat/completions")
     async def route(request: Request, body: Annotated[dict[str, Any], Body()]) -> Response:
-        prompt = body.get("prompt")
-        if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
-            # An answer carries the parameters of one prompt: the others' pages would be forgotten.
-            raise RouteError(400, f"{len(prompt)} prompts in one request; send a request for each")
         headers = {"X-Request-Id": request.headers.get("X-Request-Id") or uuid.uuid4().hex}
         if "Authorization" in request.headers:
             headers["Authorization"] = request.headers["Authorization"]

@@ -154,7 +154,10 @@ def complete(
 
 
 def completion_request(
-    prompt: str | Sequence[int], max_tokens: int = 32, request_id: str | None = None, **fields: Any
+    prompt: str | Sequence[int] | Sequence[str],
+    max_tokens: int = 32,
+    request_id: str | None = None,
+    **fields: Any,
 ) -> dict[str, Any]:
     """Returns the body and the headers of such a request, as an httpx client's ``post`` takes them."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}

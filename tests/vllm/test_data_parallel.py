@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvxfer.bench.engines import tiny_models
-from kvxfer.bench.engines.server_process import RouterServer
+from kvxfer.bench.engines.server_process import RouterServer, ServerProcess
 from kvxfer.bench.engines.vllm_server import VllmServer, complete, completion_request
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
 
@@ -107,6 +107,33 @@ def test_many_at_once_through_a_router(
     moved = decode.prompt_tokens("external_kv_transfer") - before
     assert moved >= sum(len(prompt) - 1 for prompt in prompts)
     wait_empty(engines, ranks)
+
+
+@pytest.mark.parametrize("dispatch", ["sequential", "concurrent"])
+def test_samples_that_the_front_end_spreads_are_all_brought(
+    engines: Engines, ranks: VllmServer, folder: Path, dispatch: str, seed: int
+) -> None:
+    log = folder / f"spread-{dispatch}.log"
+    with RouterServer([engines.prefill.url], [ranks.url], log, dispatch) as router:
+        router.wait_ready()
+        complete(router, random_prompt(10), 1)  # it tells the router where its agents are
+        before = brought(ranks)
+        prompts = [random_prompt(LENGTH, seed=number) for number in range(4)]
+        requests = [completion_request(prompt, n=8, temperature=1.0, seed=seed) for prompt in prompts]
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            answers = [
+                list(threads.map(lambda request: choices(each, request), requests))  # noqa: B023
+                for each in (router, engines.alone)
+            ]
+        assert answers[0] == answers[1]
+    # So that this says something.
+    assert all(now > then for then, now in zip(before, brought(ranks), strict=True))
+    wait_empty(engines, ranks)
+
+
+def choices(server: ServerProcess, request: dict[str, Any]) -> list[list[int]]:
+    answer = server.client.post("/v1/completions", **request).raise_for_status().json()
+    return [choice["token_ids"] for choice in answer["choices"]]
 
 
 def test_samples_stay_together_where_the_router_names_their_rank(

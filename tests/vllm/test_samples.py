@@ -32,7 +32,7 @@ def router(engines: Engines, request: pytest.FixtureRequest) -> Iterator[RouterS
         yield router
 
 
-def samples(server: ServerProcess, prompt: str, **fields: Any) -> list[list[int]]:
+def samples(server: ServerProcess, prompt: str | list[str], **fields: Any) -> list[list[int]]:
     """Returns the tokens of each choice, in their order."""
     answer = server.client.post("/v1/completions", **completion_request(prompt, 24, **fields))
     assert answer.is_success, answer.text
@@ -66,6 +66,19 @@ def test_all_samples_go_on_from_one_cache(engines: Engines, router: RouterServer
     assert length - 1 <= moved(engines) - before <= length
     whole = (length - 1) // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
     assert engines.decode.prompt_tokens("local_cache_hit") - held == 2 * whole
+
+
+@pytest.mark.usefixtures("nothing_expires")
+@pytest.mark.parametrize("fields", [{}, {**SAMPLED, "n": 2}], ids=["greedy", "sampled"])
+def test_prompts_that_come_in_one_request_are_all_brought(
+    engines: Engines, router: RouterServer, fields: dict[str, Any]
+) -> None:
+    prompts = [random_prompt(length) for length in (20, 70, 500)]
+    before = moved(engines)
+    answers = samples(router, prompts, **fields)
+    assert answers == samples(engines.alone, prompts, **fields)
+    num_tokens = sum(map(len, prompts))
+    assert num_tokens - len(prompts) <= moved(engines) - before <= num_tokens
 
 
 @pytest.mark.usefixtures("nothing_expires")
@@ -153,14 +166,6 @@ def test_a_search_by_beams_is_computed_where_it_is_asked_for(engines: Engines, r
     ]
     assert texts[0] == texts[1]
     assert moved(engines) == before
-
-
-@pytest.mark.usefixtures("nothing_expires")
-def test_several_prompts_in_one_request_are_refused_in_words(engines: Engines, router: RouterServer) -> None:
-    prompts = [random_prompt(50, seed) for seed in (1, 2)]
-    answer = router.client.post("/v1/completions", **completion_request(prompts))  # type: ignore[arg-type]
-    assert answer.status_code == 400
-    assert "2 prompts in one request; send a request for each" in answer.json()["error"]["message"]
 
 
 def test_a_handover_that_cannot_be_read_fails_all_its_samples(engines: Engines) -> None:
