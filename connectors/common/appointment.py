@@ -2,7 +2,7 @@
 
 By a key decode's registration and prefill's request find each other. A router of kvxfer's draws it, and
 tells decode where prefill's ranks are as well (it has that from prefill's last response). Where it gives
-both engines one request by one name, as vLLM's own proxy for pushes does, each makes the key of that.
+both engines one request by one name instead, each makes the key of that.
 """
 
 from __future__ import annotations
