@@ -16,6 +16,7 @@ from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say, result_of
 from kvxfer.bench.run.limit import Limit, LimitSpec, limits_for
 from kvxfer.bench.run.options import REPLY_TIMEOUT_S, Corrupt, Option, Seed, Timeout, check
+from kvxfer.bench.run.perftest import Device, device_of, require_device
 from kvxfer.bench.run.process import Worker, call_all, receive_any
 from kvxfer.bench.run.stats import GIB, MIB
 from kvxfer.bench.work import trace as traces
@@ -42,7 +43,8 @@ class HandoverOptions:
     """
 
     model: Annotated[str, Option(", ".join(MODELS))] = "Llama-3.1-8B"
-    transport: Annotated[str, Option("shm, tcp", one_of=("shm", "tcp"))] = "shm"
+    transport: Annotated[str, Option("shm, tcp, verbs", one_of=("shm", "tcp", "verbs"))] = "shm"
+    device: Device = ""
     trace: Trace = traces.SAMPLE
     requests: Requests = 24
     max_tokens: Annotated[int, Option("Lengths are scaled so that the longest fits.", at_least=1)] = 2048
@@ -53,6 +55,7 @@ class HandoverOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        require_device(self.transport, self.device)
         self.shape()
 
     def shape(self) -> ModelShape:
@@ -119,7 +122,8 @@ def _limit(options: HandoverOptions, lengths: list[int], prefill: Worker, decode
     nbytes = shape.blocks_for(sorted(lengths)[len(lengths) // 2]) * shape.block_nbytes
     num_pages = min(nbytes, _LIMIT_NBYTES) // shape.page_nbytes
     names = limits_for(options.transport, "pool")
-    limit = Limit(LimitSpec(names, shape.page_nbytes, num_pages, options.seed), prefill, decode)
+    device = device_of(options.transport, options.device)
+    limit = Limit(LimitSpec(names, shape.page_nbytes, num_pages, options.seed, device), prefill, decode)
     limit.run(0)  # warm-up
     limit.forget()
     return limit

@@ -12,6 +12,7 @@ from kvxfer.bench.handover.measure import HandoverOptions
 from kvxfer.bench.handover.request_pages import RequestPages
 from kvxfer.bench.run.channel import Channel, Message
 from kvxfer.bench.run.endpoint import AgentEnd
+from kvxfer.bench.run.perftest import device_of
 from kvxfer.bench.work.page_data import Indices
 
 
@@ -23,7 +24,8 @@ class HandoverEnd(AgentEnd):
     def __init__(self, fields: Message, coordinator: Channel, peers: list[Channel]) -> None:
         self.options = options = HandoverOptions(**fields)
         self.shape = options.shape()
-        super().__init__(self.role, options.transport, coordinator, peers)
+        device = device_of(options.transport, options.device)
+        super().__init__(self.role, options.transport, coordinator, peers, device=device)
         # Seeds of its own, so that the two processes do not name blocks in the same order.
         seed = options.seed + (self.role == "decode")
         num_blocks = self.shape.blocks_for(options.max_tokens)

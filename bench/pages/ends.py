@@ -16,6 +16,7 @@ from kvxfer.bench.pages.pieces import Pieces
 from kvxfer.bench.run.channel import Channel, Message
 from kvxfer.bench.run.endpoint import LEASE_S, AgentEnd, Cache, Space
 from kvxfer.bench.run.memory import address_of
+from kvxfer.bench.run.perftest import device_of
 from kvxfer.bench.work.page_data import Indices, PageFiller, Words, block_order, page_keys
 from kvxfer.bench.work.rank_cache import RankCache, RankSpec
 
@@ -43,7 +44,10 @@ class PagesEnd(AgentEnd):
         self, role: str, options: PagesOptions, coordinator: Channel, remote: tuple[str, ...] = ("kv",)
     ) -> None:
         (threads,) = options.copy_threads
-        super().__init__(role, options.transport, coordinator, remote=remote, copy_threads=threads)
+        device = device_of(options.transport, options.device)
+        super().__init__(
+            role, options.transport, coordinator, remote=remote, device=device, copy_threads=threads
+        )
         self.options = options
         self._leases = []
 

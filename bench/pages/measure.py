@@ -19,6 +19,7 @@ from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say, result_of
 from kvxfer.bench.run.limit import Limit, LimitSpec, limit_of_threads, limits_for, stream_pair
 from kvxfer.bench.run.options import Corrupt, Option, Seed, Timeout, check, flag
+from kvxfer.bench.run.perftest import Device, device_of, require_device
 from kvxfer.bench.run.process import Worker, call_all
 from kvxfer.bench.run.stats import GIB, KIB, MIB, median, median_ratio, spread
 from kvxfer.bench.work.layout_names import NAMES
@@ -51,7 +52,8 @@ class PagesOptions:
     interleaved with a plain copy of as many bytes.
     """
 
-    transport: Annotated[str, Option("shm, unix, tcp", one_of=("shm", "unix", "tcp"))] = "shm"
+    transport: Annotated[str, Option("shm, unix, tcp, verbs", one_of=("shm", "unix", "tcp", "verbs"))] = "shm"
+    device: Device = ""
     op: Op = "write"
     total_mib: Total = 256
     block_kib: BlockKib = 32
@@ -67,6 +69,7 @@ class PagesOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        require_device(self.transport, self.device)
         if self.transport == "unix" and self.memory == "pool":
             raise BenchError("--transport unix carries what shm cannot reach: use it with --memory foreign")
         if self.has_layouts:
@@ -165,7 +168,8 @@ def _limits_of(options: PagesOptions) -> LimitSpec:
     if len(options.copy_threads) > 1 and (options.transport, options.memory) == ("shm", "pool"):
         wanted = (limit_of_threads(count) for count in options.copy_threads)
         names += tuple(name for name in wanted if name not in names)
-    return LimitSpec(names, options.page_nbytes, options.num_pages, options.seed)
+    device = device_of(options.transport, options.device)
+    return LimitSpec(names, options.page_nbytes, options.num_pages, options.seed, device)
 
 
 class _Pair:

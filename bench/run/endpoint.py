@@ -94,8 +94,8 @@ class Cache:
 class AgentEnd(End):
     """An agent in a worker process, and the peer at the other end.
 
-    ``remote`` names the peer's regions that are waited for before anything moves;
-    ``more`` are options of the agent.
+    ``remote`` names the peer's regions that are waited for before anything moves, ``device`` an RDMA
+    device that everything goes over; ``more`` are options of the agent.
     """
 
     #: What kind of memory pages the kernel gave.
@@ -108,11 +108,14 @@ class AgentEnd(End):
         coordinator: Channel,
         peers: Sequence[Channel] = (),
         remote: tuple[str, ...] = ("kv",),
+        device: str = "",
         **more: Any,
     ) -> None:
         super().__init__({}, coordinator, peers)
         #: This end's part of the machine's limit.
         self.limit = LimitSide(coordinator)
+        if device:
+            more |= {"transport_options": {"verbs.devices": device}, "require": ("verbs",)}
         options = kvxfer.AgentOptions(transports=(transport,), silent_timeout_s=_SILENT_TIMEOUT_S, **more)
         self.agent = kvxfer.Agent(name, options)
         self._transport = transport

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvxfer.bench import _limits
 from kvxfer.bench.errors import CheckFailedError
-from kvxfer.bench.run import memory
+from kvxfer.bench.run import memory, perftest
 from kvxfer.bench.run.channel import Channel, Message
 from kvxfer.bench.run.process import Worker
 from kvxfer.bench.run.stats import median, median_ratio
@@ -28,23 +28,29 @@ DESCRIPTIONS = {
     "process-vm-readv": "process_vm_readv, 1024 pages a call",
     "tcp-stream": "one loopback TCP stream, writev and readv",
     "unix-stream": "one unix socket stream, writev and readv",
+    "ib-read-bw": "perftest's ib_read_bw, READs of a page on the same device",
 }
 # Of (transport, kind of memory); the one that ratios are taken against first.
 # With several threads: "shared-copy-nt:2".
 _THREADED = "shared-copy-nt"
 _LIMITS = {("shm", "pool"): ("shared-copy", "shared-copy-nt"), ("shm", "foreign"): ("process-vm-readv",)}
+_PERFTEST = "ib-read-bw"
 # Keys of the limit's pages begin with this, the transfer's with a request or an iteration.
 _KEY_SPACE = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class LimitSpec:
-    """What is moved, and how. ``names`` share one memory; they are run one after the other."""
+    """What is moved, and how. ``names`` share one memory; they are run one after the other.
+
+    ``device`` is the RDMA device, where that moves it.
+    """
 
     names: tuple[str, ...]
     page_nbytes: int
     num_pages: int
     seed: int
+    device: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +66,12 @@ class LimitSpec:
 
 
 def limits_for(transport: str, memory_kind: str) -> tuple[str, ...]:
-    """Returns the limits of a transport, the one that ratios are taken against first."""
+    """Returns the limits of a transport, the one that ratios are taken against first.
+
+    Of verbs that is perftest's where it is installed, else a stream as for tcp.
+    """
+    if transport == "verbs":
+        return (_PERFTEST,) if perftest.is_installed() else ("tcp-stream",)
     return _LIMITS.get((transport, memory_kind), (f"{transport}-stream",))
 
 
@@ -162,6 +173,8 @@ class Limit:
         self.spec = spec
         #: name -> elapsed times of the runs so far, in order
         self.elapsed_ns: dict[str, list[int]] = {name: [] for name in spec.names}
+        if spec.names == (_PERFTEST,):
+            return
         src_pass, dst_pass = _resources(spec)
         try:
             found = source.call("limit.source", descriptors=src_pass, spec=asdict(spec))
@@ -178,6 +191,10 @@ class Limit:
 
     def run(self, iteration: int) -> None:
         """Fills, moves and checks once by each of the names, and keeps the times."""
+        if self.spec.names == (_PERFTEST,):
+            rate = perftest.read_rate(self.spec.device, self.spec.page_nbytes, self.spec.num_pages)
+            self.elapsed_ns[_PERFTEST].append(round(self.spec.nbytes / rate))
+            return
         for turn in range(len(self.spec.names)):
             # Neither of two limits always runs on the warmer machine.
             name = self.spec.names[(turn + iteration) % len(self.spec.names)]

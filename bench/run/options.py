@@ -7,8 +7,9 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from kvxfer.bench.errors import BenchError
 
-# A worker imports numpy and the engine and faults in its memory before its first reply.
-REPLY_TIMEOUT_S = 60.0
+# A worker imports numpy and the engine and faults in its memory before its first reply; in an emulated machine
+# that takes a minute.
+REPLY_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)

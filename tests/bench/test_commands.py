@@ -30,7 +30,7 @@ PROGRAM = [sys.executable, "-P", "-m", "kvxfer.bench"]
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, timeout=600, check=False)
 
 
 def result_of(*arguments: str, status: int = 0) -> dict[str, Any]:
