@@ -246,9 +246,37 @@ VLLM_REQUIREMENTS := tests/vllm/requirements.txt
 	echo "import site; site.addsitedir('$$($(PY) -c "import site; print(site.getsitepackages()[0])")')" \
 	  > $$site/kvxfer-first.pth; touch $@
 
+# vLLM's own proxies as the source distribution of version $(2) in $(1) has them, and its router, a program of
+# its own: fetched, never kept here. pip goes wherever it is configured to; what it downloads it also
+# prepares, with what vLLM's set-up imports.
+VLLM_SDIST_SHA256 := d2c957d5eee3d0985012151315ddc62cbe0cd368fc96a5fc3510438d9dddf2ad
+VLLM_ROUTER := 0.1.17
+VLLM_ROUTER_SHA256 := 85c96bea4d573a49b5a8ae4c72ee3dfe733aba26b6f1ff1256e6142f1f42694d
+define VLLM_PROXIES
+$(1)/proxies-$(2)-$(VLLM_ROUTER).stamp: $(1)/vllm-$(2).stamp
+	@$(LOCK) if [ $$@ -nt $$< ]; then exit 0; fi; \
+	echo "fetching the proxies of vLLM $(2) and its router $(VLLM_ROUTER) into $(1)"; \
+	pip="$(1)/bin/python -m pip --quiet"; install="$$$$pip install --no-warn-conflicts --target"; \
+	rm -rf $(1)/proxies $(1)/sdist; mkdir -p $(1)/proxies $(1)/sdist; \
+	$$$$install $(1)/proxies --no-deps --require-hashes \
+	  -r <(echo "vllm-router==$(VLLM_ROUTER) --hash=sha256:$(VLLM_ROUTER_SHA256)") && \
+	$$$$install $(1)/proxies --no-deps "orjson>=3.11.6" && \
+	$$$$install $(1)/sdist/tools "setuptools>=77,<81" setuptools-scm setuptools-rust && \
+	PYTHONPATH=$(abspath $(1))/sdist/tools VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(2) $$$$pip download \
+	  --no-deps --no-build-isolation --no-binary vllm --dest $(1)/sdist --require-hashes \
+	  -r <(echo "vllm==$(2) --hash=sha256:$(3)") && \
+	tar -x --no-same-owner -f $(1)/sdist/vllm-$(2).tar.gz -C $(1)/proxies --transform 's,.*/,,' --wildcards \
+	  '*/examples/disaggregated/disaggregated_serving/disagg_proxy_*.py' \
+	  '*/tests/v1/kv_connector/nixl_integration/toy_proxy_server.py' || { \
+	  echo "no proxies: pip could not fetch vLLM's router or the source distribution of vLLM $(2), or that has" \
+	    "other files (above)"; exit 1; }; \
+	rm -r $(1)/sdist; touch $$@
+endef
+$(eval $(call VLLM_PROXIES,.vllm,$(VLLM),$(VLLM_SDIST_SHA256)))
+
 # Importing vLLM, and starting an engine that cannot be forked, takes a minute: pytest's own bounds are wider there.
 # One test at a time: engines of two workers are more than 24 GB.
-test-vllm: .vllm/vllm-$(VLLM).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+test-vllm: .vllm/vllm-$(VLLM).stamp .vllm/proxies-$(VLLM)-$(VLLM_ROUTER).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	@.vllm/bin/python -c "import kvxfer, vllm" 2>/dev/null || .vllm/bin/python -c "import kvxfer, vllm"
 	.vllm/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" -o faulthandler_timeout=590 $(ARGS)
 
@@ -269,7 +297,9 @@ VLLM_NEXT_SHA256 := f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c7
 	  --no-binary vllm --require-hashes -r <(echo "vllm==$(VLLM_NEXT) --hash=sha256:$(VLLM_NEXT_SHA256)"); \
 	cp $$first/vllm/*.so $$site/vllm/; touch $@
 
-test-vllm-next: .vllm-next/vllm-$(VLLM_NEXT).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
+$(eval $(call VLLM_PROXIES,.vllm-next,$(VLLM_NEXT),$(VLLM_NEXT_SHA256)))
+
+test-vllm-next: .vllm-next/vllm-$(VLLM_NEXT).stamp .vllm-next/proxies-$(VLLM_NEXT)-$(VLLM_ROUTER).stamp $(VENV)/dev.stamp $(VENV)/module.stamp
 	VLLM_TARGET_DEVICE=cpu .vllm-next/bin/python -m pytest tests/vllm -m "$(VLLM_TESTS)" \
 	  -o faulthandler_timeout=590 $(ARGS)
 

@@ -33,8 +33,8 @@ Fields = Mapping[str, Any]
 
 _log = logging.getLogger("kvxfer.bench.engines.router")
 
-# What a prefill engine is asked for: its connector is to keep the pages and to say where they are.
-_TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+#: What a prefill engine is asked for: its connector is to keep the pages and to say where they are.
+TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 # Below the 5 s after which vLLM's server closes an idle connection: one that it is about to close is
 # not to be used again.
 _KEEP_ALIVE_S = 2.0
@@ -86,7 +86,7 @@ class Engine:
 
     async def prefill(self, path: str, body: Fields, headers: Mapping[str, str], **params: Any) -> Any:
         """Has it compute one token of a request and keep the pages; returns what it says for decode."""
-        asked = {**body, "stream": False, "max_tokens": 1, "n": 1, "kv_transfer_params": _TO_PREFILL | params}
+        asked = {**body, "stream": False, "max_tokens": 1, "n": 1, "kv_transfer_params": TO_PREFILL | params}
         if "max_completion_tokens" in body:
             asked["max_completion_tokens"] = 1
         # Neither fits an answer of one token in one piece.

@@ -39,9 +39,10 @@ def reserved_port() -> socket.socket:
 class ServerProcess:
     """A program that serves HTTP on a loopback port that the system chose.
 
-    ``name`` is what errors call it; ``--host`` and ``--port`` are added to ``command``; ``log`` takes what it
-    prints; ``environment`` has variables beside those of this process. It has ``ready_timeout_s`` until it
-    answers ``/health``. To be made by a thread that lives as long as the server: the server ends with it.
+    ``name`` is what errors call it; ``--port`` is added to ``command``, and ``--host`` if it ``takes_host``;
+    ``log`` takes what it prints; ``environment`` has variables beside those of this process. It has
+    ``ready_timeout_s`` until it answers at ``health``. To be made by a thread that lives as long as the
+    server: the server ends with it.
     """
 
     def __init__(
@@ -52,16 +53,20 @@ class ServerProcess:
         *,
         environment: Mapping[str, str] | None = None,
         ready_timeout_s: float = 30.0,
+        health: str = "/health",
+        takes_host: bool = True,
     ) -> None:
         self.name = name
         self.log = log
+        self._health = health
         self._ready_timeout_s = ready_timeout_s
         self._reserved = reserved_port()
         self.port: int = self._reserved.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        host = ("--host", "127.0.0.1") if takes_host else ()
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCH, *command, "--host", "127.0.0.1", "--port", str(self.port)],
+                [sys.executable, "-c", _LAUNCH, *command, *host, "--port", str(self.port)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -82,7 +87,7 @@ class ServerProcess:
         deadline = time.monotonic() + self._ready_timeout_s
         while True:
             try:
-                if self.client.get("/health").is_success:
+                if self.client.get(self._health).is_success:
                     return self
             except httpx.TransportError:
                 pass

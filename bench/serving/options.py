@@ -47,3 +47,28 @@ class ServingOptions:
     def read_requests(self) -> list[TraceRequest]:
         """Reads the trace and scales its lengths; raises where it cannot be used."""
         return traces.scale(traces.read_trace(self.trace), self.requests, self.max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonedOptions:
+    """Have clients give up behind a router that never asks decode: how long does prefill make others wait?
+
+    Needs `make bench-serving-setup`. One connector after the other: clients ask prefill one by one; of most
+    of them decode never hears. A connector that keeps blocks for 30 s keeps a full cache for as long.
+    """
+
+    systems: Annotated[
+        tuple[str, ...],
+        Option(f"With commas between, of {', '.join(systems.PULLS)}.", one_of=systems.PULLS),
+    ] = (systems.OURS, "nixl")
+    clients: Annotated[int, Option("They come one after the other.", at_least=1)] = 100
+    leave: Annotated[int, Option("So many of them give up, chosen at random.", at_least=0)] = 80
+    prompts_kept: Annotated[int, Option("So many prompts fill an engine's cache.", at_least=2)] = 8
+    # With an answer they fit what tiny engines are started for.
+    prompt_tokens: Annotated[int, Option("Of each prompt.", above=0, at_most=1000)] = 512
+    seed: Seed = 1
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.leave > self.clients:
+            raise BenchError(f"--leave {self.leave} is more than all --clients {self.clients}")

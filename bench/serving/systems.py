@@ -101,6 +101,8 @@ _KNOWN: Final = (
     ),
 )
 NAMES: Final = tuple(system.name for system in _KNOWN)
+#: Those whose decode is asked when prefill has ended.
+PULLS: Final = tuple(s.name for s in _KNOWN if s.connector is not None and s.dispatch == "sequential")
 
 
 def chosen(names: tuple[str, ...], known: tuple[System, ...] = _KNOWN) -> tuple[System, ...]:

@@ -35,7 +35,7 @@ from kvxfer.bench.run.channel import Message
 from kvxfer.bench.run.course import Progress, Say
 from kvxfer.bench.run.options import declared, flag
 from kvxfer.bench.scale.measure import ScaleOptions
-from kvxfer.bench.serving.options import ServingOptions
+from kvxfer.bench.serving.options import AbandonedOptions, ServingOptions
 from kvxfer.bench.setup.measure import SetupOptions
 
 _CHECK_FAILED = 1
@@ -83,6 +83,13 @@ _COMMANDS = (
         ServingOptions,
         "serving.measure:run",
         "serving.shown:parts",
+        prepare="serving.systems:enter_environment",
+    ),
+    _Command(
+        "abandoned",
+        AbandonedOptions,
+        "serving.abandoned:run",
+        "serving.abandoned:parts",
         prepare="serving.systems:enter_environment",
     ),
     _Command("plan", PlanOptions, "plan.measure:run", "plan.measure:parts"),

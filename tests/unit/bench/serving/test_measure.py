@@ -19,6 +19,7 @@ import pytest
 from kvxfer.bench.engines.options import DISPATCHES
 from kvxfer.bench.engines.server_process import reserved_port
 from kvxfer.bench.report import document
+from kvxfer.bench.serving import abandoned as serving_abandoned
 from kvxfer.bench.serving import load as serving_load
 from kvxfer.bench.serving import measure as serving
 from kvxfer.bench.serving import observer as serving_observer
@@ -26,7 +27,7 @@ from kvxfer.bench.serving import shown as serving_shown
 from kvxfer.bench.serving import systems as serving_systems
 from kvxfer.bench.serving.events import FOLDER_VARIABLE, Observations, Seen
 from kvxfer.bench.serving.load import Answer, Asked
-from kvxfer.bench.serving.options import ServingOptions
+from kvxfer.bench.serving.options import AbandonedOptions, ServingOptions
 from kvxfer.bench.serving.stages import STAGES, Served, summarize
 from kvxfer.bench.serving.systems import System
 from kvxfer.cli.app import run as kvxfer
@@ -358,6 +359,21 @@ def test_command_refuses_before_any_engine_is_looked_for(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--leave", "101"], "--leave 101 is more than all --clients 100"),
+        (["--systems", "kvxfer-push"], "unknown --systems 'kvxfer-push'; known are kvxfer-pull, nixl"),
+        (["--prompt-tokens", "2000"], "--prompt-tokens is above 0 and at most 1000, unlike 2000"),
+    ],
+)
+def test_abandoned_refuses_what_cannot_be(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kvxfer(["bench", "abandoned", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_missing_engine_is_told_with_the_command_that_installs_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,3 +491,24 @@ def test_engine_that_never_comes_up_is_left_out() -> None:
     assert "nixl: the first request failed 3 times" in result["failures"]["nixl"]
     assert "the engine is on fire" in result["failures"]["nixl"]
     assert list(result["systems"]) == ["kvxfer-pull"]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_clients_that_leave_are_asked_for_at_prefill_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    # Before them six requests, who comes next behind them; of the ten, four leave.
+    fatal = (
+        System(name, "dies", {"kv_connector": "N"}, environment={"STAND_IN_DIES": at})
+        for name, at in (("nixl", "kv_producer:17"), ("nixl+thread", "kv_consumer:13"))
+    )
+    options = AbandonedOptions(systems=("kvxfer-pull", "nixl", "nixl+thread"), clients=10, leave=4)
+    result = serving_abandoned.run(options, lambda at: None, (SYSTEMS[1], *fatal))
+    assert list(result["systems"]) == ["kvxfer-pull"]
+    assert result["systems"]["kvxfer-pull"]["longest_ms"] > 0
+    for name, role in (("nixl", "prefill"), ("nixl+thread", "decode")):
+        assert f"{name}'s {role} engine did not answer" in result["failures"][name]
+        assert "the engine is on fire" in result["failures"][name]
+    assert json.loads(json.dumps(result))["verified"] is True
+    document.print_parts(serving_abandoned.parts(result))
+    shown = capsys.readouterr().out
+    assert "4 of 10 clients leave" in shown
+    assert "nixl was left out" in shown

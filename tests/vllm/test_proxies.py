@@ -1,0 +1,216 @@
+"""vLLM's own proxies and its router, unmodified, before prefill and decode, asked by the `openai` client.
+
+The proxies are those of the source distribution of the vLLM that runs: ``make test-vllm`` fetches them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvxfer.bench.engines.server_process import ServerProcess, reserved_port
+from kvxfer.bench.engines.vllm_server import MODEL, completion_request
+from kvxfer.connectors.vllm.request import _streams_tell
+from tests.vllm import tiny_models
+from tests.vllm.engine import Engines, random_prompt, start_pair
+
+FOLDER = Path(sys.prefix) / "proxies"
+MAX_TOKENS = 24
+APIS = ("completions", "chat")
+EXPIRED = "vllm:kvxfer_expired_requests_total"
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """One of them: its file, how its command names engines, and where it says that it is up."""
+
+    file: str
+    arguments: str
+    health: str
+    takes_host: bool = True
+    #: Whether it carries what prefill says to decode; without that decode computes each prompt.
+    carries: bool = True
+
+    def start(self, engines: Engines, folder: Path, spare_port: int) -> ServerProcess:
+        """Starts it before a pair."""
+        path = FOLDER / self.file
+        assert path.exists(), f"there is no {path}: `make test-vllm` fetches vLLM's proxies"
+        places = {"prefill": engines.prefill.port, "decode": engines.decode.port, "spare": spare_port}
+        command = [sys.executable, str(path), *self.arguments.format(**places).split()]
+        options: dict[str, Any] = {"health": self.health, "takes_host": self.takes_host}
+        # What the router is made of lies beside it.
+        options["environment"] = {"PYTHONPATH": str(FOLDER)}
+        return ServerProcess(self.file, command, folder / f"{path.name}.log", **options)
+
+
+_PORTS = (
+    "--prefiller-host 127.0.0.1 --prefiller-port {prefill} --decoder-host 127.0.0.1 --decoder-port {decode}"
+)
+_URLS = "--prefill http://127.0.0.1:{prefill} --decode http://127.0.0.1:{decode}"
+#: `disagg_proxy_pushconnector_demo.py`, which asks both engines at once, is not here yet.
+PROXIES = {
+    "toy": Proxy("toy_proxy_server.py", _PORTS, "/healthcheck"),
+    "multiturn": Proxy("disagg_proxy_multiturn.py", _PORTS, "/health"),
+    "demo": Proxy(
+        "disagg_proxy_demo.py",
+        f"--model {MODEL} --prefill 127.0.0.1:{{prefill}} --decode 127.0.0.1:{{decode}}",
+        "/status",
+        takes_host=False,
+        carries=False,
+    ),
+    # vllm-project/router, of a wheel of its own.
+    "router": Proxy(
+        "bin/vllm-router", "--vllm-pd-disaggregation --prometheus-port {spare} " + _URLS, "/health"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Engines whose decode keeps what a later turn may ask for; the shared ones where streams tell nobody."""
+    if not _streams_tell():
+        yield engines
+        return
+    folder = tmp_path_factory.mktemp("proxies")
+    weights = tiny_models.save("llama", folder / "model")
+    roles = ("kv_both", "kv_both")
+    with start_pair(weights, folder, roles, lease_ttl_s=10.0, return_decoded=True) as (prefill, decode):
+        yield Engines(engines.alone, prefill, decode, engines.router, folder / "observed")
+
+
+@pytest.fixture(scope="module")
+def proxies(pair: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
+    """All of them, before the same engines."""
+    folder = tmp_path_factory.mktemp("proxy")
+    with ExitStack() as stack:
+        spare: int = stack.enter_context(reserved_port()).getsockname()[1]
+        started = {
+            name: stack.enter_context(proxy.start(pair, folder, spare)) for name, proxy in PROXIES.items()
+        }
+        yield {name: proxy.wait_ready() for name, proxy in started.items()}
+
+
+def ask(server: ServerProcess, api: str, stream: bool, prompt: Any, max_tokens: int = MAX_TOKENS) -> str:
+    """Returns the greedy continuation of a prompt, or of a conversation's messages."""
+    return "".join(pieces(server, api, stream, prompt, max_tokens))
+
+
+def pieces(
+    server: ServerProcess, api: str, stream: bool, prompt: Any, max_tokens: int, **extra: Any
+) -> Iterator[str]:
+    """Yields it as it comes."""
+    wanted: dict[str, Any] = {"model": MODEL, "max_tokens": max_tokens, "temperature": 0, "stream": stream}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        if api == "chat":
+            messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+            said: Any = client.chat.completions.create(messages=messages, extra_body=extra, **wanted)
+        else:
+            said = client.completions.create(prompt=prompt, extra_body=extra, **wanted)
+        for piece in said if stream else [said]:
+            for choice in piece.choices:
+                if api == "completions":
+                    yield choice.text or ""
+                else:
+                    yield (choice.delta if stream else choice.message).content or ""
+
+
+def brought(pair: Engines) -> tuple[int, int]:
+    """Returns how many tokens of prompts decode has from prefill, and how many it has computed."""
+    return pair.decode.prompt_tokens("external_kv_transfer"), pair.decode.prompt_tokens("local_compute")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("name", PROXIES)
+def test_answers_are_those_of_one_engine_and_decode_computes_no_prompt(
+    pair: Engines, proxies: dict[str, ServerProcess], name: str, api: str, stream: bool
+) -> None:
+    prompt = random_prompt(300, seed=len(name) + 100 * stream)
+    from_prefill, computed = brought(pair)
+    answer = ask(proxies[name], api, stream, prompt)
+    after = brought(pair)
+    from_prefill, computed = after[0] - from_prefill, after[1] - computed
+    # A letter is a token, and none that ends an answer is ever the likeliest.
+    assert len(answer) == MAX_TOKENS
+    assert answer == ask(pair.alone, api, False, prompt)
+    if PROXIES[name].carries:
+        assert from_prefill >= len(prompt)
+        assert computed == 0
+    else:
+        assert from_prefill == 0
+        assert computed >= len(prompt)
+
+
+def test_several_requests_at_once_are_not_mixed_up(pair: Engines, proxies: dict[str, ServerProcess]) -> None:
+    asked = [
+        (name, api, stream, random_prompt(100 + 40 * at, seed=at))
+        for at, (name, api, stream) in enumerate(
+            (name, api, stream) for name in PROXIES for api in APIS for stream in (False, True)
+        )
+    ]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        answers = list(threads.map(lambda each: ask(proxies[each[0]], *each[1:]), asked))
+    for (_, api, _, prompt), answer in zip(asked, answers, strict=True):
+        assert answer == ask(pair.alone, api, False, prompt)
+
+
+def test_clients_that_leave_keep_no_blocks(
+    pair: Engines, proxies: dict[str, ServerProcess], seed: int
+) -> None:
+    chance = random.Random(seed)
+
+    def leave(name: str, number: int) -> None:
+        if number % 2:
+            # When decode has begun to answer.
+            answer = pieces(proxies[name], "completions", True, random_prompt(600, number), 400)
+            next(answer)
+            answer.close()  # type: ignore[attr-defined]
+            return
+        request = completion_request(random_prompt(900, number), 400)
+        with contextlib.suppress(httpx.TimeoutException):
+            httpx.post(f"{proxies[name].url}/v1/completions", timeout=chance.uniform(0.01, 0.5), **request)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(leave, list(PROXIES) * 6, range(6 * len(PROXIES))))
+    # Those of whom decode never heard are given back when their time is over.
+    pair.wait_empty(40)
+    prompt = random_prompt(500)
+    for name in PROXIES:
+        assert ask(proxies[name], "chat", True, prompt) == ask(pair.alone, "chat", False, prompt)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_turns_of_a_conversation_come_back_and_leave_nothing_kept(
+    pair: Engines, proxies: dict[str, ServerProcess], stream: bool
+) -> None:
+    pair.wait_empty(40)
+    returned = pair.prefill.prompt_tokens("external_kv_transfer")
+    computed = brought(pair)[1]
+    expired = [engine.metric(EXPIRED) for engine in (pair.prefill, pair.decode)]
+    messages: list[dict[str, str]] = []
+    for turn in range(4):
+        messages.append({"role": "user", "content": random_prompt(120, seed=turn + 10 * stream)})
+        conversation = {"conversation_id": f"conversation {stream}"}
+        come = pieces(proxies["multiturn"], "chat", stream, messages, 64, **conversation)
+        answer = "".join(come)
+        assert answer == ask(pair.alone, "chat", False, messages, 64)
+        messages.append({"role": "assistant", "content": answer})
+    assert brought(pair)[1] == computed
+    returned = pair.prefill.prompt_tokens("external_kv_transfer") - returned
+    # The first has nothing before it; of each other's beginning, prefill lacks what decode has added.
+    assert (returned >= 3 * 32) if _streams_tell() else (returned == 0)
+    pair.wait_empty(40)
+    expired_now = [engine.metric(EXPIRED) for engine in (pair.prefill, pair.decode)]
+    # Of all that was kept the last turn alone was not asked for: no proxy can know that it is the last.
+    assert expired_now == [expired[0], expired[1] + int(_streams_tell())]
