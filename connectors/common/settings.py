@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -19,6 +20,9 @@ _OWN_HOSTS: Final = (
     "100.64.0.0/10",  # shared by carriers; clouds give it to pods
 )
 
+# Of the process's environment: a pod learns its own address there, and no template has to write it down.
+_HOST: Final = "KVXFER_HOST"
+
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -31,7 +35,7 @@ class Settings(BaseModel):
     ----------
     host
         Where the engine's agents listen; beyond loopback a secret is needed. Ports are picked by the system
-        and told with each request.
+        and told with each request. `of` takes ``KVXFER_HOST`` where it is not given.
     advertise
         The host that other engines dial; "" for `host`, and where that is ``0.0.0.0`` or ``::`` for the
         address of this host from which the default route leaves.
@@ -101,6 +105,20 @@ class Settings(BaseModel):
     huge_pages: bool = True
     model: str = ""
 
+    @field_validator("host")
+    @classmethod
+    def _is_host(cls, host: str) -> str:
+        try:
+            Address.parse(str(Address(host, 0)), "host")
+            if ":" in host:
+                ipaddress.ip_address(host)
+        except (kvxfer.UsageError, ValueError):
+            raise ValueError(
+                f"{host!r} is no host: write a name or an address of this one, without brackets and port, "
+                "or 0.0.0.0"
+            ) from None
+        return host
+
     @field_validator("allowed_hosts")
     @classmethod
     def _readable(cls, hosts: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -111,18 +129,20 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, given: dict[str, Any], where: str) -> Settings:
-        """Reads what a user gave; `where` it stands, for errors.
+        """Reads what a user gave; `where` it stands, for errors. ``KVXFER_HOST`` stands in for `host`.
 
         Raises
         ------
         ValueError
             Names every setting that is unknown or out of range.
         """
+        host = None if "host" in given else os.environ.get(_HOST)
         try:
-            return cls(**given)
+            return cls(**given) if host is None else cls(host=host, **given)
         except ValidationError as error:
+            names = {} if host is None else {"host": _HOST}
             found = "; ".join(
-                f"{'.'.join(map(str, item['loc']))}: {item['msg']}"
+                f"{names.get(name := '.'.join(map(str, item['loc'])), name)}: {item['msg']}"
                 for item in error.errors(include_url=False)
             )
             raise ValueError(f"{where}: {found} (settings: {', '.join(cls.model_fields)})") from None

@@ -58,7 +58,7 @@ class WorkerHalf:
         self._place = place
         self._settings = settings
         self._stream = stream
-        self._agent = kvxfer.Agent(place.agent_name(), settings.agent_options(place.gpu))
+        self._agent = _agent(place, settings)
         self._mail = Mail(self._agent)
         self._statistics = Recorder()
         self._kept = KeptBlocks(settings.lease_ttl_s, settings.return_ttl_s, self._statistics)
@@ -254,3 +254,11 @@ class WorkerHalf:
         self._ranks.close()
         self._kept.close()
         self._agent.close()
+
+
+def _agent(place: Place, settings: Settings) -> kvxfer.Agent:
+    try:
+        return kvxfer.Agent(place.agent_name(), settings.agent_options(place.gpu))
+    except kvxfer.KvxferError as error:
+        error.add_note(f"Where it listens is the setting host, or KVXFER_HOST: {settings.host}")
+        raise

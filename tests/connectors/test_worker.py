@@ -15,9 +15,10 @@ import pytest
 
 import kvxfer
 from kvxfer.connectors.common import fetch
-from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.common.handover import Handover, place_of
 from kvxfer.connectors.common.pace import StepPace
 from kvxfer.connectors.common.place import Place, agents_of
+from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.step import FetchOrder, Grant, Step
 from kvxfer.directory import Entry
 from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, Worker, memory_of, until
@@ -95,6 +96,29 @@ def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: 
         assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
         prefill.until("sent", handover.request_id, {handover.request_id})
         assert counted(prefill)["receipts"] == 1
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.2"])
+def test_engines_whose_environment_says_where_they_listen_find_each_other(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv("KVXFER_HOST", host)
+    monkeypatch.setenv("KVXFER_SECRET", "a secret for tests only")
+    listening = Settings.of({}, "settings").host
+    with worker_of("prefill", host=listening) as prefill, worker_of("decode", host=listening) as decode:
+        told = place_of(prefill.rank)
+        assert not told.is_wildcard
+        assert host in ("0.0.0.0", told.host)
+        decode.half.step(order(granted(prefill)))
+        assert not decode.until("received", "a").failed
+        assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
+
+
+def test_a_host_that_is_not_this_one_is_named_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVXFER_SECRET", "a secret for tests only")
+    with pytest.raises(kvxfer.AgentError, match=r"cannot listen on tcp://203\.0\.113\.9:0") as caught:
+        worker_of("prefill", host="203.0.113.9")
+    assert caught.value.__notes__ == ["Where it listens is the setting host, or KVXFER_HOST: 203.0.113.9"]
 
 
 def test_both_ends_count_it(prefill: Worker, decode: Worker) -> None:
