@@ -24,7 +24,7 @@ from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks
 from kvxfer.connectors.common.regions import CacheRegions
 from kvxfer.connectors.common.settings import Settings
-from kvxfer.connectors.common.statistics import Recorder
+from kvxfer.connectors.common.statistics import NO_MODE, PULL, PUSH, RETURN, Recorder
 from kvxfer.connectors.common.step import FetchOrder
 
 _log = logging.getLogger("kvxfer")
@@ -78,7 +78,7 @@ class Fetches:
         self._fetches[order.request_id] = fetch
         self._begun.append(fetch)
         if isinstance(order.source, str):
-            fetch.fail(order.source, "bad-handover")
+            fetch.fail(order.source, order.code)
             return
         fetch.sessions = [self._ranks.session(rank, order.request_id) for rank in order.source.ranks]
         self._advance(fetch)
@@ -145,7 +145,7 @@ class Fetches:
                 failed[request_id] = self._missing(fetch)
                 if isinstance(fetch.order.source, Handover):
                     self._pace.forget(_name(fetch.order.source))
-                self._statistics.failed(fetch.code)
+                self._statistics.failed(_mode(fetch.order.source), fetch.code)
                 _log.warning("kvxfer: request %s: cache not loaded: %s", request_id, fetch.failure)
             else:
                 self._count(fetch)
@@ -238,6 +238,7 @@ class Fetches:
             self._pace.took(_name(fetch.order.source), fetch.nbytes, took_s)
         self._statistics.loaded(
             fetch.order.request_id,
+            _mode(fetch.order.source),
             began_ns=fetch.begun_ns,
             noticed_ns=time.monotonic_ns(),
             stages=stages,
@@ -308,6 +309,13 @@ class Fetches:
         for session in sessions:
             self._mail.send_over(session, note)
         return note
+
+
+def _mode(source: Handover | Appointment | str) -> str:
+    """Returns how a request's cache comes, as it is counted."""
+    if isinstance(source, Handover):
+        return RETURN if source.comes_back else PULL
+    return PUSH if isinstance(source, Appointment) else NO_MODE
 
 
 def _name(source: Handover) -> str:

@@ -70,6 +70,12 @@ class Settings(BaseModel):
         How long decode waits for a prompt that is pushed to it, from its registration to the last byte.
     silent_timeout_s
         An engine of which nothing was heard for so long is lost, with what is fetched from it.
+    require_transfer
+        Whether a request that names no cache to fetch is refused at decode, where its prompt would have to be
+        computed; else it is counted and spoken of. An engine of both roles still computes what it is to
+        hand over.
+    short_prompt_tokens
+        So many tokens of a prompt decode computes itself without a word; a block at least.
     return_decoded
         Whether decode keeps every finished request for the next turn's prefill to fetch; else only those
         whose parameters say ``do_remote_decode`` as well. None is kept of which its reader cannot learn.
@@ -100,6 +106,8 @@ class Settings(BaseModel):
     linger_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
     push_timeout_s: _Seconds = 120.0
     silent_timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    require_transfer: bool = False
+    short_prompt_tokens: Annotated[int, Field(ge=0)] = 0
     return_decoded: bool = False
     transports: tuple[str, ...] | None = None
     huge_pages: bool = True

@@ -217,8 +217,7 @@ class WorkerHalf:
 
     def take_statistics(self) -> Counts | None:
         """Returns what was counted since the last call; None when nothing has happened."""
-        num_pushed = self._pushes.num_kept if self._pushes is not None else 0
-        return self._statistics.take(len(self._kept) + num_pushed)
+        return self._statistics.take()
 
     # ---- sleep ------------------------------------------------------------------------------
 

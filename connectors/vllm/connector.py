@@ -75,6 +75,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
                 'loads "synchronous" needs a cache of one group, without a window or states: leave it '
                 '"asynchronous"'
             )
+        if settings.require_transfer:
+            _require_refusable(self._kv_transfer_config)
         self._invalid_block_ids: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
             roles = self._kv_transfer_config
@@ -244,7 +246,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- what is counted --------------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        counts = None if self._worker is None else self._worker.take_statistics()
+        half = self._worker or self._deciding
+        counts = half.take_statistics()
         return None if counts is None else TransferStatistics(counts.data)
 
     @classmethod
@@ -273,6 +276,18 @@ def _require_supported(config: VllmConfig) -> None:
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name, 1)) > 1:
             raise NotImplementedError(f"KvxferConnector cannot hand over with {name} {size} yet: use 1")
+
+
+def _require_refusable(transfers: KVTransferConfig) -> None:
+    if not transfers.is_kv_consumer:
+        raise ValueError(f"require_transfer is for engines that decode, and kv_role is {transfers.kv_role}")
+    if transfers.kv_load_failure_policy != "fail":
+        # A connector can fail a request by its load alone, and the engine would compute that.
+        raise ValueError(
+            f'require_transfer needs kv_load_failure_policy "fail", and it is '
+            f'"{transfers.kv_load_failure_policy}": with that vLLM computes whatever cannot be loaded. Leave '
+            "out one of the two"
+        )
 
 
 def _settings(extra_config: dict[str, Any]) -> Settings:

@@ -90,7 +90,7 @@ def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: 
         # It found all of it in a router's log; it neither reads nor has the blocks given back.
         other.half.step(order(handover))
         assert other.until("received", "a").failed == {"a": set(DST)}
-        assert counted(other)["failures"] == {"not-permitted": 1}
+        assert counted(other)["failures"] == {"pull": {"not-permitted": 1}}
         decode.half.step(order(handover))
         assert not decode.until("received", "a").failed
         assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
@@ -123,17 +123,23 @@ def test_a_host_that_is_not_this_one_is_named_by_its_setting(monkeypatch: pytest
 
 def test_both_ends_count_it(prefill: Worker, decode: Worker) -> None:
     handover = granted(prefill)
-    assert counted(prefill)["kept"] == 1
     decode.half.step(order(handover))
     decode.until("received", "a")
+    again = granted(prefill)
+    decode.half.step(order(replace(again, comes_back=True), "b"))
+    decode.until("received", "b")
     data = counted(decode)
-    assert data["nbytes"] == [len(SRC) * _PAGE_NBYTES * len(decode.caches)]
-    assert data["num_pages"] == [len(DST)]
-    assert sum(data["rails"].values()) >= 1
-    assert all(len(data[name]) == 1 and data[name][0] >= 0 for name in ("connect_s", "load_s", "notice_s"))
-    prefill.until("sent", handover.request_id, {handover.request_id})
+    for mode in ("pull", "return"):
+        assert data["nbytes"][mode] == [len(SRC) * _PAGE_NBYTES * len(decode.caches)]
+        assert data["num_pages"][mode] == [len(DST)]
+        assert sum(data["rails"][mode].values()) >= 1
+        for name in ("connect_s", "load_s", "notice_s"):
+            (took_s,) = data[name][mode]
+            assert took_s >= 0
+    for each in (handover, again):
+        prefill.until("sent", each.request_id, {each.request_id})
     data = counted(prefill)
-    assert (data["receipts"], data["expired"], data["kept"]) == (1, 0, 0)
+    assert (data["receipts"], data["expired"]) == (2, 0)
     assert not counted(decode)
 
 
@@ -147,7 +153,12 @@ def test_failures_are_counted_by_their_code(prefill: Worker, decode: Worker) -> 
     decode.until("received", "b")
     decode.half.step(order("what the router passed cannot be read", "c"))
     decode.until("received", "c")
-    assert counted(decode)["failures"] == {"lease-ended": 1, "unreachable": 1, "bad-handover": 1}
+    decode.half.step(Step(fetches=[FetchOrder("d", "it names no cache", (DST,), 0, 1, code="no-handover")]))
+    decode.until("received", "d")
+    assert counted(decode)["failures"] == {
+        "pull": {"lease-ended": 1, "unreachable": 1},
+        "none": {"bad-handover": 1, "no-handover": 1},
+    }
 
 
 def test_what_fails_at_any_moment_is_not_taken_for_loaded(prefill: Worker, decode: Worker) -> None:
@@ -242,7 +253,7 @@ def far_decode(prefill: Worker, slow_word: Proxy) -> Iterator[Worker]:
         worker.half.step(order(handover))
         assert not worker.until("received", "a").failed
         prefill.until("sent", handover.request_id, {handover.request_id})
-        assert counted(worker)["num_pages"] == [len(DST)]
+        assert counted(worker)["num_pages"] == {"pull": [len(DST)]}
         yield worker
 
 
@@ -282,7 +293,7 @@ def test_who_reads_before_it_has_heard_that_prefill_is_awake_reads_again(
         assert not far_decode.half.collect(set()).received
     assert not far_decode.until("received", "b").failed
     assert np.array_equal(far_decode.pages(DST), prefill.pages(SRC))
-    assert counted(far_decode)["num_pages"] == [len(DST)]
+    assert counted(far_decode)["num_pages"] == {"pull": [len(DST)]}
     prefill.until("sent", handover.request_id, {handover.request_id})
 
 
@@ -294,7 +305,7 @@ def test_who_reads_before_it_has_heard_that_prefill_sleeps_on_is_told_so(
         prefill.half.sleep()
         far_decode.half.step(order(handover, "b"))
     assert far_decode.until("received", "b").failed == {"b": set(DST)}
-    assert counted(far_decode)["failures"] == {"region-gone": 1}
+    assert counted(far_decode)["failures"] == {"pull": {"region-gone": 1}}
     prefill.until("sent", handover.request_id, {handover.request_id})
 
 
