@@ -75,8 +75,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
                 'loads "synchronous" needs a cache of one group, without a window or states: leave it '
                 '"asynchronous"'
             )
-        if settings.require_transfer:
-            _require_refusable(self._kv_transfer_config)
+        if settings.require_transfer and self._kv_transfer_config.is_kv_consumer:
+            _require_refusable(self._kv_transfer_config.kv_load_failure_policy)
         self._invalid_block_ids: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
             roles = self._kv_transfer_config
@@ -278,15 +278,12 @@ def _require_supported(config: VllmConfig) -> None:
             raise NotImplementedError(f"KvxferConnector cannot hand over with {name} {size} yet: use 1")
 
 
-def _require_refusable(transfers: KVTransferConfig) -> None:
-    if not transfers.is_kv_consumer:
-        raise ValueError(f"require_transfer is for engines that decode, and kv_role is {transfers.kv_role}")
-    if transfers.kv_load_failure_policy != "fail":
-        # A connector can fail a request by its load alone, and the engine would compute that.
+def _require_refusable(policy: str) -> None:
+    # A connector can end a request by a load that fails, and by nothing else.
+    if policy != "fail":
         raise ValueError(
-            f'require_transfer needs kv_load_failure_policy "fail", and it is '
-            f'"{transfers.kv_load_failure_policy}": with that vLLM computes whatever cannot be loaded. Leave '
-            "out one of the two"
+            f'require_transfer needs kv_load_failure_policy "fail", and it is "{policy}": with that vLLM '
+            "computes whatever is not loaded. Leave out one of the two"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import re
 from collections.abc import Iterator
@@ -15,12 +16,14 @@ import pytest
 
 import kvxfer
 from kvxfer.connectors.common import fetch
+from kvxfer.connectors.common.appointment import Appointment
 from kvxfer.connectors.common.handover import Handover, place_of
 from kvxfer.connectors.common.pace import StepPace
 from kvxfer.connectors.common.place import Place, agents_of
 from kvxfer.connectors.common.settings import Settings
-from kvxfer.connectors.common.step import FetchOrder, Grant, Step
+from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, Step
 from kvxfer.directory import Entry
+from tests.connectors.requests import Request
 from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, Worker, memory_of, until
 from tests.fault.proxy import Proxy
 from tests.seeds import seed_of
@@ -96,6 +99,52 @@ def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: 
         assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
         prefill.until("sent", handover.request_id, {handover.request_id})
         assert counted(prefill)["receipts"] == 1
+
+
+@pytest.mark.parametrize("theirs", ["another secret, as long", None], ids=["another secret", "no secret"])
+def test_what_a_routers_log_prints_opens_nothing_without_the_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str | None
+) -> None:
+    for variable in ("KVXFER_SECRET", "KVXFER_SECRET_FILE"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "secret").write_text("a secret for tests only")
+    knows: dict[str, Any] = {"secret_file": tmp_path / "secret"}
+    other: dict[str, Any] = {}
+    if theirs is not None:
+        (tmp_path / "theirs").write_text(theirs)
+        other["secret_file"] = tmp_path / "theirs"
+    with (
+        worker_of("prefill", **knows) as prefill,
+        # It calls itself what it likes, as the engine that is meant.
+        worker_of("decode", **other) as stranger,
+        worker_of("decode", **knows) as decode,
+    ):
+        request = Request(list(range(NUM_TOKENS)))
+        for holder in (None, agents_of("decode")):
+            printed = json.dumps(granted(prefill, holder).params("prefill", request))
+            read = Handover.read(json.loads(printed), request, 1, Settings())
+            before = stranger.pages(DST)
+            key = read.request_id
+            # It neither reads, nor has the blocks kept for longer or given back, nor a push.
+            stranger.half.step(Step(claimed=[Claimed(key, read)]))
+            stranger.half.step(order(read, key))
+            assert stranger.until("received", key).failed == {key: set(DST)}
+            stranger.half.step(Step(released=[read]))
+            push = Appointment(bytes(range(16)), (prefill.rank,), "digest")
+            stranger.half.step(Step(fetches=[FetchOrder("push", push, (DST,), 0, NUM_TOKENS)]))
+            assert stranger.until("received", "push").failed == {"push": set(DST)}
+            assert counted(stranger)["failures"] == {
+                "pull": {"auth-failed": 1},
+                "push": {"auth-failed": 1},
+            }
+            assert np.array_equal(stranger.pages(DST), before)
+            assert not prefill.half.collect({key}).sent
+            assert prefill.half.take_news() is None
+            assert not prefill.half._agent.peers
+        decode.half.step(order(read))
+        assert not decode.until("received", "a").failed
+        assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
+        prefill.until("sent", read.request_id)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.2"])

@@ -452,7 +452,7 @@ class Walk:
             num_blocks=draw.choice([14, 20, 40]) * self._num_groups,
             num_groups=self._num_groups,
             policy=policy,
-            require_transfer=policy == "fail" and role != "kv_producer" and draw.random() < 0.5,
+            require_transfer=policy == "fail" and draw.random() < 0.5,
             batch_tokens=draw.choice([BLOCK_SIZE + 3, 64, 256]),
             overlapping=draw.random() < 0.5,
             claim_within_s=draw.choice([0.0, 600.0]),

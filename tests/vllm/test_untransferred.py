@@ -183,19 +183,18 @@ def test_one_that_waits_for_room_is_counted_once(make: Make) -> None:  # noqa: F
     assert_empty(engine)
 
 
-@pytest.mark.parametrize(
-    ("role", "policy", "words"),
-    [
-        ("kv_producer", "fail", "require_transfer is for engines that decode, and kv_role is kv_producer"),
-        ("kv_consumer", "recompute", 'require_transfer needs kv_load_failure_policy "fail"'),
-        ("kv_both", "recompute", 'require_transfer needs kv_load_failure_policy "fail"'),
-    ],
-)
-def test_what_cannot_be_required_is_said_when_the_engine_starts(
+@pytest.mark.parametrize("role", ["kv_consumer", "kv_both"])
+def test_what_vllm_would_compute_cannot_be_refused_which_is_said_at_the_start(
     make: Make,  # noqa: F811
     role: str,
-    policy: str,
-    words: str,
 ) -> None:
-    with pytest.raises(ValueError, match=words):
-        make(role, policy=policy, require_transfer=True)
+    with pytest.raises(ValueError, match='require_transfer needs kv_load_failure_policy "fail"'):
+        make(role, policy="recompute", require_transfer=True)
+
+
+def test_prefill_that_has_decodes_settings_computes_as_ever(make: Make) -> None:  # noqa: F811
+    engine = make("kv_producer", policy="recompute", require_transfer=True)
+    for params in NAMELESS:
+        assert ask(engine, request(PROMPT, 1, params)) == "length"
+    assert num_counted(engine) == 0
+    assert_empty(engine)
