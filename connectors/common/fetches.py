@@ -26,6 +26,7 @@ from kvxfer.connectors.common.regions import CacheRegions
 from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.statistics import NO_MODE, PULL, PUSH, RETURN, Recorder
 from kvxfer.connectors.common.step import FetchOrder
+from kvxfer.directory import Entry
 
 _log = logging.getLogger("kvxfer")
 
@@ -256,7 +257,7 @@ class Fetches:
             # Prefill writes as soon as it hears where to: these blocks have to be this request's alone.
             if isinstance(fetch.order.source, Appointment) and not fetch.mark.has_passed:
                 return False
-            if all(session.done() for session in fetch.sessions):
+            if not (silent := _silent(fetch)):
                 try:
                     self._poster.post(fetch)
                     self._tell_of_reading(fetch)
@@ -270,7 +271,9 @@ class Fetches:
                     _log.exception("kvxfer: request %s: cannot be fetched", fetch.order.request_id)
                     fetch.fail(f"{type(error).__name__}: {error}", "internal")
             elif fetch.age_s > self._settings.connect_timeout_s:
-                why = f"no session within {self._settings.connect_timeout_s:g} s (connect_timeout_s)"
+                others = f" and {len(silent) - 1} others" if silent[1:] else ""
+                within = f"within {self._settings.connect_timeout_s:g} s (connect_timeout_s)"
+                why = f"{silent[0].address}{others} did not answer {within}: stopped, starved or not there"
                 fetch.fail(why, "unreachable")
             else:
                 return False
@@ -309,6 +312,13 @@ class Fetches:
         for session in sessions:
             self._mail.send_over(session, note)
         return note
+
+
+def _silent(fetch: Fetch) -> list[Entry]:
+    """Returns the agents with which there may be a session yet."""
+    source = fetch.order.source
+    ranks = () if isinstance(source, str) else source.ranks
+    return [rank for rank, session in zip(ranks, fetch.sessions, strict=True) if not session.done()]
 
 
 def _mode(source: Handover | Appointment | str) -> str:

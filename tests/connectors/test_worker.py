@@ -25,6 +25,7 @@ from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, Step
 from kvxfer.directory import Entry
 from tests.connectors.requests import Request
 from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, Worker, memory_of, until
+from tests.fault.node import Worker as Process
 from tests.fault.proxy import Proxy
 from tests.seeds import seed_of
 
@@ -208,6 +209,26 @@ def test_failures_are_counted_by_their_code(prefill: Worker, decode: Worker) -> 
         "pull": {"lease-ended": 1, "unreachable": 1},
         "none": {"bad-handover": 1, "no-handover": 1},
     }
+
+
+def test_a_prefill_that_stands_still_is_said_to_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+    prefill = Process("prefill", "tcp")
+    try:
+        rank = Entry("prefill", prefill.address(), bytes(16))
+        handover = Handover(
+            "b", (rank,), (kvxfer.LeaseToken.draw(),), (SRC,), (BLOCK_SIZE,), (1,), NUM_TOKENS
+        )
+        prefill.stop()
+        with worker_of("decode", connect_timeout_s=0.5) as decode:
+            decode.half.step(order(handover))
+            assert decode.until("received", "a").failed == {"a": set(DST)}
+            assert counted(decode)["failures"] == {"pull": {"unreachable": 1}}
+        (said,) = [line for line in caplog.messages if "request a: cache not loaded" in line]
+        assert rank.address in said
+        assert "it is stopped, or starved" in said or "stopped, starved" in said
+        assert "secret" not in said
+    finally:
+        prefill.finish()
 
 
 def test_what_fails_at_any_moment_is_not_taken_for_loaded(prefill: Worker, decode: Worker) -> None:
