@@ -7,8 +7,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from kvxfer.bench.errors import BenchError
 
-# A worker imports numpy and the engine and faults in its memory before its first reply; in an emulated machine
-# that takes a minute.
+# A worker imports numpy and the engine and faults in its memory before its first reply: a minute, where the
+# machine is emulated.
 REPLY_TIMEOUT_S = 180.0
 
 

@@ -24,8 +24,9 @@ from kvxfer.connectors.common.place import Place
 from kvxfer.connectors.common.prefill_ranks import PrefillRanks
 from kvxfer.connectors.common.regions import CacheRegions
 from kvxfer.connectors.common.settings import Settings
-from kvxfer.connectors.common.statistics import Recorder
+from kvxfer.connectors.common.statistics import NO_MODE, PULL, PUSH, RETURN, Recorder
 from kvxfer.connectors.common.step import FetchOrder
+from kvxfer.directory import Entry
 
 _log = logging.getLogger("kvxfer")
 
@@ -78,7 +79,7 @@ class Fetches:
         self._fetches[order.request_id] = fetch
         self._begun.append(fetch)
         if isinstance(order.source, str):
-            fetch.fail(order.source, "bad-handover")
+            fetch.fail(order.source, order.code)
             return
         fetch.sessions = [self._ranks.session(rank, order.request_id) for rank in order.source.ranks]
         self._advance(fetch)
@@ -145,7 +146,7 @@ class Fetches:
                 failed[request_id] = self._missing(fetch)
                 if isinstance(fetch.order.source, Handover):
                     self._pace.forget(_name(fetch.order.source))
-                self._statistics.failed(fetch.code)
+                self._statistics.failed(_mode(fetch.order.source), fetch.code)
                 _log.warning("kvxfer: request %s: cache not loaded: %s", request_id, fetch.failure)
             else:
                 self._count(fetch)
@@ -238,6 +239,7 @@ class Fetches:
             self._pace.took(_name(fetch.order.source), fetch.nbytes, took_s)
         self._statistics.loaded(
             fetch.order.request_id,
+            _mode(fetch.order.source),
             began_ns=fetch.begun_ns,
             noticed_ns=time.monotonic_ns(),
             stages=stages,
@@ -255,7 +257,7 @@ class Fetches:
             # Prefill writes as soon as it hears where to: these blocks have to be this request's alone.
             if isinstance(fetch.order.source, Appointment) and not fetch.mark.has_passed:
                 return False
-            if all(session.done() for session in fetch.sessions):
+            if not (silent := _silent(fetch)):
                 try:
                     self._poster.post(fetch)
                     self._tell_of_reading(fetch)
@@ -269,7 +271,9 @@ class Fetches:
                     _log.exception("kvxfer: request %s: cannot be fetched", fetch.order.request_id)
                     fetch.fail(f"{type(error).__name__}: {error}", "internal")
             elif fetch.age_s > self._settings.connect_timeout_s:
-                why = f"no session within {self._settings.connect_timeout_s:g} s (connect_timeout_s)"
+                others = f" and {len(silent) - 1} others" if silent[1:] else ""
+                within = f"within {self._settings.connect_timeout_s:g} s (connect_timeout_s)"
+                why = f"{silent[0].address}{others} did not answer {within}: stopped, starved or not there"
                 fetch.fail(why, "unreachable")
             else:
                 return False
@@ -308,6 +312,20 @@ class Fetches:
         for session in sessions:
             self._mail.send_over(session, note)
         return note
+
+
+def _silent(fetch: Fetch) -> list[Entry]:
+    """Returns the agents with which there may be a session yet."""
+    source = fetch.order.source
+    ranks = () if isinstance(source, str) else source.ranks
+    return [rank for rank, session in zip(ranks, fetch.sessions, strict=True) if not session.done()]
+
+
+def _mode(source: Handover | Appointment | str) -> str:
+    """Returns how a request's cache comes, as it is counted."""
+    if isinstance(source, Handover):
+        return RETURN if source.comes_back else PULL
+    return PUSH if isinstance(source, Appointment) else NO_MODE
 
 
 def _name(source: Handover) -> str:

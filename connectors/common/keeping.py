@@ -68,6 +68,9 @@ class Keeping:
         self._waiting: dict[str, int] = {}  # in this step: how many blocks a request that has none needs
         self._is_short = False  # in this step, for one that has some
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def begin(self, request_id: str, block_ids: Sequence[Sequence[int]], *, is_return: bool) -> None:
         """Keeps a request that has finished."""
         num_blocks = len(set().union(*block_ids) - {0})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -12,6 +12,8 @@ from kvxfer.connectors.common import statistics
 _SECONDS_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 # From a page to the prompt of a long context: 4 KiB to 64 GiB.
 _NBYTES_BUCKETS: Final = tuple(float(4**exponent) for exponent in range(6, 19))
+# How a fetch comes: "pull", "push", "return".
+_MODE: Final = ("mode",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,9 @@ class Metric:
         Of Prometheus; a gauge is told when it changes.
     buckets
         Of a histogram.
-    label
-        The metric's own beside the engine's, whose values come as they happen; "" for none.
+    labels
+        The metric's own beside the engine's, whose values come as they happen: names of the dictionaries
+        in each other that the key has.
     """
 
     name: str
@@ -37,7 +40,7 @@ class Metric:
     kind: Literal["histogram", "counter", "gauge"]
     documentation: str
     buckets: tuple[float, ...] = ()
-    label: str = ""
+    labels: tuple[str, ...] = ()
 
     def observe(self, data: dict[str, Any], labelled: Callable[..., Any]) -> None:
         """Adds what one interval counted.
@@ -47,43 +50,54 @@ class Metric:
         data
             Of `Counts`.
         labelled
-            Returns the engine's metric, for a value of `label` where there is one.
+            Returns the engine's metric, for values of `labels` where there are any.
         """
-        found = data[self.key]
-        if self.label:
-            for value, count in found.items():
-                labelled(value).inc(count)
-        elif self.kind == "histogram":
-            for value in found:
-                labelled().observe(value)
-        elif self.kind == "counter":
-            labelled().inc(sum(found) if isinstance(found, list) else found)
-        elif found is not None:
-            labelled().set(found)
+        for values, found in _leaves(data[self.key], len(self.labels)):
+            if self.kind == "histogram":
+                for value in found:
+                    labelled(*values).observe(value)
+            elif self.kind == "counter":
+                labelled(*values).inc(sum(found) if isinstance(found, list) else found)
+            elif found is not None:
+                labelled(*values).set(found)
+
+
+def _leaves(found: Any, depth: int) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields what lies so deep in dictionaries, with the names that lead there."""
+    if not depth:
+        yield (), found
+        return
+    for name, each in found.items():
+        for names, leaf in _leaves(each, depth - 1):
+            yield (name, *names), leaf
 
 
 METRICS: Final = (
     Metric(
         *("connect_seconds", statistics.CONNECT_S, "histogram"),
-        "Time from the order of a fetch until it was posted to all prefill ranks.",
+        "Time from the order of a fetch until it was posted to, or registered with, all prefill ranks.",
         _SECONDS_BUCKETS,
+        _MODE,
     ),
     Metric(
         *("load_seconds", statistics.LOAD_S, "histogram"),
-        "Time from the posting of a fetch until its last byte was in place.",
+        "Time from the posting of a fetch until its last byte was there; of a push, with prefill's forward.",
         _SECONDS_BUCKETS,
+        _MODE,
     ),
     Metric(
         *("notice_seconds", statistics.NOTICE_S, "histogram"),
         "Time from the last byte of a fetch until a step of the engine saw it.",
         _SECONDS_BUCKETS,
+        _MODE,
     ),
     Metric(
         *("load_bytes", statistics.NBYTES, "histogram"),
-        "Bytes that a worker read for a request.",
+        "Bytes that a worker fetched for a request.",
         _NBYTES_BUCKETS,
+        _MODE,
     ),
-    Metric("loaded_pages", statistics.PAGES, "counter", "Pages read."),
+    Metric("loaded_pages", statistics.PAGES, "counter", "Pages fetched.", labels=_MODE),
     Metric(
         *("receipts", statistics.RECEIPTS, "counter"),
         "Readers that have all of a request; counted at prefill.",
@@ -98,16 +112,20 @@ METRICS: Final = (
     ),
     Metric(
         *("kept_requests", statistics.KEPT, "gauge"),
-        "Requests whose blocks a worker keeps for readers; at prefill.",
+        "Requests whose blocks this engine keeps for readers, until its last worker has given them back.",
+    ),
+    Metric(
+        *("untransferred_requests", statistics.UNTRANSFERRED, "counter"),
+        "Requests that named no cache to fetch; at decode, which computes or refuses them.",
     ),
     Metric(
         *("loads", statistics.RAILS, "counter"),
         "Fetches that were loaded, by each rail that moved bytes of them.",
-        label="rail",
+        labels=(*_MODE, "rail"),
     ),
     Metric(
         *("failed_loads", statistics.FAILURES, "counter"),
         "Fetches that ended without their bytes, by the code of what went wrong.",
-        label="code",
+        labels=(*_MODE, "code"),
     ),
 )

@@ -472,11 +472,6 @@ class Pushes:
             names = frozenset({push.chunk.request_id})
             self._news |= News(names, names if push.is_returning else frozenset())
 
-    @property
-    def num_kept(self) -> int:
-        """Returns how many requests have finished whose blocks are kept for readers."""
-        return sum(push.expires_at > 0 for push in self._pushes.values())
-
     def let_go(self) -> None:
         """Ends every push, since its pages lose their bytes; the engine has them back as they are due."""
         for key, push in list(self._pushes.items()):

@@ -29,7 +29,9 @@ from kvxfer.connectors.common.handover import (
 from kvxfer.connectors.common.keeping import Keeping
 from kvxfer.connectors.common.samples import Samples
 from kvxfer.connectors.common.settings import Settings
+from kvxfer.connectors.common.statistics import Counts, Recorder
 from kvxfer.connectors.common.step import Chunk, Claimed, FetchOrder, Grant, News, OwnRank, Remainder, Step
+from kvxfer.connectors.common.untransferred import Untransferred
 from kvxfer.directory import Entry
 
 _log = logging.getLogger("kvxfer")
@@ -100,6 +102,10 @@ class SchedulerHalf:
         self._claimed: set[str] = set()  # computed elsewhere, and not here yet
         self._keeping = Keeping(groups, num_blocks, settings)
         self._samples = Samples()
+        self._statistics = Recorder()
+        self._untransferred = Untransferred(groups, settings, self._statistics)
+        # An engine of both roles computes whatever it is asked for, unless its user wants none of that.
+        self._misses_caches = consumes and (not produces or settings.require_transfer)
         self._next = Step()
 
     def set_ranks(self, ranks: dict[tuple[int, int], OwnRank]) -> None:
@@ -116,7 +122,10 @@ class SchedulerHalf:
         if self._num_held_back and self._produces and is_prefill:
             # What cannot be shortened is computed whole, here and at decode.
             params["do_remote_decode"] = request.hold_back(self._num_held_back)
-        if self._consumes and (params.get("do_remote_prefill") or is_return(params)):
+        names_a_cache = params.get("do_remote_prefill") or is_return(params)
+        if self._misses_caches and not names_a_cache and not (is_prefill and self._produces):
+            self._untransferred.arrived(request)
+        if self._consumes and names_a_cache:
             # Whoever keeps it learns now that it is wanted: it may wait here for its turn for long.
             source = self._source(request)
             if not isinstance(source, str) and set(source.ranks).isdisjoint(self._ranks):
@@ -140,7 +149,9 @@ class SchedulerHalf:
         params = request.params or {}
         comes_back = is_return(params)
         if not params.get("do_remote_prefill") and not comes_back:
-            return 0
+            self._untransferred.asked(request, num_computed)
+            refusal = self._untransferred.refusal(request.id)
+            return max(self._num_loaded(request, refusal) - num_computed, 0) if refusal else 0
         if not self._consumes:
             if self._says_first(request.id):
                 _log.warning(
@@ -197,6 +208,9 @@ class SchedulerHalf:
         """Orders the fetch of a request that got its blocks, and follows one that is to be handed over."""
         self._keeping.allocated(request)
         params = request.params
+        if num_external and (refusal := self._untransferred.refusal(request.id)):
+            self._fetch(request, refusal, block_ids, num_external, "no-handover")
+            return
         if not params:
             return
         request_id = request.id
@@ -208,14 +222,7 @@ class SchedulerHalf:
             if not num_external or self._settings.waits:
                 self._unclaim({request_id})
             if num_external:
-                waits = self._settings.waits
-                if not waits:
-                    self._fetching.add(request_id)
-                stop = self._num_loaded(request, source)
-                tables = self._tables(block_ids, stop)
-                self._next.fetches.append(
-                    FetchOrder(request_id, source, tables, stop - num_external, stop, waits)
-                )
+                self._fetch(request, source, block_ids, num_external)
             elif is_first and not isinstance(source, str):
                 self._next.released.append(source)
             # Once for each request: a load that failed is computed here when the request comes again.
@@ -238,6 +245,23 @@ class SchedulerHalf:
                 self._prefills[request_id] = self._prefill(request)
             except HandoverError as error:
                 _log.warning("kvxfer: request %s is not handed over: %s", request_id, error)
+
+    def _fetch(
+        self,
+        request: EngineRequest,
+        source: Handover | Appointment | str,
+        block_ids: Blocks,
+        num_external: int,
+        code: str = "bad-handover",
+    ) -> None:
+        """Orders the fetch of a request's last tokens; of one that cannot be fetched, that it fails."""
+        waits = self._settings.waits
+        if not waits:
+            self._fetching.add(request.id)
+        stop = self._num_loaded(request, source)
+        tables = self._tables(block_ids, stop)
+        order = FetchOrder(request.id, source, tables, stop - num_external, stop, waits, code)
+        self._next.fetches.append(order)
 
     def received(self, request_ids: set[str]) -> None:
         """Forgets requests whose fetch has ended at every worker."""
@@ -415,6 +439,17 @@ class SchedulerHalf:
         """Whether blocks that are kept come back within moments, so that none need be taken from others."""
         return self._keeping.frees_soon()
 
+    # ---- what is counted --------------------------------------------------------------------
+
+    def take_statistics(self) -> Counts | None:
+        """Returns what was counted since the last call; None when nothing has happened.
+
+        What is kept for readers is counted here: each worker has the same requests, and gives them back
+        in its own time.
+        """
+        self._statistics.keeps(len(self._keeping))
+        return self._statistics.take()
+
     # ---- the end ----------------------------------------------------------------------------
 
     def finished(
@@ -426,6 +461,7 @@ class SchedulerHalf:
         """
         params = request.params
         self._sources.pop(request.id, None)
+        self._untransferred.ended(request.id)
         self._said.discard(request.id)
         self._unclaim({request.id})
         names_a_cache = params and (params.get("do_remote_prefill") or is_return(params))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -20,6 +21,9 @@ _OWN_HOSTS: Final = (
     "100.64.0.0/10",  # shared by carriers; clouds give it to pods
 )
 
+# Of the process's environment: a pod learns its own address there, and no template has to write it down.
+_HOST: Final = "KVXFER_HOST"
+
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -31,7 +35,8 @@ class Settings(BaseModel):
     Attributes
     ----------
     host
-        Where the engine's agents listen; beyond loopback a secret is needed.
+        Where the engine's agents listen; beyond loopback a secret is needed. `of` takes
+        ``KVXFER_HOST`` where it is not given.
     port
         Of the first worker's agent; the others have those that follow. 0 for ports that the system picks,
         which are told with each request.
@@ -72,6 +77,12 @@ class Settings(BaseModel):
         How long decode waits for a prompt that is pushed to it, from its registration to the last byte.
     silent_timeout_s
         An engine of which nothing was heard for so long is lost, with what is fetched from it.
+    require_transfer
+        Whether a request that names no cache to fetch is refused at decode, where its prompt would have to be
+        computed; else it is counted and spoken of. An engine of both roles still computes what it is to
+        hand over.
+    short_prompt_tokens
+        So many tokens of a prompt decode computes itself without a word; a block at least.
     return_decoded
         Whether decode keeps every finished request for the next turn's prefill to fetch; else only those
         whose parameters say ``do_remote_decode`` as well. None is kept of which its reader cannot learn.
@@ -104,10 +115,26 @@ class Settings(BaseModel):
     linger_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
     push_timeout_s: _Seconds = 120.0
     silent_timeout_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    require_transfer: bool = False
+    short_prompt_tokens: Annotated[int, Field(ge=0)] = 0
     return_decoded: bool = False
     transports: tuple[str, ...] | None = None
     huge_pages: bool = True
     model: str = ""
+
+    @field_validator("host")
+    @classmethod
+    def _is_host(cls, host: str) -> str:
+        try:
+            Address.parse(str(Address(host, 0)), "host")
+            if ":" in host:
+                ipaddress.ip_address(host)
+        except (kvxfer.UsageError, ValueError):
+            raise ValueError(
+                f"{host!r} is no host: write a name or an address of this one, without brackets and port, "
+                "or 0.0.0.0"
+            ) from None
+        return host
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -119,18 +146,20 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, given: dict[str, Any], where: str) -> Settings:
-        """Reads what a user gave; `where` it stands, for errors.
+        """Reads what a user gave; `where` it stands, for errors. ``KVXFER_HOST`` stands in for `host`.
 
         Raises
         ------
         ValueError
             Names every setting that is unknown or out of range.
         """
+        host = None if "host" in given else os.environ.get(_HOST)
         try:
-            return cls(**given)
+            return cls(**given) if host is None else cls(host=host, **given)
         except ValidationError as error:
+            names = {} if host is None else {"host": _HOST}
             found = "; ".join(
-                f"{'.'.join(map(str, item['loc']))}: {item['msg']}"
+                f"{names.get(name := '.'.join(map(str, item['loc'])), name)}: {item['msg']}"
                 for item in error.errors(include_url=False)
             )
             raise ValueError(f"{where}: {found} (settings: {', '.join(cls.model_fields)})") from None

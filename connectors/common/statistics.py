@@ -12,25 +12,32 @@ from kvxfer.handle import Stages
 
 _log = logging.getLogger("kvxfer")
 
-# One entry for each fetch that was loaded.
+# How a cache comes here. A push is waited for while prefill computes: no time of it is one of a pull.
+PULL: Final = "pull"
+PUSH: Final = "push"
+RETURN: Final = "return"
+NO_MODE: Final = "none"  # what the request's parameters say cannot be used
+# By mode, one entry for each fetch that was loaded.
 CONNECT_S: Final = "connect_s"
 LOAD_S: Final = "load_s"
 NOTICE_S: Final = "notice_s"
 NBYTES: Final = "nbytes"
 PAGES: Final = "num_pages"
-_SERIES: Final = (CONNECT_S, LOAD_S, NOTICE_S, NBYTES, PAGES)
-# How many: by rail, by code, and of what prefill counts.
+# How many: by mode and by rail or code, of what prefill counts, and of what the scheduler half does.
 RAILS: Final = "rails"
 FAILURES: Final = "failures"
+_BY_MODE: Final = (CONNECT_S, LOAD_S, NOTICE_S, NBYTES, PAGES, RAILS, FAILURES)
 RECEIPTS: Final = "receipts"
 EXPIRED: Final = "expired"
 GAVE_WAY: Final = "gave_way"
-KEPT: Final = "kept"
+UNTRANSFERRED: Final = "untransferred"
+_NUMBERS: Final = (RECEIPTS, EXPIRED, GAVE_WAY, UNTRANSFERRED)
+KEPT: Final = "kept"  # the newest that was told, and no sum
 
 
 @dataclass
 class Counts:
-    """What one worker, or all of them, counted in an interval.
+    """What one worker or scheduler half, or all of them, counted in an interval.
 
     Attributes
     ----------
@@ -46,8 +53,9 @@ class Counts:
 
     def reset(self) -> None:
         """Starts an interval."""
-        self.data = {name: [] for name in _SERIES}
-        self.data |= {RAILS: {}, FAILURES: {}, RECEIPTS: 0, EXPIRED: 0, GAVE_WAY: 0, KEPT: None}
+        self.data = {name: {} for name in _BY_MODE}
+        self.data |= dict.fromkeys(_NUMBERS, 0)
+        self.data[KEPT] = None
 
     def is_empty(self) -> bool:
         """Returns whether nothing has happened."""
@@ -55,43 +63,44 @@ class Counts:
 
     def add(self, theirs: dict[str, Any]) -> None:
         """Adds the data of another worker, or of what came later."""
-        for name in _SERIES:
-            self.data[name] = self.data[name] + theirs[name]
-        for name in (RAILS, FAILURES):
+        for name in (*_BY_MODE, *_NUMBERS):
             self.data[name] = _sum(self.data[name], theirs[name])
-        for name in (RECEIPTS, EXPIRED, GAVE_WAY):
-            self.data[name] += theirs[name]
         if theirs[KEPT] is not None:
             self.data[KEPT] = theirs[KEPT]
 
     def reduce(self) -> dict[str, int | float]:
         """Returns what the engine's log line of an interval says."""
-        loads, moved = self.data[LOAD_S], sum(self.data[NBYTES])
         said: dict[str, int | float] = {}
-        if loads:
+        for mode, loads in sorted(self.data[LOAD_S].items()):
+            connects, notices = self.data[CONNECT_S][mode], self.data[NOTICE_S][mode]
+            moved = sum(self.data[NBYTES][mode])
             said |= {
-                "loads": len(loads),
-                "load ms (median)": round(_quantile(loads, 0.5) * 1e3, 1),
-                "load ms (p90)": round(_quantile(loads, 0.9) * 1e3, 1),
-                "connect ms (p90)": round(_quantile(self.data[CONNECT_S], 0.9) * 1e3, 1),
-                "notice ms (p90)": round(_quantile(self.data[NOTICE_S], 0.9) * 1e3, 1),
-                "MB": round(moved / 1e6, 1),
-                # Of the time that transfers took together: what one of them had.
-                "MB/s of a load": round(moved / 1e6 / max(sum(loads), 1e-9), 1),
+                f"{mode} loads": len(loads),
+                f"{mode} load ms (median)": round(_quantile(loads, 0.5) * 1e3, 1),
+                f"{mode} load ms (p90)": round(_quantile(loads, 0.9) * 1e3, 1),
+                f"{mode} connect ms (p90)": round(_quantile(connects, 0.9) * 1e3, 1),
+                f"{mode} notice ms (p90)": round(_quantile(notices, 0.9) * 1e3, 1),
+                f"{mode} MB": round(moved / 1e6, 1),
             }
-        said |= {f"loads over {rail}": count for rail, count in sorted(self.data[RAILS].items())}
-        said |= {f"failed, {code}": count for code, count in sorted(self.data[FAILURES].items())}
+            if mode != PUSH:
+                # Of the time that transfers took together: what one of them had.
+                said[f"{mode} MB/s of a load"] = round(moved / 1e6 / max(sum(loads), 1e-9), 1)
+        for words, name in (("loads over", RAILS), ("failed,", FAILURES)):
+            for mode, counts in sorted(self.data[name].items()):
+                said |= {f"{mode} {words} {each}": count for each, count in sorted(counts.items())}
         if self.data[RECEIPTS] or self.data[EXPIRED]:
             said |= {"receipts": self.data[RECEIPTS], "expired": self.data[EXPIRED]}
         if self.data[GAVE_WAY]:
             said["gave way"] = self.data[GAVE_WAY]
+        if self.data[UNTRANSFERRED]:
+            said["came without a cache"] = self.data[UNTRANSFERRED]
         if self.data[KEPT] is not None:
             said["kept requests"] = self.data[KEPT]
         return said
 
 
 class Recorder:
-    """Counts for one worker, from one look of the engine to the next."""
+    """Counts for one worker or scheduler half, from one look of the engine to the next."""
 
     def __init__(self) -> None:
         self._current = Counts()
@@ -100,6 +109,7 @@ class Recorder:
     def loaded(
         self,
         request_id: str,
+        mode: str,
         *,
         began_ns: int,
         noticed_ns: int,
@@ -113,6 +123,8 @@ class Recorder:
 
         Parameters
         ----------
+        mode
+            How it came.
         began_ns, noticed_ns
             When it was ordered, and when a step of the engine saw its end.
         stages
@@ -123,62 +135,73 @@ class Recorder:
             What was read, and from how many prefill ranks.
         """
         posted_ns, ended_ns = stages.posted_ns or noticed_ns, stages.ended_ns or noticed_ns
-        data = self._current.data
-        data[CONNECT_S].append(max(posted_ns - began_ns, 0) / 1e9)
-        data[LOAD_S].append(max(ended_ns - posted_ns, 0) / 1e9)
-        data[NOTICE_S].append(max(noticed_ns - ended_ns, 0) / 1e9)
-        data[NBYTES].append(nbytes)
-        data[PAGES].append(num_pages)
+        connect_s = max(posted_ns - began_ns, 0) / 1e9
+        load_s = max(ended_ns - posted_ns, 0) / 1e9
+        notice_s = max(noticed_ns - ended_ns, 0) / 1e9
         used = sorted(rails)
-        data[RAILS] = _sum(data[RAILS], dict.fromkeys(used, 1))
+        self._add(CONNECT_S, {mode: [connect_s]})
+        self._add(LOAD_S, {mode: [load_s]})
+        self._add(NOTICE_S, {mode: [notice_s]})
+        self._add(NBYTES, {mode: [nbytes]})
+        self._add(PAGES, {mode: [num_pages]})
+        self._add(RAILS, {mode: dict.fromkeys(used, 1)})
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
-                "kvxfer: request %s: loaded %d bytes in %d pages from %d ranks over %s in %.1f ms, after "
-                "%.1f ms of connecting; noticed %.1f ms later",
+                "kvxfer: request %s: loaded (%s) %d bytes in %d pages from %d ranks over %s in %.1f ms, "
+                "after %.1f ms of connecting; noticed %.1f ms later",
                 request_id,
+                mode,
                 nbytes,
                 num_pages,
                 num_ranks,
                 "+".join(used) or "nothing",
-                data[LOAD_S][-1] * 1e3,
-                data[CONNECT_S][-1] * 1e3,
-                data[NOTICE_S][-1] * 1e3,
+                load_s * 1e3,
+                connect_s * 1e3,
+                notice_s * 1e3,
             )
 
-    def failed(self, code: str) -> None:
+    def failed(self, mode: str, code: str) -> None:
         """Counts a fetch that ended without its bytes; `code` is one word, as `KvxferError.code`."""
-        self._current.data[FAILURES] = _sum(self._current.data[FAILURES], {code: 1})
+        self._add(FAILURES, {mode: {code: 1}})
 
     def received(self) -> None:
         """Counts a reader that has all of a request."""
-        self._current.data[RECEIPTS] += 1
+        self._add(RECEIPTS, 1)
 
     def expired(self) -> None:
         """Counts a request that was kept in vain: not all of its readers came in time."""
-        self._current.data[EXPIRED] += 1
+        self._add(EXPIRED, 1)
 
     def gave_way(self) -> None:
         """Counts a request that was kept no longer, since others needed its blocks."""
-        self._current.data[GAVE_WAY] += 1
+        self._add(GAVE_WAY, 1)
 
-    def take(self, num_kept: int) -> Counts | None:
-        """Returns what was counted since the last call; None when nothing has happened.
+    def untransferred(self) -> None:
+        """Counts a request that came to decode and named no cache."""
+        self._add(UNTRANSFERRED, 1)
 
-        Parameters
-        ----------
-        num_kept
-            Requests that this worker keeps for readers now.
-        """
-        if num_kept != self._kept_told:
-            self._current.data[KEPT] = self._kept_told = num_kept
+    def keeps(self, num_requests: int) -> None:
+        """Takes in how many requests are kept for readers; told where that is another number than before."""
+        if num_requests != self._kept_told:
+            self._current.data[KEPT] = self._kept_told = num_requests
+
+    def take(self) -> Counts | None:
+        """Returns what was counted since the last call; None when nothing has happened."""
         if self._current.is_empty():
             return None
         taken, self._current = self._current, Counts()
         return taken
 
+    def _add(self, name: str, value: Any) -> None:
+        self._current.data[name] = _sum(self._current.data[name], value)
 
-def _sum(ours: dict[str, int], theirs: dict[str, int]) -> dict[str, int]:
-    return {name: ours.get(name, 0) + theirs.get(name, 0) for name in ours.keys() | theirs.keys()}
+
+def _sum(ours: Any, theirs: Any) -> Any:
+    """Adds numbers, lists behind each other, and dictionaries of them name by name."""
+    if not isinstance(ours, dict):
+        return ours + theirs
+    both = {name: _sum(value, theirs[name]) if name in theirs else value for name, value in ours.items()}
+    return {**theirs, **both}
 
 
 def _quantile(values: list[float], share: float) -> float:

@@ -100,13 +100,15 @@ class FetchOrder:
     ----------
     source
         A handover, where decode reads when prefill has ended; an appointment, where prefill writes as
-        it computes; or why the request's parameters cannot be used.
+        it computes; or why nothing can be brought.
     tables
         For each cache group this engine's blocks of the whole prompt; 0 for none.
     first_token, num_tokens
         Which tokens of the prompt are missing here, from the first to before the last number.
     waits
         Whether this step's forward waits for it, layer by layer.
+    code
+        Where nothing can be brought, why in one word.
     """
 
     request_id: str
@@ -115,6 +117,7 @@ class FetchOrder:
     first_token: int
     num_tokens: int
     waits: bool = False
+    code: str = "bad-handover"
 
 
 @dataclass(frozen=True, slots=True)

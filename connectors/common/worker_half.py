@@ -58,7 +58,7 @@ class WorkerHalf:
         self._place = place
         self._settings = settings
         self._stream = stream
-        self._agent = kvxfer.Agent(place.agent_name(), settings.agent_options(place))
+        self._agent = _agent(place, settings)
         self._mail = Mail(self._agent)
         self._statistics = Recorder()
         self._kept = KeptBlocks(
@@ -219,8 +219,7 @@ class WorkerHalf:
 
     def take_statistics(self) -> Counts | None:
         """Returns what was counted since the last call; None when nothing has happened."""
-        num_pushed = self._pushes.num_kept if self._pushes is not None else 0
-        return self._statistics.take(len(self._kept) + num_pushed)
+        return self._statistics.take()
 
     # ---- sleep ------------------------------------------------------------------------------
 
@@ -256,3 +255,11 @@ class WorkerHalf:
         self._ranks.close()
         self._kept.close()
         self._agent.close()
+
+
+def _agent(place: Place, settings: Settings) -> kvxfer.Agent:
+    try:
+        return kvxfer.Agent(place.agent_name(), settings.agent_options(place))
+    except kvxfer.KvxferError as error:
+        error.add_note(f"Where it listens is the setting host, or KVXFER_HOST: {settings.host}")
+        raise

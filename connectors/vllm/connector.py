@@ -76,6 +76,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
                 'loads "synchronous" needs a cache of one group, without a window or states: leave it '
                 '"asynchronous"'
             )
+        if settings.require_transfer and self._kv_transfer_config.is_kv_consumer:
+            _require_refusable(self._kv_transfer_config.kv_load_failure_policy)
         self._invalid_block_ids: set[int] = set()
         if role == KVConnectorRole.SCHEDULER:
             roles = self._kv_transfer_config
@@ -247,7 +249,8 @@ class KvxferConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- what is counted --------------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        counts = None if self._worker is None else self._worker.take_statistics()
+        half = self._worker or self._deciding
+        counts = half.take_statistics()
         return None if counts is None else TransferStatistics(counts.data)
 
     @classmethod
@@ -276,6 +279,15 @@ def _require_supported(config: VllmConfig) -> None:
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (size := getattr(parallel, name, 1)) > 1:
             raise NotImplementedError(f"KvxferConnector cannot hand over with {name} {size} yet: use 1")
+
+
+def _require_refusable(policy: str) -> None:
+    # A connector can end a request by a load that fails, and by nothing else.
+    if policy != "fail":
+        raise ValueError(
+            f'require_transfer needs kv_load_failure_policy "fail", and it is "{policy}": with that vLLM '
+            "computes whatever is not loaded. Leave out one of the two"
+        )
 
 
 def _settings(extra_config: dict[str, Any]) -> Settings:

@@ -43,11 +43,11 @@ class Metrics(KVConnectorPromMetrics):
             made = metric_types[_KINDS[each.kind]](
                 name=f"vllm:kvxfer_{each.name}",
                 documentation=each.documentation,
-                labelnames=[*labelnames, each.label] if each.label else labelnames,
+                labelnames=[*labelnames, *each.labels],
                 **options,
             )
             self._made.append(made)
-            if not each.label:
+            if not each.labels:
                 # Shown before anything has happened.
                 for values in per_engine_labelvalues.values():
                     made.labels(*values)

@@ -52,6 +52,9 @@ def test_a_layer_arrives_while_the_next_is_computed() -> None:
         assert not result.failed
         assert collected(prefill, {"layers"})[0].sent == {"layers"}
         assert counted(prefill) == (1, 0)
+        loaded = decode[0].half.take_statistics()
+        assert loaded is not None
+        assert loaded.data["load_s"].keys() == loaded.data["rails"].keys() == {"push"}
 
 
 def counted(prefill: list[Worker]) -> tuple[int, int]:

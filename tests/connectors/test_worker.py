@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import re
 from collections.abc import Iterator
@@ -15,12 +16,16 @@ import pytest
 
 import kvxfer
 from kvxfer.connectors.common import fetch
-from kvxfer.connectors.common.handover import Handover
+from kvxfer.connectors.common.appointment import Appointment
+from kvxfer.connectors.common.handover import Handover, place_of
 from kvxfer.connectors.common.pace import StepPace
 from kvxfer.connectors.common.place import Place
+from kvxfer.connectors.common.settings import Settings
 from kvxfer.connectors.common.step import Claimed, FetchOrder, Grant, Step
 from kvxfer.directory import Entry
+from tests.connectors.requests import Request
 from tests.connectors.workers import BLOCK_SIZE, LAYERS, NUM_HEADS, Worker, memory_of, until
+from tests.fault.node import Worker as Process
 from tests.fault.proxy import Proxy
 from tests.seeds import seed_of
 
@@ -89,7 +94,7 @@ def test_a_handover_is_worth_nothing_to_another_engine(prefill: Worker, decode: 
         # It found all of it in a router's log; it neither reads nor has the blocks given back.
         other.half.step(order(handover))
         assert other.until("received", "a").failed == {"a": set(DST)}
-        assert counted(other)["failures"] == {"not-permitted": 1}
+        assert counted(other)["failures"] == {"pull": {"not-permitted": 1}}
         decode.half.step(order(handover))
         assert not decode.until("received", "a").failed
         assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
@@ -141,19 +146,94 @@ def test_what_a_sample_has_read_waits_for_samples_at_other_engines(
     assert counted(prefill).get("expired", 0) == 0
 
 
+@pytest.mark.parametrize("theirs", ["another secret, as long", None], ids=["another secret", "no secret"])
+def test_what_a_routers_log_prints_opens_nothing_without_the_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str | None
+) -> None:
+    for variable in ("KVXFER_SECRET", "KVXFER_SECRET_FILE"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "secret").write_text("a secret for tests only")
+    knows: dict[str, Any] = {"secret_file": tmp_path / "secret"}
+    other: dict[str, Any] = {}
+    if theirs is not None:
+        (tmp_path / "theirs").write_text(theirs)
+        other["secret_file"] = tmp_path / "theirs"
+    with (
+        worker_of("prefill", **knows) as prefill,
+        # It calls itself what it likes, as the engine that is meant.
+        worker_of("decode", **other) as stranger,
+        worker_of("decode", **knows) as decode,
+    ):
+        request = Request(list(range(NUM_TOKENS)))
+        for readers in ((), ("decode",)):
+            printed = json.dumps(granted(prefill, *readers).params("prefill", request))
+            read = Handover.read(json.loads(printed), request, 1, Settings())
+            before = stranger.pages(DST)
+            key = read.request_id
+            # It neither reads, nor has the blocks kept for longer or given back, nor a push.
+            stranger.half.step(Step(claimed=[Claimed(key, read)]))
+            stranger.half.step(order(read, key))
+            assert stranger.until("received", key).failed == {key: set(DST)}
+            stranger.half.step(Step(released=[read]))
+            push = Appointment(bytes(range(16)), (prefill.rank,), "digest")
+            stranger.half.step(Step(fetches=[FetchOrder("push", push, (DST,), 0, NUM_TOKENS)]))
+            assert stranger.until("received", "push").failed == {"push": set(DST)}
+            assert counted(stranger)["failures"] == {
+                "pull": {"auth-failed": 1},
+                "push": {"auth-failed": 1},
+            }
+            assert np.array_equal(stranger.pages(DST), before)
+            assert not prefill.half.collect({key}).sent
+            assert prefill.half.take_news() is None
+            assert not prefill.half._agent.peers
+        decode.half.step(order(read))
+        assert not decode.until("received", "a").failed
+        assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
+        prefill.until("sent", read.request_id)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.2"])
+def test_engines_whose_environment_says_where_they_listen_find_each_other(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv("KVXFER_HOST", host)
+    monkeypatch.setenv("KVXFER_SECRET", "a secret for tests only")
+    listening = Settings.of({}, "settings").host
+    with worker_of("prefill", host=listening) as prefill, worker_of("decode", host=listening) as decode:
+        told = place_of(prefill.rank)
+        assert not told.is_wildcard
+        assert host in ("0.0.0.0", told.host)
+        decode.half.step(order(granted(prefill)))
+        assert not decode.until("received", "a").failed
+        assert np.array_equal(decode.pages(DST), prefill.pages(SRC))
+
+
+def test_a_host_that_is_not_this_one_is_named_by_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVXFER_SECRET", "a secret for tests only")
+    with pytest.raises(kvxfer.AgentError, match=r"cannot listen on tcp://203\.0\.113\.9:0") as caught:
+        worker_of("prefill", host="203.0.113.9")
+    assert caught.value.__notes__ == ["Where it listens is the setting host, or KVXFER_HOST: 203.0.113.9"]
+
+
 def test_both_ends_count_it(prefill: Worker, decode: Worker) -> None:
     handover = granted(prefill)
-    assert counted(prefill)["kept"] == 1
     decode.half.step(order(handover))
     decode.until("received", "a")
+    again = granted(prefill)
+    decode.half.step(order(replace(again, comes_back=True), "b"))
+    decode.until("received", "b")
     data = counted(decode)
-    assert data["nbytes"] == [len(SRC) * _PAGE_NBYTES * len(decode.caches)]
-    assert data["num_pages"] == [len(DST)]
-    assert sum(data["rails"].values()) >= 1
-    assert all(len(data[name]) == 1 and data[name][0] >= 0 for name in ("connect_s", "load_s", "notice_s"))
-    prefill.until("sent", handover.request_id, {handover.request_id})
+    for mode in ("pull", "return"):
+        assert data["nbytes"][mode] == [len(SRC) * _PAGE_NBYTES * len(decode.caches)]
+        assert data["num_pages"][mode] == [len(DST)]
+        assert sum(data["rails"][mode].values()) >= 1
+        for name in ("connect_s", "load_s", "notice_s"):
+            (took_s,) = data[name][mode]
+            assert took_s >= 0
+    for each in (handover, again):
+        prefill.until("sent", each.request_id, {each.request_id})
     data = counted(prefill)
-    assert (data["receipts"], data["expired"], data["kept"]) == (1, 0, 0)
+    assert (data["receipts"], data["expired"]) == (2, 0)
     assert not counted(decode)
 
 
@@ -167,7 +247,32 @@ def test_failures_are_counted_by_their_code(prefill: Worker, decode: Worker) -> 
     decode.until("received", "b")
     decode.half.step(order("what the router passed cannot be read", "c"))
     decode.until("received", "c")
-    assert counted(decode)["failures"] == {"lease-ended": 1, "unreachable": 1, "bad-handover": 1}
+    decode.half.step(Step(fetches=[FetchOrder("d", "it names no cache", (DST,), 0, 1, code="no-handover")]))
+    decode.until("received", "d")
+    assert counted(decode)["failures"] == {
+        "pull": {"lease-ended": 1, "unreachable": 1},
+        "none": {"bad-handover": 1, "no-handover": 1},
+    }
+
+
+def test_a_prefill_that_stands_still_is_said_to_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+    prefill = Process("prefill", "tcp")
+    try:
+        rank = Entry("prefill", prefill.address(), bytes(16))
+        handover = Handover(
+            "b", (rank,), (kvxfer.LeaseToken.draw(),), (SRC,), (BLOCK_SIZE,), (1,), NUM_TOKENS
+        )
+        prefill.stop()
+        with worker_of("decode", connect_timeout_s=0.5) as decode:
+            decode.half.step(order(handover))
+            assert decode.until("received", "a").failed == {"a": set(DST)}
+            assert counted(decode)["failures"] == {"pull": {"unreachable": 1}}
+        (said,) = [line for line in caplog.messages if "request a: cache not loaded" in line]
+        assert rank.address in said
+        assert "it is stopped, or starved" in said or "stopped, starved" in said
+        assert "secret" not in said
+    finally:
+        prefill.finish()
 
 
 def test_what_fails_at_any_moment_is_not_taken_for_loaded(prefill: Worker, decode: Worker) -> None:
@@ -262,7 +367,7 @@ def far_decode(prefill: Worker, slow_word: Proxy) -> Iterator[Worker]:
         worker.half.step(order(handover))
         assert not worker.until("received", "a").failed
         prefill.until("sent", handover.request_id, {handover.request_id})
-        assert counted(worker)["num_pages"] == [len(DST)]
+        assert counted(worker)["num_pages"] == {"pull": [len(DST)]}
         yield worker
 
 
@@ -302,7 +407,7 @@ def test_who_reads_before_it_has_heard_that_prefill_is_awake_reads_again(
         assert not far_decode.half.collect(set()).received
     assert not far_decode.until("received", "b").failed
     assert np.array_equal(far_decode.pages(DST), prefill.pages(SRC))
-    assert counted(far_decode)["num_pages"] == [len(DST)]
+    assert counted(far_decode)["num_pages"] == {"pull": [len(DST)]}
     prefill.until("sent", handover.request_id, {handover.request_id})
 
 
@@ -314,7 +419,7 @@ def test_who_reads_before_it_has_heard_that_prefill_sleeps_on_is_told_so(
         prefill.half.sleep()
         far_decode.half.step(order(handover, "b"))
     assert far_decode.until("received", "b").failed == {"b": set(DST)}
-    assert counted(far_decode)["failures"] == {"region-gone": 1}
+    assert counted(far_decode)["failures"] == {"pull": {"region-gone": 1}}
     prefill.until("sent", handover.request_id, {handover.request_id})
 
 

@@ -7,6 +7,7 @@ machine, and are about what they may say then.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import pytest
 
 import kvxfer
 from kvxfer.errors import ExhaustedError, PeerError, TransferError
-from tests.fault.node import BOUND_S, HASTY_S, LARGE, Node, Worker
+from tests.fault.node import BOUND_S, HASTY_S, LARGE, SECRET, Node, Worker
 
 Local = Callable[..., Node]
 Remote = Callable[..., Worker]
@@ -54,6 +55,21 @@ def lost(error: object, code: str | None = None) -> None:
     assert error.code in (LOST if code is None else {code}), error
     assert error.peer
     assert len(error.failed_blocks)
+
+
+_log: list[str] = []
+
+
+def keep_log() -> None:
+    """Keeps what this process logs from now on, for `kept_log`."""
+    handler = logging.Handler()
+    handler.emit = lambda record: _log.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("kvxfer").addHandler(handler)
+    logging.getLogger("kvxfer").setLevel(logging.DEBUG)
+
+
+def kept_log() -> list[str]:
+    return _log
 
 
 # ---- killed -------------------------------------------------------------------------------------
@@ -372,6 +388,26 @@ def test_source_is_stopped_before_the_rest_of_a_write(transport: str, local: Loc
     lost(src.end(write))
     time.sleep(0.2)
     assert dst.is_all(7)
+
+
+def test_who_calls_a_stopped_agent_is_told_so_and_nobody_is_accused_of_another_secret(
+    transport: str, local: Local, remote: Remote
+) -> None:
+    caller = local("caller", transport, secret=SECRET)
+    victim = remote("victim", transport, secret=SECRET)
+    victim.do(keep_log)
+    address = victim.address()
+    victim.stop()
+    for _ in range(2):
+        with pytest.raises(PeerError, match="though it took the connection: it is stopped") as caught:
+            caller.connect(address, 0.5)
+        assert caught.value.code == "unreachable"
+    victim.resume()
+    caller.connect(address)
+    victim.accept("caller")
+    told = [line for line in victim.do(kept_log) if "hung up before it was answered" in line]
+    assert len(told) == 2, victim.do(kept_log)
+    assert not [line for line in victim.do(kept_log) if "secret" in line]
 
 
 # ---- restarted ----------------------------------------------------------------------------------

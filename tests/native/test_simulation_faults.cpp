@@ -180,8 +180,10 @@ TEST(another_secret_opens_no_session) {
   for (Node* node : {&a, &b}) {
     CHECK(node->engine().open_peers().empty());
     CHECK_EQ(node->engine().load().timers, 0);
-    CHECK(node->engine().peer(1)->reason.code() == Code::kAuthFailed);
   }
+  // Who is called sees a caller that hangs up.
+  CHECK(a.engine().peer(1)->reason.code() == Code::kAuthFailed);
+  CHECK(b.engine().peer(1)->reason.code() == Code::kPeerLost);
 }
 
 // The end that is called has a limit for strangers; the one that calls reads of it, however far it had come.

@@ -30,7 +30,7 @@ else:
 WITHOUT_ENGINES = (
     *("test_cache_orders", "test_declared_model", "test_engine_interface", "test_kept_requests"),
     *("test_layer_shapes", "test_metrics", "test_multi_connector", "test_request"),
-    *("test_sample_steps", "test_scheduler", "test_state_parts"),
+    *("test_sample_steps", "test_scheduler", "test_state_parts", "test_untransferred"),
 )
 
 

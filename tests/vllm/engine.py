@@ -151,12 +151,14 @@ def server(
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     forked: bool = True,
+    engine_id: str = "",
     **extra: Any,
 ) -> VllmServer:
     """Returns an engine that is starting, with the observed connector where it has a role.
 
-    ``policy`` says what becomes of requests whose cache cannot be loaded, ``extra`` are settings of
-    the connector. One that is not ``forked`` imports what it needs and spawns, as everywhere else.
+    ``policy`` says what becomes of requests whose cache cannot be loaded, ``engine_id`` what it is called
+    where vLLM does not draw that, ``extra`` are settings of the connector. One that is not ``forked``
+    imports what it needs and spawns, as everywhere else.
     """
     config = None
     if role:
@@ -168,6 +170,8 @@ def server(
         config = kvxfer_config(role, **{**patience, **times, **extra})
         config["kv_connector"], config["kv_connector_module_path"] = OBSERVER
         config["kv_load_failure_policy"] = policy
+        if engine_id:
+            config["engine_id"] = engine_id
     observed = folder / "observed"
     observed.mkdir(exist_ok=True)
     return (_Forked if forked else VllmServer)(

@@ -39,6 +39,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kvxfer.connectors.common.step import Chunk, FetchOrder, Grant, OwnRank, Remainder, Step
 from kvxfer.connectors.vllm.metadata import RankMetadata, StepMetadata
+from kvxfer.connectors.vllm.metrics import TransferStatistics
 from kvxfer.directory import Entry
 
 BLOCK_SIZE: Final = 16
@@ -175,6 +176,8 @@ class Engine:
         Sampled of each request.
     finished
         Reasons of those that have ended, by request.
+    counted
+        What the connector beside the scheduler has counted.
     """
 
     def __init__(self, config: VllmConfig, kv_cache: KVCacheConfig, *, has_ranks: bool = True) -> None:
@@ -195,6 +198,7 @@ class Engine:
         self.told: dict[str, dict[str, Any]] = {}
         self.tokens: dict[str, int] = {}
         self.finished: dict[str, str] = {}
+        self.counted = TransferStatistics()
         self._ended: set[str] = set()  # requests of which the workers know that they have ended
         if has_ranks:
             num_groups = len(kv_cache.kv_cache_groups)
@@ -299,6 +303,9 @@ class Engine:
             ),
         )
         for outputs in made.values():
+            stats = outputs.scheduler_stats
+            if stats is not None and (counts := stats.kv_connector_stats):
+                self.counted.add(counts.get("KvxferConnector", counts))  # behind others by its name
             for each in outputs.outputs:
                 self._note(each)
 

@@ -1,4 +1,4 @@
-"""Clients that give up behind a router, and requests that decode comes to late: who is kept by prefill."""
+"""Clients that give up behind a router, requests that decode comes to late, and what a router forgets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from kvxfer.bench.engines.vllm_server import complete
+from kvxfer.bench.errors import BenchError
 from tests.vllm import tiny_models
 from tests.vllm.engine import Engines, random_prompt, start_pair
 
@@ -19,10 +21,11 @@ LENGTH = 900
 
 @pytest.fixture(scope="module")
 def pair(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """Prefill keeps all it may: nothing is given back because its time is over."""
+    """Prefill keeps all it may, nothing is given back because its time is over; decode computes no prompt."""
     folder = tmp_path_factory.mktemp("abandoned")
     weights = tiny_models.save("llama", folder / "model")
-    with start_pair(weights, folder, lease_ttl_s=600.0, claim_within_s=0.5) as (prefill, decode):
+    settings: dict[str, Any] = {"lease_ttl_s": 600.0, "claim_within_s": 0.5, "require_transfer": True}
+    with start_pair(weights, folder, **settings) as (prefill, decode):
         yield Engines(engines.alone, prefill, decode, engines.router, folder / "observed")
 
 
@@ -43,8 +46,31 @@ def test_prompts_that_80_of_100_clients_have_abandoned_keep_no_blocks_from_the_o
     # At most eight are there still; the others have given way, and nobody's time was over.
     gave_way = pair.prefill.metric("vllm:kvxfer_gave_way_requests_total")
     assert 72 <= gave_way <= 80
+    deadline = time.monotonic() + 20
+    while (kept := pair.prefill.metric("vllm:kvxfer_kept_requests")) != 80 - gave_way:
+        assert time.monotonic() < deadline, f"{kept} requests are kept, and {gave_way} of 80 gave way"
+        time.sleep(0.05)
     assert pair.prefill.metric("vllm:kvxfer_expired_requests_total") == 0
     assert "no engine has asked for its cache" in pair.prefill.log.read_text(errors="replace")
+
+
+def test_a_router_that_passes_nothing_on_is_told_to_by_errors(pair: Engines) -> None:
+    refused = pair.decode.metric("vllm:kvxfer_untransferred_requests_total")
+    brought = pair.decode.prompt_tokens("external_kv_transfer")
+    for at, params in enumerate((None, {}, {"do_remote_prefill": False})):
+        request_id = f"forgotten-{at}"
+        with pytest.raises(BenchError, match="answered 500"):
+            complete(pair.decode, random_prompt(100, at), request_id=request_id, kv_transfer_params=params)
+        log = pair.decode.log.read_text(errors="replace").splitlines()
+        (said,) = [line for line in log if f"cmpl-{request_id}-" in line and "cache not loaded" in line]
+        assert "it names no cache, and 100 tokens of its prompt would have to be computed here" in said
+    assert pair.decode.metric("vllm:kvxfer_untransferred_requests_total") == refused + 3
+    assert pair.decode.metric("vllm:kvxfer_failed_loads_total", code="no-handover") == 3
+    # What is short is computed, and what is handed over goes on.
+    assert complete(pair.decode, random_prompt(20), 4).token_ids
+    prompt = random_prompt(100, 7)
+    assert pair.decoded(prompt, "on", pair.prefilled(prompt, "on")).token_ids == pair.expected(prompt)
+    assert pair.decode.prompt_tokens("external_kv_transfer") == brought + 100
 
 
 LEASE_TTL_S = 3.0

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from kvxfer.connectors.common.step import News
 from kvxfer.connectors.vllm import request as vllm_request
@@ -63,6 +65,35 @@ def test_a_request_that_waits_has_the_blocks_of_the_oldest_that_nobody_has_claim
     assert engine.finished["next"] == "length"
     assert engine.can_be_sent == {"a", "d", "next"}
     assert_empty(engine)
+
+
+def test_what_two_workers_keep_is_kept_once_and_until_the_last_has_given_it_back(
+    make: Make,  # noqa: F811
+    overlapping: bool,  # noqa: F811
+) -> None:
+    engine = make("kv_producer", overlapping=overlapping)
+    abandon(engine, *"abc")
+    workers = KVOutputAggregator(2)  # as two of tensor parallelism
+    kept = [engine.counted.data["kept"]]
+    for sent in ({"a"}, set()), ({"b"}, {"a"}), (set(), {"b"}):
+        engine.step(Answers(sent=workers_sent(workers, *sent)))
+        engine.step()  # of steps that overlap it is this one that takes it in
+        kept.append(engine.counted.data["kept"])
+    assert kept == [3, 3, 2, 1]
+    assert_empty(engine)
+    assert engine.counted.data["kept"] == 0
+
+
+def workers_sent(workers: KVOutputAggregator, *sent: set[str]) -> set[str]:
+    """Returns what the engine takes for sent, of what each worker says."""
+    outputs: list[ModelRunnerOutput | None] = [
+        ModelRunnerOutput([], {}, kv_connector_output=KVConnectorOutput(finished_sending=each))
+        for each in sent
+    ]
+    whole = workers.aggregate(outputs)
+    assert whole is not None
+    assert whole.kv_connector_output is not None
+    return whole.kv_connector_output.finished_sending or set()
 
 
 def test_a_request_that_has_just_ended_is_safe(make: Make, overlapping: bool) -> None:  # noqa: F811

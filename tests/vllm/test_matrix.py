@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kvxfer.bench.engines.vllm_server import VllmServer
+from kvxfer.bench.engines.vllm_server import VllmServer, complete
 from tests.vllm import tiny_models
-from tests.vllm.engine import random_prompt, server
+from tests.vllm.engine import TO_PREFILL, random_prompt, server
 from tests.vllm.fp8_attention import ARGUMENTS as FP8_ARGUMENTS
 from tests.vllm.fp8_attention import attention_of
 from tests.vllm.gdn_attention import float32_states
@@ -48,6 +49,21 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_every_head_is_where_it_belongs(both: Both, divide: bool, how: str, length: int) -> None:
     prefill, decode = both if divide else reversed(both)
     assert_handed_over(prefill, decode, random_prompt(length), how)
+
+
+def test_what_two_workers_keep_is_one_request(both: Both) -> None:
+    _, two = both
+    for at in range(3):
+        complete(two, random_prompt(70, at), 1, kv_transfer_params=TO_PREFILL)
+    until_kept(two, 3)
+    until_kept(two, 0)  # their time is over
+
+
+def until_kept(server: VllmServer, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while (kept := server.metric("vllm:kvxfer_kept_requests")) != count:
+        assert time.monotonic() < deadline, f"{server.name} keeps {kept} requests and not {count}"
+        time.sleep(0.02)
 
 
 def test_what_arrives_is_what_decode_goes_on_from(both: Both) -> None:

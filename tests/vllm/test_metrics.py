@@ -12,14 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from kvxfer.connectors.common.statistics import Recorder
+from kvxfer.connectors.common.statistics import PULL, PUSH, RETURN, Recorder
 from kvxfer.connectors.vllm import KvxferConnector
 from kvxfer.connectors.vllm.metrics import Metrics, TransferStatistics
 from tests.unit.connectors.test_statistics import loaded
 
 
-def taken(recorder: Recorder, num_kept: int = 0) -> TransferStatistics:
-    counts = recorder.take(num_kept)
+def taken(recorder: Recorder) -> TransferStatistics:
+    counts = recorder.take()
     assert counts is not None
     return TransferStatistics(counts.data)
 
@@ -27,8 +27,9 @@ def taken(recorder: Recorder, num_kept: int = 0) -> TransferStatistics:
 def test_it_goes_from_process_to_process() -> None:
     recorder = Recorder()
     loaded(recorder, load_ms=10)
-    recorder.failed("peer-lost")
-    sent = taken(recorder, 1).to_dict()
+    recorder.failed(PUSH, "peer-lost")
+    recorder.keeps(1)
+    sent = taken(recorder).to_dict()
     for arrived in (json.loads(json.dumps(sent)), MsgpackDecoder().decode(MsgpackEncoder().encode(sent))):
         rebuilt = KvxferConnector.build_kv_connector_stats(arrived)
         assert isinstance(rebuilt, TransferStatistics)
@@ -43,13 +44,14 @@ def test_the_engines_log_line_says_what_happened() -> None:
     for load_ms in (10, 20, 30):
         loaded(recorder, load_ms=load_ms, nbytes=2_000_000)
         engine.observe(taken(recorder).to_dict())
-    recorder.failed("unreachable")
+    recorder.failed(RETURN, "unreachable")
     engine.observe(taken(recorder).to_dict())
     said: list[str] = []
     engine.log(log_fn=lambda text, *values: said.append(text % values))
     assert said == [
-        "KV Transfer metrics: loads=3, load ms (median)=20.0, load ms (p90)=30.0, connect ms (p90)=2.0, "
-        "notice ms (p90)=3.0, MB=6.0, MB/s of a load=100.0, loads over tcp=3, failed, unreachable=1"
+        "KV Transfer metrics: pull loads=3, pull load ms (median)=20.0, pull load ms (p90)=30.0, "
+        "pull connect ms (p90)=2.0, pull notice ms (p90)=3.0, pull MB=6.0, pull MB/s of a load=100.0, "
+        "pull loads over tcp=3, return failed, unreachable=1"
     ]
     engine.log(log_fn=lambda text, *values: said.append(text % values))
     assert len(said) == 1, "an interval without transfers is not logged"
@@ -64,24 +66,52 @@ def test_prometheus_has_all_of_it_for_each_engine() -> None:
     recorder = Recorder()
     loaded(recorder, load_ms=10, nbytes=5000)
     loaded(recorder, load_ms=20, nbytes=6000, rails=("shm",))
-    recorder.failed("lease-ended")
+    loaded(recorder, load_ms=900, nbytes=7000, rails=("shm",), mode=PUSH)
+    recorder.failed(PULL, "lease-ended")
     recorder.received()
     recorder.expired()
-    metrics.observe(taken(recorder, 7).to_dict(), 1)
-    found = {
-        (sample.name, sample.labels.get("rail") or sample.labels.get("code") or ""): sample.value
-        for family in text_string_to_metric_families(generate_latest(REGISTRY).decode())
-        for sample in family.samples
-        if sample.name.startswith("vllm:kvxfer") and sample.labels["engine"] == "1"
+    recorder.untransferred()
+    recorder.keeps(7)
+    metrics.observe(taken(recorder).to_dict(), 1)
+    assert samples("1") == {
+        "load_seconds_sum, pull": pytest.approx(0.03),
+        "load_seconds_sum, push": pytest.approx(0.9),
+        "load_seconds_count, pull": 2,
+        "load_seconds_count, push": 1,
+        "connect_seconds_count, pull": 2,
+        "connect_seconds_count, push": 1,
+        "notice_seconds_count, pull": 2,
+        "notice_seconds_count, push": 1,
+        "load_bytes_sum, pull": 11000,
+        "load_bytes_sum, push": 7000,
+        "loaded_pages_total, pull": 8,
+        "loaded_pages_total, push": 4,
+        "loads_total, pull, tcp": 1,
+        "loads_total, pull, shm": 1,
+        "loads_total, push, shm": 1,
+        "failed_loads_total, pull, lease-ended": 1,
+        "receipts_total": 1,
+        "expired_requests_total": 1,
+        "gave_way_requests_total": 0,
+        "untransferred_requests_total": 1,
+        "kept_requests": 7,
     }
-    assert found["vllm:kvxfer_load_seconds_sum", ""] == pytest.approx(0.03)
-    assert found["vllm:kvxfer_connect_seconds_count", ""] == 2
-    assert found["vllm:kvxfer_notice_seconds_count", ""] == 2
-    assert found["vllm:kvxfer_load_bytes_sum", ""] == 11000
-    assert found["vllm:kvxfer_loaded_pages_total", ""] == 8
-    assert found["vllm:kvxfer_loads_total", "tcp"] == 1
-    assert found["vllm:kvxfer_loads_total", "shm"] == 1
-    assert found["vllm:kvxfer_failed_loads_total", "lease-ended"] == 1
-    assert found["vllm:kvxfer_receipts_total", ""] == 1
-    assert found["vllm:kvxfer_expired_requests_total", ""] == 1
-    assert found["vllm:kvxfer_kept_requests", ""] == 7
+    # What has no label of its own is shown before anything has happened.
+    requests = ("expired_requests_total", "gave_way_requests_total", "untransferred_requests_total")
+    assert samples("0") == dict.fromkeys(("receipts_total", *requests, "kept_requests"), 0)
+
+
+def samples(engine: str) -> dict[str, float]:
+    """Returns ours of one engine, by their names and labels; of histograms some."""
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(REGISTRY).decode()):
+        for sample in family.samples:
+            name = sample.name.removeprefix("vllm:kvxfer_")
+            is_shown = name != sample.name and not name.endswith(("_bucket", "_created"))
+            if is_shown and sample.labels["engine"] == engine:
+                own = (sample.labels.get(label) for label in ("mode", "rail", "code"))
+                found[", ".join([name, *filter(None, own)])] = sample.value
+    for name in ("connect_seconds_sum", "notice_seconds_sum", "load_bytes_count"):
+        for mode in (PULL, PUSH):
+            found.pop(f"{name}, {mode}", None)
+    return found

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from kvxfer.bench.engines.server_process import ServerProcess, reserved_port
 from kvxfer.bench.engines.vllm_server import MODEL, completion_request
 from kvxfer.connectors.vllm.request import _streams_tell
 from tests.vllm import tiny_models
-from tests.vllm.engine import Engines, random_prompt, start_pair
+from tests.vllm.engine import Engines, random_prompt, server, start_pair
 
 FOLDER = Path(sys.prefix) / "proxies"
 MAX_TOKENS = 24
@@ -58,7 +58,6 @@ _PORTS = (
     "--prefiller-host 127.0.0.1 --prefiller-port {prefill} --decoder-host 127.0.0.1 --decoder-port {decode}"
 )
 _URLS = "--prefill http://127.0.0.1:{prefill} --decode http://127.0.0.1:{decode}"
-#: `disagg_proxy_pushconnector_demo.py`, which asks both engines at once, is not here yet.
 PROXIES = {
     "toy": Proxy("toy_proxy_server.py", _PORTS, "/healthcheck"),
     "multiturn": Proxy("disagg_proxy_multiturn.py", _PORTS, "/health"),
@@ -99,6 +98,32 @@ def proxies(pair: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             name: stack.enter_context(proxy.start(pair, folder, spare)) for name, proxy in PROXIES.items()
         }
         yield {name: proxy.wait_ready() for name, proxy in started.items()}
+
+
+@pytest.fixture(scope="module")
+def push_proxy(
+    engines: Engines, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engines, ServerProcess]]:
+    """Engines that meet by the name of a request, before which is the proxy that asks both at once."""
+    folder = tmp_path_factory.mktemp("push")
+    weights = tiny_models.save("llama", folder / "model")
+    with reserved_port() as place:
+        port = place.getsockname()[1]
+        arguments = (
+            f"--model {MODEL} --prefill 127.0.0.1:{{prefill}} --decode 127.0.0.1:{{decode}} "
+            f"--prefill-engine-id prefill-1 --prefill-kv-host 127.0.0.1 --prefill-side-channel-port {port}"
+        )
+        file = "disagg_proxy_pushconnector_demo.py"
+        with (
+            server(
+                "prefill", weights, folder, "kv_producer", engine_id="prefill-1", mode="push", port=port
+            ) as prefill,
+            server("decode", weights, folder, "kv_consumer") as decode,
+        ):
+            pair = replace(engines, prefill=prefill.wait_ready(), decode=decode.wait_ready())
+            proxy = Proxy(file, arguments, "/status", takes_host=False)
+            with proxy.start(pair, folder, 0) as started:
+                yield pair, started.wait_ready()
 
 
 def ask(server: ServerProcess, api: str, stream: bool, prompt: Any, max_tokens: int = MAX_TOKENS) -> str:
@@ -214,3 +239,21 @@ def test_turns_of_a_conversation_come_back_and_leave_nothing_kept(
     expired_now = [engine.metric(EXPIRED) for engine in (pair.prefill, pair.decode)]
     # Of all that was kept the last turn alone was not asked for: no proxy can know that it is the last.
     assert expired_now == [expired[0], expired[1] + int(_streams_tell())]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("api", APIS)
+def test_engines_that_are_asked_at_once_by_one_name_push(
+    push_proxy: tuple[Engines, ServerProcess], api: str, stream: bool
+) -> None:
+    pair, proxy = push_proxy
+    before = brought(pair)
+    prompts = [random_prompt(length, seed=10 * stream) for length in (20, 300, 900)]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        answers = list(threads.map(lambda prompt: ask(proxy, api, stream, prompt), prompts))
+    after = brought(pair)
+    assert answers == [ask(pair.alone, api, False, prompt) for prompt in prompts]
+    # Of a push decode has all but the last token, which it computes.
+    assert after[0] - before[0] >= sum(map(len, prompts)) - len(prompts)
+    assert after[1] - before[1] <= len(prompts)
+    pair.wait_empty(40)

@@ -444,12 +444,15 @@ class Walk:
     def __init__(self, make: Make, seed: int) -> None:
         self._random = draw = random.Random(seed)
         self._num_groups = draw.choice([1, 2])
+        role = draw.choice(["kv_both", "kv_both", "kv_producer", "kv_consumer"])
+        policy = draw.choice(["fail", "recompute"])
         self.engine = make(
-            draw.choice(["kv_both", "kv_both", "kv_producer", "kv_consumer"]),
+            role,
             # The smallest has room for one of the longest requests and not for two.
             num_blocks=draw.choice([14, 20, 40]) * self._num_groups,
             num_groups=self._num_groups,
-            policy=draw.choice(["fail", "recompute"]),
+            policy=policy,
+            require_transfer=policy == "fail" and draw.random() < 0.5,
             batch_tokens=draw.choice([BLOCK_SIZE + 3, 64, 256]),
             overlapping=draw.random() < 0.5,
             claim_within_s=draw.choice([0.0, 600.0]),

@@ -1,5 +1,6 @@
 #include "core/control/frame_socket.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -52,6 +53,11 @@ FrameSocket::~FrameSocket() { close(); }
 Status FrameSocket::start() {
   writing_ = connecting_ || out_begin_ < out_.size();
   return reactor_.add(fd_.get(), EPOLLIN | (writing_ ? EPOLLOUT : 0u), *this);
+}
+
+bool FrameSocket::hung_up() const noexcept {
+  pollfd asked{.fd = fd_.get(), .events = POLLRDHUP, .revents = 0};
+  return ::poll(&asked, 1, 0) == 1;
 }
 
 void FrameSocket::want(bool write) {

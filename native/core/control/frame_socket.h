@@ -49,6 +49,7 @@ class FrameSocket final : public Reactor::Handler {
   int fd() const noexcept { return fd_.get(); }
   bool open() const noexcept { return static_cast<bool>(fd_); }
   bool connecting() const noexcept { return connecting_; }  // still true in on_closed where it failed
+  bool hung_up() const noexcept;  // whether the peer has, however much of what it sent is unread
 
   // The peer is known: offers it a ring to write to, and uses the one that it offers. False where the
   // socket is not of one host. A peer that knows of no rings goes on as before.

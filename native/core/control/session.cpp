@@ -385,7 +385,7 @@ Status Session::on_time(Time now) {
   forgive_standstill(now);
   if (state_ != State::kOpen) {
     if (now < give_up_at_) return Status();
-    return end(Event::kHandshakeTimeout, Code::kAuthFailed,
+    return end(Event::kHandshakeTimeout, Code::kUnreachable,
                peer_in_words() + ": no " + std::string(awaited_frame()) + " within " +
                    milliseconds(config_.handshake_timeout_ns) +
                    " of the connection (handshake_timeout_s); is the other end a kvxfer agent?");
@@ -437,9 +437,10 @@ void Session::connection_lost() {
                     "handshake_timeout_s is over");
       break;
     case State::kAwaitProof:
-      // It had our proof and hung up: that is what an agent does that finds the proof wrong.
-      (void)end(Event::kConnectionLost, Code::kAuthFailed,
-                before + ", as an agent with another secret does; " + config_.other_secret);
+      // What it found wrong it does not say to a stranger. It may have ended as well, or given up.
+      (void)end(Event::kConnectionLost, Code::kPeerLost,
+                before + ": it ended or gave up, or has another secret, as its log says then; " +
+                    config_.other_secret);
       break;
     case State::kOpen: (void)end(Event::kConnectionLost, Code::kPeerLost, text); break;
     case State::kClosed: break;

@@ -79,7 +79,7 @@ class Session {
   // Seals one message for the peer. Only while open.
   void send(Time now, const wire::Message& message);
 
-  // Heartbeats due go to the output; kPeerSilent or kAuthFailed (handshake) when time ran out. Called much
+  // Heartbeats due go to the output; kPeerSilent or kUnreachable (handshake) when time ran out. Called much
   // later than next_deadline(), it was this agent that stood still, and the peer is given more time.
   Status on_time(Time now);
   Time next_deadline() const noexcept;

@@ -204,7 +204,8 @@ void Connections::expire(Connection& connection, Time now) {
                              " within the time to connect (connect_timeout_s)" +
                              (connection.was_open || connection.socket->connecting()
                                   ? ""
-                                  : ", though it took the connection; is it a kvxfer agent?") +
+                                  : ", though it took the connection: it is stopped, or starved, or no "
+                                    "kvxfer agent") +
                              (tried.empty() ? "" : ", after " + tried));
   } else if (connection.kind == Connection::Kind::kRail) {
     connection.on_closed("no answer within " + in_words(options_.handshake_ns) + " (handshake_timeout_s)");
@@ -218,6 +219,11 @@ void Connections::on_first_frame(Connection& connection, wire::ByteSpan frame) {
   Result<wire::Header> header = wire::decode_header(frame, wire::kMaxHandshakeBody);
   if (!header.ok()) return drop(connection, header.status().message());
   if (header.value().type == wire::FrameType::kHello) {
+    // An agent with another secret hangs up as well, but not before it was answered.
+    if (connection.socket->hung_up())
+      return drop(connection,
+                  "it hung up before it was answered: it ended, or its connect_timeout_s was over, as when "
+                  "this agent or its host stands still");
     connection.session = engine_->add_session(monotonic_now(), SessionRole::kAcceptor);
     connection.kind = Connection::Kind::kControl;
     settle(connection);  // the session has a limit of its own
