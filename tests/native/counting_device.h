@@ -88,6 +88,10 @@ class Fabric {
   }
   void announce(int device, abi::EventKind kind);  // of its ports
   void set_port(int device, bool active);
+  // Nothing arrives that is sent from addresses of that place in ports' tables; -1 for none.
+  void lose(int gid_index) {
+    locked([&] { lost_gid_ = gid_index; });
+  }
   void limit_registered(std::uint64_t nbytes) {
     locked([&] { limits_.most_registered_nbytes = nbytes; });
   }
@@ -225,6 +229,7 @@ class Fabric {
   std::uint32_t next_key_ = 0x100, next_pair_ = 17;
   std::uint64_t registered_nbytes_ = 0;
   bool held_ = false, flushes_held_ = false, refuses_writable_ = false;
+  int lost_gid_ = -1;
   std::optional<std::pair<abi::WorkStatus, std::uint64_t>> failure_;
   std::optional<std::pair<std::uint64_t, int>> refusal_;
 };
@@ -768,6 +773,7 @@ inline std::optional<abi::WorkStatus> Fabric::judge(const Pair& pair, const Requ
   Pair* const other = find(pair.attributes.dest_qp_num);
   // A packet that nobody takes is not answered.
   if (other == nullptr || !pair.nic->active || !other->nic->active ||
+      int{pair.attributes.address.grh.sgid_index} == lost_gid_ ||
       (other->state != abi::QueuePairState::kReadyToReceive &&
        other->state != abi::QueuePairState::kReadyToSend) ||
       other->attributes.dest_qp_num != pair.qp_num || other->attributes.rq_psn != pair.attributes.sq_psn ||

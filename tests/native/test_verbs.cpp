@@ -819,12 +819,53 @@ TEST(a_peer_that_names_another_queue_pair_is_not_read_from) {
   Message ready;
   ready.kind = MessageKind::kReady;
   liar.say(ready);
-  liar.victim.await(CompletionKind::kRailUp);
-  for (WorkId id = 1; id <= 8; ++id) {
-    const Work work = fence_work(id, kFirstSlot, 0);
-    static_cast<void>(liar.victim.transport->post(liar.peer, std::span(&work, 1)));
-  }
+  CHECK(says({Code::kRailFailed, liar.down_words()}, "first READ over a new connection"));
   CHECK(says({Code::kRailFailed, liar.down_words()}, "retry counter exceeded"));
+  CHECK(liar.victim.event(CompletionKind::kRailUp) == nullptr);
+}
+
+// A path that carries nothing costs nobody a transfer, and the port's other addresses are tried.
+TEST(a_rail_that_carries_nothing_is_not_up_and_takes_another_address_next) {
+  Fabric fabric;
+  End a(on("nic0")), b(on("nic1"));
+  const auto meet = [&] {
+    a.completions.clear();
+    b.completions.clear();
+    auto [left, right] = testing::socket_pair();
+    const auto b_at_a = a.transport->connect(std::move(left), {true, 0, "b"});
+    const auto a_at_b = b.transport->connect(std::move(right), {false, 0, "a"});
+    REQUIRE_OK(b_at_a);
+    REQUIRE_OK(a_at_b);
+    const auto ended = [&](End& end) {
+      return end.event(CompletionKind::kRailUp) != nullptr || end.event(CompletionKind::kRailDown) != nullptr;
+    };
+    REQUIRE(a.reactor.run_until([&] { b.step(), a.step(); }, [&] { return ended(a) && ended(b); }));
+    const bool is_up = a.event(CompletionKind::kRailUp) != nullptr;
+    CHECK_EQ(b.event(CompletionKind::kRailUp) != nullptr, is_up);
+    if (!is_up)
+      CHECK(says({Code::kRailFailed, a.event(CompletionKind::kRailDown)->detail}, "the rail to b is down"));
+    a.transport->disconnect(b_at_a.value());
+    b.transport->disconnect(a_at_b.value());
+    REQUIRE(a.reactor.run_until([&] { b.step(), a.step(); }, [&] { return fabric.num_pairs() == 0; }));
+    return is_up;
+  };
+  fabric.lose(2);  // the likeliest
+  CHECK(!meet());
+  CHECK(meet());
+  // What has worked is forgotten with what has not: the likeliest may work again.
+  CHECK(!meet());
+  // Where all are lost, they are tried again from the first on.
+  for (int round = 0; round < 2; ++round)
+    for (const int index : {1, 0, 2}) {
+      fabric.lose(index);
+      CHECK(!meet());
+    }
+  fabric.announce(0, EventKind::kGidChange);
+  fabric.announce(1, EventKind::kGidChange);
+  int rounds = 0;
+  REQUIRE(a.reactor.run_until([&] { b.step(), a.step(); }, [&] { return ++rounds > 8; }));
+  fabric.lose(1);
+  CHECK(meet());
 }
 
 TEST(ends_with_unlike_numbers_of_queue_pairs_use_the_fewer) {

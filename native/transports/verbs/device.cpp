@@ -143,7 +143,7 @@ std::uint64_t Device::most_read_nbytes() const noexcept {
   return of_port == 0 ? kMostReadNbytes : std::min(kMostReadNbytes, of_port);
 }
 
-Result<PortAddress> Device::address() const {
+Result<PortAddress> Device::address(std::span<const GidRow> tried) const {
   PortAddress address;
   abi::PortAttributes now{};
   if (const int error = library_.query_port(context_, port_, &now); error != 0)
@@ -164,7 +164,9 @@ Result<PortAddress> Device::address() const {
   const GidRanking ranking =
       rank_gids(rows, options_.gid_index < 0 ? std::nullopt : std::optional<int>(options_.gid_index));
   if (!ranking.candidates.empty()) {
-    const GidRow& row = ranking.candidates.front().row;
+    const GidCandidate* const next = next_candidate(ranking, tried);
+    const GidRow& row = (next != nullptr ? *next : ranking.candidates.front()).row;
+    address.row = row;
     std::copy(row.gid.begin(), row.gid.end(), address.gid.raw);
     address.gid_index = static_cast<std::uint8_t>(row.index);
   } else if (link() == abi::LinkLayer::kEthernet || options_.gid_index >= 0) {

@@ -3,11 +3,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kvxfer/status.h"
+#include "transports/verbs/gids.h"
 #include "transports/verbs/library.h"
 #include "transports/verbs/options.h"
 
@@ -18,6 +21,7 @@ struct PortAddress {
   abi::Gid gid{};
   std::uint8_t gid_index = 0;
   std::uint16_t lid = 0;
+  std::optional<GidRow> row;  // of the GID, where there is one
 };
 
 class Device {
@@ -47,8 +51,9 @@ class Device {
   std::uint64_t most_read_nbytes() const noexcept;  // in one request
   std::uint64_t most_registered_nbytes() const noexcept { return attributes_.max_mr_size; }
 
-  // Asked anew: GIDs change while the port is up. Not ok: it has none that fits.
-  Result<PortAddress> address() const;
+  // Asked anew: GIDs change while the port is up. The likeliest that is not among those that were tried in vain, or of
+  // all where each of them was. Not ok: it has none that fits.
+  Result<PortAddress> address(std::span<const GidRow> tried) const;
 
  private:
   Device(const Library& library, const Options& options, abi::Context* context, std::string name,

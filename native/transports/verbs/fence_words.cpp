@@ -13,11 +13,11 @@ constexpr std::uint32_t kMostQuestions = 512;
 Result<std::unique_ptr<FenceWords>> FenceWords::create(std::shared_ptr<const Device> device,
                                                        const FenceTable& table) {
   std::unique_ptr<FenceWords> words(new FenceWords(std::move(device), table));
-  words->landed_.resize(kMostQuestions);
+  words->landed_.resize(kMostQuestions + 1);
   for (std::uint32_t place = kMostQuestions; place-- > 0;) words->free_.push_back(place);
   LocalRegion region;
   region.base = reinterpret_cast<std::byte*>(words->landed_.data());
-  region.spans = {{0, kMostQuestions * sizeof(std::uint64_t)}};
+  region.spans = {{0, words->landed_.size() * sizeof(std::uint64_t)}};
   Result<std::shared_ptr<const Registration>> registered = Registration::create(words->device_, region);
   if (!registered.ok()) return registered.status();
   words->registration_ = std::move(registered).value();
@@ -48,5 +48,7 @@ KeyedSpan FenceWords::target(std::uint32_t place) const noexcept {
   const KeyedSpan& all = registration_->local().all().front();
   return {0, sizeof(std::uint64_t), all.address + place * sizeof(std::uint64_t), all.key};
 }
+
+KeyedSpan FenceWords::nowhere() const noexcept { return target(kMostQuestions); }
 
 }  // namespace kvxfer::verbs

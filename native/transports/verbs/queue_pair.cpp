@@ -117,16 +117,17 @@ void QueuePair::complete(std::uint64_t position) noexcept {
 
 // ---- all of a peer's ----
 
-Result<std::unique_ptr<QueuePairs>> QueuePairs::create(std::shared_ptr<const Device> device) {
+Result<std::unique_ptr<QueuePairs>> QueuePairs::create(std::shared_ptr<const Device> device,
+                                                       std::span<const GidRow> tried) {
   std::unique_ptr<QueuePairs> made(new QueuePairs(std::move(device)));
-  if (Status opened = made->open(); !opened.ok()) return opened;
+  if (Status opened = made->open(tried); !opened.ok()) return opened;
   return made;
 }
 
-Status QueuePairs::open() {
+Status QueuePairs::open(std::span<const GidRow> tried) {
   const Library& library = device_->library();
   const std::size_t num_pairs = device_->options().num_pairs;
-  Result<PortAddress> address = device_->address();
+  Result<PortAddress> address = device_->address(tried);
   if (!address.ok()) return address.status();
   address_ = address.value();
   // Each request of a pair that fails has a completion, signalled or not.

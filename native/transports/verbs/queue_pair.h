@@ -87,7 +87,9 @@ class QueuePair {
 // Those to one peer, with the completion queue that they share: what one peer does fills no other's.
 class QueuePairs {
  public:
-  static Result<std::unique_ptr<QueuePairs>> create(std::shared_ptr<const Device> device);
+  // With the port's address but those that were `tried` in vain.
+  static Result<std::unique_ptr<QueuePairs>> create(std::shared_ptr<const Device> device,
+                                                    std::span<const GidRow> tried);
   ~QueuePairs();
 
   std::size_t size() const noexcept { return pairs_.size(); }
@@ -98,6 +100,7 @@ class QueuePairs {
   auto begin() const noexcept { return pairs_.begin(); }
   auto end() const noexcept { return pairs_.end(); }
 
+  const PortAddress& address() const noexcept { return address_; }
   // Our half of the hello.
   void introduce(Message& hello) const;
   // As many as the peer has, too; the others go.
@@ -114,7 +117,7 @@ class QueuePairs {
 
  private:
   explicit QueuePairs(std::shared_ptr<const Device> device) : device_(std::move(device)) {}
-  Status open();
+  Status open(std::span<const GidRow> tried);
 
   const std::shared_ptr<const Device> device_;
   PortAddress address_;

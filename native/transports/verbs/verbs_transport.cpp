@@ -32,7 +32,12 @@ constexpr std::chrono::milliseconds kStopBound{200};
 // the device touches no memory for them either.
 constexpr std::chrono::milliseconds kFlushBound{500};
 
-std::string name_of(const Work& work) {
+// Peers of whom is known which addresses they did not answer at.
+constexpr std::size_t kMostTried = 256;
+
+std::string name_of(const Flight& flight) {
+  const Work& work = flight.work;
+  if (flight.is_proof) return "the first READ over a new connection";
   if (work.kind != WorkKind::kFetch) return "a READ of the fence word";
   const Piece piece = work.move->grid.piece(work.piece);
   return "a READ of layer " + std::to_string(piece.layer) + ", " + std::to_string(piece.num_pairs) +
@@ -127,7 +132,9 @@ Result<PeerId> VerbsTransport::connect(UniqueFd socket, const ConnectInfo& info)
   if (!lost_why_.empty()) return Status(Code::kRailFailed, words(lost_why_));
   if (const Result<KeyedSpan> shared = fences_->share(info.fence_slots); !shared.ok())
     return Status(shared.status().code(), words(shared.status().message()));
-  Result<std::unique_ptr<QueuePairs>> pairs = QueuePairs::create(device_);
+  const auto tried = tried_.find(info.peer_name);
+  Result<std::unique_ptr<QueuePairs>> pairs =
+      QueuePairs::create(device_, tried == tried_.end() ? std::span<const verbs::GidRow>() : tried->second);
   if (!pairs.ok()) return Status(pairs.status().code(), words(pairs.status().message()));
   std::size_t num_peers = 1;
   for_each_peer([&](const Peer&) { ++num_peers; });
@@ -151,8 +158,10 @@ Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
     return {Code::kRailFailed, "its fence table has " + std::to_string(hello.fence_nbytes) + " bytes, not " +
                                    std::to_string(peer.fence_slots.nbytes())};
   peer.fences = {0, hello.fence_nbytes, hello.fence_address, hello.fence_key};
-  if (Status connected = peer.pairs->connect(hello); !connected.ok())
+  if (Status connected = peer.pairs->connect(hello); !connected.ok()) {
+    remember_address(peer);
     return {connected.code(), "its " + hello.device_name() + ": " + connected.message()};
+  }
   Message ready;
   ready.kind = MessageKind::kReady;
   tell(peer, ready);
@@ -160,12 +169,25 @@ Status VerbsTransport::on_hello(Peer& peer, const Message& hello, UniqueFd) {
 }
 
 Status VerbsTransport::on_message(Peer& peer, const Message&, UniqueFd) {
-  if (peer.up) return {Code::kRailFailed, "it said twice that it is ready"};
-  come_up(peer);
-  return {};
+  if (std::exchange(peer.is_ready, true)) return {Code::kRailFailed, "it said twice that it is ready"};
+  return prove(peer);
 }
 
-void VerbsTransport::on_down(Peer& peer) { end_requests(peer); }
+void VerbsTransport::on_down(Peer& peer) {
+  // So too where the other end has given up, whose READs were not answered either.
+  if (peer.num_unproved != 0) remember_address(peer);
+  end_requests(peer);
+}
+
+// It led nowhere, as far as that is known: the next connection has another.
+void VerbsTransport::remember_address(const Peer& peer) {
+  const std::optional<verbs::GidRow>& row = peer.pairs->address().row;
+  if (!row) return;
+  if (tried_.size() >= kMostTried) tried_.clear();
+  std::vector<verbs::GidRow>& tried = tried_[peer.name];
+  if (std::find(tried.begin(), tried.end(), *row) != tried.end()) tried.clear();  // each was: once more
+  tried.push_back(*row);
+}
 
 void VerbsTransport::forget(Peer& peer) noexcept {
   peer.gone = true;
@@ -185,6 +207,23 @@ bool VerbsTransport::can_go_on(const Peer& peer) const noexcept {
   return peer.pairs != nullptr && !peer.down &&
          std::any_of(peer.pairs->begin(), peer.pairs->end(),
                      [](const QueuePair& pair) { return pair.can_go_on(); });
+}
+
+// Each queue pair READs a word, which is nobody's affair.
+Status VerbsTransport::prove(Peer& peer) {
+  const KeyedSpan to = fences_->nowhere();
+  for (QueuePair& pair : *peer.pairs) {
+    pair.begin(chain_, 1);
+    chain_.add(peer.fences.address, peer.fences.key, to.address, to.key, sizeof(std::uint64_t));
+    Flight& flight = pair.flights.push(Flight());
+    flight.is_proof = flight.is_posted = true;
+    flight.end = pair.posted() + chain_.size();
+    ++peer.num_unproved;
+    if (Status posted = pair.post(chain_); !posted.ok()) return posted;
+    armed_ = false;
+    if (!std::exchange(peer.is_flying, true)) flying_.push_back(&peer);
+  }
+  return {};
 }
 
 void VerbsTransport::post_some() noexcept {
@@ -324,8 +363,8 @@ bool VerbsTransport::reap(Peer& peer) {
           Flight& flight = pair.flights[i];
           if (flight.end < position) continue;
           if (broken.empty() && !peer.down)
-            broken = device_->name() + ": " + name_of(flight.work) + ": " +
-                     words_of(device_->library(), completion);
+            broken =
+                device_->name() + ": " + name_of(flight) + ": " + words_of(device_->library(), completion);
           flight.stop(Code::kRailFailed, broken);
         }
         if (broken.empty() && !peer.down)
@@ -336,6 +375,10 @@ bool VerbsTransport::reap(Peer& peer) {
   }
   if (came) land(peer);
   if (!broken.empty()) fail(peer, broken);
+  if (came && peer.is_ready && !peer.up && !peer.down && peer.num_unproved == 0) {
+    tried_.erase(peer.name);
+    come_up(peer);
+  }
   // It may go on with what it had begun.
   if (came && !peer.down && can_go_on(peer)) activate(peer);
   settle(peer);
@@ -355,6 +398,10 @@ void VerbsTransport::land(Peer& peer) noexcept {
 
 void VerbsTransport::land(Peer& peer, Flight& flight) noexcept {
   Code code = flight.code;
+  if (flight.is_proof) {
+    if (code == Code::kOk) --peer.num_unproved;
+    return;
+  }
   if (flight.scratch && code == Code::kOk &&
       fences_->value(*flight.scratch) != flight.work.fence_generation) {
     flight.stop(Code::kLeaseEnded, "");
@@ -536,6 +583,7 @@ void VerbsTransport::on_device_event(const verbs::abi::AsyncEvent& event) {
       if (whose != nullptr) fail(*whose, what);
       return;
     }
+    case verbs::abi::EventKind::kGidChange: return tried_.clear();
     // Addresses are asked for anew with each peer. A peer whose request was refused here hears it with the reason, and
     // ends the rail; were it told first that the rail has ended, it would not know why.
     default: return;

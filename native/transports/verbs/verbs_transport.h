@@ -7,6 +7,9 @@
 //   QueuePairs    connections to one peer, and works whose requests are under way on each (Flight)
 //   ReadCursor    the runs of a piece, as READs in a Chain under one doorbell
 //   FenceWords    the source's fence, READ once all of a transfer has landed
+//
+// A rail is up when each of its queue pairs has READ a word at the peer: a path that carries nothing costs no transfer
+// anything, and is tried again, with another of the port's addresses, where the engine dials anew.
 #pragma once
 
 #include <chrono>
@@ -38,6 +41,8 @@ struct Peer : RailPeer<Message> {
   std::unordered_map<RegionId, std::shared_ptr<const KeyedSpans>> regions;
   KeyedSpan fences{};  // its words, those of the session
   std::size_t turn = 0;  // in pairs
+  bool is_ready = false;  // it has said so
+  std::size_t num_unproved = 0;  // queue pairs whose first READ has not ended
   bool is_flying = false;  // requests are under way
   bool gone = false;  // disconnected: forgotten once nothing is under way
   // By when what was stopped should have ended; it stands in the list of those that are watched.
@@ -88,6 +93,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   Status on_message(Peer& peer, const verbs::Message& message, UniqueFd fd) override;
   bool is_up_with_hello() const noexcept override { return false; }
   void on_down(Peer& peer) override;
+  void remember_address(const Peer& peer);
   void forget(Peer& peer) noexcept override;
   bool can_run(const Peer& peer, const Work& work) const noexcept override;
   bool can_go_on(const Peer& peer) const noexcept override;
@@ -95,6 +101,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   void stop_shared(PeerId peer, Code code, std::string_view why) noexcept override;
 
   // ---- requests go out
+  Status prove(Peer& peer);
   void post_some() noexcept;
   void post_chain(Peer& peer, verbs::QueuePair& pair, std::uint32_t& num_runs);
   // False: that work has ended at once.
@@ -131,6 +138,8 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   verbs::Chain chain_;
   Bell completions_{*this, &VerbsTransport::on_completion_event};
   Bell events_{*this, &VerbsTransport::on_device_event};
+  std::map<std::string, std::vector<verbs::GidRow>>
+      tried_;  // by the peer's name: addresses without an answer
   std::vector<Peer*> flying_;  // with requests under way
   std::vector<Peer*> watched_;  // with a time by which something should have ended
   bool armed_ = false;  // whatever completes next of those that fly is announced
