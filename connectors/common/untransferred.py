@@ -47,7 +47,9 @@ class Untransferred:
         statistics: Recorder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._least = max(settings.short_prompt_tokens, *(group.block_size for group in groups))
+        # A block of states may be as long as any prompt.
+        block_size = max((group.block_size for group in groups if not group.is_state), default=1)
+        self._least = max(settings.short_prompt_tokens, block_size)
         self._refuses = settings.require_transfer
         self._statistics = statistics
         self._clock = clock

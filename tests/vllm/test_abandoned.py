@@ -25,6 +25,9 @@ def pair(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("abandoned")
     weights = tiny_models.save("llama", folder / "model")
     settings: dict[str, Any] = {"lease_ttl_s": 600.0, "claim_within_s": 0.5, "require_transfer": True}
+    # As pods have them; what the default route leaves from may be no address of a private network.
+    settings["environment"] = {"KVXFER_HOST": "0.0.0.0", "KVXFER_SECRET": "a secret for tests only"}
+    settings["allowed_hosts"] = ["*"]
     with start_pair(weights, folder, **settings) as (prefill, decode):
         yield Engines(engines.alone, prefill, decode, engines.router, folder / "observed")
 
@@ -57,10 +60,10 @@ def test_prompts_that_80_of_100_clients_have_abandoned_keep_no_blocks_from_the_o
 def test_a_router_that_passes_nothing_on_is_told_to_by_errors(pair: Engines) -> None:
     refused = pair.decode.metric("vllm:kvxfer_untransferred_requests_total")
     brought = pair.decode.prompt_tokens("external_kv_transfer")
-    for at, params in enumerate((None, {}, {"do_remote_prefill": False})):
+    for at, passed in enumerate((None, {}, {"do_remote_prefill": False})):
         request_id = f"forgotten-{at}"
         with pytest.raises(BenchError, match="answered 500"):
-            complete(pair.decode, random_prompt(100, at), request_id=request_id, kv_transfer_params=params)
+            complete(pair.decode, random_prompt(100, at), request_id=request_id, kv_transfer_params=passed)
         log = pair.decode.log.read_text(errors="replace").splitlines()
         (said,) = [line for line in log if f"cmpl-{request_id}-" in line and "cache not loaded" in line]
         assert "it names no cache, and 100 tokens of its prompt would have to be computed here" in said
@@ -69,7 +72,9 @@ def test_a_router_that_passes_nothing_on_is_told_to_by_errors(pair: Engines) -> 
     # What is short is computed, and what is handed over goes on.
     assert complete(pair.decode, random_prompt(20), 4).token_ids
     prompt = random_prompt(100, 7)
-    assert pair.decoded(prompt, "on", pair.prefilled(prompt, "on")).token_ids == pair.expected(prompt)
+    params = pair.prefilled(prompt, "on")
+    assert params["remote_host"] != "0.0.0.0"
+    assert pair.decoded(prompt, "on", params).token_ids == pair.expected(prompt)
     assert pair.decode.prompt_tokens("external_kv_transfer") == brought + 100
 
 

@@ -35,6 +35,7 @@ def test_it_is_said_once_in_a_minute_of_how_many(caplog: pytest.LogCaptureFixtur
 
 def test_nothing_is_left_of_requests_that_have_ended() -> None:
     groups = [CacheGroup(at, f"kv.{at}", ("layer",), size) for at, size in enumerate((16, 64))]
+    groups.append(CacheGroup(2, "states", ("layer",), 1 << 20, is_state=True))
     them = Untransferred(groups, Settings(require_transfer=True), Recorder())
     refused = {}
     for num_tokens in (64, 65):
