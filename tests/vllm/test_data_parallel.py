@@ -109,6 +109,33 @@ def test_many_at_once_through_a_router(
     wait_empty(engines, ranks)
 
 
+def engine_id(engine: VllmServer, other: VllmServer) -> str:
+    """Returns what an engine is called that answers: it hands a prompt over, so that nothing stays kept."""
+    prompt = random_prompt(40)
+    params = complete(engine, prompt, 1, kv_transfer_params=TO_PREFILL).kv_transfer_params
+    assert params
+    complete(other, prompt, 1, kv_transfer_params=params)
+    return str(params["remote_engine_id"])
+
+
+def test_engines_that_the_router_names_all_read_one_prompt(engines: Engines, ranks: VllmServer) -> None:
+    """However late: the second is asked when the first has answered."""
+    names = [engine_id(engines.decode, engines.prefill), engine_id(ranks, engines.decode)]
+    prompt = random_prompt(LENGTH)
+    params = engines.prefilled(prompt, "forked", kvxfer={"version": 1, "readers": names})
+    expected = engines.expected(prompt)
+    for decode in (engines.decode, ranks):
+        before = decode.prompt_tokens("external_kv_transfer")
+        request = completion_request(prompt, kv_transfer_params=params)
+        if decode is ranks:
+            request["headers"] |= {"X-data-parallel-rank": names[1].rpartition("_dp")[2]}
+        answer = decode.client.post("/v1/completions", **request).raise_for_status().json()
+        assert answer["choices"][0]["token_ids"] == expected
+        assert decode.prompt_tokens("external_kv_transfer") - before == LENGTH
+    wait_empty(engines, ranks)
+    assert not engines.has_expired("forked")
+
+
 @pytest.mark.parametrize("dispatch", ["sequential", "concurrent"])
 def test_samples_that_the_front_end_spreads_are_all_brought(
     engines: Engines, ranks: VllmServer, folder: Path, dispatch: str, seed: int
