@@ -2,7 +2,8 @@
 
 A client that gives up behind its router leaves a prompt here that nobody comes for. As long as no
 engine has said that it knows the request, it is kept on trust: where requests wait for blocks, or more is
-kept so than the user lets, the oldest goes first. One that a reader's engine knows of stays.
+kept so than the user lets, the oldest goes first. One that a reader's engine knows of stays, until all that
+are known have read it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class _Kept:
     is_return: bool
     since_s: float
     is_claimed: bool = False
+    num_read: int = 0  # workers that say that all have read who are known to come
+    is_read: bool = False  # so say all
     returns_since_s: float = -math.inf
     gives_way: bool = False
 
@@ -81,10 +84,17 @@ class Keeping:
         for request_id in self._kept.keys() & request_ids:
             del self._kept[request_id]
 
-    def heard(self, news: News) -> None:
-        """Takes in what the workers have heard of them."""
+    def heard(self, news: News, num_workers: int = 1) -> None:
+        """Takes in what the workers, of which there are so many, have heard of them."""
         for request_id in self._kept.keys() & news.claimed:
             self._kept[request_id].is_claimed = True
+            self._kept[request_id].is_read = False
+            if request_id not in news.read:
+                self._kept[request_id].num_read = 0
+        for request_id in news.read:
+            if (kept := self._kept.get(request_id)) is not None:
+                kept.num_read += 1
+                kept.is_read = kept.num_read >= num_workers
         for request_id in self._kept.keys() & news.returning:
             self._kept[request_id].returns_since_s = self._clock()
 
@@ -123,6 +133,8 @@ class Keeping:
                 needed -= kept.num_blocks
                 beyond[kept.is_return] -= kept.num_blocks
                 chosen.append(kept.request_id)
+                if kept.is_read:
+                    continue
                 _log.warning(
                     "kvxfer: request %s: no engine has asked for its cache for %.1f s, and others need its "
                     "%d blocks: they are given back (claim_within_s)",
@@ -133,8 +145,9 @@ class Keeping:
         return chosen
 
     def _may_give_way(self, kept: _Kept, now: float) -> bool:
-        is_on_trust = not (kept.is_claimed or kept.gives_way)
-        return is_on_trust and now - kept.since_s >= self._settings.claim_within_s
+        if kept.gives_way or kept.is_read:
+            return not kept.gives_way
+        return not kept.is_claimed and now - kept.since_s >= self._settings.claim_within_s
 
     def _num_on_trust(self, is_return: bool) -> int:
         return sum(

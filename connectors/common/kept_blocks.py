@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import kvxfer
@@ -44,19 +44,17 @@ class KeptBlocks:
     ttl_s, return_ttl_s
         How long blocks are kept for readers that do not come: a prompt's, and those of a request that
         was decoded here. It begins anew whenever a reader's engine says that it knows the request.
-    share_s
-        How long they are kept behind the last reader where its engine says that others may come.
     statistics
         Told of receipts, and of requests that were kept in vain.
     """
 
-    def __init__(self, ttl_s: float, return_ttl_s: float, share_s: float, statistics: Recorder) -> None:
+    def __init__(self, ttl_s: float, return_ttl_s: float, statistics: Recorder) -> None:
         self._ttl_s = ttl_s
         self._return_ttl_s = return_ttl_s
-        self._share_s = share_s
         self._statistics = statistics
         self._kept: dict[bytes, _Kept] = {}
         self._news = News()
+        self._read: set[str] = set()  # of which is not told yet that others may come
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -102,8 +100,8 @@ class KeptBlocks:
         if not kept.readers.are_done:
             return
         kept.is_read = True
-        if receipt.may_be_shared:
-            kept.expires_at = min(kept.expires_at, time.monotonic() + self._share_s)
+        if receipt.may_be_shared and not kept.readers.are_named:
+            self._read.add(kept.request_id)
         else:
             kept.is_released = True
 
@@ -113,13 +111,17 @@ class KeptBlocks:
         if kept is not None and not kept.is_released:
             kept.readers.came(sender)
             kept.is_read = kept.readers.are_done
-            kept.expires_at = time.monotonic() + (self._share_s if kept.is_read else kept.ttl_s)
+            if not kept.is_read:
+                self._read.discard(kept.request_id)
+            kept.expires_at = time.monotonic() + kept.ttl_s
             names = frozenset({kept.request_id})
             self._news |= News(names, names if claim.is_reading else frozenset())
 
     def take_news(self) -> News:
         """Returns what readers' engines have said since the last call."""
-        news, self._news = self._news, News()
+        news = replace(self._news, read=tuple(sorted(self._read)))
+        self._news = News()
+        self._read.clear()
         return news
 
     def give_way(self, request_id: str) -> None:
@@ -127,7 +129,8 @@ class KeptBlocks:
         kept = self._kept.get(digest_of(request_id))
         if kept is not None and not kept.is_released:
             kept.is_released = True
-            self._statistics.gave_way()
+            if not kept.is_read:
+                self._statistics.gave_way()
 
     def _told_of(self, note: Receipt | Claim, sender: str, is_own: bool = False) -> _Kept | None:
         """Returns the request that a note is of, if its sender may speak of it."""

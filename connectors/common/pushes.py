@@ -116,6 +116,7 @@ class Pushes:
         self._due: set[str] = set()
         self._owed: set[str] = set()
         self._news = News()
+        self._read: set[str] = set()  # requests of which is not told yet that others may come
         # Of the step that runs: which pushes it computes, their held writes, and layers that are done.
         self._computing: set[bytes] = set()
         self._held: list[tuple[int, kvxfer.Transfer]] = []
@@ -269,17 +270,21 @@ class Pushes:
 
     def _keep_longer(self, push: _Push) -> None:
         push.is_read = False
+        self._read.discard(push.chunk.request_id)
         push.expires_at = time.monotonic() + self._settings.lease_ttl_s
 
     def give_way(self, request_id: str) -> None:
         """Keeps a request that has finished no longer, since others need its blocks."""
         if (key := self._keys.get(request_id)) is not None and not self._pushes[key].gives_way:
             self._pushes[key].gives_way = True
-            self._statistics.gave_way()
+            if not self._pushes[key].is_read:
+                self._statistics.gave_way()
 
     def take_news(self) -> News:
         """Returns what readers and their engines have said since the last call."""
-        news, self._news = self._news, News()
+        news = replace(self._news, read=tuple(sorted(self._read)))
+        self._news = News()
+        self._read.clear()
         return news
 
     def note(self, peer: kvxfer.Peer, note: RegistrationPart | Leaving) -> None:
@@ -307,7 +312,7 @@ class Pushes:
                 self._refuse(arrival.peer, arrival.registration, "its readers do not agree on their number")
                 continue
             push.engines[engine] = num_readers
-            push.may_be_shared = push.may_be_shared or arrival.may_be_shared
+            push.may_be_shared = push.may_be_shared or (arrival.may_be_shared and not push.chunk.readers)
             known = push.readers.get((engine, arrival.reader))
             if known is None:
                 reader = push.readers[engine, arrival.reader] = self._reader(push, arrival)
@@ -439,7 +444,7 @@ class Pushes:
             if push.has_ended and push.may_be_shared and not push.gives_way:
                 if not push.is_read:
                     push.is_read = True
-                    push.expires_at = min(push.expires_at, now + self._settings.claim_within_s)
+                    self._read.add(push.chunk.request_id)
                 if push.expires_at > now:
                     continue
             is_late = (push.gives_way or push.expires_at <= now) and not push.has_ended

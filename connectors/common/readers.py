@@ -25,12 +25,13 @@ class Readers:
     """
 
     def __init__(self, named: Sequence[str] = ()) -> None:
-        self._are_named = bool(named)
+        #: Whether no others may come.
+        self.are_named = bool(named)
         self._engines = {engine: _Engine() for engine in named}
 
     def may_be(self, agent_name: str) -> bool:
         """Returns whether an agent may be a reader's."""
-        return not self._are_named or engine_of(agent_name) in self._engines
+        return not self.are_named or engine_of(agent_name) in self._engines
 
     def came(self, agent_name: str) -> None:
         """Takes in that an agent's engine will read."""

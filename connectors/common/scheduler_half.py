@@ -429,7 +429,7 @@ class SchedulerHalf:
 
     def heard(self, news: News) -> None:
         """Takes in what the workers have heard of requests that are kept here."""
-        self._keeping.heard(news)
+        self._keeping.heard(news, len(self._ranks))
 
     def given_back(self, request_ids: Collection[str]) -> None:
         """Forgets requests whose blocks every worker has given back."""

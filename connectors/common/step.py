@@ -138,13 +138,20 @@ class News:
         Of which a reader's engine has said that it knows them.
     returning
         Of these, ones that are being read: their blocks come back within moments.
+    read
+        That were read by all who are known to come, and may be shared by others: each as often as workers
+        say so.
     """
 
     claimed: frozenset[str] = frozenset()
     returning: frozenset[str] = frozenset()
+    read: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.claimed or self.read)
 
     def __or__(self, other: News) -> News:
-        return News(self.claimed | other.claimed, self.returning | other.returning)
+        return News(self.claimed | other.claimed, self.returning | other.returning, self.read + other.read)
 
 
 @dataclass(slots=True)

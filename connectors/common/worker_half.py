@@ -61,9 +61,7 @@ class WorkerHalf:
         self._agent = _agent(place, settings)
         self._mail = Mail(self._agent)
         self._statistics = Recorder()
-        self._kept = KeptBlocks(
-            settings.lease_ttl_s, settings.return_ttl_s, settings.claim_within_s, self._statistics
-        )
+        self._kept = KeptBlocks(settings.lease_ttl_s, settings.return_ttl_s, self._statistics)
         self._ranks = PrefillRanks(self._agent, settings.connect_timeout_s)
         self._claims = Claims(self._ranks, self._mail, settings.lease_ttl_s)
         self._regions: CacheRegions | None = None
@@ -215,7 +213,7 @@ class WorkerHalf:
         news = self._kept.take_news()
         if self._pushes is not None:
             news |= self._pushes.take_news()
-        return news if news.claimed else None
+        return news or None
 
     def take_statistics(self) -> Counts | None:
         """Returns what was counted since the last call; None when nothing has happened."""

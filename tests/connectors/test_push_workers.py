@@ -222,10 +222,15 @@ def test_engines_that_share_a_push_all_have_it_before_it_is_given_back(how: str)
             sent, _ = stepped_until(prefill[0], other[0], finished)
             for worker in (*decode, *other):
                 assert all(is_there([worker], pushed, layer, whole) for layer in range(NUM_LAYERS))
+        if "come" in how:
+            assert not sent
+            until(lambda: may_go(prefill[0], pushed), "word of that")
+            prefill[0].half.before_forward(Step(given_way=[pushed.name]))
         assert sent or collected(prefill)[0].sent == finished
         statistics = prefill[0].half.take_statistics()
         assert statistics is not None
-        assert not statistics.data.get("expired")
+        assert not statistics.data["expired"]
+        assert not statistics.data["gave_way"]
 
 
 def stepped_until(
@@ -244,6 +249,13 @@ def stepped_until(
 
     until(has_come, "what decode waits for")
     return sent, received
+
+
+def may_go(prefill: Worker, pushed: Pushed) -> bool:
+    """Steps once; whether all are said to have it who are known to come."""
+    assert not prefill.half.collect(set()).sent
+    news = prefill.half.take_news()
+    return news is not None and pushed.name in news.read
 
 
 def has_claim(prefill: Worker, pushed: Pushed) -> bool:

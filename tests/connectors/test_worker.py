@@ -128,22 +128,25 @@ def not_sent(prefill: Worker, handover: Handover) -> bool:
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_what_a_sample_has_read_waits_for_samples_at_other_engines(
-    prefill: Worker, decode: Worker, comes: bool
-) -> None:
+def test_what_a_sample_has_read_waits_for_samples_at_other_engines(decode: Worker, comes: bool) -> None:
     """Nobody has said that there are any: only that there may be."""
-    handover = replace(granted(prefill), may_be_shared=True)
-    decode.half.step(order(handover))
-    assert not decode.until("received", "a").failed
-    until(lambda: counted(prefill).get("receipts") == 1 or not_sent(prefill, handover), "a receipt")
-    if comes:
-        with worker_of("decode-2") as other:
+    with worker_of("prefill", lease_ttl_s=60.0) as prefill, worker_of("decode-2") as other:
+        handover = replace(granted(prefill), may_be_shared=True)
+        decode.half.step(order(handover))
+        assert not decode.until("received", "a").failed
+        until(lambda: counted(prefill).get("receipts") == 1 or not_sent(prefill, handover), "a receipt")
+        assert not_sent(prefill, handover) is False
+        if comes:
             other.half.step(order(handover, "b"))
             assert not other.until("received", "b").failed
             assert np.array_equal(other.pages(DST), prefill.pages(SRC))
-    prefill.until("sent", handover.request_id, {handover.request_id})
-    # Neither was kept in vain.
-    assert counted(prefill).get("expired", 0) == 0
+            until(lambda: counted(prefill).get("receipts") == 1 or not_sent(prefill, handover), "a receipt")
+        news = prefill.half.take_news()
+        assert news is not None
+        assert news.read == (handover.request_id,)
+        # Where others need the blocks.
+        prefill.half.before_forward(Step(given_way=[handover.request_id]))
+        prefill.until("sent", handover.request_id)
 
 
 @pytest.mark.parametrize("theirs", ["another secret, as long", None], ids=["another secret", "no secret"])

@@ -74,6 +74,23 @@ def test_who_is_claimed_stays(caplog: pytest.LogCaptureFixture) -> None:
     assert kept.gives_way(100) == ["2"]
 
 
+def test_who_was_read_and_may_be_shared_goes_where_others_need_it(caplog: pytest.LogCaptureFixture) -> None:
+    kept = Kept(claim_within_s=1000.0)
+    claims, reads = News(frozenset("01")), News(read=("0",))
+    kept.keeping.heard(claims, 2)
+    kept.keeping.heard(reads, 2)
+    assert not kept.gives_way(100)  # the other worker's reader may still read
+    kept.keeping.heard(claims | reads, 2)
+    assert not kept.keeping.give_way()  # nobody waits
+    assert kept.gives_way(100) == ["0"]
+    assert not caplog.records
+    # One that is claimed again is not over.
+    kept = Kept(claim_within_s=1000.0)
+    kept.keeping.heard(News(frozenset("0"), read=("0", "0")), 2)
+    kept.keeping.heard(claims, 2)
+    assert not kept.gives_way(100)
+
+
 @pytest.mark.parametrize(
     ("is_return", "settings"),
     [(False, {"keep_share": 0.2}), (True, {"return_share": 0.2})],
