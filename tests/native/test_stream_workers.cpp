@@ -1,5 +1,5 @@
-// Rails of streams that several threads move at the same time: the suite of every transport, its ends moved by two
-// threads, and rights that end while a thread is in the middle of a piece.
+// Rails of streams that several threads move at the same time: the suite of every transport, its ends moved
+// by two threads, and rights that end while a thread is in the middle of a piece.
 #include <atomic>
 #include <cstring>
 #include <functional>

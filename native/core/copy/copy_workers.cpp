@@ -18,8 +18,9 @@ namespace {
 // What is copied of one before the next has its turn: a piece as the engine makes them is less, and so ends first.
 constexpr std::uint64_t kTurnCost = SlicedCopy::kSliceCost;
 
-// Errands come in rounds, one as soon as the one before it is over, and each is shorter than a few times what it
-// takes to wake a thread.
+// Rounds of errands follow each other closely, and waking a thread takes up to this long. So the threads
+// stay awake for this long after an errand, and the driving thread spins for this long before it sleeps
+// until the others have ended.
 constexpr std::chrono::microseconds kAwake{50};
 
 // Threads of ours take no signal that is meant for the process; those that a thread brings upon itself end it.

@@ -240,8 +240,9 @@ class Lookahead {
                    has_next ? nbytes_[next] : 0);
   }
 
-  // Each field by itself. Of runs as one struct compilers load two fields at once that were stored one by one:
-  // the processor answers that from its cache alone, when all streamed stores in front of them are out.
+  // One array for each field. With an array of structs, compilers use one load for two fields that were
+  // stored one by one. The processor cannot answer such a load from its store queue: it waits until all
+  // earlier streamed stores are out.
   std::array<std::byte*, kNumRuns> dst_;
   std::array<const std::byte*, kNumRuns> src_;
   std::array<std::size_t, kNumRuns> nbytes_;

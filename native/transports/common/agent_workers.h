@@ -8,7 +8,7 @@
 
 namespace kvxfer {
 
-// Null where whoever drives copies alone.
+// Null where the driving thread copies alone (copy_threads is 1).
 inline std::shared_ptr<CopyWorkers> copy_workers_of(const RailParts& parts) {
   if (parts.copy_threads < 2) return nullptr;
   return parts.shared.get<CopyWorkers>([&] {

@@ -1,6 +1,6 @@
-// The rails of streams of one agent, where it has threads that copy: what several of them have to move is moved at
-// the same time, a rail by each thread. Whoever drives moves one as well and waits for the others, so all of it is
-// under the gate, and a fence has no more to wait for than where each rail is moved by its own poll.
+// Moves the stream rails of one agent at the same time, where the agent has threads that copy: each thread
+// moves one rail. The driving thread moves a rail as well and then waits for the others, so all of it
+// happens under the gate. A fence waits no longer than where the rails are polled one after the other.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ class StreamTransport;
 
 class StreamRound {
  public:
-  // To wake a thread takes as long as moving half of that.
+  // Waking a thread takes as long as moving half of this.
   static constexpr std::uint64_t kLeastNbytes = 256 * 1024;
 
-  // `least_nbytes`: that a rail has to move where a thread is worth it.
+  // A rail takes part in a round if it has at least `least_nbytes` to move.
   explicit StreamRound(std::shared_ptr<CopyWorkers> workers,
                        std::uint64_t least_nbytes = kLeastNbytes) noexcept
       : workers_(std::move(workers)), least_nbytes_(least_nbytes) {}
@@ -28,15 +28,14 @@ class StreamRound {
 
   void add(StreamTransport& rail);
   void remove(StreamTransport& rail) noexcept;
-  // Of the rail that is polled. Where it is worth a thread, and others are, moves what these have to move: each has
-  // had its turn then.
+  // Called when a rail is polled. If that rail and others have enough to move, moves all of these once.
   void move(const StreamTransport& polled) noexcept;
 
  private:
   const std::shared_ptr<CopyWorkers> workers_;
   const std::uint64_t least_nbytes_;
   std::vector<StreamTransport*> rails_;
-  // Of one round; with room for all rails.
+  // The rails of one round. Both have room for all rails.
   std::vector<StreamTransport*> moved_;
   std::vector<Errand*> errands_;
 };

@@ -108,7 +108,7 @@ class StreamTransport::Peer final : public Reactor::Handler {
     static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark));
   }
 
-  // Its end waits for the end of the turn.
+  // The rail to this peer goes down at the end of the turn.
   void break_with(Status why) noexcept {
     is_broken = true;
     failure = std::move(why);
@@ -129,7 +129,7 @@ class StreamTransport::Peer final : public Reactor::Handler {
   bool wants_writable = false;  // EPOLLOUT is asked for
   bool takes_turns = false;  // is in active_
   bool is_broken = false;
-  Status failure;  // of one that is broken; ok: there was no memory
+  Status failure;  // why it is broken; ok: for lack of memory
   stream::SendStream sending;
   stream::ReceiveStream receiving;
 
@@ -273,7 +273,7 @@ bool StreamTransport::busy() const noexcept { return !completions_.empty() || !a
 
 bool StreamTransport::is_worth_a_thread(std::uint64_t least_nbytes) const noexcept {
   if (had_turn_) return false;
-  // A turn serves no more: each of them is a system call.
+  // A turn serves no more peers: each costs at least one system call.
   const std::size_t num_peers = std::min<std::size_t>(active_.size(), kPollNbytes / stream::kCallWork);
   std::uint64_t nbytes = 0;
   for (std::size_t i = 0; i < num_peers && nbytes < least_nbytes; ++i) {
@@ -284,8 +284,9 @@ bool StreamTransport::is_worth_a_thread(std::uint64_t least_nbytes) const noexce
   return nbytes >= least_nbytes;
 }
 
-// Serves those who have something to do in turns: each may use up the budget, and the next turn begins after the
-// last that was served. What others than this rail have a part in waits for the turn's end.
+// Serves those who have something to do in turns: each may use up the budget, and the next turn begins
+// after the last that was served. What touches more than this rail, the reactor and rails that go down,
+// waits for the turn's end.
 void StreamTransport::run() noexcept {
   std::uint64_t read_left = kPollNbytes, write_left = kPollNbytes;
   while (num_served_ < active_.size() && read_left != 0 && write_left != 0) {
@@ -300,7 +301,7 @@ void StreamTransport::run() noexcept {
 
 void StreamTransport::end_turn_in_round() noexcept {
   end_turn();
-  had_turn_ = busy();  // else there may be no poll before it has something anew
+  had_turn_ = busy();  // an idle rail is not polled: its next poll, whenever it comes, is to move something
 }
 
 void StreamTransport::end_turn() noexcept {

@@ -26,7 +26,7 @@ class StreamTransport final : public Transport, public Errand {
     Options() = default;
   };
 
-  // `round`: null where the agent has no threads that copy.
+  // `round`: null if the agent has no threads that copy.
   StreamTransport(Reactor& reactor, const Options& options, std::shared_ptr<StreamRound> round = nullptr);
   ~StreamTransport() override;
   StreamTransport(const StreamTransport&) = delete;
@@ -52,10 +52,10 @@ class StreamTransport final : public Transport, public Errand {
   bool busy() const noexcept override;
 
   // ---- for StreamRound
-  // It has not had a turn since the last poll, and has at least so many bytes to move.
+  // True if the rail has at least so many bytes to move, and no round has moved it since its last poll.
   bool is_worth_a_thread(std::uint64_t least_nbytes) const noexcept;
-  // Moves what it has, in each direction a turn's bytes at most: by any thread, beside other rails. Then, by whoever
-  // drives, comes the turn's end; the next poll moves nothing.
+  // Moves at most a turn's bytes in each direction. Any thread may call it, beside other rails. Afterwards
+  // the driving thread calls end_turn_in_round(), and the next poll moves nothing more.
   void run() noexcept override;
   void end_turn_in_round() noexcept;
 
@@ -89,8 +89,8 @@ class StreamTransport final : public Transport, public Errand {
   // Who has something to read or to write, in the order of their turns; never more than peers_, for which it
   // has room.
   std::vector<Peer*> active_;
-  std::size_t num_served_ = 0;  // of those, in the turn that has not ended
-  bool had_turn_ = false;  // in a round, since the last poll
+  std::size_t num_served_ = 0;  // of those, in the current turn
+  bool had_turn_ = false;  // a round has moved this rail since its last poll
   CompletionQueue completions_;
   std::unordered_map<WorkId, Place> places_;
   std::vector<std::byte> scratch_;  // empty until a peer sends what nobody waits for
