@@ -1,9 +1,10 @@
-"""An agent by whose threads pages are copied; meanwhile a peer is killed, it is cancelled, closed, forked."""
+"""An agent whose threads copy, or move rails of tcp: a peer is killed, it is cancelled, closed, forked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,10 @@ Local = Callable[..., Node]
 Remote = Callable[..., Worker]
 
 THREADS = 3
-MEMORY = pytest.mark.parametrize("pooled", [True, False], ids=["pool", "foreign"])
+# Memory that threads copy out of, and rails that they move.
+MEMORY = pytest.mark.parametrize("way", ["pool", "foreign"])
+WAYS = pytest.mark.parametrize("way", ["pool", "foreign", "tcp"])
+RAILS = 4
 
 
 def copy_threads() -> list[str]:
@@ -23,23 +27,23 @@ def copy_threads() -> list[str]:
     return sorted(name for name in names if name.startswith("kvxfer-copy-"))
 
 
-def pair(local: Local, remote: Remote, pooled: bool) -> tuple[Node, Worker]:
+def pair(local: Local, remote: Remote, way: str) -> tuple[Node, Worker]:
     """A destination whose threads copy, and a source that serves it."""
-    dst = local("threads", "shm", LARGE, copy_threads=THREADS)
-    src = remote("source", "shm", LARGE, pooled=pooled)
+    transport = "tcp" if way == "tcp" else "shm"
+    options: dict[str, Any] = {"copy_threads": THREADS, "transport_options": {"tcp.rails": RAILS}}
+    dst = local("threads", transport, LARGE, **options)
+    src = remote("source", transport, LARGE, pooled=way != "foreign", **options)
     src.fill(1)
     src.connect(dst.address())
     dst.accept("source")
-    dst.wait_rails("shm", "unix")
+    dst.wait_rails(*(["tcp"] * RAILS if way == "tcp" else ["shm", "unix"]))
     src.grant("read")
     return dst, src
 
 
 @MEMORY
-def test_threads_copy_what_is_large_and_end_with_their_agent(
-    local: Local, remote: Remote, pooled: bool
-) -> None:
-    dst, _ = pair(local, remote, pooled)
+def test_threads_copy_what_is_large_and_end_with_their_agent(local: Local, remote: Remote, way: str) -> None:
+    dst, _ = pair(local, remote, way)
     assert copy_threads() == []
     dst.read(ids=[])
     assert dst.end() is None
@@ -52,10 +56,10 @@ def test_threads_copy_what_is_large_and_end_with_their_agent(
     assert copy_threads() == []
 
 
-@MEMORY
+@WAYS
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
-def test_source_is_killed_while_threads_copy(local: Local, remote: Remote, pooled: bool, held: bool) -> None:
-    dst, src = pair(local, remote, pooled)
+def test_source_is_killed_while_threads_copy(local: Local, remote: Remote, way: str, held: bool) -> None:
+    dst, src = pair(local, remote, way)
     read = dst.read_until_bytes_land(held=held)
     src.kill()
     error = dst.end(read)
@@ -67,9 +71,9 @@ def test_source_is_killed_while_threads_copy(local: Local, remote: Remote, poole
     dst.wait_idle()
 
 
-@MEMORY
-def test_nothing_lands_after_a_cancel_returned(local: Local, remote: Remote, pooled: bool) -> None:
-    dst, _ = pair(local, remote, pooled)
+@WAYS
+def test_nothing_lands_after_a_cancel_returned(local: Local, remote: Remote, way: str) -> None:
+    dst, _ = pair(local, remote, way)
     for round_ in range(20):
         dst.set(0)
         read = dst.read_until_bytes_land()
@@ -84,11 +88,11 @@ def test_nothing_lands_after_a_cancel_returned(local: Local, remote: Remote, poo
     assert dst.holds(1)
 
 
-@MEMORY
+@WAYS
 def test_memory_is_the_callers_when_the_region_is_deregistered(
-    local: Local, remote: Remote, pooled: bool
+    local: Local, remote: Remote, way: str
 ) -> None:
-    dst, _ = pair(local, remote, pooled)
+    dst, _ = pair(local, remote, way)
     read = dst.read_until_bytes_land()
     dst.deregister()
     dst.set(7)

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <condition_variable>
 #include <cstring>
 #include <filesystem>
@@ -174,6 +175,52 @@ TEST(a_pair_of_many_slices_arrives) {
   help_until(workers, [&] { return copy.landed(); });
   CHECK(buffers.arrived(kPairNbytes));
   CHECK(copy.num_slices >= 9);
+}
+
+// ---- errands ------------------------------------------------------------------------------------
+
+TEST(errands_are_done_at_the_same_time) {
+  // None ends before all have begun.
+  struct Meeting final : Errand {
+    explicit Meeting(std::barrier<>& at) : all(at) {}
+    void run() noexcept override {
+      all.arrive_and_wait();
+      ++num_done;
+    }
+    std::barrier<>& all;
+    int num_done = 0;
+  };
+  constexpr int kNum = 3, kNumRounds = 200;
+  TestReactor reactor;
+  CopyWorkers workers(reactor, {.num_threads = kNum});
+  std::barrier<> all(kNum);
+  Meeting first(all), second(all), third(all);
+  Errand* const errands[] = {&first, &second, &third};
+  for (int round = 0; round < kNumRounds; ++round) workers.run_all(errands);
+  for (const Meeting* each : {&first, &second, &third}) CHECK_EQ(each->num_done, kNumRounds);
+}
+
+TEST(errands_and_copies_do_not_wait_for_each_other) {
+  struct Counting final : Errand {
+    void run() noexcept override { ++num_done; }
+    int num_done = 0;
+  };
+  TestReactor reactor;
+  CopyWorkers workers(reactor, {.num_threads = 2});
+  Buffers buffers(64 * kBlockNbytes);
+  Held copy(whole_move(buffers.dst.data(), 64), buffers.src.data());
+  workers.add(copy);
+  copy.gate.await_standing(1);  // the other thread: this one does all errands alone
+  std::vector<Counting> counting(20);
+  std::vector<Errand*> errands;
+  for (Counting& each : counting) errands.push_back(&each);
+  workers.run_all(errands);
+  workers.run_all({});
+  copy.gate.let_on(1000);
+  help_until(workers, [&] { return copy.landed(); });
+  workers.run_all(errands);
+  for (const Counting& each : counting) CHECK_EQ(each.num_done, 2);
+  CHECK(buffers.arrived());
 }
 
 // A long one gives way after each turn: behind it no other waits for its end.

@@ -13,6 +13,7 @@
 #include "agent_pair.h"
 #include "check.h"
 #include "conformance.h"
+#include "hand_over.h"
 #include "held_memory.h"
 #include "shm_ends.h"
 
@@ -252,64 +253,11 @@ TEST(pages_of_a_killed_process_s_pool_stay_readable) {
 // ---- agents -----------------------------------------------------------------------------------------
 
 using namespace agent_pair;
-
-// Two agents, and a write of which the threads of the destination are in the middle.
-struct HandOver {
-  static constexpr std::uint32_t kNumBlocks = 256;
-  static constexpr std::uint64_t kPageNbytes = 64 * 1024;
-
-  HandOver() {
-    src = agent("src");
-    dst = agent("dst");
-    src_region = add(*src, pool->data());
-    dst_region = add(*dst, to.data());
-    const auto [there, here] = meet(*src, *dst, 2);  // shm, and the stream for what it cannot reach
-    lease = grant(*dst, here, dst_region, wire::LeaseMode::kWrite);
-    const auto program = src->with_engine([&, peer = there](Engine& engine, Time now) {
-      return engine.install_program(now, peer, true, src_region, dst_region, pages_of(kPageNbytes));
-    });
-    REQUIRE_OK(program);
-    TransferRequest request;
-    request.peer = there;
-    request.program = program.value();
-    for (std::uint32_t block = 0; block < kNumBlocks; ++block) request.src_ids.push_back(block);
-    request.dst_ids = request.src_ids;
-    request.num_layers = request.layers_ready = 1;
-    request.timeout_ns = 10 * kBound;
-    const auto posted =
-        src->with_engine([&](Engine& engine, Time now) { return engine.post(now, std::move(request)); });
-    REQUIRE_OK(posted);
-    handle = posted.value();
-    to.await_held(1);
-  }
-  ~HandOver() {
-    to.let_on();
-    src->close(kBound);
-    dst->close(kBound);
-  }
-  static std::shared_ptr<Runtime> agent(const std::string& name) {
-    RuntimeOptions options = options_of(name, {.transports = {"shm"}});
-    options.copy_threads = 2;
-    return create(std::move(options));
-  }
-  static RegionId add(Runtime& runtime, std::byte* memory) {
-    const auto region = runtime.register_region("kv", {{memory, kNumBlocks * kPageNbytes}}, kNumBlocks,
-                                                pages_of(kPageNbytes), {});
-    REQUIRE_OK(region);
-    return region.value();
-  }
-
-  std::shared_ptr<PoolMemory> pool = shm_ends::make_pool(kNumBlocks * kPageNbytes);
-  HeldMemory to{kNumBlocks * kPageNbytes};
-  std::shared_ptr<Runtime> src, dst;
-  RegionId src_region = 0, dst_region = 0;
-  LeaseId lease = 0;
-  std::shared_ptr<Handle> handle;
-};
+using hand_over::HandOver;
 
 TEST(an_agent_hands_over_what_its_threads_copied) {
   if (skips()) return;
-  HandOver over;
+  HandOver over("shm");
   CHECK(over.handle->outcome() == Outcome::kPending);
   over.to.let_on();
   CHECK(is_done(over.handle));
@@ -329,7 +277,7 @@ bool agents_sleep() {
 
 TEST(an_agent_that_sleeps_is_woken_by_the_last_thread) {
   if (skips()) return;
-  HandOver over;
+  HandOver over("shm");
   // The thread that is held stands at the first page of a slice: all others are copied by then.
   constexpr std::size_t kNumPages = HandOver::kNumBlocks * HandOver::kPageNbytes / 4096;
   constexpr std::size_t kSlicePages = CopyWorkers::Options().taken_cost / 4096;
@@ -342,7 +290,7 @@ TEST(an_agent_that_sleeps_is_woken_by_the_last_thread) {
 
 TEST(a_revoke_waits_for_the_threads_under_the_lease) {
   if (skips()) return;
-  HandOver over;
+  HandOver over("shm");
   CHECK(!over.dst->revoke(over.lease, 0));  // the right has ended, its fence is not complete
   CHECK(!over.dst->revoke(over.lease, 0));
   CHECK_EQ(over.to.num_held(), 1u);
@@ -356,7 +304,7 @@ TEST(a_revoke_waits_for_the_threads_under_the_lease) {
 
 TEST(a_region_leaves_when_the_threads_in_its_memory_have_left) {
   if (skips()) return;
-  HandOver over;
+  HandOver over("shm");
   CHECK_EQ(over.dst->deregister_region(over.dst_region, 0).code(), Code::kDeadline);
   CHECK_EQ(over.to.num_held(), 1u);
   over.to.let_on();
@@ -366,7 +314,7 @@ TEST(a_region_leaves_when_the_threads_in_its_memory_have_left) {
 
 TEST(an_agent_that_closes_waits_for_its_threads) {
   if (skips()) return;
-  HandOver over;
+  HandOver over("shm");
   std::atomic<bool> closed{false};
   std::thread closing([&] {
     over.dst->close(0);

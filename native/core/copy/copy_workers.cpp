@@ -18,6 +18,11 @@ namespace {
 // What is copied of one before the next has its turn: a piece as the engine makes them is less, and so ends first.
 constexpr std::uint64_t kTurnCost = SlicedCopy::kSliceCost;
 
+// Rounds of errands follow each other closely, and waking a thread takes up to this long. So the threads
+// stay awake for this long after an errand, and the driving thread spins for this long before it sleeps
+// until the others have ended.
+constexpr std::chrono::microseconds kAwake{50};
+
 // Threads of ours take no signal that is meant for the process; those that a thread brings upon itself end it.
 class SignalsBlocked {
  public:
@@ -111,11 +116,52 @@ void CopyWorkers::announce_next() noexcept {
   announces_ = true;
 }
 
+void CopyWorkers::run_all(std::span<Errand* const> errands) noexcept {
+  if (!started_) start();
+  std::unique_lock lock(mutex_);
+  errands_ = errands;
+  num_errands_ = errands.size();
+  for (std::size_t others = 1; others < errands.size(); ++others) call_one();
+  while (!errands_.empty()) run_errand(lock);
+  await_awake(lock, Clock::now() + kAwake, [this] { return num_running_ == 0; });
+  landed_.wait(lock, [this] { return num_running_ == 0; });
+}
+
+void CopyWorkers::run_errand(std::unique_lock<std::mutex>& lock) noexcept {
+  Errand& errand = *errands_.front();
+  errands_ = errands_.subspan(1);
+  --num_errands_;
+  ++num_running_;
+  lock.unlock();
+  errand.run();
+  lock.lock();
+  if (--num_running_ == 0 && errands_.empty()) landed_.notify_all();
+}
+
+template <class IsSo>
+void CopyWorkers::await_awake(std::unique_lock<std::mutex>& lock, Clock::time_point until,
+                              IsSo&& is_so) noexcept {
+  if (is_so()) return;
+  lock.unlock();
+  while (!is_so() && Clock::now() < until) std::this_thread::yield();
+  lock.lock();
+}
+
 void CopyWorkers::run(std::size_t thread) noexcept {
   std::unique_lock lock(mutex_);
+  Clock::time_point awake_until{};
   while (!ends_) {
+    if (!errands_.empty()) {
+      run_errand(lock);
+      awake_until = Clock::now() + kAwake;
+      continue;
+    }
     if (!queue_.empty()) {
       copy_slice(lock, thread);
+      continue;
+    }
+    if (Clock::now() < awake_until) {
+      await_awake(lock, awake_until, [this] { return num_errands_ != 0 || has_slices(); });
       continue;
     }
     ++num_idle_;

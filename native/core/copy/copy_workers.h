@@ -4,9 +4,13 @@
 // A copy lands once, when nothing of it is left or it was stopped, and no thread is in the middle of a slice of it.
 // Whoever drives made it, finds that it has landed, and only then lets go of what it reads and writes: a landing is
 // the fence of its work. Threads sleep while no slice is left.
+//
+// The threads also run errands: several short tasks that may run at the same time. The driving thread runs
+// some of them and waits until all have ended.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -57,6 +61,15 @@ class SharedCopy {
   std::atomic<bool> landed_{false};
 };
 
+// A short task. One thread runs it, while other threads run others.
+class Errand {
+ public:
+  virtual void run() noexcept = 0;
+
+ protected:
+  ~Errand() = default;
+};
+
 class CopyWorkers {
  public:
   // Costs are SlicedCopy's.
@@ -97,6 +110,8 @@ class CopyWorkers {
   void stop(SharedCopy& copy) noexcept;
   // Sleeps until it has landed: of one that was stopped.
   void await(const SharedCopy& copy) noexcept;
+  // Runs all errands, on this thread and on threads that are free. Returns when the last one has ended.
+  void run_all(std::span<Errand* const> errands) noexcept;
   // The next landing makes a descriptor readable that the reactor watches. One that was before is not announced.
   void announce_next() noexcept;
 
@@ -106,8 +121,14 @@ class CopyWorkers {
     void on_ready(std::uint32_t events) override;
   };
 
+  using Clock = std::chrono::steady_clock;
+
   void start() noexcept;
   void run(std::size_t thread) noexcept;
+  void run_errand(std::unique_lock<std::mutex>& lock) noexcept;
+  // Spins, without the lock, until is_so() or the time is over.
+  template <class IsSo>
+  void await_awake(std::unique_lock<std::mutex>& lock, Clock::time_point until, IsSo&& is_so) noexcept;
   // Copies a slice of the first in the queue, without the lock meanwhile.
   std::uint64_t copy_slice(std::unique_lock<std::mutex>& lock, std::size_t thread) noexcept;
   void call_one() noexcept;  // who sleeps
@@ -124,6 +145,8 @@ class CopyWorkers {
   std::vector<SharedCopy*>
       queue_;  // with slices left; has room for most_queued_, and for those that come back
   std::atomic<std::size_t> num_queued_{0};
+  std::span<Errand* const> errands_;  // not begun yet
+  std::atomic<std::size_t> num_errands_{0}, num_running_{0};  // not begun yet; begun and not ended
   std::size_t num_idle_ = 0, num_called_ = 0;  // threads that sleep, and those of them that were woken
   bool announces_ = false, ends_ = false;
   bool started_ = false;  // whoever drives alone asks

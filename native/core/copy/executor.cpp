@@ -30,12 +30,6 @@ constexpr std::size_t kStreamFromNbytes = 1024;
 constexpr std::size_t kShortRunNbytes = 4096;
 constexpr std::size_t kPrefetchNbytes = 512;
 
-struct Run {
-  std::byte* dst = nullptr;
-  const std::byte* src = nullptr;
-  std::size_t nbytes = 0;
-};
-
 // Moves `nbytes`, a multiple of kStepNbytes, to a `dst` on a cache line, and fetches the first
 // `ahead_nbytes` from `ahead` into the cache beside the last steps.
 using StreamKernel = void (*)(std::byte* dst, const std::byte* src, std::size_t nbytes,
@@ -183,30 +177,32 @@ Kernel choose_kernel() noexcept { return {"memcpy", nullptr, nullptr, nullptr}; 
 
 const Kernel kKernel = choose_kernel();
 
-bool is_whole_lines(const Run& run) noexcept {
-  return (reinterpret_cast<std::uintptr_t>(run.dst) | run.nbytes) % kLineNbytes == 0;
+bool is_whole_lines(const std::byte* dst, std::size_t nbytes) noexcept {
+  return (reinterpret_cast<std::uintptr_t>(dst) | nbytes) % kLineNbytes == 0;
 }
 
-void copy_run_ahead(const Run& run, const Run& next) noexcept {
+// `next`: the run that comes after it, null where there is none.
+void copy_run_ahead(std::byte* dst, const std::byte* src, std::size_t nbytes, const std::byte* next,
+                    std::size_t next_nbytes) noexcept {
   if (kKernel.stream == nullptr) {
-    std::memcpy(run.dst, run.src, run.nbytes);
+    std::memcpy(dst, src, nbytes);
     return;
   }
-  if (run.nbytes < kStreamFromNbytes) {
-    if (is_whole_lines(run))
-      kKernel.stream_lines(run.dst, run.src, run.nbytes);
+  if (nbytes < kStreamFromNbytes) {
+    if (is_whole_lines(dst, nbytes))
+      kKernel.stream_lines(dst, src, nbytes);
     else
-      std::memcpy(run.dst, run.src, run.nbytes);
+      std::memcpy(dst, src, nbytes);
     return;
   }
   // A line that is stored only in part costs a read of it: start on a line, end on one.
-  const std::size_t head = -reinterpret_cast<std::uintptr_t>(run.dst) % kLineNbytes;
-  const std::size_t body = (run.nbytes - head) / kStepNbytes * kStepNbytes;
-  const std::size_t tail = run.nbytes - head - body;
-  if (head != 0) std::memcpy(run.dst, run.src, head);
-  kKernel.stream(run.dst + head, run.src + head, body, next.src,
-                 std::min(next.nbytes, run.nbytes <= kShortRunNbytes ? kShortRunNbytes : kPrefetchNbytes));
-  if (tail != 0) std::memcpy(run.dst + head + body, run.src + head + body, tail);
+  const std::size_t head = -reinterpret_cast<std::uintptr_t>(dst) % kLineNbytes;
+  const std::size_t body = (nbytes - head) / kStepNbytes * kStepNbytes;
+  const std::size_t tail = nbytes - head - body;
+  if (head != 0) std::memcpy(dst, src, head);
+  kKernel.stream(dst + head, src + head, body, next,
+                 std::min(next_nbytes, nbytes <= kShortRunNbytes ? kShortRunNbytes : kPrefetchNbytes));
+  if (tail != 0) std::memcpy(dst + head + body, src + head + body, tail);
 }
 
 // The last few runs, not yet copied. A short run is a cache miss or two and hardly any work, and
@@ -214,16 +210,19 @@ void copy_run_ahead(const Run& run, const Run& next) noexcept {
 // pushed and are there when its turn comes. Long runs need no more than their successor's name.
 class Lookahead {
  public:
-  void push(const Run& run) noexcept {
-    if (run.nbytes < kStreamFromNbytes) {
-      const bool reads_dst = kKernel.stream == nullptr || !is_whole_lines(run);
-      fetch(run.src, run.nbytes);
-      for (std::size_t at = 0; reads_dst && at < run.nbytes; at += kLineNbytes)
-        __builtin_prefetch(run.dst + at, 1);
+  void push(std::byte* dst, const std::byte* src, std::size_t nbytes) noexcept {
+    if (nbytes < kStreamFromNbytes) {
+      const bool reads_dst = kKernel.stream == nullptr || !is_whole_lines(dst, nbytes);
+      fetch(src, nbytes);
+      for (std::size_t at = 0; reads_dst && at < nbytes; at += kLineNbytes) __builtin_prefetch(dst + at, 1);
     }
-    runs_[num_pushed_++ % kNumRuns] = run;
-    nbytes_ += run.nbytes;
-    while (num_pushed_ - num_copied_ > 1 && (nbytes_ > kAheadNbytes || num_pushed_ - num_copied_ == kNumRuns))
+    const std::size_t place = num_pushed_++ % kNumRuns;
+    dst_[place] = dst;
+    src_[place] = src;
+    nbytes_[place] = nbytes;
+    nbytes_ahead_ += nbytes;
+    while (num_pushed_ - num_copied_ > 1 &&
+           (nbytes_ahead_ > kAheadNbytes || num_pushed_ - num_copied_ == kNumRuns))
       copy_oldest();
   }
   void drain() noexcept {
@@ -234,35 +233,46 @@ class Lookahead {
   static constexpr std::size_t kNumRuns = 64;
 
   void copy_oldest() noexcept {
-    const Run& oldest = runs_[num_copied_++ % kNumRuns];
-    nbytes_ -= oldest.nbytes;
-    copy_run_ahead(oldest, num_copied_ < num_pushed_ ? runs_[num_copied_ % kNumRuns] : Run{});
+    const std::size_t place = num_copied_++ % kNumRuns, next = num_copied_ % kNumRuns;
+    const bool has_next = num_copied_ < num_pushed_;
+    nbytes_ahead_ -= nbytes_[place];
+    copy_run_ahead(dst_[place], src_[place], nbytes_[place], has_next ? src_[next] : nullptr,
+                   has_next ? nbytes_[next] : 0);
   }
 
-  std::array<Run, kNumRuns> runs_;
+  // One array for each field. With an array of structs, compilers use one load for two fields that were
+  // stored one by one. The processor cannot answer such a load from its store queue: it waits until all
+  // earlier streamed stores are out.
+  std::array<std::byte*, kNumRuns> dst_;
+  std::array<const std::byte*, kNumRuns> src_;
+  std::array<std::size_t, kNumRuns> nbytes_;
   std::size_t num_pushed_ = 0, num_copied_ = 0;
-  std::size_t nbytes_ = 0;  // of the runs that are not copied yet
+  std::size_t nbytes_ahead_ = 0;  // of the runs that are not copied yet
 };
 
 // Runs as they come, joined where they touch on both sides.
 class RunMerger {
  public:
-  void push(const Run& run) noexcept {
-    if (run.src == run_.src + run_.nbytes && run.dst == run_.dst + run_.nbytes && run_.nbytes != 0) {
-      run_.nbytes += run.nbytes;
+  void push(std::byte* dst, const std::byte* src, std::size_t nbytes) noexcept {
+    if (src == src_ + nbytes_ && dst == dst_ + nbytes_ && nbytes_ != 0) {
+      nbytes_ += nbytes;
       return;
     }
-    if (run_.nbytes != 0) ahead_.push(run_);
-    run_ = run;
+    if (nbytes_ != 0) ahead_.push(dst_, src_, nbytes_);
+    dst_ = dst;
+    src_ = src;
+    nbytes_ = nbytes;
   }
   void drain() noexcept {
-    if (run_.nbytes != 0) ahead_.push(run_);
-    run_ = {};
+    if (nbytes_ != 0) ahead_.push(dst_, src_, nbytes_);
+    nbytes_ = 0;
     ahead_.drain();
   }
 
  private:
-  Run run_;
+  std::byte* dst_ = nullptr;
+  const std::byte* src_ = nullptr;
+  std::size_t nbytes_ = 0;
   Lookahead ahead_;
 };
 
@@ -312,7 +322,7 @@ std::uint64_t saturating_step(std::uint64_t base, std::uint64_t count, std::uint
 }  // namespace
 
 void copy_run(std::byte* dst, const std::byte* src, std::size_t nbytes) noexcept {
-  copy_run_ahead({dst, src, nbytes}, {});
+  copy_run_ahead(dst, src, nbytes, nullptr, 0);
 }
 
 void copy_fence() noexcept {
@@ -348,8 +358,8 @@ void execute(const CopyProgram& program, const Piece& piece, const std::uint32_t
     } else {
       for (std::uint32_t i = 0; i < loop.counts[0]; ++i)
         for (std::uint32_t j = 0; j < loop.counts[1]; ++j)
-          runs.push({dst + i * loop.dst_strides[0] + j * loop.dst_strides[1],
-                     src + i * loop.src_strides[0] + j * loop.src_strides[1], loop.nbytes});
+          runs.push(dst + i * loop.dst_strides[0] + j * loop.dst_strides[1],
+                    src + i * loop.src_strides[0] + j * loop.src_strides[1], loop.nbytes);
     }
   });
   cells.drain();

@@ -1,6 +1,7 @@
 #include "transports/shm/shm_transport.h"
 
 #include "kvxfer/transport_kind.h"
+#include "transports/common/agent_workers.h"
 
 namespace kvxfer {
 
@@ -24,13 +25,7 @@ constinit const TransportKind shm_transport{
     .make = [](const RailParts& parts,
                const OptionValues&) -> Result<std::vector<std::unique_ptr<Transport>>> {
       std::vector<std::unique_ptr<Transport>> rails;
-      std::shared_ptr<CopyWorkers> workers;
-      if (parts.copy_threads > 1)
-        workers = parts.shared.get<CopyWorkers>([&] {
-          return std::make_shared<CopyWorkers>(parts.reactor,
-                                               CopyWorkers::Options{.num_threads = parts.copy_threads});
-        });
-      rails.push_back(std::make_unique<ShmTransport>(parts.reactor, parts.fences, std::move(workers)));
+      rails.push_back(std::make_unique<ShmTransport>(parts.reactor, parts.fences, copy_workers_of(parts)));
       return rails;
     },
 };

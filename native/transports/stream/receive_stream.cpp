@@ -16,7 +16,11 @@ constexpr std::size_t kMaxRunIovecs = IOV_MAX - 2;
 }  // namespace
 
 bool ReceiveStream::push(const Work& work, std::byte* packed) {
-  return posted_.try_emplace(Key{work.move->transfer, work.piece}, Posted{work.id, work.move, packed}).second;
+  const std::uint64_t nbytes = piece_nbytes(*work.move->program, work.move->grid.piece(work.piece));
+  const Posted posted{work.id, work.move, packed, nbytes};
+  if (!posted_.try_emplace(Key{work.move->transfer, work.piece}, posted).second) return false;
+  awaited_nbytes_ += nbytes;
+  return true;
 }
 
 void ReceiveStream::cancel(WorkId id, TransferId transfer, std::uint32_t piece,
@@ -27,6 +31,7 @@ void ReceiveStream::cancel(WorkId id, TransferId transfer, std::uint32_t piece,
     clear_window();  // it names pages of this work
     landing_ = {};
   }
+  awaited_nbytes_ -= found->second.nbytes;
   posted_.erase(found);
   completions.work(id, Code::kCancelled);
 }
@@ -88,6 +93,7 @@ Step ReceiveStream::read(int fd, std::uint64_t max_work, std::span<std::byte> sc
 void ReceiveStream::fail(Code code, const std::string& detail, CompletionQueue& completions) {
   for (const auto& [key, posted] : posted_) completions.work(posted.work, code, detail);
   posted_.clear();
+  awaited_nbytes_ = 0;
   landing_ = {};
   clear_window();
 }
@@ -151,8 +157,7 @@ Status ReceiveStream::begin_piece() {
   clear_window();
   const auto found = posted_.find(Key{header_.transfer, header_.piece});
   if (found == posted_.end()) return {};  // cancelled, or fenced: to scratch
-  const std::uint64_t expected =
-      piece_nbytes(*found->second.move->program, found->second.move->grid.piece(header_.piece));
+  const std::uint64_t expected = found->second.nbytes;
   if (header_.nbytes != 0 && header_.nbytes != expected)
     return Status(Code::kProtocol, "the peer announced " + std::to_string(header_.nbytes) +
                                        " bytes for piece " + std::to_string(header_.piece) + " of transfer " +
@@ -172,9 +177,9 @@ Status ReceiveStream::end_piece(CompletionQueue& completions) {
       (trailer_.end != PieceEnd::kHeld && trailer_.end != PieceEnd::kEnded))
     return Status(Code::kProtocol, "the peer sent bytes that are no piece's trailer");
   if (!landed.move) return {};
-  if (trailer_.end == PieceEnd::kHeld &&
-      header_.nbytes != piece_nbytes(*landed.move->program, landed.move->grid.piece(header_.piece)))
+  if (trailer_.end == PieceEnd::kHeld && header_.nbytes != landed.nbytes)
     return Status(Code::kProtocol, "the peer sent no bytes for a piece that has some, and says it is whole");
+  awaited_nbytes_ -= landed.nbytes;
   posted_.erase(Key{header_.transfer, header_.piece});
   if (trailer_.end == PieceEnd::kHeld)
     completions.work(landed.work, Code::kOk);

@@ -43,6 +43,9 @@ class ReceiveStream {
   }
 
   std::size_t size() const noexcept { return posted_.size(); }
+  std::uint64_t awaited_nbytes() const noexcept {
+    return awaited_nbytes_;
+  }  // of the pieces that are waited for
 
  private:
   struct Key {
@@ -60,6 +63,7 @@ class ReceiveStream {
     WorkId work;
     std::shared_ptr<const Move> move;
     std::byte* packed = nullptr;  // null: in its pages
+    std::uint64_t nbytes = 0;     // of the piece
   };
 
   bool landing() const noexcept { return landing_.move != nullptr; }
@@ -71,6 +75,7 @@ class ReceiveStream {
   Status end_piece(CompletionQueue& completions);
 
   std::unordered_map<Key, Posted, KeyHash> posted_;  // with the one that is landing
+  std::uint64_t awaited_nbytes_ = 0;
 
   // Between pieces in_piece_ is false.
   bool in_piece_ = false;

@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <utility>
 
 namespace kvxfer::stream {
 namespace {
@@ -39,6 +40,7 @@ std::uint64_t SendStream::push(const Work& work, const std::byte* packed) {
   frame.header.nbytes = piece_nbytes(*work.move->program, work.move->grid.piece(work.piece));
   frame.header.piece = frame.trailer.piece = work.piece;
   frames_.push_back(std::move(frame));
+  left_nbytes_ += frames_.back().nbytes();
   return num_gone_ + frames_.size() - 1;
 }
 
@@ -48,7 +50,7 @@ void SendStream::cancel(std::uint64_t number, CompletionQueue& completions) {
   if (window_nbytes_ != 0) clear_window();  // it may name pages of this work
   frame.cancelled = true;
   frame.trailer.end = PieceEnd::kEnded;
-  if (frame.sent == 0) frame.header.nbytes = 0;  // nothing is out: the trailer alone will do
+  if (frame.sent == 0) left_nbytes_ -= std::exchange(frame.header.nbytes, 0);  // the trailer alone will do
   // A trailer that is partly out said `held` truly: every page had been read. What is left of
   // those eight bytes must then be the same, or the peer takes the stream for broken.
   if (frame.sent > sizeof(PieceHeader) + frame.header.nbytes) frame.trailer.end = PieceEnd::kHeld;
@@ -79,6 +81,7 @@ Step SendStream::write(int fd, std::uint64_t max_work, CompletionQueue& completi
 void SendStream::fail(Code code, const std::string& detail, CompletionQueue& completions) {
   for (const Frame& frame : frames_)
     if (!frame.cancelled) completions.work(frame.work, code, detail);
+  left_nbytes_ = 0;
   num_gone_ += frames_.size();
   frames_.clear();
   num_named_ = 0;
@@ -180,6 +183,7 @@ void SendStream::clear_window() {
 
 void SendStream::consume(std::uint64_t nbytes, CompletionQueue& completions) {
   window_nbytes_ -= nbytes;
+  left_nbytes_ -= nbytes;
   for (std::uint64_t left = nbytes; left != 0;) {
     iovec& first = window_[first_iovec_];
     const std::uint64_t taken = std::min<std::uint64_t>(left, first.iov_len);

@@ -37,6 +37,7 @@ class SendStream {
 
   bool empty() const noexcept { return frames_.empty(); }
   std::size_t size() const noexcept { return frames_.size(); }
+  std::uint64_t left_nbytes() const noexcept { return left_nbytes_; }  // that are still to go out
 
  private:
   struct Frame {
@@ -66,6 +67,7 @@ class SendStream {
 
   // A deque: the window points into its headers and trailers, so they must not move.
   std::deque<Frame> frames_;
+  std::uint64_t left_nbytes_ = 0;
   std::uint64_t num_gone_ = 0;  // frames; the number of the first that is here
   std::size_t num_named_ = 0;  // frames at the front that the window names to their end
   std::vector<iovec> window_;  // from first_iovec_ on: what the next sendmsg is given

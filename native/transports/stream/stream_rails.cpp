@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "gpu/gpu_part.h"
+#include "transports/common/agent_workers.h"
 #include "transports/stream/staged_transport.h"
+#include "transports/stream/stream_round.h"
 #include "transports/stream/stream_transport.h"
 
 namespace kvxfer::stream {
@@ -28,12 +30,15 @@ Result<std::vector<std::unique_ptr<Transport>>> make_rails(const RailParts& part
                                                                       .nbytes = part.staging_nbytes});
     });
   }
+  std::shared_ptr<StreamRound> round;
+  if (const auto workers = copy_workers_of(parts); workers != nullptr)
+    round = parts.shared.get<StreamRound>([&] { return std::make_shared<StreamRound>(workers); });
   StreamTransport::Options options;
   options.name = kind.name;
   options.rank = kind.rank;
   std::vector<std::unique_ptr<Transport>> rails;
   for (std::int64_t i = 0; i < num_rails; ++i) {
-    auto rail = std::make_unique<StreamTransport>(parts.reactor, options);
+    auto rail = std::make_unique<StreamTransport>(parts.reactor, options, round);
     if (staging == nullptr)
       rails.push_back(std::move(rail));
     else

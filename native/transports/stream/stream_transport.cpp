@@ -108,7 +108,14 @@ class StreamTransport::Peer final : public Reactor::Handler {
     static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark));
   }
 
+  // The rail to this peer goes down at the end of the turn.
+  void break_with(Status why) noexcept {
+    is_broken = true;
+    failure = std::move(why);
+  }
+
   bool up() const noexcept { return static_cast<bool>(socket); }
+  bool moves() const noexcept { return up() && !is_broken; }
   bool can_write() const noexcept { return writable && !sending.empty(); }
   bool has_turn() const noexcept { return up() && (readable || can_write()); }
 
@@ -121,6 +128,8 @@ class StreamTransport::Peer final : public Reactor::Handler {
   bool writable = true;         // until a write says otherwise
   bool wants_writable = false;  // EPOLLOUT is asked for
   bool takes_turns = false;  // is in active_
+  bool is_broken = false;
+  Status failure;  // why it is broken; ok: for lack of memory
   stream::SendStream sending;
   stream::ReceiveStream receiving;
 
@@ -128,10 +137,13 @@ class StreamTransport::Peer final : public Reactor::Handler {
   std::vector<Peer*>& active_;
 };
 
-StreamTransport::StreamTransport(Reactor& reactor, const Options& options)
-    : reactor_(reactor), options_(options) {}
+StreamTransport::StreamTransport(Reactor& reactor, const Options& options, std::shared_ptr<StreamRound> round)
+    : reactor_(reactor), options_(options), round_(std::move(round)) {
+  if (round_ != nullptr) round_->add(*this);
+}
 
 StreamTransport::~StreamTransport() {
+  if (round_ != nullptr) round_->remove(*this);
   for (const auto& peer : peers_)
     if (peer->up()) reactor_.remove(peer->socket.get());
 }
@@ -246,7 +258,11 @@ void StreamTransport::make_room(std::size_t num_works, std::size_t num_peers) {
 }
 
 std::size_t StreamTransport::poll(std::span<Completion> completions) noexcept {
-  progress();
+  if (round_ != nullptr) round_->move(*this);
+  if (!std::exchange(had_turn_, false)) {
+    run();
+    end_turn();
+  }
   const std::size_t count = completions_.take(completions);
   for (const Completion& told : completions.first(count))
     if (told.kind == CompletionKind::kWork) places_.erase(told.work);
@@ -255,44 +271,76 @@ std::size_t StreamTransport::poll(std::span<Completion> completions) noexcept {
 
 bool StreamTransport::busy() const noexcept { return !completions_.empty() || !active_.empty(); }
 
-// Serves those who have something to do in turns: each may use up the budget, and the next poll begins after the
-// last that was served.
-void StreamTransport::progress() noexcept {
+bool StreamTransport::is_worth_a_thread(std::uint64_t least_nbytes) const noexcept {
+  if (had_turn_) return false;
+  // A turn serves no more peers: each costs at least one system call.
+  const std::size_t num_peers = std::min<std::size_t>(active_.size(), kPollNbytes / stream::kCallWork);
+  std::uint64_t nbytes = 0;
+  for (std::size_t i = 0; i < num_peers && nbytes < least_nbytes; ++i) {
+    const Peer& peer = *active_[i];
+    if (peer.can_write()) nbytes += peer.sending.left_nbytes();
+    if (peer.readable) nbytes += peer.receiving.awaited_nbytes();
+  }
+  return nbytes >= least_nbytes;
+}
+
+// Serves those who have something to do in turns: each may use up the budget, and the next turn begins
+// after the last that was served. What touches more than this rail, the reactor and rails that go down,
+// waits for the turn's end.
+void StreamTransport::run() noexcept {
   std::uint64_t read_left = kPollNbytes, write_left = kPollNbytes;
-  std::size_t num_served = 0;
-  while (num_served < active_.size() && read_left != 0 && write_left != 0) {
-    Peer& peer = *active_[num_served++];
+  while (num_served_ < active_.size() && read_left != 0 && write_left != 0) {
+    Peer& peer = *active_[num_served_++];
     try {
       serve(peer, read_left, write_left);
     } catch (const std::bad_alloc&) {
-      take_down(peer, kNoMemory);
+      peer.break_with({});
     }
   }
+}
+
+void StreamTransport::end_turn_in_round() noexcept {
+  end_turn();
+  had_turn_ = busy();  // an idle rail is not polled: its next poll, whenever it comes, is to move something
+}
+
+void StreamTransport::end_turn() noexcept {
+  const std::size_t num_served = std::exchange(num_served_, 0);
   if (num_served == 0) return;
+  for (std::size_t i = 0; i < num_served; ++i) {
+    Peer& peer = *active_[i];
+    if (peer.is_broken)
+      take_down(peer, peer.failure.ok() ? kNoMemory : std::string_view(peer.failure.message()));
+    else
+      watch(peer);
+  }
   std::rotate(active_.begin(), active_.begin() + static_cast<std::ptrdiff_t>(num_served), active_.end());
   std::erase_if(active_, [](Peer* peer) { return !(peer->takes_turns = peer->has_turn()); });
 }
 
 void StreamTransport::serve(Peer& peer, std::uint64_t& read_left, std::uint64_t& write_left) {
-  while (peer.up() && peer.can_write() && write_left != 0) {
-    const stream::Step step = peer.sending.write(peer.socket.get(), write_left, completions_);
-    if (!step.status.ok()) take_down(peer, step.status.message());
+  while (peer.moves() && peer.can_write() && write_left != 0) {
+    stream::Step step = peer.sending.write(peer.socket.get(), write_left, completions_);
+    if (!step.status.ok()) peer.break_with(std::move(step.status));
     write_left -= std::min(write_left, step.work);
     peer.writable = !step.would_block;
   }
-  while (peer.up() && peer.readable && read_left != 0) {
+  while (peer.moves() && peer.readable && read_left != 0) {
     if (scratch_.empty()) scratch_.resize(kScratchNbytes);
-    const stream::Step step = peer.receiving.read(peer.socket.get(), read_left, scratch_, completions_);
-    if (!step.status.ok()) take_down(peer, step.status.message());
+    stream::Step step = peer.receiving.read(peer.socket.get(), read_left, scratch_, completions_);
+    if (!step.status.ok()) peer.break_with(std::move(step.status));
     read_left -= std::min(read_left, step.work);
     peer.readable = !step.would_block;
-    if (step.would_block && peer.up()) peer.wake_when_worth(peer.receiving.missing_nbytes());
+    if (step.would_block && peer.moves()) peer.wake_when_worth(peer.receiving.missing_nbytes());
   }
-  if (const bool wants_writable = !peer.sending.empty() && !peer.writable;
-      peer.up() && wants_writable != peer.wants_writable) {
-    peer.wants_writable = wants_writable;
-    reactor_.modify(peer.socket.get(), wants_writable ? EPOLLIN | EPOLLOUT : EPOLLIN);
-  }
+}
+
+// Asks the reactor for what the peer waits for.
+void StreamTransport::watch(Peer& peer) {
+  const bool wants_writable = !peer.sending.empty() && !peer.writable;
+  if (!peer.up() || wants_writable == peer.wants_writable) return;
+  peer.wants_writable = wants_writable;
+  reactor_.modify(peer.socket.get(), wants_writable ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
 void StreamTransport::take_down(Peer& peer, std::string_view reason) noexcept {

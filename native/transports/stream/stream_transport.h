@@ -9,12 +9,14 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/copy/copy_workers.h"
 #include "kvxfer/transport.h"
 #include "transports/common/completion_queue.h"
+#include "transports/stream/stream_round.h"
 
 namespace kvxfer {
 
-class StreamTransport final : public Transport {
+class StreamTransport final : public Transport, public Errand {
  public:
   struct Options {
     std::string_view name = "tcp";  // or "unix"; of static storage
@@ -24,7 +26,8 @@ class StreamTransport final : public Transport {
     Options() = default;
   };
 
-  StreamTransport(Reactor& reactor, const Options& options);
+  // `round`: null if the agent has no threads that copy.
+  StreamTransport(Reactor& reactor, const Options& options, std::shared_ptr<StreamRound> round = nullptr);
   ~StreamTransport() override;
   StreamTransport(const StreamTransport&) = delete;
   StreamTransport& operator=(const StreamTransport&) = delete;
@@ -48,6 +51,14 @@ class StreamTransport final : public Transport {
   std::size_t poll(std::span<Completion> completions) noexcept override;
   bool busy() const noexcept override;
 
+  // ---- for StreamRound
+  // True if the rail has at least so many bytes to move, and no round has moved it since its last poll.
+  bool is_worth_a_thread(std::uint64_t least_nbytes) const noexcept;
+  // Moves at most a turn's bytes in each direction. Any thread may call it, beside other rails. Afterwards
+  // the driving thread calls end_turn_in_round(), and the next poll moves nothing more.
+  void run() noexcept override;
+  void end_turn_in_round() noexcept;
+
  private:
   class Peer;
   // Where a work is, until its completion is told.
@@ -63,19 +74,23 @@ class StreamTransport final : public Transport {
   using Peers = std::vector<std::unique_ptr<Peer>>;
   Peers::const_iterator place_of(PeerId id) const noexcept;  // the end of peers_: nowhere
   Peer* find(PeerId id) const noexcept;
-  void progress() noexcept;
+  void end_turn() noexcept;
   void serve(Peer& peer, std::uint64_t& read_left, std::uint64_t& write_left);
+  void watch(Peer& peer);
   bool accept(Peer& peer, const Work& work, std::byte* packed);
   void take_down(Peer& peer, std::string_view reason) noexcept;
   void make_room(std::size_t num_works, std::size_t num_peers);
 
   Reactor& reactor_;
   const Options options_;
+  const std::shared_ptr<StreamRound> round_;
   Peers peers_;  // ids ascend
   PeerId next_id_ = 1;
   // Who has something to read or to write, in the order of their turns; never more than peers_, for which it
   // has room.
   std::vector<Peer*> active_;
+  std::size_t num_served_ = 0;  // of those, in the current turn
+  bool had_turn_ = false;  // a round has moved this rail since its last poll
   CompletionQueue completions_;
   std::unordered_map<WorkId, Place> places_;
   std::vector<std::byte> scratch_;  // empty until a peer sends what nobody waits for
