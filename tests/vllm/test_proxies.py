@@ -257,3 +257,22 @@ def test_engines_that_are_asked_at_once_by_one_name_push(
     assert after[0] - before[0] >= sum(map(len, prompts)) - len(prompts)
     assert after[1] - before[1] <= len(prompts)
     pair.wait_empty(40)
+
+
+# The proxy for several turns puts all answers into one.
+@pytest.mark.parametrize("name", ["toy", "router"])
+def test_prompts_in_one_request_are_all_brought(
+    pair: Engines, proxies: dict[str, ServerProcess], name: str
+) -> None:
+    prompts = [random_prompt(length, seed=len(name)) for length in (20, 300, 90)]
+    before = brought(pair)
+    answers = []
+    for asked in (proxies[name], pair.alone):
+        request = completion_request(prompts, MAX_TOKENS)
+        choices = asked.client.post("/v1/completions", **request).raise_for_status().json()["choices"]
+        answers.append([choice["text"] for choice in sorted(choices, key=lambda each: int(each["index"]))])
+    assert answers[0] == answers[1]
+    after = brought(pair)
+    # Of a push, which the others are, decode computes the last token.
+    assert after[0] - before[0] >= sum(map(len, prompts)) - len(prompts)
+    assert after[1] - before[1] <= len(prompts)
