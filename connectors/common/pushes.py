@@ -263,7 +263,8 @@ class Pushes:
             return
         if not push.may_be_pushed_to(engine):
             return
-        push.engines.setdefault(engine, 0)
+        if len(push.engines) < MAX_READERS:
+            push.engines.setdefault(engine, 0)
         if push.expires_at:
             self._keep_longer(push)
             self._tell_of(push)

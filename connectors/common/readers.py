@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvxfer.connectors.common.handover import MAX_READERS
 from kvxfer.connectors.common.place import engine_of
 
 
@@ -34,14 +35,16 @@ class Readers:
         return not self.are_named or engine_of(agent_name) in self._engines
 
     def came(self, agent_name: str) -> None:
-        """Takes in that an agent's engine will read."""
-        self._engines.setdefault(engine_of(agent_name), _Engine())
+        """Takes in that an agent's engine will read; of too many, those that come last are not waited for."""
+        if len(self._engines) < MAX_READERS:
+            self._engines.setdefault(engine_of(agent_name), _Engine())
 
     def read(self, agent_name: str, rank: int, num_ranks: int) -> None:
         """Takes in that a worker, of so many of its engine, is done."""
-        engine = self._engines.setdefault(engine_of(agent_name), _Engine())
-        engine.num_ranks = num_ranks
-        engine.done.add(rank)
+        self.came(agent_name)
+        if (engine := self._engines.get(engine_of(agent_name))) is not None:
+            engine.num_ranks = num_ranks
+            engine.done.add(rank)
 
     @property
     def are_done(self) -> bool:
