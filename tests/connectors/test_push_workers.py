@@ -80,25 +80,29 @@ def test_chunks_and_registrations_in_any_order(seed: int) -> None:
         workers("prefill", random_.choice([1, 2]), random_.choice([1, 2, 3])) as prefill,
         workers("decode", random_.choice([1, 2]), random_.choice([1, 2, 3])) as decode,
     ):
-        for at, (first, stop) in enumerate(steps):
-            if at == comes_at:
-                for worker in decode:
-                    worker.half.step(pushed.order(prefill))
-            for worker in decode:
-                worker.half.collect(set())
-            forward(prefill, pushed, first, stop, whole)
-        if comes_at == len(steps):
-            for worker in decode:
-                worker.half.step(pushed.order(prefill))
         received: list[set[str]] = [set() for _ in decode]
-        sent: list[set[str]] = [set() for _ in prefill]
-        finished = {pushed.name}
 
-        def is_over() -> bool:
+        def decode_steps() -> None:
+            # It may have all that it wants before prefill's last chunk.
             for at, worker in enumerate(decode):
                 result = worker.half.collect(set())
                 assert not result.failed
                 received[at] |= result.received
+
+        for at, (first, stop) in enumerate(steps):
+            if at == comes_at:
+                for worker in decode:
+                    worker.half.step(pushed.order(prefill))
+            decode_steps()
+            forward(prefill, pushed, first, stop, whole)
+        if comes_at == len(steps):
+            for worker in decode:
+                worker.half.step(pushed.order(prefill))
+        sent: list[set[str]] = [set() for _ in prefill]
+        finished = {pushed.name}
+
+        def is_over() -> bool:
+            decode_steps()
             for at, worker in enumerate(prefill):
                 sent[at] |= worker.half.collect(finished).sent
             finished.clear()

@@ -162,7 +162,7 @@ TEST(who_connects_bears_with_a_handshake_for_as_long_as_with_connecting) {
   CHECK(found.error.code() == Code::kUnreachable);
   CHECK_EQ(found.error.message(), "no answer from " + there +
                                       " within the time to connect (connect_timeout_s), though it took the "
-                                      "connection; is it a kvxfer agent?");
+                                      "connection: it is stopped, or starved, or no kvxfer agent");
 }
 
 TEST(a_name_that_leads_beyond_loopback_needs_a_secret) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from kvxfer.bench.engines import tiny_models
 from kvxfer.bench.engines.server_process import RouterServer, ServerProcess
 from kvxfer.bench.engines.vllm_server import VllmServer, complete, completion_request
 from tests.vllm.engine import TO_PREFILL, Engines, random_prompt, server
+from tests.vllm.test_proxies import PROXIES
 
 pytestmark = pytest.mark.slow
 
@@ -136,12 +138,17 @@ def test_engines_that_the_router_names_all_read_one_prompt(engines: Engines, ran
     assert not engines.has_expired("forked")
 
 
-@pytest.mark.parametrize("dispatch", ["sequential", "concurrent"])
+@pytest.mark.parametrize("dispatch", ["sequential", "concurrent", "vLLM's own proxy"])
 def test_samples_that_the_front_end_spreads_are_all_brought(
     engines: Engines, ranks: VllmServer, folder: Path, dispatch: str, seed: int
 ) -> None:
-    log = folder / f"spread-{dispatch}.log"
-    with RouterServer([engines.prefill.url], [ranks.url], log, dispatch) as router:
+    router: ServerProcess
+    if dispatch in ("sequential", "concurrent"):
+        log = folder / f"spread-{dispatch}.log"
+        router = RouterServer([engines.prefill.url], [ranks.url], log, dispatch)
+    else:
+        router = PROXIES["toy"].start(replace(engines, decode=ranks), folder, 0)
+    with router:
         router.wait_ready()
         complete(router, random_prompt(10), 1)  # it tells the router where its agents are
         before = brought(ranks)

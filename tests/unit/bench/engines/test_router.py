@@ -313,19 +313,10 @@ def test_a_client_that_leaves_within_a_stream_cancels_it(client: httpx.Client, d
     assert ended.wait(BOUND_S)
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "reason"),
-    [
-        ([1], 422, "valid dictionary"),
-        *(({"prompt": two}, 400, "2 prompts") for two in (["a", "b"], [[1, 2], [3]])),
-    ],
-)
-def test_what_cannot_be_handed_over_is_refused(
-    client: httpx.Client, prefill: Engine, body: Any, status: int, reason: str
-) -> None:
-    answer = client.post("/v1/completions", json=body)
-    assert answer.status_code == status
-    assert reason in answer.text
+def test_what_is_no_request_is_refused(client: httpx.Client, prefill: Engine) -> None:
+    answer = client.post("/v1/completions", json=[1])
+    assert answer.status_code == 422
+    assert "valid dictionary" in answer.text
     assert not prefill.asked
 
 
