@@ -111,8 +111,8 @@ class KeptBlocks:
         if kept is not None and not kept.is_released:
             kept.readers.came(sender)
             kept.is_read = kept.readers.are_done
-            if not kept.is_read:
-                self._read.discard(kept.request_id)
+            # What scheduler halves are told of a claim undoes what they know of reads.
+            (self._read.add if kept.is_read else self._read.discard)(kept.request_id)
             kept.expires_at = time.monotonic() + kept.ttl_s
             names = frozenset({kept.request_id})
             self._news |= News(names, names if claim.is_reading else frozenset())

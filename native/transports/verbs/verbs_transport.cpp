@@ -180,13 +180,16 @@ void VerbsTransport::on_down(Peer& peer) {
 }
 
 // It led nowhere, as far as that is known: the next connection has another.
-void VerbsTransport::remember_address(const Peer& peer) {
+void VerbsTransport::remember_address(const Peer& peer) noexcept {
   const std::optional<verbs::GidRow>& row = peer.pairs->address().row;
   if (!row) return;
-  if (tried_.size() >= kMostTried) tried_.clear();
-  std::vector<verbs::GidRow>& tried = tried_[peer.name];
-  if (std::find(tried.begin(), tried.end(), *row) != tried.end()) tried.clear();  // each was: once more
-  tried.push_back(*row);
+  try {
+    if (tried_.size() >= kMostTried) tried_.clear();
+    std::vector<verbs::GidRow>& tried = tried_[peer.name];
+    if (std::find(tried.begin(), tried.end(), *row) != tried.end()) tried.clear();  // each was: once more
+    tried.push_back(*row);
+  } catch (const std::bad_alloc&) {  // the next connection tries it again
+  }
 }
 
 void VerbsTransport::forget(Peer& peer) noexcept {

@@ -93,7 +93,7 @@ class VerbsTransport final : public RailPeers<verbs::Peer> {
   Status on_message(Peer& peer, const verbs::Message& message, UniqueFd fd) override;
   bool is_up_with_hello() const noexcept override { return false; }
   void on_down(Peer& peer) override;
-  void remember_address(const Peer& peer);
+  void remember_address(const Peer& peer) noexcept;
   void forget(Peer& peer) noexcept override;
   bool can_run(const Peer& peer, const Work& work) const noexcept override;
   bool can_go_on(const Peer& peer) const noexcept override;
